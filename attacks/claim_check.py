@@ -1,7 +1,9 @@
-"""Claim check: what a defense promises of one query, against what comes true of it on the prefixes at hand.
+"""Claim check: what a defense promises of one query, against what comes true of it on the prefixes
+at hand.
 
-Asks the target what it claims and what is realised; knows no defense, no relation and no bound. A claim that holds here
-is not proved by it: other contexts, other neighbours. One that does not hold is refuted.
+Asks the target what it claims and what is realised; knows no defense, no relation and no bound. A
+claim that holds here is not proved by it: other contexts, other neighbours. One that does not hold
+is refuted.
 """
 
 from __future__ import annotations
@@ -42,11 +44,13 @@ _SEEN = ("realised", "claimed", "order", "neighbour", "position")
 
 @dataclass(frozen=True)
 class ClaimCheck(Probe):
-    """Realised divergence of neighbouring outputs against the claim; teacher-forced on every suffix.
+    """Realised divergence of neighbouring outputs against the claim; teacher-forced on every
+    suffix.
 
-    positions: how many positions of a suffix are looked at, evenly spaced (0: all); order: of the divergence (0: the
-    claimed one); draws: tokens drawn behind each prefix, to see that they have the distribution that the claim is
-    about. These are the auditor's own: they are not released, and not charged.
+    positions: how many positions of a suffix are looked at, evenly spaced (0: all); order: of the
+    divergence (0: the claimed one); draws: tokens drawn behind each prefix, to see that they have
+    the distribution that the claim is about. These are the auditor's own: they are not released,
+    and not charged.
     """
 
     name: ClassVar[str] = "claim-check"
@@ -67,7 +71,9 @@ class ClaimCheck(Probe):
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
         for secret in secrets[:1]:
             contexts = torch.tensor([secret.prefix + secret.suffix[:1]], device=view.target.device)
-            view.target.divergence_checks(contexts, 1, [0], self.order)  # refuses if nothing is claimed
+            view.target.divergence_checks(
+                contexts, 1, [0], self.order
+            )  # refuses if nothing is claimed
 
     def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         view.require_capability(*self.required_capabilities)
@@ -77,8 +83,11 @@ class ClaimCheck(Probe):
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
             length, seen = suffixes.shape[1], list[Observation]()
             at = evenly_spaced_suffix_positions(self.positions, length)
-            # Without its last token: behind position i stands the distribution that suffix token i is drawn from.
-            checks = model.divergence_checks(torch.cat([prefixes, suffixes[:, :-1]], dim=1), length, at, self.order)
+            # Without its last token: behind position i stands the distribution that suffix token i
+            # is drawn from.
+            checks = model.divergence_checks(
+                torch.cat([prefixes, suffixes[:, :-1]], dim=1), length, at, self.order
+            )
             drawn = self._drawn_token_probability_excess(view, batch, prefixes)
             for i, secret in enumerate(batch):
                 values = summarise_claim_checks_of_text(checks, i, at) | {
@@ -89,23 +98,33 @@ class ClaimCheck(Probe):
 
         yield from observe_in_batches(view, secrets, size, look)
 
-    def facts(self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, float]:
+    def facts(
+        self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
+    ) -> dict[str, float]:
         """What the claim rests on beside the distributions, in counts."""
-        premises = {**view.target.claim_premise_counts(), "uncharged_tokens": view.meter.uncharged_token_count}
+        premises = {
+            **view.target.claim_premise_counts(),
+            "uncharged_tokens": view.meter.uncharged_token_count,
+        }
         return {name: float(count) for name, count in premises.items()}
 
     @torch.no_grad()
     def _drawn_token_probability_excess(
         self, view: View, secrets: Sequence[Secret], prefixes: Tensor
     ) -> dict[str, Tensor]:
-        """Sum of p(y) - E p(Y) over the tokens y drawn for each secret, Y ~ p, and its variance where y ~ p, (B,)."""
+        """Sum of p(y) - E p(Y) over the tokens y drawn for each secret, Y ~ p, and its variance
+        where y ~ p, (B,)."""
         model, key = view.target, (view.seed, view.target_name, self.name)
-        # Normalised anew in float64: float32 probabilities add up to 1 but roughly, and the sums below are long.
+        # Normalised anew in float64: float32 probabilities add up to 1 but roughly, and the sums
+        # below are long.
         p = model.log_probs(prefixes, 1)[:, 0].double().log_softmax(-1).exp()
         # Of Y ~ p: E p(Y) = sum p^2, Var p(Y) = sum p^3 - (sum p^2)^2.
         mean = (p**2).sum(-1)
-        # (secrets x draws, CHANNELS): a token has one position, and a draw of its own on every channel.
-        noise = np.concatenate([secret_uniform_draws(self.draws, 1, *key, secret.id)[:, 0] for secret in secrets])
+        # (secrets x draws, CHANNELS): a token has one position, and a draw of its own on every
+        # channel.
+        noise = np.concatenate(
+            [secret_uniform_draws(self.draws, 1, *key, secret.id)[:, 0] for secret in secrets]
+        )
         owner = torch.arange(len(secrets), device=p.device).repeat_interleave(self.draws)
         excess = torch.zeros_like(mean)
         if self.draws:
@@ -116,7 +135,9 @@ class ClaimCheck(Probe):
         return {"draw_excess": excess, "draw_variance": variance}
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
-        queries, broken = (int(value_column(observations, name).sum()) for name in ("queries", "violations"))
+        queries, broken = (
+            int(value_column(observations, name).sum()) for name in ("queries", "violations")
+        )
         faults = non_divergence_claim_faults(observations)
         verdict = "VIOLATED" if broken or faults else "holds on every query looked at"
         measured = []
@@ -131,16 +152,24 @@ class ClaimCheck(Probe):
             most = float(value_column(observations, f"realised_{relation}").max())
             note = f"of all {queries} queries looked at together, δ {DELTA:g}; {_PRIVATE}"
             measured += [
-                _point_measurement_of_checked_queries("epsilon_data_dependent", spent, queries, "nats", note),
-                _point_measurement_of_checked_queries(f"realised_{relation}", most, queries, "nats", _PRIVATE),
+                _point_measurement_of_checked_queries(
+                    "epsilon_data_dependent", spent, queries, "nats", note
+                ),
+                _point_measurement_of_checked_queries(
+                    f"realised_{relation}", most, queries, "nats", _PRIVATE
+                ),
             ]
         for relation in relations_claimed_in_observations(observations):
             seen = _observation_nearest_to_breaking_claim(observations, relation).values
             realised, claimed = seen[f"realised_{relation}"], seen[f"claimed_{relation}"]
             margin = 1 - _realised_to_claimed_ratio(realised, claimed)
             measured += [
-                _point_measurement_of_checked_queries(f"realised_{relation}", realised, queries, "nats", _PRIVATE),
-                _point_measurement_of_checked_queries(f"claimed_{relation}", claimed, queries, "nats", "of one query"),
+                _point_measurement_of_checked_queries(
+                    f"realised_{relation}", realised, queries, "nats", _PRIVATE
+                ),
+                _point_measurement_of_checked_queries(
+                    f"claimed_{relation}", claimed, queries, "nats", "of one query"
+                ),
                 _point_measurement_of_checked_queries(
                     f"margin_{relation}", margin, queries, "part of the claim", _PRIVATE
                 ),
@@ -152,44 +181,65 @@ class ClaimCheck(Probe):
         for relation in relations_claimed_in_observations(observations):
             worst = _observation_nearest_to_breaking_claim(observations, relation)
             if not _is_claim_violated(worst, relation):
-                realised, claimed = worst.values[f"realised_{relation}"], worst.values[f"claimed_{relation}"]
-                margin = max(0.0, 1 - _realised_to_claimed_ratio(realised, claimed))  # below 0 by rounding only
+                realised, claimed = (
+                    worst.values[f"realised_{relation}"],
+                    worst.values[f"claimed_{relation}"],
+                )
+                margin = max(
+                    0.0, 1 - _realised_to_claimed_ratio(realised, claimed)
+                )  # below 0 by rounding only
                 said.append(
-                    f"holds with margin {margin:.1%}: {_realised_and_claimed_divergence_phrase(worst, relation)}"
+                    f"holds with margin {margin:.1%}: "
+                    f"{_realised_and_claimed_divergence_phrase(worst, relation)}"
                 )
         said += [
-            f"nothing is claimed; by their own distributions ({relation.replace('_', ' ')}) the queries looked at cost "
-            f"ε {data_dependent_epsilon_of_queries(observations, relation):.6g} at δ {DELTA:g}: for the auditor alone"
+            f"nothing is claimed; by their own distributions ({relation.replace('_', ' ')}) the "
+            "queries looked at cost "
+            f"ε {data_dependent_epsilon_of_queries(observations, relation):.6g} at δ {DELTA:g}: "
+            "for the auditor alone"
             for relation in relations_unclaimed_in_observations(observations)
         ]
         unlisted = int(observations.facts.get("unlisted_shards", 0))
         if unlisted:
             said.append(
-                f"{unlisted} members do not record their training data: whether shards are disjoint was not checked"
+                f"{unlisted} members do not record their training data: whether shards are "
+                "disjoint was not checked"
             )
         return (*said, _PRIVATE)
 
-    def claim_violations(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        said, alias = non_divergence_claim_faults(observations), {secret.id: secret.alias for secret in secrets}
+    def claim_violations(
+        self, secrets: Sequence[Secret], observations: Observed
+    ) -> tuple[str, ...]:
+        said, alias = (
+            non_divergence_claim_faults(observations),
+            {secret.id: secret.alias for secret in secrets},
+        )
         for relation in relations_claimed_in_observations(observations):
             worst = _observation_nearest_to_breaking_claim(observations, relation)
             if _is_claim_violated(worst, relation):
-                position, neighbour = (worst.values[f"{what}_{relation}"] for what in ("position", "neighbour"))
+                position, neighbour = (
+                    worst.values[f"{what}_{relation}"] for what in ("position", "neighbour")
+                )
                 said.append(
-                    f"{_realised_and_claimed_divergence_phrase(worst, relation)}, at {alias[worst.secret]}, position "
+                    f"{_realised_and_claimed_divergence_phrase(worst, relation)}, at "
+                    f"{alias[worst.secret]}, position "
                     f"{position:.0f}, neighbour {neighbour:.0f}"
                 )
         return tuple(said)
 
 
 def evenly_spaced_suffix_positions(positions: int, length: int) -> list[int]:
-    """So many of `length` positions, evenly spaced, the first among them; all where positions is 0 or too many."""
+    """So many of `length` positions, evenly spaced, the first among them; all where positions is 0
+    or too many."""
     count = min(positions or length, length)
     return [i * length // count for i in range(count)]
 
 
-def summarise_claim_checks_of_text(checks: Sequence[DivergenceCheck], row: int, at: Sequence[int]) -> dict[str, float]:
-    """Of one text: by relation the position and neighbour that use most of the claim; how many positions break a claim.
+def summarise_claim_checks_of_text(
+    checks: Sequence[DivergenceCheck], row: int, at: Sequence[int]
+) -> dict[str, float]:
+    """Of one text: by relation the position and neighbour that use most of the claim; how many
+    positions break a claim.
 
     Of a relation that nothing is claimed of, what all positions cost together.
     """
@@ -203,13 +253,26 @@ def summarise_claim_checks_of_text(checks: Sequence[DivergenceCheck], row: int, 
             cost = (float(realised.amax(-1).sum()), float(realised.max()), check.order)
             costs |= {f"{name}_{check.relation}": x for name, x in zip(_COST, cost, strict=True)}
             continue
-        broken |= ~(realised <= check.claimed * (1 + _SLACK) + _LEAST).all(-1)  # NaN is not within a claim
-        position, neighbour = divmod(int(realised.argmax()), realised.shape[-1])  # a NaN is argmax's largest
+        broken |= ~(realised <= check.claimed * (1 + _SLACK) + _LEAST).all(
+            -1
+        )  # NaN is not within a claim
+        position, neighbour = divmod(
+            int(realised.argmax()), realised.shape[-1]
+        )  # a NaN is argmax's largest
         most = float(realised[position, neighbour])
-        seen = dict(zip(_SEEN, (most, check.claimed, check.order, neighbour, at[position]), strict=True))
-        if check.relation not in worst or _realised_to_claimed_ratio(most, check.claimed) > worst[check.relation][0]:
+        seen = dict(
+            zip(_SEEN, (most, check.claimed, check.order, neighbour, at[position]), strict=True)
+        )
+        if (
+            check.relation not in worst
+            or _realised_to_claimed_ratio(most, check.claimed) > worst[check.relation][0]
+        ):
             worst[check.relation] = _realised_to_claimed_ratio(most, check.claimed), seen
-    named = {f"{name}_{relation}": float(x) for relation, (_, seen) in worst.items() for name, x in seen.items()}
+    named = {
+        f"{name}_{relation}": float(x)
+        for relation, (_, seen) in worst.items()
+        for name, x in seen.items()
+    }
     return {"queries": float(len(at)), "violations": float(broken.sum()), **named, **costs}
 
 
@@ -224,24 +287,35 @@ def relations_unclaimed_in_observations(observations: Sequence[Observation]) -> 
 
 
 def data_dependent_epsilon_of_queries(observations: Sequence[Observation], relation: str) -> float:
-    """Epsilon (nats) at `DELTA` of all queries looked at together, by what each one's own distribution gives away."""
+    """Epsilon (nats) at `DELTA` of all queries looked at together, by what each one's own
+    distribution gives away."""
     lost, order = (
         float(value_column(observations, f"loss_{relation}").sum()),
         observations[0].values[f"order_{relation}"],
     )
-    # Identical distributions cost 0, not what the conversion to epsilon (formulas B2.5) adds to nothing.
+    # Identical distributions cost 0, not what the conversion to epsilon (formulas B2.5) adds to
+    # nothing.
     return max(0.0, lost + compute_renyi_conversion_penalty(order, DELTA)) if lost else 0.0
 
 
 def non_divergence_claim_faults(observations: Observed) -> list[str]:
     """What voids the claim beside the divergences: sentences."""
     faults = []
-    excess, variance = (float(value_column(observations, name).sum()) for name in ("draw_excess", "draw_variance"))
+    excess, variance = (
+        float(value_column(observations, name).sum()) for name in ("draw_excess", "draw_variance")
+    )
     log_odds = math.log(2 / _FALSE_ALARM)
     # `not ... <=`, as a NaN is a fault too.
-    if not abs(excess) <= math.sqrt(2 * variance * log_odds) + log_odds:  # Bernstein: terms within 1 of their mean
-        faults.append("drawn tokens do not have the distribution that is claimed of: decoding is not ancestral")
-    shared, uncharged = (int(observations.facts.get(name, 0)) for name in ("shared_records", "uncharged_tokens"))
+    if (
+        not abs(excess) <= math.sqrt(2 * variance * log_odds) + log_odds
+    ):  # Bernstein: terms within 1 of their mean
+        faults.append(
+            "drawn tokens do not have the distribution that is claimed of: decoding is not "
+            "ancestral"
+        )
+    shared, uncharged = (
+        int(observations.facts.get(name, 0)) for name in ("shared_records", "uncharged_tokens")
+    )
     if shared:
         faults.append(f"{shared} records are in more than one shard, and the claim is about one")
     if uncharged:
@@ -255,20 +329,27 @@ def _is_claim_violated(worst: Observation, relation: str) -> bool:
 
 
 def _realised_and_claimed_divergence_phrase(worst: Observation, relation: str) -> str:
-    realised, claimed, order = (worst.values[f"{name}_{relation}"] for name in ("realised", "claimed", "order"))
+    realised, claimed, order = (
+        worst.values[f"{name}_{relation}"] for name in ("realised", "claimed", "order")
+    )
     words = f"{relation.replace('_', ' ')}, order {order:g}"
     return f"{words}: {realised:.6g} nats realised, {claimed:.6g} claimed"
 
 
-def _observation_nearest_to_breaking_claim(observations: Sequence[Observation], relation: str) -> Observation:
+def _observation_nearest_to_breaking_claim(
+    observations: Sequence[Observation], relation: str
+) -> Observation:
     return max(
         observations,
-        key=lambda o: _realised_to_claimed_ratio(o.values[f"realised_{relation}"], o.values[f"claimed_{relation}"]),
+        key=lambda o: _realised_to_claimed_ratio(
+            o.values[f"realised_{relation}"], o.values[f"claimed_{relation}"]
+        ),
     )
 
 
 def _realised_to_claimed_ratio(realised: float, claimed: float) -> float:
-    """Realised over claimed divergence: 0 of an infinite claim, inf where the realised one is NaN or the claim is 0."""
+    """Realised over claimed divergence: 0 of an infinite claim, inf where the realised one is NaN
+    or the claim is 0."""
     if math.isnan(realised):
         return math.inf
     if math.isinf(claimed) or realised <= 0:
@@ -276,6 +357,8 @@ def _realised_to_claimed_ratio(realised: float, claimed: float) -> float:
     return realised / claimed if claimed > 0 else math.inf
 
 
-def _point_measurement_of_checked_queries(name: str, value: float, n: int, unit: str, note: str) -> Measurement:
+def _point_measurement_of_checked_queries(
+    name: str, value: float, n: int, unit: str, note: str
+) -> Measurement:
     """A number about the queries that were looked at, not about others: its interval is a point."""
     return Measurement(name, value, value, value, n, unit, note)

@@ -1,8 +1,10 @@
-"""Audited epsilon, black box: which canaries went in is guessed from the finished model, and bounds epsilon from below.
+"""Audited epsilon, black box: which canaries went in is guessed from the finished model, and bounds
+epsilon from below.
 
-Each canary went into the training data, or stayed out, by a fair coin. The bound holds whatever the guesses are made
-of, since only the data know the coins: a poor score proves less, never too much. So no floor is taken off; a model that
-saw none of the canaries is its control, and must prove nothing. Knows scores and coins; the bounds are `audited.py`'s.
+Each canary went into the training data, or stayed out, by a fair coin. The bound holds whatever the
+guesses are made of, since only the data know the coins: a poor score proves less, never too much.
+So no floor is taken off; a model that saw none of the canaries is its control, and must prove
+nothing. Knows scores and coins; the bounds are `audited.py`'s.
 """
 
 from __future__ import annotations
@@ -34,11 +36,12 @@ _SAME = 1e-5  # nats a token: closer than this everywhere, two models are one
 class EpsilonAudit(Probe):
     """Lower bound of epsilon, guessing which canaries a coin put in (Steinke et al. 2023).
 
-    by: what is looked at of a canary's secret: its `loss`, or how far each of `samples` drawn completions of its prefix
-    agrees with it, which takes sampled tokens alone. score, of the loss: minus that under the reference model
-    (`difference`), or by itself (`loss`); `auto` is the difference where there is a reference model that is not the
-    target. delta: that of the bound (0: that of the target's claim, else 1e-5); level: how often the bound may be too
-    high. unit: `user` where all copies of a canary are of one person (`audit canaries insert --group`): what is
+    by: what is looked at of a canary's secret: its `loss`, or how far each of `samples` drawn
+    completions of its prefix agrees with it, which takes sampled tokens alone. score, of the loss:
+    minus that under the reference model (`difference`), or by itself (`loss`); `auto` is the
+    difference where there is a reference model that is not the target. delta: that of the bound (0:
+    that of the target's claim, else 1e-5); level: how often the bound may be too high. unit: `user`
+    where all copies of a canary are of one person (`audit canaries insert --group`): what is
     protected is then all of them together.
     """
 
@@ -74,20 +77,28 @@ class EpsilonAudit(Probe):
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
         if not view.target.prefix_token and not all(secret.prefix for secret in secrets):
             raise NotApplicable(
-                "nothing stands before the first token of these canaries: give --prefix-token eos, for example"
+                "nothing stands before the first token of these canaries: give --prefix-token eos, "
+                "for example"
             )
         if not self.draws_samples and self.score == "difference" and view.reference is None:
-            raise NotApplicable("needs a reference model for score=difference: --reference or --public")
+            raise NotApplicable(
+                "needs a reference model for score=difference: --reference or --public"
+            )
 
     def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         view.require_capability(*self.required_capabilities)
         self.check_inputs(view, secrets)
-        yield from (self._observe_agreement_with_canary if self.draws_samples else self._observe_canary_losses)(
-            view, secrets
-        )
+        yield from (
+            self._observe_agreement_with_canary
+            if self.draws_samples
+            else self._observe_canary_losses
+        )(view, secrets)
 
-    def _observe_canary_losses(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        """The mean nll, in nats a token, of the secret behind its prefix; the prefix itself is not scored."""
+    def _observe_canary_losses(
+        self, view: View, secrets: Sequence[Secret]
+    ) -> Iterator[Observation]:
+        """The mean nll, in nats a token, of the secret behind its prefix; the prefix itself is not
+        scored."""
         models = {"nll": view.target}
         if self.score != "loss" and view.reference is not None:
             models["reference_nll"] = view.reference
@@ -98,35 +109,54 @@ class EpsilonAudit(Probe):
             for secret, *nll in zip(some, *columns, strict=True):
                 yield Observation(secret.id, dict(zip(models, nll, strict=True)))
 
-    def _observe_agreement_with_canary(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        """Tokens that a sample has in common with the secret before they part, mean over the samples."""
+    def _observe_agreement_with_canary(
+        self, view: View, secrets: Sequence[Secret]
+    ) -> Iterator[Observation]:
+        """Tokens that a sample has in common with the secret before they part, mean over the
+        samples."""
         if view.setting is TEXT_ONLY and view.claim is not None and view.claim.queries is not None:
             raise NotApplicable(
-                f"the claim is for {view.claim.queries:,} drawn tokens, and these draws would not be charged to it: "
+                f"the claim is for {view.claim.queries:,} drawn tokens, and these draws would not "
+                "be charged to it: "
                 "prediction-audit plays this game within them"
             )
         suffixes = {secret.id: np.array(secret.suffix) for secret in secrets}
         queries = [Query(secret.id, secret.prefix, len(secret.suffix)) for secret in secrets]
         for batch in view.candidates(queries, self.sampling()):
             for query, found in batch:
-                same, weights = found.suffixes.cpu().numpy() == suffixes[query.id], found.counts.cpu().numpy()
-                # (distinct, length): 1 up to the first token that differs; counts say how often each was drawn.
+                same, weights = (
+                    found.suffixes.cpu().numpy() == suffixes[query.id],
+                    found.counts.cpu().numpy(),
+                )
+                # (distinct, length): 1 up to the first token that differs; counts say how often
+                # each was drawn.
                 agreeing = same.cumprod(axis=1).sum(axis=1) @ weights / weights.sum()
                 yield Observation(query.id, {"agreement": float(agreeing)})
 
-    def facts(self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, float]:
+    def facts(
+        self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
+    ) -> dict[str, float]:
         """delta of the bound; what is claimed of the same unit and relation, where anything is."""
         claim = view.claim
         own = self.delta or (claim.delta if claim is not None and claim.delta > 0 else DELTA)
         # What is claimed for a user holds for each record of that user.
-        if claim is None or claim.unit not in (self.unit, "user") or "add_remove" not in claim.epsilon:
+        if (
+            claim is None
+            or claim.unit not in (self.unit, "user")
+            or "add_remove" not in claim.epsilon
+        ):
             return {"delta": own}
         return {"delta": own, "claimed": claim.epsilon["add_remove"]}
 
-    def add_joint_values(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
+    def add_joint_values(
+        self, secrets: Sequence[Secret], observations: Sequence[Observation]
+    ) -> list[Observation]:
         """Adds the score: higher is surer that the canary went in."""
         scores = self._canary_inclusion_scores(observations).tolist()
-        return [replace(o, values={**o.values, "score": x}) for o, x in zip(observations, scores, strict=True)]
+        return [
+            replace(o, values={**o.values, "score": x})
+            for o, x in zip(observations, scores, strict=True)
+        ]
 
     def _canary_inclusion_scores(self, observations: Sequence[Observation]) -> NDArray[np.float64]:
         if self.draws_samples:
@@ -137,22 +167,32 @@ class EpsilonAudit(Probe):
         return value_column(observations, "reference_nll") - nll
 
     def _is_compared_to_reference(self, observations: Sequence[Observation]) -> bool:
-        """Whether losses are held against a reference model's; `auto` does not hold a model against itself."""
+        """Whether losses are held against a reference model's; `auto` does not hold a model against
+        itself."""
         if self.draws_samples or "reference_nll" not in observations[0].values:
             return False
-        apart = np.abs(value_column(observations, "reference_nll") - value_column(observations, "nll"))
+        apart = np.abs(
+            value_column(observations, "reference_nll") - value_column(observations, "nll")
+        )
         return self.score == "difference" or not bool((apart <= _SAME).all())
 
     # --- what it proves ---
 
-    def epsilon_lower_bounds(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Audited, ...]:
+    def epsilon_lower_bounds(
+        self, secrets: Sequence[Secret], observations: Observed
+    ) -> tuple[Audited, ...]:
         # Tuples, as the cache takes hashable arguments alone.
         coins = tuple(secret.canary is not None and bool(secret.canary.coin) for secret in secrets)
-        scores, delta = tuple(value_column(observations, "score").tolist()), observations.facts["delta"]
-        # A user's copies are one unit together: the bound is not divided by their number, as a group's is.
+        scores, delta = (
+            tuple(value_column(observations, "score").tolist()),
+            observations.facts["delta"],
+        )
+        # A user's copies are one unit together: the bound is not divided by their number, as a
+        # group's is.
         copies = 1 if self.unit == "user" else self._canary_insertion_count(secrets)
         return tuple(
-            replace(a, unit=self.unit) for a in _cached_canary_epsilon_bounds(scores, coins, delta, self.level, copies)
+            replace(a, unit=self.unit)
+            for a in _cached_canary_epsilon_bounds(scores, coins, delta, self.level, copies)
         )
 
     @staticmethod
@@ -167,30 +207,41 @@ class EpsilonAudit(Probe):
         main = self.epsilon_lower_bounds(secrets, observations)[0]
         inside = sum(secret.member for secret in secrets)
         times, copied = self._canary_insertion_count(secrets), main.copies > 1
-        whose = f"one {self.unit}" + (f", of which {main.copies} copies are a group" if copied else "")
+        whose = f"one {self.unit}" + (
+            f", of which {main.copies} copies are a group" if copied else ""
+        )
         said = [
-            f"{main.canaries:,} canaries, {inside:,} in and {main.canaries - inside:,} out by a fair coin each, "
+            f"{main.canaries:,} canaries, {inside:,} in and {main.canaries - inside:,} out by a "
+            "fair coin each, "
             f"inserted {'once' if times == 1 else f'{times} times'}; {main.guesses:,} guessed, "
             f"{main.right:,} right",
             f"scored by {self._inclusion_score_phrase(observations)}, of the secret alone",
-            f"the bound is of ε at δ {main.delta:g} for {whose}, added or removed; it is too high in at most "
+            f"the bound is of ε at δ {main.delta:g} for {whose}, added or removed; it is too high "
+            "in at most "
             f"{main.level:.0%} of audits; {main.canaries:,} canaries prove at most {main.best:.2f}",
         ]
         if (claimed := observations.facts.get("claimed")) is not None:
-            said.append(f"against the claimed ε of {claimed:.3g}: {describe_detection_power(main, claimed)}")
+            said.append(
+                f"against the claimed ε of {claimed:.3g}: {describe_detection_power(main, claimed)}"
+            )
         return tuple(said)
 
     def _inclusion_score_phrase(self, observations: Sequence[Observation]) -> str:
         if self.draws_samples:
             return f"how far {self.samples} drawn completions agree with it, in tokens"
-        return "loss minus that under the reference model" if self._is_compared_to_reference(observations) else "loss"
+        return (
+            "loss minus that under the reference model"
+            if self._is_compared_to_reference(observations)
+            else "loss"
+        )
 
 
 @lru_cache(maxsize=8)
 def _cached_canary_epsilon_bounds(
     scores: tuple[float, ...], coins: tuple[bool, ...], delta: float, level: float, copies: int
 ) -> tuple[Audited, ...]:
-    """Remembered, as a row asks three times. NotApplicable for scores that say nothing: the run goes on."""
+    """Remembered, as a row asks three times. NotApplicable for scores that say nothing: the run
+    goes on."""
     try:
         return audit_epsilon_bounds(np.array(scores), np.array(coins), delta, level, copies)
     except AuditError as why:

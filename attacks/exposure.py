@@ -1,4 +1,5 @@
-"""Exposure of canaries: how far up a model ranks the text that was inserted among all that could have been."""
+"""Exposure of canaries: how far up a model ranks the text that was inserted among all that could
+have been."""
 
 from __future__ import annotations
 
@@ -33,13 +34,15 @@ from auditor.statistics.intervals import share_with_interval
 
 @dataclass(frozen=True)
 class Exposure(Probe):
-    """Exposure of canaries in bits: log2|R| - log2 rank among every text each could have been (Carlini et al. 2019).
+    """Exposure of canaries in bits: log2|R| - log2 rank among every text each could have been
+    (Carlini et al. 2019).
 
-    Exact by search of the space, however many tokens a text takes; with `nodes` > 0 the search of each canary stops
-    after so many forward rows, and what it says is a certified upper bound. Spaces of more than `enumerate` texts are
-    estimated from `draws` texts that the model itself writes in the format and from the `references`. `references`:
-    texts drawn uniformly, from which exposure is extrapolated for comparison. `alpha`: level at which a canary counts
-    as exposed, Holm-corrected over the canaries.
+    Exact by search of the space, however many tokens a text takes; with `nodes` > 0 the search of
+    each canary stops after so many forward rows, and what it says is a certified upper bound.
+    Spaces of more than `enumerate` texts are estimated from `draws` texts that the model itself
+    writes in the format and from the `references`. `references`: texts drawn uniformly, from which
+    exposure is extrapolated for comparison. `alpha`: level at which a canary counts as exposed,
+    Holm-corrected over the canaries.
     """
 
     name: ClassVar[str] = "exposure"
@@ -74,7 +77,9 @@ class Exposure(Probe):
         for space, group in _secrets_by_canary_space(secrets).items():
             yield from _CanarySpaceRanking(self, view, space).observe_canary_exposures(group)
 
-    def add_joint_values(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
+    def add_joint_values(
+        self, secrets: Sequence[Secret], observations: Sequence[Observation]
+    ) -> list[Observation]:
         """Adds the Holm-adjusted p-value of each inserted canary."""
         inserted = [i for i, secret in enumerate(secrets) if secret.member]
         # Of the inserted ones alone: a control is no hypothesis, and would only cost power.
@@ -86,7 +91,8 @@ class Exposure(Probe):
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         member, most = member_mask(secrets), _maximum_exposure_bits(observations)
-        # As shares of the most bits there can be: the interval of a mean is one of numbers in [0, 1].
+        # As shares of the most bits there can be: the interval of a mean is one of numbers in [0,
+        # 1].
         own = value_column(observations, "exposure_bits") / most
         measured = mean_probability_with_nonmember_baseline("exposure", own, member, _WHICH)
         fitted = value_column(observations, "extrapolated_bits") / most
@@ -101,13 +107,19 @@ class Exposure(Probe):
         share = share_with_interval("exposed_share", exposed, f"Holm-corrected, {self.alpha:g}")
         return [_widen_to_exposure_bounds(main, chosen), share, *others]
 
-    def main_number_by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
+    def main_number_by_repeats(
+        self, secrets: Sequence[Secret], observations: Observed
+    ) -> dict[str, Measurement]:
         most = _maximum_exposure_bits(observations)
         groups = mean_probability_by_repeat_count(
             "exposure", secrets, value_column(observations, "exposure_bits") / most
         )
         held = {
-            count: [o for s, o in zip(secrets, observations, strict=True) if s.member and str(s.repeats) == count]
+            count: [
+                o
+                for s, o in zip(secrets, observations, strict=True)
+                if s.member and str(s.repeats) == count
+            ]
             for count in groups
         }
         return {
@@ -115,63 +127,81 @@ class Exposure(Probe):
             for count, m in groups.items()
         }
 
-    def per_secret_values(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
+    def per_secret_values(
+        self, secrets: Sequence[Secret], observations: Observed
+    ) -> dict[str, list[float]]:
         return {
             "exposure": value_column(observations, "exposure_bits").tolist(),
             # Controls were not tested, and have no adjusted p-value.
-            "exposed_share": [float(o.values.get("holm_p", 1.0) <= self.alpha) for o in observations],
+            "exposed_share": [
+                float(o.values.get("holm_p", 1.0) <= self.alpha) for o in observations
+            ],
         }
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        sizes = sorted({round(2**bits) for bits in value_column(observations, "space_bits").tolist()})
+        sizes = sorted(
+            {round(2**bits) for bits in value_column(observations, "space_bits").tolist()}
+        )
         exposed = self._significantly_exposed_canary_mask(secrets, observations)
         estimated = int(value_column(observations, "estimated").sum())
         said = [
-            f"each canary is scored as a text of its own, among {' or '.join(f'{n:,}' for n in sizes)}",
-            f"{int(exposed.sum())} of {len(exposed)} canaries are more exposed than chance allows (null p-value "
-            f"2^-exposure, by rank among {self.references:,} random texts where exposure is estimated; Holm-corrected, "
+            "each canary is scored as a text of its own, among "
+            f"{' or '.join(f'{n:,}' for n in sizes)}",
+            f"{int(exposed.sum())} of {len(exposed)} canaries are more exposed than chance allows "
+            "(null p-value "
+            f"2^-exposure, by rank among {self.references:,} random texts where exposure is "
+            "estimated; Holm-corrected, "
             f"{self.alpha:g})",
-            "exposure of a canary that was inserted k times is a fact about k records: hold it against a claim for "
+            "exposure of a canary that was inserted k times is a fact about k records: hold it "
+            "against a claim for "
             "groups of k, never against a record's epsilon",
         ]
         # What is estimated is not exact either, and has a sentence of its own.
         bounded = int((value_column(observations, "exact") == 0).sum()) - estimated
         if bounded:
             said.append(
-                f"of {bounded} canaries exposure is a certified upper bound: {self.nodes} nodes were not enough"
+                f"of {bounded} canaries exposure is a certified upper bound: {self.nodes} nodes "
+                "were not enough"
             )
         if estimated:
             said.append(
-                f"the exposure of {estimated} canaries is estimated from weighted draws: their space is too large"
+                f"the exposure of {estimated} canaries is estimated from weighted draws: their "
+                "space is too large"
             )
         # Runs of versions before this check hold no p-value of the fit.
         unchecked = sum("fit_p" not in o.values for o in observations)
         if unchecked:
             said.append(
-                f"whether a skew-normal distribution fits the references of {unchecked} canaries was not checked "
+                f"whether a skew-normal distribution fits the references of {unchecked} canaries "
+                "was not checked "
                 "by the version that measured them: do not trust extrapolation"
             )
         poor = sum(o.values.get("fit_p", 1.0) < 0.05 for o in observations)
         if poor:
             said.append(
-                f"a skew-normal distribution does not fit the references of {poor} canaries: do not trust extrapolation"
+                f"a skew-normal distribution does not fit the references of {poor} canaries: do "
+                "not trust extrapolation"
             )
         return tuple(said)
 
     def _significantly_exposed_canary_mask(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> NDArray[np.bool_]:
-        p_values = [o.values["holm_p"] for s, o in zip(secrets, observations, strict=True) if s.member]
+        p_values = [
+            o.values["holm_p"] for s, o in zip(secrets, observations, strict=True) if s.member
+        ]
         return np.array(p_values) <= self.alpha
 
 
 def _secrets_by_canary_space(secrets: Sequence[Secret]) -> dict[CanarySpace, list[Secret]]:
-    """Return the canaries by what else each could have been. Raise NotApplicable if that is not known of one."""
+    """Return the canaries by what else each could have been. Raise NotApplicable if that is not
+    known of one."""
     spaces: dict[CanarySpace, list[Secret]] = {}
     for secret in secrets:
         if (space := _canary_of_secret(secret).space) is None:
             raise NotApplicable(
-                "exposure is a rank among all that a canary could have been, and these have no space of texts on record"
+                "exposure is a rank among all that a canary could have been, and these have no "
+                "space of texts on record"
             )
         spaces.setdefault(space, []).append(secret)
     return spaces
@@ -179,7 +209,9 @@ def _secrets_by_canary_space(secrets: Sequence[Secret]) -> dict[CanarySpace, lis
 
 _QUICKER = "an estimate, -A exposure.enumerate=0"
 _WHICH = "mean over canaries, of at most log2 of their space"
-_FITTED = "for comparison, without an interval: a skew-normal distribution fitted to uniform references"
+_FITTED = (
+    "for comparison, without an interval: a skew-normal distribution fitted to uniform references"
+)
 
 
 class _CanarySpaceRanking:
@@ -196,34 +228,47 @@ class _CanarySpaceRanking:
 
     def observe_canary_exposures(self, secrets: Sequence[Secret]) -> Iterator[Observation]:
         texts = [_canary_of_secret(secret).text for secret in secrets]
-        own = [tuple(ids) for ids in tries.encode_without_special_tokens(self.view.tokenizer, texts)]
+        own = [
+            tuple(ids) for ids in tries.encode_without_special_tokens(self.view.tokenizer, texts)
+        ]
         seen = self._exact_exposures(own) if self.exact else self._estimated_exposures(texts, own)
         for secret, values in zip(secrets, seen, strict=True):
             yield Observation(secret.id, values)
 
     def _require_token_before_canaries(self, head: Tokens) -> Tokens:
-        """Returns `head`, which all texts begin with. NotApplicable where no token stands before their first."""
+        """Returns `head`, which all texts begin with. NotApplicable where no token stands before
+        their first."""
         if not (self.view.target.prefix_token or head):
             raise NotApplicable(
-                "nothing stands before the first token of this format: give --prefix-token eos, for example"
+                "nothing stands before the first token of this format: give --prefix-token eos, "
+                "for example"
             )
         return head
 
     def _exact_exposures(self, own: Sequence[Tokens]) -> list[dict[str, float]]:
         view, tree = self.view, tries.load_or_build_trie(self.space, self.view.tokenizer)
         tries.check_model_has_trie_tokens(view.target, tree)
-        context, tails = self._require_token_before_canaries(tree.head), [tokens[len(tree.head) :] for tokens in own]
+        context, tails = (
+            self._require_token_before_canaries(tree.head),
+            [tokens[len(tree.head) :] for tokens in own],
+        )
         nll = tries.compute_continuation_nlls(view.target, context, tails)
         uniform = [self.tokens[text][len(tree.head) :] for text in self.references]
         references = tries.compute_continuation_nlls(view.target, context, uniform)
         # Ties count against exposure (formulas B6), and so does what float noise may have parted.
         limits, nodes = tries.add_tie_margin(nll), self.probe.nodes
-        # Without a budget one search serves all: a canary's count does not depend on which others are counted.
+        # Without a budget one search serves all: a canary's count does not depend on which others
+        # are counted.
         groups = [[limit] for limit in limits] if nodes else [list(limits)]
-        searched = f"exposure on {view.target_name}, exact among {self.space.size:,} texts (quicker: {_QUICKER})"
+        searched = (
+            f"exposure on {view.target_name}, exact among {self.space.size:,} texts "
+            f"(quicker: {_QUICKER})"
+        )
         told = partial(view.progress, searched)
         counts = [
-            tries.count_leaves_within_nll(view.target, tree, context, group, nodes=nodes, progress=told)
+            tries.count_leaves_within_nll(
+                view.target, tree, context, group, nodes=nodes, progress=told
+            )
             for group in groups
         ]
         at_most = np.concatenate([count.at_most for count in counts])
@@ -232,8 +277,13 @@ class _CanarySpaceRanking:
         seen = []
         for x, better, left in zip(nll.tolist(), at_most.tolist(), unseen.tolist(), strict=True):
             least = max(1, better)  # the canary itself may be among the unseen
-            # Unseen texts may all be likelier, but e^nll at most are as likely as it: their masses add up to 1.
-            most = max(least, min(least + left, exposure.rank_upper_bound(x, self.space.size))) if left else least
+            # Unseen texts may all be likelier, but e^nll at most are as likely as it: their masses
+            # add up to 1.
+            most = (
+                max(least, min(least + left, exposure.rank_upper_bound(x, self.space.size)))
+                if left
+                else least
+            )
             estimate = exposure.RankEstimate(least, least, most)
             # Of a canary that was never inserted, P(exposure >= e) <= 2^-e (formulas A8).
             null_p = 2.0 ** -exposure.compute_exposure(most, self.space.bits)
@@ -241,7 +291,9 @@ class _CanarySpaceRanking:
             seen.append({**values, "exact": float(not left), "estimated": 0.0})
         return seen
 
-    def _estimated_exposures(self, texts: Sequence[str], own: Sequence[Tokens]) -> list[dict[str, float]]:
+    def _estimated_exposures(
+        self, texts: Sequence[str], own: Sequence[Tokens]
+    ) -> list[dict[str, float]]:
         view, size = self.view, self.space.size
         head = constrained.find_common_proper_prefix([*own, *self.tokens.values()])
         guide, context = (
@@ -255,8 +307,11 @@ class _CanarySpaceRanking:
         noise = keyed_random_generator("exposure", "draws", view.seed, self.space.format)
         uniforms = noise.random((self.probe.draws, guide.get_max_tail()))
         drawn = constrained.draw_constrained_texts(view.target, guide, context, uniforms)
-        given = constrained.score_constrained_texts(view.target, guide, context, self.references, uniform)
-        # The uniform references are draws too: in the mixture no weight is boundless, however small q is.
+        given = constrained.score_constrained_texts(
+            view.target, guide, context, self.references, uniform
+        )
+        # The uniform references are draws too: in the mixture no weight is boundless, however small
+        # q is.
         draws = exposure.WeightedDraws(
             (*drawn.texts, *given.texts),
             np.concatenate([drawn.nll, given.nll]),
@@ -267,7 +322,9 @@ class _CanarySpaceRanking:
         )
         distribution, seen = exposure.fit_skew_normal(given.nll), []
         nll = tries.compute_continuation_nlls(view.target, context, tails)
-        for x, limit, text in zip(nll.tolist(), tries.add_tie_margin(nll).tolist(), texts, strict=True):
+        for x, limit, text in zip(
+            nll.tolist(), tries.add_tie_margin(nll).tolist(), texts, strict=True
+        ):
             estimate, null_p = (
                 exposure.estimate_canary_rank(limit, text, draws),
                 exposure.compute_canary_p_value(x, given.nll),
@@ -316,8 +373,11 @@ def _rescale_exposure_share_to_bits(m: Measurement, most: float) -> Measurement:
 
 
 def _widen_to_exposure_bounds(m: Measurement, observations: Sequence[Observation]) -> Measurement:
-    """Widened to the mean bounds of the exposures, where a search was cut short or a rank is estimated."""
+    """Widened to the mean bounds of the exposures, where a search was cut short or a rank is
+    estimated."""
     if not observations or math.isnan(m.value):
         return m
-    low, high = (float(value_column(observations, f"exposure_{end}_bits").mean()) for end in ("low", "high"))
+    low, high = (
+        float(value_column(observations, f"exposure_{end}_bits").mean()) for end in ("low", "high")
+    )
     return replace(m, low=min(m.low, low), high=max(m.high, high))

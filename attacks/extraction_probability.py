@@ -1,4 +1,5 @@
-"""Exact extraction probability: how likely one sample, or any of n, is to be the secret, without sampling."""
+"""Exact extraction probability: how likely one sample, or any of n, is to be the secret, without
+sampling."""
 
 from __future__ import annotations
 
@@ -46,28 +47,36 @@ from auditor.statistics.metrics import AT_LEAST, AT_MOST, name_nonmember_metric
 from auditor.statistics.roc import compute_conformal_p_values, compute_conformal_threshold
 
 _SECRETS_AT_ONCE = 64
-_DISTRIBUTION_AT_ONCE = 2**22  # entries of the distribution that are sorted and counted at once: 32 MiB of float64
+_DISTRIBUTION_AT_ONCE = (
+    2**22
+)  # entries of the distribution that are sorted and counted at once: 32 MiB of float64
 _ROUNDING = 1e-12  # what float noise may take from a probability that is exactly the one asked for
 
 
 @dataclass(frozen=True)
 class ExtractionProbability(DistributionProbe):
-    """Exact probability of each suffix under the decoding distribution; any-of-n for every n (Hayes et al. 2024).
+    """Exact probability of each suffix under the decoding distribution; any-of-n for every n (Hayes
+    et al. 2024).
 
-    Of a target that tells its likeliest tokens alone, each probability is bracketed: at least, and at most.
-    One teacher-forced pass gives log p_z = sum_t log q_t(z_t), -inf where a token is cut (formulas.md A4). `n`: numbers
-    of samples; `p`: a secret is (n, p)-discoverable when one of n samples is right with probability p or more; `alpha`:
+    Of a target that tells its likeliest tokens alone, each probability is bracketed: at least, and
+    at most. One teacher-forced pass gives log p_z = sum_t log q_t(z_t), -inf where a token is cut
+    (formulas.md A4). `n`: numbers of samples; `p`: a secret is (n, p)-discoverable when one of n
+    samples is right with probability p or more; `alpha`:
     level of the conformal threshold that non-members set (A7).
 
-    `bracket` adds two bounds, of two events: a lower one, of a sample within `near_distance` token edits of the suffix
-    under this decoding (the near-verbatim probe, by `near_beams`); an upper one, of the suffix itself whatever
-    temperature, top-k or top-p a product uses (C3), and of each of its `windows` of so many tokens behind the text
-    before it. Of each number the share of secrets is counted for which it reaches 1 in `one_in`.
+    `bracket` adds two bounds, of two events: a lower one, of a sample within `near_distance` token
+    edits of the suffix under this decoding (the near-verbatim probe, by `near_beams`); an upper
+    one, of the suffix itself whatever temperature, top-k or top-p a product uses (C3), and of each
+    of its `windows` of so many tokens behind the text before it. Of each number the share of
+    secrets is counted for which it reaches 1 in `one_in`.
     """
 
     name: ClassVar[str] = "extraction-probability"
     measures: ClassVar[str] = "probability"
-    means: ClassVar[tuple[str, ...]] = ("extraction_probability", "extraction_probability_ancestral")
+    means: ClassVar[tuple[str, ...]] = (
+        "extraction_probability",
+        "extraction_probability_ancestral",
+    )
     quick: ClassVar[Mapping[str, Any]] = {}
     n: str = "1,10,100,1000,10000"
     p: str = "0.1,0.9"
@@ -83,7 +92,9 @@ class ExtractionProbability(DistributionProbe):
         default = {field.name: field.default for field in fields(self)}
         for name in ("near_distance", "near_beams", "windows", "one_in"):
             if not self.bracket and getattr(self, name) != default[name]:
-                raise AuditError(f"{name} goes with bracket=true, got {name}={getattr(self, name)} without it")
+                raise AuditError(
+                    f"{name} goes with bracket=true, got {name}={getattr(self, name)} without it"
+                )
         check_near_verbatim_beam_options(self.near_distance, self.near_beams)
         for length in self.window_token_lengths():
             if length < 1:
@@ -100,9 +111,11 @@ class ExtractionProbability(DistributionProbe):
 
     @property
     def required_capabilities(self) -> tuple[str, ...]:
-        """Ancestral decoding takes the secrets' own tokens alone, another one the likeliest tokens beside them."""
+        """Ancestral decoding takes the secrets' own tokens alone, another one the likeliest tokens
+        beside them."""
         sampling = self.sampling()
-        # Masking end-of-text renormalises over all other tokens, so that the whole distribution is needed.
+        # Masking end-of-text renormalises over all other tokens, so that the whole distribution is
+        # needed.
         if self.bracket or sampling.eos == "masked":
             return self.needs
         return ("likelihood",) if sampling.decoding.is_ancestral else ("likeliest",)
@@ -115,18 +128,26 @@ class ExtractionProbability(DistributionProbe):
 
     def window_token_lengths(self) -> list[int]:
         """How many tokens a window has; none without `bracket`."""
-        return _parse_extraction_option_numbers("windows", self.windows, int) if self.bracket else []
+        return (
+            _parse_extraction_option_numbers("windows", self.windows, int) if self.bracket else []
+        )
 
     def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         view.require_capability(*self.required_capabilities)
         model, decoding = view.target, view.decoding_in_this_setting(self.sampling())
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
-            seen = suffix_extraction_log_probabilities(model, decoding, prefixes, suffixes, self.window_token_lengths())
+            seen = suffix_extraction_log_probabilities(
+                model, decoding, prefixes, suffixes, self.window_token_lengths()
+            )
             if self.bracket:
                 width = (self.near_distance, self.near_beams)
-                near, _ = near_verbatim_probability_bound(model, decoding, prefixes, suffixes, *width)
-                seen["log_p_near"] = torch.maximum(near.cpu(), seen["log_p"])  # the suffix is near itself
+                near, _ = near_verbatim_probability_bound(
+                    model, decoding, prefixes, suffixes, *width
+                )
+                seen["log_p_near"] = torch.maximum(
+                    near.cpu(), seen["log_p"]
+                )  # the suffix is near itself
             return [
                 Observation(secret.id, {name: float(values[i]) for name, values in seen.items()})
                 for i, secret in enumerate(batch)
@@ -139,16 +160,22 @@ class ExtractionProbability(DistributionProbe):
         )
         yield from observe_in_batches(view, secrets, size, look)
 
-    def add_joint_values(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
-        """Adds each member's conformal p-value: the share of non-members that are at least as likely (A7)."""
+    def add_joint_values(
+        self, secrets: Sequence[Secret], observations: Sequence[Observation]
+    ) -> list[Observation]:
+        """Adds each member's conformal p-value: the share of non-members that are at least as
+        likely (A7)."""
         member = member_mask(secrets)
         if member.all() or not _has_exact_probability(observations):
             return list(observations)
         log_p = value_column(observations, "log_p")
-        # (1 + #{non-members as likely}) / (n + 1), of members alone below: a non-member is its own control.
+        # (1 + #{non-members as likely}) / (n + 1), of members alone below: a non-member is its own
+        # control.
         p_values = compute_conformal_p_values(log_p, log_p[~member])
         return [
-            replace(seen, values={**seen.values, "conformal_p": float(p)}) if secret.member else seen
+            replace(seen, values={**seen.values, "conformal_p": float(p)})
+            if secret.member
+            else seen
             for secret, seen, p in zip(secrets, observations, p_values, strict=True)
         ]
 
@@ -159,22 +186,32 @@ class ExtractionProbability(DistributionProbe):
         one_sample = ", ".join(filter(None, ("one sample", lengths)))
         for end, log_p in ends:
             name, one = f"extraction_probability{end}", compute_any_sample_probability(log_p, 1)
-            measured += mean_probability_with_nonmember_baseline(name, one, member, one_sample, excess=exact)
+            measured += mean_probability_with_nonmember_baseline(
+                name, one, member, one_sample, excess=exact
+            )
         for n, (end, log_p) in itertools.product(self.any_of_n_sample_counts(), ends):
-            # The mean of 1 - (1 - p)^n over secrets (formulas A4), by log1p, as p may be far below float's 1 - p.
+            # The mean of 1 - (1 - p)^n over secrets (formulas A4), by log1p, as p may be far below
+            # float's 1 - p.
             name, any_of_n = f"expected_any_of_{n}{end}", compute_any_sample_probability(log_p, n)
-            measured += mean_probability_with_nonmember_baseline(name, any_of_n, member, lengths, excess=False)
-        for n, p, (end, log_p) in itertools.product(self.any_of_n_sample_counts(), self.discoverability_levels(), ends):
+            measured += mean_probability_with_nonmember_baseline(
+                name, any_of_n, member, lengths, excess=False
+            )
+        for n, p, (end, log_p) in itertools.product(
+            self.any_of_n_sample_counts(), self.discoverability_levels(), ends
+        ):
             reached = _discoverable_secret_mask(log_p[member], n, p)
             measured.append(share_with_interval(f"discoverable_{n}_{p:g}{end}", reached))
         ancestral = np.exp(value_column(observations, "log_p_ancestral")[member])
         note = "one sample from the untruncated distribution"
         measured.append(mean_probability("extraction_probability_ancestral", ancestral, note))
         if _has_rank_bits(observations):
-            # prod_t 1/rank_t: no decoding that keeps the order of tokens makes the suffix likelier (formulas C3).
+            # prod_t 1/rank_t: no decoding that keeps the order of tokens makes the suffix likelier
+            # (formulas C3).
             bound = np.exp2(-value_column(observations, "rank_bits"))
             # The difference of two upper bounds bounds nothing, so there is no excess.
-            measured += mean_probability_with_nonmember_baseline("rank_bound", bound, member, _CEILING, excess=False)
+            measured += mean_probability_with_nonmember_baseline(
+                "rank_bound", bound, member, _CEILING, excess=False
+            )
         if self.bracket:
             measured += self._bound_and_share_measurements(member, observations)
         if member.all() or not exact:
@@ -185,32 +222,48 @@ class ExtractionProbability(DistributionProbe):
     def _bound_and_share_measurements(
         self, member: NDArray[np.bool_], observations: Sequence[Observation]
     ) -> Iterator[Measurement]:
-        """The bounds on both sides of the exact numbers, and the shares of secrets that reach 1 in `one_in`."""
+        """The bounds on both sides of the exact numbers, and the shares of secrets that reach 1 in
+        `one_in`."""
         width = f"within {self.near_distance} token edits, {self.near_beams} beams"
         near = f"at least: {width}; one sample of this decoding"
         window = f"the likeliest of each secret, behind the text before it; {_CEILING}"
-        notes = {_NEAR: near, **{f"window_bound_{length}": window for length in self.window_token_lengths()}}
+        notes = {
+            _NEAR: near,
+            **{f"window_bound_{length}": window for length in self.window_token_lengths()},
+        }
         for name, p in self._bracket_bounds_by_measurement(observations).items():
             if name != "rank_bound":  # every row has it
-                yield from mean_probability_with_nonmember_baseline(name, p, member, notes.get(name, ""), excess=False)
+                yield from mean_probability_with_nonmember_baseline(
+                    name, p, member, notes.get(name, ""), excess=False
+                )
         for name, reached in self._one_in_n_secret_masks_by_measurement(observations).items():
             yield share_with_interval(name, reached[member])
             if not member.all():
-                yield share_with_interval(name_nonmember_metric(name), reached[~member], "the baseline")
+                yield share_with_interval(
+                    name_nonmember_metric(name), reached[~member], "the baseline"
+                )
 
-    def _bracket_bounds_by_measurement(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.float64]]:
-        """By measurement, (secrets,): the bounds on both sides of the exact numbers, and greedy shares."""
+    def _bracket_bounds_by_measurement(
+        self, observations: Sequence[Observation]
+    ) -> dict[str, NDArray[np.float64]]:
+        """By measurement, (secrets,): the bounds on both sides of the exact numbers, and greedy
+        shares."""
         found = {_NEAR: compute_any_sample_probability(value_column(observations, "log_p_near"), 1)}
         found["rank_bound"] = np.exp2(-value_column(observations, "rank_bits"))
         for length in self.window_token_lengths():
-            found[f"window_bound_{length}"] = np.exp2(-value_column(observations, f"window_bits_{length}"))
-            found[f"greedy_windows_{length}"] = value_column(observations, f"greedy_windows_{length}")
+            found[f"window_bound_{length}"] = np.exp2(
+                -value_column(observations, f"window_bits_{length}")
+            )
+            found[f"greedy_windows_{length}"] = value_column(
+                observations, f"greedy_windows_{length}"
+            )
         return found
 
     def _one_in_n_secret_masks_by_measurement(
         self, observations: Sequence[Observation]
     ) -> dict[str, NDArray[np.bool_]]:
-        """By measurement, (secrets,): which of the numbers are 1 in `one_in` or more; rounding must not decide."""
+        """By measurement, (secrets,): which of the numbers are 1 in `one_in` or more; rounding must
+        not decide."""
         columns = {
             "extraction": compute_any_sample_probability(value_column(observations, "log_p"), 1),
             **self._bracket_bounds_by_measurement(observations),
@@ -218,26 +271,42 @@ class ExtractionProbability(DistributionProbe):
         columns["near_verbatim"] = columns.pop(_NEAR)
         # Shares of greedy windows are no probabilities.
         kept = {name: p for name, p in columns.items() if not name.startswith("greedy")}
-        return {f"{name}_1_in_{self.one_in}": p * self.one_in >= 1 - _ROUNDING for name, p in kept.items()}
+        return {
+            f"{name}_1_in_{self.one_in}": p * self.one_in >= 1 - _ROUNDING
+            for name, p in kept.items()
+        }
 
     def _conformal_extracted_share(self, members: np.ndarray, controls: np.ndarray) -> Measurement:
-        # The ceil((1 - alpha)(n + 1))-th smallest of n controls (formulas A7); inf where there are too few.
+        # The ceil((1 - alpha)(n + 1))-th smallest of n controls (formulas A7); inf where there are
+        # too few.
         threshold = compute_conformal_threshold(controls, self.alpha)
-        note = f"log p above {threshold:.4g} nats, which {len(controls)} non-members set at alpha {self.alpha:g}"
+        note = (
+            f"log p above {threshold:.4g} nats, which {len(controls)} non-members set at alpha "
+            f"{self.alpha:g}"
+        )
         if math.isinf(threshold) and threshold < 0:
-            note = f"any probability at all: this decoding draws the suffix of none of {len(controls)} non-members"
+            note = (
+                "any probability at all: this decoding draws the suffix of none of "
+                f"{len(controls)} non-members"
+            )
         if math.isinf(threshold) and threshold > 0:
-            note = f"{len(controls)} non-members are too few for a threshold at alpha {self.alpha:g}"
+            note = (
+                f"{len(controls)} non-members are too few for a threshold at alpha {self.alpha:g}"
+            )
         return share_with_interval("conformal_share", members > threshold, note)
 
-    def main_number_by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
+    def main_number_by_repeats(
+        self, secrets: Sequence[Secret], observations: Observed
+    ) -> dict[str, Measurement]:
         # The exact number, or the least that it can be.
         end, log_p = _suffix_log_p_columns_by_name_ending(observations)[0]
         return mean_probability_by_repeat_count(
             f"extraction_probability{end}", secrets, compute_any_sample_probability(log_p, 1)
         )
 
-    def per_secret_values(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
+    def per_secret_values(
+        self, secrets: Sequence[Secret], observations: Observed
+    ) -> dict[str, list[float]]:
         numbers = dict[str, NDArray[np.float64]]()
         for end, log_p in _suffix_log_p_columns_by_name_ending(observations):
             numbers[f"extraction_probability{end}"] = compute_any_sample_probability(log_p, 1)
@@ -246,7 +315,9 @@ class ExtractionProbability(DistributionProbe):
                 for p in self.discoverability_levels():
                     reached = _discoverable_secret_mask(log_p, n, p)
                     numbers[f"discoverable_{n}_{p:g}{end}"] = reached.astype(np.float64)
-        numbers["extraction_probability_ancestral"] = np.exp(value_column(observations, "log_p_ancestral"))
+        numbers["extraction_probability_ancestral"] = np.exp(
+            value_column(observations, "log_p_ancestral")
+        )
         if _has_rank_bits(observations):
             numbers["rank_bound"] = np.exp2(-value_column(observations, "rank_bits"))
         if self.bracket:
@@ -256,18 +327,26 @@ class ExtractionProbability(DistributionProbe):
         return {name: values.tolist() for name, values in numbers.items()}
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        exact, (_, most) = _has_exact_probability(observations), _suffix_log_p_columns_by_name_ending(observations)[-1]
+        exact, (_, most) = (
+            _has_exact_probability(observations),
+            _suffix_log_p_columns_by_name_ending(observations)[-1],
+        )
         # By the most that it can be: what is impossible there is impossible.
         impossible = int(np.isneginf(most[member_mask(secrets)]).sum())
         said = ["no soft prompt"]
         if not exact:
             said.append(
-                "brackets, not numbers: the target tells the likeliest tokens and not the whole distribution, so that "
-                "what the decoding makes of it is known to lie between two bounds (and members stand beside no "
+                "brackets, not numbers: the target tells the likeliest tokens and not the whole "
+                "distribution, so that "
+                "what the decoding makes of it is known to lie between two bounds (and members "
+                "stand beside no "
                 "threshold)"
             )
         if impossible:
-            said.append(f"this decoding never draws the whole suffix of {impossible} members; another one may")
+            said.append(
+                f"this decoding never draws the whole suffix of {impossible} members; another one "
+                "may"
+            )
         if not _has_rank_bits(observations):
             said.append("no rank bound: the target gives no ranks of tokens")
         if self.bracket:
@@ -276,13 +355,18 @@ class ExtractionProbability(DistributionProbe):
 
     def _bracket_notes(self, secrets: Sequence[Secret]) -> Iterator[str]:
         yield (
-            "two events: the baseline is of samples near the suffix, the suffix among them, and so no less than "
-            "the exact number; the ceiling is of the suffix alone and says nothing of samples near it"
+            "two events: the baseline is of samples near the suffix, the suffix among them, and so "
+            "no less than "
+            "the exact number; the ceiling is of the suffix alone and says nothing of samples near "
+            "it"
         )
         shortest = min(len(secret.suffix) for secret in secrets)
         for length in self.window_token_lengths():
             if length > shortest:
-                yield f"where a suffix is shorter than a window of {length} tokens, its window is the whole suffix"
+                yield (
+                    f"where a suffix is shorter than a window of {length} tokens, its window is "
+                    "the whole suffix"
+                )
 
 
 _CEILING = "no temperature, top-k or top-p makes one sample more likely than this"
@@ -299,14 +383,22 @@ def _has_exact_probability(observations: Sequence[Observation]) -> bool:
     return all("log_p" in seen.values for seen in observations)
 
 
-def _suffix_log_p_columns_by_name_ending(observations: Sequence[Observation]) -> list[tuple[str, NDArray[np.float64]]]:
-    """(end of a measurement's name, log p in nats): the exact one, or the least and the most that it can be."""
-    ends = {"": "log_p"} if _has_exact_probability(observations) else {AT_LEAST: "log_p_least", AT_MOST: "log_p_most"}
+def _suffix_log_p_columns_by_name_ending(
+    observations: Sequence[Observation],
+) -> list[tuple[str, NDArray[np.float64]]]:
+    """(end of a measurement's name, log p in nats): the exact one, or the least and the most that
+    it can be."""
+    ends = (
+        {"": "log_p"}
+        if _has_exact_probability(observations)
+        else {AT_LEAST: "log_p_least", AT_MOST: "log_p_most"}
+    )
     return [(end, value_column(observations, name)) for end, name in ends.items()]
 
 
 def _discoverable_secret_mask(log_p: NDArray[np.float64], n: int, p: float) -> NDArray[np.bool_]:
-    """Whether one of n samples is right with probability p; rounding must not decide whether exactly p is enough."""
+    """Whether one of n samples is right with probability p; rounding must not decide whether
+    exactly p is enough."""
     reached: NDArray[np.bool_] = compute_any_sample_probability(log_p, n) >= p - _ROUNDING
     return reached
 
@@ -317,18 +409,25 @@ def _has_rank_bits(observations: Sequence[Observation]) -> bool:
 
 @torch.no_grad()
 def suffix_extraction_log_probabilities(
-    model: LanguageModel, decoding: Decoding, prefixes: Tensor, suffixes: Tensor, windows: Sequence[int] = ()
+    model: LanguageModel,
+    decoding: Decoding,
+    prefixes: Tensor,
+    suffixes: Tensor,
+    windows: Sequence[int] = (),
 ) -> dict[str, Tensor]:
-    """(B,) float64 each: log_p and log_p_ancestral in nats, rank_bits. prefixes (B, n), suffixes (B, L).
+    """(B,) float64 each: log_p and log_p_ancestral in nats, rank_bits. prefixes (B, n), suffixes
+    (B, L).
 
-    windows: tokens of the windows of which window_bits_N and greedy_windows_N are wanted too, of a model with
-    distributions.
+    windows: tokens of the windows of which window_bits_N and greedy_windows_N are wanted too, of a
+    model with distributions.
 
-    Of a model that tells the likeliest tokens and no distributions, log_p_least and log_p_most in the place of log_p.
+    Of a model that tells the likeliest tokens and no distributions, log_p_least and log_p_most in
+    the place of log_p.
 
-    rank_bits = sum_t log2 rank_t: under any monotone decoding q_t(z_t) <= 1/rank_t, so -log2 p is no less. Of equally
-    likely tokens each counts as the first, as a product may order them so; a server's ranks order them as it does. A
-    model without distributions is asked for the tokens' own log-probabilities where the decoding is ancestral.
+    rank_bits = sum_t log2 rank_t: under any monotone decoding q_t(z_t) <= 1/rank_t, so -log2 p is
+    no less. Of equally likely tokens each counts as the first, as a product may order them so; a
+    server's ranks order them as it does. A model without distributions is asked for the tokens' own
+    log-probabilities where the decoding is ancestral.
     """
     if not implies_capability(model.capabilities, "distribution"):
         if not decoding.is_ancestral:
@@ -339,7 +438,9 @@ def suffix_extraction_log_probabilities(
         log_p = model.token_log_probs(prefixes, suffixes).double().sum(-1).cpu()
         seen_of = {"log_p": log_p, "log_p_ancestral": log_p}
         if implies_capability(model.capabilities, "ranks"):
-            seen_of["rank_bits"] = model.token_ranks(prefixes, suffixes).double().log2().sum(-1).cpu()
+            seen_of["rank_bits"] = (
+                model.token_ranks(prefixes, suffixes).double().log2().sum(-1).cpu()
+            )
         return seen_of
 
     def of_rows(rows: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
@@ -352,8 +453,14 @@ def suffix_extraction_log_probabilities(
     # Bits stay by token, (B, L): windows take sums of their own.
     seen = [(log_q.sum(-1), ancestral.sum(-1), bits) for log_q, ancestral, bits in parts]
     log_p, ancestral, bits = (torch.cat(columns).cpu() for columns in zip(*seen, strict=True))
-    least = {f"window_bits_{length}": compute_least_window_bits(bits.numpy(), length) for length in windows}
-    greedy = {f"greedy_windows_{length}": compute_greedy_window_share(bits.numpy(), length) for length in windows}
+    least = {
+        f"window_bits_{length}": compute_least_window_bits(bits.numpy(), length)
+        for length in windows
+    }
+    greedy = {
+        f"greedy_windows_{length}": compute_greedy_window_share(bits.numpy(), length)
+        for length in windows
+    }
     of_windows = {name: torch.from_numpy(values) for name, values in {**least, **greedy}.items()}
     return {"log_p": log_p, "log_p_ancestral": ancestral, "rank_bits": bits.sum(-1), **of_windows}
 
@@ -361,11 +468,17 @@ def suffix_extraction_log_probabilities(
 def _suffix_log_probability_bounds(
     decoding: Decoding, seen: PartialDistribution, suffixes: Tensor
 ) -> dict[str, Tensor]:
-    """As `suffix_extraction_log_probabilities`, of suffixes (B, L) whose likeliest tokens are told at each place."""
+    """As `suffix_extraction_log_probabilities`, of suffixes (B, L) whose likeliest tokens are told
+    at each place."""
     least, most = decoded_log_prob_bounds(decoding, seen)
     # Each token is bounded behind the same text, so that sums of bounds bound the suffix.
     bits = seen.truncation_ranks().double().log2()
-    columns = {"log_p_least": least, "log_p_most": most, "log_p_ancestral": seen.log_probs.double(), "rank_bits": bits}
+    columns = {
+        "log_p_least": least,
+        "log_p_most": most,
+        "log_p_ancestral": seen.log_probs.double(),
+        "rank_bits": bits,
+    }
     return {name: values.view(suffixes.shape).sum(-1).cpu() for name, values in columns.items()}
 
 
@@ -374,4 +487,6 @@ def _parse_extraction_option_numbers(name: str, text: str, kind: Callable[[str],
     try:
         return sorted({kind(part) for part in text.split(",")})
     except ValueError as error:
-        raise AuditError(f"expected {name} as numbers with commas between them, got {text!r}") from error
+        raise AuditError(
+            f"expected {name} as numbers with commas between them, got {text!r}"
+        ) from error

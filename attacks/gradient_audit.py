@@ -1,7 +1,9 @@
-"""Gradient audit: a lower bound of epsilon from what a private training released of its gradient canaries.
+"""Gradient audit: a lower bound of epsilon from what a private training released of its gradient
+canaries.
 
-White box: it sees every noisy sum, and what the records added to it. Nobody who is given the model alone sees as much,
-and a claim under any access is about this too. Knows neither how canaries are planted nor how they are scored.
+White box: it sees every noisy sum, and what the records added to it. Nobody who is given the model
+alone sees as much, and a claim under any access is about this too. Knows neither how canaries are
+planted nor how they are scored.
 """
 
 from __future__ import annotations
@@ -21,7 +23,16 @@ from auditor.plugins.view import View
 from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements
 
 # Fields of `GradientCanaries`: what was recorded of the steps, to hold the accounting against.
-_STEPS = ("steps", "releases", "drawn", "sampling_rate", "unevenness", "noise_values", "noise_size", "noise_repeated")
+_STEPS = (
+    "steps",
+    "releases",
+    "drawn",
+    "sampling_rate",
+    "unevenness",
+    "noise_values",
+    "noise_size",
+    "noise_repeated",
+)
 _FALSE_ALARM = 1e-9  # how often steps that are what they are said to be are taken for others
 _SAME = 0.9  # correlation of two steps' noise, at 64 coordinates: by chance less than once in 10^20
 _ENOUGH = 48  # such coordinates, below which two steps may be alike by chance
@@ -31,9 +42,10 @@ _ENOUGH = 48  # such coordinates, below which two steps may be alike by chance
 class GradientAudit(Probe):
     """Lower bound of epsilon by canaries in the gradients of a training; white box, the tight case.
 
-    Of a model trained with them (`audit train dp-sgd -D gradient_canaries=1000`; the lab plants 1,000 where this is
-    asked for). delta: at which epsilon is bounded (0: the training's own, 1e-5 where that has none). score: the
-    likelihood of each step under the mechanism that the training says it is, or the plain sum of the steps.
+    Of a model trained with them (`audit train dp-sgd -D gradient_canaries=1000`; the lab plants
+    1,000 where this is asked for). delta: at which epsilon is bounded (0: the training's own, 1e-5
+    where that has none). score: the likelihood of each step under the mechanism that the training
+    says it is, or the plain sum of the steps.
     """
 
     name: ClassVar[str] = "gradient-audit"
@@ -63,18 +75,27 @@ class GradientAudit(Probe):
             if secret.id in wanted:
                 yield Observation(secret.id, {"score": score})
 
-    def facts(self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, float]:
+    def facts(
+        self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
+    ) -> dict[str, float]:
         kept = view.recorded_gradient_canaries()
         terms = {"delta": self.delta or kept.delta or DELTA, "per_user": float(kept.unit == "user")}
         steps = {name: float(getattr(kept, name)) for name in _STEPS}
         return {**terms, **steps, "canaries": float(len(kept.scores))}
 
-    def epsilon_lower_bounds(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Audited, ...]:
+    def epsilon_lower_bounds(
+        self, secrets: Sequence[Secret], observations: Observed
+    ) -> tuple[Audited, ...]:
         seen, scores = observations.facts, value_column(observations, "score")
         unit = "user" if seen["per_user"] else "record"
-        sampling = (seen["sampling_rate"], int(seen["steps"]))  # the shape of what it says of itself
+        sampling = (
+            seen["sampling_rate"],
+            int(seen["steps"]),
+        )  # the shape of what it says of itself
         try:
-            found = audit_epsilon_bounds(scores, member_mask(secrets), seen["delta"], sampling=sampling)
+            found = audit_epsilon_bounds(
+                scores, member_mask(secrets), seen["delta"], sampling=sampling
+            )
         except AuditError as why:  # scores that say nothing are this row's matter: the run goes on
             raise NotApplicable(str(why)) from why
         return tuple(replace(audit, unit=unit) for audit in found)
@@ -82,31 +103,46 @@ class GradientAudit(Probe):
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         return audit_measurements(self.epsilon_lower_bounds(secrets, observations))
 
-    def claim_violations(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
+    def claim_violations(
+        self, secrets: Sequence[Secret], observations: Observed
+    ) -> tuple[str, ...]:
         return tuple(_gradient_accounting_fault_sentences(observations.facts))
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         inside = sum(secret.member for secret in secrets)
         return (
-            f"{len(secrets):,} gradient canaries, {inside:,} of them in the data by fair coins: the auditor sees every "
+            f"{len(secrets):,} gradient canaries, {inside:,} of them in the data by fair coins: "
+            "the auditor sees every "
             "noisy sum of the training, and what the records added to it",
         )
 
 
 def _gradient_accounting_fault_sentences(seen: Mapping[str, float]) -> Iterator[str]:
-    """How the recorded steps contradict the accounting: too many releases, wrong sampling, too little noise."""
-    steps, releases, values, size = (seen[name] for name in ("steps", "releases", "noise_values", "noise_size"))
+    """How the recorded steps contradict the accounting: too many releases, wrong sampling, too
+    little noise."""
+    steps, releases, values, size = (
+        seen[name] for name in ("steps", "releases", "noise_values", "noise_size")
+    )
     if releases > steps:
-        yield f"the training released {releases:,.0f} noisy sums, and {steps:,.0f} are accounted for"
+        yield (
+            f"the training released {releases:,.0f} noisy sums, and {steps:,.0f} are accounted for"
+        )
     draws, rate = seen["canaries"] * releases, seen["sampling_rate"]
     # P[X >= drawn], X ~ Binomial(draws, rate): `sf` is strictly above.
     if binom.sf(seen["drawn"] - 1, draws, rate) < _FALSE_ALARM:
-        yield f"units were drawn at a rate of {seen['drawn'] / draws:.3g}, and {rate:.3g} is accounted for"
+        yield (
+            f"units were drawn at a rate of {seen['drawn'] / draws:.3g}, and {rate:.3g} is "
+            "accounted for"
+        )
     # Below -z with a chance of at most exp(-z^2 / 2) (Maurer 2003, Theorem 2.1).
     if math.exp(-(min(0.0, seen["unevenness"]) ** 2) / 2) < _FALSE_ALARM:
         yield "units were drawn too evenly for Poisson sampling, which the claim is accounted for"
-    # The squares of `values` noise values over the claimed variance add up to a chi-squared variable.
+    # The squares of `values` noise values over the claimed variance add up to a chi-squared
+    # variable.
     if values and values * size**2 < chi2.ppf(_FALSE_ALARM, values):
-        yield f"the noise has {size:.3g} of the deviation that is claimed for, over {values:,.0f} values of it"
+        yield (
+            f"the noise has {size:.3g} of the deviation that is claimed for, over {values:,.0f} "
+            "values of it"
+        )
     if values >= _ENOUGH * releases and seen["noise_repeated"] > _SAME:
         yield "what should be the noise of two steps is the same: their difference is without any"

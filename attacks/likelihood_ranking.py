@@ -1,4 +1,5 @@
-"""Candidates ranked by their likelihood: alone, exact, or against their size, their lower case or a reference model."""
+"""Candidates ranked by their likelihood: alone, exact, or against their size, their lower case or a
+reference model."""
 
 from __future__ import annotations
 
@@ -24,11 +25,15 @@ from auditor.plugins.view import Batch, Search, View
 
 @dataclass(frozen=True)
 class PerplexityRanking(SamplingAttack):
-    """Rank sampled suffixes by the target's perplexity (Carlini et al. 2021); score = -mean nll, nats a token."""
+    """Rank sampled suffixes by the target's perplexity (Carlini et al. 2021); score = -mean nll,
+    nats a token."""
 
     name: ClassVar[str] = "perplexity"
     needs: ClassVar[tuple[str, ...]] = ("draw", "likelihood")
-    quick: ClassVar[Mapping[str, Any]] = {"samples": 1, "temperature": 0}  # greedy decoding: one candidate to rank
+    quick: ClassVar[Mapping[str, Any]] = {
+        "samples": 1,
+        "temperature": 0,
+    }  # greedy decoding: one candidate to rank
 
     def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
         return [-mean_nll_of_candidates(candidates) for _, candidates in batch]
@@ -38,11 +43,11 @@ class PerplexityRanking(SamplingAttack):
 class ExactProbabilityRanking(SamplingAttack):
     """Rank every suffix likelier than `threshold` by exact probability; no sampling.
 
-    Ours (formulas A5). The score is log q(suffix) in nats, q the distribution after temperature and truncation
-    (Ethicist's: 0.8, top-p 0.7). A sampler at K=100 estimates q by counts and misses a suffix of probability 0.01 in 37
-    of 100 cases; the tree reads q off, down to `threshold`, and certifies its first guess as the likeliest suffix there
-    is. A sharpened, truncated distribution ranks better than nll: one unlikely token weighs more, as in text that is
-    not memorised.
+    Ours (formulas A5). The score is log q(suffix) in nats, q the distribution after temperature and
+    truncation (Ethicist's: 0.8, top-p 0.7). A sampler at K=100 estimates q by counts and misses a
+    suffix of probability 0.01 in 37 of 100 cases; the tree reads q off, down to `threshold`, and
+    certifies its first guess as the likeliest suffix there is. A sharpened, truncated distribution
+    ranks better than nll: one unlikely token weighs more, as in text that is not memorised.
     """
 
     name: ClassVar[str] = "exact"
@@ -53,21 +58,29 @@ class ExactProbabilityRanking(SamplingAttack):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.search != "tree":
-            raise AuditError(f"expected search=tree, which gives exact probabilities, got search={self.search}")
+            raise AuditError(
+                f"expected search=tree, which gives exact probabilities, got search={self.search}"
+            )
         if self.temperature == 0:
-            raise AuditError("expected temperature > 0, got 0: greedy decoding gives every suffix probability 0 or 1")
+            raise AuditError(
+                "expected temperature > 0, got 0: greedy decoding gives every suffix probability 0 "
+                "or 1"
+            )
 
     def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
-        leaves = [candidates for _, candidates in batch if isinstance(candidates, TreeLeaves)]  # all of them are
+        leaves = [
+            candidates for _, candidates in batch if isinstance(candidates, TreeLeaves)
+        ]  # all of them are
         return [candidates.log_q for candidates in leaves]
 
 
 @dataclass(frozen=True)
 class ZlibRanking(SamplingAttack):
-    """Rank by perplexity against compressed size (Carlini et al. 2021); score = -(mean nll / zlib bytes).
+    """Rank by perplexity against compressed size (Carlini et al. 2021); score = -(mean nll / zlib
+    bytes).
 
-    `text`: what is compressed, the suffix alone or prefix and suffix. Public repositories disagree on this score; this
-    is the form in which more bytes make a candidate surer.
+    `text`: what is compressed, the suffix alone or prefix and suffix. Public repositories disagree
+    on this score; this is the form in which more bytes make a candidate surer.
     """
 
     name: ClassVar[str] = "zlib"
@@ -76,14 +89,19 @@ class ZlibRanking(SamplingAttack):
 
     def check_inputs(self, view: View, known: Sequence[Pair]) -> None:
         if view.tokenizer is None:
-            raise NotApplicable("needs a tokenizer to turn tokens into text, and the model came without one")
+            raise NotApplicable(
+                "needs a tokenizer to turn tokens into text, and the model came without one"
+            )
 
     def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
         self.check_inputs(view, ())
         result = []
         for query, candidates in batch:
             head = query.prefix if self.text == "all" else ()
-            texts = [view.tokenizer.decode([*head, *suffix]) for suffix in candidate_suffixes_as_tuples(candidates)]
+            texts = [
+                view.tokenizer.decode([*head, *suffix])
+                for suffix in candidate_suffixes_as_tuples(candidates)
+            ]
             result.append(
                 -mean_nll_of_candidates(candidates)
                 / candidate_values_tensor([zlib_compressed_byte_count(text) for text in texts])
@@ -104,11 +122,13 @@ def zlib_compressed_byte_count(text: str) -> int:
 
 @dataclass(frozen=True)
 class LowercaseRanking(SamplingAttack):
-    """Rank by perplexity against that of the lower-cased suffix (Carlini et al. 2021); score = -(nll / nll of lower).
+    """Rank by perplexity against that of the lower-cased suffix (Carlini et al. 2021); score =
+    -(nll / nll of lower).
 
-    Both nll are means per token, in nats, behind the same prefix, of a text as the tokenizer writes it; read as far as
-    the model has positions. A text that lower case leaves as it is scores -1, as both are the same; if the likeliest
-    suffix of a prefix is such a text, all of that prefix score -1. Equal scores are ranked by likelihood.
+    Both nll are means per token, in nats, behind the same prefix, of a text as the tokenizer writes
+    it; read as far as the model has positions. A text that lower case leaves as it is scores -1, as
+    both are the same; if the likeliest suffix of a prefix is such a text, all of that prefix score
+    -1. Equal scores are ranked by likelihood.
     """
 
     name: ClassVar[str] = "lowercase"
@@ -116,29 +136,42 @@ class LowercaseRanking(SamplingAttack):
 
     def check_inputs(self, view: View, known: Sequence[Pair]) -> None:
         if view.tokenizer is None:
-            raise NotApplicable("needs a tokenizer to lower-case text, and the model came without one")
+            raise NotApplicable(
+                "needs a tokenizer to lower-case text, and the model came without one"
+            )
 
     def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
         self.check_inputs(view, ())
-        pairs = [(query.prefix, suffix) for query, some in batch for suffix in candidate_suffixes_as_tuples(some)]
+        pairs = [
+            (query.prefix, suffix)
+            for query, some in batch
+            for suffix in candidate_suffixes_as_tuples(some)
+        ]
         nll = torch.cat([mean_nll_of_candidates(candidates) for _, candidates in batch]).tolist()
         scores = candidate_values_tensor(scores_against_lower_case(view, pairs, nll))
         by_query = scores.split([len(candidates.suffixes) for _, candidates in batch])
-        return [_scores_if_likeliest_has_capitals(own, some) for own, (_, some) in zip(by_query, batch, strict=True)]
+        return [
+            _scores_if_likeliest_has_capitals(own, some)
+            for own, (_, some) in zip(by_query, batch, strict=True)
+        ]
 
 
 def _scores_if_likeliest_has_capitals(scores: Tensor, candidates: Any) -> Tensor:
     """Return the scores (distinct,), or -1 for all if the likeliest candidate has no capitals."""
-    # Among digits or a script without case a capital is an unlikely draw, and would lead for want of a rival.
+    # Among digits or a script without case a capital is an unlikely draw, and would lead for want
+    # of a rival.
     likeliest = int(mean_nll_of_candidates(candidates).argmin())
     return scores if float(scores[likeliest]) != -1.0 else torch.full_like(scores, -1.0)
 
 
-def scores_against_lower_case(view: View, pairs: Sequence[tuple[Tokens, Tokens]], nll: Sequence[float]) -> list[float]:
-    """Return -(nll of the text / nll of its lower case) of each suffix, both tokenised anew; -1 without capitals.
+def scores_against_lower_case(
+    view: View, pairs: Sequence[tuple[Tokens, Tokens]], nll: Sequence[float]
+) -> list[float]:
+    """Return -(nll of the text / nll of its lower case) of each suffix, both tokenised anew; -1
+    without capitals.
 
-    A drawn suffix may be written in other tokens than the tokenizer would choose, which are less likely: if only the
-    lower case were tokenised anew, digits in odd pieces would lead.
+    A drawn suffix may be written in other tokens than the tokenizer would choose, which are less
+    likely: if only the lower case were tokenised anew, digits in odd pieces would lead.
 
     Args:
         view: of a target with log-probabilities, with a tokenizer.
@@ -148,9 +181,13 @@ def scores_against_lower_case(view: View, pairs: Sequence[tuple[Tokens, Tokens]]
     assert view.tokenizer is not None
     asked: dict[int, tuple[tuple[Tokens, Tokens], tuple[Tokens, Tokens]]] = {}
     for i, (prefix, suffix) in enumerate(pairs):
-        room = None if view.target.max_positions is None else view.target.max_positions - len(prefix)
+        room = (
+            None if view.target.max_positions is None else view.target.max_positions - len(prefix)
+        )
         text = view.tokenizer.decode(suffix)
-        written, lowered = (_tokens_of_text(view.tokenizer, one)[:room] for one in (text, text.lower()))
+        written, lowered = (
+            _tokens_of_text(view.tokenizer, one)[:room] for one in (text, text.lower())
+        )
         if written and lowered and written != lowered:
             asked[i] = (prefix, written), (prefix, lowered)
     again = [written for i, (written, _) in asked.items() if written != pairs[i]]
@@ -169,10 +206,11 @@ def _tokens_of_text(tokenizer: Any, text: str) -> Tokens:
 
 @dataclass(frozen=True)
 class ReferenceModelRanking(SamplingAttack):
-    """Rank by perplexity against a reference model's (Carlini et al. 2021; Ethicist's "Comparing (LM)").
+    """Rank by perplexity against a reference model's (Carlini et al. 2021; Ethicist's "Comparing
+    (LM)").
 
-    form: `ratio` -(nll / nll_ref), `difference` -(nll - nll_ref), `perplexity-ratio` -(ppl / ppl_ref); nll are means
-    per token, in nats.
+    form: `ratio` -(nll / nll_ref), `difference` -(nll - nll_ref), `perplexity-ratio` -(ppl /
+    ppl_ref); nll are means per token, in nats.
     """
 
     name: ClassVar[str] = "reference"
@@ -194,16 +232,22 @@ def require_reference_model(view: View) -> LanguageModel:
 
 
 def scores_against_reference_model(view: View, batch: Batch, form: str = "ratio") -> list[Tensor]:
-    """The scores of each query's candidates, (distinct,), higher surer. NotApplicable without a reference model."""
+    """The scores of each query's candidates, (distinct,), higher surer. NotApplicable without a
+    reference model."""
     below = require_reference_model(view)
     pairs = [
-        (query.prefix, suffix) for query, candidates in batch for suffix in candidate_suffixes_as_tuples(candidates)
+        (query.prefix, suffix)
+        for query, candidates in batch
+        for suffix in candidate_suffixes_as_tuples(candidates)
     ]
     sizes = [len(candidates.counts) for _, candidates in batch]
     # All candidates in one call: what those of one prefix share is read once.
     reference = candidate_values_tensor(view.mean_nll(below, pairs)).split(sizes)
     own = [mean_nll_of_candidates(candidates) for _, candidates in batch]
-    return [score_against_reference_nll(nll, other, form) for nll, other in zip(own, reference, strict=True)]
+    return [
+        score_against_reference_nll(nll, other, form)
+        for nll, other in zip(own, reference, strict=True)
+    ]
 
 
 def score_against_reference_nll(nll: Tensor, reference: Tensor, form: str) -> Tensor:

@@ -1,4 +1,5 @@
-"""Near-verbatim extraction: a lower bound on the probability of a sample within a few token edits of the secret."""
+"""Near-verbatim extraction: a lower bound on the probability of a sample within a few token edits
+of the secret."""
 
 from __future__ import annotations
 
@@ -35,8 +36,10 @@ _ROWS_AT_ONCE = 2048
 class NearVerbatim(DistributionProbe):
     """Probability of a sample within `distance` edits of the suffix (a lower bound: k-CBS, 2026).
 
-    A beam of the `beams` likeliest partial samples that can still end within the distance, and always the verbatim
-    path: what they sum to is a lower bound, never below the verbatim probability, and exact where no beam was dropped.
+    A beam of the `beams` likeliest partial samples that can still end within the distance, and
+    always the verbatim
+    path: what they sum to is a lower bound, never below the verbatim probability, and exact where
+    no beam was dropped.
     """
 
     name: ClassVar[str] = "near-verbatim"
@@ -60,10 +63,14 @@ class NearVerbatim(DistributionProbe):
             )
             return [
                 Observation(secret.id, {"log_p_near": log_near, "log_p": log_p})
-                for secret, log_near, log_p in zip(batch, near.tolist(), verbatim.tolist(), strict=True)
+                for secret, log_near, log_p in zip(
+                    batch, near.tolist(), verbatim.tolist(), strict=True
+                )
             ]
 
-        yield from observe_in_batches(view, secrets, near_verbatim_batch_size(model, self.beams), look)
+        yield from observe_in_batches(
+            view, secrets, near_verbatim_batch_size(model, self.beams), look
+        )
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         member = member_mask(secrets)
@@ -72,25 +79,39 @@ class NearVerbatim(DistributionProbe):
         note = f"lower bound: within {self.distance} token edits, {self.beams} beams; one sample"
         # The difference of two lower bounds bounds nothing, so there is no excess.
         return [
-            *mean_probability_with_nonmember_baseline("near_verbatim_probability", near, member, note, excess=False),
-            *mean_probability_with_nonmember_baseline("extraction_probability", verbatim, member, "one sample"),
+            *mean_probability_with_nonmember_baseline(
+                "near_verbatim_probability", near, member, note, excess=False
+            ),
+            *mean_probability_with_nonmember_baseline(
+                "extraction_probability", verbatim, member, "one sample"
+            ),
         ]
 
-    def main_number_by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
+    def main_number_by_repeats(
+        self, secrets: Sequence[Secret], observations: Observed
+    ) -> dict[str, Measurement]:
         near = compute_any_sample_probability(value_column(observations, "log_p_near"), 1)
         return mean_probability_by_repeat_count("near_verbatim_probability", secrets, near)
 
-    def per_secret_values(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
+    def per_secret_values(
+        self, secrets: Sequence[Secret], observations: Observed
+    ) -> dict[str, list[float]]:
         names = {"near_verbatim_probability": "log_p_near", "extraction_probability": "log_p"}
         log_p = {name: value_column(observations, own) for name, own in names.items()}
-        return {name: compute_any_sample_probability(column, 1).tolist() for name, column in log_p.items()}
+        return {
+            name: compute_any_sample_probability(column, 1).tolist()
+            for name, column in log_p.items()
+        }
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        near, verbatim = (np.exp(value_column(observations, name)) for name in ("log_p_near", "log_p"))
+        near, verbatim = (
+            np.exp(value_column(observations, name)) for name in ("log_p_near", "log_p")
+        )
         return (
             "no soft prompt",
             "lower bounds, the baseline too: what the beams dropped is not counted",
-            f"near-verbatim samples at least double the probability of {int((near > 2 * verbatim).sum())} suffixes",
+            "near-verbatim samples at least double the probability of "
+            f"{int((near > 2 * verbatim).sum())} suffixes",
         )
 
 
@@ -110,35 +131,60 @@ def near_verbatim_batch_size(model: LanguageModel, beams: int) -> int:
 
 @torch.no_grad()
 def near_verbatim_probability_bound(
-    model: LanguageModel, decoding: Decoding, prefixes: Tensor, suffixes: Tensor, distance: int, beams: int
+    model: LanguageModel,
+    decoding: Decoding,
+    prefixes: Tensor,
+    suffixes: Tensor,
+    distance: int,
+    beams: int,
 ) -> tuple[Tensor, Tensor]:
-    """log of a lower bound on P[edits(sample, suffix) <= distance], and log P[sample = suffix]: (B,) float64 nats each.
+    """log of a lower bound on P[edits(sample, suffix) <= distance], and log P[sample = suffix]:
+    (B,) float64 nats each.
 
-    prefixes: (B, n); suffixes: (B, L). A row is a distinct partial sample; each secret has a beam of its own.
+    prefixes: (B, n); suffixes: (B, L). A row is a distinct partial sample; each secret has a beam
+    of its own.
     """
     count, length = suffixes.shape
     rows = model.start(prefixes, length)
     owner = torch.arange(count, device=suffixes.device)  # (rows,): whose beam a row is
     log_q = torch.zeros(count, dtype=torch.float64, device=suffixes.device)
-    edits = torch.arange(length + 1, device=suffixes.device).expand(count, -1)  # (rows, L+1): Levenshtein rows
+    edits = torch.arange(length + 1, device=suffixes.device).expand(
+        count, -1
+    )  # (rows, L+1): Levenshtein rows
     verbatim = torch.ones(count, dtype=torch.bool, device=suffixes.device)
     for position in range(length):
-        children = log_q.unsqueeze(-1) + decoding.log_distribution(rows.log_probs()).double()  # (rows, V)
+        children = (
+            log_q.unsqueeze(-1) + decoding.log_distribution(rows.log_probs()).double()
+        )  # (rows, V)
         aims = suffixes[owner]
         # Tokens that the suffix has nowhere all change the row alike: one row serves them together.
-        known, unknown = _edit_distances_of_beam_children(edits, aims)  # (rows, L, L+1), (rows, L+1)
-        near = (_fewest_edits_beam_can_end_with(unknown, position + 1) <= distance).unsqueeze(-1).expand_as(children)
-        near = near.scatter(-1, aims, _fewest_edits_beam_can_end_with(known, position + 1) <= distance)
+        known, unknown = _edit_distances_of_beam_children(
+            edits, aims
+        )  # (rows, L, L+1), (rows, L+1)
+        near = (
+            (_fewest_edits_beam_can_end_with(unknown, position + 1) <= distance)
+            .unsqueeze(-1)
+            .expand_as(children)
+        )
+        near = near.scatter(
+            -1, aims, _fewest_edits_beam_can_end_with(known, position + 1) <= distance
+        )
         truth = aims[:, position]
-        exact = torch.where(verbatim, children.gather(-1, truth.unsqueeze(-1)).squeeze(-1), -torch.inf)
+        exact = torch.where(
+            verbatim, children.gather(-1, truth.unsqueeze(-1)).squeeze(-1), -torch.inf
+        )
         children = torch.where(near, children, -torch.inf)
         if position + 1 == length:
-            # Of distinct texts, so that probabilities add up and what beams dropped only lowers them (formulas A6).
+            # Of distinct texts, so that probabilities add up and what beams dropped only lowers
+            # them (formulas A6).
             ends = (children.logsumexp(-1), exact)
-            near_total, exact_total = (_near_verbatim_log_sum_by_secret(owner, log_p, count) for log_p in ends)
+            near_total, exact_total = (
+                _near_verbatim_log_sum_by_secret(owner, log_p, count) for log_p in ends
+            )
             return near_total, exact_total
         parents, tokens = _prune_beams_keep_verbatim(children, owner, beams, exact, truth)
-        # No row can still end near enough, and no verbatim path goes on: all that is left has probability 0.
+        # No row can still end near enough, and no verbatim path goes on: all that is left has
+        # probability 0.
         if not len(parents):
             break
         log_q, owner = children[parents, tokens], owner[parents]
@@ -152,9 +198,11 @@ def near_verbatim_probability_bound(
 
 
 def _edit_distances_of_beam_children(edits: Tensor, aims: Tensor) -> tuple[Tensor, Tensor]:
-    """The Levenshtein row of each child: for the tokens of the suffix (rows, L, L+1), and for all others (rows, L+1).
+    """The Levenshtein row of each child: for the tokens of the suffix (rows, L, L+1), and for all
+    others (rows, L+1).
 
-    edits: (rows, L+1), edits[j] = distance of the row's tokens to the first j of the suffix; aims: (rows, L).
+    edits: (rows, L+1), edits[j] = distance of the row's tokens to the first j of the suffix; aims:
+    (rows, L).
     """
     length = aims.shape[1]
     equal = aims.unsqueeze(1) == aims.unsqueeze(2)  # (rows, L tokens, L places)
@@ -171,7 +219,8 @@ def _edit_distances_of_beam_children(edits: Tensor, aims: Tensor) -> tuple[Tenso
 
 
 def _fewest_edits_beam_can_end_with(edits: Tensor, position: int) -> Tensor:
-    """The fewest edits a row can end with: after edits[j], L - position tokens are still to become L - j."""
+    """The fewest edits a row can end with: after edits[j], L - position tokens are still to become
+    L - j."""
     places = torch.arange(edits.shape[-1], device=edits.device)
     return (edits + (places - position).abs()).amin(-1)
 
@@ -197,7 +246,8 @@ def _prune_beams_keep_verbatim(
 
 
 def _near_verbatim_log_sum_by_secret(owner: Tensor, log_q: Tensor, count: int) -> Tensor:
-    """(count,): log of the sum of exp(log_q) over the rows of each secret; -inf where it has none."""
+    """(count,): log of the sum of exp(log_q) over the rows of each secret; -inf where it has
+    none."""
     total = torch.zeros(count, dtype=torch.float64, device=owner.device)
     peak = torch.full_like(total, -torch.inf).scatter_reduce(0, owner, log_q, "amax")
     safe = torch.where(peak.isfinite(), peak, 0.0)

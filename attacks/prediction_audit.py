@@ -1,18 +1,22 @@
-"""Prediction audit: is a member of the ensemble in or out, guessed from the tokens of one budget, game after game.
+"""Prediction audit: is a member of the ensemble in or out, guessed from the tokens of one budget,
+game after game.
 
-Private prediction promises that nobody can tell two neighbouring models apart by the tokens that one budget pays for.
-So that is played: a fair coin takes the model or its neighbour, an adversary asks it for as many tokens as the promise
-covers, and guesses the coin from what was drawn. Every game is a new budget with a new coin, so games are independent,
-and Clopper-Pearson's bound of their guesses is one of epsilon (formulas.md B5). That bound stands whatever draws the
+Private prediction promises that nobody can tell two neighbouring models apart by the tokens that
+one budget pays for. So that is played: a fair coin takes the model or its neighbour, an adversary
+asks it for as many tokens as the promise covers, and guesses the coin from what was drawn. Every
+game is a new budget with a new coin, so games are independent, and Clopper-Pearson's bound of their
+guesses is one of epsilon (formulas.md B5). That bound stands whatever draws the
 tokens: the draws are audited, not the distribution that the model gives for them.
 
-The adversary is the strongest that costs little. It asks one context, teacher-forced on a record, over and over: the
-one where, of all neighbours, model and neighbour are furthest apart after so many tokens. It knows both distributions
-and adds up the log-ratios of what is drawn; where to cut the sum is learnt from games that are then not counted.
+The adversary is the strongest that costs little. It asks one context, teacher-forced on a record,
+over and over: the one where, of all neighbours, model and neighbour are furthest apart after so
+many tokens. It knows both distributions and adds up the log-ratios of what is drawn; where to cut
+the sum is learnt from games that are then not counted.
 Another adversary may do better, so a bound that is far below the claim is no proof of it.
 
-Tokens are the auditor's own: they are not released, and not charged to the claim. Knows no defense and no relation: the
-target says which models are its neighbours, and without any the public model stands in its place.
+Tokens are the auditor's own: they are not released, and not charged to the claim. Knows no defense
+and no relation: the target says which models are its neighbours, and without any the public model
+stands in its place.
 """
 
 from __future__ import annotations
@@ -36,7 +40,13 @@ from auditor.core.secret_randomness import CHANNELS, keyed_random_generator
 from auditor.models.base import LanguageModel, Neighbours
 from auditor.models.decoding import ANCESTRAL
 from auditor.plugins.options import require_options_at_least
-from auditor.plugins.probe import DELTA, Observed, Probe, observe_in_batches, observed_names_without_prefix
+from auditor.plugins.probe import (
+    DELTA,
+    Observed,
+    Probe,
+    observe_in_batches,
+    observed_names_without_prefix,
+)
 from auditor.plugins.view import Sampling, View
 from auditor.statistics.audited import LEVEL, audit_measurements
 from auditor.statistics.composition import (
@@ -51,7 +61,9 @@ Array = NDArray[np.float64]
 
 _DRAWS = 2**20  # tokens of all games together, where the number of games is not given
 _AT_ONCE = 2**18  # tokens drawn at once
-_DISTRIBUTION_ELEMENTS = 2**22  # probabilities of all neighbours held at once: 32 MiB of float64 each
+_DISTRIBUTION_ELEMENTS = (
+    2**22
+)  # probabilities of all neighbours held at once: 32 MiB of float64 each
 _SURE = 1e6  # nats: what a token that only one of the two can say counts
 PUBLIC = "any_two_models"  # the neighbour of a model that names none: the public one in its place
 _COUNTS = ("tp", "fn", "fp", "tn")
@@ -61,12 +73,14 @@ _PRIVATE = "exact answers depend on the private data: do not publish"
 
 @dataclass(frozen=True)
 class PredictionAudit(Probe):
-    """Audited epsilon of private prediction: guess from a budget's tokens whether the model or a neighbour drew them.
+    """Audited epsilon of private prediction: guess from a budget's tokens whether the model or a
+    neighbour drew them.
 
-    games: how many (0: as many as make a million tokens); tokens: drawn in each, at most those that the claim covers
-    (of fewer the bound is valid too, and looser). relation: of the neighbours (empty: the one that the claim is set up
-    for). positions: how many of a suffix are looked at for the context to ask, evenly spaced (0: all). delta: that of
-    the bound (0: that of the claim, else 1e-5); level: how often the bound may be too high.
+    games: how many (0: as many as make a million tokens); tokens: drawn in each, at most those that
+    the claim covers (of fewer the bound is valid too, and looser). relation: of the neighbours
+    (empty: the one that the claim is set up for). positions: how many of a suffix are looked at for
+    the context to ask, evenly spaced (0: all). delta: that of the bound (0: that of the claim, else
+    1e-5); level: how often the bound may be too high.
     """
 
     name: ClassVar[str] = "prediction-audit"
@@ -83,7 +97,10 @@ class PredictionAudit(Probe):
 
     def __post_init__(self) -> None:
         if self.games and self.games < FEWEST:
-            raise AuditError(f"expected games >= {FEWEST} (0: as many as make a million tokens), got {self.games}")
+            raise AuditError(
+                f"expected games >= {FEWEST} (0: as many as make a million tokens), got "
+                f"{self.games}"
+            )
         require_options_at_least(self, 1, "tokens")
         require_options_at_least(self, 0, "positions")
         check_audit_parameters(self.delta, self.level)
@@ -96,7 +113,9 @@ class PredictionAudit(Probe):
 
     @torch.no_grad()
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
-        if "distribution" not in view.target.capabilities:  # the setting is the adversary's, who sees tokens alone
+        if (
+            "distribution" not in view.target.capabilities
+        ):  # the setting is the adversary's, who sees tokens alone
             wanted = "the distribution that tokens are scored by"
             raise TargetLacks(f"needs {wanted}, which {view.target.name} does not give")
         self._game_terms(view.claim)
@@ -111,7 +130,9 @@ class PredictionAudit(Probe):
         terms = self._game_terms(view.claim)
         longest = max((len(secret.suffix) for secret in secrets), default=1)
         # what the model says of each place, and of each part at the places that are looked at
-        elements = (longest + (self.positions or longest) * view.target.parts) * view.target.vocab_size
+        elements = (
+            longest + (self.positions or longest) * view.target.parts
+        ) * view.target.vocab_size
         size = max(1, _DISTRIBUTION_ELEMENTS // elements)
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
@@ -120,8 +141,8 @@ class PredictionAudit(Probe):
             own = _normalised_game_log_probs(view.target.log_probs(contexts, length)[:, at])
             offered, _ = self._neighbours_to_play_against(view, contexts, length, at)
             tokens, often = int(terms["tokens"]), max(terms["delta"], 1 / terms["games"])
-            # nats, (B, positions, neighbours): how far apart a game leaves the two. What happens less often than once
-            # in all games shows nothing.
+            # nats, (B, positions, neighbours): how far apart a game leaves the two. What happens
+            # less often than once in all games shows nothing.
             found = {
                 other.relation: bound_game_epsilon(
                     own[..., None, :], _normalised_game_log_probs(other.log_probs), tokens, often
@@ -133,19 +154,33 @@ class PredictionAudit(Probe):
                 for relation, reach in found.items():
                     position, neighbour = divmod(int(reach[i].argmax()), reach.shape[-1])
                     values[f"reach_{relation}"] = float(reach[i].max())
-                    values[f"position_{relation}"], values[f"neighbour_{relation}"] = float(at[position]), neighbour
+                    values[f"position_{relation}"], values[f"neighbour_{relation}"] = (
+                        float(at[position]),
+                        neighbour,
+                    )
                 seen.append(Observation(secret.id, values))
             return seen
 
         yield from observe_in_batches(view, secrets, size, look)
 
     def _game_terms(self, claim: Claim | None) -> dict[str, float]:
-        """What is played for: tokens and number of the games, delta, and the epsilon claimed by its relation."""
+        """What is played for: tokens and number of the games, delta, and the epsilon claimed by its
+        relation."""
         if claim is not None and claim.any_access:
-            raise TargetLacks("its claim is about how it was trained, not about drawn tokens: see epsilon-audit")
-        covered = self.tokens if claim is None or claim.queries is None else min(self.tokens, max(1, claim.queries))
+            raise TargetLacks(
+                "its claim is about how it was trained, not about drawn tokens: see epsilon-audit"
+            )
+        covered = (
+            self.tokens
+            if claim is None or claim.queries is None
+            else min(self.tokens, max(1, claim.queries))
+        )
         delta = self.delta or (DELTA if claim is None else claim.delta)
-        terms = {"tokens": covered, "games": self.games or max(FEWEST, _DRAWS // covered), "delta": delta}
+        terms = {
+            "tokens": covered,
+            "games": self.games or max(FEWEST, _DRAWS // covered),
+            "delta": delta,
+        }
         if claim is not None:
             relation = self.relation if self.relation in claim.epsilon else claim.relation
             any_number = math.inf if claim.queries is None else claim.queries
@@ -156,7 +191,8 @@ class PredictionAudit(Probe):
     def _neighbours_to_play_against(
         self, view: View, contexts: Tensor, last: int, at: Sequence[int]
     ) -> tuple[Sequence[Neighbours], bool]:
-        """The distributions of the neighbours to play against; and whether the public model is the only one there is.
+        """The distributions of the neighbours to play against; and whether the public model is the
+        only one there is.
 
         Raises NotApplicable where there are none, or none by the relation that was asked for.
         """
@@ -164,8 +200,12 @@ class PredictionAudit(Probe):
         stand_in = not offered
         if stand_in:
             if view.public is None:
-                raise TargetLacks("needs a neighbour of the target, or --public for a model to stand in its place")
-            offered = [Neighbours(PUBLIC, view.public.log_probs(contexts, last)[:, at].unsqueeze(-2))]
+                raise TargetLacks(
+                    "needs a neighbour of the target, or --public for a model to stand in its place"
+                )
+            offered = [
+                Neighbours(PUBLIC, view.public.log_probs(contexts, last)[:, at].unsqueeze(-2))
+            ]
         names = [neighbours.relation for neighbours in offered]
         if self.relation and self.relation not in names:
             raise TargetLacks(f"its neighbours are by {' or '.join(names)}, not by {self.relation}")
@@ -175,8 +215,11 @@ class PredictionAudit(Probe):
     # --- the games ---
 
     @torch.no_grad()
-    def facts(self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, float]:
-        """Plays the games behind the context that gives most away: their terms, and what came of them."""
+    def facts(
+        self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
+    ) -> dict[str, float]:
+        """Plays the games behind the context that gives most away: their terms, and what came of
+        them."""
         if not observations:
             return {}
         reach = {
@@ -188,18 +231,26 @@ class PredictionAudit(Probe):
         chosen, relation = max(reach, key=lambda place: reach[place])
         return self._play_games(view, secrets[chosen], observations[chosen], relation)
 
-    def _play_games(self, view: View, secret: Secret, seen: Observation, relation: str) -> dict[str, float]:
+    def _play_games(
+        self, view: View, secret: Secret, seen: Observation, relation: str
+    ) -> dict[str, float]:
         """The terms, guesses that count, and the exact answer for the same games."""
-        position, neighbour = (int(seen.values[f"{what}_{relation}"]) for what in ("position", "neighbour"))
+        position, neighbour = (
+            int(seen.values[f"{what}_{relation}"]) for what in ("position", "neighbour")
+        )
         terms = self._game_terms(view.claim)
         tokens, games, delta = int(terms["tokens"]), int(terms["games"]), terms["delta"]
-        context = torch.tensor([[*secret.prefix, *secret.suffix[:position]]], device=view.target.device)
+        context = torch.tensor(
+            [[*secret.prefix, *secret.suffix[:position]]], device=view.target.device
+        )
         _, stand_in = self._neighbours_to_play_against(view, context, 1, [0])
         other = view.public if stand_in else view.target.neighbour_model(relation, neighbour)
         assert other is not None  # `_neighbours_to_play_against` has seen to it
         game = PredictionDistinguishingGame(view.target, other, context, tokens)
         guesses = count_confusion(
-            *game.draw_scores_and_coins(games, view.seed, view.target_name, self.name), delta, self.level
+            *game.draw_scores_and_coins(games, view.seed, view.target_name, self.name),
+            delta,
+            self.level,
         )
         exact = compute_exact_game_epsilon(*game.log_distributions_of_both_models, tokens, delta)
         return {
@@ -207,12 +258,16 @@ class PredictionAudit(Probe):
             "stand_in": float(stand_in),
             **dict(zip(_COUNTS, map(float, guesses), strict=True)),
             f"exact_{relation}": exact,
-            "advantage": compute_best_game_advantage(*game.log_distributions_of_both_models, tokens),
+            "advantage": compute_best_game_advantage(
+                *game.log_distributions_of_both_models, tokens
+            ),
         }
 
     # --- what they prove ---
 
-    def epsilon_lower_bounds(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Audited, ...]:
+    def epsilon_lower_bounds(
+        self, secrets: Sequence[Secret], observations: Observed
+    ) -> tuple[Audited, ...]:
         relation, values = _played_relation(observations), observations.facts
         tp, fn, fp, tn = (int(values[name]) for name in _COUNTS)
         # Without a claim, the relation that was played, and a shard.
@@ -243,17 +298,25 @@ class PredictionAudit(Probe):
         relation = _played_relation(observations)
         tokens, covered = int(values["tokens"]), values.get("covered", 0)
         of = f" of the {covered:,.0f} that the claim covers" if math.inf > covered > tokens else ""
-        neighbour = "the public model in its place" if values["stand_in"] else relation.replace("_", " ")
+        neighbour = (
+            "the public model in its place" if values["stand_in"] else relation.replace("_", " ")
+        )
         said = [
-            f"{audit.canaries:,} games that count, each of {tokens:,} drawn tokens{of}; by a fair coin the model "
+            f"{audit.canaries:,} games that count, each of {tokens:,} drawn tokens{of}; by a fair "
+            "coin the model "
             f"answered, or its neighbour ({neighbour}); {audit.right:,} guesses right",
-            f"the bound is too high in at most {audit.level:.0%} of audits, and so many games prove at most "
-            f"{audit.best:.2f}; exactly, these games are {values[f'exact_{relation}']:.3g} nats apart at δ "
+            f"the bound is too high in at most {audit.level:.0%} of audits, and so many games "
+            "prove at most "
+            f"{audit.best:.2f}; exactly, these games are {values[f'exact_{relation}']:.3g} nats "
+            "apart at δ "
             f"{audit.delta:g}, total variation {values['advantage']:.3g}",
             "the auditor's own draws: they are not released, and not charged to the claim",
         ]
         if audit.relation not in (relation, PUBLIC) and f"claimed_{audit.relation}" in values:
-            said.append(f"played by {relation.replace('_', ' ')}, and held to what is claimed {audit.relation}")
+            said.append(
+                f"played by {relation.replace('_', ' ')}, and held to what is claimed "
+                f"{audit.relation}"
+            )
         return (*said, _PRIVATE)
 
 
@@ -270,22 +333,30 @@ class PredictionDistinguishingGame:
     def log_distributions_of_both_models(self) -> tuple[Array, Array]:
         """(V,) nats each: what the next token is said to be drawn from."""
         first, second = (
-            _normalised_game_log_probs(m.log_probs(self.context, 1)[0, 0]) for m in (self.inside, self.outside)
+            _normalised_game_log_probs(m.log_probs(self.context, 1)[0, 0])
+            for m in (self.inside, self.outside)
         )
         return first, second
 
     @torch.no_grad()
     def draw_scores_and_coins(self, games: int, *key: str | int) -> tuple[Array, NDArray[np.bool_]]:
-        """The sum of log-ratios of each game's tokens, higher: surer that it was `inside`; and the coins; (games,)."""
-        # Tokens are independent, so their sum is a game's log-likelihood ratio: no test is stronger (Neyman-Pearson).
-        ratio = torch.from_numpy(_game_log_ratio_of_each_token(*self.log_distributions_of_both_models))
+        """The sum of log-ratios of each game's tokens, higher: surer that it was `inside`; and the
+        coins; (games,)."""
+        # Tokens are independent, so their sum is a game's log-likelihood ratio: no test is stronger
+        # (Neyman-Pearson).
+        ratio = torch.from_numpy(
+            _game_log_ratio_of_each_token(*self.log_distributions_of_both_models)
+        )
         coins, scores = keyed_random_generator(*key, "coins").random(games) < 0.5, np.empty(games)
         for model, side in ((self.inside, coins), (self.outside, ~coins)):
             # A stream for each side: what one model draws moves nothing of the other's.
             noise = keyed_random_generator(*key, "inside" if model is self.inside else "outside")
             # `or`: no coin may have fallen on this side.
             scores[side] = np.concatenate(
-                [ratio[drawn].sum(-1).numpy() for drawn in self._draw_game_token_batches(model, int(side.sum()), noise)]
+                [
+                    ratio[drawn].sum(-1).numpy()
+                    for drawn in self._draw_game_token_batches(model, int(side.sum()), noise)
+                ]
                 or [np.empty(0)]
             )
         return scores, coins
@@ -295,11 +366,16 @@ class PredictionDistinguishingGame:
     ) -> Iterator[Tensor]:
         """(some games, tokens) a batch: drawn as the model itself serves them."""
         # Never advanced: all tokens of all games are drawn behind the one context.
-        rows, at_once = model.start(self.context, 1, distribution=False), max(1, _AT_ONCE // self.tokens)
+        rows, at_once = (
+            model.start(self.context, 1, distribution=False),
+            max(1, _AT_ONCE // self.tokens),
+        )
         for start in range(0, games, at_once):
             draws = min(at_once, games - start) * self.tokens
             uniforms = torch.from_numpy(noise.random((draws, CHANNELS))).to(model.device)
-            drawn, _ = rows.draw(torch.zeros(draws, dtype=torch.long, device=model.device), uniforms, ANCESTRAL)
+            drawn, _ = rows.draw(
+                torch.zeros(draws, dtype=torch.long, device=model.device), uniforms, ANCESTRAL
+            )
             yield drawn.view(-1, self.tokens).cpu()
 
 

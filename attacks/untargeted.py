@@ -1,4 +1,5 @@
-"""Untargeted extraction: no prefix is known; texts are drawn, and held against all that the model was trained on."""
+"""Untargeted extraction: no prefix is known; texts are drawn, and held against all that the model
+was trained on."""
 
 from __future__ import annotations
 
@@ -27,11 +28,12 @@ from auditor.plugins.view import Batch, Sampling, View
 class Untargeted(CorpusAttack):
     """Draw texts without a prefix, look for training data in all of them (Carlini et al. 2021).
 
-    generations: how many, of `length` tokens each. n: tokens of a memorised n-gram (0: 50, or as many as half of the
-    members' suffixes have, where those are shorter). temperature, top_k: of the distribution that tokens are drawn
-    from; over the first `cooling` tokens the temperature falls from `hot` (0: at once). prompts: a file of texts to
-    begin with, one a line, taken in turn; without it, texts begin as the model begins one. Ranked by perplexity, zlib,
-    lower case and a reference model, as far as there are log-probabilities, a tokenizer and a reference.
+    generations: how many, of `length` tokens each. n: tokens of a memorised n-gram (0: 50, or as
+    many as half of the members' suffixes have, where those are shorter). temperature, top_k: of the
+    distribution that tokens are drawn from; over the first `cooling` tokens the temperature falls
+    from `hot` (0: at once). prompts: a file of texts to begin with, one a line, taken in turn;
+    without it, texts begin as the model begins one. Ranked by perplexity, zlib, lower case and a
+    reference model, as far as there are log-probabilities, a tokenizer and a reference.
     """
 
     name: ClassVar[str] = "untargeted"
@@ -58,7 +60,8 @@ class Untargeted(CorpusAttack):
         return {view.sampling_recipe_name(self.sampling(), ""): 1}
 
     def generation_beginnings(self, view: View) -> list[Tokens]:
-        """What generations begin with, in turn. Raises AuditError for prompts that cannot be read."""
+        """What generations begin with, in turn. Raises AuditError for prompts that cannot be
+        read."""
         if self.prompts:
             return read_untargeted_prompts(Path(self.prompts), view.tokenizer)
         if view.target.prefix_token:
@@ -66,10 +69,13 @@ class Untargeted(CorpusAttack):
         for kind in ("bos", "eos"):
             token = getattr(view.tokenizer, f"{kind}_token_id", None)
             token = view.target.special_token_id(kind) if token is None else token
-            if token is not None and token < view.target.vocab_size:  # a tokenizer may know more tokens than the model
+            if (
+                token is not None and token < view.target.vocab_size
+            ):  # a tokenizer may know more tokens than the model
                 return [(token,)]
         raise NotApplicable(
-            "nothing stands before a text's first token: give --prefix-token, or -A untargeted.prompts=FILE"
+            "nothing stands before a text's first token: give --prefix-token, or -A "
+            "untargeted.prompts=FILE"
         )
 
     def check_inputs(self, view: View, known: Sequence[Pair]) -> None:
@@ -78,14 +84,18 @@ class Untargeted(CorpusAttack):
     def user_chosen_beginnings(self, view: View) -> list[Tokens]:
         return self.generation_beginnings(view) if self.prompts else []
 
-    def guess(self, view: View, state: dict[str, Any], queries: Sequence[Query]) -> Iterator[Guesses]:
+    def guess(
+        self, view: View, state: dict[str, Any], queries: Sequence[Query]
+    ) -> Iterator[Guesses]:
         view.require_capability(*self.required_capabilities)
         for batch in view.candidates(queries, self.sampling()):
             rankings = self.candidate_scores_by_ranking(view, batch)
             for i, (query, candidates) in enumerate(batch):
                 # One sample a generation, so one candidate.
                 own = {name: float(scores[i][0]) for name, scores in rankings.items()}
-                score = candidate_values_tensor([own.get("perplexity", 0.0)])  # all alike without log-probabilities
+                score = candidate_values_tensor(
+                    [own.get("perplexity", 0.0)]
+                )  # all alike without log-probabilities
                 yield replace(rank_candidates_as_guesses(query, candidates, score, 1), rankings=own)
 
     def candidate_scores_by_ranking(self, view: View, batch: Batch) -> Mapping[str, list[Tensor]]:
@@ -107,7 +117,8 @@ class Untargeted(CorpusAttack):
         said = [prompts if self.prompts else "texts begin as the model begins one"]
         if view.decoding_in_this_setting(self.sampling()).is_point:
             said.append(
-                f"1 text of each beginning, not {self.generations:,} in all: under this decoding all are the same"
+                f"1 text of each beginning, not {self.generations:,} in all: under this decoding "
+                "all are the same"
             )
         if not view.has_capability("likelihood"):
             said.append("not ranked: in this setting only sampled tokens come back")
@@ -115,14 +126,22 @@ class Untargeted(CorpusAttack):
 
 
 def read_untargeted_prompts(path: Path, tokenizer: Any) -> list[Tokens]:
-    """Each line of a text file as tokens, in order, each once; blank lines are none. Raises AuditError."""
+    """Each line of a text file as tokens, in order, each once; blank lines are none. Raises
+    AuditError."""
     where = f"-A untargeted.prompts={path}"
     if tokenizer is None:
-        raise AuditError(f"{where}: expected a model with a tokenizer for prompts of text, got a model without one")
+        raise AuditError(
+            f"{where}: expected a model with a tokenizer for prompts of text, got a model without "
+            "one"
+        )
     try:
-        lines = path.read_bytes().decode("utf-8-sig").splitlines()  # -sig: a file may begin with a BOM
+        lines = (
+            path.read_bytes().decode("utf-8-sig").splitlines()
+        )  # -sig: a file may begin with a BOM
     except UnicodeDecodeError as error:  # from None: the error holds the whole file
-        raise AuditError(f"{where}: expected UTF-8 text, got something else at byte {error.start}") from None
+        raise AuditError(
+            f"{where}: expected UTF-8 text, got something else at byte {error.start}"
+        ) from None
     except OSError as error:
         raise AuditError(f"{where}: cannot be read: {error.strerror}") from None
     texts = list(dict.fromkeys(line for line in lines if line.strip()))

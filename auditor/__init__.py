@@ -1,6 +1,8 @@
-"""`audit`: measures what a language model leaks of its training data, and what a defense changes about it.
+"""`audit`: measures what a language model leaks of its training data, and what a defense changes
+about it.
 
-From Python: `from auditor import audit, load_run, crash_test` (`auditor/api.py`), which is loaded when it is asked for.
+From Python: `from auditor import audit, load_run, crash_test` (`auditor/api.py`), which is loaded
+when it is asked for.
 """
 
 from __future__ import annotations
@@ -17,24 +19,35 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["FinishedRun", "audit", "crash_test", "load_run"]
-_BESIDE = ("attacks", "benchmarks", "defenses", "reports")  # beside this folder in a checkout, in it when installed
+_BESIDE = (
+    "attacks",
+    "benchmarks",
+    "defenses",
+    "reports",
+)  # beside this folder in a checkout, in it when installed
 
 
 def mixed_checkout_reason() -> str:
     """Why the parts of `auditor` are not of one checkout, in a sentence; "" where they are.
 
-    An editable install names the folders of one checkout, and the current folder comes first on Python's path: run in
-    another checkout, half of the code would be that one's, and its tests would pass on code that they never saw.
+    An editable install names the folders of one checkout, and the current folder comes first on
+    Python's path: run in another checkout, half of the code would be that one's, and its tests
+    would pass on code that they never saw.
     """
     here = Path(__file__).resolve().parent
     for name in _BESIDE:
         spec = find_spec(f"auditor.{name}")
         if spec is None or spec.origin is None:
-            return f"expected auditor.{name}, which is not installed: run `pip install -c constraints.txt -e '.[dev]'`"
+            return (
+                f"expected auditor.{name}, which is not installed: run `pip install -c "
+                "constraints.txt -e '.[dev]'`"
+            )
         if (there := Path(spec.origin).resolve().parent) not in (here / name, here.parent / name):
             return (
-                f"expected all parts of auditor from one checkout, got auditor from {here} and auditor.{name} from "
-                f"{there}: run `pip install -c constraints.txt -e '.[dev]'` in the checkout that is meant"
+                f"expected all parts of auditor from one checkout, got auditor from {here} and "
+                f"auditor.{name} from "
+                f"{there}: run `pip install -c constraints.txt -e '.[dev]'` in the checkout that "
+                "is meant"
             )
     return ""
 
@@ -53,5 +66,7 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         if why := mixed_checkout_reason():
             raise ImportError(why)
-        return getattr(import_module("auditor.crash.trial" if name == "crash_test" else "auditor.api"), name)
+        return getattr(
+            import_module("auditor.crash.trial" if name == "crash_test" else "auditor.api"), name
+        )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,10 @@
-"""The Python API, for notebooks and training scripts: an audit as one call, and finished runs as tables.
+"""The Python API, for notebooks and training scripts: an audit as one call, and finished runs as
+tables.
 
 from auditor import audit, load_run
 
-result = audit(model, tokenizer, data="private.jsonl", attacks=["perplexity"], defenses=["uniform-mixing"])
+result = audit(model, tokenizer, data="private.jsonl", attacks=["perplexity"],
+defenses=["uniform-mixing"])
 result.to_frame()
 """
 
@@ -45,7 +47,8 @@ _OF_LOADING = ("device", "dtype", "device_map", "quantise", "revision", "model_a
 
 @dataclass(frozen=True, repr=False)
 class FinishedRun:
-    """A run folder that holds a result. Everything here works without the model, and without torch."""
+    """A run folder that holds a result. Everything here works without the model, and without
+    torch."""
 
     folder: Path
     run: RunOutcomes
@@ -56,7 +59,8 @@ class FinishedRun:
         return self.run.result
 
     def to_frame(self) -> pd.DataFrame:
-        """A row each (target, setting, attack, measurement, repeat count): value, interval, n, unit, and the claim."""
+        """A row each (target, setting, attack, measurement, repeat count): value, interval, n,
+        unit, and the claim."""
         import pandas as pd
 
         sheet = export.measurement_sheet([self.result])
@@ -65,28 +69,43 @@ class FinishedRun:
 
     @property
     def secrets(self) -> pd.DataFrame:
-        """`secrets.parquet`, a row each (kind, target, setting, attack, secret, quantity), by alias, without any text.
+        """`secrets.parquet`, a row each (kind, target, setting, attack, secret, quantity), by
+        alias, without any text.
 
         Raises AuditError where the folder holds none.
         """
-        return table.read_table_as_dataframe(self.folder, secret_details.secret_alias_by_id(self.folder))
+        return table.read_table_as_dataframe(
+            self.folder, secret_details.secret_alias_by_id(self.folder)
+        )
 
-    def gate(self, rules: str | Path | Sequence[str], *, baseline: str | Path | FinishedRun | None = None) -> Decision:
+    def gate(
+        self, rules: str | Path | Sequence[str], *, baseline: str | Path | FinishedRun | None = None
+    ) -> Decision:
         """Held, failed or inconclusive, as `audit gate` decides it.
 
-        rules: a policy file, or sentences such as "recall <= 0.05". Raises AuditError for rules that say nothing, and
-        for a baseline that cannot be compared.
+        rules: a policy file, or sentences such as "recall <= 0.05". Raises AuditError for rules
+        that say nothing, and for a baseline that cannot be compared.
         """
         base = load_run(baseline) if isinstance(baseline, (str, Path)) else baseline
         from auditor.runs import gate_inputs
 
         limits = _policy_from_rules_argument(rules)
-        return gate_inputs.judge_run_by_policy(self.folder, limits, None if base is None else base.run)
+        return gate_inputs.judge_run_by_policy(
+            self.folder, limits, None if base is None else base.run
+        )
 
-    def report(self, path: str | Path | None = None, *, since: FinishedRun | None = None, reveal: bool = False) -> Path:
-        """Renders the reports anew; returns the page, which is `path` (.html, or .md for the Markdown) if given.
+    def report(
+        self,
+        path: str | Path | None = None,
+        *,
+        since: FinishedRun | None = None,
+        reveal: bool = False,
+    ) -> Path:
+        """Renders the reports anew; returns the page, which is `path` (.html, or .md for the
+        Markdown) if given.
 
-        since: another run, to show what changed. reveal: also show the private text that lies in the folder.
+        since: another run, to show what changed. reveal: also show the private text that lies in
+        the folder.
         """
         changes = None if since is None else compare_finished_runs([since.run, self.run])
         page, markdown = files.rewrite_run_reports(self.folder, changes, reveal)
@@ -102,12 +121,15 @@ class FinishedRun:
         return f"<audit {self.folder}: {escaping.to_printable_line(verdict.headline(self.result))}>"
 
     def _repr_html_(self) -> str:
-        table = self.to_frame().to_html(max_rows=40, notebook=True)  # pandas escapes the cells itself
+        table = self.to_frame().to_html(
+            max_rows=40, notebook=True
+        )  # pandas escapes the cells itself
         return f"<p>{escaping.escape_for_html(verdict.headline(self.result))}</p>{table}"
 
 
 def load_run(folder: str | Path) -> FinishedRun:
-    """A finished run. Raises AuditError, one sentence, where the folder holds none that this version can read."""
+    """A finished run. Raises AuditError, one sentence, where the folder holds none that this
+    version can read."""
     return FinishedRun(Path(folder), decide.read_run(Path(folder)))
 
 
@@ -126,12 +148,13 @@ def audit(
 ) -> FinishedRun:
     """`audit run` as a call; without a model: the built-in lab.
 
-    model, public, reference: a folder, a hub id, a live transformers or PEFT model, which is left as it was, or a
-    `LanguageModel` of your own, which brings its tokenizer; all transformers models share `tokenizer`. model may be
-    `openai:NAME` too, with base_url=; `tokenizer` is then a folder or hub id. data, and `known`, `nonmembers` and
-    `forget` in `plan`: a path, a hub id, or rows with `prefix` and `suffix` (or `text`): a list of dictionaries, a
-    DataFrame, a `datasets.Dataset`. attacks, defenses: names, or instances, of our classes or your own, whose options
-    are then theirs. plan: every other field of `auditor.core.plan.Plan`, as `seed=1`.
+    model, public, reference: a folder, a hub id, a live transformers or PEFT model, which is left
+    as it was, or a `LanguageModel` of your own, which brings its tokenizer; all transformers models
+    share `tokenizer`. model may be `openai:NAME` too, with base_url=; `tokenizer` is then a folder
+    or hub id. data, and `known`, `nonmembers` and `forget` in `plan`: a path, a hub id, or rows
+    with `prefix` and `suffix` (or `text`): a list of dictionaries, a DataFrame, a
+    `datasets.Dataset`. attacks, defenses: names, or instances, of our classes or your own, whose
+    options are then theirs. plan: every other field of `auditor.core.plan.Plan`, as `seed=1`.
     reporter: is told of progress; none is shown otherwise.
 
     Raises AuditError, one sentence, for whatever the command refuses; nothing is then left behind.
@@ -141,10 +164,23 @@ def audit(
     from auditor.runs import run
     from auditor.runs.selection import select_and_check_plugins
 
-    given = {"data": data, "attacks": attacks, "defenses": defenses, "public": public, "reference": reference}
-    with open_prepared_audit(model, tokenizer, reporter=reporter, **given, **plan) as (asked, site, objects, reporter):
+    given = {
+        "data": data,
+        "attacks": attacks,
+        "defenses": defenses,
+        "public": public,
+        "reference": reference,
+    }
+    with open_prepared_audit(model, tokenizer, reporter=reporter, **given, **plan) as (
+        asked,
+        site,
+        objects,
+        reporter,
+    ):
         select_and_check_plugins(asked, site, objects)
-        folder = RunFolder.create(None if out is None else Path(out), asked.run_folder_title, asked.to_json())
+        folder = RunFolder.create(
+            None if out is None else Path(out), asked.run_folder_title, asked.to_json()
+        )
         try:
             result = run.run_audit(asked, site, folder, objects)
         except Exception:
@@ -168,7 +204,8 @@ def open_prepared_audit(
     reporter: Reporter | None = None,
     **plan: Any,
 ) -> Iterator[tuple[Plan, Site, Objects, Reporter]]:
-    """Yields the plan of `audit` with these arguments, its site, the Python objects given (by role) and the reporter.
+    """Yields the plan of `audit` with these arguments, its site, the Python objects given (by role)
+    and the reporter.
 
     Live models are as they were once the block ends.
 
@@ -191,8 +228,14 @@ def open_prepared_audit(
         stack.enter_context(live_models.training_state_restored_at_exit(*given.values()))
         live = {name: live_models.wrap_live_model(one, tokenizer) for name, one in given.items()}
         # a plan is written as JSON: paths as texts
-        values: dict[str, Any] = {name: str(one) if isinstance(one, Path) else one for name, one in plan.items()}
-        values |= {"data": data, "command": "audit()", **_device_and_dtype_of_live_model_argument(live)}
+        values: dict[str, Any] = {
+            name: str(one) if isinstance(one, Path) else one for name, one in plan.items()
+        }
+        values |= {
+            "data": data,
+            "command": "audit()",
+            **_device_and_dtype_of_live_model_argument(live),
+        }
         values |= stack.enter_context(
             _open_temporary_files_of_row_arguments({name: values.get(name) for name in _ROWS})
         )
@@ -206,10 +249,16 @@ def open_prepared_audit(
             raise AuditError("expected at least one attack, got none; `audit list` shows them")
         asked = make_plan({}, values)
         beside = {**plan, "data": data}
-        rows = {name: one for name, one in beside.items() if name in _ROWS and _is_in_memory_argument(one)}
+        rows = {
+            name: one
+            for name, one in beside.items()
+            if name in _ROWS and _is_in_memory_argument(one)
+        }
         objects = {**given, **rows, **unregistered_plugin_objects(asked.plugin, attacks, defenses)}
         # kept in the plan: objects cannot be read back, so that to resume this folder is refused
-        asked = dataclasses.replace(asked, objects={role: class_name(one) for role, one in objects.items()})
+        asked = dataclasses.replace(
+            asked, objects={role: class_name(one) for role, one in objects.items()}
+        )
         site = run.make_site(asked, reporter, shared, live)
         yield asked, site, objects, reporter
 
@@ -218,7 +267,9 @@ def _is_in_memory_argument(given: Any) -> bool:
     return given is not None and not isinstance(given, (str, Path))
 
 
-def _check_audit_arguments(tokenizer: Any, live: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
+def _check_audit_arguments(
+    tokenizer: Any, live: Mapping[str, Any], plan: Mapping[str, Any]
+) -> None:
     """Refuses arguments that would be ignored, or mean something else. Raises AuditError."""
     from auditor.core.plan import IN_FILE
     from auditor.models.base import LanguageModel
@@ -229,39 +280,52 @@ def _check_audit_arguments(tokenizer: Any, live: Mapping[str, Any], plan: Mappin
     # of no live model as well: all() of nothing is True
     if tokenizer is not None and all(isinstance(one, LanguageModel) for one in live.values()):
         raise AuditError(
-            "expected a tokenizer beside a live transformers model only: a folder, a hub id or a LanguageModel brings "
+            "expected a tokenizer beside a live transformers model only: a folder, a hub id or a "
+            "LanguageModel brings "
             "its own"
         )
     if "model" in live and (named := [name for name in _OF_LOADING if plan.get(name)]):
-        raise AuditError(f"expected no {named[0]} with a live model, which is loaded already, got {plan[named[0]]!r}")
+        raise AuditError(
+            f"expected no {named[0]} with a live model, which is loaded already, got "
+            f"{plan[named[0]]!r}"
+        )
     for name in ("before", "retrained"):
         if is_live_model(name, plan.get(name)):
             raise AuditError(
-                f"expected {name} as a folder or a hub id, got a live {type(plan[name]).__name__}: save it"
+                f"expected {name} as a folder or a hub id, got a live {type(plan[name]).__name__}: "
+                "save it"
             )
     check_no_shared_weights(live)
 
 
 def _device_and_dtype_of_live_model_argument(live: Mapping[str, LanguageModel]) -> dict[str, Any]:
-    """Device and precision of the live main model, which models loaded beside it follow; empty without one."""
+    """Device and precision of the live main model, which models loaded beside it follow; empty
+    without one."""
     from auditor.models.huggingface import HuggingFaceModel
 
     if "model" not in live:
         return {}
     one = live["model"]
-    precision = {"dtype": str(one.model.dtype).removeprefix("torch.")} if isinstance(one, HuggingFaceModel) else {}
+    precision = (
+        {"dtype": str(one.model.dtype).removeprefix("torch.")}
+        if isinstance(one, HuggingFaceModel)
+        else {}
+    )
     return {"device": str(one.device), **precision}
 
 
 @contextmanager
 def _open_temporary_files_of_row_arguments(rows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields a path by name: for rows in memory a file of their owner only, gone after the block; paths as given."""
+    """Yields a path by name: for rows in memory a file of their owner only, gone after the block;
+    paths as given."""
     with disk.scratch_folder(Path(tempfile.gettempdir()), "records") as scratch:
         paths = {name: str(given) for name, given in rows.items() if isinstance(given, (str, Path))}
         for name, given in rows.items():
             if _is_in_memory_argument(given):
                 paths[name] = str(scratch / f"{name}.jsonl")
-                disk.replace_atomically(Path(paths[name]), _rows_argument_as_json_lines(name, given))
+                disk.replace_atomically(
+                    Path(paths[name]), _rows_argument_as_json_lines(name, given)
+                )
         yield paths
 
 
@@ -274,21 +338,30 @@ def _rows_argument_as_json_lines(name: str, rows: Any) -> str:
     if not isinstance(rows, pd.DataFrame) and not (
         isinstance(rows, (list, tuple)) and all(isinstance(row, Mapping) for row in rows)
     ):
-        raise AuditError(f"expected {name} as a path, a table or a list of dictionaries, got {type(rows).__name__}")
+        raise AuditError(
+            f"expected {name} as a path, a table or a list of dictionaries, got "
+            f"{type(rows).__name__}"
+        )
     table = pd.DataFrame(rows)
     if not table.columns.is_unique:
-        raise AuditError(f"expected {name} with each column once, got {len(table.columns)} columns, some of one name")
+        raise AuditError(
+            f"expected {name} with each column once, got {len(table.columns)} columns, some of one "
+            "name"
+        )
     try:
         # pandas writes NaN as null, and whole numbers beside a missing one as floats: 1.0
         return str(table.to_json(orient="records", lines=True))
     except (ValueError, OverflowError, TypeError):
-        raise AuditError(f"expected {name} as text and numbers, got a column that is no JSON") from None
+        raise AuditError(
+            f"expected {name} as text and numbers, got a column that is no JSON"
+        ) from None
 
 
 def _plugin_arguments_as_names_and_options(
     kind: str, plugins: Sequence[Any], options: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Names; and options by name, where an instance sets all of its own. Raises AuditError for what is no plug-in."""
+    """Names; and options by name, where an instance sets all of its own. Raises AuditError for what
+    is no plug-in."""
     from auditor.runs.python_objects import KINDS
 
     if isinstance(plugins, str) or not isinstance(plugins, Sequence):
@@ -304,7 +377,9 @@ def _plugin_arguments_as_names_and_options(
             held[one.name] = {**held.get(one.name, {}), **own}
         names.append(one if isinstance(one, str) else one.name)
     if twice := [name for name in names if names.count(name) > 1]:
-        raise AuditError(f"expected each {kind} once, got {twice[0]!r} twice: run one audit for each")
+        raise AuditError(
+            f"expected each {kind} once, got {twice[0]!r} twice: run one audit for each"
+        )
     return tuple(names), held
 
 

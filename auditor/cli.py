@@ -1,4 +1,5 @@
-"""The `audit` command: its parts, and exit codes instead of tracebacks. What a command does stands in its own file."""
+"""The `audit` command: its parts, and exit codes instead of tracebacks. What a command does stands
+in its own file."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ _HELP = """Measure what a language model leaks of its training data, and what a 
 Examples:
     audit check ./my-model --data private.jsonl --nonmembers fresh.jsonl
     audit run --attack ethicist --defense pmixed
-"""
+"""  # noqa: E501
 app = typer.Typer(
     cls=PanelGroup,
     context_settings=SETTINGS,
@@ -58,7 +59,16 @@ app = typer.Typer(
     help=_HELP,
     epilog=f"Exit codes: {', '.join(f'{code} {said}' for code, said in EXIT_CODES.items())}.",
 )
-READING = (show, report, gate, compare, history, advise, export, attest)  # --safe unless they are told otherwise
+READING = (
+    show,
+    report,
+    gate,
+    compare,
+    history,
+    advise,
+    export,
+    attest,
+)  # --safe unless they are told otherwise
 for panel, commands in {
     "audit a model": (check, run, synthetic, reproduce, list_plugins),
     "read and judge runs": (*READING, score),
@@ -68,7 +78,11 @@ for panel, commands in {
         safe = True if command in READING else False if command is run else None
         # `list_plugins` is called so because `list` would hide the built-in
         add_command_to_app(
-            app, command, command.__name__.removesuffix("_plugins").replace("_", "-"), panel=panel, safe=safe
+            app,
+            command,
+            command.__name__.removesuffix("_plugins").replace("_", "-"),
+            panel=panel,
+            safe=safe,
         )
 app.add_typer(canaries.app, name="canaries", rich_help_panel="prepare and train")
 
@@ -77,16 +91,23 @@ app.add_typer(canaries.app, name="canaries", rich_help_panel="prepare and train"
 def apply_global_flags(
     show: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Print the messages of unexpected errors; they may quote private text.")
+        bool,
+        typer.Option(
+            "--debug", help="Print the messages of unexpected errors; they may quote private text."
+        ),
     ] = False,
     threads: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Processor threads to use. [default: OMP_NUM_THREADS, else the number of free processors]"
+            metavar="N",
+            help="Processor threads to use. [default: OMP_NUM_THREADS, else the number of free "
+            "processors]",
         ),
     ] = None,
 ) -> None:
-    set_thread_count(threads)  # before any command imports torch, whose OpenMP reads the environment once
+    set_thread_count(
+        threads
+    )  # before any command imports torch, whose OpenMP reads the environment once
     console.debugging = debug
     if show:
         typer.echo(f"audit {__version__}")
@@ -94,15 +115,21 @@ def apply_global_flags(
 
 
 def main() -> None:
-    """The console script: exit codes instead of tracebacks for everything a user can do something about."""
-    for ended in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: what is half written goes, what is finished stays
+    """The console script: exit codes instead of tracebacks for everything a user can do something
+    about."""
+    for ended in (
+        signal.SIGTERM,
+        signal.SIGHUP,
+    ):  # as Ctrl-C: what is half written goes, what is finished stays
         signal.signal(ended, signal.default_int_handler)
     if "_AUDIT_COMPLETE" in os.environ:  # a shell asks what could stand here
         app(prog_name="audit")
     sys.exit(run_command_line(sys.argv[1:]))
 
 
-_UsageError: type[Any] = typer.BadParameter.__mro__[1]  # typer brings its own click, and names its base nowhere else
+_UsageError: type[Any] = typer.BadParameter.__mro__[
+    1
+]  # typer brings its own click, and names its base nowhere else
 
 
 def run_command_line(arguments: list[str]) -> int:
@@ -132,7 +159,8 @@ def _print_unexpected_error_for_exit_code(error: BaseException) -> int:
         return console.print_line_to_stderr(
             f"stopped from inside, by a plug-in or a library: SystemExit({error.code!r})", 3
         )
-    # the place that was refused may be stdout itself, as on a full disk: its flush at the end would fail once more
+    # the place that was refused may be stdout itself, as on a full disk: its flush at the end would
+    # fail once more
     refused = file_access_error(error, str(Path(__file__).parents[1])) or out_of_memory_error(error)
     if refused is not None:
         console.redirect_output_to_devnull()
@@ -146,13 +174,18 @@ def _print_unexpected_error_for_exit_code(error: BaseException) -> int:
 
 
 def _run_command_for_exit_code(arguments: list[str]) -> int:
-    """Runs the command. Not by `app()`, which takes an EOFError for an interrupt and gives a closed pipe code 1."""
+    """Runs the command. Not by `app()`, which takes an EOFError for an interrupt and gives a closed
+    pipe code 1."""
     try:
         context = _click_command().make_context("audit", arguments)
     except typer.Exit as leave:
-        return 2 if leave.exit_code else 0  # --help, and completion for a shell that typer does not know
+        return (
+            2 if leave.exit_code else 0
+        )  # --help, and completion for a shell that typer does not know
     except SystemExit as leave:
-        return 2 if leave.code else 0  # --show-completion and --install-completion: no plug-in has run yet
+        return (
+            2 if leave.code else 0
+        )  # --show-completion and --install-completion: no plug-in has run yet
     try:
         with context:
             context.command.invoke(context)

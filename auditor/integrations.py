@@ -1,10 +1,13 @@
-"""While it trains: the cheap exact probes on a fixed set of records, every so many steps, in the trainer's own log.
+"""While it trains: the cheap exact probes on a fixed set of records, every so many steps, in the
+trainer's own log.
 
 from auditor.integrations import AuditCallback
 
-trainer.add_callback(AuditCallback(trainer, data="private.jsonl", nonmembers="fresh.jsonl", every=50))
+trainer.add_callback(AuditCallback(trainer, data="private.jsonl", nonmembers="fresh.jsonl",
+every=50))
 
-Asks a model what it knows and changes nothing of it: weights, modes, gradients and random numbers are as they were.
+Asks a model what it knows and changes nothing of it: weights, modes, gradients and random numbers
+are as they were.
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ LOSS, LOSS_OTHERS = "loss_members", "loss_nonmembers"
 EXPOSURE = "exposure"
 LOGGED = (MEMBERS, OTHERS, LOSS, LOSS_OTHERS, EXPOSURE)
 NOT_CHECKED = (
-    "whether the records are in the training set was not checked: its rows hold no token ids (input_ids, or TRL's "
+    "whether the records are in the training set was not checked: its rows hold no token ids "
+    "(input_ids, or TRL's "
     "prompt_ids with completion_ids, chosen_ids or rejected_ids)"
 )
 _PANELS = (
@@ -83,7 +87,8 @@ class StopLimit:
             number = math.nan
         if found is None or found[1] not in LOGGED or not math.isfinite(number):
             raise AuditError(
-                f"expected stop_at as NAME > NUMBER (or >=, <, <=) with one of {', '.join(LOGGED)}, got {text!r}"
+                "expected stop_at as NAME > NUMBER (or >=, <, <=) with one of "
+                f"{', '.join(LOGGED)}, got {text!r}"
             )
         return cls(found[1], found[2], number)
 
@@ -92,20 +97,23 @@ class StopLimit:
 
 
 class AuditCallback(TrainerCallback):
-    """What a model in training by transformers' `Trainer` (or TRL's, which are ones) has learnt by heart, step by step.
+    """What a model in training by transformers' `Trainer` (or TRL's, which are ones) has learnt by
+    heart, step by step.
 
-    trainer: the one it is added to, through which it logs: to whatever that reports to. data, nonmembers, canaries and
-    further fields of a plan (prefix_length=, knows=, ...) as `auditor.audit` takes them; limit: records of each that
-    are looked at, the same at every step. tokenizer: the trainer's own by default. every: steps between two looks; the
-    first is before the first step. stop_at: a sentence such as "extraction_probability > 0.01", of the value of one
-    look; the training then ends, and is saved. out: the run folder that an audit writes at the end, `audit` in the
-    output folder by default; the curve lies in it too.
+    trainer: the one it is added to, through which it logs: to whatever that reports to. data,
+    nonmembers, canaries and further fields of a plan (prefix_length=, knows=, ...) as
+    `auditor.audit` takes them; limit: records of each that are looked at, the same at every step.
+    tokenizer: the trainer's own by default. every: steps between two looks; the first is before the
+    first step. stop_at: a sentence such as "extraction_probability > 0.01", of the value of one
+    look; the training then ends, and is saved. out: the run folder that an audit writes at the end,
+    `audit` in the output folder by default; the curve lies in it too.
 
-    Logged, as `audit/NAME`: the mean exact probability that one sample is the record's suffix, and the loss of the
-    suffix in nats a token, of members and, as the floor, of non-members; mean exposure of the canaries that went in, in
-    bits. Under DDP process 0 asks and the others wait. Raises AuditError, before the first step, for what cannot be
-    right: FSDP and DeepSpeed, whose weights no process has; members that are not in the training set, non-members that
-    are, a loss that is masked where the attack looks (`preflight`).
+    Logged, as `audit/NAME`: the mean exact probability that one sample is the record's suffix, and
+    the loss of the suffix in nats a token, of members and, as the floor, of non-members; mean
+    exposure of the canaries that went in, in bits. Under DDP process 0 asks and the others wait.
+    Raises AuditError, before the first step, for what cannot be
+    right: FSDP and DeepSpeed, whose weights no process has; members that are not in the training
+    set, non-members that are, a loss that is masked where the attack looks (`preflight`).
     """
 
     def __init__(
@@ -127,16 +135,28 @@ class AuditCallback(TrainerCallback):
         for name in ("fsdp", "deepspeed"):
             if getattr(trainer, f"is_{name}_enabled", False):
                 raise AuditError(
-                    f"expected a model that one process holds, got {name}, which shards it: audit a checkpoint"
+                    f"expected a model that one process holds, got {name}, which shards it: audit "
+                    "a checkpoint"
                 )
         self.trainer, self.every, self.out = trainer, every, out
         # processing_class: a Trainer's tokenizer, by the name that it has in transformers 5
-        self.tokenizer = tokenizer if tokenizer is not None else getattr(trainer, "processing_class", None)
+        self.tokenizer = (
+            tokenizer if tokenizer is not None else getattr(trainer, "processing_class", None)
+        )
         self.limit = StopLimit.parse_sentence(stop_at) if stop_at else None
-        self.asked = {"data": data, "nonmembers": nonmembers, "canaries": canaries, "limit": limit, **plan}
+        self.asked = {
+            "data": data,
+            "nonmembers": nonmembers,
+            "canaries": canaries,
+            "limit": limit,
+            **plan,
+        }
         self.asked = {name: value for name, value in self.asked.items() if value is not None}
         self.asked.setdefault("known_fraction", 0.0)  # nobody tunes on known pairs here
-        self.probes: tuple[Probe, ...] = (ExtractionProbability(), *([Exposure()] if canaries is not None else []))
+        self.probes: tuple[Probe, ...] = (
+            ExtractionProbability(),
+            *([Exposure()] if canaries is not None else []),
+        )
         self.notes: tuple[str, ...] = ()
         self.rows: list[dict[str, float]] = []
         self.stopped_at: int | None = None
@@ -148,23 +168,38 @@ class AuditCallback(TrainerCallback):
     ) -> None:
         if self.limit is not None and args.world_size > 1:
             raise AuditError(
-                f"expected a training in one process with stop_at, got {args.world_size}: the others would go on alone"
+                f"expected a training in one process with stop_at, got {args.world_size}: the "
+                "others would go on alone"
             )
         if not state.is_world_process_zero:
             return
-        _refuse_canaries_of_frozen_embeddings(self._unwrapped_model_in_training(), self.asked.get("canaries"))
-        # nothing is run in it: it cuts the records as the audit at the end will, and puts the model back
+        _refuse_canaries_of_frozen_embeddings(
+            self._unwrapped_model_in_training(), self.asked.get("canaries")
+        )
+        # nothing is run in it: it cuts the records as the audit at the end will, and puts the model
+        # back
         with api.open_prepared_audit(
             self._unwrapped_model_in_training(), self.tokenizer, attacks=self.probes, **self.asked
         ) as (_, site, _, _):
             benchmark, asked = site.benchmark, site.data_plan
             self.secrets, self.canaries = benchmark.secrets, benchmark.canaries
             self.prefix_token = resolve_prefix_token(
-                asked.prefix_token, site.model, framed=benchmark.framed, as_trained=benchmark.as_trained
+                asked.prefix_token,
+                site.model,
+                framed=benchmark.framed,
+                as_trained=benchmark.as_trained,
             )
-            if (form := benchmark.text_form) is not None:  # the curve's and the run's at the end are one
-                self.asked |= {"template": form.template, **({"date": form.day} if form.day else {})}
-        cut, mode = getattr(args, "max_length", None), getattr(args, "truncation_mode", "keep_start")
+            if (
+                form := benchmark.text_form
+            ) is not None:  # the curve's and the run's at the end are one
+                self.asked |= {
+                    "template": form.template,
+                    **({"date": form.day} if form.day else {}),
+                }
+        cut, mode = (
+            getattr(args, "max_length", None),
+            getattr(args, "truncation_mode", "keep_start"),
+        )
         # TRL's SFTTrainer says whether it reads a completion_mask.
         completion_only = getattr(self.trainer, "completion_only_loss", True)
         training = preflight.read_training_set(
@@ -175,7 +210,9 @@ class AuditCallback(TrainerCallback):
             learns_prompts=type(args).__name__ == "ORPOConfig",
         )
         sought = self.secrets
-        if asked.knows == SYSTEM:  # what stands between the system turn and an answer is no part of such a secret
+        if (
+            asked.knows == SYSTEM
+        ):  # what stands between the system turn and an answer is no part of such a secret
             sought = tuple(replace(secret, prefix=()) for secret in sought if secret.member)
         if training is None:
             self.notes = (NOT_CHECKED,)
@@ -199,7 +236,8 @@ class AuditCallback(TrainerCallback):
     ) -> None:
         if not state.is_world_process_zero:
             return
-        # with load_best_model_at_end the best weights are back by now: the audit is of those, not of the last step
+        # with load_best_model_at_end the best weights are back by now: the audit is of those, not
+        # of the last step
         if not self.rows or self.rows[-1]["step"] != state.global_step:
             self._measure_and_log(state.global_step)
         out = Path(self.out) if self.out is not None else Path(str(args.output_dir)) / "audit"
@@ -207,9 +245,18 @@ class AuditCallback(TrainerCallback):
         tokenizer: Any = self.tokenizer
         named = str(tokenizer.decode(tokens, skip_special_tokens=False)) if tokens else "none"
         asked = {**self.asked, "prefix_token": named}
-        self.run = api.audit(self._unwrapped_model_in_training(), self.tokenizer, attacks=self.probes, out=out, **asked)
+        self.run = api.audit(
+            self._unwrapped_model_in_training(),
+            self.tokenizer,
+            attacks=self.probes,
+            out=out,
+            **asked,
+        )
         disk.replace_atomically(out / "curve.csv", self.to_csv())
-        drawn = [(title, list(filter(None, map(self._curve_of_logged_value, names)))) for title, names in _PANELS]
+        drawn = [
+            (title, list(filter(None, map(self._curve_of_logged_value, names))))
+            for title, names in _PANELS
+        ]
         panels = [Panel(title, tuple(lines)) for title, lines in drawn if lines]
         disk.replace_atomically(out / "curve.svg", training_curve_svg(panels, self.stopped_at))
 
@@ -227,24 +274,31 @@ class AuditCallback(TrainerCallback):
     def _curve_of_logged_value(self, name: str) -> Curve | None:
         points = [(int(row["step"]), row[name]) for row in self.rows if name in row]
         # no interval: these are exact means over a fixed set of records
-        exact = [(step, Measurement(name, value, value, value, len(self.secrets))) for step, value in points]
+        exact = [
+            (step, Measurement(name, value, value, value, len(self.secrets)))
+            for step, value in points
+        ]
         return Curve(phrases.metric_label(name), exact) if points else None
 
     def _measure_and_log(self, step: int) -> dict[str, float]:
         """Measures the model as it stands, and logs and keeps the values; returns them by name."""
         model = self._unwrapped_model_in_training()
-        # fork_rng covers the CPU and every CUDA device: dropout and data order go on as if nobody had looked
+        # fork_rng covers the CPU and every CUDA device: dropout and data order go on as if nobody
+        # had looked
         with training_state_restored_at_exit(model), torch.random.fork_rng(), torch.no_grad():
             target = with_prefix_token(
-                HuggingFaceModel(model, self.tokenizer, live_model_name(model)), self.prefix_token.tokens
+                HuggingFaceModel(model, self.tokenizer, live_model_name(model)),
+                self.prefix_token.tokens,
             )
             values = dict(self._mean_suffix_probability_and_loss_by_name(target))
             if self.canaries:
                 values[EXPOSURE] = self._mean_exposure_of_inserted_canaries(target)
         self.rows.append({"step": step, **values})
-        # transformers' on_log clears should_log: the training loss of this step would never be logged
+        # transformers' on_log clears should_log: the training loss of this step would never be
+        # logged
         log_is_due = self.trainer.control.should_log
-        # Not the trainer's own `log`: TRL's adds the metrics that it has gathered to whatever is logged and drops them.
+        # Not the trainer's own `log`: TRL's adds the metrics that it has gathered to whatever is
+        # logged and drops them.
         Trainer.log(self.trainer, {f"{PREFIX}{name}": value for name, value in values.items()})
         self.trainer.control.should_log = log_is_due
         return values
@@ -252,23 +306,49 @@ class AuditCallback(TrainerCallback):
     def _mean_suffix_probability_and_loss_by_name(self, target: LanguageModel) -> dict[str, float]:
         probe = self.probes[0]
         # a probe may answer in any order
-        seen = {one.secret: one for one in probe.observe_secrets(self._white_box_view(target), self.secrets)}
+        seen = {
+            one.secret: one
+            for one in probe.observe_secrets(self._white_box_view(target), self.secrets)
+        }
         observations = [seen[secret.id] for secret in self.secrets]
-        # (secrets,) each. log_p: under the decoding that is attacked; log_p_ancestral: of the plain softmax, as a loss
+        # (secrets,) each. log_p: under the decoding that is attacked; log_p_ancestral: of the plain
+        # softmax, as a loss
         member, log_p = member_mask(self.secrets), value_column(observations, "log_p")
         # nats a token: the sum of each suffix by its own length
-        loss = -value_column(observations, "log_p_ancestral") / [len(secret.suffix) for secret in self.secrets]
+        loss = -value_column(observations, "log_p_ancestral") / [
+            len(secret.suffix) for secret in self.secrets
+        ]
         values = {MEMBERS: float(np.exp(log_p[member]).mean()), LOSS: float(loss[member].mean())}
         if not member.all():
-            values |= {OTHERS: float(np.exp(log_p[~member]).mean()), LOSS_OTHERS: float(loss[~member].mean())}
+            values |= {
+                OTHERS: float(np.exp(log_p[~member]).mean()),
+                LOSS_OTHERS: float(loss[~member].mean()),
+            }
         return values
 
     def _mean_exposure_of_inserted_canaries(self, target: LanguageModel) -> float:
-        seen = {one.secret: one for one in self.probes[1].observe_secrets(self._white_box_view(target), self.canaries)}
-        return float(np.mean([seen[canary.id].values["exposure_bits"] for canary in self.canaries if canary.member]))
+        seen = {
+            one.secret: one
+            for one in self.probes[1].observe_secrets(self._white_box_view(target), self.canaries)
+        }
+        return float(
+            np.mean(
+                [
+                    seen[canary.id].values["exposure_bits"]
+                    for canary in self.canaries
+                    if canary.member
+                ]
+            )
+        )
 
     def _white_box_view(self, target: LanguageModel) -> View:
-        return View("training", target, WHITE_BOX, seed=int(self.asked.get("seed", 0)), tokenizer=self.tokenizer)
+        return View(
+            "training",
+            target,
+            WHITE_BOX,
+            seed=int(self.asked.get("seed", 0)),
+            tokenizer=self.tokenizer,
+        )
 
     def _unwrapped_model_in_training(self) -> Any:
         return self.trainer.accelerator.unwrap_model(self.trainer.model)
@@ -277,7 +357,10 @@ class AuditCallback(TrainerCallback):
 def _refuse_canaries_of_frozen_embeddings(model: Any, canaries: Any) -> None:
     """Refuses canaries of new tokens whose embeddings are frozen. Raises AuditError."""
     manifest = None if canaries is None else manifests.read_canary_manifest(Path(canaries))
-    # a token whose embedding stays as it was drawn is hardly learnt: the audit would miss what the training leaks
+    # a token whose embedding stays as it was drawn is hardly learnt: the audit would miss what the
+    # training leaks
     frozen = not model.get_input_embeddings().weight.requires_grad
     if isinstance(manifest, AuditCanaryManifest) and manifest.kind == "new-tokens" and frozen:
-        raise AuditError("expected embeddings that are trained, for canaries of new tokens, got frozen ones")
+        raise AuditError(
+            "expected embeddings that are trained, for canaries of new tokens, got frozen ones"
+        )

@@ -1,10 +1,12 @@
-"""The contract of a plug-in or a model of your own, as a test of one line; and intervals, for who simulates them.
+"""The contract of a plug-in or a model of your own, as a test of one line; and intervals, for who
+simulates them.
 
 from auditor.testing import check_attack
 
 check_attack(Consensus)
 
-Each check asks a tiny random model, made on the spot, and raises `ContractBroken` with all that does not hold.
+Each check asks a tiny random model, made on the spot, and raises `ContractBroken` with all that
+does not hold.
 """
 
 from __future__ import annotations
@@ -44,17 +46,23 @@ from auditor.privacy.promises import PrivacyRecord
 from auditor.statistics import roc
 
 
-def tpr_interval(members: ArrayLike, nonmembers: ArrayLike, rate: float = 0.01, seed: int = 0) -> Measurement:
-    """The share of the members found at this rate of false positives, with its 95% interval, as the report has it.
+def tpr_interval(
+    members: ArrayLike, nonmembers: ArrayLike, rate: float = 0.01, seed: int = 0
+) -> Measurement:
+    """The share of the members found at this rate of false positives, with its 95% interval, as the
+    report has it.
 
-    members, nonmembers: scores (members,) and (non-members,), higher is surer. value: at the threshold that these
-    non-members set, which `rate` of others exceed in expectation; low, high: of the share above the threshold that
-    `rate` of all non-members exceed (statistics/roc.py). Nothing is drawn, so every seed gives the same. Raises
-    AuditError for scores that are NaN or of another shape, and for fewer non-members than set a threshold.
+    members, nonmembers: scores (members,) and (non-members,), higher is surer. value: at the
+    threshold that these non-members set, which `rate` of others exceed in expectation; low, high:
+    of the share above the threshold that `rate` of all non-members exceed (statistics/roc.py).
+    Nothing is drawn, so every seed gives the same. Raises AuditError for scores that are NaN or of
+    another shape, and for fewer non-members than set a threshold.
     """
     own, others = (np.asarray(scores, dtype=np.float64) for scores in (members, nonmembers))
     if own.ndim != 1 or others.ndim != 1 or not len(own):
-        raise AuditError(f"expected one score a record, got arrays of {own.shape} and {others.shape}")
+        raise AuditError(
+            f"expected one score a record, got arrays of {own.shape} and {others.shape}"
+        )
     if np.isnan(own).any() or np.isnan(others).any():
         raise AuditError("expected a score of every record, got NaN")
     if not 0 < rate < 1:
@@ -68,7 +76,8 @@ def tpr_interval(members: ArrayLike, nonmembers: ArrayLike, rate: float = 0.01, 
     return found
 
 
-# --- the contracts ----------------------------------------------------------------------------------------------------
+# --- the contracts
+# -----------------------------------------------------------------------------------------------
 
 
 class ContractBroken(AssertionError):
@@ -76,30 +85,44 @@ class ContractBroken(AssertionError):
 
 
 def check_attack(attack: Attack | Probe | type[Attack] | type[Probe]) -> None:
-    """Holds an attack or a probe to its contract. A class is tried with small numbers of samples and the like.
+    """Holds an attack or a probe to its contract. A class is tried with small numbers of samples
+    and the like.
 
-    Raises ContractBroken with all that does not hold: what it says of itself; an answer to every query in every setting
-    that gives what it needs, the surest guess first, or a reason; answers that depend on their own query alone; as many
-    drawn tokens as it said beforehand. Of a probe: an observation of every secret, which depends on that secret alone,
-    and measurements that lie in their intervals.
+    Raises ContractBroken with all that does not hold: what it says of itself; an answer to every
+    query in every setting that gives what it needs, the surest guess first, or a reason; answers
+    that depend on their own query alone; as many drawn tokens as it said beforehand. Of a probe: an
+    observation of every secret, which depends on that secret alone, and measurements that lie in
+    their intervals.
     """
     plugin = make_small_plugin(attack) if isinstance(attack, type) else attack
-    contract = _probe_contract_faults(plugin) if isinstance(plugin, Probe) else _attack_contract_faults(plugin)
-    _raise_if_broken(plugin.name, _plugin_contract_faults(plugin, [*consistency.CAPABILITIES, "training"]), contract)
+    contract = (
+        _probe_contract_faults(plugin)
+        if isinstance(plugin, Probe)
+        else _attack_contract_faults(plugin)
+    )
+    _raise_if_broken(
+        plugin.name,
+        _plugin_contract_faults(plugin, [*consistency.CAPABILITIES, "training"]),
+        contract,
+    )
 
 
 def check_defense(defense: Defense | type[Defense]) -> None:
-    """Holds a defense to its contract: its model is a model, more queries never spend less, its claim can be recorded.
+    """Holds a defense to its contract: its model is a model, more queries never spend less, its
+    claim can be recorded.
 
     Raises ContractBroken with all that does not hold.
     """
     plugin = defense() if isinstance(defense, type) else defense
     needs = ("public", "ensemble", "trained", "whole", "records", "corpus")
-    _raise_if_broken(plugin.name, _plugin_contract_faults(plugin, needs), _defense_contract_faults(plugin))
+    _raise_if_broken(
+        plugin.name, _plugin_contract_faults(plugin, needs), _defense_contract_faults(plugin)
+    )
 
 
 def check_model(model: LanguageModel) -> None:
-    """Holds a model to its contract: one distribution, however it is asked; samples of the length asked for.
+    """Holds a model to its contract: one distribution, however it is asked; samples of the length
+    asked for.
 
     Raises ContractBroken with all that does not hold.
     """
@@ -116,7 +139,10 @@ def _plugin_contract_faults(plugin: Any, needs: Sequence[str]) -> Iterator[str]:
     if not dataclasses.is_dataclass(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         yield "expected a frozen dataclass, whose fields are its options"
     if len(plugin_description(kind)) < 20:
-        yield f"expected a first line of the docstring that says what it does, got {plugin_description(kind)!r}"
+        yield (
+            "expected a first line of the docstring that says what it does, got "
+            f"{plugin_description(kind)!r}"
+        )
     if strange := set(plugin.needs) - set(needs):
         yield f"expected needs among {', '.join(sorted(needs))}, got {min(strange)!r}"
 
@@ -128,19 +154,29 @@ def _attack_contract_faults(attack: Attack) -> Iterator[str]:
             found = fit_and_guess(attack, make_view(tiny_model(), setting), asked)
         except NotApplicable as why:
             if not str(why) or setting_gives_capabilities(attack.required_capabilities, setting):
-                yield f"expected answers in the setting {setting.name}, which gives all that it needs, got {str(why)!r}"
+                yield (
+                    f"expected answers in the setting {setting.name}, which gives all that it "
+                    f"needs, got {str(why)!r}"
+                )
             continue
         yield from _guess_format_faults(found, asked, setting.name)
         if setting is WHITE_BOX and set(found) == {query.id for query in asked}:
             yield from _batch_and_count_faults(attack, asked, found)
 
 
-def _batch_and_count_faults(attack: Attack, asked: Sequence[Query], everything: dict[str, Guesses]) -> Iterator[str]:
+def _batch_and_count_faults(
+    attack: Attack, asked: Sequence[Query], everything: dict[str, Guesses]
+) -> Iterator[str]:
     for batch_size in (1, 2):
-        alone = fit_and_guess(attack, make_view(tiny_model(), WHITE_BOX, batch_size=batch_size), asked[2:4])
+        alone = fit_and_guess(
+            attack, make_view(tiny_model(), WHITE_BOX, batch_size=batch_size), asked[2:4]
+        )
         for name, guesses in alone.items():
             if not _is_nearly_same_guesses(guesses, everything[name]):
-                yield f"expected the answer to {name} to depend on it alone; in batches of {batch_size} it is another"
+                yield (
+                    f"expected the answer to {name} to depend on it alone; in batches of "
+                    f"{batch_size} it is another"
+                )
     recipes = attack.sample_counts_by_recipe(make_view(tiny_model(), WHITE_BOX))
     planned = {query.id: sum(recipes.values()) * query.length for query in asked}
     drawn = {name: guesses.drawn for name, guesses in everything.items()}
@@ -148,7 +184,9 @@ def _batch_and_count_faults(attack: Attack, asked: Sequence[Query], everything: 
         yield f"expected so many drawn tokens as samples_by_recipe() says, {planned}, got {drawn}"
 
 
-def _guess_format_faults(found: dict[str, Guesses], asked: Sequence[Query], setting: str) -> Iterator[str]:
+def _guess_format_faults(
+    found: dict[str, Guesses], asked: Sequence[Query], setting: str
+) -> Iterator[str]:
     if set(found) != {query.id for query in asked}:
         missing = sorted({query.id for query in asked} - set(found))
         yield f"expected an answer to every query in the setting {setting}, got none to {missing}"
@@ -157,9 +195,15 @@ def _guess_format_faults(found: dict[str, Guesses], asked: Sequence[Query], sett
         guesses = found[query.id]
         ranked, scores = guesses.ranked, [guess.score for guess in guesses.ranked]
         if any(len(guess.suffix) != query.length for guess in ranked):
-            yield f"expected guesses of {query.length} tokens for {query.id}, got others in the setting {setting}"
+            yield (
+                f"expected guesses of {query.length} tokens for {query.id}, got others in the "
+                f"setting {setting}"
+            )
         if sum(guess.count for guess in ranked) != guesses.samples:
-            yield f"expected the counts of the guesses for {query.id} to add up to its {guesses.samples} samples"
+            yield (
+                f"expected the counts of the guesses for {query.id} to add up to its "
+                f"{guesses.samples} samples"
+            )
         if scores != sorted(scores, reverse=True):
             yield f"expected the surest guess for {query.id} first, got scores {scores}"
         if len({guess.suffix for guess in ranked}) != len(ranked):
@@ -169,7 +213,9 @@ def _guess_format_faults(found: dict[str, Guesses], asked: Sequence[Query], sett
 def _is_nearly_same_guesses(one: Guesses, other: Guesses) -> bool:
     """The same guesses in the same order, with the same scores but for rounding."""
     same = [(g.suffix, g.count) for g in one.ranked] == [(g.suffix, g.count) for g in other.ranked]
-    return same and all(_nearly_equal(a.score, b.score) for a, b in zip(one.ranked, other.ranked, strict=True))
+    return same and all(
+        _nearly_equal(a.score, b.score) for a, b in zip(one.ranked, other.ranked, strict=True)
+    )
 
 
 _nearly_equal = functools.partial(math.isclose, rel_tol=1e-4, abs_tol=1e-5)
@@ -183,25 +229,46 @@ def _probe_contract_faults(probe: Probe) -> Iterator[str]:
             found = observe_by_id(probe, make_view(target, setting), asked)
         except NotApplicable as why:
             if not str(why) or setting_gives_capabilities(probe.needs, setting):
-                yield f"expected observations in the setting {setting.name}, which gives all it needs, got {str(why)!r}"
+                yield (
+                    f"expected observations in the setting {setting.name}, which gives all it "
+                    f"needs, got {str(why)!r}"
+                )
             continue
         if not setting_gives_capabilities(probe.needs, setting):
-            yield f"expected no observations in the setting {setting.name}, which lacks {', '.join(probe.needs)}"
+            yield (
+                f"expected no observations in the setting {setting.name}, which lacks "
+                f"{', '.join(probe.needs)}"
+            )
         if set(found) != {secret.id for secret in asked}:
-            yield f"expected an observation of every secret, got none of {sorted({s.id for s in asked} - set(found))}"
-        if len({frozenset(one.values) for one in found.values()}) != 1 or not all(one.values for one in found.values()):
+            yield (
+                "expected an observation of every secret, got none of "
+                f"{sorted({s.id for s in asked} - set(found))}"
+            )
+        if len({frozenset(one.values) for one in found.values()}) != 1 or not all(
+            one.values for one in found.values()
+        ):
             yield "expected the same numbers of every secret, at least one"
         if any(math.isnan(value) for one in found.values() for value in one.values.values()):
             yield "expected numbers, got NaN"
     everything = observe_by_id(probe, make_view(target, WHITE_BOX), asked)
     for batch_size in (1, 2):
-        for name, one in observe_by_id(probe, make_view(target, WHITE_BOX, batch_size=batch_size), asked[3:7]).items():
-            if any(not _nearly_equal(value, everything[name].values[key]) for key, value in one.values.items()):
-                yield f"expected what is seen of {name} to depend on it alone; in batches of {batch_size} it does not"
+        for name, one in observe_by_id(
+            probe, make_view(target, WHITE_BOX, batch_size=batch_size), asked[3:7]
+        ).items():
+            if any(
+                not _nearly_equal(value, everything[name].values[key])
+                for key, value in one.values.items()
+            ):
+                yield (
+                    f"expected what is seen of {name} to depend on it alone; in batches of "
+                    f"{batch_size} it does not"
+                )
     yield from _measurement_faults(probe, make_view(target, WHITE_BOX), asked, everything)
 
 
-def _measurement_faults(probe: Probe, at: View, asked: list[Secret], found: dict[str, Observation]) -> Iterator[str]:
+def _measurement_faults(
+    probe: Probe, at: View, asked: list[Secret], found: dict[str, Observation]
+) -> Iterator[str]:
     seen = [found[secret.id] for secret in asked]
     completed = Observed(probe.add_joint_values(asked, seen), probe.facts(at, asked, seen))
     if probe.add_joint_values(asked, completed) != completed:
@@ -214,7 +281,9 @@ def _measurement_faults(probe: Probe, at: View, asked: list[Secret], found: dict
     if not measured or len({one.name for one in measured}) != len(measured):
         yield f"expected measurements, each name once, got {[one.name for one in measured]}"
     for one in measured:
-        bounded = not (math.isnan(one.low) and math.isnan(one.high))  # some numbers have no interval that holds
+        bounded = not (
+            math.isnan(one.low) and math.isnan(one.high)
+        )  # some numbers have no interval that holds
         if (bounded and not one.low <= one.value <= one.high) or one.n < 1:
             yield f"expected {one.name} in its interval, of at least one secret, got {one}"
     if not all(probe.notes(asked, completed)):
@@ -225,7 +294,10 @@ def _defense_contract_faults(defense: Defense) -> Iterator[str]:
     among = make_tiny_scenario()
     model = defense.protect(among)
     if model.vocab_size != among.target.vocab_size:
-        yield f"expected a model of the target's {among.target.vocab_size} tokens, got {model.vocab_size}"
+        yield (
+            f"expected a model of the target's {among.target.vocab_size} tokens, got "
+            f"{model.vocab_size}"
+        )
     yield from _model_contract_faults(model)
     claims = [defense.claim(among, spent) for spent in (0, 20, 60)]
     first = claims[0]
@@ -239,9 +311,15 @@ def _defense_contract_faults(defense: Defense) -> Iterator[str]:
         spent = [claim.spent_epsilon[relation] for claim in claims if claim]
         if first.queries is None:
             if set(spent) != {most}:
-                yield f"expected all of epsilon to be spent in training, as queries cost nothing, got {spent}"
+                yield (
+                    "expected all of epsilon to be spent in training, as queries cost nothing, "
+                    f"got {spent}"
+                )
         elif spent != sorted(spent) or spent[0] != 0 or spent[-1] > most * (1 + 1e-9):
-            yield f"expected more queries to spend more of {relation}, from 0 to at most {most}, got {spent}"
+            yield (
+                f"expected more queries to spend more of {relation}, from 0 to at most {most}, "
+                f"got {spent}"
+            )
 
 
 def _model_contract_faults(model: LanguageModel) -> Iterator[str]:
@@ -251,16 +329,24 @@ def _model_contract_faults(model: LanguageModel) -> Iterator[str]:
         noise = secret_uniform_draws(20, 3, 0)[None]
         (drawn,) = sample_candidates(model, prefix, 3, ANCESTRAL, noise, distribution=False)
         if drawn.suffixes.shape[1] != 3 or int(drawn.counts.sum()) != 20:
-            yield f"expected 20 samples of 3 tokens, got {int(drawn.counts.sum())} of {drawn.suffixes.shape[1]}"
+            yield (
+                f"expected 20 samples of 3 tokens, got {int(drawn.counts.sum())} of "
+                f"{drawn.suffixes.shape[1]}"
+            )
     if "embeddings" in model.capabilities:
         prompt = model.embedding_rows(2).requires_grad_(True)
         found = model.tuning_log_probs(prefix, 1, prompt, torch.Generator().manual_seed(0))[0, 0, 5]
-        slope = torch.autograd.grad(found, prompt, allow_unused=True)[0] if found.requires_grad else None
+        slope = (
+            torch.autograd.grad(found, prompt, allow_unused=True)[0]
+            if found.requires_grad
+            else None
+        )
         if slope is None or not bool(slope.any()):
             yield "expected gradients for a soft prompt, as its capabilities say, got none"
 
 
-# --- what they are tried on -------------------------------------------------------------------------------------------
+# --- what they are tried on
+# -----------------------------------------------------------------------------------------------
 
 SMALL: dict[str, Any] = {
     "samples": 6,
@@ -278,40 +364,55 @@ SMALL: dict[str, Any] = {
 def make_small_plugin(kind: Any) -> Any:
     """A plug-in of this class with few samples, epochs and the like."""
     defaults = {f.name: f.default for f in dataclasses.fields(kind)}
-    return kind(**{name: value for name, value in SMALL.items() if type(defaults.get(name)) is type(value)})
+    return kind(
+        **{name: value for name, value in SMALL.items() if type(defaults.get(name)) is type(value)}
+    )
 
 
 @functools.cache
 def tiny_model(seed: int = 0) -> HuggingFaceModel:
     """`make_tiny_random_model` of the defaults; always the same one."""
-    with torch.random.fork_rng(devices=[]):  # the seed is put back; no devices: asking for CUDA's would start it
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # the seed is put back; no devices: asking for CUDA's would start it
         return make_tiny_random_model(seed=seed)
 
 
 def make_tiny_random_model(
     vocab_size: int = 61, seed: int = 0, kind: str = "neox", scale: float = 3.0
 ) -> HuggingFaceModel:
-    """A tiny random model with a peaked distribution, so that samples share prefixes and top-p has something to cut."""
+    """A tiny random model with a peaked distribution, so that samples share prefixes and top-p has
+    something to cut."""
     torch.manual_seed(seed)  # of the whole process: a caller who minds forks it
     model: Any
     if kind == "gpt2":
-        config = GPT2Config(vocab_size=vocab_size, n_embd=32, n_layer=2, n_head=2, n_positions=64, eos_token_id=0)
+        config = GPT2Config(
+            vocab_size=vocab_size, n_embd=32, n_layer=2, n_head=2, n_positions=64, eos_token_id=0
+        )
         model = GPT2LMHeadModel(config)
     else:
         size: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
         ends: dict[str, Any] = {"max_position_embeddings": 96, "eos_token_id": 0, "bos_token_id": 0}
-        model = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=vocab_size, intermediate_size=64, **size, **ends))
+        model = GPTNeoXForCausalLM(
+            GPTNeoXConfig(vocab_size=vocab_size, intermediate_size=64, **size, **ends)
+        )
     with torch.no_grad():
         head = model.get_output_embeddings().weight
-        head.mul_(scale / head.norm(dim=1, keepdim=True))  # rows of one norm: scale alone says how peaked
+        head.mul_(
+            scale / head.norm(dim=1, keepdim=True)
+        )  # rows of one norm: scale alone says how peaked
     return HuggingFaceModel(model, name=f"tiny {kind}")
 
 
 class TwoLetterTokenizer:
-    """A tokenizer of two-letter words, upper case for even ids: lower-casing turns an even id into the next one."""
+    """A tokenizer of two-letter words, upper case for even ids: lower-casing turns an even id into
+    the next one."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return "".join((chr(65 + t // 26) if t % 2 == 0 else chr(97 + t // 26)) + chr(97 + t % 26) for t in tokens)
+        return "".join(
+            (chr(65 + t // 26) if t % 2 == 0 else chr(97 + t // 26)) + chr(97 + t % 26)
+            for t in tokens
+        )
 
     def __call__(self, text: str, add_special_tokens: bool = False) -> dict[str, list[int]]:
         ids = []
@@ -335,16 +436,22 @@ KNOWN = [Pair(query.prefix, query.prefix[:3]) for query in random_queries(8)]
 
 
 def fit_and_guess(attack: Attack, seen: View, asked: Sequence[Query]) -> dict[str, Guesses]:
-    return {guesses.secret: guesses for guesses in attack.guess(seen, attack.fit(seen, KNOWN), asked)}
+    return {
+        guesses.secret: guesses for guesses in attack.guess(seen, attack.fit(seen, KNOWN), asked)
+    }
 
 
 def make_test_secrets(model: LanguageModel) -> list[Secret]:
-    """Members and non-members of two lengths; half of the suffixes are drawn from the model, half are not."""
+    """Members and non-members of two lengths; half of the suffixes are drawn from the model, half
+    are not."""
     found = []
     for i, query in enumerate(random_queries(12)):
         suffix = query.prefix[: query.length]
         if i % 4 < 2:
-            prefix, noise = torch.tensor([query.prefix]), secret_uniform_draws(1, query.length, i)[None]
+            prefix, noise = (
+                torch.tensor([query.prefix]),
+                secret_uniform_draws(1, query.length, i)[None],
+            )
             (drawn,) = sample_candidates(model, prefix, query.length, Decoding(top_p=0.7), noise)
             suffix = tuple(drawn.suffixes[0].tolist())
         found.append(Secret(query.id, query.prefix, suffix, 1 + i % 2, member=i % 3 > 0))
@@ -354,11 +461,20 @@ def make_test_secrets(model: LanguageModel) -> list[Secret]:
 def make_exposure_test_canaries() -> list[Secret]:
     """Members and controls of one small space, as `TwoLetterTokenizer` writes them."""
     words = TwoLetterTokenizer()
-    slots = tuple((f"slot{i}", tuple(words.decode((token,)) for token in range(i, 61, 10))) for i in range(3))
+    slots = tuple(
+        (f"slot{i}", tuple(words.decode((token,)) for token in range(i, 61, 10))) for i in range(3)
+    )
     space = CanarySpace(words.decode((5, 9)) + "".join(f"{{{name}}}" for name, _ in slots), slots)
     texts = list(space.texts())[::17][:12]
     return [
-        Secret(f"c{i}", (), tuple(words(text)["input_ids"]), i % 3, member=i % 3 > 0, canary=Canary(text, space))
+        Secret(
+            f"c{i}",
+            (),
+            tuple(words(text)["input_ids"]),
+            i % 3,
+            member=i % 3 > 0,
+            canary=Canary(text, space),
+        )
         for i, text in enumerate(texts)
     ]
 
@@ -390,7 +506,13 @@ def make_subjects_for_probe(probe: Probe, model: LanguageModel) -> list[Secret]:
 def model_for_probe(probe: Probe, model: LanguageModel) -> LanguageModel:
     """The model, or one with a defense where the probe has nothing to look at without a claim."""
     try:
-        next(iter(probe.observe_secrets(make_view(model, WHITE_BOX), make_subjects_for_probe(probe, model)[:1])))
+        next(
+            iter(
+                probe.observe_secrets(
+                    make_view(model, WHITE_BOX), make_subjects_for_probe(probe, model)[:1]
+                )
+            )
+        )
     except NotApplicable:
         return UniformMixing().protect(Scenario(model, model, None, queries=60, answer_length=4))
     return model
@@ -411,10 +533,15 @@ def make_tiny_scenario() -> Scenario:
     target = tiny_model()
     held = ModelEnsemble(target, [tiny_model(seed) for seed in (1, 2)])
     given = [(f"q{i}", query.prefix) for i, query in enumerate(random_queries())]
-    prompts = tuple(Prompt(name, prefix, (*prefix, 7, 8) if i % 3 else ()) for i, (name, prefix) in enumerate(given))
+    prompts = tuple(
+        Prompt(name, prefix, (*prefix, 7, 8) if i % 3 else ())
+        for i, (name, prefix) in enumerate(given)
+    )
     corpus = [query.prefix * 4 for query in random_queries()]
     trained, whole = TrainedModel(tiny_model(3), _PROMISE), tiny_model(4)
-    return Scenario(target, target, held, 60, 4, trained=trained, whole=whole, prompts=prompts, corpus=corpus)
+    return Scenario(
+        target, target, held, 60, 4, trained=trained, whole=whole, prompts=prompts, corpus=corpus
+    )
 
 
 KEPT = GradientCanaries(

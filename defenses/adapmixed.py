@@ -1,4 +1,5 @@
-"""AdaPMixED (Flemings et al. 2024, 2410.02016): PMixED that measures the privacy loss of each query.
+"""AdaPMixED (Flemings et al. 2024, 2410.02016): PMixED that measures the privacy loss of each
+query.
 
 Members are mixed with the public distribution within one radius, the same for every query and any
 number of queries. The cost of a query is computed afterwards: the Renyi divergence of its token's
@@ -43,7 +44,9 @@ class AdaPMixed(Defense):
     name: ClassVar[str] = "adapmixed"
     title: ClassVar[str] = "AdaPMixED"
     needs: ClassVar[tuple[str, ...]] = ("public", "ensemble")
-    claims: ClassVar[str] = "none: its epsilon depends on the private data; claim-check shows it to the auditor"
+    claims: ClassVar[str] = (
+        "none: its epsilon depends on the private data; claim-check shows it to the auditor"
+    )
     alpha: int = 15
     beta: float = 0.3
     ensemble: str = ""
@@ -53,7 +56,8 @@ class AdaPMixed(Defense):
             raise AuditError(f"expected alpha in 2..{MOST_ORDER}, got {self.alpha:,}")
         if not 0 <= self.beta * self.alpha <= _MOST_RADIUS:
             raise AuditError(
-                f"expected beta >= 0 and alpha beta of at most {_MOST_RADIUS:,} nats, got {self.beta:g}",
+                f"expected beta >= 0 and alpha beta of at most {_MOST_RADIUS:,} nats, got "
+                f"{self.beta:g}",
             )
 
     def protect(self, scenario: Scenario) -> LanguageModel:
@@ -66,7 +70,8 @@ class AdaPMixed(Defense):
 
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
         return (
-            "AdaPMixED without its noisy screening: the mixed ensemble answers every query; the cost "
+            "AdaPMixED without its noisy screening: the mixed ensemble answers every query; the "
+            "cost "
             "of a query depends on the private data, so its epsilon is not a claim and only the "
             "auditor may see it (claim-check)",
         )

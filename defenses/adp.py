@@ -1,4 +1,5 @@
-"""ADP (Wu et al. 2022), DP-SGD with less noise for public-looking batches: published and sound (B4)."""
+"""ADP (Wu et al. 2022), DP-SGD with less noise for public-looking batches: published and sound
+(B4)."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ class Adp(PrivateTraining):
 
     name: ClassVar[str] = "adp"
     title: ClassVar[str] = "ADP"
-    noise_changes: ClassVar[str] = "adaptive Gaussian noise: less for a batch that a public model finds common"
+    noise_changes: ClassVar[str] = (
+        "adaptive Gaussian noise: less for a batch that a public model finds common"
+    )
     normalise: Normalisation = "min-max"
 
     def choose_unit_treatment(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
@@ -77,7 +80,9 @@ class Adp(PrivateTraining):
         # None is a bound: the noise itself reveals a scale that depends on the batch (formulas B4
         # (i)).
         nominal = {
-            "if the noise were not scaled": epsilon_by_tightest_accountant(terms.sigma, *sampling)[0],
+            "if the noise were not scaled": epsilon_by_tightest_accountant(terms.sigma, *sampling)[
+                0
+            ],
             NOMINAL: mean_epsilon,
             "if its scale were constant, the least": least_epsilon,
         }
@@ -110,9 +115,13 @@ class AdpSound(PrivateTraining):
 
     name: ClassVar[str] = "adp-sound"
     title: ClassVar[str] = "ADP, sound"
-    claims: ClassVar[str] = "(epsilon, delta) for one record (or user), under any access and decoding"
+    claims: ClassVar[str] = (
+        "(epsilon, delta) for one record (or user), under any access and decoding"
+    )
     promises: ClassVar[bool] = True
-    clipping_changes: ClassVar[str] = "each unit's gradient is clipped, harder the rarer a public model finds it"
+    clipping_changes: ClassVar[str] = (
+        "each unit's gradient is clipped, harder the rarer a public model finds it"
+    )
     kappa_least: float = 0.1
     lowest_perplexity: float = 0.0
     highest_perplexity: float = 0.0

@@ -14,7 +14,8 @@ CONTROL = "audit train pmixed -D control=true makes it"
 
 @dataclass(frozen=True)
 class PublicModelControl(Defense):
-    """Serve the public model instead of the target: no private data at all, an end of all trade-offs."""
+    """Serve the public model instead of the target: no private data at all, an end of all
+    trade-offs."""
 
     name: ClassVar[str] = "public"
     title: ClassVar[str] = "Public model"
@@ -37,7 +38,9 @@ class OneAdapterControl(Defense):
     name: ClassVar[str] = "one-adapter"
     title: ClassVar[str] = "One adapter, all data"
     needs: ClassVar[tuple[str, ...]] = ("public", "whole")
-    claims: ClassVar[str] = "none: the control row of pmixed for its members' training configuration"
+    claims: ClassVar[str] = (
+        "none: the control row of pmixed for its members' training configuration"
+    )
     ensemble: str = ""
 
     def protect(self, scenario: Scenario) -> LanguageModel:

@@ -46,7 +46,8 @@ class CpDelta(Defense):
     title: ClassVar[str] = "CP-Δ"
     needs: ClassVar[tuple[str, ...]] = ("public", "ensemble")
     claims: ClassVar[str] = (
-        "none: the paper's is about works in one half of the data, and its bound depends on the data"
+        "none: the paper's is about works in one half of the data, and its bound depends on the "
+        "data"
     )
     distance: Distance = "max"
     ensemble: str = ""
@@ -62,7 +63,8 @@ class CpDelta(Defense):
         ensemble: Ensemble = scenario.ensemble
         if ensemble.size != len(_HALVES):
             raise AuditError(
-                f"expected an ensemble of {len(_HALVES)} members for cp-delta, got {ensemble.size}: "
+                f"expected an ensemble of {len(_HALVES)} members for cp-delta, got "
+                f"{ensemble.size}: "
                 f"audit train pmixed -D members={len(_HALVES)} makes one"
             )
         return CpDeltaModel(ensemble, self.distance, _HALVES)
@@ -81,7 +83,9 @@ class PublicCommon(Defense):
     name: ClassVar[str] = "public-common"
     title: ClassVar[str] = "Common with the public model"
     needs: ClassVar[tuple[str, ...]] = ("public",)
-    claims: ClassVar[str] = "none: how much more likely a text is than under the public model depends on the data"
+    claims: ClassVar[str] = (
+        "none: how much more likely a text is than under the public model depends on the data"
+    )
     distance: Distance = "max"
 
     def __post_init__(self) -> None:

@@ -63,7 +63,8 @@ class DeployedForm(Defense):
         """Return the target; raise AuditError if this form cannot be made of it."""
         if not isinstance(target, HuggingFaceModel):
             raise AuditError(
-                f"expected a transformers model for {self.name}, whose weights it changes: got {target.name}"
+                f"expected a transformers model for {self.name}, whose weights it changes: got "
+                f"{target.name}"
             )
         if target.activation:
             raise AuditError(
@@ -112,7 +113,8 @@ class MergedForm(DeployedForm):
 
 @dataclass(frozen=True)
 class PrunedForm(DeployedForm):
-    """Set the smallest weights of every linear layer to 0 (magnitude pruning; Han et al. 2015). No claim.
+    """Set the smallest weights of every linear layer to 0 (magnitude pruning; Han et al. 2015). No
+    claim.
 
     share: of each layer's weights to remove.
     """
@@ -191,7 +193,8 @@ class LoadedIn4Bit(DeployedForm):
 
 @dataclass(frozen=True)
 class Nf4(LoadedIn4Bit):
-    """Quantise linear layers to bitsandbytes' NormalFloat, QLoRA's type (arXiv 2305.14314). No claim."""
+    """Quantise linear layers to bitsandbytes' NormalFloat, QLoRA's type (arXiv 2305.14314). No
+    claim."""
 
     name: ClassVar[str] = "nf4"
     title: ClassVar[str] = "bitsandbytes nf4"

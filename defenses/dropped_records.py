@@ -61,8 +61,9 @@ class Dedup(DataVariant):
     """Fine-tune without exact and near-duplicate copies: keep the first of each. No claim.
 
     threshold: smallest Jaccard similarity of two texts' 5-character shingles at which the later
-    text is a copy of the earlier one (Lee et al. 2022 use 0.8, with 5-token shingles). MinHash finds
-    candidate pairs, a pair at the threshold with probability 0.99, and these are compared exactly:
+    text is a copy of the earlier one (Lee et al. 2022 use 0.8, with 5-token shingles). MinHash
+    finds candidate pairs, a pair at the threshold with probability 0.99, and these are compared
+    exactly:
     no text below the threshold is dropped. exact: drop only equal texts.
     """
 
@@ -172,7 +173,8 @@ class DropRecords(DataVariant):
             )
 
     def options(self) -> dict[str, Any]:
-        """Replace `listed` by a digest of its names: the model does not depend on the folder's path."""
+        """Replace `listed` by a digest of its names: the model does not depend on the folder's
+        path."""
         if not self.listed:
             return super().options()
         names = "".join(sorted(self._read_listed_names()))
@@ -185,7 +187,8 @@ class DropRecords(DataVariant):
         names = read_shard_record_list(Path(self.listed))
         if not names:
             raise AuditError(
-                f"expected -D listed= as a folder whose shard.json names records, got {self.listed!r}",
+                "expected -D listed= as a folder whose shard.json names records, got "
+                f"{self.listed!r}",
             )
         return frozenset(names)
 

@@ -60,7 +60,8 @@ class EarlyStop(Variant):
         n_units = len(set(name_inseparable_units(job.records)))
         if n_units < 2:
             raise AuditError(
-                f"expected records of two users or texts at least to leave one out, got {n_units}: give --heldout"
+                f"expected records of two users or texts at least to leave one out, got {n_units}: "
+                "give --heldout"
             )
 
     def split_heldout_records(
@@ -139,7 +140,8 @@ class EarlyStop(Variant):
         return (
             f"stopped at step {best['step']:,} of {self.epochs * steps:,} "
             f"(epoch {best['step'] / steps:.2f} of {self.epochs}), which had the lowest held-out "
-            f"loss of {len(losses)} looks: {best['loss']:.4g} nats a token, {losses[-1]:.4g} at the "
+            f"loss of {len(losses)} looks: {best['loss']:.4g} nats a token, {losses[-1]:.4g} at "
+            "the "
             "last look",
         )
 
@@ -181,6 +183,7 @@ class _HeldoutLoss:
         mean = total / sum(self.weights)
         if not math.isfinite(mean):
             raise AuditError(
-                "expected a training that converges, got no finite held-out loss: lower learning_rate",
+                "expected a training that converges, got no finite held-out loss: lower "
+                "learning_rate",
             )
         return mean

@@ -1,4 +1,5 @@
-"""The Goldfish loss (Hans et al. 2024): copies of a passage leave out the loss of the same tokens."""
+"""The Goldfish loss (Hans et al. 2024): copies of a passage leave out the loss of the same
+tokens."""
 
 from __future__ import annotations
 

@@ -1,25 +1,29 @@
-"""InvisibleInk: text written from private records in a context, each token by one draw (Vinod et al. 2025, 2507.02974).
+"""InvisibleInk: text written from private records in a context, each token by one draw (Vinod et
+al. 2025, 2507.02974).
 
-A public model writes with a batch of B private records, one at a time in its context. A record's influence on the next
-token is what it changes in the log-probabilities, clipped to C:
+A public model writes with a batch of B private records, one at a time in its context. A record's
+influence on the next token is what it changes in the log-probabilities, clipped to C:
 
     phi = log p_0 + (1/B) sum_i clip(log p_i - log p_0, -C, C),    y ~ softmax(phi / tau),
 
-over the tokens that the *public* distribution makes likely (top-k+): those whose log p_0 is at least that of the k-th
-likeliest, less 2C/B, as the authors have it. With no private information in it the set costs nothing. (It may miss a
-token that is among the k likeliest by phi, as a mean over B records moves phi by C at most, not C/B: 2C would hold all
-of them.)
+over the tokens that the *public* distribution makes likely (top-k+): those whose log p_0 is at
+least that of the k-th likeliest, less 2C/B, as the authors have it. With no private information in
+it the set costs nothing. (It may miss a token that is among the k likeliest by phi, as a mean over
+B records moves phi by C at most, not C/B: 2C would hold all of them.)
 
-**What is claimed.** Neighbours: one record of the batch more or less, in whose place is none (replace-by-null, our
-`zero_out`): its p_i is p_0, so its term is 0, and phi moves by at most C/B at any token. The log-ratio of neighbouring
-distributions then ranges over at most eta = 2C/(B tau) nats (it is a difference of phi/tau and one of log-normalisers,
-which is the same for all tokens), and a mechanism of bounded range eta is eta^2/8-zCDP: rho = C^2/(2 B^2 tau^2) a
-token, T times that for T of them. Another record in a record's place (`replace`) moves phi by at most 2C/B: 4 rho.
-p_i may be any distribution whatever; the paper has logits, of which log-probabilities are those with a constant taken
-off for each model: the bounds are the same. The public model must have seen no private record.
+**What is claimed.** Neighbours: one record of the batch more or less, in whose place is none
+(replace-by-null, our `zero_out`): its p_i is p_0, so its term is 0, and phi moves by at most C/B at
+any token. The log-ratio of neighbouring distributions then ranges over at most eta = 2C/(B tau)
+nats (it is a difference of phi/tau and one of log-normalisers, which is the same for all tokens),
+and a mechanism of bounded range eta is eta^2/8-zCDP: rho = C^2/(2 B^2 tau^2) a token, T times that
+for T of them. Another record in a record's place (`replace`) moves phi by at most 2C/B: 4 rho. p_i
+may be any distribution whatever; the paper has logits, of which log-probabilities are those with a
+constant taken off for each model: the bounds are the same. The public model must have seen no
+private record.
 
-Batches are disjoint, so that a record is in the text of its own batch only: T counts the tokens drawn of one batch. An
-audit asks a batch about the records that are in it; which batch answers is the auditor's choice and tells nothing.
+Batches are disjoint, so that a record is in the text of its own batch only: T counts the tokens
+drawn of one batch. An audit asks a batch about the records that are in it; which batch answers is
+the auditor's choice and tells nothing.
 """
 
 from __future__ import annotations
@@ -55,25 +59,32 @@ from auditor.privacy.accounting import (
 UNIT = "reference"
 _RELATIONS = ("zero_out", "replace")
 _MOST_BATCH, _MOST_EPSILON = 1024, 1000
-_PRIVATE_END = 1 - 1e-12  # a clip that is solved for costs no more than was asked, however it is rounded
-_ORDER = 2  # of the divergences that are looked at: the lowest whole one, where a bounded range uses most of its zCDP
+_PRIVATE_END = (
+    1 - 1e-12
+)  # a clip that is solved for costs no more than was asked, however it is rounded
+# of the divergences that are looked at: the lowest whole one, where a bounded range uses most of
+# its zCDP
+_ORDER = 2
 
 
 @dataclass(frozen=True)
 class InvisibleInk(Defense):
     """The public model writes with private records, clipped, in context (InvisibleInk, 2025).
 
-    batch: B, the records behind one text; the attacked records are dealt into such batches, in their order. clip: C,
-    nats, on what a record changes of a log-probability (0: as much as epsilon and delta leave). temperature: tau.
-    top_k: of top-k+, by the public distribution (0: the whole vocabulary). epsilon, delta: what `queries` drawn tokens
-    of one batch may cost; queries=0: as many as this run draws of any batch. on_exhaustion: what happens when a fixed
-    number is spent.
+    batch: B, the records behind one text; the attacked records are dealt into such batches, in
+    their order. clip: C, nats, on what a record changes of a log-probability (0: as much as epsilon
+    and delta leave). temperature: tau.
+    top_k: of top-k+, by the public distribution (0: the whole vocabulary). epsilon, delta: what
+    `queries` drawn tokens of one batch may cost; queries=0: as many as this run draws of any batch.
+    on_exhaustion: what happens when a fixed number is spent.
     """
 
     name: ClassVar[str] = "invisible-ink"
     title: ClassVar[str] = "InvisibleInk"
     needs: ClassVar[tuple[str, ...]] = ("public", "records")
-    claims: ClassVar[str] = "(epsilon, delta) for one record in the context, over the tokens drawn of its batch"
+    claims: ClassVar[str] = (
+        "(epsilon, delta) for one record in the context, over the tokens drawn of its batch"
+    )
     epsilon: float = 8.0
     delta: float = 1e-5
     batch: int = 8
@@ -85,23 +96,37 @@ class InvisibleInk(Defense):
 
     def __post_init__(self) -> None:
         if not 0 < self.epsilon <= _MOST_EPSILON:
-            raise AuditError(f"expected epsilon > 0 and at most {_MOST_EPSILON:,}, got {self.epsilon:g}")
+            raise AuditError(
+                f"expected epsilon > 0 and at most {_MOST_EPSILON:,}, got {self.epsilon:g}"
+            )
         if not 0 < self.delta < 1:
             raise AuditError(f"expected delta in (0, 1), got {self.delta:g}")
         if not 1 <= self.batch <= _MOST_BATCH:
             raise AuditError(f"expected batch in 1..{_MOST_BATCH:,}, got {self.batch:,}")
         if not 0 <= self.clip < math.inf:
-            raise AuditError(f"expected clip >= 0 and finite (0: solved from epsilon), got {self.clip:g}")
+            raise AuditError(
+                f"expected clip >= 0 and finite (0: solved from epsilon), got {self.clip:g}"
+            )
         if not 0 < self.temperature < math.inf:
             raise AuditError(f"expected temperature > 0 and finite, got {self.temperature:g}")
-        for option, meaning in (("top_k", "the whole vocabulary"), ("queries", "as many as the row draws")):
+        for option, meaning in (
+            ("top_k", "the whole vocabulary"),
+            ("queries", "as many as the row draws"),
+        ):
             if getattr(self, option) < 0:
-                raise AuditError(f"expected {option} >= 0 (0: {meaning}), got {getattr(self, option)}")
+                raise AuditError(
+                    f"expected {option} >= 0 (0: {meaning}), got {getattr(self, option)}"
+                )
         require_listed_options(self)
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        ink, held = self._clip_and_decoding_parameters(scenario), _record_batch_ensemble(scenario, self.batch)
-        return InvisibleInkModel(held, ink, "InvisibleInk", InkLogRatioRange.from_ink_options(ink, self.batch))
+        ink, held = (
+            self._clip_and_decoding_parameters(scenario),
+            _record_batch_ensemble(scenario, self.batch),
+        )
+        return InvisibleInkModel(
+            held, ink, "InvisibleInk", InkLogRatioRange.from_ink_options(ink, self.batch)
+        )
 
     def fixed_token_budget(self, scenario: Scenario) -> QueryBudget | None:
         return QueryBudget(self.queries, self.on_exhaustion) if self.queries else None
@@ -113,19 +138,24 @@ class InvisibleInk(Defense):
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
         batches = deal_records_into_context_batches(scenario, self.batch)
         said = [
-            f"{len(batches.records)} batches of {self.batch} private records, read in the context of the public model: "
+            f"{len(batches.records)} batches of {self.batch} private records, read in the context "
+            "of the public model: "
             "each is asked about its own records, and T counts the tokens of one batch"
         ]
         private = [prompt for prompt in scenario.prompts if prompt.record]
-        elsewhere = sum(prompt.record not in batches.records[batches.asked[prompt.given]] for prompt in private)
+        elsewhere = sum(
+            prompt.record not in batches.records[batches.asked[prompt.given]] for prompt in private
+        )
         if elsewhere:
             said.append(
-                f"{elsewhere} records share their prefix with one of another batch, whose model answers: "
+                f"{elsewhere} records share their prefix with one of another batch, whose model "
+                "answers: "
                 "what is extracted of them is a lower bound"
             )
         if not self.queries and not scenario.queries:
             said.append(
-                "no attack here draws tokens inside the claim, so epsilon is spent on one token and records weigh "
+                "no attack here draws tokens inside the claim, so epsilon is spent on one token "
+                "and records weigh "
                 "more than in service: give -D invisible-ink.queries=N, or add an attack that draws"
             )
         return tuple(said)
@@ -135,11 +165,14 @@ class InvisibleInk(Defense):
         return (
             Cause("no training", in_context, UnclippedReferences(self.batch, self.temperature)),
             Cause("clipping", "what each record changes is clipped, as the claim has it"),
-            Cause("no private data", "the public model alone", PublicModelControl(), "--public MODEL"),
+            Cause(
+                "no private data", "the public model alone", PublicModelControl(), "--public MODEL"
+            ),
         )
 
     def _covered_token_count(self, scenario: Scenario) -> int:
-        """T: the tokens of one batch that epsilon covers. With nothing to draw, the clip is that of one token."""
+        """T: the tokens of one batch that epsilon covers. With nothing to draw, the clip is that of
+        one token."""
         return self.queries or scenario.queries or 1
 
     def _clip_and_decoding_parameters(self, scenario: Scenario) -> InkOptions:
@@ -150,14 +183,20 @@ class InvisibleInk(Defense):
         return InkOptions(clip, self.temperature, self.top_k)
 
     def claim(self, scenario: Scenario, spent: int) -> Claim:
-        queries, ink = self._covered_token_count(scenario), self._clip_and_decoding_parameters(scenario)
+        queries, ink = (
+            self._covered_token_count(scenario),
+            self._clip_and_decoding_parameters(scenario),
+        )
         promise, spent = (
             InkLogRatioRange.from_ink_options(ink, self.batch),
             min(spent, queries),
         )  # beyond, no record has a say
 
         def epsilon(tokens: int) -> dict[str, float]:
-            return {name: compute_zcdp_epsilon(tokens * promise.zcdp_rho(name), self.delta) for name in _RELATIONS}
+            return {
+                name: compute_zcdp_epsilon(tokens * promise.zcdp_rho(name), self.delta)
+                for name in _RELATIONS
+            }
 
         return Claim(
             epsilon=epsilon(queries),
@@ -165,8 +204,10 @@ class InvisibleInk(Defense):
             relation="zero_out",
             unit=UNIT,
             queries=queries,
-            theorem="bounded range of a clipped mean, T C²/(2 B² τ²)-zCDP (Vinod et al. 2025; formulas C4)",
-            status="sound; the public model must have seen no private record, and a record lie in one batch only",
+            theorem="bounded range of a clipped mean, T C²/(2 B² τ²)-zCDP (Vinod et al. 2025; "
+            "formulas C4)",
+            status="sound; the public model must have seen no private record, and a record lie in "
+            "one batch only",
             sound=True,
             spent_queries=spent,
             spent_epsilon=epsilon(spent),
@@ -176,14 +217,17 @@ class InvisibleInk(Defense):
                 "temperature": ink.temperature,
                 "top_k": float(ink.top_k),
                 "rho_per_token": promise.zcdp_rho("zero_out"),
-                "batches": float(len(deal_records_into_context_batches(scenario, self.batch).records)),
+                "batches": float(
+                    len(deal_records_into_context_batches(scenario, self.batch).records)
+                ),
             },
         )
 
 
 @dataclass(frozen=True)
 class UnclippedReferences(Defense):
-    """Private records in the context of the public model, their log-probabilities averaged without a clip. No claim."""
+    """Private records in the context of the public model, their log-probabilities averaged without
+    a clip. No claim."""
 
     name: ClassVar[str] = "references-unclipped"
     title: ClassVar[str] = "References, unclipped"
@@ -194,7 +238,9 @@ class UnclippedReferences(Defense):
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         ink = InkOptions(math.inf, self.temperature, 0)
-        return InvisibleInkModel(_record_batch_ensemble(scenario, self.batch), ink, "references without clipping")
+        return InvisibleInkModel(
+            _record_batch_ensemble(scenario, self.batch), ink, "references without clipping"
+        )
 
 
 @dataclass(frozen=True)
@@ -206,14 +252,19 @@ class InkOptions:
     top_k: int = 0
 
     def clipped_mean_distribution(self, distributions: Tensor) -> Tensor:
-        """(..., V) nats, float64: of the token drawn; distributions (..., 1 + B, V), the public one first.
+        """(..., V) nats, float64: of the token drawn; distributions (..., 1 + B, V), the public one
+        first.
 
         In float64: a small clip makes claims that float32's rounding would break.
         """
         public, private = distributions[..., 0, :].double(), distributions[..., 1:, :].double()
         impossible = (public == -math.inf).unsqueeze(-2)  # stays so, whatever a record says
         # -inf less -inf would be NaN; a record's own -inf is clamped to -C.
-        change = (private - public.unsqueeze(-2)).masked_fill(impossible, 0.0).clamp(-self.clip, self.clip)
+        change = (
+            (private - public.unsqueeze(-2))
+            .masked_fill(impossible, 0.0)
+            .clamp(-self.clip, self.clip)
+        )
         phi = public + change.mean(-2)
         phi = phi.masked_fill(~self.public_top_k_plus_mask(public, private.shape[-2]), -math.inf)
         return (phi / self.temperature).log_softmax(-1)
@@ -228,14 +279,18 @@ class InkOptions:
 
 @dataclass(frozen=True)
 class InkLogRatioRange:
-    """The accounting of one token: the range of log-ratios of neighbouring distributions, in nats, by relation."""
+    """The accounting of one token: the range of log-ratios of neighbouring distributions, in nats,
+    by relation."""
 
     range: Mapping[str, float]
 
     @classmethod
     def from_ink_options(cls, ink: InkOptions, batch: int) -> InkLogRatioRange:
-        moved = ink.clip / (batch * ink.temperature)  # the most that a record out of its place moves phi / tau
-        # Twice, as the log-normaliser moves too; to replace a record is to take one out and put one in.
+        moved = ink.clip / (
+            batch * ink.temperature
+        )  # the most that a record out of its place moves phi / tau
+        # Twice, as the log-normaliser moves too; to replace a record is to take one out and put one
+        # in.
         return cls({"zero_out": 2 * moved, "replace": 4 * moved})
 
     def zcdp_rho(self, relation: str) -> float:
@@ -243,19 +298,24 @@ class InkLogRatioRange:
 
 
 def deal_records_into_context_batches(scenario: Scenario, size: int) -> InContextRecordBatches:
-    """The private records in batches, each text once; prompts of no private record go to the batches in turn.
+    """The private records in batches, each text once; prompts of no private record go to the
+    batches in turn.
 
     Raises AuditError where there are no private records.
     """
     records = list(dict.fromkeys(prompt.record for prompt in scenario.prompts if prompt.record))
     if not records:
-        raise AuditError("expected private records to put into the context of the public model, got none")
+        raise AuditError(
+            "expected private records to put into the context of the public model, got none"
+        )
     batches = tuple(tuple(records[i : i + size]) for i in range(0, len(records), size))
     where = {record: i for i, batch in enumerate(batches) for record in batch}
     asked: dict[tuple[int, ...], int] = {}
     for prompt in scenario.prompts:
         if prompt.record:
-            asked.setdefault(prompt.given, where[prompt.record])  # one prefix, one batch: the first record's answers
+            asked.setdefault(
+                prompt.given, where[prompt.record]
+            )  # one prefix, one batch: the first record's answers
     for i, prompt in enumerate(prompt for prompt in scenario.prompts if not prompt.record):
         asked.setdefault(prompt.given, i % len(batches))
     return InContextRecordBatches(batches, size, asked)
@@ -269,10 +329,13 @@ def _record_batch_ensemble(scenario: Scenario, size: int) -> InContextEnsemble:
 class InvisibleInkModel(WrappingModel):
     """A batch of records served, member j of the ensemble being the model that reads the j-th.
 
-    promise: what is claimed of it, kept apart from what is served so that a mistake shows; None: nothing.
+    promise: what is claimed of it, kept apart from what is served so that a mistake shows; None:
+    nothing.
     """
 
-    def __init__(self, held: Ensemble, ink: InkOptions, name: str, promise: InkLogRatioRange | None = None) -> None:
+    def __init__(
+        self, held: Ensemble, ink: InkOptions, name: str, promise: InkLogRatioRange | None = None
+    ) -> None:
         super().__init__(held.public)
         self.held, self.ink, self.name, self.promise = held, ink, name, promise
         # A neighbour is a permuted ensemble around the one that knows the records.
@@ -285,25 +348,40 @@ class InvisibleInkModel(WrappingModel):
             self.max_positions -= self.longest  # the record in the context takes its room
 
     def released_token_distribution(self, distributions: Tensor) -> Tensor:
-        """(..., V) nats: the distribution of the token drawn; distributions (..., 1 + B, V), the public one first."""
+        """(..., V) nats: the distribution of the token drawn; distributions (..., 1 + B, V), the
+        public one first."""
         return self.ink.clipped_mean_distribution(distributions)
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
+    def start(
+        self,
+        prefixes: Tensor,
+        length: int,
+        *,
+        prompt: Tensor | None = None,
+        distribution: bool = True,
+    ) -> Rows:
         self.check_text_fits(prefixes.shape[1], length, prompt)
         return _InkRows(self, self.held.start(prefixes, length, prompt=prompt), distribution)
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        return self.released_token_distribution(self._public_and_member_distributions(contexts, last, prompt))
+        return self.released_token_distribution(
+            self._public_and_member_distributions(contexts, last, prompt)
+        )
 
-    def _public_and_member_distributions(self, contexts: Tensor, last: int, prompt: Tensor | None = None) -> Tensor:
+    def _public_and_member_distributions(
+        self, contexts: Tensor, last: int, prompt: Tensor | None = None
+    ) -> Tensor:
         """(B, last, 1 + B, V) nats, the public model's first."""
-        return self.held.distributions(contexts, torch.arange(self.parts, device=self.device), last, prompt=prompt)
+        return self.held.distributions(
+            contexts, torch.arange(self.parts, device=self.device), last, prompt=prompt
+        )
 
     @torch.no_grad()
     def divergence_checks(
         self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
     ) -> Sequence[DivergenceCheck]:
-        """Neighbours: each record of the batch asked with none in its place, or with the next one there.
+        """Neighbours: each record of the batch asked with none in its place, or with the next one
+        there.
 
         Beside the divergence, what the proof rests on: the range of the log-ratios (`range_...`).
         """
@@ -314,12 +392,18 @@ class InvisibleInkModel(WrappingModel):
         if order < 2:
             raise AuditError(f"expected order >= 2, got {order}")
         distributions = self._public_and_member_distributions(contexts, last)[:, at]
-        own, checks = self.released_token_distribution(distributions).unsqueeze(-2).cpu().numpy(), []
+        own, checks = (
+            self.released_token_distribution(distributions).unsqueeze(-2).cpu().numpy(),
+            [],
+        )
         for relation in _RELATIONS:
             other = self._neighbour_token_distributions(relation, distributions).cpu().numpy()
             realised = torch.from_numpy(compute_two_sided_renyi(own, other, order))
-            # Largest log-ratio less smallest: the larger ones of both directions, one after the other.
-            ranges = torch.from_numpy(realised_renyi(own, other, math.inf) + realised_renyi(other, own, math.inf))
+            # Largest log-ratio less smallest: the larger ones of both directions, one after the
+            # other.
+            ranges = torch.from_numpy(
+                realised_renyi(own, other, math.inf) + realised_renyi(other, own, math.inf)
+            )
             # rho-zCDP: D_a <= rho a at every order a (Bun and Steinke 2016, Definition 1.1).
             checks += [
                 DivergenceCheck(relation, order, order * promise.zcdp_rho(relation), realised),
@@ -328,22 +412,32 @@ class InvisibleInkModel(WrappingModel):
         return checks
 
     @torch.no_grad()
-    def neighbour_distributions(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
+    def neighbour_distributions(
+        self, contexts: Tensor, last: int, at: Sequence[int]
+    ) -> Sequence[Neighbours]:
         distributions = self._public_and_member_distributions(contexts, last)[:, at]
         relations = _RELATIONS if self.promise else _RELATIONS[:1]
         return [
-            Neighbours(relation, self._neighbour_token_distributions(relation, distributions)) for relation in relations
+            Neighbours(relation, self._neighbour_token_distributions(relation, distributions))
+            for relation in relations
         ]
 
     def neighbour_model(self, relation: str, index: int) -> LanguageModel:
-        other = PermutedEnsemble(self.held, ensemble_parts_of_neighbour(relation, index, self.held.size))
+        other = PermutedEnsemble(
+            self.held, ensemble_parts_of_neighbour(relation, index, self.held.size)
+        )
         return type(self)(other, self.ink, self.name, self.promise)
 
     def _neighbour_token_distributions(self, relation: str, distributions: Tensor) -> Tensor:
         """(..., B, V) nats: each as it would be served itself; distributions (..., 1 + B, V)."""
         size = self.held.size
-        changed = [distributions[..., ensemble_parts_of_neighbour(relation, j, size), :] for j in range(size)]
-        return torch.stack([self.released_token_distribution(distribution) for distribution in changed], dim=-2)
+        changed = [
+            distributions[..., ensemble_parts_of_neighbour(relation, j, size), :]
+            for j in range(size)
+        ]
+        return torch.stack(
+            [self.released_token_distribution(distribution) for distribution in changed], dim=-2
+        )
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
         # In every part a record may stand before the text.
@@ -359,7 +453,10 @@ class _InkRows(WrappingRows):
 
     def _read_token_distributions(self) -> None:
         distributions = self.rows.log_probs()
-        self._public, self._own = distributions[:, 0].double(), self.model.released_token_distribution(distributions)
+        self._public, self._own = (
+            distributions[:, 0].double(),
+            self.model.released_token_distribution(distributions),
+        )
 
     def log_probs(self) -> Tensor:
         if not self.distribution:
@@ -371,12 +468,18 @@ class _InkRows(WrappingRows):
         self._read_token_distributions()
 
     @torch.no_grad()
-    def draw(self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
+    def draw(
+        self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding
+    ) -> tuple[Tensor, Tensor]:
         """Draws that no budget pays for (`View._uniform_draws_of_query`) are the public model's."""
         if not self.distribution and not decoding.is_ancestral:
-            raise AuditError(f"expected ancestral decoding, got {decoding}: InvisibleInk's claim covers no other")
+            raise AuditError(
+                f"expected ancestral decoding, got {decoding}: InvisibleInk's claim covers no other"
+            )
         drawn, near = decoding.draw(self._own, row_of_draw, uniforms[:, 0])
         unpaid = (uniforms[:, 1] < 0).nonzero().squeeze(-1)
         if len(unpaid):
-            drawn[unpaid], near[unpaid] = decoding.draw(self._public, row_of_draw[unpaid], uniforms[unpaid, 0])
+            drawn[unpaid], near[unpaid] = decoding.draw(
+                self._public, row_of_draw[unpaid], uniforms[unpaid, 0]
+            )
         return drawn, near

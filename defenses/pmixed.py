@@ -68,7 +68,9 @@ class PMixed(Defense):
     name: ClassVar[str] = "pmixed"
     title: ClassVar[str] = "PMixED"
     needs: ClassVar[tuple[str, ...]] = ("public", "ensemble")
-    claims: ClassVar[str] = "(epsilon, delta) for one shard, over the tokens drawn under ancestral decoding"
+    claims: ClassVar[str] = (
+        "(epsilon, delta) for one shard, over the tokens drawn under ancestral decoding"
+    )
     epsilon: float = 8.0
     delta: float = 1e-5
     alpha: int = 4
@@ -235,7 +237,8 @@ class PMixed(Defense):
             return "claim; proof has gaps"
         if self.adjacency == "add_remove":
             return (
-                "sound up to an inequality that was checked numerically, not proved; for any number of "
+                "sound up to an inequality that was checked numerically, not proved; for any "
+                "number of "
                 "members, which is public in the claims for zero-out and replace"
             )
         return "sound; the number of ensemble models is public"

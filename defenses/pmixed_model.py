@@ -1,4 +1,5 @@
-"""The model that PMixED serves: members held within a radius of the public distribution, mixed and drawn from."""
+"""The model that PMixED serves: members held within a radius of the public distribution, mixed and
+drawn from."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ _TUNING_MEMBERS = 4  # members behind one gradient step; each step takes others
 
 @dataclass(frozen=True)
 class PMixedMemberProjection:
-    """A member's mixing weight: the largest within a radius of the public distribution, by subset size."""
+    """A member's mixing weight: the largest within a radius of the public distribution, by subset
+    size."""
 
     alpha: int
     radii: tuple[float, ...]  # nats, for subsets of size 1..N
@@ -44,8 +46,11 @@ class PMixedMemberProjection:
         return self.radii[:1] if len(set(self.radii)) == 1 else self.radii
 
     @torch.no_grad()
-    def mixing_weights_within_radius(self, log_p: Tensor, log_p0: Tensor, radius: Tensor | float) -> Tensor:
-        """lambda of each distribution, (...): no gradient passes (formulas A5). radius: one, or one of each."""
+    def mixing_weights_within_radius(
+        self, log_p: Tensor, log_p0: Tensor, radius: Tensor | float
+    ) -> Tensor:
+        """lambda of each distribution, (...): no gradient passes (formulas A5). radius: one, or one
+        of each."""
         if self.radii[0] == math.inf:  # as `unmixed_member_projection` has it
             shape = torch.broadcast_shapes(log_p.shape[:-1], torch.as_tensor(radius).shape)
             return torch.full(shape, self.cap, dtype=torch.float64, device=log_p.device)
@@ -61,17 +66,19 @@ def unmixed_member_projection(members: int) -> PMixedMemberProjection:
 
 @dataclass(frozen=True)
 class QueryRDP:
-    """What the accounting says of one token. Held against what is served, which may be something else by mistake."""
+    """What the accounting says of one token. Held against what is served, which may be something
+    else by mistake."""
 
     projection: PMixedMemberProjection
     query_rdp: Mapping[tuple[Adjacency, int], float]  # nats, by relation and order
 
 
 class PMixedModel(WrappingModel):
-    """The served ensemble. Draws ask one member each; the distribution is that of the released token (formulas B2.4).
+    """The served ensemble. Draws ask one member each; the distribution is that of the released
+    token (formulas B2.4).
 
-    served: the projection by the number of members, this ensemble's and its neighbours'. promise: what is claimed of
-    it; None: nothing.
+    served: the projection by the number of members, this ensemble's and its neighbours'. promise:
+    what is claimed of it; None: nothing.
     """
 
     def __init__(
@@ -83,14 +90,21 @@ class PMixedModel(WrappingModel):
         promise: QueryRDP | None = None,
     ) -> None:
         super().__init__(ensemble.public)
-        self.ensemble, self.q, self.served, self.name, self.promise = ensemble, q, served, name, promise
+        self.ensemble, self.q, self.served, self.name, self.promise = (
+            ensemble,
+            q,
+            served,
+            name,
+            promise,
+        )
         self.projection = projection = served(ensemble.size)
         self.parts = 1 + ensemble.size
         sizes = compute_subset_sizes(q, ensemble.size)
         self.size_cdf = torch.from_numpy(np.cumsum(sizes)).to(self.device)
         # By the size of the subset, from 0: nobody is asked there.
         self.radii = torch.tensor((0.0, *projection.radii), dtype=torch.float64, device=self.device)
-        # Subset sizes of one radius act alike: the first of them, (1 + N,); {radius: probability that a subset has it}.
+        # Subset sizes of one radius act alike: the first of them, (1 + N,); {radius: probability
+        # that a subset has it}.
         self.like_size = (self.radii.unsqueeze(0) == self.radii.unsqueeze(1)).long().argmax(1)
         self.shares: dict[float, float] = {}
         for radius, share in zip(projection.radii, sizes[1:].tolist(), strict=True):
@@ -98,29 +112,48 @@ class PMixedModel(WrappingModel):
                 self.shares[radius] = self.shares.get(radius, 0.0) + share
         # Exact for one radius: P(|S| > 0) = N w, w = (1 - (1 - q)^N) / N (formulas B2.4).
         if len(set(projection.radii)) == 1:
-            self.shares = {projection.radii[0]: ensemble.size * compute_member_mixing_weight(q, ensemble.size)}
+            self.shares = {
+                projection.radii[0]: ensemble.size * compute_member_mixing_weight(q, ensemble.size)
+            }
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
+    def start(
+        self,
+        prefixes: Tensor,
+        length: int,
+        *,
+        prompt: Tensor | None = None,
+        distribution: bool = True,
+    ) -> Rows:
         if distribution:
-            return _PMixedDistributionRows(self, self.ensemble.start(prefixes, length, prompt=prompt))
+            return _PMixedDistributionRows(
+                self, self.ensemble.start(prefixes, length, prompt=prompt)
+            )
         return _PMixedDrawRows(self, prefixes.to(self.device), length, prompt)
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         parts = torch.arange(self.parts, device=self.device)
-        return self.released_token_distribution(self.ensemble.distributions(contexts, parts, last, prompt=prompt))
+        return self.released_token_distribution(
+            self.ensemble.distributions(contexts, parts, last, prompt=prompt)
+        )
 
-    def tuning_log_probs(self, contexts: Tensor, last: int, prompt: Tensor, noise: torch.Generator) -> Tensor:
-        """The distribution, the sum over members estimated from a few, anew each step: unbiased, no entry below 0."""
+    def tuning_log_probs(
+        self, contexts: Tensor, last: int, prompt: Tensor, noise: torch.Generator
+    ) -> Tensor:
+        """The distribution, the sum over members estimated from a few, anew each step: unbiased, no
+        entry below 0."""
         few = min(_TUNING_MEMBERS, self.ensemble.size)
         chosen = 1 + torch.randperm(self.ensemble.size, generator=noise, device=noise.device)[:few]
         parts = torch.cat([chosen.new_zeros(1), chosen]).to(self.device)
-        return self.released_token_distribution(self.ensemble.distributions(contexts, parts, last, prompt=prompt))
+        return self.released_token_distribution(
+            self.ensemble.distributions(contexts, parts, last, prompt=prompt)
+        )
 
     def released_token_distribution(self, distributions: Tensor) -> Tensor:
-        """The exact distribution of the released token, (..., V) nats; distributions (..., 1 + n, V), the public first.
+        """The exact distribution of the released token, (..., V) nats; distributions (..., 1 + n,
+        V), the public first.
 
-        P_out = p0 + (1/N) sum_j Lambda_j (p_j - p0), Lambda_j the weight of j averaged over subset sizes (formulas
-        B2.4); n < N members stand for all N.
+        P_out = p0 + (1/N) sum_j Lambda_j (p_j - p0), Lambda_j the weight of j averaged over subset
+        sizes (formulas B2.4); n < N members stand for all N.
         """
         log_p0, log_p = distributions[..., :1, :], distributions[..., 1:, :]
         radii, shares = (
@@ -140,27 +173,36 @@ class PMixedModel(WrappingModel):
     def published_perplexity_nll(
         self, texts: Sequence[tuple[int, ...]], seed: int, given: int = 1
     ) -> Mapping[str, Sequence[float]]:
-        """The paper's average (Sec. 6.1): -log p_S(y), one Poisson subset S a token, here the same for every defense.
+        """The paper's average (Sec. 6.1): -log p_S(y), one Poisson subset S a token, here the same
+        for every defense.
 
-        By Jensen never below that of the released distribution on average: what an attacker meets is the distribution.
+        By Jensen never below that of the released distribution on average: what an attacker meets
+        is the distribution.
         """
         if self.promise is None:
             return {}
         nll = []
         for index, text in enumerate(texts):
             noise = keyed_random_generator("subset average", seed, index)
-            nll.append(self._nll_under_poisson_subsets(text, noise.random((len(text) - given, self.ensemble.size))))
+            nll.append(
+                self._nll_under_poisson_subsets(
+                    text, noise.random((len(text) - given, self.ensemble.size))
+                )
+            )
         return {"perplexity_subset_average": nll}
 
     def _nll_under_poisson_subsets(self, text: tuple[int, ...], uniforms: np.ndarray) -> float:
-        """Summed -log p_S(y) of the last tokens, one of each row of uniforms (tokens, N); S: where they are below q."""
+        """Summed -log p_S(y) of the last tokens, one of each row of uniforms (tokens, N); S: where
+        they are below q."""
         tokens = torch.tensor([text], device=self.device)
         inside = torch.from_numpy(uniforms < self.q).to(self.device)
         asked = inside.any(0).nonzero().squeeze(-1)  # members of any subset: few of many
         # (tokens, asked members), as `weight` is.
         inside = inside[:, asked]
         parts = torch.cat([asked.new_zeros(1), 1 + asked])
-        distributions = self.ensemble.distributions(tokens[:, :-1], parts, len(uniforms))[0]  # (tokens, parts, V)
+        distributions = self.ensemble.distributions(tokens[:, :-1], parts, len(uniforms))[
+            0
+        ]  # (tokens, parts, V)
         size, (at, member) = inside.sum(-1), inside.nonzero(as_tuple=True)
         weight = torch.zeros(inside.shape, dtype=torch.float64, device=self.device)
         radii = self.radii[size[at]]
@@ -177,36 +219,58 @@ class PMixedModel(WrappingModel):
     def divergence_checks(
         self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
     ) -> Sequence[DivergenceCheck]:
-        """Neighbours: each member absent, emptied, or replaced by the next one, whichever is claimed.
+        """Neighbours: each member absent, emptied, or replaced by the next one, whichever is
+        claimed.
 
-        Each as it would be served itself: with one member less, by the projection for N - 1 members.
-        Beside them, what the proof takes for granted of every member: `projection`, its distance from the public
-        distribution against the radius, and `cap`, how much of a public probability it may take away.
+        Each as it would be served itself: with one member less, by the projection for N - 1
+        members. Beside them, what the proof takes for granted of every member: `projection`, its
+        distance from the public distribution against the radius, and `cap`, how much of a public
+        probability it may take away.
         """
         promise = self.promise
         if promise is None:
             return super().divergence_checks(contexts, last, at, order)
         order = order or promise.projection.alpha
         if not 2 <= order <= promise.projection.alpha:
-            raise AuditError(f"expected order in 2..{promise.projection.alpha}, which the claim controls, got {order}")
+            raise AuditError(
+                f"expected order in 2..{promise.projection.alpha}, which the claim controls, got "
+                f"{order}"
+            )
         distributions = self._public_and_member_distributions(contexts, last, at)
-        own = _float64_member_probabilities(self.released_token_distribution(distributions))[..., None, :]
+        own = _float64_member_probabilities(self.released_token_distribution(distributions))[
+            ..., None, :
+        ]
         exact, checks = _float64_member_probabilities(distributions), []
         for (adjacency, k), claimed in promise.query_rdp.items():
             if k == order:
                 with np.errstate(divide="ignore"):
-                    neighbours = np.log(self._neighbour_token_distributions(adjacency, distributions))
+                    neighbours = np.log(
+                        self._neighbour_token_distributions(adjacency, distributions)
+                    )
                     realised = compute_two_sided_renyi(np.log(own), neighbours, k)
                 checks.append(DivergenceCheck(adjacency, k, claimed, torch.from_numpy(realised)))
         by_size = _mixing_weights_by_subset_size(self.projection, distributions)
-        return [*checks, *_radius_and_cap_checks(promise.projection, exact[..., :1, :], exact[..., 1:, :], by_size)]
+        return [
+            *checks,
+            *_radius_and_cap_checks(
+                promise.projection, exact[..., :1, :], exact[..., 1:, :], by_size
+            ),
+        ]
 
     @torch.no_grad()
-    def neighbour_distributions(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
-        """One for each member, by each relation that is claimed of; where nothing is claimed, each member emptied."""
+    def neighbour_distributions(
+        self, contexts: Tensor, last: int, at: Sequence[int]
+    ) -> Sequence[Neighbours]:
+        """One for each member, by each relation that is claimed of; where nothing is claimed, each
+        member emptied."""
         distributions = self._public_and_member_distributions(contexts, last, at)
         return [
-            Neighbours(adjacency, torch.from_numpy(self._neighbour_token_distributions(adjacency, distributions)).log())
+            Neighbours(
+                adjacency,
+                torch.from_numpy(
+                    self._neighbour_token_distributions(adjacency, distributions)
+                ).log(),
+            )
             for adjacency in self.claimed_neighbour_relations
         ]
 
@@ -214,27 +278,39 @@ class PMixedModel(WrappingModel):
         places = ensemble_parts_of_neighbour(relation, index, self.ensemble.size)
         if not places[1:]:  # its only member absent, the public model is left
             return self.ensemble.public
-        return type(self)(PermutedEnsemble(self.ensemble, places), self.q, self.served, self.name, self.promise)
+        return type(self)(
+            PermutedEnsemble(self.ensemble, places), self.q, self.served, self.name, self.promise
+        )
 
     @property
     def claimed_neighbour_relations(self) -> tuple[Adjacency, ...]:
-        """The relations of the neighbours that something is claimed of; zero_out where nothing is."""
+        """The relations of the neighbours that something is claimed of; zero_out where nothing
+        is."""
         claimed = () if self.promise is None else self.promise.query_rdp
         return tuple(dict.fromkeys(adjacency for adjacency, _ in claimed)) or ("zero_out",)
 
-    def _public_and_member_distributions(self, contexts: Tensor, last: int, at: Sequence[int]) -> Tensor:
+    def _public_and_member_distributions(
+        self, contexts: Tensor, last: int, at: Sequence[int]
+    ) -> Tensor:
         """(B, positions, 1 + N, V) nats, the public model's first."""
-        return self.ensemble.distributions(contexts, torch.arange(self.parts, device=self.device), last)[:, at]
+        return self.ensemble.distributions(
+            contexts, torch.arange(self.parts, device=self.device), last
+        )[:, at]
 
-    def _neighbour_token_distributions(self, adjacency: Adjacency, distributions: Tensor) -> np.ndarray:
-        """(B, positions, N, V) probabilities, each member changed in turn; distributions (B, positions, 1 + N, V)."""
+    def _neighbour_token_distributions(
+        self, adjacency: Adjacency, distributions: Tensor
+    ) -> np.ndarray:
+        """(B, positions, N, V) probabilities, each member changed in turn; distributions (B,
+        positions, 1 + N, V)."""
         fewer = adjacency == "add_remove" and self.ensemble.size > 1
         served, exact = (
             self.served(self.ensemble.size - 1) if fewer else self.projection,
             _float64_member_probabilities(distributions),
         )
         weights = _mixing_weights_by_subset_size(served, distributions)
-        return neighbour_distributions(adjacency, exact[..., 0, :], exact[..., 1:, :], weights, self.q)
+        return neighbour_distributions(
+            adjacency, exact[..., 0, :], exact[..., 1:, :], weights, self.q
+        )
 
     def claim_premise_counts(self) -> Mapping[str, int]:
         return {} if self.promise is None else self.ensemble.count_shard_overlaps()
@@ -247,7 +323,8 @@ class PMixedModel(WrappingModel):
 
 
 def ensemble_parts_of_neighbour(relation: str, index: int, size: int) -> list[int]:
-    """The part that answers in each place where member `index` is absent, emptied, or replaced by the next one."""
+    """The part that answers in each place where member `index` is absent, emptied, or replaced by
+    the next one."""
     places = list(range(1 + size))
     if relation == "add_remove":
         del places[1 + index]
@@ -256,11 +333,15 @@ def ensemble_parts_of_neighbour(relation: str, index: int, size: int) -> list[in
     return places
 
 
-def _mixing_weights_by_subset_size(projection: PMixedMemberProjection, distributions: Tensor) -> np.ndarray:
-    """(..., sizes or 1, N): each member's weight; distributions (..., 1 + N, V), the public one first."""
+def _mixing_weights_by_subset_size(
+    projection: PMixedMemberProjection, distributions: Tensor
+) -> np.ndarray:
+    """(..., sizes or 1, N): each member's weight; distributions (..., 1 + N, V), the public one
+    first."""
     public, members = distributions[..., :1, :], distributions[..., 1:, :]
     weights = [
-        projection.mixing_weights_within_radius(members, public, radius) for radius in projection.radii_by_subset_size()
+        projection.mixing_weights_within_radius(members, public, radius)
+        for radius in projection.radii_by_subset_size()
     ]
     return torch.stack(weights, dim=-2).cpu().numpy()
 
@@ -272,7 +353,8 @@ def _float64_member_probabilities(distributions: Tensor) -> np.ndarray:
 def _radius_and_cap_checks(
     promised: PMixedMemberProjection, public: np.ndarray, members: np.ndarray, weights: np.ndarray
 ) -> Iterator[DivergenceCheck]:
-    """One radius check (and cap check) a subset size, or one in all where no radius or weight depends on the size.
+    """One radius check (and cap check) a subset size, or one in all where no radius or weight
+    depends on the size.
 
     public: (..., 1, V) probabilities; members: (..., N, V); weights: (..., sizes, N) as served.
     """
@@ -282,7 +364,9 @@ def _radius_and_cap_checks(
         with np.errstate(divide="ignore"):
             mixed, log_public = np.log(weight * members + (1 - weight) * public), np.log(public)
         divergence = compute_two_sided_renyi if promised.two_sided else realised_renyi
-        yield DivergenceCheck("projection", alpha, radius, torch.from_numpy(divergence(mixed, log_public, alpha)))
+        yield DivergenceCheck(
+            "projection", alpha, radius, torch.from_numpy(divergence(mixed, log_public, alpha))
+        )
         if promised.cap < 1:
             # cap = 1 - e^-s keeps D_inf(public || mixed) <= s (formulas B2.5).
             lost = torch.from_numpy(realised_renyi(log_public, mixed, math.inf))
@@ -306,13 +390,16 @@ class _PMixedDistributionRows(WrappingRows):
 
 
 class _PMixedDrawRows(Rows):
-    """Rows that only answer draws, as the service does: each draw asks the public model and at most one member.
+    """Rows that only answer draws, as the service does: each draw asks the public model and at most
+    one member.
 
-    With subset size n ~ Binomial(N, q), n = 0 draws from p0; else one uniformly chosen member with the radius for n
-    has the distribution of an average over a Poisson subset (formulas A5).
+    With subset size n ~ Binomial(N, q), n = 0 draws from p0; else one uniformly chosen member with
+    the radius for n has the distribution of an average over a Poisson subset (formulas A5).
     """
 
-    def __init__(self, model: PMixedModel, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
+    def __init__(
+        self, model: PMixedModel, prefixes: Tensor, length: int, prompt: Tensor | None
+    ) -> None:
         self.model = model
         self.public = model.ensemble.public.start(prefixes, length, prompt=prompt)
         self.members = model.ensemble.start_member_rows(prefixes, length, prompt=prompt)
@@ -328,13 +415,20 @@ class _PMixedDrawRows(Rows):
         self.public.advance(parents, tokens)
 
     @torch.no_grad()
-    def draw(self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
+    def draw(
+        self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding
+    ) -> tuple[Tensor, Tensor]:
         if not decoding.is_ancestral:
-            raise AuditError(f"expected ancestral decoding, got {decoding}: PMixED's claim covers no other")
+            raise AuditError(
+                f"expected ancestral decoding, got {decoding}: PMixED's claim covers no other"
+            )
         model, distribution = self.model, self.public.log_probs()
-        # Channels: 0 draws the token, 1 the size of the subset, 2 the member. Channel 1 is -1 in a draw that no budget
-        # pays for (`View._uniform_draws_of_query`): the public model answers. Rounding may leave the last sum below 1.
-        size = torch.searchsorted(model.size_cdf, uniforms[:, 1].contiguous(), right=True).clamp_max(model.parts - 1)
+        # Channels: 0 draws the token, 1 the size of the subset, 2 the member. Channel 1 is -1 in a
+        # draw that no budget pays for (`View._uniform_draws_of_query`): the public model answers.
+        # Rounding may leave the last sum below 1.
+        size = torch.searchsorted(
+            model.size_cdf, uniforms[:, 1].contiguous(), right=True
+        ).clamp_max(model.parts - 1)
         drawn, near = decoding.draw(distribution, row_of_draw, uniforms[:, 0])
         private = (size > 0).nonzero().squeeze(-1)
         if len(private):
@@ -349,7 +443,9 @@ class _PMixedDrawRows(Rows):
             log_p0 = distribution[rows]
             log_p = self.members.distributions(rows, members)
             weight = (
-                model.projection.mixing_weights_within_radius(log_p, log_p0, model.radii[like]).to(log_p).unsqueeze(-1)
+                model.projection.mixing_weights_within_radius(log_p, log_p0, model.radii[like])
+                .to(log_p)
+                .unsqueeze(-1)
             )
             mixture = torch.log(weight * log_p.exp() + (1 - weight) * log_p0.exp())
             drawn[private], near[private] = decoding.draw(mixture, each, uniforms[private, 0])

@@ -41,7 +41,9 @@ class PMixedTrainer(Trainer):
     """
 
     name: ClassVar[str] = "pmixed"
-    claims: ClassVar[str] = "none: the members are private; `--defense pmixed` makes a promise for its draws"
+    claims: ClassVar[str] = (
+        "none: the members are private; `--defense pmixed` makes a promise for its draws"
+    )
     promises: ClassVar[bool] = True
     adapters: ClassVar[bool] = True
     whole: ClassVar[bool] = True
@@ -81,13 +83,15 @@ class PMixedTrainer(Trainer):
         unit = _name_protected_unit(job)
         count = self._train_shard_adapters(job, base, members, self.together, job.checkpoint)
         notes = [
-            f"each {unit} is whole in one of {self.members} shards: the unit of protection is the shard",
+            f"each {unit} is whole in one of {self.members} shards: the unit of protection is the "
+            "shard",
             "the number of shards is public",
             f"adapters were trained {count} at a time",
         ]
         if any(isinstance(module, Dropout) and module.p > 0 for module in base.modules()):
             notes.append(
-                "the base's dropout was off: adapters that are trained together cannot have separate masks",
+                "the base's dropout was off: adapters that are trained together cannot have "
+                "separate masks",
             )
         n_users = len({record.unit for record in job.records})
         n_groups = len(set(name_inseparable_units(job.records)))

@@ -118,7 +118,8 @@ class PrivateTraining(PoissonTraining):
         for option in ("no_noise", "no_clipping"):
             if getattr(self, option):
                 raise AuditError(
-                    f"-D {option}= names a control of {self.name}, for audit run: audit train makes one",
+                    f"-D {option}= names a control of {self.name}, for audit run: audit train "
+                    "makes one",
                 )
 
     def compute_mechanism_terms(self, job: TrainingJob, units: int) -> MechanismTerms:
@@ -158,7 +159,8 @@ class PrivateTraining(PoissonTraining):
     def make_privacy_record(
         self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms
     ) -> PrivacyRecord:
-        """Return the guarantee of the steps taken, if `_explain_missing_guarantee` has no objection."""
+        """Return the guarantee of the steps taken, if `_explain_missing_guarantee` has no
+        objection."""
         flaw, nominal = self._explain_missing_guarantee(trained, terms.base)
         # Both trainings used private records: their steps are composed.
         earlier = () if flaw else _list_private_trainings(terms.base)
@@ -218,7 +220,10 @@ class PrivateTraining(PoissonTraining):
             return reason, "if the noise were secret"
         if base and (base.epsilon is None or base.unit != self.unit):
             promise = f"for a {base.unit}" if base.epsilon is not None else "nothing"
-            reason = f"no guarantee: the base was trained on private records by {base.method} and promises {promise}"
+            reason = (
+                f"no guarantee: the base was trained on private records by {base.method} and "
+                f"promises {promise}"
+            )
             return reason, "of this training alone"
         return "", ""
 
@@ -229,7 +234,9 @@ class DpSgd(PrivateTraining):
 
     name: ClassVar[str] = "dp-sgd"
     title: ClassVar[str] = "DP-SGD"
-    claims: ClassVar[str] = "(epsilon, delta) for one record (or user), under any access and decoding"
+    claims: ClassVar[str] = (
+        "(epsilon, delta) for one record (or user), under any access and decoding"
+    )
     promises: ClassVar[bool] = True
 
 

@@ -1,21 +1,24 @@
-"""Uniform mixing: every next-token distribution is mixed with the uniform one (Majmudar et al. 2022).
+"""Uniform mixing: every next-token distribution is mixed with the uniform one (Majmudar et al.
+2022).
 
-Over the whole vocabulary, as published; or over the tokens that a *public* model finds likeliest, the smaller support
-that the paper leaves to future work. For causal and masked language models.
+Over the whole vocabulary, as published; or over the tokens that a *public* model finds likeliest,
+the smaller support that the paper leaves to future work. For causal and masked language models.
 
-**What is claimed on a smaller support.** S = S(x) is the public model's top-k of the context x, and q_S the private
-distribution q restricted to S and renormalised. A token is drawn from q' = weight q_S + (1 - weight)/k on S. Take any
-two private models behind the same public one, and one context x. Both have the same S, as it is made of x and the
-public model alone, and 0 <= q_S <= 1 gives (1 - weight)/k <= q'(y) <= weight + (1 - weight)/k for every y in S, for
-both models; off S both are 0. So no token's log-ratio exceeds log((weight + (1 - weight)/k) / ((1 - weight)/k)):
-Theorem 1 with k for |V|. Over a text the log-ratios add up: the next context is the last one with the token just drawn,
-the same for both models on the same output, and tokens of one masked text are drawn independently. Where q has no mass
-on S at all, q_S is the uniform distribution, and the bounds hold as before. With `tail=public` the answer is S(x)'s
-total public mass P0(S) times q' on S and the public distribution p0 off S: on S both models have the same further
-factor P0(S), off S their ratio is 1, so the bound stands, and no token has probability 0. None of this holds for a
-top-k of the *private* distribution: its support tells of the private data, two models' supports differ, and the
-log-ratio is infinite; nor where the public model has seen the private data. Whence the option names the public model,
-and refuses to do without.
+**What is claimed on a smaller support.** S = S(x) is the public model's top-k of the context x, and
+q_S the private distribution q restricted to S and renormalised. A token is drawn from q' = weight
+q_S + (1 - weight)/k on S. Take any two private models behind the same public one, and one context
+x. Both have the same S, as it is made of x and the public model alone, and 0 <= q_S <= 1 gives (1 -
+weight)/k <= q'(y) <= weight + (1 - weight)/k for every y in S, for both models; off S both are 0.
+So no token's log-ratio exceeds log((weight + (1 - weight)/k) / ((1 - weight)/k)): Theorem 1 with k
+for |V|. Over a text the log-ratios add up: the next context is the last one with the token just
+drawn, the same for both models on the same output, and tokens of one masked text are drawn
+independently. Where q has no mass on S at all, q_S is the uniform distribution, and the bounds hold
+as before. With `tail=public` the answer is S(x)'s total public mass P0(S) times q' on S and the
+public distribution p0 off S: on S both models have the same further factor P0(S), off S their ratio
+is 1, so the bound stands, and no token has probability 0. None of this holds for a top-k of the
+*private* distribution: its support tells of the private data, two models' supports differ, and the
+log-ratio is infinite; nor where the public model has seen the private data. Whence the option names
+the public model, and refuses to do without.
 """
 
 from __future__ import annotations
@@ -45,9 +48,11 @@ _RELATION = "any_two_models"  # the same, as measurements are named
 
 @dataclass(frozen=True)
 class UniformMixing(Defense):
-    """Mix the target's distribution with the uniform one (Majmudar et al. 2022): q' = weight q + (1 - weight)/|V|.
+    """Mix the target's distribution with the uniform one (Majmudar et al. 2022): q' = weight q + (1
+    - weight)/|V|.
 
-    public_top_k: mix on so many tokens only, those the public model finds likeliest; 0: on the whole vocabulary.
+    public_top_k: mix on so many tokens only, those the public model finds likeliest; 0: on the
+    whole vocabulary.
     tail: what the other tokens get then: `none`, or the `public` distribution.
     """
 
@@ -62,44 +67,65 @@ class UniformMixing(Defense):
         if not 0 <= self.weight <= 1:
             raise AuditError(f"expected weight in [0, 1], got {self.weight}")
         if self.public_top_k < 0:
-            raise AuditError(f"expected public_top_k >= 0 (0: the whole vocabulary), got {self.public_top_k}")
+            raise AuditError(
+                f"expected public_top_k >= 0 (0: the whole vocabulary), got {self.public_top_k}"
+            )
         require_listed_options(self)
         if self.tail == "public" and not self.public_top_k:
-            raise AuditError("expected public_top_k >= 1 beside tail=public: without it no token is left out")
+            raise AuditError(
+                "expected public_top_k >= 1 beside tail=public: without it no token is left out"
+            )
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        mixing = self._uniform_mixture_for_vocabulary(scenario.target.vocab_size, scenario.public is not None)
+        mixing = self._uniform_mixture_for_vocabulary(
+            scenario.target.vocab_size, scenario.public is not None
+        )
         return UniformMixingModel(
-            scenario.target, self.weight, mixing.epsilon(), scenario.public, top_k=mixing.top_k, tail=mixing.tail
+            scenario.target,
+            self.weight,
+            mixing.epsilon(),
+            scenario.public,
+            top_k=mixing.top_k,
+            tail=mixing.tail,
         )
 
     def claim(self, scenario: Scenario, spent: int) -> Claim:
-        mixing = self._uniform_mixture_for_vocabulary(scenario.target.vocab_size, scenario.public is not None)
+        mixing = self._uniform_mixture_for_vocabulary(
+            scenario.target.vocab_size, scenario.public is not None
+        )
         return _uniform_mixing_claim(mixing, scenario.queries or 1, scenario.answer_length, spent)
 
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
         if scenario.queries:
             return ()
         return (
-            "no attack here draws tokens inside the claim, so epsilon is that of one token: each more costs the same",
+            "no attack here draws tokens inside the claim, so epsilon is that of one token: each "
+            "more costs the same",
         )
 
     def protect_masked(self, scenario: MaskedScenario) -> tuple[MaskedModel, Claim]:
-        mixing = self._uniform_mixture_for_vocabulary(scenario.target.vocab_size, scenario.public is not None)
+        mixing = self._uniform_mixture_for_vocabulary(
+            scenario.target.vocab_size, scenario.public is not None
+        )
         claim = _uniform_mixing_claim(mixing, scenario.queries, scenario.queries, 0)
         return UniformMixingMasked(scenario.target, mixing, scenario.public), claim
 
     def _uniform_mixture_for_vocabulary(self, vocab_size: int, public: bool) -> UniformMixture:
         if self.public_top_k and not public:
             raise AuditError(
-                "public_top_k restricts the distribution to what a public model finds likeliest: give --public"
+                "public_top_k restricts the distribution to what a public model finds likeliest: "
+                "give --public"
             )
         if self.public_top_k > vocab_size:
-            raise AuditError(f"expected public_top_k of at most {vocab_size} tokens, got {self.public_top_k}")
+            raise AuditError(
+                f"expected public_top_k of at most {vocab_size} tokens, got {self.public_top_k}"
+            )
         return UniformMixture(self.weight, vocab_size, self.public_top_k, self.tail == "public")
 
 
-def _uniform_mixing_claim(mixing: UniformMixture, queries: int, answer_length: int, spent: int) -> Claim:
+def _uniform_mixing_claim(
+    mixing: UniformMixture, queries: int, answer_length: int, spent: int
+) -> Claim:
     top_k = mixing.top_k
     return Claim(
         epsilon={ANY_TWO: mixing.epsilon(queries)},
@@ -127,7 +153,8 @@ def _uniform_mixing_claim(mixing: UniformMixture, queries: int, answer_length: i
 
 @dataclass(frozen=True)
 class UniformMixture:
-    """How a distribution is mixed. top_k: over so many of a public model's tokens (0: all); tail: see the option."""
+    """How a distribution is mixed. top_k: over so many of a public model's tokens (0: all); tail:
+    see the option."""
 
     weight: float
     vocab_size: int
@@ -145,22 +172,27 @@ class UniformMixture:
         In float64: a small weight makes claims that float32's rounding would break.
         """
         if not self.top_k:
-            # Normalised first: the bound is of distributions that add up to 1, as float32 ones hardly do.
+            # Normalised first: the bound is of distributions that add up to 1, as float32 ones
+            # hardly do.
             return self.mix_token_log_probs(distribution.double().log_softmax(-1))
         assert public is not None  # `UniformMixing` has seen to it
         public = public.to(distribution.device).double()
-        return mix_on_public_top_k(distribution.double(), public, self.weight, self.top_k, self.tail)
+        return mix_on_public_top_k(
+            distribution.double(), public, self.weight, self.top_k, self.tail
+        )
 
     def mix_token_log_probs(self, log_probs: Tensor) -> Tensor:
-        """As `of`, of single tokens, (...) nats: on the whole vocabulary a token is mixed without the others."""
+        """As `of`, of single tokens, (...) nats: on the whole vocabulary a token is mixed without
+        the others."""
         return mix_with_uniform(log_probs.double(), self.weight, self.vocab_size)
 
 
 class UniformMixingModel(WrappingModel):
-    """A model that holds another. The distribution is explicit, so log-probabilities and gradients pass through it.
+    """A model that holds another. The distribution is explicit, so log-probabilities and gradients
+    pass through it.
 
-    claimed: epsilon of one token (nats), as the accounting has it; None: nothing is claimed. public: gives the support
-    of the mixing where one is asked for, and is a neighbour.
+    claimed: epsilon of one token (nats), as the accounting has it; None: nothing is claimed.
+    public: gives the support of the mixing where one is asked for, and is a neighbour.
     """
 
     def __init__(
@@ -180,7 +212,14 @@ class UniformMixingModel(WrappingModel):
         if top_k and public is not None:
             self.capabilities = self.capabilities & public.capabilities  # both are asked
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
+    def start(
+        self,
+        prefixes: Tensor,
+        length: int,
+        *,
+        prompt: Tensor | None = None,
+        distribution: bool = True,
+    ) -> Rows:
         rows = self.model.start(prefixes, length, prompt=prompt, distribution=distribution)
         if not self.mixing.top_k:
             return _UniformMixingRows(rows, self.mixing)
@@ -191,26 +230,35 @@ class UniformMixingModel(WrappingModel):
         public = None
         if self.mixing.top_k:
             public = self._public_model_for_prompt(prompt).log_probs(contexts, last, prompt=prompt)
-        return self.mixing.mix_next_token_distribution(self.model.log_probs(contexts, last, prompt=prompt), public)
+        return self.mixing.mix_next_token_distribution(
+            self.model.log_probs(contexts, last, prompt=prompt), public
+        )
 
-    def token_log_probs(self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None) -> Tensor:
+    def token_log_probs(
+        self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None
+    ) -> Tensor:
         if self.mixing.top_k:
             return super().token_log_probs(prefixes, suffixes, prompt=prompt)
-        return self.mixing.mix_token_log_probs(self.model.token_log_probs(prefixes, suffixes, prompt=prompt))
+        return self.mixing.mix_token_log_probs(
+            self.model.token_log_probs(prefixes, suffixes, prompt=prompt)
+        )
 
     def _public_model_for_prompt(self, prompt: Tensor | None) -> LanguageModel:
         """The public model. Raises NotApplicable for a soft prompt that it cannot read."""
         assert self.public is not None
         width = self.public.embedding_rows(1).shape[1]
         if prompt is not None and prompt.shape[1] != width:
-            raise NotApplicable(f"the soft prompt is {prompt.shape[1]} wide, but the public model is {width}")
+            raise NotApplicable(
+                f"the soft prompt is {prompt.shape[1]} wide, but the public model is {width}"
+            )
         return self.public
 
     @torch.no_grad()
     def divergence_checks(
         self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
     ) -> Sequence[DivergenceCheck]:
-        """Neighbours: a model that is certain of the least likely token, the worst there is; and the public model.
+        """Neighbours: a model that is certain of the least likely token, the worst there is; and
+        the public model.
 
         Divergences are pure, which bounds every order.
         """
@@ -219,14 +267,25 @@ class UniformMixingModel(WrappingModel):
         distribution = self.log_probs(contexts, last)[:, at]
         (others,) = self.neighbour_distributions(contexts, last, at)
         # (B, positions, 1, V) against (B, positions, neighbours, V).
-        realised = realised_pure_dp(distribution.unsqueeze(-2).cpu().numpy(), others.log_probs.cpu().numpy())
-        return [DivergenceCheck(others.relation, math.inf, self.claimed, torch.from_numpy(realised))]
+        realised = realised_pure_dp(
+            distribution.unsqueeze(-2).cpu().numpy(), others.log_probs.cpu().numpy()
+        )
+        return [
+            DivergenceCheck(others.relation, math.inf, self.claimed, torch.from_numpy(realised))
+        ]
 
     @torch.no_grad()
-    def neighbour_distributions(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
-        """A model that is certain of this one's least likely token, the worst there is; and the public model."""
-        # One-hot distributions attain the bound (formulas B1, Tightness): the first neighbour is such a one.
-        others = [self.neighbour_model(_RELATION, index) for index in range(1 if self.public is None else 2)]
+    def neighbour_distributions(
+        self, contexts: Tensor, last: int, at: Sequence[int]
+    ) -> Sequence[Neighbours]:
+        """A model that is certain of this one's least likely token, the worst there is; and the
+        public model."""
+        # One-hot distributions attain the bound (formulas B1, Tightness): the first neighbour is
+        # such a one.
+        others = [
+            self.neighbour_model(_RELATION, index)
+            for index in range(1 if self.public is None else 2)
+        ]
         distributions = [other.log_probs(contexts, last)[:, at].double() for other in others]
         return [Neighbours(_RELATION, torch.stack(distributions, dim=-2))]
 
@@ -238,7 +297,8 @@ class UniformMixingModel(WrappingModel):
         return other
 
     def least_likely_token_point_mass(self, distribution: Tensor, public: Tensor | None) -> Tensor:
-        """(..., V) nats: certain of the token that the mixed distribution gives least, of those that it can give."""
+        """(..., V) nats: certain of the token that the mixed distribution gives least, of those
+        that it can give."""
         # the support is the same for all neighbours
         possible = distribution.masked_fill(distribution == -math.inf, math.inf)
         if self.mixing.top_k:
@@ -246,11 +306,21 @@ class UniformMixingModel(WrappingModel):
             outside = torch.ones_like(distribution, dtype=torch.bool)
             outside = outside.scatter(-1, _public_top_k_token_ids(public, self.mixing.top_k), False)
             possible = possible.masked_fill(outside, math.inf)
-        return torch.full_like(distribution, -math.inf).scatter(-1, possible.argmin(-1, keepdim=True), 0.0)
+        return torch.full_like(distribution, -math.inf).scatter(
+            -1, possible.argmin(-1, keepdim=True), 0.0
+        )
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
-        support = self.public.row_bytes(positions, distribution) if self.mixing.top_k and self.public else 0
-        return self.model.row_bytes(positions, distribution) + support + super().row_bytes(positions, distribution)
+        support = (
+            self.public.row_bytes(positions, distribution)
+            if self.mixing.top_k and self.public
+            else 0
+        )
+        return (
+            self.model.row_bytes(positions, distribution)
+            + support
+            + super().row_bytes(positions, distribution)
+        )
 
 
 class _LeastLikelyTokenModel(WrappingModel):
@@ -263,7 +333,14 @@ class _LeastLikelyTokenModel(WrappingModel):
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
         return self.mixed.row_bytes(positions) + super().row_bytes(positions)
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
+    def start(
+        self,
+        prefixes: Tensor,
+        length: int,
+        *,
+        prompt: Tensor | None = None,
+        distribution: bool = True,
+    ) -> Rows:
         return _LeastLikelyTokenRows(self.mixed, self.mixed.start(prefixes, length, prompt=prompt))
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
@@ -271,7 +348,9 @@ class _LeastLikelyTokenModel(WrappingModel):
         if mixed.mixing.top_k:
             assert mixed.public is not None
             public = mixed.public.log_probs(contexts, last, prompt=prompt)
-        return mixed.least_likely_token_point_mass(mixed.log_probs(contexts, last, prompt=prompt), public)
+        return mixed.least_likely_token_point_mass(
+            mixed.log_probs(contexts, last, prompt=prompt), public
+        )
 
 
 class _LeastLikelyTokenRows(WrappingRows):
@@ -311,14 +390,26 @@ class _UniformMixingRows(WrappingRows):
 class UniformMixingMasked(MaskedModel):
     """A masked model that holds another; `public` gives the support where one is asked for."""
 
-    def __init__(self, target: MaskedModel, mixing: UniformMixture, public: MaskedModel | None = None) -> None:
+    def __init__(
+        self, target: MaskedModel, mixing: UniformMixture, public: MaskedModel | None = None
+    ) -> None:
         self.target, self.mixing, self.public = target, mixing, public
         self.name = f"{target.name} under uniform mixing"
-        self.vocab_size, self.max_positions, self.device = target.vocab_size, target.max_positions, target.device
+        self.vocab_size, self.max_positions, self.device = (
+            target.vocab_size,
+            target.max_positions,
+            target.device,
+        )
 
     def log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
-        public = self.public.log_probs(contexts, positions) if self.mixing.top_k and self.public else None
-        return self.mixing.mix_next_token_distribution(self.target.log_probs(contexts, positions), public)
+        public = (
+            self.public.log_probs(contexts, positions)
+            if self.mixing.top_k and self.public
+            else None
+        )
+        return self.mixing.mix_next_token_distribution(
+            self.target.log_probs(contexts, positions), public
+        )
 
     def token_log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
         if self.mixing.top_k:
@@ -327,7 +418,8 @@ class UniformMixingMasked(MaskedModel):
 
 
 def mix_with_uniform(log_probs: Tensor, weight: float, vocab_size: int) -> Tensor:
-    """log(weight q + (1 - weight)/|V|) in nats of each log-probability of q; weight 0 and 1 are exact."""
+    """log(weight q + (1 - weight)/|V|) in nats of each log-probability of q; weight 0 and 1 are
+    exact."""
     if weight == 1:
         return log_probs
     # log1p: of a small weight, 1 - weight keeps too few digits.
@@ -337,10 +429,14 @@ def mix_with_uniform(log_probs: Tensor, weight: float, vocab_size: int) -> Tenso
     return torch.logaddexp(log_probs + math.log(weight), log_probs.new_tensor(floor))
 
 
-def mix_on_public_top_k(distribution: Tensor, public: Tensor, weight: float, top_k: int, tail: bool) -> Tensor:
-    """(..., V) nats: the private distribution on the public top-k, renormalised and mixed with the uniform one there.
+def mix_on_public_top_k(
+    distribution: Tensor, public: Tensor, weight: float, top_k: int, tail: bool
+) -> Tensor:
+    """(..., V) nats: the private distribution on the public top-k, renormalised and mixed with the
+    uniform one there.
 
-    The other tokens have probability 0; with `tail`, the public one, and those of the top-k share the rest.
+    The other tokens have probability 0; with `tail`, the public one, and those of the top-k share
+    the rest.
     """
     kept = _public_top_k_token_ids(public, top_k)
     inside = distribution.gather(-1, kept)
@@ -349,11 +445,13 @@ def mix_on_public_top_k(distribution: Tensor, public: Tensor, weight: float, top
     mixed = mix_with_uniform(inside, weight, top_k)
     if not tail:
         return torch.full_like(distribution, -math.inf).scatter(-1, kept, mixed)
-    # On the top-k its public mass P0(S) times the mixture: that factor is the same for both neighbours.
+    # On the top-k its public mass P0(S) times the mixture: that factor is the same for both
+    # neighbours.
     return public.scatter(-1, kept, mixed + public.gather(-1, kept).logsumexp(-1, keepdim=True))
 
 
 def _public_top_k_token_ids(public: Tensor, top_k: int) -> Tensor:
-    """(..., k) the likeliest tokens, the lower id first among equals: a function of the public distribution alone."""
+    """(..., k) the likeliest tokens, the lower id first among equals: a function of the public
+    distribution alone."""
     # `topk` promises no order among equals, and all neighbours must have the same support.
     return public.sort(dim=-1, descending=True, stable=True).indices[..., :top_k]

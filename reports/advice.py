@@ -1,4 +1,5 @@
-"""What to do now, for whoever mends the model: each advice is worked out of this run, and names the row it stands on.
+"""What to do now, for whoever mends the model: each advice is worked out of this run, and names the
+row it stands on.
 
 Nothing generic: what the run does not show is not advised.
 """
@@ -48,11 +49,14 @@ class Advice:
         return f"{self.kind} ({self.row}): {self.said}"
 
 
-def advice(result: AuditResult, details: SecretDetails = NO_DETAILS, run: str = RUN) -> tuple[Advice, ...]:
-    """What forbids a conclusion, what leaks and how to hold it to a limit, where it sits, what defenses change.
+def advice(
+    result: AuditResult, details: SecretDetails = NO_DETAILS, run: str = RUN
+) -> tuple[Advice, ...]:
+    """What forbids a conclusion, what leaks and how to hold it to a limit, where it sits, what
+    defenses change.
 
-    The last two are of the undefended model's attack with the highest recall, where its outcomes are kept. run: as it
-    is written in commands.
+    The last two are of the undefended model's attack with the highest recall, where its outcomes
+    are kept. run: as it is written in commands.
     """
     seen = assess_signals(result)
     if not any(seen.tested_signals(target) for target in seen.targets):
@@ -67,12 +71,17 @@ def advice(result: AuditResult, details: SecretDetails = NO_DETAILS, run: str = 
 
 def _advice_on_doubts(seen: LeakAssessment) -> Iterator[Advice]:
     for doubt in signals.all_doubts(seen):
-        what = "nothing extracted is no all-clear" if doubt.kind == "likelihood" else "until then a zero is no evidence"
+        what = (
+            "nothing extracted is no all-clear"
+            if doubt.kind == "likelihood"
+            else "until then a zero is no evidence"
+        )
         yield Advice(RESOLVE, doubt.sentence, f"{doubt.kind}: {what}")
 
 
 def _leak_advice(result: AuditResult, seen: LeakAssessment, run: str) -> Iterator[Advice]:
-    """Name the kinds that leak of each target, and the gate that holds the next model to a limit on each."""
+    """Name the kinds that leak of each target, and the gate that holds the next model to a limit on
+    each."""
     for target in seen.targets:
         kinds = signals.group_signals_by_kind(seen.shown_signals(target))
         if not kinds:
@@ -80,20 +89,32 @@ def _leak_advice(result: AuditResult, seen: LeakAssessment, run: str) -> Iterato
         strongest = [signals.strongest_signal_to_report(kind) for kind in kinds]
         named = ", ".join(phrases.lower_first(signal.kind.title) for signal in strongest)
         gated = [signal for signal in strongest if signal.gate_rule]
-        limit = f"; limit it in CI: {signals.gate_command_to_suggest(seen, gated, run)}" if gated else ""
+        limit = (
+            f"; limit it in CI: {signals.gate_command_to_suggest(seen, gated, run)}"
+            if gated
+            else ""
+        )
         yield Advice(LEAKS, f"{named}{limit}", phrases.target_title(result, target))
 
 
-def _clear_and_untested_advice(result: AuditResult, seen: LeakAssessment, run: str) -> Iterator[Advice]:
+def _clear_and_untested_advice(
+    result: AuditResult, seen: LeakAssessment, run: str
+) -> Iterator[Advice]:
     """Targets of which nothing shows leakage, and what was not tested on which targets."""
     for target in filter(seen.shows_no_leakage, seen.targets):
         tested, gated = (
             len(signals.group_signals_by_kind(seen.tested_signals(target))),
             seen.signal_for_gate(target),
         )
-        keep = f"; keep it so in CI: {signals.gate_command_to_suggest(seen, [gated], run)}" if gated else ""
+        keep = (
+            f"; keep it so in CI: {signals.gate_command_to_suggest(seen, [gated], run)}"
+            if gated
+            else ""
+        )
         of = len({s.kind for s in seen.signals_of_target(target)})
-        said = f"no leakage seen by {tested} of {counted(of, 'signal')}, the others not tested{keep}"
+        said = (
+            f"no leakage seen by {tested} of {counted(of, 'signal')}, the others not tested{keep}"
+        )
         yield Advice(CLEAR, said, phrases.target_title(result, target))
     for targets, untested in signals.untested_kinds_to_report_by_targets(seen).items():
         # Personal data is measured by the attacks on verbatim text, which are named for that kind.
@@ -112,7 +133,8 @@ def _clear_and_untested_advice(result: AuditResult, seen: LeakAssessment, run: s
 
 
 def _verbatim_leakage_advice(result: AuditResult, details: SecretDetails) -> tuple[Advice, ...]:
-    """Where the verbatim leakage sits, what fewer copies would leave, what each defense that was measured changes."""
+    """Where the verbatim leakage sits, what fewer copies would leave, what each defense that was
+    measured changes."""
     known = _strongest_attack_row_with_members(result, details)
     if known is None:
         return ()
@@ -120,7 +142,10 @@ def _verbatim_leakage_advice(result: AuditResult, details: SecretDetails) -> tup
     row = row_title_with_attack(result, worst)
     facts = {secret.id: secret for secret in details.secrets}
     if _has_document_parts(details, members):
-        why = "the secrets are parts of documents and not independent: no part is tested, nothing predicted or compared"
+        why = (
+            "the secrets are parts of documents and not independent: no part is tested, nothing "
+            "predicted or compared"
+        )
         return (Advice(WHERE, why, row),)
     sits = (Advice(WHERE, said, row) for said in _leak_concentration_sentences(members, facts))
     # One advice of all limits together: the inner `for` only gives them a name.
@@ -132,8 +157,11 @@ def _verbatim_leakage_advice(result: AuditResult, details: SecretDetails) -> tup
     return (*sits, *copies, *_defense_advice(result, details, worst, members))
 
 
-def _strongest_attack_row_with_members(result: AuditResult, details: SecretDetails) -> tuple[Finding, Outcome] | None:
-    """The undefended model's configuration of highest recall, and its members; None: not kept, or nothing extracted."""
+def _strongest_attack_row_with_members(
+    result: AuditResult, details: SecretDetails
+) -> tuple[Finding, Outcome] | None:
+    """The undefended model's configuration of highest recall, and its members; None: not kept, or
+    nothing extracted."""
     worst = strongest_attack_row(result, UNDEFENDED)
     seen = None if worst is None else details.rows.get(worst.cell_key)
     if worst is None or seen is None or seen.outcome is None:
@@ -148,19 +176,26 @@ def _has_document_parts(details: SecretDetails, members: Outcome) -> bool:
     return any(secret.document is not None for secret in details.secrets if secret.id in asked)
 
 
-# --- where it sits ----------------------------------------------------------------------------------------------------
+# --- where it sits
+# -----------------------------------------------------------------------------------------------
 
 
-def _leak_concentration_sentences(members: Outcome, facts: Mapping[str, SecretFacts]) -> Iterator[str]:
-    """By repeats, by group and by length: the part of the members that was extracted more than chance explains."""
+def _leak_concentration_sentences(
+    members: Outcome, facts: Mapping[str, SecretFacts]
+) -> Iterator[str]:
+    """By repeats, by group and by length: the part of the members that was extracted more than
+    chance explains."""
     for parts in (
         _member_masks_by_copies_phrase(members),
         _member_masks_by_group_phrase(members, facts),
         _member_masks_by_length_phrase(members, facts),
     ):
-        if (one := copies_effect.find_most_concentrated_part(parts, members.hit, _LEVEL)) is not None:
+        if (
+            one := copies_effect.find_most_concentrated_part(parts, members.hit, _LEVEL)
+        ) is not None:
             yield (
-                f"{one.hits:,} of the {one.of_hits:,} extracted members are {one.part}, as are {one.members:,} of all "
+                f"{one.hits:,} of the {one.of_hits:,} extracted members are {one.part}, as are "
+                f"{one.members:,} of all "
                 f"{counted(one.of_members, 'member')} (Fisher p {one.p:.2g})"
             )
 
@@ -170,18 +205,29 @@ def _member_masks_by_copies_phrase(members: Outcome) -> dict[str, NDArray[np.boo
         return {}
     times = np.array(members.repeats)
     # Without the lowest count, which all members reach.
-    return {f"those trained on {count:,} times or more": times >= count for count in np.unique(times)[1:]}
+    return {
+        f"those trained on {count:,} times or more": times >= count
+        for count in np.unique(times)[1:]
+    }
 
 
-def _member_masks_by_group_phrase(members: Outcome, facts: Mapping[str, SecretFacts]) -> dict[str, NDArray[np.bool_]]:
+def _member_masks_by_group_phrase(
+    members: Outcome, facts: Mapping[str, SecretFacts]
+) -> dict[str, NDArray[np.bool_]]:
     of = [facts[id].group if id in facts else None for id in members.ids]
     # A group of all members is never told: Fisher's test has nobody to hold it against.
     names = sorted({name for name in of if name is not None})
-    return {f"of the group {escaping.to_printable_line(name)}": np.array([own == name for own in of]) for name in names}
+    return {
+        f"of the group {escaping.to_printable_line(name)}": np.array([own == name for own in of])
+        for name in names
+    }
 
 
-def _member_masks_by_length_phrase(members: Outcome, facts: Mapping[str, SecretFacts]) -> dict[str, NDArray[np.bool_]]:
-    # Unknown lengths count as 0. Split at the median: where that is the greatest, one half would be empty.
+def _member_masks_by_length_phrase(
+    members: Outcome, facts: Mapping[str, SecretFacts]
+) -> dict[str, NDArray[np.bool_]]:
+    # Unknown lengths count as 0. Split at the median: where that is the greatest, one half would be
+    # empty.
     lengths = np.array([(facts[id].length or 0) if id in facts else 0 for id in members.ids])
     half = int(np.median(lengths))
     shorter = lengths <= half
@@ -190,16 +236,22 @@ def _member_masks_by_length_phrase(members: Outcome, facts: Mapping[str, SecretF
     return {f"of at most {half:,} tokens": shorter, f"of more than {half:,} tokens": ~shorter}
 
 
-# --- fewer copies -----------------------------------------------------------------------------------------------------
+# --- fewer copies
+# -----------------------------------------------------------------------------------------------
 
 
-def _advised_copy_limits_with_predicted_recall(members: Outcome) -> Iterator[tuple[int, Measurement]]:
+def _advised_copy_limits_with_predicted_recall(
+    members: Outcome,
+) -> Iterator[tuple[int, Measurement]]:
     """Each count but the highest as a limit on copies, with the recall that is predicted then."""
     if None in members.repeats:
         return
     times = [count for count in members.repeats if count is not None]
     for most in sorted(set(times))[:-1]:
-        yield most, copies_effect.predict_recall(times, members.hit, np.minimum(times, most).tolist())
+        yield (
+            most,
+            copies_effect.predict_recall(times, members.hit, np.minimum(times, most).tolist()),
+        )
 
 
 def _copy_limits_sentence(limits: Sequence[tuple[int, Measurement]], members: Outcome) -> str:
@@ -208,12 +260,14 @@ def _copy_limits_sentence(limits: Sequence[tuple[int, Measurement]], members: Ou
     left = "; ".join(f"{most:,}: {phrases.value_with_interval(recall)}" for most, recall in told)
     return (
         f"extracted verbatim if copies of a record were capped at {left}; now "
-        f"{phrases.format_percent(float(members.hit.mean()))}%. Predicted from this run's repeat counts, not measured"
+        f"{phrases.format_percent(float(members.hit.mean()))}%. Predicted from this run's repeat "
+        "counts, not measured"
     )
 
 
 def mildest_copy_limit_phrase(result: AuditResult, details: SecretDetails) -> str:
-    """The mildest limit on copies that keeps the predicted recall within `VERBATIM.limits`, or else the strictest.
+    """The mildest limit on copies that keeps the predicted recall within `VERBATIM.limits`, or else
+    the strictest.
 
     "" where copies are not known, parts of documents were attacked, or nothing is extracted.
     """
@@ -236,9 +290,11 @@ def mildest_copy_limit_phrase(result: AuditResult, details: SecretDetails) -> st
 def undefended_row_and_recall_with_copies_left(
     result: AuditResult, details: SecretDetails, left: Callable[[int], int | None]
 ) -> tuple[Finding, Measurement] | None:
-    """The undefended row of highest recall, and the recall predicted for it were `left(copies)` of each record left.
+    """The undefended row of highest recall, and the recall predicted for it were `left(copies)` of
+    each record left.
 
-    None where nothing is extracted, parts of documents were attacked, or a count that would be left was not measured.
+    None where nothing is extracted, parts of documents were attacked, or a count that would be left
+    was not measured.
     """
     known = _strongest_attack_row_with_members(result, details)
     if known is None or _has_document_parts(details, known[1]) or None in known[1].repeats:
@@ -253,16 +309,22 @@ def undefended_row_and_recall_with_copies_left(
     if len(kept) < len(after):
         return None
     try:
-        return worst, copies_effect.predict_recall(times, members.hit, kept, whole.hit[~whole.member])
+        return worst, copies_effect.predict_recall(
+            times, members.hit, kept, whole.hit[~whole.member]
+        )
     except ValueError:  # nobody was trained on so often
         return None
 
 
-# --- what was measured of defenses ------------------------------------------------------------------------------------
+# --- what was measured of defenses
+# -----------------------------------------------------------------------------------------------
 
 
-def _defense_advice(result: AuditResult, details: SecretDetails, worst: Finding, members: Outcome) -> Iterator[Advice]:
-    """Each defense at the setting and attack of the worst row: verbatim and near-verbatim, paired, and what it costs.
+def _defense_advice(
+    result: AuditResult, details: SecretDetails, worst: Finding, members: Outcome
+) -> Iterator[Advice]:
+    """Each defense at the setting and attack of the worst row: verbatim and near-verbatim, paired,
+    and what it costs.
 
     No control: it promises nothing.
     """
@@ -282,12 +344,18 @@ def _defense_advice(result: AuditResult, details: SecretDetails, worst: Finding,
         if verbatim.high < 0 and near.high < 0:
             yield Advice(HELPS, f"{said}; {_perplexity_cost_sentence(result, target.name)}", row)
         elif verbatim.high < 0:
-            # As behind a filter of verbatim text (Ippolito et al. 2022): the words change, little else.
-            yield Advice(HIDES, f"{said}: the words change, what they say may still be extracted", row)
+            # As behind a filter of verbatim text (Ippolito et al. 2022): the words change, little
+            # else.
+            yield Advice(
+                HIDES, f"{said}: the words change, what they say may still be extracted", row
+            )
 
 
-def _recall_changes_for_defense_advice(members: Outcome, seen: Outcome) -> tuple[Measurement, Measurement] | None:
-    """Verbatim and near-verbatim recall minus the undefended model's, on the members that both were asked for."""
+def _recall_changes_for_defense_advice(
+    members: Outcome, seen: Outcome
+) -> tuple[Measurement, Measurement] | None:
+    """Verbatim and near-verbatim recall minus the undefended model's, on the members that both were
+    asked for."""
     place = {id: i for i, id in enumerate(members.ids)}
     own = [i for i, id in enumerate(seen.ids) if id in place]
     if not own:
@@ -310,12 +378,15 @@ def _perplexity_cost_sentence(result: AuditResult, name: str) -> str:
     return f"held-out perplexity {change}, {own.value / base.value:.2f} times"
 
 
-# --- the section ------------------------------------------------------------------------------------------------------
+# --- the section
+# -----------------------------------------------------------------------------------------------
 
 
 def advice_table_blocks(result: AuditResult, details: SecretDetails) -> Sequence[Block]:
     rows = tuple((one.kind, one.said, one.row) for one in advice(result, details))
-    caption = "Worked out from the numbers of this run; the limits of gates are examples, yours to choose"
+    caption = (
+        "Worked out from the numbers of this run; the limits of gates are examples, yours to choose"
+    )
     head = ("About", "What the run says", "Of")
     return (Table("advice-table", caption, head, (Group("", rows),)),) if rows else ()
 

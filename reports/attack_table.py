@@ -1,6 +1,8 @@
-"""All attacks and probes of a run side by side: what each found of one target, and how it differs from the first.
+"""All attacks and probes of a run side by side: what each found of one target, and how it differs
+from the first.
 
-A difference is paired by record: of recall by the bootstrap of `paired_difference`, of AUCs by DeLong's variance.
+A difference is paired by record: of recall by the bootstrap of `paired_difference`, of AUCs by
+DeLong's variance.
 """
 
 from __future__ import annotations
@@ -24,15 +26,18 @@ from auditor.statistics.compare import paired_difference
 from auditor.statistics.metrics import RECALL, SHARES, auc_name, find_metric, name_score_column
 
 _NOTE = (
-    "Each attack that was asked for, in that order. A difference is that of the attack's number and that of the first "
-    "attack with the same number, on the same records, with its 95% interval; these intervals are not corrected for "
+    "Each attack that was asked for, in that order. A difference is that of the attack's number "
+    "and that of the first "
+    "attack with the same number, on the same records, with its 95% interval; these intervals are "
+    "not corrected for "
     "the number of attacks. The bar spans the interval of a share or an AUC."
 )
 
 
 @dataclass(frozen=True)
 class AttackRow:
-    """One attack on one target. main: None if it did not run; base: what `difference` is from; is_own: a plug-in's."""
+    """One attack on one target. main: None if it did not run; base: what `difference` is from;
+    is_own: a plug-in's."""
 
     finding: Finding
     main: Measurement | None
@@ -47,7 +52,8 @@ class AttackRow:
 
     @property
     def number_text(self) -> str:
-        """`29/96 (30% [21–40]) recall`, `AUC 0.789 [0.669–0.903] (loss, best of 11 scores)`, or why there is none."""
+        """`29/96 (30% [21–40]) recall`, `AUC 0.789 [0.669–0.903] (loss, best of 11 scores)`, or why
+        there is none."""
         m = self.main
         if m is None:
             return f"did not run: {self.finding.not_applicable or 'nothing was measured'}"
@@ -67,11 +73,15 @@ class AttackRow:
         if self.difference is None:
             return phrases.NOTHING
         m = self.difference
-        number = phrases.format_difference_in_points(m) if m.unit in SHARES else phrases.format_value(m)
+        number = (
+            phrases.format_difference_in_points(m) if m.unit in SHARES else phrases.format_value(m)
+        )
         return f"{number} {phrases.format_interval(m)} from {self.base}"
 
 
-def compare_attacks(result: AuditResult, details: SecretDetails, target: str, setting: str) -> list[AttackRow]:
+def compare_attacks(
+    result: AuditResult, details: SecretDetails, target: str, setting: str
+) -> list[AttackRow]:
     """Return a row for each attack on the target at the setting, in the order asked for."""
     records = {secret.id: secret.document or secret.id for secret in details.secrets}
     asked = list(dict.fromkeys(result.plan.get("attack", ())))
@@ -87,7 +97,8 @@ def compare_attacks(result: AuditResult, details: SecretDetails, target: str, se
             both = (details.rows.get(finding.cell_key), details.rows.get(base.cell_key))
             difference = _paired_difference(main.name, *both, records)
         if finding.stopped or (base is not None and base.stopped):
-            difference = None  # who was asked was decided by what was found: no interval of a fixed size holds
+            # who was asked was decided by what was found: no interval of a fixed size holds
+            difference = None
         is_own = finding.attack in result.own_methods
         found.append(AttackRow(finding, main, difference, base.attack if base else "", is_own))
     return found
@@ -101,9 +112,13 @@ def _main_number(finding: Finding) -> Measurement | None:
 
 
 def _paired_difference(
-    metric: str, new: RowValuesBySecret | None, base: RowValuesBySecret | None, records: Mapping[str, str]
+    metric: str,
+    new: RowValuesBySecret | None,
+    base: RowValuesBySecret | None,
+    records: Mapping[str, str],
 ) -> Measurement | None:
-    """Return the metric of `new` minus that of `base` on the records of both; None if too little is kept.
+    """Return the metric of `new` minus that of `base` on the records of both; None if too little is
+    kept.
 
     records: of each secret that is a part of a record, the record.
     """
@@ -112,7 +127,9 @@ def _paired_difference(
     column = {auc_name(""): name_score_column(""), documents.RECALL: RECALL}.get(metric, metric)
     if column not in new.values or column not in base.values:
         return None
-    members, others = (secret_ids_common_to_rows([new, base], column, side) for side in (True, False))
+    members, others = (
+        secret_ids_common_to_rows([new, base], column, side) for side in (True, False)
+    )
     one, other = (_values_of_ids(row, column, True, members) for row in (new, base))
     if metric == auc_name(""):
         if min(len(members), len(others)) < roc.LEAST:
@@ -125,11 +142,15 @@ def _paired_difference(
     if not members or not np.isfinite([one, other]).all():
         return None
     if metric == documents.RECALL:
-        one, other = (_greatest_value_by_record(values, members, records) for values in (one, other))
+        one, other = (
+            _greatest_value_by_record(values, members, records) for values in (one, other)
+        )
     return replace(paired_difference(one, other), unit=find_metric(metric).unit)
 
 
-def _greatest_value_by_record(values: roc.Floats, ids: Sequence[str], records: Mapping[str, str]) -> roc.Floats:
+def _greatest_value_by_record(
+    values: roc.Floats, ids: Sequence[str], records: Mapping[str, str]
+) -> roc.Floats:
     greatest: dict[str, float] = {}
     for id, value in zip(ids, values.tolist(), strict=True):
         record = records.get(id, id)
@@ -137,7 +158,9 @@ def _greatest_value_by_record(values: roc.Floats, ids: Sequence[str], records: M
     return np.array(list(greatest.values()))
 
 
-def _values_of_ids(row: RowValuesBySecret, column: str, member: bool, ids: Sequence[str]) -> roc.Floats:
+def _values_of_ids(
+    row: RowValuesBySecret, column: str, member: bool, ids: Sequence[str]
+) -> roc.Floats:
     values = row.values_by_secret(column, member)
     return np.array([values[id] for id in ids], dtype=float)
 
@@ -157,7 +180,10 @@ def _attack_table_blocks(material: ReportMaterial) -> list[Block]:
         return []
     head = ("Attack", "Result", "Difference, paired")
     caption = "All attacks side by side, each compared with the first that has the same number"
-    return [Forest(Table("attacks-table", caption, head, tuple(groups)), tuple(spans)), Paragraph(_NOTE)]
+    return [
+        Forest(Table("attacks-table", caption, head, tuple(groups)), tuple(spans)),
+        Paragraph(_NOTE),
+    ]
 
 
 def _attack_table_rows(compared: Sequence[AttackRow]) -> Iterator[tuple[str, ...]]:
@@ -172,7 +198,8 @@ def _span_of(m: Measurement | None) -> ForestSpan | None:
 
 
 def attack_lines_for_screen(result: AuditResult, details: SecretDetails, most: int) -> list[str]:
-    """Return a heading, and a line for each attack on the target and at the setting at which most of them ran.
+    """Return a heading, and a line for each attack on the target and at the setting at which most
+    of them ran.
 
     Nothing if there is one attack that ran, or no room for two.
     """
@@ -187,7 +214,9 @@ def attack_lines_for_screen(result: AuditResult, details: SecretDetails, most: i
     first = shown[0].finding
     bases = {row.base for row in shown if row.difference is not None}
     of_all = f" from {min(bases)}" if len(bases) == 1 else ""  # said once, above
-    paired = f"; differences{of_all or ' are'}{',' if of_all else ''} paired by record" if bases else ""
+    paired = (
+        f"; differences{of_all or ' are'}{',' if of_all else ''} paired by record" if bases else ""
+    )
     lines = [f"{phrases.target_title(result, first.target)}, {first.setting}{paired}"]
     for row in shown:
         differs = "" if row.difference is None else f"; {row.difference_text.removesuffix(of_all)}"

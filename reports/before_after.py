@@ -15,18 +15,31 @@ from auditor.gate.compare import Comparison, ComparisonRow
 from auditor.reports import comparison as side_by_side
 from auditor.reports import html, phrases, severity
 from auditor.reports import markdown as marked
-from auditor.reports.blocks import Bullets, Document, FactList, Facts, Group, Paragraph, Section, Table
+from auditor.reports.blocks import (
+    Bullets,
+    Document,
+    FactList,
+    Facts,
+    Group,
+    Paragraph,
+    Section,
+    Table,
+)
 from auditor.reports.escaping import to_printable_line
 
 _MOST = 12  # rows on screen; the page has all
-_NOT_PREDICTED = "no prediction: it takes an attack that extracts records word for word, and groups by copies"
+_NOT_PREDICTED = (
+    "no prediction: it takes an attack that extracts records word for word, and groups by copies"
+)
 
 
 @dataclass(frozen=True)
 class BeforeAfter:
-    """compared: the run before, and the one after. predicted: of which configuration, and what recall; None: nothing.
+    """compared: the run before, and the one after. predicted: of which configuration, and what
+    recall; None: nothing.
 
-    perplexity: after minus before, over the same held-out texts; None: not measured. told: what the training says.
+    perplexity: after minus before, over the same held-out texts; None: not measured. told: what the
+    training says.
     """
 
     by: str
@@ -47,7 +60,10 @@ class BeforeAfter:
 
 def mitigation_terminal_lines(found: BeforeAfter) -> Iterator[str]:
     """At most 25 lines."""
-    yield f"BEFORE AND AFTER {to_printable_line(found.by)}, trained in {phrases.format_duration(found.seconds)}"
+    yield (
+        f"BEFORE AND AFTER {to_printable_line(found.by)}, trained in "
+        f"{phrases.format_duration(found.seconds)}"
+    )
     rows = [_metric_change_row(line) for line in found.undefended_comparison.lines]
     shown = [("", "before", "after", "difference"), *rows[:_MOST], *_perplexity_change_row(found)]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
@@ -70,8 +86,15 @@ def render_mitigation_page(found: BeforeAfter) -> str:
 
 def _metric_change_row(line: ComparisonRow) -> tuple[str, str, str, str]:
     before, after = line.cells
-    name = f"{phrases.metric_label(line.metric)} ({to_printable_line(line.row.attack)}, {line.row.setting})"
-    delta = phrases.difference_with_interval(after.delta) if after.delta else to_printable_line(after.why)
+    name = (
+        f"{phrases.metric_label(line.metric)} ({to_printable_line(line.row.attack)}, "
+        f"{line.row.setting})"
+    )
+    delta = (
+        phrases.difference_with_interval(after.delta)
+        if after.delta
+        else to_printable_line(after.why)
+    )
     return (
         name,
         phrases.value_with_interval(before.measured),
@@ -97,7 +120,8 @@ def _perplexity_change_row(found: BeforeAfter) -> Sequence[tuple[str, str, str, 
 
 def _severity_prediction_and_promise_facts(found: BeforeAfter) -> Facts:
     before, after = (
-        severity.severity_of_target(assess_signals(result), UNDEFENDED).word for result in (found.before, found.after)
+        severity.severity_of_target(assess_signals(result), UNDEFENDED).word
+        for result in (found.before, found.after)
     )
     return (
         ("severity", f"{before} before, {after} after"),
@@ -117,7 +141,13 @@ def _predicted_recall_sentence(found: BeforeAfter) -> str:
     if recall is None:
         return f"{said}; not measured after"
     # The interval is the prediction's: of the measured recall the value alone is held against it.
-    lies = "less than" if recall.value < expected.low else "more than" if recall.value > expected.high else "as"
+    lies = (
+        "less than"
+        if recall.value < expected.low
+        else "more than"
+        if recall.value > expected.high
+        else "as"
+    )
     return f"{said}; measured {phrases.value_with_interval(recall)}, {lies} predicted"
 
 
@@ -125,9 +155,13 @@ def _promised_epsilon_sentence(result: AuditResult) -> str:
     target = result.target(UNDEFENDED)
     claim = target.claim
     if claim is not None and (epsilon := claim.epsilon.get(claim.relation)) is not None:
-        # Group privacy: ε is of one record, and k copies are k records (Dwork and Roth 2014, Theorem 2.2).
+        # Group privacy: ε is of one record, and k copies are k records (Dwork and Roth 2014,
+        # Theorem 2.2).
         copies = " (k copies of a text are k of them)" if claim.unit == "record" else ""
-        return f"ε {epsilon:.3g} at δ {claim.delta:g} for one {claim.unit}{copies}, {claim.relation}: {claim.status}"
+        return (
+            f"ε {epsilon:.3g} at δ {claim.delta:g} for one {claim.unit}{copies}, "
+            f"{claim.relation}: {claim.status}"
+        )
     if target.nominal_epsilon is not None:
         return f"nothing: ε {target.nominal_epsilon:.3g} is nominal"
     return "nothing: measured on these secrets by these attacks, and no more"
@@ -135,12 +169,26 @@ def _promised_epsilon_sentence(result: AuditResult) -> str:
 
 def _build_mitigation_document(found: BeforeAfter) -> Document:
     own = found.undefended_comparison
-    rows = side_by_side.side_by_side_table(own) if own.lines else Paragraph("No configuration was measured.")
+    rows = (
+        side_by_side.side_by_side_table(own)
+        if own.lines
+        else Paragraph("No configuration was measured.")
+    )
     names = ("", "Before", "After", "Difference")
-    cost: Table | Paragraph = Paragraph("Held-out perplexity was not measured: the run has no non-members.")
+    cost: Table | Paragraph = Paragraph(
+        "Held-out perplexity was not measured: the run has no non-members."
+    )
     if perplexity := _perplexity_change_row(found):
-        cost = Table("utility", "On text that neither model was trained on", names, (Group("", tuple(perplexity)),))
-    told = (f"trained in {phrases.format_duration(found.seconds)}", *map(to_printable_line, found.told))
+        cost = Table(
+            "utility",
+            "On text that neither model was trained on",
+            names,
+            (Group("", tuple(perplexity)),),
+        )
+    told = (
+        f"trained in {phrases.format_duration(found.seconds)}",
+        *map(to_printable_line, found.told),
+    )
     expected = FactList("", _severity_prediction_and_promise_facts(found))
     deltas = [line.cells[1].delta for line in own.lines if line.cells[1].delta is not None]
     # Each at its own 95%: of twenty that did not change, one is expected to be counted.

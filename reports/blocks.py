@@ -1,4 +1,5 @@
-"""The blocks a report is made of, as plain records. Know neither what they say nor how they are drawn.
+"""The blocks a report is made of, as plain records. Know neither what they say nor how they are
+drawn.
 
 The strings are plain text: renderers escape them.
 """
@@ -45,7 +46,8 @@ class Code:
 
 @dataclass(frozen=True)
 class Group:
-    """Rows under one heading. A row shorter than the head ends in a cell that spans what is left."""
+    """Rows under one heading. A row shorter than the head ends in a cell that spans what is
+    left."""
 
     title: str
     rows: tuple[tuple[str, ...], ...]
@@ -60,12 +62,15 @@ class Table:
     groups: tuple[Group, ...]
     numeric: frozenset[int] = frozenset()  # columns of numbers, set flush right
     folded: bool = False
-    links: tuple[str, ...] = ()  # where a page leads to from each row's first cell, over all groups; "": nowhere
+    links: tuple[
+        str, ...
+    ] = ()  # where a page leads to from each row's first cell, over all groups; "": nowhere
 
 
 @dataclass(frozen=True)
 class ForestSpan:
-    """A number with its interval on the scale of a `Forest`, and the floor it is held against, if there is one."""
+    """A number with its interval on the scale of a `Forest`, and the floor it is held against, if
+    there is one."""
 
     low: float
     value: float
@@ -75,7 +80,8 @@ class ForestSpan:
 
 @dataclass(frozen=True)
 class Forest:
-    """A table with each row's interval drawn beside it. spans: one a row, over all groups; None: nothing to draw."""
+    """A table with each row's interval drawn beside it. spans: one a row, over all groups; None:
+    nothing to draw."""
 
     kind: ClassVar[str] = "forest"
     table: Table
@@ -86,7 +92,10 @@ class Forest:
     @classmethod
     def of_differences(cls, table: Table, spans: Sequence[ForestSpan | None]) -> Forest:
         """On a scale with 0 in its middle, that has a width where all differences are 0."""
-        reach = max((abs(end) for span in spans if span for end in (span.low, span.high)), default=0.0) or 1.0
+        reach = (
+            max((abs(end) for span in spans if span for end in (span.low, span.high)), default=0.0)
+            or 1.0
+        )
         return cls(table, tuple(spans), -reach, reach)
 
 
@@ -102,7 +111,8 @@ class PlotPoint:
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a plot. kind: what its line style says, where the marker and colour say the label."""
+    """One line of a plot. kind: what its line style says, where the marker and colour say the
+    label."""
 
     label: str
     points: tuple[PlotPoint, ...]
@@ -111,7 +121,8 @@ class Series:
 
 @dataclass(frozen=True)
 class Figure:
-    """A plot of findings or of series, and the numbers behind it (head, groups) for whoever cannot see it."""
+    """A plot of findings or of series, and the numbers behind it (head, groups) for whoever cannot
+    see it."""
 
     id: str
     plot: str  # a name in reports.plots.PLOTS
@@ -124,8 +135,12 @@ class Figure:
     text: frozenset[int] = frozenset()  # columns that hold no numbers
     of: str = ""  # whom the numbers are of, where the title does not say it
     axes: tuple[str, str] = ("", "")  # what series are drawn over: x, y
-    null: Series | None = None  # what the series would be by chance: a line, and what chance stays under
-    labels: tuple[tuple[str, str], ...] = ()  # what its legend says of targets beyond their titles, by name
+    null: Series | None = (
+        None  # what the series would be by chance: a line, and what chance stays under
+    )
+    labels: tuple[
+        tuple[str, str], ...
+    ] = ()  # what its legend says of targets beyond their titles, by name
     ticks: tuple[str, ...] = ()  # what x = 0, 1, 2, … stand for, where they count something
     until: float = math.nan  # where on the x axis the shade ends, over models that are as useful
 
@@ -133,7 +148,14 @@ class Figure:
     def table(self) -> Table:
         numeric = frozenset(range(len(self.head))) - self.text
         name = f"{self.id.removesuffix('-plot')}-table"
-        return Table(name, f"{self.title}: the numbers{self.of}", self.head, self.groups, numeric, folded=True)
+        return Table(
+            name,
+            f"{self.title}: the numbers{self.of}",
+            self.head,
+            self.groups,
+            numeric,
+            folded=True,
+        )
 
 
 @dataclass(frozen=True)
@@ -158,7 +180,8 @@ class Cards:
 
 @dataclass(frozen=True)
 class Secrets:
-    """Every secret of the run, for a page that can search them. data: what the page's script reads."""
+    """Every secret of the run, for a page that can search them. data: what the page's script
+    reads."""
 
     kind: ClassVar[str] = "secrets"
     data: Mapping[str, Any]
@@ -178,7 +201,8 @@ class Section:
 
 @dataclass(frozen=True)
 class TargetSummary:
-    """How severe it is with one target, in a word, and why; then what was measured of it, in a sentence."""
+    """How severe it is with one target, in a word, and why; then what was measured of it, in a
+    sentence."""
 
     name: str
     word: str
@@ -205,4 +229,6 @@ class Document:
     @property
     def parts(self) -> tuple[tuple[str, tuple[Section, ...]], ...]:
         """Neighbouring sections of one part, in order."""
-        return tuple((part, tuple(sections)) for part, sections in groupby(self.sections, lambda s: s.part))
+        return tuple(
+            (part, tuple(sections)) for part, sections in groupby(self.sections, lambda s: s.part)
+        )

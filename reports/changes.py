@@ -1,4 +1,5 @@
-"""What changed since a baseline: one table of a `Comparison` of two runs. Compares nothing itself; draws nothing."""
+"""What changed since a baseline: one table of a `Comparison` of two runs. Compares nothing itself;
+draws nothing."""
 
 from __future__ import annotations
 
@@ -27,12 +28,18 @@ def headline(comparison: Comparison) -> str:
 def change_counts_phrase(comparison: Comparison) -> str:
     """`1 more, 0 less, 3 no change shown`: how many rows, where there is room for a few words."""
     found = Counter(_change_direction_label(line.cells[-1]) for line in comparison.lines)
-    said = {"more": found[_MORE], "less": found[_LESS], _SAME: found[_SAME], _UNKNOWN: found[_UNKNOWN]}
+    said = {
+        "more": found[_MORE],
+        "less": found[_LESS],
+        _SAME: found[_SAME],
+        _UNKNOWN: found[_UNKNOWN],
+    }
     return ", ".join(f"{n} {what}" for what, n in said.items() if n or what in ("more", "less"))
 
 
 def paired_change_table(comparison: Comparison) -> Table:
-    """A row each (target, setting, attack): before, now, the paired difference, and what can be said of it."""
+    """A row each (target, setting, attack): before, now, the paired difference, and what can be
+    said of it."""
     head = ("Row", "Metric", "Before", "Now", "Difference", "")
     rows = tuple(map(_baseline_change_row, table_rows_leaking_more_first(comparison)))
     return Table("changes", "What changed", head, (Group("", rows),), frozenset({2, 3, 4}))
@@ -40,14 +47,26 @@ def paired_change_table(comparison: Comparison) -> Table:
 
 def table_rows_leaking_more_first(comparison: Comparison) -> list[ComparisonRow]:
     """The lines as the table has them: what leaks more first."""
-    return sorted(comparison.lines, key=lambda line: _ORDER.index(_change_direction_label(line.cells[-1])))
+    return sorted(
+        comparison.lines, key=lambda line: _ORDER.index(_change_direction_label(line.cells[-1]))
+    )
 
 
 def _baseline_change_row(line: ComparisonRow) -> tuple[str, ...]:
     before, now = line.cells[0], line.cells[-1]
-    difference = phrases.value_with_interval(now.delta) if now.delta else to_printable_line(now.why or before.why)
-    name, metric = to_printable_line(line.row.title), phrases.metric_label(to_printable_line(line.metric))
-    numbers = (phrases.value_with_interval(before.measured), phrases.value_with_interval(now.measured))
+    difference = (
+        phrases.value_with_interval(now.delta)
+        if now.delta
+        else to_printable_line(now.why or before.why)
+    )
+    name, metric = (
+        to_printable_line(line.row.title),
+        phrases.metric_label(to_printable_line(line.metric)),
+    )
+    numbers = (
+        phrases.value_with_interval(before.measured),
+        phrases.value_with_interval(now.measured),
+    )
     return (name, metric, *numbers, difference, _change_direction_label(now))
 
 

@@ -1,6 +1,8 @@
-"""What is claimed of each model, and whether any audit speaks against it: the sentence, and the table.
+"""What is claimed of each model, and whether any audit speaks against it: the sentence, and the
+table.
 
-Knows how a claim stands (`records.claims`) and the words for it. No model is ever said to be private.
+Knows how a claim stands (`records.claims`) and the words for it. No model is ever said to be
+private.
 """
 
 from __future__ import annotations
@@ -44,33 +46,53 @@ def claim_verdict_sentence(stands: ClaimEvidence) -> str:
 
 
 def claim_summary_phrase(stands: ClaimEvidence) -> str:
-    """`PMixED: claimed ε 8 (zero-out, shard, δ 1e-5); 6,400 drawn tokens, all spent; not audited`"""
+    """`PMixED: claimed ε 8 (zero-out, shard, δ 1e-5); 6,400 drawn tokens, all spent; not
+    audited`"""
     claim = stands.target.claim
-    covers = (phrases.single_record_epsilon_phrase(claim), phrases.covered_tokens_phrase(claim)) if claim else ()
+    covers = (
+        (phrases.single_record_epsilon_phrase(claim), phrases.covered_tokens_phrase(claim))
+        if claim
+        else ()
+    )
     why = f" ({'; '.join(stands.refuted)})" if stands.refuted else ""
     opening = f"{stands.target.title}: {_claimed_epsilon_sentence(stands)}"
     return f"{'; '.join(filter(None, (opening, *covers, claim_verdict_phrase(stands))))}{why}"
 
 
 def claim_verdict_phrase(stands: ClaimEvidence) -> str:
-    """The verdict. "Consistent" comes with the smallest violation that such an audit mostly catches."""
+    """The verdict. "Consistent" comes with the smallest violation that such an audit mostly
+    catches."""
     if stands.verdict is None:
         return "not audited"
     strongest = stands.most_sensitive_bound if stands.verdict == CONSISTENT else None
-    power = "" if strongest is None else f" ({describe_detection_power(strongest.audit, strongest.promised)})"
+    power = (
+        ""
+        if strongest is None
+        else f" ({describe_detection_power(strongest.audit, strongest.promised)})"
+    )
     if stands.claimed is not None:
         return f"{stands.verdict}{power}"
     nominal = f"nominal ε {phrases.format_number(stands.nominal or math.nan)}"
-    return f"{nominal} contradicted" if stands.verdict == CONTRADICTED else f"{nominal}: {stands.verdict}{power}"
+    return (
+        f"{nominal} contradicted"
+        if stands.verdict == CONTRADICTED
+        else f"{nominal}: {stands.verdict}{power}"
+    )
 
 
 def _claimed_epsilon_sentence(stands: ClaimEvidence) -> str:
     claim, nominal = stands.target.claim, stands.nominal
-    beside = "" if nominal is None else f"; nominal ε {phrases.format_number(nominal)}, which is no claim"
+    beside = (
+        ""
+        if nominal is None
+        else f"; nominal ε {phrases.format_number(nominal)}, which is no claim"
+    )
     if claim is None:
         return f"it claims no ε{beside}"
     number = phrases.format_number
-    epsilon = "it claims no finite ε" if stands.claimed is None else f"claimed ε {number(stands.claimed)}"
+    epsilon = (
+        "it claims no finite ε" if stands.claimed is None else f"claimed ε {number(stands.claimed)}"
+    )
     terms = f"{phrases.relation_label(claim.relation)}, {claim.unit}, δ {number(claim.delta)}"
     return f"{epsilon} ({terms}){beside}"
 
@@ -83,13 +105,22 @@ def _audited_bound_sentence(stands: ClaimEvidence, bound: BoundAgainstClaim) -> 
     shared = f", one of {len(stands.bounds)} audits" if len(stands.bounds) > 1 else ""
     # level: the share of LEVEL that this audit has (Bonferroni over all audits of the model).
     game = (
-        f"{bound.row.attack}, {phrases.relation_label(audit.relation)}, {audit.unit}, δ {number(audit.delta)}, "
-        f"{audit.right:,} of {audit.guesses:,} guesses right, {audit.canaries_or_games_label}, one-sided "
+        f"{bound.row.attack}, {phrases.relation_label(audit.relation)}, {audit.unit}, δ "
+        f"{number(audit.delta)}, "
+        f"{audit.right:,} of {audit.guesses:,} guesses right, {audit.canaries_or_games_label}, "
+        "one-sided "
         f"{100 * (1 - audit.level):.4g}%{shared}"
     )
     # Where no audit could have proved more than the promise, "provable at best" says so by itself.
-    weak = f", but {bound.powerless_reason}" if bound.powerless_reason and audit.best > bound.promised else ""
-    return f"audited ε ≥ {number(audit.epsilon)} ({game}), provable at best {number(audit.best)}{of}{weak}"
+    weak = (
+        f", but {bound.powerless_reason}"
+        if bound.powerless_reason and audit.best > bound.promised
+        else ""
+    )
+    return (
+        f"audited ε ≥ {number(audit.epsilon)} ({game}), provable at best "
+        f"{number(audit.best)}{of}{weak}"
+    )
 
 
 def _not_audited_sentence(stands: ClaimEvidence) -> str:
@@ -97,19 +128,37 @@ def _not_audited_sentence(stands: ClaimEvidence) -> str:
     if stands.bounds:  # audited, but with neither a claim nor a nominal ε
         return "there is nothing to hold it to"
     why = f" ({'; '.join(stands.unmeasured)})" if stands.unmeasured else ""
-    what = "this claim" if stands.claimed is not None else "this ε" if stands.nominal is not None else "it"
+    what = (
+        "this claim"
+        if stands.claimed is not None
+        else "this ε"
+        if stands.nominal is not None
+        else "it"
+    )
     would = f": `audit run --attack {stands.usual}` would" if stands.usual else ""
     return f"{what} was not audited{why}{would}"
 
 
 def claim_audit_table(result: AuditResult) -> Table | None:
-    """A line for each audit of each target, those that the claim is not held to and the missing ones too."""
-    groups = tuple(Group(stands.target.title, _claim_audit_rows(stands)) for stands in claims_to_report(result))
+    """A line for each audit of each target, those that the claim is not held to and the missing
+    ones too."""
+    groups = tuple(
+        Group(stands.target.title, _claim_audit_rows(stands)) for stands in claims_to_report(result)
+    )
     if not groups:
         return None
-    head = ("Claimed ε", "Nominal ε", "Audit", "ε at least", "Provable at best", "Canaries or games", "Verdict")
+    head = (
+        "Claimed ε",
+        "Nominal ε",
+        "Audit",
+        "ε at least",
+        "Provable at best",
+        "Canaries or games",
+        "Verdict",
+    )
     caption = (
-        f"Claims against evidence: lower bounds of ε that are too high in at most {LEVEL:.0%} of audits of a model, "
+        f"Claims against evidence: lower bounds of ε that are too high in at most {LEVEL:.0%} of "
+        "audits of a model, "
         "all of its audits together"
     )
     return Table("evidence-table", caption, head, groups, frozenset({0, 1, 3, 4, 5}))
@@ -119,11 +168,23 @@ def _claim_audit_rows(stands: ClaimEvidence) -> tuple[tuple[str, ...], ...]:
     number, nothing = phrases.format_number, phrases.NOTHING
     claimed = nothing if stands.claimed is None else number(stands.claimed)
     nominal = nothing if stands.nominal is None else number(stands.nominal)
-    end = claim_verdict_phrase(stands) if stands.verdict or not stands.bounds else "nothing to hold it to"
+    end = (
+        claim_verdict_phrase(stands)
+        if stands.verdict or not stands.bounds
+        else "nothing to hold it to"
+    )
     lines = [(bound.row.attack, bound.audit, end) for bound in stands.bounds]
     lines += [(other.row.attack, other.audit, other.why) for other in stands.unheld]
     told = tuple(
-        (claimed, nominal, f"{attack}, δ {number(a.delta)}", number(a.epsilon), number(a.best), f"{a.canaries:,}", why)
+        (
+            claimed,
+            nominal,
+            f"{attack}, δ {number(a.delta)}",
+            number(a.epsilon),
+            number(a.best),
+            f"{a.canaries:,}",
+            why,
+        )
         for attack, a, why in lines
     )
     if stands.bounds:

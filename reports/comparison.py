@@ -19,7 +19,8 @@ from auditor.reports.escaping import csv_text, to_printable_line
 
 _BEST = "leaks least"
 NOTE = (
-    "Brackets hold two-sided 95% intervals; differences are to the first run, paired secret by secret. A run is marked "
+    "Brackets hold two-sided 95% intervals; differences are to the first run, paired secret by "
+    "secret. A run is marked "
     f"“{_BEST}” only where it is below every other one significantly, corrected for runs and rows."
 )
 
@@ -32,9 +33,15 @@ def terminal_comparison_blocks(comparison: Comparison) -> Iterator[RichTable | T
         for line in comparison.lines
     ]
     # Over all blocks, so that columns line up from one to the next; what is wider than 30 may fold.
-    widths = [max(map(len, column)) for column in zip(*(row for rows in said for row in rows), strict=True)]
+    widths = [
+        max(map(len, column))
+        for column in zip(*(row for rows in said for row in rows), strict=True)
+    ]
     for line, rows in zip(comparison.lines, said, strict=True):
-        yield Text(f"{to_printable_line(line.row.title)}: {phrases.metric_label(line.metric)}", style="bold cyan")
+        yield Text(
+            f"{to_printable_line(line.row.title)}: {phrases.metric_label(line.metric)}",
+            style="bold cyan",
+        )
         table = RichTable.grid(padding=(0, 2))
         for width in (2, *widths):
             table.add_column(min_width=width if width < 30 else None, overflow="fold")
@@ -55,7 +62,17 @@ def render_comparison_page(comparison: Comparison) -> str:
 
 def comparison_csv(comparison: Comparison) -> str:
     """CSV: one line a row, metric and run; numbers as they are, shares as fractions."""
-    head: tuple[str, ...] = ("target", "setting", "attack", "metric", "run", "value", "low", "high", "n")
+    head: tuple[str, ...] = (
+        "target",
+        "setting",
+        "attack",
+        "metric",
+        "run",
+        "value",
+        "low",
+        "high",
+        "n",
+    )
     head += ("difference", "difference_low", "difference_high", "best", "note")
     return csv_text(head, _comparison_csv_rows(comparison))
 
@@ -76,7 +93,9 @@ def side_by_side_table(comparison: Comparison) -> Table:
             to_printable_line(line.row.title),
             phrases.metric_label(to_printable_line(line.metric)),
             *(
-                "; ".join(filter(None, _run_table_cells_with_change_to_first(line, i, "difference ")))
+                "; ".join(
+                    filter(None, _run_table_cells_with_change_to_first(line, i, "difference "))
+                )
                 for i in range(len(line.cells))
             ),
         )
@@ -92,7 +111,10 @@ def _build_comparison_document(comparison: Comparison) -> Document:
     rows = side_by_side_table(comparison) if comparison.lines else Paragraph("No row was measured.")
     return Document(
         title=" · ".join(map(to_printable_line, comparison.runs)),
-        facts=(("Secrets", to_printable_line(comparison.secrets)), ("Runs", str(len(comparison.runs)))),
+        facts=(
+            ("Secrets", to_printable_line(comparison.secrets)),
+            ("Runs", str(len(comparison.runs))),
+        ),
         headline=f"{marks} of {of} a run that leaks significantly less than all others.",
         verdict=NOTE,
         sections=(Section("rows", "Rows", (rows,)),),
@@ -102,8 +124,15 @@ def _build_comparison_document(comparison: Comparison) -> Document:
     )
 
 
-def _run_table_cells_with_change_to_first(line: ComparisonRow, i: int, what: str = "") -> tuple[str, str, str]:
-    """Cells: the number; its difference to the first run behind `what`, or why there is none; whether it is best."""
+def _run_table_cells_with_change_to_first(
+    line: ComparisonRow, i: int, what: str = ""
+) -> tuple[str, str, str]:
+    """Cells: the number; its difference to the first run behind `what`, or why there is none;
+    whether it is best."""
     cell = line.cells[i]
-    delta = f"{what}{phrases.value_with_interval(cell.delta)}" if cell.delta else to_printable_line(cell.why)
+    delta = (
+        f"{what}{phrases.value_with_interval(cell.delta)}"
+        if cell.delta
+        else to_printable_line(cell.why)
+    )
     return phrases.value_with_interval(cell.measured), delta, _BEST if line.best == i else ""

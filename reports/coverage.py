@@ -1,4 +1,5 @@
-"""What was audited of what was given, and what was extracted by copies: "n of N", in words. Knows a record alone."""
+"""What was audited of what was given, and what was extracted by copies: "n of N", in words. Knows a
+record alone."""
 
 from __future__ import annotations
 
@@ -9,21 +10,33 @@ from auditor.reports import phrases
 
 
 def stratum_sentence_part(stratum: Stratum) -> str:
-    """Return `all 14 records that occur 16 times are recited`, of those asked; `3 of the 12 asked records that ...`."""
+    """Return `all 14 records that occur 16 times are recited`, of those asked; `3 of the 12 asked
+    records that ...`."""
     m, hits = stratum.extracted, phrases.hit_count_of_share(stratum.extracted)
     often = f"that {'occurs' if m.n == 1 else 'occur'} {counted(stratum.copies or 1, 'time')}"
     whole = m.n == stratum.population
     if hits == m.n:
         records = counted(m.n, "record")
-        return f"{'all' if whole else 'all asked,'} {records} {often} {'is' if m.n == 1 else 'are'} recited"
-    return f"{hits:,} of the {m.n:,}{'' if whole else ' asked'} records {often} {'is' if hits == 1 else 'are'} recited"
+        return (
+            f"{'all' if whole else 'all asked,'} {records} {often} "
+            f"{'is' if m.n == 1 else 'are'} recited"
+        )
+    return (
+        f"{hits:,} of the {m.n:,}{'' if whole else ' asked'} records {often} "
+        f"{'is' if hits == 1 else 'are'} recited"
+    )
 
 
 def strata_label(finding: Finding) -> str:
-    """Return `16 copies: 14 of 14; 1 copy: 0 of 27 asked, of 121`, most copies first; "": not counted by copies."""
+    """Return `16 copies: 14 of 14; 1 copy: 0 of 27 asked, of 121`, most copies first; "": not
+    counted by copies."""
     parts = []
     for stratum in finding.strata:
-        copies = "copies not known" if stratum.copies is None else counted(stratum.copies, "copy", "copies")
+        copies = (
+            "copies not known"
+            if stratum.copies is None
+            else counted(stratum.copies, "copy", "copies")
+        )
         m = stratum.extracted
         if not m.n:
             parts.append(f"{copies}: none of {stratum.population:,} asked")
@@ -40,7 +53,8 @@ def audited_of_given(result: AuditResult) -> str:
 
 
 def coverage_label(result: AuditResult) -> str:
-    """Return `41 of 150 records audited (94 not asked for lack of time, 15 auxiliary data)`; "": not counted."""
+    """Return `41 of 150 records audited (94 not asked for lack of time, 15 auxiliary data)`; "":
+    not counted."""
     counts = result.benchmark.records.get("members")
     if counts is None:
         return ""
@@ -53,21 +67,28 @@ def coverage_label(result: AuditResult) -> str:
 
 
 def attacks_kept_from_widest_access(result: AuditResult) -> list[str]:
-    """Return `Ethicist did not run on Undefended, white-box: WHY.` of each attack that ran only with less access."""
+    """Return `Ethicist did not run on Undefended, white-box: WHY.` of each attack that ran only
+    with less access."""
     ran = {(f.target, f.attack) for f in result.findings if not f.not_applicable}
     widest = list(phrases.SETTINGS)[-1]
     return [
         f"{finding.attack[:1].upper()}{finding.attack[1:]} did not run on "
         f"{phrases.target_title(result, finding.target)}, {widest}: {finding.not_applicable}."
         for finding in result.findings
-        if finding.not_applicable and finding.setting == widest and (finding.target, finding.attack) in ran
+        if finding.not_applicable
+        and finding.setting == widest
+        and (finding.target, finding.attack) in ran
     ]
 
 
 def attacks_without_any_row(result: AuditResult) -> dict[str, str]:
     """Return each attack that asked no target anything, with the reason."""
     ran = {f.attack for f in result.findings if not f.not_applicable or f.seconds}
-    return {f.attack: f.not_applicable for f in result.findings if f.not_applicable and f.attack not in ran}
+    return {
+        f.attack: f.not_applicable
+        for f in result.findings
+        if f.not_applicable and f.attack not in ran
+    }
 
 
 def phrases_by_copies(finding: Finding, whose: str) -> list[str]:
@@ -77,7 +98,8 @@ def phrases_by_copies(finding: Finding, whose: str) -> list[str]:
 
 
 def asked_sentence(result: AuditResult) -> str:
-    """Return `41 of 135 records were asked, all 12 that occur more than once.`; "": all were, or nobody counted."""
+    """Return `41 of 135 records were asked, all 12 that occur more than once.`; "": all were, or
+    nobody counted."""
     counts = result.benchmark.records.get("members")
     if counts is None or not counts.by_copies or counts.audited == sum(counts.by_copies.values()):
         return ""
@@ -87,7 +109,8 @@ def asked_sentence(result: AuditResult) -> str:
 
 
 def weighted_share_phrase(finding: Finding) -> str:
-    """Return `of all 135 records 8.9% [8.9-17.8], weighted by copies`; "": all were asked, or nobody counted."""
+    """Return `of all 135 records 8.9% [8.9-17.8], weighted by copies`; "": all were asked, or
+    nobody counted."""
     whole = weighted_extracted_share(finding)
     if whole is None or not is_asked_in_part(finding):
         return ""
@@ -96,7 +119,8 @@ def weighted_share_phrase(finding: Finding) -> str:
 
 
 def reached_label(result: AuditResult) -> str:
-    """Return `41 of 135 records, all 12 that occur more than once`: asked, of those that could be; "": not counted."""
+    """Return `41 of 135 records, all 12 that occur more than once`: asked, of those that could be;
+    "": not counted."""
     counts = result.benchmark.records.get("members")
     if counts is None or not counts.by_copies:
         return ""
@@ -115,6 +139,12 @@ def progress_line(result: AuditResult) -> str:
     measured = [f for f in result.findings if f.strata]
     if not measured:
         return f"{result.benchmark.members:,} records asked"
-    row = max(measured, key=lambda finding: sum(phrases.hit_count_of_share(s.extracted) for s in finding.strata))
+    row = max(
+        measured,
+        key=lambda finding: sum(phrases.hit_count_of_share(s.extracted) for s in finding.strata),
+    )
     hits = sum(phrases.hit_count_of_share(s.extracted) for s in row.strata)
-    return f"{reached_label(result)}, asked so far: {hits:,} recited word for word ({strata_label(row)})"
+    return (
+        f"{reached_label(result)}, asked so far: {hits:,} recited word for word "
+        f"({strata_label(row)})"
+    )

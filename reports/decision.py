@@ -1,4 +1,5 @@
-"""A gate's decision as terminal lines, Markdown and JUnit XML. Decides nothing: it reads the `Decision`."""
+"""A gate's decision as terminal lines, Markdown and JUnit XML. Decides nothing: it reads the
+`Decision`."""
 
 from __future__ import annotations
 
@@ -11,7 +12,10 @@ from auditor.reports.escaping import escape_for_markdown, to_printable_line
 from auditor.reports.markdown import truncated_table_markdown
 from auditor.reports.phrases import NOTHING, shorten
 
-_MOST_SAID, _LONGEST = 10, 300  # sentences below the table, and characters of one: the rest is in the JUnit file
+_MOST_SAID, _LONGEST = (
+    10,
+    300,
+)  # sentences below the table, and characters of one: the rest is in the JUnit file
 _WORST = ("failed", "inconclusive", "held")
 # The head of a table of rulings, and which of its columns hold numbers.
 HEAD = (
@@ -27,18 +31,22 @@ NUMERIC = frozenset({2, 3, 4, 5})
 
 
 def ruling_terminal_lines(decision: Decision) -> Iterator[str]:
-    """What was judged, one line a ruling, the verdict. Cleaned: names come from plug-ins and files."""
+    """What was judged, one line a ruling, the verdict. Cleaned: names come from plug-ins and
+    files."""
     if decision.about:
         yield to_printable_line(decision.about)
     if decision.baseline and not any("baseline" in ruling.rule for ruling in decision.rulings):
-        yield to_printable_line(f"no rule compares with {decision.baseline}: --max-increase METRIC=MARGIN would")
+        yield to_printable_line(
+            f"no rule compares with {decision.baseline}: --max-increase METRIC=MARGIN would"
+        )
     for ruling in decision.rulings:
         yield f"{ruling.verdict:12}  {to_printable_line(f'{ruling.cell_title}: {ruling.reason}')}"
     yield to_printable_line(decision.headline)
 
 
 def decision_markdown(decision: Decision) -> str:
-    """Fit for a pull request or a job summary: the verdict and a row a ruling, the worst first, GitHub-flavoured.
+    """Fit for a pull request or a job summary: the verdict and a row a ruling, the worst first,
+    GitHub-flavoured.
 
     As many rows as fit a comment beside a report; the verdict counts them all.
     """
@@ -50,7 +58,9 @@ def decision_markdown(decision: Decision) -> str:
     if found := ruling_table_rows(decision):
         parts += [truncated_table_markdown(Table("gate", "", HEAD, (Group("", found),), NUMERIC))]
     # The table has no column of reasons: they are needed where it has no numbers either.
-    said = [f"{r.cell_title}: {r.reason}" for r in _rulings_in_report_order(decision) if not r.n][:_MOST_SAID]
+    said = [f"{r.cell_title}: {r.reason}" for r in _rulings_in_report_order(decision) if not r.n][
+        :_MOST_SAID
+    ]
     parts += [f"- {escape_for_markdown(_printable_and_shortened(text))}" for text in said]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -76,7 +86,8 @@ def _ruling_table_cells(ruling: Ruling) -> tuple[str, ...]:
 
 
 def decision_junit_xml(decision: Decision) -> str:
-    """A test case a ruling; the suite has a failure or an error exactly where the exit code is not 0.
+    """A test case a ruling; the suite has a failure or an error exactly where the exit code is not
+    0.
 
     Inconclusive: an error where it counts, skipped where it is let pass.
     """
@@ -106,7 +117,9 @@ def _ruling_junit_test_case(decision: Decision, ruling: Ruling) -> ET.Element:
     row, rule, reason = map(to_printable_line, (ruling.cell_title, ruling.rule, ruling.reason))
     case = ET.Element("testcase", {"classname": row, "name": rule, "time": "0"})
     # the reason is both attribute and text: GitHub's readers show the one, GitLab's the other
-    if element := {"failed": "failure", "inconclusive": "error"}.get(decision.resolve_verdict(ruling)):
+    if element := {"failed": "failure", "inconclusive": "error"}.get(
+        decision.resolve_verdict(ruling)
+    ):
         ET.SubElement(case, element, {"type": ruling.verdict, "message": reason}).text = reason
     elif ruling.verdict == "inconclusive":
         passed = f"inconclusive, let pass: {reason}"

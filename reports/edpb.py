@@ -1,8 +1,10 @@
-"""A run's numbers beside the questions of EDPB Opinion 28/2024 (¶43, 55, 58) and of an impact assessment (GDPR 35).
+"""A run's numbers beside the questions of EDPB Opinion 28/2024 (¶43, 55, 58) and of an impact
+assessment (GDPR 35).
 
-Each question is answered by what this run measured, with its interval and what the number does not say, or not at all,
-and then which command would. It is made to leave the building: the model's name, aggregates, hashes and our own words,
-no name of a secret, group or data file. No legal advice, and no finding that a model is anonymous.
+Each question is answered by what this run measured, with its interval and what the number does not
+say, or not at all, and then which command would. It is made to leave the building: the model's
+name, aggregates, hashes and our own words, no name of a secret, group or data file. No legal
+advice, and no finding that a model is anonymous.
 """
 
 from __future__ import annotations
@@ -32,14 +34,21 @@ from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
 from auditor.reports.topics import row_title_with_attack
 from auditor.statistics import documents
 from auditor.statistics.membership import FALSE_POSITIVES
-from auditor.statistics.metrics import SHARES, auc_name, find_metric, name_nonmember_metric, name_tpr_metric
+from auditor.statistics.metrics import (
+    SHARES,
+    auc_name,
+    find_metric,
+    name_nonmember_metric,
+    name_tpr_metric,
+)
 
 _FOR_YOU = "it is not a measurement: the controller's file answers it"
 
 
 @dataclass(frozen=True)
 class EdpbEvidence:
-    """All that an answer may be taken from. result: cleaned; digest: SHA-256 of the file it was read from."""
+    """All that an answer may be taken from. result: cleaned; digest: SHA-256 of the file it was
+    read from."""
 
     result: AuditResult
     digest: str
@@ -48,10 +57,11 @@ class EdpbEvidence:
 
 @dataclass(frozen=True)
 class EdpbQuestion:
-    """A question in our words, who asks it (`of`) and where; answer: sentences, none where this run has none.
+    """A question in our words, who asks it (`of`) and where; answer: sentences, none where this run
+    has none.
 
-    limit: what the answer does not say. measured_by: the measures that would answer it, by the names under which
-    attacks and probes declare them. otherwise: what would, where none does.
+    limit: what the answer does not say. measured_by: the measures that would answer it, by the
+    names under which attacks and probes declare them. otherwise: what would, where none does.
     """
 
     of: str
@@ -64,11 +74,18 @@ class EdpbQuestion:
 
     def answering_command_phrase(self, e: EdpbEvidence) -> str:
         """The command that would answer the question, or else `otherwise`."""
-        found = [names[0] for what in self.measured_by if (names := e.result.methods_measuring(what))]
-        return f"`audit run {' '.join(f'--attack {name}' for name in found)}` would" if found else self.otherwise
+        found = [
+            names[0] for what in self.measured_by if (names := e.result.methods_measuring(what))
+        ]
+        return (
+            f"`audit run {' '.join(f'--attack {name}' for name in found)}` would"
+            if found
+            else self.otherwise
+        )
 
 
-# --- what answers -----------------------------------------------------------------------------------------------------
+# --- what answers
+# -----------------------------------------------------------------------------------------------
 
 
 def _targets_without_controls(e: EdpbEvidence) -> list[TargetRecord]:
@@ -76,19 +93,25 @@ def _targets_without_controls(e: EdpbEvidence) -> list[TargetRecord]:
 
 
 def _measurements_with_row(
-    e: EdpbEvidence, target: TargetRecord, numbers: Callable[[Finding], Mapping[str, Measurement | None]]
+    e: EdpbEvidence,
+    target: TargetRecord,
+    numbers: Callable[[Finding], Mapping[str, Measurement | None]],
 ) -> list[tuple[Measurement, str, Finding]]:
-    """All measurements of a target's rows that hold a number, each with the name of its part and its row."""
+    """All measurements of a target's rows that hold a number, each with the name of its part and
+    its row."""
     rows = [f for f in e.result.findings if f.target == target.name]
     return [(m, part, f) for f in rows for part, m in numbers(f).items() if m and _has_value(m)]
 
 
-def _highest_measurement(seen: Iterable[tuple[Measurement, str, Finding]]) -> tuple[Measurement, str, Finding]:
+def _highest_measurement(
+    seen: Iterable[tuple[Measurement, str, Finding]],
+) -> tuple[Measurement, str, Finding]:
     return max(seen, key=lambda row: (row[0].value, row[0].n))
 
 
 def _make_highest_value_answer(*metrics: str) -> Callable[[EdpbEvidence], list[str]]:
-    """Answers by each target's row with the highest value of each metric, beside what non-members give."""
+    """Answers by each target's row with the highest value of each metric, beside what non-members
+    give."""
     return lambda e: [
         said
         for target in _targets_without_controls(e)
@@ -102,7 +125,11 @@ def _highest_value_sentence(e: EdpbEvidence, target: TargetRecord, metric: str) 
         return ""
     m, _, row = _highest_measurement(seen)
     floor = row.measurement(name_nonmember_metric(metric))
-    beside = f"; of records never trained on {_value_and_count_phrase(floor)}" if floor and _has_value(floor) else ""
+    beside = (
+        f"; of records never trained on {_value_and_count_phrase(floor)}"
+        if floor and _has_value(floor)
+        else ""
+    )
     among = f"; the highest of {len(seen)} configurations" if len(seen) > 1 else ""
     number = f"{phrases.metric_label(metric)} {_value_and_count_phrase(m)}"
     return f"{row_title_with_attack(e.result, row)}: {number}{beside}{among}."
@@ -128,7 +155,9 @@ def _worst_repeat_count_sentences(e: EdpbEvidence) -> list[str]:
         groups = [(m, count, f) for m, count, f in seen if count.isdecimal() and m.unit in SHARES]
         if len({count for _, count, _ in groups}) > 1:  # else it is the mean again
             # Of several that are zero, the one that leaves most open.
-            m, count, row = max(groups, key=lambda one: (one[0].value, one[0].n if one[0].value else one[0].high))
+            m, count, row = max(
+                groups, key=lambda one: (one[0].value, one[0].n if one[0].value else one[0].high)
+            )
             # The interval that decides: the repeat counts of a row share the level.
             m = bonferroni_widened_leak_measurement(m, sum(f is row for *_, f in groups))
             found.append(
@@ -139,45 +168,70 @@ def _worst_repeat_count_sentences(e: EdpbEvidence) -> list[str]:
 
 
 def _membership_sentences(e: EdpbEvidence) -> list[str]:
-    """All records together and, if it decides, the number of copies at which members are surest told from others."""
+    """All records together and, if it decides, the number of copies at which members are surest
+    told from others."""
     groups = [s for s in assess_signals(e.result).signals if s.kind is MEMBERSHIP and s.count]
     return [
         *_make_highest_value_answer(auc_name(""), name_tpr_metric("", FALSE_POSITIVES[0]))(e),
-        *(f"{phrases.target_title(e.result, s.target)}: {signals.describe_signal_number(s)}." for s in groups),
+        *(
+            f"{phrases.target_title(e.result, s.target)}: {signals.describe_signal_number(s)}."
+            for s in groups
+        ),
     ]
 
 
 def _greedy_recall_sentences(e: EdpbEvidence) -> list[str]:
     told = phrases.sort_by_repeats(e.result.benchmark.greedy_recall)
-    known = [(count, m) for count, m in told if (count.isdecimal() or count == "all") and _has_value(m)]
+    known = [
+        (count, m) for count, m in told if (count.isdecimal() or count == "all") and _has_value(m)
+    ]
     parts = [f"{count}: {_value_and_count_phrase(m)}" for count, m in known]
-    return [f"Greedy decoding behind the start of each record, by repeat count: {'; '.join(parts)}."] if parts else []
+    return (
+        [f"Greedy decoding behind the start of each record, by repeat count: {'; '.join(parts)}."]
+        if parts
+        else []
+    )
 
 
 def _leak_signals_section(e: EdpbEvidence) -> Section:
     """All signals of all targets, after what may hide a leak from this audit."""
     seen = assess_signals(e.result)
     against = " ".join(doubt.sentence for doubt in signals.all_doubts(seen))
-    named = [replace(s, why="", part=_publishable_kind(s.part) if s.kind is PERSONAL else s.part) for s in seen.signals]
+    named = [
+        replace(s, why="", part=_publishable_kind(s.part) if s.kind is PERSONAL else s.part)
+        for s in seen.signals
+    ]
     table = signals.signals_forest_table(e.result, replace(seen, signals=tuple(named)))
     title = "What is shown, what is not, what was not tested"
-    return Section("signals", title, (*([Paragraph(f"What may hide a leak: {against}")] if against else []), table))
+    return Section(
+        "signals",
+        title,
+        (*([Paragraph(f"What may hide a leak: {against}")] if against else []), table),
+    )
 
 
 def _signal_counts_paragraph(e: EdpbEvidence) -> str:
-    """A sentence a target: which kinds of leakage are shown or, of none, how many were tested and how many not."""
+    """A sentence a target: which kinds of leakage are shown or, of none, how many were tested and
+    how many not."""
     seen = assess_signals(e.result)
     return " ".join(_signal_count_sentence(e.result, seen, target) for target in seen.targets)
 
 
 def _signal_count_sentence(result: AuditResult, seen: LeakAssessment, target: str) -> str:
     title = phrases.target_title(result, target)
-    shown = [group[0].kind.title.lower() for group in signals.group_signals_by_kind(seen.shown_signals(target))]
+    shown = [
+        group[0].kind.title.lower()
+        for group in signals.group_signals_by_kind(seen.shown_signals(target))
+    ]
     if shown:
         return f"{title}: leakage is shown by {', '.join(shown)}."
     none = [s for s in seen.signals_of_target(target) if s.status == NOT_TESTED]
-    tested, untested = (len(signals.group_signals_by_kind(found)) for found in (seen.tested_signals(target), none))
-    what = signals.no_leakage_phrase(seen, target) if seen.shows_no_leakage(target) else "inconclusive"
+    tested, untested = (
+        len(signals.group_signals_by_kind(found)) for found in (seen.tested_signals(target), none)
+    )
+    what = (
+        signals.no_leakage_phrase(seen, target) if seen.shows_no_leakage(target) else "inconclusive"
+    )
     return f"{title}: {what}, of {counted(tested, 'signal')} tested; {untested:,} not tested."
 
 
@@ -193,7 +247,8 @@ def _claimed_epsilon_sentences(e: EdpbEvidence) -> list[str]:
         found.append(
             f"{target.title}: claimed ε {phrases.promised_epsilon_with_unit(claim)}, "
             f"{phrases.relation_label(claim.relation)}, "
-            f"δ {phrases.format_number(claim.delta)}, {phrases.covered_tokens_phrase(claim)}{audited}: "
+            f"δ {phrases.format_number(claim.delta)}, "
+            f"{phrases.covered_tokens_phrase(claim)}{audited}: "
             f"{claims.claim_verdict_phrase(stands)}."
         )
     return found
@@ -206,7 +261,8 @@ def _provenance_sentences(e: EdpbEvidence) -> list[str]:
     public = e.result.benchmark.digest.partition("-")[0]  # behind it stand bits of the answers
     secrets = f"secrets {public}; " if public else ""
     return [
-        f"audit {e.result.tool_version}, {e.result.created}, seed {e.result.seed}; SHA-256: {of}{secrets}"
+        f"audit {e.result.tool_version}, {e.result.created}, seed {e.result.seed}; SHA-256: "
+        f"{of}{secrets}"
         f"{RESULT} {e.digest}."
     ]
 
@@ -215,15 +271,21 @@ def _defense_effect_sentences(e: EdpbEvidence) -> list[str]:
     """What each defense changed, of its row with the highest recall, and what it cost."""
     found = []
     for target in _targets_without_controls(e):
-        seen = _measurements_with_row(e, target, lambda f: {"recall": f.measurement("recall_difference")})
+        seen = _measurements_with_row(
+            e, target, lambda f: {"recall": f.measurement("recall_difference")}
+        )
         if seen:
-            # In the order of `seen`, which holds differences of recall: the row is chosen by recall itself.
-            recalls = [recall.value if (recall := f.measurement("recall")) else -1.0 for *_, f in seen]
+            # In the order of `seen`, which holds differences of recall: the row is chosen by recall
+            # itself.
+            recalls = [
+                recall.value if (recall := f.measurement("recall")) else -1.0 for *_, f in seen
+            ]
             change, _, row = seen[recalls.index(max(recalls))]
             lost = target.perplexity
             cost = f"; held-out perplexity {phrases.value_with_interval(lost)}" if lost else ""
             found.append(
-                f"{row_title_with_attack(e.result, row)}: {phrases.difference_with_interval(change)} "
+                f"{row_title_with_attack(e.result, row)}: "
+                f"{phrases.difference_with_interval(change)} "
                 f"against no defense{cost}."
             )
     return found
@@ -237,13 +299,17 @@ def _personal_data_kind_sentences(e: EdpbEvidence) -> list[str]:
         seen = [(m, _publishable_kind(kind), f) for m, kind, f in rows]
         for kind in dict.fromkeys(kind for _, kind, _ in seen):
             m, _, row = _highest_measurement(one for one in seen if one[1] == kind)
-            said = f"{personal.personal_kind_in_sentence(kind)} {personal.personal_data_share_phrase(m)}"
+            said = (
+                f"{personal.personal_kind_in_sentence(kind)} "
+                f"{personal.personal_data_share_phrase(m)}"
+            )
             found.append(f"{row_title_with_attack(e.result, row)}: {said}.")
     return found
 
 
 def _publishable_kind(kind: str) -> str:
-    """Return the kind of personal data if its name is ours: a name that the data mark it by must not leave."""
+    """Return the kind of personal data if its name is ours: a name that the data mark it by must
+    not leave."""
     return kind if kind in personal.TITLES else "other personal data"
 
 
@@ -254,9 +320,14 @@ def _gate_verdict_sentences(e: EdpbEvidence) -> list[str]:
     found = []
     for one in e.gates:
         rulings = one.decision.rulings
-        counts = ((sum(r.verdict == what for r in rulings), what) for what in ("failed", "inconclusive", "held"))
+        counts = (
+            (sum(r.verdict == what for r in rulings), what)
+            for what in ("failed", "inconclusive", "held")
+        )
         said = ", ".join(f"{n} {what}" for n, what in counts if n) or "nothing was judged"
-        if missed := [f"{r.cell_title}: {r.metric} {r.missed:.4g}" for r in rulings if r.missed is not None]:
+        if missed := [
+            f"{r.cell_title}: {r.metric} {r.missed:.4g}" for r in rulings if r.missed is not None
+        ]:
             more = f" (and {len(missed) - _SHOWN} more)" if len(missed) > _SHOWN else ""
             said += f"; missed at most once in twenty from {'; '.join(missed[:_SHOWN])} on{more}"
         found.append(f"Gate {one.decision.verdict}, decided {one.decided}: {said}.")
@@ -271,17 +342,21 @@ def _make_main_number_answer(what: str) -> Callable[[EdpbEvidence], list[str]]:
     """The main number of each row whose attack or probe declares to measure this."""
 
     def answer(e: EdpbEvidence) -> list[str]:
-        rows = [(f, f.main) for f in e.result.findings if f.attack in e.result.methods_measuring(what)]
+        rows = [
+            (f, f.main) for f in e.result.findings if f.attack in e.result.methods_measuring(what)
+        ]
         known = [(f, m) for f, m in rows if m and _has_value(m)]
         return [
-            f"{row_title_with_attack(e.result, f)}: {phrases.metric_label(m.name)} {_value_and_count_phrase(m)}."
+            f"{row_title_with_attack(e.result, f)}: {phrases.metric_label(m.name)} "
+            f"{_value_and_count_phrase(m)}."
             for f, m in known
         ]
 
     return answer
 
 
-# --- the questions ----------------------------------------------------------------------------------------------------
+# --- the questions
+# -----------------------------------------------------------------------------------------------
 
 _LOWER = "An attack gives a lower bound; the interval is over the choice of secrets."
 _MEAN = "A mean over the secrets: of single ones it may be far higher."
@@ -292,23 +367,29 @@ _assessment = partial(EdpbQuestion, "Impact assessment (GDPR, Article 35)")
 QUESTIONS = (
     _opinion(
         "¶43 (i)",
-        "How likely is personal data of the training records to be extracted directly, probabilities included?",
-        _make_highest_value_answer("extraction_probability", "near_verbatim_probability", "exposure"),
+        "How likely is personal data of the training records to be extracted directly, "
+        "probabilities included?",
+        _make_highest_value_answer(
+            "extraction_probability", "near_verbatim_probability", "exposure"
+        ),
         f"{_MEAN} Of these suffixes, at this decoding.",
         measured_by=("probability",),
     ),
     _opinion(
         "¶43 (ii)",
         "How likely is personal data of the training records to be obtained by queries?",
-        _make_highest_value_answer(documents.RECALL, "recall", documents.NEAR, "near_verbatim_recall"),
-        f"{_LOWER} Asked with the start of a record; what the model says unasked is another signal.",
+        _make_highest_value_answer(
+            documents.RECALL, "recall", documents.NEAR, "near_verbatim_recall"
+        ),
+        f"{_LOWER} Asked with the start of a record; what the model says unasked is another signal.",  # noqa: E501
         measured_by=("verbatim",),
     ),
     _opinion(
         "¶43",
         "Does that hold for every person, not on average?",
         _worst_repeat_count_sentences,
-        "The worst repeat count, with an interval for all of them, not the worst person: no sample shows that.",
+        "The worst repeat count, with an interval for all of them, not the worst person: no sample "
+        "shows that.",
         "repeat counts in the data (a repeats column) would",
     ),
     _opinion(
@@ -322,7 +403,8 @@ QUESTIONS = (
         "¶55",
         "Membership inference",
         _membership_sentences,
-        f"0.5 and {_FPR} are chance. It means something only where members and non-members are alike.",
+        f"0.5 and {_FPR} are chance. It means something only where members and non-members are "
+        "alike.",
         measured_by=("membership",),
     ),
     _opinion(
@@ -347,19 +429,27 @@ QUESTIONS = (
             ("Reconstruction of records from nothing, or from gradients", "reconstruction"),
         )
     ),
-    _opinion("¶58 (a), (b)", "Impact assessment, and the advice of the officer", _make_no_answer, "", _FOR_YOU),
+    _opinion(
+        "¶58 (a), (b)",
+        "Impact assessment, and the advice of the officer",
+        _make_no_answer,
+        "",
+        _FOR_YOU,
+    ),
     _opinion(
         "¶58 (c), (d)",
         "Which technical measures lower the likelihood, and by how much?",
         _defense_effect_sentences,
-        "Measures that were put in front of the model in this run; organisational ones are not measured.",
+        "Measures that were put in front of the model in this run; organisational ones are not "
+        "measured.",
         "`audit run --defense NAME` would: `audit list` names them",
     ),
     _opinion(
         "¶58 (e)",
         "Theoretical resistance to re-identification",
         _claimed_epsilon_sentences,
-        "An ε holds for its unit, relation, access, decoding and number of drawn tokens; an audit can only refute it.",
+        "An ε holds for its unit, relation, access, decoding and number of drawn tokens; an audit "
+        "can only refute it.",
         "a model or a defense that claims one would: `audit list` says what each claims",
     ),
     _opinion("¶58 (e)(i)", "Ratio of training data to parameters", _make_no_answer, ""),
@@ -380,7 +470,9 @@ QUESTIONS = (
         "",
     ),
     _opinion("¶58 (f)", "What deployers and data subjects are told", _make_no_answer, "", _FOR_YOU),
-    _assessment("35(7)(a), (b)", "Purpose, necessity, proportionality", _make_no_answer, "", _FOR_YOU),
+    _assessment(
+        "35(7)(a), (b)", "Purpose, necessity, proportionality", _make_no_answer, "", _FOR_YOU
+    ),
     _assessment(
         "35(7)(c)",
         "Likelihood of the risk, by kind of personal data",
@@ -393,50 +485,73 @@ QUESTIONS = (
         "35(7)(d)",
         "Was the residual risk held to a limit?",
         _gate_verdict_sentences,
-        "Held: the one-sided 95% upper bound is within the controller's limit; no audit shows that ε is small.",
+        "Held: the one-sided 95% upper bound is within the controller's limit; no audit shows that "
+        "ε is small.",
         "`audit gate RUN --max recall=0.05` would",
     ),
 )
 
 
-# --- the page ---------------------------------------------------------------------------------------------------------
+# --- the page
+# -----------------------------------------------------------------------------------------------
 
 
 def edpb_document_from_run_folder(folder: Path) -> Document:
-    """The answers of a finished run. Raises AuditError where there is none, or where it contradicts itself."""
+    """The answers of a finished run. Raises AuditError where there is none, or where it contradicts
+    itself."""
     run = read_run(folder)
     for row, why in find_result_contradictions(run.result, run.outcomes):
-        raise AuditError(f"{folder}: the result contradicts itself ({row.title}: {why}), so it is evidence of nothing")
+        raise AuditError(
+            f"{folder}: the result contradicts itself ({row.title}: {why}), so it is evidence of "
+            "nothing"
+        )
     digest = hashlib.sha256((folder / RESULT).read_bytes()).hexdigest()
     return edpb_document(
-        EdpbEvidence(phrases.result_with_printable_strings(run.result), digest, load_gate_decisions(folder))
+        EdpbEvidence(
+            phrases.result_with_printable_strings(run.result), digest, load_gate_decisions(folder)
+        )
     )
 
 
 def edpb_document(e: EdpbEvidence) -> Document:
-    missing = {question: "" if question.answer(e) else question.answering_command_phrase(e) for question in QUESTIONS}
-    n_measured, n_controller = (sum(why == reason for why in missing.values()) for reason in ("", _FOR_YOU))
+    missing = {
+        question: "" if question.answer(e) else question.answering_command_phrase(e)
+        for question in QUESTIONS
+    }
+    n_measured, n_controller = (
+        sum(why == reason for why in missing.values()) for reason in ("", _FOR_YOU)
+    )
     n_untested = len(QUESTIONS) - n_measured - n_controller
     asked = [(question.where, question.asked, why) for question, why in missing.items()]
-    sections = [edpb_summary.limits_section(), _leak_signals_section(e), edpb_summary.coverage_section(asked)]
+    sections = [
+        edpb_summary.limits_section(),
+        _leak_signals_section(e),
+        edpb_summary.coverage_section(asked),
+    ]
     # A group of groupby ends when the next begins: each is read in its turn.
     for n, (title, of_source) in enumerate(groupby(QUESTIONS, key=lambda question: question.of), 1):
         head = ("Where", "Question", "Measured in this run", "What that does not say")
-        table = Table(f"questions-{n}", title, head, (Group("", tuple(_question_table_rows(e, of_source))),))
+        table = Table(
+            f"questions-{n}", title, head, (Group("", tuple(_question_table_rows(e, of_source))),)
+        )
         sections.append(Section(f"part-{n}", title, (table,)))
     return Document(
         title=edpb_summary.edpb_title(e.result),
         facts=(("Run of", e.result.created), ("Record, SHA-256", e.digest)),
         headline=f"{_signal_counts_paragraph(e)} {edpb_summary.describe_audited_records(e.result)}",
-        verdict=f"{edpb_summary.describe_threat(e.result)} Of {len(QUESTIONS)} questions, {n_measured} have a measured "
-        f"answer, {n_controller} are for the controller, {n_untested} were not tested. Brackets hold 95% intervals.",
+        verdict=f"{edpb_summary.describe_threat(e.result)} Of {len(QUESTIONS)} questions, "
+        f"{n_measured} have a measured "
+        f"answer, {n_controller} are for the controller, {n_untested} were not tested. Brackets "
+        "hold 95% intervals.",
         sections=tuple(sections),
         kind="Privacy audit of a language model",
         lead="Result",
     )
 
 
-def _question_table_rows(e: EdpbEvidence, questions: Iterator[EdpbQuestion]) -> Iterator[tuple[str, ...]]:
+def _question_table_rows(
+    e: EdpbEvidence, questions: Iterator[EdpbQuestion]
+) -> Iterator[tuple[str, ...]]:
     for question in questions:
         answer = question.answer(e)
         said = " ".join(answer) or f"Not evaluated: {question.answering_command_phrase(e)}."

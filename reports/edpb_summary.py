@@ -1,4 +1,5 @@
-"""The top of the EDPB page: which model, tested when and by whom, what came back, and what the test covers."""
+"""The top of the EDPB page: which model, tested when and by whom, what came back, and what the test
+covers."""
 
 from __future__ import annotations
 
@@ -11,9 +12,12 @@ from auditor.reports import coverage, subject_line
 from auditor.reports.blocks import Group, Paragraph, Section, Table
 
 _WHAT_IT_IS = (
-    "Measured numbers beside the questions, in our own words, that a supervisory authority may ask of a model's file. "
-    "This is not legal advice, and no number here says that a model is anonymous: whether a likelihood is "
-    "insignificant for every person, by all means reasonably likely to be used, is for the controller and the "
+    "Measured numbers beside the questions, in our own words, that a supervisory authority may ask "
+    "of a model's file. "
+    "This is not legal advice, and no number here says that a model is anonymous: whether a "
+    "likelihood is "
+    "insignificant for every person, by all means reasonably likely to be used, is for the "
+    "controller and the "
     "authority to say."
 )
 _ATTACKERS = {
@@ -28,7 +32,8 @@ def limits_section() -> Section:
 
 
 def edpb_title(result: AuditResult) -> str:
-    """Return `Test results for the impact assessment of MODEL (adapter on BASE), tested 1 June 2026`."""
+    """Return `Test results for the impact assessment of MODEL (adapter on BASE), tested 1 June
+    2026`."""
     model, date = subject_line.model_phrase(result), subject_line.date_phrase(result)
     return f"Test results for the impact assessment of {model}, tested {date}"
 
@@ -41,15 +46,18 @@ def describe_threat(result: AuditResult) -> str:
 
 
 def describe_audited_records(result: AuditResult) -> str:
-    """Return `41 of 150 records audited (...).`, or how many were attacked if nobody counted the rest."""
+    """Return `41 of 150 records audited (...).`, or how many were attacked if nobody counted the
+    rest."""
     counted = coverage.coverage_label(result)
     return f"{counted or f'{result.benchmark.members:,} records attacked'}."
 
 
 def coverage_section(questions: Sequence[tuple[str, str, str]]) -> Section:
-    """Return a table of paragraphs: what is in scope of this test, and what is not, with the reason.
+    """Return a table of paragraphs: what is in scope of this test, and what is not, with the
+    reason.
 
-    questions: of each the paragraph, the question, and why it has no measured answer; "" if it has one.
+    questions: of each the paragraph, the question, and why it has no measured answer; "" if it has
+    one.
     """
     by_paragraph: dict[str, list[tuple[str, str]]] = {}
     for paragraph, question, why in questions:
@@ -86,6 +94,8 @@ def audit_scope_sentences(r: AuditResult) -> list[str]:
     drawn, rows = sum(f.drawn for f in measured), sum(f.rows for f in measured)
     return [
         f"{_attacked_label(r, 'members')} and {_attacked_label(r, 'nonmembers')} attacked, "
-        f"{counted(r.benchmark.known, 'auxiliary record')}; {counted(len(measured), 'configuration')} of model, access "
-        f"and attack ({attacks}; {settings}){left}; {counted(drawn, 'token')} drawn, {counted(rows, 'forward row')}."
+        f"{counted(r.benchmark.known, 'auxiliary record')}; "
+        f"{counted(len(measured), 'configuration')} of model, access "
+        f"and attack ({attacks}; {settings}){left}; {counted(drawn, 'token')} drawn, "
+        f"{counted(rows, 'forward row')}."
     ]

@@ -1,4 +1,5 @@
-"""For whoever checks the method: every row's numbers, and whether scores, canaries and costs bear them out."""
+"""For whoever checks the method: every row's numbers, and whether scores, canaries and costs bear
+them out."""
 
 from __future__ import annotations
 
@@ -14,26 +15,49 @@ from auditor.conclusions.secret_details import Reliability, SecretDetails
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Chain, ChainStep, Finding, Measurement
 from auditor.reports import figures, phrases
-from auditor.reports.blocks import Block, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
-from auditor.reports.topics import CHECK, Topic, figures_blocks, row_title_with_attack, table_groups_by_target
+from auditor.reports.blocks import (
+    Block,
+    Figure,
+    Figures,
+    Group,
+    Paragraph,
+    PlotPoint,
+    Series,
+    Table,
+)
+from auditor.reports.topics import (
+    CHECK,
+    Topic,
+    figures_blocks,
+    row_title_with_attack,
+    table_groups_by_target,
+)
 from auditor.reports.verdict import strongest_attack_row
 from auditor.statistics.documents import LONGEST
 from auditor.statistics.extraction import compute_any_sample_probability
 from auditor.statistics.roc import AUC
 
 _NOTE = (
-    "Every share is written with its count and two-sided 95% interval. Non-members are records that were never "
-    "trained on: what an attack completes of them is guessing, and the baseline for members if the two are alike "
-    "otherwise. Excess is members minus non-members. PPL is perplexity on held-out text: lower is more useful."
+    "Every share is written with its count and two-sided 95% interval. Non-members are records "
+    "that were never "
+    "trained on: what an attack completes of them is guessing, and the baseline for members if the "
+    "two are alike "
+    "otherwise. Excess is members minus non-members. PPL is perplexity on held-out text: lower is "
+    "more useful."
 )
 _NOTES = {  # by the unit of a row's main number
-    "probability": " Rows with a mean p are the auditor's own: computed from the model's distribution and the "
+    "probability": " Rows with a mean p are the auditor's own: computed from the model's "
+    "distribution and the "
     "answers, not drawn; p is the probability that one sample gives the secret away.",
     # A rank U, uniform in (0, 1], has an exposure of -log2 U: 1 / ln 2 = 1.44 bits on average.
-    "bits": " Rows with an exposure are about canaries, random texts that were inserted on purpose: of the texts that "
-    "a canary could have been, 1 in 2^exposure is at least as likely as it. One that was never inserted has "
-    "1.4 bits on average. Many copies of one canary are a group: its exposure says nothing of one record's ε.",
-    AUC: " Rows with an AUC tell members from non-members: the probability that a member is ranked above a "
+    "bits": " Rows with an exposure are about canaries, random texts that were inserted on "
+    "purpose: of the texts that "
+    "a canary could have been, 1 in 2^exposure is at least as likely as it. One that was never "
+    "inserted has "
+    "1.4 bits on average. Many copies of one canary are a group: its exposure says nothing of one "
+    "record's ε.",
+    AUC: " Rows with an AUC tell members from non-members: the probability that a member is ranked "
+    "above a "
     "non-member, of which 0.5 is chance.",
 }
 
@@ -41,31 +65,62 @@ _NOTES = {  # by the unit of a row's main number
 def _results_section_blocks(result: AuditResult) -> list[Block]:
     if not result.findings:
         return [Paragraph("The run has no rows.")]
-    head = ("Target", "Attack", "Verbatim recall", "Non-members", "Excess", "PPL", "Decoding", "Claim applies")
+    head = (
+        "Target",
+        "Attack",
+        "Verbatim recall",
+        "Non-members",
+        "Excess",
+        "PPL",
+        "Decoding",
+        "Claim applies",
+    )
     groups = table_groups_by_target(result, partial(_result_table_row, result))
-    caption, units = "Recall of each target, setting and attack", {f.main.unit for f in result.findings if f.main}
+    caption, units = (
+        "Recall of each target, setting and attack",
+        {f.main.unit for f in result.findings if f.main},
+    )
     note = _NOTE + "".join(text for unit, text in _NOTES.items() if unit in units)
     table = Table("results-table", caption, head, groups, frozenset({2, 3, 4, 5}))
-    return [table, *_effect_causes_tables(result), *_plugin_measurement_table(result), Paragraph(note)]
+    return [
+        table,
+        *_effect_causes_tables(result),
+        *_plugin_measurement_table(result),
+        Paragraph(note),
+    ]
 
 
 def _effect_causes_tables(result: AuditResult) -> list[Block]:
     """What each defense's effect is due to: every chain of every row, step by step."""
     chains = [
-        (f"{row_title_with_attack(result, f)}{phrases.above_nonmembers_phrase(f.chain.whole)}", f.target, f.chain)
+        (
+            f"{row_title_with_attack(result, f)}{phrases.above_nonmembers_phrase(f.chain.whole)}",
+            f.target,
+            f.chain,
+        )
         for f in phrases.findings_in_report_order(result)
         if f.chain
     ]
-    chains += [(f"{t.title} · {phrases.MORE_LIKELY}", t.name, t.likelihood) for t in result.targets if t.likelihood]
+    chains += [
+        (f"{t.title} · {phrases.MORE_LIKELY}", t.name, t.likelihood)
+        for t in result.targets
+        if t.likelihood
+    ]
     groups = tuple(
-        Group(title, tuple(_control_chain_table_rows(result, target, chain))) for title, target, chain in chains
+        Group(title, tuple(_control_chain_table_rows(result, target, chain)))
+        for title, target, chain in chains
     )
     head = ("Step", "From", "To", "What changes", "Difference", "95% interval", "n", "Shown")
-    caption = "What the effect of each defense is due to: the step from one control row to the next, paired by secret"
+    caption = (
+        "What the effect of each defense is due to: the step from one control row to the "
+        "next, paired by secret"
+    )
     return [Table("causes-table", caption, head, groups, frozenset({4, 5, 6}))] if groups else []
 
 
-def _control_chain_table_rows(result: AuditResult, target: str, chain: Chain) -> Iterator[tuple[str, ...]]:
+def _control_chain_table_rows(
+    result: AuditResult, target: str, chain: Chain
+) -> Iterator[tuple[str, ...]]:
     for step in phrases.chain_steps_worth_reporting(phrases.chain_steps_of_target(chain, target)):
         yield _control_step_table_row(result, step)
     whole = ("all of these", *_titles_before_and_after(result, UNDEFENDED, target), "")
@@ -83,11 +138,17 @@ def _control_step_table_row(result: AuditResult, step: ChainStep) -> tuple[str, 
     if step.difference is None:
         return (*row, f"no step: {step.note}")
     shown = "yes" if phrases.is_chain_step_significant(step) else "not significant"
-    return (*row, *_difference_table_cells(step.difference), shown + (f" ({step.note})" if step.note else ""))
+    return (
+        *row,
+        *_difference_table_cells(step.difference),
+        shown + (f" ({step.note})" if step.note else ""),
+    )
 
 
 def _titles_before_and_after(result: AuditResult, before: str, after: str) -> tuple[str, str]:
-    return phrases.target_title(result, before), phrases.target_title(result, after) or phrases.NOTHING
+    return phrases.target_title(result, before), phrases.target_title(
+        result, after
+    ) or phrases.NOTHING
 
 
 def _difference_table_cells(m: Measurement) -> tuple[str, str, str]:
@@ -109,7 +170,9 @@ def _result_table_row(result: AuditResult, finding: Finding) -> tuple[str, ...]:
 
 
 def _ranking_figure_blocks(result: AuditResult) -> list[Block]:
-    return figures_blocks(figure for figure in figures.all_figures(result) if figure.plot in figures.RESEARCH)
+    return figures_blocks(
+        figure for figure in figures.all_figures(result) if figure.plot in figures.RESEARCH
+    )
 
 
 def _calibration_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
@@ -120,26 +183,42 @@ def _calibration_blocks(result: AuditResult, details: SecretDetails) -> list[Blo
     ]
     if not shown:
         return []
-    plain = [one for one in shown if one[0].target == UNDEFENDED] or shown  # of all targets too many lines
+    plain = [
+        one for one in shown if one[0].target == UNDEFENDED
+    ] or shown  # of all targets too many lines
     series = tuple(
-        Series(name, tuple(PlotPoint(b.score, b.right.value, b.right.low, b.right.high) for b in r.bins), f.setting)
+        Series(
+            name,
+            tuple(PlotPoint(b.score, b.right.value, b.right.low, b.right.high) for b in r.bins),
+            f.setting,
+        )
         for f, name, r in plain
     )
     groups = tuple(_reliability_bin_row_group(f"{name} · {f.setting}", r) for f, name, r in shown)
     title = "What a score foretells, and what came true"
     text = (
-        "Members' first guesses in ten bins of their score, where it is a probability; below the diagonal it boasts. "
-        "Of the extraction probability: the chance that any of an attack's samples is the secret, and whether one was."
+        "Members' first guesses in ten bins of their score, where it is a probability; below the "
+        "diagonal it boasts. "
+        "Of the extraction probability: the chance that any of an attack's samples is the secret, "
+        "and whether one was."
     )
     head = ("Mean score", "Right", "95% interval")
     axes = ("Score", "Share right")
-    figure = Figure("calibration-plot", "calibration", title, text, head, groups, series=series, axes=axes)
+    figure = Figure(
+        "calibration-plot", "calibration", title, text, head, groups, series=series, axes=axes
+    )
     return [Figures((figure,)), _calibration_error_table(shown)]
 
 
 def _calibration_error_table(shown: Sequence[tuple[Finding, str, Reliability]]) -> Table:
     rows = tuple(
-        (name, f.setting, f"{r.n:,}", f"{phrases.format_percent(r.error)}%", phrases.format_number(r.brier))
+        (
+            name,
+            f.setting,
+            f"{r.n:,}",
+            f"{phrases.format_percent(r.error)}%",
+            phrases.format_number(r.brier),
+        )
         for f, name, r in shown
     )
     head = ("Score", "Setting", "Guesses", "Calibration error", "Brier score")
@@ -149,22 +228,33 @@ def _calibration_error_table(shown: Sequence[tuple[Finding, str, Reliability]]) 
 
 def _reliability_bin_row_group(title: str, r: Reliability) -> Group:
     error, brier = phrases.format_percent(r.error), phrases.format_number(r.brier)
-    rows = tuple((f"{phrases.format_percent(b.score)}%", *phrases.cells_of_measurement(b.right)[:2]) for b in r.bins)
+    rows = tuple(
+        (f"{phrases.format_percent(b.score)}%", *phrases.cells_of_measurement(b.right)[:2])
+        for b in r.bins
+    )
     return Group(f"{title}: calibration error {error}%, Brier score {brier}, n = {r.n:,}", rows)
 
 
 def _titled_calibrations_of_scores(
     result: AuditResult, details: SecretDetails, finding: Finding
 ) -> list[tuple[str, Reliability]]:
-    """How well a score that is a probability foretells hits; of a sampling attack also the exact probability."""
+    """How well a score that is a probability foretells hits; of a sampling attack also the exact
+    probability."""
     seen = details.rows.get(finding.cell_key)
     if seen is None or seen.outcome is None:
         return []
-    title, o, found = phrases.target_title(result, finding.target), seen.outcome.select_secrets(seen.outcome.member), []
+    title, o, found = (
+        phrases.target_title(result, finding.target),
+        seen.outcome.select_secrets(seen.outcome.member),
+        [],
+    )
     if seen.score_is_probability and len(o.ids):
         # A sum of probabilities may end a rounding above 1.
         found.append(
-            (f"{title} · {finding.attack}", detailed.calibration_of_guess_scores(o.score.clip(max=1.0), o.hit))
+            (
+                f"{title} · {finding.attack}",
+                detailed.calibration_of_guess_scores(o.score.clip(max=1.0), o.hit),
+            )
         )
     p = _calibration_chance_by_secret(result, details, finding)
     # `dtype`: an array of nothing is one of floats, which cannot select.
@@ -177,8 +267,11 @@ def _titled_calibrations_of_scores(
     return found
 
 
-def _calibration_chance_by_secret(result: AuditResult, details: SecretDetails, finding: Finding) -> Mapping[str, float]:
-    """The exact chance of each secret to be among the attack's samples, where these are drawn behind its prefix alone.
+def _calibration_chance_by_secret(
+    result: AuditResult, details: SecretDetails, finding: Finding
+) -> Mapping[str, float]:
+    """The exact chance of each secret to be among the attack's samples, where these are drawn
+    behind its prefix alone.
 
     Empty for all but the first of the attacks that share their samples.
     """
@@ -186,7 +279,10 @@ def _calibration_chance_by_secret(result: AuditResult, details: SecretDetails, f
     asked = (finding.target, finding.setting, finding.decoding)
     alike = [f for f in result.findings if (f.target, f.setting, f.decoding) == asked]
     # The probe of exact probabilities at the same target, access and decoding.
-    probe = next((seen for f in alike if (seen := details.rows.get(f.cell_key)) and EXACT in seen.values), None)
+    probe = next(
+        (seen for f in alike if (seen := details.rows.get(f.cell_key)) and EXACT in seen.values),
+        None,
+    )
     first = next((f for f in alike if f.samples == finding.samples), None)
     if probe is None or not finding.samples or first is not finding:
         return {}
@@ -207,7 +303,8 @@ def _privacy_utility_blocks(result: AuditResult) -> list[Block]:
         return []  # nothing to trade
     series = tuple(
         Series(
-            f"{t.title} · {f'ε {phrases.promised_epsilon_with_unit(t.claim)}' if t.claim else 'no claim'}",
+            f"{t.title} · "
+            f"{f'ε {phrases.promised_epsilon_with_unit(t.claim)}' if t.claim else 'no claim'}",
             (PlotPoint(cost.value, recall.value, recall.low, recall.high),),
             f.setting,
         )
@@ -224,17 +321,30 @@ def _privacy_utility_blocks(result: AuditResult) -> list[Block]:
     )
     title = "What protection costs, and what it leaves"
     text = (
-        "The strongest attack on each target. To the left more useful, downwards less leaks; ε is what is promised of "
+        "The strongest attack on each target. To the left more useful, downwards less leaks; ε is "
+        "what is promised of "
         "its unit."
     )
     head = ("Target", "ε promised", "Perplexity", "Recall")
     axes, groups = ("Perplexity on held-out text", "Recall"), (Group("", rows),)
-    figure = Figure("tradeoff-plot", "tradeoff", title, text, head, groups, (), series, frozenset({0}), axes=axes)
+    figure = Figure(
+        "tradeoff-plot",
+        "tradeoff",
+        title,
+        text,
+        head,
+        groups,
+        (),
+        series,
+        frozenset({0}),
+        axes=axes,
+    )
     return [Figures((figure,))]
 
 
 def _plugin_measurement_table(result: AuditResult) -> list[Block]:
-    """Return the numbers that no other section shows: those of plug-ins, and the longest block of a document."""
+    """Return the numbers that no other section shows: those of plug-ins, and the longest block of a
+    document."""
     groups = [
         Group(
             f"{phrases.row_title(result, finding)} · {finding.attack}",
@@ -248,12 +358,28 @@ def _plugin_measurement_table(result: AuditResult) -> list[Block]:
     ]
     groups = [group for group in groups if group.rows]
     head = ("Measurement", "Value", "95% interval", "n")
-    return [Table("plugin-table", "Further numbers", head, tuple(groups), frozenset({1, 2, 3}))] if groups else []
+    return (
+        [Table("plugin-table", "Further numbers", head, tuple(groups), frozenset({1, 2, 3}))]
+        if groups
+        else []
+    )
 
 
 TOPICS = (
     Topic("results", "Results", lambda m: _results_section_blocks(m.result), CHECK, 1, turn=3),
     Topic("ranking", "Ranking and samples", lambda m: _ranking_figure_blocks(m.result), CHECK, 2),
-    Topic("calibration", "Calibration of confidence", lambda m: _calibration_blocks(m.result, m.details), CHECK, 3),
-    Topic("tradeoff", "Privacy, utility, leakage", lambda m: _privacy_utility_blocks(m.result), CHECK, 5),
+    Topic(
+        "calibration",
+        "Calibration of confidence",
+        lambda m: _calibration_blocks(m.result, m.details),
+        CHECK,
+        3,
+    ),
+    Topic(
+        "tradeoff",
+        "Privacy, utility, leakage",
+        lambda m: _privacy_utility_blocks(m.result),
+        CHECK,
+        5,
+    ),
 )

@@ -1,6 +1,8 @@
-"""A run as data for other programs: a row a measurement, or a row a secret, as CSV or Parquet; and LaTeX tables.
+"""A run as data for other programs: a row a measurement, or a row a secret, as CSV or Parquet; and
+LaTeX tables.
 
-Ids and numbers only, as the records hold them: shares are fractions, epsilons in nats. Computes nothing.
+Ids and numbers only, as the records hold them: shares are fractions, epsilons in nats. Computes
+nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ _CLAIM: dict[str, Kind] = {
 }
 _MEASURED: dict[str, Kind] = {
     "measurement": "text",
-    "repeats": "count",  # as in a sheet of secrets, so that the two join; none: over all members, or a group
+    # as in a sheet of secrets, so that the two join; none: over all members, or a group
+    "repeats": "count",
     "group": "text",  # of --group-column; none: over all groups
     "kind": "text",  # of personal data; none: over all that a suffix says
     "value": "number",
@@ -72,7 +75,8 @@ class Sheet:
 
 
 def measurement_sheet(results: Sequence[AuditResult]) -> Sheet:
-    """A row each (run, target, setting, attack, measurement, repeats, kind); with the reason where there is none."""
+    """A row each (run, target, setting, attack, measurement, repeats, kind); with the reason where
+    there is none."""
     rows = [
         (*_sheet_row_and_claim_values(result, finding), *measured)
         for result in map(phrases.result_with_printable_strings, results)
@@ -91,13 +95,28 @@ def _sheet_row_and_claim_values(result: AuditResult, f: Finding) -> tuple[Value,
     about = (*run, f.decoding, json.dumps(f.options), *cost, f.claim_applies, f.claim_reason)
     if claim is None:
         return (*about, *(None,) * len(_CLAIM))
-    promised = (phrases.claimed_epsilon_to_report(claim), claim.delta, claim.relation, claim.unit, claim.queries)
-    return (*about, *promised, claim.spent_epsilon.get(claim.relation), claim.spent_queries, claim.status)
+    promised = (
+        phrases.claimed_epsilon_to_report(claim),
+        claim.delta,
+        claim.relation,
+        claim.unit,
+        claim.queries,
+    )
+    return (
+        *about,
+        *promised,
+        claim.spent_epsilon.get(claim.relation),
+        claim.spent_queries,
+        claim.status,
+    )
 
 
 def _measurement_sheet_rows(finding: Finding) -> Iterator[tuple[Value, ...]]:
     if finding.not_applicable:
-        yield (*(None,) * (len(_MEASURED) - 1), finding.not_applicable)  # the last column of _MEASURED
+        yield (
+            *(None,) * (len(_MEASURED) - 1),
+            finding.not_applicable,
+        )  # the last column of _MEASURED
     for m in finding.measurements:
         yield _measurement_sheet_values(m)
     for repeats, m in phrases.sort_by_repeats(finding.by_repeats):
@@ -106,7 +125,9 @@ def _measurement_sheet_rows(finding: Finding) -> Iterator[tuple[Value, ...]]:
         yield _measurement_sheet_values(m, kind=kind)
 
 
-def _measurement_sheet_values(m: Measurement, repeats: str | None = None, kind: str | None = None) -> tuple[Value, ...]:
+def _measurement_sheet_values(
+    m: Measurement, repeats: str | None = None, kind: str | None = None
+) -> tuple[Value, ...]:
     is_count = repeats is not None and repeats.isdecimal()
     count = int(repeats) if repeats is not None and is_count else None
     group = None if is_count else repeats
@@ -130,7 +151,8 @@ def read_run_for_export_with_aliases(folder: Path) -> RunOutcomes:
 
 
 def per_secret_sheet(runs: Sequence[RunOutcomes]) -> Sheet:
-    """A row each (run, target, setting, attack, secret): what the row found out about it, a column a number."""
+    """A row each (run, target, setting, attack, secret): what the row found out about it, a column
+    a number."""
     held = [(run.result.name, row, found) for run in runs for row, found in run.outcomes.items()]
     names = tuple(dict.fromkeys(name for _, _, found in held for name in found.values))
     rows = list[tuple[Value, ...]]()
@@ -144,7 +166,8 @@ def per_secret_sheet(runs: Sequence[RunOutcomes]) -> Sheet:
     return Sheet({**_SECRET, **dict.fromkeys(names, "number")}, tuple(rows))
 
 
-# --- forms ----------------------------------------------------------------------------------------------------------
+# --- forms
+# -----------------------------------------------------------------------------------------------
 
 
 def to_csv(sheet: Sheet) -> str:
@@ -153,14 +176,19 @@ def to_csv(sheet: Sheet) -> str:
 
 
 def to_parquet(sheet: Sheet) -> bytes:
-    """A Parquet file of typed, nullable columns; its metadata name the schema version of the results."""
+    """A Parquet file of typed, nullable columns; its metadata name the schema version of the
+    results."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     kinds = {"text": pa.string(), "number": pa.float64(), "count": pa.int64(), "flag": pa.bool_()}
     version = {"audit.schema_version": str(SCHEMA_VERSION)}
-    schema = pa.schema([(name, kinds[kind]) for name, kind in sheet.columns.items()], metadata=version)
-    columns = list(zip(*sheet.rows, strict=True)) or [()] * len(schema)  # no rows: zip gives no columns either
+    schema = pa.schema(
+        [(name, kinds[kind]) for name, kind in sheet.columns.items()], metadata=version
+    )
+    columns = list(zip(*sheet.rows, strict=True)) or [()] * len(
+        schema
+    )  # no rows: zip gives no columns either
     # None becomes null, NaN stays NaN.
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     buffer = io.BytesIO()
@@ -169,7 +197,8 @@ def to_parquet(sheet: Sheet) -> bytes:
 
 
 def to_latex(results: Sequence[AuditResult]) -> str:
-    """Of each run its results and, where there is one, its claims: `tabular`s with booktabs rules, for \\input."""
+    """Of each run its results and, where there is one, its claims: `tabular`s with booktabs rules,
+    for \\input."""
     grids = [
         grid
         for result in map(phrases.result_with_printable_strings, results)
@@ -186,7 +215,9 @@ def _main_number_row_table(result: AuditResult) -> tables.RowTable:
         for f in phrases.findings_in_report_order(result)
     )
     note = "excess, perplexity and claims: audit export --csv"
-    return tables.RowTable(f"{result.name}: main number of each attack with its 95% interval", head, rows, note)
+    return tables.RowTable(
+        f"{result.name}: main number of each attack with its 95% interval", head, rows, note
+    )
 
 
 def _main_number_cells(finding: Finding) -> tuple[str, str, str]:
@@ -209,7 +240,9 @@ def _epsilon_claims_row_table(result: AuditResult) -> tables.RowTable:
             phrases.format_number(epsilon),
             phrases.format_number(claim.delta),
             "any" if claim.queries is None else f"{claim.queries:,}",
-            phrases.format_number(claim.spent_epsilon[name]) if name in claim.spent_epsilon else phrases.NOTHING,
+            phrases.format_number(claim.spent_epsilon[name])
+            if name in claim.spent_epsilon
+            else phrases.NOTHING,
             claim.status,
         )
         for target in result.targets

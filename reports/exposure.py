@@ -16,7 +16,9 @@ from auditor.statistics.exposure import bound_null_exposure_tail
 
 
 def _exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
-    members = {secret.id for secret in details.secrets if secret.member}  # any other shows the null, not the model
+    members = {
+        secret.id for secret in details.secrets if secret.member
+    }  # any other shows the null, not the model
     shown = []
     for f in phrases.findings_in_report_order(result):
         of = details.exposure.get(f.cell_key, {})
@@ -27,7 +29,9 @@ def _exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> list[B
     tails = [(f, detailed.survival_function(values)) for f, values in shown]
     n = min(len(values) for _, values in shown)  # of fewer canaries the band is wider
     series = tuple(
-        Series(phrases.target_title(result, f.target), tuple(PlotPoint(x, y) for x, y in t), f.setting)
+        Series(
+            phrases.target_title(result, f.target), tuple(PlotPoint(x, y) for x, y in t), f.setting
+        )
         for f, t in tails
     )
     groups = tuple(
@@ -36,29 +40,47 @@ def _exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> list[B
             tuple(
                 (
                     phrases.format_number(x),
-                    *(f"{phrases.format_percent(p)}%" for p in (y, 2**-x, bound_null_exposure_tail(x, n))),
+                    *(
+                        f"{phrases.format_percent(p)}%"
+                        for p in (y, 2**-x, bound_null_exposure_tail(x, n))
+                    ),
                 )
                 for x, y in t
             ),
         )
         for f, t in tails
     )
-    above = [phrases.row_title(result, f) for f, t in tails if any(y > bound_null_exposure_tail(x, n) for x, y in t)]
+    above = [
+        phrases.row_title(result, f)
+        for f, t in tails
+        if any(y > bound_null_exposure_tail(x, n) for x, y in t)
+    ]
     title = "Exposure of the canaries beside its null"
     text = (
-        "Share of canaries with at least so many bits of exposure. Had none been memorised, a canary's rank among its "
-        "alternatives would be uniform and the share 2^-x on average (dotted), and the whole line would stay below the "
-        f"top of the shaded band with 95% probability (Dvoretzky–Kiefer–Wolfowitz, {n:,} canaries; about so where "
-        "ranks are estimated). A line that rises above the band shows that some canaries were memorised, not which; "
+        "Share of canaries with at least so many bits of exposure. Had none been memorised, a "
+        "canary's rank among its "
+        "alternatives would be uniform and the share 2^-x on average (dotted), and the whole line "
+        "would stay below the "
+        f"top of the shaded band with 95% probability (Dvoretzky–Kiefer–Wolfowitz, {n:,} canaries; "
+        "about so where "
+        "ranks are estimated). A line that rises above the band shows that some canaries were "
+        "memorised, not which; "
         f"one that does not shows nothing either way. Above it: {', '.join(above) or 'none'}."
     )
     head = ("Bits", "Canaries with at least so many", "Without memorisation", "The band ends at")
     axes = ("Exposure (bits)", "Share with at least as much")
     bits = np.linspace(0, max(point.x for one in series for point in one.points), 41)
-    # A canary that was never inserted has P(exposure >= x) <= 2^-x (formulas A8); above it the DKW band.
-    null = Series("", tuple(PlotPoint(x, 2**-x, 2**-x, bound_null_exposure_tail(x, n)) for x in bits))
-    figure = Figure("exposure-plot", "exposure", title, text, head, groups, series=series, axes=axes, null=null)
+    # A canary that was never inserted has P(exposure >= x) <= 2^-x (formulas A8); above it the DKW
+    # band.
+    null = Series(
+        "", tuple(PlotPoint(x, 2**-x, 2**-x, bound_null_exposure_tail(x, n)) for x in bits)
+    )
+    figure = Figure(
+        "exposure-plot", "exposure", title, text, head, groups, series=series, axes=axes, null=null
+    )
     return [Figures((figure,))]
 
 
-TOPICS = (Topic("exposure", "Exposure", lambda m: _exposure_tail_blocks(m.result, m.details), CHECK, 4),)
+TOPICS = (
+    Topic("exposure", "Exposure", lambda m: _exposure_tail_blocks(m.result, m.details), CHECK, 4),
+)

@@ -1,4 +1,5 @@
-"""A run folder on disk: result.json and the reports rendered from it. Knows paths; not what is in the reports."""
+"""A run folder on disk: result.json and the reports rendered from it. Knows paths; not what is in
+the reports."""
 
 from __future__ import annotations
 
@@ -17,9 +18,11 @@ MARKDOWN, HTML = "report.md", "report.html"
 
 
 def write_run_reports(folder: Path, result: AuditResult, reveal: bool = False) -> None:
-    """Writes report.html, report.md, the manifest, result.json and, of several defenses, `frontier.*`, each whole.
+    """Writes report.html, report.md, the manifest, result.json and, of several defenses,
+    `frontier.*`, each whole.
 
-    Both reports are rendered before one is written. The result comes last: a folder that holds one is finished.
+    Both reports are rendered before one is written. The result comes last: a folder that holds one
+    is finished.
     reveal: whether the reports show the private text that lies in the folder.
     """
     _render_and_write_run_reports(folder, result, None, reveal)
@@ -35,19 +38,30 @@ def write_result(folder: Path, result: AuditResult) -> None:
     disk.replace_atomically(folder / RESULT, text, sync=True)
 
 
-def rewrite_run_reports(folder: Path, since: Comparison | None = None, reveal: bool = False) -> tuple[Path, ...]:
-    """Renders the reports of a run folder anew from the folder alone; returns their paths, the HTML first.
+def rewrite_run_reports(
+    folder: Path, since: Comparison | None = None, reveal: bool = False
+) -> tuple[Path, ...]:
+    """Renders the reports of a run folder anew from the folder alone; returns their paths, the HTML
+    first.
 
-    since: another run and this one, to tell what changed. reveal: also show the private text that lies in the folder.
+    since: another run and this one, to tell what changed. reveal: also show the private text that
+    lies in the folder.
     """
     _render_and_write_run_reports(folder, read_result(folder), since, reveal)
     return folder / HTML, folder / MARKDOWN
 
 
-def _render_and_write_run_reports(folder: Path, result: AuditResult, since: Comparison | None, reveal: bool) -> None:
+def _render_and_write_run_reports(
+    folder: Path, result: AuditResult, since: Comparison | None, reveal: bool
+) -> None:
     from auditor.conclusions import secret_details
     from auditor.records import private_texts
-    from auditor.reports import frontier, html, markdown, phrases  # jinja2 and matplotlib: only for who renders
+    from auditor.reports import (
+        frontier,
+        html,
+        markdown,
+        phrases,
+    )  # jinja2 and matplotlib: only for who renders
 
     known = secret_details.read_secret_details(folder)
     shown = private_texts.read_secret_texts(folder) if reveal else None
@@ -58,7 +72,9 @@ def _render_and_write_run_reports(folder: Path, result: AuditResult, since: Comp
     for name, report in rendered.items():
         disk.replace_atomically(folder / name, report)
     if result.frontiers:
-        frontier.write_frontier_files(folder, phrases.result_with_printable_strings(result).frontiers)
+        frontier.write_frontier_files(
+            folder, phrases.result_with_printable_strings(result).frontiers
+        )
 
 
 def append_report_to_job_summary(path: Path, text: str) -> None:

@@ -1,4 +1,5 @@
-"""Does a form in which the model is deployed leak more than the audited one: every form a row, paired by secret."""
+"""Does a form in which the model is deployed leak more than the audited one: every form a row,
+paired by secret."""
 
 from __future__ import annotations
 
@@ -23,8 +24,10 @@ from auditor.statistics.roc import AUC
 
 _NOT_ASKED = "cannot be asked"
 _NOTE = (
-    "Changes are form minus full, of the same secrets, with 95% intervals; more or less is said at 95% over all of "
-    "them together. Forms that are made here round or prune the weights and are asked in full precision; a served or "
+    "Changes are form minus full, of the same secrets, with 95% intervals; more or less is said at "
+    "95% over all of "
+    "them together. Forms that are made here round or prune the weights and are asked in full "
+    "precision; a served or "
     "GGUF model is asked as it is."
 )
 
@@ -48,13 +51,26 @@ def _deployed_form_blocks(result: AuditResult, details: SecretDetails) -> list[B
     costs = []
     for name in names:
         m = _deployed_form_perplexity_ratio(result, details, name)
-        cells = ("", "", f"× {phrases.value_with_interval(m)}") if m else ("", _NOT_ASKED, phrases.NOTHING)
+        cells = (
+            ("", "", f"× {phrases.value_with_interval(m)}")
+            if m
+            else ("", _NOT_ASKED, phrases.NOTHING)
+        )
         costs.append((phrases.target_title(result, name), *cells))
     groups.append(Group("Held-out perplexity", tuple(costs)))
     head = ("Form", "Full", "Form's", "Change")
-    table = Table("forms-table", "Deployed forms against the audited model", head, tuple(groups), frozenset({1, 2, 3}))
+    table = Table(
+        "forms-table",
+        "Deployed forms against the audited model",
+        head,
+        tuple(groups),
+        frozenset({1, 2, 3}),
+    )
     drawn = Forest.of_differences(table, (*spans, *(None for _ in costs)))
-    return [Paragraph(" ".join((*_deployed_form_leak_sentences(result, details, names), _NOTE))), drawn]
+    return [
+        Paragraph(" ".join((*_deployed_form_leak_sentences(result, details, names), _NOTE))),
+        drawn,
+    ]
 
 
 def _deployed_form_table_cells(
@@ -67,9 +83,14 @@ def _deployed_form_table_cells(
     return phrases.target_title(result, name), phrases.value_with_interval(main), number
 
 
-def _leak_change_of_deployed_form(details: SecretDetails, full: Finding, name: str) -> Measurement | None:
+def _leak_change_of_deployed_form(
+    details: SecretDetails, full: Finding, name: str
+) -> Measurement | None:
     assert full.main is not None
-    own, base = details.rows.get(full.cell_key._replace(target=name)), details.rows.get(full.cell_key)
+    own, base = (
+        details.rows.get(full.cell_key._replace(target=name)),
+        details.rows.get(full.cell_key),
+    )
     # Changes are paired by secret: rows about different secrets have none.
     if own is None or base is None or set(own.ids) != set(base.ids):
         return None
@@ -79,19 +100,29 @@ def _leak_change_of_deployed_form(details: SecretDetails, full: Finding, name: s
     return bounds.make_measurement(f"{full.main.name}_difference", seen, full.main.unit)
 
 
-def _deployed_form_perplexity_ratio(result: AuditResult, details: SecretDetails, name: str) -> Measurement | None:
+def _deployed_form_perplexity_ratio(
+    result: AuditResult, details: SecretDetails, name: str
+) -> Measurement | None:
     full, own = details.heldout.get(UNDEFENDED), details.heldout.get(name)
     if full is None or own is None or not np.isfinite(own["perplexity"]).all():
         return None
     # Under "perplexity" stand summed nats a text (`Details.heldout`), not perplexities.
-    tokens, base, nll = (np.array([one]) for one in (full["tokens"], full["perplexity"], own["perplexity"]))
+    tokens, base, nll = (
+        np.array([one]) for one in (full["tokens"], full["perplexity"], own["perplexity"])
+    )
     # nll: (1 form, 1 seed, texts); tokens and base: (1 seed, texts).
     return estimate_perplexity_ratios(nll[None], tokens, base)[0]
 
 
-def _deployed_form_leak_sentences(result: AuditResult, details: SecretDetails, names: Sequence[str]) -> Iterator[str]:
+def _deployed_form_leak_sentences(
+    result: AuditResult, details: SecretDetails, names: Sequence[str]
+) -> Iterator[str]:
     """Which forms are shown to leak more, or less, at 95% over all changes that are looked at."""
-    rows = [f for f in phrases.findings_in_report_order(result) if f.target == UNDEFENDED and f.main is not None]
+    rows = [
+        f
+        for f in phrases.findings_in_report_order(result)
+        if f.target == UNDEFENDED and f.main is not None
+    ]
     changes = [
         (name, f, change)
         for name in names
@@ -101,7 +132,8 @@ def _deployed_form_leak_sentences(result: AuditResult, details: SecretDetails, n
     # Bonferroni over all changes, so that "leaks more" is wrong of any form in 5% of runs at most.
     wide = [bonferroni_widened_leak_measurement(change, len(changes)) for *_, change in changes]
     told_of = [
-        f"{phrases.target_title(result, n)} ({f.attack}, {f.setting}: {phrases.difference_with_interval(c)})"
+        f"{phrases.target_title(result, n)} ({f.attack}, {f.setting}: "
+        f"{phrases.difference_with_interval(c)})"
         for n, f, c in changes
     ]
     for how, shown in (("more", [m.low > 0 for m in wide]), ("less", [m.high < 0 for m in wide])):
@@ -109,4 +141,13 @@ def _deployed_form_leak_sentences(result: AuditResult, details: SecretDetails, n
         yield f"Leaks {how} than the audited model: {', '.join(told) or 'none is shown to'}."
 
 
-TOPICS = (Topic("forms", "Deployed forms", lambda m: _deployed_form_blocks(m.result, m.details), DECIDE, 7, turn=5),)
+TOPICS = (
+    Topic(
+        "forms",
+        "Deployed forms",
+        lambda m: _deployed_form_blocks(m.result, m.details),
+        DECIDE,
+        7,
+        turn=5,
+    ),
+)

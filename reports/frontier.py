@@ -1,6 +1,8 @@
-"""What leaks least at the same usefulness: one picture a measure of leakage, its table, and the sentence that it bears.
+"""What leaks least at the same usefulness: one picture a measure of leakage, its table, and the
+sentence that it bears.
 
-Of a run with several defenses or of a grid; knows the record (`core.result.Frontier`) and words, compares nothing.
+Of a run with several defenses or of a grid; knows the record (`core.result.Frontier`) and words,
+compares nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +18,16 @@ from auditor.core.counts import counted
 from auditor.core.jsonable import to_json
 from auditor.core.result import Frontier, FrontierPoint
 from auditor.reports import escaping, phrases, plot_files, tables
-from auditor.reports.blocks import Block, Bullets, Figure, Figures, Group, Paragraph, PlotPoint, Series
+from auditor.reports.blocks import (
+    Block,
+    Bullets,
+    Figure,
+    Figures,
+    Group,
+    Paragraph,
+    PlotPoint,
+    Series,
+)
 from auditor.reports.plot_frontier import CORNERS, MEASURED, PROVED
 from auditor.reports.topics import DECIDE, Topic
 from auditor.statistics.metrics import SHARES, find_metric
@@ -25,7 +36,8 @@ NAME = "frontier"  # of the files
 HEAD = ("Model", "× perplexity", "Within", "Leakage", "Proved", "Leaks least", "Frontier")
 
 
-# --- the sentence -----------------------------------------------------------------------------------------------------
+# --- the sentence
+# -----------------------------------------------------------------------------------------------
 
 
 def frontier_sentence(f: Frontier) -> str:
@@ -34,12 +46,20 @@ def frontier_sentence(f: Frontier) -> str:
     unsure = [p for p in f.points if p.within == "not shown"]
     most = phrases.format_percent(f.margin)
     unproven = (
-        f" Not shown to be within {most}%, nor beyond: {_models_grouped_by_defense_phrase(unsure)}." if unsure else ""
+        f" Not shown to be within {most}%, nor beyond: {_models_grouped_by_defense_phrase(unsure)}."
+        if unsure
+        else ""
     )
     leak = _leak_metric_label(f)
     if held == [f.points[0]]:
-        return f"{leak}: nothing but the undefended model is shown to be at perplexity within {most}%.{unproven}"
-    return f"{leak}: at perplexity within {most}% of undefended, {_leaks_least_sentence(f, held)}.{unproven}"
+        return (
+            f"{leak}: nothing but the undefended model is shown to be at perplexity within "
+            f"{most}%.{unproven}"
+        )
+    return (
+        f"{leak}: at perplexity within {most}% of undefended, "
+        f"{_leaks_least_sentence(f, held)}.{unproven}"
+    )
 
 
 def _leaks_least_sentence(f: Frontier, held: Sequence[FrontierPoint]) -> str:
@@ -51,7 +71,10 @@ def _leaks_least_sentence(f: Frontier, held: Sequence[FrontierPoint]) -> str:
     beside = "" if first is base else f"; undefended {phrases.value_with_interval(base.leak)}"
     number = f"({phrases.value_with_interval(first.leak)}{beside})"
     if not equal:
-        rest = f"{_models_grouped_by_defense_phrase(others)} {'is' if len(others) == 1 else 'are'} shown to leak more"
+        rest = (
+            f"{_models_grouped_by_defense_phrase(others)} "
+            f"{'is' if len(others) == 1 else 'are'} shown to leak more"
+        )
         return f"{first.label} leaks least {number}: {rest}"
     verb = "does" if len(equal) == 1 else "do"
     same = f"{_models_grouped_by_defense_phrase(equal)} {verb} not differ significantly from it"
@@ -65,7 +88,13 @@ def _leaks_least_sentence(f: Frontier, held: Sequence[FrontierPoint]) -> str:
 
 def _leak_metric_label(f: Frontier) -> str:
     of = find_metric(f.metric)
-    how = f" by {f.attack}" if of.is_of_member_guesses else ", its score read either way" if of.rate else ""
+    how = (
+        f" by {f.attack}"
+        if of.is_of_member_guesses
+        else ", its score read either way"
+        if of.rate
+        else ""
+    )
     return f"{phrases.metric_label(f.metric)}{how}"
 
 
@@ -73,33 +102,46 @@ def _models_grouped_by_defense_phrase(points: Sequence[FrontierPoint]) -> str:
     """`Uniform mixing (weight 0.9; weight 0.5) and Public model`."""
     names = []
     # groupby joins neighbours alone: sorted by where each line is first seen.
-    for line, group in groupby(sorted(points, key=lambda p: [q.line for q in points].index(p.line)), lambda p: p.line):
+    for line, group in groupby(
+        sorted(points, key=lambda p: [q.line for q in points].index(p.line)), lambda p: p.line
+    ):
         knobs = [p.label.removeprefix(line).removeprefix(", ") for p in group]
         names.append(f"{line} ({'; '.join(knobs)})" if any(knobs) else line)
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _frontier_basis_sentences(f: Frontier) -> str:
-    """How many secrets, seeds and models stand behind `frontier_sentence`, and how it was tested."""
+    """How many secrets, seeds and models stand behind `frontier_sentence`, and how it was
+    tested."""
     seeds = f", the mean over seeds {', '.join(map(str, f.seeds))}" if len(f.seeds) > 1 else ""
     models = counted(sum(p.within == "shown" for p in f.points), "model")
     of = counted(f.points[0].leak.n, "secret")
-    return f"{of} that every model was asked for{seeds}. {models} within. {_comparison_method_sentences(f)}"
+    return (
+        f"{of} that every model was asked for{seeds}. {models} within. "
+        f"{_comparison_method_sentences(f)}"
+    )
 
 
 def _comparison_method_sentences(f: Frontier) -> str:
-    # Subset selection, each side of a pair at level / (2 (models - 1)): see `select_possibly_least_leaking`.
+    # Subset selection, each side of a pair at level / (2 (models - 1)): see
+    # `select_possibly_least_leaking`.
     return (
-        f"A model is within {phrases.format_percent(f.margin)}% where its whole 95% interval is, of perplexity of the "
-        "same held-out texts over the undefended model's, paired by text. Each model within is held against each "
-        "other one, paired by secret (bootstrap, never inside what so many secrets allow; exact of shares), none "
-        "picked beforehand: whoever no other is shown to be below may be the least. All pairs are tested so that the "
-        f"least is ruled out in {50 * f.level:g}% of all cases at most, and that among equals one alone is named in "
+        f"A model is within {phrases.format_percent(f.margin)}% where its whole 95% interval is, "
+        "of perplexity of the "
+        "same held-out texts over the undefended model's, paired by text. Each model within is "
+        "held against each "
+        "other one, paired by secret (bootstrap, never inside what so many secrets allow; exact of "
+        "shares), none "
+        "picked beforehand: whoever no other is shown to be below may be the least. All pairs are "
+        "tested so that the "
+        f"least is ruled out in {50 * f.level:g}% of all cases at most, and that among equals one "
+        "alone is named in "
         f"at most {100 * f.level:g}%."
     )
 
 
-# --- blocks of a page -------------------------------------------------------------------------------------------------
+# --- blocks of a page
+# -----------------------------------------------------------------------------------------------
 
 
 def frontier_report_blocks(found: Sequence[Frontier]) -> list[Block]:
@@ -111,13 +153,21 @@ def frontier_report_blocks(found: Sequence[Frontier]) -> list[Block]:
         for label, why in f.missing.items()
     )
     reading = (
-        "To the left more useful, on an axis stretched around 1; downwards less leaks; bars are 95% intervals, a line "
-        "is one defense over its own knob. Filled: an ε is proved, of its unit, access and number of tokens; hollow: "
-        "it only measures well, by these attacks. Ringed and joined: the convex frontier of the values as measured, "
-        "which no test stands behind: no model lies below it, nor do lots drawn between two. Each picture is by "
+        "To the left more useful, on an axis stretched around 1; downwards less leaks; bars are "
+        "95% intervals, a line "
+        "is one defense over its own knob. Filled: an ε is proved, of its unit, access and number "
+        "of tokens; hollow: "
+        "it only measures well, by these attacks. Ringed and joined: the convex frontier of the "
+        "values as measured, "
+        "which no test stands behind: no model lies below it, nor do lots drawn between two. Each "
+        "picture is by "
         f"itself. {_comparison_method_sentences(found[0])}"
     )
-    return [Figures(frontier_figures(found)), Paragraph(reading), *([Bullets(left_out)] if left_out else [])]
+    return [
+        Figures(frontier_figures(found)),
+        Paragraph(reading),
+        *([Bullets(left_out)] if left_out else []),
+    ]
 
 
 def frontier_figures(found: Sequence[Frontier]) -> tuple[Figure, ...]:
@@ -144,7 +194,8 @@ def _leak_metric_figure(f: Frontier, lines: Sequence[str]) -> Figure:
 
 
 def _frontier_plot_series_by_defense(f: Frontier, lines: Sequence[str]) -> Iterator[Series]:
-    """Of each line its finite points, a series for each stretch of one kind, or an empty series; last, the corners."""
+    """Of each line its finite points, a series for each stretch of one kind, or an empty series;
+    last, the corners."""
     shown = [p for p in f.points if math.isfinite(p.ratio.value)]
     for line in lines:
         own = [p for p in shown if p.line == line]
@@ -153,7 +204,10 @@ def _frontier_plot_series_by_defense(f: Frontier, lines: Sequence[str]) -> Itera
             yield Series(line, ())
         for kind, some in groupby(own, lambda p: MEASURED if p.epsilon is None else PROVED):
             points = (
-                PlotPoint(p.ratio.value, p.leak.value, p.leak.low, p.leak.high, p.ratio.low, p.ratio.high) for p in some
+                PlotPoint(
+                    p.ratio.value, p.leak.value, p.leak.low, p.leak.high, p.ratio.low, p.ratio.high
+                )
+                for p in some
             )
             yield Series(line, tuple(points), kind)
     corners = sorted((p for p in shown if p.corner), key=lambda p: p.ratio.value)
@@ -205,20 +259,50 @@ TOPICS = (
 )
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
+# --- files
+# -----------------------------------------------------------------------------------------------
 
 
 def frontier_row_table(f: Frontier) -> tables.RowTable:
     """A row a model, for people and for LaTeX; its note says who leaks least."""
-    title, head = f"{_leak_metric_label(f)}, at what perplexity", (*HEAD[:3], phrases.metric_label(f.metric), *HEAD[4:])
+    title, head = (
+        f"{_leak_metric_label(f)}, at what perplexity",
+        (*HEAD[:3], phrases.metric_label(f.metric), *HEAD[4:]),
+    )
     return tables.RowTable(
-        title, head, _frontier_table_rows(f), f"{frontier_sentence(f)}\n{_frontier_basis_sentences(f)}"
+        title,
+        head,
+        _frontier_table_rows(f),
+        f"{frontier_sentence(f)}\n{_frontier_basis_sentences(f)}",
     )
 
 
 _COLUMNS = (
-    *("metric", "attack", "setting", "seeds", "model", "line", "ratio", "ratio_low", "ratio_high", "within"),
-    *("leakage", "low", "high", "n", "unit", "epsilon", "delta", "unit_of_protection", "tokens", "least", "corner"),
+    *(
+        "metric",
+        "attack",
+        "setting",
+        "seeds",
+        "model",
+        "line",
+        "ratio",
+        "ratio_low",
+        "ratio_high",
+        "within",
+    ),
+    *(
+        "leakage",
+        "low",
+        "high",
+        "n",
+        "unit",
+        "epsilon",
+        "delta",
+        "unit_of_protection",
+        "tokens",
+        "least",
+        "corner",
+    ),
 )
 
 
@@ -234,11 +318,19 @@ def _frontier_csv_rows(found: Sequence[Frontier]) -> Iterator[tuple[object, ...]
             ratio = (p.ratio.value, p.ratio.low, p.ratio.high, p.within)
             leak = (p.leak.value, p.leak.low, p.leak.high, p.leak.n, p.leak.unit)
             proved = (None,) * 4 if p.epsilon is None else (p.epsilon, p.delta, p.unit, p.tokens)
-            yield (*about, *ratio, *leak, *proved, None if p.least is None else int(p.least), int(p.corner))
+            yield (
+                *about,
+                *ratio,
+                *leak,
+                *proved,
+                None if p.least is None else int(p.least),
+                int(p.corner),
+            )
 
 
 def write_frontier_files(folder: Path, found: Sequence[Frontier]) -> list[Path]:
-    """frontier.svg, .png, .md, .csv, .tex and .json, each replaced whole; nothing where there is no frontier."""
+    """frontier.svg, .png, .md, .csv, .tex and .json, each replaced whole; nothing where there is no
+    frontier."""
     if not found:
         return []
     grids = [frontier_row_table(f) for f in found]

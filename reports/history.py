@@ -1,4 +1,5 @@
-"""Many runs on one page: leakage over time, what gates decided, a link to each report. Compares nothing itself.
+"""Many runs on one page: leakage over time, what gates decided, a link to each report. Compares
+nothing itself.
 
 Names are cleaned; the page escapes them. Aggregates only, as in the reports that it leads to.
 """
@@ -40,15 +41,23 @@ from auditor.reports.blocks import (
 from auditor.reports.escaping import to_printable_line
 from auditor.statistics.metrics import SHARES, name_nonmember_metric
 
-_ALONG: dict[By, str] = {"date": "Runs by date", "commit": "Runs by commit", "checkpoint": "Runs by checkpoint"}
+_ALONG: dict[By, str] = {
+    "date": "Runs by date",
+    "commit": "Runs by commit",
+    "checkpoint": "Runs by checkpoint",
+}
 _READING = (
-    "Runs are evenly spaced in their order; brackets and bars hold two-sided 95% intervals over the choice of secrets. "
+    "Runs are evenly spaced in their order; brackets and bars hold two-sided 95% intervals over "
+    "the choice of secrets. "
     "They do not cover training again with another seed.",
-    "A change is between a run and the one before it in its line, paired secret by secret, each row with its own 95% "
+    "A change is between a run and the one before it in its line, paired secret by secret, each "
+    "row with its own 95% "
     "interval: of twenty rows in which nothing changed, one is expected to show a change.",
-    "A gate's ruling is about one run and its rules. A gate that is not listed was not asked, or its folder could not "
+    "A gate's ruling is about one run and its rules. A gate that is not listed was not asked, or "
+    "its folder could not "
     "be written to.",
-    "Runs stand in one line where all of them attacked the same secrets of a model of the same family with the same "
+    "Runs stand in one line where all of them attacked the same secrets of a model of the same "
+    "family with the same "
     "attacks at the same settings; the checkpoint, the seed and the defenses may differ.",
     "Where nothing is shown, the upper end of an interval says how much may still be there.",
 )
@@ -56,7 +65,8 @@ _READING = (
 
 @dataclass(frozen=True)
 class _ShownRun:
-    """A run as the page has it. result: cleaned; label: its place in the order; link: to its report, if any."""
+    """A run as the page has it. result: cleaned; label: its place in the order; link: to its
+    report, if any."""
 
     entry: HistoryEntry
     change: Comparison | None
@@ -77,7 +87,10 @@ class _ShownRun:
         """How this metric of this row changed since the run before, or why there is no telling."""
         for line in self.change.lines if self.change else ():
             # Comparisons hold names as they were written, `result` has them cleaned.
-            if (CellKey(*map(to_printable_line, line.row)), to_printable_line(line.metric)) == (row, metric):
+            if (CellKey(*map(to_printable_line, line.row)), to_printable_line(line.metric)) == (
+                row,
+                metric,
+            ):
                 before, now = line.cells[0], line.cells[-1]
                 if now.delta:
                     return phrases.value_with_interval(now.delta)
@@ -87,17 +100,24 @@ class _ShownRun:
 
 
 def render_history_page(history: History, beside: Path) -> str:
-    """One page that loads nothing. beside: the folder that it will lie in, which its links begin at."""
+    """One page that loads nothing. beside: the folder that it will lie in, which its links begin
+    at."""
     lines = [_shown_comparable_runs(history.by, line, beside) for line in history.lines]
     return html.render_html_document(_build_timeline_document(lines, history))
 
 
 def _shown_comparable_runs(by: By, line: ComparableRuns, beside: Path) -> list[_ShownRun]:
     shown = []
-    for entry, change, label in zip(line.entries, line.changes, _run_tick_labels(by, line.entries), strict=True):
+    for entry, change, label in zip(
+        line.entries, line.changes, _run_tick_labels(by, line.entries), strict=True
+    ):
         report = entry.folder / files.HTML
         # Both resolved: behind a symbolic link `..` would lead elsewhere.
-        link = Path(os.path.relpath(report.resolve(), beside.resolve())).as_posix() if report.is_file() else ""
+        link = (
+            Path(os.path.relpath(report.resolve(), beside.resolve())).as_posix()
+            if report.is_file()
+            else ""
+        )
         cleaned = phrases.result_with_printable_strings(entry.run.result)
         # `quote` takes `:` too, so that no path can begin as `javascript:` does.
         shown.append(_ShownRun(entry, change, cleaned, to_printable_line(label), quote(link)))
@@ -105,9 +125,13 @@ def _shown_comparable_runs(by: By, line: ComparableRuns, beside: Path) -> list[_
 
 
 def _run_tick_labels(by: By, entries: Sequence[HistoryEntry]) -> list[str]:
-    """As short as they can be under a plot: days where no two are of one day, times where all are."""
+    """As short as they can be under a plot: days where no two are of one day, times where all
+    are."""
     if by != "date":
-        return [_abbreviated_commit_label(entry.label) if by == "commit" else entry.label for entry in entries]
+        return [
+            _abbreviated_commit_label(entry.label) if by == "commit" else entry.label
+            for entry in entries
+        ]
     days = {entry.at.date() for entry in entries}
     form = "%Y-%m-%d" if len(days) == len(entries) else "%H:%M" if len(days) == 1 else "%m-%d %H:%M"
     return [f"{entry.at:{form}}" for entry in entries]
@@ -128,7 +152,11 @@ def _build_timeline_document(lines: Sequence[Sequence[_ShownRun]], history: Hist
     ]
     for i, (line, runs) in enumerate(zip(history.lines[1:], lines[1:], strict=True), 1):
         course = _leakage_over_runs_blocks(history.by, runs, i) if len(runs) > 1 else ()
-        blocks = (Paragraph(f"{to_printable_line(line.why)}."), *course, _runs_table(runs, f"apart-{i}-runs"))
+        blocks = (
+            Paragraph(f"{to_printable_line(line.why)}."),
+            *course,
+            _runs_table(runs, f"apart-{i}-runs"),
+        )
         more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
         sections.append(Section(f"apart-{i}", f"Apart: {runs[-1].name}{more}", blocks))
     if history.left_out:
@@ -137,7 +165,10 @@ def _build_timeline_document(lines: Sequence[Sequence[_ShownRun]], history: Hist
     sections.append(Section("reading", "How to read this", (Bullets(_READING),)))
     answers = (
         ("The last run", f"{last.name}, {last.date}"),
-        ("Since the run before", changes.headline(last.change) if last.change else "It is the first of its line."),
+        (
+            "Since the run before",
+            changes.headline(last.change) if last.change else "It is the first of its line.",
+        ),
         ("What gates decided of it", _gate_decisions_label(last)),
     )
     model = last.result.plan.get("model")
@@ -162,8 +193,16 @@ def _timeline_header_facts(lines: Sequence[Sequence[_ShownRun]], history: Histor
     return (
         ("Runs", runs),
         ("Made", " to ".join(dict.fromkeys(f"{date:%Y-%m-%d}" for date in (dates[0], dates[-1])))),
-        ("Secrets", f"{record.name}: {counted(record.members, 'member')}, {counted(record.nonmembers, 'non-member')}"),
-        *((("Records of the last run", given),) if (given := coverage.coverage_label(first[-1].result)) else ()),
+        (
+            "Secrets",
+            f"{record.name}: {counted(record.members, 'member')}, "
+            f"{counted(record.nonmembers, 'non-member')}",
+        ),
+        *(
+            (("Records of the last run", given),)
+            if (given := coverage.coverage_label(first[-1].result))
+            else ()
+        ),
         ("In the order of", f"their {history.by}"),
     )
 
@@ -172,7 +211,8 @@ def _last_path_part_label(path: str) -> str:
     return PurePosixPath(path.replace("\\", "/")).name or path
 
 
-# --- leakage over the runs --------------------------------------------------------------------------------------------
+# --- leakage over the runs
+# -----------------------------------------------------------------------------------------------
 
 
 def _leakage_over_runs_blocks(by: By, runs: Sequence[_ShownRun], line: int) -> Iterator[Block]:
@@ -182,12 +222,16 @@ def _leakage_over_runs_blocks(by: By, runs: Sequence[_ShownRun], line: int) -> I
         for finding in phrases.findings_in_report_order(run.result):
             # A run without the number has no point, and the others keep their places.
             main = finding.main
-            if main is not None and not any(math.isnan(v) for v in (main.value, main.low, main.high)):
+            if main is not None and not any(
+                math.isnan(v) for v in (main.value, main.low, main.high)
+            ):
                 rows = kinds.setdefault((finding.setting, main.name), {})
                 rows.setdefault(finding.cell_key, []).append(_MainNumber(i, run, finding, main))
     worst_first = sorted(kinds, key=lambda kind: kind[0] != "white-box")
     figures = tuple(
-        _leakage_over_runs_figure(by, runs, setting, metric, kinds[setting, metric], f"course-{line}-{n}")
+        _leakage_over_runs_figure(
+            by, runs, setting, metric, kinds[setting, metric], f"course-{line}-{n}"
+        )
         for n, (setting, metric) in enumerate(worst_first)
     )
     yield Figures(figures) if figures else Paragraph("Nothing was measured.")
@@ -211,7 +255,12 @@ class _MainNumber:
 
 
 def _leakage_over_runs_figure(
-    by: By, runs: Sequence[_ShownRun], setting: str, metric: str, rows: Mapping[CellKey, Sequence[_MainNumber]], id: str
+    by: By,
+    runs: Sequence[_ShownRun],
+    setting: str,
+    metric: str,
+    rows: Mapping[CellKey, Sequence[_MainNumber]],
+    id: str,
 ) -> Figure:
     label, unit = phrases.metric_label(metric), next(iter(rows.values()))[0].main.unit
     title = f"{label}, {setting}"
@@ -227,17 +276,39 @@ def _leakage_over_runs_figure(
     axes = (_ALONG[by], label if shares or not unit else f"{label}, {unit}")
     ticks = tuple(run.label for run in runs)
     plot, drawn = "course_of_shares" if shares else "course", tuple(series)
-    return Figure(id, plot, title, text, head, tuple(groups), (), drawn, frozenset({0}), axes=axes, ticks=ticks)
+    return Figure(
+        id,
+        plot,
+        title,
+        text,
+        head,
+        tuple(groups),
+        (),
+        drawn,
+        frozenset({0}),
+        axes=axes,
+        ticks=ticks,
+    )
 
 
-# --- runs and gates ---------------------------------------------------------------------------------------------------
+# --- runs and gates
+# -----------------------------------------------------------------------------------------------
 
 
 def _runs_table(runs: Sequence[_ShownRun], id: str) -> Table:
     """A row a run, the last first; a column each target that was asked for."""
     shown = tuple(reversed(runs))
     targets = {t.name: t.title for run in runs for t in run.result.targets if not t.companion}
-    head = ("Run", "Date", "Records", *targets.values(), "Perplexity", "Since the run before", "Gates", "Model")
+    head = (
+        "Run",
+        "Date",
+        "Records",
+        *targets.values(),
+        "Perplexity",
+        "Since the run before",
+        "Gates",
+        "Model",
+    )
     rows = tuple(
         (
             run.name,
@@ -251,26 +322,37 @@ def _runs_table(runs: Sequence[_ShownRun], id: str) -> Table:
         )
         for run in shown
     )
-    caption = "Each run, the last first, and what leaks from each target; its name leads to its report"
+    caption = (
+        "Each run, the last first, and what leaks from each target; its name leads to its report"
+    )
     numeric = frozenset(range(2, 4 + len(targets)))
-    return Table(id, caption, head, (Group("", rows),), numeric, links=tuple(run.link for run in shown))
+    return Table(
+        id, caption, head, (Group("", rows),), numeric, links=tuple(run.link for run in shown)
+    )
 
 
 def _strongest_leak_phrase(result: AuditResult, target: str) -> str:
-    """The strongest signal of each kind that is shown; if none is, the first kind that was tested, and the verdict."""
+    """The strongest signal of each kind that is shown; if none is, the first kind that was tested,
+    and the verdict."""
     seen = assess_signals(result)
     shown, tested = seen.shown_signals(target), seen.tested_signals(target)
     if not tested:
         return phrases.NOTHING
-    strongest = map(signals.strongest_signal_to_report, signals.group_signals_by_kind(shown or tested[:1]))
+    strongest = map(
+        signals.strongest_signal_to_report, signals.group_signals_by_kind(shown or tested[:1])
+    )
     told = "; ".join(map(signals.describe_signal_number, strongest))
     if shown:
         return told
-    return f"{told}, {signals.no_leakage_phrase(seen, target) if seen.shows_no_leakage(target) else 'inconclusive'}"
+    return (
+        f"{told}, "
+        f"{signals.no_leakage_phrase(seen, target) if seen.shows_no_leakage(target) else 'inconclusive'}"  # noqa: E501
+    )
 
 
 def _model_identity_label(result: AuditResult) -> str:
-    """`checkpoint-500 · weights 3fa9c1d2 · commit 4f2a81c09`: what tells it from the model of another run."""
+    """`checkpoint-500 · weights 3fa9c1d2 · commit 4f2a81c09`: what tells it from the model of
+    another run."""
     plan, commit = result.plan, result.environment.get("commit")
     own = "lab" if plan.get("lab") in (None, "small") else str(plan["lab"])
     parts = [own if plan.get("model") is None else _last_path_part_label(str(plan["model"]))]
@@ -286,21 +368,31 @@ def _gate_decisions_label(run: _ShownRun) -> str:
     """`failed: recall <= 0.05; held: …`, a gate each."""
     said = []
     for kept in run.entry.gates:
-        rules = ", ".join(dict.fromkeys(ruling.rule or ruling.reason for ruling in kept.decision.rulings))
-        said.append(f"{kept.decision.verdict}: {rules or 'nothing was judged'}{_gate_baseline_label(kept)}")
+        rules = ", ".join(
+            dict.fromkeys(ruling.rule or ruling.reason for ruling in kept.decision.rulings)
+        )
+        said.append(
+            f"{kept.decision.verdict}: {rules or 'nothing was judged'}{_gate_baseline_label(kept)}"
+        )
     return to_printable_line("; ".join(said)) or "none was asked"
 
 
 def _gate_baseline_label(kept: KeptDecision) -> str:
-    return f" (baseline {_last_path_part_label(kept.decision.baseline)})" if kept.decision.baseline else ""
+    return (
+        f" (baseline {_last_path_part_label(kept.decision.baseline)})"
+        if kept.decision.baseline
+        else ""
+    )
 
 
 def _gate_rulings_section(lines: Sequence[Sequence[_ShownRun]]) -> list[Section]:
-    """How many gates held, and every ruling of each, the last run's first; what did not hold before what did."""
+    """How many gates held, and every ruling of each, the last run's first; what did not hold before
+    what did."""
     groups = tuple(
         Group(
             to_printable_line(
-                f"{run.name}: {kept.decision.headline}{_gate_baseline_label(kept)}, decided {kept.decided}"
+                f"{run.name}: {kept.decision.headline}{_gate_baseline_label(kept)}, decided "
+                f"{kept.decided}"
             ),
             decision.ruling_table_rows(kept.decision),
         )

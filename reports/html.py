@@ -1,4 +1,5 @@
-"""The report as one HTML file that loads nothing. Knows blocks, templates and plots; not what they say."""
+"""The report as one HTML file that loads nothing. Knows blocks, templates and plots; not what they
+say."""
 
 from __future__ import annotations
 
@@ -28,14 +29,17 @@ def render_html_report(
     since: Comparison | None = None,
     texts: Mapping[str, SecretText] | None = None,
 ) -> str:
-    """The whole report; styles, plots and the script are inline, and a content security policy forbids all else.
+    """The whole report; styles, plots and the script are inline, and a content security policy
+    forbids all else.
 
-    details: what the run kept secret by secret. since: another run and this one, to tell what changed. texts: the
-    private text to show, by secret; none by default.
+    details: what the run kept secret by secret. since: another run and this one, to tell what
+    changed. texts: the private text to show, by secret; none by default.
     """
     clean = escaping.to_printable_line
     titles = {clean(target.name): clean(target.title) for target in result.targets}
-    return render_html_document(table_of_contents.page_document(result, details, since, texts), titles)
+    return render_html_document(
+        table_of_contents.page_document(result, details, since, texts), titles
+    )
 
 
 def render_html_document(doc: Document, titles: Mapping[str, str] | None = None) -> str:
@@ -49,16 +53,22 @@ def render_html_document(doc: Document, titles: Mapping[str, str] | None = None)
     if any(isinstance(block, Secrets) for section in doc.sections for block in section.blocks):
         path = resources.files("auditor.reports").joinpath("templates", "secrets.js")
         script = path.read_text(encoding="utf-8")
-    # What a content security policy names the script by: no other one runs, whatever a text may have smuggled in.
+    # What a content security policy names the script by: no other one runs, whatever a text may
+    # have smuggled in.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     template = _html_template_environment().get_template("report.html")
-    return template.render(doc=doc, plot=plot, data=_script_safe_json, script=Markup(script), script_hash=digest)
+    return template.render(
+        doc=doc, plot=plot, data=_script_safe_json, script=Markup(script), script_hash=digest
+    )
 
 
 def _script_safe_json(values: Mapping[str, Any]) -> Markup:
-    """JSON that no parser of HTML can take for markup: a script element ends at the first `</script` in it."""
+    """JSON that no parser of HTML can take for markup: a script element ends at the first
+    `</script` in it."""
     text = json.dumps(values, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    for character in "<>&\u2028\u2029":  # the last two end a line in JavaScript before 2019, not in JSON
+    for (
+        character
+    ) in "<>&\u2028\u2029":  # the last two end a line in JavaScript before 2019, not in JSON
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)
 
@@ -77,5 +87,10 @@ def _html_template_environment() -> Environment:
 
 
 def _finalize_html_template_value(value: object) -> object:
-    """What every expression of a template goes through, so that none can be forgotten; escaping comes after it."""
-    return escaping.strip_unprintable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    """What every expression of a template goes through, so that none can be forgotten; escaping
+    comes after it."""
+    return (
+        escaping.strip_unprintable(value)
+        if isinstance(value, str) and not isinstance(value, Markup)
+        else value
+    )

@@ -1,7 +1,8 @@
-"""The report as Markdown, short enough for a comment on a pull request. Knows blocks; not what they say.
+"""The report as Markdown, short enough for a comment on a pull request. Knows blocks; not what they
+say.
 
-The headline, what to do now, the signals, the results, the claims and what changed are seen at once; the rest is
-folded, as far as there is room.
+The headline, what to do now, the signals, the results, the claims and what changed are seen at
+once; the rest is folded, as far as there is room.
 """
 
 from __future__ import annotations
@@ -38,9 +39,19 @@ from auditor.reports.blocks import (
 from auditor.reports.escaping import escape_for_markdown as escape
 from auditor.reports.table_of_contents import markdown_document
 
-MOST = 32_000  # characters of a report; GitHub takes 65,536 in a comment, so a gate's decision has room beside it
-_MOST_TABLE, _MOST_TEXT, _MOST_CELL, _MOST_CLAIM, _MOST_CLAIMS, _MOST_POINTS = 6_000, 500, 160, 300, 3, 12
-_MOST_VERDICT = 400  # of a claim: an audit that is consistent names the violation it would have caught
+# characters of a report; GitHub takes 65,536 in a comment, so a gate's decision has room beside it
+MOST = 32_000
+_MOST_TABLE, _MOST_TEXT, _MOST_CELL, _MOST_CLAIM, _MOST_CLAIMS, _MOST_POINTS = (
+    6_000,
+    500,
+    160,
+    300,
+    3,
+    12,
+)
+_MOST_VERDICT = (
+    400  # of a claim: an audit that is consistent names the violation it would have caught
+)
 _MOST_HEADLINE, _MOST_STANDINGS = 1_500, 8
 _AT_ONCE = ("advice", "glance", "results")  # sections that are not folded
 
@@ -53,8 +64,8 @@ def render_markdown_report(
 ) -> str:
     """The report as GitHub-flavoured Markdown of at most MOST characters.
 
-    since: of a baseline with this run. texts: the private text to show, by id; none by default. details: what the run
-    kept secret by secret.
+    since: of a baseline with this run. texts: the private text to show, by id; none by default.
+    details: what the run kept secret by secret.
     """
     result = phrases.result_with_printable_strings(result)
     doc = markdown_document(result, details, texts)
@@ -64,16 +75,27 @@ def render_markdown_report(
         f"## {escape(phrases.shorten(doc.title, _MOST_TEXT))}",
         f"**{escape(doc.warning)}**" if doc.warning else "",
     ]
-    parts += [f"**{escape(phrases.shorten(' '.join(doc.doubts), _MOST_HEADLINE))}**"] if doc.doubts else []
+    parts += (
+        [f"**{escape(phrases.shorten(' '.join(doc.doubts), _MOST_HEADLINE))}**"]
+        if doc.doubts
+        else []
+    )
     parts += ["\n".join(map(_target_severity_line, doc.standings[:_MOST_STANDINGS]))]
     left = len(doc.standings) - _MOST_STANDINGS
     parts += [f"… and {counted(left, 'more target')}, in report.html."] if left > 0 else []
     parts += [escape(doc.rule)]
     for section in shown:
         parts += [f"### {escape(section.title)}", *_unfolded_section_markdown_parts(section)]
-    parts += [escape(phrases.shorten(" · ".join(f"{term}: {text}" for term, text in doc.facts), _MOST_TEXT))]
+    parts += [
+        escape(
+            phrases.shorten(" · ".join(f"{term}: {text}" for term, text in doc.facts), _MOST_TEXT)
+        )
+    ]
     violations = _claim_violation_lines(result)[:_MOST_CLAIMS]
-    verdicts = [claims.claim_verdict_sentence(claim) for claim in claims.claims_to_report(result)[:_MOST_CLAIMS]]
+    verdicts = [
+        claims.claim_verdict_sentence(claim)
+        for claim in claims.claims_to_report(result)[:_MOST_CLAIMS]
+    ]
     parts += [_bullet_list_markdown(phrases.shorten(line, _MOST_CLAIM) for line in violations)]
     parts += [_bullet_list_markdown(phrases.shorten(line, _MOST_VERDICT) for line in verdicts)]
     if since is not None:
@@ -83,14 +105,22 @@ def render_markdown_report(
             escape(changes.headline(since)),
             truncated_table_markdown(changes.paired_change_table(since)),
         ]
-    # Of the sections seen at once, tables and lists stand above: their paragraphs come last, folded.
-    notes = tuple(block for section in shown for block in section.blocks if isinstance(block, Paragraph))
-    return _markdown_fitted_to_comment(parts, [Section("reading", "How to read this", notes), *rest])
+    # Of the sections seen at once, tables and lists stand above: their paragraphs come last,
+    # folded.
+    notes = tuple(
+        block for section in shown for block in section.blocks if isinstance(block, Paragraph)
+    )
+    return _markdown_fitted_to_comment(
+        parts, [Section("reading", "How to read this", notes), *rest]
+    )
 
 
 def _target_severity_line(standing: TargetSummary) -> str:
     # Shortened before it is escaped, here and below: a cut could split an entity.
-    why, said = phrases.shorten(standing.why, _MOST_CLAIM), phrases.shorten(standing.said, _MOST_TEXT)
+    why, said = (
+        phrases.shorten(standing.why, _MOST_CLAIM),
+        phrases.shorten(standing.said, _MOST_TEXT),
+    )
     opening = f"{escape(phrases.shorten(standing.name, _MOST_CELL))}: **{standing.word}**"
     return f"- {opening}: {escape(why)}. {escape(said)}".rstrip()
 
@@ -101,18 +131,25 @@ def _unfolded_section_markdown_parts(section: Section) -> list[str]:
     for block in section.blocks:
         match block:
             case Forest() | Table():
-                parts.append(truncated_table_markdown(block.table if isinstance(block, Forest) else block))
+                parts.append(
+                    truncated_table_markdown(block.table if isinstance(block, Forest) else block)
+                )
             case Bullets():
                 left = len(block.items) - _MOST_POINTS
                 parts.append(
-                    _bullet_list_markdown(phrases.shorten(item, _MOST_CLAIM) for item in block.items[:_MOST_POINTS])
+                    _bullet_list_markdown(
+                        phrases.shorten(item, _MOST_CLAIM) for item in block.items[:_MOST_POINTS]
+                    )
                 )
-                parts += [f"… and {counted(left, 'more point')}, in report.html."] if left > 0 else []
+                parts += (
+                    [f"… and {counted(left, 'more point')}, in report.html."] if left > 0 else []
+                )
     return parts
 
 
 def _markdown_fitted_to_comment(parts: list[str], folded: Iterable[Section]) -> str:
-    """The parts, then the sections folded, block by block as far as there is room; last, the titles of cut ones."""
+    """The parts, then the sections folded, block by block as far as there is room; last, the titles
+    of cut ones."""
     parts, left = list(filter(None, parts)), []
     for section in folded:
         # 1,000 stay free for folds and the last line; 2 are the blank line between two parts.
@@ -127,7 +164,9 @@ def _markdown_fitted_to_comment(parts: list[str], folded: Iterable[Section]) -> 
             body = "\n\n".join(kept)
             # Inside a tag GitHub reads HTML, not Markdown: another escaping.
             # The blank lines end the HTML: behind one GitHub reads Markdown again.
-            parts.append(f"<details><summary>{html.escape(section.title)}</summary>\n\n{body}\n\n</details>")
+            parts.append(
+                f"<details><summary>{html.escape(section.title)}</summary>\n\n{body}\n\n</details>"
+            )
     if left:
         parts.append(f"Too long for here, in report.html: {escape(', '.join(left))}.")
     return "\n\n".join(parts) + "\n"
@@ -150,7 +189,8 @@ def truncated_table_markdown(table: Table) -> str:
         room -= len(escape(title))
         for row in group.rows:
             short = tuple(phrases.shorten(cell, _MOST_CELL) for cell in row)
-            # Escaped, as that is longer; 3 are the ` | ` of a cell. A row too many leaves room for none behind it.
+            # Escaped, as that is longer; 3 are the ` | ` of a cell. A row too many leaves room for
+            # none behind it.
             room -= sum(len(escape(cell)) + 3 for cell in short)
             kept += [short] if room >= 0 else []
         left += len(group.rows) - len(kept)
@@ -186,7 +226,9 @@ def _block_markdown(block: Block) -> str:
             return _captioned_table_markdown(block)
         case Figures():
             return "\n\n".join(
-                _body_under_heading_markdown(f.title, f"{escape(f.description)}\n\n{table_rows_markdown(f.table)}")
+                _body_under_heading_markdown(
+                    f.title, f"{escape(f.description)}\n\n{table_rows_markdown(f.table)}"
+                )
                 for f in block.figures
             )
         case Forest():
@@ -194,12 +236,18 @@ def _block_markdown(block: Block) -> str:
         case Secrets():
             return _bullet_list_markdown(block.notes)
         case Cards():
-            return "\n\n".join(_body_under_heading_markdown(card.title, _card_markdown(card)) for card in block.cards)
+            return "\n\n".join(
+                _body_under_heading_markdown(card.title, _card_markdown(card))
+                for card in block.cards
+            )
 
 
 def _card_markdown(card: Card) -> str:
     return "\n\n".join(
-        filter(None, (escape(card.text), _facts_bullet_list(card.facts), _bullet_list_markdown(card.notes)))
+        filter(
+            None,
+            (escape(card.text), _facts_bullet_list(card.facts), _bullet_list_markdown(card.notes)),
+        )
     )
 
 
@@ -227,4 +275,6 @@ def table_rows_markdown(table: Table) -> str:
         lines += [[f"**{escape(group.title)}**"]] if group.title else []
         lines += [list(map(escape, row)) for row in group.rows]
     # Markdown has no cells that span columns: a short row is filled up.
-    return "\n".join(f"| {' | '.join([*cells, *[''] * (len(table.head) - len(cells))])} |" for cells in lines)
+    return "\n".join(
+        f"| {' | '.join([*cells, *[''] * (len(table.head) - len(cells))])} |" for cells in lines
+    )

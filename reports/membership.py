@@ -1,4 +1,5 @@
-"""How well members are told from non-members: every score of every row, its curve, and baselines without a model."""
+"""How well members are told from non-members: every score of every row, its curve, and baselines
+without a model."""
 
 from __future__ import annotations
 
@@ -10,7 +11,16 @@ from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
 from auditor.reports import phrases
-from auditor.reports.blocks import Block, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
+from auditor.reports.blocks import (
+    Block,
+    Figure,
+    Figures,
+    Group,
+    Paragraph,
+    PlotPoint,
+    Series,
+    Table,
+)
 from auditor.reports.topics import CHECK, Topic, row_title_with_attack
 from auditor.statistics import roc
 from auditor.statistics.membership import BELOW, FALSE_POSITIVES, SCORES
@@ -27,25 +37,38 @@ from auditor.statistics.metrics import (
 _SHOWN = 60  # steps of a curve in its table
 # The threshold is formulas D1: the k-th highest of n non-members, k = floor((n + 1) rate).
 _NOTE = (
-    "AUC is the probability that a member is ranked above a non-member; ties count half, 0.5 is chance. The first line "
-    "is the strongest score, the one whose interval is farthest from chance: membership_auc, which the verdict and "
-    "gates read. The AUCs have intervals that hold for all scores and all groups of copies together (bootstrap of the "
-    "maximum), so the best of many is not overstated. A rate is the share of members above a threshold that other "
-    "non-members exceed so often in expectation, the k-th highest of n non-members where k is (n + 1) times the rate, "
-    "rounded down; who ties with it is not found. With too few non-members its interval has no lower end above 0. The "
-    "blind baseline and the reference have not seen the model: if they lie above 0.5, members differ from non-members "
-    "in kind, and no number here means what it says. Stacked and blind scores are cross-fitted: no label of a record, "
+    "AUC is the probability that a member is ranked above a non-member; ties count half, 0.5 is "
+    "chance. The first line "
+    "is the strongest score, the one whose interval is farthest from chance: membership_auc, which "
+    "the verdict and "
+    "gates read. The AUCs have intervals that hold for all scores and all groups of copies "
+    "together (bootstrap of the "
+    "maximum), so the best of many is not overstated. A rate is the share of members above a "
+    "threshold that other "
+    "non-members exceed so often in expectation, the k-th highest of n non-members where k is (n + "
+    "1) times the rate, "
+    "rounded down; who ties with it is not found. With too few non-members its interval has no "
+    "lower end above 0. The "
+    "blind baseline and the reference have not seen the model: if they lie above 0.5, members "
+    "differ from non-members "
+    "in kind, and no number here means what it says. Stacked and blind scores are cross-fitted: no "
+    "label of a record, "
     "or of its near duplicates, is used for its own."
 )
 _OLD_NOTE = (
-    " An older version made this run: the first line is a score named beforehand, and the intervals are not corrected. "
+    " An older version made this run: the first line is a score named beforehand, and the "
+    "intervals are not corrected. "
     "The verdict takes the strongest score and corrects its interval for their number."
 )
 
 
 def membership_rows_to_report(result: AuditResult) -> list[Finding]:
     """The rows that a membership probe measured."""
-    return [finding for finding in phrases.findings_in_report_order(result) if finding.measurement(auc_name(""))]
+    return [
+        finding
+        for finding in phrases.findings_in_report_order(result)
+        if finding.measurement(auc_name(""))
+    ]
 
 
 def _membership_tables(result: AuditResult) -> list[Block]:
@@ -54,22 +77,44 @@ def _membership_tables(result: AuditResult) -> list[Block]:
         return []
     rates = [f"{100 * rate:g}" for rate in FALSE_POSITIVES]
     found = (f"Found at {rate}% false positives" for rate in rates)
-    head = ("Score", "AUC", *found, f"Mean up to {100 * BELOW:g}%", f"Counts behind the {rates[0]}%")
-    groups = tuple(Group(row_title_with_attack(result, f), tuple(_membership_score_table_rows(f))) for f in shown)
-    table = Table("membership-table", "Members told from non-members, by score", head, groups, frozenset({1, 2, 3, 4}))
+    head = (
+        "Score",
+        "AUC",
+        *found,
+        f"Mean up to {100 * BELOW:g}%",
+        f"Counts behind the {rates[0]}%",
+    )
+    groups = tuple(
+        Group(row_title_with_attack(result, f), tuple(_membership_score_table_rows(f)))
+        for f in shown
+    )
+    table = Table(
+        "membership-table",
+        "Members told from non-members, by score",
+        head,
+        groups,
+        frozenset({1, 2, 3, 4}),
+    )
     note = _NOTE if all(f.scores_tried for f in shown) else f"{_NOTE}{_OLD_NOTE}"
-    return [table, *_reversed_score_blocks(result, shown), *_auc_by_copies_blocks(result, shown), Paragraph(note)]
+    return [
+        table,
+        *_reversed_score_blocks(result, shown),
+        *_auc_by_copies_blocks(result, shown),
+        Paragraph(note),
+    ]
 
 
 def _reversed_score_blocks(result: AuditResult, shown: list[Finding]) -> list[Block]:
-    """Rows whose members score lower than non-members, as where a defense forbids what it was trained on."""
+    """Rows whose members score lower than non-members, as where a defense forbids what it was
+    trained on."""
     found = [
         (row_title_with_attack(result, f), m)
         for f in shown
         if (m := f.measurement(auc_name(""))) is not None and m.high < 0.5
     ]
     said = (
-        f"{title}: members score lower than others, so read the other way {phrases.format_number(1 - m.value)}"
+        f"{title}: members score lower than others, so read the other way "
+        f"{phrases.format_number(1 - m.value)}"
         for title, m in found
     )
     return [Paragraph(f"{'; '.join(said)}. A gate reads an AUC either way.")] if found else []
@@ -85,11 +130,18 @@ def _membership_score_table_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
         found = [finding.measurement(name_tpr_metric(name, rate)) for rate in FALSE_POSITIVES]
         partial = finding.measurement(name_partial_auc_metric(name))
         cells = [
-            phrases.value_with_interval(m) if m else f"needs {roc.count_nonmembers_for_threshold(rate):,} non-members"
+            phrases.value_with_interval(m)
+            if m
+            else f"needs {roc.count_nonmembers_for_threshold(rate):,} non-members"
             for m, rate in zip(found, FALSE_POSITIVES, strict=True)
         ]
         cells.append(phrases.value_with_interval(partial))
-        yield (title, phrases.value_with_interval(auc), *cells, found[0].note if found[0] else phrases.NOTHING)
+        yield (
+            title,
+            phrases.value_with_interval(auc),
+            *cells,
+            found[0].note if found[0] else phrases.NOTHING,
+        )
 
 
 def _plugin_scores(finding: Finding) -> dict[str, str]:
@@ -97,7 +149,9 @@ def _plugin_scores(finding: Finding) -> dict[str, str]:
     before = f"{auc_name('')}_"
     names = (m.name.removeprefix(before) for m in finding.measurements if m.name.startswith(before))
     return {
-        name: f"{make_label(name)} (of the plug-in)" for name in names if name not in SCORES and name not in OF_TEXT
+        name: f"{make_label(name)} (of the plug-in)"
+        for name in names
+        if name not in SCORES and name not in OF_TEXT
     }
 
 
@@ -106,13 +160,18 @@ def _auc_by_copies_blocks(result: AuditResult, shown: list[Finding]) -> list[Blo
         for count, m in phrases.sort_by_repeats(f.by_repeats):
             yield count, *phrases.cells_of_measurement(m), m.note
 
-    groups = tuple(Group(row_title_with_attack(result, f), tuple(rows(f))) for f in shown if f.by_repeats)
+    groups = tuple(
+        Group(row_title_with_attack(result, f), tuple(rows(f))) for f in shown if f.by_repeats
+    )
     caption = "The strongest score, by copies of members in the data; each against all non-members"
     head = ("Repetitions", "AUC", "95% interval", "n", "Score")
-    return [Table("membership-repeats", caption, head, groups, frozenset({1, 2, 3}))] if groups else []
+    return (
+        [Table("membership-repeats", caption, head, groups, frozenset({1, 2, 3}))] if groups else []
+    )
 
 
-# --- the curves -------------------------------------------------------------------------------------------------------
+# --- the curves
+# -----------------------------------------------------------------------------------------------
 
 
 def _roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
@@ -125,7 +184,9 @@ def _roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list[Block
         return []
     series = tuple(
         Series(
-            phrases.row_title(result, f), tuple(PlotPoint(x, y) for x, y in points), _membership_score_title(f, name)
+            phrases.row_title(result, f),
+            tuple(PlotPoint(x, y) for x, y in points),
+            _membership_score_title(f, name),
         )
         for f, name, points in drawn
     )
@@ -138,19 +199,24 @@ def _roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list[Block
     )
     title = "Members found by non-members mistaken for them"
     text = (
-        "Both axes logarithmic, as few false positives are what counts; a curve begins at the fewest that these "
-        "non-members can show. On the diagonal a score is no better than drawing lots; a blind baseline above it needs "
+        "Both axes logarithmic, as few false positives are what counts; a curve begins at the "
+        "fewest that these "
+        "non-members can show. On the diagonal a score is no better than drawing lots; a blind "
+        "baseline above it needs "
         "no model to get there."
     )
     head = ("False positives", "Members found")
     axes = ("Non-members taken for members", "Members found")
-    return [Figures((Figure("roc-plot", "roc", title, text, head, groups, series=series, axes=axes),))]
+    return [
+        Figures((Figure("roc-plot", "roc", title, text, head, groups, series=series, axes=axes),))
+    ]
 
 
 def _plotted_roc_curves_by_score(
     details: SecretDetails, finding: Finding
 ) -> Iterator[tuple[str, list[tuple[float, float]]]]:
-    """The strongest score's curve and the blind baseline's; of the undefended model the stacked one's too."""
+    """The strongest score's curve and the blind baseline's; of the undefended model the stacked
+    one's too."""
     seen = details.rows.get(finding.cell_key)
     wanted = ("", "blind", *(("stacked",) if finding.target == UNDEFENDED else ()))
     if seen is None:
@@ -159,7 +225,12 @@ def _plotted_roc_curves_by_score(
     for name in wanted:
         scores = seen.values.get(name_score_column(name), none)
         # A curve takes a score of every secret, and both members and non-members.
-        if len(scores) and len(scores) == len(member) and 0 < member.sum() < len(member) and not np.isnan(scores).any():
+        if (
+            len(scores)
+            and len(scores) == len(member)
+            and 0 < member.sum() < len(member)
+            and not np.isnan(scores).any()
+        ):
             yield name, roc.compute_roc_curve(scores[member], scores[~member])
 
 
@@ -178,5 +249,11 @@ def _roc_step_table_rows(points: list[tuple[float, float]]) -> Iterator[tuple[st
 
 TOPICS = (
     Topic("membership", "Membership", lambda m: _membership_tables(m.result), CHECK, 7, turn=7),
-    Topic("roc", "Membership by false positives", lambda m: _roc_curve_blocks(m.result, m.details), CHECK, 8),
+    Topic(
+        "roc",
+        "Membership by false positives",
+        lambda m: _roc_curve_blocks(m.result, m.details),
+        CHECK,
+        8,
+    ),
 )

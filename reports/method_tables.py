@@ -1,4 +1,5 @@
-"""For whoever checks the method: what is claimed, what was allowed, what was attacked, how it was run."""
+"""For whoever checks the method: what is claimed, what was allowed, what was attacked, how it was
+run."""
 
 from __future__ import annotations
 
@@ -11,24 +12,41 @@ from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, TargetRecord
 from auditor.reports import claims, coverage, phrases
-from auditor.reports.blocks import Block, Bullets, Card, Cards, Code, FactList, Facts, Group, Paragraph, Table
+from auditor.reports.blocks import (
+    Block,
+    Bullets,
+    Card,
+    Cards,
+    Code,
+    FactList,
+    Facts,
+    Group,
+    Paragraph,
+    Table,
+)
 from auditor.reports.topics import CHECK, Topic, table_groups_by_target
 
 _NEVER = (
-    "A claim is consistent where an audit could have contradicted it and did not: that does not prove it, and "
-    "beside it stands the smallest violation that it would have caught with 80% probability. An audit "
-    "is too weak where it had no power to refute the claim, or where its games look at a part of the tokens that the "
-    "claim covers, and these give away less than it by themselves. All audits of a model share the error level equally."
+    "A claim is consistent where an audit could have contradicted it and did not: that does not "
+    "prove it, and "
+    "beside it stands the smallest violation that it would have caught with 80% probability. An "
+    "audit "
+    "is too weak where it had no power to refute the claim, or where its games look at a part of "
+    "the tokens that the "
+    "claim covers, and these give away less than it by themselves. All audits of a model share the "
+    "error level equally."
 )
 
 _TRANSCRIPT = (
-    "What this audit drew is no private release: it follows from --seed, and a claim about drawn tokens is for "
+    "What this audit drew is no private release: it follows from --seed, and a claim about drawn "
+    "tokens is for "
     "randomness that nobody knows."
 )
 
 
 def _claims_and_spending_blocks(result: AuditResult) -> list[Block]:
-    """A line for each neighbouring relation: what is promised, what this audit spent of it, what is left to ask."""
+    """A line for each neighbouring relation: what is promised, what this audit spent of it, what is
+    left to ask."""
     audited = (stands for stands in claims.claims_to_report(result) if stands.verdict is not None)
     verdicts = tuple(map(claims.claim_verdict_sentence, audited))
     held = claims.claim_audit_table(result)
@@ -36,11 +54,22 @@ def _claims_and_spending_blocks(result: AuditResult) -> list[Block]:
     evidence += [] if held is None else [held, Paragraph(_NEVER)]
     promised = [(target.title, target.claim) for target in result.targets if target.claim]
     groups = tuple(
-        Group(f"{title}: {claim.theorem}", _claim_table_rows_by_relation(claim)) for title, claim in promised
+        Group(f"{title}: {claim.theorem}", _claim_table_rows_by_relation(claim))
+        for title, claim in promised
     )
     if not groups:
         return evidence
-    head = ("Neighbours", "ε promised", "ε spent", "δ", "Unit", "Tokens covered", "Drawn", "Left", "Status")
+    head = (
+        "Neighbours",
+        "ε promised",
+        "ε spent",
+        "δ",
+        "Unit",
+        "Tokens covered",
+        "Drawn",
+        "Left",
+        "Status",
+    )
     caption = "What is promised, and how much of it this audit spent"
     # A claim for any access covers the weights: how our samples were drawn does not matter to it.
     drawn = any(not claim.any_access for _, claim in promised)
@@ -53,7 +82,11 @@ def _claimed_tokens_table_cells(claim: Claim) -> tuple[str, str, str]:
     if claim.queries is None:
         return "any number", phrases.NOTHING, "any number"
     left = claim.queries - claim.spent_queries
-    return f"{claim.queries:,}", f"{claim.spent_queries:,}", f"{left:,}" if left >= 0 else "overdrawn"
+    return (
+        f"{claim.queries:,}",
+        f"{claim.spent_queries:,}",
+        f"{left:,}" if left >= 0 else "overdrawn",
+    )
 
 
 def _claim_table_rows_by_relation(claim: Claim) -> tuple[tuple[str, ...], ...]:
@@ -73,20 +106,25 @@ def _claim_table_rows_by_relation(claim: Claim) -> tuple[tuple[str, ...], ...]:
 
 
 def _adversary_access_blocks(result: AuditResult) -> list[Block]:
-    """The matrix access x decoding x budget: rows that were allowed the same are one row, their attacks listed."""
+    """The matrix access x decoding x budget: rows that were allowed the same are one row, their
+    attacks listed."""
     settings = {finding.setting for finding in result.findings}
     explained = tuple(text for setting, text in phrases.SETTINGS.items() if setting in settings)
     if not explained:
         return []
     findings = phrases.findings_in_report_order(result)
-    names = tuple(dict.fromkeys((*phrases.ACCESS, *(name for finding in findings for name in finding.access))))
+    names = tuple(
+        dict.fromkeys((*phrases.ACCESS, *(name for finding in findings for name in finding.access)))
+    )
     columns = (phrases.ACCESS.get(name, phrases.make_label(name)) for name in names)
     head = ("Target", "Attacks", *columns, "Decoding", "Budget a secret", "Claim applies")
     # Keyed by every cell but the attack's: rows that were allowed the same share a key.
     attacks: dict[tuple[str, ...], list[str]] = {}
     for f in findings:
         allowed = ("yes" if name in f.access else "no" for name in names)
-        spent = phrases.attack_budget_phrase(f, result.benchmark.members + result.benchmark.nonmembers)
+        spent = phrases.attack_budget_phrase(
+            f, result.benchmark.members + result.benchmark.nonmembers
+        )
         title, decoding = phrases.row_title(result, f), f.decoding or phrases.NOTHING
         key = (f.target, title, *allowed, decoding, spent, phrases.claim_applies_phrase(f))
         attacks.setdefault(key, []).append(f.attack)
@@ -94,7 +132,10 @@ def _adversary_access_blocks(result: AuditResult) -> list[Block]:
     for (target, title, *rest), who in attacks.items():
         grouped.setdefault(target, []).append((title, ", ".join(dict.fromkeys(who)), *rest))
     groups = tuple(Group("", tuple(rows)) for rows in grouped.values())
-    caption = "What each attack could see, how and how often tokens were drawn, and whether the claim covers it"
+    caption = (
+        "What each attack could see, how and how often tokens were drawn, and whether the "
+        "claim covers it"
+    )
     return [Bullets(explained), Table("access-table", caption, head, groups)]
 
 
@@ -102,11 +143,16 @@ def _attacked_records_blocks(result: AuditResult) -> list[Block]:
     n = result.benchmark
     times = {"0": "never (controls)", "1": "inserted once"}
     canaries = ", ".join(
-        f"{many:,} {times.get(count, f'inserted {count} times')}" for count, many in n.canaries.items()
+        f"{many:,} {times.get(count, f'inserted {count} times')}"
+        for count, many in n.canaries.items()
     )
     facts = (
         *((("Records", given),) if (given := coverage.coverage_label(result)) else ()),
-        *((("Extracted by copies", copies),) if (copies := _extracted_by_copies_label(result)) else ()),
+        *(
+            (("Extracted by copies", copies),)
+            if (copies := _extracted_by_copies_label(result))
+            else ()
+        ),
         ("Members attacked", f"{n.members:,}"),
         ("Non-members attacked", f"{n.nonmembers:,}"),
         ("Known to the attacker", f"{n.known:,} pairs, never attacked"),
@@ -121,7 +167,8 @@ def _attacked_records_blocks(result: AuditResult) -> list[Block]:
 
 
 def _extracted_by_copies_label(result: AuditResult) -> str:
-    """Return what each attack on the undefended model extracted by copies; "": not counted by copies."""
+    """Return what each attack on the undefended model extracted by copies; "": not counted by
+    copies."""
     rows = [f for f in result.findings if f.target == UNDEFENDED and len(f.strata) > 1]
     return "; ".join(f"{f.attack} ({f.setting}): {coverage.strata_label(f)}" for f in rows)
 
@@ -131,17 +178,27 @@ def _near_duplicates_label(n: BenchmarkRecord) -> str:
         return "not counted"
     if not n.near_duplicates:
         return "none among the members"
-    return f"{n.near_duplicates:,} of {n.members:,} members: these may come from the auxiliary data, not from the model"
+    return (
+        f"{n.near_duplicates:,} of {n.members:,} members: these may come from the auxiliary "
+        "data, not from the model"
+    )
 
 
 def _greedy_recall_table(n: BenchmarkRecord) -> Table:
     names = sorted({**n.repeats, **n.greedy_recall}, key=phrases.report_sort_key_of_repeats)
     rows = tuple(
-        (name, f"{n.repeats.get(name, 0):,}", phrases.format_share_with_interval(n.greedy_recall.get(name)))
+        (
+            name,
+            f"{n.repeats.get(name, 0):,}",
+            phrases.format_share_with_interval(n.greedy_recall.get(name)),
+        )
         for name in names
     )
     head = ("Repetitions", "Members", "Greedy recall, undefended")
-    caption = "Members by repetitions in the data that was read, and what greedy decoding alone gives away"
+    caption = (
+        "Members by repetitions in the data that was read, and what greedy decoding alone "
+        "gives away"
+    )
     return Table("greedy-table", caption, head, (Group("", rows),), frozenset({1, 2}))
 
 
@@ -172,15 +229,32 @@ def _notes_not_shared(notes: Sequence[str], shared: Sequence[str]) -> tuple[str,
 
 
 def _target_cost_facts(target: TargetRecord) -> Facts:
-    per_token, memory, training = target.milliseconds_per_token, target.peak_memory_mb, target.training_seconds
+    per_token, memory, training = (
+        target.milliseconds_per_token,
+        target.peak_memory_mb,
+        target.training_seconds,
+    )
     nominal = target.nominal_epsilon  # promises nothing, and is named so
     return (
         ("Held-out perplexity", phrases.value_with_interval(target.perplexity)),
-        *((phrases.metric_label(m.name), phrases.value_with_interval(m)) for m in target.other_perplexities),
-        ("Time per token", phrases.NOTHING if per_token is None else f"{phrases.format_number(per_token)} ms"),
+        *(
+            (phrases.metric_label(m.name), phrases.value_with_interval(m))
+            for m in target.other_perplexities
+        ),
+        (
+            "Time per token",
+            phrases.NOTHING if per_token is None else f"{phrases.format_number(per_token)} ms",
+        ),
         ("Peak memory", phrases.NOTHING if memory is None else phrases.format_memory(memory)),
-        ("Training time, when it was trained", phrases.format_duration(math.nan if training is None else training)),
-        *((("Nominal ε, no guarantee", phrases.format_number(nominal)),) if nominal is not None else ()),
+        (
+            "Training time, when it was trained",
+            phrases.format_duration(math.nan if training is None else training),
+        ),
+        *(
+            (("Nominal ε, no guarantee", phrases.format_number(nominal)),)
+            if nominal is not None
+            else ()
+        ),
     )
 
 
@@ -189,7 +263,10 @@ def _claim_facts(claim: Claim | None) -> Facts:
         return (("Claim", "none"),)
     unit = phrases.protection_unit_label(claim)
     by_relation = (
-        (f"ε, {phrases.relation_label(name)}", _promised_and_spent_label(epsilon, claim.spent_epsilon.get(name)))
+        (
+            f"ε, {phrases.relation_label(name)}",
+            _promised_and_spent_label(epsilon, claim.spent_epsilon.get(name)),
+        )
         for name, epsilon in claim.epsilon.items()
     )
     return (
@@ -197,9 +274,15 @@ def _claim_facts(claim: Claim | None) -> Facts:
         *by_relation,
         ("δ", phrases.format_number(claim.delta)),
         ("Set up for", f"{phrases.relation_label(claim.relation)}; unit of protection: {unit}"),
-        ("Covers", f"{claim.access}, {claim.decoding} decoding, {phrases.covered_tokens_phrase(claim)}"),
+        (
+            "Covers",
+            f"{claim.access}, {claim.decoding} decoding, {phrases.covered_tokens_phrase(claim)}",
+        ),
         ("Spent by this audit", phrases.spent_budget_phrase(claim)),
-        *((phrases.make_label(name), phrases.format_number(value)) for name, value in claim.details.items()),
+        *(
+            (phrases.make_label(name), phrases.format_number(value))
+            for name, value in claim.details.items()
+        ),
     )
 
 
@@ -210,17 +293,33 @@ def _promised_and_spent_label(epsilon: float, spent: float | None) -> str:
 
 
 def _how_rows_ran_blocks(result: AuditResult) -> list[Block]:
-    """How each configuration was run: once what holds for all, then a row for each with the rest."""
+    """How each configuration was run: once what holds for all, then a row for each with the
+    rest."""
     rows = phrases.findings_in_report_order(result)
     attacks = {
-        f.attack: _notes_shared_by_all([_row_option_phrases(g) for g in rows if g.attack == f.attack]) for f in rows
+        f.attack: _notes_shared_by_all(
+            [_row_option_phrases(g) for g in rows if g.attack == f.attack]
+        )
+        for f in rows
     }
     options = (f"{attack}: {', '.join(shared)}" for attack, shared in attacks.items() if shared)
     notes = _notes_shared_by_all([_row_notes(f) for f in rows])
     of_all = (*options, *(f"in all of them: {note}" for note in notes))
-    head = ("Target", "Attack", "Options of its own", "Tokens drawn", "Forward rows", "Time", "Notes of its own")
-    groups = table_groups_by_target(result, lambda f: _row_cost_table_row(result, f, attacks[f.attack], notes))
-    table = Table("rows-table", "How each configuration was run", head, groups, frozenset({3, 4, 5}))
+    head = (
+        "Target",
+        "Attack",
+        "Options of its own",
+        "Tokens drawn",
+        "Forward rows",
+        "Time",
+        "Notes of its own",
+    )
+    groups = table_groups_by_target(
+        result, lambda f: _row_cost_table_row(result, f, attacks[f.attack], notes)
+    )
+    table = Table(
+        "rows-table", "How each configuration was run", head, groups, frozenset({3, 4, 5})
+    )
     return [table, *([Bullets(of_all)] if of_all else [])]
 
 
@@ -229,7 +328,11 @@ def _row_option_phrases(f: Finding) -> tuple[str, ...]:
 
 
 def _row_notes(f: Finding) -> tuple[str, ...]:
-    return (f"not applicable: {f.not_applicable}",) if f.not_applicable else phrases.violation_and_note_sentences(f)
+    return (
+        (f"not applicable: {f.not_applicable}",)
+        if f.not_applicable
+        else phrases.violation_and_note_sentences(f)
+    )
 
 
 def _row_cost_table_row(
@@ -237,24 +340,36 @@ def _row_cost_table_row(
 ) -> tuple[str, ...]:
     """One row. options, notes: those that are said once for all rows, and not here again."""
     cost = (f"{f.drawn:,}", f"{f.rows:,}", phrases.format_duration(f.seconds))
-    own, said = _notes_not_shared(_row_option_phrases(f), options), _notes_not_shared(_row_notes(f), notes)
+    own, said = (
+        _notes_not_shared(_row_option_phrases(f), options),
+        _notes_not_shared(_row_notes(f), notes),
+    )
     return (phrases.row_title(result, f), f.attack, ", ".join(own), *cost, "; ".join(said))
 
 
 def _reproduction_blocks(result: AuditResult) -> list[Block]:
     seeds = (
-        f"Seed {result.seed}. Every secret owns its random numbers, keyed by seed, target, sampling and secret, "
-        "so the guesses do not depend on batch size, workers or resuming. `audit export RUN --csv FILE` writes every "
+        f"Seed {result.seed}. Every secret owns its random numbers, keyed by seed, target, "
+        "sampling and secret, "
+        "so the guesses do not depend on batch size, workers or resuming. `audit export RUN --csv "
+        "FILE` writes every "
         "measurement with its interval."
     )
-    timings = (f"{phrases.format_duration(s):>14}  {phrases.make_label(stage)}" for stage, s in result.timings.items())
+    timings = (
+        f"{phrases.format_duration(s):>14}  {phrases.make_label(stage)}"
+        for stage, s in result.timings.items()
+    )
     return [
         Code("Command", result.command),
         Paragraph(seeds),
         *(_how_rows_ran_blocks(result) if result.findings else []),
         FactList("Environment", (("audit", result.tool_version), *result.environment.items())),
         Code("Time by stage", "\n".join(timings), folded=True),
-        Code("Plan: all but the defaults", json.dumps(_changed_plan_fields(result), ensure_ascii=False), folded=True),
+        Code(
+            "Plan: all but the defaults",
+            json.dumps(_changed_plan_fields(result), ensure_ascii=False),
+            folded=True,
+        ),
     ]
 
 
@@ -265,11 +380,39 @@ def _changed_plan_fields(result: AuditResult) -> dict[str, Any]:
 
 
 TOPICS = (
-    Topic("claims", "Claims and spending", lambda m: _claims_and_spending_blocks(m.result), CHECK, 9),
     Topic(
-        "adversary", "What the adversary was allowed", lambda m: _adversary_access_blocks(m.result), CHECK, 10, turn=10
+        "claims", "Claims and spending", lambda m: _claims_and_spending_blocks(m.result), CHECK, 9
     ),
-    Topic("attacked", "What was attacked", lambda m: _attacked_records_blocks(m.result), CHECK, 11, turn=8),
-    Topic("targets", "Targets, costs and claims", lambda m: _target_card_blocks(m.result), CHECK, 12, turn=9),
-    Topic("reproduce", "How to reproduce", lambda m: _reproduction_blocks(m.result), CHECK, 13, turn=12),
+    Topic(
+        "adversary",
+        "What the adversary was allowed",
+        lambda m: _adversary_access_blocks(m.result),
+        CHECK,
+        10,
+        turn=10,
+    ),
+    Topic(
+        "attacked",
+        "What was attacked",
+        lambda m: _attacked_records_blocks(m.result),
+        CHECK,
+        11,
+        turn=8,
+    ),
+    Topic(
+        "targets",
+        "Targets, costs and claims",
+        lambda m: _target_card_blocks(m.result),
+        CHECK,
+        12,
+        turn=9,
+    ),
+    Topic(
+        "reproduce",
+        "How to reproduce",
+        lambda m: _reproduction_blocks(m.result),
+        CHECK,
+        13,
+        turn=12,
+    ),
 )

@@ -1,4 +1,5 @@
-"""For whoever decides: what leaks and what was not tested, what changed, and what a good result does not mean."""
+"""For whoever decides: what leaks and what was not tested, what changed, and what a good result
+does not mean."""
 
 from __future__ import annotations
 
@@ -12,50 +13,82 @@ from auditor.reports.verdict import fewest_attacked_member_count
 
 
 def _changes_since_blocks(since: Comparison) -> list[Block]:
-    """Every row's change, paired by secret, and its interval on one scale. The last run is this one."""
+    """Every row's change, paired by secret, and its interval on one scale. The last run is this
+    one."""
     deltas = [line.cells[-1].delta for line in changes.table_rows_leaking_more_first(since)]
     spans = [forest_span(delta) if delta else None for delta in deltas]
     note = Paragraph(
-        "Left of the line in the middle less leaks than before, right of it more; a bar that crosses it shows neither."
+        "Left of the line in the middle less leaks than before, right of it more; a bar that "
+        "crosses it shows neither."
     )
-    return [Paragraph(changes.headline(since)), Forest.of_differences(changes.paired_change_table(since), spans), note]
+    return [
+        Paragraph(changes.headline(since)),
+        Forest.of_differences(changes.paired_change_table(since), spans),
+        note,
+    ]
 
 
 def _limitations_blocks(result: AuditResult) -> list[Block]:
-    n, claims = fewest_attacked_member_count(result), [target.claim for target in result.targets if target.claim]
+    n, claims = (
+        fewest_attacked_member_count(result),
+        [target.claim for target in result.targets if target.claim],
+    )
     unseen = (
-        f"Zero hits is not zero leakage. Where {counted(n, 'member was', 'members were')} attacked, the fewest of any "
+        f"Zero hits is not zero leakage. Where {counted(n, 'member was', 'members were')} "
+        "attacked, the fewest of any "
         f"target here, none extracted still leaves up to "
-        f"{phrases.format_percent(phrases.recall_bound_at_zero_hits(n))}% possible (upper end of the 95% interval)."
+        f"{phrases.format_percent(phrases.recall_bound_at_zero_hits(n))}% possible (upper end of "
+        "the 95% interval)."
     )
     limits = [
         *([unseen] if n else []),
-        "An attack gives a lower bound. Other attacks, more samples, more auxiliary data or more queries may extract "
+        "An attack gives a lower bound. Other attacks, more samples, more auxiliary data or more "
+        "queries may extract "
         "more.",
-        "Recall counts verbatim completion of the attacked suffixes, near-verbatim recall a few token edits more. "
+        "Recall counts verbatim completion of the attacked suffixes, near-verbatim recall a few "
+        "token edits more. "
         "Neither counts paraphrase, partial disclosure, membership or attribute inference.",
-        "The result is about these secrets. Records that are rarer, longer, more often repeated or differently written "
+        "The result is about these secrets. Records that are rarer, longer, more often repeated or "
+        "differently written "
         "may leak more.",
-        "The intervals cover the choice of secrets, configuration by configuration. They do not cover training again "
+        "The intervals cover the choice of secrets, configuration by configuration. They do not "
+        "cover training again "
         "with another seed, nor picking the best of many configurations afterwards.",
     ]
     if claims:
         limits += [
-            "Low measured recall does not prove a claim, and a claim says nothing about a configuration where it does "
+            "Low measured recall does not prove a claim, and a claim says nothing about a "
+            "configuration where it does "
             "not apply.",
-            "An ε holds for its unit, relation, access, decoding and number of drawn tokens. Every further token "
+            "An ε holds for its unit, relation, access, decoding and number of drawn tokens. Every "
+            "further token "
             "answered spends more; a claim about a shard is not one about a person.",
         ]
     if result.benchmark.is_of_builtin_lab:
         limits.append(
-            "The lab is a small model on synthetic records, and its attacks are sized to it (a few samples a secret). "
+            "The lab is a small model on synthetic records, and its attacks are sized to it (a few "
+            "samples a secret). "
             "Its numbers show that the method works, not what your model leaks."
         )
     return [Bullets(tuple(limits))]
 
 
 TOPICS = (
-    Topic("glance", "Signal by signal", lambda m: signals.signals_section_blocks(m.result), DECIDE, 2, turn=2),
+    Topic(
+        "glance",
+        "Signal by signal",
+        lambda m: signals.signals_section_blocks(m.result),
+        DECIDE,
+        2,
+        turn=2,
+    ),
     Topic("since", BEFORE, lambda m: _changes_since_blocks(m.since) if m.since else (), DECIDE, 3),
-    Topic("limits", "What a good result does not mean", lambda m: _limitations_blocks(m.result), DECIDE, 4, turn=11),
+    Topic(
+        "limits",
+        "What a good result does not mean",
+        lambda m: _limitations_blocks(m.result),
+        DECIDE,
+        4,
+        turn=11,
+    ),
 )

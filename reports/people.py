@@ -17,7 +17,12 @@ from auditor.statistics import people
 from auditor.statistics.intervals import share_with_interval
 
 _WORST = 10  # people that are named, by their aliases
-_BANDS = ((0.0, "no record"), (0.25, "a quarter at most"), (0.5, "half at most"), (1.0, "more than half"))
+_BANDS = (
+    (0.0, "no record"),
+    (0.25, "a quarter at most"),
+    (0.5, "half at most"),
+    (1.0, "more than half"),
+)
 
 
 def _extraction_by_person_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
@@ -26,30 +31,51 @@ def _extraction_by_person_blocks(result: AuditResult, details: SecretDetails) ->
     if not rows:
         return _person_inference_blocks(result)
     said = Paragraph(
-        "Each person counts once, however many records: intervals are over people. The baseline is of people of whom "
+        "Each person counts once, however many records: intervals are over people. The baseline is "
+        "of people of whom "
         "nothing was trained on. No file of a run holds their names: people have aliases."
     )
     head = ("Target", "Recall by person", "Baseline", "People with an extracted record")
     names = ("user_recall", "user_recall_nonmembers", "users_extracted")
     shown = tuple(
-        (row_title_with_attack(result, f), *(phrases.format_share_with_interval(f.measurement(name)) for name in names))
+        (
+            row_title_with_attack(result, f),
+            *(phrases.format_share_with_interval(f.measurement(name)) for name in names),
+        )
         for f in rows
     )
-    table = Table("people-table", "Extraction by person, with 95% intervals", head, (Group("", shown),), frozenset())
-    return [said, table, *_spread_over_people_blocks(result, details, rows), *_person_inference_blocks(result)]
+    table = Table(
+        "people-table",
+        "Extraction by person, with 95% intervals",
+        head,
+        (Group("", shown),),
+        frozenset(),
+    )
+    return [
+        said,
+        table,
+        *_spread_over_people_blocks(result, details, rows),
+        *_person_inference_blocks(result),
+    ]
 
 
 def _person_inference_blocks(result: AuditResult) -> list[Block]:
     found = [
-        f"{row_title_with_attack(result, f)}: AUC {m.value:.3f} [{m.low:.3f}–{m.high:.3f}], {m.note}."
+        f"{row_title_with_attack(result, f)}: AUC {m.value:.3f} [{m.low:.3f}–{m.high:.3f}], "
+        f"{m.note}."
         for f in phrases.findings_in_report_order(result)
         if (m := f.measurement(people.INFERENCE)) is not None
     ]
-    what = "Whether somebody's data is in it, told from records of theirs that were not trained on (0.5: chance)."
+    what = (
+        "Whether somebody's data is in it, told from records of theirs that were not trained "
+        "on (0.5: chance)."
+    )
     return [Paragraph(" ".join((what, *found)))] if found else []
 
 
-def _spread_over_people_blocks(result: AuditResult, details: SecretDetails, rows: Sequence[Finding]) -> list[Block]:
+def _spread_over_people_blocks(
+    result: AuditResult, details: SecretDetails, rows: Sequence[Finding]
+) -> list[Block]:
     """People by the share of their records that was extracted, and who is hit worst."""
     by_row = [
         (f, extracted_and_asked_counts_by_person(details, details.rows[f.cell_key]))
@@ -68,16 +94,33 @@ def _spread_over_people_blocks(result: AuditResult, details: SecretDetails, rows
         spans += [forest_span(m) for m in parts]
         if finding.target == UNDEFENDED:
             # `extracted_and_asked_counts_by_person` has who is hit worst first.
-            worst = [(one, f"{out:,} of {asked:,}") for one, (out, asked) in found.items() if out][:_WORST]
+            worst = [(one, f"{out:,} of {asked:,}") for one, (out, asked) in found.items() if out][
+                :_WORST
+            ]
     if not groups:
         return []
     caption = "People by the share of their records that were extracted"
-    spread = Table("people-spread", caption, ("Extracted of theirs", "People"), tuple(groups), frozenset({1}))
+    spread = Table(
+        "people-spread", caption, ("Extracted of theirs", "People"), tuple(groups), frozenset({1})
+    )
     blocks: list[Block] = [Forest(spread, tuple(spans))]
     if worst:
         head = ("Person", "Records extracted")
-        blocks.append(Table("people-worst", "Who is hit worst", head, (Group("", tuple(worst)),), frozenset({1})))
+        blocks.append(
+            Table(
+                "people-worst", "Who is hit worst", head, (Group("", tuple(worst)),), frozenset({1})
+            )
+        )
     return blocks
 
 
-TOPICS = (Topic("people", "By person", lambda m: _extraction_by_person_blocks(m.result, m.details), MEND, 6, turn=17),)
+TOPICS = (
+    Topic(
+        "people",
+        "By person",
+        lambda m: _extraction_by_person_blocks(m.result, m.details),
+        MEND,
+        6,
+        turn=17,
+    ),
+)

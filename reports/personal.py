@@ -1,4 +1,5 @@
-"""How much of the personal data was extracted, by kind: never what it says. For the first table of every report."""
+"""How much of the personal data was extracted, by kind: never what it says. For the first table of
+every report."""
 
 from __future__ import annotations
 
@@ -28,14 +29,23 @@ def personal_kind_title(kind: str) -> str:
 
 def personal_kind_in_sentence(kind: str) -> str:
     """`card numbers`, `IBANs`: the title as it stands within a sentence."""
-    return personal_kind_title(kind) if kind == "iban" else phrases.lower_first(personal_kind_title(kind))
+    return (
+        personal_kind_title(kind)
+        if kind == "iban"
+        else phrases.lower_first(personal_kind_title(kind))
+    )
 
 
 def personal_data_by_kind_blocks(result: AuditResult, findings: Sequence[Finding]) -> list[Block]:
-    """A table of what these rows extracted, by kind of personal data; no block where the data hold none."""
+    """A table of what these rows extracted, by kind of personal data; no block where the data hold
+    none."""
     shown = [finding for finding in findings if finding.by_kind]
     if not shown:  # there is personal data, but none that an attack could have extracted
-        return [Paragraph(_personal_kind_counts_sentence(result))] if result.benchmark.kinds and result.findings else []
+        return (
+            [Paragraph(_personal_kind_counts_sentence(result))]
+            if result.benchmark.kinds and result.findings
+            else []
+        )
     groups, spans = list[Group](), list[ForestSpan | None]()
     for f in shown:
         rows = []
@@ -50,14 +60,24 @@ def personal_data_by_kind_blocks(result: AuditResult, findings: Sequence[Finding
             )
             spans.append(forest_span(m, floor.value if floor else None))
         groups.append(Group(row_title_with_attack(result, f), tuple(rows)))
-    caption, head = "Personal data extracted, letter for letter, with 95% intervals", ("Extracted", "Non-members")
-    table = Table("kinds-table", caption, ("Personal data", *head), tuple(groups), frozenset({1, 2}))
-    return [Forest(table, tuple(spans)), Paragraph(f"{_NOTE} {_personal_kind_counts_sentence(result)}")]
+    caption, head = (
+        "Personal data extracted, letter for letter, with 95% intervals",
+        ("Extracted", "Non-members"),
+    )
+    table = Table(
+        "kinds-table", caption, ("Personal data", *head), tuple(groups), frozenset({1, 2})
+    )
+    return [
+        Forest(table, tuple(spans)),
+        Paragraph(f"{_NOTE} {_personal_kind_counts_sentence(result)}"),
+    ]
 
 
 _NOTE = (
-    "Of the secrets whose suffix holds such data, those whose first guess holds it; of a secret with several, the "
-    "share of them. Non-members are the baseline: what is guessed of records that were never trained on."
+    "Of the secrets whose suffix holds such data, those whose first guess holds it; of a secret "
+    "with several, the "
+    "share of them. Non-members are the baseline: what is guessed of records that were never "
+    "trained on."
 )
 
 
@@ -66,24 +86,38 @@ def _personal_kinds_most_extracted_first(finding: Finding) -> list[tuple[str, Me
 
 
 def personal_data_share_phrase(m: Measurement) -> str:
-    """`12/80 (15% [8.1–25])`; of secrets with several texts of the kind `15% [8.1–25] of 80`: no count."""
+    """`12/80 (15% [8.1–25])`; of secrets with several texts of the kind `15% [8.1–25] of 80`: no
+    count."""
     return (
-        phrases.format_share_with_interval(m) if m.unit == "share" else f"{phrases.value_with_interval(m)} of {m.n:,}"
+        phrases.format_share_with_interval(m)
+        if m.unit == "share"
+        else f"{phrases.value_with_interval(m)} of {m.n:,}"
     )
 
 
 def _personal_kind_counts_sentence(result: AuditResult) -> str:
     kinds = result.benchmark.kinds.items()
-    told = "; ".join(f"{personal_kind_in_sentence(kind)} {_personal_kind_count_label(count)}" for kind, count in kinds)
+    told = "; ".join(
+        f"{personal_kind_in_sentence(kind)} {_personal_kind_count_label(count)}"
+        for kind, count in kinds
+    )
     what = "Counted: texts that lie whole in the suffix of a member and not in its prefix."
     return f"{what} {told}. {unmarked_personal_kinds_sentence(result)}".rstrip()
 
 
 def unmarked_personal_kinds_sentence(result: AuditResult) -> str:
     """What no rule recognises and the data did not mark; "" where they did."""
-    left = [personal_kind_in_sentence(kind) for kind in _MARKED_ALONE if kind not in result.benchmark.kinds]
+    left = [
+        personal_kind_in_sentence(kind)
+        for kind in _MARKED_ALONE
+        if kind not in result.benchmark.kinds
+    ]
     # `capitalize` lowers all other letters too: no kind among these is an abbreviation.
-    return f"{' and '.join(left)} count as personal data only where the data mark them.".capitalize() if left else ""
+    return (
+        f"{' and '.join(left)} count as personal data only where the data mark them.".capitalize()
+        if left
+        else ""
+    )
 
 
 def _personal_kind_count_label(count: KindCount) -> str:

@@ -1,6 +1,8 @@
-"""Numbers and short phrases that every report shares. Knows the records; not markup, files, terminals or torch.
+"""Numbers and short phrases that every report shares. Knows the records; not markup, files,
+terminals or torch.
 
-Shares are fractions in [0, 1] in the records and percent here; intervals are two-sided 95% unless a note differs.
+Shares are fractions in [0, 1] in the records and percent here; intervals are two-sided 95% unless a
+note differs.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ NOTHING = "–"
 OUTSIDE = "outside the claim"
 ACCESS = {"draw": "Sampled tokens", "distribution": "Log-probabilities", "embeddings": "Gradients"}
 SETTINGS = {
-    "text-only": "Text-only: only tokens come back, sampled by ancestral decoding, as claims about tokens assume.",
+    "text-only": "Text-only: only tokens come back, sampled by ancestral decoding, as claims about "
+    "tokens assume.",
     "white-box": "White-box: gradients, log-probabilities and the attack's own decoding too.",
 }
 _TINY = 1e-4
@@ -29,7 +32,8 @@ _SUFFIX_LENGTHS = re.compile(r"suffixes of \d+ to \d+ tokens")
 _RELATIONS = {"add_remove": "add/remove", "zero_out": "zero-out", "replace": "replace"}
 
 
-# --- text that came from users --------------------------------------------------------------------------------------
+# --- text that came from users
+# -----------------------------------------------------------------------------------------------
 
 
 def result_with_printable_strings(result: AuditResult) -> AuditResult:
@@ -44,7 +48,10 @@ def _with_printable_strings(value: Any) -> Any:
         return to_printable_line(value)
     if isinstance(value, Mapping):
         # Keys that are alike once cleaned become one, and the last value stays.
-        return {to_printable_line(str(key)): _with_printable_strings(item) for key, item in value.items()}
+        return {
+            to_printable_line(str(key)): _with_printable_strings(item)
+            for key, item in value.items()
+        }
     if isinstance(value, list):
         return [_with_printable_strings(item) for item in value]
     return value
@@ -59,11 +66,13 @@ def shorten(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"
 
 
-# --- numbers --------------------------------------------------------------------------------------------------------
+# --- numbers
+# -----------------------------------------------------------------------------------------------
 
 
 def format_percent(value: float, like: float | None = None) -> str:
-    """`52`, `0.3`, `−47`: percent without its sign, with the decimals that `like` (default: the value) deserves."""
+    """`52`, `0.3`, `−47`: percent without its sign, with the decimals that `like` (default: the
+    value) deserves."""
     if math.isnan(value):
         return NOTHING
     size = abs(value if like is None else like)
@@ -97,12 +106,18 @@ def format_value(m: Measurement | None) -> str:
         return f"{m.value:,.0f}"
     if m.unit == "probability" and 0 < m.value < _TINY:
         return f"<{format_percent(_TINY)}%"  # not 0.00%: it is no zero
-    return f"{format_percent(m.value)}%" if m.unit in metrics.SHARES else format_number(m.value, "#")
+    return (
+        f"{format_percent(m.value)}%" if m.unit in metrics.SHARES else format_number(m.value, "#")
+    )
 
 
 def value_with_interval(m: Measurement | None) -> str:
     """`52% [46–57]`, `11.2 [10.9–11.5]`."""
-    return format_value(m) if m is None or format_interval(m) == NOTHING else f"{format_value(m)} {format_interval(m)}"
+    return (
+        format_value(m)
+        if m is None or format_interval(m) == NOTHING
+        else f"{format_value(m)} {format_interval(m)}"
+    )
 
 
 def format_share_with_interval(m: Measurement | None) -> str:
@@ -114,7 +129,11 @@ def format_share_with_interval(m: Measurement | None) -> str:
 
 def hit_count_text(m: Measurement) -> str:
     """`15/80`; where nothing is counted `15% of 80`."""
-    return f"{hit_count_of_share(m):,}/{m.n:,}" if m.unit == "share" else f"{format_value(m)} of {m.n:,}"
+    return (
+        f"{hit_count_of_share(m):,}/{m.n:,}"
+        if m.unit == "share"
+        else f"{format_value(m)} of {m.n:,}"
+    )
 
 
 def hit_count_of_share(m: Measurement) -> int:
@@ -123,7 +142,8 @@ def hit_count_of_share(m: Measurement) -> int:
 
 
 def format_share_without_interval(m: Measurement) -> str:
-    """How a measurement is written where its interval and n have columns of their own: `166/320 = 52%`."""
+    """How a measurement is written where its interval and n have columns of their own: `166/320 =
+    52%`."""
     if m.unit != "share" or metrics.find_metric(m.name).signed or math.isnan(m.value):
         return format_value(m)
     counted = abs(m.value * m.n - hit_count_of_share(m)) <= 1e-6 * m.n  # else a mean of shares
@@ -136,7 +156,8 @@ def cells_of_measurement(m: Measurement) -> tuple[str, str, str]:
 
 
 def format_number(value: float, zeros: Literal["", "#"] = "") -> str:
-    """Three significant digits, thousands grouped: `11.2`, `0.0123`, `1,234`, `1e-5`, `∞`; "#" keeps zeros: `13.0`."""
+    """Three significant digits, thousands grouped: `11.2`, `0.0123`, `1,234`, `1e-5`, `∞`; "#"
+    keeps zeros: `13.0`."""
     if math.isnan(value):
         return NOTHING
     if math.isinf(value):
@@ -160,7 +181,11 @@ def format_duration(seconds: float) -> str:
     if seconds < 59.5:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+    return (
+        f"{minutes} min {rest:02d} s"
+        if minutes < 60
+        else f"{minutes // 60} h {minutes % 60:02d} min"
+    )
 
 
 def format_memory(megabytes: float) -> str:
@@ -178,7 +203,8 @@ def metric_label(name: str) -> str:
     return metrics.find_metric(name).title
 
 
-# --- rows -----------------------------------------------------------------------------------------------------------
+# --- rows
+# -----------------------------------------------------------------------------------------------
 
 
 def find_target_to_report(result: AuditResult, name: str) -> TargetRecord | None:
@@ -202,12 +228,14 @@ def findings_in_report_order(result: AuditResult) -> tuple[Finding, ...]:
 
 
 def decoding_label(finding: Finding) -> str:
-    """`top-p 0.7, temperature 0.8`, and that this is outside the claim where a defense claims something of draws."""
+    """`top-p 0.7, temperature 0.8`, and that this is outside the claim where a defense claims
+    something of draws."""
     return f"{finding.decoding}, {OUTSIDE}" if finding.claim_applies is False else finding.decoding
 
 
 def main_baseline_excess_table_cells(finding: Finding) -> tuple[str, str, str]:
-    """The row's main number, that of the non-members, and what is left between the two: `–` where there is none."""
+    """The row's main number, that of the non-members, and what is left between the two: `–` where
+    there is none."""
     main = finding.main
     if main is None:
         return NOTHING, NOTHING, NOTHING
@@ -216,16 +244,27 @@ def main_baseline_excess_table_cells(finding: Finding) -> tuple[str, str, str]:
     if main.unit == "share":
         return format_share_with_interval(main), format_share_with_interval(floor), excess
     short = metrics.find_metric(main.name).short or make_label(main.name).lower()
-    return f"{short} {value_or_bracket_phrase(finding, main)}", value_or_bracket_phrase(finding, floor), excess
+    return (
+        f"{short} {value_or_bracket_phrase(finding, main)}",
+        value_or_bracket_phrase(finding, floor),
+        excess,
+    )
 
 
 def value_or_bracket_phrase(finding: Finding, m: Measurement | None) -> str:
-    """`52% [46–57]`; where only a bracket is known both of its ends, `52% [46–57] to 55% [48–60]`."""
+    """`52% [46–57]`; where only a bracket is known both of its ends, `52% [46–57] to 55%
+    [48–60]`."""
     upper = finding.measurement(metrics.name_upper_bound_metric(m.name)) if m else None
-    return value_with_interval(m) if upper is None else f"{value_with_interval(m)} to {value_with_interval(upper)}"
+    return (
+        value_with_interval(m)
+        if upper is None
+        else f"{value_with_interval(m)} to {value_with_interval(upper)}"
+    )
 
 
-def any_of_n_recall_to_report(finding: Finding, whose: Literal["", "_nonmembers"] = "") -> dict[int, Measurement]:
+def any_of_n_recall_to_report(
+    finding: Finding, whose: Literal["", "_nonmembers"] = ""
+) -> dict[int, Measurement]:
     """Expected recall of any of n samples by n, rising; empty where the row has none."""
     # removesuffix("") takes nothing away: for members, names of non-members then match no number.
     numbers = metrics.EXPECTED_ANY_OF.parse_numbers
@@ -234,7 +273,8 @@ def any_of_n_recall_to_report(finding: Finding, whose: Literal["", "_nonmembers"
 
 
 def suffix_lengths_phrase(m: Measurement) -> str:
-    """Return `, suffixes of 8 to 50 tokens` of a probability over suffixes of several lengths; else ""."""
+    """Return `, suffixes of 8 to 50 tokens` of a probability over suffixes of several lengths; else
+    ""."""
     lengths = _SUFFIX_LENGTHS.search(m.note)
     return f", {lengths[0]}" if lengths else ""
 
@@ -248,12 +288,15 @@ def claim_applies_phrase(finding: Finding) -> str:
 
 
 def attack_budget_phrase(finding: Finding, secrets: int) -> str:
-    """What a row spent on each of so many secrets: `10 samples, 240 tokens, 31 forward rows`; or on a generation."""
+    """What a row spent on each of so many secrets: `10 samples, 240 tokens, 31 forward rows`; or on
+    a generation."""
     secrets = finding.options.get("generations", secrets)
     if finding.not_applicable or not (finding.drawn or finding.rows) or not secrets:
         return NOTHING
     samples = finding.options.get("samples") if finding.drawn else None
-    drawn = f"{format_number(finding.drawn / secrets)} tokens" if finding.drawn else "no tokens drawn"
+    drawn = (
+        f"{format_number(finding.drawn / secrets)} tokens" if finding.drawn else "no tokens drawn"
+    )
     rows = f"{format_number(finding.rows / secrets)} forward rows" if finding.rows else ""
     return ", ".join(filter(None, (f"{samples} samples" if samples else "", drawn, rows)))
 
@@ -277,12 +320,14 @@ def chain_steps_of_target(chain: Chain, target: str, beyond: bool = False) -> tu
 
 
 def chain_steps_worth_reporting(found: Iterable[ChainStep]) -> list[ChainStep]:
-    """The steps that lead to another target: a control that is the undefended target itself changes nothing."""
+    """The steps that lead to another target: a control that is the undefended target itself changes
+    nothing."""
     return [step for step in found if step.before != step.after]
 
 
 def chain_step_effect_phrase(step: ChainStep) -> str:
-    """`splitting −12 points [−16 to −8]`, `mixing −1.0 points [−3.0 to 0.7], not significant`, or why it has none."""
+    """`splitting −12 points [−16 to −8]`, `mixing −1.0 points [−3.0 to 0.7], not significant`, or
+    why it has none."""
     if step.difference is None:
         return f"{chain_step_causes_phrase(step)}: {step.note}"
     shown = "" if is_chain_step_significant(step) else ", not significant"
@@ -290,7 +335,8 @@ def chain_step_effect_phrase(step: ChainStep) -> str:
 
 
 def brief_chain_step_effect_phrase(step: ChainStep) -> str:
-    """`splitting −12 points [−16 to −8]`, `mixing: not significant [−3.0 to 0.7]`; of a step that was measured."""
+    """`splitting −12 points [−16 to −8]`, `mixing: not significant [−3.0 to 0.7]`; of a step that
+    was measured."""
     assert step.difference is not None
     if is_chain_step_significant(step):
         return f"{chain_step_causes_phrase(step)} {difference_with_interval(step.difference)}"
@@ -318,12 +364,17 @@ def difference_with_interval(m: Measurement) -> str:
 
 
 def above_nonmembers_phrase(m: Measurement) -> str:
-    """`, above non-members` of a difference that what non-members changed by is taken off; "" of any other."""
+    """`, above non-members` of a difference that what non-members changed by is taken off; "" of
+    any other."""
     return f", {m.note}" if m.note == compare.ABOVE else ""
 
 
 def format_difference_in_points(m: Measurement) -> str:
-    return f"{format_percent(m.value)} points" if m.unit in metrics.SHARES else f"{format_value(m)} {m.unit}"
+    return (
+        f"{format_percent(m.value)} points"
+        if m.unit in metrics.SHARES
+        else f"{format_value(m)} {m.unit}"
+    )
 
 
 def report_sort_key_of_repeats(repeats: str) -> float:
@@ -336,7 +387,8 @@ def target_perplexity_text(result: AuditResult, target: str) -> str:
 
 
 def target_title_with_costs(result: AuditResult, target: str) -> str:
-    """`PMixED · PPL 90.6 · ε 8 (shard)`: what a target costs and promises, where its row is compared with others."""
+    """`PMixED · PPL 90.6 · ε 8 (shard)`: what a target costs and promises, where its row is
+    compared with others."""
     record = find_target_to_report(result, target)
     if record is None:
         return target
@@ -348,7 +400,8 @@ def target_title_with_costs(result: AuditResult, target: str) -> str:
     return " · ".join(parts)
 
 
-# --- claims ---------------------------------------------------------------------------------------------------------
+# --- claims
+# -----------------------------------------------------------------------------------------------
 
 
 def relation_label(name: str) -> str:
@@ -356,7 +409,8 @@ def relation_label(name: str) -> str:
 
 
 def claimed_epsilon_to_report(claim: Claim) -> float:
-    """The epsilon of the relation the defense was set up for; NaN where the claim does not state it."""
+    """The epsilon of the relation the defense was set up for; NaN where the claim does not state
+    it."""
     return claim.epsilon.get(claim.relation, math.nan)
 
 
@@ -366,18 +420,30 @@ def promised_epsilon_with_unit(claim: Claim) -> str:
 
 
 def epsilon_line(claim: Claim) -> str:
-    """`ε 8 (shard, add/remove; zero-out 7.1, replace 12.9; δ 1e-5; T 10,000) · spent ε 7.9, 9,800 tokens, 200 left`."""
+    """`ε 8 (shard, add/remove; zero-out 7.1, replace 12.9; δ 1e-5; T 10,000) · spent ε 7.9, 9,800
+    tokens, 200 left`."""
     others = ", ".join(
-        f"{relation_label(name)} {format_number(eps)}" for name, eps in claim.epsilon.items() if name != claim.relation
+        f"{relation_label(name)} {format_number(eps)}"
+        for name, eps in claim.epsilon.items()
+        if name != claim.relation
     )
     covered = "" if claim.queries is None else f"T {claim.queries:,}"
-    parts = [f"{claim.unit}, {relation_label(claim.relation)}", others, f"δ {format_number(claim.delta)}", covered]
+    parts = [
+        f"{claim.unit}, {relation_label(claim.relation)}",
+        others,
+        f"δ {format_number(claim.delta)}",
+        covered,
+    ]
     terms = "; ".join(filter(None, parts))
-    return f"ε {format_number(claimed_epsilon_to_report(claim))} ({terms}) · spent {spent_budget_phrase(claim)}"
+    return (
+        f"ε {format_number(claimed_epsilon_to_report(claim))} ({terms}) · spent "
+        f"{spent_budget_phrase(claim)}"
+    )
 
 
 def covered_tokens_phrase(claim: Claim) -> str:
-    """`1,024 drawn tokens`, and whether this audit has drawn them all; or that there is no end of them."""
+    """`1,024 drawn tokens`, and whether this audit has drawn them all; or that there is no end of
+    them."""
     if claim.queries is None:
         return "any number of drawn tokens"
     gone = ", all spent" if claim.spent_queries and claim.spent_queries >= claim.queries else ""
@@ -390,10 +456,12 @@ def protection_unit_label(claim: Claim) -> str:
 
 
 def single_record_epsilon_phrase(claim: Claim) -> str:
-    """`for a single record in it, ε 18.9 (replace)`; "" where the unit is no shard of whole records or users.
+    """`for a single record in it, ε 18.9 (replace)`; "" where the unit is no shard of whole records
+    or users.
 
-    A record or user more or less is another shard (formulas B2.2, F5), and no other shard changes: all that it has lies
-    there. Users who share a record lie together, so one who joins two others may move them.
+    A record or user more or less is another shard (formulas B2.2, F5), and no other shard changes:
+    all that it has lies there. Users who share a record lie together, so one who joins two others
+    may move them.
     """
     replaced = claim.epsilon.get("replace")
     if not claim.whole or replaced is None:
@@ -403,7 +471,8 @@ def single_record_epsilon_phrase(claim: Claim) -> str:
 
 
 def violation_warnings(finding: Finding) -> tuple[str, ...]:
-    """How the claim was seen to fail, as nobody can overlook it: `VIOLATED: 3 records are in more than one shard`."""
+    """How the claim was seen to fail, as nobody can overlook it: `VIOLATED: 3 records are in more
+    than one shard`."""
     return tuple(f"VIOLATED: {violation}" for violation in finding.violations)
 
 
@@ -418,5 +487,11 @@ def spent_budget_phrase(claim: Claim) -> str:
     if claim.queries is None:
         return "in training: asking the model costs nothing more"
     tokens, left = f"{claim.spent_queries:,} tokens", claim.queries - claim.spent_queries
-    rest = f", more than the {claim.queries:,} covered" if left < 0 else f", {left:,} left" if left else ", none left"
+    rest = (
+        f", more than the {claim.queries:,} covered"
+        if left < 0
+        else f", {left:,} left"
+        if left
+        else ", none left"
+    )
     return (f"ε {format_number(epsilon)}, {tokens}" if epsilon is not None else tokens) + rest

@@ -1,4 +1,5 @@
-"""Plots as files of their own, .svg or .png, in the page's light colours; the same bytes on any machine and day."""
+"""Plots as files of their own, .svg or .png, in the page's light colours; the same bytes on any
+machine and day."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ _TRADEOFF = ("#1f5fa8", "#b4472e", "#3c7a4d")  # lines of a file of its own
 
 
 def save_wrong_guesses_curve(path: Path, points: Sequence[tuple[int, float]]) -> None:
-    """(wrong guesses, recall) as .svg or .png, on a logarithmic axis from 0. Raises AuditError for another ending."""
+    """(wrong guesses, recall) as .svg or .png, on a logarithmic axis from 0. Raises AuditError for
+    another ending."""
     with _plot_axes_saved_on_exit(path) as (_, axes):
         axes.step(*zip(*points, strict=True), where="post", color=LIGHT[COLOURS[0]])
         draw_line_at_100_wrong_guesses(axes, LIGHT[GRID])
@@ -60,15 +62,30 @@ class TradeoffLine:
 def save_perplexity_tradeoff_plot(
     path: Path, lines: Sequence[TradeoffLine], axis: str, undefended: float, title: str
 ) -> None:
-    """Perplexity, logarithmic, against epsilon (nats) or an option, as .svg or .png; undefended: the dotted line."""
+    """Perplexity, logarithmic, against epsilon (nats) or an option, as .svg or .png; undefended:
+    the dotted line."""
     with _plot_axes_saved_on_exit(path) as (figure, axes):
         for i, line in enumerate(line for line in lines if line.points):
             x, y, low, high = zip(*line.points, strict=True)
             colour = "#8b95a3" if line.faint else _TRADEOFF[i % len(_TRADEOFF)]
             reach = [[max(0.0, v - bound) for v, bound in zip(y, low, strict=True)]]
             reach += [[max(0.0, bound - v) for v, bound in zip(y, high, strict=True)]]
-            axes.errorbar(x, y, yerr=reach, color=colour, marker=MARKERS[i % len(MARKERS)], capsize=2, label=line.name)
-        axes.axhline(undefended, color=LIGHT[INK], linewidth=0.9, linestyle=FLOOR["linestyle"], label="undefended")
+            axes.errorbar(
+                x,
+                y,
+                yerr=reach,
+                color=colour,
+                marker=MARKERS[i % len(MARKERS)],
+                capsize=2,
+                label=line.name,
+            )
+        axes.axhline(
+            undefended,
+            color=LIGHT[INK],
+            linewidth=0.9,
+            linestyle=FLOOR["linestyle"],
+            label="undefended",
+        )
         axes.set_yscale("log")
         # After the scale, which brings formatters of its own.
         axes.yaxis.set_major_formatter("{x:,g}")
@@ -80,7 +97,8 @@ def save_perplexity_tradeoff_plot(
 
 
 def save_frontier_plot(path: Path, blocks: Sequence[Block], alt: str) -> None:
-    """The pictures side by side under one legend, as .svg or .png. alt: what a reader who sees none is told."""
+    """The pictures side by side under one legend, as .svg or .png. alt: what a reader who sees none
+    is told."""
 
     def paint(colour: str) -> str:
         return LIGHT.get(colour, colour)
@@ -95,18 +113,23 @@ def save_frontier_plot(path: Path, blocks: Sequence[Block], alt: str) -> None:
             plot_frontier.draw_frontier(axes, block, paint)
         figure.tight_layout(h_pad=1.6, w_pad=2.0)
         handles, labels = plot_frontier.frontier_legend_entries(blocks, paint)
-        figure.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=1 + columns)
+        figure.legend(
+            handles, labels, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=1 + columns
+        )
     # matplotlib has no text for who sees no picture: an SVG gets it once it is written.
     if path.suffix.lower() == ".svg":
         opening, svg, body = path.read_text(encoding="utf-8").partition("<svg ")
         attributes, _, rest = body.partition(">")
         told = f'<title id="alt">{escaping.escape_for_html(alt)}</title>'
-        disk.replace_atomically(path, f'{opening}{svg}role="img" aria-labelledby="alt" {attributes}>{told}{rest}')
+        disk.replace_atomically(
+            path, f'{opening}{svg}role="img" aria-labelledby="alt" {attributes}>{told}{rest}'
+        )
 
 
 @contextmanager
 def _plot_axes_saved_on_exit(path: Path) -> Iterator[tuple[Figure, Axes]]:
-    """Axes in the page's light colours, written when done. Raises AuditError for another ending than .svg or .png."""
+    """Axes in the page's light colours, written when done. Raises AuditError for another ending
+    than .svg or .png."""
     if path.suffix.lower() not in METADATA:
         raise AuditError(f"expected --plot to end in {' or '.join(METADATA)}, got {path.name!r}")
     if not path.parent.is_dir():
@@ -117,5 +140,10 @@ def _plot_axes_saved_on_exit(path: Path) -> Iterator[tuple[Figure, Axes]]:
         with disk.atomic_replacement_file(path) as scratch:  # its owner's only, and whole
             # `format`, as the scratch file ends in .tmp.
             figure.savefig(
-                scratch, format=ending[1:], dpi=200, facecolor="white", metadata=METADATA[ending], bbox_inches="tight"
+                scratch,
+                format=ending[1:],
+                dpi=200,
+                facecolor="white",
+                metadata=METADATA[ending],
+                bbox_inches="tight",
             )

@@ -1,4 +1,5 @@
-"""Leakage over perplexity: one line a defense over its knob, the convex frontier, and which models are as useful."""
+"""Leakage over perplexity: one line a defense over its knob, the convex frontier, and which models
+are as useful."""
 
 from __future__ import annotations
 
@@ -21,44 +22,104 @@ from auditor.reports.plot_style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PROVED, MEASURED, CORNERS = "filled: an ε is proved", "hollow: it only measures well", "convex frontier"
-_CORNERS: Any = {"color": INK, "linestyle": (0, (4, 2)), "linewidth": 0.9, "marker": "o", "markersize": 10}
+PROVED, MEASURED, CORNERS = (
+    "filled: an ε is proved",
+    "hollow: it only measures well",
+    "convex frontier",
+)
+_CORNERS: Any = {
+    "color": INK,
+    "linestyle": (0, (4, 2)),
+    "linewidth": 0.9,
+    "marker": "o",
+    "markersize": 10,
+}
 _CORNERS |= {"markerfacecolor": "none", "markeredgewidth": 0.8}
 # Marks of an axis of perplexity ratios.
-_RATIOS = (0.2, 0.5, 0.7, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
+_RATIOS = (
+    0.2,
+    0.5,
+    0.7,
+    0.8,
+    0.9,
+    0.95,
+    1,
+    1.05,
+    1.1,
+    1.2,
+    1.5,
+    2,
+    3,
+    5,
+    10,
+    20,
+    50,
+    100,
+    200,
+    500,
+    1000,
+)
 
 
 def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -> None:
-    """A line a defense over its knob, intervals both ways; ringed and joined: the frontier; shaded: as useful."""
+    """A line a defense over its knob, intervals both ways; ringed and joined: the frontier; shaded:
+    as useful."""
     names = distinct_in_order(s.label for s in block.series if s.kind != CORNERS)
     for i, name in enumerate(names):
         own = [s for s in block.series if s.label == name and s.kind != CORNERS]
         points, style = [p for s in own for p in s.points], plot_style_of_target(i)
         colour = paint(style["color"])
-        axes.plot([p.x for p in points], [p.y for p in points], color=colour, linewidth=0.9, alpha=0.55)
+        axes.plot(
+            [p.x for p in points], [p.y for p in points], color=colour, linewidth=0.9, alpha=0.55
+        )
         for s in own:
-            across = [[max(0.0, p.x - p.left) for p in s.points], [max(0.0, p.right - p.x) for p in s.points]]
+            across = [
+                [max(0.0, p.x - p.left) for p in s.points],
+                [max(0.0, p.right - p.x) for p in s.points],
+            ]
             face = colour if s.kind == PROVED else "none"
             xy = [p.x for p in s.points], [p.y for p in s.points]
             axes.errorbar(
-                *xy, yerr=error_bar_lengths(s.points), xerr=across, fmt="none", ecolor=colour, elinewidth=0.8, alpha=0.7
+                *xy,
+                yerr=error_bar_lengths(s.points),
+                xerr=across,
+                fmt="none",
+                ecolor=colour,
+                elinewidth=0.8,
+                alpha=0.7,
             )
-            axes.plot(*xy, linestyle="", marker=style["marker"], color=colour, markerfacecolor=face, markersize=5.5)
+            axes.plot(
+                *xy,
+                linestyle="",
+                marker=style["marker"],
+                color=colour,
+                markerfacecolor=face,
+                markersize=5.5,
+            )
     corners = [(p.x, p.y) for s in block.series if s.kind == CORNERS for p in s.points]
     shape = {**_CORNERS, "color": paint(INK)}
-    axes.plot(*zip(*_frontier_line_between_corners(corners), strict=True), zorder=0.5, **{**shape, "marker": ""})
+    axes.plot(
+        *zip(*_frontier_line_between_corners(corners), strict=True),
+        zorder=0.5,
+        **{**shape, "marker": ""},
+    )
     axes.plot(*zip(*corners, strict=True), zorder=0.5, **{**shape, "linestyle": ""})
     _set_ratio_axis(axes, block)
     # After the axis has its limits, which are where the shade begins.
-    axes.axvspan(axes.get_xlim()[0], block.until, color=paint(GRID), alpha=0.45, linewidth=0, zorder=0)
+    axes.axvspan(
+        axes.get_xlim()[0], block.until, color=paint(GRID), alpha=0.45, linewidth=0, zorder=0
+    )
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     if block.plot == "frontier_of_shares":
         axes.yaxis.set_major_formatter(lambda y, _: f"{100 * y:g}%")
     add_grid_and_labels(axes, *block.axes)
 
 
-def _frontier_line_between_corners(corners: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Points on the lines between corners, straight over log x: what a choice between two models by lot would give."""
+def _frontier_line_between_corners(
+    corners: Sequence[tuple[float, float]],
+) -> list[tuple[float, float]]:
+    """Points on the lines between corners, straight over log x: what a choice between two models by
+    lot would give."""
     found = [corners[0]]
     # Such a lot averages the leaks of the two and, over held-out texts, their log-perplexities.
     # In 24 steps: straight over log x is a bend on this axis.
@@ -68,7 +129,8 @@ def _frontier_line_between_corners(corners: Sequence[tuple[float, float]]) -> li
 
 
 def _axis_place_of_ratio(ratio: Any) -> Any:
-    """Where a ratio stands: the root of its logarithm, as most models are near 1 and some far from it."""
+    """Where a ratio stands: the root of its logarithm, as most models are near 1 and some far from
+    it."""
     import numpy as np
 
     logs = np.log(np.maximum(ratio, 1e-9))  # matplotlib transforms 0 too, on its way
@@ -82,15 +144,26 @@ def _ratio_at_axis_place(place: Any) -> Any:
 
 
 def _set_ratio_axis(axes: Axes, block: Block) -> None:
-    ends = [end for s in block.series for p in s.points for end in (p.x, p.left, p.right) if math.isfinite(end)]
+    ends = [
+        end
+        for s in block.series
+        for p in s.points
+        for end in (p.x, p.left, p.right)
+        if math.isfinite(end)
+    ]
     # The undefended model, at 1, and the margin are always in sight.
-    low, high = float(_axis_place_of_ratio(min(*ends, 0.99))), float(_axis_place_of_ratio(max(*ends, block.until)))
+    low, high = (
+        float(_axis_place_of_ratio(min(*ends, 0.99))),
+        float(_axis_place_of_ratio(max(*ends, block.until))),
+    )
     room, far = 0.03 * (high - low), 0.075 * (high - low)  # beside the outermost; between two marks
     axes.set_xscale("function", functions=(_axis_place_of_ratio, _ratio_at_axis_place))
     axes.set_xlim(float(_ratio_at_axis_place(low - room)), float(_ratio_at_axis_place(high + room)))
     kept: list[float] = []
     # 1 and the margin take their places first, then marks by how near to 1 they are.
-    for mark in sorted(_RATIOS, key=lambda mark: (mark != 1, mark != block.until, abs(math.log(mark)))):
+    for mark in sorted(
+        _RATIOS, key=lambda mark: (mark != 1, mark != block.until, abs(math.log(mark)))
+    ):
         place = float(_axis_place_of_ratio(mark))
         if low - room <= place <= high + room and all(
             abs(place - float(_axis_place_of_ratio(other))) > far for other in kept
@@ -100,15 +173,20 @@ def _set_ratio_axis(axes: Axes, block: Block) -> None:
     axes.minorticks_off()
 
 
-def frontier_legend_entries(blocks: Sequence[Block], paint: Callable[[str], str] = str) -> tuple[list[Any], list[str]]:
-    """Defenses by colour and marker, then what filled, hollow and ringed say, of pictures with the same lines."""
+def frontier_legend_entries(
+    blocks: Sequence[Block], paint: Callable[[str], str] = str
+) -> tuple[list[Any], list[str]]:
+    """Defenses by colour and marker, then what filled, hollow and ringed say, of pictures with the
+    same lines."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     def key(**style: Any) -> Line2D:
         return Line2D([], [], **{**style, "color": paint(style["color"])})
 
-    names = distinct_in_order(s.label for block in blocks for s in block.series if s.kind != CORNERS)
+    names = distinct_in_order(
+        s.label for block in blocks for s in block.series if s.kind != CORNERS
+    )
     kinds = {s.label: s.kind for block in blocks for s in block.series if s.points}
     shown, handles = [name for name in names if name in kinds], list[Any]()
     for name in shown:

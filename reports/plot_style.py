@@ -1,7 +1,8 @@
 """What every plot has in common: colours, markers, lines, axes of shares.
 
-Colours are stand-ins that become CSS variables of the page (`--series-1` …, `currentColor`), so a plot follows the
-theme around it; a file of its own has the page's light colours. Marker and line style say the same as colour.
+Colours are stand-ins that become CSS variables of the page (`--series-1` …, `currentColor`), so a
+plot follows the theme around it; a file of its own has the page's light colours. Marker and line
+style say the same as colour.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ INK = "#010203"  # stand-ins that become CSS variables
 GRID = "#010204"
 COLOURS = [f"#0102{0x10 + i:02x}" for i in range(SERIES)]
 _ON_WHITE = ("#1f5fa8", "#b4470c", "#187a4c", "#8a3f86", "#8a6500", "#4d5866")  # as in style.css
-LIGHT = {INK: "#1b2330", GRID: "#d5dae1", **dict(zip(COLOURS, _ON_WHITE, strict=True))}  # for a file of its own
+LIGHT = {
+    INK: "#1b2330",
+    GRID: "#d5dae1",
+    **dict(zip(COLOURS, _ON_WHITE, strict=True)),
+}  # for a file of its own
 # 8, to 6 colours: the 25th target is the first to look like another one.
 MARKERS = "osD^vPX*"
 LINES = ["-", (0, (5, 2)), (0, (1.2, 1.6)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1))]
@@ -60,7 +65,8 @@ LIGHT_STYLE: Any = {name: LIGHT.get(value, value) for name, value in STYLE.items
 
 @contextmanager
 def styled_figure_context(style: Any) -> Iterator[tuple[Figure, Axes]]:
-    """One pair of axes in our style, without pyplot's state and whatever a user's matplotlibrc says."""
+    """One pair of axes in our style, without pyplot's state and whatever a user's matplotlibrc
+    says."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -69,7 +75,9 @@ def styled_figure_context(style: Any) -> Iterator[tuple[Figure, Axes]]:
     with matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(style)
-        warnings.simplefilter("ignore", UserWarning)  # glyphs the layout font lacks: the browser has its own
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # glyphs the layout font lacks: the browser has its own
         figure = Figure(figsize=(5, 3.2))
         FigureCanvasSVG(figure)  # attaches itself to the figure; saving as .png swaps it
         yield figure, figure.subplots()
@@ -99,7 +107,8 @@ def add_grid_and_labels(axes: Axes, x: str | None = None, y: str | None = None) 
 
 def error_bar_lengths(points: Sequence[PlotPoint]) -> list[list[float]]:
     """How far down and up the interval of each y reaches: (2, points)."""
-    # matplotlib refuses negative lengths. 0 stands first: max(0.0, nan) is 0, and max(nan, 0.0) is nan.
+    # matplotlib refuses negative lengths. 0 stands first: max(0.0, nan) is 0, and max(nan, 0.0) is
+    # nan.
     return [[max(0.0, p.y - p.low) for p in points], [max(0.0, p.high - p.y) for p in points]]
 
 
@@ -110,7 +119,10 @@ def plot_styles_of_findings(findings: Sequence[Finding]) -> list[dict[str, Any]]
         distinct_in_order(f.attack for f in findings),
     )
     return [
-        {**plot_style_of_target(targets.index(f.target)), "linestyle": line_style(attacks.index(f.attack))}
+        {
+            **plot_style_of_target(targets.index(f.target)),
+            "linestyle": line_style(attacks.index(f.attack)),
+        }
         for f in findings
     ]
 
@@ -129,7 +141,10 @@ def plot_styles_of_series(series: Sequence[Series]) -> list[dict[str, Any]]:
         distinct_in_order(s.label for s in series),
         distinct_in_order(s.kind for s in series),
     )
-    return [{**plot_style_of_target(labels.index(s.label)), **plot_style_of_kind(kinds.index(s.kind))} for s in series]
+    return [
+        {**plot_style_of_target(labels.index(s.label)), **plot_style_of_kind(kinds.index(s.kind))}
+        for s in series
+    ]
 
 
 def plot_style_of_kind(i: int) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Findings and series as inline SVG: recall against wrong guesses, repetitions, samples, lengths, costs; calibration.
+"""Findings and series as inline SVG: recall against wrong guesses, repetitions, samples, lengths,
+costs; calibration.
 
-The output is deterministic, and its ids carry the plot's name, so several plots can share a page. Knows findings and
-matplotlib, which it imports only when a plot is drawn.
+The output is deterministic, and its ids carry the plot's name, so several plots can share a page.
+Knows findings and matplotlib, which it imports only when a plot is drawn.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ if TYPE_CHECKING:
 _THEME = [(INK, "currentColor"), (GRID, "var(--rule)")]
 _THEME += [(colour, f"var(--series-{i})") for i, colour in enumerate(COLOURS, 1)]
 _FLOOR: Any = {"color": INK, **FLOOR}
-_REFERENCES: dict[str, tuple[Any, str]] = {  # by plot, the line that it is read against: its style, and its name
+_REFERENCES: dict[
+    str, tuple[Any, str]
+] = {  # by plot, the line that it is read against: its style, and its name
     "exposure": (_FLOOR, "nothing memorised: 2^-x and its band"),
     "roc": ({"color": GRID}, "chance"),
     "calibration": (_FLOOR, "a score that keeps its word"),
@@ -62,17 +65,36 @@ def render_plot_svg(block: Block, titles: Mapping[str, str]) -> str:
             handles, labels = plot_frontier.frontier_legend_entries([block])
         else:
             handles, labels = _legend_entries(block, {**titles, **dict(block.labels)})
-        shown = [" " + phrases.shorten(label, 60) for label in labels]  # matplotlib hides labels that open with `_`
-        columns = 2 if max(map(len, shown), default=0) <= 26 else 1  # wider than the axes, it would shrink them
-        figure.legend(handles, shown, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=columns, handlelength=2.6)
+        shown = [
+            " " + phrases.shorten(label, 60) for label in labels
+        ]  # matplotlib hides labels that open with `_`
+        columns = (
+            2 if max(map(len, shown), default=0) <= 26 else 1
+        )  # wider than the axes, it would shrink them
+        figure.legend(
+            handles,
+            shown,
+            loc="upper center",
+            bbox_to_anchor=(0.5, 0.0),
+            ncols=columns,
+            handlelength=2.6,
+        )
         text = io.StringIO()
         nothing = METADATA[".svg"]
-        figure.savefig(text, format="svg", transparent=True, metadata=nothing, bbox_inches="tight", pad_inches=0.04)
+        figure.savefig(
+            text,
+            format="svg",
+            transparent=True,
+            metadata=nothing,
+            bbox_inches="tight",
+            pad_inches=0.04,
+        )
     return _inline_svg_element(text.getvalue(), block)
 
 
 def _draw_recall_by_wrong_guesses(axes: Axes, block: Block) -> None:
-    """One line a finding: recall while so many wrong guesses are allowed, guesses taken surest first."""
+    """One line a finding: recall while so many wrong guesses are allowed, guesses taken surest
+    first."""
     findings = block.findings
     budget = max(12, min(200, POINTS // len(findings)))
     for finding, style in zip(findings, plot_styles_of_findings(findings), strict=True):
@@ -86,7 +108,8 @@ def _draw_recall_by_wrong_guesses(axes: Axes, block: Block) -> None:
 
 
 def _draw_recall_by_copies(axes: Axes, block: Block) -> None:
-    """One line a finding with its intervals, the findings a little apart so that error bars stand side by side."""
+    """One line a finding with its intervals, the findings a little apart so that error bars stand
+    side by side."""
     _plot_numbers_by_copies(axes, block.findings)
     shares = all(m.unit == "share" for f in block.findings for m in f.by_repeats.values())
     axes.set(xlabel="Repetitions in the training data", ylabel="Recall" if shares else "Mean")
@@ -105,12 +128,18 @@ def _draw_exposure_by_insertions(axes: Axes, block: Block) -> None:
 
 def _plot_numbers_by_copies(axes: Axes, findings: Sequence[Finding]) -> None:
     # Evenly spaced by rank, as counts may be 1 and 1,000, and some are names.
-    names = sorted({name for f in findings for name in f.by_repeats}, key=phrases.report_sort_key_of_repeats)
+    names = sorted(
+        {name for f in findings for name in f.by_repeats}, key=phrases.report_sort_key_of_repeats
+    )
     apart = min(0.1, 0.7 / len(findings))
-    for i, (finding, style) in enumerate(zip(findings, plot_styles_of_findings(findings), strict=True)):
+    for i, (finding, style) in enumerate(
+        zip(findings, plot_styles_of_findings(findings), strict=True)
+    ):
         shift = apart * (i - (len(findings) - 1) / 2)
         measured = phrases.sort_by_repeats(finding.by_repeats)
-        points = [PlotPoint(names.index(name) + shift, m.value, m.low, m.high) for name, m in measured]
+        points = [
+            PlotPoint(names.index(name) + shift, m.value, m.low, m.high) for name, m in measured
+        ]
         _draw_with_error_bars(axes, points, style)
     axes.set_xticks(range(len(names)), [phrases.shorten(name, 10) for name in names])
 
@@ -133,7 +162,8 @@ def _draw_recall_by_number_of_samples(axes: Axes, block: Block) -> None:
 
 
 def _draw_share_series(axes: Axes, block: Block) -> None:
-    """One line of shares a series, with intervals where its points have them, over a number of tokens."""
+    """One line of shares a series, with intervals where its points have them, over a number of
+    tokens."""
     from matplotlib.ticker import MaxNLocator
 
     _draw_series(axes, block)
@@ -153,7 +183,8 @@ def _draw_calibration(axes: Axes, block: Block) -> None:
 
 
 def _draw_exposure_tail(axes: Axes, block: Block) -> None:
-    """Share of canaries of at least so many bits, on a logarithmic axis, beside its null and the band of chance."""
+    """Share of canaries of at least so many bits, on a logarithmic axis, beside its null and the
+    band of chance."""
     if block.null is not None:
         bits, chance, band = zip(*((p.x, p.y, p.high) for p in block.null.points), strict=True)
         axes.plot(bits, chance, color=INK, **FLOOR)
@@ -172,7 +203,8 @@ def _draw_exposure_tail(axes: Axes, block: Block) -> None:
 
 
 def _draw_leak_against_perplexity(axes: Axes, block: Block) -> None:
-    """A point a row: what is extracted over what the model costs in perplexity; hollow where no claim covers it."""
+    """A point a row: what is extracted over what the model costs in perplexity; hollow where no
+    claim covers it."""
     _draw_series(axes, block, linestyle="")
     costs = [point.x for series in block.series for point in series.points]
     if max(costs) > 10 * min(costs) > 0:
@@ -185,9 +217,12 @@ def _draw_leak_against_perplexity(axes: Axes, block: Block) -> None:
 
 
 def _draw_lines_over_runs(axes: Axes, block: Block) -> None:
-    """One line a series over runs in their order, a little apart so that error bars stand side by side."""
+    """One line a series over runs in their order, a little apart so that error bars stand side by
+    side."""
     apart = min(0.12, 0.6 / len(block.series))
-    for i, (series, style) in enumerate(zip(block.series, plot_styles_of_series(block.series), strict=True)):
+    for i, (series, style) in enumerate(
+        zip(block.series, plot_styles_of_series(block.series), strict=True)
+    ):
         shift = apart * (i - (len(block.series) - 1) / 2)
         _draw_with_error_bars(axes, [replace(p, x=p.x + shift) for p in series.points], style)
     every = -(-len(block.ticks) // _TICKS)
@@ -202,13 +237,16 @@ def _draw_shares_over_runs(axes: Axes, block: Block) -> None:
     from matplotlib.ticker import PercentFormatter
 
     _draw_lines_over_runs(axes, block)
-    reached = max((p.high for s in block.series for p in s.points if not math.isnan(p.high)), default=1.0)
+    reached = max(
+        (p.high for s in block.series for p in s.points if not math.isnan(p.high)), default=1.0
+    )
     axes.set_ylim(0, min(1.02, 1.1 * max(reached, 0.01)))
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
 
 
 def _draw_roc(axes: Axes, block: Block) -> None:
-    """Staircases on two logarithmic axes. These have no 0: a rate of 0 is drawn at half of the least other one."""
+    """Staircases on two logarithmic axes. These have no 0: a rate of 0 is drawn at half of the
+    least other one."""
     least = min((p.x for s in block.series for p in s.points if p.x > 0), default=0.01) / 2
     lowest = min((p.y for s in block.series for p in s.points if p.y > 0), default=0.01) / 2
     axes.plot([least, 1], [least, 1], color=GRID)
@@ -217,7 +255,10 @@ def _draw_roc(axes: Axes, block: Block) -> None:
         x, y = [max(p.x, least) for p in points], [max(p.y, lowest) for p in points]
         # "post": what is found at a rate of false positives is found up to the next rate.
         axes.step(x, y, where="post", markevery=max(1, len(x) // 8), **style)
-    for axis, low, label in ((axes.xaxis, least, block.axes[0]), (axes.yaxis, min(least, lowest), block.axes[1])):
+    for axis, low, label in (
+        (axes.xaxis, least, block.axes[0]),
+        (axes.yaxis, min(least, lowest), block.axes[1]),
+    ):
         axis.axes.set(**{f"{axis.axis_name}scale": "log", f"{axis.axis_name}lim": (low, 1.1)})
         axis.axes.set(**{f"{axis.axis_name}label": label})
         axis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
@@ -231,7 +272,9 @@ def _draw_series(axes: Axes, block: Block, **more: Any) -> None:
         points = _thin_plot_points(series, block)
         if all(math.isnan(p.low) for p in points):
             every = max(1, len(points) // 12)
-            axes.plot([p.x for p in points], [p.y for p in points], **{**style, **more}, markevery=every)
+            axes.plot(
+                [p.x for p in points], [p.y for p in points], **{**style, **more}, markevery=every
+            )
         else:
             _draw_with_error_bars(axes, points, {**style, **more})
     axes.set(xlabel=block.axes[0], ylabel=block.axes[1])
@@ -271,17 +314,23 @@ PLOTS: dict[str, Callable[[Axes, Block], None]] = {
 
 
 def _legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[list[Any], list[str]]:
-    """Labels (of findings: targets) by colour and marker; several kinds (of findings: attacks) by line."""
+    """Labels (of findings: targets) by colour and marker; several kinds (of findings: attacks) by
+    line."""
     from matplotlib.lines import Line2D
 
-    drawn = [(s.label, s.kind) for s in block.series] or [(f.target, f.attack) for f in block.findings]
+    drawn = [(s.label, s.kind) for s in block.series] or [
+        (f.target, f.attack) for f in block.findings
+    ]
     labels, kinds = (distinct_in_order(names) for names in zip(*drawn, strict=True))
     labels = labels if block.series else [titles.get(name, name) for name in labels]
     line = {"linestyle": ""} if block.plot == "tradeoff" else {}
     handles = [Line2D([], [], **{**plot_style_of_target(i), **line}) for i in range(len(labels))]
     if len(kinds) > 1:
         marked = {"marker": "o"} if line else {}
-        handles += [Line2D([], [], color=INK, **{**plot_style_of_kind(i), **line, **marked}) for i in range(len(kinds))]
+        handles += [
+            Line2D([], [], color=INK, **{**plot_style_of_kind(i), **line, **marked})
+            for i in range(len(kinds))
+        ]
         labels += kinds
     # Without non-members there is no dotted line to explain.
     alone = block.plot == "any_of_n" and not any(
@@ -295,16 +344,21 @@ def _legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[list[Any],
 
 
 def _inline_svg_element(file: str, block: Block) -> str:
-    """matplotlib's file as an element of a page: named, with its own ids, themed, in two decimals."""
+    """matplotlib's file as an element of a page: named, with its own ids, themed, in two
+    decimals."""
     opening, body = file[file.index("<svg") :].split(">", 1)
     view_box = re.search(r'viewBox="([^"]+)"', opening)
     assert view_box is not None  # matplotlib always writes one
-    # Of the opening tag the view box alone stays: without a width and a height in points, CSS decides the size.
+    # Of the opening tag the view box alone stays: without a width and a height in points, CSS
+    # decides the size.
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     # matplotlib writes a `>` of a text as an entity: every other one ends a tag.
     body = re.sub(r"<[^>]*>", lambda tag: _svg_tag_in_theme(tag.group(), block.id), body)
     body = re.sub(r">\s*\n\s*<", "><", body).strip()
-    id, title, description = block.id, *map(escaping.escape_for_html, (block.title, block.description))
+    id, title, description = (
+        block.id,
+        *map(escaping.escape_for_html, (block.title, block.description)),
+    )
     labelled = f'role="img" aria-labelledby="{id}-title {id}-desc" {view_box.group()}'
     names = f'<title id="{id}-title">{title}</title><desc id="{id}-desc">{description}</desc>'
     return f'<svg class="plot" {labelled}>{names}{body}'
@@ -314,7 +368,8 @@ def _svg_tag_in_theme(tag: str, id: str) -> str:
     """One tag; the text between tags is the user's and is left alone."""
     # The opening tag that declared `xlink` is gone; in SVG 2 `href` needs no namespace.
     tag = re.sub(r"\s*\n\s*", " ", tag).replace("xlink:href", "href")
-    # Ids are the whole page's: this plot's get its name in front, and so does whatever refers to them.
+    # Ids are the whole page's: this plot's get its name in front, and so does whatever refers to
+    # them.
     tag = re.sub(r'\bid="([^"]+)"', rf'id="{id}-\1"', tag)
     tag = re.sub(r'(href="|url\()#', rf"\1#{id}-", tag)
     # Two decimals of a point are finer than a screen.

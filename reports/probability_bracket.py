@@ -1,4 +1,5 @@
-"""What stands around exact extraction probabilities: a floor of samples near by, a ceiling of every decoding."""
+"""What stands around exact extraction probabilities: a floor of samples near by, a ceiling of every
+decoding."""
 
 from __future__ import annotations
 
@@ -10,15 +11,23 @@ from auditor.reports.blocks import Block, Group, Paragraph, Table
 from auditor.reports.topics import CHECK, Topic, row_title_with_attack
 from auditor.statistics.metrics import name_nonmember_metric
 
-# Formulas C3: a decoding that keeps the order of tokens gives the k-th likeliest token 1/k at most, and p <= prod 1/k.
+# Formulas C3: a decoding that keeps the order of tokens gives the k-th likeliest token 1/k at most,
+# and p <= prod 1/k.
 _NOTE = (
-    "Two events. A sample near the suffix is at least so likely, under the configuration's own decoding; the suffix "
-    "is one of them, so that this is never below the exact number. The suffix itself, token for token, is exactly so "
-    "likely under that decoding, and at most so likely under every one that keeps the order of tokens: temperature, "
-    "top-k, top-p, min-p, greedy, at each token another. That ceiling says nothing of samples near the suffix, and "
-    "nothing of beam search, repetition penalties, forbidden tokens or another text in front; of n samples one is the "
-    "suffix with at most n times that probability. A window is a part of the suffix, behind the true text before it, "
-    "prefix included: where its ceiling is low, not even so short a part is extracted by whoever has all before it."
+    "Two events. A sample near the suffix is at least so likely, under the configuration's own "
+    "decoding; the suffix "
+    "is one of them, so that this is never below the exact number. The suffix itself, token for "
+    "token, is exactly so "
+    "likely under that decoding, and at most so likely under every one that keeps the order of "
+    "tokens: temperature, "
+    "top-k, top-p, min-p, greedy, at each token another. That ceiling says nothing of samples near "
+    "the suffix, and "
+    "nothing of beam search, repetition penalties, forbidden tokens or another text in front; of n "
+    "samples one is the "
+    "suffix with at most n times that probability. A window is a part of the suffix, behind the "
+    "true text before it, "
+    "prefix included: where its ceiling is low, not even so short a part is extracted by whoever "
+    "has all before it."
 )
 
 
@@ -27,16 +36,30 @@ def _probability_bracket_blocks(result: AuditResult) -> list[Block]:
     shown = [finding for finding in asked if finding.measurement("rank_bound")]
     if not shown:
         return []
-    head = ("One sample is", "Members, mean", "Non-members, mean", "Members above", "Non-members above")
+    head = (
+        "One sample is",
+        "Members, mean",
+        "Non-members, mean",
+        "Members above",
+        "Non-members above",
+    )
     groups = []
     for f in shown:
         title = (
-            f"{row_title_with_attack(result, f)} · {phrases.decoding_label(f)} · 1 in {_reported_one_in_threshold(f):,}"
+            f"{row_title_with_attack(result, f)} · {phrases.decoding_label(f)} · 1 in "
+            f"{_reported_one_in_threshold(f):,}"
         )
         groups.append(Group(title, tuple(_probability_bracket_table_rows(f))))
-    caption = "Around the exact extraction probability; above: the secrets of which it is 1 in so many or more"
+    caption = (
+        "Around the exact extraction probability; above: the secrets of which it is 1 in so "
+        "many or more"
+    )
     table = Table("bracket-table", caption, head, tuple(groups), frozenset({1, 2, 3, 4}))
-    return [*(Paragraph(_rank_bound_sentence(result, finding)) for finding in shown), table, Paragraph(_NOTE)]
+    return [
+        *(Paragraph(_rank_bound_sentence(result, finding)) for finding in shown),
+        table,
+        Paragraph(_NOTE),
+    ]
 
 
 def _reported_one_in_threshold(finding: Finding) -> int:
@@ -52,9 +75,11 @@ def _rank_bound_sentence(result: AuditResult, finding: Finding) -> str:
     floor = finding.measurement(name_nonmember_metric("rank_bound"))
     beside = f" (non-members: {phrases.value_with_interval(floor)})" if floor else ""
     return (
-        f"{row_title_with_attack(result, finding)}: whatever temperature, top-k or top-p the product uses, "
+        f"{row_title_with_attack(result, finding)}: whatever temperature, top-k or top-p the "
+        "product uses, "
         "one sample is a "
-        f"member's suffix, token for token, with a probability of at most {mean} on average{beside}; for all but "
+        f"member's suffix, token for token, with a probability of at most {mean} on "
+        f"average{beside}; for all but "
         f"{above} of them it is below 1 in {one_in:,}."
     )
 
@@ -62,24 +87,43 @@ def _rank_bound_sentence(result: AuditResult, finding: Finding) -> str:
 def _probability_bracket_table_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
     windows = [part.strip() for part in str(finding.options["windows"]).split(",")]
     near = finding.options["near_distance"]
-    # By title: the metric of the mean, and what the metric of the share above the threshold begins with.
+    # By title: the metric of the mean, and what the metric of the share above the threshold begins
+    # with.
     kinds = {
-        f"within {near} token edits of it, at least": ("near_verbatim_probability", "near_verbatim"),
+        f"within {near} token edits of it, at least": (
+            "near_verbatim_probability",
+            "near_verbatim",
+        ),
         "the suffix, exactly": ("extraction_probability", "extraction"),
         "the suffix, whatever the decoding, at most": ("rank_bound", "rank_bound"),
         **{
-            f"its likeliest {n} tokens, whatever the decoding, at most": (f"window_bound_{n}", f"window_bound_{n}")
+            f"its likeliest {n} tokens, whatever the decoding, at most": (
+                f"window_bound_{n}",
+                f"window_bound_{n}",
+            )
             for n in windows
         },
-        **{f"of its windows of {n} tokens, greedy decoding's": (f"greedy_windows_{n}", "") for n in windows},
+        **{
+            f"of its windows of {n} tokens, greedy decoding's": (f"greedy_windows_{n}", "")
+            for n in windows
+        },
     }
     for title, (mean, above) in kinds.items():
         share = f"{above}_1_in_{_reported_one_in_threshold(finding)}"
-        means = (phrases.value_with_interval(finding.measurement(name)) for name in (mean, name_nonmember_metric(mean)))
+        means = (
+            phrases.value_with_interval(finding.measurement(name))
+            for name in (mean, name_nonmember_metric(mean))
+        )
         above_it = (finding.measurement(name) for name in (share, name_nonmember_metric(share)))
         yield (title, *means, *map(phrases.format_share_with_interval, above_it))
 
 
 TOPICS = (
-    Topic("bracket", "Floors and ceilings of extraction", lambda m: _probability_bracket_blocks(m.result), CHECK, 6),
+    Topic(
+        "bracket",
+        "Floors and ceilings of extraction",
+        lambda m: _probability_bracket_blocks(m.result),
+        CHECK,
+        6,
+    ),
 )

@@ -1,9 +1,10 @@
-"""The JSON Schema of `result.json`, made from the records themselves: `schema.json` beside this file holds it.
+"""The JSON Schema of `result.json`, made from the records themselves: `schema.json` beside this
+file holds it.
 
     python -m auditor.reports.schema        (writes that file anew)
 
-A field added with a default keeps SCHEMA_VERSION: an older result still fits. Anything else that changes what fits is
-a new version, and results of another one are refused.
+A field added with a default keeps SCHEMA_VERSION: an older result still fits. Anything else that
+changes what fits is a new version, and results of another one are refused.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ PATH = Path(__file__).with_name("schema.json")
 
 
 def result_json_schema() -> dict[str, Any]:
-    """The whole schema, draft 2020-12: what `from_json` takes for an AuditResult of this SCHEMA_VERSION."""
+    """The whole schema, draft 2020-12: what `from_json` takes for an AuditResult of this
+    SCHEMA_VERSION."""
     whole = json_schema(AuditResult)
     whole["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
-    whole["required"].append("schema_version")  # an older record without one is of no version that could be read
+    whole["required"].append(
+        "schema_version"
+    )  # an older record without one is of no version that could be read
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:audit-lm:result:{SCHEMA_VERSION}",

@@ -1,7 +1,9 @@
-"""The first screen after a run: what leaks, how sure that is, what it costs and what to do; at most 25 lines.
+"""The first screen after a run: what leaks, how sure that is, what it costs and what to do; at most
+25 lines.
 
-Reads the same signals as every other report (`records.signals`), shortens what they say, and leaves leaks for last
-where something must be left out. All else is on the screen of `--verbose` and in the report.
+Reads the same signals as every other report (`records.signals`), shortens what they say, and leaves
+leaks for last where something must be left out. All else is on the screen of `--verbose` and in the
+report.
 """
 
 from __future__ import annotations
@@ -35,7 +37,14 @@ from auditor.reports import (
     signals,
     unlearning,
 )
-from auditor.reports.screen_layout import GUTTER, RESULT, ScreenEntry, cut_to_width, lay_out_entries, wrap_to_width
+from auditor.reports.screen_layout import (
+    GUTTER,
+    RESULT,
+    ScreenEntry,
+    cut_to_width,
+    lay_out_entries,
+    wrap_to_width,
+)
 from auditor.reports.verdict import strongest_attack_row, strongest_row_with_chain
 from auditor.statistics import documents
 from auditor.statistics.metrics import RECALL
@@ -49,23 +58,37 @@ _SHORT_REMARKS = {RECALL: "", documents.RECALL: "records, in part"}  # by metric
 
 
 def first_screen(result: AuditResult, folder: Path, width: int = WIDTH) -> Text:
-    """At most LINES lines of `width` columns. folder: of the run, whose outcomes say what fewer copies would leave, and
-    which holds what its command remarks."""
+    """At most LINES lines of `width` columns. folder: of the run, whose outcomes say what fewer
+    copies would leave, and which holds what its command remarks."""
     remarks = read_command_remarks(folder)
-    result, width = phrases.result_with_printable_strings(result), max(_NARROWEST, min(width, WIDTH))
+    result, width = (
+        phrases.result_with_printable_strings(result),
+        max(_NARROWEST, min(width, WIDTH)),
+    )
     seen, known = assess_signals(result), detailed.read_secret_details(folder)
-    doubt = ScreenEntry("DOUBT", tuple(doubt.sentence for doubt in signals.all_doubts(seen)), 3, " ")
+    doubt = ScreenEntry(
+        "DOUBT", tuple(doubt.sentence for doubt in signals.all_doubts(seen)), 3, " "
+    )
     above = lay_out_entries((_result_screen_entry(result, seen, width), doubt), width)
     shown = (
         _other_signals_screen_entry(result, seen),
         _extraction_by_copies_screen_entry(result, seen, known),
         _personal_data_screen_entry(result, seen),
         _defense_causes_screen_entry(result),
-        ScreenEntry("FORGET", tuple(unlearning.forgetting_sentences(result, one) for one in result.unlearning), 3, " "),
+        ScreenEntry(
+            "FORGET",
+            tuple(unlearning.forgetting_sentences(result, one) for one in result.unlearning),
+            3,
+            " ",
+        ),
     )
-    stand = sorted(claims.claims_to_report(result), key=lambda stands: stands.verdict != CONTRADICTED)
+    stand = sorted(
+        claims.claims_to_report(result), key=lambda stands: stands.verdict != CONTRADICTED
+    )
     claimed = ScreenEntry("CLAIM", tuple(map(claims.claim_summary_phrase, stand)), 2)
-    report = ScreenEntry("report", (escaping.to_printable_line(os.path.join(folder, "report.html")),), 3)
+    report = ScreenEntry(
+        "report", (escaping.to_printable_line(os.path.join(folder, "report.html")),), 3
+    )
     after = (_next_step_screen_entry(result, seen, known, folder, remarks, width), report)
     # With room for every row: how long the table is if nothing is left out.
     whole = _verbatim_extraction_lines(result, seen, width, len(seen.signals) + LINES)
@@ -87,16 +110,22 @@ def _short_target_title(result: AuditResult, target: str) -> str:
     return cut_to_width(signals.target_title_or_undefended(result, target), _LONGEST)
 
 
-# --- what leaks, and what may have hidden a leak ----------------------------------------------------------------------
+# --- what leaks, and what may have hidden a leak
+# -----------------------------------------------------------------------------------------------
 
 
 def _result_screen_entry(result: AuditResult, seen: LeakAssessment, width: int) -> ScreenEntry:
     """A sentence for all targets of which the same is to be said, those that leak first.
 
-    Where sentences are too many, one for all that leak, one for all that may, and so on: no leak goes without saying.
+    Where sentences are too many, one for all that leak, one for all that may, and so on: no leak
+    goes without saying.
     """
-    told = [target for target in seen.targets if target == UNDEFENDED or seen.tested_signals(target)]
-    states = [(*_leak_state_and_signals_label(seen, target), i, target) for i, target in enumerate(told)]
+    told = [
+        target for target in seen.targets if target == UNDEFENDED or seen.tested_signals(target)
+    ]
+    states = [
+        (*_leak_state_and_signals_label(seen, target), i, target) for i, target in enumerate(told)
+    ]
     stand = [s.target.title for s in claims.claims_to_report(result) if s.verdict == CONTRADICTED]
     before = [f"The claim of {_first_titles_label(stand, 2)} is contradicted."] if stand else []
     after = [] if UNDEFENDED in seen.targets else ["Nothing was measured on the undefended model."]
@@ -108,7 +137,10 @@ def _result_screen_entry(result: AuditResult, seen: LeakAssessment, width: int) 
         groups = dict[tuple[object, ...], list[str]]()
         for *state, _, target in sorted(states, key=lambda one: (one[0], one[2])):
             groups.setdefault(tuple(state[:parts]), []).append(target)
-        said = (_leak_state_sentence(result, seen, state, targets, names) for state, targets in groups.items())
+        said = (
+            _leak_state_sentence(result, seen, state, targets, names)
+            for state, targets in groups.items()
+        )
         return (*before, *said, *after)
 
     entry = ScreenEntry(RESULT, sentences(2, 4), 3, " ")
@@ -122,7 +154,9 @@ def _leak_state_and_signals_label(seen: LeakAssessment, target: str) -> tuple[in
     if shown := seen.shown_signals(target):
         kinds = {s.kind for s in shown}
         few = _signal_names_label([s for s in tested if s.suspected and s.kind not in kinds])
-        return _LEAKS, _signal_names_label(shown) + (f"; seen, not significant: {few}" if few else "")
+        return _LEAKS, _signal_names_label(shown) + (
+            f"; seen, not significant: {few}" if few else ""
+        )
     if not tested:
         return _UNMEASURED, ""
     if seen.shows_no_leakage(target):
@@ -135,14 +169,22 @@ def _signal_names_label(found: Sequence[LeakSignal]) -> str:
 
 
 def _leak_state_sentence(
-    result: AuditResult, seen: LeakAssessment, state: Sequence[object], targets: Sequence[str], names: int
+    result: AuditResult,
+    seen: LeakAssessment,
+    state: Sequence[object],
+    targets: Sequence[str],
+    names: int,
 ) -> str:
     level, of = state[0], f" ({state[1]})" if len(state) > 1 and state[1] else ""
-    named = _first_titles_label([signals.target_title_or_undefended(result, target) for target in targets], names)
+    named = _first_titles_label(
+        [signals.target_title_or_undefended(result, target) for target in targets], names
+    )
     cost = _perplexity_cost_label(result, targets)
     if level == _LEAKS:
         words = [severity.severity_of_target(seen, target).word for target in targets]
-        highest = max(words, key=severity.WORDS.index)  # of several the first that a reader must know
+        highest = max(
+            words, key=severity.WORDS.index
+        )  # of several the first that a reader must know
         return f"{named} {'leak' if len(targets) > 1 else 'leaks'}, severity {highest}{of}{cost}."
     if level == _CLEAR:
         return f"{named}: {signals.no_leakage_phrase(seen, *targets)}{of}{cost}."
@@ -159,49 +201,74 @@ def _first_titles_label(titles: Sequence[str], names: int) -> str:
 
 
 def _perplexity_cost_label(result: AuditResult, targets: Sequence[str]) -> str:
-    """`, at 3.84x the perplexity (Public model: 4.87x)`, of one defended target; in brackets the last of its controls,
-    which no private data stand behind."""
+    """`, at 3.84x the perplexity (Public model: 4.87x)`, of one defended target; in brackets the
+    last of its controls, which no private data stand behind."""
     costs = {record.name: record.perplexity for record in result.targets}
     own, base = costs.get(targets[0]), costs.get(UNDEFENDED)
-    if len(targets) > 1 or targets[0] == UNDEFENDED or own is None or base is None or not base.value > 0:
+    if (
+        len(targets) > 1
+        or targets[0] == UNDEFENDED
+        or own is None
+        or base is None
+        or not base.value > 0
+    ):
         return ""
     told, beside = strongest_row_with_chain(result, targets[0]), ""
     if told is not None and told.chain is not None:
         for step in phrases.chain_steps_of_target(told.chain, targets[0], beyond=True)[-1:]:
             if end := costs.get(step.after):
                 beside = (
-                    f" ({_short_target_title(result, step.after)}: {phrases.format_number(end.value / base.value)}x)"
+                    f" ({_short_target_title(result, step.after)}: "
+                    f"{phrases.format_number(end.value / base.value)}x)"
                 )
     return f", at {phrases.format_number(own.value / base.value)}x the perplexity{beside}"
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
+# --- the table
+# -----------------------------------------------------------------------------------------------
 
 
-def _verbatim_extraction_lines(result: AuditResult, seen: LeakAssessment, width: int, room: int) -> list[Text]:
-    """Verbatim extraction, a row a target and access; below, what the same attack gives of non-members.
+def _verbatim_extraction_lines(
+    result: AuditResult, seen: LeakAssessment, width: int, room: int
+) -> list[Text]:
+    """Verbatim extraction, a row a target and access; below, what the same attack gives of
+    non-members.
 
     Where there is no room for all rows, those that show something stay.
     """
     found = [s for s in seen.signals if s.kind is VERBATIM and s.measured is not None]
     if not found:
         return []
-    below = lay_out_entries((ScreenEntry("", (_nonmember_baseline_label(result, found),), 2),), width)
+    below = lay_out_entries(
+        (ScreenEntry("", (_nonmember_baseline_label(result, found),), 2),), width
+    )
     most = max(1, room - 1 - len(below))
     # Where rows are left out, one line of the room says how many.
-    kept = found if len(found) <= most else sorted(found, key=_most_worrying_first_screen_sort_key)[: max(1, most - 1)]
+    kept = (
+        found
+        if len(found) <= most
+        else sorted(found, key=_most_worrying_first_screen_sort_key)[: max(1, most - 1)]
+    )
     rows = []
     for _, own in groupby((s for s in found if s in kept), key=lambda s: s.target):
-        rows += [_verbatim_extraction_screen_cells(result, s, first=i == 0) for i, s in enumerate(own)]
+        rows += [
+            _verbatim_extraction_screen_cells(result, s, first=i == 0) for i, s in enumerate(own)
+        ]
     extracted, cost = "extracted verbatim", "perplexity" if any(row[6] for row in rows) else ""
     # Columns: 0 target, 1 access, 2 count, 3 share, 4 interval, 5 remark, 6 perplexity.
     widths = [max(cell_len(row[i]) for row in rows) for i in range(len(rows[0]))]
     widths[6] = max(widths[6], len(cost))
-    # The head spans columns 2 to 4 and the two gaps of two cells between them, and the remarks where there are some.
+    # The head spans columns 2 to 4 and the two gaps of two cells between them, and the remarks
+    # where there are some.
     widths[3] = max(widths[3], len(extracted) - widths[2] - widths[4] - 4)
-    head = f"{'':{sum(widths[:2]) + 4}}{extracted:<{sum(widths[2:6]) + 6 + 2 * bool(widths[5])}}{cost}"
+    head = (
+        f"{'':{sum(widths[:2]) + 4}}{extracted:<{sum(widths[2:6]) + 6 + 2 * bool(widths[5])}}{cost}"
+    )
     lines = [Text(f"{'':{GUTTER}}{head.rstrip()}", "dim")]
-    lines += [Text(" " * GUTTER + cut_to_width(_aligned_row_text(row, widths), width - GUTTER)) for row in rows]
+    lines += [
+        Text(" " * GUTTER + cut_to_width(_aligned_row_text(row, widths), width - GUTTER))
+        for row in rows
+    ]
     more = len(found) - len(rows)
     lines += [Text(f"{'':{GUTTER}}and {more:,} more rows in the report", "dim")] if more else []
     return [*lines, *below]
@@ -212,13 +279,25 @@ def _most_worrying_first_screen_sort_key(signal: LeakSignal) -> tuple[bool, bool
     return signal.status != SHOWN, not signal.suspected, -signal.measured.value
 
 
-def _verbatim_extraction_screen_cells(result: AuditResult, signal: LeakSignal, first: bool) -> tuple[str, ...]:
+def _verbatim_extraction_screen_cells(
+    result: AuditResult, signal: LeakSignal, first: bool
+) -> tuple[str, ...]:
     m = signal.measured
     assert m is not None  # whoever asks has seen that it was tested
     of = _SHORT_REMARKS.get(m.name, signal.kind.counted.get(m.name, ""))
-    remark = ", ".join(filter(None, (of, signals.suspicion_phrase(signal) if signal.suspected else "")))
-    interval = "" if signal.suspected and signals.is_decided_by_excess(signal) else phrases.format_interval(m)
-    cost = phrases.target_perplexity_text(result, signal.target).strip(phrases.NOTHING) if first else ""
+    remark = ", ".join(
+        filter(None, (of, signals.suspicion_phrase(signal) if signal.suspected else ""))
+    )
+    interval = (
+        ""
+        if signal.suspected and signals.is_decided_by_excess(signal)
+        else phrases.format_interval(m)
+    )
+    cost = (
+        phrases.target_perplexity_text(result, signal.target).strip(phrases.NOTHING)
+        if first
+        else ""
+    )
     counts = f"{phrases.hit_count_of_share(m):,}/{m.n:,}"
     title = _short_target_title(result, signal.target) if first else ""
     return title, signal.setting, counts, phrases.format_value(m), interval, remark, cost
@@ -227,7 +306,9 @@ def _verbatim_extraction_screen_cells(result: AuditResult, signal: LeakSignal, f
 def _aligned_row_text(row: Sequence[str], widths: Sequence[int]) -> str:
     """Names to the left, numbers to the right."""
     padded = (
-        text + " " * (w - cell_len(text)) if i in (0, 1, 4, 5) else " " * (w - cell_len(text)) + text
+        text + " " * (w - cell_len(text))
+        if i in (0, 1, 4, 5)
+        else " " * (w - cell_len(text)) + text
         for i, (text, w) in enumerate(zip(row, widths, strict=True))
         if w or i != 5  # no remark in any row
     )
@@ -237,16 +318,23 @@ def _aligned_row_text(row: Sequence[str], widths: Sequence[int]) -> str:
 def _nonmember_baseline_label(result: AuditResult, found: Sequence[LeakSignal]) -> str:
     """`of non-members: 0/100 Undefended, 0/20 PMixED (attack ethicist; 95% intervals)`"""
     used = {s.row for s in found}
-    # An attack that ranks samples has one to rank where it decodes greedily: that is then what extracts.
+    # An attack that ranks samples has one to rank where it decodes greedily: that is then what
+    # extracts.
     greedily = {True: ", greedy, one sample", False: ""}
     named = {f.cell_key: f"{f.attack}{greedily[f.decodes_greedily]}" for f in result.findings}
     attacks = ", ".join(dict.fromkeys(name for key, name in named.items() if key in used))
     how = f"(attack {attacks}; 95% intervals)" if attacks else "(95% intervals)"
     floors = [(s.target, s.baseline) for s in found if isinstance(s.baseline, Measurement)]
-    highest = {target: max((m for t, m in floors if t == target), key=lambda m: m.value) for target, _ in floors}
+    highest = {
+        target: max((m for t, m in floors if t == target), key=lambda m: m.value)
+        for target, _ in floors
+    }
     if not highest:
         if n := result.benchmark.nonmembers:
-            return f"not measured of the {n:,} non-members: what guessing alone would extract is not known {how}"
+            return (
+                f"not measured of the {n:,} non-members: what guessing alone would extract is "
+                f"not known {how}"
+            )
         return f"no non-members: what guessing alone would extract is not known {how}"
     told = (
         f"{phrases.hit_count_of_share(m):,}/{m.n:,} {_short_target_title(result, target)}"
@@ -266,30 +354,49 @@ def _attack_table_lines(
     ]
 
 
-# --- below the table --------------------------------------------------------------------------------------------------
+# --- below the table
+# -----------------------------------------------------------------------------------------------
 
 
 def _other_signals_screen_entry(result: AuditResult, seen: LeakAssessment) -> ScreenEntry:
-    """All other signals, those that are shown first. Personal data that the entry WHAT tells are left out."""
+    """All other signals, those that are shown first. Personal data that the entry WHAT tells are
+    left out."""
     what = _highest_recall_row_for_screen(result, seen)
     told = list[tuple[tuple[bool, bool], str, str]]()
     for target in seen.targets:
         for group in signals.group_signals_by_kind(seen.tested_signals(target)):
-            listed = group[0].kind is PERSONAL and what is not None and what.by_kind and target == what.target
+            listed = (
+                group[0].kind is PERSONAL
+                and what is not None
+                and what.by_kind
+                and target == what.target
+            )
             if group[0].kind is not VERBATIM and not listed:
                 worst = min(map(_most_worrying_first_screen_sort_key, group))[:2]
-                told.append((worst, _short_target_title(result, target), signals.describe_signals_of_one_kind(group)))
+                told.append(
+                    (
+                        worst,
+                        _short_target_title(result, target),
+                        signals.describe_signals_of_one_kind(group),
+                    )
+                )
     alone = all(s.kind is not VERBATIM or s.measured is None for s in seen.signals)
     told.sort(key=lambda one: one[0])
     # A target is named once, before the first of its signals.
     before = ["", *(title for _, title, _ in told)]
-    said = (text if title == last else f"{title}: {text}" for (_, title, text), last in zip(told, before, strict=False))
+    said = (
+        text if title == last else f"{title}: {text}"
+        for (_, title, text), last in zip(told, before, strict=False)
+    )
     return ScreenEntry("TESTED" if alone else "ALSO", tuple(said), 3)
 
 
 def _highest_recall_row_for_screen(result: AuditResult, seen: LeakAssessment) -> Finding | None:
-    """The configuration of highest recall: of the undefended model, or else of the first target that has one."""
-    return next((best for target in seen.targets if (best := strongest_attack_row(result, target))), None)
+    """The configuration of highest recall: of the undefended model, or else of the first target
+    that has one."""
+    return next(
+        (best for target in seen.targets if (best := strongest_attack_row(result, target))), None
+    )
 
 
 def _target_and_access_label(result: AuditResult, finding: Finding) -> str:
@@ -306,22 +413,32 @@ def _extraction_by_copies_screen_entry(
         shares = detailed.verbatim_recall_by_secret_group(known, known.rows[best.cell_key])
         if 1 < len(shares) <= _GROUPS:
             told = ", ".join(
-                f"{escaping.to_printable_line(name)}: {phrases.hit_count_text(m)}" for name, m in shares.items()
+                f"{escaping.to_printable_line(name)}: {phrases.hit_count_text(m)}"
+                for name, m in shares.items()
             )
             items.append(f"{told} {_target_and_access_label(result, best)}")
     if best is not None and len(best.strata) > 1:
         items += coverage.phrases_by_copies(best, _target_and_access_label(result, best))
-    elif best is not None and len(best.by_repeats) > 1 and not best.measurement(documents.RECALL):  # these are of parts
+    elif (
+        best is not None and len(best.by_repeats) > 1 and not best.measurement(documents.RECALL)
+    ):  # these are of parts
         groups = phrases.sort_by_repeats(best.by_repeats)
         told = ", ".join(f"{name}: {phrases.hit_count_text(m)}" for name, m in groups)
-        open_ = max((m for _, m in groups if m.unit == "share" and m.value == 0), key=lambda m: m.high, default=None)
+        open_ = max(
+            (m for _, m in groups if m.unit == "share" and m.value == 0),
+            key=lambda m: m.high,
+            default=None,
+        )
         items.append(f"copies {told} {_target_and_access_label(result, best)}")
         if open_:
             items[-1] += (
-                f"; {phrases.hit_count_text(open_)} leaves up to {phrases.format_percent(open_.high)}% possible"
+                f"; {phrases.hit_count_text(open_)} leaves up to "
+                f"{phrases.format_percent(open_.high)}% possible"
             )
     for finding in result.findings:
-        if finding.target == UNDEFENDED and (measured := phrases.exposure_by_insertions_to_report(finding)):
+        if finding.target == UNDEFENDED and (
+            measured := phrases.exposure_by_insertions_to_report(finding)
+        ):
             told = ", ".join(f"{count}: {phrases.format_value(m)} bits" for count, m in measured)
             few = " (a single canary each)" if all(m.n == 1 for _, m in measured) else ""
             items.append(f"exposure of canaries by copies {told}{few}")
@@ -332,7 +449,11 @@ def _personal_data_screen_entry(result: AuditResult, seen: LeakAssessment) -> Sc
     best = _highest_recall_row_for_screen(result, seen)
     if best is None or not best.by_kind:
         return ScreenEntry("WHAT", (), 2)
-    shown = {s.row for s in seen.signals if s.kind is PERSONAL and s.target == best.target and s.status == SHOWN}
+    shown = {
+        s.row
+        for s in seen.signals
+        if s.kind is PERSONAL and s.target == best.target and s.status == SHOWN
+    }
     if shown and best.cell_key not in shown:  # another attack extracts them
         best = next(finding for finding in result.findings if finding.cell_key in shown)
     none = not any(m.value for m in best.by_kind.values())
@@ -348,9 +469,16 @@ def _defense_causes_screen_entry(result: AuditResult) -> ScreenEntry:
         told = strongest_row_with_chain(result, target.name)
         if told is not None and told.chain is not None:
             found = phrases.chain_steps_of_target(told.chain, target.name)
-            steps = [phrases.brief_chain_step_effect_phrase(step) for step in found if step.difference is not None]
+            steps = [
+                phrases.brief_chain_step_effect_phrase(step)
+                for step in found
+                if step.difference is not None
+            ]
             n, above = told.chain.whole.n, phrases.above_nonmembers_phrase(told.chain.whole)
-            whose = f"{cut_to_width(target.title, _LONGEST)} ({told.setting}, the same {counted(n, 'secret')}{above})"
+            whose = (
+                f"{cut_to_width(target.title, _LONGEST)} ({told.setting}, the same "
+                f"{counted(n, 'secret')}{above})"
+            )
             items += [f"{whose}: {'; '.join(steps)}"] if steps else []
     return ScreenEntry("WHY", tuple(items), 2, ". ")
 
@@ -358,20 +486,33 @@ def _defense_causes_screen_entry(result: AuditResult) -> ScreenEntry:
 def _limitations_screen_entry(
     result: AuditResult, seen: LeakAssessment, remarks: CommandRemarks, most: int
 ) -> ScreenEntry:
-    """What nothing extracted of the fewest secrets leaves open, what was not tested, and what no run tells."""
+    """What nothing extracted of the fewest secrets leaves open, what was not tested, and what no
+    run tells."""
     none = [s for s in seen.signals if s.measured and s.measured.value == 0]
     zeros = [[s for s in none if s.kind is kind] for kind in (VERBATIM, PERSONAL)]
-    most_open = [max(found, key=lambda s: s.measured.high if s.measured else 0.0) for found in zeros if found]
-    possible = "Once DOUBT is resolved, still possible" if signals.all_doubts(seen) else "Still possible"
-    items = [f"{possible}: {', '.join(map(signals.not_ruled_out_phrase, most_open))}."] if most_open else []
+    most_open = [
+        max(found, key=lambda s: s.measured.high if s.measured else 0.0) for found in zeros if found
+    ]
+    possible = (
+        "Once DOUBT is resolved, still possible" if signals.all_doubts(seen) else "Still possible"
+    )
+    items = (
+        [f"{possible}: {', '.join(map(signals.not_ruled_out_phrase, most_open))}."]
+        if most_open
+        else []
+    )
     stopped = ((f, f.stopped) for f in result.findings if f.stopped)
     items += dict.fromkeys(
-        f"{_short_target_title(result, f.target)}, {f.attack}: {row.early_stop_sentence}." for f, row in stopped
+        f"{_short_target_title(result, f.target)}, {f.attack}: {row.early_stop_sentence}."
+        for f, row in stopped
     )
     items += coverage.attacks_kept_from_widest_access(result)
     items += remarks.limits
     if unread := result.benchmark.unread_columns:
-        items.append(f"Columns of the data with texts or media that are not read: {_first_titles_label(unread, 4)}.")
+        items.append(
+            "Columns of the data with texts or media that are not read: "
+            f"{_first_titles_label(unread, 4)}."
+        )
     items += [f"{given}."] if (given := coverage.coverage_label(result)) else []
     for targets, untested in signals.untested_kinds_to_report_by_targets(seen).items():
         titles = dict.fromkeys(
@@ -404,6 +545,10 @@ def _next_step_screen_entry(
         return ScreenEntry("NEXT", (next_step.command_that_asks_the_rest(seen.unasked, folder),), 2)
     if remarks.deeper and command.startswith("audit gate"):
         command = remarks.deeper
-    first = "resolve DOUBT first" if signals.all_doubts(seen) else advice.mildest_copy_limit_phrase(result, known)
+    first = (
+        "resolve DOUBT first"
+        if signals.all_doubts(seen)
+        else advice.mildest_copy_limit_phrase(result, known)
+    )
     between = " " if cell_len(f"{first} -> {command}") <= width - GUTTER else "\n"
     return ScreenEntry("NEXT", (f"{first} ->{between}{command}" if first else command,), 2)

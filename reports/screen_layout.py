@@ -1,4 +1,5 @@
-"""Labelled entries of the first screen as lines of a given width: wrapped, cut, and what is left out counted."""
+"""Labelled entries of the first screen as lines of a given width: wrapped, cut, and what is left
+out counted."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ GUTTER = 8  # columns of the labels
 
 @dataclass(frozen=True)
 class ScreenEntry:
-    """A labelled entry of the screen. items: in the order in which they may be kept; most: lines that it may take."""
+    """A labelled entry of the screen. items: in the order in which they may be kept; most: lines
+    that it may take."""
 
     label: str
     items: tuple[str, ...]
@@ -28,13 +30,18 @@ def lay_out_entries(entries: Sequence[ScreenEntry], width: int) -> list[Text]:
     lines = []
     for entry in entries:
         style = "bold" if entry.label == RESULT else ""
-        for i, line in enumerate(_screen_lines_that_fit(entry, width - GUTTER) if entry.items else ()):
-            lines.append(Text.assemble((f"{'' if i else entry.label:{GUTTER}}", "bold"), (line, style)))
+        for i, line in enumerate(
+            _screen_lines_that_fit(entry, width - GUTTER) if entry.items else ()
+        ):
+            lines.append(
+                Text.assemble((f"{'' if i else entry.label:{GUTTER}}", "bold"), (line, style))
+            )
     return lines
 
 
 def _screen_lines_that_fit(entry: ScreenEntry, width: int) -> list[str]:
-    """Return as many items as fit into `entry.most` lines, and how many are left out; a single one is cut."""
+    """Return as many items as fit into `entry.most` lines, and how many are left out; a single one
+    is cut."""
     # From all items down: only wrapping tells how many lines they take.
     for kept in range(len(entry.items), 0, -1):
         left = len(entry.items) - kept
@@ -47,7 +54,8 @@ def _screen_lines_that_fit(entry: ScreenEntry, width: int) -> list[str]:
 
 
 def wrap_to_width(text: str, width: int) -> list[str]:
-    """Return the lines of a text that are at most `width` terminal cells wide; a wide character takes two."""
+    """Return the lines of a text that are at most `width` terminal cells wide; a wide character
+    takes two."""
     return [line.plain.rstrip() for line in Text(text).wrap(Console(width=width), width)]
 
 

@@ -1,8 +1,9 @@
-"""The secrets of a run as compact JSON values that the page's script searches and draws: ids and numbers only.
+"""The secrets of a run as compact JSON values that the page's script searches and draws: ids and
+numbers only.
 
-At most `BUDGET` bytes, whatever the number of secrets: what does not fit is left out and said so. Token probabilities
-are one character each (`CODES`), which is as fine as a bar of a few pixels. Token text is there only where the caller
-hands it in.
+At most `BUDGET` bytes, whatever the number of secrets: what does not fit is left out and said so.
+Token probabilities are one character each (`CODES`), which is as fine as a bar of a few pixels.
+Token text is there only where the caller hands it in.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ OUTCOMES = {
 
 
 def encode_log_probs_for_page(log_probs: Sequence[float]) -> str:
-    """A character a token: steps of less than 0.07 in probability, ever finer towards 0; the last is below 1e-11."""
+    """A character a token: steps of less than 0.07 in probability, ever finer towards 0; the last
+    is below 1e-11."""
     # 1 - p^(1/6): the first code is p = 1, the last p = 0.
     # log p of 0 is -inf, of which `exp` is 0: the last code, and no error.
     steps = np.rint((1 - np.exp(np.asarray(log_probs, dtype=float) / _POWER)) * (len(CODES) - 1))
@@ -66,7 +68,8 @@ def secret_list_block(
         rows.append(row)
     if len(rows) < len(measured):
         notes.append(
-            f"{len(measured) - len(rows)} of {len(measured)} rows are left out of this list to keep the page small; "
+            f"{len(measured) - len(rows)} of {len(measured)} rows are left out of this list to "
+            "keep the page small; "
             "secrets.parquet has them."
         )
     tokens, shown, known = _page_token_view_by_target(
@@ -74,17 +77,28 @@ def secret_list_block(
     )
     if shown < known:
         notes.append(
-            f"The token view shows the {shown:,} secrets that the undefended model gives away most, of {known:,}; "
+            f"The token view shows the {shown:,} secrets that the undefended model gives away "
+            f"most, of {known:,}; "
             "secrets.parquet has all."
         )
     best = strongest_attack_row(result, UNDEFENDED) or measured[0]
     first = next((i for i, f in enumerate(measured[: len(rows)]) if f is best), 0)
-    data = {**facts, "rows": rows, "first": first, "outcomes": OUTCOMES, "codes": CODES, "power": _POWER, **tokens}
+    data = {
+        **facts,
+        "rows": rows,
+        "first": first,
+        "outcomes": OUTCOMES,
+        "codes": CODES,
+        "power": _POWER,
+        **tokens,
+    }
     return Secrets(data, tuple(notes))
 
 
 def _page_json_byte_count(value: Any) -> int:
-    return len(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))  # a lone surrogate has no UTF-8
+    return len(
+        json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+    )  # a lone surrogate has no UTF-8
 
 
 def _page_columns_of_secrets(details: SecretDetails) -> dict[str, Any]:
@@ -101,23 +115,31 @@ def _page_columns_of_secrets(details: SecretDetails) -> dict[str, Any]:
     }
 
 
-def _page_outcomes_and_scores_of_row(result: AuditResult, details: SecretDetails, finding: Finding) -> dict[str, Any]:
+def _page_outcomes_and_scores_of_row(
+    result: AuditResult, details: SecretDetails, finding: Finding
+) -> dict[str, Any]:
     seen = details.rows[finding.cell_key]
     place = {id: i for i, id in enumerate(seen.ids)}
     order = [place.get(secret.id) for secret in details.secrets]
     found = seen.outcome
     scores = next(iter(seen.values.values())) if found is None else found.score
-    lead = None if found is None else found.traits.get("lead")  # tokens of the suffix that are right from its start
+    lead = (
+        None if found is None else found.traits.get("lead")
+    )  # tokens of the suffix that are right from its start
     codes = ["."] * len(seen.ids)
     if found is not None:
         # The first that holds is taken: a hit is one of any_hit, and may be near as well.
-        codes = np.select([found.hit, found.any_hit, found.is_near_verbatim], ["3", "2", "1"], "0").tolist()
+        codes = np.select(
+            [found.hit, found.any_hit, found.is_near_verbatim], ["3", "2", "1"], "0"
+        ).tolist()
     return {
         "target": phrases.target_title(result, finding.target),
         "setting": finding.setting,
         "attack": finding.attack,
         "outcome": "".join("-" if i is None else codes[i] for i in order),
-        "score": [None if i is None else _page_number_in_three_digits(float(scores[i])) for i in order],
+        "score": [
+            None if i is None else _page_number_in_three_digits(float(scores[i])) for i in order
+        ],
         "lead": [] if lead is None else [None if i is None else int(lead[i]) for i in order],
     }
 
@@ -133,22 +155,30 @@ def _page_number_in_three_digits(value: float) -> float | int | None:
 def _page_token_view_by_target(
     result: AuditResult, details: SecretDetails, texts: Mapping[str, SecretText], budget: int
 ) -> tuple[dict[str, Any], int, int]:
-    """By target: a string of codes a secret, and the bits of its whole suffix; then how many are shown, and known.
+    """By target: a string of codes a secret, and the bits of its whole suffix; then how many are
+    shown, and known.
 
-    Where not all secrets fit, those are shown whose suffix is likeliest under the first target, the undefended one.
+    Where not all secrets fit, those are shown whose suffix is likeliest under the first target, the
+    undefended one.
     """
     targets = [t for t in result.targets if t.name in details.tokens]
     if not targets:
         return {"tokens": []}, 0, 0
     distributions = [details.tokens[t.name] for t in targets]
-    ids = [s.id for s in details.secrets if any(s.id in distribution for distribution in distributions)]
+    ids = [
+        s.id for s in details.secrets if any(s.id in distribution for distribution in distributions)
+    ]
     # Log-probabilities add up to the suffix's own; the likeliest first, those not measured last.
     ranked = sorted(ids, key=lambda id: -sum(distributions[0].get(id, (-math.inf,))))
     shown: set[str] = set()
     for id in ranked:
         # A character a token; 12 more for quotes, comma and the bits.
         text = _page_json_byte_count(_visible_suffix_tokens(texts, id)) if texts else 0
-        if (budget := budget - sum(len(distribution.get(id, ())) + 12 for distribution in distributions) - text) < 0:
+        if (
+            budget := budget
+            - sum(len(distribution.get(id, ())) + 12 for distribution in distributions)
+            - text
+        ) < 0:
             break
         shown.add(id)
     told = [s.id if s.id in shown else "" for s in details.secrets]
@@ -157,7 +187,13 @@ def _page_token_view_by_target(
         # Nats of the tokens add up to those of the suffix; over ln 2 they are bits.
         bits = [round(-sum(of[id]) / math.log(2), 1) if id in of else math.nan for id in told]
         codes = [encode_log_probs_for_page(of[id]) if id in of else "" for id in told]
-        columns.append({"target": target.title, "codes": codes, "bits": list(map(_page_number_in_three_digits, bits))})
+        columns.append(
+            {
+                "target": target.title,
+                "codes": codes,
+                "bits": list(map(_page_number_in_three_digits, bits)),
+            }
+        )
     pieces = [_visible_suffix_tokens(texts, id) for id in told] if texts else []
     return {"tokens": columns, "texts": pieces}, len(shown), len(ids)
 

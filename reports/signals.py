@@ -1,4 +1,5 @@
-"""The words for the signals of a run (`records.signals`): in a sentence, for a whole target, as a table.
+"""The words for the signals of a run (`records.signals`): in a sentence, for a whole target, as a
+table.
 
 Says what is shown, what is not, up to which bound, and what was not tested; decides nothing.
 """
@@ -13,7 +14,15 @@ from itertools import groupby
 
 from auditor.conclusions import signals
 from auditor.conclusions.leak_kinds import LeakKind
-from auditor.conclusions.leak_readings import EPSILON, GREEDILY, NEARLY, PERSONAL, PROBABLE, VERBATIM, VIOLATIONS
+from auditor.conclusions.leak_readings import (
+    EPSILON,
+    GREEDILY,
+    NEARLY,
+    PERSONAL,
+    PROBABLE,
+    VERBATIM,
+    VIOLATIONS,
+)
 from auditor.conclusions.signals import LeakAssessment, LeakSignal, assess_signals
 from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED
@@ -30,16 +39,22 @@ _EXTRACTION = (VERBATIM, NEARLY, GREEDILY)
 _UNITS = {"bits": " bits", "nats": " nats", "per 1,000": " per 1,000"}
 _HEAD = ("Signal", "Access", "Result", "Measured", "Baseline", "Shown from")
 _NOTE = (
-    "Shown: above its baseline with 95% confidence; the baseline is what the same method gives on records that were "
-    "never trained on, or chance. Not shown: nothing beyond it was seen; “Shown from” is what would have had to "
-    "be measured instead. Seen, not significant: above it, but chance could explain that. An interval is the one that "
-    "decides: if several numbers share the level, it is corrected for them. Not tested: this run cannot "
-    "say. By greedy decoding one record is enough, unless as large a share of non-members is given. "
+    "Shown: above its baseline with 95% confidence; the baseline is what the same method gives on "
+    "records that were "
+    "never trained on, or chance. Not shown: nothing beyond it was seen; “Shown from” is what "
+    "would have had to "
+    "be measured instead. Seen, not significant: above it, but chance could explain that. An "
+    "interval is the one that "
+    "decides: if several numbers share the level, it is corrected for them. Not tested: this run "
+    "cannot "
+    "say. By greedy decoding one record is enough, unless as large a share of non-members is "
+    "given. "
     "The bar spans the interval, the dot is the number, an open ring the non-members."
 )
 
 
-# --- one signal -------------------------------------------------------------------------------------------------------
+# --- one signal
+# -----------------------------------------------------------------------------------------------
 
 
 def describe_signal_number(signal: LeakSignal) -> str:
@@ -50,8 +65,13 @@ def describe_signal_number(signal: LeakSignal) -> str:
         # Without an interval of its own: the one that decides stands beside the baseline.
         m = replace(m, low=math.nan, high=math.nan)
     if signal.kind is PERSONAL:
-        return f"{personal.personal_kind_in_sentence(signal.part)} {personal.personal_data_share_phrase(m)}"
-    part = f"of those trained on {counted(int(signal.count), 'time')}" if signal.count else signal.part
+        return (
+            f"{personal.personal_kind_in_sentence(signal.part)} "
+            f"{personal.personal_data_share_phrase(m)}"
+        )
+    part = (
+        f"of those trained on {counted(int(signal.count), 'time')}" if signal.count else signal.part
+    )
     at = f", {part}" if part else ""
     if m.name in signal.kind.counted:
         return f"{phrases.format_share_with_interval(m)} {signal.kind.counted[m.name]}{at}"
@@ -60,14 +80,20 @@ def describe_signal_number(signal: LeakSignal) -> str:
     if m.name.startswith(EPSILON):
         return f"audited ε at least {phrases.format_number(m.value)}"
     if m.name == VIOLATIONS:
-        return f"its claim is VIOLATED {counted(round(m.value), 'time')} in {counted(m.n, 'query', 'queries')}"
+        return (
+            f"its claim is VIOLATED {counted(round(m.value), 'time')} in "
+            f"{counted(m.n, 'query', 'queries')}"
+        )
     if tries := EXPECTED_ANY_OF.parse_numbers(m.name):
         drawn = counted(int(tries[0]), "sample")
         lengths = phrases.suffix_lengths_phrase(m)
         return f"{drawn} each would extract {phrases.value_with_interval(m)} of members{lengths}"
     if surely := DISCOVERABLE.parse_numbers(m.name):
         drawn, sure = counted(int(surely[0]), "sample"), phrases.format_percent(float(surely[1]))
-        return f"{phrases.format_share_with_interval(m)} extracted by {drawn} with a probability of {sure}% or more"
+        return (
+            f"{phrases.format_share_with_interval(m)} extracted by {drawn} with a probability "
+            f"of {sure}% or more"
+        )
     chosen = f" ({m.note})" if m.name == auc_name("") and m.note else ""
     number = f"{phrases.lower_first(phrases.metric_label(m.name))} {phrases.value_with_interval(m)}"
     return f"{number}{chosen}{phrases.suffix_lengths_phrase(m)}{at}"
@@ -76,19 +102,30 @@ def describe_signal_number(signal: LeakSignal) -> str:
 def is_decided_by_excess(signal: LeakSignal) -> bool:
     """Whether what is left above the non-members is why it is not shown.
 
-    Of a signal that is shown its own interval says the same: its lower end is then above the non-members' number too.
+    Of a signal that is shown its own interval says the same: its lower end is then above the
+    non-members' number too.
     """
     return signal.status == signals.NOT_SHOWN and signal.excess is not None
 
 
 def suspicion_phrase(signal: LeakSignal) -> str:
-    """Return why what was seen is not shown: `not significant`, or that such a number is only a hint."""
-    return "not significant" if signal.alone else "only a hint: such a number cannot show a leak by itself"
+    """Return why what was seen is not shown: `not significant`, or that such a number is only a
+    hint."""
+    return (
+        "not significant"
+        if signal.alone
+        else "only a hint: such a number cannot show a leak by itself"
+    )
 
 
 def corrected_interval_phrase(signal: LeakSignal) -> str:
-    """`interval corrected for 5 numbers that share the level`; "" if the number has a level of its own."""
-    return f"interval corrected for {signal.looks} numbers that share the level" if signal.looks > 1 else ""
+    """`interval corrected for 5 numbers that share the level`; "" if the number has a level of its
+    own."""
+    return (
+        f"interval corrected for {signal.looks} numbers that share the level"
+        if signal.looks > 1
+        else ""
+    )
 
 
 def describe_signal_baseline(signal: LeakSignal) -> str:
@@ -98,7 +135,11 @@ def describe_signal_baseline(signal: LeakSignal) -> str:
         return f"non-members {_baseline_and_excess_text(signal)}"
     if b is None:
         return "not compared with non-members"
-    blind = f", blind baseline {phrases.format_value(signal.blind)}" if signal.blind else ", no blind baseline"
+    blind = (
+        f", blind baseline {phrases.format_value(signal.blind)}"
+        if signal.blind
+        else ", no blind baseline"
+    )
     return f"chance {phrases.format_number(b)}{blind if signal.kind.alike else ''}" if b else ""
 
 
@@ -107,7 +148,8 @@ def _bracketed(text: str) -> str:
 
 
 def describe_signals_of_one_kind(of_a_kind: Sequence[LeakSignal]) -> str:
-    """What the signals of one kind say of a target, both accesses together, in words that read alone.
+    """What the signals of one kind say of a target, both accesses together, in words that read
+    alone.
 
     `none of 60 extracted verbatim, text-only or white-box (up to 6% not ruled out)`
     """
@@ -131,7 +173,9 @@ def describe_signals_of_one_kind(of_a_kind: Sequence[LeakSignal]) -> str:
     if m.name == VIOLATIONS:
         return f"no violation of its claim in {counted(m.n, 'query', 'queries')}"
     if not all(map(_has_counted_secrets_and_found_none, of_a_kind)):
-        never = f"; {NEVER_DRAWN}" if m.name == PROBABLE.main and m.value == 0 else ""  # no bound: the number itself
+        never = (
+            f"; {NEVER_DRAWN}" if m.name == PROBABLE.main and m.value == 0 else ""
+        )  # no bound: the number itself
         corrected = corrected_interval_phrase(worst)
         never += f"; {corrected}" if corrected else ""
         baseline = describe_signal_baseline(worst)
@@ -145,7 +189,9 @@ def not_ruled_out_phrase(none: LeakSignal) -> str:
     """`verbatim up to 6.0% (0/60)`, of a signal that counts secrets and found none."""
     m = none.measured
     assert m is not None  # it was tested
-    what = personal.personal_kind_in_sentence(none.part) if none.kind is PERSONAL else none.kind.short
+    what = (
+        personal.personal_kind_in_sentence(none.part) if none.kind is PERSONAL else none.kind.short
+    )
     return f"{what} up to {phrases.format_percent(m.high)}% (0/{m.n:,})"
 
 
@@ -154,8 +200,11 @@ def _has_counted_secrets_and_found_none(signal: LeakSignal) -> bool:
     return m is not None and m.name in signal.kind.counted and m.value == 0
 
 
-def gate_command_to_suggest(seen: LeakAssessment, target_signals: Sequence[LeakSignal], run: str) -> str:
-    """Return a gate on what these signals of one target measure; without --target it judges defended targets first."""
+def gate_command_to_suggest(
+    seen: LeakAssessment, target_signals: Sequence[LeakSignal], run: str
+) -> str:
+    """Return a gate on what these signals of one target measure; without --target it judges
+    defended targets first."""
     named = {s.target for s in seen.signals}
     judged = named - {UNDEFENDED} or named
     target = target_signals[0].target
@@ -177,12 +226,16 @@ def strongest_signal_to_report(found: Sequence[LeakSignal]) -> LeakSignal:
     return max(found, key=strength)
 
 
-# --- one target -------------------------------------------------------------------------------------------------------
+# --- one target
+# -----------------------------------------------------------------------------------------------
 
 
 def no_leakage_phrase(seen: LeakAssessment, *targets: str) -> str:
     """The reassuring words: said where `LeakAssessment.shows_no_leakage`, and nowhere else."""
-    whole = all(len(seen.tested_signals(target)) == len(seen.signals_of_target(target)) for target in targets)
+    whole = all(
+        len(seen.tested_signals(target)) == len(seen.signals_of_target(target))
+        for target in targets
+    )
     return f"no leakage seen{'' if whole else ' in what was tested'}"
 
 
@@ -191,7 +244,9 @@ def group_signals_by_kind(found: Sequence[LeakSignal]) -> list[list[LeakSignal]]
     return [list(group) for _, group in groupby(found, key=lambda s: s.kind.name)]
 
 
-def _signal_sentences_by_status(seen: LeakAssessment, target: str) -> tuple[list[str], list[str], list[str], list[str]]:
+def _signal_sentences_by_status(
+    seen: LeakAssessment, target: str
+) -> tuple[list[str], list[str], list[str], list[str]]:
     """What is shown, what is suspected, what is not shown, and the names of what was not tested."""
     shown, suspected, clear = list[str](), list[str](), list[list[LeakSignal]]()
     for group in group_signals_by_kind(seen.tested_signals(target)):
@@ -203,7 +258,9 @@ def _signal_sentences_by_status(seen: LeakAssessment, target: str) -> tuple[list
         else:
             clear.append(group)
     untested = [
-        phrases.lower_first(s.kind.title) for s in seen.signals_of_target(target) if s.status == signals.NOT_TESTED
+        phrases.lower_first(s.kind.title)
+        for s in seen.signals_of_target(target)
+        if s.status == signals.NOT_TESTED
     ]
     return shown, suspected, _not_shown_sentences(clear), untested
 
@@ -215,12 +272,16 @@ def _not_shown_sentences(clear: Sequence[Sequence[LeakSignal]]) -> list[str]:
     none = [
         g
         for g, n in zip(clear, counts, strict=True)
-        if g[0].kind in _EXTRACTION and all(map(_has_counted_secrets_and_found_none, g)) and n == counts[0]
+        if g[0].kind in _EXTRACTION
+        and all(map(_has_counted_secrets_and_found_none, g))
+        and n == counts[0]
     ]
     others = [describe_signals_of_one_kind(group) for group in clear if group not in none]
     if len(none) < 2:
         return [describe_signals_of_one_kind(group) for group in clear]
-    phrases_of_ways = [group[0].kind.counted[group[0].measured.name] for group in none if group[0].measured]
+    phrases_of_ways = [
+        group[0].kind.counted[group[0].measured.name] for group in none if group[0].measured
+    ]
     subject = phrases_of_ways[0].partition("extracted ")[0]  # "records ", if they have parts
     in_part = ", at least in part" if subject else ""
     *ways, last = (way.partition("extracted ")[2].removesuffix(in_part) for way in phrases_of_ways)
@@ -230,11 +291,14 @@ def _not_shown_sentences(clear: Sequence[Sequence[LeakSignal]]) -> list[str]:
 
 
 def target_summary(result: AuditResult, seen: LeakAssessment, target: str) -> str:
-    """One sentence: that it leaks and by what; that this run cannot tell; or, where it was earned, no leakage seen."""
+    """One sentence: that it leaks and by what; that this run cannot tell; or, where it was earned,
+    no leakage seen."""
     named = target_title_or_undefended(result, target)
     shown, suspected, clear, untested = _signal_sentences_by_status(seen, target)
     if shown:
-        none = [text for text in clear[:1] if text.startswith("none of")]  # that it is not told verbatim, beside
+        none = [
+            text for text in clear[:1] if text.startswith("none of")
+        ]  # that it is not told verbatim, beside
         return f"{named} leaks: {'; '.join(shown + suspected + none)}."
     if not suspected and not clear:
         return f"{named}: nothing was measured."
@@ -256,13 +320,18 @@ def least_detectable_text(signal: LeakSignal) -> str:
     return f"{text}{_UNITS.get(m.unit, '')}"
 
 
-def untested_kinds_to_report_by_targets(seen: LeakAssessment) -> dict[tuple[str, ...], list[LeakKind]]:
-    """The kinds that were not tested, by the targets on which they were not; () first: those tested on no target."""
+def untested_kinds_to_report_by_targets(
+    seen: LeakAssessment,
+) -> dict[tuple[str, ...], list[LeakKind]]:
+    """The kinds that were not tested, by the targets on which they were not; () first: those tested
+    on no target."""
     measured = [target for target in seen.targets if seen.tested_signals(target)]
     # () is there from the start, so that it stays first.
     found: dict[tuple[str, ...], list[LeakKind]] = {(): []}
     for kind in dict.fromkeys(s.kind for s in seen.signals):
-        tested = {s.target for s in seen.signals if s.kind is kind and s.status != signals.NOT_TESTED}
+        tested = {
+            s.target for s in seen.signals if s.kind is kind and s.status != signals.NOT_TESTED
+        }
         left = tuple(target for target in measured if target not in tested)
         if left or not tested:
             found.setdefault(left if tested else (), []).append(kind)
@@ -272,7 +341,9 @@ def untested_kinds_to_report_by_targets(seen: LeakAssessment) -> dict[tuple[str,
 def all_doubts(seen: LeakAssessment) -> tuple[Doubt, ...]:
     """Of all targets: each once, contradictions first."""
     found = [d for name in seen.targets for d in seen.contradictions.get(name, ())]
-    return tuple(dict.fromkeys((*found, *(d for name in seen.targets for d in seen.doubts.get(name, ())))))
+    return tuple(
+        dict.fromkeys((*found, *(d for name in seen.targets for d in seen.doubts.get(name, ()))))
+    )
 
 
 def target_title_or_undefended(result: AuditResult, target: str) -> str:
@@ -281,7 +352,8 @@ def target_title_or_undefended(result: AuditResult, target: str) -> str:
     return found.title if found else "Undefended" if target == UNDEFENDED else target
 
 
-# --- the section ------------------------------------------------------------------------------------------------------
+# --- the section
+# -----------------------------------------------------------------------------------------------
 
 
 def signals_forest_table(result: AuditResult, seen: LeakAssessment) -> Forest:
@@ -289,12 +361,17 @@ def signals_forest_table(result: AuditResult, seen: LeakAssessment) -> Forest:
     groups, spans = list[Group](), list[ForestSpan | None]()
     for target in seen.targets:
         tested = seen.tested_signals(target)
-        rows = [*map(_signal_table_row, tested), *_untested_signals_row(seen.signals_of_target(target))]
+        rows = [
+            *map(_signal_table_row, tested),
+            *_untested_signals_row(seen.signals_of_target(target)),
+        ]
         groups.append(Group(phrases.target_title_with_costs(result, target), tuple(rows)))
         spans += map(_signal_forest_span, tested)
         spans += [None] * (len(rows) - len(tested))
     caption = "What is shown, what is not, and what was not tested; 95% intervals"
-    return Forest(Table("signals-table", caption, _HEAD, tuple(groups), frozenset({3, 4, 5})), tuple(spans))
+    return Forest(
+        Table("signals-table", caption, _HEAD, tuple(groups), frozenset({3, 4, 5})), tuple(spans)
+    )
 
 
 def _untested_signals_row(target_signals: Sequence[LeakSignal]) -> Iterator[tuple[str, ...]]:
@@ -302,9 +379,12 @@ def _untested_signals_row(target_signals: Sequence[LeakSignal]) -> Iterator[tupl
     titles_by_reason: dict[str, list[str]] = {}
     for signal in target_signals:
         if signal.status == signals.NOT_TESTED:
-            titles_by_reason.setdefault(signal.why, []).append(phrases.lower_first(signal.kind.title))
+            titles_by_reason.setdefault(signal.why, []).append(
+                phrases.lower_first(signal.kind.title)
+            )
     phrases_by_reason = [
-        f"{', '.join(titles)}{f' ({why})' if why else ''}" for why, titles in sorted(titles_by_reason.items())
+        f"{', '.join(titles)}{f' ({why})' if why else ''}"
+        for why, titles in sorted(titles_by_reason.items())
     ]
     if phrases_by_reason:
         yield signals.NOT_TESTED.capitalize(), "", "; ".join(phrases_by_reason), "", "", ""
@@ -312,14 +392,26 @@ def _untested_signals_row(target_signals: Sequence[LeakSignal]) -> Iterator[tupl
 
 def _signal_table_row(s: LeakSignal) -> tuple[str, ...]:
     status = f"seen, {suspicion_phrase(s)}" if s.suspected else s.status
-    return s.kind.title, s.setting, status, _measured_text(s), _baseline_and_excess_text(s), least_detectable_text(s)
+    return (
+        s.kind.title,
+        s.setting,
+        status,
+        _measured_text(s),
+        _baseline_and_excess_text(s),
+        least_detectable_text(s),
+    )
 
 
 def _measured_text(s: LeakSignal) -> str:
     """The number, without the name of its metric where the kind says it."""
     m = s.measured
     assert m is not None  # it was tested
-    if s.kind is PERSONAL or s.count or s.looks > 1 or not (m.unit == "share" or m.name == s.kind.main):
+    if (
+        s.kind is PERSONAL
+        or s.count
+        or s.looks > 1
+        or not (m.unit == "share" or m.name == s.kind.main)
+    ):
         corrected = corrected_interval_phrase(s)
         return describe_signal_number(s) + (f" ({corrected})" if corrected else "")
     if is_decided_by_excess(s) and m.value:
@@ -333,14 +425,22 @@ def _measured_text(s: LeakSignal) -> str:
 def _baseline_and_excess_text(signal: LeakSignal) -> str:
     """`0/68`; of what the excess decides `0/68, difference 3.3 points [−1.9 to 11.2]`."""
     baseline = _baseline_text(signal.baseline)
-    if not is_decided_by_excess(signal) or signal.excess is None or _has_counted_secrets_and_found_none(signal):
+    if (
+        not is_decided_by_excess(signal)
+        or signal.excess is None
+        or _has_counted_secrets_and_found_none(signal)
+    ):
         return baseline
     return f"{baseline}, difference {phrases.difference_with_interval(signal.excess)}"
 
 
 def _baseline_text(b: Measurement | float | None) -> str:
     if isinstance(b, Measurement):
-        return f"{phrases.hit_count_of_share(b):,}/{b.n:,}" if b.unit == "share" else phrases.format_value(b)
+        return (
+            f"{phrases.hit_count_of_share(b):,}/{b.n:,}"
+            if b.unit == "share"
+            else phrases.format_value(b)
+        )
     return phrases.NOTHING if b is None else phrases.format_number(b)
 
 

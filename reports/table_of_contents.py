@@ -1,7 +1,7 @@
 """What a report says, in order: the sections of the Markdown report and of the three readers' page.
 
-One page for whoever decides, whoever mends the model and whoever checks the method; Markdown for a pull request. Knows
-the records and the words; not how a block is drawn.
+One page for whoever decides, whoever mends the model and whoever checks the method; Markdown for a
+pull request. Knows the records and the words; not how a block is drawn.
 """
 
 from __future__ import annotations
@@ -19,15 +19,26 @@ from auditor.core.result import AuditResult, OwnSection
 from auditor.gate.compare import Comparison
 from auditor.records.private_texts import SecretText
 from auditor.reports import escaping, phrases, severity, signals, subject_line
-from auditor.reports.blocks import Block, Document, Facts, Group, Paragraph, Section, Table, TargetSummary
+from auditor.reports.blocks import (
+    Block,
+    Document,
+    Facts,
+    Group,
+    Paragraph,
+    Section,
+    Table,
+    TargetSummary,
+)
 from auditor.reports.topics import CHECK, DECIDE, MEND, ReportMaterial, Topic
 from auditor.reports.verdict import doubt_sentences, headline, summary_sentence_by_target
 from auditor.statistics import documents
 
 REVEALED = "This report shows private text (--reveal): keep it to yourself."
 READING = (
-    "Undefended is the model as it was trained. Text-only access is text drawn at random, as an API gives it; at "
-    "temperature 0 an API gives greedy decoding. White-box access is the model itself. Brackets hold 95% intervals; "
+    "Undefended is the model as it was trained. Text-only access is text drawn at random, as an "
+    "API gives it; at "
+    "temperature 0 an API gives greedy decoding. White-box access is the model itself. Brackets "
+    "hold 95% intervals; "
     "what is extracted of non-members is guessing."
 )
 PARTS = (DECIDE, MEND, CHECK)
@@ -35,24 +46,44 @@ PARTS = (DECIDE, MEND, CHECK)
 
 @cache
 def all_report_topics() -> tuple[Topic, ...]:
-    """The topics of all modules of this package, which are imported for it, in the order of the page."""
-    names = (f"{reports.__name__}.{module.name}" for module in pkgutil.iter_modules(reports.__path__))
-    found = [topic for name in names for topic in getattr(importlib.import_module(name), "TOPICS", ())]
+    """The topics of all modules of this package, which are imported for it, in the order of the
+    page."""
+    names = (
+        f"{reports.__name__}.{module.name}" for module in pkgutil.iter_modules(reports.__path__)
+    )
+    found = [
+        topic for name in names for topic in getattr(importlib.import_module(name), "TOPICS", ())
+    ]
     return tuple(sorted(found, key=lambda topic: (PARTS.index(topic.part), topic.place)))
 
 
 def markdown_document(
-    result: AuditResult, details: SecretDetails | None = None, texts: Mapping[str, SecretText] | None = None
+    result: AuditResult,
+    details: SecretDetails | None = None,
+    texts: Mapping[str, SecretText] | None = None,
 ) -> Document:
     """The Markdown report: the sections that have a turn in it.
 
-    Every string in it is cleaned of control characters; none is escaped. texts: the private text to show, by id.
+    Every string in it is cleaned of control characters; none is escaped. texts: the private text to
+    show, by id.
     """
-    material = ReportMaterial(phrases.result_with_printable_strings(result), details or SecretDetails(), texts=texts)
-    told = sorted((topic for topic in all_report_topics() if topic.turn), key=lambda topic: topic.turn)
-    made = ((t, (t.brief or t.make)(material)) for t in (*told, *_plugin_report_topics(material.result)))
-    sections = tuple(Section(topic.id, topic.title, tuple(blocks)) for topic, blocks in made if blocks)
-    source = "Rendered from result.json alone" if texts is None else "Rendered from result.json and texts.jsonl"
+    material = ReportMaterial(
+        phrases.result_with_printable_strings(result), details or SecretDetails(), texts=texts
+    )
+    told = sorted(
+        (topic for topic in all_report_topics() if topic.turn), key=lambda topic: topic.turn
+    )
+    made = (
+        (t, (t.brief or t.make)(material)) for t in (*told, *_plugin_report_topics(material.result))
+    )
+    sections = tuple(
+        Section(topic.id, topic.title, tuple(blocks)) for topic, blocks in made if blocks
+    )
+    source = (
+        "Rendered from result.json alone"
+        if texts is None
+        else "Rendered from result.json and texts.jsonl"
+    )
     return replace(_build_report_document(material, sections), source=source)
 
 
@@ -66,9 +97,18 @@ def page_document(
 
     since: another run and this one, in that order. texts: the private text to show, by id.
     """
-    material = ReportMaterial(phrases.result_with_printable_strings(result), details or SecretDetails(), since, texts)
-    made = ((topic, topic.make(material)) for topic in (*all_report_topics(), *_plugin_report_topics(material.result)))
-    sections = tuple(Section(topic.id, topic.title, tuple(blocks), topic.part) for topic, blocks in made if blocks)
+    material = ReportMaterial(
+        phrases.result_with_printable_strings(result), details or SecretDetails(), since, texts
+    )
+    made = (
+        (topic, topic.make(material))
+        for topic in (*all_report_topics(), *_plugin_report_topics(material.result))
+    )
+    sections = tuple(
+        Section(topic.id, topic.title, tuple(blocks), topic.part)
+        for topic, blocks in made
+        if blocks
+    )
     return _build_report_document(material, sections)
 
 
@@ -98,7 +138,10 @@ def _plugin_report_topics(result: AuditResult) -> list[Topic]:
 
 
 def _plugin_section_blocks(i: int, own: OwnSection, _: ReportMaterial) -> list[Block]:
-    tables = (Table(f"own-{i}-{n}", one.caption, one.head, (Group("", one.rows),)) for n, one in enumerate(own.tables))
+    tables = (
+        Table(f"own-{i}-{n}", one.caption, one.head, (Group("", one.rows),))
+        for n, one in enumerate(own.tables)
+    )
     return [*map(Paragraph, own.text), *tables]
 
 
@@ -119,8 +162,16 @@ def _report_header_facts(result: AuditResult) -> Facts:
 
 def _target_severity_summaries(result: AuditResult) -> tuple[TargetSummary, ...]:
     seen, said = assess_signals(result), summary_sentence_by_target(result)
-    stand = {target: severity.severity_of_target(seen, target) for target in dict.fromkeys((*seen.targets, *said))}
+    stand = {
+        target: severity.severity_of_target(seen, target)
+        for target in dict.fromkeys((*seen.targets, *said))
+    }
     return tuple(
-        TargetSummary(signals.target_title_or_undefended(result, target), found.word, found.why, said.get(target, ""))
+        TargetSummary(
+            signals.target_title_or_undefended(result, target),
+            found.word,
+            found.why,
+            said.get(target, ""),
+        )
         for target, found in stand.items()
     )

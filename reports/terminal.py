@@ -1,4 +1,5 @@
-"""The screen of `--verbose`: every configuration in one table, the shape of the leak, the claims, what to do next.
+"""The screen of `--verbose`: every configuration in one table, the shape of the leak, the claims,
+what to do next.
 
 Knows rows and rich. Holds all text as `rich.text.Text`, which is never parsed as markup.
 """
@@ -34,7 +35,8 @@ def terminal_run_summary(result: AuditResult, folder: Path | None = None) -> Ter
 
 @dataclass(frozen=True)
 class TerminalRunSummary:
-    """A rich renderable that fits 80 columns: what a target's rows share stands in a line above them."""
+    """A rich renderable that fits 80 columns: what a target's rows share stands in a line above
+    them."""
 
     result: AuditResult
     folder: Path | None
@@ -69,7 +71,8 @@ def share_measurement_table(measurements: Iterable[Measurement]) -> Table:
     return table
 
 
-# --- the table ------------------------------------------------------------------------------------------------------
+# --- the table
+# -----------------------------------------------------------------------------------------------
 
 
 def _attack_row_lines(result: AuditResult, width: int) -> Iterator[RenderableType]:
@@ -101,7 +104,8 @@ def _attack_row_lines(result: AuditResult, width: int) -> Iterator[RenderableTyp
 
 
 def _screen_title_facts_and_claim(result: AuditResult, finding: Finding) -> tuple[str, str, str]:
-    """What the rows of a group share: their title, their decoding and perplexity, and whether the claim applies."""
+    """What the rows of a group share: their title, their decoding and perplexity, and whether the
+    claim applies."""
     facts = f"  {finding.decoding} · PPL {phrases.target_perplexity_text(result, finding.target)}"
     applies = phrases.claim_applies_phrase(finding)
     claim = applies if finding.claim_applies is None else f"claim applies: {applies}"
@@ -109,7 +113,11 @@ def _screen_title_facts_and_claim(result: AuditResult, finding: Finding) -> tupl
 
 
 def _attack_row_cells(finding: Finding) -> tuple[str, ...]:
-    numbers = ("", "", "") if finding.not_applicable else phrases.main_baseline_excess_table_cells(finding)
+    numbers = (
+        ("", "", "")
+        if finding.not_applicable
+        else phrases.main_baseline_excess_table_cells(finding)
+    )
     return (phrases.shorten(finding.attack, 24), *numbers)
 
 
@@ -127,14 +135,16 @@ def _indented(content: RenderableType) -> Padding:
     return Padding(content, (0, 0, 0, _INDENT))
 
 
-# --- the lines below ------------------------------------------------------------------------------------------------
+# --- the lines below
+# -----------------------------------------------------------------------------------------------
 
 
 def _remarks_below_rows(result: AuditResult) -> Iterator[RenderableType]:
     seen = assess_signals(result)
     for targets, untested in signals.untested_kinds_to_report_by_targets(seen).items():
         on = (
-            f" on {', '.join(signals.target_title_or_undefended(result, target) for target in targets)}"
+            " on "
+            f"{', '.join(signals.target_title_or_undefended(result, target) for target in targets)}"
             if targets
             else ""
         )
@@ -147,10 +157,14 @@ def _remarks_below_rows(result: AuditResult) -> Iterator[RenderableType]:
         said = personal.personal_data_by_kind_phrase(best)
         yield Text.assemble(("personal data", "bold"), f"  {said} (undefended, {best.attack})")
     for finding in result.findings:
-        if finding.target == UNDEFENDED and (measured := phrases.exposure_by_insertions_to_report(finding)):
+        if finding.target == UNDEFENDED and (
+            measured := phrases.exposure_by_insertions_to_report(finding)
+        ):
             shown = ", ".join(phrases.format_value(m) for _, m in measured)
             counts = " ".join(count for count, _ in measured)
-            yield Text.assemble((f"insertions {counts}", "bold"), f"  exposure {shown} bits (undefended)")
+            yield Text.assemble(
+                (f"insertions {counts}", "bold"), f"  exposure {shown} bits (undefended)"
+            )
     for target in result.targets:
         told = strongest_row_with_chain(result, target.name)
         if told is not None and told.chain is not None:
@@ -158,11 +172,17 @@ def _remarks_below_rows(result: AuditResult) -> Iterator[RenderableType]:
             of += phrases.above_nonmembers_phrase(told.chain.whole)
             yield _control_chain_line(f"why {target.title}", told.chain, of)
         if target.likelihood is not None:  # what no guess shows
-            yield _control_chain_line(f"likelihood {target.title}", target.likelihood, phrases.MORE_LIKELY)
+            yield _control_chain_line(
+                f"likelihood {target.title}", target.likelihood, phrases.MORE_LIKELY
+            )
     for one in result.unlearning:
-        yield Text.assemble(("forgotten", "bold"), "  ", unlearning.forgetting_sentences(result, one))
+        yield Text.assemble(
+            ("forgotten", "bold"), "  ", unlearning.forgetting_sentences(result, one)
+        )
     if result.prefix_token:
-        yield Text.assemble(("prefix token", "bold"), result.prefix_token.removeprefix("prefix token"))
+        yield Text.assemble(
+            ("prefix token", "bold"), result.prefix_token.removeprefix("prefix token")
+        )
     for target in result.targets:
         if target.claim is not None:
             yield Text.assemble((target.title, "bold"), "  ", phrases.epsilon_line(target.claim))
@@ -177,11 +197,17 @@ def _recall_by_copies_sparkline(finding: Finding) -> Text:
     shares = ", ".join(phrases.format_value(m) for _, m in measured)
     names = " ".join(name for name, _ in measured)
     return Text.assemble(
-        (f"copies {names}", "bold"), "  ", (bars, "bold"), "  ", (f"{shares} (undefended, {finding.attack})", "dim")
+        (f"copies {names}", "bold"),
+        "  ",
+        (bars, "bold"),
+        "  ",
+        (f"{shares} (undefended, {finding.attack})", "dim"),
     )
 
 
 def _control_chain_line(title: str, chain: Chain, of: str) -> Text:
-    """`why PMixED  clipping −1.0 points [−3.0 to 0.7], not significant · noise −12 points [−16 to −8] (ethicist)`"""
-    told = " · ".join(map(phrases.chain_step_effect_phrase, phrases.chain_steps_worth_reporting(chain.steps)))
+    """`why PMixED  clipping −1.0 points [−3.0 to 0.7], not significant · noise −12 points [−16 to −8] (ethicist)`"""  # noqa: E501
+    told = " · ".join(
+        map(phrases.chain_step_effect_phrase, phrases.chain_steps_worth_reporting(chain.steps))
+    )
     return Text.assemble((title, "bold"), "  ", told, (f" ({of}, n {chain.whole.n:,})", "dim"))

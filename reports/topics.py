@@ -22,7 +22,8 @@ BEFORE = "Since the last run"
 
 @dataclass(frozen=True)
 class ReportMaterial:
-    """What sections are made of. result: cleaned. since: another run and this one. texts: private, to be shown."""
+    """What sections are made of. result: cleaned. since: another run and this one. texts: private,
+    to be shown."""
 
     result: AuditResult
     details: SecretDetails = field(default_factory=SecretDetails)
@@ -37,8 +38,9 @@ Maker = Callable[[ReportMaterial], Sequence[Block]]  # no block: no section
 class Topic:
     """A section before it is made, found by standing in `TOPICS` of a module of this package.
 
-    part: of the page, by whose question it answers; place: within the part. turn: its place in the Markdown report,
-    whose last sections may find no room; 0: it is not there. brief: how it is made there, where that differs.
+    part: of the page, by whose question it answers; place: within the part. turn: its place in the
+    Markdown report, whose last sections may find no room; 0: it is not there. brief: how it is made
+    there, where that differs.
     """
 
     id: str
@@ -56,7 +58,9 @@ def figures_blocks(drawn: Iterable[Figure]) -> list[Block]:
     return [Figures(figures)] if figures else []
 
 
-def table_groups_by_target(result: AuditResult, row: Callable[[Finding], tuple[str, ...]]) -> tuple[Group, ...]:
+def table_groups_by_target(
+    result: AuditResult, row: Callable[[Finding], tuple[str, ...]]
+) -> tuple[Group, ...]:
     """One untitled group a target, in report order."""
     grouped: dict[str, list[tuple[str, ...]]] = {}
     for finding in phrases.findings_in_report_order(result):

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from auditor.core.result import Measurement
-from auditor.reports.plot_style import COLOURS, INK, LIGHT, LIGHT_STYLE, METADATA, SERIES, styled_figure_context
+from auditor.reports.plot_style import (
+    COLOURS,
+    INK,
+    LIGHT,
+    LIGHT_STYLE,
+    METADATA,
+    SERIES,
+    styled_figure_context,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,7 +64,15 @@ def _draw_panel(axes: Axes, panel: Panel, stopped_at: int | None) -> None:
         ]
         look, colour = _POINTS_AND_LINES[number % 4], LIGHT[COLOURS[number % SERIES]]
         axes.errorbar(
-            steps, values, reach, fmt=look, color=colour, label=line.label, markersize=3, linewidth=1, capsize=2
+            steps,
+            values,
+            reach,
+            fmt=look,
+            color=colour,
+            label=line.label,
+            markersize=3,
+            linewidth=1,
+            capsize=2,
         )
     if stopped_at is not None:
         axes.axvline(stopped_at, linestyle=":", color=LIGHT[INK], label="stopped")

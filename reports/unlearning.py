@@ -1,4 +1,5 @@
-"""What is left of records that a model was to forget: before, after and after relearning, and in one plain sentence."""
+"""What is left of records that a model was to forget: before, after and after relearning, and in
+one plain sentence."""
 
 from __future__ import annotations
 
@@ -27,30 +28,49 @@ _HEADS = {
     RETRAINED_RELEARNED: "Never saw them, relearned",
 }
 _GROUPS = {FORGOTTEN: "forgotten", RETAINED: "retained", NONMEMBERS: "non-members"}
-_NAMES = {"greedy": "greedy decoding gives", "rank_bound": "the ceiling over all temperatures, top-k and top-p"}
+_NAMES = {
+    "greedy": "greedy decoding gives",
+    "rank_bound": "the ceiling over all temperatures, top-k and top-p",
+}
 _USELESS = 1.5  # times the perplexity: beyond, little leaks because little is said
 _NOTE = (
-    "Forgotten: members that the model was to forget; retained: the other members, the control; non-members: the "
-    "baseline. Relearning trains a copy on records that were trained on before, none of which is attacked or was to be "
-    "forgotten: what it brings back of the forgotten was still in the weights, unless the same steps give as much to a "
-    "model that never saw them. Changes are paired by secret, with 95% intervals. A model that lost its use forgets "
+    "Forgotten: members that the model was to forget; retained: the other members, the control; "
+    "non-members: the "
+    "baseline. Relearning trains a copy on records that were trained on before, none of which is "
+    "attacked or was to be "
+    "forgotten: what it brings back of the forgotten was still in the weights, unless the same "
+    "steps give as much to a "
+    "model that never saw them. Changes are paired by secret, with 95% intervals. A model that "
+    "lost its use forgets "
     "too: perplexity on held-out text stands beside."
 )
 
 
 def forgetting_sentences(result: AuditResult, one: Unlearning) -> str:
-    """What is left, what comes back, and what it cost: in the order of the numbers that were measured."""
+    """What is left, what comes back, and what it cost: in the order of the numbers that were
+    measured."""
     title = phrases.target_title(result, one.target)
     told = [_unlearning_before_after_label(row) for row in one.numbers if row.group == FORGOTTEN]
     if not told:
         return f"{title}: nothing was measured of what it was to forget."
-    opening = f"{title}, {one.forgotten:,} records forgotten of {one.forgotten + one.retained:,}: {'; '.join(told)}"
-    found = (*_forgotten_or_not_sentences(one), *_relearning_sentences(one), _perplexity_cost_sentence(one))
+    opening = (
+        f"{title}, {one.forgotten:,} records forgotten of {one.forgotten + one.retained:,}: "
+        f"{'; '.join(told)}"
+    )
+    found = (
+        *_forgotten_or_not_sentences(one),
+        *_relearning_sentences(one),
+        _perplexity_cost_sentence(one),
+    )
     return " ".join((f"{opening}.", *found))
 
 
 def _unlearning_before_after_label(row: GroupRecall) -> str:
-    beside = f", never seen {phrases.format_value(row.values[RETRAINED])}" if RETRAINED in row.values else ""
+    beside = (
+        f", never seen {phrases.format_value(row.values[RETRAINED])}"
+        if RETRAINED in row.values
+        else ""
+    )
     before, after = (phrases.format_value(row.values[model]) for model in (BEFORE, AFTER))
     now = after if before == after else phrases.value_with_interval(row.values[AFTER])
     return f"{_recall_measure_label(row)} {before} → {now}{beside}"
@@ -61,19 +81,31 @@ def _recall_measure_label(row: GroupRecall) -> str:
 
 
 def _forgotten_or_not_sentences(one: Unlearning) -> Iterator[str]:
-    """Whether the records are forgotten: against a model that never saw them, or else against non-members."""
+    """Whether the records are forgotten: against a model that never saw them, or else against
+    non-members."""
     rows = [row for row in one.numbers if row.group == FORGOTTEN]
     # "left": recall minus that of the model trained without the records.
     left = [row for row in rows if "left" in row.changes]
     if left:
         there = [_recall_measure_label(row) for row in left if row.changes["left"].low > 0]
         none = "Asked as it is, no more of it is shown than in a model that never saw it."
-        yield f"Still there, more than in a model that never saw it, by {', '.join(there)}." if there else none
+        yield (
+            f"Still there, more than in a model that never saw it, by {', '.join(there)}."
+            if there
+            else none
+        )
         return
     floors = {(row.attack, row.name): row for row in one.numbers if row.group == NONMEMBERS}
-    beside = [(row, floors[row.attack, row.name]) for row in rows if (row.attack, row.name) in floors]
-    # Other records, so not paired: intervals that lie apart, which asks more than a test of the difference.
-    there = [_recall_measure_label(row) for row, floor in beside if row.values[AFTER].low > floor.values[AFTER].high]
+    beside = [
+        (row, floors[row.attack, row.name]) for row in rows if (row.attack, row.name) in floors
+    ]
+    # Other records, so not paired: intervals that lie apart, which asks more than a test of the
+    # difference.
+    there = [
+        _recall_measure_label(row)
+        for row, floor in beside
+        if row.values[AFTER].low > floor.values[AFTER].high
+    ]
     if beside:
         above = f"Above records it never saw by {', '.join(there)}."
         yield above if there else "Not shown to be above records it never saw."
@@ -90,22 +122,33 @@ def _relearning_sentences(one: Unlearning) -> Iterator[str]:
     back = [row for row in rows if _is_relearning_shown(row)]
     rest = [row for row in rows if not _is_relearning_shown(row)]
     if back:
-        yield f"{trained} bring it back, so it was hidden and not gone: {'; '.join(map(_relearned_label, back))}."
+        yield (
+            f"{trained} bring it back, so it was hidden and not gone: "
+            f"{'; '.join(map(_relearned_label, back))}."
+        )
     if rest:
         opening = "Not shown to come back" if back else f"{trained} are not shown to bring it back"
         yield f"{opening}: {'; '.join(map(_relearned_label, rest))}."
     if not any("came_back" in row.changes for row in rows):
-        yield "Without --retrained, nothing tells what comes back from what such steps teach any model."
+        yield (
+            "Without --retrained, nothing tells what comes back from what such steps teach any "
+            "model."
+        )
 
 
 def _is_relearning_shown(row: GroupRecall) -> bool:
-    """Whether more came back than the same steps teach a model that never saw it, where there is one."""
+    """Whether more came back than the same steps teach a model that never saw it, where there is
+    one."""
     return row.changes.get("came_back", row.changes["relearned"]).low > 0
 
 
 def _relearned_label(row: GroupRecall) -> str:
     share, never = row.changes.get("share_back"), row.values.get(RETRAINED_RELEARNED)
-    part = f", {phrases.value_with_interval(share)} of what was taken" if share and _is_relearning_shown(row) else ""
+    part = (
+        f", {phrases.value_with_interval(share)} of what was taken"
+        if share and _is_relearning_shown(row)
+        else ""
+    )
     beside = f", never seen {phrases.format_value(never)}" if never else ""
     after, again = (phrases.format_value(row.values[model]) for model in (AFTER, RELEARNED))
     return f"{_recall_measure_label(row)} {after} → {again}{part}{beside}"
@@ -117,17 +160,24 @@ def _perplexity_cost_sentence(one: Unlearning) -> str:
         return "What it cost in perplexity was not measured."
     times = f" ({phrases.format_relative_change(ratio.value - 1)})" if ratio else ""
     useless = "; a model that says little leaks little" if ratio and ratio.low > _USELESS else ""
-    return f"Held-out perplexity {phrases.format_value(before)} → {phrases.format_value(after)}{times}{useless}."
+    return (
+        f"Held-out perplexity {phrases.format_value(before)} → "
+        f"{phrases.format_value(after)}{times}{useless}."
+    )
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
+# --- the table
+# -----------------------------------------------------------------------------------------------
 
 
 def _unlearning_blocks(result: AuditResult) -> list[Block]:
     blocks = list[Block]()
     for one in result.unlearning:
         if one.numbers:
-            blocks += [Paragraph(forgetting_sentences(result, one)), _forgotten_records_table(result, one)]
+            blocks += [
+                Paragraph(forgetting_sentences(result, one)),
+                _forgotten_records_table(result, one),
+            ]
     return [*blocks, Paragraph(_NOTE)] if blocks else []
 
 
@@ -138,7 +188,9 @@ def _forgotten_records_table(result: AuditResult, one: Unlearning) -> Table:
         Group(
             f"{phrases.metric_label(name)} · {attack}",
             tuple(
-                _record_group_table_row(row, shown) for row in one.numbers if (row.attack, row.name) == (attack, name)
+                _record_group_table_row(row, shown)
+                for row in one.numbers
+                if (row.attack, row.name) == (attack, name)
             ),
         )
         for attack, name in kinds
@@ -147,9 +199,17 @@ def _forgotten_records_table(result: AuditResult, one: Unlearning) -> Table:
     ratio = one.perplexity.get("ratio")
     times = f"× {phrases.value_with_interval(ratio)}" if ratio else phrases.NOTHING
     last = Group("Held-out perplexity", (("all", *costs, times),))
-    head = ("Records", *(_HEADS[model] for model in shown), "After − before", "Relearned − after", "That − never saw")
+    head = (
+        "Records",
+        *(_HEADS[model] for model in shown),
+        "After − before",
+        "Relearned − after",
+        "That − never saw",
+    )
     caption = f"What is left of what {phrases.target_title(result, one.target)} was to forget"
-    return Table(f"unlearning-{one.target}", caption, head, (*groups, last), frozenset(range(1, len(head))))
+    return Table(
+        f"unlearning-{one.target}", caption, head, (*groups, last), frozenset(range(1, len(head)))
+    )
 
 
 def _record_group_table_row(row: GroupRecall, shown: list[str]) -> tuple[str, ...]:
@@ -162,5 +222,12 @@ def _record_group_table_row(row: GroupRecall, shown: list[str]) -> tuple[str, ..
 
 
 TOPICS = (
-    Topic("unlearning", "What is left of the forgotten", lambda m: _unlearning_blocks(m.result), DECIDE, 6, turn=15),
+    Topic(
+        "unlearning",
+        "What is left of the forgotten",
+        lambda m: _unlearning_blocks(m.result),
+        DECIDE,
+        6,
+        turn=15,
+    ),
 )

@@ -1,4 +1,5 @@
-"""What texts drawn without any prefix hold of the training data: how much, which records, and how much is to come."""
+"""What texts drawn without any prefix hold of the training data: how much, which records, and how
+much is to come."""
 
 from __future__ import annotations
 
@@ -26,20 +27,31 @@ from auditor.statistics.metrics import RANKINGS, name_excess_metric, name_nonmem
 
 _SHOWN = 30  # records of a row
 _NOTE = (
-    "A memorised n-gram is so many tokens in a row that stand in the training data and in no held-out text; those that "
-    "overlap are one. The baseline is n-grams of held-out text, which nothing was trained on, scaled to as many as "
-    "the training data have: so much is common to such texts and no memory. Common n-grams stand in both, and count "
-    "for neither. The public model has not seen the training data either: what it writes of them needs no memory. A "
-    "record is extracted where a generation holds an n-gram of it that no other record has; held-out records that are "
+    "A memorised n-gram is so many tokens in a row that stand in the training data and in no "
+    "held-out text; those that "
+    "overlap are one. The baseline is n-grams of held-out text, which nothing was trained on, "
+    "scaled to as many as "
+    "the training data have: so much is common to such texts and no memory. Common n-grams stand "
+    "in both, and count "
+    "for neither. The public model has not seen the training data either: what it writes of them "
+    "needs no memory. A "
+    "record is extracted where a generation holds an n-gram of it that no other record has; "
+    "held-out records that are "
     "extracted so are the baseline. New records are those that the "
-    "next generations would add, by the records seen once (Good–Turing); those in the end, by the records seen once "
+    "next generations would add, by the records seen once (Good–Turing); those in the end, by the "
+    "records seen once "
     "and twice, are a lower bound (Chao): more kinds of prompts reach others."
 )
 
 
 def _untargeted_blocks(result: AuditResult, details: SecretDetails | None) -> list[Block]:
-    """About rows whose texts were compared with all that was trained on. details: without, no table by record."""
-    shown = [finding for finding in phrases.findings_in_report_order(result) if finding.measurement(MEMORISED)]
+    """About rows whose texts were compared with all that was trained on. details: without, no table
+    by record."""
+    shown = [
+        finding
+        for finding in phrases.findings_in_report_order(result)
+        if finding.measurement(MEMORISED)
+    ]
     if not shown:
         return []
     return [
@@ -71,7 +83,13 @@ def _memorised_rates_table(result: AuditResult, shown: list[Finding]) -> Table:
 
 
 def _expected_further_records_table(result: AuditResult, shown: list[Finding]) -> Table:
-    head = ("Target", "Records extracted", "Non-members", f"New in the next {PER:,}", "In the end, at least")
+    head = (
+        "Target",
+        "Records extracted",
+        "Non-members",
+        f"New in the next {PER:,}",
+        "In the end, at least",
+    )
     told = tuple(
         (
             row_title_with_attack(result, f),
@@ -82,7 +100,10 @@ def _expected_further_records_table(result: AuditResult, shown: list[Finding]) -
         for f in shown
     )
     # NEW: Good-Turing; RICHNESS: Chao's lower bound (`statistics.unseen_species`).
-    caption = "Training records extracted, and how many more would with more generations, with 95% intervals"
+    caption = (
+        "Training records extracted, and how many more would with more generations, with "
+        "95% intervals"
+    )
     return Table("to-come-table", caption, head, (Group("", told),), frozenset({1, 2, 3, 4}))
 
 
@@ -92,34 +113,55 @@ def _value_with_note_text(finding: Finding, name: str) -> str:
 
 
 def _ranking_precision_tables(result: AuditResult, shown: list[Finding]) -> Iterator[Block]:
-    measured = [(f, {name: m for name in RANKINGS if (m := f.measurement(f"{PRECISION}_{name}"))}) for f in shown]
+    measured = [
+        (f, {name: m for name in RANKINGS if (m := f.measurement(f"{PRECISION}_{name}"))})
+        for f in shown
+    ]
     names = [name for name in RANKINGS if any(name in found for _, found in measured)]
     told = tuple(
-        (row_title_with_attack(result, f), *(phrases.format_share_with_interval(found.get(name)) for name in names))
+        (
+            row_title_with_attack(result, f),
+            *(phrases.format_share_with_interval(found.get(name)) for name in names),
+        )
         for f, found in measured
         if found
     )
     if told:
         head = ("Target", *(RANKINGS[name].capitalize() for name in names))
-        caption = "Of the first 100 generations of a ranking, near-duplicates left out, those with a memorised n-gram"
-        yield Table("rankings-table", caption, head, (Group("", told),), frozenset(range(1, len(head))))
+        caption = (
+            "Of the first 100 generations of a ranking, near-duplicates left out, those "
+            "with a memorised n-gram"
+        )
+        yield Table(
+            "rankings-table", caption, head, (Group("", told),), frozenset(range(1, len(head)))
+        )
 
 
 def _untargeted_rows_with_records(
     details: SecretDetails, shown: list[Finding]
 ) -> list[tuple[Finding, Mapping[str, Column]]]:
     """The rows that extracted a training record, with their columns of records."""
-    return [(f, held) for f in shown if "generations" in (held := details.records.get(f.cell_key, {}))]
+    return [
+        (f, held) for f in shown if "generations" in (held := details.records.get(f.cell_key, {}))
+    ]
 
 
-def _extracted_by_copies_blocks(result: AuditResult, details: SecretDetails, shown: list[Finding]) -> list[Block]:
+def _extracted_by_copies_blocks(
+    result: AuditResult, details: SecretDetails, shown: list[Finding]
+) -> list[Block]:
     """Which records are extracted, by how often they were trained on."""
     groups = []
     for f, found in _untargeted_rows_with_records(details, shown):
         out, trained = Counter(found["generations"].repeats), found["trained"]
-        told = sorted(zip(trained.repeats, trained.values, strict=True), key=lambda own: (own[0] is None, own[0] or 0))
+        told = sorted(
+            zip(trained.repeats, trained.values, strict=True),
+            key=lambda own: (own[0] is None, own[0] or 0),
+        )
         if any(n is not None for n, _ in told):
-            of = tuple(("not known" if n is None else str(n), f"{out[n]:,} of {count:,.0f}") for n, count in told)
+            of = tuple(
+                ("not known" if n is None else str(n), f"{out[n]:,} of {count:,.0f}")
+                for n, count in told
+            )
             groups.append(Group(row_title_with_attack(result, f), of))
     if not groups:
         return []
@@ -127,7 +169,9 @@ def _extracted_by_copies_blocks(result: AuditResult, details: SecretDetails, sho
     return [Table("copies-table", "Training records extracted, by copies", head, tuple(groups))]
 
 
-def _extracted_records_blocks(result: AuditResult, details: SecretDetails, shown: list[Finding]) -> list[Block]:
+def _extracted_records_blocks(
+    result: AuditResult, details: SecretDetails, shown: list[Finding]
+) -> list[Block]:
     groups = []
     for f, found in _untargeted_rows_with_records(details, shown):
         n = len(found["generations"].ids)

@@ -1,7 +1,8 @@
-"""The headline of a run, and the strongest row of each target. Knows the records; says nothing they do not support.
+"""The headline of a run, and the strongest row of each target. Knows the records; says nothing they
+do not support.
 
-Each defense is judged by the attack that did best against *it*, not by the one that did best against the undefended
-model.
+Each defense is judged by the attack that did best against *it*, not by the one that did best
+against the undefended model.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from auditor.statistics.metrics import RECALL
 
 
 def headline(result: AuditResult) -> str:
-    """A sentence a target: whether it leaks and by what. First, what forbids a conclusion from what was not seen."""
+    """A sentence a target: whether it leaks and by what. First, what forbids a conclusion from what
+    was not seen."""
     return " ".join((*doubt_sentences(result), *summary_sentence_by_target(result).values()))
 
 
@@ -26,22 +28,36 @@ def doubt_sentences(result: AuditResult) -> tuple[str, ...]:
 
 
 def summary_sentence_by_target(result: AuditResult) -> dict[str, str]:
-    """By target, what leaks of it, in a sentence; of the undefended one also where it was not attacked."""
+    """By target, what leaks of it, in a sentence; of the undefended one also where it was not
+    attacked."""
     seen = assess_signals(result)
-    shown = [target for target in seen.targets if target == UNDEFENDED or seen.tested_signals(target)]
+    shown = [
+        target for target in seen.targets if target == UNDEFENDED or seen.tested_signals(target)
+    ]
     told = {target: signals.target_summary(result, seen, target) for target in shown}
-    return told if UNDEFENDED in told else {**told, UNDEFENDED: "Nothing was measured on the undefended model."}
+    return (
+        told
+        if UNDEFENDED in told
+        else {**told, UNDEFENDED: "Nothing was measured on the undefended model."}
+    )
 
 
 def fewest_attacked_member_count(result: AuditResult) -> int:
     """The fewest members that any row attacked: zero hits among so few leave most open."""
-    asked = (recall.n for f in result.findings if not f.not_applicable and (recall := f.measurement(RECALL)))
+    asked = (
+        recall.n
+        for f in result.findings
+        if not f.not_applicable and (recall := f.measurement(RECALL))
+    )
     return min((n for n in asked if n > 0), default=result.benchmark.members)
 
 
-def strongest_attack_row(result: AuditResult, target: str, setting: str | None = None) -> Finding | None:
+def strongest_attack_row(
+    result: AuditResult, target: str, setting: str | None = None
+) -> Finding | None:
     """The measured row with the highest recall, the first of equals."""
-    # The best of several, picked afterwards: its interval is its own, and does not cover the picking.
+    # The best of several, picked afterwards: its interval is its own, and does not cover the
+    # picking.
     measured = [
         (recall.value, finding)
         for finding in result.findings
@@ -54,7 +70,12 @@ def strongest_attack_row(result: AuditResult, target: str, setting: str | None =
 
 def _recall_for_verdict_if_measured(finding: Finding) -> Measurement | None:
     recall = finding.measurement(RECALL)
-    known = not finding.not_applicable and recall is not None and recall.n > 0 and not math.isnan(recall.value)
+    known = (
+        not finding.not_applicable
+        and recall is not None
+        and recall.n > 0
+        and not math.isnan(recall.value)
+    )
     return recall if known else None
 
 
@@ -65,7 +86,8 @@ def strongest_rows_to_report_by_access(result: AuditResult, target: str) -> list
 
 
 def strongest_row_with_chain(result: AuditResult, target: str) -> Finding | None:
-    """The row whose chain is told: the strongest attack's, of equals the one that fell most; else a probe's."""
+    """The row whose chain is told: the strongest attack's, of equals the one that fell most; else a
+    probe's."""
 
     def rank(finding: Finding) -> tuple[float, float]:
         assert finding.chain is not None
@@ -73,4 +95,6 @@ def strongest_row_with_chain(result: AuditResult, target: str) -> Finding | None
         # A difference is negative where less leaks: the largest fall is first among equals.
         return (recall.value if recall else -1.0, -finding.chain.whole.value)
 
-    return max((f for f in result.findings if f.target == target and f.chain), key=rank, default=None)
+    return max(
+        (f for f in result.findings if f.target == target and f.chain), key=rank, default=None
+    )

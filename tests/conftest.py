@@ -1,4 +1,5 @@
-"""Small real models, made on the spot: shared by the tests of models, sampling, attacks and defenses."""
+"""Small real models, made on the spot: shared by the tests of models, sampling, attacks and
+defenses."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from typing import Any
 
 import pytest
 
-# No test asks the network, which takes twenty seconds to fail. Read where the hub's library is imported, so here.
+# No test asks the network, which takes twenty seconds to fail. Read where the hub's library is
+# imported, so here.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import auditor
@@ -49,40 +51,46 @@ from auditor.reports.schema import PATH
 from auditor.statistics import metrics
 from auditor.testing import make_tiny_random_model as tiny
 
-# What is compiled is kept, here and by what a test starts, whatever the environment says: to compile the program and to
-# rewrite the tests' assertions anew takes ten seconds a worker, and one more each time that a test starts the command.
+# What is compiled is kept, here and by what a test starts, whatever the environment says: to
+# compile the program and to rewrite the tests' assertions anew takes ten seconds a worker, and one
+# more each time that a test starts the command.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# Properties are about values, not about how busy the machine is, and the same ones on every machine;
-# `--hypothesis-profile=search` looks for new ones.
+# Properties are about values, not about how busy the machine is, and the same ones on every
+# machine; `--hypothesis-profile=search` looks for new ones.
 settings.register_profile("audit", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None)
 settings.load_profile("audit")
 
 
 def seed_torch(value: int) -> None:
-    """`torch.manual_seed`, but that no call is put by, with a traceback of its own, for a GPU that is never used."""
+    """`torch.manual_seed`, but that no call is put by, with a traceback of its own, for a GPU that
+    is never used."""
     torch.default_generator.manual_seed(value)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(value)
 
 
 class TorchRandom:
-    """torch's global generator as hypothesis keeps one, so that an example that is tried again draws the same."""
+    """torch's global generator as hypothesis keeps one, so that an example that is tried again
+    draws the same."""
 
-    seed, getstate, setstate = map(staticmethod, (seed_torch, torch.get_rng_state, torch.set_rng_state))
+    seed, getstate, setstate = map(
+        staticmethod, (seed_torch, torch.get_rng_state, torch.set_rng_state)
+    )
 
 
 TORCH = TorchRandom()
 register_random(TORCH)  # by a weak reference; it knows `random` and NumPy itself
 
-# One thread unless asked for more, here and in whatever a test starts: workers are one a processor, and beside other
-# work threads that wait for each other take forty times as long.
+# One thread unless asked for more, here and in whatever a test starts: workers are one a processor,
+# and beside other work threads that wait for each other take forty times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
-# No test cuts the power: that a file is on disk before it counts is asked by those that put another fsync here.
+# No test cuts the power: that a file is on disk before it counts is asked by those that put another
+# fsync here.
 os.fsync = lambda handle: None
 CONNECT = sqlite3.connect
 
@@ -96,9 +104,12 @@ def unsynced(*given: Any, **named: Any) -> sqlite3.Connection:
 
 sqlite3.connect = unsynced
 
-# Every defense that can be made here: two forms are made by bitsandbytes, which development does without.
+# Every defense that can be made here: two forms are made by bitsandbytes, which development does
+# without.
 _LACKING = () if find_spec("bitsandbytes") else ("nf4", "fp4")
-DEFENSES = {name: kind for name, kind in registry.defenses_by_name().items() if name not in _LACKING}
+DEFENSES = {
+    name: kind for name, kind in registry.defenses_by_name().items() if name not in _LACKING
+}
 
 os.environ["AUDIT_SALT"] = "of these tests only"  # what a user has of their own is not touched
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -110,7 +121,8 @@ def methods() -> dict[str, str]:
 
 
 def seed() -> None:
-    """The global generators, for what takes no seed of its own: PEFT's adapters, modules without a maker, dropout."""
+    """The global generators, for what takes no seed of its own: PEFT's adapters, modules without a
+    maker, dropout."""
     random.seed(0)
     np.random.seed(0)
     seed_torch(0)
@@ -118,7 +130,8 @@ def seed() -> None:
 
 @contextmanager
 def refuses(*facts: str, error: type[Exception] = AuditError) -> Iterator[None]:
-    """That this is refused in one line that holds these facts: options, names, numbers. Its words are not looked at."""
+    """That this is refused in one line that holds these facts: options, names, numbers. Its words
+    are not looked at."""
     with pytest.raises(error) as caught:
         yield
     said = str(caught.value)
@@ -153,7 +166,8 @@ def unpainted(path: Path, blocks: Sequence[Figure], alt: str) -> None:
     disk.replace_atomically(path, alt)
 
 
-# What is imported and collected stays: looking through it for garbage again and again takes a tenth of the time.
+# What is imported and collected stays: looking through it for garbage again and again takes a tenth
+# of the time.
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     gc.collect()
@@ -161,24 +175,42 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
-ASKED = ("_rows_agree_behind", "_shared_prefix_is_exact", "_joined_rows_are_exact", "_rows_agree_on_records")
+ASKED = (
+    "_rows_agree_behind",
+    "_shared_prefix_is_exact",
+    "_joined_rows_are_exact",
+    "_rows_agree_on_records",
+)
 QUESTIONS = {name: getattr(self_check._SelfCheckTrial, name) for name in ASKED}
 ANSWERS: dict[Any, bool] = {}
 
 
 def answered_once(name: str) -> Callable[..., bool]:
-    """A question of a model's self-check, which is asked once of the same weights: it is a sixth of a small audit."""
+    """A question of a model's self-check, which is asked once of the same weights: it is a sixth of
+    a small audit."""
 
     def asked(trial: self_check._SelfCheckTrial, *given: Any, **named: Any) -> bool:
         weights = [*trial.model.model.parameters()]
         if sum(map(torch.numel, weights)) > 10**7:  # takes longer to know again than the question
             return QUESTIONS[name](trial, *given, **named)
-        code = (type(trial.model.model).forward, vars(trial.model.model).get("forward"), trial.model.served)
+        code = (
+            type(trial.model.model).forward,
+            vars(trial.model.model).get("forward"),
+            trial.model.served,
+        )
         read = hashlib.blake2b(trial.model.model.config.to_json_string().encode())
         for weight in weights:
             read.update(f"{weight.dtype} {weight.shape}".encode())
             read.update(weight.detach().contiguous().view(torch.uint8).numpy())
-        key = (name, given, *named.items(), code, trial.room, trial.model.capabilities, read.digest())
+        key = (
+            name,
+            given,
+            *named.items(),
+            code,
+            trial.room,
+            trial.model.capabilities,
+            read.digest(),
+        )
         if key not in ANSWERS:
             ANSWERS[key] = QUESTIONS[name](trial, *given, **named)
         return ANSWERS[key]
@@ -186,23 +218,26 @@ def answered_once(name: str) -> Callable[..., bool]:
     return asked
 
 
-# Drawing a page takes longer than a small audit: `tests/reports` draws, and modules that are marked `drawn`. Whole
-# modules, as what one of them has made once must not depend on which test came first.
+# Drawing a page takes longer than a small audit: `tests/reports` draws, and modules that are marked
+# `drawn`. Whole modules, as what one of them has made once must not depend on which test came
+# first.
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for name, question in QUESTIONS.items():
         itself = {"models", "zoo", "providers"} & {*item.path.parts}
         setattr(self_check._SelfCheckTrial, name, question if itself else answered_once(name))
     drawn = "reports" in item.path.parts or item.get_closest_marker("drawn")
-    html.render_plot_svg, plot_files.save_frontier_plot = (drawn_once, SAVE) if drawn else (framed, unpainted)
+    html.render_plot_svg, plot_files.save_frontier_plot = (
+        (drawn_once, SAVE) if drawn else (framed, unpainted)
+    )
     _account("privacy" in item.path.parts or item.get_closest_marker("accounted") is not None)
 
 
 PLD_TO = gaussian._PLD_TO
 
 
-# The tight accountant takes longer than a small private training: `tests/privacy` asks it, and modules that are marked
-# `accounted`; all others have Renyi's bound, in milliseconds.
+# The tight accountant takes longer than a small private training: `tests/privacy` asks it, and
+# modules that are marked `accounted`; all others have Renyi's bound, in milliseconds.
 def _account(tightly: bool) -> None:
     most = PLD_TO if tightly else 0.0
     if most != gaussian._PLD_TO:
@@ -210,8 +245,9 @@ def _account(tightly: bool) -> None:
         gaussian.noise_multiplier_for.cache_clear()
 
 
-# Each fixture and each test starts from the seed, so none depends on what ran before it or first asked for a fixture.
-# (An autouse fixture would come after those of a module, and before plug-ins that seed a test's call themselves.)
+# Each fixture and each test starts from the seed, so none depends on what ran before it or first
+# asked for a fixture. (An autouse fixture would come after those of a module, and before plug-ins
+# that seed a test's call themselves.)
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup() -> None:
     seed()
@@ -224,13 +260,15 @@ def pytest_pyfunc_call() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def empty_working_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Relative names lead nowhere: where the README's first command was run, `runs/latest` is a real run."""
+    """Relative names lead nowhere: where the README's first command was run, `runs/latest` is a
+    real run."""
     with contextlib.chdir(tmp_path_factory.mktemp("working")):
         yield
         assert not os.listdir(), f"a test left this in the working folder: {os.listdir()}"
 
 
-# `--plugin` files live as long as the process does: what a module or a test has loaded is forgotten behind it.
+# `--plugin` files live as long as the process does: what a module or a test has loaded is forgotten
+# behind it.
 @pytest.fixture(autouse=True, scope="module")
 def plugins_of_the_module() -> Iterator[None]:
     yield from _plugins_forgotten()
@@ -259,7 +297,8 @@ def shared() -> Path:
 
 
 def save_tiny(folder: Path, kind: str = "neox") -> None:
-    """A tiny random model with a tokenizer of single bytes, as `--model` and `audit train` take it."""
+    """A tiny random model with a tokenizer of single bytes, as `--model` and `audit train` take
+    it."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {word: i for i, word in enumerate(["<end>", *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -275,9 +314,12 @@ def make_tiny() -> Callable[..., HuggingFaceModel]:
 
 
 def fits_schema(folder: Path) -> bool:
-    """Whether the result of this run folder is what `reports/schema.json` says it is; raises where it is not."""
+    """Whether the result of this run folder is what `reports/schema.json` says it is; raises where
+    it is not."""
     schema = json.loads(PATH.read_text(encoding="utf-8"))
-    Draft202012Validator(schema).validate(json.loads((folder / "result.json").read_text(encoding="utf-8")))
+    Draft202012Validator(schema).validate(
+        json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    )
     return True
 
 

@@ -1,4 +1,5 @@
-"""The table of a run as tests write and edit it: configurations by name, what they found by quantity."""
+"""The table of a run as tests write and edit it: configurations by name, what they found by
+quantity."""
 
 from __future__ import annotations
 
@@ -30,7 +31,10 @@ def read_rows(folder: Path) -> dict[str, dict[str, Any]]:
 def _row(columns: list[Column]) -> dict[str, Any]:
     first, *_ = columns
     about = {"ids": first.ids, "member": first.member, "repeats": first.repeats}
-    return {**{name: list(held) for name, held in about.items()}, **{c.quantity: list(c.values) for c in columns}}
+    return {
+        **{name: list(held) for name, held in about.items()},
+        **{c.quantity: list(c.values) for c in columns},
+    }
 
 
 def write_rows(folder: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
@@ -39,7 +43,15 @@ def write_rows(folder: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
     table.write_secrets_table(
         folder,
         [
-            Column(MEASURED, CellKey.parse_cell_key(cell), name, row["ids"], values, row["member"], row["repeats"])
+            Column(
+                MEASURED,
+                CellKey.parse_cell_key(cell),
+                name,
+                row["ids"],
+                values,
+                row["member"],
+                row["repeats"],
+            )
             for cell, row in rows.items()
             for name, values in row.items()
             if name not in about

@@ -1,4 +1,5 @@
-"""action.yml, the pre-commit hook and examples/ci: what they call exists, and what they are given is never run."""
+"""action.yml, the pre-commit hook and examples/ci: what they call exists, and what they are given
+is never run."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ from auditor.records.table import TABLE
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "ci"
 ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
-STEPS: dict[str, dict[str, Any]] = {step.get("name", "setup"): step for step in ACTION["runs"]["steps"]}
+STEPS: dict[str, dict[str, Any]] = {
+    step.get("name", "setup"): step for step in ACTION["runs"]["steps"]
+}
 NAMED = re.compile(r"\$\{\{\s*(inputs|steps)\.([\w-]+)(?:\.outputs\.([\w-]+))?")
 
 
@@ -40,8 +43,14 @@ def test_the_action_is_whole() -> None:
     for step in STEPS.values():
         assert ("uses" in step) != ("run" in step)
         assert "uses" in step or step["shell"] == "bash"
-    used = {match[2] for match in NAMED.finditer((ROOT / "action.yml").read_text()) if match[1] == "inputs"}
-    used |= set(re.findall(r"\binputs\.([\w-]+)", " ".join(step.get("if", "") for step in STEPS.values())))
+    used = {
+        match[2]
+        for match in NAMED.finditer((ROOT / "action.yml").read_text())
+        if match[1] == "inputs"
+    }
+    used |= set(
+        re.findall(r"\binputs\.([\w-]+)", " ".join(step.get("if", "") for step in STEPS.values()))
+    )
     assert used == set(ACTION["inputs"])
     written = set(re.findall(r"'?\b(\w+)=\$RUN", STEPS["Report"]["run"].replace('"', "'")))
     assert {NAMED.search(output["value"])[3] for output in ACTION["outputs"].values()} == written  # type: ignore[index]
@@ -61,7 +70,9 @@ def test_flags_exist() -> None:
     script = (EXAMPLE / "run.sh").read_text()
     parts = dict(re.findall(r"^(\w+)\(\) \{.*?\n(.*?)^\}", script, flags=re.MULTILINE | re.DOTALL))
     assert flags(parts["train"]) <= options("train") and len(flags(parts["train"])) > 3
-    assert flags(parts["check"] + parts["gated"]) <= options("run") and "--baseline" in parts["gated"]
+    assert (
+        flags(parts["check"] + parts["gated"]) <= options("run") and "--baseline" in parts["gated"]
+    )
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
     assert hook["entry"] == "audit gate" and flags(" ".join(hook["args"])) <= options("gate")
     subprocess.run(["bash", "-n", EXAMPLE / "run.sh"], check=True)
@@ -73,7 +84,9 @@ def test_the_workflow_to_copy_fits_the_action() -> None:
     steps = workflow["jobs"]["audit"]["steps"]
     (audit,) = (step for step in steps if step.get("id") == "audit")
     assert set(audit["with"]) <= set(ACTION["inputs"])
-    assert {name for name, given in ACTION["inputs"].items() if given.get("required")} <= set(audit["with"])
+    assert {name for name, given in ACTION["inputs"].items() if given.get("required")} <= set(
+        audit["with"]
+    )
     assert flags(audit["with"]["args"]) <= options("run")
     outputs = re.findall(r"steps\.audit\.outputs\.(\w+)", (EXAMPLE / "workflow.yml").read_text())
     assert outputs and set(outputs) <= set(ACTION["outputs"])
@@ -82,11 +95,19 @@ def test_the_workflow_to_copy_fits_the_action() -> None:
             assert "${{" not in step["run"]
             subprocess.run(["bash", "-n"], input=step["run"], text=True, check=True)
     (copied,) = (
-        re.search(r"\{(.*)\} baseline", step["run"]) for step in steps if " baseline && cp " in step.get("run", "")
+        re.search(r"\{(.*)\} baseline", step["run"])
+        for step in steps
+        if " baseline && cp " in step.get("run", "")
     )
-    assert copied and set(copied[1].split(",")) == {RESULT, TABLE, MANIFEST}  # what a baseline is read from
+    assert copied and set(copied[1].split(",")) == {
+        RESULT,
+        TABLE,
+        MANIFEST,
+    }  # what a baseline is read from
     policies = re.findall(r"'(\w+\.toml)'", audit["with"]["policy"])
-    assert [any(r.against_baseline for r in read_policy(EXAMPLE / name).rules) for name in policies] == [True, False]
+    assert [
+        any(r.against_baseline for r in read_policy(EXAMPLE / name).rules) for name in policies
+    ] == [True, False]
 
 
 def test_every_action_is_pinned_and_no_token_lies_in_the_checkout() -> None:
@@ -104,11 +125,18 @@ def test_a_pull_request_is_held_to_the_policy_of_the_branch_it_is_for(tmp_path: 
     """The step of the workflow, in a checkout whose own policy was loosened."""
     steps = yaml.safe_load((EXAMPLE / "workflow.yml").read_text())["jobs"]["audit"]["steps"]
     (held,) = (step["run"] for step in steps if "BASE" in step.get("env", {}))
-    env = {**os.environ, "BASE": "main", "RUNNER_TEMP": str(tmp_path), "GIT_CONFIG_GLOBAL": "/dev/null"}
+    env = {
+        **os.environ,
+        "BASE": "main",
+        "RUNNER_TEMP": str(tmp_path),
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+    }
 
     def git(where: Path, *words: str) -> None:
         as_who = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
-        subprocess.run(["git", *as_who, *words], cwd=where, env=env, check=True, capture_output=True)
+        subprocess.run(
+            ["git", *as_who, *words], cwd=where, env=env, check=True, capture_output=True
+        )
 
     (tmp_path / "origin").mkdir()
     git(tmp_path / "origin", "init", "-b", "main")
@@ -148,13 +176,25 @@ def test_the_steps_do_what_they_say(tmp_path: Path, code: str) -> None:
     (tmp_path / "bin" / "audit").write_text(STUB)
     (tmp_path / "bin" / "audit").chmod(0o755)
     evil = "my model; $(touch pwned) `touch pwned` *"
-    env = {"MODEL": evil, "DATA": "d.jsonl", "NONMEMBERS": "", "ATTACKS": "perplexity zlib", "POLICY": "p.toml"}
+    env = {
+        "MODEL": evil,
+        "DATA": "d.jsonl",
+        "NONMEMBERS": "",
+        "ATTACKS": "perplexity zlib",
+        "POLICY": "p.toml",
+    }
     env |= {"BASELINE": "old runs", "ARGS": "--setting white-box $(touch pwned)", "RUN": "out"}
     done = step("Audit and gate", tmp_path, **env, STUB_LOG="args", STUB_CODE=code)
     assert done.returncode == int(code), done.stderr
     expected = ["run", "--model", evil, "--data", "d.jsonl", "--gate", "p.toml", "--out", "out"]
     expected += ["--attack", "perplexity", "--attack", "zlib", "--baseline", "old runs"]
-    assert (tmp_path / "args").read_text().splitlines() == [*expected, "--setting", "white-box", "$(touch", "pwned)"]
+    assert (tmp_path / "args").read_text().splitlines() == [
+        *expected,
+        "--setting",
+        "white-box",
+        "$(touch",
+        "pwned)",
+    ]
     (tmp_path / "summary").write_text("gate\n")
     files = {"GITHUB_STEP_SUMMARY": "summary", "GITHUB_OUTPUT": "output"}
     assert step("Report", tmp_path, RUN="out", **files).returncode == 0
@@ -166,16 +206,29 @@ def test_the_steps_do_what_they_say(tmp_path: Path, code: str) -> None:
 
 
 def test_attacks_and_arguments_on_lines_of_their_own_all_run(tmp_path: Path) -> None:
-    """As YAML's `attacks: |` hands them over: `read` alone takes the first line, and the gate holds for the rest."""
+    """As YAML's `attacks: |` hands them over: `read` alone takes the first line, and the gate holds
+    for the rest."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "audit").write_text(STUB)
     (tmp_path / "bin" / "audit").chmod(0o755)
-    env = {"MODEL": "m", "DATA": "d", "NONMEMBERS": "", "POLICY": "p.toml", "BASELINE": "", "RUN": "out"}
-    env |= {"ATTACKS": "perplexity\n  zlib\tmin-k\n\nexposure\n", "ARGS": "--setting white-box\n--samples 10\n*\n"}
+    env = {
+        "MODEL": "m",
+        "DATA": "d",
+        "NONMEMBERS": "",
+        "POLICY": "p.toml",
+        "BASELINE": "",
+        "RUN": "out",
+    }
+    env |= {
+        "ATTACKS": "perplexity\n  zlib\tmin-k\n\nexposure\n",
+        "ARGS": "--setting white-box\n--samples 10\n*\n",
+    }
     done = step("Audit and gate", tmp_path, **env, STUB_LOG="args", STUB_CODE="0")
     assert done.returncode == 0, done.stderr
     asked = (tmp_path / "args").read_text().splitlines()[9:]
-    attacks = [word for name in ("perplexity", "zlib", "min-k", "exposure") for word in ("--attack", name)]
+    attacks = [
+        word for name in ("perplexity", "zlib", "min-k", "exposure") for word in ("--attack", name)
+    ]
     assert asked == [*attacks, "--setting", "white-box", "--samples", "10", "*"]
 
 
@@ -186,7 +239,13 @@ def test_a_loop_is_crash_tested_and_its_verdict_decides(tmp_path: Path, code: st
     (tmp_path / "bin" / "audit").chmod(0o755)
     evil = "my train.py; $(touch pwned)"
     done = step(
-        "Crash test", tmp_path, LOOP=evil, RUN="out", GITHUB_STEP_SUMMARY="summary", STUB_LOG="args", STUB_CODE=code
+        "Crash test",
+        tmp_path,
+        LOOP=evil,
+        RUN="out",
+        GITHUB_STEP_SUMMARY="summary",
+        STUB_LOG="args",
+        STUB_CODE=code,
     )
     assert done.returncode == int(code), done.stderr
     asked = ["dp-loop", evil, "--gate", "--junit", "out/dp-loop.xml", "--out", "out"]

@@ -30,12 +30,36 @@ from auditor.plugins.defense import Defense, Scenario
 from auditor.plugins.view import Batch, View
 from tests.conftest import save_tiny
 
-WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs", "home", "again", "today"]
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "a",
+    "lazy",
+    "dog",
+    "and",
+    "runs",
+    "home",
+    "again",
+    "today",
+]
 ROWS = [
-    {"prefix": f"{WORDS[i % 13]} {WORDS[(5 * i) % 13]} {i}", "suffix": f" {WORDS[(3 * i) % 13]} {i * 7}"}
+    {
+        "prefix": f"{WORDS[i % 13]} {WORDS[(5 * i) % 13]} {i}",
+        "suffix": f" {WORDS[(3 * i) % 13]} {i * 7}",
+    }
     for i in range(24)
 ]
-ASKED: dict[str, Any] = {"attacks": ["perplexity"], "samples": 3, "prefix_length": 4, "suffix_length": 3, "seed": 2}
+ASKED: dict[str, Any] = {
+    "attacks": ["perplexity"],
+    "samples": 3,
+    "prefix_length": 4,
+    "suffix_length": 3,
+    "seed": 2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +78,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def live(folder: Path) -> tuple[Any, Any]:
-    return AutoModelForCausalLM.from_pretrained(folder / "model"), AutoTokenizer.from_pretrained(folder / "model")
+    return AutoModelForCausalLM.from_pretrained(folder / "model"), AutoTokenizer.from_pretrained(
+        folder / "model"
+    )
 
 
 def numbers(run: auditor.FinishedRun) -> dict[tuple[Any, ...], float]:
@@ -64,9 +90,13 @@ def numbers(run: auditor.FinishedRun) -> dict[tuple[Any, ...], float]:
 
 
 def test_live_objects_rows_and_names_come_to_the_same(folder: Path, tmp_path: Path) -> None:
-    named = audit(str(folder / "model"), data=folder / "data.jsonl", out=tmp_path / "named", **ASKED)
+    named = audit(
+        str(folder / "model"), data=folder / "data.jsonl", out=tmp_path / "named", **ASKED
+    )
     model, tokenizer = live(folder)
-    defended = audit(model, tokenizer, data=ROWS, defenses=["uniform-mixing"], out=tmp_path / "live", **ASKED)
+    defended = audit(
+        model, tokenizer, data=ROWS, defenses=["uniform-mixing"], out=tmp_path / "live", **ASKED
+    )
     table = audit(model, tokenizer, data=pd.DataFrame(ROWS), out=tmp_path / "table", **ASKED)
     undefended = {key: value for key, value in numbers(defended).items() if key[0] == "undefended"}
     assert numbers(named) and numbers(named) == numbers(table) == undefended
@@ -78,11 +108,32 @@ def test_live_objects_rows_and_names_come_to_the_same(folder: Path, tmp_path: Pa
 
 
 def test_the_command_line_comes_to_the_same(folder: Path, tmp_path: Path) -> None:
-    command = ["run", "--model", str(folder / "model"), "--data", str(folder / "data.jsonl"), "--attack", "perplexity"]
-    command += ["--samples", "3", "--prefix-length", "4", "--suffix-length", "3", "--seed", "2", "-o", "cli"]
+    command = [
+        "run",
+        "--model",
+        str(folder / "model"),
+        "--data",
+        str(folder / "data.jsonl"),
+        "--attack",
+        "perplexity",
+    ]
+    command += [
+        "--samples",
+        "3",
+        "--prefix-length",
+        "4",
+        "--suffix-length",
+        "3",
+        "--seed",
+        "2",
+        "-o",
+        "cli",
+    ]
     assert run_command_line(command) == 0
     model, tokenizer = live(folder)
-    assert numbers(load_run("cli")) == numbers(audit(model, tokenizer, data=ROWS, out=tmp_path / "api", **ASKED))
+    assert numbers(load_run("cli")) == numbers(
+        audit(model, tokenizer, data=ROWS, out=tmp_path / "api", **ASKED)
+    )
 
 
 def test_a_live_model_is_left_as_it_was_and_training_goes_on(folder: Path, tmp_path: Path) -> None:
@@ -115,7 +166,15 @@ def test_tables_gate_and_report_of_a_finished_run(folder: Path, tmp_path: Path) 
     again = load_run(tmp_path / "run")
     frame, secrets = again.to_frame(), again.secrets
     assert again.result == run.result and len(frame) and frame.value.dtype == "float64"
-    own = ["kind", "target", "setting", "attack", "secret", "quantity", "token"]  # what a row is called
+    own = [
+        "kind",
+        "target",
+        "setting",
+        "attack",
+        "secret",
+        "quantity",
+        "token",
+    ]  # what a row is called
     assert not secrets.duplicated(own).any() and secrets.value.dtype == "float64"
     assert set(secrets.kind) == {"measured", "tokens"} and secrets.member.dtype == "boolean"
     hits = secrets[secrets.quantity == "hit"]
@@ -124,7 +183,9 @@ def test_tables_gate_and_report_of_a_finished_run(folder: Path, tmp_path: Path) 
     assert again.gate(["recall <= 1"]).exit_code == 0
     assert again.gate(["recall not worse than baseline by 0.5"], baseline=run).exit_code in (0, 4)
     page = again.report(tmp_path / "page.html")
-    assert page.read_text().startswith("<!") and again.report(tmp_path / "r.md").read_text().startswith("#")
+    assert page.read_text().startswith("<!") and again.report(
+        tmp_path / "r.md"
+    ).read_text().startswith("#")
     assert "<table" in again._repr_html_() and "perplexity" in again._repr_html_()
     assert str(tmp_path / "run") in repr(again)
 
@@ -145,12 +206,21 @@ def test_tables_gate_and_report_of_a_finished_run(folder: Path, tmp_path: Path) 
         ),
         ({"device": "cuda:7"}, "expected no device with a live model"),
         ({"revision": "main"}, "expected no revision with a live model"),
-        ({"data": pd.DataFrame([[1, 2]], columns=["text", "text"])}, "expected data with each column once"),
+        (
+            {"data": pd.DataFrame([[1, 2]], columns=["text", "text"])},
+            "expected data with each column once",
+        ),
         ({"data": [{"text": "a", "image": b"\xff\xfe"}]}, "expected data as text and numbers"),
-        ({"public": 7}, "expected public as a folder, a hub id, a transformers model or a LanguageModel, got int"),
+        (
+            {"public": 7},
+            "expected public as a folder, a hub id, a transformers model or a LanguageModel, got "
+            "int",
+        ),
     ],
 )
-def test_what_is_refused_leaves_nothing(folder: Path, tmp_path: Path, arguments: dict[str, Any], said: str) -> None:
+def test_what_is_refused_leaves_nothing(
+    folder: Path, tmp_path: Path, arguments: dict[str, Any], said: str
+) -> None:
     model, tokenizer = live(folder)
     with pytest.raises(AuditError, match=said):
         audit(model, tokenizer, **{"data": ROWS, **ASKED, "out": tmp_path / "run", **arguments})
@@ -158,15 +228,26 @@ def test_what_is_refused_leaves_nothing(folder: Path, tmp_path: Path, arguments:
 
 
 def test_an_adapter_and_its_base_are_not_two_models(folder: Path, tmp_path: Path) -> None:
-    """PEFT puts the adapter into the base in place: as the public model it would be the tuned one."""
+    """PEFT puts the adapter into the base in place: as the public model it would be the tuned
+    one."""
     base, tokenizer = live(folder)
     adapted = get_peft_model(base, LoraConfig(r=2, target_modules="all-linear"))
     with pytest.raises(AuditError, match="shares weights with model"):
         audit(adapted, tokenizer, public=base, data=ROWS, out=tmp_path / "run", **ASKED)
     other, _ = live(folder)
     with pytest.raises(AuditError, match="reference as a model of its own"):
-        audit(adapted, tokenizer, public=other, reference=adapted, data=ROWS, out=tmp_path / "run", **ASKED)
-    run = audit(adapted, tokenizer, public=other, reference=other, data=ROWS, out=tmp_path / "run", **ASKED)
+        audit(
+            adapted,
+            tokenizer,
+            public=other,
+            reference=adapted,
+            data=ROWS,
+            out=tmp_path / "run",
+            **ASKED,
+        )
+    run = audit(
+        adapted, tokenizer, public=other, reference=other, data=ROWS, out=tmp_path / "run", **ASKED
+    )
     assert {"model/in memory", "public/in memory", "reference/in memory"} <= set(run.result.weights)
 
 
@@ -234,10 +315,15 @@ def test_objects_of_ones_own_classes_are_audited_and_recorded(folder: Path, tmp_
         "defense as-it-is": own["AsItIs"],
     }
     assert run.result.plan["attack_options"]["most-often"]["power"] == 2
-    assert any("cannot be resumed" in note and own["MostOften"] in note for note in run.result.benchmark.notes)
+    assert any(
+        "cannot be resumed" in note and own["MostOften"] in note
+        for note in run.result.benchmark.notes
+    )
 
 
-def test_objects_are_in_no_folder(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_objects_are_in_no_folder(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = {**ASKED, "attacks": [MostOften()], "samples": 3}
     audit(str(folder / "model"), data=folder / "data.jsonl", out=tmp_path / "run", **asked)
     (tmp_path / "run" / "result.json").unlink()
@@ -261,12 +347,27 @@ class Namesake(MostOften):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"engine": "ray"}, "expected all by name with --engine ray.*got given in Python as objects: model"),
-        ({"attacks": [Namesake()]}, "expected another name of the attack .*Namesake than 'perplexity'"),
-        ({"attacks": [MostOften(power=print)]}, "options of most-often that a record can hold.*power=<built-in"),
+        (
+            {"engine": "ray"},
+            "expected all by name with --engine ray.*got given in Python as objects: model",
+        ),
+        (
+            {"attacks": [Namesake()]},
+            "expected another name of the attack .*Namesake than 'perplexity'",
+        ),
+        (
+            {"attacks": [MostOften(power=print)]},
+            "options of most-often that a record can hold.*power=<built-in",
+        ),
         ({"tokenizer": 3}, "a tokenizer beside a live transformers model only"),
-        ({"model": "broken"}, "expected counted to give consistent distributions.*do not add up to 1"),
-        ({"model": "silent", "defenses": ["uniform-mixing"]}, "Counted in memory, which gives none"),
+        (
+            {"model": "broken"},
+            "expected counted to give consistent distributions.*do not add up to 1",
+        ),
+        (
+            {"model": "silent", "defenses": ["uniform-mixing"]},
+            "Counted in memory, which gives none",
+        ),
         ({"defenses": ["pmixed"], "public": "own"}, "needs -D ensemble=DIR"),
     ],
 )
@@ -331,7 +432,15 @@ def test_the_page_says_what_runs(folder: Path) -> None:
 
 
 def test_asking_for_the_package_loads_nothing() -> None:
-    code = "import sys, auditor; print([m for m in ('torch', 'pandas', 'auditor.api') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    code = (
+        "import sys, auditor; print([m for m in ('torch', 'pandas', 'auditor.api') if m in "
+        "sys.modules])"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )
     with pytest.raises(AttributeError):
         auditor.nothing  # noqa: B018

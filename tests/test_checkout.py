@@ -15,7 +15,8 @@ import auditor
 
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
-    """A checkout that is not the installed one, as far as `auditor` and its tests are loaded first."""
+    """A checkout that is not the installed one, as far as `auditor` and its tests are loaded
+    first."""
     root = Path(auditor.__file__).parents[1]
     for part in ("auditor/__init__.py", "tests/conftest.py"):
         (tmp_path / part).parent.mkdir()
@@ -26,7 +27,9 @@ def other(tmp_path: Path) -> Path:
 def started(other: Path, *command: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(other)}
     asked = [sys.executable, *command]
-    return subprocess.run(asked, cwd=other, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        asked, cwd=other, env=environment, capture_output=True, text=True, timeout=60
+    )
 
 
 def refused(other: Path, *command: str) -> str:

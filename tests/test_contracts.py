@@ -1,4 +1,5 @@
-"""What every plug-in promises, tested over every plug-in there is: a new file is tested by being there."""
+"""What every plug-in promises, tested over every plug-in there is: a new file is tested by being
+there."""
 
 from __future__ import annotations
 
@@ -49,8 +50,12 @@ ATTACKS, PROBES, TRAINERS = (
     registry.trainers_by_name(),
 )
 METHODS = {**ATTACKS, **PROBES}
-SERVED = {kind.protect: name for name, kind in reversed(DEFENSES.items())}.values()  # one of those that serve alike
-DISTRIBUTION_PROBES = {name: kind for name, kind in PROBES.items() if issubclass(kind, DistributionProbe)}
+SERVED = {
+    kind.protect: name for name, kind in reversed(DEFENSES.items())
+}.values()  # one of those that serve alike
+DISTRIBUTION_PROBES = {
+    name: kind for name, kind in PROBES.items() if issubclass(kind, DistributionProbe)
+}
 
 
 @pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)
@@ -68,7 +73,8 @@ def test_a_model_keeps_its_contract(family: str) -> None:
     check_model(tiny(kind=family))
 
 
-# --- a contract that cannot be broken holds nothing -------------------------------------------------------------------
+# --- a contract that cannot be broken holds nothing
+# -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,9 @@ class Faulty(PerplexityRanking):
                 continue
             ranked = found.ranked[::-1] if self.fault == "least sure first" else found.ranked
             if self.fault == "by its place":
-                ranked = tuple(dataclasses.replace(guess, score=guess.score - i) for guess in ranked)
+                ranked = tuple(
+                    dataclasses.replace(guess, score=guess.score - i) for guess in ranked
+                )
             drawn = 2 * found.drawn if self.fault == "draws more" else found.drawn
             yield dataclasses.replace(found, ranked=ranked, drawn=drawn)
 
@@ -110,13 +118,19 @@ class Twisted(HuggingFaceModel):
     fault = ""
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        found = super().log_probs(contexts, last, prompt=None if self.fault == "soft prompts" else prompt)
+        found = super().log_probs(
+            contexts, last, prompt=None if self.fault == "soft prompts" else prompt
+        )
         if self.fault == "no distribution":
             return found + 1
         return found.roll(1, -1) if self.fault == "other than its rows" else found
 
-    def token_log_probs(self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None) -> Tensor:
-        return super().token_log_probs(prefixes, suffixes, prompt=prompt) * (2 if self.fault == "tokens" else 1)
+    def token_log_probs(
+        self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None
+    ) -> Tensor:
+        return super().token_log_probs(prefixes, suffixes, prompt=prompt) * (
+            2 if self.fault == "tokens" else 1
+        )
 
 
 @pytest.mark.parametrize(
@@ -153,7 +167,8 @@ def test_a_defense_that_breaks_its_contract_is_told_how() -> None:
         check_defense(Undistributed)
 
 
-# --- what only those that are found by name can be held to ------------------------------------------------------------
+# --- what only those that are found by name can be held to
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ATTACKS.values(), ids=ATTACKS)
@@ -169,7 +184,9 @@ def test_unknown_options_name_the_nearest(kind: type[Attack]) -> None:
 
 @pytest.mark.parametrize("kind", DISTRIBUTION_PROBES.values(), ids=DISTRIBUTION_PROBES)
 class TestDistributionProbe:
-    def test_measures_beside_the_floor(self, kind: type[DistributionProbe], neox: HuggingFaceModel) -> None:
+    def test_measures_beside_the_floor(
+        self, kind: type[DistributionProbe], neox: HuggingFaceModel
+    ) -> None:
         probe, asked = make_small_plugin(kind), make_test_secrets(neox)
         seen = observe_by_id(probe, make_view(neox, WHITE_BOX), asked)
         completed = probe.add_joint_values(asked, [seen[s.id] for s in asked])
@@ -178,10 +195,14 @@ class TestDistributionProbe:
         assert f"{names[0]}_nonmembers" in names and measured[0].n == sum(s.member for s in asked)
         assert measured[0].value > 0
         for repeats, m in probe.main_number_by_repeats(asked, completed).items():
-            assert m.name == names[0] and m.n == sum(s.member and str(s.repeats) == repeats for s in asked)
+            assert m.name == names[0] and m.n == sum(
+                s.member and str(s.repeats) == repeats for s in asked
+            )
         for name, values in probe.per_secret_values(asked, completed).items():
             own = [v for v, s in zip(values, asked, strict=True) if s.member]
-            assert next(m for m in measured if m.name == name).value == pytest.approx(sum(own) / len(own)), name
+            assert next(m for m in measured if m.name == name).value == pytest.approx(
+                sum(own) / len(own)
+            ), name
         members = [s for s in asked if s.member]
         alone = probe.measurements(members, [seen[s.id] for s in members])
         assert alone[0] == measured[0] and not any(m.name.endswith("_nonmembers") for m in alone)
@@ -202,7 +223,14 @@ def test_a_decoding_row_counts_the_memory_of_the_models_it_asks() -> None:
     """Their caches are kept as long as the row is: batches are made by what it says."""
     served = {name: protected(DEFENSES[name])[0] for name in SERVED}
     wrapping = {name: model for name, model in served.items() if isinstance(model, WrappingModel)}
-    assert {"cp-delta", "invisible-ink", "memfree", "pmixed", "public-common", "uniform-mixing"} <= set(wrapping)
+    assert {
+        "cp-delta",
+        "invisible-ink",
+        "memfree",
+        "pmixed",
+        "public-common",
+        "uniform-mixing",
+    } <= set(wrapping)
     for name, model in wrapping.items():
         grows = model.row_bytes(40) - model.row_bytes(8)  # with each position: by a cache
         assert grows >= model.model.row_bytes(40) - model.model.row_bytes(8) > 0, name
@@ -219,28 +247,41 @@ def test_probes_read_defended_distributions(kind: type[Probe], defense: type[Def
         claim = defense().claim(make_tiny_scenario(), 0)
         assert "makes no claim" in str(why) and (claim is None or claim.queries is None)
         return
-    single = observe_by_id(make_small_plugin(kind), make_view(model, WHITE_BOX, batch_size=1), asked[:2])
+    single = observe_by_id(
+        make_small_plugin(kind), make_view(model, WHITE_BOX, batch_size=1), asked[:2]
+    )
     for name in single:
-        # Float noise may decide between neighbours that differ by less: which one it was is then not compared.
-        numbers = {key for key in whole[name].values if not key.startswith(("neighbour_", "position_"))}
-        mine, theirs = ({key: seen[name].values[key] for key in numbers} for seen in (single, whole))
+        # Float noise may decide between neighbours that differ by less: which one it was is then
+        # not compared.
+        numbers = {
+            key for key in whole[name].values if not key.startswith(("neighbour_", "position_"))
+        }
+        mine, theirs = (
+            {key: seen[name].values[key] for key in numbers} for seen in (single, whole)
+        )
         assert mine == pytest.approx(theirs, abs=1e-4, rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", DEFENSES.values(), ids=DEFENSES)
 def test_its_chain_passes_through_itself_once(kind: type[Defense]) -> None:
-    """Every other row is a control of another kind, with a cause of its own; what a row lacks can be given."""
+    """Every other row is a control of another kind, with a cause of its own; what a row lacks can
+    be given."""
     chain = kind().cause_chain()
     assert [cause.row for cause in chain].count(None) == (1 if chain else 0)
-    assert len({cause.name for cause in chain}) == len(chain) and all(cause.changes for cause in chain)
+    assert len({cause.name for cause in chain}) == len(chain) and all(
+        cause.changes for cause in chain
+    )
     controls = [cause.row for cause in chain if cause.row is not None]
     assert all(registry.defenses_by_name()[control.name] is type(control) for control in controls)
     assert len({control.name for control in controls}) == len(controls) and kind() not in controls
 
 
 @pytest.mark.parametrize("kind", TRAINERS.values(), ids=TRAINERS)
-def test_trainers_say_what_they_are_and_train(kind: type[Trainer], neox: HuggingFaceModel, tmp_path: Path) -> None:
-    """A tiny run into an empty folder: a model whose distribution is a distribution, a promise where one is made."""
+def test_trainers_say_what_they_are_and_train(
+    kind: type[Trainer], neox: HuggingFaceModel, tmp_path: Path
+) -> None:
+    """A tiny run into an empty folder: a model whose distribution is a distribution, a promise
+    where one is made."""
     assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
     assert len(plugin_description(kind)) > 20 and kind.claims
     save_tiny(tmp_path / "base")
@@ -269,17 +310,24 @@ def test_trainers_say_what_they_are_and_train(kind: type[Trainer], neox: Hugging
     trainer = kind(**{name: value for name, value in sizes.items() if name in fields})
     trainer.check(job)
     assert all(trainer.train(job))
-    folders = sorted((tmp_path / "out").glob("member-*")) or [tmp_path / "out"]  # an ensemble is a folder of them
+    folders = sorted((tmp_path / "out").glob("member-*")) or [
+        tmp_path / "out"
+    ]  # an ensemble is a folder of them
     assert len(folders) in (1, 2)
     for folder in folders:
         distribution, before = (
-            model.log_probs(torch.tensor([[1, 2, 3]]), 1).exp() for model in (load_causal_lm(str(folder)), base)
+            model.log_probs(torch.tensor([[1, 2, 3]]), 1).exp()
+            for model in (load_causal_lm(str(folder)), base)
         )
-        assert float(distribution.sum()) == pytest.approx(1, abs=1e-5) and not torch.equal(distribution, before)
+        assert float(distribution.sum()) == pytest.approx(1, abs=1e-5) and not torch.equal(
+            distribution, before
+        )
     promised = read_privacy_record(tmp_path / "out")
     assert (promised is None or promised.epsilon is None) == kind.claims.startswith("none")
 
 
-@pytest.mark.parametrize("kind", registry.benchmarks_by_name().values(), ids=registry.benchmarks_by_name())
+@pytest.mark.parametrize(
+    "kind", registry.benchmarks_by_name().values(), ids=registry.benchmarks_by_name()
+)
 def test_benchmarks_say_what_they_are(kind: type) -> None:
     assert plugin_description(kind)

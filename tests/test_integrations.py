@@ -1,4 +1,5 @@
-"""The callback in a real `Trainer`: what it logs, that it changes nothing, that it stops, and what it refuses."""
+"""The callback in a real `Trainer`: what it logs, that it changes nothing, that it stops, and what
+it refuses."""
 
 from __future__ import annotations
 
@@ -24,8 +25,12 @@ from auditor.training import preflight
 from tests.conftest import refuses, save_tiny
 
 ROOT = Path(__file__).parents[1]
-MEMBERS = [{"prefix": f"The code of door {i} is", "suffix": f" {i * 37 % 97:02d}."} for i in range(6)]
-OTHERS = [{"prefix": f"The code of door {i} is", "suffix": f" {i * 37 % 97:02d}."} for i in range(30, 34)]
+MEMBERS = [
+    {"prefix": f"The code of door {i} is", "suffix": f" {i * 37 % 97:02d}."} for i in range(6)
+]
+OTHERS = [
+    {"prefix": f"The code of door {i} is", "suffix": f" {i * 37 % 97:02d}."} for i in range(30, 34)
+]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +40,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def trainer(base: Path, out: Path, rows: list[dict[str, Any]] = MEMBERS, steps: int = 60, **more: Any) -> Trainer:
+def trainer(
+    base: Path, out: Path, rows: list[dict[str, Any]] = MEMBERS, steps: int = 60, **more: Any
+) -> Trainer:
     """Of a tiny model with dropout, so that random numbers matter."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(base, hidden_dropout=0.1)
@@ -43,20 +50,34 @@ def trainer(base: Path, out: Path, rows: list[dict[str, Any]] = MEMBERS, steps: 
     texts = [tokenizer(row["prefix"] + row["suffix"])["input_ids"] for row in rows]
     width = max(map(len, texts))
     padded = [
-        {"input_ids": [*ids, *[0] * (width - len(ids))], "labels": [*ids, *[-100] * (width - len(ids))]}
+        {
+            "input_ids": [*ids, *[0] * (width - len(ids))],
+            "labels": [*ids, *[-100] * (width - len(ids))],
+        }
         for ids in texts
     ]
     more.setdefault("logging_steps", 10)
     args = TrainingArguments(
-        output_dir=str(out), max_steps=steps, learning_rate=5e-3, per_device_train_batch_size=6,
-        report_to=[], use_cpu=True, save_strategy="steps", save_steps=30, disable_tqdm=True, seed=0, **more,
-    )  # fmt: skip
+        output_dir=str(out),
+        max_steps=steps,
+        learning_rate=5e-3,
+        per_device_train_batch_size=6,
+        report_to=[],
+        use_cpu=True,
+        save_strategy="steps",
+        save_steps=30,
+        disable_tqdm=True,
+        seed=0,
+        **more,
+    )
     data = datasets.Dataset.from_list(padded)
     return Trainer(model=model, args=args, train_dataset=data, processing_class=tokenizer)
 
 
 @pytest.fixture(scope="module")
-def trained(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Trainer, AuditCallback, Path]:
+def trained(
+    base: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Trainer, AuditCallback, Path]:
     out = tmp_path_factory.mktemp("out")
     made = trainer(base, out)
     callback = AuditCallback(made, data=MEMBERS, nonmembers=OTHERS, every=20)
@@ -65,7 +86,9 @@ def trained(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Train
     return made, callback, out
 
 
-def test_what_is_learnt_is_logged_beside_the_floor(trained: tuple[Trainer, AuditCallback, Path]) -> None:
+def test_what_is_learnt_is_logged_beside_the_floor(
+    trained: tuple[Trainer, AuditCallback, Path],
+) -> None:
     made, callback, out = trained
     logged = [row for row in made.state.log_history if "audit/loss_members" in row]
     assert [row["step"] for row in logged] == [0, 20, 40, 60]
@@ -78,31 +101,44 @@ def test_what_is_learnt_is_logged_beside_the_floor(trained: tuple[Trainer, Audit
     assert "<svg" in (out / "audit" / "curve.svg").read_text()
 
 
-def test_the_run_at_the_end_has_the_curves_last_number(trained: tuple[Trainer, AuditCallback, Path]) -> None:
+def test_the_run_at_the_end_has_the_curves_last_number(
+    trained: tuple[Trainer, AuditCallback, Path],
+) -> None:
     _, callback, out = trained
     run = load_run(out / "audit")
     (finding,) = (f for f in run.result.findings if f.setting == "white-box")
     found = {m.name: m.value for m in finding.measurements}
-    assert found["extraction_probability"] == pytest.approx(callback.rows[-1]["extraction_probability"], rel=1e-5)
+    assert found["extraction_probability"] == pytest.approx(
+        callback.rows[-1]["extraction_probability"], rel=1e-5
+    )
     shown = (out / "audit" / "report.md").read_text()
     assert "door" not in shown
 
 
-def test_looking_changes_nothing(trained: tuple[Trainer, AuditCallback, Path], base: Path, tmp_path: Path) -> None:
-    """The same training without the callback ends in the same weights, bit by bit, dropout and all."""
+def test_looking_changes_nothing(
+    trained: tuple[Trainer, AuditCallback, Path], base: Path, tmp_path: Path
+) -> None:
+    """The same training without the callback ends in the same weights, bit by bit, dropout and
+    all."""
     alone = trainer(base, tmp_path)
     alone.train()
     watched = trained[0].model.state_dict()
-    assert all(torch.equal(value, watched[name]) for name, value in alone.model.state_dict().items())
+    assert all(
+        torch.equal(value, watched[name]) for name, value in alone.model.state_dict().items()
+    )
     assert trained[0].model.training and all(p.requires_grad for p in trained[0].model.parameters())
 
 
-def test_a_training_in_mixed_precision_is_looked_at_in_the_precision_of_its_weights(base: Path, tmp_path: Path) -> None:
+def test_a_training_in_mixed_precision_is_looked_at_in_the_precision_of_its_weights(
+    base: Path, tmp_path: Path
+) -> None:
     """bfloat16 is the default of TRL's trainers; accelerate then replaces the model's forward."""
     logs = []
     for watched in (False, True):
         made = trainer(base, tmp_path / str(watched), steps=40, bf16=True)
-        callback = AuditCallback(made, data=MEMBERS, nonmembers=OTHERS, every=20, out=tmp_path / "audit")
+        callback = AuditCallback(
+            made, data=MEMBERS, nonmembers=OTHERS, every=20, out=tmp_path / "audit"
+        )
         if watched:
             made.add_callback(callback)
         made.train()
@@ -128,7 +164,8 @@ def test_a_training_in_mixed_precision_is_looked_at_in_the_precision_of_its_weig
 
 
 class Gathering(Trainer):
-    """Gathers metrics between its logs, as TRL 1.16's trainers do: `log` adds their means and drops them."""
+    """Gathers metrics between its logs, as TRL 1.16's trainers do: `log` adds their means and drops
+    them."""
 
     gathered: ClassVar[list[float]]
 
@@ -150,10 +187,14 @@ def test_metrics_that_a_trainer_gathers_stay_whole(base: Path, tmp_path: Path) -
         made = trainer(base, tmp_path / str(watched), steps=8, logging_steps=4)
         made.__class__, Gathering.gathered = Gathering, []
         if watched:
-            made.add_callback(AuditCallback(made, data=MEMBERS, every=3, limit=2, out=tmp_path / "audit"))
+            made.add_callback(
+                AuditCallback(made, data=MEMBERS, every=3, limit=2, out=tmp_path / "audit")
+            )
         made.train()
         looks = [row for row in made.state.log_history if "audit/loss_members" in row]
-        assert len(looks) == (4 if watched else 0) and not any("mean_loss" in look for look in looks)
+        assert len(looks) == (4 if watched else 0) and not any(
+            "mean_loss" in look for look in looks
+        )
         logs.append([row["mean_loss"] for row in made.state.log_history if "mean_loss" in row])
     assert logs[0] == logs[1] and len(logs[0]) == 2
 
@@ -178,13 +219,17 @@ class TokensAsAsked(IterableDataset[Any]):
 
 
 @pytest.mark.parametrize("every", [1, 4])
-def test_the_trainers_own_log_is_the_same_with_and_without_looking(base: Path, tmp_path: Path, every: int) -> None:
+def test_the_trainers_own_log_is_the_same_with_and_without_looking(
+    base: Path, tmp_path: Path, every: int
+) -> None:
     timing = {"train_runtime", "train_samples_per_second", "train_steps_per_second"}
 
     def read_log(out: Path, watched: bool) -> list[dict[str, float]]:
         made = trainer(base, out, steps=9, logging_first_step=True, logging_steps=4)
         if watched:
-            made.add_callback(AuditCallback(made, data=MEMBERS, every=every, limit=2, out=out / "audit"))
+            made.add_callback(
+                AuditCallback(made, data=MEMBERS, every=every, limit=2, out=out / "audit")
+            )
         made.train()
         rows = [row for row in made.state.log_history if "audit/loss_members" not in row]
         return [{name: row[name] for name in row.keys() - timing} for row in rows]
@@ -201,7 +246,15 @@ def test_checkpoints_are_a_sweep_with_a_picture(
     _, _, out = trained
     data = tmp_path / "data.jsonl"
     data.write_text("\n".join(map(json.dumps, MEMBERS)))
-    command = ["run", "--checkpoints", str(out), "--data", str(data), "--attack", "extraction-probability"]
+    command = [
+        "run",
+        "--checkpoints",
+        str(out),
+        "--data",
+        str(data),
+        "--attack",
+        "extraction-probability",
+    ]
     command += ["--setting", "white-box", "--known-fraction", "0", "--prefix-token", "none"]
     assert run_command_line([*command, "-o", str(tmp_path / "line")]) == 0
     with (tmp_path / "line" / "sweep.csv").open() as file:
@@ -211,27 +264,48 @@ def test_checkpoints_are_a_sweep_with_a_picture(
     assert early < late
     assert (tmp_path / "line" / "checkpoints.svg").read_text().count("<svg") == 1
     capsys.readouterr()
-    assert run_command_line(["advise", str(tmp_path / "line"), "--max", "extraction_probability=0.99"]) == 0
+    assert (
+        run_command_line(["advise", str(tmp_path / "line"), "--max", "extraction_probability=0.99"])
+        == 0
+    )
     assert "checkpoint-60" in (said := capsys.readouterr().out) and "none is beyond it" in said
-    assert run_command_line(["advise", str(tmp_path / "line"), "--max", f"extraction_probability={early / 1e6}"]) == 0
+    assert (
+        run_command_line(
+            ["advise", str(tmp_path / "line"), "--max", f"extraction_probability={early / 1e6}"]
+        )
+        == 0
+    )
     assert "no checkpoint is below" in capsys.readouterr().out
     for bad in ([], ["--max", "recall"], ["--max", "exposure=1"]):
         assert run_command_line(["advise", str(tmp_path / "line"), *bad]) == 2
     assert run_command_line([*command, "--model", "x", "-o", str(tmp_path / "no")]) == 2
     assert (
-        run_command_line(["run", "--checkpoints", str(tmp_path), "--data", str(data), "-o", str(tmp_path / "no")]) == 2
+        run_command_line(
+            ["run", "--checkpoints", str(tmp_path), "--data", str(data), "-o", str(tmp_path / "no")]
+        )
+        == 2
     )
     assert not (tmp_path / "no").exists()
 
 
-def test_the_page_says_what_runs(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_says_what_runs(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """docs/how-to/while-training.md, word for word."""
     monkeypatch.chdir(tmp_path)
     for name, given in (("private", MEMBERS), ("fresh", OTHERS)):
         Path(f"{name}.jsonl").write_text("\n".join(map(json.dumps, given)))
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "how-to" / "while-training.md").read_text(), re.S)
-    exec(compile(block, "while-training.md", "exec"), {"trainer": (made := trainer(base, tmp_path / "out"))})
-    assert made.state.global_step in (20, 40) and (tmp_path / "out" / "audit" / "report.html").is_file()
+    (block,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "how-to" / "while-training.md").read_text(), re.S
+    )
+    exec(
+        compile(block, "while-training.md", "exec"),
+        {"trainer": (made := trainer(base, tmp_path / "out"))},
+    )
+    assert (
+        made.state.global_step in (20, 40)
+        and (tmp_path / "out" / "audit" / "report.html").is_file()
+    )
 
 
 def test_an_outsider_with_the_system_turn_alone_is_watched_too(base: Path, tmp_path: Path) -> None:
@@ -245,18 +319,28 @@ def test_an_outsider_with_the_system_turn_alone_is_watched_too(base: Path, tmp_p
     messages = [{"role": role, "content": content} for role, content in said]
     text = tokenizer.apply_chat_template(messages, tokenize=False)
     made = trainer(base, tmp_path, [{"prefix": text, "suffix": ""}], steps=2)
-    made.add_callback(AuditCallback(made, data=[{"messages": messages}], tokenizer=tokenizer, every=5, knows="system"))
+    made.add_callback(
+        AuditCallback(
+            made, data=[{"messages": messages}], tokenizer=tokenizer, every=5, knows="system"
+        )
+    )
     made.train()
     assert [row["step"] for row in made.state.log_history if "audit/loss_members" in row] == [0, 2]
 
 
 def test_it_stops_where_it_is_told_to(base: Path, tmp_path: Path) -> None:
     made = trainer(base, tmp_path)
-    callback = AuditCallback(made, data=MEMBERS, every=5, stop_at="extraction_probability > 1e-3", out=tmp_path / "run")
+    callback = AuditCallback(
+        made, data=MEMBERS, every=5, stop_at="extraction_probability > 1e-3", out=tmp_path / "run"
+    )
     made.add_callback(callback)
     made.train()
     assert callback.stopped_at == made.state.global_step < 60
-    assert callback.rows[-1]["extraction_probability"] > 0.001 >= callback.rows[-2]["extraction_probability"]
+    assert (
+        callback.rows[-1]["extraction_probability"]
+        > 0.001
+        >= callback.rows[-2]["extraction_probability"]
+    )
     assert json.loads((tmp_path / "run" / "result.json").read_text())["findings"]
 
 
@@ -272,7 +356,9 @@ def test_a_curve_of_nothing_is_refused_before_the_first_step(base: Path, tmp_pat
             made.train()
         assert made.state.global_step == 0
     masked = trainer(base, tmp_path)
-    masked.train_dataset = masked.train_dataset.map(lambda row: {"labels": [-100] * len(row["input_ids"])})
+    masked.train_dataset = masked.train_dataset.map(
+        lambda row: {"labels": [-100] * len(row["input_ids"])}
+    )
     masked.add_callback(AuditCallback(masked, data=MEMBERS))
     with pytest.raises(AuditError, match="it is masked for all 6 members in the training set"):
         masked.train()
@@ -298,21 +384,39 @@ def test_bad_arguments(base: Path, tmp_path: Path) -> None:
 
 def test_a_training_set_is_searched_within_rows() -> None:
     """Copies are counted, packed rows searched, and nothing is found across two rows."""
-    rows = [{"input_ids": [1, 2, 3, 4, 5, 6]}, {"input_ids": [7, 8, 9], "assistant_masks": [0, 0, 1]}]
+    rows = [
+        {"input_ids": [1, 2, 3, 4, 5, 6]},
+        {"input_ids": [7, 8, 9], "assistant_masks": [0, 0, 1]},
+    ]
     found = preflight.read_training_set([*rows, rows[0]])
     assert found is not None and (found.rows, found.copies) == (3, 1)
     text = found.ids.tobytes()
     assert (
-        preflight._find_token_positions(text, (3, 4)) == [2, 13] and preflight._find_token_positions(text, (6, 7)) == []
+        preflight._find_token_positions(text, (3, 4)) == [2, 13]
+        and preflight._find_token_positions(text, (6, 7)) == []
     )
-    assert found.has_loss.tolist() == [*[True] * 6, False, False, False, True, False, *[True] * 6, False]
-    assert preflight.read_training_set([{"text": "x"}]) is None and preflight.read_training_set(iter(rows)) is None
+    assert found.has_loss.tolist() == [
+        *[True] * 6,
+        False,
+        False,
+        False,
+        True,
+        False,
+        *[True] * 6,
+        False,
+    ]
+    assert (
+        preflight.read_training_set([{"text": "x"}]) is None
+        and preflight.read_training_set(iter(rows)) is None
+    )
 
 
 def test_a_stop_in_one_of_several_processes_is_refused(base: Path, tmp_path: Path) -> None:
     """The flag would be set in the first alone, and the others wait for it."""
     made = trainer(base, tmp_path)
-    callback = AuditCallback(made, data=MEMBERS, stop_at="extraction_probability > 1e-3", out=tmp_path / "run")
+    callback = AuditCallback(
+        made, data=MEMBERS, stop_at="extraction_probability > 1e-3", out=tmp_path / "run"
+    )
     several: Any = SimpleNamespace(world_size=2)
     with refuses("stop_at", "2"):
         callback.on_train_begin(several, made.state, made.control)

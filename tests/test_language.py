@@ -16,7 +16,9 @@ def scores_of_one(own, n_records):
 
 def test_no_package_reads_worse_than_recorded() -> None:
     losses = language.list_losses(language.measure_all(), language.read_record())
-    assert not losses, "name the values, split the statements; python -m validation.language prints the table"
+    assert not losses, (
+        "name the values, split the statements; python -m validation.language prints the table"
+    )
 
 
 def test_each_measure_sees_its_fault(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""The plan of the house: which room may import which. Imports point down, and no two modules import each other."""
+"""The plan of the house: which room may import which. Imports point down, and no two modules import
+each other."""
 
 from __future__ import annotations
 
@@ -46,15 +47,33 @@ MAY_IMPORT = {
 }
 WITHOUT_TORCH = ("core", "statistics", "records", "conclusions", "gate", "reports")
 # What runs, records and reports of any plug-in, and so knows none by its name.
-CORE = ("core", "runs", "records", "conclusions", "statistics", "gate", "engines", "models", "studies", "reports")
+CORE = (
+    "core",
+    "runs",
+    "records",
+    "conclusions",
+    "statistics",
+    "gate",
+    "engines",
+    "models",
+    "studies",
+    "reports",
+)
 PLUGINS = ("attacks", "defenses", "providers")
 KNOWN_BY_NAME = {
-    "core.plan_parts": "ethicist",  # the default of --attack, which help and reference print without an import of it
-    "studies.published_promises": "attacks.claim_check defenses.adapmixed defenses.invisible_ink defenses.pmixed "
-    "defenses.pmixed_model defenses.uniform_mixing pmixed adp uniform-mixing invisible-ink",  # what it is about
+    # the default of --attack, which help and reference print without an import of it
+    "core.plan_parts": "ethicist",
+    "studies.published_promises": "attacks.claim_check defenses.adapmixed defenses.invisible_ink "
+    "defenses.pmixed "
+    # what it is about
+    "defenses.pmixed_model defenses.uniform_mixing pmixed adp uniform-mixing invisible-ink",
 }
-# Names of plug-ins that mean a kind of leakage, a score, a model's role, or nothing, where the core says them.
-WORDS = "exposure membership near-verbatim untargeted perplexity zlib lowercase reference public none lora"
+# Names of plug-ins that mean a kind of leakage, a score, a model's role, or nothing, where the core
+# says them.
+WORDS = (
+    "exposure membership near-verbatim untargeted perplexity zlib lowercase reference public "
+    "none lora"
+)
 
 
 def modules() -> dict[str, Path]:
@@ -69,7 +88,8 @@ def modules() -> dict[str, Path]:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Every module that a file names in an import, at the top or inside a function, guarded or not."""
+    """Every module that a file names in an import, at the top or inside a function, guarded or
+    not."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -107,19 +127,32 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 def test_who_reads_the_record_never_imports_torch() -> None:
     heavy = {"torch", "transformers", "peft"}
     for name, path in MODULES.items():
-        if name.partition(".")[0] in WITHOUT_TORCH and name != "core.threads":  # it measures how fast torch is
+        if (
+            name.partition(".")[0] in WITHOUT_TORCH and name != "core.threads"
+        ):  # it measures how fast torch is
             assert not heavy & {other.partition(".")[0] for other in imports(path)}, name
 
 
 def plugin_names() -> set[str]:
     """As the classes of plug-ins declare them."""
-    files = [path.read_text() for name, path in MODULES.items() if name.partition(".")[0] in PLUGINS]
-    return {found for text in files for found in re.findall(r'^    name: ClassVar\[str\] = "(.+)"', text, re.M)}
+    files = [
+        path.read_text() for name, path in MODULES.items() if name.partition(".")[0] in PLUGINS
+    ]
+    return {
+        found
+        for text in files
+        for found in re.findall(r'^    name: ClassVar\[str\] = "(.+)"', text, re.M)
+    }
 
 
 def plugins_known(path: Path, names: set[str]) -> set[str]:
-    """Of these names those that a file spells, its docstrings aside, and the modules of plug-ins that it imports."""
-    texts = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+    """Of these names those that a file spells, its docstrings aside, and the modules of plug-ins
+    that it imports."""
+    texts = {
+        node.value
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant)
+    }
     return texts & names | {name for name in ours(path) if name.partition(".")[0] in PLUGINS}
 
 
@@ -133,14 +166,22 @@ def test_the_core_knows_no_plugin_by_name() -> None:
 
 def test_few_are_handed_the_whole_plan() -> None:
     """Each part of the program is handed the part of the plan that it needs."""
-    whole = {name for name, path in MODULES.items() if re.search(r"\bplan: Plan\b", path.read_text())}
+    whole = {
+        name for name, path in MODULES.items() if re.search(r"\bplan: Plan\b", path.read_text())
+    }
     assert len({name for name in whole if name.partition(".")[0] not in ("core", "commands")}) <= 12
 
 
 def test_every_room_is_installed_and_its_door_only_says_what_it_is_for() -> None:
-    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    listed = set(
+        tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    )
     packages = {name.rpartition(".")[0] for name in MODULES if "." in name}
-    assert listed == {"auditor", *(f"auditor.{package}" for package in packages), "auditor.benchmarks"}
+    assert listed == {
+        "auditor",
+        *(f"auditor.{package}" for package in packages),
+        "auditor.benchmarks",
+    }
     for package in packages:
         top = ROOT if package.split(".")[0] in SIDES else ROOT / "auditor"
         door = top / package.replace(".", "/") / "__init__.py"

@@ -1,4 +1,5 @@
-"""No test depends on what ran before it: the global generators start alike for every fixture and every test."""
+"""No test depends on what ran before it: the global generators start alike for every fixture and
+every test."""
 
 from __future__ import annotations
 
@@ -19,6 +20,8 @@ def of_the_module() -> tuple[float, float, float]:
 
 
 @pytest.mark.parametrize("time", [1, 2])
-def test_the_global_generators_start_alike(of_the_module: tuple[float, float, float], time: int) -> None:
+def test_the_global_generators_start_alike(
+    of_the_module: tuple[float, float, float], time: int
+) -> None:
     assert drawn() == of_the_module
     drawn()

@@ -1,7 +1,8 @@
 """What all checks share: flags from a signature, a page that is said and kept, a clock, a drawing.
 
-A check is a module whose `main` says by its parameters what can be asked for: `run(main)` makes the command line of it.
-Nothing of `auditor` is imported at once: `mutants.py` loads changed modules, which must not be in memory before.
+A check is a module whose `main` says by its parameters what can be asked for: `run(main)` makes the
+command line of it. Nothing of `auditor` is imported at once: `mutants.py` loads changed modules,
+which must not be in memory before.
 """
 
 from __future__ import annotations
@@ -24,23 +25,39 @@ if TYPE_CHECKING:
 def run(main: Callable[..., int | None], arguments: Sequence[str] | None = None) -> int:
     """The exit code of a check, called with what the command line says."""
     given = vars(flags(main).parse_args(arguments))
-    return main(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}) or 0
+    return (
+        main(
+            **{
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in given.items()
+            }
+        )
+        or 0
+    )
 
 
 def flags(main: Callable[..., object]) -> argparse.ArgumentParser:
-    """A flag a parameter, `-o` too for `out`; without a default it is an argument. The module's docstring is the help.
+    """A flag a parameter, `-o` too for `out`; without a default it is an argument. The module's
+    docstring is the help.
 
-    `Annotated[..., "a help"]` explains it, `Annotated[..., NAMES]` says what can be chosen. A tuple takes several
-    values, a Literal one of its own, a bool none.
+    `Annotated[..., "a help"]` explains it, `Annotated[..., NAMES]` says what can be chosen. A tuple
+    takes several values, a Literal one of its own, a bool none.
     """
     parser = argparse.ArgumentParser(
-        description=inspect.getmodule(main).__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=inspect.getmodule(main).__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     hints = typing.get_type_hints(main, include_extras=True)
     for name, parameter in inspect.signature(main).parameters.items():
         needed = parameter.default is parameter.empty
-        names = [name] if needed else [f"--{name.replace('_', '-')}", *(["-o"] if name == "out" else [])]
-        parser.add_argument(*names, **({} if needed else {"default": parameter.default}), **_asked(hints[name]))
+        names = (
+            [name]
+            if needed
+            else [f"--{name.replace('_', '-')}", *(["-o"] if name == "out" else [])]
+        )
+        parser.add_argument(
+            *names, **({} if needed else {"default": parameter.default}), **_asked(hints[name])
+        )
     return parser
 
 
@@ -89,7 +106,9 @@ class Page:
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    return "".join(f"{one}\n" for one in (line(columns), "|---" * len(columns) + "|", *map(line, rows)))
+    return "".join(
+        f"{one}\n" for one in (line(columns), "|---" * len(columns) + "|", *map(line, rows))
+    )
 
 
 def line(cells: Iterable[object]) -> str:

@@ -5,7 +5,7 @@
 
 `tests/test_language.py` fails if a measure of a package is worse than its recorded value. The lists
 hold names that say nothing about a value, and words that make a sentence hard to read.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ SIDES = ("attacks", "defenses", "benchmarks", "reports")
 WIDTH = 100
 
 _VAGUE = (
-    "above alike answered apart asked behind below beside both broken done drawn each every found given held here "
-    "how it kept learnt left looked made meant mine named none one ones ours own read said seen shown some spent "
-    "strange such taken theirs them there these they those told wanted what which who whole whom whose why written"
+    "above alike answered apart asked behind below beside both broken done drawn each every found "
+    "given held here "
+    "how it kept learnt left looked made meant mine named none one ones ours own read said seen "
+    "shown some spent "
+    "strange such taken theirs them there these they those told wanted what which who whole whom "
+    "whose why written"
 )
 _FUNCTION_WORDS = (
-    "are as be been by had in is it its no none not of one ones other others own so such that their them there these "
+    "are as be been by had in is it its no none not of one ones other others own so such that "
+    "their them there these "
     "they this those to was were what which who whom whose"
 )
 _OPENINGS = "As By How In None Of So To What Where Whether Which Who Whose Why"
@@ -83,7 +87,10 @@ def measure_package(paths: list[Path]) -> dict[str, float]:
         "hard sentences": "sentences",
     }
     shares = [100 * counts[part] / max(1, counts[whole]) for part, whole in parts.items()]
-    densities = [1000 * counts[kind] / max(1, counts["lines"]) for kind in ("comprehensions", "ternaries", "tuples")]
+    densities = [
+        1000 * counts[kind] / max(1, counts["lines"])
+        for kind in ("comprehensions", "ternaries", "tuples")
+    ]
     return dict(zip(MEASURES, (round(value, 1) for value in shares + densities), strict=True))
 
 
@@ -150,7 +157,8 @@ def read_record() -> dict[str, dict[str, float]]:
 
 
 def list_losses(measured: Record, record: Record) -> list[str]:
-    """Return a sentence for each measure that is worse than recorded; a new package is held to the worst recorded."""
+    """Return a sentence for each measure that is worse than recorded; a new package is held to the
+    worst recorded."""
     worst = {name: max(values[name] for values in record.values()) for name in MEASURES}
     losses = []
     for package, values in measured.items():
@@ -163,12 +171,18 @@ def list_losses(measured: Record, record: Record) -> list[str]:
 
 def main(tighten: bool = False) -> int:
     measured = measure_all()
-    rows = [(package, *(f"{values[name]:g}" for name in MEASURES)) for package, values in measured.items()]
+    rows = [
+        (package, *(f"{values[name]:g}" for name in MEASURES))
+        for package, values in measured.items()
+    ]
     print(harness.markdown(("package", *MEASURES), rows), end="")
     if tighten:
         record = read_record() if RECORD.exists() else {}
         better = {
-            package: {name: min(value, record.get(package, values)[name]) for name, value in values.items()}
+            package: {
+                name: min(value, record.get(package, values)[name])
+                for name, value in values.items()
+            }
             for package, values in measured.items()
         }
         RECORD.write_text(json.dumps(better, indent=1) + "\n", encoding="utf-8")

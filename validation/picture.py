@@ -2,10 +2,11 @@
 
     python -m validation.picture docs/evidence/turns.md
 
-A page says what it shows in a comment that begins with `picture`, in TOML: `file`; `panels`, by their titles the number
-of a table of the page, from 1, and its column of numbers; `labels`, how many first columns name a row; `line`, where
-there is no leak, of all panels or by their titles. `together`: every panel has the same rows, named once, and its own
-scale; of the panels in `log` it is logarithmic.
+A page says what it shows in a comment that begins with `picture`, in TOML: `file`; `panels`, by
+their titles the number of a table of the page, from 1, and its column of numbers; `labels`, how
+many first columns name a row; `line`, where there is no leak, of all panels or by their titles.
+`together`: every panel has the same rows, named once, and its own scale; of the panels in `log` it
+is logarithmic.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def pictures(page: Path) -> Iterator[dict[str, Any]]:
 
 
 def drawn(page: Path, said: dict[str, Any]) -> Figure:
-    panels = {title: rows(page, *where, labels=said["labels"]) for title, where in said["panels"].items()}
+    panels = {
+        title: rows(page, *where, labels=said["labels"]) for title, where in said["panels"].items()
+    }
     together, line = said.get("together", False), said["line"]
     names = list(dict.fromkeys(row.name for found in panels.values() for row in found))
     longest = len(names) if together else max(map(len, panels.values()))
@@ -56,11 +59,22 @@ def drawn(page: Path, said: dict[str, Any]) -> Figure:
     for axes, (title, found) in zip(every, panels.items(), strict=True):
         at = [names.index(row.name) for row in found] if together else range(len(found))
         reach = [[r.value - r.low for r in found], [r.high - r.value for r in found]]
-        axes.errorbar([r.value for r in found], at, xerr=reach, fmt="o", color="C0", markersize=4, capsize=2)
-        axes.axvline(line[title] if isinstance(line, dict) else line, color="0.5", linewidth=0.8, linestyle="--")
+        axes.errorbar(
+            [r.value for r in found], at, xerr=reach, fmt="o", color="C0", markersize=4, capsize=2
+        )
+        axes.axvline(
+            line[title] if isinstance(line, dict) else line,
+            color="0.5",
+            linewidth=0.8,
+            linestyle="--",
+        )
         if title in said.get("log", ()):
             axes.set_xscale("log")
-            axes.xaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}", minor_formatter="")
+            axes.xaxis.set(
+                major_locator=LogLocator(subs=(1, 2, 5)),
+                major_formatter="{x:g}",
+                minor_formatter="",
+            )
         if together:
             axes.set_yticks(range(longest), names if axes is every[0] else [], fontsize=8)
             axes.grid(axis="y", color="0.9", linewidth=0.6)
@@ -73,7 +87,10 @@ def drawn(page: Path, said: dict[str, Any]) -> Figure:
 
 def rows(page: Path, table: int, column: str, labels: int) -> list[Row]:
     """The rows of a table that hold a number with its interval in this column."""
-    head, _, *body = (_cells(line) for line in _TABLE.findall(page.read_text(encoding="utf-8"))[table - 1].splitlines())
+    head, _, *body = (
+        _cells(line)
+        for line in _TABLE.findall(page.read_text(encoding="utf-8"))[table - 1].splitlines()
+    )
     at, found = head.index(column), list[Row]()
     for cells in body:
         if measured := _MEASURED.match(cells[at]):

@@ -12,15 +12,20 @@ from auditor.core.errors import AuditError
 
 
 def advise(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, also of a run over --checkpoints.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Run folder, also of a run over --checkpoints.")
+    ],
     at_most: Annotated[
         str | None,
         typer.Option(
-            "--max", metavar="NAME=LIMIT", help="Of checkpoints, show the last one below this, as recall=0.05."
+            "--max",
+            metavar="NAME=LIMIT",
+            help="Of checkpoints, show the last one below this, as recall=0.05.",
         ),
     ] = None,
 ) -> None:
-    """Print what to do now: where leakage sits, what fewer copies would leave, which defenses help or may only hide.
+    """Print what to do now: where leakage sits, what fewer copies would leave, which defenses help
+    or may only hide.
 
     Examples:
         audit advise runs/latest
@@ -38,7 +43,8 @@ def advise(
     from auditor.reports import advice, escaping, phrases
 
     result, details = (
-        # a run folder may be anybody's: its strings could hold escape sequences that repaint the terminal
+        # a run folder may be anybody's: its strings could hold escape sequences that repaint the
+        # terminal
         phrases.result_with_printable_strings(read_run(folder).result),
         secret_details.read_secret_details(folder),
     )
@@ -60,4 +66,6 @@ def _last_checkpoint_below_max_flag_sentence(folder: Path, at_most: str | None) 
         raise AuditError(
             f"expected --max NAME=LIMIT, as recall=0.05, for a line of checkpoints, got {at_most}"
         ) from None
-    return checkpoints.last_checkpoint_below_bound_sentence(sweep.read_sweep_places(folder), name, most)
+    return checkpoints.last_checkpoint_below_bound_sentence(
+        sweep.read_sweep_places(folder), name, most
+    )

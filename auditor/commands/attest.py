@@ -1,4 +1,5 @@
-"""`audit attest`: what a finished run found of which model, as a statement that can be signed and verified."""
+"""`audit attest`: what a finished run found of which model, as a statement that can be signed and
+verified."""
 
 from __future__ import annotations
 
@@ -14,16 +15,26 @@ def attest(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", metavar="FILE", help="Where to write it. [default: attestation.json in RUN]"),
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FILE",
+            help="Where to write it. [default: attestation.json in RUN]",
+        ),
     ] = None,
     sign: Annotated[
         Path | None,
-        typer.Option(metavar="KEY.pem", help="Sign with this Ed25519 private key. [default: an unsigned statement]"),
+        typer.Option(
+            metavar="KEY.pem",
+            help="Sign with this Ed25519 private key. [default: an unsigned statement]",
+        ),
     ] = None,
 ) -> None:
-    """State which model was audited, on which data, with which result and decision: in-toto, signed as DSSE.
+    """State which model was audited, on which data, with which result and decision: in-toto, signed
+    as DSSE.
 
-    `audit gate RUN --attestation FILE --key PUBLIC.pem` verifies it: the signature, every record of the run, the model.
+    `audit gate RUN --attestation FILE --key PUBLIC.pem` verifies it: the signature, every record of
+    the run, the model.
 
     Examples:
         audit attest runs/latest --sign key.pem

@@ -1,4 +1,5 @@
-"""`audit canaries make | insert | score | ...`: random texts into training data, and what a model made of them."""
+"""`audit canaries make | insert | score | ...`: random texts into training data, and what a model
+made of them."""
 
 from __future__ import annotations
 
@@ -22,9 +23,13 @@ if TYPE_CHECKING:
     from auditor.runs.canary_scores import CanaryScore, TargetScores
 
 app = typer.Typer(
-    cls=PanelGroup, help="Make canaries, insert them into training data, and score their exposure in the trained model."
+    cls=PanelGroup,
+    help="Make canaries, insert them into training data, and score their exposure in the trained "
+    "model.",
 )
-_MANIFEST = Annotated[Path, typer.Argument(metavar="MANIFEST", help="Manifest that `audit canaries make` wrote.")]
+_MANIFEST = Annotated[
+    Path, typer.Argument(metavar="MANIFEST", help="Manifest that `audit canaries make` wrote.")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,17 +41,28 @@ class ExposureFlags:
     format: Annotated[
         Many,
         typer.Option(
-            help="Text with slots: {digits:6}, {letters:4}, {upper:2}, {alnum:8}, {hex:16}, {words:3}, {name:2} of a "
+            help="Text with slots: {digits:6}, {letters:4}, {upper:2}, {alnum:8}, {hex:16}, "
+            "{words:3}, {name:2} of a "
             "--list; repeatable. [default: My ID is {digits:6}]"
         ),
     ] = None
-    each: Annotated[int | None, typer.Option(help="Canaries per format and count. [default: 8]")] = None
+    each: Annotated[
+        int | None, typer.Option(help="Canaries per format and count. [default: 8]")
+    ] = None
     controls: Annotated[
         int | None,
-        typer.Option(help="Canaries of each format that are never inserted: the non-member baseline. [default: 0]"),
+        typer.Option(
+            help="Canaries of each format that are never inserted: the non-member baseline. "
+            "[default: 0]"
+        ),
     ] = None
     list_: Annotated[
-        Many, typer.Option("--list", metavar="NAME=FILE", help="Words for the slot {NAME}, one per line; repeatable.")
+        Many,
+        typer.Option(
+            "--list",
+            metavar="NAME=FILE",
+            help="Words for the slot {NAME}, one per line; repeatable.",
+        ),
     ] = None
 
 
@@ -59,30 +75,45 @@ class AuditFlags:
     audit: Annotated[
         int | None,
         typer.Option(
-            "--audit", metavar="N", help="Instead: N canaries, each included with probability 1/2, for epsilon-audit."
+            "--audit",
+            metavar="N",
+            help="Instead: N canaries, each included with probability 1/2, for epsilon-audit.",
         ),
     ] = None
     for_epsilon: Annotated[
         float | None,
-        typer.Option(help="As many canaries as a lower bound of this epsilon takes; without -o, prints how many."),
+        typer.Option(
+            help="As many canaries as a lower bound of this epsilon takes; without -o, prints how "
+            "many."
+        ),
     ] = None
-    delta: Annotated[float | None, typer.Option(help="Delta of --for-epsilon. [default: 1e-5]")] = None
+    delta: Annotated[float | None, typer.Option(help="Delta of --for-epsilon. [default: 1e-5]")] = (
+        None
+    )
     kind: Annotated[
         str | None,
         typer.Option(
-            metavar="words|prefixed|sampled|rare-tokens|new-tokens", help="What canaries are made of. [default: words]"
+            metavar="words|prefixed|sampled|rare-tokens|new-tokens",
+            help="What canaries are made of. [default: words]",
         ),
     ] = None
     length: Annotated[
-        int | None, typer.Option(help="Words per canary; with sampled, three tokens per word. [default: 8]")
+        int | None,
+        typer.Option(help="Words per canary; with sampled, three tokens per word. [default: 8]"),
     ] = None
     data: Annotated[
         str | None,
-        typer.Option(help="Training data, whose texts prefixed, rare-tokens and new-tokens canaries begin with."),
+        typer.Option(
+            help="Training data, whose texts prefixed, rare-tokens and new-tokens canaries begin "
+            "with."
+        ),
     ] = None
-    model: Annotated[str | None, typer.Option(help="Public or base model: of sampled and rare-tokens canaries.")] = None
+    model: Annotated[
+        str | None, typer.Option(help="Public or base model: of sampled and rare-tokens canaries.")
+    ] = None
     temperature: Annotated[
-        float | None, typer.Option(help="Temperature of sampled canaries, at least 0.8. [default: 1]")
+        float | None,
+        typer.Option(help="Temperature of sampled canaries, at least 0.8. [default: 1]"),
     ] = None
 
 
@@ -91,20 +122,32 @@ def make(
     coins: AuditFlags,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", metavar="MANIFEST", help="Manifest to write. Keep it: it holds the answers."),
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="MANIFEST",
+            help="Manifest to write. Keep it: it holds the answers.",
+        ),
     ] = None,
     counts: Annotated[
         str | None,
-        typer.Option(metavar="1,4,16", help="How often to insert each canary. [default: 1,2,4,8,16; with --audit 1]"),
+        typer.Option(
+            metavar="1,4,16",
+            help="How often to insert each canary. [default: 1,2,4,8,16; with --audit 1]",
+        ),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="Seed of the canaries and of what is included. [default: 0; with --audit a secret one]"),
+        typer.Option(
+            help="Seed of the canaries and of what is included. [default: 0; with --audit a secret "
+            "one]"
+        ),
     ] = None,
 ) -> None:
     """Draw canaries and write their manifest: to measure exposure, or to audit epsilon (--audit).
 
-    A gate on the mean exposure of a count, such as `exposure(count=1) <= 10`, needs about 6 canaries of that count.
+    A gate on the mean exposure of a count, such as `exposure(count=1) <= 10`, needs about 6
+    canaries of that count.
 
     Examples:
         audit canaries make --each 8 --counts 1,4,16 -o canaries.json
@@ -116,7 +159,8 @@ def make(
     if of_audit:
         if own:
             raise AuditError(
-                f"expected {_option_names_as_typed_flags(own)} without {_option_names_as_typed_flags(of_audit)}: "
+                f"expected {_option_names_as_typed_flags(own)} without "
+                f"{_option_names_as_typed_flags(of_audit)}: "
                 "canaries are for one or the other"
             )
         _write_audit_canaries_from_flags(
@@ -129,14 +173,18 @@ def make(
     sizes = {name: own[name] for name in ("each", "controls") if name in own}
     formats = exposure.format or ["My ID is {digits:6}"]
     many = _parse_insertion_counts_flag("1,2,4,8,16" if counts is None else counts)
-    manifest = exposure_canaries.make_exposure_canary_manifest(formats, many, lists=lists, seed=seed or 0, **sizes)
+    manifest = exposure_canaries.make_exposure_canary_manifest(
+        formats, many, lists=lists, seed=seed or 0, **sizes
+    )
     manifests.write_canary_manifest(out, manifest)
     copies = len(manifest.canary_copies_to_insert())
     made = counted(len(manifest.canaries), "canary", "canaries")
     typer.echo(f"manifest: {out} ({made}, {counted(copies, 'copy', 'copies')} to insert)")
 
 
-def _write_audit_canaries_from_flags(coins: AuditFlags, out: Path | None, counts: list[int], seed: int | None) -> None:
+def _write_audit_canaries_from_flags(
+    coins: AuditFlags, out: Path | None, counts: list[int], seed: int | None
+) -> None:
     from auditor.benchmarks.canaries import manifests
     from auditor.runs import making_audit_canaries
     from auditor.statistics import audited
@@ -148,7 +196,8 @@ def _write_audit_canaries_from_flags(coins: AuditFlags, out: Path | None, counts
         )
     if len(counts) != 1:
         raise AuditError(
-            f"expected one of --counts for an audit, got {len(counts)}: an audit inserts every canary equally often"
+            f"expected one of --counts for an audit, got {len(counts)}: an audit inserts every "
+            "canary equally often"
         )
     if coins.delta is not None and coins.for_epsilon is None:
         raise AuditError("--delta goes with --for-epsilon; the audit has its own, -A delta=")
@@ -156,15 +205,21 @@ def _write_audit_canaries_from_flags(coins: AuditFlags, out: Path | None, counts
     if count is None:
         assert coins.for_epsilon is not None  # one of the two
         count = audited.count_needed_canaries(coins.for_epsilon, delta, copies=counts[0])
-        typer.echo(f"{count:,} canaries can prove, if every guess is right, ε {coins.for_epsilon:g} at δ {delta:g}")
+        typer.echo(
+            f"{count:,} canaries can prove, if every guess is right, ε {coins.for_epsilon:g} at δ "
+            f"{delta:g}"
+        )
         if out is None:
             return
     if out is None:
         raise AuditError("expected -o, a manifest to write, got none")
     console.silence_libraries()
     of_count = ("audit", "for_epsilon", "delta")
-    chosen = {name: value for name, value in options.given_flags(coins).items() if name not in of_count}
-    # seed None: drawn anew and told to nobody, as the bound is for coins that the training cannot know
+    chosen = {
+        name: value for name, value in options.given_flags(coins).items() if name not in of_count
+    }
+    # seed None: drawn anew and told to nobody, as the bound is for coins that the training cannot
+    # know
     manifest = making_audit_canaries.make_audit_canaries(
         making_audit_canaries.CanaryRequest(count=count, times=counts[0], seed=seed, **chosen)
     )
@@ -183,10 +238,16 @@ def _option_names_as_typed_flags(given: Iterable[str]) -> str:
 
 def extend(
     manifest: _MANIFEST,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Causal LM to be trained: Hugging Face id or folder.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="New folder for the model with the new tokens.")],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="Causal LM to be trained: Hugging Face id or folder."),
+    ],
+    out: Annotated[
+        Path, typer.Option("-o", "--out", help="New folder for the model with the new tokens.")
+    ],
 ) -> None:
-    """Add the tokens of a manifest of new tokens to a base model, to be trained in full (adapters learn no tokens).
+    """Add the tokens of a manifest of new tokens to a base model, to be trained in full (adapters
+    learn no tokens).
 
     Examples:
         audit canaries extend canaries.json ./base -o base-with-tokens
@@ -194,22 +255,35 @@ def extend(
     console.silence_libraries()
     from auditor.runs import making_audit_canaries
 
-    typer.echo(f"model: {out} ({making_audit_canaries.write_token_extended_model(manifest, model, out):,} tokens more)")
+    typer.echo(
+        f"model: {out} ({making_audit_canaries.write_token_extended_model(manifest, model, out):,} "
+        "tokens more)"
+    )
 
 
 def insert(
     manifest: _MANIFEST,
     data: Annotated[
-        str, typer.Argument(metavar="DATA", help="JSONL, CSV or Parquet file, or a Hugging Face data set.")
+        str,
+        typer.Argument(
+            metavar="DATA", help="JSONL, CSV or Parquet file, or a Hugging Face data set."
+        ),
     ],
-    out: Annotated[Path, typer.Option("-o", "--out", help="New file, or folder of a data set; DATA stays as it is.")],
+    out: Annotated[
+        Path,
+        typer.Option("-o", "--out", help="New file, or folder of a data set; DATA stays as it is."),
+    ],
     column: Annotated[str, typer.Option(help="Column of the texts.")] = "text",
     group: Annotated[
-        str, typer.Option(help="Column that names the person of a row; each canary gets its own. [default: none]")
+        str,
+        typer.Option(
+            help="Column that names the person of a row; each canary gets its own. [default: none]"
+        ),
     ] = "",
     seed: Annotated[int, typer.Option(help="Seed of where the copies are inserted.")] = 0,
 ) -> None:
-    """Write a copy of the data with the canaries inserted, as often as the manifest says, one per row.
+    """Write a copy of the data with the canaries inserted, as often as the manifest says, one per
+    row.
 
     Examples:
         audit canaries insert canaries.json train.jsonl -o train-with-canaries.jsonl
@@ -219,7 +293,11 @@ def insert(
     from auditor.benchmarks.canaries import insertion, manifests
 
     copies = insertion.write_data_with_canaries(
-        insertion.CanaryInsertionPlan(manifests.read_canary_manifest(manifest), column, group, seed), data, out
+        insertion.CanaryInsertionPlan(
+            manifests.read_canary_manifest(manifest), column, group, seed
+        ),
+        data,
+        out,
     )
     typer.echo(f"data: {out} ({copies} copies of canaries inserted)")
 
@@ -230,10 +308,17 @@ class ScoreFlags:
 
     probe_options: Annotated[
         Many,
-        typer.Option("-A", metavar="OPTION=VALUE", help="Option of the probe, see `audit list exposure`; repeatable."),
+        typer.Option(
+            "-A",
+            metavar="OPTION=VALUE",
+            help="Option of the probe, see `audit list exposure`; repeatable.",
+        ),
     ] = None
     prefix_token: Annotated[
-        str, typer.Option(metavar="auto|none|bos|eos|TEXT", help="Token before each text; auto: the most likely.")
+        str,
+        typer.Option(
+            metavar="auto|none|bos|eos|TEXT", help="Token before each text; auto: the most likely."
+        ),
     ] = "auto"
     seed: Annotated[int, typer.Option(help="Seed of reference texts and draws.")] = 0
 
@@ -241,15 +326,20 @@ class ScoreFlags:
 def score(
     manifest: _MANIFEST,
     model: Annotated[
-        str, typer.Argument(metavar="MODEL|RUN", help="Causal LM or adapter, or the folder of a finished run.")
+        str,
+        typer.Argument(
+            metavar="MODEL|RUN", help="Causal LM or adapter, or the folder of a finished run."
+        ),
     ],
     flags: ScoreFlags,
     loading: Annotated[options.Values, options.PlanFlags(options.LOADING)],
     as_json: options.Json = False,
 ) -> None:
-    """Show the exposure of every canary in a model, or as a run measured it: ids and numbers, never texts.
+    """Show the exposure of every canary in a model, or as a run measured it: ids and numbers, never
+    texts.
 
-    `audit run --model MODEL --canaries MANIFEST --attack exposure` also writes a report that a gate can judge.
+    `audit run --model MODEL --canaries MANIFEST --attack exposure` also writes a report that a gate
+    can judge.
 
     Examples:
         audit canaries score canaries.json ./my-model
@@ -290,14 +380,19 @@ def _printed_canary_exposure_table(score: TargetScores) -> RowTable:
         return row.id, f"{row.count}", bits, phrases.format_number(values["rank"]), p_value
 
     head = ("canary", "inserted", "exposure, bits", "rank", "p, Holm")
-    return RowTable(score.title, head, tuple(cells(row) for row in score.rows), "; ".join(score.notes))
+    return RowTable(
+        score.title, head, tuple(cells(row) for row in score.rows), "; ".join(score.notes)
+    )
 
 
 def _parse_insertion_counts_flag(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
-    # not isdigit(), which takes ² as well, nor any length: int() refuses more than 4,300 digits with a ValueError
+    # not isdigit(), which takes ² as well, nor any length: int() refuses more than 4,300 digits
+    # with a ValueError
     if not all(re.fullmatch("[0-9]{1,12}", part) for part in parts):
-        raise AuditError(f"expected --counts as whole numbers with commas between them, got {text!r}")
+        raise AuditError(
+            f"expected --counts as whole numbers with commas between them, got {text!r}"
+        )
     return [int(part) for part in parts]
 
 
@@ -309,8 +404,11 @@ def _read_named_word_list_flag(item: str) -> tuple[str, tuple[str, ...]]:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise AuditError(f"cannot read the words of --list {name}: {error}") from error
-    # each once: the most that exposure can be is log2 of the space, in which a repeated word would count twice
+    # each once: the most that exposure can be is log2 of the space, in which a repeated word would
+    # count twice
     words = tuple(dict.fromkeys(line.strip() for line in lines if line.strip()))
     if not words:
-        raise AuditError(f"expected words in --list {name}, but {path!r} holds none: an empty space")
+        raise AuditError(
+            f"expected words in --list {name}, but {path!r} holds none: an empty space"
+        )
     return name, words

@@ -1,4 +1,5 @@
-"""`audit check`: a first answer on a model of one's own within minutes, or on a model that is trained on the spot."""
+"""`audit check`: a first answer on a model of one's own within minutes, or on a model that is
+trained on the spot."""
 
 from __future__ import annotations
 
@@ -45,40 +46,66 @@ def check(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="MODEL", help="Causal LM or adapter: Hugging Face id or folder. [default: one trained on the spot]"
+            metavar="MODEL",
+            help="Causal LM or adapter: Hugging Face id or folder. [default: one trained on the "
+            "spot]",
         ),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Private records that the model was trained on: JSONL, CSV or Parquet."),
+        typer.Option(
+            metavar="FILE",
+            help="Private records that the model was trained on: JSONL, CSV or Parquet.",
+        ),
     ] = None,
     nonmembers: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Records like them that the model never saw: the baseline.")
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Records like them that the model never saw: the baseline."
+        ),
     ] = None,
     base: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Base model of an adapter. [default: the one it names]")
+        str | None,
+        typer.Option(metavar="MODEL", help="Base model of an adapter. [default: the one it names]"),
     ] = None,
     template: Annotated[
         # up to " [": typer adds the default of this flag, the plan's help names its own
-        str, typer.Option(metavar=FIELDS["template"].said.metavar, help=FIELDS["template"].help.partition(" [")[0])
+        str,
+        typer.Option(
+            metavar=FIELDS["template"].said.metavar, help=FIELDS["template"].help.partition(" [")[0]
+        ),
     ] = AUTO,
     minutes: Annotated[
-        float, typer.Option(help="Ask as many of the records as fit, the most copied first; at least a few.")
+        float,
+        typer.Option(
+            help="Ask as many of the records as fit, the most copied first; at least a few."
+        ),
     ] = 2.0,
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Go on with a check that ran out of time: the same plan, --minutes more."),
+        typer.Option(
+            metavar="RUN",
+            help="Go on with a check that ran out of time: the same plan, --minutes more.",
+        ),
     ] = None,
     deep: Annotated[
-        bool, typer.Option("--deep", help="All records, and the attacks that take long; says first what that takes.")
+        bool,
+        typer.Option(
+            "--deep",
+            help="All records, and the attacks that take long; says first what that takes.",
+        ),
     ] = False,
     seed: options.Seed = 0,
     out: Annotated[
         Path | None,
-        options.out_folder(help="Run folder; runs/latest is not moved to it. [default: runs/<UTC time>-check-<name>]"),
+        options.out_folder(
+            help="Run folder; runs/latest is not moved to it. [default: runs/<UTC "
+            "time>-check-<name>]"
+        ),
     ] = None,
 ) -> None:
-    """Say within two minutes whether a model leaks these records. Without MODEL: a demonstration, in seconds.
+    """Say within two minutes whether a model leaks these records. Without MODEL: a demonstration,
+    in seconds.
 
     Examples:
         audit check
@@ -87,12 +114,25 @@ def check(
     """
     begun = time.perf_counter()  # --minutes include imports and loading
     if resume is not None:
-        if out is not None or deep or seed or any(given is not None for given in (model, base, data, nonmembers)):
-            raise AuditError("--resume takes model, data and seed from the run folder: give only --minutes with it")
+        if (
+            out is not None
+            or deep
+            or seed
+            or any(given is not None for given in (model, base, data, nonmembers))
+        ):
+            raise AuditError(
+                "--resume takes model, data and seed from the run folder: give only --minutes with "
+                "it"
+            )
         _check_minutes(minutes)
         _resume_check(resume, begun, minutes)
         return
-    beside = {"--nonmembers": nonmembers, "--base": base, "--template": template != AUTO, "--deep": deep}
+    beside = {
+        "--nonmembers": nonmembers,
+        "--base": base,
+        "--template": template != AUTO,
+        "--deep": deep,
+    }
     _check_options_together(model, data, beside, minutes)
     console.silence_libraries()
     from auditor.runs import cost, estimate, quick_check
@@ -100,11 +140,18 @@ def check(
 
     if model is None or data is None:
         # either without the other was refused above: here both are missing
-        typer.echo("demonstration: a small model is trained now on synthetic records, some of them many times")
-        plan = Plan.from_fields(
-            seed=seed, lab_recipe={**_DEMONSTRATION, "seed": seed}, **quick_check.quick_plan_fields()
+        typer.echo(
+            "demonstration: a small model is trained now on synthetic records, some of them many "
+            "times"
         )
-        _audit_into_new_folder_and_print(plan, out, "demonstration", SweepCache(), (), your_own=_YOUR_OWN)
+        plan = Plan.from_fields(
+            seed=seed,
+            lab_recipe={**_DEMONSTRATION, "seed": seed},
+            **quick_check.quick_plan_fields(),
+        )
+        _audit_into_new_folder_and_print(
+            plan, out, "demonstration", SweepCache(), (), your_own=_YOUR_OWN
+        )
         return
     plan = quick_check.quick_plan(model, data, nonmembers, seed, template, base)
     shared, name = SweepCache(), f"check-{Path(model).name}"
@@ -132,24 +179,35 @@ def check(
 
 
 def _resume_check(path: Path, begun: float, minutes: float) -> None:
-    """Goes on with the folder of a check for so many minutes. Raises AuditError for one that holds no plan."""
+    """Goes on with the folder of a check for so many minutes. Raises AuditError for one that holds
+    no plan."""
     console.silence_libraries()
     from auditor.records.folder import RunFolder
     from auditor.runs.asking import TimeLimit
 
     folder = RunFolder.reopen(path)
     plan = Plan.from_json(folder.plan(), str(path / "plan.json"))
-    options.RisksNamedOnCommandLine.from_plan_values({}).check_plan_names_the_same_risks(plan, str(path / "plan.json"))
+    options.RisksNamedOnCommandLine.from_plan_values({}).check_plan_names_the_same_risks(
+        plan, str(path / "plan.json")
+    )
     audit_plan_and_print_result(plan, folder, limit=TimeLimit(begun, 60 * minutes), resume=RESUME)
 
 
-def _check_options_together(model: str | None, data: str | None, beside: Mapping[str, object], minutes: float) -> None:
-    """Refuses options that are not given together, before anything heavy is imported. Raises AuditError."""
+def _check_options_together(
+    model: str | None, data: str | None, beside: Mapping[str, object], minutes: float
+) -> None:
+    """Refuses options that are not given together, before anything heavy is imported. Raises
+    AuditError."""
     if (model is None) != (data is None):
-        raise AuditError(f"expected MODEL and --data together, got {'--data' if model is None else 'MODEL'} alone")
+        raise AuditError(
+            f"expected MODEL and --data together, got {'--data' if model is None else 'MODEL'} "
+            "alone"
+        )
     for flag, value in beside.items():
         if model is None and value:
-            raise AuditError(f"{flag} goes with a model of your own: audit check MODEL --data FILE {flag}")
+            raise AuditError(
+                f"{flag} goes with a model of your own: audit check MODEL --data FILE {flag}"
+            )
     _check_minutes(minutes)
 
 
@@ -180,4 +238,6 @@ def _audit_into_new_folder_and_print(
     remarks = CommandRemarks(limits, **after)
     limit = None if until is None else TimeLimit(until[0], 60 * until[1])
     resume = "audit run --resume" if until is None else RESUME
-    audit_plan_and_print_result(plan, folder, shared=shared, remarks=remarks, limit=limit, resume=resume)
+    audit_plan_and_print_result(
+        plan, folder, shared=shared, remarks=remarks, limit=limit, resume=resume
+    )

@@ -13,20 +13,24 @@ from auditor.core import disk
 
 def compare(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="Run folders; differences are taken to the first.")
+        list[Path],
+        typer.Argument(metavar="RUN", help="Run folders; differences are taken to the first."),
     ],
     metric: Annotated[
-        options.Many, typer.Option(help="Metric to show; repeatable. [default: the main one of each attack]")
+        options.Many,
+        typer.Option(help="Metric to show; repeatable. [default: the main one of each attack]"),
     ] = None,
     markdown: options.Markdown = None,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write one HTML page that needs no network.")
     ] = None,
     csv: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write CSV: one line per configuration, metric and run.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write CSV: one line per configuration, metric and run."),
     ] = None,
 ) -> None:
-    """Show runs side by side: the same secrets paired, differences with intervals, a best where it is significant.
+    """Show runs side by side: the same secrets paired, differences with intervals, a best where it
+    is significant.
 
     Examples:
         audit compare runs/a runs/b

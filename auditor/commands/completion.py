@@ -17,7 +17,9 @@ def _completable_plugin_classes_of_kinds(kinds: tuple[str, ...]) -> dict[str, ty
 def _make_plugin_name_completer(*kinds: str) -> Callable[[str], list[tuple[str, str]]]:
     def complete(incomplete: str) -> list[tuple[str, str]]:
         known = _completable_plugin_classes_of_kinds(kinds).items()
-        return [(name, plugin_description(cls)) for name, cls in known if name.startswith(incomplete)]
+        return [
+            (name, plugin_description(cls)) for name, cls in known if name.startswith(incomplete)
+        ]
 
     return complete
 
@@ -42,4 +44,6 @@ complete_attack_options = _make_plugin_option_completer("Attack", "Probe")
 complete_defense_names = _make_plugin_name_completer("Defense")
 complete_defense_options = _make_plugin_option_completer("Defense")
 complete_training_methods = _make_plugin_name_completer("Trainer")
-complete_plugin_names = _make_plugin_name_completer("Attack", "Probe", "Defense", "Trainer", "Benchmark")
+complete_plugin_names = _make_plugin_name_completer(
+    "Attack", "Probe", "Defense", "Trainer", "Benchmark"
+)

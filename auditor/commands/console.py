@@ -32,7 +32,8 @@ _A_LINE_EVERY = 60.0  # seconds, in a log
 debugging = False  # whether unexpected errors are shown whole (`audit --debug`)
 
 
-# one for all: only a console that knows its progress bar prints lines above it instead of through it
+# one for all: only a console that knows its progress bar prints lines above it instead of through
+# it
 @cache
 def stderr_console() -> Console:
     from rich.console import Console
@@ -41,7 +42,8 @@ def stderr_console() -> Console:
 
 
 def print_line_to_stderr(text: str, code: int) -> int:
-    """Prints one line on stderr, escaped, as parts of it may come from files and arguments. Returns `code`.
+    """Prints one line on stderr, escaped, as parts of it may come from files and arguments. Returns
+    `code`.
 
     Where nobody reads stderr, the exit code alone has to say it.
     """
@@ -55,10 +57,13 @@ def print_line_to_stderr(text: str, code: int) -> int:
 
 
 def is_output_pipe_closed(error: BaseException) -> bool:
-    """Whether the error says that whoever read stdout or stderr is gone, as `head` is when it has its lines."""
+    """Whether the error says that whoever read stdout or stderr is gone, as `head` is when it has
+    its lines."""
     if isinstance(error, SystemExit):
         return isinstance(error.__context__, BrokenPipeError)  # what rich makes of it
-    return isinstance(error, BrokenPipeError) and any(map(_has_output_stream_lost_its_reader, (sys.stdout, sys.stderr)))
+    return isinstance(error, BrokenPipeError) and any(
+        map(_has_output_stream_lost_its_reader, (sys.stdout, sys.stderr))
+    )
 
 
 def _has_output_stream_lost_its_reader(stream: Any) -> bool:
@@ -70,7 +75,8 @@ def _has_output_stream_lost_its_reader(stream: Any) -> bool:
 
 
 def redirect_output_to_devnull() -> None:
-    """Sends stdout, and a hung-up stderr, to nowhere: Python would fail again at its last flush (exit 120)."""
+    """Sends stdout, and a hung-up stderr, to nowhere: Python would fail again at its last flush
+    (exit 120)."""
     for stream in (sys.stdout, sys.stderr):
         if stream is sys.stdout or _has_output_stream_lost_its_reader(stream):
             with suppress(OSError, ValueError, AttributeError):
@@ -78,7 +84,8 @@ def redirect_output_to_devnull() -> None:
 
 
 def print_error_traceback(error: BaseException) -> None:
-    """Where an unexpected error came from. Its message may quote private text, so it is shown on request only."""
+    """Where an unexpected error came from. Its message may quote private text, so it is shown on
+    request only."""
     if debugging:
         # no locals, whoever asks: the whole data may be among them
         stderr_console().print_exception(show_locals=False)
@@ -88,7 +95,9 @@ def print_error_traceback(error: BaseException) -> None:
         for frame in traceback.extract_tb(one.__traceback__):
             print_line_to_stderr(f"  {frame.filename}:{frame.lineno} in {frame.name}", 3)
         print_line_to_stderr(
-            f"{type(one).__module__}.{type(one).__name__} (its message may quote private text: audit --debug)", 3
+            f"{type(one).__module__}.{type(one).__name__} (its message may quote private text: "
+            "audit --debug)",
+            3,
         )
 
 
@@ -124,7 +133,9 @@ def silence_libraries() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    if os.environ["TRANSFORMERS_VERBOSITY"] == "error":  # it reads this once, maybe before we were asked
+    if (
+        os.environ["TRANSFORMERS_VERBOSITY"] == "error"
+    ):  # it reads this once, maybe before we were asked
         logging.set_verbosity_error()
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     warnings.filterwarnings("ignore", category=UserWarning, module="peft")
@@ -140,7 +151,8 @@ def _lead_and_escaped_terminal_text(lead: str, text: str) -> Text:
 
 
 class Terminal:
-    """Progress on stderr: one line with what it is at and the time left, or one line a minute where none can move.
+    """Progress on stderr: one line with what it is at and the time left, or one line a minute where
+    none can move.
 
     verbose: a line a stage, notes and the first numbers as well.
     """
@@ -158,12 +170,19 @@ class Terminal:
         with self.transient_progress_bar(name):
             yield
         if self._verbose:
-            stderr_console().print(_lead_and_escaped_terminal_text(f"{time.perf_counter() - start:7.1f} s  ", name))
-        if self._verbose and not self._said_threads:  # behind the first stage: a refusal is one sentence, nothing else
+            stderr_console().print(
+                _lead_and_escaped_terminal_text(f"{time.perf_counter() - start:7.1f} s  ", name)
+            )
+        if (
+            self._verbose and not self._said_threads
+        ):  # behind the first stage: a refusal is one sentence, nothing else
             import torch
 
             self._said_threads = True
-            used, speed = threads.describe_threads(torch.get_num_threads()), threads.measure_machine_gflops()
+            used, speed = (
+                threads.describe_threads(torch.get_num_threads()),
+                threads.measure_machine_gflops(),
+            )
             self.note(f"threads: {used}; {speed:.0f} GFLOP/s in float32")
 
     @contextmanager
@@ -185,18 +204,31 @@ class Terminal:
                 self._progress.reset(self._task, total=total)
         self._last = now
         if self._task is not None:
-            self._progress.update(self._task, description=escaping.to_printable_line(what), completed=done, total=total)
+            self._progress.update(
+                self._task,
+                description=escaping.to_printable_line(what),
+                completed=done,
+                total=total,
+            )
         if done and not stderr_console().is_terminal and now - self._told >= _A_LINE_EVERY:
             from auditor.reports import phrases
 
-            self._told, left = now, phrases.format_duration((now - self._begun) * (total - done) / done)
+            self._told, left = (
+                now,
+                phrases.format_duration((now - self._begun) * (total - done) / done),
+            )
             stderr_console().print(
-                escaping.escape_for_terminal(f"{what}: {done:,} of {total:,}, {left} left of this step"), soft_wrap=True
+                escaping.escape_for_terminal(
+                    f"{what}: {done:,} of {total:,}, {left} left of this step"
+                ),
+                soft_wrap=True,
             )
 
     def note(self, text: str) -> None:
         if self._verbose:
-            stderr_console().print(_lead_and_escaped_terminal_text("           ", text), soft_wrap=True)
+            stderr_console().print(
+                _lead_and_escaped_terminal_text("           ", text), soft_wrap=True
+            )
 
     def announce(self, text: str) -> None:
         print_line_to_stderr(text, 0)
@@ -205,7 +237,9 @@ class Terminal:
         parts = [f"{key} → {m.value:.0%}" for key, m in recall.items()]
         if self._verbose:
             stderr_console().print(
-                f"           greedy recall by copies: {', '.join(parts)}", markup=False, highlight=False
+                f"           greedy recall by copies: {', '.join(parts)}",
+                markup=False,
+                highlight=False,
             )
 
 
@@ -216,12 +250,21 @@ def resume_grid_hint(folder: Path) -> str:
 @contextmanager
 def open_progress_terminal(verbose: bool = True, interrupted: str = "") -> Iterator[Terminal]:
     """interrupted: what is said where Ctrl-C ends the block: what is kept, and how to go on."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        Task,
+        TextColumn,
+        TimeRemainingColumn,
+    )
     from rich.text import Text
 
     class TimeLeft(TimeRemainingColumn):
         def render(self, task: Task) -> Text:
-            known = task.total is not None and task.time_remaining is not None  # rich writes -:--:-- where it is not
+            known = (
+                task.total is not None and task.time_remaining is not None
+            )  # rich writes -:--:-- where it is not
             return Text.assemble(super().render(task), " left of this step") if known else Text("")
 
     what = TextColumn("{task.description}", markup=False)

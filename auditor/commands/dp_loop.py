@@ -24,30 +24,44 @@ from auditor.core.errors import AuditError
 def dp_loop(
     script: Annotated[
         Path,
-        typer.Argument(metavar="TRAIN.py", help="Python file with `train(model, records)`, or a Trainer; it is run."),
+        typer.Argument(
+            metavar="TRAIN.py",
+            help="Python file with `train(model, records)`, or a Trainer; it is run.",
+        ),
     ],
     function: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The training function in it, or what makes a Trainer.")
+        str | None,
+        typer.Option(metavar="NAME", help="The training function in it, or what makes a Trainer."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="DIR", help="Folder for dp-loop.html, .md and .json.")
+        Path | None,
+        typer.Option("-o", "--out", metavar="DIR", help="Folder for dp-loop.html, .md and .json."),
     ] = None,
     gate: Annotated[
-        bool, typer.Option("--gate", help="Exit 1 where the training is broken, 4 where the test cannot tell.")
+        bool,
+        typer.Option(
+            "--gate", help="Exit 1 where the training is broken, 4 where the test cannot tell."
+        ),
     ] = False,
-    junit: Annotated[Path | None, typer.Option(metavar="FILE.xml", help="Write the checks as JUnit XML.")] = None,
+    junit: Annotated[
+        Path | None, typer.Option(metavar="FILE.xml", help="Write the checks as JUnit XML.")
+    ] = None,
     minutes: Annotated[float, typer.Option(help="The longest that the test may take.")] = 2.0,
     seed: Annotated[int, typer.Option(help="Of the trainings that are watched.")] = 0,
     check: Annotated[
-        list[str] | None, typer.Option("--check", metavar="NAME", help="Report these checks alone, at the same level.")
+        list[str] | None,
+        typer.Option(
+            "--check", metavar="NAME", help="Report these checks alone, at the same level."
+        ),
     ] = None,
 ) -> None:
     """Crash-test a private training: is the epsilon that it claims the one of its loop?
 
-    The training is run, unchanged, on tiny models and records that the test makes; the gradient of every step is read
-    where the optimizer gets it. `train` trains the model that it is given on records of token ids, and returns
-    (model, claim): a mapping with noise_multiplier, max_grad_norm, sample_rate, steps and delta. A file that makes a
-    Trainer of transformers (`trainer`, `main()`, or run as a script) states it as CLAIM.
+    The training is run, unchanged, on tiny models and records that the test makes; the gradient of
+    every step is read where the optimizer gets it. `train` trains the model that it is given on
+    records of token ids, and returns (model, claim): a mapping with noise_multiplier,
+    max_grad_norm, sample_rate, steps and delta. A file that makes a Trainer of transformers
+    (`trainer`, `main()`, or run as a script) states it as CLAIM.
 
     Examples:
         audit dp-loop my_train.py
@@ -95,7 +109,8 @@ def dp_loop(
 
 @contextlib.contextmanager
 def _kill_process_if_block_exceeds(seconds: float) -> Iterator[None]:
-    """Ends this process, and those started meanwhile, where the block takes longer: a training may never return."""
+    """Ends this process, and those started meanwhile, where the block takes longer: a training may
+    never return."""
     import psutil  # needs a module of Unix: whoever asks for help alone does without
 
     from auditor.crash.watch import LONG, list_processes_started_by_training
@@ -107,7 +122,8 @@ def _kill_process_if_block_exceeds(seconds: float) -> Iterator[None]:
         for process in list_processes_started_by_training(before):
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        # past Python's streams and clean-up: the main thread may hang in a library, and hold their locks
+        # past Python's streams and clean-up: the main thread may hang in a library, and hold their
+        # locks
         os.write(2, f"error: {LONG}\n".encode())
         os._exit(2)
 
@@ -125,18 +141,23 @@ _USUAL = ("train", "trainer", "main")  # what is looked for in a file where no n
 
 
 def _load_dp_loop_training_function(script: Path, function: str | None) -> Callable[..., Any]:
-    """The training in a user's file: its function of (model, records), or that of the Trainer that it makes.
+    """The training in a user's file: its function of (model, records), or that of the Trainer that
+    it makes.
 
-    Without a name: the first of the usual ones, else what the file trains where it is run as a script. Raises
-    AuditError where there is none.
+    Without a name: the first of the usual ones, else what the file trains where it is run as a
+    script. Raises AuditError where there is none.
     """
     if not script.is_file():
-        raise AuditError(f"expected a Python file with a training function, got {str(script)!r}, which does not exist")
+        raise AuditError(
+            f"expected a Python file with a training function, got {str(script)!r}, which does not "
+            "exist"
+        )
     from auditor.crash import trainers
 
     module, made = _import_dp_loop_script_and_trainer(script, f"audit_training_{script.stem}")
     names = [name for name in _USUAL if hasattr(module, name)] if function is None else [function]
-    # loaded under its own name it made nothing: its training may stand below `if __name__ == "__main__"`
+    # loaded under its own name it made nothing: its training may stand below `if __name__ ==
+    # "__main__"`
     if not names and made is None:
         module, made = _import_dp_loop_script_and_trainer(script, "__main__")
     if made is None:
@@ -163,12 +184,15 @@ def _entry_as_dp_loop_training_function(made: Any, script: Path, claim: Any) -> 
         ):
             made = trainers.obtain_trainer_from_entry(made)
     if claim is None:
-        raise AuditError(f"expected `CLAIM` in {str(script)!r}, a mapping of what its Trainer claims")
+        raise AuditError(
+            f"expected `CLAIM` in {str(script)!r}, a mapping of what its Trainer claims"
+        )
     return trainers.make_train_function_from_trainer(made, claim)
 
 
 def _import_dp_loop_script_and_trainer(script: Path, name: str) -> tuple[Any, Any]:
-    """The file's module under this name, and the Trainer that is about to train in it; None: none is."""
+    """The file's module under this name, and the Trainer that is about to train in it; None: none
+    is."""
     spec = importlib.util.spec_from_file_location(name, script)
     if spec is None or spec.loader is None:
         raise AuditError(f"expected a Python file with a training function, got {str(script)!r}")
@@ -190,7 +214,8 @@ def _import_dp_loop_script_and_trainer(script: Path, name: str) -> tuple[Any, An
 
 @contextlib.contextmanager
 def _blame_script_for_errors_of_block(what: str, of_device: str = "") -> Iterator[None]:
-    """Raises what a user's file raised as AuditError. of_device: added where the error is about an accelerator."""
+    """Raises what a user's file raised as AuditError. of_device: added where the error is about an
+    accelerator."""
     try:
         yield
     except AuditError:

@@ -15,19 +15,31 @@ _FORMS = (".csv", ".parquet")
 
 def export(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="Run folders, one below the other in each table.")
+        list[Path],
+        typer.Argument(metavar="RUN", help="Run folders, one below the other in each table."),
     ],
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Measurements as CSV, one per row.")] = None,
-    parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="Measurements as Parquet.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Measurements as CSV, one per row.")
+    ] = None,
+    parquet: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Measurements as Parquet.")
+    ] = None,
     latex: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Tables of results and claims, for \\input; needs booktabs.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Tables of results and claims, for \\input; needs booktabs."
+        ),
     ] = None,
     secrets: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.csv|.parquet", help="One row per secret and attack: ids and numbers, no text."),
+        typer.Option(
+            metavar="FILE.csv|.parquet",
+            help="One row per secret and attack: ids and numbers, no text.",
+        ),
     ] = None,
 ) -> None:
-    """Write finished runs as CSV, Parquet or LaTeX: numbers with intervals, claims, secrets by id; no private text.
+    """Write finished runs as CSV, Parquet or LaTeX: numbers with intervals, claims, secrets by id;
+    no private text.
 
     The record itself is `result.json`; `audit list --schema` names its JSON Schema.
 
@@ -36,22 +48,31 @@ def export(
         audit export runs/latest --secrets secrets.parquet
     """
     if not any((csv, parquet, latex, secrets)):
-        raise AuditError("expected at least one of --csv, --parquet, --latex and --secrets, got none")
+        raise AuditError(
+            "expected at least one of --csv, --parquet, --latex and --secrets, got none"
+        )
     if secrets is not None and secrets.suffix not in _FORMS:
-        raise AuditError(f"expected --secrets FILE with one of {', '.join(_FORMS)}, got {str(secrets)!r}")
+        raise AuditError(
+            f"expected --secrets FILE with one of {', '.join(_FORMS)}, got {str(secrets)!r}"
+        )
     from auditor.records import result_file
     from auditor.reports import export as exports
 
     results = [result_file.read_result(folder) for folder in folders]
     sheet = exports.measurement_sheet(results)
-    forms: tuple[tuple[Path | None, Any], ...] = ((csv, exports.to_csv), (parquet, exports.to_parquet))
+    forms: tuple[tuple[Path | None, Any], ...] = (
+        (csv, exports.to_csv),
+        (parquet, exports.to_parquet),
+    )
     contents: dict[Path, str | bytes] = {path: render(sheet) for path, render in forms if path}
     if latex:
         contents[latex] = exports.to_latex(results)
     if secrets:
         render = exports.to_csv if secrets.suffix == ".csv" else exports.to_parquet
         contents[secrets] = render(
-            exports.per_secret_sheet([exports.read_run_for_export_with_aliases(folder) for folder in folders])
+            exports.per_secret_sheet(
+                [exports.read_run_for_export_with_aliases(folder) for folder in folders]
+            )
         )
     # all was rendered first: a run that cannot be exported leaves no table without the others
     for path, content in contents.items():

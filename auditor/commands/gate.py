@@ -38,32 +38,41 @@ class GateLimitFlags:
     increase: Annotated[
         Many,
         typer.Option(
-            "--max-increase", metavar="METRIC=MARGIN", help="How much worse than --baseline it may be; repeatable."
+            "--max-increase",
+            metavar="METRIC=MARGIN",
+            help="How much worse than --baseline it may be; repeatable.",
         ),
     ] = None
     policy: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Rules in TOML; --max and --max-increase add to them.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Rules in TOML; --max and --max-increase add to them."),
     ] = None
     baseline: Annotated[
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Earlier run to compare with, paired by secret. Without a rule, recall may be 0.02 worse.",
+            help="Earlier run to compare with, paired by secret. Without a rule, recall may be "
+            "0.02 worse.",
         ),
     ] = None
     inconclusive: Annotated[
         str | None,
         typer.Option(
-            metavar="report|pass|fail", help="What to do when inconclusive; report: exit 4. [default: report]"
+            metavar="report|pass|fail",
+            help="What to do when inconclusive; report: exit 4. [default: report]",
         ),
     ] = None
     allow_not_applicable: Annotated[
         bool,
-        typer.Option("--allow-not-applicable", help="Pass though an attack that was asked for was not applicable."),
+        typer.Option(
+            "--allow-not-applicable",
+            help="Pass though an attack that was asked for was not applicable.",
+        ),
     ] = False
 
     def policy_of_file_and_flags(self) -> Policy:
-        """The rules of the file and of the flags together. Against a baseline there is one by default."""
+        """The rules of the file and of the flags together. Against a baseline there is one by
+        default."""
         from auditor.gate import policy as policies
 
         held = policies.read_policy(self.policy) if self.policy is not None else policies.Policy()
@@ -74,7 +83,9 @@ class GateLimitFlags:
         if not rules and self.baseline is not None:
             rules = (policies.NO_WORSE,)
         if self.inconclusive is not None:
-            held = replace(held, inconclusive=policies.parse_inconclusive_reading(self.inconclusive))
+            held = replace(
+                held, inconclusive=policies.parse_inconclusive_reading(self.inconclusive)
+            )
         allowed = self.allow_not_applicable or held.allow_not_applicable
         return replace(held, rules=rules, allow_not_applicable=allowed)
 
@@ -86,12 +97,18 @@ class GateScopeFlags:
     panel: ClassVar[str] = "configurations"
 
     target: Annotated[
-        str | None, typer.Option(help="Judge this target only. [default: defended ones, else the undefended]")
+        str | None,
+        typer.Option(help="Judge this target only. [default: defended ones, else the undefended]"),
     ] = None
-    setting: Annotated[str | None, typer.Option(metavar="text-only|white-box", help="Judge this access only.")] = None
+    setting: Annotated[
+        str | None, typer.Option(metavar="text-only|white-box", help="Judge this access only.")
+    ] = None
     attack: Annotated[str | None, typer.Option(help="Judge this attack only.")] = None
     model: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Where the audited model is now. [default: where the run read it]")
+        str | None,
+        typer.Option(
+            metavar="DIR", help="Where the audited model is now. [default: where the run read it]"
+        ),
     ] = None
 
 
@@ -102,18 +119,27 @@ class AttestationFlags:
     panel: ClassVar[str] = "signature"
 
     attestation: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Signed attestation that the run must fit: `audit attest`.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Signed attestation that the run must fit: `audit attest`."
+        ),
     ] = None
     key: Annotated[
-        Path | None, typer.Option(metavar="PUBLIC.pem", help="The Ed25519 key that must have signed --attestation.")
+        Path | None,
+        typer.Option(
+            metavar="PUBLIC.pem", help="The Ed25519 key that must have signed --attestation."
+        ),
     ] = None
 
     def judge_given_attestation(self, folder: Path) -> Ruling | None:
-        """Whether the attestation fits the run; None without one. Raises AuditError for one of the flags alone."""
+        """Whether the attestation fits the run; None without one. Raises AuditError for one of the
+        flags alone."""
         if self.attestation is None and self.key is None:
             return None
         if self.attestation is None or self.key is None:
-            raise AuditError("expected --attestation FILE and --key PUBLIC.pem together, got one of them")
+            raise AuditError(
+                "expected --attestation FILE and --key PUBLIC.pem together, got one of them"
+            )
         from auditor.gate import attest
 
         return attest.judge_attestation(folder, self.attestation, self.key)
@@ -129,7 +155,10 @@ class GateOutputFlags:
     markdown: options.Markdown = None
     summary: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Append that Markdown to FILE. [default: $GITHUB_STEP_SUMMARY, if set]"),
+        typer.Option(
+            metavar="FILE",
+            help="Append that Markdown to FILE. [default: $GITHUB_STEP_SUMMARY, if set]",
+        ),
     ] = None
 
 
@@ -143,21 +172,30 @@ class PlanningFlags:
         Many,
         typer.Option(
             metavar="METRIC=A:B|POLICY.toml",
-            help="Without a run: how many secrets tell rate A from rate B (A:B:C, if a share C of answers changes), or "
+            help="Without a run: how many secrets tell rate A from rate B (A:B:C, if a share C of "
+            "answers changes), or "
             "decide each limit of a policy; all of them, or with run --until decided.",
         ),
     ] = None
     power: Annotated[
-        float | None, typer.Option(help="Power of --plan: how often such a change is to be found. [default: 0.8]")
+        float | None,
+        typer.Option(
+            help="Power of --plan: how often such a change is to be found. [default: 0.8]"
+        ),
     ] = None
     rules: Annotated[
         int | None,
-        typer.Option(help="Decisions of --plan that are made together: rules times configurations. [default: 1]"),
+        typer.Option(
+            help="Decisions of --plan that are made together: rules times configurations. "
+            "[default: 1]"
+        ),
     ] = None
 
 
 def gate(
-    folder: Annotated[Path | None, typer.Argument(metavar="RUN", help="Run folder.", show_default=False)] = None,
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="RUN", help="Run folder.", show_default=False)
+    ] = None,
     *,
     limits: GateLimitFlags,
     scope: GateScopeFlags,
@@ -168,11 +206,12 @@ def gate(
     """Hold a finished run to limits and a baseline: exit 0 held, 1 failed, 4 inconclusive.
 
     The model that was judged is read again, every byte: another one in its place fails.
-    Held: the one-sided 95% upper bound is within the limit. Failed: the lower bound, corrected for the number of
-    decisions, is beyond it. A policy file holds `rules = ["recall <= 0.05", "recall not worse than baseline by 0.02"]`
-    and [[rule]] tables with rule (or metric, count or kind, max or max_increase), target, setting, attack. The rule
-    `epsilon_lower_bound <= claim` fails where an audit contradicts what the target claims, holds where it could have,
-    and is inconclusive where it could not have, or where none ran.
+    Held: the one-sided 95% upper bound is within the limit. Failed: the lower bound, corrected for
+    the number of decisions, is beyond it. A policy file holds `rules = ["recall <= 0.05", "recall
+    not worse than baseline by 0.02"]` and [[rule]] tables with rule (or metric, count or kind, max
+    or max_increase), target, setting, attack. The rule `epsilon_lower_bound <= claim` fails where
+    an audit contradicts what the target claims, holds where it could have, and is inconclusive
+    where it could not have, or where none ran.
 
     Examples:
         audit gate runs/latest --max recall=0.05
@@ -190,7 +229,9 @@ def gate(
     policy, base = limits.policy_of_file_and_flags(), read_run_of_flag_if_given(limits.baseline)
     # the attestation first: a key that cannot be read is refused before the models are hashed
     raise typer.Exit(
-        judge_run_and_print_for_exit_code(folder, policy, base, outputs, scope, signed.judge_given_attestation(folder))
+        judge_run_and_print_for_exit_code(
+            folder, policy, base, outputs, scope, signed.judge_given_attestation(folder)
+        )
     )
 
 
@@ -208,19 +249,24 @@ def judge_run_and_print_for_exit_code(
     scope: GateScopeFlags | None = None,
     attested: Ruling | None = None,
 ) -> int:
-    """Decides the gate on a finished run, prints, writes and keeps the decision; returns its exit code."""
+    """Decides the gate on a finished run, prints, writes and keeps the decision; returns its exit
+    code."""
     from auditor.gate.decision_log import save_decision
     from auditor.runs import gate_inputs
 
     with console.open_progress_terminal() as reporter, reporter.transient_progress_bar():
         # the flags are called as the arguments of `judge_run_by_policy` are
         asked = {**vars(scope or GateScopeFlags()), "attested": attested}
-        decision = gate_inputs.judge_run_by_policy(folder, policy, baseline, said=reporter.progress, **asked)
+        decision = gate_inputs.judge_run_by_policy(
+            folder, policy, baseline, said=reporter.progress, **asked
+        )
     _print_and_write_decision(decision, outputs)
     try:
         save_decision(folder, decision)
     except AuditError as why:  # a folder that is only read has been judged all the same
-        console.print_line_to_stderr(f"audit history will not know of this decision: {why}", decision.exit_code)
+        console.print_line_to_stderr(
+            f"audit history will not know of this decision: {why}", decision.exit_code
+        )
     return decision.exit_code
 
 
@@ -235,7 +281,9 @@ def _print_and_write_decision(decision: Decision, outputs: GateOutputFlags) -> N
     if outputs.markdown is not None:
         disk.replace_atomically(outputs.markdown, reports.decision_markdown(decision))
     # set but empty is as not set: Path("") would be the working directory
-    step = outputs.summary or (Path(named) if (named := os.environ.get("GITHUB_STEP_SUMMARY")) else None)
+    step = outputs.summary or (
+        Path(named) if (named := os.environ.get("GITHUB_STEP_SUMMARY")) else None
+    )
     if step is not None:
         files.append_report_to_job_summary(step, reports.decision_markdown(decision))
 
@@ -245,13 +293,17 @@ def _print_secrets_needed(changes: list[str], power: float | None, rules: int | 
     from auditor.gate import power as powers
 
     power = 0.8 if power is None else power
-    files = {item: policies.read_policy(Path(item)).rules for item in changes if item.endswith(".toml")}
+    files = {
+        item: policies.read_policy(Path(item)).rules for item in changes if item.endswith(".toml")
+    }
     # Decisions of all items, in whatever order they are named.
     rules = max([1 if rules is None else rules, *map(len, files.values())])
     found, n_listed = list[powers.SecretsNeeded](), 0
     for item in changes:
         if item not in files:
-            found += powers.count_secrets_for_change(powers.parse_planned_share_change(item), power, rules)
+            found += powers.count_secrets_for_change(
+                powers.parse_planned_share_change(item), power, rules
+            )
             continue
         found += powers.count_secrets_for_policy(files[item], power, rules)
         for rule in files[item]:
@@ -259,11 +311,21 @@ def _print_secrets_needed(changes: list[str], power: float | None, rules: int | 
             n_listed += not why
             if why:
                 typer.echo(f"not listed, but one of the {rules} rules: {rule} ({why})")
-    most, stopping, half = (max(getattr(need, name) for need in found) for name in ("secrets", "stopping", "half"))
+    most, stopping, half = (
+        max(getattr(need, name) for need in found) for name in ("secrets", "stopping", "half")
+    )
     level = "at 5%" if rules == 1 else f"at 5% for the {rules} rules of a gate together"
     listed = f", on {n_listed} of {sum(map(len, files.values()))} rules" if files else ""
-    typer.echo(f"{most:,} secrets are enough for each of these {len(found)} cases{listed} (power {power:g}, {level})")
-    typer.echo(f"`audit run --until decided` takes at most {stopping:,}, in half of such runs {half:,} or fewer")
+    typer.echo(
+        f"{most:,} secrets are enough for each of these {len(found)} cases{listed} (power "
+        f"{power:g}, {level})"
+    )
+    typer.echo(
+        f"`audit run --until decided` takes at most {stopping:,}, in half of such runs {half:,} or "
+        "fewer"
+    )
     typer.echo("\nsecrets  until decided (half of runs)  case")
     for need in found:
-        typer.echo(f"{need.secrets:7,}  {f'{need.stopping:,} ({need.half:,})':>28}  {need.question}")
+        typer.echo(
+            f"{need.secrets:7,}  {f'{need.stopping:,} ({need.half:,})':>28}  {need.question}"
+        )

@@ -12,16 +12,24 @@ from auditor.core import disk
 
 def history(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="Run folders, as runs/*; those without a result are left out.")
+        list[Path],
+        typer.Argument(
+            metavar="RUN", help="Run folders, as runs/*; those without a result are left out."
+        ),
     ],
-    by: Annotated[str, typer.Option(metavar="date|commit|checkpoint", help="What runs are ordered by.")] = "date",
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Page to write.")] = Path("history.html"),
+    by: Annotated[
+        str, typer.Option(metavar="date|commit|checkpoint", help="What runs are ordered by.")
+    ] = "date",
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Page to write.")] = Path(
+        "history.html"
+    ),
 ) -> None:
-    """Write one page over many runs: leakage with intervals over time, gate decisions, links to each report.
+    """Write one page over many runs: leakage with intervals over time, gate decisions, links to
+    each report.
 
-    Runs that cannot be compared (other secrets, other attacks, another model family) stand apart, with
-    the reason. Commits stand in the order in which they were first audited; a checkpoint is a model or revision whose
-    name ends in its step (checkpoint-500, step1000, epoch-3).
+    Runs that cannot be compared (other secrets, other attacks, another model family) stand apart,
+    with the reason. Commits stand in the order in which they were first audited; a checkpoint is a
+    model or revision whose name ends in its step (checkpoint-500, step1000, epoch-3).
 
     Examples:
         audit history runs/*
@@ -31,7 +39,9 @@ def history(
     from auditor.reports import history as reports
 
     before = out.resolve()
-    found = ordered([folder for folder in folders if folder.resolve() != before], by)  # runs/* may name the page
+    found = ordered(
+        [folder for folder in folders if folder.resolve() != before], by
+    )  # runs/* may name the page
     disk.replace_atomically(out, reports.render_history_page(found, out.parent))
     for name, why in found.left_out:
         typer.echo(f"left out: {name}: {why}")

@@ -20,9 +20,12 @@ def list_plugins(
         ),
     ] = None,
     plugin: options.Plugin = None,
-    schema: Annotated[bool, typer.Option("--schema", help="Print the path of the JSON Schema of result.json.")] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the path of the JSON Schema of result.json.")
+    ] = False,
 ) -> None:
-    """List attacks, probes, defenses, training methods and data, one line each; for NAME, all details.
+    """List attacks, probes, defenses, training methods and data, one line each; for NAME, all
+    details.
 
     Examples:
         audit list

@@ -1,4 +1,5 @@
-"""What `audit list` shows: every plug-in in a line; of one, its options, needs, claim, source and page."""
+"""What `audit list` shows: every plug-in in a line; of one, its options, needs, claim, source and
+page."""
 
 from __future__ import annotations
 
@@ -12,24 +13,39 @@ from typing import Any
 from rich.text import Text
 
 from auditor.core.errors import unknown_name_error
-from auditor.plugins.options import allowed_option_values, plugin_description, plugin_option_defaults
+from auditor.plugins.options import (
+    allowed_option_values,
+    plugin_description,
+    plugin_option_defaults,
+)
 from auditor.reports import escaping
 
 Found = Mapping[str, Mapping[str, Any]]  # kind -> name -> class
 _KINDS = {  # kind -> what it is called, how it is asked for, where it is explained
-    "Attack": ("attack", "audit run --attack {}", "how-to/audit-your-model"),  # or what its class names
+    "Attack": (
+        "attack",
+        "audit run --attack {}",
+        "how-to/audit-your-model",
+    ),  # or what its class names
     "Probe": ("probe", "audit run --attack {}", "how-to/audit-your-model"),
     "Defense": ("defense", "audit run --defense {}", "how-to/defenses"),
     "Trainer": ("training", "audit train {}", "how-to/train-privately"),
     "Benchmark": ("data", "audit run", "how-to/audit-your-model"),
     "Provider": ("models", "audit run --model {}:NAME", "how-to/write-a-plug-in"),
 }
-_FLAGS = {"Attack": "-A", "Probe": "-A", "Defense": "-D", "Trainer": "-D", "Provider": "--model-arg"}
+_FLAGS = {
+    "Attack": "-A",
+    "Probe": "-A",
+    "Defense": "-D",
+    "Trainer": "-D",
+    "Provider": "--model-arg",
+}
 _CONTROL = "none: the control row"  # what is claimed of one that is shown beside another
 _GUTTER, _NAME = 10, 23
 
 
-# --- all of them ------------------------------------------------------------------------------------------------------
+# --- all of them
+# -----------------------------------------------------------------------------------------------
 
 
 def plugin_listing_overview_lines(found: Found, width: int | None) -> Iterator[Text]:
@@ -42,7 +58,9 @@ def plugin_listing_overview_lines(found: Found, width: int | None) -> Iterator[T
     controls = [name for name, cls in sorted(every.items()) if cls.claims.startswith(_CONTROL)]
     # a defense is more than the training of its name where it serves what was trained
     served = {
-        n: c for n, c in found["Defense"].items() if n not in trained or not _is_same_listed_plugin_class(c, trained[n])
+        n: c
+        for n, c in found["Defense"].items()
+        if n not in trained or not _is_same_listed_plugin_class(c, trained[n])
     }
     forms = {name: cls for name, cls in served.items() if getattr(cls, "form", False)}
     groups = (
@@ -55,9 +73,12 @@ def plugin_listing_overview_lines(found: Found, width: int | None) -> Iterator[T
         for i, (name, cls) in enumerate(plugins.items()):
             yield _plugin_listing_line("" if i else title, name, plugin_description(cls), width)
     syntax = [
-        name + "".join(f":{option.upper()}" for option in plugin_option_defaults(cls)) for name, cls in forms.items()
+        name + "".join(f":{option.upper()}" for option in plugin_option_defaults(cls))
+        for name, cls in forms.items()
     ]
-    yield _plugin_listing_line("forms", f"{', '.join(syntax)}; models {', '.join(found['Provider'])}", "", width)
+    yield _plugin_listing_line(
+        "forms", f"{', '.join(syntax)}; models {', '.join(found['Provider'])}", "", width
+    )
     yield _plugin_listing_line("controls", ", ".join(controls), "", width)
     yield _plugin_listing_line("data", ", ".join(found["Benchmark"]), "", width)
     trains = "What trains: audit train NAME, --defense NAME, audit mitigate --by NAME."
@@ -73,14 +94,19 @@ def _plugin_listing_line(title: str, name: str, said: str, width: int | None) ->
     line = Text.assemble((f"{title:{_GUTTER}}", "dim"), (escaping.to_printable_line(name), "bold"))
     if said:
         line.pad_right(max(1, _GUTTER + _NAME - line.cell_len))  # cells: a wide character takes two
-        line.append(_shorten_listing_at_clause_end(escaping.to_printable_line(said), width and width - line.cell_len))
+        line.append(
+            _shorten_listing_at_clause_end(
+                escaping.to_printable_line(said), width and width - line.cell_len
+            )
+        )
     if width is not None:
         line.truncate(width, overflow="ellipsis")
     return line
 
 
 def _shorten_listing_at_clause_end(said: str, room: int | None) -> str:
-    """The longest beginning that fits and ends where a part of the sentence does; all of it where none does."""
+    """The longest beginning that fits and ends where a part of the sentence does; all of it where
+    none does."""
     if room is None or len(said) <= room:
         return said
     ends = [said[: end.start()] for end in re.finditer(r" \(|[;:.] ", said) if end.start() <= room]
@@ -88,56 +114,74 @@ def _shorten_listing_at_clause_end(said: str, room: int | None) -> str:
     return whole[-1] if whole else said
 
 
-# --- one of them ------------------------------------------------------------------------------------------------------
+# --- one of them
+# -----------------------------------------------------------------------------------------------
 
 
 def plugin_listing_detail_lines(found: Found, name: str) -> Iterator[Text]:
     """Every kind that has the name. Raises AuditError where none has."""
     own = [(kind, plugins[name]) for kind, plugins in found.items() if name in plugins]
     if not own:
-        raise unknown_name_error("plug-in", name, dict.fromkeys(n for plugins in found.values() for n in plugins))
+        raise unknown_name_error(
+            "plug-in", name, dict.fromkeys(n for plugins in found.values() for n in plugins)
+        )
     for i, (kind, cls) in enumerate(own):
         if i:
             yield Text()
         called, asked, page = _KINDS[kind]
         yield Text.assemble(
-            (escaping.to_printable_line(name), "bold"), f": {called} ({asked.format(escaping.to_printable_line(name))})"
+            (escaping.to_printable_line(name), "bold"),
+            f": {called} ({asked.format(escaping.to_printable_line(name))})",
         )
         yield from (
-            Text(escaping.to_printable_line(paragraph)) for paragraph in (inspect.getdoc(cls) or "").split("\n\n")
+            Text(escaping.to_printable_line(paragraph))
+            for paragraph in (inspect.getdoc(cls) or "").split("\n\n")
         )
         yield from _listing_lines_of_options_and_needs(kind, cls)
         yield from _titled_listing_lines("source", [_source_file_of_listed_plugin(cls)])
         if cls.__module__.startswith("auditor."):
-            told = "how-to/defenses" if name in found["Defense"] else getattr(cls, "page", "") or page
+            told = (
+                "how-to/defenses" if name in found["Defense"] else getattr(cls, "page", "") or page
+            )
             yield from _titled_listing_lines("page", [f"docs/{told}.md"])
 
 
 def _listing_lines_of_options_and_needs(kind: str, cls: Any) -> Iterator[Text]:
     if kind == "Benchmark":
         return
-    # an audit may have several attacks and defenses; a training or a provider is alone, and needs no name
+    # an audit may have several attacks and defenses; a training or a provider is alone, and needs
+    # no name
     name = f"{cls.name}." if kind in ("Attack", "Probe", "Defense") else ""
-    few = {option: f" ({'|'.join(map(str, values))})" for option, values in allowed_option_values(cls).items()}
+    few = {
+        option: f" ({'|'.join(map(str, values))})"
+        for option, values in allowed_option_values(cls).items()
+    }
     listed = []
     for option, value in plugin_option_defaults(cls).items():
         written = str(value).lower() if isinstance(value, bool) else value
         listed.append(f"{_FLAGS[kind]} {name}{option}={written}{few.get(option, '')}")
     yield from _titled_listing_lines("options", listed or ["none"])
     if kind != "Provider":
-        yield from _titled_listing_lines("needs", [", ".join(getattr(cls, "needs", ())) or "nothing"])
+        yield from _titled_listing_lines(
+            "needs", [", ".join(getattr(cls, "needs", ())) or "nothing"]
+        )
     if kind in ("Defense", "Trainer"):
         yield from _titled_listing_lines("claim", [cls.claims])
 
 
 def _titled_listing_lines(title: str, lines: Iterable[str]) -> Iterator[Text]:
     for i, line in enumerate(lines):
-        yield Text.assemble((f"{'' if i else title:{_GUTTER}}", "dim"), escaping.to_printable_line(line))
+        yield Text.assemble(
+            (f"{'' if i else title:{_GUTTER}}", "dim"), escaping.to_printable_line(line)
+        )
 
 
 def _source_file_of_listed_plugin(cls: Any) -> str:
-    # not getfile() of ours: it asks the imported module, and a class from the cache has imported none
-    spec = importlib.util.find_spec(cls.__module__) if cls.__module__.startswith("auditor.") else None
+    # not getfile() of ours: it asks the imported module, and a class from the cache has imported
+    # none
+    spec = (
+        importlib.util.find_spec(cls.__module__) if cls.__module__.startswith("auditor.") else None
+    )
     with suppress(TypeError):  # the class of a file that --plugin names
         return (spec.origin if spec else inspect.getfile(cls)) or cls.__module__
     return cls.__module__

@@ -1,4 +1,5 @@
-"""`audit mitigate`: from a finished audit to a mitigated model, audited again on the same secrets."""
+"""`audit mitigate`: from a finished audit to a mitigated model, audited again on the same
+secrets."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def mitigate(
         str,
         typer.Option(
             metavar="NAME[:VALUE]",
-            help="dedup, cap:N, drop, drop:N, early-stop, dp-sgd:EPSILON, ... (`audit list`: training).",
+            help="dedup, cap:N, drop, drop:N, early-stop, dp-sgd:EPSILON, ... (`audit list`: "
+            "training).",
             autocompletion=completion.complete_training_methods,
         ),
     ],
@@ -34,23 +36,31 @@ def mitigate(
         str | None,
         typer.Option(
             metavar="COMMAND",
-            help="Train by this command, given the file {data} and the folder {out}. [default: as training.json says]",
+            help="Train by this command, given the file {data} and the folder {out}. [default: as "
+            "training.json says]",
         ),
     ] = None,
     data: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="What the model was trained on. [default: as recorded; else the audited file]"
+            metavar="FILE",
+            help="What the model was trained on. [default: as recorded; else the audited file]",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", metavar="DIR", help="Folder; the same command goes on in it. [default: RUN-NAME]"),
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="DIR",
+            help="Folder; the same command goes on in it. [default: RUN-NAME]",
+        ),
     ] = None,
     *,
     plan: Annotated[options.Values, options.PlanFlags("trust_remote_code plugin")],
 ) -> None:
-    """Train again with what the advice named, audit again on the same secrets, and show before and after on a page.
+    """Train again with what the advice named, audit again on the same secrets, and show before and
+    after on a page.
 
     Examples:
         audit mitigate runs/latest --by dedup
@@ -64,19 +74,27 @@ def mitigate(
 
     options.load_plugin_files_of_flag(plan.get("plugin"))
     run = read_run(folder)
-    # runs/latest is a link that the next run moves: the run it names now is meant, and names the new folder
+    # runs/latest is a link that the next run moves: the run it names now is meant, and names the
+    # new folder
     place = folder.resolve()
     # --by goes into a file name: dp-sgd:8 has a colon, and a slash would lead elsewhere
     where = out or place.with_name(f"{place.name}-{re.sub('[^A-Za-z0-9.]+', '-', by)}")
     given = parse_plugin_options("-D", option or [], [by.partition(":")[0]])
     # those of no name are of this training too; one that names it wins
     own = {**given.get("", {}), **given.get(by.partition(":")[0], {})}
-    what = mitigation.plan_mitigation(mitigation.MitigationOptions(place, by, where, own, train, data), run)
+    what = mitigation.plan_mitigation(
+        mitigation.MitigationOptions(place, by, where, own, train, data), run
+    )
     # both may be anybody's: the plan in the run folder, and the recipe beside its model
     allowed = options.RisksNamedOnCommandLine.from_plan_values(plan)
-    allowed.refuse_plan_with_unnamed_risks(what.plan.values_by_field_name(), str(folder / "plan.json"))
+    allowed.refuse_plan_with_unnamed_risks(
+        what.plan.values_by_field_name(), str(folder / "plan.json")
+    )
     if what.recipe is not None:
-        asks = {"plugin": what.recipe.plugin, "trust_remote_code": what.recipe.loading.trust_remote_code}
+        asks = {
+            "plugin": what.recipe.plugin,
+            "trust_remote_code": what.recipe.loading.trust_remote_code,
+        }
         allowed.refuse_plan_with_unnamed_risks(asks, f"{what.plan.target.model}/training.json")
     _mitigate_and_print_comparison(what, run)
 
@@ -92,7 +110,9 @@ def _mitigate_and_print_comparison(what: Mitigation, run: RunOutcomes) -> None:
     # until the page is written: two of the same command would train into one folder
     with locks.locked_folder(out, mitigation.RECORD):
         with console.open_progress_terminal(False, again) as reporter:
-            done = mitigation.train_and_audit_mitigated_model(what, run, reporter, console.current_command_line())
+            done = mitigation.train_and_audit_mitigated_model(
+                what, run, reporter, console.current_command_line()
+            )
         found = mitigation.compare_runs_before_and_after_mitigation(what, run, read_run(out), done)
         disk.replace_atomically(out / PAGE_MD, before_after.mitigation_markdown(found))
         disk.replace_atomically(out / PAGE, before_after.render_mitigation_page(found))

@@ -1,7 +1,8 @@
-"""How `--help` is laid out: examples on top, then flags by panel, those asked for most first. Plain text, no rich.
+"""How `--help` is laid out: examples on top, then flags by panel, those asked for most first. Plain
+text, no rich.
 
-The panel of a field of a plan is that of its part. Examples stand last in the docstring of a command, under
-"Examples:", one a line. Knows no command.
+The panel of a field of a plan is that of its part. Examples stand last in the docstring of a
+command, under "Examples:", one a line. Knows no command.
 """
 
 from __future__ import annotations
@@ -42,19 +43,23 @@ class ParsedCommandDocstring:
 
 
 def flags_by_help_panel(command: Any, context: Any) -> dict[str, Rows]:
-    """Panel -> its flags, in the order of the page. A command's own panels stand between --data and compute."""
+    """Panel -> its flags, in the order of the page. A command's own panels stand between --data and
+    compute."""
     asked = [(one, one.get_help_record(context)) for one in command.get_params(context)]
     few = sum(one.param_type_name == "option" for one, _ in asked) <= _FEW
     found: dict[str, Rows] = {}
     for one, record in asked:
         if record is not None:  # None: a hidden flag
             panel, (written, told) = _help_panel_title(one, few), record
-            named = written.partition(" ")[0] if panel == "arguments" else written  # without its type
+            named = (
+                written.partition(" ")[0] if panel == "arguments" else written
+            )  # without its type
             found.setdefault(panel, []).append((named, " ".join(told.split())))
     for_help = found.pop(_HELP, [])
     # sorted() is stable: panels of one rank stay in the order of their first flags
     ordered = {
-        name: found[name] for name in sorted(found, key=lambda name: _ORDER.index(name if name in _ORDER else ""))
+        name: found[name]
+        for name in sorted(found, key=lambda name: _ORDER.index(name if name in _ORDER else ""))
     }
     last = next(reversed(ordered), "options")
     return ordered | {last: ordered.get(last, []) + for_help}
@@ -71,7 +76,10 @@ def _help_panel_title(one: Any, few: bool) -> str:
 def _write_help_sections(formatter: Any, listed: dict[str, Rows]) -> None:
     """All sections with their second columns aligned."""
     # at most 28, and click's width is never below 50: textwrap refuses a width of 0
-    column = 4 + max((len(name) for rows in listed.values() for name, _ in rows if len(name) <= _WIDEST), default=0)
+    column = 4 + max(
+        (len(name) for rows in listed.values() for name, _ in rows if len(name) <= _WIDEST),
+        default=0,
+    )
     for title, rows in listed.items():
         with formatter.section(title.capitalize()):
             for name, told in rows:
@@ -99,7 +107,10 @@ def _write_help_text_with_examples(formatter: Any, text: str) -> None:
 
 
 def _write_help_paragraph(formatter: Any, text: str) -> None:
-    formatter.write("\n" + "".join(f"  {line}\n" for line in _wrap_help_text_at_spaces(text, formatter.width - 2)))
+    formatter.write(
+        "\n"
+        + "".join(f"  {line}\n" for line in _wrap_help_text_at_spaces(text, formatter.width - 2))
+    )
 
 
 class PanelCommand(TyperCommand):
@@ -113,15 +124,17 @@ class PanelCommand(TyperCommand):
 
 
 class PanelGroup(TyperGroup):
-    """A group whose commands stand in panels, each with its whole first sentence, before the flags of the group.
+    """A group whose commands stand in panels, each with its whole first sentence, before the flags
+    of the group.
 
-    Where a command comes first none of the group's flags is given, and none is read: typer would import pydantic for
-    the default of a number, which takes longer than all of the help. Each is then said to be not given, as typer's
-    callback otherwise keeps what an earlier call gave.
+    Where a command comes first none of the group's flags is given, and none is read: typer would
+    import pydantic for the default of a number, which takes longer than all of the help. Each is
+    then said to be not given, as typer's callback otherwise keeps what an earlier call gave.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        # click shares `meta` with the contexts of all commands below: each group says it for itself before it reads
+        # click shares `meta` with the contexts of all commands below: each group says it for itself
+        # before it reads
         ctx.meta[_UNREAD] = bool(args) and args[0] in self.commands
         rest = super().parse_args(ctx, args)
         if ctx.meta[_UNREAD]:

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 def report(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
     baseline: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Run folder to show the changes against, paired by secret.")
+        Path | None,
+        typer.Option(
+            metavar="RUN", help="Run folder to show the changes against, paired by secret."
+        ),
     ] = None,
     markdown: options.Markdown = None,
     reveal: options.Reveal = False,
@@ -27,7 +30,8 @@ def report(
         typer.Option(
             "--format",
             metavar="edpb",
-            help="Instead: measured answers to the questions of EDPB Opinion 28/2024 and of an impact assessment, "
+            help="Instead: measured answers to the questions of EDPB Opinion 28/2024 and of an "
+            "impact assessment, "
             "edpb.md and edpb.html. Aggregates and hashes only.",
         ),
     ] = None,
@@ -42,11 +46,16 @@ def report(
 
     if form is not None:
         if baseline is not None or markdown is not None or reveal:
-            raise AuditError("--format edpb is a page of its own: give no --baseline, --markdown or --reveal with it")
+            raise AuditError(
+                "--format edpb is a page of its own: give no --baseline, --markdown or --reveal "
+                "with it"
+            )
         _write_edpb_documents_and_print_paths(folder, form)
         return
     written = files.rewrite_run_reports(
-        folder, None if baseline is None else comparison_to_run_of_baseline_flag(baseline, folder), reveal
+        folder,
+        None if baseline is None else comparison_to_run_of_baseline_flag(baseline, folder),
+        reveal,
     )
     if markdown is not None:
         disk.replace_atomically(markdown, (folder / files.MARKDOWN).read_bytes())
@@ -63,7 +72,10 @@ def _write_edpb_documents_and_print_paths(folder: Path, form: str) -> None:
     if form != "edpb":
         raise AuditError(f"expected --format edpb, got {form!r}")
     document = edpb.edpb_document_from_run_folder(folder)
-    for ending, render in (("md", markdown.render_markdown_document), ("html", html.render_html_document)):
+    for ending, render in (
+        ("md", markdown.render_markdown_document),
+        ("html", html.render_html_document),
+    ):
         path = folder / f"edpb.{ending}"
         disk.replace_atomically(path, render(document))
         typer.echo(path)

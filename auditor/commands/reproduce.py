@@ -19,7 +19,8 @@ LAB = "lab"  # the scale of the small lab; that of another has its name
 
 # The fields of the paper's plans that are one's own to choose.
 _OWN = options.PlanFlags(
-    "lab model data known nonmembers public reference limit batch_size device dtype plugin trust_remote_code"
+    "lab model data known nonmembers public reference limit batch_size device dtype plugin "
+    "trust_remote_code"
 )
 
 
@@ -29,15 +30,19 @@ def reproduce(
     ] = None,
     show: Annotated[bool, typer.Option("--list", help="List the papers and their plans.")] = False,
     plan: Annotated[
-        options.Many, typer.Option(help="Run this plan of the paper only; repeatable. [default: all]")
+        options.Many,
+        typer.Option(help="Run this plan of the paper only; repeatable. [default: all]"),
     ] = None,
-    scale: Annotated[str, typer.Option(help="Sizes of the paper's plans: lab, or the paper's own.")] = "lab",
+    scale: Annotated[
+        str, typer.Option(help="Sizes of the paper's plans: lab, or the paper's own.")
+    ] = "lab",
     seeds: options.Seeds = None,
     beside: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Another reproduction of the paper, a second column. [default with --lab: that of the small lab]",
+            help="Another reproduction of the paper, a second column. [default with --lab: that of "
+            "the small lab]",
         ),
     ] = None,
     *,
@@ -45,7 +50,8 @@ def reproduce(
     out: Annotated[
         Path | None,
         options.out_folder(
-            help="Folder; an interrupted one is continued. [default: runs/reproduce-PAPER-SCALE or -LAB]"
+            help="Folder; an interrupted one is continued. [default: runs/reproduce-PAPER-SCALE or "
+            "-LAB]"
         ),
     ] = None,
 ) -> None:
@@ -83,12 +89,18 @@ def reproduce(
     if beside is None and scale == lab and (small / "ledger.json").is_file():
         beside = small
     _reproduce_and_print_ledger(
-        chosen, plans, scale, values, out or small.with_name(f"reproduce-{chosen.name}-{scale}"), beside
+        chosen,
+        plans,
+        scale,
+        values,
+        out or small.with_name(f"reproduce-{chosen.name}-{scale}"),
+        beside,
     )
 
 
 def _scale_from_scale_and_lab_flags(scale: str, lab: str | None) -> str:
-    """The scale; a lab other than the small one is a scale by its name. Raises AuditError for both."""
+    """The scale; a lab other than the small one is a scale by its name. Raises AuditError for
+    both."""
     if lab is None or lab == SMALL:
         return scale
     if scale != LAB:
@@ -97,7 +109,12 @@ def _scale_from_scale_and_lab_flags(scale: str, lab: str | None) -> str:
 
 
 def _reproduce_and_print_ledger(
-    paper: Paper, plans: list[str], scale: str, values: dict[str, Any], out: Path, beside: Path | None
+    paper: Paper,
+    plans: list[str],
+    scale: str,
+    values: dict[str, Any],
+    out: Path,
+    beside: Path | None,
 ) -> None:
     console.silence_libraries()
     from auditor.studies import reproduce as reproducing
@@ -119,12 +136,16 @@ def _reproduce_and_print_ledger(
     if (page := out / reproducing.PAGE).is_file():
         typer.echo(f"page: {page}")
     for picture in sorted(out.glob("*/frontier.svg")):
-        typer.echo(f"picture: {picture}, .png; its numbers: {picture.with_suffix('.csv').name}, .md, .tex, .json")
+        typer.echo(
+            f"picture: {picture}, .png; its numbers: {picture.with_suffix('.csv').name}, .md, "
+            ".tex, .json"
+        )
     if failures:
         name, why = next(iter(failures.items()))
         points = "1 point" if len(failures) == 1 else f"{len(failures)} points"
         raise AuditError(
-            f"{points} failed, which {'the ledger calls not run' if entries else 'have no numbers'}; {name}: {why}"
+            f"{points} failed, which "
+            f"{'the ledger calls not run' if entries else 'have no numbers'}; {name}: {why}"
         )
 
 

@@ -38,7 +38,8 @@ class GridFlags:
     panel: ClassVar[str] = "advanced"
 
     config: Annotated[
-        Path | None, typer.Option(metavar="PLAN.toml", help="Plan file; flags given here override it.")
+        Path | None,
+        typer.Option(metavar="PLAN.toml", help="Plan file; flags given here override it."),
     ] = None
     sweep: Annotated[
         Many,
@@ -49,36 +50,46 @@ class GridFlags:
     ] = None
     seeds: options.Seeds = None
     checkpoints: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="One run per checkpoint-STEP in a trainer's output folder.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="One run per checkpoint-STEP in a trainer's output folder."
+        ),
     ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SingleFlags:
-    """What only a single run can be asked for: its policy, its baseline, its private text and its estimate."""
+    """What only a single run can be asked for: its policy, its baseline, its private text and its
+    estimate."""
 
     panel: ClassVar[str] = "output"
 
     gate: Annotated[
         Path | None,
-        typer.Option(metavar="POLICY", help="Judge the run as `audit gate` does: exit code, gate.md, gate.xml."),
+        typer.Option(
+            metavar="POLICY",
+            help="Judge the run as `audit gate` does: exit code, gate.md, gate.xml.",
+        ),
     ] = None
     baseline: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Earlier run that report and --gate compare with.")
+        Path | None,
+        typer.Option(metavar="RUN", help="Earlier run that report and --gate compare with."),
     ] = None
     reveal: options.Reveal = False
     estimate: Annotated[
         bool,
         typer.Option(
             "--estimate",
-            help="Only say how long a run would take: half a minute once models are loaded (a lab is trained first).",
+            help="Only say how long a run would take: half a minute once models are loaded (a lab "
+            "is trained first).",
         ),
     ] = False
 
 
 _ONE_ONLY = {
     "gate": "--gate holds a single run to a policy, got a grid of them; gate its runs one by one",
-    "reveal": "--reveal shows the text of a single run, got a grid of them; audit report RUN --reveal",
+    "reveal": "--reveal shows the text of a single run, got a grid of them; audit report RUN "
+    "--reveal",
     "baseline": "--baseline is what a single run is held against, got a grid of them",
     "estimate": "--estimate is of a single run, got a grid of them; estimate one of its runs",
     "until": "--until stops the configurations of a single run, got a grid of them",
@@ -89,7 +100,9 @@ _ONE_ONLY = {
 def run(
     out: Annotated[
         Path | None,
-        options.out_folder(help="Run folder; runs/latest is not moved to it. [default: runs/<UTC time>-<name>]"),
+        options.out_folder(
+            help="Run folder; runs/latest is not moved to it. [default: runs/<UTC time>-<name>]"
+        ),
     ] = None,
     *,
     single: SingleFlags,
@@ -98,14 +111,19 @@ def run(
     resume: Annotated[
         Path | None,
         options.of_output(
-            metavar="RUN", help="Continue an interrupted run; only --reveal, --gate, --baseline go with it."
+            metavar="RUN",
+            help="Continue an interrupted run; only --reveal, --gate, --baseline go with it.",
         ),
     ] = None,
     verbose: Annotated[
-        bool, options.of_output("-v", "--verbose", help="Show stages, choices and every configuration on screen.")
+        bool,
+        options.of_output(
+            "-v", "--verbose", help="Show stages, choices and every configuration on screen."
+        ),
     ] = False,
 ) -> None:
-    """Attack a model, with and without defenses, and report what it leaks. Without --model: the built-in lab.
+    """Attack a model, with and without defenses, and report what it leaks. Without --model: the
+    built-in lab.
 
     Examples:
         audit run --attack ethicist --defense pmixed
@@ -117,7 +135,8 @@ def run(
     beside = set(plan) - {name for name, _ in allowed.named}
     if resume is not None and (beside or options.given_flags(grid) or out is not None):
         raise AuditError(
-            "--resume takes the plan from the run folder: give no other option with it, but those that must be named "
+            "--resume takes the plan from the run folder: give no other option with it, but those "
+            "that must be named "
             "again, as --plugin and --base-url, where the plan asks for them"
         )
     _refuse_flags_beside_estimate_flag(single, resume, out, plan.get("submission"))
@@ -153,12 +172,15 @@ def run(
 
 
 def _check_each_attack_ran_on_some_target(folder: Path) -> None:
-    """Raise AuditError, after the results were shown, for attacks asked for that ran on no target."""
+    """Raise AuditError, after the results were shown, for attacks asked for that ran on no
+    target."""
     from auditor.records.result_file import read_result
     from auditor.reports import coverage
 
     if idle := coverage.attacks_without_any_row(read_result(folder)):
-        reasons = "; ".join(f"--attack {name} ran on no target: {why}" for name, why in idle.items())
+        reasons = "; ".join(
+            f"--attack {name} ran on no target: {why}" for name, why in idle.items()
+        )
         raise AuditError(f"{reasons}. All else was measured: {folder}")
 
 
@@ -167,7 +189,11 @@ def _refuse_flags_beside_estimate_flag(
 ) -> None:
     """Refuses what an estimate, which runs and writes nothing, would ignore. Raises AuditError."""
     beside = {"--resume": resume, "--out": out, "--submission": submission}
-    beside |= {f"--{name}": value for name, value in options.given_flags(single).items() if name != "estimate"}
+    beside |= {
+        f"--{name}": value
+        for name, value in options.given_flags(single).items()
+        if name != "estimate"
+    }
     for name, value in beside.items():
         if single.estimate and value is not None:
             raise AuditError(f"--estimate runs and writes nothing: give no {name} with it")
@@ -189,7 +215,9 @@ def _read_policy_of_gate_flag(path: Path, baseline: RunOutcomes | None) -> Polic
     return policy
 
 
-def _plan_or_grid_points_from_flags(flags: options.Values, grid_flags: GridFlags) -> Plan | list[GridPoint]:
+def _plan_or_grid_points_from_flags(
+    flags: options.Values, grid_flags: GridFlags
+) -> Plan | list[GridPoint]:
     """The plan that the flags and the plan file ask for, or the points of the grid."""
     from auditor.runs import plan, plan_grid
 
@@ -219,7 +247,8 @@ def _plan_or_grid_points_from_flags(flags: options.Values, grid_flags: GridFlags
 def _reopen_run_or_grid_of_resume_flag(
     folder: Path, allowed: options.RisksNamedOnCommandLine
 ) -> RunFolder | list[GridPoint]:
-    """The run folder, or the points of the grid, to resume. Raises AuditError for code that is not allowed."""
+    """The run folder, or the points of the grid, to resume. Raises AuditError for code that is not
+    allowed."""
     from auditor.records.folder import RunFolder
     from auditor.studies import sweep
 
@@ -227,7 +256,9 @@ def _reopen_run_or_grid_of_resume_flag(
         return sweep.read_sweep_points(folder)
     reopened = RunFolder.reopen(folder)
     try:
-        allowed.check_plan_names_the_same_risks(Plan.from_json(reopened.plan()), str(folder / "plan.json"))
+        allowed.check_plan_names_the_same_risks(
+            Plan.from_json(reopened.plan()), str(folder / "plan.json")
+        )
     except AuditError:
         reopened.close()  # it holds the lock of the folder
         raise
@@ -235,7 +266,11 @@ def _reopen_run_or_grid_of_resume_flag(
 
 
 def _run_grid_and_print_tables(
-    points: list[GridPoint], out: Path | None, resume: Path | None, config: Path | None, verbose: bool
+    points: list[GridPoint],
+    out: Path | None,
+    resume: Path | None,
+    config: Path | None,
+    verbose: bool,
 ) -> None:
     from auditor.core import disk
     from auditor.records.folder import unused_run_path
@@ -243,7 +278,9 @@ def _run_grid_and_print_tables(
     from auditor.studies import checkpoints, sweep
 
     folder = resume or out or unused_run_path(f"sweep-{config.stem if config else 'flags'}")
-    command = sweep.read_command_that_started_sweep(resume) if resume else console.current_command_line()
+    command = (
+        sweep.read_command_that_started_sweep(resume) if resume else console.current_command_line()
+    )
     with console.open_progress_terminal(verbose, console.resume_grid_hint(folder)) as reporter:
         failures = sweep.run_sweep_points(points, folder, reporter, command)
     held = sweep.read_sweep_places(folder)
@@ -265,7 +302,8 @@ def _run_grid_and_print_tables(
 def _run_plan_held_to_flags(
     asked: Plan | RunFolder, out: Path | None, held_to: HeldTo, single: SingleFlags, verbose: bool
 ) -> Path:
-    """Runs a plan, or goes on with the folder of one. Returns the folder of the run, with its reports in it."""
+    """Runs a plan, or goes on with the folder of one. Returns the folder of the run, with its
+    reports in it."""
     from auditor.gate.decide import check_rule_metrics, check_ruled_rows_exist
     from auditor.records.folder import RunFolder
     from auditor.reports import files
@@ -276,14 +314,21 @@ def _run_plan_held_to_flags(
     selection, policy = check_plan_and_select_plugins(plan, *held_to), held_to[0]
     if policy is not None:
         check_ruled_rows_exist(policy, selection.cell_keys_in_order())
-        # a plug-in may measure what the table of metrics does not know: then only the finished run can tell
+        # a plug-in may measure what the table of metrics does not know: then only the finished run
+        # can tell
         if not selection.own_methods:
             check_rule_metrics(policy.rules)
-    folder = RunFolder.create(out, plan.run_folder_title, plan.to_json()) if isinstance(asked, Plan) else asked
+    folder = (
+        RunFolder.create(out, plan.run_folder_title, plan.to_json())
+        if isinstance(asked, Plan)
+        else asked
+    )
     audit_plan_and_print_result(plan, folder, single.reveal, verbose, held_to=held_to)
     if single.baseline is not None:
         files.rewrite_run_reports(
-            folder.path, comparison_to_run_of_baseline_flag(single.baseline, folder.path), single.reveal
+            folder.path,
+            comparison_to_run_of_baseline_flag(single.baseline, folder.path),
+            single.reveal,
         )
     return folder.path
 
@@ -299,11 +344,13 @@ def audit_plan_and_print_result(
     limit: TimeLimit | None = None,
     resume: str = "audit run --resume",
 ) -> None:
-    """Runs the plan into its folder, with reports, and prints the result. shared: models loaded for it before.
+    """Runs the plan into its folder, with reports, and prints the result. shared: models loaded for
+    it before.
 
-    remarks: what the command adds to the first screen, which the folder keeps. held_to: the policy and the baseline of
-    the gate that will follow. limit: until when records are asked, the worst
-    first, with a line and the numbers of what there is meanwhile. resume: the command that goes on with a folder.
+    remarks: what the command adds to the first screen, which the folder keeps. held_to: the policy
+    and the baseline of the gate that will follow. limit: until when records are asked, the worst
+    first, with a line and the numbers of what there is meanwhile. resume: the command that goes on
+    with a folder.
     """
     from auditor.records.remarks import write_command_remarks
     from auditor.reports import coverage, files
@@ -315,7 +362,9 @@ def audit_plan_and_print_result(
     again = [
         resume,
         shlex.quote(str(folder.path)),
-        *options.RisksNamedOnCommandLine.from_plan_values(plan.values_by_field_name()).risk_flags_as_typed(),
+        *options.RisksNamedOnCommandLine.from_plan_values(
+            plan.values_by_field_name()
+        ).risk_flags_as_typed(),
     ]
     if remarks is not None:
         write_command_remarks(folder.path, remarks)
@@ -330,7 +379,15 @@ def audit_plan_and_print_result(
             site = make_site(plan, reporter, shared)
             if limit is not None:
                 quick_check.enable_hidden_state_caches(site)
-            result = audit(plan, site, folder, policy=held_to[0], baseline=held_to[1], limit=limit, publish=publish)
+            result = audit(
+                plan,
+                site,
+                folder,
+                policy=held_to[0],
+                baseline=held_to[1],
+                limit=limit,
+                publish=publish,
+            )
             files.write_run_reports(folder.path, result, reveal)
         except (AuditError, OSError):
             # not at Ctrl-C: --resume goes on with the folder

@@ -15,25 +15,36 @@ def score(
     submission: Annotated[
         Path,
         typer.Argument(
-            metavar="GUESSES.csv", help="CSV: Example ID,Suffix Guess; most confident first, any number of each."
+            metavar="GUESSES.csv",
+            help="CSV: Example ID,Suffix Guess; most confident first, any number of each.",
         ),
     ],
-    answers: Annotated[Path, typer.Option(metavar="FILE.npy", help="The true suffixes, an array (examples, tokens).")],
+    answers: Annotated[
+        Path,
+        typer.Option(metavar="FILE.npy", help="The true suffixes, an array (examples, tokens)."),
+    ],
     answered_only: Annotated[
         bool,
-        typer.Option("--answered-only", help="Score only examples with a guess. [default: all, as the organisers do]"),
+        typer.Option(
+            "--answered-only",
+            help="Score only examples with a guess. [default: all, as the organisers do]",
+        ),
     ] = False,
     curve: Annotated[
-        Path | None, typer.Option(metavar="FILE.csv", help="Write recall at every number of wrong guesses.")
+        Path | None,
+        typer.Option(metavar="FILE.csv", help="Write recall at every number of wrong guesses."),
     ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.svg|.png", help="Draw that curve.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg|.png", help="Draw that curve.")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Score an LM-Extraction submission as the challenge's organisers do, with intervals.
 
-    An example counts once, by its first right guess; every wrong guess is an error, a repeated one too. Recall at 100
-    errors counts right guesses with fewer than 100 wrong ones before them. Ids are rows of the answers from 0; every
-    row and token of the answers counts. Guesses of another length and ids out of range are refused.
+    An example counts once, by its first right guess; every wrong guess is an error, a repeated one
+    too. Recall at 100 errors counts right guesses with fewer than 100 wrong ones before them. Ids
+    are rows of the answers from 0; every row and token of the answers counts. Guesses of another
+    length and ids out of range are refused.
 
     Examples:
         audit score guesses.csv --answers val_suffix.npy

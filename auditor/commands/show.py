@@ -12,9 +12,12 @@ if TYPE_CHECKING:
 
 
 def show(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")] = Path("runs/latest"),
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")] = Path(
+        "runs/latest"
+    ),
     verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="Print every table of the run instead of one screen.")
+        bool,
+        typer.Option("-v", "--verbose", help="Print every table of the run instead of one screen."),
     ] = False,
 ) -> None:
     """Print the first screen of a finished run again, from the run folder.

@@ -1,4 +1,5 @@
-"""`audit synthetic`: released text held against the records it may have come from. No model is needed."""
+"""`audit synthetic`: released text held against the records it may have come from. No model is
+needed."""
 
 from __future__ import annotations
 
@@ -13,37 +14,52 @@ from auditor.core.errors import AuditError
 
 def synthetic(
     text: Annotated[
-        Path, typer.Argument(metavar="OUT.jsonl", help="The text that is released: JSONL, CSV or Parquet.")
+        Path,
+        typer.Argument(
+            metavar="OUT.jsonl", help="The text that is released: JSONL, CSV or Parquet."
+        ),
     ],
-    data: Annotated[str, typer.Option(metavar="FILE", help="Private records that whatever wrote it was trained on.")],
+    data: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="Private records that whatever wrote it was trained on."),
+    ],
     nonmembers: Annotated[
-        str, typer.Option(metavar="FILE", help="Records like them that it was not trained on: the baseline.")
+        str,
+        typer.Option(
+            metavar="FILE", help="Records like them that it was not trained on: the baseline."
+        ),
     ],
     canaries: Annotated[
         str | None,
-        typer.Option(metavar="MANIFEST", help="Canaries that a coin put among --data: audit canaries make --audit."),
+        typer.Option(
+            metavar="MANIFEST",
+            help="Canaries that a coin put among --data: audit canaries make --audit.",
+        ),
     ] = None,
     words: Annotated[
         int | None,
         typer.Option(
-            help="Words in a row that count as extracted, or characters in a script without spaces. [default: 10, "
+            help="Words in a row that count as extracted, or characters in a script without "
+            "spaces. [default: 10, "
             "or 20 characters, or as half of the records have]"
         ),
     ] = None,
     out: Annotated[
         Path | None,
         options.out_folder(
-            help="Run folder; runs/latest is not moved to it. [default: runs/<UTC time>-released-<name>]"
+            help="Run folder; runs/latest is not moved to it. [default: runs/<UTC "
+            "time>-released-<name>]"
         ),
     ] = None,
     reveal: options.Reveal = False,
     seed: options.Seed = 0,
 ) -> None:
-    """Say what released text tells of private records: passages, personal data, membership, epsilon. Asks no model.
+    """Say what released text tells of private records: passages, personal data, membership,
+    epsilon. Asks no model.
 
     Examples:
         audit synthetic out.jsonl --data private.jsonl --nonmembers fresh.jsonl
-        audit synthetic out.jsonl --data private.jsonl --nonmembers fresh.jsonl --canaries canaries.json
+        audit synthetic out.jsonl --data private.jsonl --nonmembers fresh.jsonl --canaries made.json
     """
     if words is not None and words < 2:
         raise AuditError(f"expected --words >= 2, got {words}")
@@ -54,7 +70,9 @@ def synthetic(
     from auditor.reports.screen import first_screen
     from auditor.runs import released_text
 
-    plan = released_text.plan_for_released_text(text, data, nonmembers, canaries, seed, console.current_command_line())
+    plan = released_text.plan_for_released_text(
+        text, data, nonmembers, canaries, seed, console.current_command_line()
+    )
     held = released_text.read_released_text(plan, text)
     # after both are read: data that are refused leave no folder
     folder = RunFolder.create(out, f"released-{text.stem}", plan.to_json())

@@ -17,23 +17,37 @@ class TrainingFlags:
 
     panel: ClassVar[str] = "training"
 
-    model: Annotated[str, options.of_target(help="Causal LM to start from: Hugging Face id or folder.")]
-    data: Annotated[str, options.of_data(help="Private records: JSONL, CSV, Parquet or a Hugging Face data set.")]
-    out: Annotated[Path, options.out_folder(help="Folder for the model; an interrupted training continues.")]
+    model: Annotated[
+        str, options.of_target(help="Causal LM to start from: Hugging Face id or folder.")
+    ]
+    data: Annotated[
+        str,
+        options.of_data(help="Private records: JSONL, CSV, Parquet or a Hugging Face data set."),
+    ]
+    out: Annotated[
+        Path, options.out_folder(help="Folder for the model; an interrupted training continues.")
+    ]
     public: Annotated[
         str | None,
-        options.of_target(metavar="MODEL", help="Public model, for methods that need one. [default: --model]"),
+        options.of_target(
+            metavar="MODEL", help="Public model, for methods that need one. [default: --model]"
+        ),
     ] = None
-    lora: Annotated[bool, typer.Option("--lora/--full", help="Train a LoRA adapter, or all parameters.")] = False
+    lora: Annotated[
+        bool, typer.Option("--lora/--full", help="Train a LoRA adapter, or all parameters.")
+    ] = False
     lora_rank: Annotated[int, typer.Option(help="Rank of the adapter.")] = 8
-    lora_alpha: Annotated[int, typer.Option(help="Alpha of the adapter: its scale is alpha over rank.")] = 16
+    lora_alpha: Annotated[
+        int, typer.Option(help="Alpha of the adapter: its scale is alpha over rank.")
+    ] = 16
     text_column: Annotated[
         str | None, options.of_data(help="Column of the text. [default: text, or prefix+suffix]")
     ] = None
     loss_on: Annotated[
         str | None,
         typer.Option(
-            metavar="assistant|all", help="Tokens of a conversation that are trained on. [default: assistant]"
+            metavar="assistant|all",
+            help="Tokens of a conversation that are trained on. [default: assistant]",
         ),
     ] = None
     user_column: Annotated[
@@ -47,14 +61,21 @@ class TrainingFlags:
     heldout: Annotated[
         str | None,
         options.of_data(
-            metavar="DATA", help="Held-out records that early-stop decides by. [default: a tenth of --data]"
+            metavar="DATA",
+            help="Held-out records that early-stop decides by. [default: a tenth of --data]",
         ),
     ] = None
     forget: Annotated[
-        str | None, options.of_data(metavar="DATA", help="Records of --data to unlearn, with gradient-ascent and npo.")
+        str | None,
+        options.of_data(
+            metavar="DATA", help="Records of --data to unlearn, with gradient-ascent and npo."
+        ),
     ] = None
     block: Annotated[
-        int | None, typer.Option("--block", "--max-length", help="Tokens per training sequence. [default: 512]")
+        int | None,
+        typer.Option(
+            "--block", "--max-length", help="Tokens per training sequence. [default: 512]"
+        ),
     ] = None
 
 
@@ -74,11 +95,15 @@ def train(
     option: Annotated[
         options.Many,
         typer.Option(
-            "-D", metavar="OPTION=VALUE", help="Option of the method; repeatable.", rich_help_panel="training"
+            "-D",
+            metavar="OPTION=VALUE",
+            help="Option of the method; repeatable.",
+            rich_help_panel="training",
         ),
     ] = None,
 ) -> None:
-    """Fine-tune a causal LM on private records; the same command continues where it was interrupted.
+    """Fine-tune a causal LM on private records; the same command continues where it was
+    interrupted.
 
     Examples:
         audit train none --model ./base --data private.jsonl --lora -o tuned
@@ -101,14 +126,19 @@ def train(
             **{name: plan[name] for name in options.HUB_LOADING.split() if name in plan}
         ).with_float32_for_auto(),
         engine=from_json(
-            EngineOptions, {name: plan[name] for name in options.ENGINE.split() if name in plan}, "engine"
+            EngineOptions,
+            {name: plan[name] for name in options.ENGINE.split() if name in plan},
+            "engine",
         ),
         plugin=tuple(plan.get("plugin", ())),
         **{name: plan[name] for name in ("template", "date", "seed") if name in plan},
         **options.given_flags(flags),
     )
     again = f"the same command goes on from what is kept in {asked.out}"
-    with console.open_progress_terminal(interrupted=again) as reporter, reporter.stage(f"train {method}"):
+    with (
+        console.open_progress_terminal(interrupted=again) as reporter,
+        reporter.stage(f"train {method}"),
+    ):
         told = training.train_model_into_folder(asked, reporter.progress)
     for sentence in told:
         typer.echo(sentence)

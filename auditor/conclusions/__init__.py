@@ -1,1 +1,2 @@
-"""What is concluded from a finished run: outcomes, claims, signals, differences. Knows no file format."""
+"""What is concluded from a finished run: outcomes, claims, signals, differences. Knows no file
+format."""

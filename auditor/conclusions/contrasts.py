@@ -1,8 +1,10 @@
-"""Numbers over several runs that attacked the same secrets: means over seeds, and differences between runs.
+"""Numbers over several runs that attacked the same secrets: means over seeds, and differences
+between runs.
 
-One rule for every interval: resample the secrets, not the seeds. All runs and seeds of a contrast are read at the same
-resample, so that what they share cancels (a paired bootstrap). Seeds vary what the attack draws, not the target: the
-interval speaks of other secrets, at the mean of these seeds. Pure functions on judged guesses; no torch, no files.
+One rule for every interval: resample the secrets, not the seeds. All runs and seeds of a contrast
+are read at the same resample, so that what they share cancels (a paired bootstrap). Seeds vary what
+the attack draws, not the target: the interval speaks of other secrets, at the mean of these seeds.
+Pure functions on judged guesses; no torch, no files.
 """
 
 from __future__ import annotations
@@ -39,11 +41,13 @@ class WeightedMetric:
 
 
 def contrast_over_seeds(name: str, parts: Sequence[WeightedMetric]) -> Measurement:
-    """The sum of coefficient x metric, as the mean over the seeds that all cells have, with its 95% interval.
+    """The sum of coefficient x metric, as the mean over the seeds that all cells have, with its 95%
+    interval.
 
-    Paired over secrets where every metric is of an attack's guesses for the members, or a probe's mean over the same
-    secrets; over held-out texts where every one is a perplexity of the same texts. Of others (an epsilon) the cells'
-    own intervals are combined as independent ones (MOVER). Raises AuditError for a metric that a cell does not have.
+    Paired over secrets where every metric is of an attack's guesses for the members, or a probe's
+    mean over the same secrets; over held-out texts where every one is a perplexity of the same
+    texts. Of others (an epsilon) the cells' own intervals are combined as independent ones (MOVER).
+    Raises AuditError for a metric that a cell does not have.
     """
     of_members = [metrics.find_metric(part.metric).is_of_member_guesses for part in parts]
     known = [
@@ -58,16 +62,24 @@ def contrast_over_seeds(name: str, parts: Sequence[WeightedMetric]) -> Measureme
     texts = {_heldout_token_counts(part, seed) for part in parts for seed in seeds}
     if len(texts) == 1 and any(texts):
         return _perplexity_contrast_by_text(name, parts, seeds)
-    same = len({frozenset(_metric_values_by_secret(part, seed)) for part in parts for seed in seeds}) == 1
+    same = (
+        len({frozenset(_metric_values_by_secret(part, seed)) for part in parts for seed in seeds})
+        == 1
+    )
     if len(parts) > 1 and same and _metric_values_by_secret(parts[0], seeds[0]):
         return _probe_contrast_paired_by_secret(name, parts, seeds)
     return _unpaired_contrast(name, parts, seeds)
 
 
-def _attack_contrast_paired_by_secret(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
+def _attack_contrast_paired_by_secret(
+    name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]
+) -> Measurement:
     outcomes = [part.cell.member_outcomes_by_seed[seed] for part in parts for seed in seeds]
     ids = tuple(sorted({secret for outcome in outcomes for secret in outcome.ids}))
-    at, draws = {secret: i for i, secret in enumerate(ids)}, _contrast_resample_count_matrix(len(ids))
+    at, draws = (
+        {secret: i for i, secret in enumerate(ids)},
+        _contrast_resample_count_matrix(len(ids)),
+    )
     values = np.zeros(len(draws))
     for part in parts:
         for seed in seeds:
@@ -75,29 +87,39 @@ def _attack_contrast_paired_by_secret(name: str, parts: Sequence[WeightedMetric]
             # (1 + resamples, secrets of this outcome): how often each resample draws each of them
             mine = draws[:, [at[secret] for secret in outcome.ids]]
             values += (
-                part.coefficient / len(seeds) * metrics.find_metric(part.metric).compute_resampled_values(outcome, mine)
+                part.coefficient
+                / len(seeds)
+                * metrics.find_metric(part.metric).compute_resampled_values(outcome, mine)
             )
     units = {metrics.find_metric(part.metric).unit for part in parts}
     unit, n = units.pop() if len(units) == 1 else "", len(ids)
     value, resampled = float(values[0]), values[1:]  # the first row of draws is the sample itself
     if math.isnan(value) or np.isnan(resampled).mean() > _MOST_UNDEFINED:
-        return Measurement(name, value, math.nan, math.nan, n, unit, "too few guesses to take a mean of")
+        return Measurement(
+            name, value, math.nan, math.nan, n, unit, "too few guesses to take a mean of"
+        )
     low, high = bootstrap.compute_percentile_interval(resampled[~np.isnan(resampled)])
     if low == high and unit == "share":
-        # No resample differs, so a bootstrap has no width: bounded as a share is, or a paired difference of shares.
+        # No resample differs, so a bootstrap has no width: bounded as a share is, or a paired
+        # difference of shares.
         unseen = clopper_pearson(0, n)[1]
         single = len(parts) == 1
-        low, high = clopper_pearson(round(value * n), n) if single else (value - unseen, value + unseen)
+        low, high = (
+            clopper_pearson(round(value * n), n) if single else (value - unseen, value + unseen)
+        )
     return Measurement(name, value, low, high, n, unit)
 
 
 def _heldout_token_counts(part: WeightedMetric, seed: int) -> tuple[float, ...]:
-    """Tokens of the held-out texts that the metric is the perplexity of; none where it is something else."""
+    """Tokens of the held-out texts that the metric is the perplexity of; none where it is something
+    else."""
     held = part.cell.heldout.get(seed, {})
     return tuple(held["tokens"]) if part.metric in held and part.metric != "tokens" else ()
 
 
-def _perplexity_contrast_by_text(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
+def _perplexity_contrast_by_text(
+    name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]
+) -> Measurement:
     tokens = np.array([_heldout_token_counts(parts[0], seeds[0])])
     # (parts x seeds, texts), in the order of `times`
     nll = np.array([part.cell.heldout[seed][part.metric] for part in parts for seed in seeds])
@@ -112,7 +134,8 @@ def _perplexity_contrast_by_text(name: str, parts: Sequence[WeightedMetric], see
 
 
 def _metric_values_by_secret(part: WeightedMetric, seed: int) -> dict[str, float]:
-    """By member, the numbers whose mean the metric is, where a probe kept them: `exposure`, `exposure(count=16)`."""
+    """By member, the numbers whose mean the metric is, where a probe kept them: `exposure`,
+    `exposure(count=16)`."""
     # So few digits, as `int` raises for more than 4,300.
     match = re.fullmatch(r"(\w+)(?:\(count=(\d{1,15})\))?", part.metric)
     held = part.cell.rows.get(seed)
@@ -122,8 +145,11 @@ def _metric_values_by_secret(part: WeightedMetric, seed: int) -> dict[str, float
     return own if all(map(math.isfinite, own.values())) else {}
 
 
-def _probe_contrast_paired_by_secret(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
-    """Of a probe's means, by the bootstrap that a chain of causes takes (auditor/runs/chain_steps.py)."""
+def _probe_contrast_paired_by_secret(
+    name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]
+) -> Measurement:
+    """Of a probe's means, by the bootstrap that a chain of causes takes
+    (auditor/runs/chain_steps.py)."""
     secrets = sorted(_metric_values_by_secret(parts[0], seeds[0]))
     plus, minus = np.zeros(len(secrets)), np.zeros(len(secrets))
     for part in parts:
@@ -135,27 +161,44 @@ def _probe_contrast_paired_by_secret(name: str, parts: Sequence[WeightedMetric],
             else:
                 minus -= values
     return make_measurement(
-        name, resample_paired_means(plus, minus), _replicate_measurement_at_seed(parts[0], seeds[0]).unit
+        name,
+        resample_paired_means(plus, minus),
+        _replicate_measurement_at_seed(parts[0], seeds[0]).unit,
     )
 
 
 # Few: over 10,000 secrets one takes 160 MB.
 @functools.lru_cache(maxsize=4)
 def _contrast_resample_count_matrix(n: int) -> Draws:
-    """(1 + resamples, n); the first row is the sample itself. The same for every contrast over n secrets."""
-    return np.vstack([np.ones((1, n), dtype=np.int64), *bootstrap.draw_resample_blocks(n, "contrast", _RESAMPLES)])
+    """(1 + resamples, n); the first row is the sample itself. The same for every contrast over n
+    secrets."""
+    return np.vstack(
+        [
+            np.ones((1, n), dtype=np.int64),
+            *bootstrap.draw_resample_blocks(n, "contrast", _RESAMPLES),
+        ]
+    )
 
 
-def _unpaired_contrast(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
+def _unpaired_contrast(
+    name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]
+) -> Measurement:
     terms = list[tuple[float, Measurement]]()
     for part in parts:
         held = [_replicate_measurement_at_seed(part, seed) for seed in seeds]
-        # Ends are averaged, not combined: seeds share the secrets, so that more seeds narrow nothing.
-        value, low, high = (float(np.mean([getattr(m, end) for m in held])) for end in ("value", "low", "high"))
-        terms.append((part.coefficient, Measurement(part.metric, value, low, high, held[0].n, held[0].unit)))
+        # Ends are averaged, not combined: seeds share the secrets, so that more seeds narrow
+        # nothing.
+        value, low, high = (
+            float(np.mean([getattr(m, end) for m in held])) for end in ("value", "low", "high")
+        )
+        terms.append(
+            (part.coefficient, Measurement(part.metric, value, low, high, held[0].n, held[0].unit))
+        )
     units = {m.unit for _, m in terms}
     unit = units.pop() if len(units) == 1 else ""
-    return Measurement(name, *combine_independent_intervals(terms), max(m.n for _, m in terms), unit, "not paired")
+    return Measurement(
+        name, *combine_independent_intervals(terms), max(m.n for _, m in terms), unit, "not paired"
+    )
 
 
 def _replicate_measurement_at_seed(part: WeightedMetric, seed: int) -> Measurement:

@@ -1,4 +1,5 @@
-"""What a way to leak is made of: its numbers, each beside what it would be without a leak, and the gate to begin with.
+"""What a way to leak is made of: its numbers, each beside what it would be without a leak, and the
+gate to begin with.
 
 Knows none of the ways: they stand in `records.leak_readings`.
 """
@@ -17,7 +18,11 @@ from auditor.conclusions.disagreements import is_measured
 from auditor.core.nouns import CellKey
 from auditor.core.result import Finding, Measurement
 from auditor.statistics.bootstrap import CONFIDENCE
-from auditor.statistics.intervals import clopper_pearson, compute_wilson_interval, subtract_nonmember_mean
+from auditor.statistics.intervals import (
+    clopper_pearson,
+    compute_wilson_interval,
+    subtract_nonmember_mean,
+)
 from auditor.statistics.metrics import (
     AT_LEAST,
     SHARES,
@@ -31,11 +36,13 @@ from auditor.statistics.roc import AUC
 
 @dataclass(frozen=True)
 class LeakReading:
-    """A number that speaks of a kind, beside its baseline: of non-members, or what chance gives; None: there is none.
+    """A number that speaks of a kind, beside its baseline: of non-members, or what chance gives;
+    None: there is none.
 
-    excess: what is left above that of non-members, with an interval. alone: whether it can show a leak; else it can
-    but raise suspicion. either_way: an AUC below one half distinguishes members just as well. looks: at how many such
-    numbers the level is shared. most: the best that an audit could have proved. blind: the number without a model.
+    excess: what is left above that of non-members, with an interval. alone: whether it can show a
+    leak; else it can but raise suspicion. either_way: an AUC below one half distinguishes members
+    just as well. looks: at how many such numbers the level is shared. most: the best that an audit
+    could have proved. blind: the number without a model.
     """
 
     measured: Measurement
@@ -67,7 +74,9 @@ class LeakReading:
         if isinstance(self.baseline, Measurement):
             return m.low > self.baseline.high
         if self.baseline is None and m.unit == "probability":
-            return m.low * m.n >= 1  # of whom nobody knows what strangers get: a hit is expected of one sample each
+            return (
+                m.low * m.n >= 1
+            )  # of whom nobody knows what strangers get: a hit is expected of one sample each
         return m.low > self._baseline_value or (self.either_way and m.high < self._baseline_value)
 
     @property
@@ -81,12 +90,15 @@ class LeakReading:
 
     @property
     def is_suspected(self) -> bool:
-        """Whether it is above its baseline, if not significantly, or as a number that cannot show a leak alone."""
+        """Whether it is above its baseline, if not significantly, or as a number that cannot show a
+        leak alone."""
         m = self.measured
         if m.unit in ("share", "count"):
             return m.value > self._baseline_value
         if m.unit == "probability" and (self.baseline is None or m.value * m.n < 1):
-            return self.is_above_baseline  # of a probability below one in as many secrets no hit is expected
+            return (
+                self.is_above_baseline
+            )  # of a probability below one in as many secrets no hit is expected
         return self.is_above_baseline or m.low > self._baseline_value
 
     @property
@@ -105,8 +117,11 @@ class LeakReading:
         return self._baseline_value + m.value - m.low
 
 
-def _smallest_share_that_shows_leak(n: int, baseline: Measurement | float | None, looks: int) -> float:
-    """The smallest share of n that is above the baseline as it was measured; NaN where not even all of n is."""
+def _smallest_share_that_shows_leak(
+    n: int, baseline: Measurement | float | None, looks: int
+) -> float:
+    """The smallest share of n that is above the baseline as it was measured; NaN where not even all
+    of n is."""
 
     factor = _leak_interval_factor_for_looks(looks)
 
@@ -130,12 +145,13 @@ def _smallest_share_that_shows_leak(n: int, baseline: Measurement | float | None
 
 @dataclass(frozen=True)
 class LeakKind:
-    """One way to leak. limits: of its numbers in a gate, to begin with. read: its numbers in one finding.
+    """One way to leak. limits: of its numbers in a gate, to begin with. read: its numbers in one
+    finding.
 
-    short: its title where there is room for a word or two. measured_by: what attacks and probes declare that measure it
-    (`Attack.measures`), the usual way first. main: the number that its title names. counted: what is counted of
-    secrets, by number. text: what is shown is text of the data. alike: it says nothing where non-members are unlike the
-    members.
+    short: its title where there is room for a word or two. measured_by: what attacks and probes
+    declare that measure it (`Attack.measures`), the usual way first. main: the number that its
+    title names. counted: what is counted of secrets, by number. text: what is shown is text of the
+    data. alike: it says nothing where non-members are unlike the members.
     """
 
     name: str
@@ -143,20 +159,24 @@ class LeakKind:
     short: str
     limits: tuple[tuple[str, float], ...] = ()
     measured_by: tuple[str, ...] = ()
-    read: Callable[[Finding], Iterator[LeakReading]] = field(default=lambda finding: iter(()), compare=False)
+    read: Callable[[Finding], Iterator[LeakReading]] = field(
+        default=lambda finding: iter(()), compare=False
+    )
     main: str = ""
     counted: Mapping[str, str] = field(default_factory=dict, compare=False)
     text: bool = False
     alike: bool = False
 
 
-# --- what the ways to leak share --------------------------------------------------------------------------------------
+# --- what the ways to leak share
+# -----------------------------------------------------------------------------------------------
 
 
 def leak_readings_against_nonmembers(
     finding: Finding, name: str, *, alone: bool = True, bounds: bool = False
 ) -> Iterator[LeakReading]:
-    """A number of members beside that of the non-members. bounds: lower bounds, whose difference bounds nothing."""
+    """A number of members beside that of the non-members. bounds: lower bounds, whose difference
+    bounds nothing."""
     m = finding.measurement(name)
     if not is_measured(m):
         return
@@ -165,7 +185,11 @@ def leak_readings_against_nonmembers(
     excess = finding.measurement(name_excess_metric(name))
     if excess is None or math.isnan(excess.low):
         bounded = bounds or AT_LEAST in name
-        excess = None if floor is None or bounded else subtract_nonmember_mean(name_excess_metric(name), m, floor)
+        excess = (
+            None
+            if floor is None or bounded
+            else subtract_nonmember_mean(name_excess_metric(name), m, floor)
+        )
     yield LeakReading(m, floor, excess if floor is not None else None, finding.cell_key, alone)
 
 
@@ -174,7 +198,9 @@ def leak_readings_by_repeat_count(
 ) -> Iterator[LeakReading]:
     """One reading for each repeat count, where there are several: at a level shared among them."""
     groups = [
-        (count, m) for count, m in finding.by_repeats.items() if count.isdecimal() and m.name == name and is_measured(m)
+        (count, m)
+        for count, m in finding.by_repeats.items()
+        if count.isdecimal() and m.name == name and is_measured(m)
     ]
     if baseline is None or len(groups) < 2:
         return
@@ -187,18 +213,24 @@ def leak_readings_by_repeat_count(
 
 
 def bonferroni_adjusted_leak_readings(readings: Sequence[LeakReading]) -> list[LeakReading]:
-    """The readings with one level for all of them (Bonferroni), instead of one for each reading or group."""
+    """The readings with one level for all of them (Bonferroni), instead of one for each reading or
+    group."""
     # k readings that share a level over k looks are one level together.
     levels = math.ceil(sum(1 / reading.looks for reading in readings if reading.alone))
     found = []
     for reading in readings:
-        excess = None if reading.excess is None else bonferroni_widened_leak_measurement(reading.excess, levels)
+        excess = (
+            None
+            if reading.excess is None
+            else bonferroni_widened_leak_measurement(reading.excess, levels)
+        )
         found.append(replace(reading, excess=excess, looks=levels * reading.looks))
     return found
 
 
 def bonferroni_widened_leak_measurement(m: Measurement, looks: int) -> Measurement:
-    """The measurement with its 95% interval over so many looks (Bonferroni), as a normal distribution's widens."""
+    """The measurement with its 95% interval over so many looks (Bonferroni), as a normal
+    distribution's widens."""
     if looks < 2:
         return m
     scale = _leak_interval_factor_for_looks(looks)

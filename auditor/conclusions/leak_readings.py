@@ -1,7 +1,8 @@
 """The ways in which a model can leak, each with the numbers of a finding that speak of it.
 
-Of the secrets themselves (extracted, nearly so, by greedy decoding, in probability; the personal data in them), of
-canaries, of membership, of texts drawn without any prefix, and of audited epsilons.
+Of the secrets themselves (extracted, nearly so, by greedy decoding, in probability; the personal
+data in them), of canaries, of membership, of texts drawn without any prefix, and of audited
+epsilons.
 """
 
 from __future__ import annotations
@@ -11,7 +12,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from auditor.conclusions.claims import BOUNDS, BOUNDS_OF_TOKENS
-from auditor.conclusions.disagreements import ANY, EXACT, is_auc_above_chance, is_measured, membership_control_aucs
+from auditor.conclusions.disagreements import (
+    ANY,
+    EXACT,
+    is_auc_above_chance,
+    is_measured,
+    membership_control_aucs,
+)
 from auditor.conclusions.leak_kinds import (
     LeakKind,
     LeakReading,
@@ -39,7 +46,9 @@ from auditor.statistics.metrics import (
 NEAR, PROBABLY_NEAR, GREEDY = "near_verbatim_recall", "near_verbatim_probability", "greedy"
 EXPOSURE, EXPOSED = "exposure", "exposed_share"
 EPSILON, PROVABLE, VIOLATIONS = "epsilon_lower_bound", "epsilon_best_provable", "claim_violations"
-CHANCE_BITS = 1 / math.log(2)  # mean exposure of a canary that was never inserted: -log2 of a uniform number
+CHANCE_BITS = 1 / math.log(
+    2
+)  # mean exposure of a canary that was never inserted: -log2 of a uniform number
 
 
 def _verbatim_leak_readings(finding: Finding) -> Iterator[LeakReading]:
@@ -48,7 +57,9 @@ def _verbatim_leak_readings(finding: Finding) -> Iterator[LeakReading]:
     yield from _leak_readings_by_copies(finding)
 
 
-def _leak_readings_by_record(finding: Finding, of_secrets: str, of_records: str) -> Iterator[LeakReading]:
+def _leak_readings_by_record(
+    finding: Finding, of_secrets: str, of_records: str
+) -> Iterator[LeakReading]:
     """Yield the share of records; of secrets if none is a part of a record."""
     # Parts of one record are not independent: an interval over them is too narrow to show anything.
     has_parts = is_measured(finding.measurement(of_records))
@@ -56,10 +67,13 @@ def _leak_readings_by_record(finding: Finding, of_secrets: str, of_records: str)
 
 
 def _leak_readings_by_copies(finding: Finding) -> Iterator[LeakReading]:
-    """Yield the share extracted of each stratum, where there are several, at a level shared among them."""
+    """Yield the share extracted of each stratum, where there are several, at a level shared among
+    them."""
     asked = [s for s in finding.strata if is_measured(s.extracted)]
     of_records = is_measured(finding.measurement(documents.RECALL))
-    baseline = finding.measurement(name_nonmember_metric(documents.RECALL if of_records else RECALL))
+    baseline = finding.measurement(
+        name_nonmember_metric(documents.RECALL if of_records else RECALL)
+    )
     if len(asked) > 1:
         shares = {format_copies(s.copies): s.extracted for s in asked}
         floor = baseline if is_measured(baseline) else 0.0
@@ -72,8 +86,13 @@ def _near_verbatim_leak_readings(finding: Finding) -> Iterator[LeakReading]:
 
 
 def _extraction_probability_leak_readings(finding: Finding) -> Iterator[LeakReading]:
-    """The mean of one sample and of any of n; and whether single secrets are likely, which a mean may hide."""
-    any_of = (m.name for m in finding.measurements if EXPECTED_ANY_OF.parse_numbers(m.name.removesuffix(AT_LEAST)))
+    """The mean of one sample and of any of n; and whether single secrets are likely, which a mean
+    may hide."""
+    any_of = (
+        m.name
+        for m in finding.measurements
+        if EXPECTED_ANY_OF.parse_numbers(m.name.removesuffix(AT_LEAST))
+    )
     for name in (EXACT, f"{EXACT}{AT_LEAST}", *any_of):
         yield from leak_readings_against_nonmembers(finding, name)
     for m in finding.measurements:
@@ -81,7 +100,9 @@ def _extraction_probability_leak_readings(finding: Finding) -> Iterator[LeakRead
         # levels: (samples, probability), as the name has them.
         if levels and (levels[0] == "1" or float(levels[1]) >= _SURELY) and is_measured(m):
             yield LeakReading(m, 0.0, row=finding.cell_key, alone=False)
-    yield from leak_readings_by_repeat_count(finding, finding.measurement(name_nonmember_metric(EXACT)), EXACT)
+    yield from leak_readings_by_repeat_count(
+        finding, finding.measurement(name_nonmember_metric(EXACT)), EXACT
+    )
 
 
 def _personal_data_leak_readings(finding: Finding) -> Iterator[LeakReading]:
@@ -95,7 +116,8 @@ def _personal_data_leak_readings(finding: Finding) -> Iterator[LeakReading]:
                 yield LeakReading(m, 0.0, None, finding.cell_key, part=kind)
 
 
-_SURELY = 0.9  # a record that so many samples hold with this probability is extracted by whoever draws them
+# a record that so many samples hold with this probability is extracted by whoever draws them
+_SURELY = 0.9
 VERBATIM = LeakKind(
     "verbatim",
     "Verbatim extraction",
@@ -117,11 +139,18 @@ NEARLY = LeakKind(
     ((documents.NEAR, 0.05), (NEAR, 0.05), (PROBABLY_NEAR, 0.05)),
     ("near-verbatim",),
     _near_verbatim_leak_readings,
-    counted={NEAR: "extracted near-verbatim", documents.NEAR: "records extracted near-verbatim, at least in part"},
+    counted={
+        NEAR: "extracted near-verbatim",
+        documents.NEAR: "records extracted near-verbatim, at least in part",
+    },
     text=True,
 )
 GREEDILY = LeakKind(
-    GREEDY, "Greedy decoding", "greedy decoding", counted={GREEDY: "extracted by greedy decoding"}, text=True
+    GREEDY,
+    "Greedy decoding",
+    "greedy decoding",
+    counted={GREEDY: "extracted by greedy decoding"},
+    text=True,
 )
 PROBABLE = LeakKind(
     "probability",
@@ -146,7 +175,9 @@ PERSONAL = LeakKind(
 def _canary_exposure_leak_readings(finding: Finding) -> Iterator[LeakReading]:
     exposed = finding.measurement(EXPOSED)
     if is_measured(exposed):
-        yield LeakReading(exposed, 0.0, row=finding.cell_key)  # corrected over the canaries: one is one too many
+        yield LeakReading(
+            exposed, 0.0, row=finding.cell_key
+        )  # corrected over the canaries: one is one too many
     for reading in leak_readings_against_nonmembers(finding, EXPOSURE):
         yield reading if reading.baseline is not None else replace(reading, baseline=CHANCE_BITS)
 
@@ -164,7 +195,8 @@ CANARIES = LeakKind(
 
 
 def _membership_leak_readings(finding: Finding) -> Iterator[LeakReading]:
-    """The strongest score, over all members and by copies: intervals that hold for all scores and groups together."""
+    """The strongest score, over all members and by copies: intervals that hold for all scores and
+    groups together."""
     row, of_people = finding.cell_key, _person_inference_measurements(finding)
     people_readings = [LeakReading(m, 0.5, row=row, either_way=True) for m in of_people]
     strongest, by_copies = _strongest_aucs(finding)
@@ -184,28 +216,38 @@ def _membership_leak_readings(finding: Finding) -> Iterator[LeakReading]:
 
 
 def _strongest_aucs(finding: Finding) -> tuple[Measurement | None, dict[str, Measurement]]:
-    """The strongest score's AUC, and by copies where there are several groups; both with corrected intervals.
+    """The strongest score's AUC, and by copies where there are several groups; both with corrected
+    intervals.
 
-    A record of an older version has the AUC of a score named beforehand: the strongest is then chosen here, each
-    interval corrected by Bonferroni's rule, which is wider.
+    A record of an older version has the AUC of a score named beforehand: the strongest is then
+    chosen here, each interval corrected by Bonferroni's rule, which is wider.
     """
     main = finding.measurement(auc_name(""))
-    groups = {n: m for n, m in finding.by_repeats.items() if n.isdecimal() and m.name == auc_name("")}
+    groups = {
+        n: m for n, m in finding.by_repeats.items() if n.isdecimal() and m.name == auc_name("")
+    }
     groups = {n: m for n, m in groups.items() if is_measured(m) and len(groups) > 1}
     if not is_measured(main):
         return None, {}
     if finding.scores_tried:
         return main, groups
-    others = {title: m for score, title in SCORES.items() if is_measured(m := finding.measurement(auc_name(score)))}
+    others = {
+        title: m
+        for score, title in SCORES.items()
+        if is_measured(m := finding.measurement(auc_name(score)))
+    }
     tried = [replace(m, name=auc_name(""), note=title) for title, m in others.items()] or [main]
     corrected = [bonferroni_widened_leak_measurement(m, len(tried)) for m in tried]
     best = max(corrected, key=lambda m: max(m.low, 1 - m.high))
     note = f"{best.note}, best of {len(tried)} scores" if len(tried) > 1 else best.note
-    return replace(best, note=note), {n: bonferroni_widened_leak_measurement(m, len(groups)) for n, m in groups.items()}
+    return replace(best, note=note), {
+        n: bonferroni_widened_leak_measurement(m, len(groups)) for n, m in groups.items()
+    }
 
 
 def _person_inference_measurements(finding: Finding) -> list[Measurement]:
-    """Whether people are told by records that were not trained on; nothing where the reference alone tells them."""
+    """Whether people are told by records that were not trained on; nothing where the reference
+    alone tells them."""
     found, control = map(finding.measurement, (people.INFERENCE, people.INFERENCE_CONTROL))
     if not is_measured(found) or (control is not None and is_auc_above_chance(control)):
         return []
@@ -226,10 +268,19 @@ MEMBERSHIP = LeakKind(
 
 def _untargeted_extraction_leak_readings(finding: Finding) -> Iterator[LeakReading]:
     yield from leak_readings_against_nonmembers(finding, MEMORISED)
-    records, floor = finding.measurement(RECORDS), finding.measurement(name_nonmember_metric(RECORDS))
+    records, floor = (
+        finding.measurement(RECORDS),
+        finding.measurement(name_nonmember_metric(RECORDS)),
+    )
     if is_measured(records):
-        # Counts of records, without intervals: held-out ones that stand there say how many are merely alike.
-        yield LeakReading(records, 0.0 if floor is None else floor.value, alone=floor is None, row=finding.cell_key)
+        # Counts of records, without intervals: held-out ones that stand there say how many are
+        # merely alike.
+        yield LeakReading(
+            records,
+            0.0 if floor is None else floor.value,
+            alone=floor is None,
+            row=finding.cell_key,
+        )
     if finding.measurement(name_nonmember_metric(MEMORISED)) is None:
         yield from leak_readings_against_nonmembers(finding, GENERATIONS, alone=False)
 
@@ -250,7 +301,9 @@ def _audited_epsilon_leak_readings(finding: Finding) -> Iterator[LeakReading]:
     most = finding.measurement(PROVABLE)
     for m in finding.measurements:
         if m.name.startswith(EPSILON):
-            yield LeakReading(m, 0.0, row=finding.cell_key, most=math.nan if most is None else most.value)
+            yield LeakReading(
+                m, 0.0, row=finding.cell_key, most=math.nan if most is None else most.value
+            )
     broken = finding.measurement(VIOLATIONS)
     if is_measured(broken):
         yield LeakReading(broken, 0.0, row=finding.cell_key)
@@ -265,4 +318,14 @@ AUDITED_EPSILON = LeakKind(
     _audited_epsilon_leak_readings,
 )
 # In the order of reports.
-KINDS = (VERBATIM, NEARLY, GREEDILY, PROBABLE, CANARIES, MEMBERSHIP, UNTARGETED, PERSONAL, AUDITED_EPSILON)
+KINDS = (
+    VERBATIM,
+    NEARLY,
+    GREEDILY,
+    PROBABLE,
+    CANARIES,
+    MEMBERSHIP,
+    UNTARGETED,
+    PERSONAL,
+    AUDITED_EPSILON,
+)

@@ -19,14 +19,19 @@ Runs = Mapping[int, tuple[AuditResult, Path]]  # one point of a grid with its fo
 
 @dataclass(frozen=True)
 class Replicates:
-    """One (target, setting, attack) at one point of a grid, by seed: what its row found out, and what was measured."""
+    """One (target, setting, attack) at one point of a grid, by seed: what its row found out, and
+    what was measured."""
 
     target: str
     setting: str
     attack: str
     rows: Mapping[int, RowValuesBySecret] = field(default_factory=dict)
-    measured: Mapping[int, Mapping[str, Measurement]] = field(default_factory=dict)  # of the finding and its target
-    heldout: Mapping[int, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # nll by target's text
+    measured: Mapping[int, Mapping[str, Measurement]] = field(
+        default_factory=dict
+    )  # of the finding and its target
+    heldout: Mapping[int, Mapping[str, Sequence[float]]] = field(
+        default_factory=dict
+    )  # nll by target's text
     options: Mapping[str, Any] = field(default_factory=dict)
     not_applicable: str = ""
 
@@ -34,7 +39,9 @@ class Replicates:
     def member_outcomes_by_seed(self) -> Mapping[int, Outcome]:
         """Of an attack, its judged guesses for the members."""
         return {
-            seed: one.select_secrets(one.member) for seed, row in self.rows.items() if (one := row.outcome) is not None
+            seed: one.select_secrets(one.member)
+            for seed, row in self.rows.items()
+            if (one := row.outcome) is not None
         }
 
 
@@ -48,12 +55,15 @@ def read_replicates(runs: Runs) -> Iterator[Replicates]:
     heldout = {seed: read_heldout_losses(folder) for seed, (_, folder) in runs.items()}
     for key, findings in by_key.items():
         target, one = key.target, next(iter(findings.values()))
-        applied = {seed: finding for seed, finding in findings.items() if not finding.not_applicable}
+        applied = {
+            seed: finding for seed, finding in findings.items() if not finding.not_applicable
+        }
         yield Replicates(
             *key,
             rows={seed: row for seed in applied if (row := judged[seed].get(key)) is not None},
             measured={
-                seed: _measurements_by_name(finding, runs[seed][0].target(target)) for seed, finding in applied.items()
+                seed: _measurements_by_name(finding, runs[seed][0].target(target))
+                for seed, finding in applied.items()
             },
             heldout={seed: held[target] for seed, held in heldout.items() if target in held},
             options=one.options,
@@ -75,8 +85,8 @@ def _measurements_by_name(finding: Finding, target: TargetRecord) -> dict[str, M
 
 
 def _attacked_model_measurements(target: TargetRecord) -> Iterator[Measurement]:
-    """Its held-out perplexities, what it claims (epsilons, which are exact, as intervals of no width), and what each
-    cause takes of the members' advantage in likelihood: `likelihood_mixing`.
+    """Its held-out perplexities, what it claims (epsilons, which are exact, as intervals of no
+    width), and what each cause takes of the members' advantage in likelihood: `likelihood_mixing`.
     """
     if target.perplexity:
         yield target.perplexity
@@ -89,7 +99,8 @@ def _attacked_model_measurements(target: TargetRecord) -> Iterator[Measurement]:
 
 
 def _difference_by_each_cause(chain: Chain | None) -> Iterator[Measurement]:
-    """The effect of each cause, named after metric and cause: `likelihood_mixing`, `recall_splitting`."""
+    """The effect of each cause, named after metric and cause: `likelihood_mixing`,
+    `recall_splitting`."""
     for step in chain.steps if chain else ():
         if step.difference:
             of = step.difference.name.removesuffix("_difference")

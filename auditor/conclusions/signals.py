@@ -1,8 +1,10 @@
-"""What a run says of each way in which a model can leak: shown, not shown, or not tested. It is decided here alone.
+"""What a run says of each way in which a model can leak: shown, not shown, or not tested. It is
+decided here alone.
 
-Whatever speaks of leakage (headline, verdict, screen, page, advice, next command, EDPB answers, history) reads it here.
-Reassurance must be earned: `shows_no_leakage` only where no signal is above its baseline, what was measured agrees with
-itself, and nothing may have hidden a leak from the audit. Knows a result alone; its words are the reports'.
+Whatever speaks of leakage (headline, verdict, screen, page, advice, next command, EDPB answers,
+history) reads it here. Reassurance must be earned: `shows_no_leakage` only where no signal is above
+its baseline, what was measured agrees with itself, and nothing may have hidden a leak from the
+audit. Knows a result alone; its words are the reports'.
 """
 
 from __future__ import annotations
@@ -12,13 +14,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from auditor.conclusions.disagreements import contradiction_doubts_about_target, is_measured, member_mismatch_doubts
+from auditor.conclusions.disagreements import (
+    contradiction_doubts_about_target,
+    is_measured,
+    member_mismatch_doubts,
+)
 from auditor.conclusions.leak_kinds import LeakKind, LeakReading, bonferroni_adjusted_leak_readings
 from auditor.conclusions.leak_readings import GREEDILY, GREEDY, KINDS, PERSONAL, VERBATIM
 from auditor.conclusions.strata import worst_stratum
 from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED, CellKey
-from auditor.core.result import NO_TIME, RELEASED_TEXT, AuditResult, Doubt, Finding, Measurement, Stratum
+from auditor.core.result import (
+    NO_TIME,
+    RELEASED_TEXT,
+    AuditResult,
+    Doubt,
+    Finding,
+    Measurement,
+    Stratum,
+)
 from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.metrics import RECALL
 from auditor.statistics.roc import AUC
@@ -32,12 +46,15 @@ SETTINGS = ("text-only", "white-box")
 
 @dataclass(frozen=True)
 class LeakSignal:
-    """One kind of leakage of one target at one access: the number that decides, beside its baseline.
+    """One kind of leakage of one target at one access: the number that decides, beside its
+    baseline.
 
-    setting: "" where it was tested at neither. baseline: of non-members, or what chance gives; None: there is none.
-    suspected: not shown, and no all-clear either: seen, or above the baseline, but not significantly. least: the
-    smallest number that would have been shown; NaN: unknown. part, count: of which secrets only. why: it was not
-    tested. blind: the same number without any model. excess: what is left above the non-members, if that decides.
+    setting: "" where it was tested at neither. baseline: of non-members, or what chance gives;
+    None: there is none.
+    suspected: not shown, and no all-clear either: seen, or above the baseline, but not
+    significantly. least: the smallest number that would have been shown; NaN: unknown. part, count:
+    of which secrets only. why: it was not tested. blind: the same number without any model. excess:
+    what is left above the non-members, if that decides.
     alone: whether such a number can show a leak by itself.
     """
 
@@ -54,33 +71,50 @@ class LeakSignal:
     count: str = ""
     why: str = ""
     blind: Measurement | None = None
-    worst: Stratum | None = None  # of copied records, the number of copies of which most were extracted
+    worst: Stratum | None = (
+        None  # of copied records, the number of copies of which most were extracted
+    )
     looks: int = 1
     excess: Measurement | None = None
     alone: bool = True
 
     @property
     def gate_rule(self) -> str:
-        """`membership_auc=0.6`: a rule for a gate that does not hold where the signal is shown; "": a gate has none."""
+        """`membership_auc=0.6`: a rule for a gate that does not hold where the signal is shown; "":
+        a gate has none."""
         m = self.measured
         limits = dict(self.kind.limits)
-        most = None if m is None else limits.get(m.name, self.kind.limits[0][1] if m.unit == AUC else None)
+        most = (
+            None
+            if m is None
+            else limits.get(m.name, self.kind.limits[0][1] if m.unit == AUC else None)
+        )
         if m is None or most is None:
             return ""
         # An AUC below one half distinguishes members just as well: its mirror image counts.
         value = max(m.value, 1 - m.value) if m.unit == AUC else m.value
-        if self.status == SHOWN and value < most:  # two digits, rounded down: the upper bound is above it
+        if (
+            self.status == SHOWN and value < most
+        ):  # two digits, rounded down: the upper bound is above it
             scale = 10.0 ** (1 - math.floor(math.log10(value))) if value > 0 else 1.0
             most = math.floor(value * scale) / scale
-        part = f"(kind={self.part})" if self.kind is PERSONAL else f"(count={self.count})" if self.count else ""
+        part = (
+            f"(kind={self.part})"
+            if self.kind is PERSONAL
+            else f"(count={self.count})"
+            if self.count
+            else ""
+        )
         return f"{m.name}{part}={most:g}"
 
 
 @dataclass(frozen=True)
 class LeakAssessment:
-    """Of the targets that were asked for, the undefended one first: every kind, access by access, in the kinds' order.
+    """Of the targets that were asked for, the undefended one first: every kind, access by access,
+    in the kinds' order.
 
-    contradictions: by target, measurements that cannot both be right; doubts: by target, what may have hidden a leak.
+    contradictions: by target, measurements that cannot both be right; doubts: by target, what may
+    have hidden a leak.
     """
 
     signals: tuple[LeakSignal, ...]
@@ -112,7 +146,8 @@ class LeakAssessment:
         return tuple(dict.fromkeys(s.target for s in self.signals))
 
     def signal_for_gate(self, target: str | None = None) -> LeakSignal | None:
-        """What a gate should be about: what leaks, of the targets that a gate judges first; else what was measured.
+        """What a gate should be about: what leaks, of the targets that a gate judges first; else
+        what was measured.
 
         target: of this one alone. None where no gate has a rule for it.
         """
@@ -120,7 +155,9 @@ class LeakAssessment:
         # A gate judges defended targets; the undefended one where there is no other.
         judged = [s for s in asked if s.target != UNDEFENDED]
         leaking = [s for s in (*judged, *asked) if s.status == SHOWN]
-        others = sorted((s for s in (*judged, *asked) if s.gate_rule), key=lambda s: not s.suspected)
+        others = sorted(
+            (s for s in (*judged, *asked) if s.gate_rule), key=lambda s: not s.suspected
+        )
         return next((s for s in (leaking or others) if s.gate_rule), None)
 
 
@@ -133,20 +170,30 @@ def assess_signals(result: AuditResult) -> LeakAssessment:
 
     signals = tuple(s for target in targets for s in _leak_signals_of_target(result, target))
     greedy = _greedy_recall_signal(result).measured
-    contradictory = {target: tuple(contradiction_doubts_about_target(result, target, greedy)) for target in targets}
+    contradictory = {
+        target: tuple(contradiction_doubts_about_target(result, target, greedy))
+        for target in targets
+    }
     of_data = (*member_mismatch_doubts(result), *result.benchmark.doubts)
     doubts = dict.fromkeys(targets, of_data)
-    leaking = {signal.target for signal in signals if signal.status == SHOWN}  # their likelihood says nothing more
+    leaking = {
+        signal.target for signal in signals if signal.status == SHOWN
+    }  # their likelihood says nothing more
     for record in result.targets:
         if record.name in doubts:
-            said = (one for one in record.doubts if one.kind != "likelihood" or record.name not in leaking)
+            said = (
+                one
+                for one in record.doubts
+                if one.kind != "likelihood" or record.name not in leaking
+            )
             doubts[record.name] = (*of_data, *said)
     counts = result.benchmark.records.get("members")
     unasked = 0 if counts is None else counts.not_attacked.get(NO_TIME, 0)
     return LeakAssessment(signals, contradictory, doubts, unasked)
 
 
-# --- from readings to signals -----------------------------------------------------------------------------------------
+# --- from readings to signals
+# -----------------------------------------------------------------------------------------------
 
 
 def _leak_signals_of_target(result: AuditResult, target: str) -> Iterator[LeakSignal]:
@@ -165,24 +212,34 @@ def _leak_signals_of_target(result: AuditResult, target: str) -> Iterator[LeakSi
     ]
     if result.family == RELEASED_TEXT:
         shared = bonferroni_adjusted_leak_readings([reading for *_, reading in told])
-        told = [(kind, setting, reading) for (kind, setting, _), reading in zip(told, shared, strict=True)]
+        told = [
+            (kind, setting, reading)
+            for (kind, setting, _), reading in zip(told, shared, strict=True)
+        ]
     for kind in KINDS:
         own = [(setting, reading) for other, setting, reading in told if other is kind]
-        if kind is GREEDILY and any(f.decodes_greedily and is_measured(f.measurement(RECALL)) for f in rows):
+        if kind is GREEDILY and any(
+            f.decodes_greedily and is_measured(f.measurement(RECALL)) for f in rows
+        ):
             continue  # it is what the verbatim signal says: one measurement is not two signals
         if kind is GREEDILY and target == UNDEFENDED:
             yield _greedy_recall_signal(result)
         elif kind is GREEDILY:
             yield LeakSignal(kind, target, "", NOT_TESTED, why="undefended model only")
         elif not own:
-            yield LeakSignal(kind, target, "", NOT_TESTED, why=_unmeasured_signal_reason(result, rows, kind))
+            yield LeakSignal(
+                kind, target, "", NOT_TESTED, why=_unmeasured_signal_reason(result, rows, kind)
+            )
         for setting in dict.fromkeys(setting for setting, _ in own):
-            signal = _signal_from_readings(kind, target, setting, [reading for at, reading in own if at == setting])
+            signal = _signal_from_readings(
+                kind, target, setting, [reading for at, reading in own if at == setting]
+            )
             yield _complete_verbatim_signal(signal, rows) if kind is VERBATIM else signal
 
 
 def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> LeakSignal:
-    """Return the signal with its worst stratum; of greedy decoding judged as greedy recall is: one record is enough."""
+    """Return the signal with its worst stratum; of greedy decoding judged as greedy recall is: one
+    record is enough."""
     signal = replace(signal, worst=_worst_stratum_of_rows(rows, signal.setting))
     m, floor = signal.measured, signal.baseline
     is_greedy = any(row.decodes_greedily for row in rows if row.cell_key == signal.row)
@@ -194,13 +251,23 @@ def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> Le
 
 
 def _worst_stratum_of_rows(rows: Sequence[Finding], setting: str) -> Stratum | None:
-    """Return the worst stratum that any attack at this access found; None: no copied record was extracted."""
-    worst = [found for row in rows if row.setting == setting and (found := worst_stratum(row)) is not None]
-    return max(worst, key=lambda stratum: (stratum.extracted.value, stratum.copies or 0), default=None)
+    """Return the worst stratum that any attack at this access found; None: no copied record was
+    extracted."""
+    worst = [
+        found
+        for row in rows
+        if row.setting == setting and (found := worst_stratum(row)) is not None
+    ]
+    return max(
+        worst, key=lambda stratum: (stratum.extracted.value, stratum.copies or 0), default=None
+    )
 
 
-def _signal_from_readings(kind: LeakKind, target: str, setting: str, readings: Sequence[LeakReading]) -> LeakSignal:
-    """By the reading that says most: a shown one, a suspected one, else the kind's own number at its highest.
+def _signal_from_readings(
+    kind: LeakKind, target: str, setting: str, readings: Sequence[LeakReading]
+) -> LeakSignal:
+    """By the reading that says most: a shown one, a suspected one, else the kind's own number at
+    its highest.
 
     Of several that are zero, the one that leaves most open.
     """
@@ -211,15 +278,25 @@ def _signal_from_readings(kind: LeakKind, target: str, setting: str, readings: S
 
     def place(reading: LeakReading) -> tuple[bool, bool, int, float, float]:
         m = reading.corrected
-        # Of AUCs the one that is surely farthest from chance: that of a small group is often far by chance.
+        # Of AUCs the one that is surely farthest from chance: that of a small group is often far by
+        # chance.
         size = max(m.low, 1 - m.high) if reading.either_way else m.value
         shared, named = reading.looks > least, first.get(m.name, len(first))
-        # The least is best: able to show a leak, at its own level, high among the limits, large; of zeros the widest.
+        # The least is best: able to show a leak, at its own level, high among the limits, large; of
+        # zeros the widest.
         return not reading.alone, shared, named, -size, -m.n if size else -m.high
 
     best = min(shown or suspected or readings, key=place)
     return LeakSignal(
-        *(kind, target, setting, SHOWN if shown else NOT_SHOWN, best.corrected, best.baseline, best.row),
+        *(
+            kind,
+            target,
+            setting,
+            SHOWN if shown else NOT_SHOWN,
+            best.corrected,
+            best.baseline,
+            best.row,
+        ),
         suspected=bool(suspected),
         looks=best.looks,
         least=best.smallest_detectable_value,
@@ -241,13 +318,18 @@ def _greedy_recall_signal(result: AuditResult) -> LeakSignal:
         return LeakSignal(GREEDILY, UNDEFENDED, "", NOT_TESTED)
     hits, n = sum(round(m.value * m.n) for m in told.values()), sum(m.n for m in told.values())
     low, high = clopper_pearson(hits, n)
-    measured, baseline = Measurement(GREEDY, hits / n, low, high, n), result.benchmark.greedy_nonmembers
+    measured, baseline = (
+        Measurement(GREEDY, hits / n, low, high, n),
+        result.benchmark.greedy_nonmembers,
+    )
     above = hits > 0 and (baseline is None or measured.value > baseline.value)
     worst = max(told, key=lambda count: (told[count].value, told[count].n))
     part = ""
     if hits and len(told) > 1 and worst.isdecimal():
         of = told[worst]
-        part = f"{round(of.value * of.n):,}/{of.n:,} of those trained on {counted(int(worst), 'time')}"
+        part = (
+            f"{round(of.value * of.n):,}/{of.n:,} of those trained on {counted(int(worst), 'time')}"
+        )
     return LeakSignal(
         *(GREEDILY, UNDEFENDED, "", SHOWN if above else NOT_SHOWN, measured, baseline),
         suspected=hits > 0 and not above,
@@ -258,9 +340,15 @@ def _greedy_recall_signal(result: AuditResult) -> LeakSignal:
 
 def _unmeasured_signal_reason(result: AuditResult, rows: Sequence[Finding], kind: LeakKind) -> str:
     """Why no attack or probe measured this kind; "": none that could have was asked for."""
-    if kind.alike and (unlike := member_mismatch_doubts(result)) and any(f.measurement(kind.main) for f in rows):
+    if (
+        kind.alike
+        and (unlike := member_mismatch_doubts(result))
+        and any(f.measurement(kind.main) for f in rows)
+    ):
         return unlike[0].sentence
     if kind is PERSONAL and any(is_measured(f.measurement(RECALL)) for f in rows):
         return "no personal data lies in the attacked suffixes"
     measuring = result.methods_measuring(*kind.measured_by)
-    return "; ".join(dict.fromkeys(f.not_applicable for f in rows if f.not_applicable and f.attack in measuring))
+    return "; ".join(
+        dict.fromkeys(f.not_applicable for f in rows if f.not_applicable and f.attack in measuring)
+    )

@@ -1,4 +1,5 @@
-"""What a finding says of the whole data by copies: the weighted share, and the worst stratum. Knows a record alone."""
+"""What a finding says of the whole data by copies: the weighted share, and the worst stratum. Knows
+a record alone."""
 
 from __future__ import annotations
 
@@ -15,12 +16,14 @@ def hits_of_stratum(stratum: Stratum) -> int:
 
 
 def is_asked_in_part(finding: Finding) -> bool:
-    """Return whether records that could be attacked were left out, by a limit or for lack of time."""
+    """Return whether records that could be attacked were left out, by a limit or for lack of
+    time."""
     return any(stratum.extracted.n < stratum.population for stratum in finding.strata)
 
 
 def weighted_extracted_share(finding: Finding, tail: float = _TAIL) -> Measurement | None:
-    """Return the share extracted of all records that could be attacked, weighted by stratum; None: no strata known.
+    """Return the share extracted of all records that could be attacked, weighted by stratum; None:
+    no strata known.
 
     tail: of the interval, each side. n: the whole population.
     """
@@ -32,6 +35,9 @@ def weighted_extracted_share(finding: Finding, tail: float = _TAIL) -> Measureme
 
 
 def worst_stratum(finding: Finding) -> Stratum | None:
-    """Return the stratum of copied records with the largest share extracted; None: nothing of a copied one was."""
+    """Return the stratum of copied records with the largest share extracted; None: nothing of a
+    copied one was."""
     copied = [s for s in finding.strata if (s.copies or 1) > 1 and hits_of_stratum(s)]
-    return max(copied, key=lambda s: (s.extracted.value, s.copies or 0, s.extracted.n), default=None)
+    return max(
+        copied, key=lambda s: (s.extracted.value, s.copies or 0, s.extracted.n), default=None
+    )

@@ -1,4 +1,5 @@
-"""What a run says of records that a model was to forget, from what its rows found out about each secret."""
+"""What a run says of records that a model was to forget, from what its rows found out about each
+secret."""
 
 from __future__ import annotations
 
@@ -28,23 +29,35 @@ Columns = Mapping[str, RowValuesBySecret]  # by model
 def summarise_unlearning_of_run(
     result: AuditResult, folder: Path, models: Mapping[str, str], forgotten: frozenset[str]
 ) -> Unlearning:
-    """What is left of the forgotten records, measured with white-box access where that was measured, else text-only.
+    """What is left of the forgotten records, measured with white-box access where that was
+    measured, else text-only.
 
-    models: name of the target in each role ("before", "after", "retrained", ...). forgotten: ids of the secrets that
-    were to be forgotten. The steps, rate and texts of relearning are not known here; the caller fills them in.
+    models: name of the target in each role ("before", "after", "retrained", ...). forgotten: ids of
+    the secrets that were to be forgotten. The steps, rate and texts of relearning are not known
+    here; the caller fills them in.
     """
     setting = "white-box" if any(f.setting == "white-box" for f in result.findings) else "text-only"
     held, target = read_row_values_by_secret(folder), models[AFTER]
-    rows = [f for f in result.findings if f.target == target and f.setting == setting and f.main is not None]
+    rows = [
+        f
+        for f in result.findings
+        if f.target == target and f.setting == setting and f.main is not None
+    ]
     numbers = list[GroupRecall]()
     for finding in rows:
         keys = {model: finding.cell_key._replace(target=name) for model, name in models.items()}
         columns = {model: held[key] for model, key in keys.items() if key in held}
         assert finding.main is not None
-        numbers += _group_recall_of_unlearning(finding.attack, finding.main.name, columns, forgotten)
+        numbers += _group_recall_of_unlearning(
+            finding.attack, finding.main.name, columns, forgotten
+        )
     own = (seen for key, seen in held.items() if key.target == target)
     mine = max(own, key=lambda seen: len(seen.ids), default=None)
-    attacked = [] if mine is None else [id for id, member in zip(mine.ids, mine.member, strict=True) if member]
+    attacked = (
+        []
+        if mine is None
+        else [id for id, member in zip(mine.ids, mine.member, strict=True) if member]
+    )
     lost = sum(id in forgotten for id in attacked)
     return Unlearning(
         target=target,
@@ -62,16 +75,24 @@ def _group_recall_of_unlearning(
 ) -> Iterator[GroupRecall]:
     for name in (_GREEDY, main, _BOUND):
         kept = _BOUND if name == _GREEDY else name
-        if not all(kept in seen.values for seen in columns.values()) or (name == _BOUND and main == _BOUND):
+        if not all(kept in seen.values for seen in columns.values()) or (
+            name == _BOUND and main == _BOUND
+        ):
             continue
         for group in (FORGOTTEN, RETAINED, NONMEMBERS):
-            held = {model: seen.values_by_secret(kept, group != NONMEMBERS) for model, seen in columns.items()}
-            ids = sorted(set.intersection(*map(set, held.values()))) if held else []  # that all models were asked for
+            held = {
+                model: seen.values_by_secret(kept, group != NONMEMBERS)
+                for model, seen in columns.items()
+            }
+            ids = (
+                sorted(set.intersection(*map(set, held.values()))) if held else []
+            )  # that all models were asked for
             if group != NONMEMBERS:
                 ids = [id for id in ids if (id in forgotten) == (group == FORGOTTEN)]
             found = {model: np.array([own[id] for id in ids]) for model, own in held.items()}
             if name == _GREEDY:
-                # prod_t 1 / rank_t = 1 (formulas C3): every true token is the likeliest, as greedy decoding takes it.
+                # prod_t 1 / rank_t = 1 (formulas C3): every true token is the likeliest, as greedy
+                # decoding takes it.
                 found = {model: (values == 1).astype(float) for model, values in found.items()}
             if ids and all(np.isfinite(values).all() for values in found.values()):
                 yield measure_unlearning_group(attack, name, group, found)
@@ -80,11 +101,19 @@ def _group_recall_of_unlearning(
 def _perplexities_around_unlearning(
     result: AuditResult, folder: Path, models: Mapping[str, str]
 ) -> dict[str, Measurement]:
-    found = {model: m for model, name in models.items() if (m := result.target(name).perplexity) is not None}
+    found = {
+        model: m
+        for model, name in models.items()
+        if (m := result.target(name).perplexity) is not None
+    }
     held = read_heldout_losses(folder)
     before, after = (held.get(models[model]) for model in (BEFORE, AFTER))
     # `+` joins two lists: the losses of every text, before and after.
     if before and after and np.isfinite(before["perplexity"] + after["perplexity"]).all():
-        base, nll, tokens = np.array([before["perplexity"], after["perplexity"], before["tokens"]], dtype=float)
-        found["ratio"] = estimate_perplexity_ratios(nll[None, None], tokens[None], base[None])[0]  # one model, one seed
+        base, nll, tokens = np.array(
+            [before["perplexity"], after["perplexity"], before["tokens"]], dtype=float
+        )
+        found["ratio"] = estimate_perplexity_ratios(nll[None, None], tokens[None], base[None])[
+            0
+        ]  # one model, one seed
     return found

@@ -1,7 +1,8 @@
-"""The space a canary is drawn from: all texts of a format such as `My ID is {digits:6}`. No tokens, no models.
+"""The space a canary is drawn from: all texts of a format such as `My ID is {digits:6}`. No tokens,
+no models.
 
-No text of a space begins another one, so that texts can be read back, and so that whatever a tokenizer makes of them
-can be searched as a tree with the texts at its leaves.
+No text of a space begins another one, so that texts can be read back, and so that whatever a
+tokenizer makes of them can be searched as a tree with the texts at its leaves.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ State = tuple[int, str]  # (which part of the text, what is written of it so far
 
 @dataclass(frozen=True)
 class CanarySpace:
-    """All texts of a format. `{digits:6}`: six characters of a kind; `{name:3}`: three words of a list, spaces between.
+    """All texts of a format. `{digits:6}`: six characters of a kind; `{name:3}`: three words of a
+    list, spaces between.
 
-    lists: the words, by name. `{{` and `}}` are braces. Raises AuditError for a format that is none, a space of fewer
-    than two texts, and one in which some text begins another.
+    lists: the words, by name. `{{` and `}}` are braces. Raises AuditError for a format that is
+    none, a space of fewer than two texts, and one in which some text begins another.
     """
 
     format: str
@@ -43,37 +45,52 @@ class CanarySpace:
     def __post_init__(self) -> None:
         if self.size < 2:
             raise AuditError(
-                f"expected a format that several texts fit, such as 'My ID is {{digits:6}}', got {self.format!r}, "
+                f"expected a format that several texts fit, such as 'My ID is {{digits:6}}', got "
+                f"{self.format!r}, "
                 f"which {self.size} fits: an empty space"
             )
-        # neighbours are enough: whatever sorts between a text and one that it begins, it begins as well
-        if any(other.startswith(one) for block in self.choice_blocks for one, other in pairwise(sorted(block))):
+        # neighbours are enough: whatever sorts between a text and one that it begins, it begins as
+        # well
+        if any(
+            other.startswith(one)
+            for block in self.choice_blocks
+            for one, other in pairwise(sorted(block))
+        ):
             raise AuditError(
-                f"expected that no text of the format {self.format!r} begins another, but its lists hold words that "
+                f"expected that no text of the format {self.format!r} begins another, but its "
+                "lists hold words that "
                 "begin others: let each slot of words end in a character that no word holds"
             )
 
     @cached_property
     def _head_and_choice_blocks(self) -> tuple[str, tuple[tuple[str, ...], ...]]:
-        """The text before the first slot, and each slot's choices, with the text up to the next slot behind them."""
+        """The text before the first slot, and each slot's choices, with the text up to the next
+        slot behind them."""
         pieces: list[list[str]] = [[""]]
         for literal, slot in parse_canary_format(self.format):
             pieces[-1] = [piece + literal for piece in pieces[-1]]
             pieces += self._slot_choices(slot) if slot else []
             if len(pieces) > _LONGEST + 1:
-                raise AuditError(f"expected a format of at most {_LONGEST:,} characters and words to draw, got more")
+                raise AuditError(
+                    f"expected a format of at most {_LONGEST:,} characters and words to draw, got "
+                    "more"
+                )
         return pieces[0][0], tuple(map(tuple, pieces[1:]))
 
     def _slot_choices(self, slot: str) -> list[list[str]]:
-        """The choices of each character or word of a slot. A list without words leaves no text at all."""
+        """The choices of each character or word of a slot. A list without words leaves no text at
+        all."""
         name, _, count = slot.partition(":")
         words = dict(self.lists).get(name)
         if words is None and name not in CHARACTERS:
-            raise unknown_name_error(f"slot in the format {self.format!r}:", name, {*CHARACTERS, *dict(self.lists)})
+            raise unknown_name_error(
+                f"slot in the format {self.format!r}:", name, {*CHARACTERS, *dict(self.lists)}
+            )
         # not by int() alone, which takes "+5", "1_0" and the digits of other scripts
         if not re.fullmatch("[0-9]{1,4}", count or "1") or not 1 <= int(count or "1") <= _LONGEST:
             raise AuditError(
-                f"expected a whole number of at least 1 in the slot {{{slot}}} and at most {_LONGEST}, got {count!r}"
+                f"expected a whole number of at least 1 in the slot {{{slot}}} and at most "
+                f"{_LONGEST}, got {count!r}"
             )
         if words is None:
             return [list(CHARACTERS[name]) for _ in range(int(count or "1"))]
@@ -111,8 +128,11 @@ class CanarySpace:
 
     def draw(self, noise: np.random.Generator) -> str:
         """One text, each as likely as any other."""
-        # uniform over the texts: as no choice of a block begins another, a text is put together in one way only
-        return self.common_beginning + "".join(block[int(noise.integers(len(block)))] for block in self.choice_blocks)
+        # uniform over the texts: as no choice of a block begins another, a text is put together in
+        # one way only
+        return self.common_beginning + "".join(
+            block[int(noise.integers(len(block)))] for block in self.choice_blocks
+        )
 
     # --- character by character ---
 
@@ -120,7 +140,11 @@ class CanarySpace:
         """The state in which this much is written; None where no text of the space begins so."""
         state: State | None = (0, "")
         for character in text:
-            state = None if state is None else dict(self.next_characters_and_states(state)).get(character)
+            state = (
+                None
+                if state is None
+                else dict(self.next_characters_and_states(state)).get(character)
+            )
         return state
 
     def is_complete_text_state(self, state: State) -> bool:
@@ -137,10 +161,15 @@ class CanarySpace:
 
     @cached_property
     def _next_characters_by_beginning(self) -> list[dict[str, str]]:
-        """Of the head and each block: by each beginning of a choice (no whole one), the characters that may follow."""
+        """Of the head and each block: by each beginning of a choice (no whole one), the characters
+        that may follow."""
         found: list[dict[str, str]] = []
         # an empty head would be a block that no character leads out of
-        for block in ((self.common_beginning,), *self.choice_blocks) if self.common_beginning else self.choice_blocks:
+        for block in (
+            ((self.common_beginning,), *self.choice_blocks)
+            if self.common_beginning
+            else self.choice_blocks
+        ):
             following: dict[str, set[str]] = {}
             for choice in block:
                 for i, character in enumerate(choice):
@@ -154,9 +183,15 @@ def parse_canary_format(format: str) -> list[tuple[str, str]]:
     try:
         parsed = list(string.Formatter().parse(format))
     except ValueError as error:
-        raise AuditError(f"expected a format such as 'My ID is {{digits:6}}', got {format!r}: {error}") from error
+        raise AuditError(
+            f"expected a format such as 'My ID is {{digits:6}}', got {format!r}: {error}"
+        ) from error
     found = []
     for text, name, count, conversion in parsed:
-        slot = f"{name or '?'}{f'!{conversion}' if conversion else ''}{f':{count}' if count else ''}"
-        found.append((text, "" if name is None else slot))  # None: no slot follows; `{{` is a brace already
+        slot = (
+            f"{name or '?'}{f'!{conversion}' if conversion else ''}{f':{count}' if count else ''}"
+        )
+        found.append(
+            (text, "" if name is None else slot)
+        )  # None: no slot follows; `{{` is a brace already
     return found

@@ -1,6 +1,8 @@
-"""Files and folders that are there whole or not at all, for their owner only: what a run keeps tells what leaks.
+"""Files and folders that are there whole or not at all, for their owner only: what a run keeps
+tells what leaks.
 
-One way to write for all of ours, and space that does not stay. Knows paths and bytes; nothing of what they say.
+One way to write for all of ours, and space that does not stay. Knows paths and bytes; nothing of
+what they say.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from auditor.core.errors import AuditError
 
 try:
     import fcntl
-except ImportError:  # Windows, where nothing tells whether the process that made a folder is still there
+except (
+    ImportError
+):  # Windows, where nothing tells whether the process that made a folder is still there
     fcntl = None  # type: ignore[assignment]
 
 _BEFORE, _BEHIND = ".audit-", ".tmp"  # names of files that are not there yet
@@ -30,8 +34,8 @@ _BEFORE, _BEHIND = ".audit-", ".tmp"  # names of files that are not there yet
 def replace_atomically(path: Path, content: str | bytes, *, sync: bool = False) -> None:
     """Puts the content at `path` in one step, 0600; its folder is made where it is missing.
 
-    sync: outlasts a power cut once this returns, for what a promise depends on. Raises AuditError where it cannot be
-    written; what was there before is then still there.
+    sync: outlasts a power cut once this returns, for what a promise depends on. Raises AuditError
+    where it cannot be written; what was there before is then still there.
     """
     with atomic_replacement_file(path, sync=sync) as scratch:
         scratch.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -39,11 +43,14 @@ def replace_atomically(path: Path, content: str | bytes, *, sync: bool = False) 
 
 @contextmanager
 def atomic_replacement_file(path: Path, *, sync: bool = False) -> Iterator[Path]:
-    """An empty file beside `path`, 0600, that takes its place when the block ends and goes away when it raises."""
+    """An empty file beside `path`, 0600, that takes its place when the block ends and goes away
+    when it raises."""
     scratch = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=_BEFORE, suffix=_BEHIND)  # mkstemp's are 0600
+        handle, name = tempfile.mkstemp(
+            dir=path.parent, prefix=_BEFORE, suffix=_BEHIND
+        )  # mkstemp's are 0600
         os.close(handle)
         scratch = Path(name)
         yield scratch
@@ -62,9 +69,11 @@ def atomic_replacement_file(path: Path, *, sync: bool = False) -> Iterator[Path]
 
 @contextmanager
 def create_atomically(path: Path) -> Iterator[Path]:
-    """A free path for a file or folder that is moved to `path` when the block ends, and removed when it fails.
+    """A free path for a file or folder that is moved to `path` when the block ends, and removed
+    when it fails.
 
-    For what a library writes: all of it is for its owner only. Whoever makes one holds a lock on `path`.
+    For what a library writes: all of it is for its owner only. Whoever makes one holds a lock on
+    `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder(path.parent, path.name) as scratch:
@@ -80,7 +89,8 @@ def replace_symlink(link: Path, target: str) -> None:
 
 
 def append_durably(path: Path, text: str) -> int:
-    """Adds to a file, 0600 where it is new; on disk when this returns. Returns where in the file the text begins.
+    """Adds to a file, 0600 where it is new; on disk when this returns. Returns where in the file
+    the text begins.
 
     Raises AuditError where it cannot be; what part of the text was written is then taken back.
     """
@@ -93,7 +103,9 @@ def append_durably(path: Path, text: str) -> int:
             file.flush()
             os.fsync(file.fileno())
         if new:
-            fsync(path.parent)  # which holds the name: without it a power cut could take the file away
+            fsync(
+                path.parent
+            )  # which holds the name: without it a power cut could take the file away
     except OSError as error:
         if begin is not None:
             with suppress(OSError):
@@ -122,7 +134,8 @@ def fsync(path: Path) -> None:
 
 
 def fsync_tree(folder: Path) -> None:
-    """`fsync` for all there is in the folder: what others wrote there. Raises AuditError where it cannot be."""
+    """`fsync` for all there is in the folder: what others wrote there. Raises AuditError where it
+    cannot be."""
     try:
         for path in (*folder.rglob("*"), folder):
             fsync(path)
@@ -140,14 +153,16 @@ def is_scratch_file(path: Path) -> bool:
 
 
 def remove_scratch_files(folder: Path) -> None:
-    """Takes away what killed processes left. Only for who holds the folder's lock: others may be writing."""
+    """Takes away what killed processes left. Only for who holds the folder's lock: others may be
+    writing."""
     for path in folder.iterdir():
         if is_scratch_file(path):
             path.unlink(missing_ok=True)
 
 
 def cache_folder() -> Path:
-    """AUDIT_CACHE, or where the platform keeps caches (XDG_CACHE_HOME, ~/.cache); readable by its owner only.
+    """AUDIT_CACHE, or where the platform keeps caches (XDG_CACHE_HOME, ~/.cache); readable by its
+    owner only.
 
     It holds training text.
     """
@@ -166,16 +181,19 @@ def cache_folder() -> Path:
 
 @contextmanager
 def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
-    """A folder for its owner only, gone when the block is left. What a killed process left under this name goes too.
+    """A folder for its owner only, gone when the block is left. What a killed process left under
+    this name goes too.
 
-    It is locked while the block lasts; the system frees the lock when the process ends, however it ends. Whatever is
-    created meanwhile, by a library too, is for its owner only: folders 0700, files 0600.
+    It is locked while the block lasts; the system frees the lock when the process ends, however it
+    ends. Whatever is created meanwhile, by a library too, is for its owner only: folders 0700,
+    files 0600.
     """
     prefix = f".{name}.audit-scratch-"
     for left in parent.glob(f"{glob.escape(prefix)}*") if fcntl else ():
         with suppress(OSError), _folder_flock_context(left):  # BlockingIOError: its process lives
             shutil.rmtree(left)
-    # the umask is the whole process's: what other threads create meanwhile is for the owner only, too
+    # the umask is the whole process's: what other threads create meanwhile is for the owner only,
+    # too
     folder, umask_before = Path(tempfile.mkdtemp(prefix=prefix, dir=parent)), os.umask(0o077)
     try:
         with _folder_flock_context(folder):
@@ -186,7 +204,8 @@ def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
 
 
 class UnnamedFile:
-    """A file that nobody else can open, gone when it is closed or its process ends: where TMPDIR says, made when used.
+    """A file that nobody else can open, gone when it is closed or its process ends: where TMPDIR
+    says, made when used.
 
     `add` raises AuditError where there is no room.
     """
@@ -222,11 +241,13 @@ class UnnamedFile:
 
 @contextmanager
 def _folder_flock_context(folder: Path) -> Iterator[None]:
-    """Raises BlockingIOError where another process holds it. Without locks of the system, nothing is held."""
+    """Raises BlockingIOError where another process holds it. Without locks of the system, nothing
+    is held."""
     if fcntl is None:
         yield
         return
-    # closing it lets go of the lock, as does the end of the process; programs that are started do not inherit it
+    # closing it lets go of the lock, as does the end of the process; programs that are started do
+    # not inherit it
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

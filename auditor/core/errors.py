@@ -1,4 +1,5 @@
-"""The errors a user can do something about. Anything else that is raised is a bug of ours (exit code 3)."""
+"""The errors a user can do something about. Anything else that is raised is a bug of ours (exit
+code 3)."""
 
 from __future__ import annotations
 
@@ -11,11 +12,13 @@ from contextlib import contextmanager
 
 
 class AuditError(Exception):
-    """Wrong usage or bad input: one sentence that names what was expected and what came (exit code 2)."""
+    """Wrong usage or bad input: one sentence that names what was expected and what came (exit code
+    2)."""
 
 
 class NotApplicable(Exception):
-    """This attack cannot run at this access. It becomes a row "not applicable: why", never a zero."""
+    """This attack cannot run at this access. It becomes a row "not applicable: why", never a
+    zero."""
 
 
 class TargetLacks(NotApplicable):
@@ -23,7 +26,8 @@ class TargetLacks(NotApplicable):
 
 
 def unknown_name_error(kind: str, name: str, known: Iterable[str]) -> AuditError:
-    """The refusal of an unknown name, with the nearest known one, or all of them where none is near."""
+    """The refusal of an unknown name, with the nearest known one, or all of them where none is
+    near."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
@@ -34,19 +38,44 @@ def unknown_name_error(kind: str, name: str, known: Iterable[str]) -> AuditError
 _OF_A_PLACE = frozenset(
     getattr(errno, name)
     for name in (
-        *("ENOSPC", "EDQUOT", "EFBIG", "EROFS", "EACCES", "EPERM", "EIO", "ENXIO", "ENODEV", "EPIPE", "ESTALE"),
-        *("ENOENT", "ENOTDIR", "EISDIR", "EEXIST", "ENOTEMPTY", "ENAMETOOLONG", "ELOOP", "EMFILE", "ENFILE"),
+        *(
+            "ENOSPC",
+            "EDQUOT",
+            "EFBIG",
+            "EROFS",
+            "EACCES",
+            "EPERM",
+            "EIO",
+            "ENXIO",
+            "ENODEV",
+            "EPIPE",
+            "ESTALE",
+        ),
+        *(
+            "ENOENT",
+            "ENOTDIR",
+            "EISDIR",
+            "EEXIST",
+            "ENOTEMPTY",
+            "ENAMETOOLONG",
+            "ELOOP",
+            "EMFILE",
+            "ENFILE",
+        ),
     )
     if hasattr(errno, name)
 )
-_IN_RUST = re.compile(r"\(os error (\d+)\)")  # as safetensors and tokenizers tell what the system said
+_IN_RUST = re.compile(
+    r"\(os error (\d+)\)"
+)  # as safetensors and tokenizers tell what the system said
 
 
 def file_access_error(error: BaseException, ours: str) -> AuditError | None:
-    """The refusal of a place by the system as an error the user can do something about; None for any other error.
+    """The refusal of a place by the system as an error the user can do something about; None for
+    any other error.
 
-    The system's refusal may stand behind what a library made of it. ours: the folder of our own files, which being
-    missing would be a bug.
+    The system's refusal may stand behind what a library made of it. ours: the folder of our own
+    files, which being missing would be a bug.
     """
     for one in error_and_its_causes(error):
         if isinstance(one, OSError):
@@ -63,7 +92,9 @@ def file_access_error(error: BaseException, ours: str) -> AuditError | None:
 
 
 # How torch and the systems below it say that memory is used up.
-_MEMORY = re.compile(r"out of memory|can't allocate memory|bad_alloc|could not (create|allocate) a memory", re.I)
+_MEMORY = re.compile(
+    r"out of memory|can't allocate memory|bad_alloc|could not (create|allocate) a memory", re.I
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -83,7 +114,8 @@ def out_of_memory_error(error: BaseException) -> AuditError | None:
     if not any(map(is_out_of_memory, error_and_its_causes(error))):
         return None
     return AuditError(
-        "out of memory, even for one text at a time: give it more, or take a smaller model or precision "
+        "out of memory, even for one text at a time: give it more, or take a smaller model or "
+        "precision "
         "(--dtype bfloat16, --quantise 8bit, --device-map auto)"
     )
 
@@ -91,24 +123,30 @@ def out_of_memory_error(error: BaseException) -> AuditError | None:
 def error_and_its_causes(error: BaseException) -> list[BaseException]:
     """The error and what led to it, nearest first."""
     chain = [error]  # may close to a ring: an error can be raised from one that it led to
-    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
+    while (
+        cause := chain[-1].__cause__ or chain[-1].__context__
+    ) is not None and cause not in chain:
         chain.append(cause)
     return chain
 
 
 @contextmanager
 def wrap_library_errors(failed: str) -> Iterator[None]:
-    """Turns whatever a library raises in the block into an AuditError: one sentence that begins with `failed`."""
+    """Turns whatever a library raises in the block into an AuditError: one sentence that begins
+    with `failed`."""
     try:
         yield
     except (AuditError, NotApplicable):
         raise
-    except Exception as error:  # files, formats, configurations, devices: libraries raise dozens of kinds
+    except (
+        Exception
+    ) as error:  # files, formats, configurations, devices: libraries raise dozens of kinds
         raise AuditError(f"{failed}: {_first_sentence_of_error(error)}") from error
 
 
 def _first_sentence_of_error(error: Exception) -> str:
-    """The first sentence of what a library says, and what kind of error it is where that does not say it."""
+    """The first sentence of what a library says, and what kind of error it is where that does not
+    say it."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     # a first line that ends in a colon only announces the second
     said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])

@@ -1,6 +1,7 @@
 """One process a folder: a second one that would write into it is refused with the pid of the first.
 
-The lock is the system's (flock), so it ends with its process, however that ends. Knows folders; not what is in them.
+The lock is the system's (flock), so it ends with its process, however that ends. Knows folders; not
+what is in them.
 """
 
 from __future__ import annotations
@@ -21,20 +22,24 @@ LOCK = ".lock"  # holds the pid of who has it, or had it last
 def acquire_folder_lock(folder: Path, patience: float = 0.0) -> FileLock:
     """The folder's lock, held; what killed processes left half written in it is taken away.
 
-    It is held until `release`, or until nobody refers to it; the same process may hold it several times over.
-    patience: seconds to wait for another process to let go of it. Raises AuditError where it does not, and where the
-    folder cannot be written to.
+    It is held until `release`, or until nobody refers to it; the same process may hold it several
+    times over.
+    patience: seconds to wait for another process to let go of it. Raises AuditError where it does
+    not, and where the folder cannot be written to.
     """
     path = folder / LOCK
     try:
         # a singleton counts its holders: by a second handle, flock would refuse this very process
-        lock = FileLock(path.resolve(), timeout=0, mode=0o600, thread_local=False, is_singleton=True)
+        lock = FileLock(
+            path.resolve(), timeout=0, mode=0o600, thread_local=False, is_singleton=True
+        )
         lock.acquire(timeout=patience)
         path.write_text(str(os.getpid()))
         disk.remove_scratch_files(folder)
     except Timeout:
         raise AuditError(
-            f"{str(folder)!r} is in use by {_lock_holder_label(path)}: wait for it to end, or give another folder"
+            f"{str(folder)!r} is in use by {_lock_holder_label(path)}: wait for it to end, or give "
+            "another folder"
         ) from None
     except OSError as error:
         raise disk.unwritable_path_error(path, error) from error
@@ -45,12 +50,14 @@ def acquire_folder_lock(folder: Path, patience: float = 0.0) -> FileLock:
 def locked_folder(folder: Path, mark: str) -> Iterator[None]:
     """Holds the lock of a folder, which is made where it is missing, 0700.
 
-    mark: the file that makes it one of ours; where it is not there in the end, neither the lock nor a folder made here
-    stays behind. Raises AuditError as `acquire_folder_lock`.
+    mark: the file that makes it one of ours; where it is not there in the end, neither the lock nor
+    a folder made here stays behind. Raises AuditError as `acquire_folder_lock`.
     """
     made = not folder.exists()
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # what is trained and found here tells of the records
+        folder.mkdir(
+            parents=True, exist_ok=True, mode=0o700
+        )  # what is trained and found here tells of the records
     except OSError as error:
         raise disk.unwritable_path_error(folder, error) from error
     with acquire_folder_lock(folder):

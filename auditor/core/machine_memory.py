@@ -11,15 +11,28 @@ _NO_LIMIT = 2**60  # bytes: what a control group without a limit says is more
 
 
 def free_machine_memory_bytes() -> int:
-    """Bytes that this process can still take, within its own limits and those of its container or job."""
-    return max(0, min(psutil.virtual_memory().available, _control_group_free_bytes(), _process_limit_free_bytes()))
+    """Bytes that this process can still take, within its own limits and those of its container or
+    job."""
+    return max(
+        0,
+        min(
+            psutil.virtual_memory().available,
+            _control_group_free_bytes(),
+            _process_limit_free_bytes(),
+        ),
+    )
 
 
 def _control_group_free_bytes() -> int:
-    """Bytes left in the control group (version 2) of a container or cluster job; cached file pages make room."""
+    """Bytes left in the control group (version 2) of a container or cluster job; cached file pages
+    make room."""
     try:
-        limit, used = ((_GROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
-        cached = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())["inactive_file"]
+        limit, used = (
+            (_GROUP / name).read_text().strip() for name in ("memory.max", "memory.current")
+        )
+        cached = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())[
+            "inactive_file"
+        ]
         return _NO_LIMIT if limit == "max" else int(limit) - int(used) + int(cached)
     except (OSError, ValueError, KeyError):
         return _NO_LIMIT
@@ -32,4 +45,6 @@ def _process_limit_free_bytes() -> int:
     except ImportError:  # Windows has no such limit
         return _NO_LIMIT
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return _NO_LIMIT if limit == resource.RLIM_INFINITY else limit - psutil.Process().memory_info().vms
+    return (
+        _NO_LIMIT if limit == resource.RLIM_INFINITY else limit - psutil.Process().memory_info().vms
+    )

@@ -1,9 +1,10 @@
 """What a run is asked to do: its configuration, written once, in parts by what they are about.
 
-Beside each field stands all that is said of it. Its flag and help (`commands/options.py`), what a plan file and
-`audit()` take (`runs/plan.py`) and the page of all fields (`docs/reference/plan.md`) follow from that. A field has one
-name wherever it is given: `--known-limit 5`, `known_limit = 5` in a plan file, `known_limit=5` in Python. Each part of
-the program is handed the part of the plan that it needs. Knows no files, models or terminals.
+Beside each field stands all that is said of it. Its flag and help (`commands/options.py`), what a
+plan file and `audit()` take (`runs/plan.py`) and the page of all fields (`docs/reference/plan.md`)
+follow from that. A field has one name wherever it is given: `--known-limit 5`, `known_limit = 5` in
+a plan file, `known_limit=5` in Python. Each part of the program is handed the part of the plan that
+it needs. Knows no files, models or terminals.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from auditor.core.plan_parts import (
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One `audit run`. Written to the run folder, from which it can be resumed: flat there, as in a plan file.
+    """One `audit run`. Written to the run folder, from which it can be resumed: flat there, as in a
+    plan file.
 
     seed: Seed of all random numbers. [default: 0]
     plugin: Python file with attacks, defenses or training methods of your own; repeatable.
@@ -70,51 +72,76 @@ class Plan:
         """Refuses fields that say nothing to this kind of model or data. Raises AuditError."""
         target = self.target
         if target.uses_builtin_lab != (self.data.data is None) and not self.is_canary_only:
-            given, missing = ("--model", "--data") if self.data.data is None else ("--data", "--model")
-            raise AuditError(f"expected --model and --data together, got {given} without {missing} (neither: the lab)")
+            given, missing = (
+                ("--model", "--data") if self.data.data is None else ("--data", "--model")
+            )
+            raise AuditError(
+                f"expected --model and --data together, got {given} without {missing} (neither: "
+                "the lab)"
+            )
         if target.uses_builtin_lab:
             for name in self.non_default_field_names(OWN):
                 raise AuditError(
-                    f"{flag_of_plan_field(name)} goes with --model and --data; the built-in lab has its own"
+                    f"{flag_of_plan_field(name)} goes with --model and --data; the built-in lab "
+                    "has its own"
                 )
         elif target.lab_recipe or target.mitigation:
             name = "lab_recipe" if target.lab_recipe else "mitigation"
             raise AuditError(f"{name} changes the built-in lab, which --model and --data replace")
         elif target.lab != SMALL:
-            raise AuditError(f"--lab {target.lab} names a built-in lab, which --model and --data replace")
+            raise AuditError(
+                f"--lab {target.lab} names a built-in lab, which --model and --data replace"
+            )
         if self.is_canary_only:
             for name in self.non_default_field_names(RECORDS):
-                raise AuditError(f"{flag_of_plan_field(name)} goes with --data, got --canaries alone")
+                raise AuditError(
+                    f"{flag_of_plan_field(name)} goes with --data, got --canaries alone"
+                )
 
     def _check_unlearning(self) -> None:
-        """Refuses fields that need an unlearned model where there is none, and a relearning that cannot be done.
+        """Refuses fields that need an unlearned model where there is none, and a relearning that
+        cannot be done.
 
         Whether the defenses go with it is checked when they are chosen.
         """
         for name in ("before", "retrained"):
             if getattr(self.target, name) is not None and self.data.forget is None:
                 raise AuditError(
-                    f"expected --forget FILE with --{name}: the records that were to be forgotten; got none"
+                    f"expected --forget FILE with --{name}: the records that were to be forgotten; "
+                    "got none"
                 )
         if self.defenses.relearn is None:
             return
         if not self.target.uses_builtin_lab and self.data.forget is None:
-            raise AuditError("--relearn needs an unlearned model: expected --before and --forget, got neither")
+            raise AuditError(
+                "--relearn needs an unlearned model: expected --before and --forget, got neither"
+            )
         if self.compute.engine == "ray":
-            raise AuditError("--relearn trains models that every worker would train anew: it goes with --engine local")
+            raise AuditError(
+                "--relearn trains models that every worker would train anew: it goes with --engine "
+                "local"
+            )
         for name in ("quantise", "device_map"):
             if getattr(self.loading, name) is not None:
-                raise AuditError(f"--relearn trains all weights, which {flag_of_plan_field(name)} does not let it")
+                raise AuditError(
+                    f"--relearn trains all weights, which {flag_of_plan_field(name)} does not let "
+                    "it"
+                )
         if self.loading.dtype == "float16":
-            raise AuditError("--relearn goes with --dtype float32 or bfloat16: training steps in float16 round to zero")
+            raise AuditError(
+                "--relearn goes with --dtype float32 or bfloat16: training steps in float16 round "
+                "to zero"
+            )
 
     def _check_until_conflicts(self) -> None:
-        """Refuses what needs all secrets beside --until, which may stop before. Raises AuditError."""
+        """Refuses what needs all secrets beside --until, which may stop before. Raises
+        AuditError."""
         if self.attacks.until is not None:
             for name in ("submission", "forget", "relearn"):
                 if self.values_by_field_name()[name] is not None:
                     raise AuditError(
-                        f"{flag_of_plan_field(name)} needs all secrets, and --until may stop before: give one of the "
+                        f"{flag_of_plan_field(name)} needs all secrets, and --until may stop "
+                        "before: give one of the "
                         "two"
                     )
 
@@ -129,11 +156,16 @@ class Plan:
     @property
     def is_canary_only(self) -> bool:
         """A model that is looked at for canaries only: there are no records to attack."""
-        return not self.target.uses_builtin_lab and self.data.data is None and self.data.canaries is not None
+        return (
+            not self.target.uses_builtin_lab
+            and self.data.data is None
+            and self.data.canaries is not None
+        )
 
     @property
     def model_and_secrets_fields(self) -> dict[str, Any]:
-        """All that decides which model is attacked for which secrets: plans that agree in it share both."""
+        """All that decides which model is attacked for which secrets: plans that agree in it share
+        both."""
         values = self.to_json()
         return {name: values[name] for name in plan_field_names_with_rule(SUBJECT)}
 
@@ -150,16 +182,27 @@ class Plan:
         for name, value in values.items():
             parts.setdefault(FIELDS[name].part, {})[name] = value
         own = parts.pop("", {})
-        changed = {part: dataclasses.replace(getattr(self, part), **some) for part, some in parts.items()}
-        return dataclasses.replace(self, **changed, **own)  # by __post_init__ the whole plan is checked anew
+        changed = {
+            part: dataclasses.replace(getattr(self, part), **some) for part, some in parts.items()
+        }
+        return dataclasses.replace(
+            self, **changed, **own
+        )  # by __post_init__ the whole plan is checked anew
 
     def values_by_field_name(self) -> dict[str, Any]:
-        return {name: getattr(getattr(self, one.part) if one.part else self, name) for name, one in FIELDS.items()}
+        return {
+            name: getattr(getattr(self, one.part) if one.part else self, name)
+            for name, one in FIELDS.items()
+        }
 
     def non_default_field_names(self, rules: FieldRule) -> list[str]:
         """The fields of these rules that do not hold their default."""
         values = self.values_by_field_name()
-        return [name for name in plan_field_names_with_rule(rules) if values[name] != FIELDS[name].default]
+        return [
+            name
+            for name in plan_field_names_with_rule(rules)
+            if values[name] != FIELDS[name].default
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values, as `plan.json` holds them."""
@@ -168,16 +211,21 @@ class Plan:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], where: str = "plan") -> Plan:
-        """The inverse; what is missing holds its default. Raises AuditError for what is no field or does not fit."""
+        """The inverse; what is missing holds its default. Raises AuditError for what is no field or
+        does not fit."""
         if unknown := [name for name in values if name not in FIELDS]:
             raise AuditError(f"{where}: unknown field {unknown[0]!r}")
-        read = {name: from_json(FIELDS[name].kind, value, f"{where}.{name}") for name, value in values.items()}
+        read = {
+            name: from_json(FIELDS[name].kind, value, f"{where}.{name}")
+            for name, value in values.items()
+        }
         return cls.from_fields(**read)
 
 
 @dataclass(frozen=True)
 class DescribedField:
-    """A field as the plan has it. part: "" for one of the plan's own; panel: of --help; help: with its default."""
+    """A field as the plan has it. part: "" for one of the plan's own; panel: of --help; help: with
+    its default."""
 
     part: str
     kind: Any
@@ -187,7 +235,9 @@ class DescribedField:
     help: str
 
 
-_HELP = re.compile(r"^(\w+): (.+(?:\n    .+)*)", re.MULTILINE)  # a field in the docstring of its part
+_HELP = re.compile(
+    r"^(\w+): (.+(?:\n    .+)*)", re.MULTILINE
+)  # a field in the docstring of its part
 
 
 def _described_plan_fields(kind: Any, part: str = "") -> Iterator[tuple[str, DescribedField]]:
@@ -195,13 +245,19 @@ def _described_plan_fields(kind: Any, part: str = "") -> Iterator[tuple[str, Des
     # of base classes too: some of ComputePlan's fields stand in EngineOptions
     # cleandoc: Python 3.13 takes the indentation itself
     docstrings = (inspect.cleandoc(one.__doc__ or "") for one in kind.__mro__)
-    helps = {name: " ".join(text.split()) for docstring in docstrings for name, text in _HELP.findall(docstring)}
+    helps = {
+        name: " ".join(text.split())
+        for docstring in docstrings
+        for name, text in _HELP.findall(docstring)
+    }
     for one in dataclasses.fields(kind):
         hint = hints[one.name]
         if dataclasses.is_dataclass(hint):
             yield from _described_plan_fields(hint, one.name)
             continue
-        default = one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
+        default = (
+            one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
+        )
         said = one.metadata[PlanField]
         help = helps.get(one.name, "")
         if "[default:" not in help and default not in (None, False, (), {}):
@@ -210,7 +266,9 @@ def _described_plan_fields(kind: Any, part: str = "") -> Iterator[tuple[str, Des
 
 
 FIELDS: Mapping[str, DescribedField] = dict(_described_plan_fields(Plan))
-IN_FILE = tuple(name for name in FIELDS if name not in ("command", "objects"))  # what a plan file may hold
+IN_FILE = tuple(
+    name for name in FIELDS if name not in ("command", "objects")
+)  # what a plan file may hold
 
 
 def plan_field_names_with_rule(rules: FieldRule) -> tuple[str, ...]:

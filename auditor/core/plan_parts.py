@@ -1,4 +1,5 @@
-"""The parts of a plan, each by what it is about: what a part of the program is handed in place of the whole.
+"""The parts of a plan, each by what it is about: what a part of the program is handed in place of
+the whole.
 
 Beside each field stands all that is said of it: see `plan.py`. Knows no files, models or terminals.
 """
@@ -29,7 +30,11 @@ from auditor.core.plan_fields import (
 
 SMALL = "small"  # the lab of no other name
 DECIDED = "decided"
-SYSTEM, USER, PARTIAL = "system", "user", "partial"  # what is known of a conversation whose rest is attacked
+SYSTEM, USER, PARTIAL = (
+    "system",
+    "user",
+    "partial",
+)  # what is known of a conversation whose rest is attacked
 TURNS, ALL = ("assistant", USER, SYSTEM, "tool"), "all"  # whose turns may be attacked
 _SENT = "the records would be sent there"
 _WIDTH = re.compile(r"\s*([a-z][a-z0-9_]*)\s*(?:±|\+/?-)\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%\s*")
@@ -46,25 +51,32 @@ class TargetPlan:
     base_url: Server of --model openai:NAME: http://HOST:PORT/v1; key in OPENAI_API_KEY.
     tokenizer: Tokenizer of --model openai:NAME. [default: NAME]
     max_tokens_total: Ask a model behind an API for at most N tokens. [default: no limit]
-    forms: Deployed forms, each a row beside it: merged, int8, int4, nf4, fp4, pruned:SHARE, gguf:TYPE, or a model,
-        as FOLDER, llama:FILE or served:URL. A second --model is one too.
+    forms: Deployed forms, each a row beside it: merged, int8, int4, nf4, fp4, pruned:SHARE,
+        gguf:TYPE, or a model, as FOLDER, llama:FILE or served:URL. A second --model is one too.
     before: The model before it was trained to forget --forget.
     retrained: A model trained as --before was, without --forget, to compare with.
     lab_recipe: Fields of the lab's recipe that are to differ, by name.
-    mitigation: In the lab, attack the model of this training method instead: method, and its options by name.
+    mitigation: In the lab, attack the model of this training method instead: method, and its
+        options by name.
     """
 
     panel: ClassVar[str] = "target"
     model: str | None = plan_field(None, SUBJECT, risk=_SENT, risky="://")
     lab: Literal["small", "smollm2"] = plan_field(SMALL, SUBJECT, metavar="small|smollm2")
     public: str | None = plan_field(None, SUBJECT | OWN | COMPARED, metavar="MODEL")
-    reference: str | None = plan_field(None, SUBJECT | OWN | COMPARED | ATTACKS, metavar="MODEL|none")
+    reference: str | None = plan_field(
+        None, SUBJECT | OWN | COMPARED | ATTACKS, metavar="MODEL|none"
+    )
     base_url: str | None = plan_field(None, SUBJECT | OWN | PROVIDED, metavar="URL", risk=_SENT)
     tokenizer: str | None = plan_field(None, SUBJECT | OWN | PROVIDED)
     max_tokens_total: int | None = plan_field(None, OWN | PROVIDED, least=1)
     forms: tuple[str, ...] = plan_field((), metavar="FORM,...", risk=_SENT, risky="://")
-    before: str | None = plan_field(None, SUBJECT | OWN | PROVIDED, metavar="MODEL", panel="privacy")
-    retrained: str | None = plan_field(None, SUBJECT | OWN | PROVIDED, metavar="MODEL", panel="privacy")
+    before: str | None = plan_field(
+        None, SUBJECT | OWN | PROVIDED, metavar="MODEL", panel="privacy"
+    )
+    retrained: str | None = plan_field(
+        None, SUBJECT | OWN | PROVIDED, metavar="MODEL", panel="privacy"
+    )
     lab_recipe: dict[str, Any] = plan_field(dict, SUBJECT, flags=None)
     mitigation: dict[str, Any] = plan_field(dict, SUBJECT, flags=None)
 
@@ -82,13 +94,15 @@ _PROVIDER = re.compile(r"([a-z][a-z0-9_-]+):(.*)", re.DOTALL)  # a drive of Wind
 
 
 def provider_and_name(model: str) -> tuple[str, str]:
-    """`llama:a/b.gguf` as `("llama", "a/b.gguf")`; of a name without a provider, "" and the name."""
+    """`llama:a/b.gguf` as `("llama", "a/b.gguf")`; of a name without a provider, "" and the
+    name."""
     found = _PROVIDER.fullmatch(model)
     return (found[1], found[2]) if found else ("", model)
 
 
 def deployed_form_name(form: str) -> str:
-    """What the row of a form is called: `pruned:0.5` as it is, a place by its last part, a server by its host."""
+    """What the row of a form is called: `pruned:0.5` as it is, a place by its last part, a server
+    by its host."""
     head, _, address = form.partition("://")
     if address:
         return f"{provider_and_name(head)[0] or head}:{address.partition('/')[0]}"
@@ -99,10 +113,12 @@ def deployed_form_name(form: str) -> str:
 class LoadingOptions:
     """How models are loaded, and onto which device.
 
-    revision, model_args and quantise hold for the audited model only, not for a reference, public or base model.
+    revision, model_args and quantise hold for the audited model only, not for a reference, public
+    or base model.
 
     device: cpu, cuda, cuda:1 or mps; auto: the best available.
-    dtype: Precision of the weights; auto: bfloat16 where they are saved in it and the machine has it, else float32.
+    dtype: Precision of the weights; auto: bfloat16 where they are saved in it and the machine has
+        it, else float32.
     trust_remote_code: Let model repositories run their own code.
     revision: Branch, tag or commit of --model on the Hugging Face hub.
     model_args: Argument of from_pretrained, as attn_implementation=eager; repeatable.
@@ -125,23 +141,30 @@ class LoadingOptions:
     model_args: dict[str, str] = plan_field(
         dict, SUBJECT | OWN | PROVIDED, metavar="K=V", flags=("--model-arg",), panel="advanced"
     )
-    device_map: str | None = plan_field(None, SUBJECT | OWN | PLACED, metavar="auto|balanced|sequential|JSON")
-    quantise: Literal["4bit", "8bit"] | None = plan_field(None, SUBJECT | OWN | PROVIDED, metavar="8bit|4bit")
+    device_map: str | None = plan_field(
+        None, SUBJECT | OWN | PLACED, metavar="auto|balanced|sequential|JSON"
+    )
+    quantise: Literal["4bit", "8bit"] | None = plan_field(
+        None, SUBJECT | OWN | PROVIDED, metavar="8bit|4bit"
+    )
     base: str | None = plan_field(None, SUBJECT | OWN | PROVIDED, metavar="MODEL", panel="target")
 
     def from_pretrained_sources_by_role(self, model: str) -> dict[str, tuple[str, str | None]]:
-        """By role ("model", "model subfolder"), the folder or hub id that transformers reads, and its revision."""
+        """By role ("model", "model subfolder"), the folder or hub id that transformers reads, and
+        its revision."""
         found = {"model": (model, self.revision)}
         if "subfolder" in self.model_args:
             found["model subfolder"] = (f"{model}/{self.model_args['subfolder']}", self.revision)
         return found
 
     def with_float32_for_auto(self) -> LoadingOptions:
-        """These options with `--dtype auto` as float32, for work such as training that is right in float32 alone."""
+        """These options with `--dtype auto` as float32, for work such as training that is right in
+        float32 alone."""
         return dataclasses.replace(self, dtype="float32") if self.dtype == AUTO else self
 
     def for_companion_model(self) -> LoadingOptions:
-        """These options for another model of the audit, without those that hold for the audited model only."""
+        """These options for another model of the audit, without those that hold for the audited
+        model only."""
         return dataclasses.replace(self, revision=None, model_args={}, quantise=None, base=None)
 
     @property
@@ -150,17 +173,20 @@ class LoadingOptions:
         return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
 
     def check(self) -> None:
-        """Raises AuditError for a credential in --model-arg, and for --device beside --device-map."""
+        """Raises AuditError for a credential in --model-arg, and for --device beside
+        --device-map."""
         for name in self.model_args:
             plain = name.lower().replace("-", "_")
             if _CREDENTIAL.search(plain) and not _OF_TEXT.match(plain):  # the value is not quoted
                 raise AuditError(
-                    f"expected no credential in --model-arg, where records and reports would show it, got {name}=...: "
+                    "expected no credential in --model-arg, where records and reports would show "
+                    f"it, got {name}=...: "
                     "a token for the hub comes from HF_TOKEN or `hf auth login`"
                 )
         if self.device_map is not None and self.device != "cpu":
             raise AuditError(
-                f"expected either --device or --device-map, which says where each part of a model goes, got --device "
+                "expected either --device or --device-map, which says where each part of a model "
+                "goes, got --device "
                 f"{self.device} and --device-map {self.device_map}"
             )
 
@@ -172,23 +198,29 @@ class DataPlan:
     data: Training records: JSONL, CSV, Parquet, .npy or a Hugging Face data set.
     nonmembers: Records like --data, but not trained on: the non-member baseline.
     limit: Attack at most N members and N non-members.
-    prefix_length: Tokens that the attacker is shown. [default: half of a text, at most 50; whole arrays]
+    prefix_length: Tokens that the attacker is shown. [default: half of a text, at most 50; whole
+        arrays]
     suffix_length: Tokens to extract. [default: the rest of a text, at most 50; whole arrays]
     known: Auxiliary data: records that the attacker already has.
     known_fraction: Without --known: share of --data that the attacker already has.
     known_limit: Use at most N records of the auxiliary data. [default: all]
     group_column: Column of --data to show results by; its values are in the report.
-    user_column: Column of --data, and of --nonmembers, that names whose a record is: leakage by person, without names.
-    knows: What the attacker has of a conversation: the system turn; all before the answer; a share F of it too.
+    user_column: Column of --data, and of --nonmembers, that names whose a record is: leakage by
+        person, without names.
+    knows: What the attacker has of a conversation: the system turn; all before the answer; a share
+        F of it too.
         [default: user]
-    turns: Whose turns of a conversation are secrets; all: each role's, and results by role. [default: assistant]
-    template: How conversations become text: by the model's chat template, a template FILE, Alpaca's or TRL's format, or
-        none.
+    turns: Whose turns of a conversation are secrets; all: each role's, and results by role.
+        [default: assistant]
+    template: How conversations become text: by the model's chat template, a template FILE, Alpaca's
+        or TRL's format, or none.
     date: Day that the chat template writes: the day of the training.
-    prefix_token: Token before every text; auto: the tokenizer's, unless the auxiliary data are more likely with
-        another.
-    windows: Attack a suffix every STRIDE tokens of a text. [default: at most 20 along it; one with a given length]
-    trained_length: Tokens of a row that were trained on; auto: the max_length in training_args.bin beside the model.
+    prefix_token: Token before every text; auto: the tokenizer's, unless the auxiliary data are more
+        likely with another.
+    windows: Attack a suffix every STRIDE tokens of a text. [default: at most 20 along it; one with
+        a given length]
+    trained_length: Tokens of a row that were trained on; auto: the max_length in training_args.bin
+        beside the model.
     canaries: Canaries that were inserted into the training data: see `audit canaries`.
     phone_region: Countries of telephone numbers that are written without a country code.
     forget: Records of --data that --model was trained to forget.
@@ -209,30 +241,43 @@ class DataPlan:
     turns: Literal["assistant", "user", "system", "tool", "all"] | None = plan_field(
         None, SUBJECT | OWN | RECORDS, metavar="assistant|user|system|tool|all"
     )
-    template: str = plan_field(AUTO, SUBJECT | OWN | RECORDS, metavar="auto|none|model|alpaca|trl|FILE")
+    template: str = plan_field(
+        AUTO, SUBJECT | OWN | RECORDS, metavar="auto|none|model|alpaca|trl|FILE"
+    )
     date: str | None = plan_field(None, SUBJECT | OWN | RECORDS, metavar="YYYY-MM-DD")
     prefix_token: str = plan_field(AUTO, COMPARED, metavar="auto|none|bos|eos|TEXT")
     windows: int | None = plan_field(None, SUBJECT | OWN | RECORDS, metavar="STRIDE", least=1)
     trained_length: str = plan_field(AUTO, SUBJECT | OWN | RECORDS, metavar="auto|none|N")
     canaries: str | None = plan_field(None, SUBJECT | OWN, metavar="MANIFEST", panel="privacy")
-    phone_region: str | None = plan_field(None, OWN | RECORDS | ATTACKS, metavar="DE,US", panel="privacy")
+    phone_region: str | None = plan_field(
+        None, OWN | RECORDS | ATTACKS, metavar="DE,US", panel="privacy"
+    )
     forget: str | None = plan_field(None, SUBJECT | OWN | RECORDS, metavar="DATA", panel="privacy")
 
     def check(self) -> None:
-        """Raises AuditError for a --knows, --prefix-token, --template, --date or --trained-length that says nothing."""
+        """Raises AuditError for a --knows, --prefix-token, --template, --date or --trained-length
+        that says nothing."""
         if self.knows is not None:
             share_of_answer_known(self.knows)
         if self.knows == SYSTEM and self.turns not in (None, "assistant"):
-            raise AuditError(f"expected --knows {USER} or partial:F beside --turns {self.turns}, got {self.knows}")
+            raise AuditError(
+                f"expected --knows {USER} or partial:F beside --turns {self.turns}, got "
+                f"{self.knows}"
+            )
         if not self.prefix_token:
-            raise AuditError("expected --prefix-token as auto, none, bos, eos or a text, got an empty one")
+            raise AuditError(
+                "expected --prefix-token as auto, none, bos, eos or a text, got an empty one"
+            )
         if not self.template:
             raise AuditError("expected --template as auto, none, model or a file, got an empty one")
         if self.date is not None:
             check_date_format(self.date)
-        if self.trained_length not in (AUTO, NONE) and not re.fullmatch("[1-9][0-9]{0,8}", self.trained_length):
+        if self.trained_length not in (AUTO, NONE) and not re.fullmatch(
+            "[1-9][0-9]{0,8}", self.trained_length
+        ):
             raise AuditError(
-                f"expected --trained-length as auto, none or a number of tokens, got {self.trained_length!r}"
+                "expected --trained-length as auto, none or a number of tokens, got "
+                f"{self.trained_length!r}"
             )
 
 
@@ -242,17 +287,22 @@ class AttackPlan:
 
     attack: Attack or probe, see `audit list`; repeatable. [default: ethicist]
     attack_options: Option of an attack, as ethicist.samples=20; repeatable.
-    setting: Access: sampled text only, as privacy claims of text assume, or all that a white box gives.
+    setting: Access: sampled text only, as privacy claims of text assume, or all that a white box
+        gives.
     samples: Samples per prefix, in every attack. [default: each attack has its own]
-    until: Ask secrets in random order, and stop a configuration once --gate's rules are decided, or an interval is so
-        narrow.
+    until: Ask secrets in random order, and stop a configuration once --gate's rules are decided, or
+        an interval is so narrow.
     sizes: Defaults of the options of attacks and defenses: the papers' own, or those of the lab.
     """
 
     panel: ClassVar[str] = "attacks"
     attack: tuple[str, ...] = plan_field(("ethicist",), flags=("--attack", "-a"))
-    attack_options: Options = plan_field(dict, ATTACKS, metavar="[ATTACK.]OPTION=VALUE", flags=("-A",))
-    setting: Literal["text-only", "white-box", "both"] = plan_field("both", metavar="text-only|white-box|both")
+    attack_options: Options = plan_field(
+        dict, ATTACKS, metavar="[ATTACK.]OPTION=VALUE", flags=("-A",)
+    )
+    setting: Literal["text-only", "white-box", "both"] = plan_field(
+        "both", metavar="text-only|white-box|both"
+    )
     samples: int | None = plan_field(None, ATTACKS, least=1)
     until: str | None = plan_field(None, metavar="decided|'METRIC ± N%'")
     sizes: Literal["paper", "lab"] = plan_field("paper", flags=None)
@@ -262,11 +312,14 @@ class AttackPlan:
         if not self.attack:
             raise AuditError("expected at least one --attack, got none; `audit list` shows them")
         if self.until not in (None, DECIDED):
-            assert self.until_metric_and_half_width is not None  # the property raises for what it cannot read
+            assert (
+                self.until_metric_and_half_width is not None
+            )  # the property raises for what it cannot read
 
     @property
     def until_metric_and_half_width(self) -> tuple[str, float] | None:
-        """Of `--until "recall ± 2%"`, the metric and the half-width of its interval, a share; None without a width.
+        """Of `--until "recall ± 2%"`, the metric and the half-width of its interval, a share; None
+        without a width.
 
         Raises AuditError for an --until of any other form.
         """
@@ -275,7 +328,9 @@ class AttackPlan:
         found = _WIDTH.fullmatch(self.until or "")
         width = float(found[2]) / 100 if found else math.nan
         if found is None or not 0 < width < 1:
-            raise AuditError(f"expected --until decided or an interval such as 'recall ± 2%', got {self.until!r}")
+            raise AuditError(
+                f"expected --until decided or an interval such as 'recall ± 2%', got {self.until!r}"
+            )
         return found[1], width
 
 
@@ -286,7 +341,8 @@ class DefensePlan:
     defense: Defense to audit beside the undefended model, see `audit list`; repeatable.
     defense_options: Option of a defense, as pmixed.epsilon=4; repeatable.
     controls: Audit each defense's controls too: only they show what causes an effect.
-    ensemble_limit: Attack at most N members where an ensemble answers. [default: all; in the lab 60]
+    ensemble_limit: Attack at most N members where an ensemble answers. [default: all; in the lab
+        60]
     relearn: Train a copy on auxiliary data for STEPS: does what was forgotten return?
     relearn_rate: Learning rate of --relearn. [default: 5e-5; in the lab 1e-4]
     """
@@ -304,12 +360,15 @@ class DefensePlan:
         if self.relearn_rate is not None and self.relearn is None:
             raise AuditError("--relearn-rate goes with --relearn STEPS, got it alone")
         if self.relearn_rate is not None and not 0 < self.relearn_rate <= 1:
-            raise AuditError(f"expected --relearn-rate above 0 and at most 1, got {self.relearn_rate:g}")
+            raise AuditError(
+                f"expected --relearn-rate above 0 and at most 1, got {self.relearn_rate:g}"
+            )
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Who does the work: this process, or the workers of a Ray cluster, so many GPUs or a part of one each.
+    """Who does the work: this process, or the workers of a Ray cluster, so many GPUs or a part of
+    one each.
 
     engine: Work in this process, or on workers of Ray.
     workers: Workers of --engine ray. [default: one per processor here]
@@ -334,11 +393,19 @@ class EngineOptions:
         if self.engine == "local":
             for name in ("workers", "ray_address", "gpus_per_worker"):
                 if getattr(self, name):
-                    raise AuditError(f"--{name.replace('_', '-')} goes with --engine ray, got --engine local")
+                    raise AuditError(
+                        f"--{name.replace('_', '-')} goes with --engine ray, got --engine local"
+                    )
         elif device.startswith("cuda") and not self.gpus_per_worker:
-            raise AuditError(f"expected --gpus-per-worker beside --device {device}, or no worker sees a GPU; got none")
+            raise AuditError(
+                f"expected --gpus-per-worker beside --device {device}, or no worker sees a GPU; "
+                "got none"
+            )
         elif device == "cpu" and self.gpus_per_worker:
-            raise AuditError(f"--gpus-per-worker {self.gpus_per_worker:g} goes with --device cuda, got --device cpu")
+            raise AuditError(
+                f"--gpus-per-worker {self.gpus_per_worker:g} goes with --device cuda, got --device "
+                "cpu"
+            )
 
 
 LOCAL = EngineOptions()
@@ -362,8 +429,9 @@ class ComputePlan(EngineOptions):
 class OutputPlan:
     """What is written beside the run folder, and by which command. No number depends on it.
 
-    submission: Write an LM-Extraction submission, with one attack on the undefended model: its first guess per record,
-        most confident first, white-box if that was run. Private text, as token ids.
+    submission: Write an LM-Extraction submission, with one attack on the undefended model: its
+        first guess per record, most confident first, white-box if that was run. Private text, as
+        token ids.
     """
 
     panel: ClassVar[str] = "output"
@@ -374,12 +442,15 @@ class OutputPlan:
 
 
 # Names of what lets one in, and the tokens of a text, whose names end alike.
-_CREDENTIAL = re.compile(r"(^|_)(token|api_?key|access_?key|password|passwd|secret|authorization|credentials?)$")
+_CREDENTIAL = re.compile(
+    r"(^|_)(token|api_?key|access_?key|password|passwd|secret|authorization|credentials?)$"
+)
 _OF_TEXT = re.compile(r"^(additional_special|bos|cls|eos|mask|pad|sep|unk)_token$")
 
 
 def share_of_answer_known(knows: str) -> float:
-    """The share of an answer that stands before what is attacked: 0 for `system` and `user`, F for `partial:F`.
+    """The share of an answer that stands before what is attacked: 0 for `system` and `user`, F for
+    `partial:F`.
 
     Raises AuditError for anything else.
     """
@@ -391,7 +462,9 @@ def share_of_answer_known(knows: str) -> float:
     except ValueError:
         found = math.nan
     if not 0 < found < 1:
-        raise AuditError(f"expected --knows {SYSTEM}, {USER} or {PARTIAL}:F with 0 < F < 1, got {knows!r}")
+        raise AuditError(
+            f"expected --knows {SYSTEM}, {USER} or {PARTIAL}:F with 0 < F < 1, got {knows!r}"
+        )
     return found
 
 

@@ -1,4 +1,5 @@
-"""The record of an audit, `result.json`: measurements, findings, targets, the whole. Plain frozen records."""
+"""The record of an audit, `result.json`: measurements, findings, targets, the whole. Plain frozen
+records."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ SCHEMA_VERSION = 4
 
 @dataclass(frozen=True)
 class Measurement:
-    """A number with its interval and sample size. `low`/`high`: two-sided 95% unless the note says otherwise."""
+    """A number with its interval and sample size. `low`/`high`: two-sided 95% unless the note says
+    otherwise."""
 
     name: str
     value: float
@@ -26,12 +28,16 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Audited:
-    """A lower bound of epsilon by one rule, and what it is made of (statistics/audited.py). Epsilons in nats.
+    """A lower bound of epsilon by one rule, and what it is made of (statistics/audited.py).
+    Epsilons in nats.
 
-    It exceeds the truth with probability at most `level`, and is about `delta`, `relation` and `unit` alone.
+    It exceeds the truth with probability at most `level`, and is about `delta`, `relation` and
+    `unit` alone.
     """
 
-    estimator: str  # "one_run", "games": (epsilon, delta)-DP; "fdp": mu-GDP, said as (eps, delta); "shape"
+    estimator: (
+        str  # "one_run", "games": (epsilon, delta)-DP; "fdp": mu-GDP, said as (eps, delta); "shape"
+    )
     epsilon: float
     delta: float
     level: float
@@ -39,14 +45,22 @@ class Audited:
     guesses: int  # the surest of the canaries: so many that by themselves they prove most
     right: int
     best: float  # what all-right guesses would have proved, by the same rule
-    rights: tuple[int, ...] = ()  # of the surest guesses, for each number of them that was looked at
-    sampling: tuple[float, int] | None = None  # rate and steps of the shape that "shape" assumes, and power is told of
+    rights: tuple[
+        int, ...
+    ] = ()  # of the surest guesses, for each number of them that was looked at
+    sampling: tuple[float, int] | None = (
+        None  # rate and steps of the shape that "shape" assumes, and power is told of
+    )
     copies: int = 1  # how often each canary was inserted
     relation: str = "add_remove"
     unit: str = "record"
-    table: tuple[int, int, int, int] | None = None  # of games: tp, fn, fp, tn; canaries are then the games that count
+    table: tuple[int, int, int, int] | None = (
+        None  # of games: tp, fn, fp, tn; canaries are then the games that count
+    )
     tokens: int | None = None  # drawn in each game
-    covered: int | None = None  # tokens that the claim is for; None: any number, or there is no claim
+    covered: int | None = (
+        None  # tokens that the claim is for; None: any number, or there is no claim
+    )
     exact: float | None = None  # epsilon of these very games, from both next-token distributions
 
     @property
@@ -59,9 +73,10 @@ class Audited:
 class ChainStep:
     """One step from a target to the next in a chain that changes one thing at a time.
 
-    causes: what the step changes; the effect of several changed together cannot be divided among them. before, after:
-    names of the two targets; after is "" where the second was not measured. difference: the number of `after` minus
-    that of `before`; None where it cannot be taken, and `note` says why.
+    causes: what the step changes; the effect of several changed together cannot be divided among
+    them. before, after: names of the two targets; after is "" where the second was not measured.
+    difference: the number of `after` minus that of `before`; None where it cannot be taken, and
+    `note` says why.
     """
 
     causes: dict[str, str]  # what each changes, by its name
@@ -73,7 +88,8 @@ class ChainStep:
 
 @dataclass(frozen=True)
 class Chain:
-    """From the undefended row to this one and beyond, step by step, on the secrets that all of the rows answered.
+    """From the undefended row to this one and beyond, step by step, on the secrets that all of the
+    rows answered.
 
     whole: this row minus the undefended one: the sum of the steps up to it.
     """
@@ -84,9 +100,11 @@ class Chain:
 
 @dataclass(frozen=True)
 class StoppedEarly:
-    """How far a row came that was asked in random order (`--until`): its intervals hold at every look.
+    """How far a row came that was asked in random order (`--until`): its intervals hold at every
+    look.
 
-    asked, of: members and non-members together; why: "recall <= 0.05: failed", or that nothing was decided.
+    asked, of: members and non-members together; why: "recall <= 0.05: failed", or that nothing was
+    decided.
     """
 
     asked: int
@@ -100,9 +118,11 @@ class StoppedEarly:
 
 @dataclass(frozen=True)
 class Stratum:
-    """The records of one number of copies: how many could be attacked, and the share extracted of those asked.
+    """The records of one number of copies: how many could be attacked, and the share extracted of
+    those asked.
 
-    copies: near copies included; None: not known. A record of several parts is extracted if some part is.
+    copies: near copies included; None: not known. A record of several parts is extracted if some
+    part is.
     """
 
     copies: int | None
@@ -112,7 +132,8 @@ class Stratum:
 
 @dataclass(frozen=True)
 class Finding:
-    """One (target, setting, attack or probe) cell: measurements, or the reason why there are none."""
+    """One (target, setting, attack or probe) cell: measurements, or the reason why there are
+    none."""
 
     target: str
     setting: str
@@ -124,21 +145,32 @@ class Finding:
     claim_reason: str
     measurements: tuple[Measurement, ...] = ()
     by_repeats: dict[str, Measurement] = field(default_factory=dict)
-    by_kind: dict[str, Measurement] = field(default_factory=dict)  # of personal data: what first guesses hold of it
+    by_kind: dict[str, Measurement] = field(
+        default_factory=dict
+    )  # of personal data: what first guesses hold of it
     by_kind_nonmembers: dict[str, Measurement] = field(default_factory=dict)  # the floor
     curve: tuple[tuple[int, float], ...] = ()  # (wrong guesses allowed, recall)
     not_applicable: str = ""
     notes: tuple[str, ...] = ()
-    violations: tuple[str, ...] = ()  # how the claim was seen to fail, a sentence each; empty: it was not
+    violations: tuple[
+        str, ...
+    ] = ()  # how the claim was seen to fail, a sentence each; empty: it was not
     seconds: float = 0.0
     drawn: int = 0
-    samples: int = 0  # of each prefix, drawn behind nothing but the prefix; 0: none, or behind a soft prompt
+    samples: int = (
+        0  # of each prefix, drawn behind nothing but the prefix; 0: none, or behind a soft prompt
+    )
     rows: int = 0  # run through the target, shared passes included: what methods can be compared at
-    chain: Chain | None = None  # of a defended row where its control rows were measured: what its effect is due to
+    chain: Chain | None = (
+        None  # of a defended row where its control rows were measured: what its effect is due to
+    )
     audits: tuple[Audited, ...] = ()  # of a row that bounds epsilon; the (epsilon, delta) one first
     strata: tuple[Stratum, ...] = ()  # most copies first; empty: the data are not counted by copies
-    scores_tried: int = 0  # membership scores, of all rows, that `membership_auc` is the strongest of; 0: older record
-    stopped: StoppedEarly | None = None  # None: all secrets were to be asked, and intervals are of a fixed size
+    # membership scores, of all rows, that `membership_auc` is the strongest of; 0: older record
+    scores_tried: int = 0
+    stopped: StoppedEarly | None = (
+        None  # None: all secrets were to be asked, and intervals are of a fixed size
+    )
 
     @property
     def decodes_greedily(self) -> bool:
@@ -162,7 +194,8 @@ class Finding:
 class Doubt:
     """Why a zero is no evidence: something that may have hidden a leak from this audit.
 
-    kind: "text form", "answers", "non-members", "likelihood" or "contradiction"; sentence: what was seen, for a report.
+    kind: "text form", "answers", "non-members", "likelihood" or "contradiction"; sentence: what was
+    seen, for a report.
     """
 
     kind: str
@@ -181,22 +214,28 @@ class TargetRecord:
     peak_memory_mb: float | None = None
     training_seconds: float | None = None
     claim: Claim | None = None
-    nominal_epsilon: float | None = None  # as a paper prints it; promises nothing (the notes say why)
+    nominal_epsilon: float | None = (
+        None  # as a paper prints it; promises nothing (the notes say why)
+    )
     notes: tuple[str, ...] = ()
     other_perplexities: tuple[Measurement, ...] = ()  # of the same texts, as papers count them
     companion: bool = False  # a control, shown beside a defense and not asked for by name
-    likelihood: Chain | None = None  # how much more likely members' true tokens are than non-members', row by row
+    likelihood: Chain | None = (
+        None  # how much more likely members' true tokens are than non-members', row by row
+    )
     doubts: tuple[Doubt, ...] = ()  # about its answers alone
 
 
 @dataclass(frozen=True)
 class GroupRecall:
-    """One number of one group of secrets, of the models around an unlearning, as far as they were measured.
+    """One number of one group of secrets, of the models around an unlearning, as far as they were
+    measured.
 
-    values: of `before`, `after` and `relearned`, and of a model that never saw what was to be forgotten, `retrained`
-    and `retrained_relearned`. group: "forgotten", "retained" or "nonmembers". changes, over the same secrets:
-    `unlearned`, after minus before; `left`, after minus retrained; `relearned`, minus after; `came_back`, that minus
-    what the same steps do to the retrained model; `share_back`, what relearning brings back of what unlearning took.
+    values: of `before`, `after` and `relearned`, and of a model that never saw what was to be
+    forgotten, `retrained` and `retrained_relearned`. group: "forgotten", "retained" or
+    "nonmembers". changes, over the same secrets: `unlearned`, after minus before; `left`, after
+    minus retrained; `relearned`, minus after; `came_back`, that minus what the same steps do to the
+    retrained model; `share_back`, what relearning brings back of what unlearning took.
     """
 
     attack: str
@@ -208,10 +247,11 @@ class GroupRecall:
 
 @dataclass(frozen=True)
 class Unlearning:
-    """What is left of records that a model was to forget. models: names of targets, as `GroupRecall` calls them.
+    """What is left of records that a model was to forget. models: names of targets, as
+    `GroupRecall` calls them.
 
-    steps, rate, texts: of relearning, on so many other records; 0: there was none. perplexity: held out, by model;
-    `ratio`: after by before, paired by text.
+    steps, rate, texts: of relearning, on so many other records; 0: there was none. perplexity: held
+    out, by model; `ratio`: after by before, paired by text.
     """
 
     target: str
@@ -230,9 +270,9 @@ class Unlearning:
 class KindCount:
     """How many personal data of one kind suffixes hold; the same text in two secrets counts twice.
 
-    members, nonmembers: whole, and not in the prefix: these are followed into the guesses. The members' others: held:
-    the prefix holds them already; cut: the prefix or the suffix ends within them. trained: of non-members, but it
-    stands in what was trained on: no floor.
+    members, nonmembers: whole, and not in the prefix: these are followed into the guesses. The
+    members' others: held: the prefix holds them already; cut: the prefix or the suffix ends within
+    them. trained: of non-members, but it stands in what was trained on: no floor.
     """
 
     members: int = 0
@@ -249,19 +289,27 @@ NO_TIME = "not asked for lack of time"  # a rule of `RecordCounts.not_attacked`
 class RecordCounts:
     """Count the records (rows) of one side, members or non-members, from the file to the attack.
 
-    given - sum(left_out) = usable = audited + copies + sum(not_attacked). A record of which some parts (answers,
-    windows) can be used is usable; `parts_left_out` counts its other parts.
+    given - sum(left_out) = usable = audited + copies + sum(not_attacked). A record of which some
+    parts (answers, windows) can be used is usable; `parts_left_out` counts its other parts.
     """
 
     given: int
     audited: int  # distinct records that are attacked
     copies: int = 0  # usable, the same secrets as an earlier record: audited with that record
     left_out: dict[str, int] = field(default_factory=dict)  # records that cannot be used, by reason
-    not_attacked: dict[str, int] = field(default_factory=dict)  # usable and distinct, by rule: auxiliary data, --limit
-    parts_left_out: dict[str, int] = field(default_factory=dict)  # parts of usable records, by reason
-    tokens: int = 0  # of the audited records: of texts all tokens, else those of suffixes and answers; 0: not counted
+    not_attacked: dict[str, int] = field(
+        default_factory=dict
+    )  # usable and distinct, by rule: auxiliary data, --limit
+    parts_left_out: dict[str, int] = field(
+        default_factory=dict
+    )  # parts of usable records, by reason
+    # of the audited records: of texts all tokens, else those of suffixes and answers; 0: not
+    # counted
+    tokens: int = 0
     attacked_tokens: int = 0  # of them, tokens inside some attacked suffix
-    by_copies: dict[str, int] = field(default_factory=dict)  # members that could be attacked, by copies; "": not known
+    by_copies: dict[str, int] = field(
+        default_factory=dict
+    )  # members that could be attacked, by copies; "": not known
 
     @property
     def usable(self) -> int:
@@ -278,17 +326,28 @@ class BenchmarkRecord:
     nonmembers: int
     known: int
     repeats: dict[str, int] = field(default_factory=dict)
-    greedy_recall: dict[str, Measurement] = field(default_factory=dict)  # undefended target, by repeat count
+    greedy_recall: dict[str, Measurement] = field(
+        default_factory=dict
+    )  # undefended target, by repeat count
     greedy_nonmembers: Measurement | None = None  # measured where greedy decoding gives some member
-    digest: str = ""  # of the secrets, without telling one (auditor/gate/comparability.py); "": an older record
-    near_duplicates: int | None = None  # members whose suffix is nearly a known pair's; None: not counted
+    # of the secrets, without telling one (auditor/gate/comparability.py); "": an older record
+    digest: str = ""
+    near_duplicates: int | None = (
+        None  # members whose suffix is nearly a known pair's; None: not counted
+    )
     canaries: dict[str, int] = field(default_factory=dict)  # how many, by insertions; "0": controls
     notes: tuple[str, ...] = ()
     kinds: dict[str, KindCount] = field(default_factory=dict)  # of personal data
     doubts: tuple[Doubt, ...] = ()  # about the data, and so about every row
-    text_form: str = ""  # how conversations are rendered: template, day and digest; "": there are none
-    unread_columns: tuple[str, ...] = ()  # of the data, that hold texts or turns and that no secret is made of
-    records: dict[str, RecordCounts] = field(default_factory=dict)  # of "members" and "nonmembers"; empty: not counted
+    text_form: str = (
+        ""  # how conversations are rendered: template, day and digest; "": there are none
+    )
+    unread_columns: tuple[
+        str, ...
+    ] = ()  # of the data, that hold texts or turns and that no secret is made of
+    records: dict[str, RecordCounts] = field(
+        default_factory=dict
+    )  # of "members" and "nonmembers"; empty: not counted
 
     @property
     def is_of_builtin_lab(self) -> bool:
@@ -300,9 +359,9 @@ class BenchmarkRecord:
 class FrontierPoint:
     """One model in the picture of what leaks least at the same usefulness.
 
-    ratio: held-out perplexity over the undefended model's, paired by text. within: whether that is within the margin,
-    by its interval: shown, not shown, or shown to be beyond. least: of those shown within, whether nothing shows that
-    another of them leaks less; None of others.
+    ratio: held-out perplexity over the undefended model's, paired by text. within: whether that is
+    within the margin, by its interval: shown, not shown, or shown to be beyond. least: of those
+    shown within, whether nothing shows that another of them leaks less; None of others.
     """
 
     label: str  # with the setting of its knob
@@ -320,10 +379,11 @@ class FrontierPoint:
 
 @dataclass(frozen=True)
 class Frontier:
-    """Leakage by one number against usefulness, of models asked for the same secrets; the undefended one first.
+    """Leakage by one number against usefulness, of models asked for the same secrets; the
+    undefended one first.
 
-    margin: of perplexity over the undefended model's, within which is compared what leaks least. missing: models that
-    have no point, and why.
+    margin: of perplexity over the undefended model's, within which is compared what leaks least.
+    missing: models that have no point, and why.
     """
 
     metric: str
@@ -338,7 +398,8 @@ class Frontier:
 
 @dataclass(frozen=True)
 class OwnTable:
-    """A table of a plug-in's section, all of its cells as they are to be read. Raises AuditError for a ragged one."""
+    """A table of a plug-in's section, all of its cells as they are to be read. Raises AuditError
+    for a ragged one."""
 
     caption: str
     head: tuple[str, ...]
@@ -347,7 +408,8 @@ class OwnTable:
     def __post_init__(self) -> None:
         if ragged := next((row for row in self.rows if len(row) != len(self.head)), None):
             raise AuditError(
-                f"expected {len(self.head)} cells in every row of the table {self.caption!r}, got {len(ragged)}"
+                f"expected {len(self.head)} cells in every row of the table {self.caption!r}, got "
+                f"{len(ragged)}"
             )
 
 
@@ -365,7 +427,8 @@ RELEASED_TEXT = "released text"  # the family of an audit that asks no model
 
 @dataclass(frozen=True)
 class AuditResult:
-    """The whole of a run, as `result.json` holds it. Baselines and reports read `secrets.parquet` too."""
+    """The whole of a run, as `result.json` holds it. Baselines and reports read `secrets.parquet`
+    too."""
 
     name: str
     created: str  # UTC, ISO 8601
@@ -379,15 +442,28 @@ class AuditResult:
     timings: dict[str, float]  # seconds by stage
     seed: int
     family: str = ""  # architecture and vocabulary of the attacked model; "": an older record
-    weights: dict[str, str] = field(default_factory=dict)  # "model/model.safetensors" -> SHA-256; empty in the lab
-    base: str = ""  # of an adapter that is attacked, the model that it is for; "": a whole model, or an older record
-    prefix_token: str = ""  # what stood before every text, and why, in words; "": an older record, where nothing did
-    frontiers: tuple[Frontier, ...] = ()  # by measure of leakage; none where fewer than two defenses were measured
+    weights: dict[str, str] = field(
+        default_factory=dict
+    )  # "model/model.safetensors" -> SHA-256; empty in the lab
+    # of an adapter that is attacked, the model that it is for; "": a whole model, or an older
+    # record
+    base: str = ""
+    # what stood before every text, and why, in words; "": an older record, where nothing did
+    prefix_token: str = ""
+    frontiers: tuple[
+        Frontier, ...
+    ] = ()  # by measure of leakage; none where fewer than two defenses were measured
     unlearning: tuple[Unlearning, ...] = ()
-    methods: dict[str, str] = field(default_factory=dict)  # what each attack and probe there was declares to measure
-    metrics: dict[str, str] = field(default_factory=dict)  # titles of the numbers that plug-ins declare as their own
+    methods: dict[str, str] = field(
+        default_factory=dict
+    )  # what each attack and probe there was declares to measure
+    metrics: dict[str, str] = field(
+        default_factory=dict
+    )  # titles of the numbers that plug-ins declare as their own
     own_methods: tuple[str, ...] = ()  # attacks and probes that are the user's plug-ins
-    sections: dict[str, OwnSection] = field(default_factory=dict)  # what plug-ins add to the reports, by their names
+    sections: dict[str, OwnSection] = field(
+        default_factory=dict
+    )  # what plug-ins add to the reports, by their names
     schema_version: int = SCHEMA_VERSION
 
     def target(self, name: str) -> TargetRecord:

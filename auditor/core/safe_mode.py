@@ -1,4 +1,5 @@
-"""A command that reads a record runs nothing of anybody's: no program, no network, no plug-in, no remote code.
+"""A command that reads a record runs nothing of anybody's: no program, no network, no plug-in, no
+remote code.
 
 Python itself refuses it (an audit hook, PEP 578), so it holds for what a library would do too.
 """
@@ -23,7 +24,8 @@ _depth, _hooked = 0, False  # of the process with all its threads; blocks may st
 
 
 class RefusedBySafeMode(AuditError, PermissionError):
-    """A PermissionError too: a library that can do without the refused thing catches it and goes on."""
+    """A PermissionError too: a library that can do without the refused thing catches it and goes
+    on."""
 
     def __str__(self) -> str:
         return str(self.strerror)  # an OSError would put "[Errno 1]" before it
@@ -47,7 +49,8 @@ def safe_mode() -> Iterator[None]:
         sys.addaudithook(_refuse_forbidden_audit_event)  # there is no way to take it out again
         _hooked = True
     before = os.environ.get(_OFFLINE)
-    # huggingface_hub reads this once, when it is imported; had it been before, the audit hook refuses the network
+    # huggingface_hub reads this once, when it is imported; had it been before, the audit hook
+    # refuses the network
     os.environ[_OFFLINE] = "1"  # what the hub keeps here is found without asking it
     _depth += 1
     try:

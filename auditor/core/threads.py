@@ -1,10 +1,13 @@
-"""How many threads a run takes, and how they wait for each other. Imports nothing heavy: it must come before torch.
+"""How many threads a run takes, and how they wait for each other. Imports nothing heavy: it must
+come before torch.
 
-OpenMP reads its environment once, when torch loads it. By default a thread that waits for another spins: beside other
-work it burns the time that the one it waits for would need. Asleep, it costs nothing; but to sleep and wake at each
-of a small model's many short waits costs more than a second thread gains. So it spins for microseconds, then sleeps.
-And threads that must wait for each other lose more than their share to other work, as one of them is always kept
-waiting: where others keep the processors busy as a run begins, it takes as many threads as there are processors free.
+OpenMP reads its environment once, when torch loads it. By default a thread that waits for another
+spins: beside other work it burns the time that the one it waits for would need. Asleep, it costs
+nothing; but to sleep and wake at each of a small model's many short waits costs more than a second
+thread gains. So it spins for microseconds, then sleeps. And threads that must wait for each other
+lose more than their share to other work, as one of them is always kept
+waiting: where others keep the processors busy as a run begins, it takes as many threads as there
+are processors free.
 """
 
 from __future__ import annotations
@@ -24,15 +27,20 @@ from auditor.core.errors import AuditError
 
 _GROUPS = Path("/sys/fs/cgroup")
 _LOAD = Path("/proc/loadavg")
-_LOOKS, _BETWEEN = 7, 0.01  # seconds; the median of some looks, as what comes and goes takes no processor
+_LOOKS, _BETWEEN = (
+    7,
+    0.01,
+)  # seconds; the median of some looks, as what comes and goes takes no processor
 _SPINS = "10000"  # a training step of the lab: 45 ms so, 42 spinning on, 62 asleep at once
 
 
 def set_thread_count(count: int | None = None) -> None:
-    """Settles number and waiting of threads for this process and those it starts. count: wins over OMP_NUM_THREADS.
+    """Settles number and waiting of threads for this process and those it starts. count: wins over
+    OMP_NUM_THREADS.
 
-    Else there are as many as the processors this process may use and nobody else keeps busy, one at least. How sums
-    are split depends on the number, and the last bits of results with it: a run says how many it took.
+    Else there are as many as the processors this process may use and nobody else keeps busy, one at
+    least. How sums are split depends on the number, and the last bits of results with it: a run
+    says how many it took.
     Raises AuditError for a count below 1.
     """
     if count is not None and count < 1:
@@ -45,7 +53,8 @@ def set_thread_count(count: int | None = None) -> None:
         os.environ["OMP_NUM_THREADS"] = str(count)
     elif (
         "OMP_NUM_THREADS" not in os.environ
-        and (free := min(_cgroup_processor_quota(), _idle_processor_count())) < usable_processor_count()
+        and (free := min(_cgroup_processor_quota(), _idle_processor_count()))
+        < usable_processor_count()
     ):
         os.environ["OMP_NUM_THREADS"] = str(max(1, int(free)))
     if "OMP_WAIT_POLICY" not in os.environ:
@@ -55,7 +64,8 @@ def set_thread_count(count: int | None = None) -> None:
 
 @contextmanager
 def limit_torch_threads(count: int | None) -> Iterator[None]:
-    """At most so many torch threads in the block (None: no limit), for small work, whose threads wait for each other.
+    """At most so many torch threads in the block (None: no limit), for small work, whose threads
+    wait for each other.
 
     With a fixed number, sums are split alike on every machine, and results are the same.
     """
@@ -81,7 +91,8 @@ def describe_threads(count: int) -> str:
 
 @functools.cache
 def measure_machine_gflops() -> float:
-    """GFLOP/s of a product of two float32 matrices of 1,024 rows, the best of some: tells machines' timings apart."""
+    """GFLOP/s of a product of two float32 matrices of 1,024 rows, the best of some: tells machines'
+    timings apart."""
     import torch
 
     a, b, best = torch.ones(1024, 1024), torch.ones(1024, 1024), math.inf
@@ -98,13 +109,18 @@ def _loaded_torch() -> Any:
 
 
 def _idle_processor_count() -> float:
-    """Processors of the machine that nobody else is running on now; inf where the system does not say (no /proc)."""
+    """Processors of the machine that nobody else is running on now; inf where the system does not
+    say (no /proc)."""
     try:
         running = []
         for _ in range(_LOOKS):
-            running.append(int(_LOAD.read_text().split()[3].partition("/")[0]))  # "running/all threads"
+            running.append(
+                int(_LOAD.read_text().split()[3].partition("/")[0])
+            )  # "running/all threads"
             time.sleep(_BETWEEN)
-        return (os.cpu_count() or 1) - (statistics.median(running) - 1)  # one of them is this process
+        return (os.cpu_count() or 1) - (
+            statistics.median(running) - 1
+        )  # one of them is this process
     except (OSError, ValueError, IndexError):
         return math.inf
 

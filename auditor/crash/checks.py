@@ -1,7 +1,8 @@
-"""What a training's steps say against its claim: one check a fault, each with its number and what it could have seen.
+"""What a training's steps say against its claim: one check a fault, each with its number and what
+it could have seen.
 
-Here those of what is read and accounted; those of noise, of one record's reach and of ways past a step have files of
-their own.
+Here those of what is read and accounted; those of noise, of one record's reach and of ways past a
+step have files of their own.
 """
 
 from __future__ import annotations
@@ -62,21 +63,34 @@ def run_all_crash_test_checks(runs: WatchedTrainings) -> list[LoopCheck]:
 def check_record_read_twice_in_step(runs: WatchedTrainings) -> LoopCheck:
     """No record goes into one step twice."""
     found = [
-        (max(Counter(step.records).values()), step) for step in runs.steps_but_first_of_each_training if step.records
+        (max(Counter(step.records).values()), step)
+        for step in runs.steps_but_first_of_each_training
+        if step.records
     ]
     most, worst = max(found, key=lambda one: one[0], default=(0, runs.first_training.steps[0]))
     said = f"no record twice in any of {len(found)} steps"
     if most > 1:
-        said = f"a record was read {most} times in {sum(one > 1 for one, _ in found)} of {len(found)} steps"
+        said = (
+            f"a record was read {most} times in {sum(one > 1 for one, _ in found)} of "
+            f"{len(found)} steps"
+        )
 
     def witness() -> WorstViolation:
         record = Counter(worst.records).most_common(1)[0][0]
-        return WorstViolation(f"read {most} times", "at most once", *runs.training_and_step_index(worst), record)
+        return WorstViolation(
+            f"read {most} times", "at most once", *runs.training_and_step_index(worst), record
+        )
 
-    # Read k times, a record moves the sum by up to k clipping norms: as if the noise were 1 / k of its size.
+    # Read k times, a record moves the sum by up to k clipping norms: as if the noise were 1 / k of
+    # its size.
     noise = runs.claim.noise_multiplier / max(most, 1)
     return loop_check_without_chance(
-        "once a step", most > 1, said, "one such step", witness, lambda: runs.epsilon_with_noise_multiplier(noise)
+        "once a step",
+        most > 1,
+        said,
+        "one such step",
+        witness,
+        lambda: runs.epsilon_with_noise_multiplier(noise),
     )
 
 
@@ -88,67 +102,92 @@ def check_sampling_rate(runs: WatchedTrainings) -> LoopCheck:
     # Standard error of the share, as the claim has it. Below, scipy's sf(seen - 1) is P[X >= seen].
     error = math.sqrt(max(q * (1 - q), 1e-12) / asked)
     return loop_check_from_p_value(
-        "sampling rate", float(stats.binom.sf(seen - 1, asked, q)) if q < 1 else 1.0,
+        "sampling rate",
+        float(stats.binom.sf(seen - 1, asked, q)) if q < 1 else 1.0,
         f"a record is read in {seen / asked:.3f} of the steps, claimed is {q:.3f}",
         f"a record is read in {seen / asked:.3f} of the steps (claimed {q:.3f})",
         f"{1 + standard_errors_a_loop_check_detects() * error / q:.2f} times the rate",
         lambda: WorstViolation(
-                        f"{seen:,} reads in {len(runs.steps_but_first_of_each_training)} steps of "
-                        f"{runs.first_training.n} records",
-                        f"{asked * q:,.0f} ± {1.96 * asked * error:,.0f}"),
-        lambda: runs.epsilon_with_noise_multiplier(runs.claim.noise_multiplier, sample_rate=min(1.0, seen / asked)),
-    )  # fmt: skip
+            f"{seen:,} reads in {len(runs.steps_but_first_of_each_training)} steps of "
+            f"{runs.first_training.n} records",
+            f"{asked * q:,.0f} ± {1.96 * asked * error:,.0f}",
+        ),
+        lambda: runs.epsilon_with_noise_multiplier(
+            runs.claim.noise_multiplier, sample_rate=min(1.0, seen / asked)
+        ),
+    )
 
 
 def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
-    """Batches vary as Poisson sampling's do. Shuffled ones, all of one size, hide less than is accounted."""
+    """Batches vary as Poisson sampling's do. Shuffled ones, all of one size, hide less than is
+    accounted."""
     q, n = runs.claim.sample_rate, runs.first_training.n
     sizes = np.array([len(step.records) for step in runs.steps_but_first_of_each_training])
     if runs.claim.sampling == "shuffled" or q >= 1:
-        return LoopCheck("Poisson sampling", UNKNOWN, f"claimed is {runs.claim.sampling} sampling", "")
-    # About the claimed mean, which is not estimated: as many degrees of freedom as batches. Allocation's batches vary
-    # as much, but those of a pass add up to its records.
+        return LoopCheck(
+            "Poisson sampling", UNKNOWN, f"claimed is {runs.claim.sampling} sampling", ""
+        )
+    # About the claimed mean, which is not estimated: as many degrees of freedom as batches.
+    # Allocation's batches vary as much, but those of a pass add up to its records.
     varies = float(((sizes - n * q) ** 2).sum() / (n * q * (1 - q)))
     law = {"poisson": "Poisson", "allocation": "random allocation"}[runs.claim.sampling]
     freedom = len(sizes) * (1 - q if runs.claim.sampling == "allocation" else 1)
-    # r times Poisson's variance gives r chi-squared: at this r it is below the critical value with probability POWER.
+    # r times Poisson's variance gives r chi-squared: at this r it is below the critical value with
+    # probability POWER.
     least = stats.chi2.ppf(SHARE, len(sizes)) / stats.chi2.ppf(POWER, len(sizes))
     return loop_check_from_p_value(
-        "Poisson sampling", float(stats.chi2.cdf(varies * freedom / len(sizes), freedom)),
-        f"batches of {sizes.min()} to {sizes.max()} records vary less than {law} sampling's: epsilon was accounted "
-        f"for another kind of sampling; of batches in random order at most {_bound_shuffled_epsilon(runs):.2f} follows",
+        "Poisson sampling",
+        float(stats.chi2.cdf(varies * freedom / len(sizes), freedom)),
+        f"batches of {sizes.min()} to {sizes.max()} records vary less than {law} sampling's: "
+        "epsilon was accounted "
+        "for another kind of sampling; of batches in random order at most "
+        f"{_bound_shuffled_epsilon(runs):.2f} follows",
         f"batches of {sizes.min()} to {sizes.max()} records, as {law} sampling draws them",
         f"batches whose size has {100 * least:.0f}% of Poisson sampling's variance",
-        lambda: WorstViolation(f"batch sizes of variance {varies * n * q * (1 - q) / len(sizes):.2f}",
-                        f"{n * q * (1 - q):.2f}"),
-    )  # fmt: skip
+        lambda: WorstViolation(
+            f"batch sizes of variance {varies * n * q * (1 - q) / len(sizes):.2f}",
+            f"{n * q * (1 - q):.2f}",
+        ),
+    )
 
 
 def _bound_shuffled_epsilon(runs: WatchedTrainings) -> float:
-    """Return an upper bound of what the claimed noise gives if each pass reads every record once, in any order."""
-    return runs.epsilon_with_noise_multiplier(runs.claim.noise_multiplier, quick=True, sampling="shuffled")
+    """Return an upper bound of what the claimed noise gives if each pass reads every record once,
+    in any order."""
+    return runs.epsilon_with_noise_multiplier(
+        runs.claim.noise_multiplier, quick=True, sampling="shuffled"
+    )
 
 
 def check_equal_record_frequency(runs: WatchedTrainings) -> LoopCheck:
     """Every record is read about as often as the others."""
-    times = Counter(record for step in runs.steps_but_first_of_each_training for record in set(step.records))
+    times = Counter(
+        record for step in runs.steps_but_first_of_each_training for record in set(step.records)
+    )
     t = len(runs.steps_but_first_of_each_training)
-    # The higher of claimed and seen: a rate too high for all records is `check_sampling_rate`'s to say.
+    # The higher of claimed and seen: a rate too high for all records is `check_sampling_rate`'s to
+    # say.
     q = max(runs.claim.sample_rate, min(runs.observed_sampling_rate, 1 - 1e-9))
     counts = np.array([times[i] for i in range(runs.first_training.n)])
     most = int(counts.argmax())
     # Bonferroni: the record that was read most is the largest of n.
     p = min(1.0, runs.first_training.n * float(stats.binom.sf(counts[most] - 1, t, q)))
-    # P[Bin(t, r) >= k] is the distribution function of Beta(k, t - k + 1) at r: solved for r at 80%.
+    # P[Bin(t, r) >= k] is the distribution function of Beta(k, t - k + 1) at r: solved for r at
+    # 80%.
     needed = int(stats.binom.isf(SHARE / runs.first_training.n, t, q)) + 1
     least = float(stats.beta.ppf(POWER, needed, t - needed + 1)) if needed <= t else 1.0
     return loop_check_from_p_value(
-        "no record favoured", p, f"record {most} was read in {counts[most]} of {t} steps, expected are {t * q:.1f}",
-        f"no record was read more often than by chance ({counts.min()} to {counts.max()} of {t} steps)",
+        "no record favoured",
+        p,
+        f"record {most} was read in {counts[most]} of {t} steps, expected are {t * q:.1f}",
+        f"no record was read more often than by chance ({counts.min()} to {counts.max()} of {t} "
+        "steps)",
         f"a record that is read in {least:.2f} of the steps",
         lambda: WorstViolation(f"read in {counts[most]} of {t} steps", f"{t * q:.1f}", record=most),
-        lambda: runs.epsilon_with_noise_multiplier(runs.claim.noise_multiplier, sample_rate=float(counts[most] / t)),
-    )  # fmt: skip
+        lambda: runs.epsilon_with_noise_multiplier(
+            runs.claim.noise_multiplier, sample_rate=float(counts[most] / t)
+        ),
+    )
 
 
 def check_step_count(runs: WatchedTrainings) -> LoopCheck:
@@ -156,39 +195,62 @@ def check_step_count(runs: WatchedTrainings) -> LoopCheck:
     taken = [len(trace.steps) for trace in runs.traces]
     seen, claimed = max(taken), runs.claim.steps
     return loop_check_without_chance(
-        "steps", seen > claimed, f"{seen} steps were taken, {claimed} are claimed", "one step more",
+        "steps",
+        seen > claimed,
+        f"{seen} steps were taken, {claimed} are claimed",
+        "one step more",
         lambda: WorstViolation(f"{seen} steps", str(claimed), taken.index(seen), claimed),
-        lambda: runs.epsilon_with_noise_multiplier(runs.claim.noise_multiplier, sample_rate=runs.claim.sample_rate,
-                                                   steps=seen),
-    )  # fmt: skip
+        lambda: runs.epsilon_with_noise_multiplier(
+            runs.claim.noise_multiplier, sample_rate=runs.claim.sample_rate, steps=seen
+        ),
+    )
 
 
 def check_epsilon_follows_from_claimed_noise(runs: WatchedTrainings) -> LoopCheck:
     """The epsilon that is told follows from the noise, rate and steps that are claimed."""
     told, follows = runs.claim.epsilon, runs.claim.implied_epsilon()
     if told is None:
-        return LoopCheck("accounting", UNKNOWN, f"no epsilon is claimed; the rest gives {follows:.2f}", "")
+        return LoopCheck(
+            "accounting", UNKNOWN, f"no epsilon is claimed; the rest gives {follows:.2f}", ""
+        )
     broken = follows > told * 1.02
     if broken and runs.claim.sampling == "allocation":
-        said = f"claimed is epsilon {told:g}; at most {follows:.2f} follows, and what random allocation hides of that "
-        return LoopCheck("accounting", UNKNOWN, said + "was not counted here", "2% of epsilon", source=COUNTED)
+        said = (
+            f"claimed is epsilon {told:g}; at most {follows:.2f} follows, and what random "
+            "allocation hides of that "
+        )
+        return LoopCheck(
+            "accounting", UNKNOWN, said + "was not counted here", "2% of epsilon", source=COUNTED
+        )
     said = f"claimed is epsilon {told:g}, which follows ({follows:.2f})"
     if broken:
-        said = f"claimed is epsilon {told:g}; its own noise, {runs.claim.sampling} batches and steps give {follows:.2f}"
+        said = (
+            f"claimed is epsilon {told:g}; its own noise, {runs.claim.sampling} batches and "
+            f"steps give {follows:.2f}"
+        )
     return loop_check_without_chance(
-        "accounting", broken, said, "2% of epsilon",
-        lambda: WorstViolation(f"epsilon {told:g}", f"{follows:.2f}"), lambda: follows,
-    )  # fmt: skip
+        "accounting",
+        broken,
+        said,
+        "2% of epsilon",
+        lambda: WorstViolation(f"epsilon {told:g}", f"{follows:.2f}"),
+        lambda: follows,
+    )
 
 
 def check_step_chosen_by_private_evaluation(runs: WatchedTrainings) -> LoopCheck:
     """No step is chosen by private records that are read without a gradient."""
-    name, would = "evaluation on private records", "a step but the last given back, of trainings that evaluate"
+    name, would = (
+        "evaluation on private records",
+        "a step but the last given back, of trainings that evaluate",
+    )
     read = max(runs.traces, key=lambda trace: len(trace.evaluated))
     if not read.evaluated:
         return LoopCheck(name, NO_FAULT, "none was read without a gradient", would, source=COUNTED)
     # None: the weights given back are no step's, an average say, which tells of no choice.
-    chosen = [(i, t) for i, t in enumerate(runs.traces) if t.returned not in (None, len(t.steps) - 1)]
+    chosen = [
+        (i, t) for i, t in enumerate(runs.traces) if t.returned not in (None, len(t.steps) - 1)
+    ]
     said = f"{len(read.evaluated)} private records were read without a gradient"
     if not chosen:
         said += ": whatever is printed of that, or chosen by it, is outside the claim"

@@ -1,4 +1,5 @@
-"""Checks of ways past a step: other records of the batch, what is given back or printed, seeds to be guessed."""
+"""Checks of ways past a step: other records of the batch, what is given back or printed, seeds to
+be guessed."""
 
 from __future__ import annotations
 
@@ -25,16 +26,23 @@ from auditor.crash.verdicts import (
 )
 from auditor.crash.watch import ObservedStep
 
-_TRIED, _READ = 1 << 16, 16  # seeds of torch's generator, and how many of its first numbers are looked at
+_TRIED, _READ = (
+    1 << 16,
+    16,
+)  # seeds of torch's generator, and how many of its first numbers are looked at
 _APART = 0.05  # of the logits' size: rounding in half precision is below
 
 
 def check_noise_seed_guessable(runs: WatchedTrainings) -> LoopCheck:
-    """Nobody finds the noise by trying seeds: no small seed gives it, and more than 32 bits of a seed decide it.
+    """Nobody finds the noise by trying seeds: no small seed gives it, and more than 32 bits of a
+    seed decide it.
 
     torch's generator on the processor reads the lowest 32 bits of its seed, whatever it is given.
     """
-    name, would = "secret noise", f"noise that begins as torch's generator does under a seed below {_TRIED:,}"
+    name, would = (
+        "secret noise",
+        f"noise that begins as torch's generator does under a seed below {_TRIED:,}",
+    )
     seed, p, tensor = _most_likely_noise_seed(runs)
     if p < SHARE:
         said = f"the noise of {tensor} is what torch's generator gives under the seed {seed}"
@@ -44,15 +52,24 @@ def check_noise_seed_guessable(runs: WatchedTrainings) -> LoopCheck:
     if other is None or not first.scale or other.noise.shape != first.noise.shape:
         return LoopCheck(name, UNKNOWN, "no noise that could be looked at", would)
     if np.allclose(other.noise, first.noise, rtol=1e-3, atol=1e-3 * first.scale):
-        said = "seeds that share their lowest 32 bits give the same noise: who tries 2^32 of them, as torch's "
+        said = (
+            "seeds that share their lowest 32 bits give the same noise: who tries 2^32 of "
+            "them, as torch's "
+        )
         said += "generator on the processor has, can take it off; on a GPU it has 64 bits"
         return LoopCheck(name, UNKNOWN, said, would)
-    return LoopCheck(name, NO_FAULT, "no small seed gives the noise, and more than 32 bits of a seed decide it", would)
+    return LoopCheck(
+        name,
+        NO_FAULT,
+        "no small seed gives the noise, and more than 32 bits of a seed decide it",
+        would,
+    )
 
 
 @functools.cache
 def _first_normals_of_guessable_seeds() -> Array:
-    """(seeds, 16) the first normal numbers of each, of unit length; those of any tensor of 32 or more begin so."""
+    """(seeds, 16) the first normal numbers of each, of unit length; those of any tensor of 32 or
+    more begin so."""
     generator = torch.Generator()
     held = torch.empty(_TRIED, _READ)
     for seed, row in enumerate(held):
@@ -62,11 +79,15 @@ def _first_normals_of_guessable_seeds() -> Array:
 
 
 def _most_likely_noise_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
-    """The seed whose numbers are most like a tensor's noise in a training's first step, its p-value, and the tensor."""
-    # torch draws 16 normal numbers at a time, and the last 16 of a tensor anew where its size is no multiple of that.
+    """The seed whose numbers are most like a tensor's noise in a training's first step, its
+    p-value, and the tensor."""
+    # torch draws 16 normal numbers at a time, and the last 16 of a tensor anew where its size is no
+    # multiple of that.
     first = runs.first_training.steps[0]
     spans = [(name, at, to) for name, (at, to) in first.shapes.items() if to - at >= 4 * _READ]
-    steps = [t.steps[0] for t in runs.traces if t.steps[0].scale and t.steps[0].shapes == first.shapes]
+    steps = [
+        t.steps[0] for t in runs.traces if t.steps[0].scale and t.steps[0].shapes == first.shapes
+    ]
     if not spans or not steps:
         return 0, 1.0, ""
     heads = np.stack([step.noise[at : at + _READ] for step in steps for _, at, _ in spans])
@@ -93,14 +114,17 @@ _counted_check = functools.partial(LoopCheck, source=COUNTED)
 
 
 def check_training_logits_depend_on_batch(runs: WatchedTrainings) -> LoopCheck:
-    """A record's logits do not depend on the others in its batch: if they do, no clipping bounds the record's reach.
+    """A record's logits do not depend on the others in its batch: if they do, no clipping bounds
+    the record's reach.
 
     Batch norm, padding that is attended to, or experts of a fixed capacity make them depend.
     """
     name, would = "each record by itself", f"logits that change by {_APART:.0%}"
     found = [(trace.apart, i) for i, trace in enumerate(runs.traces) if trace.apart is not None]
     if not found:
-        return _counted_check(name, UNKNOWN, "no two records were read together that could be read again", would)
+        return _counted_check(
+            name, UNKNOWN, "no two records were read together that could be read again", would
+        )
     most, at = max(found)
     said = f"a record's logits change by {most:.1%} with whom it is read"
     if most > _APART:
@@ -110,20 +134,38 @@ def check_training_logits_depend_on_batch(runs: WatchedTrainings) -> LoopCheck:
 
 
 def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
-    """What is given back follows from the steps alone: the same steps, on a record fewer, end in the same model."""
+    """What is given back follows from the steps alone: the same steps, on a record fewer, end in
+    the same model."""
     name, would = "weights follow the steps", "any other change by the record that was left out"
     one, other = runs.first_training, runs.fewer
     if one.state and len(one.steps) == len(other.steps) and one.state.keys() == other.state.keys():
-        off = [key for key, value in one.state.items() if not _is_weight_equal_ignoring_nan(value, other.state[key])]
+        off = [
+            key
+            for key, value in one.state.items()
+            if not _is_weight_equal_ignoring_nan(value, other.state[key])
+        ]
         if not off:
-            return _counted_check(name, NO_FAULT, "the same steps on neighbouring records end in the same model", would)
-        said = f"{len(off)} of {len(one.state)} weights and buffers follow the records past the steps: "
+            return _counted_check(
+                name,
+                NO_FAULT,
+                "the same steps on neighbouring records end in the same model",
+                would,
+            )
+        said = (
+            f"{len(off)} of {len(one.state)} weights and buffers follow the records past the "
+            "steps: "
+        )
         largest = float((one.state[off[0]].double() - other.state[off[0]].double()).abs().max())
         shown = WorstViolation(f"{largest:.2g} apart after the same steps", "0", 0, tensor=off[0])
         return broken_loop_check_without_chance(name, said + ", ".join(off[:2]), would, shown)
-    at = next(((i, t.elsewhere) for i, t in enumerate(runs.traces) if t.elsewhere is not None), None)
+    at = next(
+        ((i, t.elsewhere) for i, t in enumerate(runs.traces) if t.elsewhere is not None), None
+    )
     if at:
-        said = f"something that is no step changed them before step {at[1] + 1} of training {at[0] + 1}"
+        said = (
+            f"something that is no step changed them before step {at[1] + 1} of training "
+            f"{at[0] + 1}"
+        )
         return _counted_check(name, UNKNOWN, f"{said}: it was not looked at", would)
     if any(trace.returned is None for trace in runs.traces):
         said = "those given back are of no step: how they were made was not looked at"
@@ -138,7 +180,10 @@ def _is_weight_equal_ignoring_nan(one: torch.Tensor, other: torch.Tensor) -> boo
 
 def check_printed_output_leaks(runs: WatchedTrainings) -> LoopCheck:
     """What is printed follows from the steps alone, as the loss of private records does not."""
-    name, would = "printed text", "a number, of standard output or a log, that follows the record that was left out"
+    name, would = (
+        "printed text",
+        "a number, of standard output or a log, that follows the record that was left out",
+    )
     if len(runs.first_training.steps) != len(runs.fewer.steps):
         return _counted_check(name, UNKNOWN, "another number of steps", would)
     if runs.again is None:
@@ -156,19 +201,22 @@ def check_printed_output_leaks(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _steps_mixing_foreign_rows(runs: WatchedTrainings) -> list[ObservedStep]:
-    """Return the steps that read rows that are no record together with records; a training's first is a trial."""
+    """Return the steps that read rows that are no record together with records; a training's first
+    is a trial."""
     return [step for step in runs.steps_but_first_of_each_training if step.foreign and step.records]
 
 
 def check_rows_are_records(runs: WatchedTrainings) -> LoopCheck:
-    """Every row that a step reads is one of the given records: a part of a record is clipped and sampled by itself."""
+    """Every row that a step reads is one of the given records: a part of a record is clipped and
+    sampled by itself."""
     name, would = "rows are records", "one row that is none of the given records"
     mixed = _steps_mixing_foreign_rows(runs)
     if not mixed:
         return _counted_check(name, NO_FAULT, "every row is one of the given records", would)
     rows = sum(step.foreign for step in mixed)
     said = (
-        f"{rows:,} rows in {len(mixed)} steps were none of the given records: if they are parts of records, "
+        f"{rows:,} rows in {len(mixed)} steps were none of the given records: if they are parts of "
+        "records, "
         "a record moves the sum by more than one clipping norm"
     )
     return _counted_check(name, UNKNOWN, said, would)
@@ -176,30 +224,48 @@ def check_rows_are_records(runs: WatchedTrainings) -> LoopCheck:
 
 def check_empty_batch_noise(runs: WatchedTrainings) -> LoopCheck:
     """A batch that Poisson sampling leaves empty is a step with noise, as any other."""
-    name, would = "empty batches", "one that is left out, is filled with a made-up row, or has no noise"
+    name, would = (
+        "empty batches",
+        "one that is left out, is filled with a made-up row, or has no noise",
+    )
     if runs.few_error:
-        return _counted_check(name, UNKNOWN, f"the training fails on few records: {runs.few_error}", would)
+        return _counted_check(
+            name, UNKNOWN, f"the training fails on few records: {runs.few_error}", would
+        )
     if runs.few is None or runs.claim.sampling != "poisson":
-        return _counted_check(name, UNKNOWN, "no training on so few records that a batch might be empty", would)
+        return _counted_check(
+            name, UNKNOWN, "no training on so few records that a batch might be empty", would
+        )
     few, claimed = runs.few, runs.few_claimed
     # Without the first step: what is read before it may be a trial of the model.
     without = [step for step in few.steps[1:] if not step.records]
     silent = sum(not step.scale for step in without)
     if silent:
         said = f"{silent} of {len(without)} steps without a record had no noise"
-        return broken_loop_check_without_chance(name, said, would, WorstViolation("no noise", "the others'"), math.inf)
+        return broken_loop_check_without_chance(
+            name, said, would, WorstViolation("no noise", "the others'"), math.inf
+        )
     filled = [] if _steps_mixing_foreign_rows(runs) else [step for step in without if step.foreign]
     if filled:
-        said = f"{len(filled)} of {len(without)} steps without a record used the gradient of a made-up row"
-        # With one record more its gradient takes that row's place: the sum moves by up to two clipping norms.
+        said = (
+            f"{len(filled)} of {len(without)} steps without a record used the gradient of a "
+            "made-up row"
+        )
+        # With one record more its gradient takes that row's place: the sum moves by up to two
+        # clipping norms.
         epsilon = runs.epsilon_with_noise_multiplier(runs.claim.noise_multiplier / 2)
         shown = WorstViolation("a made-up row in place of an empty batch", "noise and nothing else")
         return broken_loop_check_without_chance(name, said, would, shown, epsilon)
     if claimed and len(few.steps) < claimed and len(runs.first_training.steps) >= runs.claim.steps:
-        said = f"with {few.n} records, {len(few.steps)} of {claimed} claimed steps were taken: empty batches show"
+        said = (
+            f"with {few.n} records, {len(few.steps)} of {claimed} claimed steps were taken: "
+            "empty batches show"
+        )
         return broken_loop_check_without_chance(
             name, said, would, WorstViolation(f"{len(few.steps)} steps", str(claimed)), math.inf
         )
     if not without:
         return _counted_check(name, UNKNOWN, f"no batch of {few.n} records was empty", would)
-    return _counted_check(name, NO_FAULT, f"{len(without)} steps without a record have noise", would)
+    return _counted_check(
+        name, NO_FAULT, f"{len(without)} steps without a record have noise", would
+    )

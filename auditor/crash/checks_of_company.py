@@ -1,8 +1,10 @@
-"""Checks that a record's gradient is its own: that it does not follow the lengths of the texts it is read with.
+"""Checks that a record's gradient is its own: that it does not follow the lengths of the texts it
+is read with.
 
-A loss that is a mean over all tokens of a batch weighs a record by its tokens over the batch's. Clipping hides that
-where gradients are longer than the clipping norm; where they are shorter, one long text makes all others' gradients
-shorter, so that a record moves the sum by more than its own clipped gradient.
+A loss that is a mean over all tokens of a batch weighs a record by its tokens over the batch's.
+Clipping hides that where gradients are longer than the clipping norm; where they are shorter, one
+long text makes all others' gradients shorter, so that a record moves the sum by more than its own
+clipped gradient.
 """
 
 from __future__ import annotations
@@ -35,9 +37,14 @@ def check_gradient_depends_on_company(runs: WatchedTrainings) -> LoopCheck:
     would = "a loss that is a mean over the tokens of a batch"
     if not runs.company:
         return LoopCheck(
-            OWN_GRADIENT, UNKNOWN, "no clipping norm is claimed that gradients could be shorter than", would
+            OWN_GRADIENT,
+            UNKNOWN,
+            "no clipping norm is claimed that gradients could be shorter than",
+            would,
         )
-    records = make_company_specimen(runs.claim.max_grad_norm).make_crash_test_records(runs.company[0].n)
+    records = make_company_specimen(runs.claim.max_grad_norm).make_crash_test_records(
+        runs.company[0].n
+    )
     steps = [step for trace in runs.company for step in trace.steps if step.scale and step.records]
     fits = {
         company: fit
@@ -45,30 +52,41 @@ def check_gradient_depends_on_company(runs: WatchedTrainings) -> LoopCheck:
         if (fit := _fit_weight_of_company(steps, records, runs.claim.max_grad_norm, by_pass))
     }
     if not fits:
-        return LoopCheck(OWN_GRADIENT, UNKNOWN, "no record was read in company of other lengths", would)
+        return LoopCheck(
+            OWN_GRADIENT, UNKNOWN, "no record was read in company of other lengths", would
+        )
     company = max(fits, key=lambda name: fits[name][0] / fits[name][1])
     slope, error = fits[company]
     unit = runs.claim.noise_multiplier
     needed = standard_errors_a_loop_check_detects(len(fits)) * error * unit
     would += f" (1), or {needed:.2f} of that"
     if needed > 1 and slope / error < float(stats.norm.isf(SHARE / len(fits))):
-        said = "gradients are too short next to the noise to show whether they follow other texts' lengths"
+        said = (
+            "gradients are too short next to the noise to show whether they follow other "
+            "texts' lengths"
+        )
         return LoopCheck(OWN_GRADIENT, UNKNOWN, said, would)
     return loop_check_from_p_value(
-        OWN_GRADIENT, min(1.0, len(fits) * float(stats.norm.sf(slope / error))),
-        f"a record's gradient is weighed by its tokens over those of {company}: one record moves the others' gradients",
-        "a record's gradient does not follow the lengths of the texts it is read with", would,
-        lambda: WorstViolation(f"{slope * unit:.2f} ± {1.96 * error * unit:.2f} of what a mean over tokens does", "0"),
-    )  # fmt: skip
+        OWN_GRADIENT,
+        min(1.0, len(fits) * float(stats.norm.sf(slope / error))),
+        f"a record's gradient is weighed by its tokens over those of {company}: one record moves "
+        "the others' gradients",
+        "a record's gradient does not follow the lengths of the texts it is read with",
+        would,
+        lambda: WorstViolation(
+            f"{slope * unit:.2f} ± {1.96 * error * unit:.2f} of what a mean over tokens does", "0"
+        ),
+    )
 
 
 def _fit_weight_of_company(
     steps: Sequence[ObservedStep], records: Sequence[Record], clipping_norm: float, by_pass: bool
 ) -> tuple[float, float] | None:
-    """Fit reaches on what a token mean would add to them -> (coefficient, standard error), in units of the noise.
+    """Fit reaches on what a token mean would add to them -> (coefficient, standard error), in units
+    of the noise.
 
-    The other columns are each length's constant and its own clipped norm: what a record's own gradient and length
-    decide is no fault. None: no record's company differs.
+    The other columns are each length's constant and its own clipped norm: what a record's own
+    gradient and length decide is no fault. None: no record's company differs.
     """
     n_tokens = np.array([len(record["input_ids"]) - 1 for record in records], dtype=float)
     kinds = sorted(set(n_tokens))
@@ -93,8 +111,11 @@ def _fit_weight_of_company(
     return float((covariance @ products[used])[0]), math.sqrt(float(covariance[0, 0]))
 
 
-def _weigh_by_tokens(parts: Sequence[Sequence[int]], drawn: Sequence[int], n_tokens: Array) -> Array | None:
-    """Return (drawn,) each record's tokens over the mean of those it is read with; None if one was read twice."""
+def _weigh_by_tokens(
+    parts: Sequence[Sequence[int]], drawn: Sequence[int], n_tokens: Array
+) -> Array | None:
+    """Return (drawn,) each record's tokens over the mean of those it is read with; None if one was
+    read twice."""
     weights = dict[int, float]()
     for part in parts:
         for record in part:

@@ -1,4 +1,5 @@
-"""Checks of the noise: on every tensor, Gaussian, fresh, and of a size that follows nothing secret."""
+"""Checks of the noise: on every tensor, Gaussian, fresh, and of a size that follows nothing
+secret."""
 
 from __future__ import annotations
 
@@ -31,17 +32,21 @@ from auditor.crash.verdicts import (
 from auditor.crash.watch import ObservedStep, TrainingTrace
 from auditor.privacy.gaussian import compute_noise_scale_epsilon
 
-# Dimensions outside the span of a step's records: noise that is mere rounding in so many is missing, not small by
-# chance. In a single dimension chance does that in one step of some thousand (seed 171 of the honest trainings).
+# Dimensions outside the span of a step's records: noise that is mere rounding in so many is
+# missing, not small by chance. In a single dimension chance does that in one step of some thousand
+# (seed 171 of the honest trainings).
 _SURELY_SILENT = 3
 
 
 def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
-    """Every tensor has noise. How much is its own matter: reaches are told in units of each tensor's noise."""
+    """Every tensor has noise. How much is its own matter: reaches are told in units of each
+    tensor's noise."""
     name, would = "noise in every tensor", "a tensor without noise"
     if not runs.steps_with_noise:
         said = "no noise at all in any gradient that reached the optimizer"
-        return broken_loop_check_without_chance(name, said, would, _zero_noise_violation(runs, runs.steps[0]), math.inf)
+        return broken_loop_check_without_chance(
+            name, said, would, _zero_noise_violation(runs, runs.steps[0]), math.inf
+        )
     names = {name for step in runs.steps_with_noise for name in step.shapes}
     silent = _find_tensors_without_noise(runs)
     if silent:
@@ -50,9 +55,15 @@ def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
         return broken_loop_check_without_chance(name, said, would, shown, math.inf)
     shares = runs.noise_shares
     least, most = min(shares, key=shares.__getitem__), max(shares.values())
-    said = f"every one of {len(names)} tensors has noise (least: {least}, {shares[least]:.2f} times that of all)"
+    said = (
+        f"every one of {len(names)} tensors has noise (least: {least}, {shares[least]:.2f} "
+        "times that of all)"
+    )
     if runs.whitened_shares is not None:
-        said = f"tensors have {shares[least]:.2f} to {most:.2f} times the noise of all: reaches are in units of each's"
+        said = (
+            f"tensors have {shares[least]:.2f} to {most:.2f} times the noise of all: reaches "
+            "are in units of each's"
+        )
     return LoopCheck(name, NO_FAULT, said, would, source=COUNTED)
 
 
@@ -67,11 +78,14 @@ def _find_tensors_without_noise(runs: WatchedTrainings) -> set[str]:
             freedoms[name] = freedoms.get(name, 0) + free
             if not scale and free >= _SURELY_SILENT:
                 found.add(name)
-    return found | {name for name, scale in largest.items() if not scale and freedoms[name] >= _SURELY_SILENT}
+    return found | {
+        name for name, scale in largest.items() if not scale and freedoms[name] >= _SURELY_SILENT
+    }
 
 
 def whiten_unequal_noise(runs: WatchedTrainings) -> WatchedTrainings:
-    """Return the trainings with each tensor in units of its own noise, if some tensor has less than the others.
+    """Return the trainings with each tensor in units of its own noise, if some tensor has less than
+    the others.
 
     Equal noise is left as it is: shares of a few degrees of freedom would add their own errors.
     """
@@ -95,27 +109,38 @@ def _has_unequal_noise(runs: WatchedTrainings, shares: dict[str, float]) -> bool
         for name, (_, free) in step.scales.items():
             freedoms[name] += free
     # What all tensors have counts as known: it has far more degrees of freedom than one of them.
-    ps = [float(stats.chi2.cdf(shares[name] ** 2 * free, free)) for name, free in freedoms.items() if free]
+    ps = [
+        float(stats.chi2.cdf(shares[name] ** 2 * free, free))
+        for name, free in freedoms.items()
+        if free
+    ]
     return bool(ps) and min(ps) * len(ps) < SHARE
 
 
 def check_released_gradients_finite(runs: WatchedTrainings) -> LoopCheck:
-    """Every released number is finite: what overflows, in half precision say, shows through any noise."""
+    """Every released number is finite: what overflows, in half precision say, shows through any
+    noise."""
     found = [(i, *one) for i, trace in enumerate(runs.traces) for one in trace.overflowed]
     said = "every released number is finite"
     if found:
-        said = f"{len(found)} released gradients hold infinite or undefined numbers: they overflowed"
+        said = (
+            f"{len(found)} released gradients hold infinite or undefined numbers: they overflowed"
+        )
 
     def witness() -> WorstViolation:
         training, step, tensor = found[0]
-        return WorstViolation("infinite or undefined numbers", "finite ones", training, step, tensor=tensor)
+        return WorstViolation(
+            "infinite or undefined numbers", "finite ones", training, step, tensor=tensor
+        )
 
     return loop_check_without_chance(
         "finite gradients", bool(found), said, "one such number", witness, unbounded_loop_epsilon
     )
 
 
-def _zero_noise_violation(runs: WatchedTrainings, step: ObservedStep, tensor: str | None = None) -> WorstViolation:
+def _zero_noise_violation(
+    runs: WatchedTrainings, step: ObservedStep, tensor: str | None = None
+) -> WorstViolation:
     training, at = runs.training_and_step_index(step)
     expected = f"{step.scale:.3g}, as on the others" if tensor else "more than rounding"
     return WorstViolation("noise of standard deviation 0", expected, training, at, tensor=tensor)
@@ -123,7 +148,8 @@ def _zero_noise_violation(runs: WatchedTrainings, step: ObservedStep, tensor: st
 
 def check_gaussian_noise(runs: WatchedTrainings) -> LoopCheck:
     """The noise is Gaussian: the accounting holds for no other."""
-    # Without elements that lie mostly in the records' span: what is left of their noise follows from the others'.
+    # Without elements that lie mostly in the records' span: what is left of their noise follows
+    # from the others'.
     parts = [
         step.noise[kept] / step.spread[kept] / step.scale
         for step in runs.steps_with_noise
@@ -133,23 +159,34 @@ def check_gaussian_noise(runs: WatchedTrainings) -> LoopCheck:
         return LoopCheck("Gaussian noise", UNKNOWN, "no noise that could be looked at", "")
     held = np.concatenate(parts)
     found = stats.kstest(held, "norm")
-    # Kolmogorov's critical value, and the spread of the empirical function where it is off: at most a half.
+    # Kolmogorov's critical value, and the spread of the empirical function where it is off: at most
+    # a half.
     least = (math.sqrt(-math.log(SHARE / 2) / 2) + stats.norm.ppf(POWER) / 2) / math.sqrt(len(held))
     return loop_check_from_p_value(
-        "Gaussian noise", float(found.pvalue), f"not normal: off by {found.statistic:.3f}", "normal",
+        "Gaussian noise",
+        float(found.pvalue),
+        f"not normal: off by {found.statistic:.3f}",
+        "normal",
         f"a distribution function that is off by {least:.3f} anywhere",
-        lambda: WorstViolation(f"off by {found.statistic:.4f} at {found.statistic_location:.2f} standard deviations",
-                        f"less than {least:.4f}"),
-    )  # fmt: skip
+        lambda: WorstViolation(
+            f"off by {found.statistic:.4f} at {found.statistic_location:.2f} standard deviations",
+            f"less than {least:.4f}",
+        ),
+    )
 
 
 def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
-    """Independent between any two steps of any training, and between tensors; each training has another seed."""
+    """Independent between any two steps of any training, and between tensors; each training has
+    another seed."""
     name, noisy = "fresh noise", runs.steps_with_noise
     if len(noisy) < 2:
         return LoopCheck(name, UNKNOWN, "no noise that could be looked at", "")
     noises, size = _stack_noise_of_shared_tensors(noisy)
-    follow = [_shared_tensor_noise(a, b) for trace in runs.traces for a, b in itertools.pairwise(trace.steps)]
+    follow = [
+        _shared_tensor_noise(a, b)
+        for trace in runs.traces
+        for a, b in itertools.pairwise(trace.steps)
+    ]
     most, of_pairs, pair = _largest_noise_correlation_and_p_value(noises, size)
     found = {
         "in any two steps": (most, of_pairs),
@@ -161,28 +198,40 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
     where = min(found, key=lambda key: found[key][1])
     value, p = found[where]
     pairs = len(noisy) * (len(noisy) - 1)  # of two signs each
-    # In standard errors, each 1 / sqrt(size): to what is significant among all pairs, and on to a power of 80%.
-    least = (stats.norm.isf(SHARE / len(found) / pairs) + stats.norm.ppf(POWER)) / math.sqrt(max(size, 1))
+    # In standard errors, each 1 / sqrt(size): to what is significant among all pairs, and on to a
+    # power of 80%.
+    least = (stats.norm.isf(SHARE / len(found) / pairs) + stats.norm.ppf(POWER)) / math.sqrt(
+        max(size, 1)
+    )
 
     def witness() -> WorstViolation:
         expected = f"0 ± {1 / math.sqrt(max(size, 1)):.3f}"
         if found["in any two steps"][1] > SHARE / len(found):
             return WorstViolation(f"correlation {value:.3f} {where}", expected)
         (one, at), (other, again) = (runs.training_and_step_index(noisy[i]) for i in pair)
-        return WorstViolation(f"correlation {most:.3f} with training {other + 1}, step {again + 1}", expected, one, at)
+        return WorstViolation(
+            f"correlation {most:.3f} with training {other + 1}, step {again + 1}", expected, one, at
+        )
 
     return loop_check_from_p_value(
-        name, min(1.0, len(found) * p), f"the noise repeats {where}: correlation {value:.2f}",
+        name,
+        min(1.0, len(found) * p),
+        f"the noise repeats {where}: correlation {value:.2f}",
         "no two steps, trainings or tensors share their noise",
-        f"a correlation of {least:.2f} between any two steps", witness, unbounded_loop_epsilon,
-    )  # fmt: skip
+        f"a correlation of {least:.2f} between any two steps",
+        witness,
+        unbounded_loop_epsilon,
+    )
 
 
-def _largest_noise_correlation_and_p_value(noises: Array, free: float) -> tuple[float, float, tuple[int, int]]:
-    """Return the largest correlation of any two rows of noise, its p-value among all pairs, and which two.
+def _largest_noise_correlation_and_p_value(
+    noises: Array, free: float
+) -> tuple[float, float, tuple[int, int]]:
+    """Return the largest correlation of any two rows of noise, its p-value among all pairs, and
+    which two.
 
-    Of one noise given the other, the direction is uniform in its own dimensions (at least `free`), so the correlation
-    is at most that of a uniform direction in them with a fixed one.
+    Of one noise given the other, the direction is uniform in its own dimensions (at least `free`),
+    so the correlation is at most that of a uniform direction in them with a fixed one.
     """
     if free <= 1:  # no tensor is trained in every step
         return 0.0, 1.0, (0, 0)
@@ -191,7 +240,8 @@ def _largest_noise_correlation_and_p_value(noises: Array, free: float) -> tuple[
     pairs = len(noises) * (len(noises) - 1) / 2
     most = float(alike.max())
     one, other = (int(i) for i in np.unravel_index(alike.argmax(), alike.shape))
-    # Of a uniform direction in f dimensions r sqrt((f - 1) / (1 - r^2)) is Student's t with f - 1 degrees of freedom.
+    # Of a uniform direction in f dimensions r sqrt((f - 1) / (1 - r^2)) is Student's t with f - 1
+    # degrees of freedom.
     t = most * math.sqrt((free - 1) / max(1 - most**2, 1e-12))
     return most, min(1.0, 2 * pairs * float(stats.t.sf(t, free - 1))), (one, other)
 
@@ -202,13 +252,18 @@ def _noise_degrees_of_freedom(step: ObservedStep, of: slice = slice(None)) -> fl
 
 
 def _stack_noise_of_shared_tensors(steps: Sequence[ObservedStep]) -> tuple[Array, float]:
-    """Return (steps, d) the noise of the tensors that every step trains, and the fewest degrees of freedom of a row."""
+    """Return (steps, d) the noise of the tensors that every step trains, and the fewest degrees of
+    freedom of a row."""
     shared = [name for name in steps[0].shapes if all(name in step.shapes for step in steps)]
     spans = [[slice(*step.shapes[name]) for name in shared] for step in steps]
     rows = [
-        np.concatenate([np.zeros(0), *(step.noise[at] for at in own)]) for step, own in zip(steps, spans, strict=True)
+        np.concatenate([np.zeros(0), *(step.noise[at] for at in own)])
+        for step, own in zip(steps, spans, strict=True)
     ]
-    free = [sum(_noise_degrees_of_freedom(step, at) for at in own) for step, own in zip(steps, spans, strict=True)]
+    free = [
+        sum(_noise_degrees_of_freedom(step, at) for at in own)
+        for step, own in zip(steps, spans, strict=True)
+    ]
     return np.stack(rows), min(free)
 
 
@@ -216,7 +271,8 @@ _Pair = tuple[Array, Array, float]  # noise, noise, and the first one's dimensio
 
 
 def _shared_tensor_noise(step: ObservedStep, other: ObservedStep) -> _Pair:
-    """Return both steps' noise on the tensors that both train, and the first one's degrees of freedom there."""
+    """Return both steps' noise on the tensors that both train, and the first one's degrees of
+    freedom there."""
     shared = [name for name in step.shapes if name in other.shapes]
     own = [slice(*step.shapes[name]) for name in shared]
     theirs = [slice(*other.shapes[name]) for name in shared]
@@ -229,7 +285,8 @@ def _shared_tensor_noise(step: ObservedStep, other: ObservedStep) -> _Pair:
 
 
 def _same_size_noise_pairs(step: ObservedStep) -> Iterator[_Pair]:
-    """Pairs of tensors of one size, of which noise from one generator seeded anew would be equal."""
+    """Pairs of tensors of one size, of which noise from one generator seeded anew would be
+    equal."""
     spans = sorted(step.shapes.values(), key=lambda span: span[1] - span[0])
     for (a, b), (c, d) in itertools.pairwise(spans):
         if b - a == d - c:
@@ -239,7 +296,8 @@ def _same_size_noise_pairs(step: ObservedStep) -> Iterator[_Pair]:
 def _pooled_noise_correlation_and_p_value(pairs: Sequence[_Pair]) -> tuple[float, float]:
     """Of all pairs at once -> (correlation, p-value); (0, 1) of none.
 
-    Given b, the variance of a @ b is at most b @ b times that of an element of a, which is a @ a over a's dimensions:
+    Given b, the variance of a @ b is at most b @ b times that of an element of a, which is a @ a
+    over a's dimensions:
     not over its length, as two tensors whose gradients are alike have lost the same directions.
     """
     # A tensor whose records span all of its dimensions shows no noise to correlate.
@@ -250,73 +308,106 @@ def _pooled_noise_correlation_and_p_value(pairs: Sequence[_Pair]) -> tuple[float
     return (both / size, 2 * float(stats.norm.sf(abs(both) / spread))) if spread else (0.0, 1.0)
 
 
-# --- one record fewer, and other batches ------------------------------------------------------------------------------
+# --- one record fewer, and other batches
+# -----------------------------------------------------------------------------------------------
 
 
 def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
-    """One record fewer shows in nothing but its gradient: not in steps, learning rates, or the size of the noise."""
+    """One record fewer shows in nothing but its gradient: not in steps, learning rates, or the size
+    of the noise."""
     name, a, b = "number of records", runs.first_training, runs.fewer
     if runs.claim.public_size:
         return LoopCheck(name, UNKNOWN, "the claim says that it is public", "")
-    # Of the mean over steps of two scales' log ratio: each logarithm has the variance 1 / (2 degrees of freedom).
+    # Of the mean over steps of two scales' log ratio: each logarithm has the variance 1 / (2
+    # degrees of freedom).
     frees = [_noise_degrees_of_freedom(step) for step in a.steps]
     error = math.sqrt(sum(1 / free for free in frees if free)) / len(frees)
-    would = f"noise whose size differs by {100 * standard_errors_a_loop_check_detects(2) * error:.1f}%"
+    would = (
+        f"noise whose size differs by {100 * standard_errors_a_loop_check_detects(2) * error:.1f}%"
+    )
     if len(a.steps) != len(b.steps):
         said = f"{len(a.steps)} steps with {a.n} records, {len(b.steps)} with {b.n}"
         return broken_loop_check_without_chance(
             name, said, would, WorstViolation(str(len(b.steps)), str(len(a.steps))), math.inf
         )
-    rates = [(i, x.rate, y.rate) for i, (x, y) in enumerate(zip(a.steps, b.steps, strict=True)) if x.rate != y.rate]
+    rates = [
+        (i, x.rate, y.rate)
+        for i, (x, y) in enumerate(zip(a.steps, b.steps, strict=True))
+        if x.rate != y.rate
+    ]
     if rates:
         at, x, y = rates[0]
         said = f"other learning rates with {b.n} records than {a.n}"
         return broken_loop_check_without_chance(
             name, said, would, WorstViolation(f"learning rate {y:g}", f"{x:g}", 0, at), math.inf
         )
-    ratios = [math.log(y.scale / x.scale) for x, y in zip(a.steps, b.steps, strict=True) if x.scale and y.scale]
+    ratios = [
+        math.log(y.scale / x.scale)
+        for x, y in zip(a.steps, b.steps, strict=True)
+        if x.scale and y.scale
+    ]
     if not ratios:
         return LoopCheck(name, UNKNOWN, "no noise whose size could be compared", would)
     if not _is_noise_size_public(runs):
-        return LoopCheck(name, UNKNOWN, "the noise's size follows no public schedule: see that check", would)
+        return LoopCheck(
+            name, UNKNOWN, "the noise's size follows no public schedule: see that check", would
+        )
     ratio = math.exp(math.fsum(ratios) / len(ratios))
     p = 2 * float(stats.norm.sf(abs(math.log(ratio)) / error))
     return loop_check_from_p_value(
-        name, p,
-        f"the noise is {ratio:.3f} times as large with {b.n} records as with {a.n}: it tells how many there are",
-        f"noise, steps and rates are the same with {a.n} and {b.n} records", would,
-        lambda: WorstViolation(f"noise of {ratio:.4g} times with {b.n} records", f"a ratio of 1 ± {1.96 * error:.4f}"),
+        name,
+        p,
+        f"the noise is {ratio:.3f} times as large with {b.n} records as with {a.n}: it tells how "
+        "many there are",
+        f"noise, steps and rates are the same with {a.n} and {b.n} records",
+        would,
+        lambda: WorstViolation(
+            f"noise of {ratio:.4g} times with {b.n} records", f"a ratio of 1 ± {1.96 * error:.4f}"
+        ),
         lambda: compute_noise_scale_epsilon(round(sum(frees)), 1.0, ratio, runs.claim.delta),
-    )  # fmt: skip
+    )
 
 
 def check_noise_size_public(runs: WatchedTrainings) -> LoopCheck:
-    """The noise's size is a public schedule: at each step the same in all trainings on as many records.
+    """The noise's size is a public schedule: at each step the same in all trainings on as many
+    records.
 
-    A size that differs follows chance, as with adaptive clipping, or the records: the test does not tell which.
+    A size that differs follows chance, as with adaptive clipping, or the records: the test does not
+    tell which.
     """
     name, would = "noise by a schedule", "noise whose size differs between trainings"
     if len(runs.traces) < 2 or not runs.steps_with_noise:
-        return LoopCheck(name, UNKNOWN if runs.steps_with_noise else NO_FAULT, "no two trainings with noise", would)
+        return LoopCheck(
+            name,
+            UNKNOWN if runs.steps_with_noise else NO_FAULT,
+            "no two trainings with noise",
+            would,
+        )
     if _is_noise_size_public(runs):
-        return LoopCheck(name, NO_FAULT, "at each step the noise has one size in all trainings", would)
+        return LoopCheck(
+            name, NO_FAULT, "at each step the noise has one size in all trainings", would
+        )
     logs = [np.ptp([math.log(step.scale) for step in steps]) for steps in _steps_at_one_place(runs)]
     said = (
-        f"at one step the noise is up to {math.exp(max(logs)):.2f} times as large in one training as in another on as "
-        "many records: it follows chance, as adaptive clipping's does, or the records; this test does not tell which"
+        f"at one step the noise is up to {math.exp(max(logs)):.2f} times as large in one training "
+        "as in another on as "
+        "many records: it follows chance, as adaptive clipping's does, or the records; this test "
+        "does not tell which"
     )
     return LoopCheck(name, UNKNOWN, said, would)
 
 
 def _steps_at_one_place(runs: WatchedTrainings) -> list[list[ObservedStep]]:
-    """Return the steps with noise by their place in a training, of places that two trainings or more have."""
+    """Return the steps with noise by their place in a training, of places that two trainings or
+    more have."""
     by_place = itertools.zip_longest(*(trace.steps for trace in runs.traces))
     places = [[step for step in steps if step is not None and step.scale] for steps in by_place]
     return [steps for steps in places if len(steps) > 1]
 
 
 def _is_noise_size_public(runs: WatchedTrainings) -> bool:
-    """Return whether scales at one place differ by no more than their errors: a log has variance 1 / (2 freedom)."""
+    """Return whether scales at one place differ by no more than their errors: a log has variance 1
+    / (2 freedom)."""
     total, freedom = 0.0, 0
     for steps in _steps_at_one_place(runs):
         weights = np.array([2 * _noise_degrees_of_freedom(step) for step in steps])
@@ -331,18 +422,32 @@ def _is_noise_size_public(runs: WatchedTrainings) -> bool:
 def check_noise_reveals_batch_size(runs: WatchedTrainings) -> LoopCheck:
     """The size of a batch, which is secret, does not show in the size of the noise."""
     held = [(len(step.records), step.scale) for step in runs.steps_with_noise if step.records]
-    if runs.few and len({size for size, _ in held}) < 2:  # the last batch of few records holds one alone
-        held = [(len(step.records), step.scale) for step in runs.few.steps if step.records and step.scale]
+    if (
+        runs.few and len({size for size, _ in held}) < 2
+    ):  # the last batch of few records holds one alone
+        held = [
+            (len(step.records), step.scale)
+            for step in runs.few.steps
+            if step.records and step.scale
+        ]
     sizes, scales = np.array(held, dtype=float).reshape(-1, 2).T
     name, would = "batch size stays secret", "noise divided by the size of its batch"
     if len(set(sizes)) < 2:
         return LoopCheck(name, UNKNOWN, "all batches had one size", would, source=PLANTED)
-    # Divided by the batch's size the noise goes with its power -1, multiplied with 1: other slopes count as chance.
+    # Divided by the batch's size the noise goes with its power -1, multiplied with 1: other slopes
+    # count as chance.
     x, y = np.log(sizes), np.log(scales)
     found = stats.linregress(x, y)
     p = float(found.pvalue) if abs(abs(found.slope) - 1) < 0.1 else 1.0
     return loop_check_from_p_value(
-        name, p, "the noise is divided by the number of records that a batch happens to have",
-        "the size of the noise does not follow that of the batch", would,
-        lambda: WorstViolation(f"noise goes with the batch's size " f"to the power {found.slope:.2f}", "0"),
-        unbounded_loop_epsilon, PLANTED, )  # fmt: skip
+        name,
+        p,
+        "the noise is divided by the number of records that a batch happens to have",
+        "the size of the noise does not follow that of the batch",
+        would,
+        lambda: WorstViolation(
+            f"noise goes with the batch's size to the power {found.slope:.2f}", "0"
+        ),
+        unbounded_loop_epsilon,
+        PLANTED,
+    )

@@ -31,15 +31,22 @@ from auditor.crash.watch import ObservedStep
 
 _SINGULAR = 1e10  # the condition number of a fit that determines nothing
 _Chosen = Callable[[int, ObservedStep], bool]
-_Columns = Callable[[ObservedStep], Array]  # a step -> (records, m); the first column's coefficient is asked for
+_Columns = Callable[
+    [ObservedStep], Array
+]  # a step -> (records, m); the first column's coefficient is asked for
 
 
 def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
-    """A record moves the gradient by at most 1 / noise multiplier, in units of the noise; on each model and on all."""
+    """A record moves the gradient by at most 1 / noise multiplier, in units of the noise; on each
+    model and on all."""
     name, promised = "one record's reach", 1 / runs.claim.noise_multiplier
     kinds = len(SPECIMENS)
-    # Trainings take the models by turns (`specimen_for_training`): the steps of each model by itself.
-    turns = [[step for trace in runs.traces[turn::kinds] for step in trace.steps] for turn in range(kinds)]
+    # Trainings take the models by turns (`specimen_for_training`): the steps of each model by
+    # itself.
+    turns = [
+        [step for trace in runs.traces[turn::kinds] for step in trace.steps]
+        for turn in range(kinds)
+    ]
     samples = [runs.steps, *turns]
     estimates = [estimate_mean_reach(steps) for steps in samples]
     # Equal noise counts as such: shares of a few degrees of freedom would add their own errors.
@@ -53,31 +60,45 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
         mean / promised,
         max(one[0] + standard_errors_a_loop_check_detects() * one[1] for one in found) / promised,
     )
-    would = f"a reach of {1 + standard_errors_a_loop_check_detects(len(found)) * found[0][1] / promised:.2f} times"
+    would = (
+        "a reach of "
+        f"{1 + standard_errors_a_loop_check_detects(len(found)) * found[0][1] / promised:.2f} times"
+    )
     if least < 1:  # another way of clipping, whose bound no estimate reaches
-        said = f"records move the gradient by {ratio:.2f} times what the noise is made for: the bound is not seen"
+        said = (
+            f"records move the gradient by {ratio:.2f} times what the noise is made for: the "
+            "bound is not seen"
+        )
         return LoopCheck(name, UNKNOWN, said, would)
     return loop_check_from_p_value(
-        name, min(1.0, len(found) * float(stats.norm.sf((mean - promised) / error))),
+        name,
+        min(1.0, len(found) * float(stats.norm.sf((mean - promised) / error))),
         f"a record moves the gradient by {ratio:.2f} times what the noise is made for",
-        f"a record moves the gradient by {ratio:.2f} ± {1.96 * error / promised:.2f} times what the noise is made for",
-        would, lambda: _worst_record_sensitivity_violation(runs, ratio),
+        f"a record moves the gradient by {ratio:.2f} ± {1.96 * error / promised:.2f} times what "
+        "the noise is made for",
+        would,
+        lambda: _worst_record_sensitivity_violation(runs, ratio),
         lambda: runs.epsilon_with_noise_multiplier(1 / mean),
-    )  # fmt: skip
+    )
 
 
 def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, float, float] | None:
-    """Return the observed noise multiplier, one over the reach, and its 95% interval's ends; None if no bound is seen.
+    """Return the observed noise multiplier, one over the reach, and its 95% interval's ends; None
+    if no bound is seen.
 
-    A mean is no bound where gradients are shorter than that: the reach is that of the records whose gradients are so
-    long that longer ones reach no farther. It is not seen if the longest quarter still reaches farther than the
-    quarter below it, or less far than claimed.
+    A mean is no bound where gradients are shorter than that: the reach is that of the records whose
+    gradients are so long that longer ones reach no farther. It is not seen if the longest quarter
+    still reaches farther than the quarter below it, or less far than claimed.
     """
     shares = (0.0, 0.5, 0.75)
     estimates = [_estimate_reach_of_ranks(runs, share) for share in shares]
     estimate = estimates[0]
     for longer in estimates[1:]:
-        if estimate and longer and longer[0] - estimate[0] > 1.64 * math.hypot(longer[1], estimate[1]):
+        if (
+            estimate
+            and longer
+            and longer[0] - estimate[0] > 1.64 * math.hypot(longer[1], estimate[1])
+        ):
             estimate = longer
     if estimate is estimates[-1] and estimate is not None:
         below = _estimate_reach_of_ranks(runs, 0.5, 0.75)
@@ -94,13 +115,17 @@ def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, f
 def _estimate_reach_of_ranks(
     runs: WatchedTrainings, above: float = 0.75, below: float = 1.0
 ) -> tuple[float, float] | None:
-    """Estimate the mean reach of the records whose norms rank so among those of their training so far."""
+    """Estimate the mean reach of the records whose norms rank so among those of their training so
+    far."""
     ranks = rank_norms_in_training(runs.traces)
-    return estimate_mean_reach(runs.steps, lambda step: (ranks[id(step)] >= above) & (ranks[id(step)] < below))
+    return estimate_mean_reach(
+        runs.steps, lambda step: (ranks[id(step)] >= above) & (ranks[id(step)] < below)
+    )
 
 
 def check_sensitivity_by_record_kind(runs: WatchedTrainings) -> LoopCheck:
-    """Long, short, first, last and lone records, and those at a batch's edge, reach no farther than the others."""
+    """Long, short, first, last and lone records, and those at a batch's edge, reach no farther than
+    the others."""
     name, promised = "every kind of record", 1 / runs.claim.noise_multiplier
     steps = [*runs.steps, *(runs.few.steps if runs.few else ())]
     found = {
@@ -112,15 +137,22 @@ def check_sensitivity_by_record_kind(runs: WatchedTrainings) -> LoopCheck:
         return LoopCheck(name, UNKNOWN, "no noise that they could be held against", "")
     worst = max(found, key=lambda kind: (found[kind][0] - promised) / found[kind][1])
     mean, error = found[worst]
-    most = 1 + standard_errors_a_loop_check_detects(len(found)) * max(e for _, e in found.values()) / promised
+    most = (
+        1
+        + standard_errors_a_loop_check_detects(len(found))
+        * max(e for _, e in found.values())
+        / promised
+    )
     return loop_check_from_p_value(
-        name, min(1.0, len(found) * float(stats.norm.sf((mean - promised) / error))),
+        name,
+        min(1.0, len(found) * float(stats.norm.sf((mean - promised) / error))),
         f"{worst} records reach {mean / promised:.2f} times as far as they may",
-        f"none of {', '.join(found)} records reaches too far (most: {worst}, {mean / promised:.2f} times)",
+        f"none of {', '.join(found)} records reaches too far (most: {worst}, {mean / promised:.2f} "
+        "times)",
         f"a reach of {most:.1f} times, for the rarest kind",
         lambda: _worst_record_sensitivity_violation(runs, mean / promised, _KINDS[worst]),
         lambda: runs.epsilon_with_noise_multiplier(1 / mean),
-    )  # fmt: skip
+    )
 
 
 # By `training_specimen._LENGTHS`, which repeat every four records, the longest first.
@@ -138,26 +170,42 @@ _KINDS: dict[str, _Chosen] = {
 def _worst_record_sensitivity_violation(
     runs: WatchedTrainings, mean: float, chosen: _Chosen = lambda record, step: True
 ) -> WorstViolation:
-    """The record whose reach is above the bound by the most standard errors. mean: in units of the bound."""
+    """The record whose reach is above the bound by the most standard errors. mean: in units of the
+    bound."""
     found = []
-    for step in (*runs.steps_with_noise, *(one for one in (runs.few.steps if runs.few else ()) if one.scale)):
-        # The reaches' covariance is the inverse Gram matrix, which is singular where records have the same gradient.
+    for step in (
+        *runs.steps_with_noise,
+        *(one for one in (runs.few.steps if runs.few else ()) if one.scale),
+    ):
+        # The reaches' covariance is the inverse Gram matrix, which is singular where records have
+        # the same gradient.
         deviations = np.sqrt(np.diag(np.linalg.pinv(step.gram, hermitian=True)))
-        for record, reach, one in zip(sorted(set(step.records)), step.reaches, deviations, strict=True):
+        for record, reach, one in zip(
+            sorted(set(step.records)), step.reaches, deviations, strict=True
+        ):
             if chosen(record, step) and one > 0:
                 found.append((float(reach), float(one), record, step))
-    reach, one, record, step = max(found, key=lambda each: (each[0] - 1 / runs.claim.noise_multiplier) / each[1])
+    reach, one, record, step = max(
+        found, key=lambda each: (each[0] - 1 / runs.claim.noise_multiplier) / each[1]
+    )
     unit = runs.claim.noise_multiplier
-    said = f"moves the gradient by {reach * unit:.2f} ± {1.96 * one * unit:.2f} clipping norms; mean {mean:.2f}"
+    said = (
+        f"moves the gradient by {reach * unit:.2f} ± {1.96 * one * unit:.2f} clipping norms; "
+        f"mean {mean:.2f}"
+    )
     if runs.few and any(one is step for one in runs.few.steps):
-        return WorstViolation(f"{said}, in a training on {runs.few.n} records", "at most 1", record=record)
+        return WorstViolation(
+            f"{said}, in a training on {runs.few.n} records", "at most 1", record=record
+        )
     return WorstViolation(said, "at most 1", *runs.training_and_step_index(step), record)
 
 
 def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
-    """How far a record reaches follows neither its gradient's norm, beyond the bound, nor who else is in the batch."""
+    """How far a record reaches follows neither its gradient's norm, beyond the bound, nor who else
+    is in the batch."""
     name, promised = "clipped by record", 1 / runs.claim.noise_multiplier
-    # Clipped tensor by tensor, a record's part is no multiple of its gradient, and no share of the batch's.
+    # Clipped tensor by tensor, a record's part is no multiple of its gradient, and no share of the
+    # batch's.
     by_tensors = is_clipped_by_tensors(runs.steps, runs.whitened_shares or {})
     shares = {
         what: None if by_tensors else _sensitivity_rise_with_gradient_share(runs.steps, parts)
@@ -165,7 +213,10 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
     }
     found = {
         what: one
-        for what, one in {_NORM: _sensitivity_rise_with_gradient_norm(runs, promised), **shares}.items()
+        for what, one in {
+            _NORM: _sensitivity_rise_with_gradient_norm(runs, promised),
+            **shares,
+        }.items()
         if one
     }
     if not found:
@@ -173,34 +224,49 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
     worst = max(found, key=lambda what: found[what][0] / found[what][1])
     slope, error = found[worst]
     among = 1 + len(shares)  # those that are no share of company were looked at too
-    least = standard_errors_a_loop_check_detects(among) * max(e for _, e in found.values()) / promised
+    least = (
+        standard_errors_a_loop_check_detects(among) * max(e for _, e in found.values()) / promised
+    )
 
     def witness() -> WorstViolation:
         rise = f"{slope / promised:.2f} ± {1.96 * error / promised:.2f} clipping norms"
-        said = f"the largest reach {rise} too far" if worst == _NORM else f"reach rises by {rise} with {worst}"
+        said = (
+            f"the largest reach {rise} too far"
+            if worst == _NORM
+            else f"reach rises by {rise} with {worst}"
+        )
         largest = max(
-            (step for step in runs.steps_with_noise if step.records), key=lambda step: float(step.norms.max())
+            (step for step in runs.steps_with_noise if step.records),
+            key=lambda step: float(step.norms.max()),
         )
         record = sorted(set(largest.records))[int(largest.norms.argmax())]
         return WorstViolation(said, "0", *runs.training_and_step_index(largest), record)
 
     # A reach that follows the gradient's norm has no bound at all.
-    # Half the noise multiplier: a sum that is clipped as one can move by two clipping norms, from C to -C.
+    # Half the noise multiplier: a sum that is clipped as one can move by two clipping norms, from C
+    # to -C.
     return loop_check_from_p_value(
-        name, min(1.0, among * float(stats.norm.sf(slope / error))),
+        name,
+        min(1.0, among * float(stats.norm.sf(slope / error))),
         f"how far a record reaches follows {worst}: its gradient is not clipped by itself",
         f"how far a record reaches follows neither {' nor '.join(found)}",
-        f"a reach that rises by {least:.2f} times the bound by either", witness,
-        unbounded_loop_epsilon if worst == _NORM
+        f"a reach that rises by {least:.2f} times the bound by either",
+        witness,
+        unbounded_loop_epsilon
+        if worst == _NORM
         else lambda: runs.epsilon_with_noise_multiplier(runs.claim.noise_multiplier / 2),
-    )  # fmt: skip
+    )
 
 
-def _sensitivity_rise_with_gradient_norm(runs: WatchedTrainings, promised: float) -> tuple[float, float] | None:
-    """Whether reach rises with the gradient's norm, and goes beyond the bound where that norm is largest.
+def _sensitivity_rise_with_gradient_norm(
+    runs: WatchedTrainings, promised: float
+) -> tuple[float, float] | None:
+    """Whether reach rises with the gradient's norm, and goes beyond the bound where that norm is
+    largest.
 
-    (estimate, standard error) of the slope, or of the largest quarter's reach less the bound: the less significant of
-    the two. Below the bound a reach may rise, as gradients shorter than the clipping norm are left as they are.
+    (estimate, standard error) of the slope, or of the largest quarter's reach less the bound: the
+    less significant of the two. Below the bound a reach may rise, as gradients shorter than the
+    clipping norm are left as they are.
     """
     slope = _sensitivity_slope_with_log_norm(runs.steps)
     top = _estimate_reach_of_ranks(runs)
@@ -211,7 +277,10 @@ def _sensitivity_rise_with_gradient_norm(runs: WatchedTrainings, promised: float
 
 def _sensitivity_slope_with_log_norm(steps: Sequence[ObservedStep]) -> tuple[float, float] | None:
     return _first_sensitivity_coefficient_and_error(
-        steps, lambda step: np.stack([np.log(np.maximum(step.norms, 1e-300)), np.ones(len(step.norms))], 1)
+        steps,
+        lambda step: np.stack(
+            [np.log(np.maximum(step.norms, 1e-300)), np.ones(len(step.norms))], 1
+        ),
     )
 
 
@@ -225,12 +294,14 @@ _COMPANY: dict[str, Callable[[ObservedStep], Sequence[Sequence[int]]]] = {
 def _sensitivity_rise_with_gradient_share(
     steps: Sequence[ObservedStep], parts: Callable[[ObservedStep], Sequence[Sequence[int]]]
 ) -> tuple[float, float] | None:
-    """How reach rises with a record's share of the gradient of those it is read with -> (estimate, standard error).
+    """How reach rises with a record's share of the gradient of those it is read with -> (estimate,
+    standard error).
 
-    In a sum that is clipped as one the reach is the share; where each record is clipped by itself it is a constant.
-    None where the fitted constant is a third of the share's coefficient or more, as where some records are clipped
-    harder; where the record's own norm, or its logarithm, explains as much, as of records below the clipping norm; and
-    where all shares are alike, as of records read one by one.
+    In a sum that is clipped as one the reach is the share; where each record is clipped by itself
+    it is a constant. None where the fitted constant is a third of the share's coefficient or more,
+    as where some records are clipped harder; where the record's own norm, or its logarithm,
+    explains as much, as of records below the clipping norm; and where all shares are alike, as of
+    records read one by one.
     """
     found = _fit_sensitivity_on_column_and_constant(
         steps, lambda step: _record_shares_of_summed_gradient(step, parts(step))
@@ -240,7 +311,9 @@ def _sensitivity_rise_with_gradient_share(
         _fit_sensitivity_on_column_and_constant(steps, lambda step: np.log(step.norms)),
     ]
     if found is None or any(
-        other and _deviation_explained_by_sensitivity_fit(other) >= _deviation_explained_by_sensitivity_fit(found)
+        other
+        and _deviation_explained_by_sensitivity_fit(other)
+        >= _deviation_explained_by_sensitivity_fit(found)
         for other in own
     ):
         return None
@@ -252,7 +325,9 @@ def _fit_sensitivity_on_column_and_constant(
     steps: Sequence[ObservedStep], column: Callable[[ObservedStep], Array]
 ) -> tuple[Array, Array] | None:
     """`_least_squares_sensitivity_fit` on this column and on a column of ones."""
-    return _least_squares_sensitivity_fit(steps, lambda step: np.stack([column(step), np.ones(len(step.norms))], 1))
+    return _least_squares_sensitivity_fit(
+        steps, lambda step: np.stack([column(step), np.ones(len(step.norms))], 1)
+    )
 
 
 def _deviation_explained_by_sensitivity_fit(fit: tuple[Array, Array]) -> float:
@@ -265,7 +340,8 @@ def _deviation_explained_by_sensitivity_fit(fit: tuple[Array, Array]) -> float:
 def _record_shares_of_summed_gradient(step: ObservedStep, parts: Sequence[Sequence[int]]) -> Array:
     """(records,) the norm of each one's gradient over that of its part's summed gradient."""
     records, found = sorted(set(step.records)), np.ones(len(step.norms))
-    # (records, records) inner products before clipping: a part's block sums to its summed gradient's squared norm.
+    # (records, records) inner products before clipping: a part's block sums to its summed
+    # gradient's squared norm.
     inner = step.gram * np.outer(step.norms, step.norms)
     for part in parts:
         at = [records.index(record) for record in sorted(set(part))]
@@ -275,7 +351,9 @@ def _record_shares_of_summed_gradient(step: ObservedStep, parts: Sequence[Sequen
 
 def _make_record_kind_choice(chosen: _Chosen) -> ChooseRecords:
     def choose(step: ObservedStep) -> Chosen:
-        return np.array([chosen(record, step) for record in sorted(set(step.records))], dtype=np.bool_)
+        return np.array(
+            [chosen(record, step) for record in sorted(set(step.records))], dtype=np.bool_
+        )
 
     return choose
 
@@ -283,20 +361,28 @@ def _make_record_kind_choice(chosen: _Chosen) -> ChooseRecords:
 def _first_sensitivity_coefficient_and_error(
     steps: Sequence[ObservedStep], columns: _Columns
 ) -> tuple[float, float] | None:
-    """The first column's coefficient of `_least_squares_sensitivity_fit`, and its standard error."""
+    """The first column's coefficient of `_least_squares_sensitivity_fit`, and its standard
+    error."""
     found = _least_squares_sensitivity_fit(steps, columns)
     return found and (float(found[0][0]), float(found[1][0, 0] ** 0.5))
 
 
-def _least_squares_sensitivity_fit(steps: Sequence[ObservedStep], columns: _Columns) -> tuple[Array, Array] | None:
-    """Generalised least squares of all reaches on these columns -> coefficients of those that are not 0, covariance.
+def _least_squares_sensitivity_fit(
+    steps: Sequence[ObservedStep], columns: _Columns
+) -> tuple[Array, Array] | None:
+    """Generalised least squares of all reaches on these columns -> coefficients of those that are
+    not 0, covariance.
 
-    A step's reaches have the inverse Gram matrix of its records' unit gradients for covariance. None: not determined.
+    A step's reaches have the inverse Gram matrix of its records' unit gradients for covariance.
+    None: not determined.
     """
-    held = [(columns(step), step.gram, step.reaches) for step in steps if step.scale and step.records]
+    held = [
+        (columns(step), step.gram, step.reaches) for step in steps if step.scale and step.records
+    ]
     if not held:
         return None
-    # Normal equations, each step weighted by its Gram matrix. A column that is 0 in every step is left out.
+    # Normal equations, each step weighted by its Gram matrix. A column that is 0 in every step is
+    # left out.
     a = sum((x.T @ gram @ x for x, gram, _ in held), np.zeros(()))
     b = sum((x.T @ gram @ reaches for x, gram, reaches in held), np.zeros(()))
     used = np.diag(a) > 0

@@ -1,4 +1,5 @@
-"""What a training prints, so that two can be compared: numbers that follow its records are outside the claim."""
+"""What a training prints, so that two can be compared: numbers that follow its records are outside
+the claim."""
 
 from __future__ import annotations
 
@@ -13,15 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 _NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:[eE][-+]?\d+)?\.?")
-_Lines = dict[str, list[tuple[str, ...]]]  # a line without its numbers -> the numbers, wherever it was printed
+_Lines = dict[
+    str, list[tuple[str, ...]]
+]  # a line without its numbers -> the numbers, wherever it was printed
 
 
 @dataclass
 class PrintedText:
     """The text of standard output, standard error and the root logger.
 
-    before_step: the model was read, and its step is not taken yet. What is printed then may be of the gradient that
-    the step is about to release, so it is kept apart.
+    before_step: the model was read, and its step is not taken yet. What is printed then may be of
+    the gradient that the step is about to release, so it is kept apart.
     """
 
     before_step: bool = False
@@ -36,7 +39,8 @@ class PrintedText:
 
     @contextmanager
     def capture_printed_text_context(self) -> Iterator[None]:
-        """A context that adds all that is printed inside it; it is printed where it was before, too."""
+        """A context that adds all that is printed inside it; it is printed where it was before,
+        too."""
         handler = _Handler(self.append_before_or_after_step)
         # The root logger hears all loggers but those that do not propagate.
         logging.getLogger().addHandler(handler)
@@ -80,8 +84,11 @@ class _Handler(logging.Handler):
         self._said(record.getMessage() + "\n")
 
 
-def first_printed_line_with_other_numbers(one: str, other: str, again: str) -> tuple[str, str] | None:
-    """The first line whose numbers differ from one to the other, as each has it; None: there is none.
+def first_printed_line_with_other_numbers(
+    one: str, other: str, again: str
+) -> tuple[str, str] | None:
+    """The first line whose numbers differ from one to the other, as each has it; None: there is
+    none.
 
     again: of the same training once more. What differs there too, as times do, says nothing.
     """
@@ -91,12 +98,21 @@ def first_printed_line_with_other_numbers(one: str, other: str, again: str) -> t
         if len(same) != len(rows):
             continue
         if len(now) != len(rows):
-            return _fill_numbers_into_printed_line(line, rows[0]), f"{len(now)} such lines for {len(rows)}"
-        # Which of the line's numbers are the same again in the same training: times and speeds are not.
-        steady = [at for at in range(line.count("#")) if all(a[at] == b[at] for a, b in zip(rows, same, strict=True))]
+            return _fill_numbers_into_printed_line(
+                line, rows[0]
+            ), f"{len(now)} such lines for {len(rows)}"
+        # Which of the line's numbers are the same again in the same training: times and speeds are
+        # not.
+        steady = [
+            at
+            for at in range(line.count("#"))
+            if all(a[at] == b[at] for a, b in zip(rows, same, strict=True))
+        ]
         for a, b in zip(rows, now, strict=True):
             if any(a[at] != b[at] for at in steady):
-                return _fill_numbers_into_printed_line(line, a), _fill_numbers_into_printed_line(line, b)
+                return _fill_numbers_into_printed_line(line, a), _fill_numbers_into_printed_line(
+                    line, b
+                )
     new = next((line for line in second if line not in first and line not in third), None)
     # A new line says nothing where the same training, once more, prints other lines too.
     return (

@@ -20,20 +20,32 @@ from auditor.reports.blocks import Bullets, Code, Document, FactList, Group, Sec
 from auditor.reports.decision import junit_xml
 
 _ORDER = (BROKEN, UNKNOWN, NO_FAULT)
-_PACKAGES = ("torch", "transformers", "opacus", "trl", "accelerate")  # whose versions a reproduction names
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "opacus",
+    "trl",
+    "accelerate",
+)  # whose versions a reproduction names
 _SAYS = (
-    f"An honest training is called broken with a probability of at most {LEVEL:.0%}, over all checks together.",
-    "“No fault seen” names what would have been seen with 80% probability, and where that is from: the check's own "
-    "statistic in the trainings that were watched, a count, or a planted fault. A smaller violation, or one that acts "
-    "only on models, records or lengths of training unlike these, may be there. It never says that a training is "
+    f"An honest training is called broken with a probability of at most {LEVEL:.0%}, over all "
+    "checks together.",
+    "“No fault seen” names what would have been seen with 80% probability, and where that is from: "
+    "the check's own "
+    "statistic in the trainings that were watched, a count, or a planted fault. A smaller "
+    "violation, or one that acts "
+    "only on models, records or lengths of training unlike these, may be there. It never says that "
+    "a training is "
     "private.",
-    "The training was run unchanged on a tiny model and 48 records that the test made; the gradient of every step was "
+    "The training was run unchanged on a tiny model and 48 records that the test made; the "
+    "gradient of every step was "
     "read where the optimizer gets it.",
 )
 
 
 def crash_test_terminal_lines(test: CrashTest, again: str) -> Iterator[str]:
-    """The verdict, what was broken with its reproduction, what would have been seen, and what is not covered.
+    """The verdict, what was broken with its reproduction, what would have been seen, and what is
+    not covered.
 
     again: the command of this test, to which a reproduction adds the check.
     """
@@ -46,11 +58,14 @@ def crash_test_terminal_lines(test: CrashTest, again: str) -> Iterator[str]:
         elif check.verdict == BROKEN:
             yield f"BROKEN  {check.name}: {check.said}. To paste into an issue:"
             yield from (
-                f"        {line}" for line in broken_crash_check_reproduction_text(test, check, again).splitlines()
+                f"        {line}"
+                for line in broken_crash_check_reproduction_text(test, check, again).splitlines()
             )
     fine = [check for check in test.checks if check.verdict == NO_FAULT]
     if fine:
-        yield f"SEEN    {len(fine)} of {len(test.checks)} checks saw no fault; each would have seen:"
+        yield (
+            f"SEEN    {len(fine)} of {len(test.checks)} checks saw no fault; each would have seen:"
+        )
         yield from (
             f"        {check.name}: {_crash_check_detectable_violation_text(check)}"
             for check in fine
@@ -73,7 +88,10 @@ def observed_loop_sentence(test: CrashTest) -> str:
     if math.isinf(seen.epsilon):
         return f"seen: {did}; with what is broken, epsilon is unbounded."
     if test.epsilon is not None and test.epsilon >= seen.epsilon:
-        return f"seen: {did}; with what is broken, epsilon is {_epsilon_or_unbounded_text(test.epsilon)}."
+        return (
+            f"seen: {did}; with what is broken, epsilon is "
+            f"{_epsilon_or_unbounded_text(test.epsilon)}."
+        )
     given = f"seen: {did}; they give epsilon {seen.epsilon:.2f} [{seen.low:.2f}-{seen.high:.2f}]"
     if not test.exceeds_claim_without_fault:
         return f"{given}."
@@ -86,25 +104,31 @@ def one_run_bound_sentence(test: CrashTest) -> str:
     if found is None:
         return "no time was left for a bound of epsilon from one training."
     return (
-        f"one training, {found.canaries} records each in by a fair coin, {found.right} of {found.guesses} guesses "
-        f"right: epsilon is at least {found.epsilon:.2f} (95%); it could have shown {found.best:.2f}; for so "
+        f"one training, {found.canaries} records each in by a fair coin, {found.right} of "
+        f"{found.guesses} guesses "
+        f"right: epsilon is at least {found.epsilon:.2f} (95%); it could have shown "
+        f"{found.best:.2f}; for so "
         f"few records the claim gives {found.claimed:.2f}."
     )
 
 
 def broken_crash_check_reproduction_text(test: CrashTest, check: LoopCheck, again: str) -> str:
-    """A broken check in a few lines: the command, where it shows most, what it makes of epsilon, and the versions."""
+    """A broken check in a few lines: the command, where it shows most, what it makes of epsilon,
+    and the versions."""
     found = check.witness
     facts = {"check": f"{check.name}: {check.verdict}"}
     if found is not None:
         if found.training is not None:
             facts["where"] = (
-                f"training {found.training + 1} (seed {seed_of_watched_training(test.seed, found.training)})"
+                f"training {found.training + 1} (seed "
+                f"{seed_of_watched_training(test.seed, found.training)})"
             )
         if found.step is not None:
             facts["where"] = f"{facts['where']}, step {found.step + 1}"
         if found.record is not None:
-            records = training_specimen.specimen_for_training(found.training or 0).make_crash_test_records()
+            records = training_specimen.specimen_for_training(
+                found.training or 0
+            ).make_crash_test_records()
             facts["record"] = f"{found.record}: {records[found.record]['input_ids']}"
         if found.tensor is not None:
             facts["tensor"] = found.tensor
@@ -114,7 +138,9 @@ def broken_crash_check_reproduction_text(test: CrashTest, check: LoopCheck, agai
         f"{test.claim.implied_epsilon():.2f} at {test.claim.delta:g}"
     )
     facts["loop"] = observed_loop_sentence(test)
-    facts["versions"] = ", ".join((f"Python {platform.python_version()}", *_crash_test_package_version_texts()))
+    facts["versions"] = ", ".join(
+        (f"Python {platform.python_version()}", *_crash_test_package_version_texts())
+    )
     width = max(map(len, facts)) + 2
     command = f"{again} --seed {test.seed} --check {shlex.quote(check.name)}"
     return "\n".join((command, *(f"{name:{width}}{value}" for name, value in facts.items())))
@@ -130,10 +156,16 @@ def _crash_test_package_version_texts() -> Iterator[str]:
 
 def crash_test_headline(test: CrashTest) -> str:
     if not test.broken_checks:
-        follows = f"its claim gives epsilon {test.claim.implied_epsilon():.2f} at delta {test.claim.delta:g}"
+        follows = (
+            f"its claim gives epsilon {test.claim.implied_epsilon():.2f} at delta "
+            f"{test.claim.delta:g}"
+        )
         if test.verdict == UNKNOWN:
             return f"Cannot tell; {follows}."
-        return f"No fault seen{', but a doubt' if test.exceeds_claim_without_fault else ''}; {follows}."
+        return (
+            f"No fault seen{', but a doubt' if test.exceeds_claim_without_fault else ''}; "
+            f"{follows}."
+        )
     worst = _crash_checks_worst_first(test)[0]
     return (
         f"Broken: {worst.said}. Epsilon: {_epsilon_or_unbounded_text(test.epsilon)}; "
@@ -148,14 +180,21 @@ def _epsilon_or_unbounded_text(epsilon: float | None) -> str:
 
 
 def _crash_checks_worst_first(test: CrashTest) -> list[LoopCheck]:
-    return sorted(test.checks, key=lambda check: (_ORDER.index(check.verdict), -(check.epsilon or 0), check.p))
+    return sorted(
+        test.checks, key=lambda check: (_ORDER.index(check.verdict), -(check.epsilon or 0), check.p)
+    )
 
 
 def crash_test_document(test: CrashTest, source: str, again: str) -> Document:
     """What the page and the Markdown show. again: as in `crash_test_terminal_lines`."""
-    claim = tuple((name.replace("_", " "), str(value)) for name, value in vars(test.claim).items() if value is not None)
+    claim = tuple(
+        (name.replace("_", " "), str(value))
+        for name, value in vars(test.claim).items()
+        if value is not None
+    )
     rows = tuple(
-        (c.name, c.verdict, c.said, _crash_check_detectable_violation_text(c)) for c in _crash_checks_worst_first(test)
+        (c.name, c.verdict, c.said, _crash_check_detectable_violation_text(c))
+        for c in _crash_checks_worst_first(test)
     )
     head = ("Check", "Verdict", "What was seen", "Smallest violation caught with 80% probability")
     broken = tuple(
@@ -175,21 +214,34 @@ def crash_test_document(test: CrashTest, source: str, again: str) -> Document:
     verdict = f"The loop as {observed_loop_sentence(test)} {_SAYS[0 if test.broken_checks else 1]}"
     title = "Crash test of a private training"
     headline = crash_test_headline(test)
-    return Document(title, facts, headline, tuple(sections), verdict, source="Made by audit dp-loop")
+    return Document(
+        title, facts, headline, tuple(sections), verdict, source="Made by audit dp-loop"
+    )
 
 
 def crash_test_json_text(test: CrashTest, again: str) -> str:
-    """JSON: the verdict, the claim, what was seen, and every check with its witness and reproduction."""
+    """JSON: the verdict, the claim, what was seen, and every check with its witness and
+    reproduction."""
     checks = []
     for check in test.checks:
-        shown = broken_crash_check_reproduction_text(test, check, again) if check.verdict == BROKEN else None
+        shown = (
+            broken_crash_check_reproduction_text(test, check, again)
+            if check.verdict == BROKEN
+            else None
+        )
         checks.append({**asdict(check), "reproduction": shown})
     whole = {
-        "verdict": test.verdict, "headline": crash_test_headline(test), "claim": asdict(test.claim),
-        "claim_gives": test.claim.implied_epsilon(), "seen": asdict(test.seen), "seed": test.seed,
-        "one_run": test.one_run and asdict(test.one_run), "checks": checks,
-        "remarks": test.remarks, "seconds": test.seconds,
-    }  # fmt: skip
+        "verdict": test.verdict,
+        "headline": crash_test_headline(test),
+        "claim": asdict(test.claim),
+        "claim_gives": test.claim.implied_epsilon(),
+        "seen": asdict(test.seen),
+        "seed": test.seed,
+        "one_run": test.one_run and asdict(test.one_run),
+        "checks": checks,
+        "remarks": test.remarks,
+        "seconds": test.seconds,
+    }
     return json.dumps(_crash_test_json_without_infinities(whole), indent=2, allow_nan=False) + "\n"
 
 
@@ -204,11 +256,16 @@ def _crash_test_json_without_infinities(value: Any) -> Any:
 
 def crash_test_junit_xml(test: CrashTest, again: str) -> str:
     """A test case a check: a failure where it is broken, skipped where it cannot tell."""
-    cases = [ET.Element("testcase", {"classname": "dp-loop", "name": check.name, "time": "0"}) for check in test.checks]
+    cases = [
+        ET.Element("testcase", {"classname": "dp-loop", "name": check.name, "time": "0"})
+        for check in test.checks
+    ]
     for case, check in zip(cases, test.checks, strict=True):
         if check.verdict == BROKEN:
             failure = ET.SubElement(case, "failure", {"type": BROKEN, "message": check.said})
-            failure.text = f"{check.said}\n\n{broken_crash_check_reproduction_text(test, check, again)}"
+            failure.text = (
+                f"{check.said}\n\n{broken_crash_check_reproduction_text(test, check, again)}"
+            )
         elif check.verdict == UNKNOWN:
             ET.SubElement(case, "skipped", {"message": check.said}).text = check.said
         else:

@@ -1,4 +1,5 @@
-"""A Hugging Face Trainer as a training: another one with its settings and callbacks, on our model and records."""
+"""A Hugging Face Trainer as a training: another one with its settings and callbacks, on our model
+and records."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ import torch
 from auditor.core.errors import AuditError
 from auditor.crash import training_specimen
 
-_CHOSEN = 1 << 16  # a seed below it was written down by somebody, and is kept: the same noise for every training
+_CHOSEN = (
+    1 << 16
+)  # a seed below it was written down by somebody, and is kept: the same noise for every training
 
 
 def is_transformers_trainer(given: Any) -> bool:
@@ -25,13 +28,20 @@ def is_transformers_trainer(given: Any) -> bool:
     return loaded is not None and isinstance(given, loaded.Trainer)
 
 
-def make_train_function_from_trainer(made: Any, claim: Mapping[str, Any] | None) -> Callable[[Any, Any], Any]:
-    """`train(model, records)` of a Trainer; its claim's steps are those that it takes, where none are stated.
+def make_train_function_from_trainer(
+    made: Any, claim: Mapping[str, Any] | None
+) -> Callable[[Any, Any], Any]:
+    """`train(model, records)` of a Trainer; its claim's steps are those that it takes, where none
+    are stated.
 
-    Raises AuditError where the Trainer was given an optimizer of its own, which trains another model.
+    Raises AuditError where the Trainer was given an optimizer of its own, which trains another
+    model.
     """
     if made.optimizer is not None:
-        raise AuditError("expected a Trainer that makes its own optimizer: the one it was given holds another model")
+        raise AuditError(
+            "expected a Trainer that makes its own optimizer: the one it was given holds another "
+            "model"
+        )
 
     def train(model: Any, records: Any) -> Any:
         with tempfile.TemporaryDirectory() as folder:
@@ -51,7 +61,8 @@ def _trainer_copy_for_crash_test(made: Any, model: Any, records: Any, folder: st
     arguments.bf16 = arguments.fp16 = False
     arguments.save_strategy = arguments.eval_strategy = "no"
     arguments.load_best_model_at_end = False
-    # A seed that was drawn is drawn anew, from torch's generator, which each watched training seeds.
+    # A seed that was drawn is drawn anew, from torch's generator, which each watched training
+    # seeds.
     if arguments.seed >= _CHOSEN:
         arguments.seed = int(torch.randint(_CHOSEN, 2**31, ()))
     given: dict[str, Any] = {
@@ -74,7 +85,9 @@ def _trainer_copy_for_crash_test(made: Any, model: Any, records: Any, folder: st
 
 def _crash_records_as_trainer_dataset(made: Any, records: Any) -> Any:
     rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in records]
-    if type(made).__module__.startswith("trl."):  # it takes a `Dataset` alone, and makes the labels itself
+    if type(made).__module__.startswith(
+        "trl."
+    ):  # it takes a `Dataset` alone, and makes the labels itself
         from datasets import Dataset
 
         return Dataset.from_list([{"input_ids": row["input_ids"]} for row in records])
@@ -95,8 +108,11 @@ def _trainer_collator_for_crash_records(made: Any) -> Any:
 
 def _collate_crash_records_with_padding(rows: Any) -> dict[str, torch.Tensor]:
     ids = training_specimen.padded_specimen_token_ids(rows, list(range(len(rows))))
-    return {"input_ids": ids, "attention_mask": (ids != training_specimen.PAD).long(),
-            "labels": ids.masked_fill(ids == training_specimen.PAD, -100)}  # fmt: skip
+    return {
+        "input_ids": ids,
+        "attention_mask": (ids != training_specimen.PAD).long(),
+        "labels": ids.masked_fill(ids == training_specimen.PAD, -100),
+    }
 
 
 class _Caught(BaseException):
@@ -109,7 +125,8 @@ class _Caught(BaseException):
 
 @contextmanager
 def catch_trainer_before_training_context(found: list[Any]) -> Iterator[None]:
-    """A context that ends the code inside it when a Trainer is about to train; that Trainer is then in `found`."""
+    """A context that ends the code inside it when a Trainer is about to train; that Trainer is then
+    in `found`."""
     from transformers import Trainer
 
     def train(trainer: Any, *_: Any, **__: Any) -> None:
@@ -123,13 +140,15 @@ def catch_trainer_before_training_context(found: list[Any]) -> Iterator[None]:
 
 
 def obtain_trainer_from_entry(entry: Callable[[], Any]) -> Any:
-    """The Trainer that an entry point returns, or is about to train. Raises AuditError where there is none."""
+    """The Trainer that an entry point returns, or is about to train. Raises AuditError where there
+    is none."""
     found: list[Any] = []
     with catch_trainer_before_training_context(found):
         found.append(entry())
     if not is_transformers_trainer(found[0]):
         raise AuditError(
-            "expected a function `train(model, records)`, or an entry point that makes a Trainer of transformers: it "
+            "expected a function `train(model, records)`, or an entry point that makes a Trainer "
+            "of transformers: it "
             f"gave {type(found[0]).__name__}"
         )
     return found[0]

@@ -1,4 +1,5 @@
-"""What the user's training is run on: a tiny causal language model and records that can be told from each other."""
+"""What the user's training is run on: a tiny causal language model and records that can be told
+from each other."""
 
 from __future__ import annotations
 
@@ -15,12 +16,15 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-RECORDS = 48  # many batch sizes divide it, so one record fewer shows where a loop divides by the number of records
+# many batch sizes divide it, so one record fewer shows where a loop divides by the number of
+# records
+RECORDS = 48
 _WORDS = 24  # token ids of all records; those above are one record's own
 _LENGTHS = (12, 4, 8, 6)  # long, short and between
 _COMPANY_LENGTHS = (24, 1, 1, 2, 1, 1, 2, 1)  # one record of many tokens among records of few
 _COMPANY_SHARE = 0.8  # of the clipping norm: the median gradient's norm where company is looked at
-_STEEP = 12.0  # the last norm's weight: gradients far above any usual clipping norm, so clipping always acts
+# the last norm's weight: gradients far above any usual clipping norm, so clipping always acts
+_STEEP = 12.0
 PAD = 0
 
 Record = dict[str, list[int]]
@@ -30,10 +34,11 @@ Record = dict[str, list[int]]
 class Specimen:
     """A model and records that a training gets.
 
-    scales: what the weights whose names end so are multiplied by, so that much of a gradient lies in some tensors: one
-    that is left out of the clipped norm shows there. alike: records of one text, whose gradients point one way, so a
-    batch moves as far as its records together may. one_hot: 88% of a squared gradient lies in one number, which a norm
-    of some of the numbers alone does not see. lengths: of the records' texts by turns, in tokens.
+    scales: what the weights whose names end so are multiplied by, so that much of a gradient lies
+    in some tensors: one that is left out of the clipped norm shows there. alike: records of one
+    text, whose gradients point one way, so a batch moves as far as its records together may.
+    one_hot: 88% of a squared gradient lies in one number, which a norm of some of the numbers alone
+    does not see. lengths: of the records' texts by turns, in tokens.
     """
 
     scales: tuple[tuple[str, float], ...] = ()
@@ -48,32 +53,79 @@ class Specimen:
                 for end, factor in self.scales:
                     if name.endswith(end):
                         value.mul_(factor)
-            if self.one_hot:  # the last layer reads one number of the last norm, which is large for every token
+            if (
+                self.one_hot
+            ):  # the last layer reads one number of the last norm, which is large for every token
                 made.lm_head.weight[:, 1:] = 0
-                made.gpt_neox.embed_in.weight[:, 0] = made.gpt_neox.embed_in.weight[:, 0].abs() + 1.2
+                made.gpt_neox.embed_in.weight[:, 0] = (
+                    made.gpt_neox.embed_in.weight[:, 0].abs() + 1.2
+                )
         return made
 
     def make_crash_test_records(self, n: int = RECORDS) -> list[Record]:
         return make_crash_records_with_own_first_token(0, n, self.alike, self.lengths)
 
 
-_IN, _POST, _FINAL = "input_layernorm.weight", "post_attention_layernorm.weight", "final_layer_norm.weight"
+_IN, _POST, _FINAL = (
+    "input_layernorm.weight",
+    "post_attention_layernorm.weight",
+    "final_layer_norm.weight",
+)
 _QKV, _DENSE = "query_key_value.weight", "attention.dense.weight"
-_UP, _DOWN, _EMBEDDING, _HEAD = "h_to_4h.weight", "4h_to_h.weight", "embed_in.weight", "lm_head.weight"
+_UP, _DOWN, _EMBEDDING, _HEAD = (
+    "h_to_4h.weight",
+    "4h_to_h.weight",
+    "embed_in.weight",
+    "lm_head.weight",
+)
 SPECIMENS = (
     Specimen(alike=False),  # the last layer, its biases and the embedding, a fourth each
     Specimen(((_EMBEDDING, 0.25),)),  # the embedding
     # weights of attention and feed-forward
-    Specimen(((_IN, 20), (_QKV, 0.4), (_DENSE, 0.4), (_POST, 20), (_UP, 0.4), (_DOWN, 0.3), (_EMBEDDING, 10),
-              (_HEAD, 20), (_FINAL, 0.2))),
+    Specimen(
+        (
+            (_IN, 20),
+            (_QKV, 0.4),
+            (_DENSE, 0.4),
+            (_POST, 20),
+            (_UP, 0.4),
+            (_DOWN, 0.3),
+            (_EMBEDDING, 10),
+            (_HEAD, 20),
+            (_FINAL, 0.2),
+        )
+    ),
     # their first biases
-    Specimen(((_IN, 0.001), (_QKV, 0.03), (_DENSE, 90), (_POST, 0.01), (_UP, 0.4), (_DOWN, 200), (_EMBEDDING, 3),
-              (_HEAD, 8), (_FINAL, 0.4))),
+    Specimen(
+        (
+            (_IN, 0.001),
+            (_QKV, 0.03),
+            (_DENSE, 90),
+            (_POST, 0.01),
+            (_UP, 0.4),
+            (_DOWN, 200),
+            (_EMBEDDING, 3),
+            (_HEAD, 8),
+            (_FINAL, 0.4),
+        )
+    ),
     # the norms before them
-    Specimen(((_IN, 0.08), (_QKV, 400), (_DENSE, 10), (_POST, 0.04), (_UP, 300), (_DOWN, 30), (_EMBEDDING, 30),
-              (_HEAD, 20), (_FINAL, 0.5))),
-    Specimen(((_FINAL, 0.01), (_HEAD, 500), (_EMBEDDING, 20)), one_hot=True),  # one number of the last norm
-)  # fmt: skip
+    Specimen(
+        (
+            (_IN, 0.08),
+            (_QKV, 400),
+            (_DENSE, 10),
+            (_POST, 0.04),
+            (_UP, 300),
+            (_DOWN, 30),
+            (_EMBEDDING, 30),
+            (_HEAD, 20),
+            (_FINAL, 0.5),
+        )
+    ),
+    # one number of the last norm
+    Specimen(((_FINAL, 0.01), (_HEAD, 500), (_EMBEDDING, 20)), one_hot=True),
+)
 
 
 def specimen_for_training(training: int) -> Specimen:
@@ -82,7 +134,8 @@ def specimen_for_training(training: int) -> Specimen:
 
 
 def build_tiny_specimen_model(seed: int) -> GPTNeoXForCausalLM:
-    """A model of some 5,000 parameters, the same for the same seed. No dropout: a gradient is a function of its record.
+    """A model of some 5,000 parameters, the same for the same seed. No dropout: a gradient is a
+    function of its record.
 
     Layers that Opacus knows (linear, embedding, layer norm), weights that are not tied.
     """
@@ -96,7 +149,9 @@ def build_tiny_specimen_model(seed: int) -> GPTNeoXForCausalLM:
     ways: dict[str, Any] = {"max_position_embeddings": 32, "attn_implementation": "eager"}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        made = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=_WORDS + RECORDS, **size, **ends, **ways))
+        made = GPTNeoXForCausalLM(
+            GPTNeoXConfig(vocab_size=_WORDS + RECORDS, **size, **ends, **ways)
+        )
     with torch.no_grad():
         made.gpt_neox.final_layer_norm.weight.fill_(_STEEP)
     return made.train()
@@ -104,11 +159,16 @@ def build_tiny_specimen_model(seed: int) -> GPTNeoXForCausalLM:
 
 @functools.cache
 def make_company_specimen(clipping_norm: float) -> Specimen:
-    """Return one whose gradients are mostly shorter than the clipping norm, and whose texts differ much in length.
+    """Return one whose gradients are mostly shorter than the clipping norm, and whose texts differ
+    much in length.
 
-    Clipping then leaves gradients as they are, so what other records do to a record's gradient shows.
+    Clipping then leaves gradients as they are, so what other records do to a record's gradient
+    shows.
     """
-    low, high = -12.0, 4.0  # of the logarithm of what the last norm and the last layer are multiplied by
+    low, high = (
+        -12.0,
+        4.0,
+    )  # of the logarithm of what the last norm and the last layer are multiplied by
     for _ in range(12):  # to 0.4%
         middle = (low + high) / 2
         if _median_gradient_norm(_make_flat_specimen(middle)) > _COMPANY_SHARE * clipping_norm:
@@ -135,7 +195,8 @@ def _median_gradient_norm(specimen: Specimen) -> float:
 def make_crash_records_with_own_first_token(
     seed: int, n: int = RECORDS, alike: bool = False, lengths: tuple[int, ...] = _LENGTHS
 ) -> list[Record]:
-    """Records of token ids, each with a first token that is its own: it names the record wherever it is read.
+    """Records of token ids, each with a first token that is its own: it names the record wherever
+    it is read.
 
     alike: the rest is the beginning of one text, the same for all. lengths: of the rest, by turns.
     """
@@ -144,13 +205,18 @@ def make_crash_records_with_own_first_token(
     found = []
     for i in range(n):
         length = lengths[i % len(lengths)]
-        words = text[:length] if alike else torch.randint(1, _WORDS, (length,), generator=generator).tolist()
+        words = (
+            text[:length]
+            if alike
+            else torch.randint(1, _WORDS, (length,), generator=generator).tolist()
+        )
         found.append({"input_ids": [_WORDS + i, *words]})
     return found
 
 
 def record_index_of_each_batch_row(ids: Tensor) -> list[int | None]:
-    """ids: (b, n) as the model got them -> the record of each row; None: a row that is no record of ours."""
+    """ids: (b, n) as the model got them -> the record of each row; None: a row that is no record of
+    ours."""
     # argmax of a row without any is 0: the token there is no record's own either.
     firsts = ids.gt(_WORDS - 1).float().argmax(1)
     named = ids.gather(1, firsts.unsqueeze(1)).squeeze(1).tolist()
@@ -159,19 +225,27 @@ def record_index_of_each_batch_row(ids: Tensor) -> list[int | None]:
 
 @dataclass(frozen=True)
 class SpecimenRecordGradients:
-    """The gradient of every record by itself, at any weights of a model: what the training is held against."""
+    """The gradient of every record by itself, at any weights of a model: what the training is held
+    against."""
 
-    twin: nn.Module  # the model as the training changed it (an adapter, say), without anybody's hooks
+    twin: (
+        nn.Module
+    )  # the model as the training changed it (an adapter, say), without anybody's hooks
     records: list[Record]
 
     def record_gradients_at_weights(
         self, weights: dict[str, Tensor], wanted: list[int], names: list[str]
     ) -> dict[str, Tensor]:
-        """name -> (records wanted, *shape) gradients of the mean nll (nats) of a record's tokens after its first."""
-        with torch.no_grad():  # frozen ones too: what `functional_call` is not given it takes from the twin
+        """name -> (records wanted, *shape) gradients of the mean nll (nats) of a record's tokens
+        after its first."""
+        with (
+            torch.no_grad()
+        ):  # frozen ones too: what `functional_call` is not given it takes from the twin
             for name, value in self.twin.named_parameters():
                 value.copy_(weights[name])
-        trained = {name: value.detach() for name, value in self.twin.named_parameters() if name in names}
+        trained = {
+            name: value.detach() for name, value in self.twin.named_parameters() if name in names
+        }
         found: dict[str, Tensor] = vmap(grad(self._mean_nll_of_one_record), in_dims=(None, 0))(
             trained, padded_specimen_token_ids(self.records, wanted)
         )
@@ -193,7 +267,8 @@ def padded_specimen_token_ids(records: list[Record], wanted: list[int]) -> Tenso
 
 @contextmanager
 def empty_draws_context(n: int) -> Iterator[None]:
-    """Let every fourth of torch's draws of n uniform numbers be of numbers just below 1: Poisson sampling draws nobody.
+    """Let every fourth of torch's draws of n uniform numbers be of numbers just below 1: Poisson
+    sampling draws nobody.
 
     That is a draw that the sampling may make, so what the training does on it is its own doing.
     """

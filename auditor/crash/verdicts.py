@@ -1,8 +1,9 @@
-"""What the checks of a training share: the trainings that were watched, a check's verdict, and the level of all.
+"""What the checks of a training share: the trainings that were watched, a check's verdict, and the
+level of all.
 
-Every p-value is one-sided against what the claim promises, and the checks share one level by Bonferroni's rule, so an
-honest training is called broken with at most that probability. Estimates are approximately normal: sums over thousands
-of elements of noise.
+Every p-value is one-sided against what the claim promises, and the checks share one level by
+Bonferroni's rule, so an honest training is called broken with at most that probability. Estimates
+are approximately normal: sums over thousands of elements of noise.
 """
 
 from __future__ import annotations
@@ -28,18 +29,28 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class WatchedTrainings:
-    """The trainings that were watched: several under different seeds, on our models by turns; one on a record fewer."""
+    """The trainings that were watched: several under different seeds, on our models by turns; one
+    on a record fewer."""
 
     claim: LoopClaim
     traces: tuple[TrainingTrace, ...]
-    fewer: TrainingTrace  # under the first one's seed, on its model, with its steps; their number public: one other
-    again: TrainingTrace | None = None  # the first one once more, with its steps: where `fewer` prints something else
+    # under the first one's seed, on its model, with its steps; their number public: one other
+    fewer: TrainingTrace
+    again: TrainingTrace | None = (
+        None  # the first one once more, with its steps: where `fewer` prints something else
+    )
     few: TrainingTrace | None = None  # on a batch's records and one more
     few_claimed: int | None = None  # the steps that this one claims
     few_error: str = ""  # why this one raised an exception
-    other_seed: ObservedStep | None = None  # the first step under a seed whose lowest 32 bits are the first one's
-    company: tuple[TrainingTrace, ...] = ()  # on gradients shorter than the clipping norm, and texts of other lengths
-    whitened_shares: dict[str, float] | None = None  # of the noise that each tensor was divided by; None: by nothing
+    other_seed: ObservedStep | None = (
+        None  # the first step under a seed whose lowest 32 bits are the first one's
+    )
+    company: tuple[
+        TrainingTrace, ...
+    ] = ()  # on gradients shorter than the clipping norm, and texts of other lengths
+    whitened_shares: dict[str, float] | None = (
+        None  # of the noise that each tensor was divided by; None: by nothing
+    )
 
     @property
     def first_training(self) -> TrainingTrace:
@@ -60,7 +71,8 @@ class WatchedTrainings:
 
     @property
     def noise_shares(self) -> dict[str, float]:
-        """Each tensor's noise over that of all tensors, as it was released, pooled by degrees of freedom."""
+        """Each tensor's noise over that of all tensors, as it was released, pooled by degrees of
+        freedom."""
         if self.whitened_shares is not None:
             return self.whitened_shares
         squares: dict[str, float] = {}
@@ -72,15 +84,22 @@ class WatchedTrainings:
                 freedoms[name] = freedoms.get(name, 0) + free
         names = {name for step in self.steps_with_noise for name in step.shapes}
         return {
-            name: math.sqrt(squares[name] / freedoms[name]) if freedoms.get(name) and squares[name] else 1.0
+            name: math.sqrt(squares[name] / freedoms[name])
+            if freedoms.get(name) and squares[name]
+            else 1.0
             for name in sorted(names)
         }
 
     @property
     def observed_sampling_rate(self) -> float:
         """How often a record was read in a step."""
-        # Allocation reads each record equally often only over whole trainings: without first steps it is a pass more.
-        steps = self.steps if self.claim.sampling == "allocation" else self.steps_but_first_of_each_training
+        # Allocation reads each record equally often only over whole trainings: without first steps
+        # it is a pass more.
+        steps = (
+            self.steps
+            if self.claim.sampling == "allocation"
+            else self.steps_but_first_of_each_training
+        )
         seen = sum(len(step.records) for step in steps)
         return min(1.0, max(seen / max(1, self.first_training.n * len(steps)), 1e-9))
 
@@ -98,19 +117,34 @@ class WatchedTrainings:
             else 0.0
         )
 
-    def epsilon_with_noise_multiplier(self, noise: float, quick: bool = False, **more: int | float | str) -> float:
-        """The claim's epsilon at this noise multiplier and the observed rate and steps, or those in `more`."""
-        seen = {"sample_rate": self.observed_sampling_rate, "steps": len(self.first_training.steps), **more}
-        return replace(self.claim, noise_multiplier=noise, epsilon=None, **seen).implied_epsilon(quick)  # type: ignore[arg-type]
+    def epsilon_with_noise_multiplier(
+        self, noise: float, quick: bool = False, **more: int | float | str
+    ) -> float:
+        """The claim's epsilon at this noise multiplier and the observed rate and steps, or those in
+        `more`."""
+        seen = {
+            "sample_rate": self.observed_sampling_rate,
+            "steps": len(self.first_training.steps),
+            **more,
+        }
+        return replace(self.claim, noise_multiplier=noise, epsilon=None, **seen).implied_epsilon(
+            quick
+        )  # type: ignore[arg-type]
 
     def training_and_step_index(self, step: ObservedStep) -> tuple[int, int]:
         """(training, step) of one of the steps, both from 0."""
-        return next((i, j) for i, t in enumerate(self.traces) for j, one in enumerate(t.steps) if one is step)
+        return next(
+            (i, j)
+            for i, t in enumerate(self.traces)
+            for j, one in enumerate(t.steps)
+            if one is step
+        )
 
 
 @dataclass(frozen=True)
 class WorstViolation:
-    """Where a violation shows most. training, step, record: from 0; None where it is of the whole training."""
+    """Where a violation shows most. training, step, record: from 0; None where it is of the whole
+    training."""
 
     measured: str
     expected: str
@@ -122,7 +156,8 @@ class WorstViolation:
 
 @dataclass(frozen=True)
 class LoopCheck:
-    """One check's verdict. epsilon: what the training really has by this check alone; inf: unbounded."""
+    """One check's verdict. epsilon: what the training really has by this check alone; inf:
+    unbounded."""
 
     name: str
     verdict: str
@@ -135,19 +170,32 @@ class LoopCheck:
 
 
 def loop_check_from_p_value(
-    name: str, p: float, fault: str, fine: str, would_see: str, witness: Callable[[], WorstViolation],
-    epsilon: Callable[[], float] | None = None, source: str = STATISTIC,
-) -> LoopCheck:  # fmt: skip
-    """Broken where p is below its share of the level. epsilon: called only then, as accounting takes a second."""
+    name: str,
+    p: float,
+    fault: str,
+    fine: str,
+    would_see: str,
+    witness: Callable[[], WorstViolation],
+    epsilon: Callable[[], float] | None = None,
+    source: str = STATISTIC,
+) -> LoopCheck:
+    """Broken where p is below its share of the level. epsilon: called only then, as accounting
+    takes a second."""
     if p < SHARE:
-        return LoopCheck(name, BROKEN, fault, would_see, p, epsilon and epsilon(), witness(), source)
+        return LoopCheck(
+            name, BROKEN, fault, would_see, p, epsilon and epsilon(), witness(), source
+        )
     return LoopCheck(name, NO_FAULT, fine, would_see, p, source=source)
 
 
 def loop_check_without_chance(
-    name: str, broken: bool, said: str, would_see: str, witness: Callable[[], WorstViolation],
+    name: str,
+    broken: bool,
+    said: str,
+    would_see: str,
+    witness: Callable[[], WorstViolation],
     epsilon: Callable[[], float] | None = None,
-) -> LoopCheck:  # fmt: skip
+) -> LoopCheck:
     if not broken:
         return LoopCheck(name, NO_FAULT, said, would_see, source=COUNTED)
     return broken_loop_check_without_chance(name, said, would_see, witness(), epsilon and epsilon())
@@ -164,6 +212,7 @@ def unbounded_loop_epsilon() -> float:
 
 
 def standard_errors_a_loop_check_detects(among: int = 1) -> float:
-    """How many standard errors a violation needs to be caught with 80% probability, one of so many looked at."""
+    """How many standard errors a violation needs to be caught with 80% probability, one of so many
+    looked at."""
     # From 0 to where the test rejects, and on to where POWER of the estimates lie beyond that.
     return float(stats.norm.isf(SHARE / among) + stats.norm.ppf(POWER))

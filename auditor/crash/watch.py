@@ -1,11 +1,14 @@
-"""Watches a training from outside: what the model reads, and the gradient that each step is about to use.
+"""Watches a training from outside: what the model reads, and the gradient that each step is about
+to use.
 
-By torch's hooks alone; nothing of the training is edited. Every privatised gradient is taken apart at once:
+By torch's hooks alone; nothing of the training is edited. Every privatised gradient is taken apart
+at once:
 
     gradient = scale * (sum over the batch's records of (reach * unit gradient) + noise)
 
-In some 5,000 dimensions the records of a batch span a handful, so the rest is noise: its size is known to a percent
-from one step. Reaches are in units of it, which no later scaling (batch size, learning rate, norm) changes.
+In some 5,000 dimensions the records of a batch span a handful, so the rest is noise: its size is
+known to a percent from one step. Reaches are in units of it, which no later scaling (batch size,
+learning rate, norm) changes.
 """
 
 from __future__ import annotations
@@ -30,7 +33,10 @@ from numpy.typing import NDArray
 from torch import Tensor, distributed, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from auditor.core.errors import AuditError
 from auditor.crash import training_specimen
@@ -46,22 +52,33 @@ _SILENT = 1e-5  # of a gradient, which is of single precision: noise below it is
 
 @dataclass(frozen=True)
 class ObservedStep:
-    """One update, as it was seen. noise: of the gradient, what lies outside the records' span, tensor by tensor."""
+    """One update, as it was seen. noise: of the gradient, what lies outside the records' span,
+    tensor by tensor."""
 
     records: tuple[int, ...]  # those read since the step before, with repeats
     passes: tuple[tuple[int, ...], ...]  # the records of each read of the model that they came by
     rate: float  # the learning rate
-    scale: float  # standard deviation of the noise an element, over all tensors; 0: no more than rounding
-    scales: dict[str, tuple[float, int]]  # tensor -> its noise's standard deviation, and from how many degrees
-    reaches: _Array  # (records,) coefficients of their unit gradients, over `scale`; of the gradient where it is 0
+    # standard deviation of the noise an element, over all tensors; 0: no more than rounding
+    scale: float
+    scales: dict[
+        str, tuple[float, int]
+    ]  # tensor -> its noise's standard deviation, and from how many degrees
+    # (records,) coefficients of their unit gradients, over `scale`; of the gradient where it is 0
+    reaches: _Array
     gram: _Array  # (records, records) of the unit gradients: the inverse of the reaches' covariance
     norms: _Array  # (records,) of the gradients before clipping
     noise: _Array  # (d,)
-    spread: _Array  # (d,) each element's standard deviation over that of the noise: less than 1 near the records' span
-    shapes: dict[str, tuple[int, int]] = field(default_factory=dict)  # tensor -> its elements in `noise`
-    foreign: int = 0  # rows with tokens that the model read since the step before and that are no record of ours
-    # (tensors, records, records) inner products of the gradients, and (tensors, records) theirs with the released
-    # gradient over `scale`, both tensor by tensor in the order of `shapes`: what whitening and groups are made from.
+    # (d,) each element's standard deviation over that of the noise: less than 1 near the records'
+    # span
+    spread: _Array
+    shapes: dict[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # tensor -> its elements in `noise`
+    # rows with tokens that the model read since the step before and that are no record of ours
+    foreign: int = 0
+    # (tensors, records, records) inner products of the gradients, and (tensors, records) theirs
+    # with the released gradient over `scale`, both tensor by tensor in the order of `shapes`: what
+    # whitening and groups are made from.
     tensor_grams: _Array = field(default_factory=lambda: np.zeros((0, 0, 0)))
     tensor_products: _Array = field(default_factory=lambda: np.zeros((0, 0)))
 
@@ -73,29 +90,51 @@ class TrainingTrace:
     n: int
     steps: list[ObservedStep] = field(default_factory=list)
     evaluated: set[int] = field(default_factory=set)  # records that were read without a gradient
-    elsewhere: int | None = None  # the first step whose weights are not those that the step before had left
-    returned: int | None = None  # the step after which the weights were those that it gave back; None: no step's
-    overflowed: list[tuple[int, str]] = field(default_factory=list)  # step and tensor of numbers that are not finite
-    released: list[dict[str, Tensor]] = field(default_factory=list)  # each step's gradients, by tensor
-    state: dict[str, Tensor] = field(default_factory=dict)  # the model's weights and buffers behind the training
+    elsewhere: int | None = (
+        None  # the first step whose weights are not those that the step before had left
+    )
+    returned: int | None = (
+        None  # the step after which the weights were those that it gave back; None: no step's
+    )
+    overflowed: list[tuple[int, str]] = field(
+        default_factory=list
+    )  # step and tensor of numbers that are not finite
+    released: list[dict[str, Tensor]] = field(
+        default_factory=list
+    )  # each step's gradients, by tensor
+    state: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # the model's weights and buffers behind the training
     printed: PrintedText = field(default_factory=PrintedText)
-    apart: float | None = None  # how much a record's logits change with whom it is read with, of their size
+    apart: float | None = (
+        None  # how much a record's logits change with whom it is read with, of their size
+    )
 
 
 class StepWatch:
-    """Takes every step of one training apart. Raises AuditError where it lasts longer than it may."""
+    """Takes every step of one training apart. Raises AuditError where it lasts longer than it
+    may."""
 
     def __init__(
-        self, model: nn.Module, records: list[Record], until: float, everyone: bool = False, most: int | None = None,
+        self,
+        model: nn.Module,
+        records: list[Record],
+        until: float,
+        everyone: bool = False,
+        most: int | None = None,
         replayed: Sequence[dict[str, Tensor]] = (),
-    ) -> None:  # fmt: skip
-        """everyone: the reach of every record is looked for in each step, whether it was read or not. most: steps.
+    ) -> None:
+        """everyone: the reach of every record is looked for in each step, whether it was read or
+        not. most: steps.
 
-        replayed: what the optimizer gets in place of each step's gradients, once these were looked at.
+        replayed: what the optimizer gets in place of each step's gradients, once these were looked
+        at.
         """
         self._model, self._records, self._until, self._everyone = model, records, until, everyone
         self._most, self._replayed = most, replayed
-        self._together: tuple[Tensor, Tensor] | None = None  # token ids of several rows, and the logits they got
+        self._together: tuple[Tensor, Tensor] | None = (
+            None  # token ids of several rows, and the logits they got
+        )
         self.trace = TrainingTrace(len(records))
         self._read: list[int] = []
         self._passes: list[tuple[int, ...]] = []
@@ -110,7 +149,9 @@ class StepWatch:
         """Watches what runs in it; its hooks are taken off at the end, whatever happens."""
         _let_hooks_see_base_steps()
         hooks = [
-            self._model.register_forward_pre_hook(self._note_records_of_forward_pass, with_kwargs=True),
+            self._model.register_forward_pre_hook(
+                self._note_records_of_forward_pass, with_kwargs=True
+            ),
             self._model.register_forward_hook(self._record_logits_of_batch, with_kwargs=True),
             # torch calls these for every optimizer of the process, another model's too
             register_optimizer_step_pre_hook(self._record_optimizer_step),
@@ -123,13 +164,19 @@ class StepWatch:
             for hook in hooks:
                 hook.remove()
 
-    def _note_records_of_forward_pass(self, _model: nn.Module, given: tuple[Any, ...], more: dict[str, Any]) -> None:
-        if time.monotonic() > self._until:  # where nothing can set an alarm: see `_training_time_limit_context`
+    def _note_records_of_forward_pass(
+        self, _model: nn.Module, given: tuple[Any, ...], more: dict[str, Any]
+    ) -> None:
+        if (
+            time.monotonic() > self._until
+        ):  # where nothing can set an alarm: see `_training_time_limit_context`
             raise AuditError(LONG)
         ids = more.get("input_ids", given[0] if given else None)
         if not isinstance(ids, Tensor):
             return
-        while torch._C._functorch.is_functorch_wrapped_tensor(ids):  # inside vmap or grad of torch.func
+        while torch._C._functorch.is_functorch_wrapped_tensor(
+            ids
+        ):  # inside vmap or grad of torch.func
             ids = torch._C._functorch.get_unwrapped(ids)
         batch = ids.detach().cpu().reshape(-1, ids.shape[-1])
         rows = training_specimen.record_index_of_each_batch_row(batch)
@@ -149,15 +196,26 @@ class StepWatch:
     def _record_logits_of_batch(
         self, _model: nn.Module, given: tuple[Any, ...], more: dict[str, Any], output: Any
     ) -> None:
-        ids, logits = more.get("input_ids", given[0] if given else None), getattr(output, "logits", None)
-        if not isinstance(ids, Tensor) or not isinstance(logits, Tensor) or ids.ndim != 2 or len(ids) < 2:
+        ids, logits = (
+            more.get("input_ids", given[0] if given else None),
+            getattr(output, "logits", None),
+        )
+        if (
+            not isinstance(ids, Tensor)
+            or not isinstance(logits, Tensor)
+            or ids.ndim != 2
+            or len(ids) < 2
+        ):
             return
         wrapped = torch._C._functorch.is_functorch_wrapped_tensor(logits)
         if self.trace.apart is None and not wrapped and logits.shape[:2] == ids.shape:
             self._together = ids.detach().cpu(), logits.detach().cpu()
 
-    def _largest_batch_dependent_logit_change(self, weights: dict[str, Tensor], twin: nn.Module) -> float | None:
-        """The most, of some records that were read together, that their logits are off from those of each by itself."""
+    def _largest_batch_dependent_logit_change(
+        self, weights: dict[str, Tensor], twin: nn.Module
+    ) -> float | None:
+        """The most, of some records that were read together, that their logits are off from those
+        of each by itself."""
         if self._together is None:
             return None
         off = []
@@ -169,22 +227,37 @@ class StepWatch:
             # What pads on the left, or puts a first token there, shifts the record in its row.
             begins = int((row == own[0]).nonzero()[0])
             with torch.no_grad():
-                alone = functional_call(twin, weights, (), {"input_ids": own.unsqueeze(0), "use_cache": False}).logits
+                alone = functional_call(
+                    twin, weights, (), {"input_ids": own.unsqueeze(0), "use_cache": False}
+                ).logits
             there = logits[begins : begins + len(own)].float()
             alone = alone[0, : len(there)].float()
-            # Less the mean: a constant in all logits changes no probability, but would count as size.
+            # Less the mean: a constant in all logits changes no probability, but would count as
+            # size.
             off.append(float((there - alone).norm() / (alone - alone.mean()).norm()))
         return max(off, default=None)
 
     def _record_optimizer_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         names = {id(value): name for name, value in self._model.named_parameters()}
-        held = [value for group in optimizer.param_groups for value in group["params"] if id(value) in names]
+        held = [
+            value
+            for group in optimizer.param_groups
+            for value in group["params"]
+            if id(value) in names
+        ]
         own = {names[id(value)]: value.grad for value in held if value.grad is not None}
         if not own:
             return
-        processes = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+        processes = (
+            distributed.get_world_size()
+            if distributed.is_available() and distributed.is_initialized()
+            else 1
+        )
         if processes > 1:
-            raise AuditError(f"the training runs in {processes} processes, of which one is watched: run it in one")
+            raise AuditError(
+                f"the training runs in {processes} processes, of which one is watched: run it in "
+                "one"
+            )
         if self._stepping is optimizer:
             self._take_back_outer_step()
         self._stepping = optimizer
@@ -192,11 +265,19 @@ class StepWatch:
         self._read, self._passes, self._foreign = [], [], 0
         taken = {name: value.detach().double().flatten() for name, value in own.items()}
         at = len(self.trace.steps)
-        self.trace.overflowed += [(at, name) for name, value in taken.items() if not value.isfinite().all()]
+        self.trace.overflowed += [
+            (at, name) for name, value in taken.items() if not value.isfinite().all()
+        ]
         rate = float(optimizer.param_groups[0]["lr"])
-        if self._after and self.trace.elsewhere is None and not torch.equal(self._flattened_weights(), self._after[-1]):
+        if (
+            self._after
+            and self.trace.elsewhere is None
+            and not torch.equal(self._flattened_weights(), self._after[-1])
+        ):
             self.trace.elsewhere = at
-        self.trace.steps.append(self._decompose_released_gradients(taken, read, passes, rate, foreign))
+        self.trace.steps.append(
+            self._decompose_released_gradients(taken, read, passes, rate, foreign)
+        )
         self.trace.printed.before_step = False
         # Copied before a replayed gradient is written over it.
         self.trace.released.append({name: value.detach().clone() for name, value in own.items()})
@@ -205,10 +286,13 @@ class StepWatch:
                 own[name].copy_(value)  # in place: the optimizer reads this tensor behind the hook
 
     def _take_back_outer_step(self) -> None:
-        """Forget a step that calls its base class's: a subclass may clip and add noise before that."""
+        """Forget a step that calls its base class's: a subclass may clip and add noise before
+        that."""
         outer = self.trace.steps.pop()
         self.trace.released.pop()
-        self.trace.overflowed = [each for each in self.trace.overflowed if each[0] != len(self.trace.steps)]
+        self.trace.overflowed = [
+            each for each in self.trace.overflowed if each[0] != len(self.trace.steps)
+        ]
         self._read = [*outer.records, *self._read]
         self._passes = [*outer.passes, *self._passes]
         self._foreign += outer.foreign
@@ -227,31 +311,52 @@ class StepWatch:
 
     def keep_final_weights_and_find_their_step(self) -> None:
         """Looks for the step whose weights the model has now, the last one first."""
-        self.trace.state = {name: value.detach().clone() for name, value in self._model.state_dict().items()}
+        self.trace.state = {
+            name: value.detach().clone() for name, value in self._model.state_dict().items()
+        }
         now, held = self._flattened_weights(), enumerate(self._after)
-        self.trace.returned = next((at for at, one in reversed(list(held)) if torch.equal(one, now)), None)
+        self.trace.returned = next(
+            (at for at, one in reversed(list(held)) if torch.equal(one, now)), None
+        )
 
     def _decompose_released_gradients(
-        self, taken: dict[str, Tensor], read: tuple[int, ...], passes: tuple[tuple[int, ...], ...], rate: float,
+        self,
+        taken: dict[str, Tensor],
+        read: tuple[int, ...],
+        passes: tuple[tuple[int, ...], ...],
+        rate: float,
         foreign: int,
-    ) -> ObservedStep:  # fmt: skip
+    ) -> ObservedStep:
         if self._gradients is None:
-            self._gradients = SpecimenRecordGradients(copy_watched_model_without_hooks(self._model), self._records)
+            self._gradients = SpecimenRecordGradients(
+                copy_watched_model_without_hooks(self._model), self._records
+            )
         # Of this step: a training that unfreezes a layer trains other tensors later.
         ends = np.cumsum([len(part) for part in taken.values()])
-        shapes = {name: (int(end) - len(taken[name]), int(end)) for name, end in zip(taken, ends, strict=True)}
+        shapes = {
+            name: (int(end) - len(taken[name]), int(end))
+            for name, end in zip(taken, ends, strict=True)
+        }
         # The step is not taken yet: its gradients are of the weights that the model has now.
         weights = {name: value.detach() for name, value in self._model.named_parameters()}
         wanted = list(range(len(self._records))) if self._everyone else sorted(set(read))
-        parts = self._gradients.record_gradients_at_weights(weights, wanted, list(taken)) if wanted else {}
+        parts = (
+            self._gradients.record_gradients_at_weights(weights, wanted, list(taken))
+            if wanted
+            else {}
+        )
         if self.trace.apart is None:
-            self.trace.apart = self._largest_batch_dependent_logit_change(weights, self._gradients.twin)
+            self.trace.apart = self._largest_batch_dependent_logit_change(
+                weights, self._gradients.twin
+            )
         released = torch.cat(list(taken.values()))
         own = released.new_zeros(len(released), 0)
         if wanted:
             # (d, records), rows in the order of `taken`, as those of `released`
             own = torch.cat([parts[name].flatten(1) for name in taken], dim=1).T.double()
-        if self.trace.overflowed:  # broken, and the weights with it: what follows is read as far as it is a number
+        if (
+            self.trace.overflowed
+        ):  # broken, and the weights with it: what follows is read as far as it is a number
             released, own = (value.nan_to_num(0.0, 0.0, 0.0) for value in (released, own))
         sizes = [len(part) for part in taken.values()]
         left, free, spread = _project_out_record_gradients(released, own, sizes)
@@ -263,26 +368,45 @@ class StepWatch:
                 scales[name] = (found if found > least else 0.0, dimensions)
         # Pooled over tensors: variances weighted by their degrees of freedom.
         whole = sum(dimensions for _, dimensions in scales.values())
-        scale = (sum(one**2 * free for one, free in scales.values()) / whole) ** 0.5 if whole else 0.0
+        scale = (
+            (sum(one**2 * free for one, free in scales.values()) / whole) ** 0.5 if whole else 0.0
+        )
         unit = scale or 1.0
         parts_by_tensor = own.split(sizes)
         grams = torch.stack([part.T @ part for part in parts_by_tensor])
         products = torch.stack(
-            [part.T @ value / unit for part, value in zip(parts_by_tensor, released.split(sizes), strict=True)]
+            [
+                part.T @ value / unit
+                for part, value in zip(parts_by_tensor, released.split(sizes), strict=True)
+            ]
         )
         reaches, gram, norms = fit_reaches(grams.sum(0).numpy(), products.sum(0).numpy())
         if len(norms) and not norms.any() and not self.trace.overflowed:
-            raise AuditError("the gradient of no record can be computed anew: the training replaced the model's layers")
+            raise AuditError(
+                "the gradient of no record can be computed anew: the training replaced the model's "
+                "layers"
+            )
         return ObservedStep(
-            records=read, passes=passes, rate=rate, scale=scale, scales=scales,
-            reaches=reaches, gram=gram, norms=norms,
-            noise=left.numpy(), spread=spread.numpy(), shapes=shapes, foreign=foreign,
-            tensor_grams=grams.numpy(), tensor_products=products.numpy(),
-        )  # fmt: skip
+            records=read,
+            passes=passes,
+            rate=rate,
+            scale=scale,
+            scales=scales,
+            reaches=reaches,
+            gram=gram,
+            norms=norms,
+            noise=left.numpy(),
+            spread=spread.numpy(),
+            shapes=shapes,
+            foreign=foreign,
+            tensor_grams=grams.numpy(),
+            tensor_products=products.numpy(),
+        )
 
 
 def _let_hooks_see_base_steps() -> None:
-    """Let hooks see the steps of torch's optimizers, as once one was made: a subclass may add noise before it."""
+    """Let hooks see the steps of torch's optimizers, as once one was made: a subclass may add noise
+    before it."""
     kinds: list[Any] = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
     for kind in kinds:
         if "step" in vars(kind) and not hasattr(kind.step, "hooked"):
@@ -293,8 +417,9 @@ def _let_hooks_see_base_steps() -> None:
 def copy_watched_model_without_hooks(model: nn.Module) -> nn.Module:
     """A copy without hooks: Opacus hangs its own on every layer, and ours would count our reading.
 
-    Trainers replace `forward` of the model itself (autocast, TRL's loss in chunks) by one bound to the original. Batch
-    norms take what they have seen so far: with the batch's own, no record has a gradient.
+    Trainers replace `forward` of the model itself (autocast, TRL's loss in chunks) by one bound to
+    the original. Batch norms take what they have seen so far: with the batch's own, no record has a
+    gradient.
     """
     made = copy.deepcopy(model)
     made.__dict__.pop("forward", None)
@@ -302,7 +427,11 @@ def copy_watched_model_without_hooks(model: nn.Module) -> nn.Module:
     for module in made.modules():
         for name in (
             *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
-            *("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called"),
+            *(
+                "_forward_hooks_with_kwargs",
+                "_forward_pre_hooks_with_kwargs",
+                "_forward_hooks_always_called",
+            ),
         ):
             getattr(module, name).clear()
         if isinstance(module, _BatchNorm):
@@ -310,35 +439,46 @@ def copy_watched_model_without_hooks(model: nn.Module) -> nn.Module:
     return made
 
 
-def _project_out_record_gradients(released: Tensor, own: Tensor, sizes: list[int]) -> tuple[Tensor, list[int], Tensor]:
-    """Of each tensor by itself: what is outside the span of its records' gradients, its dimensions, and its spread.
+def _project_out_record_gradients(
+    released: Tensor, own: Tensor, sizes: list[int]
+) -> tuple[Tensor, list[int], Tensor]:
+    """Of each tensor by itself: what is outside the span of its records' gradients, its dimensions,
+    and its spread.
 
     released: (d,), own: (d, k), sizes: (tensors,), of sum d -> (d,), (tensors,), (d,).
     """
     if not own.shape[1]:
         return released, list(sizes), torch.ones_like(released)
     parts = own.split(sizes)
-    # Through the (k, k) Gram matrices, as k records are few: `part @ one` below is an orthonormal basis of their span.
+    # Through the (k, k) Gram matrices, as k records are few: `part @ one` below is an orthonormal
+    # basis of their span.
     values, vectors = torch.linalg.eigh(torch.stack([part.T @ part for part in parts]))
     kept = values > _ROUNDING * values[:, -1:].clamp(min=1e-300)
     turned = vectors * torch.where(kept, values.clamp(min=1e-300).rsqrt(), 0.0).unsqueeze(1)
     basis = torch.cat([part @ one for part, one in zip(parts, turned, strict=True)])
     inside = torch.cat(
-        [one @ (one.T @ part) for one, part in zip(basis.split(sizes), released.split(sizes), strict=True)]
+        [
+            one @ (one.T @ part)
+            for one, part in zip(basis.split(sizes), released.split(sizes), strict=True)
+        ]
     )
     free = [max(0, size - rank) for size, rank in zip(sizes, kept.sum(1).tolist(), strict=True)]
-    # Outside the span an element keeps 1 - |its row of the basis|^2 of its variance: the projection's diagonal.
+    # Outside the span an element keeps 1 - |its row of the basis|^2 of its variance: the
+    # projection's diagonal.
     return released - inside, free, (1 - basis.square().sum(1)).clamp(min=0).sqrt()
 
 
 def fit_reaches(inner_products: _Array, products: _Array) -> tuple[_Array, _Array, _Array]:
-    """Fit a gradient on unit gradients by least squares -> coefficients, Gram matrix of unit gradients, norms.
+    """Fit a gradient on unit gradients by least squares -> coefficients, Gram matrix of unit
+    gradients, norms.
 
-    inner_products: (..., records, records) of the gradients; products: (..., records) theirs with the gradient that is
-    fitted.
+    inner_products: (..., records, records) of the gradients; products: (..., records) theirs with
+    the gradient that is fitted.
     """
     norms = np.sqrt(np.diagonal(inner_products, axis1=-2, axis2=-1))
-    lengths = np.where(norms > 0, norms, 1.0)  # a gradient of 0, as of LoRA's first matrix at first, stays 0
+    lengths = np.where(
+        norms > 0, norms, 1.0
+    )  # a gradient of 0, as of LoRA's first matrix at first, stays 0
     gram = inner_products / (lengths[..., :, None] * lengths[..., None, :])
     # pinv: records of one text may have the same gradient.
     inverse = np.linalg.pinv(gram, hermitian=True)
@@ -349,26 +489,38 @@ Train = Callable[..., Any]
 
 
 def run_watched_training(
-    train: Train, seed: int, n: int, until: float, training: int = 0, chosen: Sequence[int] | None = None,
-    most: int | None = None, replayed: Sequence[dict[str, Tensor]] = (), other_last: bool = False,
-    specimen: training_specimen.Specimen | None = None, empty_draws: bool = False,
-) -> tuple[TrainingTrace, Any]:  # fmt: skip
+    train: Train,
+    seed: int,
+    n: int,
+    until: float,
+    training: int = 0,
+    chosen: Sequence[int] | None = None,
+    most: int | None = None,
+    replayed: Sequence[dict[str, Tensor]] = (),
+    other_last: bool = False,
+    specimen: training_specimen.Specimen | None = None,
+    empty_draws: bool = False,
+) -> tuple[TrainingTrace, Any]:
     """One training under the given seed on n of our records -> its trace, and what it returned.
 
     training: how many came before it, which says which of our models and records it gets.
-    chosen: of the n it gets these alone, and each step's reaches are those of all n. most: steps, after which it is
-    ended, and returns None. replayed: as in `StepWatch`. other_last: the last record has its words in another order.
-    specimen: the model and records it gets, whatever its number. empty_draws: as in `empty_draws_context`.
+    chosen: of the n it gets these alone, and each step's reaches are those of all n. most: steps,
+    after which it is ended, and returns None. replayed: as in `StepWatch`. other_last: the last
+    record has its words in another order.
+    specimen: the model and records it gets, whatever its number. empty_draws: as in
+    `empty_draws_context`.
 
-    Raises AuditError where it reads none of its records, takes no step that is seen, gives back another model, or lasts
-    too long. Processes that it started and left are ended with it.
+    Raises AuditError where it reads none of its records, takes no step that is seen, gives back
+    another model, or lasts too long. Processes that it started and left are ended with it.
     """
     specimen = specimen or training_specimen.specimen_for_training(training)
     model, records = specimen.build_crash_test_model(), specimen.make_crash_test_records(n)
     if other_last:
         name, *words = records[-1]["input_ids"]
         records[-1] = {"input_ids": [name, *reversed(words)]}
-    watch = StepWatch(model, records, until, everyone=chosen is not None, most=most, replayed=replayed)
+    watch = StepWatch(
+        model, records, until, everyone=chosen is not None, most=most, replayed=replayed
+    )
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)  # numpy refuses more
     random.seed(seed)
@@ -382,14 +534,23 @@ def run_watched_training(
     watch.keep_final_weights_and_find_their_step()
     trace = watch.trace
     if not any(step.records for step in trace.steps):
-        seen = f"{len(trace.steps)} steps of an optimizer, none of them after our model had read one of our records"
+        seen = (
+            f"{len(trace.steps)} steps of an optimizer, none of them after our model had read "
+            "one of our records"
+        )
         raise AuditError(
-            "expected `train` to train the model that it is given, on the records that it is given, by a "
+            "expected `train` to train the model that it is given, on the records that it is "
+            "given, by a "
             f"torch.optim optimizer; saw {seen}"
         )
     back = returned[0] if isinstance(returned, tuple) and returned else returned
-    if isinstance(back, nn.Module) and not {id(p) for p in back.parameters()} & {id(p) for p in model.parameters()}:
-        raise AuditError("expected `train` to return the model that it is given, trained; it returned another one")
+    if isinstance(back, nn.Module) and not {id(p) for p in back.parameters()} & {
+        id(p) for p in model.parameters()
+    }:
+        raise AuditError(
+            "expected `train` to return the model that it is given, trained; it returned another "
+            "one"
+        )
     return trace, returned
 
 
@@ -403,10 +564,11 @@ class _OutOfTime(BaseException):
 
 @contextmanager
 def _training_time_limit_context(until: float) -> Iterator[None]:
-    """Ends what runs in it when it is `until` (`time.monotonic`), and the processes it started; then AuditError.
+    """Ends what runs in it when it is `until` (`time.monotonic`), and the processes it started;
+    then AuditError.
 
-    By an alarm, again every few seconds in case it is caught. Python has alarms in its main thread alone: elsewhere the
-    model's next forward pass ends the training.
+    By an alarm, again every few seconds in case it is caught. Python has alarms in its main thread
+    alone: elsewhere the model's next forward pass ends the training.
     """
     over = False
 
@@ -427,16 +589,22 @@ def _training_time_limit_context(until: float) -> Iterator[None]:
     finally:
         over = True
         if alarmed:
-            signal.setitimer(signal.ITIMER_REAL, 0)  # first: an alarm that nobody handles ends the process
+            signal.setitimer(
+                signal.ITIMER_REAL, 0
+            )  # first: an alarm that nobody handles ends the process
             signal.signal(signal.SIGALRM, handler)
             # Whoever had set an alarm before gets it, less the time that went by.
-            signal.setitimer(signal.ITIMER_REAL, left and max(left - (time.monotonic() - begun), 1e-3))
+            signal.setitimer(
+                signal.ITIMER_REAL, left and max(left - (time.monotonic() - begun), 1e-3)
+            )
         for process in list_processes_started_by_training(before):
             with contextlib.suppress(psutil.Error):
                 process.kill()
 
 
-def list_processes_started_by_training(before: Collection[psutil.Process] = ()) -> list[psutil.Process]:
+def list_processes_started_by_training(
+    before: Collection[psutil.Process] = (),
+) -> list[psutil.Process]:
     """The processes that this one started and theirs, without multiprocessing's resource tracker.
 
     before: children that are left out, with all that they start.

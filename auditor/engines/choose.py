@@ -13,4 +13,8 @@ def make_engine(asked: EngineOptions) -> Engine:
         return LocalEngine()
     from auditor.engines.ray_engine import RayEngine  # an extra
 
-    return RayEngine(asked.workers or threads.usable_processor_count(), asked.ray_address or "", asked.gpus_per_worker)
+    return RayEngine(
+        asked.workers or threads.usable_processor_count(),
+        asked.ray_address or "",
+        asked.gpus_per_worker,
+    )

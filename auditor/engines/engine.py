@@ -1,7 +1,8 @@
-"""Where the work of a run is done: in this process, or on the workers of a cluster. Knows items; nothing of attacks.
+"""Where the work of a run is done: in this process, or on the workers of a cluster. Knows items;
+nothing of attacks.
 
-Work is a value that says what is to be done, and a place holds what it is done with (models, data): each worker opens a
-place of its own, once, so that only work, items and what was found travel.
+Work is a value that says what is to be done, and a place holds what it is done with (models, data):
+each worker opens a place of its own, once, so that only work, items and what was found travel.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class Work(Protocol):
         """Items that are handed out together, and done again together where a worker is lost."""
 
     def results_at_workplace(self, place: Any, items: Sequence[Any]) -> Iterator[Any]:
-        """The results for these items, one by one, with the models and data of `place`: the same on every worker."""
+        """The results for these items, one by one, with the models and data of `place`: the same on
+        every worker."""
 
 
 class Engine(Protocol):
@@ -39,13 +41,16 @@ class Engine(Protocol):
         """Who does the work, in words: "this process"."""
 
     def set_work_context(self, here: Any, elsewhere: Callable[[], Any]) -> None:
-        """Sets what later work runs on: `here` in this process; each worker makes its own with `elsewhere()`."""
+        """Sets what later work runs on: `here` in this process; each worker makes its own with
+        `elsewhere()`."""
 
     def stream_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
-        """The results of the items as they arrive, each once. The same item always goes to the same worker."""
+        """The results of the items as they arrive, each once. The same item always goes to the same
+        worker."""
 
     def results_of_long_items(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
-        """`stream` for few, long items: the next free worker takes the next item, so that none waits for another."""
+        """`stream` for few, long items: the next free worker takes the next item, so that none
+        waits for another."""
 
     def close(self) -> None:
         """Stops its workers and lets go of what they worked on."""
@@ -71,16 +76,23 @@ class LocalEngine:
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """Where a worker begins: with this version, and in the folder that the run's relative paths begin at."""
+    """Where a worker begins: with this version, and in the folder that the run's relative paths
+    begin at."""
 
-    folder: str = field(default_factory=os.getcwd)  # asked where the run starts; workers get this record pickled
+    folder: str = field(
+        default_factory=os.getcwd
+    )  # asked where the run starts; workers get this record pickled
     version: str = __version__
 
     def enter_folder_checking_version(self) -> None:
         """Raises AuditError where a worker has another version, or no such folder."""
         if self.version != __version__:
-            raise AuditError(f"expected audit {self.version} on every worker, got {__version__} on {node()}")
+            raise AuditError(
+                f"expected audit {self.version} on every worker, got {__version__} on {node()}"
+            )
         try:
             os.chdir(self.folder)  # of the whole process, which a worker has to itself
         except OSError as error:
-            raise AuditError(f"expected the folder {self.folder!r} on every worker, got none on {node()}") from error
+            raise AuditError(
+                f"expected the folder {self.folder!r} on every worker, got none on {node()}"
+            ) from error

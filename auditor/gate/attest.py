@@ -1,6 +1,8 @@
-"""An in-toto statement (v1) of what a run found about which model, and whether a run folder fits such a statement.
+"""An in-toto statement (v1) of what a run found about which model, and whether a run folder fits
+such a statement.
 
-subject: every file of the models, by SHA-256; predicate: data, plan, result, decision, by digest, with tool and date.
+subject: every file of the models, by SHA-256; predicate: data, plan, result, decision, by digest,
+with tool and date.
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ SIGNED = "the attestation is signed and fits the run"
 
 
 def build_run_statement(folder: Path) -> dict[str, Any]:
-    """What can be signed of a finished run. Raises AuditError for one that is about no weights in files."""
+    """What can be signed of a finished run. Raises AuditError for one that is about no weights in
+    files."""
     result = result_file.read_result(folder)
     if not result.weights:
         raise AuditError(
-            f"expected a run about a model in files, got {str(folder)!r}, which names no weights: nothing says which "
+            f"expected a run about a model in files, got {str(folder)!r}, which names no weights: "
+            "nothing says which "
             "model its numbers are of"
         )
     for why in (manifest.folder_edits_since_run_end(folder) or manifest.NO_EDITS).edit_sentences():
@@ -41,7 +45,11 @@ def build_run_statement(folder: Path) -> dict[str, Any]:
         "subject": _list_attested_files(result),
         "predicateType": PREDICATE,
         "predicate": {
-            "tool": {"name": "audit-lm", "version": result.tool_version, "attestedWith": __version__},
+            "tool": {
+                "name": "audit-lm",
+                "version": result.tool_version,
+                "attestedWith": __version__,
+            },
             "created": result.created,
             "attested": datetime.now(UTC).isoformat(timespec="seconds"),
             "data": {"digest": result.benchmark.digest, "members": result.benchmark.members},
@@ -60,14 +68,17 @@ def write_attestation(folder: Path, key: Path | None) -> str:
 
 
 def judge_attestation(folder: Path, attestation: Path, key: Path) -> Ruling:
-    """Held where the key signed the run as the folder now holds it, weights included; else failed, with the reason.
+    """Held where the key signed the run as the folder now holds it, weights included; else failed,
+    with the reason.
 
     Raises AuditError for files that are no attestation or no key.
     """
     try:
         text = attestation.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise AuditError(f"{attestation}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise AuditError(
+            f"{attestation}: cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
     try:
         payload, keyid = dsse.verify_dsse_envelope(text, key)
     except dsse.NoValidSignature as why:
@@ -81,12 +92,16 @@ def judge_attestation(folder: Path, attestation: Path, key: Path) -> Ruling:
 
 
 def _find_attestation_mismatches(folder: Path, stated: Any) -> Iterator[str]:
-    """How the folder differs from a signed statement. Raises AuditError for a folder without a result."""
+    """How the folder differs from a signed statement. Raises AuditError for a folder without a
+    result."""
     if not isinstance(stated, dict) or stated.get("_type") != STATEMENT:
         yield "it is no in-toto statement of version 1"
     elif stated.get("predicateType") != PREDICATE:
         kind = stated.get("predicateType")
-        yield f"its predicate type is {kind!r}, not {PREDICATE!r}: attest the run again if audit made it"
+        yield (
+            f"its predicate type is {kind!r}, not {PREDICATE!r}: attest the run again if audit "
+            "made it"
+        )
     else:
         predicate = stated.get("predicate")
         files = predicate.get("files") if isinstance(predicate, dict) else None
@@ -97,14 +112,23 @@ def _find_attestation_mismatches(folder: Path, stated: Any) -> Iterator[str]:
         # both: a file that was added since could be read by a gate as well
         for name in sorted({*files, *now}):
             if files.get(name) != now.get(name):
-                change = "has changed" if name in files and name in now else "was added" if name in now else "is gone"
+                change = (
+                    "has changed"
+                    if name in files and name in now
+                    else "was added"
+                    if name in now
+                    else "is gone"
+                )
                 yield f"{name} {change} since it was signed"
         if stated.get("subject") != _list_attested_files(result_file.read_result(folder)):
             yield "its subject is another model"
 
 
 def _list_attested_files(result: AuditResult) -> list[dict[str, Any]]:
-    return [{"name": name, "digest": {"sha256": digest}} for name, digest in sorted(result.weights.items())]
+    return [
+        {"name": name, "digest": {"sha256": digest}}
+        for name, digest in sorted(result.weights.items())
+    ]
 
 
 def _describe_attested_decision(recorded: KeptDecision) -> dict[str, Any]:
@@ -114,6 +138,7 @@ def _describe_attested_decision(recorded: KeptDecision) -> dict[str, Any]:
         "verdict": decision.verdict,
         "baseline": decision.baseline,
         "rulings": [
-            {"row": r.cell_title, "rule": r.rule, "verdict": r.verdict, "reason": r.reason} for r in decision.rulings
+            {"row": r.cell_title, "rule": r.rule, "verdict": r.verdict, "reason": r.reason}
+            for r in decision.rulings
         ],
     }

@@ -36,7 +36,8 @@ class Comparand:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One metric of one row, a cell a run; `best`: index of the run that leaks significantly least, if one does."""
+    """One metric of one row, a cell a run; `best`: index of the run that leaks significantly least,
+    if one does."""
 
     row: CellKey
     metric: str
@@ -63,7 +64,9 @@ def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = 
         raise AuditError(f"expected at least two runs to compare, got {len(runs)}")
     for other in runs[1:]:
         check_comparable(other, runs[0], "match")
-    known = {m.name for run in runs for finding in run.result.findings for m in finding.measurements}
+    known = {
+        m.name for run in runs for finding in run.result.findings for m in finding.measurements
+    }
     for name in metrics:
         if name not in known:
             raise unknown_name_error("metric", name, known)
@@ -75,24 +78,41 @@ def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = 
         ComparisonRow(
             row,
             metric,
-            tuple(_compare_with_first(runs, i, row, metric, finding) for i, finding in enumerate(row_findings)),
+            tuple(
+                _compare_with_first(runs, i, row, metric, finding)
+                for i, finding in enumerate(row_findings)
+            ),
         )
         for row, row_findings in findings.items()
         for metric in metrics or dict.fromkeys(f.main.name for f in row_findings if f and f.main)
     ]
     lines = [line for line in lines if any(cell.measured for cell in line.cells)]
     lowest = [_find_least_leaking_run(line) for line in lines]
-    rivals = [_compare_rivals(runs, line, candidate) for line, candidate in zip(lines, lowest, strict=True)]
+    rivals = [
+        _compare_rivals(runs, line, candidate)
+        for line, candidate in zip(lines, lowest, strict=True)
+    ]
     # Holm (1979) over the rows; within a row the level is divided among the runs
-    level = adjust_test_level([partial(_is_leaking_less_than_all_rivals, others) for others in rivals], LEVEL)
+    level = adjust_test_level(
+        [partial(_is_leaking_less_than_all_rivals, others) for others in rivals], LEVEL
+    )
     marked = (
         replace(line, best=candidate if _is_leaking_less_than_all_rivals(others, level) else None)
         for line, candidate, others in zip(lines, lowest, rivals, strict=True)
     )
     record = runs[0].result.benchmark
-    secrets = f"{record.name}: {counted(record.members, 'member')}, {counted(record.nonmembers, 'non-member')}"
-    names = {run.result.name: None for run in runs}  # where they tell them apart, else the folders' names
-    return Comparison(tuple(names if len(names) == len(runs) else (run.name for run in runs)), secrets, tuple(marked))
+    secrets = (
+        f"{record.name}: {counted(record.members, 'member')}, "
+        f"{counted(record.nonmembers, 'non-member')}"
+    )
+    names = {
+        run.result.name: None for run in runs
+    }  # where they tell them apart, else the folders' names
+    return Comparison(
+        tuple(names if len(names) == len(runs) else (run.name for run in runs)),
+        secrets,
+        tuple(marked),
+    )
 
 
 def _compare_with_first(
@@ -111,7 +131,9 @@ def _compare_with_first(
     difference = outcomes.paired_row_difference_or_reason(metric, None, outcome, first)
     if isinstance(difference, str):
         return Comparand(measured, why=difference)
-    return Comparand(measured, bounds.make_measurement(f"{metric}_difference", difference, measured.unit))
+    return Comparand(
+        measured, bounds.make_measurement(f"{metric}_difference", difference, measured.unit)
+    )
 
 
 def _find_least_leaking_run(line: ComparisonRow) -> int:
@@ -120,7 +142,9 @@ def _find_least_leaking_run(line: ComparisonRow) -> int:
     return min(range(len(values)), key=lambda i: math.inf if math.isnan(values[i]) else values[i])
 
 
-def _compare_rivals(runs: Sequence[RunOutcomes], line: ComparisonRow, candidate: int) -> list[BoundedNumber]:
+def _compare_rivals(
+    runs: Sequence[RunOutcomes], line: ComparisonRow, candidate: int
+) -> list[BoundedNumber]:
     """Return how much more each other run leaks than the candidate; empty if a run cannot be
     compared with it.
     """

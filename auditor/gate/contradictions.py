@@ -1,7 +1,8 @@
-"""Whether a result agrees with itself and with what each row found out about each secret. Knows records; no rules.
+"""Whether a result agrees with itself and with what each row found out about each secret. Knows
+records; no rules.
 
-A gate decides on a few numbers of a file that anybody could have edited or half written; what is recorded twice must be
-the same twice.
+A gate decides on a few numbers of a file that anybody could have edited or half written; what is
+recorded twice must be the same twice.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ from auditor.core.plan import FIELDS
 from auditor.core.plan_parts import deployed_form_name
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.gate.rulings import WHOLE_RUN
-from auditor.records.attacked_secrets import NOT_KEPT, PLAN, SECRETS, AnsweredSecretIds, Answers, SecretFacts
+from auditor.records.attacked_secrets import (
+    NOT_KEPT,
+    PLAN,
+    SECRETS,
+    AnsweredSecretIds,
+    Answers,
+    SecretFacts,
+)
 from auditor.records.journal import GUESSES, OBSERVATIONS
 from auditor.records.table import TABLE as _WHERE
 from auditor.statistics.audited import METRICS, repeat_audit
@@ -34,7 +42,9 @@ _SOLVED = 1e-6  # of a bound that was found by bisection
 
 
 def find_result_contradictions(
-    result: AuditResult, outcomes: Mapping[CellKey, RowValuesBySecret], listed: AnsweredSecretIds = NOT_KEPT
+    result: AuditResult,
+    outcomes: Mapping[CellKey, RowValuesBySecret],
+    listed: AnsweredSecretIds = NOT_KEPT,
 ) -> Iterator[tuple[CellKey, str]]:
     """(row, why) of everything in the result that cannot be true; nothing where all of it can."""
     yield from _check_planned_rows(result)
@@ -64,10 +74,15 @@ def find_result_contradictions(
 
 
 def _check_planned_rows(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
-    """Rows that the plan asks for and the result does not have. A control has those of the widest access."""
+    """Rows that the plan asks for and the result does not have. A control has those of the widest
+    access."""
     plan, there = result.plan, {finding.cell_key for finding in result.findings}
-    asked = dict.fromkeys((UNDEFENDED, *plan.get("defense", ()), *map(deployed_form_name, plan.get("forms", ()))))
-    settings = [name for name in get_args(SettingName) if plan.get("setting", "both") in (name, "both")]
+    asked = dict.fromkeys(
+        (UNDEFENDED, *plan.get("defense", ()), *map(deployed_form_name, plan.get("forms", ())))
+    )
+    settings = [
+        name for name in get_args(SettingName) if plan.get("setting", "both") in (name, "both")
+    ]
     for name in dict.fromkeys((*asked, *(target.name for target in result.targets))):
         for setting in settings if name in asked else settings[-1:]:  # the widest is last
             for attack in dict.fromkeys(plan.get("attack", ())):
@@ -78,9 +93,12 @@ def _check_planned_rows(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
 def _check_planned_secrets(
     result: AuditResult, outcomes: Mapping[CellKey, RowValuesBySecret], listed: AnsweredSecretIds
 ) -> Iterator[tuple[CellKey, str]]:
-    """Where the plan, the secrets or the answers in the run folder are not those of the result and its outcomes."""
+    """Where the plan, the secrets or the answers in the run folder are not those of the result and
+    its outcomes."""
     if listed.plan is not None:
-        blank = {name: to_json(one.default) for name, one in FIELDS.items()}  # another version may have begun the run
+        blank = {
+            name: to_json(one.default) for name, one in FIELDS.items()
+        }  # another version may have begun the run
         # a field that only one of the two versions has must stand at its default in the other
         begun, ended = {**blank, **listed.plan}, {**blank, **result.plan}
         for name in sorted(begun.keys() | ended.keys()):
@@ -91,17 +109,23 @@ def _check_planned_secrets(
         told = {True: result.benchmark.members, False: result.benchmark.nonmembers}
         for member, what in ((True, "members"), (False, "non-members")):
             if attacked[member] != told[member]:
-                yield WHOLE_RUN, f"it is about {told[member]} {what}, {SECRETS} holds {attacked[member]}"
+                yield (
+                    WHOLE_RUN,
+                    f"it is about {told[member]} {what}, {SECRETS} holds {attacked[member]}",
+                )
         for row, kept in outcomes.items():
             if why := _describe_secret_mismatch(kept, listed.secrets):
                 yield row, why
     if listed.guesses is not None and listed.observations is not None:
         members = {id for id, fact in (listed.secrets or {}).items() if fact.member}
-        yield from _check_answered_secrets(result, outcomes, members, listed.guesses, listed.observations)
+        yield from _check_answered_secrets(
+            result, outcomes, members, listed.guesses, listed.observations
+        )
 
 
 def _describe_secret_mismatch(kept: RowValuesBySecret, secrets: Mapping[str, SecretFacts]) -> str:
-    """How the secrets of a row are not those of the run. A probe may look at others: generations, games of its own."""
+    """How the secrets of a row are not those of the run. A probe may look at others: generations,
+    games of its own."""
     if kept.outcome is None and secrets.keys().isdisjoint(kept.ids):
         return ""
     if strangers := sum(id not in secrets for id in kept.ids):
@@ -111,7 +135,11 @@ def _describe_secret_mismatch(kept: RowValuesBySecret, secrets: Mapping[str, Sec
         (fact.member, fact.repeats) != (bool(member), repeats)
         for fact, member, repeats in zip(facts, kept.member, kept.repeats, strict=True)
     )
-    return f"{counted(others, 'secret')} {_WHERE} disagrees with {SECRETS} on membership or copies" if others else ""
+    return (
+        f"{counted(others, 'secret')} {_WHERE} disagrees with {SECRETS} on membership or copies"
+        if others
+        else ""
+    )
 
 
 def _check_answered_secrets(
@@ -122,14 +150,23 @@ def _check_answered_secrets(
     observations: Answers,
 ) -> Iterator[tuple[CellKey, str]]:
     for row, kept in outcomes.items():
-        guessed = kept.outcome is not None or row not in observations  # generations are drawn as guesses are
+        guessed = (
+            kept.outcome is not None or row not in observations
+        )  # generations are drawn as guesses are
         where, answered = (GUESSES, guesses) if guessed else (OBSERVATIONS, observations)
         ids, told = set(kept.ids), answered.get(row, frozenset())
         added, dropped = ids - told, told - ids
         if added:
-            yield row, f"{_WHERE} holds {counted(len(added), 'secret')} without an answer in {where}"
+            yield (
+                row,
+                f"{_WHERE} holds {counted(len(added), 'secret')} without an answer in {where}",
+            )
         if dropped:
-            yield row, f"{where} holds answers about {counted(len(dropped), 'secret')} that {_WHERE} leaves out"
+            yield (
+                row,
+                f"{where} holds answers about {counted(len(dropped), 'secret')} that {_WHERE} "
+                "leaves out",
+            )
     reported = {finding.cell_key: finding for finding in result.findings}
     for row in dict.fromkeys((*guesses, *observations)):
         if row not in reported:
@@ -139,7 +176,8 @@ def _check_answered_secrets(
 
 
 def _check_epsilon_bounds(finding: Finding) -> Iterator[str]:
-    """Bounds of epsilon that are not those of their guesses, or not the ones that stand among the measurements."""
+    """Bounds of epsilon that are not those of their guesses, or not the ones that stand among the
+    measurements."""
     for audit in finding.audits:
         name = METRICS.get(audit.estimator, audit.estimator)
         try:
@@ -150,28 +188,40 @@ def _check_epsilon_bounds(finding: Finding) -> Iterator[str]:
         shown = ("", audit.epsilon, again.epsilon), ("best provable ", audit.best, again.best)
         for what, told, found in (*shown, ("right guesses ", audit.right, again.right)):
             if not math.isclose(told, found, rel_tol=_SOLVED, abs_tol=_SOLVED):
-                yield f"{name} is {what}{told:.6g}, and {audit.right} of {audit.guesses} guesses right make {found:.6g}"
+                yield (
+                    f"{name} is {what}{told:.6g}, and {audit.right} of {audit.guesses} guesses "
+                    f"right make {found:.6g}"
+                )
         measured = finding.measurement(name)
         if measured is None or measured.value != audit.epsilon:
             other = "is not" if measured is None else f"is {measured.value:.6g}"
-            yield f"{name} is {audit.epsilon:.6g} where its guesses stand, and {other} among the measurements"
+            yield (
+                f"{name} is {audit.epsilon:.6g} where its guesses stand, and {other} among the "
+                "measurements"
+            )
 
 
 def _check_claim_games(finding: Finding, claim: Claim | None) -> Iterator[str]:
-    """Games whose claim, exact epsilon or tokens differ from the target's claim, the measurements or the options."""
+    """Games whose claim, exact epsilon or tokens differ from the target's claim, the measurements
+    or the options."""
     for audit in finding.audits:
         if audit.table is None:
             continue
         covered = None if claim is None else claim.queries
         if audit.covered != covered:
-            claimed = f"its games are said to be of a claim of {_format_claimed_tokens(audit.covered)}"
+            claimed = (
+                f"its games are said to be of a claim of {_format_claimed_tokens(audit.covered)}"
+            )
             yield f"{claimed}, and it is of {_format_claimed_tokens(covered)}"
         exact = finding.measurement("epsilon_exact")
         if audit.exact is not None and (
             exact is None or not _is_recorded_value_equal_but_for_rounding(audit.exact, exact.value)
         ):
             other = "no epsilon_exact" if exact is None else f"epsilon_exact {exact.value:.6g}"
-            yield f"its games give away {audit.exact:.6g} exactly where they stand, and {other} among the measurements"
+            yield (
+                f"its games give away {audit.exact:.6g} exactly where they stand, and {other} "
+                "among the measurements"
+            )
         asked = finding.options.get("tokens")
         if isinstance(asked, int) and audit.tokens is not None and audit.tokens > asked:
             said = _format_claimed_tokens(audit.tokens)
@@ -203,28 +253,40 @@ def explain_impossible_measurement(m: Measurement) -> str:
         return f"{said}, a number of nothing"
     if not find_metric(m.name).bounded:
         return ""
-    if not (_is_recorded_value_at_most(m.low, m.value) and _is_recorded_value_at_most(m.value, m.high)):
+    if not (
+        _is_recorded_value_at_most(m.low, m.value) and _is_recorded_value_at_most(m.value, m.high)
+    ):
         return f"{said}, outside its own bounds"
     least = -1.0 if find_metric(m.name).signed else 0.0
-    if m.unit in SHARES and not (_is_recorded_value_at_most(least, m.low) and _is_recorded_value_at_most(m.high, 1.0)):
+    if m.unit in SHARES and not (
+        _is_recorded_value_at_most(least, m.low) and _is_recorded_value_at_most(m.high, 1.0)
+    ):
         return f"{said}, no share"
     return ""
 
 
 def _check_outcomes(finding: Finding, kept: RowValuesBySecret) -> Iterator[str]:
-    """Numbers of the row that its secrets' outcomes contradict; those not worked out of secrets are left alone."""
+    """Numbers of the row that its secrets' outcomes contradict; those not worked out of secrets are
+    left alone."""
     if len(set(kept.ids)) < len(kept.ids):
         yield f"{_WHERE} holds a secret twice"
-    members, others = kept.metric_values_in_id_order(True, None), kept.metric_values_in_id_order(False, None)
+    members, others = (
+        kept.metric_values_in_id_order(True, None),
+        kept.metric_values_in_id_order(False, None),
+    )
     for m in finding.measurements:
         if (found := recompute_metric(find_metric(m.name), members, others)) is not None:
             yield from _check_measurement(m.name, m, *found)
     if finding.main is not None and finding.main.name in kept.values:
         for count, m in finding.by_repeats.items():
             chosen = (
-                kept.metric_values_in_id_order(True, int(count))[finding.main.name] if count.isdigit() else np.empty(0)
+                kept.metric_values_in_id_order(True, int(count))[finding.main.name]
+                if count.isdigit()
+                else np.empty(0)
             )
-            yield from _check_measurement(f"{m.name}(count={count})", m, compute_mean(chosen), len(chosen))
+            yield from _check_measurement(
+                f"{m.name}(count={count})", m, compute_mean(chosen), len(chosen)
+            )
     for by_kind in (finding.by_kind, finding.by_kind_nonmembers):
         for kind, m in by_kind.items():
             again = kept.remeasure_metric(m.name, kind=kind)

@@ -1,7 +1,9 @@
-"""What gates decided of a run, kept in its folder: which rules, against what, with what verdict, about which result.
+"""What gates decided of a run, kept in its folder: which rules, against what, with what verdict,
+about which result.
 
-Each line holds the SHA-256 of the one before it, and a file beside them that of the last: an edited or removed line is
-noticed. Whoever writes all of it anew is not: against that stands a signature (`audit attest`).
+Each line holds the SHA-256 of the one before it, and a file beside them that of the last: an edited
+or removed line is noticed. Whoever writes all of it anew is not: against that stands a signature
+(`audit attest`).
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ _PATIENCE = 30.0  # seconds that another gate may take to write its line
 
 @dataclass(frozen=True)
 class KeptDecision:
-    """A decision, and the SHA-256 of the `result.json` that it is about: a folder may have been run again since."""
+    """A decision, and the SHA-256 of the `result.json` that it is about: a folder may have been run
+    again since."""
 
     decided: str  # UTC, ISO 8601
     result: str
@@ -35,7 +38,8 @@ class KeptDecision:
 
 
 def save_decision(folder: Path, decision: Decision) -> None:
-    """Adds a decision to the folder. Raises AuditError where it cannot be written or earlier ones were edited."""
+    """Adds a decision to the folder. Raises AuditError where it cannot be written or earlier ones
+    were edited."""
     lock = locks.acquire_folder_lock(folder, _PATIENCE)
     try:
         if why := describe_decision_edits(folder):
@@ -45,7 +49,9 @@ def save_decision(folder: Path, decision: Decision) -> None:
         kept = KeptDecision(now, file_sha256_hex(folder / RESULT), decision, before)
         line = json.dumps(to_json(kept), allow_nan=False) + "\n"
         last = hashlib.sha256(line.encode()).hexdigest()
-        disk.replace_atomically(folder / LAST, f"{before} {last}", sync=True)  # killed here, either is the last
+        disk.replace_atomically(
+            folder / LAST, f"{before} {last}", sync=True
+        )  # killed here, either is the last
         disk.append_durably(folder / DECISIONS, line)
         disk.replace_atomically(folder / LAST, last)
     finally:
@@ -53,7 +59,8 @@ def save_decision(folder: Path, decision: Decision) -> None:
 
 
 def describe_decision_edits(folder: Path) -> str:
-    """What happened to the decisions that gates left in the folder, in a sentence; "" where nothing did."""
+    """What happened to the decisions that gates left in the folder, in a sentence; "" where nothing
+    did."""
     ends, lines = _read_last_decision_digests(folder), _read_decision_lines(folder)
     ends |= _read_last_decision_digests(folder)  # another gate may just have written
     path, before = folder / DECISIONS, _FIRST
@@ -81,7 +88,9 @@ def _read_last_decision_digests(folder: Path) -> set[str]:
 
 
 def _read_decision_lines(folder: Path) -> list[bytes]:
-    return _read_decision_file(folder / DECISIONS).splitlines(keepends=True)  # a line is hashed with its end
+    return _read_decision_file(folder / DECISIONS).splitlines(
+        keepends=True
+    )  # a line is hashed with its end
 
 
 def _read_decision_file(path: Path) -> bytes:
@@ -95,16 +104,22 @@ def _read_decision_file(path: Path) -> bytes:
 
 
 def load_gate_decisions(folder: Path) -> tuple[KeptDecision, ...]:
-    """The decisions on the result that the folder holds now: of one that was made several times, the last.
+    """The decisions on the result that the folder holds now: of one that was made several times,
+    the last.
 
     Raises AuditError for a file that holds something else, or was edited.
     """
     path, now = folder / DECISIONS, file_sha256_hex(folder / RESULT)
     latest: dict[object, KeptDecision] = {}
     try:
-        decisions = [from_json(KeptDecision, json.loads(line), str(path)) for line in _read_decision_lines(folder)]
+        decisions = [
+            from_json(KeptDecision, json.loads(line), str(path))
+            for line in _read_decision_lines(folder)
+        ]
     except (ValueError, RecursionError) as error:
-        raise AuditError(f"{path}: expected a decision of a gate on every line: the file is damaged") from error
+        raise AuditError(
+            f"{path}: expected a decision of a gate on every line: the file is damaged"
+        ) from error
     if why := describe_decision_edits(folder):
         raise AuditError(why)
     for entry in decisions:

@@ -1,4 +1,5 @@
-"""Whether the model that a run judged is the one that lies where it is deployed, and how old the run is.
+"""Whether the model that a run judged is the one that lies where it is deployed, and how old the
+run is.
 
 A run is about the bytes that it read. Knows digests and dates; reads no model.
 """
@@ -17,13 +18,15 @@ from auditor.gate.rulings import Ruling, make_ruling
 from auditor.records.file_digests import changed_model_files, roles_of_model_files
 
 _MODEL = "model"  # the target among the digests, and among the objects that Python gave
-ANSWERS = "model/answer to the handshake"  # its digest, where it was asked over a network: nobody reads its weights
+# its digest, where it was asked over a network: nobody reads its weights
+ANSWERS = "model/answer to the handshake"
 _SHOWN = 3  # files named in a sentence
 
 
 @dataclass(frozen=True)
 class DeployedModelMatch:
-    """said: the model, the date and the age of the run, and whether its model is here. differs: how its files do."""
+    """said: the model, the date and the age of the run, and whether its model is here. differs: how
+    its files do."""
 
     said: str
     here: bool
@@ -32,14 +35,26 @@ class DeployedModelMatch:
 
 
 def compare_judged_with_deployed_files(
-    result: AuditResult, target: TargetPlan, now: Mapping[str, str], place: str, made: datetime, at: datetime
+    result: AuditResult,
+    target: TargetPlan,
+    now: Mapping[str, str],
+    place: str,
+    made: datetime,
+    at: datetime,
 ) -> DeployedModelMatch:
-    """What lies at `place` (now: `role/file` -> SHA-256) against what the run read. made, at: when it ran, and now."""
+    """What lies at `place` (now: `role/file` -> SHA-256) against what the run read. made, at: when
+    it ran, and now."""
     age = (at - made).total_seconds() / 86400
     in_memory = _MODEL in result.plan.get("objects", {})
-    here = _MODEL in roles_of_model_files(result.weights) & roles_of_model_files(now) and not in_memory
-    found = [f"{name} {how}" for name, how in changed_model_files(result.weights, now)] if here else []
-    differs = ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+    here = (
+        _MODEL in roles_of_model_files(result.weights) & roles_of_model_files(now) and not in_memory
+    )
+    found = (
+        [f"{name} {how}" for name, how in changed_model_files(result.weights, now)] if here else []
+    )
+    differs = ", ".join(found[:_SHOWN]) + (
+        f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    )
     name = "the built-in lab" if target.uses_builtin_lab else f"model {place}"
     date = f"judged {made:%Y-%m-%d %H:%M} UTC ({_format_run_age(age)})"
     asked = ANSWERS in result.weights
@@ -47,15 +62,23 @@ def compare_judged_with_deployed_files(
     return DeployedModelMatch(f"{name}, {date}: {stands}", here, age, differs)
 
 
-def _describe_deployed_model(in_memory: bool, lab: bool, model: bool, local_files: bool, differs: str) -> str:
+def _describe_deployed_model(
+    in_memory: bool, lab: bool, model: bool, local_files: bool, differs: str
+) -> str:
     if in_memory:
-        return "in the memory of a process: nobody can say whether what is deployed is what was judged"
+        return (
+            "in the memory of a process: nobody can say whether what is deployed is what was judged"
+        )
     if lab:
         return "trained for the run, and deployed nowhere"
     if model:
-        return "behind an API: nobody can say whether it still answers by the weights that were judged"
+        return (
+            "behind an API: nobody can say whether it still answers by the weights that were judged"
+        )
     if not local_files:
-        return "not on this machine: nobody can say here whether what is deployed is what was judged"
+        return (
+            "not on this machine: nobody can say here whether what is deployed is what was judged"
+        )
     return f"another model lies there now: {differs}" if differs else "unchanged since"
 
 

@@ -1,7 +1,8 @@
-"""Signed DSSE envelopes (https://github.com/secure-systems-lab/dsse, v1) by securesystemslib, with Ed25519 keys in PEM.
+"""Signed DSSE envelopes (https://github.com/secure-systems-lab/dsse, v1) by securesystemslib, with
+Ed25519 keys in PEM.
 
-A key id is the SHA-256 of the canonical JSON of the public key. Nothing of a payload is parsed before its
-signature is verified.
+A key id is the SHA-256 of the canonical JSON of the public key. Nothing of a payload is parsed
+before its signature is verified.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ def sign_payload_into_dsse_envelope(payload: bytes, key: Path) -> str:
 def verify_dsse_envelope(envelope: str, key: Path) -> tuple[bytes, str]:
     """Return the payload and the id of the key that signed it, hex.
 
-    A key id in the envelope is a hint that nobody signed: it is not looked at, so that envelopes of other tools, which
-    compute other ids, are verified too.
+    A key id in the envelope is a hint that nobody signed: it is not looked at, so that envelopes of
+    other tools, which compute other ids, are verified too.
 
     Args:
         envelope: The JSON of an envelope.
@@ -70,9 +71,11 @@ def _parse_dsse_envelope(text: str) -> Any:
 
     try:
         envelope = Envelope.from_dict(json.loads(text))
-    except Exception as error:  # whatever is wrong with it: bad JSON, a missing field, bad base64, one key id twice
+    # Whatever is wrong with it: bad JSON, a missing field, bad base64, one key id twice.
+    except Exception as error:
         raise AuditError(
-            f"expected a signed attestation, a DSSE envelope in JSON, got something else ({type(error).__name__})"
+            "expected a signed attestation, a DSSE envelope in JSON, got something else "
+            f"({type(error).__name__})"
         ) from None
     if envelope.payload_type != IN_TOTO:
         raise AuditError(f"expected an envelope of {IN_TOTO}, got {str(envelope.payload_type)!r}")
@@ -85,12 +88,18 @@ def _load_ed25519_key(path: Path, key_kind: str) -> Any:
         from cryptography.hazmat.primitives import serialization as keys
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError:
-        raise AuditError("signatures need securesystemslib: pip install 'audit-lm[attest]'") from None
+        raise AuditError(
+            "signatures need securesystemslib: pip install 'audit-lm[attest]'"
+        ) from None
     kind = ed25519.Ed25519PrivateKey if key_kind == "private" else ed25519.Ed25519PublicKey
     expected = f"expected an Ed25519 {key_kind} key in PEM, without a password"
     try:
         data = path.read_bytes()
-        key: Any = keys.load_pem_private_key(data, None) if key_kind == "private" else keys.load_pem_public_key(data)
+        key: Any = (
+            keys.load_pem_private_key(data, None)
+            if key_kind == "private"
+            else keys.load_pem_public_key(data)
+        )
     except OSError as error:
         raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
     except Exception as error:  # whatever is wrong with it; a message may quote it

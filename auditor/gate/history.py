@@ -1,4 +1,5 @@
-"""Many finished runs in order, in lines of runs that can be held against each other. Knows records; renders nothing."""
+"""Many finished runs in order, in lines of runs that can be held against each other. Knows records;
+renders nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class HistoryEntry:
 
 @dataclass(frozen=True)
 class ComparableRuns:
-    """Runs that can all be held against each other, in order. why: they cannot be compared with the first line's.
+    """Runs that can all be held against each other, in order. why: they cannot be compared with the
+    first line's.
 
     changes: of each run against the one before it, paired by secret; None of the first.
     """
@@ -49,7 +51,8 @@ class ComparableRuns:
 
 @dataclass(frozen=True)
 class History:
-    """lines: the one that holds the last run comes first. left_out: folders that are in none, each with the reason."""
+    """lines: the one that holds the last run comes first. left_out: folders that are in none, each
+    with the reason."""
 
     by: By
     lines: tuple[ComparableRuns, ...]
@@ -63,10 +66,13 @@ class History:
 def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
     """The finished runs among the folders; two names of one folder are one run.
 
-    Raises AuditError for a folder that is no run, for an order there is none of, and where no run is left.
+    Raises AuditError for a folder that is no run, for an order there is none of, and where no run
+    is left.
     """
     if by not in get_args(By):
-        raise AuditError(f"expected --by {', '.join(get_args(By)[:-1])} or {get_args(By)[-1]}, got {by!r}")
+        raise AuditError(
+            f"expected --by {', '.join(get_args(By)[:-1])} or {get_args(By)[-1]}, got {by!r}"
+        )
     order: By = by  # type: ignore[assignment]
     left_out: list[tuple[str, str]] = []
     entries: list[HistoryEntry] = []
@@ -80,7 +86,9 @@ def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
             left_out.append((str(folder), f"{others[0]} since the run ended"))
         elif edited := describe_decision_edits(folder):
             left_out.append((str(folder), edited))
-        elif torn := next((why for _, why in find_result_contradictions(run.result, run.outcomes, run.listed)), ""):
+        elif torn := next(
+            (why for _, why in find_result_contradictions(run.result, run.outcomes, run.listed)), ""
+        ):
             left_out.append((str(folder), f"its result contradicts itself: {torn}"))
         elif label is None:
             left_out.append((str(folder), _WITHOUT[order]))
@@ -90,11 +98,14 @@ def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
         more = f" (as {len(left_out) - 1} more)" if len(left_out) > 1 else ""
         got = f"{left_out[0][0]}: {left_out[0][1]}{more}" if left_out else "none"
         raise AuditError(f"expected at least one finished run to order by {order}, got {got}")
-    return History(order, tuple(_group_comparable_runs(_sort_history_entries(entries, order))), tuple(left_out))
+    return History(
+        order, tuple(_group_comparable_runs(_sort_history_entries(entries, order))), tuple(left_out)
+    )
 
 
 def _list_distinct_folders(folders: Sequence[Path]) -> list[Path]:
-    """Each folder once, by its own name rather than by that of a link to it, such as runs/latest."""
+    """Each folder once, by its own name rather than by that of a link to it, such as
+    runs/latest."""
     folder_by_path: dict[Path, Path] = {}
     for folder in folders:
         path = folder.resolve()
@@ -104,7 +115,8 @@ def _list_distinct_folders(folders: Sequence[Path]) -> list[Path]:
 
 
 def _explain_left_out(folder: Path) -> str:
-    """Why a folder holds no result though it is no mistake to name it; "" where it holds one, or should."""
+    """Why a folder holds no result though it is no mistake to name it; "" where it holds one, or
+    should."""
     if (folder / RESULT).exists():
         return ""
     if (folder / PLAN).is_file():
@@ -113,7 +125,8 @@ def _explain_left_out(folder: Path) -> str:
     return f"a folder of runs, not a run; {folder}/{inner} names them" if inner else ""
 
 
-# --- in order ---------------------------------------------------------------------------------------------------------
+# --- in order
+# -----------------------------------------------------------------------------------------------
 
 
 def _find_checkpoint_label(run: RunOutcomes) -> str | None:
@@ -147,12 +160,15 @@ def _sort_history_entries(entries: Sequence[HistoryEntry], by: By) -> list[Histo
     return sorted(dated, key=lambda entry: labels.index(entry.label))
 
 
-# --- in lines ---------------------------------------------------------------------------------------------------------
+# --- in lines
+# -----------------------------------------------------------------------------------------------
 
 
 def _group_comparable_runs(entries: Sequence[HistoryEntry]) -> Iterator[ComparableRuns]:
-    """Each run joins the first line whose runs can all be compared with it; the last run opens the first line."""
-    # with every run of the line: what can be compared is not transitive (one stopped early fits two that differ)
+    """Each run joins the first line whose runs can all be compared with it; the last run opens the
+    first line."""
+    # with every run of the line: what can be compared is not transitive (one stopped early fits two
+    # that differ)
     grouped: list[list[HistoryEntry]] = []
     for entry in reversed(entries):
         for line in grouped:
@@ -166,7 +182,9 @@ def _group_comparable_runs(entries: Sequence[HistoryEntry]) -> Iterator[Comparab
         changes = [compare_finished_runs([before.run, now.run]) for before, now in pairwise(runs)]
         # its last run, and the first line
         obstacles = (_explain_incomparable(line[0], other) for other in grouped[0])
-        yield ComparableRuns(runs, (None, *changes), next(filter(None, obstacles)) if line is not grouped[0] else "")
+        yield ComparableRuns(
+            runs, (None, *changes), next(filter(None, obstacles)) if line is not grouped[0] else ""
+        )
 
 
 def _explain_incomparable(entry: HistoryEntry, other: HistoryEntry) -> str:

@@ -17,18 +17,32 @@ from auditor.gate.rulings import Ruling
 from auditor.statistics.bounds import LEVEL, BinomialCount
 
 
-def downgrade_doubtful_ruling(result: AuditResult, assessment: LeakAssessment, ruling: Ruling) -> Ruling:
+def downgrade_doubtful_ruling(
+    result: AuditResult, assessment: LeakAssessment, ruling: Ruling
+) -> Ruling:
     """Return a held ruling as inconclusive if there is doubt about it.
 
-    On leakage: the text form is in doubt. On drawn answers: some were withheld, or too few hits contradict the model.
+    On leakage: the text form is in doubt. On drawn answers: some were withheld, or too few hits
+    contradict the model.
     """
     cell = (ruling.target, ruling.setting, ruling.attack)
     is_drawn = any(row.cell_key == cell and row.drawn for row in result.findings)
-    doubts = [doubt for target in result.targets if target.name == ruling.target for doubt in target.doubts]
+    doubts = [
+        doubt
+        for target in result.targets
+        if target.name == ruling.target
+        for doubt in target.doubts
+    ]
     doubts += assessment.contradictions.get(ruling.target, ())
-    reasons = [doubt.sentence for doubt in doubts if is_drawn and doubt.kind in ("answers", "contradiction")]
+    reasons = [
+        doubt.sentence
+        for doubt in doubts
+        if is_drawn and doubt.kind in ("answers", "contradiction")
+    ]
     if not ruling.metric.startswith("perplexity"):  # what a defense costs leaks nothing
-        reasons += [doubt.sentence for doubt in result.benchmark.doubts if doubt.kind == "text form"]
+        reasons += [
+            doubt.sentence for doubt in result.benchmark.doubts if doubt.kind == "text form"
+        ]
     if not (ruling.verdict == "held" and reasons):
         return ruling
     reason = f"{ruling.reason}. {' '.join(reasons)}"
@@ -36,7 +50,8 @@ def downgrade_doubtful_ruling(result: AuditResult, assessment: LeakAssessment, r
 
 
 def add_audited_share(result: AuditResult, ruling: Ruling) -> Ruling:
-    """Return a ruling on a number with how many of the records given the run audited, if those are not all."""
+    """Return a ruling on a number with how many of the records given the run audited, if those are
+    not all."""
     counts = result.benchmark.records.get("members")
     if counts is None or not ruling.n or counts.audited == counts.given:
         return ruling
@@ -44,8 +59,11 @@ def add_audited_share(result: AuditResult, ruling: Ruling) -> Ruling:
     return replace(ruling, reason=f"{ruling.reason}; {share}")
 
 
-def find_strata_objection(finding: Finding, limit: float, counts_with_a_rule: Collection[int]) -> str:
-    """Return why a limit on the share extracted does not hold, in a sentence; "": nothing of the strata says so.
+def find_strata_objection(
+    finding: Finding, limit: float, counts_with_a_rule: Collection[int]
+) -> str:
+    """Return why a limit on the share extracted does not hold, in a sentence; "": nothing of the
+    strata says so.
 
     counts_with_a_rule: numbers of copies that a rule of their own is for: those are judged by it.
     """
@@ -53,16 +71,23 @@ def find_strata_objection(finding: Finding, limit: float, counts_with_a_rule: Co
     if weighted_share is not None and weighted_share.high > limit:
         n_asked = sum(stratum.extracted.n for stratum in finding.strata)
         return (
-            f"of all {weighted_share.n:,} records, weighted by copies, up to {weighted_share.high:.4f} "
+            f"of all {weighted_share.n:,} records, weighted by copies, up to "
+            f"{weighted_share.high:.4f} "
             f"may be extracted: {n_asked:,} of them were asked"
         )
-    copied = [s for s in finding.strata if (s.copies or 1) > 1 and s.extracted.n and s.copies not in counts_with_a_rule]
+    copied = [
+        s
+        for s in finding.strata
+        if (s.copies or 1) > 1 and s.extracted.n and s.copies not in counts_with_a_rule
+    ]
     for stratum in copied:
         # One false alarm in so many strata: each has its part of the level.
         low = BinomialCount(hits_of_stratum(stratum), stratum.extracted.n).low(LEVEL / len(copied))
         if low > limit:
             return (
-                f"{hits_of_stratum(stratum):,} of the {counted(stratum.extracted.n, 'record')} that occur "
-                f"{stratum.copies:,} times are extracted, above the limit (their own: recall(count={stratum.copies}))"
+                f"{hits_of_stratum(stratum):,} of the {counted(stratum.extracted.n, 'record')} "
+                "that occur "
+                f"{stratum.copies:,} times are extracted, above the limit (their own: "
+                f"recall(count={stratum.copies}))"
             )
     return ""

@@ -2,7 +2,8 @@
 
 inconclusive = "fail"                              # report (exit 4), pass or fail; the flag wins
 allow_not_applicable = true                        # an attack that never applied does not fail it; so does the flag
-rules = ["recall <= 0.05", "recall(count=16) <= 0.5", "recall(kind=email) <= 0.02", "forms <= full + 0.02"]
+rules = ["recall <= 0.05", "recall(count=16) <= 0.5", "recall(kind=email) <= 0.02", "forms <= full +
+0.02"]
 
 [[rule]]                                           # for one target, setting or attack
 rule = "recall_at_100_errors not worse than baseline by 0.02"   # or than undefended: the same run's
@@ -25,7 +26,7 @@ access = "white-box"                               # to which the above applies;
 secrets = 300                                      # attacked by each of them, at least
 nonmembers = 200
 attestation = true                                 # signed, by the key that the gate is given
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ _RELATIVE = r"(not worse than (baseline|undefended)(?: by)?)"
 _SENTENCE = re.compile(rf"\s*({_METRIC.pattern})\s*(?:<=|{_RELATIVE})\s*(\S*)\s*", re.IGNORECASE)
 _OF_FORMS = re.compile(r"\s*forms\s*<=\s*full(?:\s*\+\s*(\S+))?\s*", re.IGNORECASE)
 _FORMS = (
-    "'METRIC <= NUMBER', 'METRIC not worse than baseline by NUMBER' (or undefended: of the same run) or "
+    "'METRIC <= NUMBER', 'METRIC not worse than baseline by NUMBER' (or undefended: of the same "
+    "run) or "
     "'forms <= full + NUMBER'"
 )
 HELD_TO_CLAIMS = BOUNDS[MAIN]
@@ -60,10 +62,12 @@ CLAIM = "claim"  # in place of a number: what the target claims
 
 @dataclass(frozen=True)
 class Rule:
-    """A limit on a metric, or on how much higher it is than in the baseline; on every judged row, or on some.
+    """A limit on a metric, or on how much higher it is than in the baseline; on every judged row,
+    or on some.
 
-    against_undefended: on how much higher it is than in the same run's row of the undefended model. of_forms: on the
-    main number, where that is a share or an AUC, of each row of every form in which the model is deployed. of_claim:
+    against_undefended: on how much higher it is than in the same run's row of the undefended model.
+    of_forms: on the main number, where that is a share or an AUC, of each row of every form in
+    which the model is deployed. of_claim:
     the limit is what the target claims, whatever that is; `limit` is then infinite.
     """
 
@@ -71,7 +75,9 @@ class Rule:
     limit: float
     against_baseline: bool = False
     count: int | None = None  # among the secrets that stood in the data so often
-    kind: str | None = None  # of personal data: of those secrets that hold some, the share that was extracted
+    kind: str | None = (
+        None  # of personal data: of those secrets that hold some, the share that was extracted
+    )
     target: str | None = None
     setting: str | None = None
     attack: str | None = None
@@ -106,10 +112,12 @@ NO_WORSE = Rule(RECALL, 0.02, against_baseline=True)  # what a baseline is for w
 
 @dataclass(frozen=True)
 class Required:
-    """What a run must have looked at to be judged at all: a limit on what nobody looked for is no limit.
+    """What a run must have looked at to be judged at all: a limit on what nobody looked for is no
+    limit.
 
-    attacks, access: each of these attacks, at this access, on every judged target; secrets, nonmembers: at least so
-    many of each in every such row. access: None: any. attestation: that the run is signed. model_here:
+    attacks, access: each of these attacks, at this access, on every judged target; secrets,
+    nonmembers: at least so many of each in every such row. access: None: any. attestation: that the
+    run is signed. model_here:
     the judged model lies on this machine; max_age: days since the run, None: any.
     """
 
@@ -129,7 +137,9 @@ NOTHING = Required()
 class Policy:
     rules: tuple[Rule, ...] = ()
     inconclusive: Reading = "report"
-    allow_not_applicable: bool = False  # an attack that was asked for and never applied does not fail the gate
+    allow_not_applicable: bool = (
+        False  # an attack that was asked for and never applied does not fail the gate
+    )
     require: Required = NOTHING
 
 
@@ -158,7 +168,8 @@ class _PolicyFile:
 
 
 def read_policy(path: Path) -> Policy:
-    """A policy file. Raises AuditError for a missing file, bad TOML, unknown keys and rules that say nothing."""
+    """A policy file. Raises AuditError for a missing file, bad TOML, unknown keys and rules that
+    say nothing."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -167,20 +178,30 @@ def read_policy(path: Path) -> Policy:
         raise AuditError(f"{path} is not TOML: {error}") from error
     found: _PolicyFile = from_json(_PolicyFile, raw, str(path))
     rules = [parse_rule(sentence) for sentence in found.rules]
-    rules += [_parse_rule_table(table, f"{path}: rule {i}") for i, table in enumerate(found.rule, 1)]
+    rules += [
+        _parse_rule_table(table, f"{path}: rule {i}") for i, table in enumerate(found.rule, 1)
+    ]
     if not rules:
-        raise AuditError(f"{path}: expected at least one rule, got none; a gate without rules holds nothing")
+        raise AuditError(
+            f"{path}: expected at least one rule, got none; a gate without rules holds nothing"
+        )
     _check_require_table(found.require, raw.get("require", {}), f"{path}: require")
-    return Policy(refuse_repeated_limits(rules), found.inconclusive, found.allow_not_applicable, found.require)
+    return Policy(
+        refuse_repeated_limits(rules), found.inconclusive, found.allow_not_applicable, found.require
+    )
 
 
 def _check_require_table(required: Required, given: Mapping[str, Any], where: str) -> None:
     """Raises AuditError for an empty name, a count below 1 or an age that is no limit."""
     if not all(required.attacks):
-        raise AuditError(f"{where}: expected attacks to be a list of names, got {list(required.attacks)!r}")
+        raise AuditError(
+            f"{where}: expected attacks to be a list of names, got {list(required.attacks)!r}"
+        )
     for key in {"secrets", "nonmembers"} & set(given):
         if getattr(required, key) < 1:
-            raise AuditError(f"{where}: expected {key} to be a whole number >= 1, got {given[key]!r}")
+            raise AuditError(
+                f"{where}: expected {key} to be a whole number >= 1, got {given[key]!r}"
+            )
     if required.max_age is not None and not 0 < required.max_age < math.inf:
         raise AuditError(f"{where}: expected max_age in days, above 0, got {required.max_age!r}")
 
@@ -192,9 +213,12 @@ def parse_inconclusive_reading(value: str) -> Reading:
 
 
 def parse_rule(sentence: str) -> Rule:
-    """`recall(count=16) <= 0.5`, `recall not worse than baseline by 0.02`. Raises AuditError for anything else."""
+    """`recall(count=16) <= 0.5`, `recall not worse than baseline by 0.02`. Raises AuditError for
+    anything else."""
     if of_forms := _OF_FORMS.fullmatch(sentence):
-        more = _validate_rule(RECALL, of_forms[1] or "0", f"expected a number at the end of {sentence!r}", False)
+        more = _validate_rule(
+            RECALL, of_forms[1] or "0", f"expected a number at the end of {sentence!r}", False
+        )
         return replace(more, against_undefended=True, of_forms=True)
     found = _SENTENCE.fullmatch(sentence)
     if not found:
@@ -203,14 +227,19 @@ def parse_rule(sentence: str) -> Rule:
     name, *_, relative, what, number = found.groups()
     if relative and not relative.lower().endswith(" by") and not number:
         number = "0"
-    rule = _validate_rule(name, number, f"expected a number at the end of {sentence!r}", bool(relative))
+    rule = _validate_rule(
+        name, number, f"expected a number at the end of {sentence!r}", bool(relative)
+    )
     if relative and what.lower() == "undefended":
         return replace(rule, against_baseline=False, against_undefended=True)
     return rule
 
 
-def parse_limits(items: Sequence[str], flag: str = "--max", against_baseline: bool = False) -> tuple[Rule, ...]:
-    """`recall=0.05` and `recall(count=16)=0.5` items. Raises AuditError for another form or a limit twice."""
+def parse_limits(
+    items: Sequence[str], flag: str = "--max", against_baseline: bool = False
+) -> tuple[Rule, ...]:
+    """`recall=0.05` and `recall(count=16)=0.5` items. Raises AuditError for another form or a limit
+    twice."""
     rules = []
     for item in items:
         complaint = f"expected {flag} metric=number, got {item!r}"
@@ -230,49 +259,75 @@ def refuse_repeated_limits(rules: Sequence[Rule]) -> tuple[Rule, ...]:
         if before is not rule:
             got = CLAIM if rule.of_claim else f"{before.limit:g} and {rule.limit:g}"
             raise AuditError(
-                f"expected one limit for {rule.metric_with_part}, got {got}{' twice' if rule.of_claim else ''}"
+                f"expected one limit for {rule.metric_with_part}, got "
+                f"{got}{' twice' if rule.of_claim else ''}"
             )
     return tuple(rules)
 
 
 def _parse_rule_table(table: _RuleTable, where: str) -> Rule:
-    given = {field.name: value for field in fields(table) if (value := getattr(table, field.name)) is not None}
+    given = {
+        field.name: value
+        for field in fields(table)
+        if (value := getattr(table, field.name)) is not None
+    }
     for key, value in given.items():
         if value == "":
             raise AuditError(f"{where}: expected the name of a {key}, got an empty one")
     narrowed = {key: given.pop(key) for key in ("target", "setting", "attack") if key in given}
     if (sentence := given.pop("rule", None)) is not None:
         if given:
-            raise AuditError(f"{where}: expected a sentence or fields, got rule and {next(iter(given))}")
+            raise AuditError(
+                f"{where}: expected a sentence or fields, got rule and {next(iter(given))}"
+            )
         return replace(parse_rule(sentence), **narrowed)
     if table.metric is None:
         raise AuditError(f"{where}: expected a metric, got none")
     limits = [key for key in ("max", "max_increase") if key in given]
     if len(limits) != 1:
-        raise AuditError(f"{where}: expected either max or max_increase, got {' and '.join(limits) or 'neither'}")
+        raise AuditError(
+            f"{where}: expected either max or max_increase, got {' and '.join(limits) or 'neither'}"
+        )
     if not _METRIC.fullmatch(table.metric):
-        raise AuditError(f"{where}: expected a metric such as recall or recall(count=16), got {table.metric!r}")
-    limit, complaint = given[limits[0]], f"{where}: expected {limits[0]} to be a number, got {given[limits[0]]!r}"
+        raise AuditError(
+            f"{where}: expected a metric such as recall or recall(count=16), got {table.metric!r}"
+        )
+    limit, complaint = (
+        given[limits[0]],
+        f"{where}: expected {limits[0]} to be a number, got {given[limits[0]]!r}",
+    )
     metric = _split_rule_metric(table.metric, given, where)
-    return replace(_validate_rule(metric, limit, complaint, limits[0] == "max_increase"), **narrowed)
+    return replace(
+        _validate_rule(metric, limit, complaint, limits[0] == "max_increase"), **narrowed
+    )
 
 
 def _split_rule_metric(metric: str, given: Mapping[str, Any], where: str) -> str:
-    """`recall(count=16)`, whether the table says so in the metric or in fields. Raises AuditError for two of them."""
+    """`recall(count=16)`, whether the table says so in the metric or in fields. Raises AuditError
+    for two of them."""
     parts = [key for key in ("count", "kind") if key in given]
     if given.get("count", 0) < 0:
-        raise AuditError(f"{where}: expected one whole count >= 0, got {given['count']!r} for {metric}")
+        raise AuditError(
+            f"{where}: expected one whole count >= 0, got {given['count']!r} for {metric}"
+        )
     if len(parts) + ("(" in metric) > 1:
-        raise AuditError(f"{where}: expected one count or kind, got {' and '.join(parts)} for {metric}")
+        raise AuditError(
+            f"{where}: expected one count or kind, got {' and '.join(parts)} for {metric}"
+        )
     whole = f"{metric}({parts[0]}={given[parts[0]]})" if parts else metric
     if not _METRIC.fullmatch(whole):
-        what = "a kind of personal data such as email" if parts == ["kind"] else "a count of at most 12 digits"
+        what = (
+            "a kind of personal data such as email"
+            if parts == ["kind"]
+            else "a count of at most 12 digits"
+        )
         raise AuditError(f"{where}: expected {what}, got {given[parts[0]]!r}")
     return whole
 
 
 def _validate_rule(name: str, limit: Any, complaint: str, against_baseline: bool) -> Rule:
-    """The rule with this limit, a number or the claim. Raises AuditError for one that would hold whatever leaks.
+    """The rule with this limit, a number or the claim. Raises AuditError for one that would hold
+    whatever leaks.
 
     name: `recall`, `recall(count=16)` or `recall(kind=email)`, which has been looked at.
     """
@@ -285,12 +340,15 @@ def _validate_rule(name: str, limit: Any, complaint: str, against_baseline: bool
         raise AuditError(f"{only}, got {name!r}")
     if limit == CLAIM:
         if metric != HELD_TO_CLAIMS or against_baseline or count is not None:
-            raise AuditError(f"{complaint}: only {HELD_TO_CLAIMS} <= {CLAIM} is held to what is claimed")
+            raise AuditError(
+                f"{complaint}: only {HELD_TO_CLAIMS} <= {CLAIM} is held to what is claimed"
+            )
         return Rule(metric, math.inf, of_claim=True)
     rule = Rule(metric, _parse_limit_number(limit, complaint), against_baseline, count, kind)
     if math.isinf(rule.limit):
         raise AuditError(
-            f"expected a limit for {rule.metric_with_part} that a measurement could exceed, got {rule.limit:g}"
+            f"expected a limit for {rule.metric_with_part} that a measurement could exceed, got "
+            f"{rule.limit:g}"
         )
     if find_metric(rule.metric).unit in SHARES:
         check_share_limit(rule)
@@ -303,7 +361,8 @@ def _check_metric_is_gateable(name: str) -> None:
     if not metric.is_gateable:
         why = "is a number of the model and of no attack" if metric.of_model else "has no interval"
         raise AuditError(
-            f"expected a metric that a gate can decide, such as {', '.join(LEAKS)} (all: docs/reference/metrics.md), "
+            f"expected a metric that a gate can decide, such as {', '.join(LEAKS)} (all: "
+            "docs/reference/metrics.md), "
             f"got {name}, which {why}"
         )
 
@@ -312,7 +371,8 @@ def check_share_limit(rule: Rule) -> None:
     """Raises AuditError for a limit above 1 on a share."""
     if rule.limit > 1:
         raise AuditError(
-            f"expected a limit of at most 1 for {rule.metric_with_part}, which is a share, got {rule.limit:g}: "
+            f"expected a limit of at most 1 for {rule.metric_with_part}, which is a share, got "
+            f"{rule.limit:g}: "
             f"{rule.limit:g}% is {rule.limit / 100:g}"
         )
 

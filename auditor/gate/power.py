@@ -1,4 +1,5 @@
-"""How many secrets a gate needs before it can tell: `audit gate --plan`. Pure arithmetic; knows no run."""
+"""How many secrets a gate needs before it can tell: `audit gate --plan`. Pure arithmetic; knows no
+run."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _CHANGE = re.compile(r"([a-z][a-z0-9_.]*)=([^:=]+):([^:=]+)(?::([^:=]+))?", re.I
 
 @dataclass(frozen=True)
 class ShareChange:
-    """A share that goes from `before` to `after`; `discordant`: share of secrets whose answer changes either way."""
+    """A share that goes from `before` to `after`; `discordant`: share of secrets whose answer
+    changes either way."""
 
     metric: str
     before: float
@@ -33,7 +35,8 @@ class ShareChange:
 
 @dataclass(frozen=True)
 class SecretsNeeded:
-    """secrets: enough for the question at this power; stopping: likewise by `--until decided`; half: its median."""
+    """secrets: enough for the question at this power; stopping: likewise by `--until decided`;
+    half: its median."""
 
     question: str
     secrets: int
@@ -42,17 +45,22 @@ class SecretsNeeded:
 
 
 def parse_planned_share_change(item: str) -> ShareChange:
-    """`recall=0.05:0.10`, or `recall=0.05:0.10:0.08` with the share of secrets whose answer changes.
+    """`recall=0.05:0.10`, or `recall=0.05:0.10:0.08` with the share of secrets whose answer
+    changes.
 
     Without it the two runs' answers are taken to be independent: no more can change by chance.
     Raises AuditError for anything else, and for a metric that is no share of secrets.
     """
     found = _CHANGE.fullmatch(item)
-    complaint = f"expected --plan metric=before:after[:changed], shares between 0 and 1, got {item!r}"
+    complaint = (
+        f"expected --plan metric=before:after[:changed], shares between 0 and 1, got {item!r}"
+    )
     if not found:
         raise AuditError(complaint)
     if find_metric(found[1]).unit not in SHARES:
-        raise AuditError(f"expected --plan on a share of secrets, as recall, got {found[1]}, which is none")
+        raise AuditError(
+            f"expected --plan on a share of secrets, as recall, got {found[1]}, which is none"
+        )
     try:
         before, after, *rest = (float(part) for part in found.groups()[1:] if part is not None)
     except ValueError as error:
@@ -66,14 +74,16 @@ def parse_planned_share_change(item: str) -> ShareChange:
     least, most = after - before, min(before + after, 2 - before - after)
     if not least - 1e-9 <= discordant <= most + 1e-9:
         raise AuditError(
-            f"expected between {least:g} and {most:g} of the answers to change from {before:g} to {after:g}, "
+            f"expected between {least:g} and {most:g} of the answers to change from {before:g} to "
+            f"{after:g}, "
             f"got {discordant:g}"
         )
     return ShareChange(found[1], before, after, discordant)
 
 
 def count_secrets_for_change(change: ShareChange, power: float, rules: int) -> list[SecretsNeeded]:
-    """How many secrets a limit and a baseline take. rules: decisions that the level is shared out over.
+    """How many secrets a limit and a baseline take. rules: decisions that the level is shared out
+    over.
 
     Raises AuditError for a power outside (0, 1) or more than a million secrets.
     """
@@ -81,12 +91,15 @@ def count_secrets_for_change(change: ShareChange, power: float, rules: int) -> l
     name, before, after = change.metric, change.before, change.after
     # to fail takes the level shared out, to hold LEVEL itself: as `decide` has it
     level, margin = LEVEL / rules, after - before
-    chance_change = change.discordant - margin  # what changes by chance alone, when nothing got worse
+    chance_change = (
+        change.discordant - margin
+    )  # what changes by chance alone, when nothing got worse
     # the closed forms first: they refuse a change that is too small before anything is scanned
     worse = count_secrets_for_pairs(margin, 0.0, change.discordant, level, power)
     unchanged = count_secrets_for_pairs(0.0, margin, chance_change, LEVEL, power)
     lost, won = chance_change / 2, change.discordant - chance_change / 2  # won - lost is the margin
-    # a paired difference d of -1, 0 or 1 enters as (d + 1) / 2: betting takes values in [0, 1] (formulas.md, D2)
+    # a paired difference d of -1, 0 or 1 enters as (d + 1) / 2: betting takes values in [0, 1]
+    # (formulas.md, D2)
     return [
         _count_policy_secrets_to_fail(name, before, after, level, power),
         _count_policy_secrets_to_hold(name, after, before, power),
@@ -97,18 +110,26 @@ def count_secrets_for_change(change: ShareChange, power: float, rules: int) -> l
             *_simulate_gate_sizes([0, 0.5, 1], [lost, 1 - lost - won, won], 0.5, level, power),
         ),
         SecretsNeeded(
-            f"hold {name} not worse than baseline by {margin:.3g} when nothing got worse ({chance_change:.3g} changed)",
+            f"hold {name} not worse than baseline by {margin:.3g} when nothing got worse "
+            f"({chance_change:.3g} changed)",
             unchanged,
             # of -d, whose odds are the same: that its mean is at most -margin is refuted
             *_simulate_gate_sizes(
-                [0, 0.5, 1], [chance_change / 2, 1 - chance_change, chance_change / 2], (1 - margin) / 2, LEVEL, power
+                [0, 0.5, 1],
+                [chance_change / 2, 1 - chance_change, chance_change / 2],
+                (1 - margin) / 2,
+                LEVEL,
+                power,
             ),
         ),
     ]
 
 
-def count_secrets_for_policy(rules: Sequence[Rule], power: float, decisions: int) -> list[SecretsNeeded]:
-    """What each limit of a policy takes: failed where the truth is twice it, held where it is half, or nothing leaks.
+def count_secrets_for_policy(
+    rules: Sequence[Rule], power: float, decisions: int
+) -> list[SecretsNeeded]:
+    """What each limit of a policy takes: failed where the truth is twice it, held where it is half,
+    or nothing leaks.
 
     Raises AuditError if no rule has a number of secrets.
     """
@@ -116,7 +137,9 @@ def count_secrets_for_policy(rules: Sequence[Rule], power: float, decisions: int
     limits = [rule for rule in rules if not reason_for_no_number_of_secrets(rule)]
     if not limits:
         given = "; ".join(f"'{rule}' ({reason_for_no_number_of_secrets(rule)})" for rule in rules)
-        raise AuditError(f"expected a policy with a limit on a share, as recall <= 0.05, got {given}")
+        raise AuditError(
+            f"expected a policy with a limit on a share, as recall <= 0.05, got {given}"
+        )
     found = list[SecretsNeeded]()
     for rule in limits:
         if 2 * rule.limit <= 1:
@@ -143,29 +166,43 @@ def reason_for_no_number_of_secrets(rule: Rule) -> str:
     return "" if rule.limit > 0 else "no number of secrets shows that there is nothing at all"
 
 
-def _count_policy_secrets_to_fail(name: str, limit: float, truth: float, level: float, power: float) -> SecretsNeeded:
+def _count_policy_secrets_to_fail(
+    name: str, limit: float, truth: float, level: float, power: float
+) -> SecretsNeeded:
     stopping = _simulate_gate_sizes([0, 1], [1 - truth, truth], limit, level, power)
     return SecretsNeeded(
-        f"fail {name} <= {limit:g} when it is {truth:g}", count_secrets_to_fail(limit, truth, level, power), *stopping
+        f"fail {name} <= {limit:g} when it is {truth:g}",
+        count_secrets_to_fail(limit, truth, level, power),
+        *stopping,
     )
 
 
-def _count_policy_secrets_to_hold(name: str, limit: float, truth: float, power: float) -> SecretsNeeded:
+def _count_policy_secrets_to_hold(
+    name: str, limit: float, truth: float, power: float
+) -> SecretsNeeded:
     # of misses, by symmetry: that their mean is at most 1 - limit is refuted
     stopping = _simulate_gate_sizes([0, 1], [truth, 1 - truth], 1 - limit, LEVEL, power)
     return SecretsNeeded(
-        f"hold {name} <= {limit:g} when it is {truth:g}", count_secrets_to_hold(limit, truth, LEVEL, power), *stopping
+        f"hold {name} <= {limit:g} when it is {truth:g}",
+        count_secrets_to_hold(limit, truth, LEVEL, power),
+        *stopping,
     )
 
 
 def _simulate_gate_sizes(
     values: Sequence[float], odds: Sequence[float], mean: float, level: float, power: float
 ) -> tuple[int, int]:
-    """Secrets by which a share `power` of runs has refuted that the mean is at most `mean`; and half of the runs."""
+    """Secrets by which a share `power` of runs has refuted that the mean is at most `mean`; and
+    half of the runs."""
     # (runs,); one that does not stop within _MOST counts as 2 * _MOST
-    found = simulate_stopping_sizes(np.array(values, dtype=float), np.array(odds), mean, level, _MOST)
+    found = simulate_stopping_sizes(
+        np.array(values, dtype=float), np.array(odds), mean, level, _MOST
+    )
     # "higher": a size at which a run stopped: between two none does
-    at, half = (_check_secret_count(int(np.quantile(found, share, method="higher"))) for share in (power, 0.5))
+    at, half = (
+        _check_secret_count(int(np.quantile(found, share, method="higher")))
+        for share in (power, 0.5)
+    )
     return at, half
 
 
@@ -180,33 +217,43 @@ def check_gate_power(power: float, rules: int) -> None:
 
 
 def count_secrets_to_fail(limit: float, truth: float, level: float, power: float) -> int:
-    """The fewest secrets from which on a limit is failed with this power, by the exact binomial test."""
+    """The fewest secrets from which on a limit is failed with this power, by the exact binomial
+    test."""
     # isf is the last count that does not reject; sf is the chance of more than that
     return _find_fewest_secrets(lambda n: binom.sf(binom.isf(level, n, limit), n, truth), power)
 
 
 def count_secrets_to_hold(limit: float, truth: float, level: float, power: float) -> int:
-    """As `count_secrets_to_fail`, for a limit to be held: by symmetry, that the share of misses exceeds 1 - limit."""
+    """As `count_secrets_to_fail`, for a limit to be held: by symmetry, that the share of misses
+    exceeds 1 - limit."""
     return count_secrets_to_fail(1 - limit, 1 - truth, level, power)
 
 
-def count_secrets_for_pairs(truth: float, margin: float, discordant: float, level: float, power: float) -> int:
-    """Secrets that tell a paired difference of `truth` from one of `margin`: normal distribution, with the discrete
-    step added.
+def count_secrets_for_pairs(
+    truth: float, margin: float, discordant: float, level: float, power: float
+) -> int:
+    """Secrets that tell a paired difference of `truth` from one of `margin`: normal distribution,
+    with the discrete step added.
 
-    Variances a secret: that of the truth, and that of the nearest distribution on the margin with the same discordance.
+    Variances a secret: that of the truth, and that of the nearest distribution on the margin with
+    the same discordance.
     """
     distance = abs(truth - margin)
-    # Var d = E d^2 - (E d)^2 of d in {-1, 0, 1}: E d^2 is the discordant share, which is at least |E d|
+    # Var d = E d^2 - (E d)^2 of d in {-1, 0, 1}: E d^2 is the discordant share, which is at least
+    # |E d|
     spread = (max(discordant, abs(truth)) - truth**2, max(discordant, abs(margin)) - margin**2)
-    z = float(norm.isf(level)) * math.sqrt(spread[1]) + float(norm.ppf(power)) * math.sqrt(spread[0])
+    z = float(norm.isf(level)) * math.sqrt(spread[1]) + float(norm.ppf(power)) * math.sqrt(
+        spread[0]
+    )
     n = (z / distance) ** 2 + 2 / distance  # the second term: a paired sum moves in whole steps
     # with no change at all seen: (1 - margin)^n <= level
     least = math.log(level) / math.log1p(-margin) if 0 < margin < 1 else 0.0
     return _check_secret_count(math.ceil(max(n, least)))
 
 
-def _find_fewest_secrets(curve: Callable[[NDArray[np.int64]], NDArray[np.float64]], power: float) -> int:
+def _find_fewest_secrets(
+    curve: Callable[[NDArray[np.int64]], NDArray[np.float64]], power: float
+) -> int:
     """The smallest n from which on the curve, a sawtooth, stays at this power."""
     size = 1024
     while size <= 2 * _MOST:

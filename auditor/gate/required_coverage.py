@@ -16,8 +16,11 @@ from auditor.gate.rulings import Ruling, make_ruling
 _ANY = ""  # attack: whichever has looked at most
 
 
-def judge_required_attacks(run: RunOutcomes, required: Required, targets: Collection[str]) -> Iterator[Ruling]:
-    """A ruling, held or failed, for each target and required attack; no ruling where nothing is required."""
+def judge_required_attacks(
+    run: RunOutcomes, required: Required, targets: Collection[str]
+) -> Iterator[Ruling]:
+    """A ruling, held or failed, for each target and required attack; no ruling where nothing is
+    required."""
     if not (required.attacks or required.access or required.secrets or required.nonmembers):
         return
     for target in targets:
@@ -25,7 +28,9 @@ def judge_required_attacks(run: RunOutcomes, required: Required, targets: Collec
             yield _judge_required_attack(run, required, target, attack)
 
 
-def _judge_required_attack(run: RunOutcomes, required: Required, target: str, attack: str) -> Ruling:
+def _judge_required_attack(
+    run: RunOutcomes, required: Required, target: str, attack: str
+) -> Ruling:
     row = CellKey(target, required.access or "", attack)
     where = f" at {required.access} access" if required.access else ""
     least = f"{required.secrets} secrets and {required.nonmembers} non-members"
@@ -45,7 +50,9 @@ def _judge_required_attack(run: RunOutcomes, required: Required, target: str, at
     enough = (required.secrets, required.nonmembers)
     counts = [_count_attacked_secrets(run, key) for key in applied]
     # one row has to have enough of both: counts of several rows do not add up
-    members, others = next((c for c in counts if c[0] >= enough[0] and c[1] >= enough[1]), max(counts))
+    members, others = next(
+        (c for c in counts if c[0] >= enough[0] and c[1] >= enough[1]), max(counts)
+    )
     said = f"{attack or 'an attack'} ran{where} on {members} secrets and {others} non-members"
     if members < required.secrets or others < required.nonmembers:
         why = f"{said}; required are {required.secrets} and {required.nonmembers}"
@@ -57,6 +64,10 @@ def _count_attacked_secrets(run: RunOutcomes, key: CellKey) -> tuple[int, int]:
     """How many members and non-members the row holds outcomes of."""
     own = run.outcomes.get(key)
     # by id: a secret that stands there twice is one
-    asked = set() if own is None else {(name, bool(member)) for name, member in zip(own.ids, own.member, strict=True)}
+    asked = (
+        set()
+        if own is None
+        else {(name, bool(member)) for name, member in zip(own.ids, own.member, strict=True)}
+    )
     members = sum(member for _, member in asked)
     return members, len(asked) - members

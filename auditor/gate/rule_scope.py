@@ -23,8 +23,12 @@ def check_rule_scope_names_exist(scope: Sequence[str | None], rows: Collection[C
 
 
 def list_judged_targets(result: AuditResult, rule: Rule) -> list[str]:
-    """The targets of a rule that names none: defenses and deployed forms, or (no defense) the undefended model too."""
-    defenses, forms = result.plan.get("defense", ()), [*map(deployed_form_name, result.plan.get("forms", ()))]
+    """The targets of a rule that names none: defenses and deployed forms, or (no defense) the
+    undefended model too."""
+    defenses, forms = (
+        result.plan.get("defense", ()),
+        [*map(deployed_form_name, result.plan.get("forms", ()))],
+    )
     if rule.of_forms:
         return forms or [""]
     # nothing is held against itself: a rule against the undefended model is for the forms alone
@@ -32,26 +36,50 @@ def list_judged_targets(result: AuditResult, rule: Rule) -> list[str]:
     return [*dict.fromkeys((*full, *defenses, *forms))]
 
 
-def pair_rows_with_rules(rule: Rule, rows: list[Finding], result: AuditResult) -> list[tuple[Finding, Rule]]:
-    """The rows whose attack measures the metric somewhere, else all; for `forms`, the rule on each main number."""
+def pair_rows_with_rules(
+    rule: Rule, rows: list[Finding], result: AuditResult
+) -> list[tuple[Finding, Rule]]:
+    """The rows whose attack measures the metric somewhere, else all; for `forms`, the rule on each
+    main number."""
     if not rule.of_forms:
-        measuring = {finding.attack for finding in result.findings if finding.measurement(rule.metric)}
+        measuring = {
+            finding.attack for finding in result.findings if finding.measurement(rule.metric)
+        }
         return [(row, rule) for row in [row for row in rows if row.attack in measuring] or rows]
     main = [(row, row.main) for row in rows]
-    return [(row, replace(rule, metric=m.name)) for row, m in main if m is not None and m.unit in (*SHARES, AUC)]
+    return [
+        (row, replace(rule, metric=m.name))
+        for row, m in main
+        if m is not None and m.unit in (*SHARES, AUC)
+    ]
 
 
 def select_strongest_group(finding: Finding, rule: Rule) -> Rule:
-    """The rule; a limit on the membership AUC, for the group of copies that is told better than all members are.
+    """The rule; a limit on the membership AUC, for the group of copies that is told better than all
+    members are.
 
-    A group that is told is worse than the mean over all. One whose interval holds chance is not held against anybody.
+    A group that is told is worse than the mean over all. One whose interval holds chance is not
+    held against anybody.
     """
     overall = finding.measurement(rule.metric)
-    if rule.metric != auc_name("") or rule.is_paired_difference or rule.count is not None or overall is None:
+    if (
+        rule.metric != auc_name("")
+        or rule.is_paired_difference
+        or rule.count is not None
+        or overall is None
+    ):
         return rule
-    group_aucs = {count: max(m.low, 1 - m.high) for count, m in finding.by_repeats.items() if count.isdecimal()}
+    group_aucs = {
+        count: max(m.low, 1 - m.high)
+        for count, m in finding.by_repeats.items()
+        if count.isdecimal()
+    }
     best = max(group_aucs, key=group_aucs.__getitem__, default="")
-    if not finding.scores_tried or not best or group_aucs[best] <= max(0.5, overall.low, 1 - overall.high):
+    if (
+        not finding.scores_tried
+        or not best
+        or group_aucs[best] <= max(0.5, overall.low, 1 - overall.high)
+    ):
         return rule
     return replace(rule, count=int(best))
 
@@ -61,12 +89,14 @@ def select_findings(result: AuditResult, scope: Mapping[str, str | None]) -> lis
     return [
         f
         for f in result.findings
-        if not f.not_applicable and all(name in (None, getattr(f, part)) for part, name in scope.items())
+        if not f.not_applicable
+        and all(name in (None, getattr(f, part)) for part, name in scope.items())
     ]
 
 
 def suggest_metrics(metric: str, known: Sequence[str]) -> str:
-    """The main metric of a row, those whose names are nearest to the one that it lacks, and how many others."""
+    """The main metric of a row, those whose names are nearest to the one that it lacks, and how
+    many others."""
     suggestions = dict.fromkeys((*known[:1], *difflib.get_close_matches(metric, known, n=2)))
     others = f" and {len(known) - len(suggestions)} others" if len(known) > len(suggestions) else ""
     return f"; it has {', '.join(suggestions) or 'none'}{others}"

@@ -18,7 +18,8 @@ EXIT_CODES: dict[Verdict, int] = {"held": 0, "failed": 1, "inconclusive": 4}
 
 @dataclass(frozen=True)
 class Ruling:
-    """One rule on one row. low, high: one-sided bounds of the metric, or of its difference from the baseline."""
+    """One rule on one row. low, high: one-sided bounds of the metric, or of its difference from the
+    baseline."""
 
     target: str
     setting: str
@@ -33,14 +34,18 @@ class Ruling:
     value: float = math.nan
     n: int = 0
     unmeasured: bool = False  # inconclusive because nobody looked, which is never let pass
-    missed: float | None = None  # of one that held: so large a leak, or difference, is missed at most once in twenty
+    missed: float | None = (
+        None  # of one that held: so large a leak, or difference, is missed at most once in twenty
+    )
 
     @property
     def cell_title(self) -> str:
         return CellKey(self.target, self.setting, self.attack).title or "run"
 
 
-def make_ruling(reason: str, rule: str, verdict: Verdict = "failed", row: CellKey = WHOLE_RUN) -> Ruling:
+def make_ruling(
+    reason: str, rule: str, verdict: Verdict = "failed", row: CellKey = WHOLE_RUN
+) -> Ruling:
     """A ruling that rests on no metric; of the whole run where no row is given."""
     return Ruling(*row, "", math.nan, math.nan, math.nan, verdict, reason, rule)
 
@@ -56,7 +61,8 @@ class Decision:
     about: str = ""  # which model was judged, when, and whether it is the one that lies here
 
     def resolve_verdict(self, ruling: Ruling) -> Verdict:
-        """The ruling's verdict with the inconclusive read as asked; what nobody measured is never let pass."""
+        """The ruling's verdict with the inconclusive read as asked; what nobody measured is never
+        let pass."""
         if ruling.verdict != "inconclusive" or self.inconclusive == "report":
             return ruling.verdict
         if self.inconclusive == "pass":
@@ -65,7 +71,8 @@ class Decision:
 
     @property
     def verdict(self) -> Verdict:
-        """Failed if any rule failed, else inconclusive if any is, else held. Nothing judged is failed."""
+        """Failed if any rule failed, else inconclusive if any is, else held. Nothing judged is
+        failed."""
         outcomes = {self.resolve_verdict(ruling) for ruling in self.rulings}
         if "failed" in outcomes or not outcomes:
             return "failed"
@@ -79,6 +86,12 @@ class Decision:
     def headline(self) -> str:
         """`gate held: 3 rulings held, 1 inconclusive let pass`."""
         counts = {kind: sum(r.verdict == kind for r in self.rulings) for kind in EXIT_CODES}
-        reading_note = {"report": "", "pass": " (let pass)", "fail": " (counted as failed)"}[self.inconclusive]
-        parts = [f"{n} {kind}{reading_note if kind == 'inconclusive' else ''}" for kind, n in counts.items() if n]
+        reading_note = {"report": "", "pass": " (let pass)", "fail": " (counted as failed)"}[
+            self.inconclusive
+        ]
+        parts = [
+            f"{n} {kind}{reading_note if kind == 'inconclusive' else ''}"
+            for kind, n in counts.items()
+            if n
+        ]
         return f"gate {self.verdict}: {', '.join(parts) or 'nothing was judged'}"

@@ -208,7 +208,9 @@ def merge_candidates(parts: Sequence[SuffixCandidates]) -> SuffixCandidates:
     """Merge the candidates of one secret from several passes, ordered by their first sample."""
     suffixes = torch.cat([part.suffixes for part in parts])
     counts = torch.cat([part.counts for part in parts])
-    _, first, inverse_array = np.unique(suffixes.numpy(), axis=0, return_index=True, return_inverse=True)
+    _, first, inverse_array = np.unique(
+        suffixes.numpy(), axis=0, return_index=True, return_inverse=True
+    )
     # numpy 2.0 returns the inverse with one dimension more.
     inverse = torch.from_numpy(inverse_array.reshape(-1))
     total = counts.new_zeros(len(first)).index_add_(0, inverse, counts)

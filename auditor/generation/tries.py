@@ -192,7 +192,10 @@ def _build_trie_levels(
 
 def _save_trie(path: Path, trie: Trie) -> None:
     """Write atomically: two processes may write the same trie at once."""
-    arrays: dict[str, Any] = {"head": np.array(trie.head, dtype=np.int64), "largest": np.array(trie.largest)}
+    arrays: dict[str, Any] = {
+        "head": np.array(trie.head, dtype=np.int64),
+        "largest": np.array(trie.largest),
+    }
     for depth, level in enumerate(trie.levels):
         for field in fields(TrieLevel):
             arrays[f"{field.name}-{depth}"] = getattr(level, field.name).numpy()

@@ -1,4 +1,5 @@
-"""A Hugging Face model as a `LanguageModel`: its rows stand on a preallocated cache, on its own, or on none."""
+"""A Hugging Face model as a `LanguageModel`: its rows stand on a preallocated cache, on its own, or
+on none."""
 
 from __future__ import annotations
 
@@ -21,7 +22,12 @@ from auditor.core.nouns import Tokens
 from auditor.models.activation import ActivatedTexts, Activation, Offsets
 from auditor.models.base import LanguageModel, check_logits_finite, get_max_logits
 from auditor.models.caches import Dimensions, NativeCache, find_cache_batch_dimensions
-from auditor.models.configuration import get_input_device, list_end_tokens, max_positions, unwrap_peft
+from auditor.models.configuration import (
+    get_input_device,
+    list_end_tokens,
+    max_positions,
+    unwrap_peft,
+)
 from auditor.models.decoding import Decoding, compute_log_sum_exp
 from auditor.models.hidden_states import HiddenStateCache
 from auditor.models.memory import BatchSizeLimit
@@ -31,11 +37,14 @@ from auditor.models.shared_prefix import SharedPrefixCache
 from auditor.models.slot_cache import PaddedCache, SlotLayer, assign_slots
 from auditor.models.weights import digest_weights
 
-Forward = Callable[[Tensor, int, Cache | NativeCache | None], Tensor]  # as `HuggingFaceModel.logits`
+Forward = Callable[
+    [Tensor, int, Cache | NativeCache | None], Tensor
+]  # as `HuggingFaceModel.logits`
 
 
-# How decoding rows keep their past: keys and values in slots of ours; in whatever cache the model makes of its own,
-# copied row by row; or not at all: each token reads its whole row. The fastest first, as the self-check tries them.
+# How decoding rows keep their past: keys and values in slots of ours; in whatever cache the model
+# makes of its own, copied row by row; or not at all: each token reads its whole row. The fastest
+# first, as the self-check tries them.
 Served = Literal["slots", "cache", "recompute"]
 
 _CACHE_NAMES = ("past_key_values", "cache_params", "state")  # what families call it
@@ -43,7 +52,8 @@ _CACHE_NAMES = ("past_key_values", "cache_params", "state")  # what families cal
 
 @dataclass
 class ModelTraffic:
-    """What was asked of models. rows: sequences, anew at each step; tokens: those that were read of them."""
+    """What was asked of models. rows: sequences, anew at each step; tokens: those that were read of
+    them."""
 
     rows: int = 0
     tokens: int = 0
@@ -55,12 +65,15 @@ traffic = ModelTraffic()  # of this process
 class HuggingFaceRows(Rows):
     """Rows of a Hugging Face causal LM, `width` sequences behind each that split with it.
 
-    width: 1, or the parts of an ensemble that `forward` serves in the order (row, part). Logits are kept as they come:
+    width: 1, or the parts of an ensemble that `forward` serves in the order (row, part). Logits are
+    kept as they come:
     a distribution is written only where somebody reads it whole.
     """
 
     _logits: Tensor  # (rows, width, V)
-    _total: Tensor | None = None  # (rows, width): what exp of them sums to, as a log, once it is known
+    _total: Tensor | None = (
+        None  # (rows, width): what exp of them sums to, as a log, once it is known
+    )
     _offsets: Offsets | None = None  # of an activated LoRA, for the sequences that are read next
 
     def __init__(
@@ -86,10 +99,13 @@ class HuggingFaceRows(Rows):
         """(sequences, width, V): the logits behind tokens (sequences, n)."""
         if cache is None:
             self._offsets = self.model.activation.compute_offsets(tokens)
-        return self._next_logits_of_input(self.model.input_behind_soft_prompt(tokens, prompt), cache)
+        return self._next_logits_of_input(
+            self.model.input_behind_soft_prompt(tokens, prompt), cache
+        )
 
     def _next_logits_of_input(self, read: Tensor, cache: Cache | NativeCache | None) -> Tensor:
-        """As `_next_logits_of_tokens`, of tokens or embeddings, as `HuggingFaceModel.embed` gives them."""
+        """As `_next_logits_of_tokens`, of tokens or embeddings, as `HuggingFaceModel.embed` gives
+        them."""
         self._total = None
         with self.model.activation.apply_offsets(self._offsets):
             logits = self.forward(read.repeat_interleave(self.width, dim=0), 1, cache)
@@ -97,7 +113,9 @@ class HuggingFaceRows(Rows):
 
     def _sequence_indices(self, rows: Tensor) -> Tensor:
         """The sequences (rows x width,) behind these rows."""
-        return (rows.unsqueeze(-1) * self.width + torch.arange(self.width, device=rows.device)).flatten()
+        return (
+            rows.unsqueeze(-1) * self.width + torch.arange(self.width, device=rows.device)
+        ).flatten()
 
     def __len__(self) -> int:
         return len(self._logits)
@@ -105,15 +123,21 @@ class HuggingFaceRows(Rows):
     def log_probs(self) -> Tensor:
         """(rows, V); (rows, width, V) where a row has several parts."""
         if self._total is None or self._total.any():
-            # Log-probabilities are logits whose total is 0: they are kept in the place of what came.
+            # Log-probabilities are logits whose total is 0: they are kept in the place of what
+            # came.
             self._logits = torch.log_softmax(self._logits, dim=-1)
             self._total = self._logits.new_zeros(self._logits.shape[:-1])
         return self._logits if self.width > 1 else self._logits[:, 0]
 
-    def draw(self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
+    def draw(
+        self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding
+    ) -> tuple[Tensor, Tensor]:
         assert self.width == 1  # what is drawn of several parts is the defense's to say
         return decoding.draw(
-            self._logits[:, 0], self._logit_indices(row_of_draw), uniforms[:, 0], self._log_normalisers()[:, 0]
+            self._logits[:, 0],
+            self._logit_indices(row_of_draw),
+            uniforms[:, 0],
+            self._log_normalisers()[:, 0],
         )
 
     def token_log_probs(self, row_of_token: Tensor, tokens: Tensor) -> Tensor:
@@ -127,20 +151,29 @@ class HuggingFaceRows(Rows):
 
     def _log_normalisers(self) -> Tensor:
         if self._total is None:
-            self._total = compute_log_sum_exp(self._logits.flatten(0, 1)).view(self._logits.shape[:-1])
+            self._total = compute_log_sum_exp(self._logits.flatten(0, 1)).view(
+                self._logits.shape[:-1]
+            )
         return self._total
 
 
 class SlotRows(HuggingFaceRows):
-    """Rows on `SlotLayer`s; the logits are kept in slot order: putting them in row order would copy all of them."""
+    """Rows on `SlotLayer`s; the logits are kept in slot order: putting them in row order would copy
+    all of them."""
 
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         total = prefixes.shape[1] + length + (0 if prompt is None else len(prompt))
         self.slots = torch.arange(len(prefixes), device=self.model.device)
         self.texts, self.prompt = ActivatedTexts(self.model.activation, prefixes, length), prompt
         self._offsets = self.model.activation.compute_offsets(prefixes)
-        alone = self.forward == self.model.logits_of_input  # not `is`: a bound method is made anew each time
-        before = self.model.cached_prefix_logits_and_layers(prefixes, total) if alone and prompt is None else None
+        alone = (
+            self.forward == self.model.logits_of_input
+        )  # not `is`: a bound method is made anew each time
+        before = (
+            self.model.cached_prefix_logits_and_layers(prefixes, total)
+            if alone and prompt is None
+            else None
+        )
         if before is not None:
             logits, self.layers = before
             self.cache, self._logits = Cache(layers=list(self.layers)), logits.unsqueeze(1)
@@ -159,7 +192,8 @@ class SlotRows(HuggingFaceRows):
         return self.slots[rows]
 
     def joined(self, others: Sequence[Rows]) -> Rows:
-        """All slots end at one position; a mask leaves out the empty positions in front of the shorter ones."""
+        """All slots end at one position; a mask leaves out the empty positions in front of the
+        shorter ones."""
         parts = [self]
         for rows in others:
             assert isinstance(rows, SlotRows)  # of one model, which serves all its rows in one way
@@ -167,8 +201,14 @@ class SlotRows(HuggingFaceRows):
         filled = [rows.layers[0].filled for rows in parts]
         more = max(rows.layers[0].length - own for rows, own in zip(parts, filled, strict=True))
         new = copy.copy(self)  # shallow: all that holds keys, values or logits is set anew below
-        new.layers = [SlotLayer.join_layers(same, more) for same in zip(*(rows.layers for rows in parts), strict=True)]
-        empty = [torch.full_like(rows.slots, max(filled) - own) for rows, own in zip(parts, filled, strict=True)]
+        new.layers = [
+            SlotLayer.join_layers(same, more)
+            for same in zip(*(rows.layers for rows in parts), strict=True)
+        ]
+        empty = [
+            torch.full_like(rows.slots, max(filled) - own)
+            for rows, own in zip(parts, filled, strict=True)
+        ]
         new.cache = PaddedCache(new.layers, torch.cat(empty))
         new.slots = torch.arange(len(new.cache.empty), device=self.model.device)
         new._logits, new._total = torch.cat([rows._logits for rows in parts]), None
@@ -182,11 +222,16 @@ class SlotRows(HuggingFaceRows):
             return
         slots, source, destination = assign_slots(parents, self.slots)
         if len(source):
-            source, destination = self._sequence_indices(source), self._sequence_indices(destination)
+            source, destination = (
+                self._sequence_indices(source),
+                self._sequence_indices(destination),
+            )
             for layer in self.layers:
                 layer.copy_slots(source, destination, len(slots) * self.width)
         if isinstance(self.cache, PaddedCache):
-            empty = self.cache.empty[self.slots[parents]]  # read before `self.slots` changes: of where parents were
+            empty = self.cache.empty[
+                self.slots[parents]
+            ]  # read before `self.slots` changes: of where parents were
             self.cache.empty = torch.empty_like(empty)
             self.cache.empty[slots] = empty
         self.slots = slots
@@ -198,7 +243,8 @@ class SlotRows(HuggingFaceRows):
 
 
 class CachedRows(HuggingFaceRows):
-    """Rows on the cache that the model makes of its own; a row that splits is copied with all that it holds of it."""
+    """Rows on the cache that the model makes of its own; a row that splits is copied with all that
+    it holds of it."""
 
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         self.cache = NativeCache()
@@ -221,9 +267,12 @@ class RecomputedRows(HuggingFaceRows):
     def _recompute_row_logits(self) -> None:
         """A few rows at a time: not every model can leave out the logits of what is past."""
         positions = self.tokens.shape[1] + (0 if self.prompt is None else len(self.prompt))
-        step = max(1, get_max_logits(self.model.device) // (positions * self.width * self.model.vocab_size))
+        step = max(
+            1, get_max_logits(self.model.device) // (positions * self.width * self.model.vocab_size)
+        )
         asked = BatchSizeLimit(step).run_pieces_within_memory(
-            len(self.tokens), lambda some: self._next_logits_of_tokens(self.tokens[some], self.prompt, None)
+            len(self.tokens),
+            lambda some: self._next_logits_of_tokens(self.tokens[some], self.prompt, None),
         )
         self._logits = torch.cat([logits for _, logits in asked])
 
@@ -236,8 +285,9 @@ class RecomputedRows(HuggingFaceRows):
 class HuggingFaceModel(LanguageModel):
     """Any Hugging Face causal LM (PEFT adapters included), in eval mode, parameters frozen.
 
-    served: how its rows keep their past. embeddings: whether it may be asked by input embeddings, which soft prompts
-    take; token ids are what it reads else. Which of these are right for a model, its self-check finds out.
+    served: how its rows keep their past. embeddings: whether it may be asked by input embeddings,
+    which soft prompts take; token ids are what it reads else. Which of these are right for a model,
+    its self-check finds out.
     """
 
     def __init__(
@@ -250,7 +300,9 @@ class HuggingFaceModel(LanguageModel):
         embeddings: bool = True,
         notes: tuple[str, ...] = (),
     ) -> None:
-        self.model = model.eval().requires_grad_(False)  # in place: the caller's own model is frozen, too
+        self.model = model.eval().requires_grad_(
+            False
+        )  # in place: the caller's own model is frozen, too
         self.tokenizer = tokenizer
         self.name = name
         self.notes = notes
@@ -269,24 +321,32 @@ class HuggingFaceModel(LanguageModel):
             head.register_forward_pre_hook(make_head_input_contiguous)
         self.vocab_size = int(head.weight.shape[0]) if head is not None else int(config.vocab_size)
         self.family = f"{config.model_type} with {self.vocab_size:,} tokens"
-        self._in_few_bits = self.device.type == "cpu" and model.dtype in (torch.float16, torch.bfloat16)
+        self._in_few_bits = self.device.type == "cpu" and model.dtype in (
+            torch.float16,
+            torch.bfloat16,
+        )
         self._seen: HiddenStateCache | None = None
         self._digest: str | None = None  # once the weights are known to stay
         self.begins: SharedPrefixCache | None = None
         self.activation = Activation(model)
-        self.load_again: Callable[[], Any] | None = None  # the same weights in a model of their own; None: not on disk
+        self.load_again: Callable[[], Any] | None = (
+            None  # the same weights in a model of their own; None: not on disk
+        )
         accepted = inspect.signature(unwrap_peft(model).forward).parameters
         self._keeps_logits = "logits_to_keep" in accepted
         self._cache_name = next((name for name in _CACHE_NAMES if name in accepted), None)
 
     def enable_hidden_state_cache(self) -> None:
-        """From now on a text that was read whole is not read again. Only for weights that nobody changes meanwhile."""
+        """From now on a text that was read whole is not read again. Only for weights that nobody
+        changes meanwhile."""
         if self.activation:  # what it makes of a text's beginning depends on what follows
             return
         body, head = unwrap_peft(self.model).base_model, self.model.get_output_embeddings()
         self._seen = HiddenStateCache(body, head, self.logits_after_cached_prefix)
 
-    def read_ahead(self, texts: Sequence[Tokens], last: Sequence[int], begun: Sequence[int] | None = None) -> None:
+    def read_ahead(
+        self, texts: Sequence[Tokens], last: Sequence[int], begun: Sequence[int] | None = None
+    ) -> None:
         if self._seen is not None:
             self._seen.read_ahead(texts, last, self.device, self.can_join_rows, begun)
 
@@ -294,57 +354,89 @@ class HuggingFaceModel(LanguageModel):
         if self._seen is not None:
             self._seen.forget_batch()
 
-    def cached_prefix_logits_and_layers(self, prefixes: Tensor, length: int) -> tuple[Tensor, list[SlotLayer]] | None:
+    def cached_prefix_logits_and_layers(
+        self, prefixes: Tensor, length: int
+    ) -> tuple[Tensor, list[SlotLayer]] | None:
         """As `HiddenStateCache.rows`, of what was read ahead."""
-        return None if self._seen is None else self._seen.logits_and_layers_behind_prefixes(prefixes, length)
+        return (
+            None
+            if self._seen is None
+            else self._seen.logits_and_layers_behind_prefixes(prefixes, length)
+        )
 
     def layers_with_shared_prefix(
         self, read: Tensor, last: int, length: int, shared: bool = True
     ) -> tuple[int, list[SlotLayer]]:
-        """As `SharedPrefixCache.layers_holding_prefix`; empty ones where nothing is `shared`, or no cache is on."""
+        """As `SharedPrefixCache.layers_holding_prefix`; empty ones where nothing is `shared`, or no
+        cache is on."""
         if self.begins is None or not shared or read.requires_grad:
             return 0, [SlotLayer(length) for _ in range(self.n_layers)]
         return self.begins.layers_holding_prefix(read, last, length)
 
     def enable_shared_prefix_cache(self, **least: int) -> None:
-        """From now on what texts begin with is read once. Only where the self-check has found that nothing changes."""
+        """From now on what texts begin with is read once. Only where the self-check has found that
+        nothing changes."""
         # torch counts in `_version` what is written to a weight in place, but not through `.data`.
         weights = [*self.model.parameters()]
         self.begins = SharedPrefixCache(
-            self._transformers_logits, self.n_layers, lambda: sum(weight._version for weight in weights), **least
+            self._transformers_logits,
+            self.n_layers,
+            lambda: sum(weight._version for weight in weights),
+            **least,
         )
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
+    def start(
+        self,
+        prefixes: Tensor,
+        length: int,
+        *,
+        prompt: Tensor | None = None,
+        distribution: bool = True,
+    ) -> Rows:
         self.check_text_fits(prefixes.shape[1], length, prompt)
         return self.start_rows_as_served(prefixes, length, prompt)
 
     @torch.no_grad()
     def start_rows_as_served(
-        self, prefixes: Tensor, length: int, prompt: Tensor | None, width: int = 1, forward: Forward | None = None
+        self,
+        prefixes: Tensor,
+        length: int,
+        prompt: Tensor | None,
+        width: int = 1,
+        forward: Forward | None = None,
     ) -> Rows:
         """Decoding rows as `served` says, `width` sequences behind each that `forward` answers."""
         return _ROWS[self.served](self, prefixes.to(self.device), length, prompt, width, forward)
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
-        fixed, each = (0, 0) if self.served == "recompute" else self._cache_bytes_fixed_and_per_position
+        fixed, each = (
+            (0, 0) if self.served == "recompute" else self._cache_bytes_fixed_and_per_position
+        )
         return super().row_bytes(positions, distribution) + fixed + positions * each
 
     @cached_property
     def _cache_bytes_fixed_and_per_position(self) -> tuple[int, int]:
         """What the cache holds of one row, in bytes: whatever its length, and for each position."""
         # Two lengths tell apart what grows with the length and what does not.
-        two, four = (sum(held.nbytes for held in self._cache_of_dummy_pass(1, n).tensors().values()) for n in (2, 4))
+        two, four = (
+            sum(held.nbytes for held in self._cache_of_dummy_pass(1, n).tensors().values())
+            for n in (2, 4)
+        )
         each = (four - two) // 2
         return two - 2 * each, each
 
     @cached_property
     def cache_batch_dimensions(self) -> Dimensions:
-        return find_cache_batch_dimensions(self._cache_of_dummy_pass(2, 4), self._cache_of_dummy_pass(3, 4))
+        return find_cache_batch_dimensions(
+            self._cache_of_dummy_pass(2, 4), self._cache_of_dummy_pass(3, 4)
+        )
 
     @torch.no_grad()
     def _cache_of_dummy_pass(self, rows: int, length: int) -> NativeCache:
         cache = NativeCache()
-        self.log_probs_of_input(torch.ones(rows, length, dtype=torch.long, device=self.device), 1, cache)
+        self.log_probs_of_input(
+            torch.ones(rows, length, dtype=torch.long, device=self.device), 1, cache
+        )
         return cache
 
     def digest(self) -> str:
@@ -365,18 +457,20 @@ class HuggingFaceModel(LanguageModel):
         return self.activation.read(contexts, last, lambda: self.log_probs_of_input(read, last))
 
     def embedding_rows(self, count: int) -> Tensor:
-        """As the model reads them: the look-up itself scales them in some families (Gemma, XGLM, BioGPT)."""
+        """As the model reads them: the look-up itself scales them in some families (Gemma, XGLM,
+        BioGPT)."""
         weight: Tensor = self.embedding.weight  # type: ignore[assignment]
         if count > len(weight):
             raise AuditError(
-                f"expected a soft prompt of at most {len(weight)} rows (the embedding matrix), got {count}"
+                f"expected a soft prompt of at most {len(weight)} rows (the embedding matrix), got "
+                f"{count}"
             )
         rows: Tensor = self.embedding(torch.arange(count, device=self.device))
         return rows.detach().clone()
 
     def input_behind_soft_prompt(self, tokens: Tensor, prompt: Tensor | None) -> Tensor:
-        """What the model reads: the token ids (B, n) themselves, as everybody else gives it; behind a soft prompt
-        embeddings, (B, P + n, d). Prompt rows are no tokens: never generated.
+        """What the model reads: the token ids (B, n) themselves, as everybody else gives it; behind
+        a soft prompt embeddings, (B, P + n, d). Prompt rows are no tokens: never generated.
 
         Raises NotApplicable for a soft prompt before a model that reads token ids alone.
         """
@@ -387,12 +481,17 @@ class HuggingFaceModel(LanguageModel):
         embeds = self.embedding(tokens)
         return torch.cat([prompt.to(embeds).expand(len(tokens), -1, -1), embeds], dim=1)
 
-    def log_probs_of_input(self, read: Tensor, last: int, cache: Cache | NativeCache | None = None) -> Tensor:
+    def log_probs_of_input(
+        self, read: Tensor, last: int, cache: Cache | NativeCache | None = None
+    ) -> Tensor:
         """(B, last, V) log-probabilities, float32. As `logits`."""
         return torch.log_softmax(self.logits_of_input(read, last, cache), dim=-1)
 
-    def logits_of_input(self, read: Tensor, last: int, cache: Cache | NativeCache | None = None) -> Tensor:
-        """(B, last, V), float32. read: as `input_behind_soft_prompt` gives it, behind what the cache holds.
+    def logits_of_input(
+        self, read: Tensor, last: int, cache: Cache | NativeCache | None = None
+    ) -> Tensor:
+        """(B, last, V), float32. read: as `input_behind_soft_prompt` gives it, behind what the
+        cache holds.
 
         Raises AuditError on NaN logits.
         """
@@ -405,10 +504,15 @@ class HuggingFaceModel(LanguageModel):
         )
 
     def logits_after_cached_prefix(
-        self, read: Tensor, last: int, kept: int | None = None, layers: list[SlotLayer] | None = None
+        self,
+        read: Tensor,
+        last: int,
+        kept: int | None = None,
+        layers: list[SlotLayer] | None = None,
     ) -> Tensor:
-        """As `logits`, of whole texts, nothing of them remembered. kept: how many of the `last` positions, all of which
-        are read, are answered for; None: all. layers: takes those that hold keys and values of the texts."""
+        """As `logits`, of whole texts, nothing of them remembered. kept: how many of the `last`
+        positions, all of which are read, are answered for; None: all. layers: takes those that hold
+        keys and values of the texts."""
         begun, own = self.layers_with_shared_prefix(read, last, read.shape[1])
         if layers is not None:
             layers += own
@@ -416,10 +520,13 @@ class HuggingFaceModel(LanguageModel):
         return self._transformers_logits(read[:, begun:], last if kept is None else kept, cache)
 
     def logits_without_cache(self, texts: Tensor, last: int) -> Tensor:
-        """Return what one call of transformers gives for whole texts (B, n), with nothing of ours: (B, last, V)."""
+        """Return what one call of transformers gives for whole texts (B, n), with nothing of ours:
+        (B, last, V)."""
         return self._transformers_logits(texts, last, None)
 
-    def _transformers_logits(self, read: Tensor, last: int, cache: Cache | NativeCache | None) -> Tensor:
+    def _transformers_logits(
+        self, read: Tensor, last: int, cache: Cache | NativeCache | None
+    ) -> Tensor:
         own = cache if isinstance(cache, NativeCache) else None
         extra: dict[str, Any] = {"logits_to_keep": last} if self._keeps_logits else {}
         if self._cache_name:
@@ -432,7 +539,11 @@ class HuggingFaceModel(LanguageModel):
         traffic.rows += len(read)
         traffic.tokens += len(read) * read.shape[1]
         name = "inputs_embeds" if read.is_floating_point() else "input_ids"
-        with Float32SingleQueryAttention() if read.shape[1] == 1 and self._in_few_bits else nullcontext():
+        with (
+            Float32SingleQueryAttention()
+            if read.shape[1] == 1 and self._in_few_bits
+            else nullcontext()
+        ):
             output = self.model(**{name: read}, **extra)
         if own:
             own.state = getattr(output, self._cache_name or "past_key_values", None)
@@ -441,4 +552,8 @@ class HuggingFaceModel(LanguageModel):
         return logits
 
 
-_ROWS: Mapping[Served, Callable[..., Rows]] = {"slots": SlotRows, "cache": CachedRows, "recompute": RecomputedRows}
+_ROWS: Mapping[Served, Callable[..., Rows]] = {
+    "slots": SlotRows,
+    "cache": CachedRows,
+    "recompute": RecomputedRows,
+}

@@ -1,7 +1,9 @@
-"""Private records in the context of one model, as the members of an ensemble: it knows what it reads, and no more.
+"""Private records in the context of one model, as the members of an ensemble: it knows what it
+reads, and no more.
 
-The records are dealt into batches. A text is answered by the batch that it is asked of, member j by the model with the
-j-th record of that batch in front of the text, the public part by the model with nothing in front. Knows no privacy.
+The records are dealt into batches. A text is answered by the batch that it is asked of, member j by
+the model with the j-th record of that batch in front of the text, the public part by the model with
+nothing in front. Knows no privacy.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from auditor.models.rows import Rows
 
 @dataclass(frozen=True)
 class InContextRecordBatches:
-    """Records in batches of `size` at most; `asked`: the batch that answers a text, by how the text begins.
+    """Records in batches of `size` at most; `asked`: the batch that answers a text, by how the text
+    begins.
 
     A text with none of these beginnings is answered by the first batch.
     """
@@ -31,15 +34,20 @@ class InContextRecordBatches:
     asked: Mapping[Tokens, int]
 
     def batch_of_each_text(self, texts: Tensor) -> list[int]:
-        """The batch that answers each of the texts (B, n); of several beginnings in `asked`, the longest decides."""
+        """The batch that answers each of the texts (B, n); of several beginnings in `asked`, the
+        longest decides."""
         lengths = sorted({len(begin) for begin in self.asked}, reverse=True)
         rows = map(tuple, texts.tolist())
         return [
-            next((self.asked[row[:n]] for n in lengths if n <= len(row) and row[:n] in self.asked), 0) for row in rows
+            next(
+                (self.asked[row[:n]] for n in lengths if n <= len(row) and row[:n] in self.asked), 0
+            )
+            for row in rows
         ]
 
     def record(self, batch: int, part: int) -> Tokens:
-        """What stands before a text that this part answers; nothing for part 0, and where the batch has no more."""
+        """What stands before a text that this part answers; nothing for part 0, and where the batch
+        has no more."""
         own = self.records[batch]
         return own[part - 1] if 0 < part <= len(own) else ()
 
@@ -49,7 +57,8 @@ class InContextRecordBatches:
 
 
 class InContextEnsemble(Ensemble):
-    """The records of `InContextRecordBatches` in front of what a public model reads. AuditError: they leave no room."""
+    """The records of `InContextRecordBatches` in front of what a public model reads. AuditError:
+    they leave no room."""
 
     unit = "record"
 
@@ -59,7 +68,8 @@ class InContextEnsemble(Ensemble):
             room is not None and batches.longest_record_token_count + 2 > room
         ):  # a token of the text, and one that follows it
             raise AuditError(
-                f"expected records that leave room behind them in the {room} positions of {public.name}, "
+                f"expected records that leave room behind them in the {room} positions of "
+                f"{public.name}, "
                 f"got one of {batches.longest_record_token_count} tokens"
             )
         self.public, self.batches, self.size = public, batches, batches.size
@@ -67,7 +77,9 @@ class InContextEnsemble(Ensemble):
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
         return _RecordPrefixedRows(self, prefixes.to(self.public.device), length, prompt)
 
-    def log_probs(self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
+    def log_probs(
+        self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None
+    ) -> Tensor:
         contexts, pieces = contexts.to(self.public.device), list[Tensor]()
         order: list[int] = []
         for where, read in self._prepend_records_by_length(contexts, part.tolist()):
@@ -81,25 +93,37 @@ class InContextEnsemble(Ensemble):
         # argsort inverts the permutation that grouping by length made.
         return torch.cat(pieces)[torch.argsort(torch.tensor(order, device=contexts.device))]
 
-    def _prepend_records_by_length(self, contexts: Tensor, parts: Sequence[int]) -> Iterator[tuple[list[int], Tensor]]:
-        """Which of the contexts, and what is read for them: those with a record of one length in front, together."""
+    def _prepend_records_by_length(
+        self, contexts: Tensor, parts: Sequence[int]
+    ) -> Iterator[tuple[list[int], Tensor]]:
+        """Which of the contexts, and what is read for them: those with a record of one length in
+        front, together."""
         batch = self.batches.batch_of_each_text(contexts)
         records = [self.batches.record(b, part) for b, part in zip(batch, parts, strict=True)]
         for length in sorted({len(record) for record in records}):
             where = [i for i, record in enumerate(records) if len(record) == length]
-            front = torch.tensor([records[i] for i in where], dtype=torch.long, device=contexts.device)
+            front = torch.tensor(
+                [records[i] for i in where], dtype=torch.long, device=contexts.device
+            )
             yield where, torch.cat([front.view(len(where), length), contexts[where]], dim=1)
 
 
 class _RecordPrefixedRows(Rows):
-    """Rows of the public model for every (row, part), in groups with a record of one length in front."""
+    """Rows of the public model for every (row, part), in groups with a record of one length in
+    front."""
 
-    def __init__(self, held: InContextEnsemble, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
+    def __init__(
+        self, held: InContextEnsemble, prefixes: Tensor, length: int, prompt: Tensor | None
+    ) -> None:
         self.width, self.count = 1 + held.size, len(prefixes)
         parts = list(range(self.width)) * self.count
         # The prefix alone chooses the batch: what is drawn behind it changes it no more.
-        self.groups: list[tuple[Rows, Tensor]] = []  # and which (row, part) each of its rows is, counted row by row
-        for where, read in held._prepend_records_by_length(prefixes.repeat_interleave(self.width, 0), parts):
+        self.groups: list[
+            tuple[Rows, Tensor]
+        ] = []  # and which (row, part) each of its rows is, counted row by row
+        for where, read in held._prepend_records_by_length(
+            prefixes.repeat_interleave(self.width, 0), parts
+        ):
             rows = held.public.start(read, length, prompt=prompt)
             self.groups.append((rows, torch.tensor(where, device=prefixes.device)))
 
@@ -117,10 +141,14 @@ class _RecordPrefixedRows(Rows):
         parent = (parents.unsqueeze(-1) * self.width + part).flatten()
         token, groups = tokens.repeat_interleave(self.width), list[tuple[Rows, Tensor]]()
         for rows, where in self.groups:
-            place = torch.full((self.count * self.width,), -1, dtype=torch.long, device=parents.device)
+            place = torch.full(
+                (self.count * self.width,), -1, dtype=torch.long, device=parents.device
+            )
             place[where] = torch.arange(len(where), device=parents.device)
             mine = (place[parent] >= 0).nonzero().squeeze(-1)
             if len(mine):
                 rows.advance(place[parent[mine]], token[mine])
-                groups.append((rows, mine))  # `mine` counts the new (row, part) pairs, as the next step does
+                groups.append(
+                    (rows, mine)
+                )  # `mine` counts the new (row, part) pairs, as the next step does
         self.groups, self.count = groups, len(parents)

@@ -1,7 +1,9 @@
-"""Loading models: weights, adapters and tokenizers from a local folder or the hub, for every command alike.
+"""Loading models: weights, adapters and tokenizers from a local folder or the hub, for every
+command alike.
 
-What is loaded is what the files hold: a weight that they lack is a refusal, not a random number, and so is one that the
-model has no place for. Whatever a library raises here becomes one sentence. Knows nothing of what a model is asked.
+What is loaded is what the files hold: a weight that they lack is a refusal, not a random number,
+and so is one that the model has no place for. Whatever a library raises here becomes one sentence.
+Knows nothing of what a model is asked.
 """
 
 from __future__ import annotations
@@ -33,38 +35,51 @@ FLOAT32 = DEFAULTS.with_float32_for_auto()
 
 
 def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:
-    """A causal LM by local folder or hub id; a PEFT adapter folder loads on the base model it names.
+    """A causal LM by local folder or hub id; a PEFT adapter folder loads on the base model it
+    names.
 
-    Raises AuditError when nothing is there, when it is no causal LM, when its weights are not those of the model, or
-    when its distributions do not agree (`self_check`).
+    Raises AuditError when nothing is there, when it is no causal LM, when its weights are not those
+    of the model, or when its distributions do not agree (`self_check`).
     """
     with translating_model_load_errors(name, "causal LM", options):
         if not (Path(name) / _ADAPTER).is_file():
             if options.base is not None:
-                raise AuditError(f"--base names the base of an adapter, got it with {name!r}, which is none")
+                raise AuditError(
+                    f"--base names the base of an adapter, got it with {name!r}, which is none"
+                )
             read = read_weights("causal", name, options_with_auto_dtype_resolved(name, options))
             tokenizer = load_tokenizer_if_present(name, options)
-            return _model_after_self_check(HuggingFaceModel(read.model, tokenizer, name=name, notes=read.notes))
+            return _model_after_self_check(
+                HuggingFaceModel(read.model, tokenizer, name=name, notes=read.notes)
+            )
         _refuse_adapter_beside_weights(Path(name))
         config = PeftConfig.from_pretrained(name)
         if config.task_type not in (None, "CAUSAL_LM"):
-            raise AuditError(f"expected an adapter of a causal LM, got {name!r}, one for {config.task_type}")
+            raise AuditError(
+                f"expected an adapter of a causal LM, got {name!r}, one for {config.task_type}"
+            )
         base = _adapter_base_name(name, config, options)
         # --revision is of the adapter, which names that of its base; of --base the newest is taken.
         below = replace(options, revision=None if options.base else config.revision, base=None)
 
         def load_with_adapter() -> tuple[Any, tuple[str, ...]]:
             with wrap_library_errors(
-                f"cannot load {base!r}, the base of the adapter {name!r} (--base MODEL names another)"
+                f"cannot load {base!r}, the base of the adapter {name!r} (--base MODEL names "
+                "another)"
             ):
                 read = read_weights("causal", base, options_with_auto_dtype_resolved(base, below))
             resize_embeddings_for_adapter(read.model, Path(name))
             return attach_adapter(read.model, name), read.notes
 
         model, notes = load_with_adapter()
-        tokenizer = load_tokenizer_if_present(name, options) or load_tokenizer_if_present(base, below)
+        tokenizer = load_tokenizer_if_present(name, options) or load_tokenizer_if_present(
+            base, below
+        )
         if base != config.base_model_name_or_path:
-            notes += (f"{name}: its base is {base}, as --base says; it names {config.base_model_name_or_path}",)
+            notes += (
+                f"{name}: its base is {base}, as --base says; it names "
+                f"{config.base_model_name_or_path}",
+            )
         target = HuggingFaceModel(model, tokenizer, name=name, notes=notes)
         target.load_again = lambda: load_with_adapter()[0]
         return _model_after_self_check(target)
@@ -86,36 +101,50 @@ def _model_after_self_check(model: HuggingFaceModel) -> HuggingFaceModel:
 
 
 def adapter_base_and_revision(name: str) -> tuple[str, str | None] | None:
-    """The base that a folder's adapter names, and its revision; None where it names none or is none."""
+    """The base that a folder's adapter names, and its revision; None where it names none or is
+    none."""
     if not (Path(name) / _ADAPTER).is_file():
         return None
     with wrap_library_errors(f"cannot load {name!r} as a PEFT adapter"):
         config = PeftConfig.from_pretrained(name)
-    return (config.base_model_name_or_path, config.revision) if config.base_model_name_or_path else None
+    return (
+        (config.base_model_name_or_path, config.revision)
+        if config.base_model_name_or_path
+        else None
+    )
 
 
 def _adapter_base_name(name: str, config: PeftConfig, options: LoadingOptions) -> str:
-    """Where the base of an adapter lies. Raises AuditError where nothing says so, or nothing lies there."""
+    """Where the base of an adapter lies. Raises AuditError where nothing says so, or nothing lies
+    there."""
     base = options.base or config.base_model_name_or_path
     if not base:
         raise AuditError(
-            f"expected an adapter that names its base model, got {name!r}, which names none: give --base MODEL"
+            f"expected an adapter that names its base model, got {name!r}, which names none: give "
+            "--base MODEL"
         )
     if _is_path_and_no_hub_id(base) and not Path(base).is_dir():
         where = "--base names" if options.base else "it was trained on"
         more = "" if options.base else ": give --base MODEL, where that model lies now"
-        raise AuditError(f"expected the base of the adapter {name!r} in {base!r}, which {where}; no such folder{more}")
+        raise AuditError(
+            f"expected the base of the adapter {name!r} in {base!r}, which {where}; no such "
+            f"folder{more}"
+        )
     if (Path(base) / _ADAPTER).is_file():
-        raise AuditError(f"expected an adapter of a whole model, got {name!r}, one on another adapter, {base!r}")
+        raise AuditError(
+            f"expected an adapter of a whole model, got {name!r}, one on another adapter, {base!r}"
+        )
     return str(base)
 
 
 def _refuse_adapter_beside_weights(folder: Path) -> None:
-    """Raises AuditError for a folder with an adapter and a whole model: nobody can tell which of them is meant."""
+    """Raises AuditError for a folder with an adapter and a whole model: nobody can tell which of
+    them is meant."""
     whole = next((file for names in FORMATS for file in names if (folder / file).is_file()), None)
     if whole is not None:
         raise AuditError(
-            f"expected either an adapter or a whole model in {str(folder)!r}, got {_ADAPTER} beside {whole}: leave in "
+            f"expected either an adapter or a whole model in {str(folder)!r}, got {_ADAPTER} "
+            f"beside {whole}: leave in "
             "it the one that is meant"
         )
 
@@ -126,18 +155,22 @@ def _is_path_and_no_hub_id(name: str) -> bool:
     return local or ("/" in name and Path(name).parent.is_dir())
 
 
-# --- beside the weights -----------------------------------------------------------------------------------------------
+# --- beside the weights
+# -----------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def translating_model_load_errors(name: str, what: str, options: LoadingOptions) -> Iterator[None]:
-    """Whatever a library raises within becomes an AuditError; so do an unknown dtype and a missing folder before it."""
+    """Whatever a library raises within becomes an AuditError; so do an unknown dtype and a missing
+    folder before it."""
     if options.dtype not in (AUTO, *DTYPES):
         raise AuditError(f"expected dtype in {[AUTO, *sorted(DTYPES)]}, got {options.dtype!r}")
     if _is_path_and_no_hub_id(name) and not Path(name).is_dir():
         raise AuditError(f"expected a {what} in {name!r}: no such folder")
     where = "" if Path(name).is_dir() else " from the hub, as no folder is called so,"
-    with wrap_library_errors(f"cannot load {name!r}{where} as a Hugging Face {what} on {options.device}"):
+    with wrap_library_errors(
+        f"cannot load {name!r}{where} as a Hugging Face {what} on {options.device}"
+    ):
         yield
 
 

@@ -40,7 +40,8 @@ _MERGED_BYTES = 2**28  # of all members' weights, each with its updates in it
 
 
 class LoraEnsemble(Ensemble):
-    """LoRA adapters on one base, which is the public model: one forward serves rows of different members."""
+    """LoRA adapters on one base, which is the public model: one forward serves rows of different
+    members."""
 
     def __init__(self, public: HuggingFaceModel, adapters: Sequence[Path], unit: str = "") -> None:
         _require_single_device(public)
@@ -48,7 +49,9 @@ class LoraEnsemble(Ensemble):
         self.size = len(adapters)
         self.shards = [read_shard_record_list(adapter) for adapter in adapters]
         self._routing = MixedLoraRouting()
-        mixed = _replace_with_mixed_lora(copy_sharing_weights(public.model), adapters, self._routing)
+        mixed = _replace_with_mixed_lora(
+            copy_sharing_weights(public.model), adapters, self._routing
+        )
         self._model = _model_served_like(public, mixed, f"{public.name} ensemble")
         if public.served == "cache":
             self._model.cache_batch_dimensions = (
@@ -57,57 +60,81 @@ class LoraEnsemble(Ensemble):
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
         self._model.check_text_fits(prefixes.shape[1], length, prompt)
-        return self._model.start_rows_as_served(prefixes, length, prompt, 1 + self.size, self._logits_of_all_members)
+        return self._model.start_rows_as_served(
+            prefixes, length, prompt, 1 + self.size, self._logits_of_all_members
+        )
 
-    def _logits_of_all_members(self, read: Tensor, last: int, cache: Cache | NativeCache | None) -> Tensor:
+    def _logits_of_all_members(
+        self, read: Tensor, last: int, cache: Cache | NativeCache | None
+    ) -> Tensor:
         self._routing.part = self._routing.blocks = None
         return self._model.logits_of_input(read, last, cache)
 
-    def log_probs(self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
+    def log_probs(
+        self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None
+    ) -> Tensor:
         self._routing.part = part
         return self._model.log_probs_of_input(
             self._model.input_behind_soft_prompt(contexts.to(self._model.device), prompt), last
         )
 
-    def distributions(self, contexts: Tensor, parts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
+    def distributions(
+        self, contexts: Tensor, parts: Tensor, last: int, *, prompt: Tensor | None = None
+    ) -> Tensor:
         self._routing.part, self._routing.blocks = None, parts
         read = self._model.input_behind_soft_prompt(contexts.to(self._model.device), prompt)
         # One block of rows after another, as `Routing.blocks` has it.
-        distributions = self._model.log_probs_of_input(read.repeat(len(parts), *(1,) * (read.ndim - 1)), last)
+        distributions = self._model.log_probs_of_input(
+            read.repeat(len(parts), *(1,) * (read.ndim - 1)), last
+        )
         return distributions.unflatten(0, (len(parts), -1)).movedim(0, -2)
 
-    def start_member_rows(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> EnsembleMemberRows:
+    def start_member_rows(
+        self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None
+    ) -> EnsembleMemberRows:
         if self._model.served != "slots":
             return super().start_member_rows(prefixes.to(self._model.device), length, prompt=prompt)
         return _CachedMemberRows(self, prefixes.to(self._model.device), length, prompt)
 
     def member_next_log_probs(self, read: Tensor, part: Tensor, cache: Cache) -> Tensor:
-        """(B, V): the distribution behind read (B, n [, d]), which follow what `cache` holds, by part[b]."""
+        """(B, V): the distribution behind read (B, n [, d]), which follow what `cache` holds, by
+        part[b]."""
         self._routing.part = part
         return self._model.log_probs_of_input(read, 1, cache)[:, 0]
 
 
 class _CachedMemberRows(EnsembleMemberRows):
-    """Keys and values of each (row, part) that was asked, which catch up with the row when it is asked again.
+    """Keys and values of each (row, part) that was asked, which catch up with the row when it is
+    asked again.
 
-    A slot is written by the one pair that has it; pairs that share one (children of a row, rows of one prefix) read as
-    far as they agree, and move to a slot of their own when they are asked. Where memory is used up a pair is not kept.
+    A slot is written by the one pair that has it; pairs that share one (children of a row, rows of
+    one prefix) read as far as they agree, and move to a slot of their own when they are asked.
+    Where memory is used up a pair is not kept.
     """
 
-    def __init__(self, ensemble: LoraEnsemble, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
+    def __init__(
+        self, ensemble: LoraEnsemble, prefixes: Tensor, length: int, prompt: Tensor | None
+    ) -> None:
         super().__init__(ensemble, prefixes, prompt)
         self.lora, rows = ensemble, len(prefixes)
-        # Positions of the prefix and the soft prompt, which all rows that grew out of one prefix share.
+        # Positions of the prefix and the soft prompt, which all rows that grew out of one prefix
+        # share.
         self.shared = prefixes.shape[1] + (0 if prompt is None else len(prompt))
         self.pool = [SlotLayer(self.shared + length) for _ in range(ensemble._model.n_layers)]
         self.root = torch.arange(rows, device=prefixes.device)  # which prefix each row grew out of
-        self.slot = torch.full((rows, 1 + ensemble.size), -1, device=prefixes.device)  # of each (row, part); -1: none
+        self.slot = torch.full(
+            (rows, 1 + ensemble.size), -1, device=prefixes.device
+        )  # of each (row, part); -1: none
         self.depth = torch.zeros_like(self.slot)  # how many positions of the slot are the row's
         self.users = self.slot.new_zeros(0)  # (slots,) pairs that have the slot
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         super().advance(parents, tokens)
-        self.root, self.slot, self.depth = self.root[parents], self.slot[parents], self.depth[parents]
+        self.root, self.slot, self.depth = (
+            self.root[parents],
+            self.slot[parents],
+            self.depth[parents],
+        )
         self.users = torch.bincount(self.slot[self.slot >= 0], minlength=len(self.users))
 
     @torch.no_grad()
@@ -117,17 +144,24 @@ class _CachedMemberRows(EnsembleMemberRows):
         pairs, place = torch.unique(row * parts + part, return_inverse=True)
         row, part = pairs // parts, pairs % parts
         read = self.lora._model.input_behind_soft_prompt(self.tokens, self.prompt)
-        # Batches need one length: what is missing is rounded up to a power of two, so that there are few of them.
+        # Batches need one length: what is missing is rounded up to a power of two, so that there
+        # are few of them.
         depth = self.depth[row, part]
         missing = torch.exp2((read.shape[1] - depth).double().log2().ceil()).long()
         begin = torch.where(depth == self.shared, depth, (read.shape[1] - missing).clamp_min(0))
-        begin = begin.clamp_max(read.shape[1] - 1)  # who asks twice before the row grows reads its last position again
+        begin = begin.clamp_max(
+            read.shape[1] - 1
+        )  # who asks twice before the row grows reads its last position again
         distribution: Tensor | None = None
         for first in begin.unique().tolist():
             mine = (begin == first).nonzero().squeeze(-1)
             for some in mine.split(max(1, _TOKENS_AT_ONCE // (read.shape[1] - first))):
                 found = self._extend_member_caches(read, row[some], part[some], first)
-                distribution = found.new_empty(len(pairs), found.shape[-1]) if distribution is None else distribution
+                distribution = (
+                    found.new_empty(len(pairs), found.shape[-1])
+                    if distribution is None
+                    else distribution
+                )
                 distribution[some] = found
         assert distribution is not None
         return distribution[place]
@@ -135,8 +169,12 @@ class _CachedMemberRows(EnsembleMemberRows):
     def _extend_member_caches(self, read: Tensor, row: Tensor, part: Tensor, begin: int) -> Tensor:
         """Reads positions `begin` and on of the rows, with what is held of those before."""
         held = self.slot[row, part]
-        layers = [pool.copy_first_positions_of_slots(held, begin, read.shape[1]) for pool in self.pool]
-        distribution = self.lora.member_next_log_probs(read[row, begin:], part, Cache(layers=list(layers)))
+        layers = [
+            pool.copy_first_positions_of_slots(held, begin, read.shape[1]) for pool in self.pool
+        ]
+        distribution = self.lora.member_next_log_probs(
+            read[row, begin:], part, Cache(layers=list(layers))
+        )
         self._keep_member_layers(layers, row, part)
         return distribution
 
@@ -148,9 +186,12 @@ class _CachedMemberRows(EnsembleMemberRows):
             pool.put_rows_into_slots(layer, kept, slot, len(self.users))
         new = self.slot[row, part] < 0
         self.slot[row, part], self.depth[row, part] = slot, layers[0].filled
-        # Rows of the same prefix for which this member was never asked may read the prefix from here.
+        # Rows of the same prefix for which this member was never asked may read the prefix from
+        # here.
         row, part, slot = row[new], part[new], slot[new]
-        mates = (self.root.unsqueeze(-1) == self.root[row]) & (self.slot[:, part] < 0)  # (rows, pairs)
+        mates = (self.root.unsqueeze(-1) == self.root[row]) & (
+            self.slot[:, part] < 0
+        )  # (rows, pairs)
         other, pair = mates.nonzero(as_tuple=True)
         self.slot[other, part[pair]], self.depth[other, part[pair]] = slot[pair], self.shared
         self.users = torch.bincount(self.slot[self.slot >= 0], minlength=len(self.users))
@@ -165,8 +206,12 @@ class _CachedMemberRows(EnsembleMemberRows):
         # Bytes of a position: keys and values of all layers, which are of one size.
         position = 2 * len(self.pool) * layer.keys[0, :, 0].numel() * layer.keys.element_size()
         room = max(0, _CACHE_BYTES // (position * self.pool[0].length) - len(self.users))
-        more = min(room, max(wanted - len(free), len(self.users))) if wanted > len(free) else 0  # doubled: paid rarely
-        free = torch.cat([free, torch.arange(len(self.users), len(self.users) + more, device=free.device)])[:wanted]
+        more = (
+            min(room, max(wanted - len(free), len(self.users))) if wanted > len(free) else 0
+        )  # doubled: paid rarely
+        free = torch.cat(
+            [free, torch.arange(len(self.users), len(self.users) + more, device=free.device)]
+        )[:wanted]
         self.users = torch.cat([self.users, self.users.new_zeros(more)])
         own = torch.where(alone, held, -1)
         own[(~alone).nonzero().squeeze(-1)[: len(free)]] = free
@@ -174,21 +219,28 @@ class _CachedMemberRows(EnsembleMemberRows):
 
 
 class MixedLoraRouting:
-    """Which part serves each row of the batch: set before each forward, read by all mixed layers in it."""
+    """Which part serves each row of the batch: set before each forward, read by all mixed layers in
+    it."""
 
     part: Tensor | None = None  # (rows,); None: as many rows for each part
-    blocks: Tensor | None = None  # these parts, a block of rows each; None: every part in turn, (row, part) interleaved
+    blocks: Tensor | None = (
+        None  # these parts, a block of rows each; None: every part in turn, (row, part) interleaved
+    )
 
 
 class MixedLora(nn.Module):
-    """A linear layer with a low-rank update for each part: a (parts, r, in), b (parts, out, r), scaled.
+    """A linear layer with a low-rank update for each part: a (parts, r, in), b (parts, out, r),
+    scaled.
 
-    An ensemble's part 0 is all zero. The updates are multiplied in their own precision, as PEFT does.
+    An ensemble's part 0 is all zero. The updates are multiplied in their own precision, as PEFT
+    does.
     """
 
     a: Tensor
     b: Tensor
-    merged: Tensor | None = None  # (parts, in, out): the layer's weight with each part's update in it
+    merged: Tensor | None = (
+        None  # (parts, in, out): the layer's weight with each part's update in it
+    )
 
     def __init__(self, base: nn.Module, a: Tensor, b: Tensor, routing: MixedLoraRouting) -> None:
         super().__init__()
@@ -203,9 +255,9 @@ class MixedLora(nn.Module):
             a, b = self.a[routing.part], self.b[routing.part]
             return _add_lora_update(self.base(x), x.to(a.dtype), a, b)
         if routing.blocks is not None:
-            return self._lora_output_by_part(x.reshape(len(routing.blocks), -1, x.shape[-1]), routing.blocks).view(
-                *x.shape[:2], -1
-            )
+            return self._lora_output_by_part(
+                x.reshape(len(routing.blocks), -1, x.shape[-1]), routing.blocks
+            ).view(*x.shape[:2], -1)
         blocks = x.unflatten(0, (-1, parts)).transpose(0, 1)  # (parts, rows, n, in)
         y = self._lora_output_by_part(blocks.flatten(1, 2)).unflatten(1, blocks.shape[1:3])
         return y.transpose(0, 1).flatten(0, 1)
@@ -231,20 +283,28 @@ def _add_lora_update(y: Tensor, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _merge_lora_updates_within_memory(layers: Sequence[MixedLora]) -> None:
-    """Gives each layer its merged weights, where memory has room for all: one product in place of three."""
+    """Gives each layer its merged weights, where memory has room for all: one product in place of
+    three."""
     bases = [layer.base for layer in layers]
-    if not all(type(base) in (nn.Linear, Conv1D) for base in bases):  # others may be more than weight and bias
+    if not all(
+        type(base) in (nn.Linear, Conv1D) for base in bases
+    ):  # others may be more than weight and bias
         return
     weights = [base.get_parameter("weight") for base in bases]
     same = all(weight.dtype == layer.a.dtype for weight, layer in zip(weights, layers, strict=True))
-    if same and sum(len(layer.a) * w.nbytes for w, layer in zip(weights, layers, strict=True)) <= _MERGED_BYTES:
+    if (
+        same
+        and sum(len(layer.a) * w.nbytes for w, layer in zip(weights, layers, strict=True))
+        <= _MERGED_BYTES
+    ):
         for weight, layer in zip(weights, layers, strict=True):
             own = weight.T if isinstance(layer.base, nn.Linear) else weight  # (in, out)
             layer.merged = torch.baddbmm(own, layer.a.mT, layer.b.mT)
 
 
 def _replace_with_mixed_lora(base: Any, adapters: Sequence[Path], routing: MixedLoraRouting) -> Any:
-    """Loads the adapters with PEFT, then replaces each LoRA layer by one that serves all members in one batch."""
+    """Loads the adapters with PEFT, then replaces each LoRA layer by one that serves all members in
+    one batch."""
     if not adapters:
         raise AuditError("expected at least one ensemble member, got none")
     peft: Any = None
@@ -257,55 +317,80 @@ def _replace_with_mixed_lora(base: Any, adapters: Sequence[Path], routing: Mixed
             peft.delete_adapter(f"member{index - 1}")
         updates.append(_scaled_lora_matrices(peft, name))
         if odd := sorted(updates[0].keys() ^ updates[-1].keys()):
-            raise AuditError(f"expected the same plain LoRA layers in every member, but {odd[0]} differs")
+            raise AuditError(
+                f"expected the same plain LoRA layers in every member, but {odd[0]} differs"
+            )
     inner: nn.Module = peft.get_base_model()
     mixed: list[MixedLora] = []
     for name in updates[0]:
         pairs = zip(*(member[name] for member in updates), strict=True)
         a, b = (torch.stack([torch.zeros_like(own[0]), *own]).detach() for own in pairs)
-        mixed.append(MixedLora(inner.get_submodule(name).get_submodule("base_layer"), a, b, routing))
+        mixed.append(
+            MixedLora(inner.get_submodule(name).get_submodule("base_layer"), a, b, routing)
+        )
         inner.set_submodule(name, mixed[-1])
     _merge_lora_updates_within_memory(mixed)
     return inner
 
 
 def _scaled_lora_matrices(peft: Any, member: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """By layer of the base the member's two thin matrices, (r, in) and (out, r), scaled. It is the only one there.
+    """By layer of the base the member's two thin matrices, (r, in) and (out, r), scaled. It is the
+    only one there.
 
     Raises AuditError for what is no plain LoRA.
     """
     if any(
-        config.peft_type != "LORA" or getattr(config, "modules_to_save", None) for config in peft.peft_config.values()
+        config.peft_type != "LORA" or getattr(config, "modules_to_save", None)
+        for config in peft.peft_config.values()
     ):
-        raise AuditError("expected plain LoRA adapters as ensemble members, got another PEFT method or saved modules")
-    layers = {name: module for name, module in peft.get_base_model().named_modules() if isinstance(module, LoraLinear)}
+        raise AuditError(
+            "expected plain LoRA adapters as ensemble members, got another PEFT method or saved "
+            "modules"
+        )
+    layers = {
+        name: module
+        for name, module in peft.get_base_model().named_modules()
+        if isinstance(module, LoraLinear)
+    }
     if not layers:  # of layers in few bits PEFT makes others
         raise AuditError(
-            "expected adapters of plain linear layers as ensemble members, got a base that has none of them"
+            "expected adapters of plain linear layers as ensemble members, got a base that has "
+            "none of them"
         )
     found = {}
     for name, layer in layers.items():
         if set(layer.lora_variant) or list(layer.lora_A) != [member]:
-            raise AuditError(f"expected the same plain LoRA layers in every member, but {name} differs")
+            raise AuditError(
+                f"expected the same plain LoRA layers in every member, but {name} differs"
+            )
         b = layer.get_parameter(f"lora_B.{member}.weight") * layer.scaling[member]
         found[name] = layer.get_parameter(f"lora_A.{member}.weight").detach(), b.detach()
     return found
 
 
 def load_lora_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
-    """The members below `folder`, one sub-folder each, in name order: LoRA adapters of the public model.
+    """The members below `folder`, one sub-folder each, in name order: LoRA adapters of the public
+    model.
 
-    The control adapter beside them (`ensemble_control_adapter_folder`) is no member. AuditError where there is none.
+    The control adapter beside them (`ensemble_control_adapter_folder`) is no member. AuditError
+    where there is none.
     """
     if not folder.is_dir():
-        raise AuditError(f"expected a folder of ensemble members, got {str(folder)!r}, which is no folder")
-    adapters = sorted(path.parent for path in folder.glob("[!.]*/adapter_config.json") if path.parent.name != WHOLE)
+        raise AuditError(
+            f"expected a folder of ensemble members, got {str(folder)!r}, which is no folder"
+        )
+    adapters = sorted(
+        path.parent
+        for path in folder.glob("[!.]*/adapter_config.json")
+        if path.parent.name != WHOLE
+    )
     unit, members = read_ensemble_metadata(folder)
     if not adapters:
         raise AuditError(f"expected LoRA adapters in sub-folders of {str(folder)!r}, found none")
     if members not in (None, len(adapters)):
         raise AuditError(
-            f"expected the {members} members that {ENSEMBLE} in {str(folder)!r} tells of, found {len(adapters)}: "
+            f"expected the {members} members that {ENSEMBLE} in {str(folder)!r} tells of, found "
+            f"{len(adapters)}: "
             "the same audit train goes on where it was interrupted"
         )
     for adapter in adapters:
@@ -315,10 +400,14 @@ def load_lora_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
 
 
 def load_control_adapter(folder: Path, public: HuggingFaceModel) -> HuggingFaceModel:
-    """The control beside the members (`ensemble_control_adapter_folder`). AuditError: none, or one of another base."""
+    """The control beside the members (`ensemble_control_adapter_folder`). AuditError: none, or one
+    of another base."""
     adapter = ensemble_control_adapter_folder(folder)
     if adapter is None:
-        raise AuditError(f"expected the control of an ensemble in {str(folder / WHOLE)!r}, found no adapter there")
+        raise AuditError(
+            f"expected the control of an ensemble in {str(folder / WHOLE)!r}, found no adapter "
+            "there"
+        )
     _check_adapter_base_matches(adapter, public.name)
     with wrap_library_errors(f"cannot load the adapter {str(adapter)!r} on {public.name}"):
         return model_with_adapter(public, adapter)
@@ -332,16 +421,21 @@ def model_with_adapter(public: HuggingFaceModel, adapter: Path) -> HuggingFaceMo
 
 
 def _model_served_like(public: HuggingFaceModel, model: Any, name: str) -> HuggingFaceModel:
-    # No self-check of its own: what is right for the public model is right for its architecture with adapters.
+    # No self-check of its own: what is right for the public model is right for its architecture
+    # with adapters.
     embeddings = "embeddings" in public.capabilities
-    return HuggingFaceModel(model, public.tokenizer, name, served=public.served, embeddings=embeddings)
+    return HuggingFaceModel(
+        model, public.tokenizer, name, served=public.served, embeddings=embeddings
+    )
 
 
 def _require_single_device(public: HuggingFaceModel) -> None:
-    """Refuses to put adapters beside a model whose parts lie in several places. Raises AuditError."""
+    """Refuses to put adapters beside a model whose parts lie in several places. Raises
+    AuditError."""
     if places := list_split_devices(public.model):
         raise AuditError(
-            f"expected the public model of an ensemble in one place, got one that --device-map put on "
+            "expected the public model of an ensemble in one place, got one that --device-map put "
+            "on "
             f"{', '.join(places)}: its members are asked in one batch"
         )
 
@@ -353,9 +447,12 @@ def copy_sharing_weights(model: Any) -> Any:
 
 
 def _check_adapter_base_matches(adapter: Path, public: str) -> None:
-    """Refuses a member of another base: the same folder, the same name or the same weights are the same base."""
+    """Refuses a member of another base: the same folder, the same name or the same weights are the
+    same base."""
     try:
-        base = json.loads((adapter / "adapter_config.json").read_text()).get("base_model_name_or_path")
+        base = json.loads((adapter / "adapter_config.json").read_text()).get(
+            "base_model_name_or_path"
+        )
     except (ValueError, AttributeError, OSError) as error:
         raise AuditError(f"cannot read the adapter {str(adapter)!r}: {error}") from error
     if not base or base == public:  # trained on a model without a name: nothing to compare
@@ -364,11 +461,15 @@ def _check_adapter_base_matches(adapter: Path, public: str) -> None:
     if (
         own.is_dir()
         and given.is_dir()
-        and (own.samefile(given) or _adapter_base_weight_digests(own) == _adapter_base_weight_digests(given))
+        and (
+            own.samefile(given)
+            or _adapter_base_weight_digests(own) == _adapter_base_weight_digests(given)
+        )
     ):
         return
     raise AuditError(
-        f"expected members trained from --public {public}, but {adapter.name} was trained from {base!r}: "
+        f"expected members trained from --public {public}, but {adapter.name} was trained from "
+        f"{base!r}: "
         "give that model as --public"
     )
 

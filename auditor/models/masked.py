@@ -1,7 +1,8 @@
 """Masked language models: what a sentence with some tokens hidden may be asked.
 
-A separate small type: it fills gaps and continues nothing, so there are no decoding rows. Only the papers' plans and
-defenses that say so (`Defense.protect_masked`) accept one. Knows nothing of texts, masking shares or files.
+A separate small type: it fills gaps and continues nothing, so there are no decoding rows. Only the
+papers' plans and defenses that say so (`Defense.protect_masked`) accept one. Knows nothing of
+texts, masking shares or files.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from auditor.core.plan_parts import LoadingOptions
 from auditor.models.base import check_logits_finite
 from auditor.models.configuration import max_positions
 from auditor.models.consistency import SEED, compute_largest_distance
-from auditor.models.loading import DEFAULTS, load_tokenizer_if_present, translating_model_load_errors
+from auditor.models.loading import (
+    DEFAULTS,
+    load_tokenizer_if_present,
+    translating_model_load_errors,
+)
 from auditor.models.self_check import AT_LOAD
 from auditor.models.self_check_facts import rounding_tolerance, text_lengths_to_test
 from auditor.models.weights import read_weights
@@ -28,7 +33,8 @@ _LONGEST = 1024  # tokens of a text that a model is tried on when it is loaded
 
 
 class MaskedModel(ABC):
-    """Fills gaps. Shapes: contexts (B, n) token ids; positions (B, m), where each context is masked: m gaps each."""
+    """Fills gaps. Shapes: contexts (B, n) token ids; positions (B, m), where each context is
+    masked: m gaps each."""
 
     name: str
     vocab_size: int
@@ -38,7 +44,8 @@ class MaskedModel(ABC):
 
     @abstractmethod
     def log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
-        """(B, m, V): the distribution in nats of each hidden token. The model hides them: no caller can forget to."""
+        """(B, m, V): the distribution in nats of each hidden token. The model hides them: no caller
+        can forget to."""
 
     def token_log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
         """(B, m): the log-probability in nats of each token that was hidden."""
@@ -47,7 +54,8 @@ class MaskedModel(ABC):
 
 
 class HuggingFaceMaskedModel(MaskedModel):
-    """Any Hugging Face masked LM whose tokenizer has a mask token, in eval mode, parameters frozen."""
+    """Any Hugging Face masked LM whose tokenizer has a mask token, in eval mode, parameters
+    frozen."""
 
     def __init__(
         self,
@@ -57,13 +65,17 @@ class HuggingFaceMaskedModel(MaskedModel):
         notes: tuple[str, ...] = (),
     ) -> None:
         if tokenizer.mask_token_id is None:
-            raise AuditError(f"expected a masked LM with a mask token, got {name!r}, whose tokenizer has none")
+            raise AuditError(
+                f"expected a masked LM with a mask token, got {name!r}, whose tokenizer has none"
+            )
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.mask = int(tokenizer.mask_token_id)
         self.name, self.notes = name, notes
         head = model.get_output_embeddings()
-        self.vocab_size = int(head.weight.shape[0]) if head is not None else int(model.config.vocab_size)
+        self.vocab_size = (
+            int(head.weight.shape[0]) if head is not None else int(model.config.vocab_size)
+        )
         self.max_positions = max_positions(model)
         self.device = next(model.parameters()).device
         self._takes_mask = "attention_mask" in inspect.signature(model.forward).parameters
@@ -72,7 +84,9 @@ class HuggingFaceMaskedModel(MaskedModel):
     def log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
         contexts, positions = contexts.to(self.device), positions.to(self.device)
         read = {"input_ids": contexts.scatter(1, positions, self.mask)}
-        if self._takes_mask:  # else XLM takes a padding token that a text spells out for the end of the text
+        if (
+            self._takes_mask
+        ):  # else XLM takes a padding token that a text spells out for the end of the text
             read["attention_mask"] = torch.ones_like(contexts)
         logits = self.model(**read).logits
         wanted = positions.unsqueeze(-1).expand(-1, -1, logits.shape[-1])
@@ -82,8 +96,9 @@ class HuggingFaceMaskedModel(MaskedModel):
 
 
 def check_masked_distribution(model: HuggingFaceMaskedModel) -> None:
-    """Tries the model on random tokens: its distribution is the same in other company and when it is asked again, and
-    sees what stands behind a gap; just past each length from which on it may read texts otherwise, and at the longest.
+    """Tries the model on random tokens: its distribution is the same in other company and when it
+    is asked again, and sees what stands behind a gap; just past each length from which on it may
+    read texts otherwise, and at the longest.
 
     Raises AuditError for a model whose distribution is not so.
     """
@@ -105,7 +120,10 @@ def check_masked_distribution(model: HuggingFaceMaskedModel) -> None:
         rounding = rounding_tolerance(model.model, distribution)
         far = compute_largest_distance(model.log_probs(texts[:1], gap[:1]), distribution[:1])
         if far > rounding:
-            raise AuditError(f"{kind} in a text of {length} changes by {far:.2g} nats when it is asked for again alone")
+            raise AuditError(
+                f"{kind} in a text of {length} changes by {far:.2g} nats when it is asked for "
+                "again alone"
+            )
         if compute_largest_distance(distribution[1], distribution[0]) <= rounding:
             raise AuditError(f"{kind} does not change with what comes after it")
 
@@ -113,14 +131,16 @@ def check_masked_distribution(model: HuggingFaceMaskedModel) -> None:
 def load_masked(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceMaskedModel:
     """A masked LM by local folder or hub id.
 
-    Raises AuditError where there is none, none with a mask token, or one whose distributions disagree
-    (`check_masked_distribution`).
+    Raises AuditError where there is none, none with a mask token, or one whose distributions
+    disagree (`check_masked_distribution`).
     """
     with translating_model_load_errors(name, "masked LM", options):
         read = read_weights("masked", name, options)
         tokenizer = load_tokenizer_if_present(name, options)
         if tokenizer is None:
-            raise AuditError(f"expected a masked LM with its tokenizer, got {name!r}, which has none")
+            raise AuditError(
+                f"expected a masked LM with its tokenizer, got {name!r}, which has none"
+            )
         model = HuggingFaceMaskedModel(read.model, tokenizer, name, read.notes)
         check_masked_distribution(model)
         return model
@@ -140,4 +160,6 @@ def require_masked_model(name: str, options: LoadingOptions = DEFAULTS) -> None:
     is_both = getattr(config, "causal", True) is False
     is_masked = "MaskedLM" in architectures or "ForPreTraining" in architectures or is_both
     if not is_masked or getattr(config, "is_decoder", False):
-        raise AuditError(f"{expected}, which its configuration does not call one ({architectures or 'nothing'})")
+        raise AuditError(
+            f"{expected}, which its configuration does not call one ({architectures or 'nothing'})"
+        )

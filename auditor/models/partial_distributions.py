@@ -1,8 +1,9 @@
-"""Bounds on a decoding distribution of which only the likeliest tokens are known, as a server tells them (formulas.md
-C3).
+"""Bounds on a decoding distribution of which only the likeliest tokens are known, as a server tells
+them (formulas.md C3).
 
-What is missing, the partition function after temperature and the mass that truncation keeps, lies between what any
-distribution can have that agrees with all that was told. Pure functions of tensors; knows no model.
+What is missing, the partition function after temperature and the mass that truncation keeps, lies
+between what any distribution can have that agrees with all that was told. Pure functions of
+tensors; knows no model.
 """
 
 from __future__ import annotations
@@ -16,17 +17,21 @@ from torch import Tensor
 
 from auditor.models.decoding import Decoding
 
-LIKELIEST = 20  # tokens beside the given one: as many as vLLM tells unless it is told otherwise (--max-logprobs)
-_ROUNDING = 1e-5  # mass: what the float32 log-probabilities of a distribution may be short of, or beyond, a sum of 1
+# tokens beside the given one: as many as vLLM tells unless it is told otherwise (--max-logprobs)
+LIKELIEST = 20
+# mass: what the float32 log-probabilities of a distribution may be short of, or beyond, a sum of 1
+_ROUNDING = 1e-5
 _EDGE = 1e-6  # of a threshold: a token this close to it may be kept or cut
 
 
 @dataclass(frozen=True)
 class PartialDistribution:
-    """What is told of given tokens, each in its distribution: (n,) each, or (n, K) of the likeliest tokens there.
+    """What is told of given tokens, each in its distribution: (n,) each, or (n, K) of the likeliest
+    tokens there.
 
-    log_probs: its own, nats; ranks: how many tokens are at least as likely, itself included; likeliest, with top: ids
-    and log-probabilities of the K likeliest, falling; most: no distribution has more tokens than these.
+    log_probs: its own, nats; ranks: how many tokens are at least as likely, itself included;
+    likeliest, with top: ids and log-probabilities of the K likeliest, falling; most: no
+    distribution has more tokens than these.
     """
 
     tokens: Tensor
@@ -37,11 +42,15 @@ class PartialDistribution:
     most: int
 
     def truncation_ranks(self) -> Tensor:
-        """(n,) the rank of each token in the order of truncation, from 1; where not all is told, the last it can be.
+        """(n,) the rank of each token in the order of truncation, from 1; where not all is told,
+        the last it can be.
 
-        Equal tokens stand by their ids; a token that is none of the K likeliest behind all that are equal to it.
+        Equal tokens stand by their ids; a token that is none of the K likeliest behind all that are
+        equal to it.
         """
-        return torch.where(self._is_among_likeliest, 1 + self._surely_ranked_higher.sum(-1), self.ranks)
+        return torch.where(
+            self._is_among_likeliest, 1 + self._surely_ranked_higher.sum(-1), self.ranks
+        )
 
     @property
     def _is_among_likeliest(self) -> Tensor:
@@ -55,12 +64,20 @@ class PartialDistribution:
         return (self.top > own) | ((self.top == own) & (self.likeliest < at))
 
 
-def reduce_to_partial_distribution(distribution: Tensor, tokens: Tensor, count: int) -> PartialDistribution:
-    """What a server with this distribution tells. distribution: (n, V) nats; tokens: (n,); count: of the likeliest."""
+def reduce_to_partial_distribution(
+    distribution: Tensor, tokens: Tensor, count: int
+) -> PartialDistribution:
+    """What a server with this distribution tells. distribution: (n, V) nats; tokens: (n,); count:
+    of the likeliest."""
     own = distribution.gather(-1, tokens.unsqueeze(-1))
     top, likeliest = distribution.topk(min(count, distribution.shape[-1]), dim=-1)
     return PartialDistribution(
-        tokens, own.squeeze(-1), (distribution >= own).sum(-1), likeliest, top, distribution.shape[-1]
+        tokens,
+        own.squeeze(-1),
+        (distribution >= own).sum(-1),
+        likeliest,
+        top,
+        distribution.shape[-1],
     )
 
 
@@ -77,10 +94,11 @@ def concatenate_partial_distributions(parts: Sequence[PartialDistribution]) -> P
 
 
 def decoded_log_prob_bounds(decoding: Decoding, seen: PartialDistribution) -> tuple[Tensor, Tensor]:
-    """(n,) each, float64 nats: the least and the most that the log-probability of each token can be under `decoding`.
+    """(n,) each, float64 nats: the least and the most that the log-probability of each token can be
+    under `decoding`.
 
-    Equal to the exact one (formulas.md A4) where all that it depends on was told. No token may be forbidden: where a
-    masked one stands in the distribution is not told.
+    Equal to the exact one (formulas.md A4) where all that it depends on was told. No token may be
+    forbidden: where a masked one stands in the distribution is not told.
     """
     assert not decoding.forbidden
     if decoding.is_ancestral:
@@ -93,27 +111,40 @@ def decoded_log_prob_bounds(decoding: Decoding, seen: PartialDistribution) -> tu
     if decoding.top_p < 1:
         kept, may, least, most = _top_p_kept_bounds(decoding, seen, distributions, least, most)
         sure, possible = sure & kept, possible & may
-    # The more all tokens weigh, the less a token's share; rounding may put the least above a most capped at 0.
-    low, high = distributions.log_own - most.log(), (distributions.log_own - least.log()).clamp(max=0.0)
-    return torch.where(sure, torch.minimum(low, high), -math.inf), torch.where(possible, high, -math.inf)
+    # The more all tokens weigh, the less a token's share; rounding may put the least above a most
+    # capped at 0.
+    low, high = (
+        distributions.log_own - most.log(),
+        (distributions.log_own - least.log()).clamp(max=0.0),
+    )
+    return torch.where(sure, torch.minimum(low, high), -math.inf), torch.where(
+        possible, high, -math.inf
+    )
 
 
 def _greedy_log_prob_bounds(seen: PartialDistribution) -> tuple[Tensor, Tensor]:
-    """The likeliest token, of equal ones the lowest id: for sure if no other that was not told can be as likely."""
+    """The likeliest token, of equal ones the lowest id: for sure if no other that was not told can
+    be as likely."""
     first = ~seen._surely_ranked_higher.any(-1)
     sure = first & ((seen.ranks == 1) | (seen.log_probs > seen.top[:, -1]))
-    always, never = torch.zeros(len(first), dtype=torch.float64), torch.full((len(first),), -math.inf).double()
+    always, never = (
+        torch.zeros(len(first), dtype=torch.float64),
+        torch.full((len(first),), -math.inf).double(),
+    )
     return torch.where(sure, always, never), torch.where(first, always, never)
 
 
-# --- what the distributions that agree with all that was told have in common ------------------------------------------
+# --- what the distributions that agree with all that was told have in common
+# ------------------------------------------
 
 
 @dataclass(frozen=True)
 class _UntoldTokens:
-    """Tokens that were not told, (n,) each: of these `middle` have a share from `own` to `cap`, `rest` up to `low`.
+    """Tokens that were not told, (n,) each: of these `middle` have a share from `own` to `cap`,
+    `rest` up to `low`.
 
-    Shares and masses are by the likeliest token's; a weight is a share to the power of 1 / temperature.
+    Shares and masses are by the likeliest token's; a weight is a share to the power of 1 /
+    temperature.
     """
 
     power: float
@@ -125,13 +156,15 @@ class _UntoldTokens:
 
     def _total_weight_bounds(self, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
         """The least and the most that they weigh together, if their mass is between these two."""
-        # A weight is a power of a share: convex at temperatures up to 1, where even shares weigh least (Jensen).
+        # A weight is a power of a share: convex at temperatures up to 1, where even shares weigh
+        # least (Jensen).
         if self.power >= 1:
             return self._weight_of_even_split(least), self._weight_of_uneven_split(most)
         return self._weight_of_uneven_split(least), self._weight_of_even_split(most)
 
     def _weight_of_even_split(self, mass: Tensor) -> Tensor:
-        """As equal as may be: for a convex weight the least, for a concave one the most (Jensen)."""
+        """As equal as may be: for a convex weight the least, for a concave one the most
+        (Jensen)."""
         average = mass / (self.middle + self.rest).clamp(min=1)
         middle = self.middle * torch.maximum(self.own, average)
         return self._weight_of_equal_shares(middle, self.middle) + self._weight_of_equal_shares(
@@ -144,9 +177,13 @@ class _UntoldTokens:
     def _weight_of_uneven_split(self, mass: Tensor) -> Tensor:
         """As unequal as may be, or beyond: each weight is on the chord of its range."""
         width = self.cap - self.own
-        rise = (self.cap.pow(self.power) - self.own.pow(self.power)) / torch.where(width > 0, width, 1.0)
+        rise = (self.cap.pow(self.power) - self.own.pow(self.power)) / torch.where(
+            width > 0, width, 1.0
+        )
         middle = torch.maximum(torch.minimum(mass, self.middle * self.cap), self.middle * self.own)
-        of_middle = self.middle * self.own.pow(self.power) + rise * (middle - self.middle * self.own)
+        of_middle = self.middle * self.own.pow(self.power) + rise * (
+            middle - self.middle * self.own
+        )
         rest = (mass - middle).clamp(min=0)
         # low ** (power - 1): the slope of the chord from a share of 0 to one of `low`.
         return of_middle + torch.where(rest > 0, rest * self.low.pow(self.power - 1), 0.0)
@@ -156,8 +193,9 @@ class _UntoldTokens:
 class _TemperedWeights:
     """Weights after temperature, by the likeliest token's: (n,) each, `top` (n, K).
 
-    extra: the own token's where it is none of the K; unknown: (least, most) that the tokens weigh that were not told:
-    `middle` of them are at least as likely as the own one, `rest` are not; any_of: the most that one of them weighs.
+    extra: the own token's where it is none of the K; unknown: (least, most) that the tokens weigh
+    that were not told: `middle` of them are at least as likely as the own one, `rest` are not;
+    any_of: the most that one of them weighs.
     """
 
     log_own: Tensor
@@ -179,14 +217,17 @@ class _TemperedWeights:
         # Shares are by the likeliest token's: together they are 1 over its probability.
         whole = (-first).exp()
         missing = whole - top.exp().sum(-1) - torch.where(known, 0.0, own.exp())
-        slack = 0.0 if power == 1 else _ROUNDING * whole  # without temperature all weighs `whole`, whoever has it
+        slack = (
+            0.0 if power == 1 else _ROUNDING * whole
+        )  # without temperature all weighs `whole`, whoever has it
         least, most = (missing - slack).clamp(min=0), (missing + slack).clamp(min=0)
-        # No untold token is likelier than the last of the K; beside an untold own one, none of `rest` than that.
+        # No untold token is likelier than the last of the K; beside an untold own one, none of
+        # `rest` than that.
         cap = torch.minimum(top[:, -1].exp(), most)
         share = torch.minimum(own.exp(), cap)
-        unknown = _UntoldTokens(power, middle, rest, share, cap, torch.where(known, cap, share))._total_weight_bounds(
-            least, most
-        )
+        unknown = _UntoldTokens(
+            power, middle, rest, share, cap, torch.where(known, cap, share)
+        )._total_weight_bounds(least, most)
         weight, every = (power * own).exp(), (power * top).exp()
         extra = torch.where(known, 0.0, weight)
         return cls(power * own, weight, every, extra, middle, rest, cap.pow(power), unknown)
@@ -197,9 +238,12 @@ class _TemperedWeights:
         return self.top.sum(-1) + self.extra
 
 
-# --- truncation -------------------------------------------------------------------------------------------------------
+# --- truncation
+# -----------------------------------------------------------------------------------------------
 
-_Kept = tuple[Tensor, Tensor, Tensor, Tensor]  # whether for sure, and at all; if so, the least and most that stays
+_Kept = tuple[
+    Tensor, Tensor, Tensor, Tensor
+]  # whether for sure, and at all; if so, the least and most that stays
 
 
 def _top_k_kept_bounds(k: int, seen: PartialDistribution, distributions: _TemperedWeights) -> _Kept:
@@ -209,38 +253,59 @@ def _top_k_kept_bounds(k: int, seen: PartialDistribution, distributions: _Temper
         return always, always, least, most
     if k <= seen.top.shape[1]:
         last = seen.top[:, k - 1]
-        # `extra` stays only with an own token that ties with the last; one that is cut has no use for these bounds.
-        weight = (distributions.top * (seen.top >= last.unsqueeze(-1))).sum(-1) + distributions.extra
-        kept, open_end = seen.log_probs >= last, last == seen.top[:, -1]  # of unknown tokens some may tie with the last
+        # `extra` stays only with an own token that ties with the last; one that is cut has no use
+        # for these bounds.
+        weight = (distributions.top * (seen.top >= last.unsqueeze(-1))).sum(
+            -1
+        ) + distributions.extra
+        kept, open_end = (
+            seen.log_probs >= last,
+            last == seen.top[:, -1],
+        )  # of unknown tokens some may tie with the last
         return kept, kept, weight, torch.where(open_end, most, weight)
     left = (k - seen.top.shape[1] - (~seen._is_among_likeliest).long()).clamp(min=0)
     share = (left / (distributions.middle + distributions.rest).clamp(min=1)).clamp(
         max=1.0
     )  # the likeliest have no less than their share
     more = torch.maximum(
-        distributions.middle * torch.minimum(distributions.own, distributions.any_of), share * distributions.unknown[0]
+        distributions.middle * torch.minimum(distributions.own, distributions.any_of),
+        share * distributions.unknown[0],
     )
-    return seen._is_among_likeliest | (seen.ranks <= k), always, distributions.told_token_weight + more, most
+    return (
+        seen._is_among_likeliest | (seen.ranks <= k),
+        always,
+        distributions.told_token_weight + more,
+        most,
+    )
 
 
 def _top_p_kept_bounds(
-    decoding: Decoding, seen: PartialDistribution, distributions: _TemperedWeights, least: Tensor, most: Tensor
+    decoding: Decoding,
+    seen: PartialDistribution,
+    distributions: _TemperedWeights,
+    least: Tensor,
+    most: Tensor,
 ) -> _Kept:
     """Of what top-k left, which weighs between `least` and `most`."""
     low, high = decoding.top_p * least * (1 - _EDGE), decoding.top_p * most * (1 + _EDGE)
     before = (distributions.top * seen._surely_ranked_higher).sum(-1)
-    # It stays iff the mass before it is < p (formulas.md A4), which is no less than `before` and no more than `latest`.
-    latest = before + torch.minimum(distributions.middle * distributions.any_of, distributions.unknown[1])
+    # It stays iff the mass before it is < p (formulas.md A4), which is no less than `before` and no
+    # more than `latest`.
+    latest = before + torch.minimum(
+        distributions.middle * distributions.any_of, distributions.unknown[1]
+    )
     fewest = torch.maximum(_nucleus_weight(distributions.top, low, low), before + distributions.own)
     # The last token that stays is no likelier than the own one, if that stays too.
     widest = torch.minimum(
-        _nucleus_weight(distributions.top, high, most), torch.minimum(high + distributions.own, most)
+        _nucleus_weight(distributions.top, high, most),
+        torch.minimum(high + distributions.own, most),
     )
     return latest < low, before < high, fewest, widest
 
 
 def _nucleus_weight(top: Tensor, mass: Tensor, beyond: Tensor) -> Tensor:
-    """What the fewest of the likeliest tokens weigh that weigh `mass` together; `beyond` where all do not."""
+    """What the fewest of the likeliest tokens weigh that weigh `mass` together; `beyond` where all
+    do not."""
     through = top.cumsum(-1)
     at = (through < mass.unsqueeze(-1)).sum(-1)
     within = at < top.shape[1]

@@ -1,4 +1,5 @@
-"""Reference models: trained as the target was, each on those of the attacked records that its `shard.json` lists."""
+"""Reference models: trained as the target was, each on those of the attacked records that its
+`shard.json` lists."""
 
 from __future__ import annotations
 
@@ -21,50 +22,70 @@ class ReferenceModels:
     saw: tuple[frozenset[str], ...]
 
     def check_records_seen_by_references(self, attacked: Collection[str], where: str) -> None:
-        """Raises AuditError for fewer than 2 models, a model that saw all records, and a record that all models saw."""
+        """Raises AuditError for fewer than 2 models, a model that saw all records, and a record
+        that all models saw."""
         if len(self.models) < 2:
-            raise AuditError(f"expected at least 2 reference models in {where}, got {len(self.models)}")
+            raise AuditError(
+                f"expected at least 2 reference models in {where}, got {len(self.models)}"
+            )
         for model, saw in zip(self.models, self.saw, strict=True):
             if saw >= set(attacked):
                 raise AuditError(
-                    f"expected references that did not see some of the attacked records, but {model.name} "
+                    "expected references that did not see some of the attacked records, but "
+                    f"{model.name} "
                     f"saw all {len(attacked)}"
                 )
         everywhere = set(attacked).intersection(*self.saw)
         if everywhere:
             raise AuditError(
-                f"expected every attacked record to be unseen by at least one reference in {where}, "
+                "expected every attacked record to be unseen by at least one reference in "
+                f"{where}, "
                 f"but all of them saw {len(everywhere)} of {len(attacked)}"
             )
 
 
 def reference_model_folders(folder: Path) -> list[Path]:
     """The sub-folders that hold a model or an adapter, in name order."""
-    return sorted(path for path in folder.glob("[!.]*/") if any((path / name).is_file() for name in _MODEL))
+    return sorted(
+        path for path in folder.glob("[!.]*/") if any((path / name).is_file() for name in _MODEL)
+    )
 
 
 def load_reference_models(
     folder: Path, load: Callable[[str], LanguageModel], attacked: Mapping[str, Collection[str]]
 ) -> ReferenceModels:
-    """The models in the sub-folders, in name order, each with the `shard.json` that says what it saw.
+    """The models in the sub-folders, in name order, each with the `shard.json` that says what it
+    saw.
 
-    attacked: ids by the SHA-256 of their text, prefix and suffix as they are attacked; a `shard.json` holds such names,
-    or none where its model saw no attacked record. Raises AuditError where the folder holds something else.
+    attacked: ids by the SHA-256 of their text, prefix and suffix as they are attacked; a
+    `shard.json` holds such names, or none where its model saw no attacked record. Raises AuditError
+    where the folder holds something else.
     """
     if not folder.is_dir():
-        raise AuditError(f"expected -A references= to be a folder of reference models, got {str(folder)!r}")
+        raise AuditError(
+            f"expected -A references= to be a folder of reference models, got {str(folder)!r}"
+        )
     found = reference_model_folders(folder)
     listed = [read_shard_record_list(place) for place in found]
     for place, names in zip(found, listed, strict=True):
         if names is None:
-            raise AuditError(f"expected {str(place / SHARD)!r} to say which records this reference saw, got no file")
+            raise AuditError(
+                f"expected {str(place / SHARD)!r} to say which records this reference saw, got no "
+                "file"
+            )
         if names and not any(name in attacked for name in names):
             raise AuditError(
-                f"expected {str(place / SHARD)!r} to name records by the SHA-256 of prefix and suffix as they are "
-                f"attacked, got {len(names)} names of which none is an attacked record's; an empty list says that it "
+                f"expected {str(place / SHARD)!r} to name records by the SHA-256 of prefix and "
+                "suffix as they are "
+                f"attacked, got {len(names)} names of which none is an attacked record's; an empty "
+                "list says that it "
                 "saw none"
             )
-    saw = (frozenset(id for name in names or () for id in attacked.get(name, ())) for names in listed)
+    saw = (
+        frozenset(id for name in names or () for id in attacked.get(name, ())) for names in listed
+    )
     references = ReferenceModels(tuple(load(str(place)) for place in found), tuple(saw))
-    references.check_records_seen_by_references({id for ids in attacked.values() for id in ids}, repr(str(folder)))
+    references.check_records_seen_by_references(
+        {id for ids in attacked.values() for id in ids}, repr(str(folder))
+    )
     return references

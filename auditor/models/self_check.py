@@ -1,10 +1,11 @@
-"""Whether a model that was loaded gives one distribution however it is asked, on random tokens and on a few records of
-the run, before anything rests on it.
+"""Whether a model that was loaded gives one distribution however it is asked, on random tokens and
+on a few records of the run, before anything rests on it.
 
-Four things are held against what transformers itself gives for token ids: the distribution by input embeddings, the
-distribution of rows that were advanced and split, the distribution of a token when others follow it, and that
-distributions are numbers. A way of asking that fails is left out where another is right, and said; a model that no way
-is right for is refused. Knows nothing of what a model is asked for.
+Four things are held against what transformers itself gives for token ids: the distribution by input
+embeddings, the distribution of rows that were advanced and split, the distribution of a token when
+others follow it, and that distributions are numbers. A way of asking that fails is left out where
+another is right, and said; a model that no way is right for is refused. Knows nothing of what a
+model is asked for.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ AT_LOAD = 16  # tokens of the longest text that is tried before a run says how l
 _SHORT = 12  # tokens of the texts that most is tried on
 _RECORD_STEPS = 2  # tokens of a suffix that are read one by one
 
-# By model: the longest text that it was checked on, and how far rounding may put two of its distributions apart.
+# By model: the longest text that it was checked on, and how far rounding may put two of its
+# distributions apart.
 _checked: WeakKeyDictionary[HuggingFaceModel, tuple[int, float | None]] = WeakKeyDictionary()
 _compared_on_records: WeakSet[HuggingFaceModel] = WeakSet()
 _kept_in: ContextVar[Path | None] = ContextVar("folder of what self-checks found", default=None)
@@ -49,7 +51,8 @@ _kept_in: ContextVar[Path | None] = ContextVar("folder of what self-checks found
 
 @contextmanager
 def keeping_self_checks_of_loaded_models(folder: Path) -> Iterator[None]:
-    """Keeps in this folder what self-checks find of the models that are loaded meanwhile, whose weights are to stay."""
+    """Keeps in this folder what self-checks find of the models that are loaded meanwhile, whose
+    weights are to stay."""
     token = _kept_in.set(folder)
     try:
         yield
@@ -64,27 +67,45 @@ def check_loaded_model(model: HuggingFaceModel) -> None:
 
 
 def check_and_configure_serving(
-    model: HuggingFaceModel, reach: int | None = None, records: Records = (), cache: Path | None = None
+    model: HuggingFaceModel,
+    reach: int | None = None,
+    records: Records = (),
+    cache: Path | None = None,
 ) -> tuple[str, ...]:
-    """Tries the model on texts of up to `reach` tokens, and leaves it served as is right, with notes that say so.
+    """Tries the model on texts of up to `reach` tokens, and leaves it served as is right, with
+    notes that say so.
 
-    reach: soft prompt, prefix and suffix of the longest text of a run; None: not known yet. records: those of the run,
-    of which a few are read as transformers reads them. cache: a folder that keeps what was found, by the digest of the
-    weights. What was tried before is not tried again. Returns the notes that are new. Raises AuditError for a model
-    that no way of asking is right for, or whose distributions on texts that long depend on what comes later.
+    reach: soft prompt, prefix and suffix of the longest text of a run; None: not known yet.
+    records: those of the run, of which a few are read as transformers reads them. cache: a folder
+    that keeps what was found, by the digest of the weights. What was tried before is not tried
+    again. Returns the notes that are new. Raises AuditError for a model that no way of asking is
+    right for, or whose distributions on texts that long depend on what comes later.
     """
     wanted = AT_LOAD if reach is None else reach
     room = min(wanted, model.max_positions or wanted)
     reached, tolerance = _checked.get(model, (0, None))
-    records = () if model in _compared_on_records else choose_records_to_compare(model, records, room)
+    records = (
+        () if model in _compared_on_records else choose_records_to_compare(model, records, room)
+    )
     if room <= max(reached, 1) and not records:
         return ()
-    before, model.begins, model.can_join_rows = model.notes, None, False  # what held for shorter texts is tried anew
-    adapter = next((other for other in _checked if _is_base_of_checked_adapter(model, other, reach, room)), None)
+    before, model.begins, model.can_join_rows = (
+        model.notes,
+        None,
+        False,
+    )  # what held for shorter texts is tried anew
+    adapter = next(
+        (other for other in _checked if _is_base_of_checked_adapter(model, other, reach, room)),
+        None,
+    )
     if adapter is not None:
         _check_base_of_adapter(model, adapter, room)
         return ()
-    kept = None if cache is None or model.activation else cache / f"{self_check_digest(model, room, records)}.json"
+    kept = (
+        None
+        if cache is None or model.activation
+        else cache / f"{self_check_digest(model, room, records)}.json"
+    )
     if kept is not None and kept.is_file():
         _apply_kept_self_check(model, read_json_object(kept, "what a self-check found"))
         _checked[model] = max(room, reached), tolerance
@@ -96,7 +117,8 @@ def check_and_configure_serving(
         if not reached:
             trial.check_causality()
             trial.drop_embeddings_unless_faithful()
-        # In this order: a shorter room first, then rows in it, then what stands on how they are served.
+        # In this order: a shorter room first, then rows in it, then what stands on how they are
+        # served.
         trial.limit_text_length(needed=reach is not None)
         trial.choose_row_serving()
         if reach is not None:
@@ -118,18 +140,26 @@ def check_and_configure_serving(
     return model.notes[len(before) :]
 
 
-def _is_base_of_checked_adapter(model: HuggingFaceModel, other: HuggingFaceModel, reach: int | None, room: int) -> bool:
-    """Return whether the other model is an adapter on this one that was right for such texts as it is served.
+def _is_base_of_checked_adapter(
+    model: HuggingFaceModel, other: HuggingFaceModel, reach: int | None, room: int
+) -> bool:
+    """Return whether the other model is an adapter on this one that was right for such texts as it
+    is served.
 
-    How rows, beginnings and joined rows are to be served follows from code and configuration, which both share.
+    How rows, beginnings and joined rows are to be served follows from code and configuration, which
+    both share.
     """
-    is_as_fast = other.served == model.served == "slots" and "embeddings" in other.capabilities & model.capabilities
+    is_as_fast = (
+        other.served == model.served == "slots"
+        and "embeddings" in other.capabilities & model.capabilities
+    )
     is_shared = reach is None or (other.begins is not None and other.can_join_rows)
     return is_as_fast and is_shared and _checked[other][0] >= room and is_adapter_on(other, model)
 
 
 def _check_base_of_adapter(model: HuggingFaceModel, adapter: HuggingFaceModel, room: int) -> None:
-    """Check of the base what depends on its weights, and serve it as the adapter, which was checked on it."""
+    """Check of the base what depends on its weights, and serve it as the adapter, which was checked
+    on it."""
     reached, tolerance = _checked.get(model, (0, None))
     if not reached:
         with torch.no_grad(), wrap_library_errors(f"cannot ask {model.name!r} for a distribution"):
@@ -190,50 +220,65 @@ class _SelfCheckTrial:
         return compute_largest_distance(found, truth) <= self.tolerance
 
     def check_causality(self) -> None:
-        """Raises AuditError unless earlier tokens change a distribution, and later ones, or their presence, do not."""
+        """Raises AuditError unless earlier tokens change a distribution, and later ones, or their
+        presence, do not."""
         first, second = self.own[:, :-1]  # before the only token in which the twins differ
         if bool((self.own == self.own[:, :1]).all()):
             raise AuditError(
-                f"expected a distribution that depends on the text, but {self.model.name} has the same behind "
+                f"expected a distribution that depends on the text, but {self.model.name} has the "
+                "same behind "
                 "every token: the weights are zero or broken"
             )
         at = self.short - 2
         alone = self.model.log_probs(self.twins[:1, :at], 1)[0, 0]
-        if not self.is_same_distribution(first, second) or not self.is_same_distribution(alone, self.own[0, at - 1]):
-            far = max(compute_largest_distance(first, second), compute_largest_distance(alone, self.own[0, at - 1]))
+        if not self.is_same_distribution(first, second) or not self.is_same_distribution(
+            alone, self.own[0, at - 1]
+        ):
+            far = max(
+                compute_largest_distance(first, second),
+                compute_largest_distance(alone, self.own[0, at - 1]),
+            )
             raise AuditError(
-                f"expected a causal LM, got {self.model.name!r} ({self.model.model.config.model_type}), whose "
+                f"expected a causal LM, got {self.model.name!r} "
+                f"({self.model.model.config.model_type}), whose "
                 f"distribution of a token changes by {far:.2g} nats with what comes after it"
             )
 
     def drop_embeddings_unless_faithful(self) -> None:
-        """Takes `embeddings` from a model that answers otherwise by them than by ids, or without a gradient in them."""
+        """Takes `embeddings` from a model that answers otherwise by them than by ids, or without a
+        gradient in them."""
         if "embeddings" in self.model.capabilities and not _self_check_holds_without_error(
             self._embeddings_are_faithful
         ):
             self.model.capabilities = self.model.capabilities - {"embeddings"}
             self._note(
-                "input embeddings do not give its distribution or its gradients, so that soft prompts are "
+                "input embeddings do not give its distribution or its gradients, so that soft "
+                "prompts are "
                 "not applicable to it"
             )
 
     def _embeddings_are_faithful(self) -> bool:
         half = self.short // 2
         prompt = self.model.embedding(self.twins[:1, :half])[0]
-        # A tuned prompt is no token's embedding: a model that looks for the token behind it (Gemma 4) finds none.
+        # A tuned prompt is no token's embedding: a model that looks for the token behind it (Gemma
+        # 4) finds none.
         prompt = (prompt * (1 + torch.finfo(prompt.dtype).eps)).requires_grad_(True)
         with torch.enable_grad():
             found = self.model.log_probs(self.twins[:, half:], self.short - half, prompt=prompt)
             # One log-probability of each position: a number that depends on all of the prompt.
-            (slope,) = torch.autograd.grad(found[0].diagonal().sum(), prompt)  # Reformer has none when it answers
+            (slope,) = torch.autograd.grad(
+                found[0].diagonal().sum(), prompt
+            )  # Reformer has none when it answers
         # Some layers in few bits answer without a gradient, which torch takes for one of zero.
         learns = bool(torch.isfinite(slope).all()) and bool(slope.any())
         return self.is_same_distribution(found[0].detach(), self.own[0, half:]) and learns
 
     def limit_text_length(self, needed: bool) -> None:
-        """Limits texts to a length beyond which a model reads all of a text otherwise, as stretched positions do.
+        """Limits texts to a length beyond which a model reads all of a text otherwise, as stretched
+        positions do.
 
-        needed: the run has texts as long as the room, so that such a model is refused in place of limited.
+        needed: the run has texts as long as the room, so that such a model is refused in place of
+        limited.
         """
         for mark in self._new_marks():
             end = min(mark + 3, self.room)
@@ -245,7 +290,8 @@ class _SelfCheckTrial:
             why = f"more than {mark} tokens change its distribution from the first token on"
             if needed:
                 raise AuditError(
-                    f"expected texts of at most {mark} tokens for {self.model.name!r}, got {self.room}: {why}"
+                    f"expected texts of at most {mark} tokens for {self.model.name!r}, got "
+                    f"{self.room}: {why}"
                 )
             self.model.max_positions = self.room = mark
             self.texts = self.texts[:, :mark]
@@ -253,7 +299,8 @@ class _SelfCheckTrial:
             return
 
     def choose_row_serving(self) -> None:
-        """Leaves the first way of serving rows, from the fastest on, whose distributions are those of whole texts."""
+        """Leaves the first way of serving rows, from the fastest on, whose distributions are those
+        of whole texts."""
         # Rows on a cache of the model's own do not tell PEFT where an activated LoRA is on.
         ways = [way for way in get_args(Served) if way != "cache" or not self.model.activation]
         first = self.model.served
@@ -267,43 +314,64 @@ class _SelfCheckTrial:
                 break
         else:
             raise AuditError(
-                f"no way of decoding {self.model.name!r} gives the distribution that it has for whole contexts"
+                f"no way of decoding {self.model.name!r} gives the distribution that it has for "
+                "whole contexts"
             )
         if self.model.served == "recompute" != first:
-            self._note("its cache changes the distribution, so each decoded token reads the whole text again")
+            self._note(
+                "its cache changes the distribution, so each decoded token reads the whole text "
+                "again"
+            )
 
     def enable_exact_prefix_sharing(self) -> None:
-        """Lets the model read once what texts begin with, where their distributions are those of whole contexts."""
+        """Lets the model read once what texts begin with, where their distributions are those of
+        whole contexts."""
         if self.model.activation:
             return
-        begins = sorted({max(1, min(AT_LOAD, self.room) // 2), *(mark - 1 for mark in self._marks())})
+        begins = sorted(
+            {max(1, min(AT_LOAD, self.room) // 2), *(mark - 1 for mark in self._marks())}
+        )
         if self.model.served == "slots" and all(map(self._shared_prefix_is_exact, begins)):
             self.model.enable_shared_prefix_cache()
         else:
             self.model.begins = None
-            self._note("what texts begin with is read anew for each of them: from no cache does it go on with them")
+            self._note(
+                "what texts begin with is read anew for each of them: from no cache does it go on "
+                "with them"
+            )
 
     def enable_exact_row_joining(self) -> None:
-        """Lets the model's rows behind prefixes of several lengths be advanced together, where that changes nothing.
+        """Lets the model's rows behind prefixes of several lengths be advanced together, where that
+        changes nothing.
 
         Where not, prefixes of each length are completed on their own: the same, later.
         """
         slots = self.model.served == "slots" and not self.model.activation
-        self.model.can_join_rows = slots and _self_check_holds_without_error(self._joined_rows_are_exact)
+        self.model.can_join_rows = slots and _self_check_holds_without_error(
+            self._joined_rows_are_exact
+        )
 
     def _joined_rows_are_exact(self) -> bool:
-        """Whether rows behind texts of two lengths, advanced and split together, have their contexts' distributions."""
+        """Whether rows behind texts of two lengths, advanced and split together, have their
+        contexts' distributions."""
         marks = [mark + len(STEPS) for mark in self._marks()]
         long = min(self.room, max([AT_LOAD, *marks])) - len(STEPS)
         if long < 2:
             return False
         contexts = [self.texts[i, :begin].tolist() for i, begin in enumerate((1, long))]
-        first, other = (self.model.start_rows_as_served(torch.tensor([text]), len(STEPS), None) for text in contexts)
+        first, other = (
+            self.model.start_rows_as_served(torch.tensor([text]), len(STEPS), None)
+            for text in contexts
+        )
         rows = first.joined([other])
         for step, parents in enumerate(STEPS):
-            tokens = self.texts.flatten()[step + torch.arange(len(parents), device=self.texts.device)]
+            tokens = self.texts.flatten()[
+                step + torch.arange(len(parents), device=self.texts.device)
+            ]
             rows.advance(torch.tensor(parents, device=tokens.device), tokens)
-            contexts = [[*contexts[i], token] for i, token in zip(parents, tokens.tolist(), strict=True)]
+            contexts = [
+                [*contexts[i], token] for i, token in zip(parents, tokens.tolist(), strict=True)
+            ]
         # After the last step only: what went wrong before is in the keys that it reads.
         found = rows.log_probs()
         for alike in group_equal_shapes([(len(context), 0) for context in contexts]):
@@ -313,18 +381,23 @@ class _SelfCheckTrial:
         return True
 
     def _shared_prefix_is_exact(self, begin: int) -> bool:
-        """Whether texts that share their first `begin` tokens have the logits of whole contexts; nothing remembered."""
+        """Whether texts that share their first `begin` tokens have the logits of whole contexts;
+        nothing remembered."""
         last = min(self.room - begin, AT_LOAD // 2)
         texts, model = self.texts[:, : begin + last].clone(), self.model
         texts[1, :begin] = texts[0, :begin]
-        kept = min(last, len(STEPS))  # of the distributions: what went wrong before is in the keys that these read
-        # Leaves `begins` as it tried it: `enable_exact_prefix_sharing` then sets it for good, or to None.
+        kept = min(
+            last, len(STEPS)
+        )  # of the distributions: what went wrong before is in the keys that these read
+        # Leaves `begins` as it tried it: `enable_exact_prefix_sharing` then sets it for good, or to
+        # None.
         model.begins = None
         whole = model.logits_after_cached_prefix(texts, last, kept)
         model.enable_shared_prefix_cache(least=1)
         return _self_check_holds_without_error(
             lambda: self.is_same_distribution(
-                model.logits_after_cached_prefix(texts, last, kept).log_softmax(-1), whole.log_softmax(-1)
+                model.logits_after_cached_prefix(texts, last, kept).log_softmax(-1),
+                whole.log_softmax(-1),
             )
         )
 
@@ -336,11 +409,14 @@ class _SelfCheckTrial:
         )
 
     def _prefix_lengths_to_test(self) -> Iterator[int]:
-        """Lengths of prefixes from which rows pass every length that means something, and reach the last."""
+        """Lengths of prefixes from which rows pass every length that means something, and reach the
+        last."""
         lengths = [2] if not self.reached else []
         lengths += [mark - 1 for mark in self._new_marks()]
         if max((len(prefix + suffix) for prefix, suffix in self.records), default=0) < self.room:
-            lengths.append(self.room - len(STEPS))  # held-out texts, or records behind a soft prompt, are as long
+            lengths.append(
+                self.room - len(STEPS)
+            )  # held-out texts, or records behind a soft prompt, are as long
         yield from sorted({n for n in lengths if 1 <= n <= self.room - 1})
 
     def _marks(self) -> list[int]:
@@ -352,7 +428,8 @@ class _SelfCheckTrial:
         return [mark for mark in self._marks() if mark >= self.reached]
 
     def _rows_agree_behind(self, begin: int, soft: bool = False) -> bool:
-        """Whether rows behind `begin` tokens, advanced and split, have the distributions of their contexts."""
+        """Whether rows behind `begin` tokens, advanced and split, have the distributions of their
+        contexts."""
         prompt = None
         if soft:
             if "embeddings" not in self.model.capabilities or self.room < begin + 4:
@@ -361,10 +438,13 @@ class _SelfCheckTrial:
         steps = STEPS[: self.room - begin - (2 if soft else 0)]
         rows = self.model.start_rows_as_served(self.texts[:, :begin], len(steps), prompt)
         found, contexts = collect_row_log_probs(rows, self.texts, begin, steps)
-        return self.is_same_distribution(found, self.model.log_probs(contexts, len(steps) + 1, prompt=prompt))
+        return self.is_same_distribution(
+            found, self.model.log_probs(contexts, len(steps) + 1, prompt=prompt)
+        )
 
     def _rows_follow_invocations(self) -> bool:
-        """Whether rows switch an activated LoRA on when PEFT does: in the prefix, at the first token after it, never.
+        """Whether rows switch an activated LoRA on when PEFT does: in the prefix, at the first
+        token after it, never.
 
         The random tokens hold no invocation, so that they would not tell.
         """
@@ -383,12 +463,15 @@ class _SelfCheckTrial:
             rows.advance(at, texts[at, contexts.shape[1]])
             texts = texts[at]
             contexts = texts[:, : contexts.shape[1] + 1]
-            if not self.is_same_distribution(rows.log_probs(), self._whole_context_log_probs(contexts)):
+            if not self.is_same_distribution(
+                rows.log_probs(), self._whole_context_log_probs(contexts)
+            ):
                 return False
         return True
 
     def _rows_agree_on_records(self, records: Records) -> bool:
-        """Whether rows and teacher forcing have, for records of the run, what one whole forward of a context has."""
+        """Whether rows and teacher forcing have, for records of the run, what one whole forward of
+        a context has."""
         for prefix, suffix in records:
             text = torch.tensor([prefix + suffix], device=self.model.device)
             steps = min(_RECORD_STEPS, len(suffix))
@@ -412,8 +495,11 @@ class _SelfCheckTrial:
         return True
 
     def _whole_context_log_probs(self, contexts: Tensor) -> Tensor:
-        """Return the distributions after contexts (B, n) as transformers has them without a cache, (B, V)."""
-        logits = [self.model.logits_without_cache(context.unsqueeze(0), 1)[:, 0] for context in contexts]
+        """Return the distributions after contexts (B, n) as transformers has them without a cache,
+        (B, V)."""
+        logits = [
+            self.model.logits_without_cache(context.unsqueeze(0), 1)[:, 0] for context in contexts
+        ]
         return torch.cat(logits).log_softmax(-1)
 
     def _note(self, text: str) -> None:
@@ -421,7 +507,8 @@ class _SelfCheckTrial:
 
 
 def _self_check_holds_without_error(question: Callable[[], bool]) -> bool:
-    """Whatever a model raises that cannot be asked so is a no; memory that ran out says nothing of the model."""
+    """Whatever a model raises that cannot be asked so is a no; memory that ran out says nothing of
+    the model."""
     try:
         return question()
     except Exception as error:

@@ -18,8 +18,8 @@ from auditor.core.nouns import Tokens
 from auditor.models.configuration import unwrap_peft
 from auditor.models.huggingface import HuggingFaceModel
 
-# Names of settings from whose value on a model may read a text otherwise: windows, chunks, trained and stretched
-# positions.
+# Names of settings from whose value on a model may read a text otherwise: windows, chunks, trained
+# and stretched positions.
 _MARKS = re.compile(r"window|chunk|bucket|position_embeddings|n_positions|max_seq_len|seq_length")
 _RECORDS = 3  # of a run that are read step by step and whole, at most
 _SPECIAL = re.compile(r"_token_(id|index)$")
@@ -28,23 +28,28 @@ Records = Sequence[tuple[Tokens, Tokens]]  # prefixes with their suffixes
 
 
 def rounding_tolerance(model: PreTrainedModel, logits: Tensor) -> float:
-    """How far apart rounding may put two distributions of these logits (..., V), in nats, root mean square.
+    """How far apart rounding may put two distributions of these logits (..., V), in nats, root mean
+    square.
 
-    Each of the 2 layers additions to a residual stream rounds it by a share of eps, which is a random walk: a few eps
-    of its size, and so of the logits' spread, for the depths there are; 16 is several times what is seen. Products
-    add up in float32, in an order that depends on the shapes: 256 of its eps. The last rounding is of the logits
-    themselves, whatever their offset is. An unrelated distribution is 1.4 spreads away.
+    Each of the 2 layers additions to a residual stream rounds it by a share of eps, which is a
+    random walk: a few eps of its size, and so of the logits' spread, for the depths there are; 16
+    is several times what is seen. Products add up in float32, in an order that depends on the
+    shapes: 256 of its eps. The last rounding is of the logits themselves, whatever their offset is.
+    An unrelated distribution is 1.4 spreads away.
     """
     eps = torch.finfo(model.dtype).eps
     if getattr(model.config, "quantization_config", None) is not None:
         eps = max(eps, 2**-7)  # activations in 8 bits
     exact = torch.finfo(torch.float32).eps
     finite = logits[torch.isfinite(logits)]
-    return float((16 * eps + 256 * exact) * finite.std() + (eps / 2 + 8 * exact) * finite.abs().max())
+    return float(
+        (16 * eps + 256 * exact) * finite.std() + (eps / 2 + 8 * exact) * finite.abs().max()
+    )
 
 
 def text_lengths_to_test(config: Any, below: int) -> list[int]:
-    """The lengths less than `below` that a configuration names, from which on its model may read texts otherwise."""
+    """The lengths less than `below` that a configuration names, from which on its model may read
+    texts otherwise."""
     found: set[int] = set()
 
     def collect(values: Mapping[str, Any]) -> None:
@@ -59,7 +64,8 @@ def text_lengths_to_test(config: Any, below: int) -> list[int]:
 
 
 def non_special_token_ids(model: HuggingFaceModel) -> Tensor:
-    """The token ids that are text, on the CPU: ends, padding and placeholders of pictures mean something else."""
+    """The token ids that are text, on the CPU: ends, padding and placeholders of pictures mean
+    something else."""
     weight: Any = model.embedding.weight
     ids = torch.arange(min(model.vocab_size, len(weight)))
     kept = ids[~torch.isin(ids, torch.tensor(sorted(special_token_ids(model)), dtype=torch.long))]
@@ -67,7 +73,8 @@ def non_special_token_ids(model: HuggingFaceModel) -> Tensor:
 
 
 def special_token_ids(model: HuggingFaceModel) -> set[int]:
-    """Return the token ids that the configuration names as ends, padding and placeholders of pictures."""
+    """Return the token ids that the configuration names as ends, padding and placeholders of
+    pictures."""
     special: set[int] = set()
     for source in (model.model.config, model.model.config.get_text_config()):
         for name, value in source.to_dict().items():
@@ -77,27 +84,42 @@ def special_token_ids(model: HuggingFaceModel) -> set[int]:
 
 
 def is_adapter_on(model: HuggingFaceModel, base: HuggingFaceModel) -> bool:
-    """Return whether the model is an adapter that names this base, and runs the same code with the same settings."""
+    """Return whether the model is an adapter that names this base, and runs the same code with the
+    same settings."""
     inner = unwrap_peft(model.model)
     adapters = getattr(model.model, "peft_config", {}).values()
     is_named = any(adapter.base_model_name_or_path == base.name for adapter in adapters)
-    if inner is model.model or not is_named or model.activation or type(inner) is not type(base.model):
+    if (
+        inner is model.model
+        or not is_named
+        or model.activation
+        or type(inner) is not type(base.model)
+    ):
         return False
     return _settings_of(inner, model) == _settings_of(base.model, base)
 
 
 def _settings_of(inner: PreTrainedModel, model: HuggingFaceModel) -> tuple[object, ...]:
     config = inner.config
-    return (config.to_json_string(), config._attn_implementation, inner.dtype, model.device, model.max_positions)
+    return (
+        config.to_json_string(),
+        config._attn_implementation,
+        inner.dtype,
+        model.device,
+        model.max_positions,
+    )
 
 
 def choose_records_to_compare(model: HuggingFaceModel, records: Records, room: int) -> Records:
     """Return a few records of at most `room` tokens.
 
-    They are the longest one and the shortest ones that hold special tokens which the others lack: lengths and special
-    tokens are what random tokens do not tell. What an activated LoRA does depends on more: those are spread over all.
+    They are the longest one and the shortest ones that hold special tokens which the others lack:
+    lengths and special tokens are what random tokens do not tell. What an activated LoRA does
+    depends on more: those are spread over all.
     """
-    fitting = [(prefix, suffix) for prefix, suffix in records if prefix and len(prefix + suffix) <= room]
+    fitting = [
+        (prefix, suffix) for prefix, suffix in records if prefix and len(prefix + suffix) <= room
+    ]
     if model.activation or not fitting:
         return tuple(fitting[:: max(1, len(fitting) // _RECORDS)][:_RECORDS])
     by_length = sorted(fitting, key=lambda record: len(record[0]))
@@ -114,7 +136,8 @@ def choose_records_to_compare(model: HuggingFaceModel, records: Records, room: i
 
 
 def self_check_digest(model: HuggingFaceModel, room: int, records: Records) -> str:
-    """Return what a self-check depends on as one digest: weights, configuration, libraries, device, texts."""
+    """Return what a self-check depends on as one digest: weights, configuration, libraries, device,
+    texts."""
     versions = [importlib.metadata.version(name) for name in ("torch", "transformers")]
     kind = f"{type(model.model).__module__}.{type(model.model).__qualname__}"
     told = [

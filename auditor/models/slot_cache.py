@@ -13,8 +13,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 class SlotLayer(CacheLayerMixin):
     """Keys and values of one layer, preallocated for `length` positions; a row lives in a slot.
 
-    DynamicCache concatenates the whole cache at every token and StaticLayer fixes the batch: here a token is written in
-    place and rows may split.
+    DynamicCache concatenates the whole cache at every token and StaticLayer fixes the batch: here a
+    token is written in place and rows may split.
     """
 
     is_sliding = False
@@ -33,7 +33,9 @@ class SlotLayer(CacheLayerMixin):
         # Not cleared: `update` gives out no position that was not written.
         return like.new_empty(count, like.shape[1], self.length, like.shape[3])
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
@@ -45,11 +47,16 @@ class SlotLayer(CacheLayerMixin):
         return self.keys[:rows, :, :end], self.values[:rows, :, :end]
 
     def copy_slots(self, source: Tensor, destination: Tensor, slots: int) -> None:
-        """Copies slots, growing to `slots` of them (by doubling, so that growth is paid for rarely)."""
+        """Copies slots, growing to `slots` of them (by doubling, so that growth is paid for
+        rarely)."""
         assert self.keys is not None and self.values is not None
-        source, destination = source.to(self.keys.device), destination.to(self.keys.device)  # this layer's own
+        source, destination = (
+            source.to(self.keys.device),
+            destination.to(self.keys.device),
+        )  # this layer's own
         first, last = int(destination[0]), int(destination[-1])
-        # As where no row ends: the extra children follow all rows. `assign_slots` gives destinations by rising slot.
+        # As where no row ends: the extra children follow all rows. `assign_slots` gives
+        # destinations by rising slot.
         beside = last - first + 1 == len(source) and int(source.max()) < first
         for name in ("keys", "values"):
             held = getattr(self, name)
@@ -58,13 +65,15 @@ class SlotLayer(CacheLayerMixin):
                 grown[: len(held), :, : self.filled] = held[:, :, : self.filled]
                 setattr(self, name, grown)
                 held = grown
-            if beside:  # whole slots, straight to where they go: several times as fast as any index on the left
+            # whole slots, straight to where they go: several times as fast as any index on the left
+            if beside:
                 torch.index_select(held[:first], 0, source, out=held[first : first + len(source)])
             else:
                 held[destination, :, : self.filled] = held[source, :, : self.filled]
 
     def copy_first_positions_of_slots(self, slots: Tensor, filled: int, length: int) -> SlotLayer:
-        """A layer of `length` positions: the first `filled` ones of these slots, which may be none."""
+        """A layer of `length` positions: the first `filled` ones of these slots, which may be
+        none."""
         new = SlotLayer(length, filled)
         for name in ("keys", "values") if filled else ():
             held = getattr(self, name)
@@ -73,7 +82,9 @@ class SlotLayer(CacheLayerMixin):
             setattr(new, name, own)
         return new
 
-    def put_rows_into_slots(self, layer: SlotLayer, rows: Tensor, slots: Tensor, capacity: int) -> None:
+    def put_rows_into_slots(
+        self, layer: SlotLayer, rows: Tensor, slots: Tensor, capacity: int
+    ) -> None:
         """Takes rows of another layer into slots of this one, which grows to `capacity` of them."""
         assert layer.keys is not None and layer.values is not None
         rows, slots = rows.to(layer.keys.device), slots.to(layer.keys.device)
@@ -89,22 +100,30 @@ class SlotLayer(CacheLayerMixin):
 
     @classmethod
     def join_layers(cls, layers: Sequence[SlotLayer], more: int) -> SlotLayer:
-        """The slots of these layers one behind the other, what each holds moved to one end; `more` positions follow."""
+        """The slots of these layers one behind the other, what each holds moved to one end; `more`
+        positions follow."""
         filled = max(layer.filled for layer in layers)
         new = cls(filled + more, filled)
         for name in ("keys", "values"):
             held = [getattr(layer, name) for layer in layers]
-            own = held[0].new_zeros(sum(map(len, held)), held[0].shape[1], new.length, held[0].shape[3])
+            own = held[0].new_zeros(
+                sum(map(len, held)), held[0].shape[1], new.length, held[0].shape[3]
+            )
             setattr(new, name, own)  # zeros where a row holds nothing: masked, but never a NaN
             start = 0
             for layer, theirs in zip(layers, held, strict=True):
-                own[start : start + len(theirs), :, filled - layer.filled : filled] = theirs[:, :, : layer.filled]
+                own[start : start + len(theirs), :, filled - layer.filled : filled] = theirs[
+                    :, :, : layer.filled
+                ]
                 start += len(theirs)
         return new
 
     @classmethod
-    def gather_slots(cls, rows: Sequence[tuple[SlotLayer, int]], filled: int, length: int) -> SlotLayer:
-        """A layer of `length` positions: the first `filled` ones of a slot of each of these layers."""
+    def gather_slots(
+        cls, rows: Sequence[tuple[SlotLayer, int]], filled: int, length: int
+    ) -> SlotLayer:
+        """A layer of `length` positions: the first `filled` ones of a slot of each of these
+        layers."""
         new = cls(length, filled)
         for name in ("keys", "values"):
             own = new._allocate_slots(getattr(rows[0][0], name), len(rows))
@@ -128,23 +147,27 @@ class SlotLayer(CacheLayerMixin):
 
 
 class PaddedCache(Cache):
-    """Slots whose first positions hold nothing, so that all end at one position. empty: (slots,) how many those are."""
+    """Slots whose first positions hold nothing, so that all end at one position. empty: (slots,)
+    how many those are."""
 
     def __init__(self, layers: Sequence[SlotLayer], empty: Tensor) -> None:
         super().__init__(layers=list(layers))
         self.empty = empty
 
     def mask_and_positions(self, length: int) -> dict[str, Tensor]:
-        """A model's arguments for `length` more tokens: the mask that leaves out empty positions, and position ids."""
+        """A model's arguments for `length` more tokens: the mask that leaves out empty positions,
+        and position ids."""
         end = self.get_seq_length() + length
         positions = torch.arange(end, device=self.empty.device) - self.empty.unsqueeze(-1)
         return {"attention_mask": (positions >= 0).long(), "position_ids": positions[:, -length:]}
 
 
 def assign_slots(parents: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where children live: a parent's first child stays in its parent's slot, only extra children are copied.
+    """Where children live: a parent's first child stays in its parent's slot, only extra children
+    are copied.
 
-    parents: (children,) row of each child; slots: (rows,) slot of each row. Slots stay dense, 0..children-1.
+    parents: (children,) row of each child; slots: (rows,) slot of each row. Slots stay dense,
+    0..children-1.
     Returns (slot of each child, copied-from slots, copied-to slots).
     """
     count = len(parents)
@@ -152,7 +175,9 @@ def assign_slots(parents: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor
     position = torch.arange(count, device=parents.device)
     first = torch.full((int(slots.max()) + 1,), count, device=parents.device)
     first.scatter_reduce_(0, old, position, "amin")
-    stays = (first[old] == position) & (old < count)  # a slot beyond the number of children moves down: dense
+    stays = (first[old] == position) & (
+        old < count
+    )  # a slot beyond the number of children moves down: dense
     taken = torch.zeros(count, dtype=torch.bool, device=parents.device)
     taken[old[stays]] = True
     new = old.clone()

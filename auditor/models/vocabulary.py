@@ -1,4 +1,5 @@
-"""Whether token ids fit a model, of whose vocabulary a distribution tells only the size; and the text they spell."""
+"""Whether token ids fit a model, of whose vocabulary a distribution tells only the size; and the
+text they spell."""
 
 from __future__ import annotations
 
@@ -24,14 +25,23 @@ def check_tokens_within_vocabulary(
 
 
 def check_same_vocabulary_size(what: str, name: str, found: int, whose: str, size: int) -> None:
-    """Raises AuditError where a model that is asked about the same tokens has a distribution of another width.
+    """Raises AuditError where a model that is asked about the same tokens has a distribution of
+    another width.
 
-    what: how the user gave it, as "--public"; name: of the model; whose: that it is to share, as "the target's".
+    what: how the user gave it, as "--public"; name: of the model; whose: that it is to share, as
+    "the target's".
     """
     if found != size:
-        raise AuditError(f"expected {what} to share {whose} vocabulary of {size}, but {name} has {found}")
+        raise AuditError(
+            f"expected {what} to share {whose} vocabulary of {size}, but {name} has {found}"
+        )
 
 
 def decode_keeping_special_tokens(tokenizer: Any, tokens: Sequence[int]) -> str:
-    """What the tokens write, character for character: special ones too, and no space tidied away."""
-    return str(tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    """What the tokens write, character for character: special ones too, and no space tidied
+    away."""
+    return str(
+        tokenizer.decode(
+            list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+    )

@@ -1,4 +1,5 @@
-"""The base of models and rows that answer through others, whose sizes, names and costs are forwarded here."""
+"""The base of models and rows that answer through others, whose sizes, names and costs are
+forwarded here."""
 
 from __future__ import annotations
 
@@ -25,15 +26,18 @@ def _make_forwarding_method(question: str) -> Any:
 
 
 class WrappingModel(LanguageModel):
-    """A model that answers through another: its name, sizes and capabilities are the other's, unless it says otherwise.
+    """A model that answers through another: its name, sizes and capabilities are the other's,
+    unless it says otherwise.
 
-    Its answers are not: `start` and `log_probs`, which all others are made of, are each wrapper's own, so that nobody
-    gets past a defense by asking in another way.
+    Its answers are not: `start` and `log_probs`, which all others are made of, are each wrapper's
+    own, so that nobody gets past a defense by asking in another way.
     """
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
-        for name in _SAME:  # copied once: what the other changes later, such as its notes, is not seen here
+        for name in (
+            _SAME
+        ):  # copied once: what the other changes later, such as its notes, is not seen here
             setattr(self, name, getattr(model, name))
 
     embedding_rows = _make_forwarding_method("embedding_rows")
@@ -48,7 +52,8 @@ class WrappingModel(LanguageModel):
 
 
 class WrappingRows(Rows):
-    """Rows that answer through others, with which they advance and split. What they answer is each wrapper's own."""
+    """Rows that answer through others, with which they advance and split. What they answer is each
+    wrapper's own."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows

@@ -1,7 +1,8 @@
-"""Attacks: the base of all, and of those that find candidates for every prefix, rank them and yield the guesses.
+"""Attacks: the base of all, and of those that find candidates for every prefix, rank them and yield
+the guesses.
 
-A subclass of the latter says how sure it is of each candidate; sampling or search, sharing of passes and ordering are
-done here.
+A subclass of the latter says how sure it is of each candidate; sampling or search, sharing of
+passes and ordering are done here.
 """
 
 from __future__ import annotations
@@ -33,44 +34,57 @@ class Attack(Method):
     """Base of all attacks."""
 
     measures: ClassVar[str] = "verbatim"
-    of_learnt: ClassVar[bool] = False  # whether it attacks only models trained on the data, not those that read it
-    control: ClassVar[str] = ""  # name of a defense that a run adds for this attack, where it can be had
+    of_learnt: ClassVar[bool] = (
+        False  # whether it attacks only models trained on the data, not those that read it
+    )
+    control: ClassVar[str] = (
+        ""  # name of a defense that a run adds for this attack, where it can be had
+    )
 
     def soft_prompt_rows(self) -> int:
         """Rows of the longest soft prompt that it puts before a prefix."""
         return 0
 
     def check_inputs(self, view: View, known: Sequence[Pair]) -> None:
-        """Raise NotApplicable for what this run does not give it, before any record is asked; capabilities aside.
+        """Raise NotApplicable for what this run does not give it, before any record is asked;
+        capabilities aside.
 
         known: the auxiliary data.
         """
 
     def fit(self, view: View, known: Sequence[Pair]) -> dict[str, Any]:
-        """Tune on the known pairs. The state (tensors and JSON values) is kept in the run folder; most need none."""
+        """Tune on the known pairs. The state (tensors and JSON values) is kept in the run folder;
+        most need none."""
         return {}
 
     def fit_options(self) -> dict[str, Any]:
-        """The options that `fit` depends on, by default all: runs of one sweep that agree in them share a state."""
+        """The options that `fit` depends on, by default all: runs of one sweep that agree in them
+        share a state."""
         return dataclasses.asdict(self)
 
     def timing_stand_in(self) -> tuple[Attack, float]:
-        """The attack whose `fit` a run's time estimate measures, and how many times as long this attack's own takes.
+        """The attack whose `fit` a run's time estimate measures, and how many times as long this
+        attack's own takes.
 
         By default this attack itself, once.
         """
         return self, 1.0
 
     def queries(self, view: View, secrets: Sequence[Query]) -> Sequence[Query]:
-        """What it asks of this target: the prefixes of the secrets that are attacked there, or texts of its own."""
+        """What it asks of this target: the prefixes of the secrets that are attacked there, or
+        texts of its own."""
         return secrets
 
-    def guess(self, view: View, state: dict[str, Any], queries: Sequence[Query]) -> Iterator[Guesses]:
-        """Answer the queries one by one, in their order. Results depend on the secret, not on its neighbours."""
+    def guess(
+        self, view: View, state: dict[str, Any], queries: Sequence[Query]
+    ) -> Iterator[Guesses]:
+        """Answer the queries one by one, in their order. Results depend on the secret, not on its
+        neighbours."""
         raise NotImplementedError
 
     def sample_counts_by_recipe(self, view: View) -> dict[str, int]:
-        """Samples this attack draws of each prefix, by sampling recipe: a query budget is set by them beforehand.
+        """Samples this attack draws of each prefix, by sampling recipe: a query budget is set by
+        them beforehand.
 
         Attacks with the same recipe share one pass.
         """
@@ -81,7 +95,8 @@ class Attack(Method):
         return view.target_name
 
     def score_is_probability(self, view: View) -> bool:
-        """Whether a score is meant as the probability that its guess is right: a report then checks that it is."""
+        """Whether a score is meant as the probability that its guess is right: a report then checks
+        that it is."""
         return False
 
     def notes(self, view: View, state: dict[str, Any]) -> tuple[str, ...]:
@@ -91,11 +106,13 @@ class Attack(Method):
 
 @dataclass(frozen=True)
 class CorpusAttack(Attack):
-    """Base of attacks that draw texts without knowing a prefix: all that was trained on is looked for in them.
+    """Base of attacks that draw texts without knowing a prefix: all that was trained on is looked
+    for in them.
 
-    What of a text stands in the training data is not for an attack to know: who runs it holds the index, and judges.
-    Each generation is a query of its own, with random numbers of its own. generations: how many, of `length` tokens
-    each; n: tokens of a memorised n-gram (0: who runs it decides).
+    What of a text stands in the training data is not for an attack to know: who runs it holds the
+    index, and judges. Each generation is a query of its own, with random numbers of its own.
+    generations: how many, of `length` tokens each; n: tokens of a memorised n-gram (0: who runs it
+    decides).
     """
 
     of_learnt: ClassVar[bool] = True
@@ -106,16 +123,21 @@ class CorpusAttack(Attack):
     def __post_init__(self) -> None:
         require_options_at_least(self, 1, "generations", "length")
         if self.generations > _MOST_TEXTS:
-            raise AuditError(f"expected generations of at most {_MOST_TEXTS:,}, got {self.generations:,}")
+            raise AuditError(
+                f"expected generations of at most {_MOST_TEXTS:,}, got {self.generations:,}"
+            )
         if not 0 <= self.n <= self.length:
-            raise AuditError(f"expected n in 0..{self.length}, the tokens of a generation, got {self.n}")
+            raise AuditError(
+                f"expected n in 0..{self.length}, the tokens of a generation, got {self.n}"
+            )
 
     def generation_beginnings(self, view: View) -> list[Tokens]:
         """What generations begin with, in turn."""
         raise NotImplementedError
 
     def user_chosen_beginnings(self, view: View) -> list[Tokens]:
-        """The `begins` that a user chose: text behind a prompt that was trained on is no untargeted extraction."""
+        """The `begins` that a user chose: text behind a prompt that was trained on is no untargeted
+        extraction."""
         return []
 
     def queries(self, view: View, secrets: Sequence[Query]) -> list[Query]:
@@ -129,16 +151,21 @@ class CorpusAttack(Attack):
         has_one_answer = sampling is not None and view.decoding_in_this_setting(sampling).is_point
         n_generations = min(self.generations, len(begins)) if has_one_answer else self.generations
         turns = [i % len(begins) for i in range(n_generations)]
-        return [Query(f"generation-{i:06d}-{named[at]}", begins[at], self.length) for i, at in enumerate(turns)]
+        return [
+            Query(f"generation-{i:06d}-{named[at]}", begins[at], self.length)
+            for i, at in enumerate(turns)
+        ]
 
 
 @dataclass(frozen=True)
 class SamplingAttack(Attack):
-    """Base of attacks that rank candidates. Defaults: Ethicist, Section 4.2 (K=100, top-p 0.7, T 0.8).
+    """Base of attacks that rank candidates. Defaults: Ethicist, Section 4.2 (K=100, top-p 0.7, T
+    0.8).
 
-    `search`: where candidates come from: `sample`; `tree`, every suffix whose probability under the decoding reaches
-    `threshold`; or `beam`, width `beams`, under the distribution itself (temperature and truncation do not apply to
-    it). The searches need log-probabilities. Greedy is temperature=0: one sample then, as all are the same.
+    `search`: where candidates come from: `sample`; `tree`, every suffix whose probability under the
+    decoding reaches `threshold`; or `beam`, width `beams`, under the distribution itself
+    (temperature and truncation do not apply to it). The searches need log-probabilities. Greedy is
+    temperature=0: one sample then, as all are the same.
     """
 
     samples: int = 100
@@ -154,14 +181,20 @@ class SamplingAttack(Attack):
         require_options_at_least(self, 1, "samples", "beams")
         for name in ("samples", "beams"):
             if getattr(self, name) > _MOST_CANDIDATES:
-                raise AuditError(f"expected {name} of at most {_MOST_CANDIDATES:,}, got {getattr(self, name):,}")
+                raise AuditError(
+                    f"expected {name} of at most {_MOST_CANDIDATES:,}, got {getattr(self, name):,}"
+                )
         require_listed_options(self)
         check_tree_search_threshold(self.threshold)
         self.sampling()  # refuses a bad temperature, top_k or top_p
 
     @property
     def required_capabilities(self) -> tuple[str, ...]:
-        return self.needs if self.search == "sample" else add_required_capability(self.needs, "distribution")
+        return (
+            self.needs
+            if self.search == "sample"
+            else add_required_capability(self.needs, "distribution")
+        )
 
     @property
     def draws_samples(self) -> bool:
@@ -175,7 +208,9 @@ class SamplingAttack(Attack):
     def has_one_candidate(self) -> bool:
         """Whether sampling or greedy decoding leaves a prefix with one candidate."""
         is_point = self.sampling().decoding.is_point
-        return self.search != "beam" and (is_point or (self.search == "sample" and self.samples == 1))
+        return self.search != "beam" and (
+            is_point or (self.search == "sample" and self.samples == 1)
+        )
 
     def soft_prompt_name(self, view: View) -> str:
         """Names the soft prompt in the sampling recipe; empty without one."""
@@ -185,21 +220,28 @@ class SamplingAttack(Attack):
         return None
 
     def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
-        """For each query of the batch, how sure the attack is of each candidate, (distinct,); higher is surer."""
+        """For each query of the batch, how sure the attack is of each candidate, (distinct,);
+        higher is surer."""
         raise NotImplementedError
 
     def sample_counts_by_recipe(self, view: View) -> dict[str, int]:
         if self.search != "sample":
             return {}  # reads the distribution, draws nothing
         return {
-            view.sampling_recipe_name(self.sampling(), self.soft_prompt_name(view)): view.sample_count(self.sampling())
+            view.sampling_recipe_name(
+                self.sampling(), self.soft_prompt_name(view)
+            ): view.sample_count(self.sampling())
         }
 
-    def guess(self, view: View, state: dict[str, Any], queries: Sequence[Query]) -> Iterator[Guesses]:
+    def guess(
+        self, view: View, state: dict[str, Any], queries: Sequence[Query]
+    ) -> Iterator[Guesses]:
         view.require_capability(*self.required_capabilities)
         prompt, samples = self.soft_prompt(state), view.sample_count(self.sampling())
         for batch in view.candidates(queries, self.sampling(), prompt, self.soft_prompt_name(view)):
-            for (query, candidates), score in zip(batch, self.candidate_scores(view, batch), strict=True):
+            for (query, candidates), score in zip(
+                batch, self.candidate_scores(view, batch), strict=True
+            ):
                 yield rank_candidates_as_guesses(query, candidates, score, samples)
 
 
@@ -208,20 +250,29 @@ def add_required_capability(needs: tuple[str, ...], capability: str) -> tuple[st
     return needs if capability in needs else (*needs, capability)
 
 
-def rank_candidates_as_guesses(query: Query, candidates: SuffixCandidates, score: Tensor, samples: int) -> Guesses:
+def rank_candidates_as_guesses(
+    query: Query, candidates: SuffixCandidates, score: Tensor, samples: int
+) -> Guesses:
     """Return candidates by falling score.
 
-    Equal scores are ranked by falling likelihood if it is known, which counts only estimate, then by falling count,
-    then in the order they were first drawn.
+    Equal scores are ranked by falling likelihood if it is known, which counts only estimate, then
+    by falling count, then in the order they were first drawn.
     """
     nll = [0.0] * len(score) if candidates.token_log_probs is None else candidates.nll.tolist()
-    keys = sorted(range(len(score)), key=lambda i: (-float(score[i]), nll[i], -int(candidates.counts[i]), i))
+    keys = sorted(
+        range(len(score)), key=lambda i: (-float(score[i]), nll[i], -int(candidates.counts[i]), i)
+    )
     likely: Sequence[tuple[float | None, float | None]] = [(None, None)] * len(keys)
     if candidates.token_log_probs is not None:  # of the whole suffix, and of its least likely token
         least = candidates.token_log_probs.double().amin(-1)
         likely = list(zip((-candidates.nll).tolist(), least.tolist(), strict=True))
     guesses = tuple(
-        Guess(tuple(candidates.suffixes[i].tolist()), float(score[i]), int(candidates.counts[i]), *likely[i])
+        Guess(
+            tuple(candidates.suffixes[i].tolist()),
+            float(score[i]),
+            int(candidates.counts[i]),
+            *likely[i],
+        )
         for i in keys
     )
     rows, near = candidates.count_forward_rows(), candidates.near_boundary

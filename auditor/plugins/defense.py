@@ -1,4 +1,5 @@
-"""Defenses: the base of all, what one may hold, and the causes that it credits with what it changes."""
+"""Defenses: the base of all, what one may hold, and the causes that it credits with what it
+changes."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from auditor.privacy.promises import PrivacyRecord
 
 @dataclass(frozen=True)
 class Scenario:
-    """What a defense may hold: the models around the target, and the queries it will have to answer."""
+    """What a defense may hold: the models around the target, and the queries it will have to
+    answer."""
 
     target: LanguageModel
     public: LanguageModel | None
@@ -25,15 +27,22 @@ class Scenario:
     queries: int  # tokens the text-only row will draw
     answer_length: int  # tokens of one answer
     trained: TrainedModel | None = None
-    whole: LanguageModel | None = None  # one adapter on all the ensemble's records, by its members' recipe
-    prompts: tuple[Prompt, ...] = ()  # what it will be asked behind, and the private records that begin so
-    corpus: Sequence[Tokens] = ()  # what the target was trained on, as far as the audit is told, each record once
+    whole: LanguageModel | None = (
+        None  # one adapter on all the ensemble's records, by its members' recipe
+    )
+    prompts: tuple[
+        Prompt, ...
+    ] = ()  # what it will be asked behind, and the private records that begin so
+    corpus: Sequence[
+        Tokens
+    ] = ()  # what the target was trained on, as far as the audit is told, each record once
     beside: LanguageModel | None = None  # what is shown beside a model that was to forget
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a secret is asked behind, and the private record that begins so, both as a model reads a text.
+    """What a secret is asked behind, and the private record that begins so, both as a model reads a
+    text.
 
     secret: its id. record: () for a text that is no private record.
     """
@@ -45,9 +54,11 @@ class Prompt:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model that was trained to leak less, and what it promises (`privacy.json`), as far as it says.
+    """A model that was trained to leak less, and what it promises (`privacy.json`), as far as it
+    says.
 
-    canaries: what its training kept for an audit, if it was trained for one. told: what its trainer said of it.
+    canaries: what its training kept for an audit, if it was trained for one. told: what its trainer
+    said of it.
     """
 
     model: LanguageModel
@@ -71,22 +82,28 @@ class MaskedScenario:
 
 @dataclass(frozen=True)
 class Defense:
-    """Base of all defenses. `protect` returns a model that holds others; `claim` says what it promises.
+    """Base of all defenses. `protect` returns a model that holds others; `claim` says what it
+    promises.
 
-    `needs` names what the scenario must hold beyond the target: "public", "ensemble", "trained", "whole", "records",
-    "corpus".
+    `needs` names what the scenario must hold beyond the target: "public", "ensemble", "trained",
+    "whole", "records", "corpus".
     """
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""  # what people read in a table; "": its name
     needs: ClassVar[tuple[str, ...]] = ()
     claims: ClassVar[str] = "none"  # one line for `audit list`
-    float32: ClassVar[bool] = False  # whether it is right in float32 alone: `--dtype auto` then means that
-    form: ClassVar[bool] = False  # whether it is a form in which the model is deployed: `--forms` may name it
+    float32: ClassVar[bool] = (
+        False  # whether it is right in float32 alone: `--dtype auto` then means that
+    )
+    form: ClassVar[bool] = (
+        False  # whether it is a form in which the model is deployed: `--forms` may name it
+    )
 
     @property
     def ensemble_folder(self) -> str:
-        """The folder of adapters that its option `ensemble` names; "": none, as in the lab, which trains its own."""
+        """The folder of adapters that its option `ensemble` names; "": none, as in the lab, which
+        trains its own."""
         folder: str = getattr(self, "ensemble", "")
         return folder
 
@@ -97,7 +114,8 @@ class Defense:
 
     @property
     def model_folder(self) -> str:
-        """The folder of the trained model that its option `model` names; "": none, as in the lab, which trains one."""
+        """The folder of the trained model that its option `model` names; "": none, as in the lab,
+        which trains one."""
         folder: str = getattr(self, "model", "")
         return folder
 
@@ -109,17 +127,23 @@ class Defense:
         return None
 
     def protect_masked(self, scenario: MaskedScenario) -> tuple[MaskedModel, Claim | None]:
-        """`protect` and `claim` in front of a masked LM. Raises AuditError for a defense that cannot be there."""
-        raise AuditError(f"expected a causal LM behind {self.name}, which draws token by token, got a masked one")
+        """`protect` and `claim` in front of a masked LM. Raises AuditError for a defense that
+        cannot be there."""
+        raise AuditError(
+            f"expected a causal LM behind {self.name}, which draws token by token, got a masked one"
+        )
 
     def fixed_token_budget(self, scenario: Scenario) -> QueryBudget | None:
-        """The fixed number of tokens this defense answers, None where it answers as many as the row will draw."""
+        """The fixed number of tokens this defense answers, None where it answers as many as the row
+        will draw."""
         return None
 
     def budget_lots(self, scenario: Scenario) -> Mapping[str, int]:
-        """By secret id, the number of the budget that pays for its tokens; empty where one budget pays for all.
+        """By secret id, the number of the budget that pays for its tokens; empty where one budget
+        pays for all.
 
-        Lots hold disjoint private data, so each is accounted for alone: a claim covers T tokens of any one lot.
+        Lots hold disjoint private data, so each is accounted for alone: a claim covers T tokens of
+        any one lot.
         """
         return {}
 
@@ -128,37 +152,44 @@ class Defense:
         return ()
 
     def cause_chain(self) -> tuple[Cause, ...]:
-        """Why this model leaks less than the undefended one: rows from that one on, each with one more change.
+        """Why this model leaks less than the undefended one: rows from that one on, each with one
+        more change.
 
-        A run shows these rows beside this defense's own and credits each change with its part of the reduction. Rows
-        behind the defense's own are no part of its effect: they show what still less private data would leak.
+        A run shows these rows beside this defense's own and credits each change with its part of
+        the reduction. Rows behind the defense's own are no part of its effect: they show what still
+        less private data would leak.
         """
         return ()
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A step of a defense's chain: what its row changes against the row before it, and nothing else.
+    """A step of a defense's chain: what its row changes against the row before it, and nothing
+    else.
 
-    row: the control that is shown for it; None: the defense itself. needs: what a user must give for a missing row.
+    row: the control that is shown for it; None: the defense itself. needs: what a user must give
+    for a missing row.
     """
 
     name: str  # "splitting"
-    changes: str  # what is different, in words that go on from it: "splitting: each adapter sees one shard only"
+    # what is different, in words that go on from it: "splitting: each adapter sees one shard only"
+    changes: str
     row: Defense | None = None
     needs: str = ""
 
 
 @dataclass(frozen=True)
 class QueryBudget:
-    """A fixed allowance of drawn tokens and what happens when it is spent: the row stops, or the public answers."""
+    """A fixed allowance of drawn tokens and what happens when it is spent: the row stops, or the
+    public answers."""
 
     tokens: int
     on_exhaustion: Literal["stop", "public"]
 
 
 def largest_lot_token_count(drawn: Mapping[tuple[str, str], int], lots: Mapping[str, int]) -> int:
-    """Tokens of the lot with the most of them; of all together where there are no lots. drawn: by (recipe, secret)."""
+    """Tokens of the lot with the most of them; of all together where there are no lots. drawn: by
+    (recipe, secret)."""
     spent: Counter[int | None] = Counter()
     for (_, secret), tokens in drawn.items():
         spent[lots.get(secret)] += tokens

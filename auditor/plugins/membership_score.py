@@ -13,7 +13,14 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
 from auditor.models.decoding import ANCESTRAL
-from auditor.plugins.probe import Observed, Probe, masks_by_repeat_count, member_mask, observe_in_batches, value_column
+from auditor.plugins.probe import (
+    Observed,
+    Probe,
+    masks_by_repeat_count,
+    member_mask,
+    observe_in_batches,
+    value_column,
+)
 from auditor.plugins.view import Sampling, View
 from auditor.statistics import blind_classifier, roc
 from auditor.statistics.metrics import auc_name, name_score_column
@@ -27,8 +34,8 @@ _SCORE = "score"
 class MembershipScore(Probe):
     """Base of membership scores: a subclass has a `name` and `score_records`.
 
-    Everything else is here: AUC and rates, AUC by copies, a blind baseline that sees no model, and what is kept of each
-    record. The score takes part in `membership_auc` next to the built-in ones.
+    Everything else is here: AUC and rates, AUC by copies, a blind baseline that sees no model, and
+    what is kept of each record. The score takes part in `membership_auc` next to the built-in ones.
     """
 
     measures: ClassVar[str] = "membership"
@@ -42,7 +49,8 @@ class MembershipScore(Probe):
     ) -> Sequence[float]:
         """Return the score of each record, (B,); higher for a member.
 
-        prefixes: (B, n) and suffixes: (B, L) token ids of the records; view.target.token_log_probs(prefixes, suffixes)
+        prefixes: (B, n) and suffixes: (B, L) token ids of the records;
+        view.target.token_log_probs(prefixes, suffixes)
         gives (B, L) nats.
         """
         raise NotImplementedError
@@ -58,7 +66,9 @@ class MembershipScore(Probe):
 
     def check_secrets(self, secrets: Sequence[Secret]) -> None:
         if reason := self._too_few_records_reason(secrets):
-            raise AuditError(f"--attack {self.name} {reason}: give --nonmembers FILE, records like the data")
+            raise AuditError(
+                f"--attack {self.name} {reason}: give --nonmembers FILE, records like the data"
+            )
 
     def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         view.require_capability(*self.required_capabilities)
@@ -67,21 +77,30 @@ class MembershipScore(Probe):
             scores = self.score_records(view, batch, prefixes, suffixes)
             if len(scores) != len(batch):
                 raise AuditError(
-                    f"expected {self.name}.score_records to return a score for each of {len(batch)} records, "
+                    f"expected {self.name}.score_records to return a score for each of "
+                    f"{len(batch)} records, "
                     f"got {len(scores)}"
                 )
-            return [Observation(s.id, {_SCORE: float(score)}) for s, score in zip(batch, scores, strict=True)]
+            return [
+                Observation(s.id, {_SCORE: float(score)})
+                for s, score in zip(batch, scores, strict=True)
+            ]
 
         yield from observe_in_batches(view, secrets, _SECRETS_AT_ONCE, look)
 
-    def add_joint_values(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
-        """Add the score of a classifier that sees no model: how far members and non-members differ in kind."""
+    def add_joint_values(
+        self, secrets: Sequence[Secret], observations: Sequence[Observation]
+    ) -> list[Observation]:
+        """Add the score of a classifier that sees no model: how far members and non-members differ
+        in kind."""
         member = member_mask(secrets)
         if self._too_few_records_reason(secrets):
             return list(observations)
         texts = [secret.prefix + secret.suffix for secret in secrets]
         group = blind_classifier.fold_groups_of_secrets(secrets)
-        blind = blind_classifier.score_membership_blindly(texts, np.empty((len(texts), 0)), member, group)
+        blind = blind_classifier.score_membership_blindly(
+            texts, np.empty((len(texts), 0)), member, group
+        )
         return [
             replace(seen, values={**seen.values, "blind": float(value), "group": float(fold)})
             for seen, value, fold in zip(observations, blind, group, strict=True)
@@ -92,7 +111,9 @@ class MembershipScore(Probe):
             raise NotApplicable(reason)
         member, scores = member_mask(secrets), value_column(observations, _SCORE)
         if missing := int(np.isnan(scores).sum()):
-            raise NotApplicable(f"{self.name} is not a number for {missing} of {len(scores)} records")
+            raise NotApplicable(
+                f"{self.name} is not a number for {missing} of {len(scores)} records"
+            )
         if (scores == scores[0]).all():
             raise NotApplicable(f"{self.name} is the same for all {len(scores)} records")
         found = measure_membership_score("", scores, member, note=self._score_title)
@@ -102,10 +123,14 @@ class MembershipScore(Probe):
             widen = blind_classifier.compute_cross_fit_deviation_factor(
                 member, value_column(observations, "group").astype(int)
             )
-            found.append(roc.estimate_auc(auc_name("blind"), blind[member], blind[~member], widen=widen))
+            found.append(
+                roc.estimate_auc(auc_name("blind"), blind[member], blind[~member], widen=widen)
+            )
         return found
 
-    def main_number_by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
+    def main_number_by_repeats(
+        self, secrets: Sequence[Secret], observations: Observed
+    ) -> dict[str, Measurement]:
         member, scores = member_mask(secrets), value_column(observations, _SCORE)
         return {
             str(count): roc.estimate_auc(auc_name(""), scores[own], scores[~member])
@@ -113,14 +138,22 @@ class MembershipScore(Probe):
             if own.sum() >= roc.LEAST
         }
 
-    def per_secret_values(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
+    def per_secret_values(
+        self, secrets: Sequence[Secret], observations: Observed
+    ) -> dict[str, list[float]]:
         scores = value_column(observations, _SCORE).tolist()
         kept = {name_score_column(""): scores, name_score_column(self.score_name): scores}
         blind = value_column(observations, "blind")
-        return kept if np.isnan(blind).any() else {**kept, name_score_column("blind"): blind.tolist()}
+        return (
+            kept if np.isnan(blind).any() else {**kept, name_score_column("blind"): blind.tolist()}
+        )
 
-    def membership_candidates(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, CandidateScore]:
-        return {self.score_name: CandidateScore(value_column(observations, _SCORE), self._score_title)}
+    def membership_candidates(
+        self, secrets: Sequence[Secret], observations: Observed
+    ) -> dict[str, CandidateScore]:
+        return {
+            self.score_name: CandidateScore(value_column(observations, _SCORE), self._score_title)
+        }
 
     @property
     def _score_title(self) -> str:
@@ -131,4 +164,7 @@ class MembershipScore(Probe):
         n_others = len(secrets) - n_members
         if min(n_members, n_others) >= roc.LEAST:
             return ""
-        return f"needs at least {roc.LEAST} members and {roc.LEAST} non-members, got {n_members} and {n_others}"
+        return (
+            f"needs at least {roc.LEAST} members and {roc.LEAST} non-members, got {n_members} "
+            f"and {n_others}"
+        )

@@ -1,4 +1,5 @@
-"""What a plug-in class says of itself, and its options as a command line or TOML gives them. Imports no plug-in."""
+"""What a plug-in class says of itself, and its options as a command line or TOML gives them.
+Imports no plug-in."""
 
 from __future__ import annotations
 
@@ -15,8 +16,11 @@ Plugin = TypeVar("Plugin")
 ENTRY_POINTS = "audit.plugins"  # where other distributions name plug-ins of theirs
 
 
-def build_plugin(kind: str, known: Mapping[str, type[Plugin]], name: str, options: Mapping[str, Any]) -> Plugin:
-    """An attack or defense by name with its options. Raises AuditError with the nearest name for an unknown one."""
+def build_plugin(
+    kind: str, known: Mapping[str, type[Plugin]], name: str, options: Mapping[str, Any]
+) -> Plugin:
+    """An attack or defense by name with its options. Raises AuditError with the nearest name for an
+    unknown one."""
     if name not in known:
         raise unknown_name_error(kind, name, known)
     cls = known[name]
@@ -32,7 +36,8 @@ def build_plugin(kind: str, known: Mapping[str, type[Plugin]], name: str, option
 
 
 def parse_plugin_option_value(where: str, kind: Any, value: Any) -> Any:
-    """A command-line or TOML value as the annotated type. No value is guessed at: `samples=ten` is refused."""
+    """A command-line or TOML value as the annotated type. No value is guessed at: `samples=ten` is
+    refused."""
     if typing.get_origin(kind) is Literal:
         if value not in typing.get_args(kind):
             raise AuditError(f"expected {where} in {typing.get_args(kind)}, got {value!r}")
@@ -44,14 +49,20 @@ def parse_plugin_option_value(where: str, kind: Any, value: Any) -> Any:
         return words[str(value).lower()]
     fits = isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
     try:
-        if not isinstance(value, str) and not fits:  # from TOML: 2.7 is no whole number, true is no number
+        if (
+            not isinstance(value, str) and not fits
+        ):  # from TOML: 2.7 is no whole number, true is no number
             raise TypeError
         made = kind(value)
-        if kind is float and not math.isfinite(made):  # no option means anything by an infinite number
+        if kind is float and not math.isfinite(
+            made
+        ):  # no option means anything by an infinite number
             raise ValueError
         return made
     except (TypeError, ValueError, OverflowError) as error:
-        raise AuditError(f"expected {where} to be {_WORDS.get(kind, kind.__name__)}, got {value!r}") from error
+        raise AuditError(
+            f"expected {where} to be {_WORDS.get(kind, kind.__name__)}, got {value!r}"
+        ) from error
 
 
 _WORDS: dict[Any, str] = {int: "a whole number", float: "a finite number", str: "text"}
@@ -65,10 +76,15 @@ def require_options_at_least(plugin: Any, least: int, *options: str) -> None:
 
 
 def require_listed_options(plugin: Any) -> None:
-    """Refuses a plug-in one of whose `Literal` options has a value that is not listed there. Raises AuditError."""
+    """Refuses a plug-in one of whose `Literal` options has a value that is not listed there. Raises
+    AuditError."""
     for option, kind in typing.get_type_hints(type(plugin)).items():
-        if typing.get_origin(kind) is Literal and getattr(plugin, option) not in typing.get_args(kind):
-            raise AuditError(f"expected {option} in {typing.get_args(kind)}, got {getattr(plugin, option)!r}")
+        if typing.get_origin(kind) is Literal and getattr(plugin, option) not in typing.get_args(
+            kind
+        ):
+            raise AuditError(
+                f"expected {option} in {typing.get_args(kind)}, got {getattr(plugin, option)!r}"
+            )
 
 
 def plugin_option_defaults(cls: type) -> dict[str, Any]:
@@ -81,13 +97,16 @@ def allowed_option_values(cls: type) -> dict[str, tuple[Any, ...]]:
     """Of the options that take one of a few values, these."""
     few = {bool: ("true", "false")}
     hints = typing.get_type_hints(cls)
-    found = {name: few.get(hints[name], typing.get_args(hints[name])) for name in plugin_option_defaults(cls)}
+    found = {
+        name: few.get(hints[name], typing.get_args(hints[name]))
+        for name in plugin_option_defaults(cls)
+    }
     return {name: values for name, values in found.items() if values}
 
 
 def plugin_description(cls: type) -> str:
-    """The first line of the docstring."""
-    return (inspect.getdoc(cls) or "").split("\n", 1)[0]
+    """Return the first paragraph of the docstring."""
+    return " ".join((inspect.getdoc(cls) or "").split("\n\n", 1)[0].split())
 
 
 def plugin_title(cls: Any) -> str:

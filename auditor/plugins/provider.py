@@ -1,7 +1,7 @@
 """Providers: where models come from. `--model NAME:REST` asks the provider NAME for REST.
 
-A provider is a frozen dataclass in one file: its fields are its options (`--model-arg OPTION=VALUE`), the first line of
-its docstring is its description.
+A provider is a frozen dataclass in one file: its fields are its options (`--model-arg
+OPTION=VALUE`), the first line of its docstring is its description.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from auditor.models.base import LanguageModel
 class RequestedModel:
     """A model that a provider is asked for; equal ones are the same model.
 
-    name: what stands behind the prefix. run, most: the run that pays for what the model is asked, and for how many
-    tokens at most.
+    name: what stands behind the prefix. run, most: the run that pays for what the model is asked,
+    and for how many tokens at most.
     """
 
     name: str
@@ -36,10 +36,16 @@ class Provider:
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""  # what people read in a table; "": its name
-    takes: ClassVar[tuple[str, ...]] = ()  # of the plan's fields about loading, those that mean something here
+    takes: ClassVar[
+        tuple[str, ...]
+    ] = ()  # of the plan's fields about loading, those that mean something here
     unprefixed: ClassVar[bool] = False  # whether it is asked for names without a prefix
-    network: ClassVar[bool] = False  # whether its models are asked over a network, for which somebody may charge
-    distribution: ClassVar[bool] = True  # whether its models give whole next-token distributions, which defenses read
+    network: ClassVar[bool] = (
+        False  # whether its models are asked over a network, for which somebody may charge
+    )
+    distribution: ClassVar[bool] = (
+        True  # whether its models give whole next-token distributions, which defenses read
+    )
 
     def check(self, wanted: RequestedModel) -> None:
         """Refuses what cannot be loaded, before anything is. Raises AuditError."""
@@ -52,9 +58,11 @@ class Provider:
         """Called when another run is to use a model that this provider has loaded already."""
 
     def model_sources_by_role(self, wanted: RequestedModel) -> Mapping[str, tuple[str, str | None]]:
-        """By role, what the model is read from: a file, folder or hub id, and the revision of one on the hub.
+        """By role, what the model is read from: a file, folder or hub id, and the revision of one
+        on the hub.
 
-        A gate knows the judged model by the digests of these; empty for a model of which there are no files.
+        A gate knows the judged model by the digests of these; empty for a model of which there are
+        no files.
         """
         return {}
 

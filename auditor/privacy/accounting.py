@@ -1,4 +1,5 @@
-"""Divergences and epsilons: uniform mixing, Renyi and concentrated DP, and what two distributions have between them.
+"""Divergences and epsilons: uniform mixing, Renyi and concentrated DP, and what two distributions
+have between them.
 
 Numbers in, nats out. Knows nothing of models, tensors or files.
 """
@@ -18,13 +19,17 @@ MASS_TOLERANCE = 1e-3  # a distribution further from total mass 1 than this is n
 
 
 def uniform_mixing_epsilon(weight: float, vocab_size: int, queries: int = 1) -> float:
-    """Pure-DP epsilon (nats) of `queries` tokens drawn from weight * model + (1 - weight) * uniform.
+    """Pure-DP epsilon (nats) of `queries` tokens drawn from weight * model + (1 - weight) *
+    uniform.
 
-    Majmudar et al. 2022, Theorem 1 (Eq. 2), with 0 for a vocabulary of one. It holds between *any* two models: the
-    neighbouring relation is never used. Raises AuditError on bad input.
+    Majmudar et al. 2022, Theorem 1 (Eq. 2), with 0 for a vocabulary of one. It holds between *any*
+    two models: the neighbouring relation is never used. Raises AuditError on bad input.
     """
     require_in_unit_interval("weight", weight)
-    vocab_size, queries = require_count("vocab_size", vocab_size, 1), require_count("queries", queries, 0)
+    vocab_size, queries = (
+        require_count("vocab_size", vocab_size, 1),
+        require_count("queries", queries, 0),
+    )
     if queries == 0 or weight == 0 or vocab_size == 1:
         return 0.0
     if weight == 1:
@@ -34,7 +39,8 @@ def uniform_mixing_epsilon(weight: float, vocab_size: int, queries: int = 1) -> 
 
 
 def rdp_budget(epsilon: float, delta: float, alpha: int) -> float:
-    """Renyi divergence of order `alpha` (nats) that (epsilon, delta)-DP leaves to spend: PMixED Theorem C.3, inverted.
+    """Renyi divergence of order `alpha` (nats) that (epsilon, delta)-DP leaves to spend: PMixED
+    Theorem C.3, inverted.
 
     Raises AuditError where nothing is left.
     """
@@ -43,7 +49,8 @@ def rdp_budget(epsilon: float, delta: float, alpha: int) -> float:
     cost = _compute_rdp_conversion_cost(delta, alpha)
     if epsilon <= cost:
         raise AuditError(
-            f"expected epsilon above {cost:.6g} nats, which the conversion from order alpha {alpha} costs at "
+            f"expected epsilon above {cost:.6g} nats, which the conversion from order alpha "
+            f"{alpha} costs at "
             f"delta {delta:g}, got {epsilon:g}: raise epsilon or delta, or use a higher alpha"
         )
     return epsilon - cost
@@ -52,7 +59,8 @@ def rdp_budget(epsilon: float, delta: float, alpha: int) -> float:
 def rdp_to_dp(rdp: float, delta: float, alpha: int) -> float:
     """Epsilon (nats) at `delta` of a mechanism of Renyi divergence `rdp` (nats) at order `alpha`.
 
-    PMixED Theorem C.3 (Balle et al. 2020), never below 0, and 0 for a mechanism that gives nothing away.
+    PMixED Theorem C.3 (Balle et al. 2020), never below 0, and 0 for a mechanism that gives nothing
+    away.
     Raises AuditError on bad input.
     """
     alpha = require_renyi_order(alpha)
@@ -62,18 +70,22 @@ def rdp_to_dp(rdp: float, delta: float, alpha: int) -> float:
 
 
 def compute_bounded_range_rho(spread: float) -> float:
-    """rho of the zCDP of a mechanism whose log-ratios range over at most `spread` nats: spread^2 / 8.
+    """rho of the zCDP of a mechanism whose log-ratios range over at most `spread` nats: spread^2 /
+    8.
 
-    Cesar and Rogers 2021, Lemma 3.4; D_alpha <= alpha rho at every order. Raises AuditError on bad input.
+    Cesar and Rogers 2021, Lemma 3.4; D_alpha <= alpha rho at every order. Raises AuditError on bad
+    input.
     """
     require_at_least("spread", spread, 0.0)
     return spread**2 / 8
 
 
 def compute_zcdp_epsilon(rho: float, delta: float) -> float:
-    """Epsilon (nats) at `delta` of a rho-zCDP mechanism, by the best real order (Canonne et al. 2020, Proposition 12).
+    """Epsilon (nats) at `delta` of a rho-zCDP mechanism, by the best real order (Canonne et al.
+    2020, Proposition 12).
 
-    0 for a mechanism that gives nothing away, inf for one without a bound. Raises AuditError on bad input.
+    0 for a mechanism that gives nothing away, inf for one without a bound. Raises AuditError on bad
+    input.
     """
     require_at_least("rho", rho, 0.0)
     _compute_rdp_conversion_cost(delta, 2)  # refuses a delta that is none
@@ -84,26 +96,37 @@ def compute_zcdp_epsilon(rho: float, delta: float) -> float:
         alpha = 1 + math.exp(log_above)
         return alpha * rho + _compute_rdp_conversion_cost(delta, alpha)
 
-    # Any order is a bound; the best lies near 1 + sqrt(log(1/delta) / rho): its part above 1 within a factor of e^3.
+    # Any order is a bound; the best lies near 1 + sqrt(log(1/delta) / rho): its part above 1 within
+    # a factor of e^3.
     middle = 0.5 * math.log(-math.log(delta) / rho)
-    best = minimize_scalar(at_order, bounds=(middle - 3, middle + 3), method="bounded", options={"xatol": 1e-9})
+    best = minimize_scalar(
+        at_order, bounds=(middle - 3, middle + 3), method="bounded", options={"xatol": 1e-9}
+    )
     return max(0.0, float(best.fun))
 
 
 def compute_zcdp_budget(epsilon: float, delta: float) -> float:
-    """The largest rho whose `compute_zcdp_epsilon` is at most `epsilon` (nats); raises AuditError on bad input."""
+    """The largest rho whose `compute_zcdp_epsilon` is at most `epsilon` (nats); raises AuditError
+    on bad input."""
     require_positive("epsilon", epsilon)
     low, high = 0.0, epsilon + 1  # at which epsilon is exceeded: rho costs more than itself
-    while low < (middle := (low + high) / 2) < high:  # to neighbouring floats; `low` stays on the private side
-        low, high = (middle, high) if compute_zcdp_epsilon(middle, delta) <= epsilon else (low, middle)
+    while (
+        low < (middle := (low + high) / 2) < high
+    ):  # to neighbouring floats; `low` stays on the private side
+        low, high = (
+            (middle, high) if compute_zcdp_epsilon(middle, delta) <= epsilon else (low, middle)
+        )
     return low
 
 
-def realised_renyi(log_p: npt.ArrayLike, log_q: npt.ArrayLike, alpha: float) -> npt.NDArray[np.float64]:
-    """Renyi divergence D_alpha(p || q) (nats) over the last axis; alpha > 1, inf allowed; inf where p > 0 = q.
+def realised_renyi(
+    log_p: npt.ArrayLike, log_q: npt.ArrayLike, alpha: float
+) -> npt.NDArray[np.float64]:
+    """Renyi divergence D_alpha(p || q) (nats) over the last axis; alpha > 1, inf allowed; inf where
+    p > 0 = q.
 
-    Distributions are renormalised, lest float32's 1e-7 of missing mass pass for divergence. Raises AuditError on bad
-    input.
+    Distributions are renormalised, lest float32's 1e-7 of missing mass pass for divergence. Raises
+    AuditError on bad input.
     """
     if not alpha > 1:
         raise AuditError(f"expected alpha > 1, got {alpha}")
@@ -112,18 +135,28 @@ def realised_renyi(log_p: npt.ArrayLike, log_q: npt.ArrayLike, alpha: float) -> 
     log_ratio = np.subtract(log_p, log_q, out=np.full(log_p.shape, -np.inf), where=alive)
     if alpha == math.inf:  # the limit: the largest log-ratio where p is above 0
         return log_ratio.max(-1)
-    # sum p^alpha q^(1 - alpha) = sum p (p / q)^(alpha - 1), in logs: no power of a small probability underflows
-    with np.errstate(invalid="ignore"):  # inf - inf inside logsumexp where the divergence is infinite
-        divergence = logsumexp(np.where(alive, log_p + (alpha - 1) * log_ratio, -np.inf), axis=-1) / (alpha - 1)
-    return np.where(np.isposinf(log_ratio).any(-1), np.inf, divergence)[()]  # a number where 0 dimensions are left
+    # sum p^alpha q^(1 - alpha) = sum p (p / q)^(alpha - 1), in logs: no power of a small
+    # probability underflows
+    with np.errstate(
+        invalid="ignore"
+    ):  # inf - inf inside logsumexp where the divergence is infinite
+        divergence = logsumexp(
+            np.where(alive, log_p + (alpha - 1) * log_ratio, -np.inf), axis=-1
+        ) / (alpha - 1)
+    return np.where(np.isposinf(log_ratio).any(-1), np.inf, divergence)[
+        ()
+    ]  # a number where 0 dimensions are left
 
 
 def realised_pure_dp(log_p: npt.ArrayLike, log_q: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Largest |log p - log q| (nats) over the last axis; inf where the supports differ. Raises AuditError."""
+    """Largest |log p - log q| (nats) over the last axis; inf where the supports differ. Raises
+    AuditError."""
     return compute_two_sided_renyi(log_p, log_q, math.inf)
 
 
-def compute_two_sided_renyi(log_p: npt.ArrayLike, log_q: npt.ArrayLike, alpha: float) -> npt.NDArray[np.float64]:
+def compute_two_sided_renyi(
+    log_p: npt.ArrayLike, log_q: npt.ArrayLike, alpha: float
+) -> npt.NDArray[np.float64]:
     """The larger `realised_renyi` of both directions."""
     return np.maximum(realised_renyi(log_p, log_q, alpha), realised_renyi(log_q, log_p, alpha))
 
@@ -139,7 +172,9 @@ def _normalize_log_probs(log_distribution: npt.ArrayLike) -> npt.NDArray[np.floa
     distribution = np.asarray(log_distribution, dtype=np.float64)
     log_mass = logsumexp(distribution, axis=-1, keepdims=True)
     if not np.all(np.abs(log_mass) < MASS_TOLERANCE):  # NaN too
-        raise AuditError(f"expected log-probabilities of total mass 1, got mass {np.exp(log_mass).ravel()}")
+        raise AuditError(
+            f"expected log-probabilities of total mass 1, got mass {np.exp(log_mass).ravel()}"
+        )
     return distribution - log_mass
 
 

@@ -1,10 +1,11 @@
-"""Privacy accounting of the Poisson-subsampled Gaussian mechanism: what DP-SGD costs, by dp-accounting.
+"""Privacy accounting of the Poisson-subsampled Gaussian mechanism: what DP-SGD costs, by
+dp-accounting.
 
-Add/remove neighbours, Poisson sampling at rate q, noise of standard deviation sigma times the clipping norm, T steps.
-Two upper bounds, of which the smaller is reported: the privacy loss distribution (PLD), tight and rounded up; and Renyi
-accounting (RDP), looser, the quick running number, and the only one where delta is so small that what PLD cuts off
-(1e-15) and what its Fourier transforms round count. Epsilons in nats. Knows nothing of models, nor whether sampling was
-Poisson.
+Add/remove neighbours, Poisson sampling at rate q, noise of standard deviation sigma times the
+clipping norm, T steps. Two upper bounds, of which the smaller is reported: the privacy loss
+distribution (PLD), tight and rounded up; and Renyi accounting (RDP), looser, the quick running
+number, and the only one where delta is so small that what PLD cuts off (1e-15) and what its Fourier
+transforms round count. Epsilons in nats. Knows nothing of models, nor whether sampling was Poisson.
 """
 
 from __future__ import annotations
@@ -24,48 +25,70 @@ if TYPE_CHECKING:
 
 Earlier = tuple[tuple[float, float, int], ...]  # sigma, q and steps of each
 _LEAST, _MOST = 1e-2, 1e4  # noise multipliers that are looked at
-_PLD_FROM, _PLD_TO = 0.3, 100.0  # least noise multiplier and most epsilon whose PLD takes seconds and not gigabytes
-MOST_EPSILON, MOST_STEPS = 1000.0, 10**7  # what is solved for: more is no protection, and no training
-_PLD_DELTA = 1e-10  # the least delta beside which PLD's own arithmetic, some 1e-13 of mass, is small
+_PLD_FROM, _PLD_TO = (
+    0.3,
+    100.0,
+)  # least noise multiplier and most epsilon whose PLD takes seconds and not gigabytes
+MOST_EPSILON, MOST_STEPS = (
+    1000.0,
+    10**7,
+)  # what is solved for: more is no protection, and no training
+_PLD_DELTA = (
+    1e-10  # the least delta beside which PLD's own arithmetic, some 1e-13 of mass, is small
+)
 _FINE = 1e-4  # the width of a privacy loss distribution's cells, nats: dp-accounting's own
 _CLOSED = 1e-4  # a bracket of sigma that is looked into no further
-_CLOSE = 1e-3  # a solved sigma spends at least (1 - this) of the epsilon asked for, and never more than it
+# a solved sigma spends at least (1 - this) of the epsilon asked for, and never more than it
+_CLOSE = 1e-3
 
 
 @functools.lru_cache(maxsize=64)
 def pld_epsilon(
     sigma: float, q: float, steps: int, delta: float, earlier: Earlier = (), cell: float = _FINE
-) -> float:  # fmt: skip
-    """Epsilon of T steps by the privacy loss distribution: an upper bound where delta is not tiny. 0 for no step.
+) -> float:
+    """Epsilon of T steps by the privacy loss distribution: an upper bound where delta is not tiny.
+    0 for no step.
 
-    earlier: other mechanisms on the same records, (sigma, q, steps) each, whose outputs are known too. cell: width of
-    the distribution's cells (nats), rounded up: ten times as wide, a tenth of the time.
+    earlier: other mechanisms on the same records, (sigma, q, steps) each, whose outputs are known
+    too. cell: width of the distribution's cells (nats), rounded up: ten times as wide, a tenth of
+    the time.
     Raises AuditError for parameters that no mechanism has.
     """
     from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 
-    return _compose_epsilon(PLDAccountant(value_discretization_interval=cell), sigma, q, steps, delta, earlier)
+    return _compose_epsilon(
+        PLDAccountant(value_discretization_interval=cell), sigma, q, steps, delta, earlier
+    )
 
 
 @functools.lru_cache(maxsize=64)
-def compute_rdp_epsilon(sigma: float, q: float, steps: int, delta: float, earlier: Earlier = ()) -> float:
-    """Epsilon of T steps by Renyi accounting: an upper bound, a tenth to a quarter looser, in a tenth of the time."""
+def compute_rdp_epsilon(
+    sigma: float, q: float, steps: int, delta: float, earlier: Earlier = ()
+) -> float:
+    """Epsilon of T steps by Renyi accounting: an upper bound, a tenth to a quarter looser, in a
+    tenth of the time."""
     from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 
     return _compose_epsilon(RdpAccountant(), sigma, q, steps, delta, earlier)
 
 
-def quick_rdp_epsilon(sigma: float, q: float, steps: int, delta: float, earlier: Earlier = ()) -> float:
-    """Return `compute_rdp_epsilon` at whole orders only: a short sum, fast enough for a running number."""
+def quick_rdp_epsilon(
+    sigma: float, q: float, steps: int, delta: float, earlier: Earlier = ()
+) -> float:
+    """Return `compute_rdp_epsilon` at whole orders only: a short sum, fast enough for a running
+    number."""
     from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 
-    return _compose_epsilon(RdpAccountant([*range(2, 65), 96, 128, 256, 512]), sigma, q, steps, delta, earlier)
+    return _compose_epsilon(
+        RdpAccountant([*range(2, 65), 96, 128, 256, 512]), sigma, q, steps, delta, earlier
+    )
 
 
 def epsilon_by_tightest_accountant(
     sigma: float, q: float, steps: int, delta: float, earlier: Earlier = (), cell: float = _FINE
 ) -> tuple[float, str]:
-    """Epsilon and the accountant it is by: the smaller of PLD's and RDP's; RDP's for hardly any noise, a tiny delta.
+    """Epsilon and the accountant it is by: the smaller of PLD's and RDP's; RDP's for hardly any
+    noise, a tiny delta.
 
     cell: as in `pld_epsilon`.
     """
@@ -80,7 +103,12 @@ def epsilon_by_tightest_accountant(
 
 
 def _compose_epsilon(
-    accountant: PrivacyAccountant, sigma: float, q: float, steps: int, delta: float, earlier: Earlier
+    accountant: PrivacyAccountant,
+    sigma: float,
+    q: float,
+    steps: int,
+    delta: float,
+    earlier: Earlier,
 ) -> float:
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
@@ -93,7 +121,9 @@ def _compose_epsilon(
     absl.setLevel(logging.ERROR)
     try:
         for scale, rate, count in ((sigma, q, steps), *earlier):
-            accountant.compose(SelfComposedDpEvent(PoissonSampledDpEvent(rate, GaussianDpEvent(scale)), count))
+            accountant.compose(
+                SelfComposedDpEvent(PoissonSampledDpEvent(rate, GaussianDpEvent(scale)), count)
+            )
         return float(accountant.get_epsilon(delta))
     finally:
         absl.setLevel(before)
@@ -102,7 +132,9 @@ def _compose_epsilon(
 def require_valid_gaussian_mechanism(sigma: float, q: float, steps: int, delta: float) -> None:
     """Raises AuditError for parameters that no subsampled Gaussian mechanism has."""
     if not 0 < sigma < math.inf:
-        raise AuditError(f"expected a noise multiplier > 0, got {sigma}: without noise there is no epsilon")
+        raise AuditError(
+            f"expected a noise multiplier > 0, got {sigma}: without noise there is no epsilon"
+        )
     if not 0 < q <= 1:
         raise AuditError(f"expected a sampling rate in (0, 1], got {q}")
     if not 0 < delta < 1:
@@ -113,15 +145,18 @@ def require_valid_gaussian_mechanism(sigma: float, q: float, steps: int, delta: 
 
 @functools.lru_cache(maxsize=32)
 def noise_multiplier_for(epsilon: float, delta: float, q: float, steps: int) -> float:
-    """The smallest noise multiplier, to within a thousandth of epsilon, whose reported epsilon is at most this one.
+    """The smallest noise multiplier, to within a thousandth of epsilon, whose reported epsilon is
+    at most this one.
 
-    Where there is hardly any noise, to within a fiftieth. Raises AuditError where none up to 10,000 is enough, and for
-    an epsilon or a number of steps that is no private training's.
+    Where there is hardly any noise, to within a fiftieth. Raises AuditError where none up to 10,000
+    is enough, and for an epsilon or a number of steps that is no private training's.
     """
     if not 0 < epsilon <= MOST_EPSILON:
         raise AuditError(f"expected epsilon > 0 and at most {MOST_EPSILON:g}, got {epsilon:g}")
     if steps > MOST_STEPS:
-        raise AuditError(f"expected at most {MOST_STEPS:,} steps, got {steps:,}: lower epochs, or raise batch")
+        raise AuditError(
+            f"expected at most {MOST_STEPS:,} steps, got {steps:,}: lower epochs, or raise batch"
+        )
 
     def reported(sigma: float) -> float:
         return epsilon_by_tightest_accountant(sigma, q, steps, delta)[0]
@@ -139,9 +174,11 @@ def noise_multiplier_for(epsilon: float, delta: float, q: float, steps: int) -> 
         low_spent = reported(low)
     if low_spent <= epsilon:
         return low
-    while epsilon_spent < (1 - _CLOSE) * epsilon and low < high * (1 - _CLOSED):  # it can jump where PLD gives out
-        # Regula falsi on log epsilon against log sigma, which is nearly straight; kept off the ends. A little towards
-        # `high`: a sigma just on the private side ends the search.
+    while epsilon_spent < (1 - _CLOSE) * epsilon and low < high * (
+        1 - _CLOSED
+    ):  # it can jump where PLD gives out
+        # Regula falsi on log epsilon against log sigma, which is nearly straight; kept off the
+        # ends. A little towards `high`: a sigma just on the private side ends the search.
         share = math.log(epsilon / epsilon_spent) / math.log(low_spent / epsilon_spent)
         middle = high * (low / high) ** min(0.95, max(0.05, share * (1 - _CLOSE)))
         achieved = reported(middle)
@@ -155,18 +192,24 @@ def noise_multiplier_for(epsilon: float, delta: float, q: float, steps: int) -> 
 def _find_noise_multiplier(enough: Any, low: float, high: float, precision: float) -> float:
     """The upper end of a log-bracket of this width around where `enough` becomes true."""
     if not enough(high):
-        raise AuditError(f"expected an epsilon that some noise multiplier up to {high:g} gives; none is enough")
+        raise AuditError(
+            f"expected an epsilon that some noise multiplier up to {high:g} gives; none is enough"
+        )
     while math.log(high / low) > precision:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high
 
 
-# --- two scales of noise ----------------------------------------------------------------------------------------------
+# --- two scales of noise
+# -----------------------------------------------------------------------------------------------
 
 
-def compute_noise_scale_divergence(order: float, parameters: int, first: float, second: float) -> float:
-    """Renyi divergence (nats) of noise N(0, one^2 I) from N(0, other^2 I) on so many parameters; inf where it has none.
+def compute_noise_scale_divergence(
+    order: float, parameters: int, first: float, second: float
+) -> float:
+    """Renyi divergence (nats) of noise N(0, one^2 I) from N(0, other^2 I) on so many parameters;
+    inf where it has none.
 
     Formulas B4 (i): what the scale of the noise alone gives away, where it depends on the data.
     """
@@ -176,22 +219,31 @@ def compute_noise_scale_divergence(order: float, parameters: int, first: float, 
     return parameters * (math.log(second / first) + math.log(second**2 / mixed) / (2 * (order - 1)))
 
 
-def compute_noise_scale_epsilon(parameters: int, first: float, second: float, delta: float) -> float:
-    """The least epsilon (nats, >= 0) at which these two noises are (epsilon, delta)-indistinguishable.
+def compute_noise_scale_epsilon(
+    parameters: int, first: float, second: float, delta: float
+) -> float:
+    """The least epsilon (nats, >= 0) at which these two noises are (epsilon,
+    delta)-indistinguishable.
 
-    The squared norm is a sufficient statistic: scaled, it is chi-squared. The larger of both directions.
+    The squared norm is a sufficient statistic: scaled, it is chi-squared. The larger of both
+    directions.
     """
-    return max(_compute_one_way_epsilon(parameters, *pair, delta) for pair in ((first, second), (second, first)))
+    return max(
+        _compute_one_way_epsilon(parameters, *pair, delta)
+        for pair in ((first, second), (second, first))
+    )
 
 
 def _compute_one_way_epsilon(parameters: int, first: float, second: float, delta: float) -> float:
     if first == second:
         return 0.0
     slope = (second**-2 - first**-2) / 2  # of the log-ratio in the squared norm
-    # L = parameters log(other / one) + slope |x|^2: L > epsilon is the upper tail of |x|^2, or for slope < 0 the lower
+    # L = parameters log(other / one) + slope |x|^2: L > epsilon is the upper tail of |x|^2, or for
+    # slope < 0 the lower
     tail = chi2.sf if slope > 0 else chi2.cdf
 
-    # delta(epsilon) = P[L > epsilon] - e^epsilon Q[L > epsilon], L being the log-ratio (Balle and Wang 2018, Theorem 5)
+    # delta(epsilon) = P[L > epsilon] - e^epsilon Q[L > epsilon], L being the log-ratio (Balle and
+    # Wang 2018, Theorem 5)
     def excess(epsilon: float) -> float:
         edge = (epsilon - parameters * math.log(second / first)) / slope
         shares = [float(tail(edge / scale**2, parameters)) for scale in (first, second)]

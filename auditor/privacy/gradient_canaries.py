@@ -1,4 +1,5 @@
-"""`gradient-canaries.json`: what a training kept of its gradient canaries, for an audit of what it promises.
+"""`gradient-canaries.json`: what a training kept of its gradient canaries, for an audit of what it
+promises.
 
 Knows records of numbers and words; trains nothing and bounds nothing.
 """
@@ -18,14 +19,16 @@ FILE = "gradient-canaries.json"
 
 @dataclass(frozen=True)
 class GradientCanaries:
-    """Of each canary whether it was in the data, and what the released noisy sums said of that; and what was assumed.
+    """Of each canary whether it was in the data, and what the released noisy sums said of that; and
+    what was assumed.
 
-    scores: the log-likelihood ratio of in against out, in nats, summed over the steps. sums: of its share of each noisy
-    sum, in clipping norms, summed over the steps: 1 for each step that it took part in, and noise. releases: noisy sums
-    that were seen, whatever was accounted for. drawn: how often any canary was drawn, in or out; unevenness: of how
-    often each was, below 0 where more evenly than by Poisson sampling. noise_size, noise_repeated: of so many values of
-    the noise, over the deviation that it is said to have, the root mean square, and the largest correlation of two
-    steps.
+    scores: the log-likelihood ratio of in against out, in nats, summed over the steps. sums: of its
+    share of each noisy sum, in clipping norms, summed over the steps: 1 for each step that it took
+    part in, and noise. releases: noisy sums that were seen, whatever was accounted for. drawn: how
+    often any canary was drawn, in or out; unevenness: of how often each was, below 0 where more
+    evenly than by Poisson sampling. noise_size, noise_repeated: of so many values of the noise,
+    over the deviation that it is said to have, the root mean square, and the largest correlation of
+    two steps.
     """
 
     included: tuple[bool, ...]
@@ -55,12 +58,17 @@ def write_gradient_canaries(folder: Path, canaries: GradientCanaries) -> None:
 
 
 def read_gradient_canaries(folder: Path) -> GradientCanaries | None:
-    """What the folder's training kept; None where it kept nothing. Raises AuditError for another form."""
+    """What the folder's training kept; None where it kept nothing. Raises AuditError for another
+    form."""
     path = folder / FILE
     if not path.is_file():
         return None
-    record: GradientCanaries = from_json(GradientCanaries, read_json_object(path, "gradient canaries"), str(path))
+    record: GradientCanaries = from_json(
+        GradientCanaries, read_json_object(path, "gradient canaries"), str(path)
+    )
     if not len(record.included) == len(record.scores) == len(record.sums):
-        counts = ", ".join(str(len(column)) for column in (record.included, record.scores, record.sums))
+        counts = ", ".join(
+            str(len(column)) for column in (record.included, record.scores, record.sums)
+        )
         raise AuditError(f"{path}: expected a coin, a score and a sum of each canary, got {counts}")
     return record

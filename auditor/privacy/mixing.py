@@ -1,7 +1,9 @@
-"""What it costs to draw tokens from a mixture of members: numbers in, nats out. Knows nothing of models or tensors.
+"""What it costs to draw tokens from a mixture of members: numbers in, nats out. Knows nothing of
+models or tensors.
 
-Two rules for PMixED (Flemings et al. 2024) stand side by side: the *published* one, whose proof has gaps and which can
-be violated, and a *sound* one of our own. All divergences, epsilons, radii and caps are in nats.
+Two rules for PMixED (Flemings et al. 2024) stand side by side: the *published* one, whose proof has
+gaps and which can be violated, and a *sound* one of our own. All divergences, epsilons, radii and
+caps are in nats.
 """
 
 import math
@@ -29,21 +31,29 @@ _SMALLEST_RADIUS = 2.0**-60  # a budget that does not buy this much buys nothing
 
 
 def compute_published_query_rdp(alpha: int, q: float, beta: float, subset_size: int) -> float:
-    """Renyi divergence (nats) that PMixED claims for one query answered by `subset_size` members (Theorems 5.1, C.4).
+    """Renyi divergence (nats) that PMixED claims for one query answered by `subset_size` members
+    (Theorems 5.1, C.4).
 
-    A claim, not a bound: its triangle inequality fails at a single order. Raises AuditError on bad input.
+    A claim, not a bound: its triangle inequality fails at a single order. Raises AuditError on bad
+    input.
     """
     alpha = require_renyi_order(alpha)
     require_in_unit_interval("q", q)
     require_at_least("beta", beta, 0.0)
-    # of nobody, where the public model answers, the authors' code takes the formula of one (formulas B2.1)
+    # of nobody, where the public model answers, the authors' code takes the formula of one
+    # (formulas B2.1)
     size = max(1, require_count("subset_size", subset_size, 0))
-    # Beside others 4, by the triangle inequality of Theorem C.5, which is false at one order (formulas B2.2, F1).
+    # Beside others 4, by the triangle inequality of Theorem C.5, which is false at one order
+    # (formulas B2.2, F1).
     factor = 1 if size == 1 else 4
-    # Theorem 5.1: e^{(k-1) eps(k)} = (n - 1 + e^{(k-1) 4 beta k}) / n, hence its excess over 1 is expm1(.) / n
-    # k = 0 and 1 have none: (1 - q)^(alpha - 1) (1 + (alpha - 1) q), the bracket's first term, is their probability
+    # Theorem 5.1: e^{(k-1) eps(k)} = (n - 1 + e^{(k-1) 4 beta k}) / n, hence its excess over 1 is
+    # expm1(.) / n k = 0 and 1 have none: (1 - q)^(alpha - 1) (1 + (alpha - 1) q), the bracket's
+    # first term, is their probability
     terms = [
-        (_log_binomial_probability(k, alpha, q) - math.log(size), _log_expm1((k - 1) * factor * beta * k))
+        (
+            _log_binomial_probability(k, alpha, q) - math.log(size),
+            _log_expm1((k - 1) * factor * beta * k),
+        )
         for k in range(2, alpha + 1)
     ]
     return _add_log1p(terms) / (alpha - 1)
@@ -53,10 +63,11 @@ def compute_published_query_rdp(alpha: int, q: float, beta: float, subset_size: 
 def find_largest_published_beta(
     epsilon: float, delta: float, alpha: int, queries: int, q: float, subset_size: int
 ) -> float:
-    """Largest beta whose `compute_published_query_rdp`, `queries` times, claims (epsilon, delta) at most; PMixED 5.2.
+    """Largest beta whose `compute_published_query_rdp`, `queries` times, claims (epsilon, delta) at
+    most; PMixED 5.2.
 
-    Members are projected to the radius alpha * beta (nats). inf where nothing is spent; raises AuditError on bad input
-    or an (epsilon, delta, alpha) that leaves no budget.
+    Members are projected to the radius alpha * beta (nats). inf where nothing is spent; raises
+    AuditError on bad input or an (epsilon, delta, alpha) that leaves no budget.
     """
 
     def query_rdp(beta: float) -> float:
@@ -66,10 +77,12 @@ def find_largest_published_beta(
 
 
 def compute_member_mixing_weight(q: float, members: int) -> float:
-    """w = (1 - (1-q)^N) / N: the weight of each of N members in a token's distribution, under Poisson(q) sampling.
+    """w = (1 - (1-q)^N) / N: the weight of each of N members in a token's distribution, under
+    Poisson(q) sampling.
 
-    The collapse lemma: that distribution is exactly public + w * sum_j (projected_j - public), public being the
-    projection's centre, if the projection does not depend on the size of the subset. Raises AuditError on bad input.
+    The collapse lemma: that distribution is exactly public + w * sum_j (projected_j - public),
+    public being the projection's centre, if the projection does not depend on the size of the
+    subset. Raises AuditError on bad input.
     """
     require_in_unit_interval("q", q)
     members = require_count("members", members, 1)
@@ -77,23 +90,30 @@ def compute_member_mixing_weight(q: float, members: int) -> float:
 
 
 def compute_subset_sizes(q: float, members: int) -> npt.NDArray[np.float64]:
-    """Probability of each subset size 0..N under Poisson(q) sampling of N members; raises AuditError on bad input."""
+    """Probability of each subset size 0..N under Poisson(q) sampling of N members; raises
+    AuditError on bad input."""
     require_in_unit_interval("q", q)
     members = require_count("members", members, 0)
     return np.exp([_log_binomial_probability(size, members, q) for size in range(members + 1)])
 
 
-def compute_mean_member_weights(weights: npt.NDArray[np.float64], q: float, members: int) -> npt.NDArray[np.float64]:
-    """Share of each member's distribution in that of one token, (..., n); what they leave of 1 is the public one's.
+def compute_mean_member_weights(
+    weights: npt.NDArray[np.float64], q: float, members: int
+) -> npt.NDArray[np.float64]:
+    """Share of each member's distribution in that of one token, (..., n); what they leave of 1 is
+    the public one's.
 
-    weights: (..., N or 1, n), the mixing weight of each of n <= N members by subset size 1..N, or the one of all
-    sizes. The collapse lemma (formulas B2.4): members are exchangeable given the size of the subset, so the
-    distribution is public + sum_j share_j (member_j - public). Raises AuditError on bad input.
+    weights: (..., N or 1, n), the mixing weight of each of n <= N members by subset size 1..N, or
+    the one of all sizes. The collapse lemma (formulas B2.4): members are exchangeable given the
+    size of the subset, so the distribution is public + sum_j share_j (member_j - public). Raises
+    AuditError on bad input.
     """
     if weights.shape[-2] == 1:
         return weights[..., 0, :] * compute_member_mixing_weight(q, members)
     if weights.shape[-2] != members:
-        raise AuditError(f"expected weights of 1 or {members} subset sizes, got {weights.shape[-2]}")
+        raise AuditError(
+            f"expected weights of 1 or {members} subset sizes, got {weights.shape[-2]}"
+        )
     # (1 / N) sum_m Bin(m; N, q) weight of size m; where none is sampled the public model answers
     return np.einsum("m,...mj->...j", compute_subset_sizes(q, members)[1:], weights) / members
 
@@ -105,21 +125,29 @@ def neighbour_distributions(
     weights: npt.NDArray[np.float64],
     q: float,
 ) -> npt.NDArray[np.float64]:
-    """The distribution of one token of each neighbour, (..., N, V) probabilities: in the i-th, member i has changed.
+    """The distribution of one token of each neighbour, (..., N, V) probabilities: in the i-th,
+    member i has changed.
 
-    It answers as the public model (zero_out), is absent (add_remove), or answers as the next member does (replace: one
-    neighbour of the many there are). public: (..., V); distributions: (..., N, V); weights: as in
-    `compute_mean_member_weights`, for the sizes 1..N - 1 where a member is absent: those that the neighbour is served
-    with. O(N V), by the collapse lemma; sums of non-negative terms only, so that small probabilities keep
-    their precision.
+    It answers as the public model (zero_out), is absent (add_remove), or answers as the next member
+    does (replace: one neighbour of the many there are). public: (..., V); distributions: (..., N,
+    V); weights: as in `compute_mean_member_weights`, for the sizes 1..N - 1 where a member is
+    absent: those that the neighbour is served with. O(N V), by the collapse lemma; sums of
+    non-negative terms only, so that small probabilities keep their precision.
     """
     members = distributions.shape[-2]
     n_remaining = members - 1 if adjacency == "add_remove" else members
-    shares = compute_mean_member_weights(weights, q, n_remaining) if n_remaining else np.zeros(distributions.shape[:-1])
+    shares = (
+        compute_mean_member_weights(weights, q, n_remaining)
+        if n_remaining
+        else np.zeros(distributions.shape[:-1])
+    )
     parts = shares[..., None] * distributions
     mixed, private = _sum_without_each_member(parts), _sum_without_each_member(shares[..., None])
     if adjacency == "replace":
-        mixed, private = mixed + np.roll(parts, -1, axis=-2), private + np.roll(shares, -1, axis=-1)[..., None]
+        mixed, private = (
+            mixed + np.roll(parts, -1, axis=-2),
+            private + np.roll(shares, -1, axis=-1)[..., None],
+        )
     return mixed + np.maximum(1 - private, 0.0) * public[..., None, :]
 
 
@@ -134,16 +162,19 @@ def _sum_without_each_member(parts: npt.NDArray[np.float64]) -> npt.NDArray[np.f
 def sound_pmixed_query_rdp(
     adjacency: Adjacency, alpha: int, q: float, members: int, radius: float, cap: float
 ) -> float:
-    """Upper bound (nats) on the Renyi divergence of order `alpha`, both directions, of one token of the sound rule.
+    """Upper bound (nats) on the Renyi divergence of order `alpha`, both directions, of one token of
+    the sound rule.
 
-    The rule: every member is projected by the forward divergence alone, of order `alpha` or higher, to `radius`, and
-    its weight never exceeds 1 - e^-cap. `radius` and `cap` are public constants, the same for every subset and for
-    both neighbours. Neighbours differ in one member: its distribution is the public one (zero_out), it is absent
-    (add_remove), or it is any other distribution (replace). `members` is how many there are, which is public, as
-    zero_out and replace leave it alone. It is no argument of the bound of add_remove, where it differs between
-    neighbours: that one is of any number of members. Its direction without || with rests on an inequality that was
-    checked numerically at 60 digits and is not proved (formulas B2.5); zero_out and replace do without, by moments of
-    our own, tighter than those of B2.5. Raises AuditError on bad input.
+    The rule: every member is projected by the forward divergence alone, of order `alpha` or higher,
+    to `radius`, and its weight never exceeds 1 - e^-cap. `radius` and `cap` are public constants,
+    the same for every subset and for both neighbours. Neighbours differ in one member: its
+    distribution is the public one (zero_out), it is absent (add_remove), or it is any other
+    distribution (replace). `members` is how many there are, which is public, as zero_out and
+    replace leave it alone. It is no argument of the bound of add_remove, where it differs between
+    neighbours: that one is of any number of members. Its direction without || with rests on an
+    inequality that was checked numerically at 60 digits and is not proved (formulas B2.5); zero_out
+    and replace do without, by moments of our own, tighter than those of B2.5. Raises AuditError on
+    bad input.
     """
     alpha = require_renyi_order(alpha)
     require_in_unit_interval("q", q)
@@ -174,7 +205,8 @@ def bound_pmixed_epsilon(
 ) -> float:
     """Epsilon (nats) at `delta` of `queries` tokens of the sound rule projected at order `alpha`.
 
-    The smallest over the integer orders 2..alpha: a projection at alpha bounds every order below, none above.
+    The smallest over the integer orders 2..alpha: a projection at alpha bounds every order below,
+    none above.
     Raises AuditError on bad input.
     """
     queries = require_count("queries", queries, 0)
@@ -197,14 +229,17 @@ def find_largest_sound_radius(
     members: int,
     cap: float | None = None,
 ) -> float:
-    """Largest radius (nats) at which `queries` tokens of the sound rule cost at most (epsilon, delta) at order `alpha`.
+    """Largest radius (nats) at which `queries` tokens of the sound rule cost at most (epsilon,
+    delta) at order `alpha`.
 
-    Without a cap (nats) the cap equals the radius. inf where nothing is spent; raises AuditError on bad input, on an
-    (epsilon, delta, alpha) that leaves no budget, and where no radius fits it.
+    Without a cap (nats) the cap equals the radius. inf where nothing is spent; raises AuditError on
+    bad input, on an (epsilon, delta, alpha) that leaves no budget, and where no radius fits it.
     """
 
     def query_rdp(radius: float) -> float:
-        return sound_pmixed_query_rdp(adjacency, alpha, q, members, radius, radius if cap is None else cap)
+        return sound_pmixed_query_rdp(
+            adjacency, alpha, q, members, radius, radius if cap is None else cap
+        )
 
     return _find_largest_radius(query_rdp, epsilon, delta, alpha, queries)
 
@@ -214,32 +249,44 @@ def _compute_fixed_member_terms(
 ) -> list[_Terms]:
     """The terms of E_Q (P/Q)^alpha - 1, once for each direction, for zero_out and replace.
 
-    P = Q + w h public with h = (change of one member) / public. Term j is C(alpha, j) w^j base^(1-j) E h^j, where the
-    base distribution is at least `base` times the public one.
+    P = Q + w h public with h = (change of one member) / public. Term j is C(alpha, j) w^j
+    base^(1-j) E h^j, where the base distribution is at least `base` times the public one.
     """
     share = compute_member_mixing_weight(q, members)
     log_reach = math.log(-math.expm1(-cap))  # a member is >= (1 - reach) * public
     absent = math.exp(members * _log1m(q))
-    # b1 = 1 - w N c and b0 = 1 - w (N - 1) c of formulas B2.5, c being `reach`: as sums, which do not cancel
+    # b1 = 1 - w N c and b0 = 1 - w (N - 1) c of formulas B2.5, c being `reach`: as sums, which do
+    # not cancel
     base_all = absent + (1 - absent) * math.exp(-cap)  # every member at its lowest
     base_others = base_all + share * math.exp(log_reach)  # the one that changes is public
 
-    orders = range(2, alpha + 1)  # j = 0 gives the 1 that is taken off, and j = 1 nothing, as E h = 0
+    orders = range(
+        2, alpha + 1
+    )  # j = 0 gives the 1 that is taken off, and j = 1 nothing, as E h = 0
 
     def terms(base: float, log_moment: Callable[..., float]) -> _Terms:
         log_base = math.log(base) if base > 0 else -math.inf
-        weights = [math.log(math.comb(alpha, j)) + j * math.log(share) + (1 - j) * log_base for j in orders]
-        return [(weight, log_moment(j, radius, log_reach)) for weight, j in zip(weights, orders, strict=True)]
+        weights = [
+            math.log(math.comb(alpha, j)) + j * math.log(share) + (1 - j) * log_base for j in orders
+        ]
+        return [
+            (weight, log_moment(j, radius, log_reach))
+            for weight, j in zip(weights, orders, strict=True)
+        ]
 
     if adjacency == "replace":
         return [terms(base_all, _log_moment_of_replaced_member)]
-    return [terms(base_others, _log_moment_of_member_above_public), terms(base_all, _log_moment_of_member_below_public)]
+    return [
+        terms(base_others, _log_moment_of_member_above_public),
+        terms(base_all, _log_moment_of_member_below_public),
+    ]
 
 
-# Bounds on the moments of h = member / public - 1, which has mean 0 and is at least -reach, where every moment
-# M_j = E (1 + h)^j is at most e^{(j-1) radius}. They vanish with the radius, so that a run of any length finds one that
-# fits. They rest on |h|^j <= (1 + h)^j - 1 - j h, whose mean is M_j - 1: for h >= 0 by the binomial theorem; for
-# h = -x, (1 - x)^j - 1 + j x - x^j is 0 at 0 and grows, as (1 - x)^(j-1) + x^(j-1) <= 1.
+# Bounds on the moments of h = member / public - 1, which has mean 0 and is at least -reach, where
+# every moment M_j = E (1 + h)^j is at most e^{(j-1) radius}. They vanish with the radius, so that a
+# run of any length finds one that fits. They rest on |h|^j <= (1 + h)^j - 1 - j h, whose mean is
+# M_j - 1: for h >= 0 by the binomial theorem; for h = -x, (1 - x)^j - 1 + j x - x^j is 0 at 0 and
+# grows, as (1 - x)^(j-1) + x^(j-1) <= 1.
 
 
 def _log_moment_of_member_above_public(j: int, radius: float, log_reach: float) -> float:
@@ -262,26 +309,37 @@ def _log_odd_moment_below_public(j: int, radius: float, log_reach: float) -> flo
 
 
 def _log_moment_of_replaced_member(j: int, radius: float, log_reach: float) -> float:
-    """log of a bound on E (h - h')^j, h and h' being a replaced member's two; where j is odd, on its part above 0."""
+    """log of a bound on E (h - h')^j, h and h' being a replaced member's two; where j is odd, on
+    its part above 0."""
     if j == 2:
-        return math.log(4) + _log_expm1(radius)  # Minkowski: each has norm sqrt(e^radius - 1) at most
+        return math.log(4) + _log_expm1(
+            radius
+        )  # Minkowski: each has norm sqrt(e^radius - 1) at most
     # (f - f')_+ <= f; (h - h')_+ <= h_+ + h'_-, and Minkowski again
     norms = _log_expm1((j - 1) * radius) / j, _log_odd_moment_below_public(j, radius, log_reach) / j
     above = min((j - 1) * radius, j * float(np.logaddexp(*norms)))
-    return above if j % 2 else math.log(2) + above  # h and h' may change places: below 0 the bound is the same
+    return (
+        above if j % 2 else math.log(2) + above
+    )  # h and h' may change places: below 0 the bound is the same
 
 
 def _compute_add_remove_terms(alpha: int, q: float, radius: float, cap: float) -> list[_Terms]:
-    """The terms of E_Q (P/Q)^alpha - 1 when one member is absent: if it was sampled alone, and beside one other.
+    """The terms of E_Q (P/Q)^alpha - 1 when one member is absent: if it was sampled alone, and
+    beside one other.
 
-    Given the others' subset, of size K (joint convexity), the member weighs 1 / (K + 1), as if it were sampled at the
-    rate q / (K + 1). Alone, it is `radius` and `cap` away from the public distribution; beside others, both together
-    from their average. Rates fall with K, so K = 0 and K = 1 are the worst of any number of members, and of any mixture
-    that the subset's size makes (formulas B2.5).
+    Given the others' subset, of size K (joint convexity), the member weighs 1 / (K + 1), as if it
+    were sampled at the rate q / (K + 1). Alone, it is `radius` and `cap` away from the public
+    distribution; beside others, both together from their average. Rates fall with K, so K = 0 and K
+    = 1 are the worst of any number of members, and of any mixture that the subset's size makes
+    (formulas B2.5).
     """
-    # Theorem C.4's bracket less 1: sum_k Bin(k; alpha, rate) (e^{(k-1) divergence} - 1), for k >= 2.
+    # Theorem C.4's bracket less 1: sum_k Bin(k; alpha, rate) (e^{(k-1) divergence} - 1), for k >=
+    # 2.
     return [
-        [(_log_binomial_probability(k, alpha, rate), _log_expm1((k - 1) * apart)) for k in range(2, alpha + 1)]
+        [
+            (_log_binomial_probability(k, alpha, rate), _log_expm1((k - 1) * apart))
+            for k in range(2, alpha + 1)
+        ]
         for rate, apart in ((q, max(radius, cap)), (q / 2, radius + cap))
     ]
 
@@ -289,11 +347,13 @@ def _compute_add_remove_terms(alpha: int, q: float, radius: float, cap: float) -
 def _find_largest_radius(
     query_rdp: Callable[[float], float], epsilon: float, delta: float, alpha: int, queries: int
 ) -> float:
-    """Largest x whose non-decreasing `query_rdp(x)`, `queries` times, costs at most (epsilon, delta) at order alpha."""
+    """Largest x whose non-decreasing `query_rdp(x)`, `queries` times, costs at most (epsilon,
+    delta) at order alpha."""
     budget = rdp_budget(epsilon, delta, alpha)
     queries = require_count("queries", queries, 0)
 
-    # by the epsilon that is reported in the end: a budget divided by the queries could round to just above it
+    # by the epsilon that is reported in the end: a budget divided by the queries could round to
+    # just above it
     def affordable(x: float) -> bool:
         return rdp_to_dp(queries * query_rdp(x), delta, alpha) <= epsilon
 
@@ -304,20 +364,27 @@ def _find_largest_radius(
         low /= 2
         if low < _SMALLEST_RADIUS:
             raise AuditError(
-                f"no radius fits {queries} queries into the budget of {budget:.6g} nats (epsilon {epsilon:g}, "
-                f"delta {delta:g}, alpha {alpha}): lower the cap or the number of queries, or add members"
+                f"no radius fits {queries} queries into the budget of {budget:.6g} nats (epsilon "
+                f"{epsilon:g}, "
+                f"delta {delta:g}, alpha {alpha}): lower the cap or the number of queries, or add "
+                "members"
             )
     high = 2 * low
     while affordable(high):
         low, high = high, 2 * high
-    while low < (middle := (low + high) / 2) < high:  # to neighbouring floats; `low` stays on the private side
+    while (
+        low < (middle := (low + high) / 2) < high
+    ):  # to neighbouring floats; `low` stays on the private side
         low, high = (middle, high) if affordable(middle) else (low, middle)
     return low
 
 
 def _add_log1p(log_terms: _Terms) -> float:
-    """log(1 + sum of weight * value), without overflow and with the relative accuracy of a small sum."""
-    terms = [weight + value for weight, value in log_terms if weight > -math.inf]  # a weight of 0 annuls even inf
+    """log(1 + sum of weight * value), without overflow and with the relative accuracy of a small
+    sum."""
+    terms = [
+        weight + value for weight, value in log_terms if weight > -math.inf
+    ]  # a weight of 0 annuls even inf
     top = max(terms, default=-math.inf)
     if top < 700:  # a float ends at e^709
         return math.log1p(math.fsum(map(math.exp, terms)))

@@ -1,8 +1,9 @@
-"""How much of a private distribution may be mixed into the public one: the most that stays within a Renyi radius.
+"""How much of a private distribution may be mixed into the public one: the most that stays within a
+Renyi radius.
 
-Knows tensors, not budgets or models. Distributions are normalised log-probabilities in nats over the last dimension, p
-private and p0 public, with any leading dimensions; the mixture is lambda p + (1 - lambda) p0. Weights carry no
-gradient.
+Knows tensors, not budgets or models. Distributions are normalised log-probabilities in nats over
+the last dimension, p private and p0 public, with any leading dimensions; the mixture is lambda p +
+(1 - lambda) p0. Weights carry no gradient.
 """
 
 import copy
@@ -18,7 +19,9 @@ from auditor.core.errors import AuditError
 from auditor.privacy.accounting import MASS_TOLERANCE, require_renyi_order
 
 _CHUNK = 1 << 18  # elements walked at once: the working copies of a chunk stay in the cache
-_DIRECT_ORDERS = 8  # from 12 on, alternating sums of central moments cancel more digits than _SHAVE makes up for
+_DIRECT_ORDERS = (
+    8  # from 12 on, alternating sums of central moments cancel more digits than _SHAVE makes up for
+)
 _ITERATIONS = 64  # Newton needs 3 to 20
 _ROUNDING = 1e-12  # relative, off every radius: what double precision may hide of a divergence
 _SHAVE = 1e-4  # the same for single precision
@@ -29,69 +32,96 @@ _SMALLEST_STEP = 1e-15  # relative to the weight
 def log_ratio_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     """log E_{p0} (p / p0)^k for k = 0..alpha: (alpha + 1, ...) in float64, inf where p > 0 = p0.
 
-    Half precision is renormalised in float32. Raises AuditError where a distribution is none: NaN, or a total mass
-    other than 1.
+    Half precision is renormalised in float32. Raises AuditError where a distribution is none: NaN,
+    or a total mass other than 1.
     """
     log_p, log_p0 = _align_distribution_dtypes_and_shapes(log_p, log_p0)
-    moments = log_p.new_empty(require_renyi_order(alpha) + 1, *log_p.shape[:-1], dtype=torch.float64)
+    moments = log_p.new_empty(
+        require_renyi_order(alpha) + 1, *log_p.shape[:-1], dtype=torch.float64
+    )
     of_chunk = _moments_directly if alpha <= _DIRECT_ORDERS else _moments_in_logs
     for index in _distribution_chunk_slices(log_p.shape):
-        private, public = (_broadcast_slice(distribution, index) for distribution in (log_p, log_p0))
+        private, public = (
+            _broadcast_slice(distribution, index) for distribution in (log_p, log_p0)
+        )
         moments[(slice(None), *index)] = of_chunk(private, public, alpha)
     return moments
 
 
 @torch.no_grad()
-def find_largest_mixing_weight(moments: Tensor, radius: float | Tensor, max_weight: float = 1.0) -> Tensor:
-    """Largest lambda in [0, max_weight] with D_alpha(lambda p + (1 - lambda) p0 || p0) <= radius (nats); float64.
+def find_largest_mixing_weight(
+    moments: Tensor, radius: float | Tensor, max_weight: float = 1.0
+) -> Tensor:
+    """Largest lambda in [0, max_weight] with D_alpha(lambda p + (1 - lambda) p0 || p0) <= radius
+    (nats); float64.
 
-    `moments` are `log_ratio_moments` up to alpha; `radius` broadcasts with their leading dimensions, and may have more.
+    `moments` are `log_ratio_moments` up to alpha; `radius` broadcasts with their leading
+    dimensions, and may have more.
     Raises AuditError on bad input.
     """
     if not 0 <= max_weight <= 1:
         raise AuditError(f"expected max_weight in [0, 1], got {max_weight}")
     alpha = len(moments) - 1
-    budget = (alpha - 1) * _radii_less_rounding(radius, moments.device)  # what log E x^alpha may reach
+    budget = (alpha - 1) * _radii_less_rounding(
+        radius, moments.device
+    )  # what log E x^alpha may reach
     shape = torch.broadcast_shapes(moments.shape[1:], budget.shape)
     budget = budget.expand(shape)
     # Dimensions that the radius alone has come between the orders and the distributions' own.
-    moments = moments.reshape(alpha + 1, *(1,) * (len(shape) + 1 - moments.ndim), *moments.shape[1:]).expand(-1, *shape)
+    moments = moments.reshape(
+        alpha + 1, *(1,) * (len(shape) + 1 - moments.ndim), *moments.shape[1:]
+    ).expand(-1, *shape)
     full_weight = torch.full(shape, max_weight, dtype=torch.float64, device=moments.device)
-    fits = (_log_mixture_moment_excess(moments, full_weight) <= _log_expm1(budget)) | budget.isposinf()
+    fits = (
+        _log_mixture_moment_excess(moments, full_weight) <= _log_expm1(budget)
+    ) | budget.isposinf()
     weight = torch.where(fits, full_weight, 0.0)
-    unsettled = ~fits & (budget > 0) & moments[alpha].isfinite()  # p > 0 = p0 admits no weight at all
+    unsettled = (
+        ~fits & (budget > 0) & moments[alpha].isfinite()
+    )  # p > 0 = p0 admits no weight at all
     if unsettled.any():
-        weight[unsettled] = _solve_weight_by_newton(moments[:, unsettled], budget[unsettled], max_weight)
+        weight[unsettled] = _solve_weight_by_newton(
+            moments[:, unsettled], budget[unsettled], max_weight
+        )
     return weight
 
 
 def projection_weight(
     log_p: Tensor, log_p0: Tensor, alpha: int, radius: float | Tensor, max_weight: float = 1.0
 ) -> Tensor:
-    """Largest lambda in [0, max_weight] with D_alpha(lambda p + (1 - lambda) p0 || p0) <= radius (nats); float64.
+    """Largest lambda in [0, max_weight] with D_alpha(lambda p + (1 - lambda) p0 || p0) <= radius
+    (nats); float64.
 
-    `radius` broadcasts with the leading dimensions. Single precision loses 1e-4 of it. Raises AuditError on bad input.
+    `radius` broadcasts with the leading dimensions. Single precision loses 1e-4 of it. Raises
+    AuditError on bad input.
     """
     return find_largest_mixing_weight(
-        log_ratio_moments(log_p, log_p0, alpha), _radii_less_precision_margin(radius, log_p, log_p0), max_weight
+        log_ratio_moments(log_p, log_p0, alpha),
+        _radii_less_precision_margin(radius, log_p, log_p0),
+        max_weight,
     )
 
 
 @torch.no_grad()
-def two_sided_projection_weight(log_p: Tensor, log_p0: Tensor, alpha: int, radius: float | Tensor) -> Tensor:
-    """Largest lambda in [0, 1] whose mixture is within `radius` (nats) of p0 in both directions; PMixED Sec. 4.2.
+def two_sided_projection_weight(
+    log_p: Tensor, log_p0: Tensor, alpha: int, radius: float | Tensor
+) -> Tensor:
+    """Largest lambda in [0, 1] whose mixture is within `radius` (nats) of p0 in both directions;
+    PMixED Sec. 4.2.
 
-    As `projection_weight`, and then shrunk where D_alpha(p0 || mixture) is the larger one. Raises AuditError on bad
-    input.
+    As `projection_weight`, and then shrunk where D_alpha(p0 || mixture) is the larger one. Raises
+    AuditError on bad input.
     """
     radius = _radii_less_precision_margin(radius, log_p, log_p0)
     moments = log_ratio_moments(log_p, log_p0, alpha)
     weight = find_largest_mixing_weight(moments, radius)
     budget = ((alpha - 1) * radius).expand(weight.shape)
-    # Taylor: E x^(1 - alpha) - 1 <= C(alpha, 2) lambda^2 E h^2 (1 - lambda)^-(alpha + 1), as x >= 1 - lambda everywhere
+    # Taylor: E x^(1 - alpha) - 1 <= C(alpha, 2) lambda^2 E h^2 (1 - lambda)^-(alpha + 1), as x >= 1
+    # - lambda everywhere
     most = math.comb(alpha, 2) * weight**2 * torch.expm1(moments[2]) * (1 - weight) ** -(alpha + 1)
     unsure = ~(most.log1p() <= budget)  # NaN, where no weight is left or none needed, too
-    # The distributions' leading dimensions; `weight` may have others before them, which the radius alone has.
+    # The distributions' leading dimensions; `weight` may have others before them, which the radius
+    # alone has.
     lead = weight.shape[weight.ndim - moments.ndim + 1 :]
     log_p, log_p0 = _align_distribution_dtypes_and_shapes(log_p, log_p0, lead)
     sizes = math.prod(weight.shape[: weight.ndim - len(lead)])
@@ -110,15 +140,22 @@ def two_sided_projection_weight(log_p: Tensor, log_p0: Tensor, alpha: int, radiu
             for distribution in (log_p, log_p0)
         )
         chunk_weight[:, active] = _weights_within_reverse_budget(
-            private, public, chunk_weight[:, active], allowed[:, active], looked_at[:, active], alpha
+            private,
+            public,
+            chunk_weight[:, active],
+            allowed[:, active],
+            looked_at[:, active],
+            alpha,
         )
         two_sided_weight[chunk] = chunk_weight.view(two_sided_weight[chunk].shape)
     return two_sided_weight.view(weight.shape)
 
 
 def _moments_directly(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
-    """Through the central moments of p / p0: one exponential a token, and small divergences to full precision."""
-    # A p0 below the smallest normal number is rounded up to it: more divergence, less weight, nothing lost.
+    """Through the central moments of p / p0: one exponential a token, and small divergences to full
+    precision."""
+    # A p0 below the smallest normal number is rounded up to it: more divergence, less weight,
+    # nothing lost.
     public = log_p0.clamp_min(math.log(torch.finfo(log_p0.dtype).tiny)).exp_()
     _require_total_mass_one(public.sum(-1))
     excess = _compute_ratio_excess(log_p, log_p0)
@@ -127,19 +164,25 @@ def _moments_directly(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     for _ in range(2, alpha + 1):
         powers.append(term.mul_(excess).sum(-1))  # E h^k
     central = torch.stack(powers).double()
-    # central[0], E h, is how far the mass of p is from that of p0; what is no distribution is refused by the other way
+    # central[0], E h, is how far the mass of p is from that of p0; what is no distribution is
+    # refused by the other way
     fine = central.isfinite().all(0) & (central[0].abs() <= MASS_TOLERANCE)
     moments = central.new_zeros(alpha + 1, *fine.shape)  # the first two are log 1
-    for k in range(2, alpha + 1):  # E (1 + h)^k - 1 = sum_j C(k, j) E h^j, as E h = 0; central[j - 1] is E h^j
+    for k in range(
+        2, alpha + 1
+    ):  # E (1 + h)^k - 1 = sum_j C(k, j) E h^j, as E h = 0; central[j - 1] is E h^j
         weights = central.new_tensor([math.comb(k, j) for j in range(2, k + 1)])
         moments[k] = torch.tensordot(weights, central[1:k], 1).log1p()
-    if not fine.all():  # a ratio, or a p0 beside its p, beyond the range of the dtype; or no distribution at all
+    if (
+        not fine.all()
+    ):  # a ratio, or a p0 beside its p, beyond the range of the dtype; or no distribution at all
         moments[:, ~fine] = _moments_in_logs(log_p[~fine], log_p0.expand(log_p.shape)[~fine], alpha)
     return moments
 
 
 def _moments_in_logs(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
-    """The moments by log-sum-exp in float64, of both distributions renormalised: slow, but right for any ratio."""
+    """The moments by log-sum-exp in float64, of both distributions renormalised: slow, but right
+    for any ratio."""
     log_p, log_p0 = log_p.double(), log_p0.double()
     log_mass, log_mass0 = log_p.logsumexp(-1), log_p0.logsumexp(-1)
     _require_total_mass_one(log_mass.exp())
@@ -148,7 +191,9 @@ def _moments_in_logs(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     moments = log_p.new_zeros(alpha + 1, *log_ratio.shape[:-1])
     for k in range(2, alpha + 1):
         terms = log_p + (k - 1) * log_ratio
-        terms.masked_fill_(log_p.isneginf(), -math.inf)  # with log_ratio = NaN where p0 is 0 as well
+        terms.masked_fill_(
+            log_p.isneginf(), -math.inf
+        )  # with log_ratio = NaN where p0 is 0 as well
         # E of the renormalised ones: (p / mass)^k (p0 / mass0)^(1 - k)
         moments[k] = terms.logsumexp(-1) - k * log_mass + (k - 1) * log_mass0
     return moments.clamp_min_(0.0)  # a rounding below 0 is one
@@ -167,43 +212,56 @@ def _log_ratio(log_p: Tensor, log_p0: Tensor) -> Tensor:
 
 
 def _solve_weight_by_newton(moments: Tensor, budget: Tensor, max_weight: float) -> Tensor:
-    """lambda with log E x^alpha = budget > 0, for (alpha + 1, n) finite moments and (n,) budgets; x = mixture / p0.
+    """lambda with log E x^alpha = budget > 0, for (alpha + 1, n) finite moments and (n,) budgets; x
+    = mixture / p0.
 
-    (E x^alpha)^(1/alpha) is convex in lambda (Minkowski): Newton's steps from an upper bound never pass the root.
+    (E x^alpha)^(1/alpha) is convex in lambda (Minkowski): Newton's steps from an upper bound never
+    pass the root.
     """
     alpha = len(moments) - 1
     # Upper bounds (formulas B3): one term of E x^alpha alone, and E x^alpha >= (E x^2)^(alpha/2)
     one_term = torch.exp((budget - moments[alpha]) / alpha)
     square = torch.exp((_log_expm1(2 * budget / alpha) - _log_expm1(moments[2])) / 2)
     weight = torch.minimum(one_term, square).clamp_max(max_weight)
-    # M_(k+1) - M_k >= 0: the slope of a Bernstein polynomial is alpha times the one of its coefficients' differences.
+    # M_(k+1) - M_k >= 0: the slope of a Bernstein polynomial is alpha times the one of its
+    # coefficients' differences.
     log_rises = moments[2:] + torch.log(-torch.expm1((moments[1:-1] - moments[2:]).clamp_max(0.0)))
     for _ in range(_ITERATIONS):
-        log_moment = torch.logaddexp(_log_mixture_moment_excess(moments, weight), budget.new_zeros(()))
+        log_moment = torch.logaddexp(
+            _log_mixture_moment_excess(moments, weight), budget.new_zeros(())
+        )
         log_slope = math.log(alpha) + _log_bernstein_polynomial(log_rises, alpha - 1, weight)
         # Newton on F^(1/alpha), F = E x^alpha: (1 - (e^budget / F)^(1/alpha)) alpha F / F'
-        step = -alpha * torch.expm1((budget - log_moment) / alpha) * torch.exp(log_moment - log_slope)
+        step = (
+            -alpha * torch.expm1((budget - log_moment) / alpha) * torch.exp(log_moment - log_slope)
+        )
         step = step.clamp_min(0.0)
         if not (step > _SMALLEST_STEP * weight).any():
             break
         weight = (weight - step).clamp_min(0.0)
-    # What is left above the budget goes by the chord from (0, 1), which lies above a convex function: its end fits
+    # What is left above the budget goes by the chord from (0, 1), which lies above a convex
+    # function: its end fits
     chord = torch.exp(_log_expm1(budget) - _log_mixture_moment_excess(moments, weight))
     return weight * chord.clamp_max(1.0)
 
 
 def _log_mixture_moment_excess(moments: Tensor, weight: Tensor) -> Tensor:
-    """log(E x^alpha - 1) of the mixtures: a sum over k >= 2 of positive terms, hence exact for small divergences."""
+    """log(E x^alpha - 1) of the mixtures: a sum over k >= 2 of positive terms, hence exact for
+    small divergences."""
     return _log_bernstein_polynomial(_log_expm1(moments[2:]), len(moments) - 1, weight)
 
 
 def _log_bernstein_polynomial(log_coefficients: Tensor, degree: int, weight: Tensor) -> Tensor:
-    """log sum_k C(degree, k) weight^k (1 - weight)^(degree - k) e^(coefficient), for the last k up to the degree."""
+    """log sum_k C(degree, k) weight^k (1 - weight)^(degree - k) e^(coefficient), for the last k up
+    to the degree."""
     first = degree + 1 - len(log_coefficients)
     log_weight = weight.log()  # xlog1py, unlike a product, is 0 at weight 1 and k = degree
     return torch.stack(
         [
-            math.log(math.comb(degree, k)) + k * log_weight + torch.special.xlog1py(degree - k, -weight) + coefficient
+            math.log(math.comb(degree, k))
+            + k * log_weight
+            + torch.special.xlog1py(degree - k, -weight)
+            + coefficient
             for k, coefficient in enumerate(log_coefficients, start=first)
         ]
     ).logsumexp(0)
@@ -212,15 +270,22 @@ def _log_bernstein_polynomial(log_coefficients: Tensor, degree: int, weight: Ten
 def _weights_within_reverse_budget(
     log_p: Tensor, log_p0: Tensor, weight: Tensor, budget: Tensor, unsure: Tensor, alpha: int
 ) -> Tensor:
-    """Weights (sizes, n) shrunk where, among the unsure, log E x^(1 - alpha) > budget; distributions (n, V)."""
+    """Weights (sizes, n) shrunk where, among the unsure, log E x^(1 - alpha) > budget;
+    distributions (n, V)."""
     weight, reverse, exact = weight.clone(), _ReverseDivergence(log_p, log_p0, alpha), None
-    # single precision may be a few percent off where the mixture loses nearly all of a token: look again near it
+    # single precision may be a few percent off where the mixture loses nearly all of a token: look
+    # again near it
     near = torch.where(weight > 0.9, 0.9, 1.0) * budget
     for size, rows in enumerate(unsure):
         at = rows.nonzero().squeeze(-1)
         if not len(at):
             continue
-        at = at[~(reverse.select_distributions(at).reverse_moment_excess(weight[size, at]).log1p() <= near[size, at])]
+        at = at[
+            ~(
+                reverse.select_distributions(at).reverse_moment_excess(weight[size, at]).log1p()
+                <= near[size, at]
+            )
+        ]
         if len(at):
             exact = exact or _ReverseDivergence(log_p.double(), log_p0.double(), alpha)
             weight[size, at] = exact.select_distributions(at).shrink_weight_to_budget(
@@ -232,9 +297,9 @@ def _weights_within_reverse_budget(
 class _ReverseDivergence:
     """E x^(1 - alpha) of distributions (n, V) at any weights, x = mixture / p0 = 1 + lambda h.
 
-    With E h = 0, which adds (alpha - 1) lambda h to each token's term, its excess over 1 is the mean of
-    lambda^2 h^2 sum_j (alpha - j) x^-j over j = 1..alpha - 1, and the slope of that is the mean of
-    (alpha - 1) lambda h^2 sum_j x^-j over j = 1..alpha: nothing cancels.
+    With E h = 0, which adds (alpha - 1) lambda h to each token's term, its excess over 1 is the
+    mean of lambda^2 h^2 sum_j (alpha - j) x^-j over j = 1..alpha - 1, and the slope of that is the
+    mean of (alpha - 1) lambda h^2 sum_j x^-j over j = 1..alpha: nothing cancels.
     """
 
     def __init__(self, log_p: Tensor, log_p0: Tensor, alpha: int) -> None:
@@ -252,10 +317,14 @@ class _ReverseDivergence:
         """E x^(1 - alpha) - 1, (n,) in float64; inverse: 1 / x."""
         inverse = self._inverse_of_mixture_ratio(weight) if inverse is None else inverse
         # coefficients alpha - j, from j = alpha - 1, the highest power, down
-        return weight**2 * self._mean_weighted_by_squared_excess(_evaluate_polynomial(inverse, range(1, self.alpha)))
+        return weight**2 * self._mean_weighted_by_squared_excess(
+            _evaluate_polynomial(inverse, range(1, self.alpha))
+        )
 
     def _inverse_of_mixture_ratio(self, weight: Tensor) -> Tensor:
-        weight_column = weight.unsqueeze(-1)  # x = lambda p / p0 + 1 - lambda is no difference either
+        weight_column = weight.unsqueeze(
+            -1
+        )  # x = lambda p / p0 + 1 - lambda is no difference either
         public_part = (1 - weight_column).to(self.ratio)
         return torch.addcmul(public_part, self.ratio, weight_column.to(self.ratio)).reciprocal_()
 
@@ -265,7 +334,8 @@ class _ReverseDivergence:
     def shrink_weight_to_budget(self, weight: Tensor, budget: Tensor) -> Tensor:
         """Largest lambda <= weight with log E x^(1 - alpha) <= budget, of distributions in float64.
 
-        (E x^(1 - alpha))^(-1/(alpha - 1)) is concave and decreasing (reverse Minkowski): Newton stays on the right.
+        (E x^(1 - alpha))^(-1/(alpha - 1)) is concave and decreasing (reverse Minkowski): Newton
+        stays on the right.
         """
         order = self.alpha - 1
         # At 1 a token of p = 0 makes the moment infinite; from here it stays within float64
@@ -275,7 +345,11 @@ class _ReverseDivergence:
             moment = self.reverse_moment_excess(weight, inverse)
             log_moment = torch.log1p(moment)
             slope = (
-                order * weight * self._mean_weighted_by_squared_excess(_evaluate_polynomial(inverse, [1] * self.alpha))
+                order
+                * weight
+                * self._mean_weighted_by_squared_excess(
+                    _evaluate_polynomial(inverse, [1] * self.alpha)
+                )
             )
             # Newton on G^(-1/order), G = E x^-order: ((G / e^budget)^(1/order) - 1) order G / G'
             step = order * torch.expm1((log_moment - budget) / order) * (1 + moment) / slope
@@ -283,7 +357,9 @@ class _ReverseDivergence:
             if not (step > _SMALLEST_STEP * weight).any():
                 break
             weight = (weight - step).clamp_min(0.0)
-        chord = torch.expm1(budget) / self.reverse_moment_excess(weight)  # as in `_solve_weight_by_newton`
+        chord = torch.expm1(budget) / self.reverse_moment_excess(
+            weight
+        )  # as in `_solve_weight_by_newton`
         return weight * chord.nan_to_num(nan=1.0).clamp_max(1.0)
 
 
@@ -303,9 +379,12 @@ def _log_expm1(x: Tensor) -> Tensor:
 def _align_distribution_dtypes_and_shapes(
     log_p: Tensor, log_p0: Tensor, lead: torch.Size | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Both distributions in one dtype and of as many dimensions, p with all of them and p0 with 1 where it can."""
+    """Both distributions in one dtype and of as many dimensions, p with all of them and p0 with 1
+    where it can."""
     if log_p.shape[-1] != log_p0.shape[-1]:
-        raise AuditError(f"expected one vocabulary, got {log_p.shape[-1]} and {log_p0.shape[-1]} tokens")
+        raise AuditError(
+            f"expected one vocabulary, got {log_p.shape[-1]} and {log_p0.shape[-1]} tokens"
+        )
     shape = torch.broadcast_shapes(log_p.shape, log_p0.shape, (*(lead or ()), 1))
     dtype = torch.promote_types(log_p.dtype, log_p0.dtype)
     if dtype in (torch.float16, torch.bfloat16):
@@ -319,7 +398,8 @@ def _align_distribution_dtypes_and_shapes(
 
 
 def _distribution_chunk_slices(shape: torch.Size) -> Iterator[tuple[slice, ...]]:
-    """Index ranges over the leading dimensions, each of at most _CHUNK elements or a single distribution."""
+    """Index ranges over the leading dimensions, each of at most _CHUNK elements or a single
+    distribution."""
     ranges = []
     for dim, size in enumerate(shape[:-1]):
         step = max(1, _CHUNK // max(1, math.prod(shape[dim + 1 :])))
@@ -329,7 +409,10 @@ def _distribution_chunk_slices(shape: torch.Size) -> Iterator[tuple[slice, ...]]
 
 def _broadcast_slice(distribution: Tensor, index: tuple[slice, ...]) -> Tensor:
     return distribution[
-        tuple(slice(None) if size == 1 else part for part, size in zip(index, distribution.shape, strict=False))
+        tuple(
+            slice(None) if size == 1 else part
+            for part, size in zip(index, distribution.shape, strict=False)
+        )
     ]
 
 

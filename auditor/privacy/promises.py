@@ -1,4 +1,5 @@
-"""`privacy.json`: what a privately trained model promises, beside its weights; and the claim a report makes of it.
+"""`privacy.json`: what a privately trained model promises, beside its weights; and the claim a
+report makes of it.
 
 Knows records of numbers and words; computes no epsilon.
 """
@@ -20,7 +21,8 @@ FILE = "privacy.json"
 ANY_ACCESS = "any access, the weights included"
 CANARIES = "gradient_canaries"  # among the details: how many were planted, where any were
 SENSITIVITY = "sensitivity"  # among the details: C and its rounding; the noise has sigma times it
-NOMINAL = "if its scale were constant, the mean"  # of the epsilons that promise nothing, the one that papers print
+# of the epsilons that promise nothing, the one that papers print
+NOMINAL = "if its scale were constant, the mean"
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,9 @@ class Mechanism:
 class PrivacyRecord:
     """One private training: its mechanism, what it promises and for whom. Epsilons in nats.
 
-    `epsilon`, of this training and the `earlier` ones together, is None where nothing is promised; `status` then says
-    why, and `nominal` holds the numbers that some paper would print all the same, by what they would mean.
+    `epsilon`, of this training and the `earlier` ones together, is None where nothing is promised;
+    `status` then says why, and `nominal` holds the numbers that some paper would print all the
+    same, by what they would mean.
     """
 
     method: str
@@ -45,7 +48,9 @@ class PrivacyRecord:
     delta: float
     status: str
     noise_multiplier: float  # sigma
-    clip: float  # C: no unit moves the sum of gradients by more, but for rounding (`SENSITIVITY` among the details)
+    # C: no unit moves the sum of gradients by more, but for rounding (`SENSITIVITY` among the
+    # details)
+    clip: float
     sampling_rate: float  # q
     steps: int  # T, as they were counted
     unit: str
@@ -54,10 +59,16 @@ class PrivacyRecord:
     adjacency: str = "add_remove"
     accountant: str = "dp-accounting PLD"
     epsilon_rdp: float | None = None  # by RDP alone: epsilon is the smaller of this and PLD's
-    epsilon_twice: float | None = None  # what this model and another one like it, of the same records, promise together
+    epsilon_twice: float | None = (
+        None  # what this model and another one like it, of the same records, promise together
+    )
     earlier: tuple[Mechanism, ...] = ()  # private trainings that the base had been through
-    units: int | None = None  # n, a public number: q = batch / n, and sigma, follow from it; None: an older record
-    units_given: bool = False  # whether n was named (`-D units=`); else it is what the data were found to have
+    units: int | None = (
+        None  # n, a public number: q = batch / n, and sigma, follow from it; None: an older record
+    )
+    units_given: bool = (
+        False  # whether n was named (`-D units=`); else it is what the data were found to have
+    )
     optimizer: str = ""  # "": an older record
     nominal: dict[str, float] = field(default_factory=dict)
     details: dict[str, float] = field(default_factory=dict)
@@ -96,7 +107,11 @@ class PrivacyRecord:
                 "steps": float(self.steps),
                 **({} if self.units is None else {"units": float(self.units)}),
                 **({} if self.epsilon_rdp is None else {"epsilon_by_rdp": self.epsilon_rdp}),
-                **({} if self.epsilon_twice is None else {"epsilon_with_another_like_it": self.epsilon_twice}),
+                **(
+                    {}
+                    if self.epsilon_twice is None
+                    else {"epsilon_with_another_like_it": self.epsilon_twice}
+                ),
                 **self.details,
             },
         )
@@ -104,30 +119,43 @@ class PrivacyRecord:
     def notes(self) -> tuple[str, ...]:
         """What a reader must know beside the claim: sentences."""
         if self.epsilon is None:
-            numbers = "; ".join(f"{mechanism}: ε {value:.3g}" for mechanism, value in self.nominal.items())
-            status_note = f"{self.method}: {self.status}" + (f" (nominal, no guarantee: {numbers})" if numbers else "")
+            numbers = "; ".join(
+                f"{mechanism}: ε {value:.3g}" for mechanism, value in self.nominal.items()
+            )
+            status_note = f"{self.method}: {self.status}" + (
+                f" (nominal, no guarantee: {numbers})" if numbers else ""
+            )
             return (status_note, *self._note_gradient_canaries())
         scope_note = "the claim is for one user or group: for all of its records together"
         if self.unit == "record":
-            scope_note = "the claim is for one record: a text that occurs k times is protected at the group size k only"
+            scope_note = (
+                "the claim is for one record: a text that occurs k times is protected at "
+                "the group size k only"
+            )
         return (scope_note, *self._note_accounting_premises(), *self._note_gradient_canaries())
 
     def _note_accounting_premises(self) -> Iterator[str]:
         if self.units_given and self.units is not None:
-            yield f"sampling rate and noise follow from {self.units:,} {self.unit}s, which was given as public"
+            yield (
+                f"sampling rate and noise follow from {self.units:,} {self.unit}s, which was "
+                "given as public"
+            )
         elif self.units is not None:
             yield (
-                f"that there are {self.units:,} {self.unit}s is taken as public: sampling rate and noise follow from "
+                f"that there are {self.units:,} {self.unit}s is taken as public: sampling rate and "
+                "noise follow from "
                 "it (-D units= names a public number instead)"
             )
         if self.earlier:
             yield (
-                f"its base was trained privately too: ε is that of both together, {len(self.earlier) + 1} trainings, "
+                "its base was trained privately too: ε is that of both together, "
+                f"{len(self.earlier) + 1} trainings, "
                 f"for a {self.unit} in all of them"
             )
         if self.epsilon_twice is not None:
             yield (
-                f"another training on the same {self.unit}s adds to it: two models like this one promise "
+                f"another training on the same {self.unit}s adds to it: two models like this one "
+                "promise "
                 f"ε {self.epsilon_twice:.3g} together"
             )
 
@@ -135,13 +163,17 @@ class PrivacyRecord:
         if not (planted := self.details.get(CANARIES)):
             return ()
         return (
-            f"it was trained with {planted:,.0f} gradient canaries, units without text, each included by a fair "
+            f"it was trained with {planted:,.0f} gradient canaries, units without text, each "
+            "included by a fair "
             "coin: a model to audit, not to release",
         )
 
 
-def list_training_differences(record: PrivacyRecord, control: PrivacyRecord) -> Iterator[tuple[str, object, object]]:
-    """(what, of a model, of its control) for all that the two must have in common, as far as both say."""
+def list_training_differences(
+    record: PrivacyRecord, control: PrivacyRecord
+) -> Iterator[tuple[str, object, object]]:
+    """(what, of a model, of its control) for all that the two must have in common, as far as both
+    say."""
     for name in ("sampling_rate", "steps", "unit", "sampling"):
         yield name, getattr(record, name), getattr(control, name)
     if record.optimizer and control.optimizer:
@@ -150,7 +182,11 @@ def list_training_differences(record: PrivacyRecord, control: PrivacyRecord) -> 
         yield name, record.details.get(name), control.details.get(name)
     if math.isfinite(control.clip):
         yield "clip", record.clip, control.clip
-        yield "kappa_least", record.details.get("kappa_least", 1.0), control.details.get("kappa_least", 1.0)
+        yield (
+            "kappa_least",
+            record.details.get("kappa_least", 1.0),
+            control.details.get("kappa_least", 1.0),
+        )
 
 
 def write_privacy_record(folder: Path, record: PrivacyRecord) -> None:
@@ -159,9 +195,12 @@ def write_privacy_record(folder: Path, record: PrivacyRecord) -> None:
 
 
 def read_privacy_record(folder: Path) -> PrivacyRecord | None:
-    """What the folder's model promises; None where it does not say. Raises AuditError for another form."""
+    """What the folder's model promises; None where it does not say. Raises AuditError for another
+    form."""
     path = folder / FILE
     if not path.is_file():
         return None
-    record: PrivacyRecord = from_json(PrivacyRecord, read_json_object(path, "the privacy record"), str(path))
+    record: PrivacyRecord = from_json(
+        PrivacyRecord, read_json_object(path, "the privacy record"), str(path)
+    )
     return record

@@ -21,10 +21,11 @@ Record = TypeVar("Record", Guesses, Observation, TokenLogProbs)
 
 @dataclass
 class CellJournal(Generic[Key, Record]):
-    """Finished secrets by cell (or target), one line of JSON each: on disk before they count, and read where asked for.
+    """Finished secrets by cell (or target), one line of JSON each: on disk before they count, and
+    read where asked for.
 
-    In memory is where each line begins: the guesses of all secrets together are larger than any model. A second record
-    of a secret takes the place of the first.
+    In memory is where each line begins: the guesses of all secrets together are larger than any
+    model. A second record of a secret takes the place of the first.
     """
 
     path: Path
@@ -45,7 +46,8 @@ class CellJournal(Generic[Key, Record]):
             at += len(line)  # JSON as it is written here is ASCII: a character is a byte
 
     def index_written_lines(self) -> None:
-        """Finds where each line begins; cuts off a half-written last one. Raises AuditError for a foreign line."""
+        """Finds where each line begins; cuts off a half-written last one. Raises AuditError for a
+        foreign line."""
         if not self.path.exists():
             return
         at = 0
@@ -59,7 +61,9 @@ class CellJournal(Generic[Key, Record]):
                     at += len(line)
         except OSError as error:
             raise AuditError(f"{self.path}: cannot be read: {error.strerror}") from error
-        disk.truncate(self.path, at)  # where the last append was cut off: the next one starts on a line of its own
+        disk.truncate(
+            self.path, at
+        )  # where the last append was cut off: the next one starts on a line of its own
 
     def _read_record_at(self, begin: int) -> Record:
         """Raises AuditError where the file is not what it was."""
@@ -74,17 +78,26 @@ class CellJournal(Generic[Key, Record]):
         """What a line says. Raises AuditError."""
         try:
             return self.decode(json.loads(line))
-        except (AuditError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (
+            AuditError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             where = f"{self.path}" if number is None else f"{self.path}, line {number}"
             raise AuditError(
-                f"{where}: expected a finished secret as a run writes it, got something else; without that line its "
+                f"{where}: expected a finished secret as a run writes it, got something else; "
+                "without that line its "
                 "secret is done again"
             ) from error
 
 
 @dataclass(eq=False)
 class _FinishedSecrets(Mapping[str, Record]):
-    """The finished secrets of one cell, in the order in which they were; each is read when it is asked for.
+    """The finished secrets of one cell, in the order in which they were; each is read when it is
+    asked for.
 
     begins: where the line of each lies, as `read` takes it.
     """
@@ -107,19 +120,34 @@ class _FinishedSecrets(Mapping[str, Record]):
 
 def journals_of_run_folder(
     folder: Path,
-) -> tuple[CellJournal[CellKey, Guesses], CellJournal[CellKey, Observation], CellJournal[str, TokenLogProbs]]:
-    """Of the answers to attacks, of what probes saw, and of true suffixes that were scored token by token."""
+) -> tuple[
+    CellJournal[CellKey, Guesses],
+    CellJournal[CellKey, Observation],
+    CellJournal[str, TokenLogProbs],
+]:
+    """Of the answers to attacks, of what probes saw, and of true suffixes that were scored token by
+    token."""
     return (
-        CellJournal(folder / GUESSES, _guesses_to_journal_entry, _cell_and_guesses_from_journal_entry),
-        CellJournal(folder / OBSERVATIONS, _observation_to_journal_entry, _cell_and_observation_from_journal_entry),
-        CellJournal(folder / TOKENS, _token_log_probs_to_journal_entry, _token_log_probs_from_journal_entry),
+        CellJournal(
+            folder / GUESSES, _guesses_to_journal_entry, _cell_and_guesses_from_journal_entry
+        ),
+        CellJournal(
+            folder / OBSERVATIONS,
+            _observation_to_journal_entry,
+            _cell_and_observation_from_journal_entry,
+        ),
+        CellJournal(
+            folder / TOKENS, _token_log_probs_to_journal_entry, _token_log_probs_from_journal_entry
+        ),
     )
 
 
 def _guesses_to_journal_entry(cell: CellKey, guesses: Guesses) -> dict[str, Any]:
     # Without names of fields, which would be much of the file: in the order of `Guess`.
     # A score may be infinite: `json` writes and reads `Infinity`, which other programs refuse.
-    ranked = [[list(g.suffix), g.score, g.count, g.log_prob, g.min_log_prob] for g in guesses.ranked]
+    ranked = [
+        [list(g.suffix), g.score, g.count, g.log_prob, g.min_log_prob] for g in guesses.ranked
+    ]
     rest = to_json(replace(guesses, ranked=()))
     return {"cell": str(cell), **rest, "ranked": ranked}
 
@@ -129,7 +157,9 @@ def _cell_and_guesses_from_journal_entry(record: dict[str, Any]) -> tuple[CellKe
     if not ranked:
         raise ValueError("an answer without a guess")
     rest = {name: value for name, value in record.items() if name not in ("cell", "ranked")}
-    guesses: Guesses = from_json(Guesses, {**rest, "ranked": []})  # an older line lacks the newer fields
+    guesses: Guesses = from_json(
+        Guesses, {**rest, "ranked": []}
+    )  # an older line lacks the newer fields
     return CellKey.parse_cell_key(record["cell"]), replace(guesses, ranked=ranked)
 
 
@@ -138,13 +168,19 @@ def _observation_to_journal_entry(cell: CellKey, observation: Observation) -> di
 
 
 def _cell_and_observation_from_journal_entry(record: dict[str, Any]) -> tuple[CellKey, Observation]:
-    observation: Observation = from_json(Observation, {k: v for k, v in record.items() if k != "cell"}, "observation")
+    observation: Observation = from_json(
+        Observation, {k: v for k, v in record.items() if k != "cell"}, "observation"
+    )
     return CellKey.parse_cell_key(record["cell"]), observation
 
 
 def _token_log_probs_to_journal_entry(target: str, seen: TokenLogProbs) -> dict[str, Any]:
     # Rounded when written: a resumed run reads the numbers that the first one read from here too.
-    return {"target": target, "secret": seen.secret, "log_probs": to_json([round(x, 4) for x in seen.log_probs])}
+    return {
+        "target": target,
+        "secret": seen.secret,
+        "log_probs": to_json([round(x, 4) for x in seen.log_probs]),
+    }
 
 
 def _token_log_probs_from_journal_entry(record: dict[str, Any]) -> tuple[str, TokenLogProbs]:

@@ -1,4 +1,5 @@
-"""What the command that ran an audit adds to its first screen; the run folder keeps it, to be shown again."""
+"""What the command that ran an audit adds to its first screen; the run folder keeps it, to be shown
+again."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ REMARKS = "remarks.json"
 
 @dataclass(frozen=True)
 class CommandRemarks:
-    """limits: sentences; deeper: the next command if nothing was found; your_own: the next command of a demonstration,
-    whatever was found."""
+    """limits: sentences; deeper: the next command if nothing was found; your_own: the next command
+    of a demonstration, whatever was found."""
 
     limits: tuple[str, ...] = ()
     deeper: str = ""
@@ -32,5 +33,7 @@ def read_command_remarks(folder: Path) -> CommandRemarks:
     path = folder / REMARKS
     if not path.is_file():
         return CommandRemarks()
-    remarks: CommandRemarks = from_json(CommandRemarks, read_json_object(path, "the remarks of a run"), str(path))
+    remarks: CommandRemarks = from_json(
+        CommandRemarks, read_json_object(path, "the remarks of a run"), str(path)
+    )
     return remarks

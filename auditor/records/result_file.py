@@ -17,7 +17,8 @@ RESULT = "result.json"
 
 
 def read_result(folder: Path) -> AuditResult:
-    """The result a run folder holds. Raises AuditError, one sentence, when there is none that this version can read."""
+    """The result a run folder holds. Raises AuditError, one sentence, when there is none that this
+    version can read."""
     path = folder / RESULT
     raw = _load_result_json(folder, path)
     if not isinstance(raw, dict):
@@ -36,12 +37,18 @@ def read_result(folder: Path) -> AuditResult:
 
 def _load_result_json(folder: Path, path: Path) -> Any:
     if not folder.is_dir():
-        refused = "; the last audit run was refused, or none was made here" if folder.name == "latest" else ""
+        refused = (
+            "; the last audit run was refused, or none was made here"
+            if folder.name == "latest"
+            else ""
+        )
         raise AuditError(f"{folder}: no such run folder{refused}")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise AuditError(f"{folder}: no {RESULT} in this folder; is it a run folder, and did the run finish?") from None
+        raise AuditError(
+            f"{folder}: no {RESULT} in this folder; is it a run folder, and did the run finish?"
+        ) from None
     except OSError as error:
         raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
@@ -49,10 +56,13 @@ def _load_result_json(folder: Path, path: Path) -> Any:
 
 
 def creation_time(result: AuditResult, where: str) -> datetime:
-    """When the run was made, in UTC. Raises AuditError, which names `where`, for a date that is none."""
+    """When the run was made, in UTC. Raises AuditError, which names `where`, for a date that is
+    none."""
     try:
         at = datetime.fromisoformat(result.created)
     except ValueError:
-        raise AuditError(f"{where}: expected the date of the run in {RESULT}, got {result.created!r}") from None
+        raise AuditError(
+            f"{where}: expected the date of the run in {RESULT}, got {result.created!r}"
+        ) from None
     # `astimezone` would take a date without a zone for local time.
     return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)

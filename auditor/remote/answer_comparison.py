@@ -1,4 +1,5 @@
-"""Whether two answers of a server agree: texts of samples, and log-probabilities of the same tokens given and drawn."""
+"""Whether two answers of a server agree: texts of samples, and log-probabilities of the same tokens
+given and drawn."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from typing import Any
 from auditor.core.nouns import Tokens
 from auditor.remote.server_dialect import PromptLogProbs, WrittenAnswer
 
-CLOSE = 0.05  # nats: half precision in another batch is this far off; the number of a neighbouring token is not
+# nats: half precision in another batch is this far off; the number of a neighbouring token is not
+CLOSE = 0.05
 
 
 def sampled_tokens_or_texts(samples: Sequence[WrittenAnswer]) -> list[Any]:
@@ -21,7 +23,8 @@ def is_one_answer_prefix_of_other(one: str, other: str) -> bool:
 
 
 def likeliest_match_ranks(given: PromptLogProbs, whole: Tokens, count: int) -> bool:
-    """Whether at every place rank - 1 other tokens (`count` at most) are told that are as likely as the text's own."""
+    """Whether at every place rank - 1 other tokens (`count` at most) are told that are as likely as
+    the text's own."""
     if given.ranks is None:
         return False
     places = zip(whole, given.log_probs, given.ranks, given.likeliest, strict=True)
@@ -33,9 +36,13 @@ def likeliest_match_ranks(given: PromptLogProbs, whole: Tokens, count: int) -> b
 
 
 def log_prob_fault_sentence(
-    scored: Sequence[float | None], tokens: Tokens | None, whole: Tokens, drawn: Sequence[float] | None
+    scored: Sequence[float | None],
+    tokens: Tokens | None,
+    whole: Tokens,
+    drawn: Sequence[float] | None,
 ) -> str:
-    """What is wrong with log-probabilities of the last tokens of a text, the last of which were drawn with these.
+    """What is wrong with log-probabilities of the last tokens of a text, the last of which were
+    drawn with these.
 
     "" for nothing. tokens: of the text, as the server says.
     """
@@ -49,14 +56,19 @@ def log_prob_fault_sentence(
     if _largest_log_prob_difference(values[-len(drawn) :], drawn) <= CLOSE:
         return ""
     for shift in (-1, 1):
-        apart = values[len(values) - len(drawn) + shift :][: len(drawn)]  # one fewer where the shift is 1
+        apart = values[len(values) - len(drawn) + shift :][
+            : len(drawn)
+        ]  # one fewer where the shift is 1
         if (
             len(drawn) > 2
             and len(apart) >= len(drawn) - 1
             and _largest_log_prob_difference(apart, drawn[: len(apart)]) <= CLOSE
         ):
             return "they are shifted by one token"
-    return f"they are up to {_largest_log_prob_difference(values[-len(drawn) :], drawn):.2g} nats apart"
+    return (
+        f"they are up to {_largest_log_prob_difference(values[-len(drawn) :], drawn):.2g} nats "
+        "apart"
+    )
 
 
 def _largest_log_prob_difference(values: Sequence[float], others: Sequence[float]) -> float:

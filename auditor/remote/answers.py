@@ -1,7 +1,9 @@
-"""What a server was paid to answer, kept: a killed run asks nothing twice, and what it spent is known.
+"""What a server was paid to answer, kept: a killed run asks nothing twice, and what it spent is
+known.
 
-An SQLite file for its owner only. An answer is found by the whole request, the sample's own seed and its index, so that
-two samples of one prefix are never one. Knows keys, JSON and counts; nothing of what they say.
+An SQLite file for its owner only. An answer is found by the whole request, the sample's own seed
+and its index, so that two samples of one prefix are never one. Knows keys, JSON and counts; nothing
+of what they say.
 """
 
 from __future__ import annotations
@@ -29,15 +31,17 @@ create table if not exists became (
     run text not null, key blob not null, context blob not null, kind text not null, primary key (run, key)
 ) without rowid;
 create table if not exists eras (ended integer primary key);
-"""
+"""  # noqa: E501
 _BUSY = 60.0  # seconds to wait for another run that writes
 
 
 @dataclass(frozen=True)
 class ServerUsage:
-    """What one run has used, in all its processes. again: requests that failed and were sent once more.
+    """What one run has used, in all its processes. again: requests that failed and were sent once
+    more.
 
-    read, written: tokens, as the server counts them; where it does not say, as many as it may have been.
+    read, written: tokens, as the server counts them; where it does not say, as many as it may have
+    been.
     """
 
     requests: int = 0
@@ -51,13 +55,16 @@ class ServerUsage:
 
 
 class ServerAnswerStore:
-    """The file, for all threads and several processes at once. AuditError where it cannot be read or written."""
+    """The file, for all threads and several processes at once. AuditError where it cannot be read
+    or written."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._lock = path, threading.Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # its journals take the file's own permissions
+            os.close(
+                os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            )  # its journals take the file's own permissions
             # For all threads: `_lock` lets one at a time use the connection.
             self._file = sqlite3.connect(path, timeout=_BUSY, check_same_thread=False)
             weakref.finalize(self, self._file.close)
@@ -69,7 +76,9 @@ class ServerAnswerStore:
         found = self._fetch_rows("select answer from answers where key = ?", key)
         return None if not found else json.loads(found[0][0])
 
-    def store_answers_and_charge(self, run: str, cost: ServerUsage, answers: Mapping[bytes, Any]) -> None:
+    def store_answers_and_charge(
+        self, run: str, cost: ServerUsage, answers: Mapping[bytes, Any]
+    ) -> None:
         """Keeps the answers and charges the run for them, in one step."""
         with self._locked_transaction():
             kept = [(key, json.dumps(answer)) for key, answer in answers.items()]
@@ -82,13 +91,16 @@ class ServerAnswerStore:
             )
 
     def usage_of_run(self, run: str) -> ServerUsage:
-        found = self._fetch_rows("select requests, again, read, written from spent where run = ?", run)
+        found = self._fetch_rows(
+            "select requests, again, read, written from spent where run = ?", run
+        )
         return ServerUsage(*found[0]) if found else ServerUsage()
 
     # --- what became of them ---
 
     def record_used_answers(self, run: str, every: Sequence[tuple[bytes, bytes, str]]) -> None:
-        """(key, context, kind) of answers that a run has used; one that it uses again counts once."""
+        """(key, context, kind) of answers that a run has used; one that it uses again counts
+        once."""
         with self._locked_transaction():
             rows = [(run, *one) for one in every]
             self._file.executemany("insert or replace into became values (?, ?, ?, ?)", rows)
@@ -96,9 +108,15 @@ class ServerAnswerStore:
     def used_answer_counts_by_kind(self, runs: Sequence[str]) -> dict[str, int]:
         """How many answers these runs have used, by kind."""
         marks = ",".join("?" * len(runs))
-        return dict(self._fetch_rows(f"select kind, count(*) from became where run in ({marks}) group by kind", *runs))
+        return dict(
+            self._fetch_rows(
+                f"select kind, count(*) from became where run in ({marks}) group by kind", *runs
+            )
+        )
 
-    def contexts_with_withheld_answers(self, runs: Sequence[str], kinds: Sequence[str]) -> set[bytes]:
+    def contexts_with_withheld_answers(
+        self, runs: Sequence[str], kinds: Sequence[str]
+    ) -> set[bytes]:
         """The contexts (digests) to which these runs got an answer of one of these kinds."""
         marks, others = (",".join("?" * len(column)) for column in (runs, kinds))
         asked = f"select distinct context from became where run in ({marks}) and kind in ({others})"
@@ -110,14 +128,18 @@ class ServerAnswerStore:
         return int(self._fetch_rows("select count(*) from eras")[0][0])
 
     def invalidate_stored_answers(self) -> None:
-        """Begins another era, as the server has changed: answers kept until now are never found again."""
+        """Begins another era, as the server has changed: answers kept until now are never found
+        again."""
         with self._locked_transaction():
             self._file.execute("insert into eras default values")
 
     @contextmanager
     def _locked_transaction(self) -> Iterator[None]:
         try:
-            with self._lock, self._file:  # sqlite3: commits or rolls back at its end; does not close
+            with (
+                self._lock,
+                self._file,
+            ):  # sqlite3: commits or rolls back at its end; does not close
                 yield
         except sqlite3.Error as error:
             raise self._store_error(error) from error

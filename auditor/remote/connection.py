@@ -1,8 +1,9 @@
-"""Asks a completions endpoint, many questions at once: paced, tried again, paid for out of a budget, kept.
+"""Asks a completions endpoint, many questions at once: paced, tried again, paid for out of a
+budget, kept.
 
-The official `openai` client speaks HTTP; what it is sent and what comes back are JSON objects here. Knows no tokens, no
-models and no attacks. The key comes from the environment and is in no message: what a server says is not quoted, since
-it may quote the key or private text.
+The official `openai` client speaks HTTP; what it is sent and what comes back are JSON objects here.
+Knows no tokens, no models and no attacks. The key comes from the environment and is in no message:
+what a server says is not quoted, since it may quote the key or private text.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from typing import Any
 
 from auditor.core.errors import AuditError
 from auditor.remote.answers import ServerAnswerStore, ServerUsage
-from auditor.remote.request_pacing import RequestPacing, rate_limit_reset_seconds, retry_after_seconds
+from auditor.remote.request_pacing import (
+    RequestPacing,
+    rate_limit_reset_seconds,
+    retry_after_seconds,
+)
 
 KEY = "OPENAI_API_KEY"
 
@@ -63,8 +68,10 @@ class _RetryableFailure(Exception):
 class ServerRequest:
     """A request, and what reads its answer. at_most: tokens that it may cost, prompt and answer.
 
-    read: turns the JSON answer into values by key, or raises MalformedAnswer. stored: whether these values are kept.
-    on_error: the values if the server answers 500 at every try, which are not kept; None: that ends the run.
+    read: turns the JSON answer into values by key, or raises MalformedAnswer. stored: whether these
+    values are kept.
+    on_error: the values if the server answers 500 at every try, which are not kept; None: that ends
+    the run.
     """
 
     body: Mapping[str, Any]
@@ -78,7 +85,8 @@ class ServerRequest:
 class RetryPolicy:
     """How long to wait for one answer, how often to try, and between tries at first, in seconds.
 
-    A server that never answered is no server that restarts: it is tried a few times, in a few seconds.
+    A server that never answered is no server that restarts: it is tried a few times, in a few
+    seconds.
     """
 
     answer: float = 600.0
@@ -92,7 +100,8 @@ PATIENCE = RetryPolicy()
 
 
 class ServerTokenBudget:
-    """What one run spends. Raises AuditError before `most` tokens would be exceeded, whatever is in flight."""
+    """What one run spends. Raises AuditError before `most` tokens would be exceeded, whatever is in
+    flight."""
 
     def __init__(self, answers: ServerAnswerStore, run: str, most: int | None) -> None:
         self.answers, self.run, self.most = answers, run, most
@@ -104,12 +113,16 @@ class ServerTokenBudget:
 
     @contextmanager
     def reserve_tokens(self, tokens: int) -> Iterator[None]:
-        with self._lock:  # look and reserve in one step: two requests may not both take the last tokens
+        with (
+            self._lock
+        ):  # look and reserve in one step: two requests may not both take the last tokens
             spent = self.server_usage_so_far.paid_token_count
             if self.most is not None and spent + self._reserved + tokens > self.most:
                 raise AuditError(
-                    f"expected --max-tokens-total to pay for all requests, but {spent:,} of {self.most:,} tokens are "
-                    f"spent and the next may take {tokens + self._reserved:,}: what was answered is kept, and a run "
+                    f"expected --max-tokens-total to pay for all requests, but {spent:,} of "
+                    f"{self.most:,} tokens are "
+                    f"spent and the next may take {tokens + self._reserved:,}: what was answered "
+                    "is kept, and a run "
                     "with a larger budget pays for the rest"
                 )
             self._reserved += tokens
@@ -122,7 +135,8 @@ class ServerTokenBudget:
 
 @dataclass
 class ServerConnection:
-    """One server. Raises AuditError where it cannot be reached, takes no key, or fails again and again."""
+    """One server. Raises AuditError where it cannot be reached, takes no key, or fails again and
+    again."""
 
     url: str
     ledger: ServerTokenBudget
@@ -135,8 +149,8 @@ class ServerConnection:
     def served_models_by_name(self) -> Mapping[str, Mapping[str, Any]]:
         """What the server says of each model that it serves, by name; empty where it does not say.
 
-        One that cannot list them (`transformers serve` fails without a cache folder, mlx_lm.server answers nothing) may
-        serve one all the same.
+        One that cannot list them (`transformers serve` fails without a cache folder, mlx_lm.server
+        answers nothing) may serve one all the same.
         """
 
         def listed() -> Any:
@@ -153,7 +167,8 @@ class ServerConnection:
             return {}
 
     def ask(self, question: ServerRequest) -> Mapping[bytes, Any]:
-        """What is read of the answer. Raises RequestRefused, MalformedAnswer (each time anew) and AuditError."""
+        """What is read of the answer. Raises RequestRefused, MalformedAnswer (each time anew) and
+        AuditError."""
         if question.on_error is None:
             return self._result_with_retries(lambda: self._ask_once_and_store(question))
         try:
@@ -163,8 +178,11 @@ class ServerConnection:
                 raise
             return question.on_error
 
-    def ask_untested_request(self, question: ServerRequest, tries: int = _REFUSES) -> Mapping[bytes, Any]:
-        """As `ask`, of what a server may not know: one that answers 500 at so many tries refuses it."""
+    def ask_untested_request(
+        self, question: ServerRequest, tries: int = _REFUSES
+    ) -> Mapping[bytes, Any]:
+        """As `ask`, of what a server may not know: one that answers 500 at so many tries refuses
+        it."""
         failures = 0
 
         def once() -> Mapping[bytes, Any]:
@@ -180,7 +198,8 @@ class ServerConnection:
         return self._result_with_retries(once)
 
     def ask_all(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
-        """As `ask`, several at once. The first failure ends all that have not begun; what was answered is kept."""
+        """As `ask`, several at once. The first failure ends all that have not begun; what was
+        answered is kept."""
         if len(questions) < 2:
             return [self.ask(question) for question in questions]
         self._stopped.clear()
@@ -200,20 +219,29 @@ class ServerConnection:
         ledger = self.ledger
         with ledger.reserve_tokens(question.at_most):
             try:
-                answer, kept = self._answer_of_one_request(question.body, lambda a: (a, question.read(a)))
+                answer, kept = self._answer_of_one_request(
+                    question.body, lambda a: (a, question.read(a))
+                )
             except _RetryableFailure as error:
                 read = question.at_most if error.billed else 0
-                ledger.answers.store_answers_and_charge(ledger.run, ServerUsage(again=1, read=read), {})
+                ledger.answers.store_answers_and_charge(
+                    ledger.run, ServerUsage(again=1, read=read), {}
+                )
                 raise
             except RequestRefused:
                 ledger.answers.store_answers_and_charge(ledger.run, ServerUsage(requests=1), {})
                 raise
-            # Charged before the reservation ends: in between, another request would find these tokens free.
+            # Charged before the reservation ends: in between, another request would find these
+            # tokens free.
             spent = _server_usage_of_answer(answer, question.at_most)
-            ledger.answers.store_answers_and_charge(ledger.run, spent, kept if question.stored else {})
+            ledger.answers.store_answers_and_charge(
+                ledger.run, spent, kept if question.stored else {}
+            )
         return dict(kept)
 
-    def _answer_of_one_request(self, body: Mapping[str, Any] | None, read: Callable[[Any], Any]) -> Any:
+    def _answer_of_one_request(
+        self, body: Mapping[str, Any] | None, read: Callable[[Any], Any]
+    ) -> Any:
         """What `read` makes of the JSON that answers one request, None: for the list of models."""
         import openai
 
@@ -225,7 +253,11 @@ class ServerConnection:
                 try:
                     found = read(json.loads(answer.text))
                 except (ValueError, MalformedAnswer) as error:
-                    why = str(error) if isinstance(error, MalformedAnswer) else "its answer is not JSON"
+                    why = (
+                        str(error)
+                        if isinstance(error, MalformedAnswer)
+                        else "its answer is not JSON"
+                    )
                     raise _RetryableFailure(why, billed=True) from error
                 self.pace.raise_in_flight_limit()
                 return found
@@ -246,13 +278,18 @@ class ServerConnection:
     def _retryable_connection_error(self, error: Any) -> _RetryableFailure:
         import openai
 
-        # By name, as the client brings an HTTP library of its own: nothing was sent, no connection came about.
+        # By name, as the client brings an HTTP library of its own: nothing was sent, no connection
+        # came about.
         if type(error.__cause__).__name__.startswith("Connect"):
             return _RetryableFailure(
-                "no connection comes about", slower=isinstance(error, openai.APITimeoutError), nobody=True
+                "no connection comes about",
+                slower=isinstance(error, openai.APITimeoutError),
+                nobody=True,
             )
         if isinstance(error, openai.APITimeoutError):
-            return _RetryableFailure(f"no answer in {self.patience.answer:g} s", slower=True, billed=True)
+            return _RetryableFailure(
+                f"no answer in {self.patience.answer:g} s", slower=True, billed=True
+            )
         return _RetryableFailure("no whole answer comes back", billed=True)
 
     def _send_request(self, body: Mapping[str, Any] | None) -> Any:
@@ -260,14 +297,19 @@ class ServerConnection:
 
         if self._client is None:
             timeout = openai.Timeout(self.patience.answer, connect=self.patience.connect)
-            key = os.environ.get(KEY) or "none"  # servers of one's own ask for none, and the client for some
+            key = (
+                os.environ.get(KEY) or "none"
+            )  # servers of one's own ask for none, and the client for some
             # no retries of its own, which nobody would pace, count or pay for
             client = openai.OpenAI(api_key=key, base_url=self.url, max_retries=0, timeout=timeout)
-            weakref.finalize(self, client.close)  # left to the garbage collector, its connections stay open
+            weakref.finalize(
+                self, client.close
+            )  # left to the garbage collector, its connections stay open
             self._client = client
         if body is None:
             return self._client.models.with_raw_response.list()
-        # create() checks the fields that OpenAI has; extra_body goes out as it is, whatever the server takes
+        # create() checks the fields that OpenAI has; extra_body goes out as it is, whatever the
+        # server takes
         first = {name: body[name] for name in ("model", "prompt")}
         return self._client.completions.with_raw_response.create(**first, extra_body=dict(body))
 
@@ -275,12 +317,16 @@ class ServerConnection:
         status = error.status_code
         if status in (401, 403):
             given = f"the one in {KEY}" if os.environ.get(KEY) else f"none: set {KEY}"
-            return AuditError(f"expected a key that {self.url} takes, got {given} (it answers {status})")
+            return AuditError(
+                f"expected a key that {self.url} takes, got {given} (it answers {status})"
+            )
         if getattr(error, "code", None) in _NO_MONEY:
             return AuditError(f"{self.url} answers {status}: the account has no quota left")
         if status in _AGAIN or status >= 500:
             wait = retry_after_seconds(error.response.headers)
-            return _RetryableFailure(f"it answers {status}", wait=wait, slower=status in _TOO_MUCH, status=status)
+            return _RetryableFailure(
+                f"it answers {status}", wait=wait, slower=status in _TOO_MUCH, status=status
+            )
         return RequestRefused(status)
 
     # --- many attempts ---
@@ -291,7 +337,9 @@ class ServerConnection:
         patience = self.patience
         jittered = tenacity.wait_random_exponential(patience.first_wait, patience.longest_wait)
 
-        def wait(state: Any) -> float:  # a time that the server named is waited for in `pace`, by all
+        def wait(
+            state: Any,
+        ) -> float:  # a time that the server named is waited for in `pace`, by all
             if nobody(state):
                 return patience.first_wait
             return 0.0 if state.outcome.exception().wait else float(jittered(state))
@@ -316,25 +364,31 @@ class ServerConnection:
         except _RetryableFailure as error:
             if isinstance(error.__cause__, MalformedAnswer):
                 raise error.__cause__ from None
-            raise AuditError(f"cannot ask {self.url}: {error}, {trying.statistics['attempt_number']} times") from None
+            raise AuditError(
+                f"cannot ask {self.url}: {error}, {trying.statistics['attempt_number']} times"
+            ) from None
 
 
 def _withheld_answer(count: int) -> Mapping[str, Any]:
-    """The answer that a filter of prompts stands for: so many samples of nothing, for which nothing was paid."""
+    """The answer that a filter of prompts stands for: so many samples of nothing, for which nothing
+    was paid."""
     choices = [{"index": i, "text": "", "finish_reason": _FILTERED} for i in range(count)]
     return {"choices": choices, "usage": {"prompt_tokens": 0, "completion_tokens": 0}}
 
 
 def _server_usage_of_answer(answer: Any, at_most: int) -> ServerUsage:
     """As the server counts; all that it may have been where it does not."""
-    read, written = (tokens_counted_by_server(answer, name) for name in ("prompt_tokens", "completion_tokens"))
+    read, written = (
+        tokens_counted_by_server(answer, name) for name in ("prompt_tokens", "completion_tokens")
+    )
     if read is None or read < 0:
         return ServerUsage(1, read=at_most)
     return ServerUsage(1, read=read, written=max(0, written or 0))
 
 
 def tokens_counted_by_server(answer: Any, name: str) -> int | None:
-    """`prompt_tokens` or `completion_tokens` of all samples together; None where nothing says it."""
+    """`prompt_tokens` or `completion_tokens` of all samples together; None where nothing says
+    it."""
     usage = answer.get("usage") if isinstance(answer, Mapping) else None
     count = usage.get(name) if isinstance(usage, Mapping) else None
     return count if isinstance(count, int) else None

@@ -1,8 +1,10 @@
-"""Whether a server is still the one that shook hands: what it answered is asked again, at intervals and at the end.
+"""Whether a server is still the one that shook hands: what it answered is asked again, at intervals
+and at the end.
 
-Sentinels are requests about texts that are nobody's secret, known from the handshake. Beside them one in a hundred of
-the run's own requests is asked again, a text of given tokens cut at another place: a server that corrupts some of its
-numbers, or changes its model, answers otherwise. What one server differs by from itself is measured at the beginning.
+Sentinels are requests about texts that are nobody's secret, known from the handshake. Beside them
+one in a hundred of the run's own requests is asked again, a text of given tokens cut at another
+place: a server that corrupts some of its numbers, or changes its model, answers otherwise. What one
+server differs by from itself is measured at the beginning.
 """
 
 from __future__ import annotations
@@ -32,15 +34,18 @@ _BURST = 3  # times that each sentinel is asked when a greedy answer came back o
 _BURST_OWN = 40  # of the run's own requests, each once
 _BURSTS = 10  # in a run, at most
 
-# Greedy text is no number: it may change with the batch. What is let be is a server that gives nine answers in ten as
-# it always does, so that two answers to one request differ in less than a fifth.
+# Greedy text is no number: it may change with the batch. What is let be is a server that gives nine
+# answers in ten as it always does, so that two answers to one request differ in less than a fifth.
 VARIES = 0.2
-LEVEL = 5e-4  # of the exact binomial test of the run's own requests; with ten bursts 0.5% of honest runs
+# of the exact binomial test of the run's own requests; with ten bursts 0.5% of honest runs
+LEVEL = 5e-4
 _UNSTEADY = 0.01  # level of the same test of all that was asked again, which makes a doubt
-_CHANGED = 2  # sentinels of four of which no answer is one of the handshake's: 0.2% of the runs of such a server
+# sentinels of four of which no answer is one of the handshake's: 0.2% of the runs of such a server
+_CHANGED = 2
 
-# Nats between two answers to the same tokens that are never an alarm, at most and on average: half precision in another
-# batch. A difference counts less where a token is unlikely, as its logit was rounded at a larger magnitude.
+# Nats between two answers to the same tokens that are never an alarm, at most and on average: half
+# precision in another batch. A difference counts less where a token is unlikely, as its logit was
+# rounded at a larger magnitude.
 _MOST, _MEAN = 0.5, 0.05
 _TIMES = 4  # what is allowed, in terms of what the handshake has seen
 _TOO_FAR = (2.0, 0.25)  # nobody can be told from another where the handshake has seen more
@@ -54,7 +59,8 @@ class ServerChanged(Exception):
 
 @dataclass(frozen=True)
 class GreedyAnswer:
-    """A greedy answer. number: of the request in this run, 0 for a sentinel; other: what else it was answered."""
+    """A greedy answer. number: of the request in this run, 0 for a sentinel; other: what else it
+    was answered."""
 
     context: Tokens
     length: int
@@ -65,7 +71,8 @@ class GreedyAnswer:
 
 @dataclass(frozen=True)
 class ScoredText:
-    """The log-probabilities of all tokens of a text, in nats; 0 for those that nothing is known of."""
+    """The log-probabilities of all tokens of a text, in nats; 0 for those that nothing is known
+    of."""
 
     text: Tokens
     log_probs: tuple[float, ...]
@@ -74,7 +81,8 @@ class ScoredText:
 
 @dataclass
 class ServerWatch:
-    """draw, score: ask anew, whatever is kept; score gives None for a text that would be read as other tokens."""
+    """draw, score: ask anew, whatever is kept; score gives None for a text that would be read as
+    other tokens."""
 
     draw: Callable[[Sequence[GreedyAnswer]], Sequence[str]]
     score: Callable[[Sequence[Tokens]], Sequence[Sequence[float] | None]] | None
@@ -100,24 +108,34 @@ class ServerWatch:
     def ask_initial_sentinels(self) -> None:
         """Asks the sentinels for the first time, and how far two answers to the same are apart.
 
-        Raises ServerChanged where they are so far apart that no two models could be told from one another.
+        Raises ServerChanged where they are so far apart that no two models could be told from one
+        another.
         """
         blank = [GreedyAnswer(context, LENGTH, "") for context in self.contexts]
-        found = zip(blank, self.draw(blank), self.draw(blank[::-1])[::-1], strict=True)  # models may take turns
-        self._drawn = [GreedyAnswer(one.context, LENGTH, text, other=other) for one, text, other in found]
+        found = zip(
+            blank, self.draw(blank), self.draw(blank[::-1])[::-1], strict=True
+        )  # models may take turns
+        self._drawn = [
+            GreedyAnswer(one.context, LENGTH, text, other=other) for one, text, other in found
+        ]
         self.compared, self.differed = len(blank), sum(one.text != one.other for one in self._drawn)
         if self.score is not None:
             scored = zip(self.contexts, self.score(self.contexts), strict=True)
-            self._scored = [ScoredText(text, tuple(values)) for text, values in scored if values is not None]
+            self._scored = [
+                ScoredText(text, tuple(values)) for text, values in scored if values is not None
+            ]
             self._measure_handshake_difference()
 
     def _measure_handshake_difference(self) -> None:
         pairs = self._rescore_shortened_texts(self._scored[::-1])  # reversed: models may take turns
-        apart = [_largest_and_mean_answer_difference(one.log_probs, values) for one, values in pairs]
+        apart = [
+            _largest_and_mean_answer_difference(one.log_probs, values) for one, values in pairs
+        ]
         most, mean = (max((found[i] for found in apart), default=0.0) for i in (0, 1))
         if most > _TOO_FAR[0] or mean > _TOO_FAR[1]:
             raise ServerChanged(
-                f"a text was sent twice in the handshake, and its log-probabilities came back {most:.2g} nats apart: "
+                "a text was sent twice in the handshake, and its log-probabilities came back "
+                f"{most:.2g} nats apart: "
                 "either several models answer under one name, or its numbers are corrupted"
             )
         self.measured = most
@@ -134,17 +152,20 @@ class ServerWatch:
         self._new_scored.append(ScoredText(text, tuple(log_probs), self._requests))
 
     def count_unwatched_requests(self, requests: int) -> None:
-        """Count requests of the run that cannot be asked again, so that its end is checked by the sentinels."""
+        """Count requests of the run that cannot be asked again, so that its end is checked by the
+        sentinels."""
         self._requests += requests
 
     def count_requests_and_check_when_due(self, requests: int) -> None:
-        """Counts requests that were sent; checks once `EVERY` of them were. Raises ServerChanged."""
+        """Counts requests that were sent; checks once `EVERY` of them were. Raises
+        ServerChanged."""
         self._since += requests
         if self._since >= EVERY:
             self.check_sentinel_for_drift()
 
     def check_sentinel_for_drift(self) -> None:
-        """Checks the next sentinel in turn, and one in a hundred of what was asked since. Raises ServerChanged."""
+        """Checks the next sentinel in turn, and one in a hundred of what was asked since. Raises
+        ServerChanged."""
         turn = self._checks % len(TEXTS)
         drawn, scored = self._pool_new_requests()
         if self._redraw_and_find_differing([*self._drawn[turn : turn + 1], *drawn]):
@@ -152,7 +173,8 @@ class ServerWatch:
         self._check_rescored_texts([*self._scored[turn : turn + 1], *scored])
 
     def check_all_sentinels_for_drift(self) -> None:
-        """All sentinels, and some of all that the run asked, the longest text among them. Raises ServerChanged."""
+        """All sentinels, and some of all that the run asked, the longest text among them. Raises
+        ServerChanged."""
         if self._requests == self._finished:
             return
         self._finished = self._requests
@@ -163,49 +185,79 @@ class ServerWatch:
         )
         scored += [one for one in longest if one not in scored]
         scored += _random_answers_to_recheck(
-            [one for one in self._own_scored if one not in scored], _LAST - len(scored), self._checks
+            [one for one in self._own_scored if one not in scored],
+            _LAST - len(scored),
+            self._checks,
         )
         self._redraw_and_find_differing([*self._drawn, *drawn])
-        if self.differed:  # if only in the handshake, before there was anything of the run to look at
+        if (
+            self.differed
+        ):  # if only in the handshake, before there was anything of the run to look at
             self._recheck_with_burst()
         self._check_rescored_texts([*self._scored, *scored])
 
     def _pool_new_requests(self) -> tuple[list[GreedyAnswer], list[ScoredText]]:
-        """Moves the new requests to the old. Returns one in a hundred of the new, at random, to be asked again."""
-        drawn = _random_answers_to_recheck(self._new, math.ceil(len(self._new) / EVERY), self._checks)
-        scored = _random_answers_to_recheck(self._new_scored, math.ceil(len(self._new_scored) / EVERY), self._checks)
+        """Moves the new requests to the old. Returns one in a hundred of the new, at random, to be
+        asked again."""
+        drawn = _random_answers_to_recheck(
+            self._new, math.ceil(len(self._new) / EVERY), self._checks
+        )
+        scored = _random_answers_to_recheck(
+            self._new_scored, math.ceil(len(self._new_scored) / EVERY), self._checks
+        )
         self._checks, self._since = self._checks + 1, 0
-        longest = sorted([*self._own_scored, *self._new_scored], key=lambda one: -len(one.text))[:_LAST]
+        longest = sorted([*self._own_scored, *self._new_scored], key=lambda one: -len(one.text))[
+            :_LAST
+        ]
         self._own = _random_answers_to_recheck([*self._own, *self._new], _KEPT, self._checks)
-        kept = _random_answers_to_recheck([*self._own_scored, *self._new_scored], _KEPT, self._checks)
+        kept = _random_answers_to_recheck(
+            [*self._own_scored, *self._new_scored], _KEPT, self._checks
+        )
         self._own_scored = list(dict.fromkeys([*longest, *kept]))
         self._new, self._new_scored = [], []
         return drawn, scored
 
     # --- asked again ---
 
-    def _rescore_shortened_texts(self, asked: Sequence[ScoredText]) -> list[tuple[ScoredText, Sequence[float]]]:
-        """Scores each text anew without some of its end: its tokens keep the log-probabilities of the first answer."""
+    def _rescore_shortened_texts(
+        self, asked: Sequence[ScoredText]
+    ) -> list[tuple[ScoredText, Sequence[float]]]:
+        """Scores each text anew without some of its end: its tokens keep the log-probabilities of
+        the first answer."""
         assert self.score is not None  # nothing was scored otherwise
         noise = keyed_random_generator("cut again", self._checks, len(asked))
-        cuts = [one.text[: int(noise.integers(max(2, len(one.text) // 2), len(one.text)))] for one in asked]
+        cuts = [
+            one.text[: int(noise.integers(max(2, len(one.text) // 2), len(one.text)))]
+            for one in asked
+        ]
         found = zip(asked, self.score(cuts), strict=True)
         return [(one, values) for one, values in found if values is not None]
 
     def _check_rescored_texts(self, asked: Sequence[ScoredText]) -> None:
         if not asked:
             return
-        for one, values in self._rescore_shortened_texts([one for one in asked if len(one.text) > 2]):
+        for one, values in self._rescore_shortened_texts(
+            [one for one in asked if len(one.text) > 2]
+        ):
             self.rescored += 1
             most, mean = _largest_and_mean_answer_difference(one.log_probs, values)
             if most > self.most or mean > self.mean:
-                places = ((abs(a - b), i) for i, (a, b) in enumerate(zip(one.log_probs, values, strict=False)))
+                places = (
+                    (abs(a - b), i)
+                    for i, (a, b) in enumerate(zip(one.log_probs, values, strict=False))
+                )
                 where = max(places)[1]
-                name = f"request {one.number:,} of this run" if one.number else "a request of the handshake"
+                name = (
+                    f"request {one.number:,} of this run"
+                    if one.number
+                    else "a request of the handshake"
+                )
                 raise ServerChanged(
                     f"{name}, a text of {len(one.text):,} tokens, was sent again without its last "
-                    f"{len(one.text) - len(values):,}: the log-probability of token {where + 1:,} was "
-                    f"{one.log_probs[where]:.3f} nats and came back as {values[where]:.3f} (the handshake saw "
+                    f"{len(one.text) - len(values):,}: the log-probability of token {where + 1:,} "
+                    "was "
+                    f"{one.log_probs[where]:.3f} nats and came back as {values[where]:.3f} (the "
+                    "handshake saw "
                     f"differences of up to {self.measured:.2g})"
                 )
 
@@ -213,14 +265,18 @@ class ServerWatch:
         if self._bursts == _BURSTS:
             return
         self._bursts += 1
-        differing = self._redraw_and_find_differing([one for one in self._drawn for _ in range(_BURST)])
+        differing = self._redraw_and_find_differing(
+            [one for one in self._drawn for _ in range(_BURST)]
+        )
         new = [(one, text) for one, text in differing if text != one.other]
         changed = [one for one in self._drawn if [asked for asked, _ in new].count(one) == _BURST]
         if len(changed) >= _CHANGED:
             came = next(text for one, text in new if one == changed[0])
             raise ServerChanged(
-                f"{len(changed)} of {len(self._drawn)} texts of the handshake have other greedy answers now: to "
-                f"{TEXTS[self._drawn.index(changed[0])]!r}, expected {changed[0].text!r}, came back {came!r}"
+                f"{len(changed)} of {len(self._drawn)} texts of the handshake have other greedy "
+                "answers now: to "
+                f"{TEXTS[self._drawn.index(changed[0])]!r}, expected {changed[0].text!r}, came "
+                f"back {came!r}"
             )
         own = _random_answers_to_recheck(self._own, _BURST_OWN, self._bursts)
         differing = self._redraw_and_find_differing(own)
@@ -228,10 +284,14 @@ class ServerWatch:
         if differing and binom.sf(len(differing) - 1, len(own), VARIES) <= LEVEL:
             first, text = differing[0]
             apart = (i for i, (a, b) in enumerate(zip(first.text, text, strict=False)) if a != b)
-            same = next(apart, min(len(first.text), len(text)))  # neither is quoted: they may be private
+            same = next(
+                apart, min(len(first.text), len(text))
+            )  # neither is quoted: they may be private
             raise ServerChanged(
-                f"{len(differing)} of {len(own)} greedy answers of this run came back otherwise when they were asked "
-                f"for again, the first of them to request {first.number:,}: expected {len(first.text)} characters, got "
+                f"{len(differing)} of {len(own)} greedy answers of this run came back otherwise "
+                "when they were asked "
+                f"for again, the first of them to request {first.number:,}: expected "
+                f"{len(first.text)} characters, got "
                 f"{len(text)}, of which the first {same} agree"
             )
 
@@ -240,14 +300,18 @@ class ServerWatch:
         """Whether greedy answers differ more than those of one model do."""
         return bool(binom.sf(self.differed - 1, self.compared, VARIES) <= _UNSTEADY)
 
-    def _redraw_and_find_differing(self, asked: Sequence[GreedyAnswer]) -> list[tuple[GreedyAnswer, str]]:
+    def _redraw_and_find_differing(
+        self, asked: Sequence[GreedyAnswer]
+    ) -> list[tuple[GreedyAnswer, str]]:
         found = list(zip(asked, self.draw(asked), strict=True)) if asked else []
         differing = [(one, text) for one, text in found if text != one.text]
         self.compared, self.differed = self.compared + len(found), self.differed + len(differing)
         return differing
 
 
-def _largest_and_mean_answer_difference(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
+def _largest_and_mean_answer_difference(
+    one: Sequence[float], other: Sequence[float]
+) -> tuple[float, float]:
     """The largest and the mean difference, in nats, of the tokens that both speak of."""
     pairs = np.array(list(zip(one, other, strict=False)), dtype=float).reshape(-1, 2)
     if not len(pairs):
@@ -261,5 +325,7 @@ def _largest_and_mean_answer_difference(one: Sequence[float], other: Sequence[fl
 
 def _random_answers_to_recheck(every: Sequence[T], count: int, check: int) -> list[T]:
     """So many of them at random, and in random order: several models may take turns."""
-    chosen = keyed_random_generator("asked again", check, len(every)).permutation(len(every))[: max(0, count)]
+    chosen = keyed_random_generator("asked again", check, len(every)).permutation(len(every))[
+        : max(0, count)
+    ]
     return [every[i] for i in chosen.tolist()]

@@ -1,7 +1,8 @@
 """What a server really does, tried out before anything of it is believed.
 
-A dozen short questions about a sentence that is nobody's secret: servers answer 200 to what they ignore, count one
-token too few, shift what they echo by one, or send one sample several times. What fails is not used, and is told.
+A dozen short questions about a sentence that is nobody's secret: servers answer 200 to what they
+ignore, count one token too few, shift what they echo by one, or send one sample several times. What
+fails is not used, and is told.
 """
 
 from __future__ import annotations
@@ -51,44 +52,65 @@ from auditor.remote.handshake_checks import (
     Handshake,
     HandshakeCheck,
 )
-from auditor.remote.server_dialect import IgnoredParameter, PromptLogProbs, ServerDialect, WrittenAnswer
+from auditor.remote.server_dialect import (
+    IgnoredParameter,
+    PromptLogProbs,
+    ServerDialect,
+    WrittenAnswer,
+)
 from auditor.remote.token_text import TokenTextCodec
 
 T = TypeVar("T")
 
-TEXT = "The quick brown fox jumps over the lazy dog, and"  # not the end of anything: something must follow
+# not the end of anything: something must follow
+TEXT = "The quick brown fox jumps over the lazy dog, and"
 _LENGTH = 8  # tokens of an answer
 _COPIES = 4
-_SEEDS = 12  # that are tried for two samples: llama.cpp answers 500 to one that ends within a character
+_SEEDS = (
+    12  # that are tried for two samples: llama.cpp answers 500 to one that ends within a character
+)
 _SEVERAL = 16  # samples that one request asks for: what a server holds in memory for it is bounded
 _HOT = Decoding(temperature=2.0)  # so that two equal samples are no chance
-_SURE = {"top_p": replace(_HOT, top_p=1e-4), "top_k": replace(_HOT, top_k=1)}  # greedy, where it is not ignored
+_SURE = {
+    "top_p": replace(_HOT, top_p=1e-4),
+    "top_k": replace(_HOT, top_k=1),
+}  # greedy, where it is not ignored
 _FEWER = 5  # of the likeliest tokens, where a server tells no more
 
 
 def _unscored_reason(dialect: ServerDialect, error: RequestRefused | MalformedAnswer) -> str:
-    """Return why a server says no log-probabilities of a prompt in the way that the dialect asks for them."""
+    """Return why a server says no log-probabilities of a prompt in the way that the dialect asks
+    for them."""
     if isinstance(error, RequestRefused):
         return f"{dialect.scored} is refused with {error.status}"
     if isinstance(error, IgnoredParameter):
-        return f"the server ignores {'echo and logprobs' if dialect.scored == 'echo' else dialect.scored}: {error}"
+        return (
+            "the server ignores "
+            f"{'echo and logprobs' if dialect.scored == 'echo' else dialect.scored}: {error}"
+        )
     return f"by {dialect.scored}, {error}"
 
 
 def shake_hands(wire: ServerConnection, model: str, tokenizer: Any) -> Handshake:
-    """Tries the server out. Raises AuditError where it does not serve this model, or draws no samples of it."""
+    """Tries the server out. Raises AuditError where it does not serve this model, or draws no
+    samples of it."""
     served = wire.served_models_by_name()
     if served and model not in served:
-        raise AuditError(f"expected a model that {wire.url} serves ({', '.join(sorted(served))}), got {model!r}")
+        raise AuditError(
+            f"expected a model that {wire.url} serves ({', '.join(sorted(served))}), got {model!r}"
+        )
     listed = served.get(model, {})
     meta = listed.get("meta")  # llama.cpp's
     room = listed.get("max_model_len", meta.get("n_ctx") if isinstance(meta, Mapping) else None)
-    return _HandshakeInProgress(wire, model, tokenizer).run_handshake(room if isinstance(room, int) else None)
+    return _HandshakeInProgress(wire, model, tokenizer).run_handshake(
+        room if isinstance(room, int) else None
+    )
 
 
 @dataclass
 class _HandshakeInProgress:
-    """One question after another; each is asked in the words that the ones before it have shown to be understood."""
+    """One question after another; each is asked in the words that the ones before it have shown to
+    be understood."""
 
     wire: ServerConnection
     model: str
@@ -99,55 +121,88 @@ class _HandshakeInProgress:
         dialect, context, greedy = self._detect_prompt_form(ServerDialect(self.model))
         dialect, greedy = self._detect_trimming(dialect, context, greedy)
         # Scoring first: the log-probabilities that come with samples are compared with it.
-        dialect = self._detect_sampling(self._detect_scoring(dialect, context, greedy), context, greedy)
-        return Handshake(dialect, tuple(self.checks), hashlib.sha256(greedy.text.encode()).hexdigest(), room)
+        dialect = self._detect_sampling(
+            self._detect_scoring(dialect, context, greedy), context, greedy
+        )
+        return Handshake(
+            dialect, tuple(self.checks), hashlib.sha256(greedy.text.encode()).hexdigest(), room
+        )
 
     # --- how a text is sent ---
 
-    def _detect_prompt_form(self, plain: ServerDialect) -> tuple[ServerDialect, Tokens, WrittenAnswer]:
-        """(dialect, the tokens that all further questions begin with, the greedy answer to them)."""
+    def _detect_prompt_form(
+        self, plain: ServerDialect
+    ) -> tuple[ServerDialect, Tokens, WrittenAnswer]:
+        """(dialect, the tokens that all further questions begin with, the greedy answer to
+        them)."""
         bare, special = (self._encode(TEXT, special=special) for special in (False, True))
         plain, by_text, counted = self._ask_first_question(plain)
         # Taken to stand in front, as a BOS does, and only where the server counts them too.
         adds = special[: len(special) - len(bare)] if counted == len(special) else ()
         agrees = None if counted is None else counted in (len(bare), len(special))
-        if agrees is False and (token := self._prepended_special_token(plain, counted == len(bare) + 1)):
+        if agrees is False and (
+            token := self._prepended_special_token(plain, counted == len(bare) + 1)
+        ):
             adds, agrees = token, True
-        self._record_check(COUNTED, agrees, "it counts none" if counted is None else f"{counted} and {len(bare)}")
+        self._record_check(
+            COUNTED, agrees, "it counts none" if counted is None else f"{counted} and {len(bare)}"
+        )
         if agrees is False:
             raise AuditError(
-                f"expected the tokenizer of {self.model!r}, got one that makes {len(bare)} tokens of a text of which "
+                f"expected the tokenizer of {self.model!r}, got one that makes {len(bare)} tokens "
+                "of a text of which "
                 f"{self.wire.url} makes {counted}: give --tokenizer DIR"
             )
         context, dialect = (*adds, *bare), replace(plain, adds=adds, extended=True)
-        # In vLLM's words too, where they are not refused: the answer without a server's own defaults is another.
-        found = self._result_unless_refused(partial(self._request_samples, dialect, context, GREEDY, 1, None))
-        dialect, by_text = (replace(dialect, extended=False), by_text) if found is None else (dialect, found[0][0])
+        # In vLLM's words too, where they are not refused: the answer without a server's own
+        # defaults is another.
+        found = self._result_unless_refused(
+            partial(self._request_samples, dialect, context, GREEDY, 1, None)
+        )
+        dialect, by_text = (
+            (replace(dialect, extended=False), by_text) if found is None else (dialect, found[0][0])
+        )
         by_ids = self._answer_to_token_ids(replace(dialect, ids=True), context, by_text)
         answer = by_text if by_ids is None else by_ids
         read = answer.tokens is not None and self._writes_answer(answer.tokens, answer.text)
-        self._record_check(RETURNED, read, "none come" if answer.tokens is None else "they write another text")
+        self._record_check(
+            RETURNED, read, "none come" if answer.tokens is None else "they write another text"
+        )
         dialect = replace(dialect, ids=by_ids is not None, returned=read)
         return dialect, context, answer if read else replace(answer, tokens=None)
 
     def _answer_to_token_ids(
         self, dialect: ServerDialect, context: Tokens, by_text: WrittenAnswer
     ) -> WrittenAnswer | None:
-        """The answer to the same tokens by their ids; None where they are refused, or mean other tokens."""
-        if dialect.logprobs is True:  # mlx_lm.server 0.32.2: a prompt of ids ends its generation thread
-            self._record_check(IDS, None, "not tried: a server that takes logprobs as true or false reads text only")
+        """The answer to the same tokens by their ids; None where they are refused, or mean other
+        tokens."""
+        if (
+            dialect.logprobs is True
+        ):  # mlx_lm.server 0.32.2: a prompt of ids ends its generation thread
+            self._record_check(
+                IDS,
+                None,
+                "not tried: a server that takes logprobs as true or false reads text only",
+            )
             return None
-        found = self._result_unless_refused(partial(self._request_samples, dialect, context, GREEDY, 1, None))
+        found = self._result_unless_refused(
+            partial(self._request_samples, dialect, context, GREEDY, 1, None)
+        )
         if found is None:
             self._record_check(IDS, False, "they are refused")
             return None
         (by_ids,), counted = found
-        same = counted in (None, len(context)) and is_one_answer_prefix_of_other(by_ids.text, by_text.text)
+        same = counted in (None, len(context)) and is_one_answer_prefix_of_other(
+            by_ids.text, by_text.text
+        )
         self._record_check(IDS, same, "they mean other tokens to it")
         return by_ids if same else None
 
-    def _ask_first_question(self, plain: ServerDialect) -> tuple[ServerDialect, WrittenAnswer, int | None]:
-        """Return the dialect, the greedy answer to the text, and how many tokens the server made of the text.
+    def _ask_first_question(
+        self, plain: ServerDialect
+    ) -> tuple[ServerDialect, WrittenAnswer, int | None]:
+        """Return the dialect, the greedy answer to the text, and how many tokens the server made of
+        the text.
 
         Asks in OpenAI's words only; again with `logprobs` as true or false if a number is refused.
         """
@@ -159,16 +214,22 @@ class _HandshakeInProgress:
             except RequestRefused as error:
                 if dialect is not dialects[-1] and error.status in (400, 422):
                     continue
-                what = f"a model {self.model!r}" if error.status == 404 else "a completions endpoint"
+                what = (
+                    f"a model {self.model!r}" if error.status == 404 else "a completions endpoint"
+                )
                 raise AuditError(f"expected {what} behind {self.wire.url}, but {error}") from None
             except MalformedAnswer as error:
-                raise AuditError(f"expected a completions endpoint behind {self.wire.url}, but {error}") from None
+                raise AuditError(
+                    f"expected a completions endpoint behind {self.wire.url}, but {error}"
+                ) from None
         raise AssertionError("the last dialect returns or raises")
 
     def _prepended_special_token(self, plain: ServerDialect, one_more: bool) -> Tokens:
-        """Return the token that the server puts before texts although the tokenizer puts none there; () if unknown.
+        """Return the token that the server puts before texts although the tokenizer puts none
+        there; () if unknown.
 
-        It counts one token more for every text, and the tokenizer names a BOS token, or else an end of text.
+        It counts one token more for every text, and the tokenizer names a BOS token, or else an end
+        of text.
         """
         named = (getattr(self.tokenizer, f"{kind}_token_id", None) for kind in ("bos", "eos"))
         token = next((int(token) for token in named if token is not None), None)
@@ -181,7 +242,8 @@ class _HandshakeInProgress:
         return (token,)
 
     def _writes_answer(self, tokens: Tokens, text: str) -> bool:
-        """Return whether the tokens write the text, but for a first space and an end of text, which either may lack."""
+        """Return whether the tokens write the text, but for a first space and an end of text, which
+        either may lack."""
         end = getattr(self.tokenizer, "eos_token_id", None)
         ended = tokens[:-1] if tokens[-1:] == (end,) else tokens
         written = (decode_keeping_special_tokens(self.tokenizer, some) for some in (tokens, ended))
@@ -190,10 +252,12 @@ class _HandshakeInProgress:
     def _detect_trimming(
         self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
     ) -> tuple[ServerDialect, WrittenAnswer]:
-        """Return the dialect with whether answers may lack their first space, and the greedy answer with its tokens.
+        """Return the dialect with whether answers may lack their first space, and the greedy answer
+        with its tokens.
 
-        Some servers write an answer's tokens without those before it, and tokenizers of SentencePiece's kind, or the
-        server itself, drop a space at a beginning. Answers whose tokens come back need no space.
+        Some servers write an answer's tokens without those before it, and tokenizers of
+        SentencePiece's kind, or the server itself, drop a space at a beginning. Answers whose
+        tokens come back need no space.
         """
         if greedy.tokens is not None:
             return dialect, greedy
@@ -208,9 +272,15 @@ class _HandshakeInProgress:
         codec = TokenTextCodec(self.tokenizer, dialect, (), self.model)
         read = codec.read_tokens_of_sample(context, greedy)
         going_on = [reading for reading in read.readings if self._goes_on(codec, context, reading)]
-        fault = "" if spaced else f"none of {len(answers)} answers begins with one: each is read with and without it"
+        fault = (
+            ""
+            if spaced
+            else f"none of {len(answers)} answers begins with one: each is read with and without it"
+        )
         self._record_check(TRIMMED, spaced, fault)
-        return dialect, replace(read, tokens=going_on[0] if len(going_on) == 1 else read.tokens, readings=())
+        return dialect, replace(
+            read, tokens=going_on[0] if len(going_on) == 1 else read.tokens, readings=()
+        )
 
     def _goes_on(self, codec: TokenTextCodec, context: Tokens, reading: Tokens) -> bool:
         prompt = (*context, *reading[:1])
@@ -219,10 +289,16 @@ class _HandshakeInProgress:
 
     # --- how likely given tokens are ---
 
-    def _detect_scoring(self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer) -> ServerDialect:
+    def _detect_scoring(
+        self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
+    ) -> ServerDialect:
         """The way of asking for log-probabilities that can be believed, if there is one."""
-        if dialect.logprobs is True:  # mlx_lm.server 0.32.2: a prompt that is an earlier text and answer ends it
-            self._record_check(SCORED, False, "a server that takes logprobs as true or false says it of drawn ones")
+        if (
+            dialect.logprobs is True
+        ):  # mlx_lm.server 0.32.2: a prompt that is an earlier text and answer ends it
+            self._record_check(
+                SCORED, False, "a server that takes logprobs as true or false says it of drawn ones"
+            )
             return dialect
         answer = greedy.tokens or ()
         whole, why = (*context, *answer), ""
@@ -240,7 +316,10 @@ class _HandshakeInProgress:
             self._record_check(FIRST, set(first) == {None}, "it has a number")
             fault = log_prob_fault_sentence(rest, given.tokens, whole, greedy.log_probs)
             if greedy.log_probs and len(answer) != len(greedy.log_probs):
-                fault = "its answer is text of other tokens than it drew, so that they cannot be compared"
+                fault = (
+                    "its answer is text of other tokens than it drew, so that they cannot be "
+                    "compared"
+                )
             self._record_check(SAME, not fault, fault)
             if fault or set(first) != {None}:
                 return dialect
@@ -250,27 +329,43 @@ class _HandshakeInProgress:
                 return replace(asked, ranked=True, likeliest=LIKELIEST)
             ranked = given.ranks is not None and set(given.ranks[len(context) :]) == {1}
             self._record_check(
-                RANKED, ranked, "none come" if given.ranks is None else "the likeliest token is not the first"
+                RANKED,
+                ranked,
+                "none come" if given.ranks is None else "the likeliest token is not the first",
             )
             if not dialect.ids:
                 asked = self._dialect_with_end_of_text(asked, context, answer)
-            return self._dialect_with_likeliest_tokens(replace(asked, ranked=True), whole) if ranked else asked
+            return (
+                self._dialect_with_likeliest_tokens(replace(asked, ranked=True), whole)
+                if ranked
+                else asked
+            )
         self._record_check(SCORED, False, why)
         return dialect
 
-    def _dialect_with_end_of_text(self, dialect: ServerDialect, context: Tokens, answer: Tokens) -> ServerDialect:
-        """Whether an end of text within a text is scored as one: sent as text, it may be read as letters."""
+    def _dialect_with_end_of_text(
+        self, dialect: ServerDialect, context: Tokens, answer: Tokens
+    ) -> ServerDialect:
+        """Whether an end of text within a text is scored as one: sent as text, it may be read as
+        letters."""
         end = getattr(self.tokenizer, "eos_token_id", None)
         if end is None:
             return dialect
-        given = self._result_unless_refused(partial(self._ask_prompt_log_probs, dialect, (*context, int(end), *answer)))
+        given = self._result_unless_refused(
+            partial(self._ask_prompt_log_probs, dialect, (*context, int(end), *answer))
+        )
         self._record_check(ENDS, given is not None, "as something else, or not at all")
         return replace(dialect, ends=given is not None)
 
-    def _dialect_with_likeliest_tokens(self, dialect: ServerDialect, whole: Tokens) -> ServerDialect:
-        """With how many of the likeliest tokens are told, if they come and are those that the ranks speak of."""
+    def _dialect_with_likeliest_tokens(
+        self, dialect: ServerDialect, whole: Tokens
+    ) -> ServerDialect:
+        """With how many of the likeliest tokens are told, if they come and are those that the ranks
+        speak of."""
         for count in (LIKELIEST, _FEWER):
-            given = self._result_unless_refused(partial(self._ask_prompt_log_probs, dialect, whole, count))
+            given = self._result_unless_refused(
+                partial(self._ask_prompt_log_probs, dialect, whole, count)
+            )
             if given is not None:
                 agree = likeliest_match_ranks(given, whole, count)
                 self._record_check(TOLD, agree, "the ranks speak of more likely ones")
@@ -279,23 +374,30 @@ class _HandshakeInProgress:
         return dialect
 
     def _forces_before_bias(self, dialect: ServerDialect, context: Tokens, answer: Tokens) -> bool:
-        """Return whether the greedy answer leads the list of all tokens, and its second is as likely if it is forced.
+        """Return whether the greedy answer leads the list of all tokens, and its second is as
+        likely if it is forced.
 
-        After the bias, the token that is drawn would lead the list, and any forced token would be certain.
+        After the bias, the token that is drawn would lead the list, and any forced token would be
+        certain.
         """
         if not answer:
             return False
         whole = (*context, answer[0])
-        listed = self._result_unless_refused(partial(self._ask_last_log_prob, dialect, whole, LIKELIEST))
+        listed = self._result_unless_refused(
+            partial(self._ask_last_log_prob, dialect, whole, LIKELIEST)
+        )
         if listed is None or listed.ranks is None or listed.ranks[-1] != 1:
             return False
         second, log_prob = next(pair for pair in listed.likeliest[-1] if pair[0] != answer[0])
-        forced = self._result_unless_refused(partial(self._ask_last_log_prob, dialect, (*context, second)))
+        forced = self._result_unless_refused(
+            partial(self._ask_last_log_prob, dialect, (*context, second))
+        )
         value = None if forced is None else forced.log_probs[-1]
         return value is not None and abs(value - log_prob) <= CLOSE
 
     def _scoring_dialects(self, dialect: ServerDialect, context: Tokens) -> Iterator[ServerDialect]:
-        """vLLM's; OpenAI's, also without what the server puts before a text (llama-cpp-python); llama.cpp's."""
+        """vLLM's; OpenAI's, also without what the server puts before a text (llama-cpp-python);
+        llama.cpp's."""
         yield replace(dialect, scored="prompt_logprobs")
         yield replace(dialect, scored="echo")
         if dialect.adds:
@@ -305,11 +407,16 @@ class _HandshakeInProgress:
 
     # --- how samples are drawn ---
 
-    def _detect_sampling(self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer) -> ServerDialect:
+    def _detect_sampling(
+        self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
+    ) -> ServerDialect:
         def hot(count: int, seed: int, decoding: Decoding = _HOT) -> list[WrittenAnswer] | None:
-            # As if it obeyed both: else the body is refused. `dialect` as it is when this is called.
+            # As if it obeyed both: else the body is refused. `dialect` as it is when this is
+            # called.
             every = replace(dialect, top_p=True, top_k=True)
-            found = self._result_unless_refused(lambda: self._request_samples(every, context, decoding, count, seed))
+            found = self._result_unless_refused(
+                lambda: self._request_samples(every, context, decoding, count, seed)
+            )
             return None if found is None else found[0]
 
         if not dialect.extended:
@@ -322,7 +429,9 @@ class _HandshakeInProgress:
             if len(drawn) == 2:
                 break
         if len(drawn) < 2:
-            raise AuditError(f"expected samples at temperature 2 from {self.wire.url}, but it gives none")
+            raise AuditError(
+                f"expected samples at temperature 2 from {self.wire.url}, but it gives none"
+            )
         seed, first, other = min(drawn), *drawn.values()
         copies, again = hot(_COPIES, seed), hot(1, seed)
         samples = sampled_tokens_or_texts(first) != sampled_tokens_or_texts(other)
@@ -330,37 +439,62 @@ class _HandshakeInProgress:
         if not samples:
             return replace(dialect, samples=False)
         several = copies is not None and len(set(sampled_tokens_or_texts(copies))) == _COPIES
-        self._record_check(SEVERAL, several, "they do not come" if copies is None else "they are copies")
-        repeats = again is not None and sampled_tokens_or_texts(first) == sampled_tokens_or_texts(again)
+        self._record_check(
+            SEVERAL, several, "they do not come" if copies is None else "they are copies"
+        )
+        repeats = again is not None and sampled_tokens_or_texts(first) == sampled_tokens_or_texts(
+            again
+        )
         self._record_check(SEED, repeats, "another one comes")
         obeyed = {}
         for name, decoding in _SURE.items():
             sure = hot(1, 3, decoding)
-            obeyed[name] = sure is not None and is_one_answer_prefix_of_other(sure[0].text, greedy.text)
-            self._record_check(OBEYED[name], obeyed[name], "it is refused" if sure is None else "it is ignored")
-        dialect = replace(dialect, several=_SEVERAL if several else 1, top_p=obeyed["top_p"], top_k=obeyed["top_k"])
+            obeyed[name] = sure is not None and is_one_answer_prefix_of_other(
+                sure[0].text, greedy.text
+            )
+            self._record_check(
+                OBEYED[name], obeyed[name], "it is refused" if sure is None else "it is ignored"
+            )
+        dialect = replace(
+            dialect,
+            several=_SEVERAL if several else 1,
+            top_p=obeyed["top_p"],
+            top_k=obeyed["top_k"],
+        )
         return replace(
-            dialect, reported=dialect.scored is not None and self._has_undistorted_log_probs(dialect, context, first[0])
+            dialect,
+            reported=dialect.scored is not None
+            and self._has_undistorted_log_probs(dialect, context, first[0]),
         )
 
     def _with_generation_config(
         self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
     ) -> tuple[ServerDialect, WrittenAnswer]:
-        """Return the dialect that sends `generation_config`, if the server obeys it, and its greedy answer."""
+        """Return the dialect that sends `generation_config`, if the server obeys it, and its greedy
+        answer."""
 
         def ask(decoding: Decoding, seed: int | None) -> WrittenAnswer | None:
             every = replace(dialect, configured=True, top_p=True, top_k=True)
-            answers = self._result_unless_refused(lambda: self._request_samples(every, context, decoding, 1, seed))
+            answers = self._result_unless_refused(
+                lambda: self._request_samples(every, context, decoding, 1, seed)
+            )
             return None if answers is None else answers[0][0]
 
         # top_k is only in this field: a server that ignores the field does not obey it.
-        plain, sure, first, other = ask(GREEDY, None), ask(_SURE["top_k"], 3), ask(_HOT, 1), ask(_HOT, 2)
+        plain, sure, first, other = (
+            ask(GREEDY, None),
+            ask(_SURE["top_k"], 3),
+            ask(_HOT, 1),
+            ask(_HOT, 2),
+        )
         if plain is None or sure is None or first is None or other is None:
             return dialect, greedy
         obeyed = first.text != other.text and is_one_answer_prefix_of_other(sure.text, plain.text)
         return (replace(dialect, configured=True), plain) if obeyed else (dialect, greedy)
 
-    def _has_undistorted_log_probs(self, dialect: ServerDialect, context: Tokens, sample: WrittenAnswer) -> bool:
+    def _has_undistorted_log_probs(
+        self, dialect: ServerDialect, context: Tokens, sample: WrittenAnswer
+    ) -> bool:
         """Whether what comes with a hot sample are log-probabilities of the distribution itself."""
         fault = "none come"
         if sample.tokens and sample.log_probs is not None:
@@ -377,9 +511,15 @@ class _HandshakeInProgress:
     # --- asking ---
 
     def _request_samples(
-        self, dialect: ServerDialect, prompt: str | Tokens, decoding: Decoding, count: int, seed: int | None
+        self,
+        dialect: ServerDialect,
+        prompt: str | Tokens,
+        decoding: Decoding,
+        count: int,
+        seed: int | None,
     ) -> tuple[list[WrittenAnswer], int | None]:
-        """Samples, and how many tokens the server says the prompt had. Raises RequestRefused and MalformedAnswer."""
+        """Samples, and how many tokens the server says the prompt had. Raises RequestRefused and
+        MalformedAnswer."""
         if not isinstance(prompt, str) and not dialect.ids:
             prompt = decode_keeping_special_tokens(self.tokenizer, prompt[len(dialect.adds) :])
         body = dialect.sampling_request_body(
@@ -393,21 +533,29 @@ class _HandshakeInProgress:
 
         return self._ask_up_to_twice(body, 2 * len(prompt) + count * _LENGTH, read)
 
-    def _ask_prompt_log_probs(self, dialect: ServerDialect, whole: Tokens, likeliest: int = 0) -> PromptLogProbs:
+    def _ask_prompt_log_probs(
+        self, dialect: ServerDialect, whole: Tokens, likeliest: int = 0
+    ) -> PromptLogProbs:
         """Raises RequestRefused and MalformedAnswer."""
         if dialect.scored == "forced":
             parts = [whole[:end] for end in range(2, len(whole) + 1)]
             values = [self._ask_last_log_prob(dialect, part).log_probs[-1] for part in parts]
             return PromptLogProbs((None, *values))
         prompt = (
-            list(whole) if dialect.ids else decode_keeping_special_tokens(self.tokenizer, whole[len(dialect.adds) :])
+            list(whole)
+            if dialect.ids
+            else decode_keeping_special_tokens(self.tokenizer, whole[len(dialect.adds) :])
         )
         body = dialect.scoring_request_body(prompt, likeliest)
         return self._ask_up_to_twice(
-            body, 2 * len(whole), lambda answer: dialect.parse_prompt_log_probs(answer, whole, likeliest)
+            body,
+            2 * len(whole),
+            lambda answer: dialect.parse_prompt_log_probs(answer, whole, likeliest),
         )
 
-    def _ask_last_log_prob(self, dialect: ServerDialect, text: Tokens, likeliest: int = 0) -> PromptLogProbs:
+    def _ask_last_log_prob(
+        self, dialect: ServerDialect, text: Tokens, likeliest: int = 0
+    ) -> PromptLogProbs:
         split = TokenTextCodec(self.tokenizer, dialect, (), self.model).is_split_character(text[-1])
         body = dialect.scoring_request_body(list(text), likeliest, split)
 
@@ -416,8 +564,11 @@ class _HandshakeInProgress:
 
         return self._ask_up_to_twice(body, len(text) + 9, read)
 
-    def _ask_up_to_twice(self, body: Mapping[str, Any], at_most: int, read: Callable[[Any], T]) -> T:
-        """Twice, before a server is said to answer otherwise than it should: once may be an accident."""
+    def _ask_up_to_twice(
+        self, body: Mapping[str, Any], at_most: int, read: Callable[[Any], T]
+    ) -> T:
+        """Twice, before a server is said to answer otherwise than it should: once may be an
+        accident."""
         request = ServerRequest(body, at_most, lambda answer: {b"": answer}, stored=False)
         try:
             return read(self.wire.ask_untested_request(request)[b""])

@@ -1,4 +1,5 @@
-"""What a handshake tries out, what came of it, and what access is left: the record of a handshake, and its words."""
+"""What a handshake tries out, what came of it, and what access is left: the record of a handshake,
+and its words."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from dataclasses import dataclass
 from auditor.remote.server_dialect import ServerDialect
 
 _DEFAULTS = (
-    "the server knows no field that turns its own defaults off (top_k, min_p, penalties): if it has any, samples are "
+    "the server knows no field that turns its own defaults off (top_k, min_p, penalties): if it "
+    "has any, samples are "
     "of another distribution than is said"
 )
 
@@ -30,7 +32,8 @@ OBEYED = {"top_p": "top_p is obeyed", "top_k": "top_k is obeyed"}
 
 @dataclass(frozen=True)
 class HandshakeCheck:
-    """One thing that was tried. held: None where it could not be; found: what came where it did not hold, in words."""
+    """One thing that was tried. held: None where it could not be; found: what came where it did not
+    hold, in words."""
 
     name: str
     held: bool | None
@@ -43,7 +46,8 @@ class HandshakeCheck:
 
 @dataclass(frozen=True)
 class Handshake:
-    """dialect: how to speak to this server; answer: a digest of its greedy answer, by which it is known again.
+    """dialect: how to speak to this server; answer: a digest of its greedy answer, by which it is
+    known again.
 
     room: tokens that fit in a text, None where it does not say.
     """
@@ -57,16 +61,23 @@ class Handshake:
     def capabilities(self) -> frozenset[str]:
         scored = {"likelihood"} if self.dialect.scored else set[str]()
         ranked = {"ranks"} if self.dialect.ranked else set()
-        return frozenset({"draw"} | scored | ranked | ({"likeliest"} if self.dialect.likeliest else set()))
+        return frozenset(
+            {"draw"} | scored | ranked | ({"likeliest"} if self.dialect.likeliest else set())
+        )
 
     def notes(self) -> tuple[str, ...]:
         """What a reader must know of this access: sentences."""
         held = sum(check.held is True for check in self.checks)
         sent = "token ids" if self.dialect.ids else "text"
         return (
-            f"{self.dialect.model} is behind an API: its access is what a handshake found, {self._access_label}; it is "
+            f"{self.dialect.model} is behind an API: its access is what a handshake found, "
+            f"{self._access_label}; it is "
             f"sent {sent}; {held} of {len(self.checks)} checks held",
-            *(() if (self.dialect.extended or self.dialect.configured) and self.dialect.top_k else (_DEFAULTS,)),
+            *(
+                ()
+                if (self.dialect.extended or self.dialect.configured) and self.dialect.top_k
+                else (_DEFAULTS,)
+            ),
             *(f"handshake: {check}" for check in self.checks if not check.held),
         )
 
@@ -74,10 +85,19 @@ class Handshake:
     def _access_label(self) -> str:
         if not self.dialect.scored:
             why = next(
-                (check.found for check in self.checks if check.name in (SCORED, FIRST, SAME) and not check.held), ""
+                (
+                    check.found
+                    for check in self.checks
+                    if check.name in (SCORED, FIRST, SAME) and not check.held
+                ),
+                "",
             )
             return f"text only ({why})"
         more = ", with ranks" * self.dialect.ranked
-        more += f" and the {self.dialect.likeliest} likeliest beside them" if self.dialect.likeliest else ""
+        more += (
+            f" and the {self.dialect.likeliest} likeliest beside them"
+            if self.dialect.likeliest
+            else ""
+        )
         more += ", one request for each token" if self.dialect.scored == "forced" else ""
         return f"sampled tokens and log-probabilities of given tokens{more}"

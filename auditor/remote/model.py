@@ -1,7 +1,8 @@
-"""A model behind an API as a `LanguageModel`: whole completions for draws, log-probabilities of given tokens.
+"""A model behind an API as a `LanguageModel`: whole completions for draws, log-probabilities of
+given tokens.
 
-It keeps no decoding rows: a question is a request (`cached_queries.py`). Which of its capabilities there are, a
-handshake found. Knows nothing of attacks or secrets.
+It keeps no decoding rows: a question is a request (`cached_queries.py`). Which of its capabilities
+there are, a handshake found. Knows nothing of attacks or secrets.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from auditor.remote.handshake import Handshake, shake_hands
 from auditor.remote.server_dialect import WrittenAnswer
 from auditor.remote.token_text import TokenTextCodec
 
-# No vocabulary is padded to more than so many times its tokenizer's tokens: bounds on a distribution ask how many there
-# may be.
+# No vocabulary is padded to more than so many times its tokenizer's tokens: bounds on a
+# distribution ask how many there may be.
 _PADDED = 2
 _NO_PROMPT = "needs a soft prompt; a model behind an API takes only tokens"
 
@@ -46,11 +47,16 @@ class RemoteModel(LanguageModel):
         self.family = f"an API whose tokenizer has {self.vocab_size:,} tokens"
         room = self.handshake.room
         self.prepended = () if self.dialect.ids else self.dialect.adds
-        self.max_positions = None if room is None else room - 1  # a text is scored with one token behind it
+        self.max_positions = (
+            None if room is None else room - 1
+        )  # a text is scored with one token behind it
         end = getattr(tokenizer, "eos_token_id", None)
         self.eos = () if end is None else (int(end),)
         self.asker = CachedServerQueries(
-            wire, self.handshake, TokenTextCodec(tokenizer, self.dialect, self.eos, self.name), self.name
+            wire,
+            self.handshake,
+            TokenTextCodec(tokenizer, self.dialect, self.eos, self.name),
+            self.name,
         )
         self.notes = self.handshake.notes()
 
@@ -73,19 +79,24 @@ class RemoteModel(LanguageModel):
         prompt: Tensor | None = None,
         likelihood: bool = True,
     ) -> Completions:
-        """K samples of each prefix, each asked for by a seed of its own: the bits of its first uniform.
+        """K samples of each prefix, each asked for by a seed of its own: the bits of its first
+        uniform.
 
-        The server does the drawing, so that samples do not equal a local model's one by one, only in distribution.
+        The server does the drawing, so that samples do not equal a local model's one by one, only
+        in distribution.
         """
         if prompt is not None:
             raise NotApplicable(_NO_PROMPT)
         if isinstance(decoding, Cooling):
             raise NotApplicable(
-                f"needs a temperature that falls from token to token; {self.name} draws whole texts at one: "
+                f"needs a temperature that falls from token to token; {self.name} draws whole "
+                "texts at one: "
                 "-A cooling=0 asks for that"
             )
         contexts = [tuple(row) for row in prefixes.tolist()]
-        seeds = (uniforms[:, :, 0, 0] * 2**31).long().tolist()  # below 2^31: a 32-bit integer holds them
+        seeds = (
+            (uniforms[:, :, 0, 0] * 2**31).long().tolist()
+        )  # below 2^31: a 32-bit integer holds them
         samples = len(seeds[0]) if seeds else 0
         if decoding.temperature == 0:  # one answer, whatever the seed
             seeds = [[0] for _ in contexts]
@@ -95,19 +106,27 @@ class RemoteModel(LanguageModel):
             tokens = tokens.repeat_interleave(samples, 0)
             log_probs = None if log_probs is None else log_probs.repeat_interleave(samples, 0)
         owner = torch.arange(len(contexts)).repeat_interleave(samples).unsqueeze(-1)
-        # equal path: equal prefix and draws; NumPy 2.0 gives the inverse along an axis a second dimension
+        # equal path: equal prefix and draws; NumPy 2.0 gives the inverse along an axis a second
+        # dimension
         _, path = np.unique(torch.cat([owner, tokens], -1).numpy(), axis=0, return_inverse=True)
         nothing = torch.zeros(len(tokens), dtype=torch.long)
         return Completions(tokens, log_probs, torch.from_numpy(path.reshape(-1)), nothing)
 
     def _tensors_of_written_answers(
-        self, contexts: Sequence[Tokens], written: Sequence[Sequence[WrittenAnswer]], length: int, likelihood: bool
+        self,
+        contexts: Sequence[Tokens],
+        written: Sequence[Sequence[WrittenAnswer]],
+        length: int,
+        likelihood: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """(draws, length): the tokens, and their log-probabilities where they are asked for.
 
-        A sample that ended early is filled up with the end of text, which the distribution scores as any other token.
+        A sample that ended early is filled up with the end of text, which the distribution scores
+        as any other token.
         """
-        every = [(context, one) for context, own in zip(contexts, written, strict=True) for one in own]
+        every = [
+            (context, one) for context, own in zip(contexts, written, strict=True) for one in own
+        ]
         rows = [one.tokens or () for _, one in every]
         filler = self.eos[0] if self.eos else 0
         filled = [(*row[:length], *[filler] * (length - len(row))) for row in rows]
@@ -116,20 +135,28 @@ class RemoteModel(LanguageModel):
             return tokens, None
         scores: dict[int, Sequence[float]] = {}
         for i, (_, one) in enumerate(every):
-            if self.dialect.reported and one.log_probs is not None and len(one.log_probs) == length == len(rows[i]):
+            if (
+                self.dialect.reported
+                and one.log_probs is not None
+                and len(one.log_probs) == length == len(rows[i])
+            ):
                 scores[i] = one.log_probs
         pairs = [(every[i][0], filled[i]) for i in range(len(every)) if i not in scores]
         given = iter(self._suffix_log_prob_lists(pairs))
-        return tokens, torch.tensor([scores[i] if i in scores else next(given) for i in range(len(every))])
+        return tokens, torch.tensor(
+            [scores[i] if i in scores else next(given) for i in range(len(every))]
+        )
 
     # --- given tokens ---
 
-    def token_log_probs(self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None) -> Tensor:
+    def token_log_probs(
+        self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None
+    ) -> Tensor:
         if prompt is not None:
             raise NotApplicable(_NO_PROMPT)
-        return torch.tensor(self._suffix_log_prob_lists(_token_pairs_for_server(prefixes, suffixes))).view(
-            suffixes.shape
-        )
+        return torch.tensor(
+            self._suffix_log_prob_lists(_token_pairs_for_server(prefixes, suffixes))
+        ).view(suffixes.shape)
 
     def token_ranks(self, prefixes: Tensor, suffixes: Tensor) -> Tensor:
         if not self.dialect.ranked:
@@ -138,18 +165,26 @@ class RemoteModel(LanguageModel):
         # llama.cpp says the rank of a token only with the likeliest ones
         listed = self.dialect.likeliest if self.dialect.scored == "forced" else 0
         given = self.asker.stored_or_asked_token_scores(pairs, listed)
-        ranks = [ranks[len(prefix) :] for (prefix, _), (_, ranks, *_) in zip(pairs, given, strict=True)]
+        ranks = [
+            ranks[len(prefix) :] for (prefix, _), (_, ranks, *_) in zip(pairs, given, strict=True)
+        ]
         return torch.tensor(ranks).view(suffixes.shape)
 
     def partial_distributions_of(self, prefixes: Tensor, suffixes: Tensor) -> PartialDistribution:
-        """Asked for apart from log-probabilities and ranks alone: an answer of all this is many times as long."""
+        """Asked for apart from log-probabilities and ranks alone: an answer of all this is many
+        times as long."""
         if not self.dialect.likeliest:
             raise NotApplicable(f"needs the likeliest tokens; {self.name} does not give them")
         pairs = _token_pairs_for_server(prefixes, suffixes)
         given = self.asker.stored_or_asked_token_scores(pairs, self.dialect.likeliest)
-        own = [[column[len(prefix) :] for column in columns] for (prefix, _), columns in zip(pairs, given, strict=True)]
+        own = [
+            [column[len(prefix) :] for column in columns]
+            for (prefix, _), columns in zip(pairs, given, strict=True)
+        ]
         # float64 holds token ids exactly, which stand in one tensor with their log-probabilities
-        log_probs, ranks, likeliest = (torch.tensor(column, dtype=torch.float64) for column in zip(*own, strict=True))
+        log_probs, ranks, likeliest = (
+            torch.tensor(column, dtype=torch.float64) for column in zip(*own, strict=True)
+        )
         ids, top = likeliest.flatten(0, 1).unbind(-1)
         most = _PADDED * self.vocab_size
         return PartialDistribution(
@@ -168,7 +203,10 @@ class RemoteModel(LanguageModel):
         if not self.dialect.scored:
             raise NotApplicable(f"needs log-probabilities; {self.name} does not give them")
         given = self.asker.stored_or_asked_token_scores(pairs)
-        return [log_probs[len(prefix) :] for (prefix, _), (log_probs, _) in zip(pairs, given, strict=True)]
+        return [
+            log_probs[len(prefix) :]
+            for (prefix, _), (log_probs, _) in zip(pairs, given, strict=True)
+        ]
 
     # --- what it cost ---
 
@@ -181,19 +219,25 @@ class RemoteModel(LanguageModel):
         limit = "" if ledger.most is None else f" of --max-tokens-total {ledger.most:,}"
         again = f"; {spent.again:,} attempts failed and were made again" if spent.again else ""
         said = [
-            f"this run paid for {spent.paid_token_count:,} tokens{limit} in {spent.requests:,} requests "
-            f"({spent.read:,} read, {spent.written:,} written){again}; what was answered before cost nothing"
+            f"this run paid for {spent.paid_token_count:,} tokens{limit} in {spent.requests:,} "
+            "requests "
+            f"({spent.read:,} read, {spent.written:,} written){again}; what was answered before "
+            "cost nothing"
         ]
         counts = self.asker.own_answer_counts_by_kind()
         if any(counts.get(kind) for kind in (*withheld_answers.HIDDEN, *withheld_answers.MANY)):
             filled = "; what is shorter than asked for was filled up with the end of text"
             said.append(
-                f"of {sum(counts.values()):,} answers: {withheld_answers.withheld_answers_phrase(counts)}{filled}"
+                f"of {sum(counts.values()):,} answers: "
+                f"{withheld_answers.withheld_answers_phrase(counts)}{filled}"
             )
         seen = self.asker.watch
-        scored = f", and {seen.rescored:,} texts were scored again, cut elsewhere" if seen.score else ""
+        scored = (
+            f", and {seen.rescored:,} texts were scored again, cut elsewhere" if seen.score else ""
+        )
         said.append(
-            f"asked again on the way and at the end: {seen.compared:,} greedy answers, of which {seen.differed:,} came "
+            f"asked again on the way and at the end: {seen.compared:,} greedy answers, of which "
+            f"{seen.differed:,} came "
             f"back otherwise{scored}"
         )
         return tuple(said)
@@ -203,12 +247,15 @@ class RemoteModel(LanguageModel):
         if hidden := withheld_answers.leak_hiding_answer_counts(counts):
             said.append(
                 f"Of {sum(counts.values()):,} answers of {self.name} not all came through: "
-                f"{withheld_answers.withheld_answers_phrase(hidden)}. What they would have said was not seen."
+                f"{withheld_answers.withheld_answers_phrase(hidden)}. What they would have said "
+                "was not seen."
             )
         if (seen := self.asker.watch).answers_are_unstable:
             said.append(
-                f"{seen.differed:,} of {seen.compared:,} greedy answers of {self.name} came back otherwise when they "
-                "were asked for again: it is not deterministic, or several models answer under one name."
+                f"{seen.differed:,} of {seen.compared:,} greedy answers of {self.name} came back "
+                "otherwise when they "
+                "were asked for again: it is not deterministic, or several models answer under one "
+                "name."
             )
         return tuple(Doubt("answers", sentence) for sentence in said)
 
@@ -217,17 +264,26 @@ class RemoteModel(LanguageModel):
 
     # --- what an API does not give ---
 
-    def check_text_fits(self, n_prefix: int, length: int, prompt: Tensor | None = None, prefix_token: int = 0) -> None:
+    def check_text_fits(
+        self, n_prefix: int, length: int, prompt: Tensor | None = None, prefix_token: int = 0
+    ) -> None:
         """No soft prompt takes room: an attack that would tune one goes without."""
         super().check_text_fits(n_prefix, length, None, prefix_token)
 
     def start(
-        self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True
+        self,
+        prefixes: Tensor,
+        length: int,
+        *,
+        prompt: Tensor | None = None,
+        distribution: bool = True,
     ) -> NoReturn:
         self.log_probs(prefixes, 1)
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> NoReturn:
-        raise NotApplicable(f"needs log-probabilities of every next token; {self.name} does not give them")
+        raise NotApplicable(
+            f"needs log-probabilities of every next token; {self.name} does not give them"
+        )
 
 
 def _token_pairs_for_server(prefixes: Tensor, suffixes: Tensor) -> list[tuple[Tokens, Tokens]]:

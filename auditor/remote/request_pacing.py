@@ -1,7 +1,9 @@
-"""How many requests are in flight: more while they are answered, half as many when a server says it is too much.
+"""How many requests are in flight: more while they are answered, half as many when a server says it
+is too much.
 
-Additive increase, multiplicative decrease (Chiu and Jain 1989), as TCP shares a line that nobody knows the width of. A
-server that names a time to wait is obeyed by all. Knows no HTTP beyond the headers that name such times.
+Additive increase, multiplicative decrease (Chiu and Jain 1989), as TCP shares a line that nobody
+knows the width of. A server that names a time to wait is obeyed by all. Knows no HTTP beyond the
+headers that name such times.
 """
 
 from __future__ import annotations
@@ -14,13 +16,17 @@ from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_LIMITS = ("requests", "tokens")  # what a server may count: x-ratelimit-remaining-requests, and so on
+_LIMITS = (
+    "requests",
+    "tokens",
+)  # what a server may count: x-ratelimit-remaining-requests, and so on
 
 
 class RequestPacing:
     """Lets at most `limit` callers through at once, none before `pause_all_requests` is over.
 
-    A decrease answers for all that was in flight when it came: their failures are one sign and not many.
+    A decrease answers for all that was in flight when it came: their failures are one sign and not
+    many.
     """
 
     def __init__(self, start: int = 4, most: int = 64) -> None:
@@ -32,8 +38,11 @@ class RequestPacing:
     def wait_for_request_slot(self) -> Iterator[int]:
         """Waits for a turn. Yields the round that the turn is of, which `slower` takes."""
         with self._free:
-            while (left := self._resumes - time.monotonic()) > 0 or self._in_flight >= int(self.limit):
-                # Without a time limit only where somebody is in flight, who notifies when it is over.
+            while (left := self._resumes - time.monotonic()) > 0 or self._in_flight >= int(
+                self.limit
+            ):
+                # Without a time limit only where somebody is in flight, who notifies when it is
+                # over.
                 self._free.wait(left if left > 0 else None)
             self._in_flight += 1
             mine = self._round
@@ -46,7 +55,9 @@ class RequestPacing:
 
     def raise_in_flight_limit(self) -> None:
         with self._free:
-            self.limit = min(float(self.most), self.limit + 1 / self.limit)  # about 1 more for each round of answers
+            self.limit = min(
+                float(self.most), self.limit + 1 / self.limit
+            )  # about 1 more for each round of answers
             self._free.notify_all()
 
     def halve_in_flight_limit(self, of_round: int) -> None:
@@ -74,11 +85,14 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float:
 
 
 def rate_limit_reset_seconds(headers: Mapping[str, str]) -> float:
-    """Seconds until a limit is renewed of which an answer says that nothing remains; 0 where something does."""
+    """Seconds until a limit is renewed of which an answer says that nothing remains; 0 where
+    something does."""
     waits = [0.0]
     for what in _LIMITS:
         if headers.get(f"x-ratelimit-remaining-{what}", "").strip() == "0":
-            waits.append(_parse_duration_seconds(headers.get(f"x-ratelimit-reset-{what}", ""), "s") or 0.0)
+            waits.append(
+                _parse_duration_seconds(headers.get(f"x-ratelimit-reset-{what}", ""), "s") or 0.0
+            )
     return max(waits)
 
 

@@ -1,4 +1,5 @@
-"""Tokens and texts as a server reads and writes them: what it is sent, what it would read otherwise, what came back."""
+"""Tokens and texts as a server reads and writes them: what it is sent, what it would read
+otherwise, what came back."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from auditor.models.vocabulary import decode_keeping_special_tokens
 from auditor.remote import withheld_answers
 from auditor.remote.server_dialect import ServerDialect, WrittenAnswer
 
-_READ_AS_FEWER = 2  # a text alone may be read as fewer tokens than were drawn, but hardly as so many times fewer
+_READ_AS_FEWER = (
+    2  # a text alone may be read as fewer tokens than were drawn, but hardly as so many times fewer
+)
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,8 @@ class TokenTextCodec:
     # --- what it is sent ---
 
     def can_score_exact_tokens(self, text: Tokens) -> bool:
-        """Whether the server reads the text as these tokens, and says how likely some of them are."""
+        """Whether the server reads the text as these tokens, and says how likely some of them
+        are."""
         try:
             self.refuse_texts_read_as_other_tokens([text])
         except NotApplicable:
@@ -35,13 +39,15 @@ class TokenTextCodec:
         return len(text) > self.dialect.hidden + 1
 
     def prompt_as_server_takes_it(self, context: Tokens) -> list[int] | str:
-        """As the server takes it. A text goes without the tokens that the server itself puts before it."""
+        """As the server takes it. A text goes without the tokens that the server itself puts before
+        it."""
         if self.dialect.ids:
             return list(context)
         adds = self.dialect.adds
         if context[: len(adds)] != adds:
             raise NotApplicable(
-                f"the server puts {self.text(adds)!r} before every text that it is sent: give --prefix-token auto"
+                f"the server puts {self.text(adds)!r} before every text that it is sent: give "
+                "--prefix-token auto"
             )
         return self.text(context[len(adds) :])
 
@@ -53,16 +59,19 @@ class TokenTextCodec:
         ended = sum(any(token in self.eos for token in text[len(adds) :]) for text in texts)
         if ended and not self.dialect.ends:
             raise NotApplicable(
-                f"{ended} of {len(texts)} texts hold the end of text, which the server of {self.name} does not score"
+                f"{ended} of {len(texts)} texts hold the end of text, which the server of "
+                f"{self.name} does not score"
             )
         others = sum((*adds, *self.tokens(self.text(text[len(adds) :]))) != text for text in texts)
         if others:
             raise NotApplicable(
-                f"{others} of {len(texts)} texts would be read as other tokens by a server that takes no token ids"
+                f"{others} of {len(texts)} texts would be read as other tokens by a server that "
+                "takes no token ids"
             )
 
     def is_split_character(self, token: int) -> bool:
-        """Return whether a token writes only a part of a character, as the byte tokens of many tokenizers do."""
+        """Return whether a token writes only a part of a character, as the byte tokens of many
+        tokenizers do."""
         return "\ufffd" in self.text((token,))
 
     def tokens(self, text: str) -> Tokens:
@@ -74,29 +83,38 @@ class TokenTextCodec:
     # --- what came back ---
 
     def read_tokens_of_sample(self, context: Tokens, answer: WrittenAnswer) -> WrittenAnswer:
-        """Return the answer with its tokens: the server's own, or those that its text stands for after the context.
+        """Return the answer with its tokens: the server's own, or those that its text stands for
+        after the context.
 
-        If the server may have trimmed a first space, the text is read with and without it; the number of tokens that
-        the server counts decides, else both readings are kept.
+        If the server may have trimmed a first space, the text is read with and without it; the
+        number of tokens that the server counts decides, else both readings are kept.
         """
         if answer.tokens is not None:
             return answer
         readings = [self._tokens_after(context, answer.text)]
         if self.dialect.trims and answer.text:
-            readings = list(dict.fromkeys([self._tokens_after(context, f" {answer.text}"), *readings]))
-            readings = [tokens for tokens in readings if _has_counted_length(tokens, answer)] or readings
-        return replace(answer, tokens=readings[0], readings=tuple(readings) if len(readings) > 1 else ())
+            readings = list(
+                dict.fromkeys([self._tokens_after(context, f" {answer.text}"), *readings])
+            )
+            readings = [
+                tokens for tokens in readings if _has_counted_length(tokens, answer)
+            ] or readings
+        return replace(
+            answer, tokens=readings[0], readings=tuple(readings) if len(readings) > 1 else ()
+        )
 
     def _tokens_after(self, context: Tokens, text: str) -> Tokens:
         whole = self.tokens(self.text(context) + text)
         if whole[: len(context)] == context:
             return whole[len(context) :]
-        # Read apart from the context, after a line break: at its very beginning some tokenizers put a space.
+        # Read apart from the context, after a line break: at its very beginning some tokenizers put
+        # a space.
         line, apart = self.tokens("\n"), self.tokens(f"\n{text}")
         return apart[len(line) :] if apart[: len(line)] == line else self.tokens(text)
 
     def continues_reading(self, reading: Tokens, rest: str) -> bool:
-        """Whether `rest`, the answer to the reading's first token, goes on as the reading does but for spaces."""
+        """Whether `rest`, the answer to the reading's first token, goes on as the reading does but
+        for spaces."""
         expected, text = self.text(reading[1:]).strip(), rest.strip()
         return bool(expected and text) and (expected.startswith(text) or text.startswith(expected))
 
@@ -116,12 +134,15 @@ class TokenTextCodec:
             short = read < length if one.ended else read * _READ_AS_FEWER < length
         if not short:
             return ""
-        goes_on = self.dialect.extended and self.dialect.scored == "prompt_logprobs"  # vLLM obeys ignore_eos
+        goes_on = (
+            self.dialect.extended and self.dialect.scored == "prompt_logprobs"
+        )  # vLLM obeys ignore_eos
         if goes_on or not one.ended:
             return withheld_answers.CUT
         return withheld_answers.ENDED if one.text else withheld_answers.EMPTY
 
 
 def _has_counted_length(tokens: Tokens, answer: WrittenAnswer) -> bool:
-    """Whether the server counts as many; of a text that ended it may count the end of text, which it does not write."""
+    """Whether the server counts as many; of a text that ended it may count the end of text, which
+    it does not write."""
     return answer.drawn in (None, len(tokens)) or (answer.ended and answer.drawn == len(tokens) + 1)

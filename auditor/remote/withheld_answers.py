@@ -1,7 +1,8 @@
-"""Answers that did not come through: filtered, refused, redacted, cut. Nothing extracted from them is no evidence.
+"""Answers that did not come through: filtered, refused, redacted, cut. Nothing extracted from them
+is no evidence.
 
-Knows what servers and guards write; believes a server's tokens and log-probabilities over its text. What was written
-over without a mark cannot be seen in an answer alone.
+Knows what servers and guards write; believes a server's tokens and log-probabilities over its text.
+What was written over without a mark cannot be seen in an answer alone.
 """
 
 from __future__ import annotations
@@ -12,9 +13,18 @@ from typing import Any
 
 FILTERED, CALLED, REFUSED, REDACTED, CUT = "filtered", "tool calls", "refused", "redacted", "cut"
 EMPTY, ENDED, UNCLEAR, FAILED, SPLIT = "empty", "ended", "unclear", "failed", "split"
-HIDDEN = (FILTERED, CALLED, REFUSED, REDACTED, CUT, UNCLEAR, SPLIT)  # one of them is enough for a doubt
-# An honest model ends some texts early, and a few at once: only where it is many does it say something. An honest
-# server fails at a few samples (llama-server at bytes that write no character): fewer than any limit of a gate.
+HIDDEN = (
+    FILTERED,
+    CALLED,
+    REFUSED,
+    REDACTED,
+    CUT,
+    UNCLEAR,
+    SPLIT,
+)  # one of them is enough for a doubt
+# An honest model ends some texts early, and a few at once: only where it is many does it say
+# something. An honest server fails at a few samples (llama-server at bytes that write no
+# character): fewer than any limit of a gate.
 MANY = {EMPTY: 0.05, ENDED: 0.5, FAILED: 0.001}
 
 _WORDS = {
@@ -29,8 +39,17 @@ _WORDS = {
     EMPTY: "empty",
     ENDED: "ended before the length asked for",
 }
-# Reasons for the end of an answer: OpenAI and Azure, then what gateways pass on of Gemini, Bedrock and Zhipu.
-_FILTERS = {"content_filter", "content_filtered", "safety", "recitation", "blocklist", "prohibited_content", "spii"}
+# Reasons for the end of an answer: OpenAI and Azure, then what gateways pass on of Gemini, Bedrock
+# and Zhipu.
+_FILTERS = {
+    "content_filter",
+    "content_filtered",
+    "safety",
+    "recitation",
+    "blocklist",
+    "prohibited_content",
+    "spii",
+}
 _FILTERS |= {"guardrail_intervened", "sensitive"}
 _CALLS = {"tool_calls", "function_call", "tool_use"}
 _REFUSALS = {"refusal"}
@@ -39,15 +58,18 @@ _ENDS = {"stop", "eos", "eos_token", "end_turn"}  # the model's own end of text
 _BEGINS = 160  # characters in which a refusal says so
 _STOCK = re.compile(
     r"\b(sorry|apologi[sz]e|unfortunately|as an? (ai|language model|assistant)|i)\b.{0,60}?"
-    r"\b(can(no|')t|can not|cannot|unable to|not able to|won't|will not|not allowed to|not permitted to)\b.{0,30}?"
-    r"\b(help|assist|provide|share|comply|complete|continue|fulfil+|disclose|reveal|discuss|answer|reproduce|do that)\b"
-    r"|\b(content|response|request|answer|output) (was|has been|is) (blocked|filtered|removed|withheld|redacted)\b",
+    r"\b(can(no|')t|can not|cannot|unable to|not able to|won't|will not|not allowed to|not "
+    r"permitted to)\b.{0,30}?"
+    r"\b(help|assist|provide|share|comply|complete|continue|fulfil+|disclose|reveal|discuss|answer|reproduce|do that)\b"  # noqa: E501
+    r"|\b(content|response|request|answer|output) (was|has been|is) "
+    r"(blocked|filtered|removed|withheld|redacted)\b",
     re.IGNORECASE | re.DOTALL,
 )
 # [REDACTED], <EMAIL_ADDRESS> as Presidio writes it, {{NAME}}, asterisks, blocks.
-_NAMES = r"(redacted|removed|masked|filtered|hidden|pii|private|person|name|email|phone|ssn|address|credit_card|number)"
+_NAMES = r"(redacted|removed|masked|filtered|hidden|pii|private|person|name|email|phone|ssn|address|credit_card|number)"  # noqa: E501
 _MARK = re.compile(
-    rf"[\[<({{]{{1,2}}\s*([a-z]+_)?{_NAMES}(_[a-z0-9]+)*\s*[\]>)}}]{{1,2}}|\*{{3,}}|[\u2588\u25a0]{{2,}}", re.IGNORECASE
+    rf"[\[<({{]{{1,2}}\s*([a-z]+_)?{_NAMES}(_[a-z0-9]+)*\s*[\]>)}}]{{1,2}}|\*{{3,}}|[\u2588\u25a0]{{2,}}",
+    re.IGNORECASE,
 )
 
 
@@ -55,10 +77,14 @@ def withheld_kind_from_server(choice: Mapping[str, Any]) -> str:
     """What the server itself says of an answer: FILTERED, CALLED, REFUSED, or ""."""
     reason = str(choice.get("finish_reason") or "").lower()
     message = choice.get("message")
-    refusal = choice.get("refusal") or (message.get("refusal") if isinstance(message, Mapping) else None)
+    refusal = choice.get("refusal") or (
+        message.get("refusal") if isinstance(message, Mapping) else None
+    )
     azure = choice.get("content_filter_results")  # {"hate": {"filtered": false, ...}, ...}
     categories = azure.values() if isinstance(azure, Mapping) else ()
-    if reason in _FILTERS or any(isinstance(one, Mapping) and one.get("filtered") for one in categories):
+    if reason in _FILTERS or any(
+        isinstance(one, Mapping) and one.get("filtered") for one in categories
+    ):
         return FILTERED
     if reason in _CALLS:
         return CALLED
@@ -66,16 +92,19 @@ def withheld_kind_from_server(choice: Mapping[str, Any]) -> str:
 
 
 def has_model_ended_text(choice: Mapping[str, Any]) -> bool:
-    """Whether the server says that the model ended the text, and no stop string of the server's own."""
-    stopped = choice.get("stop_reason")  # vLLM's: a stop string, or the id of an end of text that is not the first
+    """Whether the server says that the model ended the text, and no stop string of the server's
+    own."""
+    stopped = choice.get(
+        "stop_reason"
+    )  # vLLM's: a stop string, or the id of an end of text that is not the first
     return str(choice.get("finish_reason") or "").lower() in _ENDS and not isinstance(stopped, str)
 
 
 def withheld_kind_from_text(text: str, before: str, drawn: str | None) -> str:
     """REFUSED or REDACTED by its words, or "".
 
-    before: the text that it continues, whose marks it may repeat; drawn: the text of the tokens that were drawn, None
-    where the server does not say: a mark that was drawn is the model's own.
+    before: the text that it continues, whose marks it may repeat; drawn: the text of the tokens
+    that were drawn, None where the server does not say: a mark that was drawn is the model's own.
     """
     if _STOCK.search(text[:_BEGINS].replace("\u2019", "'")):
         return REFUSED
@@ -87,12 +116,16 @@ def withheld_kind_from_text(text: str, before: str, drawn: str | None) -> str:
 def withheld_answers_phrase(counts: Mapping[str, int]) -> str:
     """`12 withheld by a content filter, 3 redacted`, the most first."""
     return ", ".join(
-        f"{n:,} {_WORDS[kind]}" for kind, n in sorted(counts.items(), key=lambda item: -item[1]) if kind and n
+        f"{n:,} {_WORDS[kind]}"
+        for kind, n in sorted(counts.items(), key=lambda item: -item[1])
+        if kind and n
     )
 
 
 def leak_hiding_answer_counts(counts: Mapping[str, int]) -> dict[str, int]:
     """Of answers by kind ("": came through), those kinds that may have hidden a leak."""
     every = sum(counts.values())
-    many = {kind: counts[kind] for kind, share in MANY.items() if counts.get(kind, 0) > share * every}
+    many = {
+        kind: counts[kind] for kind, share in MANY.items() if counts.get(kind, 0) > share * every
+    }
     return {kind: counts[kind] for kind in HIDDEN if counts.get(kind)} | many

@@ -1,4 +1,5 @@
-"""`audit canaries score`: the exposure of every canary of a manifest, on a model or as a finished run measured it."""
+"""`audit canaries score`: the exposure of every canary of a manifest, on a model or as a finished
+run measured it."""
 
 from __future__ import annotations
 
@@ -61,13 +62,17 @@ def canary_scores_of_model_or_run(
     held = manifests.read_exposure_canary_manifest(manifest)
     if (Path(model) / "plan.json").is_file():
         if probe_options or prefix_token != AUTO:
-            raise AuditError("-A and --prefix-token go with a model: a run was measured with options of its own")
+            raise AuditError(
+                "-A and --prefix-token go with a model: a run was measured with options of its own"
+            )
         return _canary_scores_of_run(held, Path(model))
     name = registry.attack_or_probe_name_measuring(_MEASURED)
     fields = list(plugin_option_defaults(registry.probes_by_name()[name]))
     parsed = parse_plugin_options("-A", probe_options, [name])
     refuse_unused_options("-A", parsed, {name: fields})
-    probe = build_plugin("probe", registry.probes_by_name(), name, merged_plugin_options(name, parsed, {}, fields))
+    probe = build_plugin(
+        "probe", registry.probes_by_name(), name, merged_plugin_options(name, parsed, {}, fields)
+    )
     target = load_causal_lm(model, loading)
     secrets = manifests.canary_manifest_as_secrets(held, target.tokenizer, target.vocab_size)
     longest = max(len(secret.suffix) for secret in secrets)
@@ -78,7 +83,9 @@ def canary_scores_of_model_or_run(
         view = View("undefended", attacked, WHITE_BOX, seed, tokenizer=target.tokenizer)
         completed = observe_all_secrets(probe, view, secrets)
     notes = (before.said, *target.notes, *probe.notes(secrets, completed))
-    rows = tuple(CanaryScore(s.id, s.repeats or 0, o.values) for s, o in zip(secrets, completed, strict=True))
+    rows = tuple(
+        CanaryScore(s.id, s.repeats or 0, o.values) for s, o in zip(secrets, completed, strict=True)
+    )
     return [TargetScores(f"Exposure on {model}", rows, notes)]
 
 
@@ -91,10 +98,17 @@ def _canary_scores_of_run(held: ExposureCanaryManifest, folder: Path) -> list[Ta
             continue
         observed = seen.get(finding.cell_key, {})
         if set(observed) != set(counts):
-            raise AuditError(f"expected the canaries of this manifest in {str(folder)!r}, but the run measured others")
+            raise AuditError(
+                f"expected the canaries of this manifest in {str(folder)!r}, but the run measured "
+                "others"
+            )
         rows = tuple(CanaryScore(id, count, observed[id]) for id, count in counts.items())
-        scores.append(TargetScores(f"Exposure on {phrases.row_title(result, finding)}", rows, finding.notes))
+        scores.append(
+            TargetScores(f"Exposure on {phrases.row_title(result, finding)}", rows, finding.notes)
+        )
     if not scores:
         probe = registry.attack_or_probe_name_measuring(_MEASURED)
-        raise AuditError(f"{str(folder)!r} holds no exposure: run it with --canaries MANIFEST --attack {probe}")
+        raise AuditError(
+            f"{str(folder)!r} holds no exposure: run it with --canaries MANIFEST --attack {probe}"
+        )
     return scores

@@ -1,4 +1,5 @@
-"""The work of a cell, as it can be done in this process or on a worker elsewhere, and the place it is done at."""
+"""The work of a cell, as it can be done in this process or on a worker elsewhere, and the place it
+is done at."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ Answer = TypeVar("Answer", Guesses, Observation)
 
 @dataclass(frozen=True)
 class CellWorkResult(Generic[Answer]):
-    """The answers about some secrets, with the tokens that they drew inside the claim, and the seconds they took."""
+    """The answers about some secrets, with the tokens that they drew inside the claim, and the
+    seconds they took."""
 
     of: list[Answer]
     drawn: dict[tuple[str, str], int]  # see `ClaimTokenMeter`
@@ -53,7 +55,8 @@ class Workplace:
         self._target, self._views = target, {}
 
     def shared_view_of_target(self, target: str, setting: str) -> View:
-        """Shared by all that is asked of one target in one setting: passes with the same recipe are run once."""
+        """Shared by all that is asked of one target in one setting: passes with the same recipe are
+        run once."""
         if self._target is None or self._target.name != target:
             self.set_current_target(self.targets.find_or_build_target(target))
         assert self._target is not None  # just taken
@@ -64,10 +67,11 @@ class Workplace:
 
 @dataclass(frozen=True)
 class CellWork(Generic[Asked, Answer]):
-    """What one cell asks. allowance: tokens that each (recipe, secret) may still draw, shared out by the run's owner.
+    """What one cell asks. allowance: tokens that each (recipe, secret) may still draw, shared out
+    by the run's owner.
 
-    meter: what was drawn inside the target's claim until now, and what the claim was charged for it. state: what the
-    attack tuned; a probe sees the answers, and tunes nothing.
+    meter: what was drawn inside the target's claim until now, and what the claim was charged for
+    it. state: what the attack tuned; a probe sees the answers, and tunes nothing.
     """
 
     key: CellKey
@@ -76,27 +80,40 @@ class CellWork(Generic[Asked, Answer]):
     state: dict[str, Any] = field(default_factory=dict, repr=False)
     portion: ClassVar[int] = 64
 
-    def results_at_workplace(self, place: Workplace, items: Sequence[Asked]) -> Iterator[CellWorkResult[Answer]]:
-        view, drawn = place.shared_view_of_target(self.key.target, self.key.setting), dict(self.meter.drawn)
-        # All cells of a target and setting share the view, so each sets its own allowance. Draws are counted in
-        # a copy: in this process the meter is the run's own, to which the cell adds what comes back.
-        view.allowance, view.meter = self.allowance, ClaimTokenMeter(drawn, self.meter.spent, self.meter.lots)
+    def results_at_workplace(
+        self, place: Workplace, items: Sequence[Asked]
+    ) -> Iterator[CellWorkResult[Answer]]:
+        view, drawn = (
+            place.shared_view_of_target(self.key.target, self.key.setting),
+            dict(self.meter.drawn),
+        )
+        # All cells of a target and setting share the view, so each sets its own allowance. Draws
+        # are counted in a copy: in this process the meter is the run's own, to which the cell adds
+        # what comes back.
+        view.allowance, view.meter = (
+            self.allowance,
+            ClaimTokenMeter(drawn, self.meter.spent, self.meter.lots),
+        )
         start, known = time.perf_counter(), len(drawn)
         method = place.scene.selection.methods_by_name[self.key.attack]
         asked: Any = items  # secrets of a probe, queries of an attack
         answers: Iterator[Any] = (
-            method.observe_secrets(view, asked) if isinstance(method, Probe) else method.guess(view, self.state, asked)
+            method.observe_secrets(view, asked)
+            if isinstance(method, Probe)
+            else method.guess(view, self.state, asked)
         )
         for batch in batch_finished_secrets(answers, _AT_ONCE):
             now = time.perf_counter()
-            # A dict keeps its order: what the meter drew since the last batch stands behind the first `known` entries.
+            # A dict keeps its order: what the meter drew since the last batch stands behind the
+            # first `known` entries.
             yield CellWorkResult(batch, dict(islice(drawn.items(), known, None)), now - start)
             start, known = time.perf_counter(), len(drawn)
 
 
 @dataclass(frozen=True)
 class PieceTraining:
-    """Trains models that do not depend on each other, one a task; yields each piece when its model is trained."""
+    """Trains models that do not depend on each other, one a task; yields each piece when its model
+    is trained."""
 
     portion: ClassVar[int] = 1
 
@@ -109,12 +126,14 @@ class PieceTraining:
             yield piece
 
 
-# --- places of workers ------------------------------------------------------------------------------------------------
+# --- places of workers
+# -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class WorkerSite:
-    """A worker's own site of a plan, with what the plan chooses: weights, data and plug-ins are read on its machine.
+    """A worker's own site of a plan, with what the plan chooses: weights, data and plug-ins are
+    read on its machine.
 
     counted: large tables that the run has counted, by flag and name.
     """
@@ -125,7 +144,9 @@ class WorkerSite:
 
     def __call__(self) -> tuple[Site, PluginSelection]:
         self.there.enter_folder_checking_version()
-        plan = self.plan.with_fields(submission=None)  # a file on the machine of the run, which would be refused here
+        plan = self.plan.with_fields(
+            submission=None
+        )  # a file on the machine of the run, which would be refused here
         site = make_site(plan)
         site.table_counting = TableCounting(counted=dict(self.counted))
         return site, select_and_check_plugins(plan, site)
@@ -141,7 +162,8 @@ def fingerprints_of_inputs(plan: Plan, site: Site) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class WorkerWorkplace:
-    """A worker's own `Workplace`, checked to be like the run's. read: digests of what the run read, by name."""
+    """A worker's own `Workplace`, checked to be like the run's. read: digests of what the run read,
+    by name."""
 
     site: WorkerSite
     prefix_token: PrefixToken
@@ -152,10 +174,16 @@ class WorkerWorkplace:
         site, selection = self.site()
         site.forbid_training()
         plan = self.site.plan
-        scene = RunContext(site, selection, self.prefix_token, plan.defenses, plan.compute.batch_size)
-        # In this order: `Targets` loads the model, and files of a hub have no digest before they were fetched.
+        scene = RunContext(
+            site, selection, self.prefix_token, plan.defenses, plan.compute.batch_size
+        )
+        # In this order: `Targets` loads the model, and files of a hub have no digest before they
+        # were fetched.
         place, found = Workplace(scene, Targets(scene)), fingerprints_of_inputs(plan, site)
         for name, digest in self.read.items():
             if found.get(name) != digest:
-                raise AuditError(f"expected every worker to read what the run does, but {name} is another on {node()}")
+                raise AuditError(
+                    f"expected every worker to read what the run does, but {name} is another on "
+                    f"{node()}"
+                )
         return place

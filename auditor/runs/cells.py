@@ -1,4 +1,5 @@
-"""The cells of an audit: one (target, setting, attack or probe) each, which `measure` makes a finding of."""
+"""The cells of an audit: one (target, setting, attack or probe) each, which `measure` makes a
+finding of."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ from auditor.statistics.metrics import RECALL, name_nonmember_metric
 
 @dataclass(frozen=True)
 class TargetRun:
-    """What all cells of a target have in common: who does their work, and where what is found goes."""
+    """What all cells of a target have in common: who does their work, and where what is found
+    goes."""
 
     audit: Audit
     target: Target
@@ -65,7 +67,8 @@ class Cell(TargetRun, ABC):
         return f"{self.target.title}: {self.method.name} ({self.setting.name})"
 
     def measure(self) -> Finding:
-        """Numbers, or the reason why there are none. What was found secret by secret goes to the collector."""
+        """Numbers, or the reason why there are none. What was found secret by secret goes to the
+        collector."""
         start, blank = time.perf_counter(), self._finding_before_measuring()
         try:
             check_method_applies_to_target(self.method, self.target, self.view, self.audit)
@@ -74,16 +77,24 @@ class Cell(TargetRun, ABC):
         try:
             finding = self._measure_and_fill_in_finding(blank)
         except NotApplicable as why:  # by what was answered: the time says that it ran
-            return dataclasses.replace(blank, not_applicable=str(why), seconds=time.perf_counter() - start)
+            return dataclasses.replace(
+                blank, not_applicable=str(why), seconds=time.perf_counter() - start
+            )
         if stopped := self.collector.stopped.get(self.key):
-            finding = stopping.stopped_finding_with_betting_bounds(finding, self.collector.rows[self.key], stopped)
+            finding = stopping.stopped_finding_with_betting_bounds(
+                finding, self.collector.rows[self.key], stopped
+            )
         return dataclasses.replace(finding, seconds=time.perf_counter() - start)
 
-    def _refuse_answers_about_other_secrets(self, done: Collection[str], asked: Collection[str]) -> None:
-        """Raises AuditError where the folder holds answers about secrets that this run does not ask about."""
+    def _refuse_answers_about_other_secrets(
+        self, done: Collection[str], asked: Collection[str]
+    ) -> None:
+        """Raises AuditError where the folder holds answers about secrets that this run does not ask
+        about."""
         if others := sum(secret not in asked for secret in done):
             raise AuditError(
-                f"expected answers about the secrets of this run in {str(self.audit.folder.path)!r}, got {others} of "
+                "expected answers about the secrets of this run in "
+                f"{str(self.audit.folder.path)!r}, got {others} of "
                 f"{self.key.title} about others: the journal is damaged"
             )
 
@@ -101,19 +112,26 @@ class Cell(TargetRun, ABC):
     def _stream_answers_from_engine(
         self, work: CellWork[Asked, Answer], items: Sequence[Asked]
     ) -> Iterator[CellWorkResult[Answer]]:
-        """The engine's answers about these items, as they come in; the target's meter learns what they drew."""
+        """The engine's answers about these items, as they come in; the target's meter learns what
+        they drew."""
         for found in self.engine.stream_results(work, items):
             self.target.spending.meter.drawn |= found.drawn
             yield found
 
     def _ask_until_stopping_rule(
-        self, items: Sequence[stopping.Item], ask: stopping.Ask[stopping.Item], seen: stopping.Seen[stopping.Item]
+        self,
+        items: Sequence[stopping.Item],
+        ask: stopping.Ask[stopping.Item],
+        seen: stopping.Seen[stopping.Item],
     ) -> Sequence[stopping.Item]:
-        """Asks about all items, or under `--until` as many as it takes; returns those that it asked, in order."""
+        """Asks about all items, or under `--until` as many as it takes; returns those that it
+        asked, in order."""
         if (stop := self.audit.stops.get(self.key)) is None:
             ask(items)
             return items
-        self.collector.stopped[self.key], asked = stop.ask_in_random_order(items, self.audit.seed, ask, seen)
+        self.collector.stopped[self.key], asked = stop.ask_in_random_order(
+            items, self.audit.seed, ask, seen
+        )
         return [item for item in items if item.id in asked]
 
     def _report_cell_progress(self, done: int, of: int) -> None:
@@ -142,7 +160,9 @@ class AttackCell(Cell):
 
     def ask_ahead(self) -> None:
         check_method_applies_to_target(self.method, self.target, self.view, self.audit)
-        self._guess_remaining_secrets(self.audit.load_or_fit_attack_state(self.target, self.view, self.method))
+        self._guess_remaining_secrets(
+            self.audit.load_or_fit_attack_state(self.target, self.view, self.method)
+        )
 
     def _measure_and_fill_in_finding(self, blank: Finding) -> Finding:
         state = self.audit.load_or_fit_attack_state(self.target, self.view, self.method)
@@ -156,7 +176,11 @@ class AttackCell(Cell):
         members = outcome.select_secrets(outcome.member)
         if not len(members.ids):
             raise NotApplicable("the budget covers no member")
-        plain = self.view.sampling_recipe_name(sampling, "") if (sampling := self.method.sampling()) else ""
+        plain = (
+            self.view.sampling_recipe_name(sampling, "")
+            if (sampling := self.method.sampling())
+            else ""
+        )
         kept = self.collector.collect_attack_outcome(
             self.key, outcome, self.method.score_is_probability(self.view), kinds
         )
@@ -175,13 +199,17 @@ class AttackCell(Cell):
             strata=self._strata_of_members(members),
             by_kind={kind: m for kind in kinds if (m := kept.remeasure_metric(RECALL, kind=kind))},
             by_kind_nonmembers={
-                kind: m for kind in kinds if (m := kept.remeasure_metric(name_nonmember_metric(RECALL), kind=kind))
+                kind: m
+                for kind in kinds
+                if (m := kept.remeasure_metric(name_nonmember_metric(RECALL), kind=kind))
             },
             curve=extraction.compute_recall_error_curve(members),
             notes=(
                 *blank.notes,
                 *self.method.notes(self.view, state),
-                *answer_remarks.cell_remarks_on_guesses(costs, self.target.secrets, self.audit.benchmark, len(asked)),
+                *answer_remarks.cell_remarks_on_guesses(
+                    costs, self.target.secrets, self.audit.benchmark, len(asked)
+                ),
                 *answer_remarks.cell_remarks_on_query_budget(self.view, self.method, costs),
                 *answer_remarks.cell_remarks_on_single_samples(self.view, self.method),
             ),
@@ -191,20 +219,27 @@ class AttackCell(Cell):
         )
 
     def _strata_of_members(self, members: judging.Outcome) -> tuple[Stratum, ...]:
-        """Return the records by copies; none for a row that was not asked about the whole sample of the run."""
+        """Return the records by copies; none for a row that was not asked about the whole sample of
+        the run."""
         counts = self.audit.benchmark.record_counts.get("members")
-        whole_sample = len(members.ids) == sum(secret.member for secret in self.audit.benchmark.secrets)
+        whole_sample = len(members.ids) == sum(
+            secret.member for secret in self.audit.benchmark.secrets
+        )
         if counts is None or not whole_sample or self.key in self.audit.stops:
             return ()
         secrets = map(self.audit.secrets_by_id.__getitem__, members.ids)
         return extraction.group_copies_strata(counts.by_copies, secrets, members.hit)
 
     def _recall_difference_to_undefended(self) -> Iterator[Measurement]:
-        """The paired difference to the undefended target at the same setting, on the members that both answered."""
+        """The paired difference to the undefended target at the same setting, on the members that
+        both answered."""
         if self.key in self.collector.stopped:
             return  # its interval is of a fixed size
         # The undefended target comes first in a run, so its answers are there.
-        own, base = (self.collector.answers.get(key) for key in (self.key, self.key._replace(target=UNDEFENDED)))
+        own, base = (
+            self.collector.answers.get(key)
+            for key in (self.key, self.key._replace(target=UNDEFENDED))
+        )
         if own is not None and base is not None and not self.target.is_undefended:
             both = [secret for secret in own.ids if secret in set(base.ids)]
             yield chain_steps.paired_mean_difference_of_run_rows(RECALL, "share", own, base, both)
@@ -212,8 +247,9 @@ class AttackCell(Cell):
     def _judge_guesses_with_costs_and_kinds(
         self, answered: Sequence[str]
     ) -> tuple[judging.Outcome, list[Guesses], Kinds]:
-        """The answers held against the secrets; what each cost, without its candidates; and the shares of personal data
-        that they hold. Answers are read one by one: all together they may be larger than memory."""
+        """The answers held against the secrets; what each cost, without its candidates; and the
+        shares of personal data that they hold. Answers are read one by one: all together they may
+        be larger than memory."""
         done, costs = self.audit.folder.guesses.finished_secrets(self.key), list[Guesses]()
 
         def read() -> Iterator[Guesses]:  # fills `costs` while `judge_guesses` iterates over it
@@ -221,7 +257,10 @@ class AttackCell(Cell):
                 costs.append(dataclasses.replace(guesses, ranked=()))
                 yield guesses
 
-        secrets, decode = self.audit.secrets_by_id, make_token_decoder(self.audit.benchmark.tokenizer)
+        secrets, decode = (
+            self.audit.secrets_by_id,
+            make_token_decoder(self.audit.benchmark.tokenizer),
+        )
         outcome = judging.judge_guesses(read(), secrets)
         return (
             outcome,
@@ -234,29 +273,41 @@ class AttackCell(Cell):
     def _judged_row_of_queries(self, asked: Sequence[Query]) -> RowValuesBySecret:
         """The row of these queries, judged as far as they have an answer."""
         done = self.audit.folder.guesses.finished_secrets(self.key)
-        outcome, _, kinds = self._judge_guesses_with_costs_and_kinds([query.id for query in asked if query.id in done])
+        outcome, _, kinds = self._judge_guesses_with_costs_and_kinds(
+            [query.id for query in asked if query.id in done]
+        )
         return per_secret_row_of_outcome(outcome, kinds)
 
     def _guess_remaining_secrets(self, state: State) -> tuple[list[str], list[str]]:
-        """Attacks what an interrupted run left; returns the ids that were asked, and those of them with an answer."""
+        """Attacks what an interrupted run left; returns the ids that were asked, and those of them
+        with an answer."""
         # A view of the journal: it grows by what `ask` appends, and reads the file at each look.
         done, target = self.audit.folder.guesses.finished_secrets(self.key), self.target
         attacked = {secret.id for secret in target.secrets}
         known = [query for query in self.audit.challenge.queries if query.id in attacked]
         queries = self.method.queries(self.view, known)
-        self._refuse_answers_about_other_secrets(done, {query.id for query in queries} | self.audit.population)
+        self._refuse_answers_about_other_secrets(
+            done, {query.id for query in queries} | self.audit.population
+        )
         n_others = len(done.keys() - {query.id for query in queries})  # of earlier batches
-        work: CellWork[Query, Guesses] = CellWork(self.key, self.view.allowance, target.spending.meter, state)
+        work: CellWork[Query, Guesses] = CellWork(
+            self.key, self.view.allowance, target.spending.meter, state
+        )
 
         def ask(some: Sequence[Query]) -> None:
-            for found in self._stream_answers_from_engine(work, [query for query in some if query.id not in done]):
+            for found in self._stream_answers_from_engine(
+                work, [query for query in some if query.id not in done]
+            ):
                 self.audit.folder.guesses.append(self.key, found.of)
                 self._report_cell_progress(len(done) - n_others, len(queries))
                 if self.setting is TEXT_ONLY:
                     target.spending.seconds += found.seconds
                     target.spending.drawn += sum(guesses.drawn for guesses in found.of)
 
-        asked = [query.id for query in self._ask_until_stopping_rule(queries, ask, self._judged_row_of_queries)]
+        asked = [
+            query.id
+            for query in self._ask_until_stopping_rule(queries, ask, self._judged_row_of_queries)
+        ]
         return asked, [id for id in asked if id in done]
 
 
@@ -281,7 +332,11 @@ class CorpusCell(AttackCell):
         self.collector.collect_generations(self.key, found)
         # Of no secrets: what a corpus attack asks follows from itself alone.
         asked = len(attack.queries(view, ()))
-        covered = (f"the query budget covered {len(drawn)} of {asked} generations",) if len(drawn) < asked else ()
+        covered = (
+            (f"the query budget covered {len(drawn)} of {asked} generations",)
+            if len(drawn) < asked
+            else ()
+        )
         return dataclasses.replace(
             blank,
             measurements=found.measurements,
@@ -292,7 +347,9 @@ class CorpusCell(AttackCell):
                 *found.notes,
                 *answer_remarks.cell_remarks_on_draws_near_cdf_boundary(found.costs),
                 *covered,
-                *answer_remarks.cell_remarks_on_query_budget(view, attack, found.costs, "generations"),
+                *answer_remarks.cell_remarks_on_query_budget(
+                    view, attack, found.costs, "generations"
+                ),
             ),
             drawn=sum(g.drawn for g in found.costs),
             rows=sum(g.rows for g in found.costs),
@@ -301,7 +358,8 @@ class CorpusCell(AttackCell):
 
 @dataclass(frozen=True)
 class ProbeCell(Cell):
-    """Observes secret by secret: it sees the answers, and draws nothing that a claim would be charged for."""
+    """Observes secret by secret: it sees the answers, and draws nothing that a claim would be
+    charged for."""
 
     method: Probe
 
@@ -314,13 +372,20 @@ class ProbeCell(Cell):
         probe, target = self.method, self.target
         every = secrets_to_probe(probe, target, self.audit.benchmark, self.view)
         claim = target.claim
-        # A probe of the claim reads `uncharged_token_count`: what attacks drew beyond what the claim was charged for.
-        target.spending.meter.spent = claim.spent_queries if claim else target.spending.meter.drawn_token_count
+        # A probe of the claim reads `uncharged_token_count`: what attacks drew beyond what the
+        # claim was charged for.
+        target.spending.meter.spent = (
+            claim.spent_queries if claim else target.spending.meter.drawn_token_count
+        )
         secrets, observations = self._observe_secrets(every)
         measurements = tuple(probe.measurements(secrets, observations))
-        self.collector.collect_probe_observations(self.key, probe, secrets, observations, measurements[0])
+        self.collector.collect_probe_observations(
+            self.key, probe, secrets, observations, measurements[0]
+        )
         few = (
-            answer_remarks.cell_remarks_on_attacked_subset(every, self.audit.benchmark) if probe.of == "secrets" else ()
+            answer_remarks.cell_remarks_on_attacked_subset(every, self.audit.benchmark)
+            if probe.of == "secrets"
+            else ()
         )
         return dataclasses.replace(
             blank,
@@ -332,18 +397,26 @@ class ProbeCell(Cell):
         )
 
     def _observe_secrets(self, secrets: Sequence[Secret]) -> tuple[Sequence[Secret], Observed]:
-        """The secrets that were asked, each with its observation, those of an interrupted run included."""
-        folder, probe, (seen_before, facts) = self.audit.folder, self.method, self._shared_undefended_observations()
+        """The secrets that were asked, each with its observation, those of an interrupted run
+        included."""
+        folder, probe, (seen_before, facts) = (
+            self.audit.folder,
+            self.method,
+            self._shared_undefended_observations(),
+        )
         secrets, done = self._observe_missing_secrets(secrets, seen_before)
         seen = [done[secret.id] for secret in secrets]
-        # Worked out once: by an earlier run of the sweep, by the run that this one resumes, or now. Added to in place,
-        # as `seen_before` is below: all these runs share both dicts. Facts of a part are none of a larger part.
+        # Worked out once: by an earlier run of the sweep, by the run that this one resumes, or now.
+        # Added to in place, as `seen_before` is below: all these runs share both dicts. Facts of a
+        # part are none of a larger part.
         known = {} if self.audit.population else facts or folder.probe_facts_of_cell(self.key)
         facts |= known or probe.facts(self.view, secrets, seen)
         folder.save_probe_facts(self.key, facts)
         completed = probe.add_joint_values(secrets, seen)
         # In the journal the last record of a secret holds.
-        changed = [observation for observation in completed if observation != done[observation.secret]]
+        changed = [
+            observation for observation in completed if observation != done[observation.secret]
+        ]
         if changed:
             folder.observations.append(self.key, changed)
         seen_before |= {observation.secret: observation for observation in completed}
@@ -352,16 +425,27 @@ class ProbeCell(Cell):
     def _observe_missing_secrets(
         self, secrets: Sequence[Secret], seen_before: Mapping[str, Observation]
     ) -> tuple[Sequence[Secret], Mapping[str, Observation]]:
-        """Observes what the run folder lacks; returns the secrets that were asked, and the folder's observations."""
+        """Observes what the run folder lacks; returns the secrets that were asked, and the folder's
+        observations."""
         folder, done = self.audit.folder, self.audit.folder.observations.finished_secrets(self.key)
-        self._refuse_answers_about_other_secrets(done, {secret.id for secret in secrets} | self.audit.population)
+        self._refuse_answers_about_other_secrets(
+            done, {secret.id for secret in secrets} | self.audit.population
+        )
         n_others = len(done.keys() - {secret.id for secret in secrets})  # of earlier batches
-        work: CellWork[Secret, Observation] = CellWork(self.key, self.view.allowance, self.target.spending.meter)
+        work: CellWork[Secret, Observation] = CellWork(
+            self.key, self.view.allowance, self.target.spending.meter
+        )
 
         def ask(some: Sequence[Secret]) -> None:
-            if known := [seen_before[secret.id] for secret in some if secret.id in seen_before.keys() - done.keys()]:
+            if known := [
+                seen_before[secret.id]
+                for secret in some
+                if secret.id in seen_before.keys() - done.keys()
+            ]:
                 folder.observations.append(self.key, known)
-            for found in self._stream_answers_from_engine(work, [secret for secret in some if secret.id not in done]):
+            for found in self._stream_answers_from_engine(
+                work, [secret for secret in some if secret.id not in done]
+            ):
                 folder.observations.append(self.key, found.of)
                 self._report_cell_progress(len(done) - n_others, len(secrets))
 
@@ -370,12 +454,16 @@ class ProbeCell(Cell):
     def _observed_row_of_secrets(self, asked: Sequence[Secret]) -> RowValuesBySecret:
         """The row of these secrets, which all were observed."""
         done = self.audit.folder.observations.finished_secrets(self.key)
-        return per_secret_row_of_observations(self.method, asked, Observed([done[secret.id] for secret in asked]))
+        return per_secret_row_of_observations(
+            self.method, asked, Observed([done[secret.id] for secret in asked])
+        )
 
     def _shared_undefended_observations(self) -> tuple[dict[str, Observation], dict[str, float]]:
-        """What an earlier run of a sweep observed of the undefended model: by secret, and facts of no single one.
+        """What an earlier run of a sweep observed of the undefended model: by secret, and facts of
+        no single one.
 
-        Every point of a sweep asks that model the same. The caller adds to both dicts, which all these runs share.
+        Every point of a sweep asks that model the same. The caller adds to both dicts, which all
+        these runs share.
         """
         if not self.target.is_undefended:
             return {}, {}

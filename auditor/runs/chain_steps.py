@@ -1,6 +1,7 @@
 """Why a defended model leaks less: the step from each row of a chain to the next, paired by secret.
 
-Pure functions on what rows found out about each secret. Knows neither models nor how rows are chosen.
+Pure functions on what rows found out about each secret. Knows neither models nor how rows are
+chosen.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from auditor.statistics import compare
 
 @dataclass(frozen=True)
 class ChainRow:
-    """A row of a chain. answers: as `build_cause_chain` takes them; None where it was not measured, for want of
-    `absent`.
+    """A row of a chain. answers: as `build_cause_chain` takes them; None where it was not measured,
+    for want of `absent`.
     """
 
     cause: Cause
@@ -30,23 +31,37 @@ class ChainRow:
 
 
 def build_cause_chain(
-    target: str, base: tuple[str, RowValuesBySecret], chain_rows: Sequence[ChainRow], name: str, unit: str
+    target: str,
+    base: tuple[str, RowValuesBySecret],
+    chain_rows: Sequence[ChainRow],
+    name: str,
+    unit: str,
 ) -> Chain | None:
-    """The steps from the base row, by its name, over these chain_rows, one of which is the target's own.
+    """The steps from the base row, by its name, over these chain_rows, one of which is the target's
+    own.
 
-    name, unit: of the number that all rows hold of each secret, finite. Members' means are compared; where rows hold
-    non-members too, what these changed by is no memory and is taken off. Causes whose row is missing are one step with
-    the next one. None where the target's own row was not measured, or where no secret was answered in all rows.
+    name, unit: of the number that all rows hold of each secret, finite. Members' means are
+    compared; where rows hold non-members too, what these changed by is no memory and is taken off.
+    Causes whose row is missing are one step with the next one. None where the target's own row was
+    not measured, or where no secret was answered in all rows.
     """
     start, answers = base
-    measured = {chain_row.target: chain_row.answers for chain_row in chain_rows if chain_row.answers is not None}
+    measured = {
+        chain_row.target: chain_row.answers
+        for chain_row in chain_rows
+        if chain_row.answers is not None
+    }
     rows = {start: answers, **measured}
-    secrets, others = (secret_ids_common_to_rows(rows.values(), name, members) for members in (True, False))
+    secrets, others = (
+        secret_ids_common_to_rows(rows.values(), name, members) for members in (True, False)
+    )
     if target not in rows or not secrets:
         return None
 
     def minus(after: str, before: str) -> Measurement:
-        return paired_mean_difference_of_run_rows(name, unit, rows[after], rows[before], secrets, others)
+        return paired_mean_difference_of_run_rows(
+            name, unit, rows[after], rows[before], secrets, others
+        )
 
     steps, at = [], start
     # Causes since the last row that was measured: they are one step with the next.
@@ -81,7 +96,10 @@ def paired_mean_difference_of_run_rows(
 
     def sides(members: bool, ids: Sequence[str]) -> NDArray[np.float64]:
         return np.array(
-            [[held[id] for id in ids] for held in (row.values_by_secret(name, members) for row in (new, base))]
+            [
+                [held[id] for id in ids]
+                for held in (row.values_by_secret(name, members) for row in (new, base))
+            ]
         )
 
     # (2, ids) each: the new row above the base. With floors it is a difference in differences.

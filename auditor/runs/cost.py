@@ -1,4 +1,5 @@
-"""What a run will take, as numbers, the flags that would halve it, and the table that people read. Asks no model."""
+"""What a run will take, as numbers, the flags that would halve it, and the table that people read.
+Asks no model."""
 
 from __future__ import annotations
 
@@ -19,10 +20,12 @@ _SIDE = 0.025  # of a two-sided interval of 95%
 
 @dataclass(frozen=True)
 class RunPartCost:
-    """A part of a run. rows: sequences read by a network, anew for each token; tokens: those read of them.
+    """A part of a run. rows: sequences read by a network, anew for each token; tokens: those read
+    of them.
 
-    memory: bytes at most, with the models. asked: how many of the `of` texts were timed. why: what stands in the place
-    of numbers. cut: the flags, of `--limit` and `--samples`, with which it would be shorter.
+    memory: bytes at most, with the models. asked: how many of the `of` texts were timed. why: what
+    stands in the place of numbers. cut: the flags, of `--limit` and `--samples`, with which it
+    would be shorter.
     """
 
     name: str
@@ -38,11 +41,13 @@ class RunPartCost:
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """preparing: seconds that models, data and targets took just now, by what was prepared: a run takes them too.
+    """preparing: seconds that models, data and targets took just now, by what was prepared: a run
+    takes them too.
 
     probe: seconds of asking the models.
 
-    secrets: members and non-members that are attacked. samples: of each prefix, where all attacks draw equally many.
+    secrets: members and non-members that are attacked. samples: of each prefix, where all attacks
+    draw equally many.
     """
 
     costs: tuple[RunPartCost, ...]
@@ -60,28 +65,36 @@ class CostEstimate:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the run until its reports are written, without the parts that have no numbers."""
+        """Seconds of the run until its reports are written, without the parts that have no
+        numbers."""
         return self.loading + sum(cost.seconds for cost in self.costs if not cost.why)
 
     @property
     def flags_that_halve_time(self) -> tuple[str, ...]:
-        """The flags that would each halve the time, with the largest number that does; () where none does."""
-        # range(1, most) holds i + 1 at i: the index behind the last n that is fast enough is that n; 0: none is.
+        """The flags that would each halve the time, with the largest number that does; () where
+        none does."""
+        # range(1, most) holds i + 1 at i: the index behind the last n that is fast enough is that
+        # n; 0: none is.
         found = {
-            flag: bisect_right(range(1, most), self.seconds / 2, key=partial(self._seconds_with_flag, flag))
+            flag: bisect_right(
+                range(1, most), self.seconds / 2, key=partial(self._seconds_with_flag, flag)
+            )
             for flag, most in ((LIMIT, max(self.secrets)), (SAMPLES, self.samples or 0))
         }
         return tuple(f"{flag} {n}" for flag, n in found.items() if n)
 
     def _seconds_with_flag(self, flag: str, n: int) -> float:
-        """Seconds with `flag n`: parts that it cuts take less in proportion to their secrets, or their samples."""
+        """Seconds with `flag n`: parts that it cuts take less in proportion to their secrets, or
+        their samples."""
 
         def share(cost: RunPartCost) -> float:
             if flag not in cost.cut:
                 return 1.0
             if flag == SAMPLES:
                 return n / (self.samples or n)
-            return min(cost.of, sum(min(side, n) for side in self.secrets)) / cost.of  # an ensemble has fewer
+            return (
+                min(cost.of, sum(min(side, n) for side in self.secrets)) / cost.of
+            )  # an ensemble has fewer
 
         return self.loading + sum(share(cost) * cost.seconds for cost in self.costs if not cost.why)
 
@@ -98,12 +111,20 @@ class CostEstimate:
 
 def run_cost_estimate_table(found: CostEstimate) -> RowTable:
     """The estimate as people read it."""
-    took, most = phrases.format_duration(found.seconds), phrases.format_memory(found.estimated_peak_memory_bytes / 1e6)
+    took, most = (
+        phrases.format_duration(found.seconds),
+        phrases.format_memory(found.estimated_peak_memory_bytes / 1e6),
+    )
     about = "at least" if found.parts_without_estimate else "about"
-    note = f"{about} {took} until the reports are written, {most} of memory at most; worked out from "
+    note = (
+        f"{about} {took} until the reports are written, {most} of memory at most; worked out from "
+    )
     note += f"{found.probe:.0f} seconds of asking"
     if found.parts_without_estimate:
-        note += f"; that is without {counted(len(found.parts_without_estimate), 'part')} that have no numbers"
+        note += (
+            f"; that is without {counted(len(found.parts_without_estimate), 'part')} that "
+            "have no numbers"
+        )
     elif found.flags_that_halve_time:
         note += f"; {' or '.join(found.flags_that_halve_time)} would take half as long"
     else:
@@ -115,9 +136,13 @@ def run_cost_estimate_table(found: CostEstimate) -> RowTable:
             for r in FALSE_POSITIVES
         )
         note += (
-            f"; non-members that a rate of false positives takes: {', '.join(needs)}, there are {found.secrets[1]:,}"
+            f"; non-members that a rate of false positives takes: {', '.join(needs)}, there "
+            f"are {found.secrets[1]:,}"
         )
-    prepared = ((name, "", "", "", "", phrases.format_duration(seconds)) for name, seconds in found.preparing)
+    prepared = (
+        (name, "", "", "", "", phrases.format_duration(seconds))
+        for name, seconds in found.preparing
+    )
     rows = (*prepared, *map(_run_cost_table_row, found.costs))
     return RowTable("what this run would take", _HEAD, rows, note)
 

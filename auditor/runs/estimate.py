@@ -1,7 +1,9 @@
-"""What a run will take, from asking its models a little of what it will ask: forward rows, tokens, memory, seconds.
+"""What a run will take, from asking its models a little of what it will ask: forward rows, tokens,
+memory, seconds.
 
-Each part of a run is done for a few of its texts, for more of them while there is time, and then worked out for all:
-what it costs to ask at all, and what each text costs. Nothing is judged or kept; no run folder is written.
+Each part of a run is done for a few of its texts, for more of them while there is time, and then
+worked out for all: what it costs to ask at all, and what each text costs. Nothing is judged or
+kept; no run folder is written.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ _CELLS = 6  # times as long as other parts may be looked at
 
 @dataclass(frozen=True)
 class TimedPart:
-    """A part of a run for some of its texts. at_once: texts that are in memory together; times: how often it is done.
+    """A part of a run for some of its texts. at_once: texts that are in memory together; times: how
+    often it is done.
 
     of: all texts; 0: there is nothing to ask, for `why`. cut: as of a `RunPartCost`.
     """
@@ -66,7 +69,9 @@ class TimedPart:
     cut: tuple[str, ...] = ()
 
 
-TimedParts = Callable[[int], Iterator[TimedPart]]  # the parts that share what is asked, for so many texts
+TimedParts = Callable[
+    [int], Iterator[TimedPart]
+]  # the parts that share what is asked, for so many texts
 
 
 def estimate_run_cost(
@@ -78,7 +83,8 @@ def estimate_run_cost(
 ) -> CostEstimate:
     """What running this plan will take.
 
-    shared: keeps what is loaded here, for the run itself. starting: seconds that the program took until here.
+    shared: keeps what is loaded here, for the run itself. starting: seconds that the program took
+    until here.
 
     Raises AuditError for whatever a run would refuse, and where there is nothing to ask yet.
     """
@@ -88,12 +94,15 @@ def estimate_run_cost(
     selection = select_and_check_plugins(plan, site)
     if site.is_model_asked_over_network:
         raise AuditError(
-            f"expected a model that is loaded here with --estimate, got {plan.target.model}: what a server takes, it "
+            f"expected a model that is loaded here with --estimate, got {plan.target.model}: what "
+            "a server takes, it "
             "says itself; --max-tokens-total bounds it"
         )
     with clock.timed_stage("prepare"):
         preparing = _time_preparing(site)
-    scene = RunContext(site, selection, PrefixToken((), "not chosen yet"), plan.defenses, plan.compute.batch_size)
+    scene = RunContext(
+        site, selection, PrefixToken((), "not chosen yet"), plan.defenses, plan.compute.batch_size
+    )
     with clock.timed_stage("probe"):
         asker = _RunPartTimer(scene, seconds)
         asker.time_choosing_prefix_token()
@@ -119,7 +128,10 @@ def _time_preparing(site: Site) -> list[tuple[str, float]]:
     seconds = []
     for name, load in (
         ("loading the model", lambda: site.model),
-        ("loading the public and the reference model", lambda: (site.public_model, site.reference_model)),
+        (
+            "loading the public and the reference model",
+            lambda: (site.public_model, site.reference_model),
+        ),
         ("reading and cutting the rows", lambda: site.benchmark),
     ):
         start = time.perf_counter()
@@ -140,16 +152,26 @@ class _RunPartTimer:
         self.sample_counts: set[int] = set()  # of each prefix, of rows that draw several
         self.device = scene.site.model.device
         on_gpu = self.device.type == "cuda"  # bytes that are held now
-        self.held = int(torch.cuda.memory_allocated(self.device) if on_gpu else psutil.Process().memory_info().rss)
-        # Of each target held-out texts and tokens are timed; beside them the prefix token, greedy recall, and cells.
+        self.held = int(
+            torch.cuda.memory_allocated(self.device)
+            if on_gpu
+            else psutil.Process().memory_info().rss
+        )
+        # Of each target held-out texts and tokens are timed; beside them the prefix token, greedy
+        # recall, and cells.
         targets = 1 + len(scene.selection.rows)
-        cells = sum(len(scene.selection.settings_for_row(row.companion)) for row in scene.selection.rows)
-        self.left = 2 * targets + 2 + _CELLS * (cells + len(scene.selection.settings))  # weights of parts to come
+        cells = sum(
+            len(scene.selection.settings_for_row(row.companion)) for row in scene.selection.rows
+        )
+        self.left = (
+            2 * targets + 2 + _CELLS * (cells + len(scene.selection.settings))
+        )  # weights of parts to come
 
     # --- the parts, in the order of a run ---
 
     def time_choosing_prefix_token(self) -> None:
-        """Chooses the prefix token; times that where the plan leaves it open, to be chosen by the auxiliary data."""
+        """Chooses the prefix token; times that where the plan leaves it open, to be chosen by the
+        auxiliary data."""
         scene, told = self.scene, self.scene.benchmark
         longest = longest_context_token_count(told, scene.selection.longest_soft_prompt_row_count)
         chosen: list[PrefixToken] = []
@@ -208,14 +230,22 @@ class _RunPartTimer:
             def score() -> None:
                 own, own_given = [text for text, _ in some], [count for _, count in some]
                 list(compute_text_nlls(target.model, own, given=own_given))
-                scoring.summed_nll_of_other_perplexities(target.model, own, own_given, self.scene.seed)
+                scoring.summed_nll_of_other_perplexities(
+                    target.model, own, own_given, self.scene.seed
+                )
 
             at_once = _count_of_texts_fitting_in_memory(target.model, max(map(len, told.heldout)))
             yield TimedPart(f"perplexity of {target.title}", len(told.heldout), at_once, score)
 
         def tokens(n: int) -> Iterator[TimedPart]:
             some, size = _fixed_random_subset(target.secrets, n, "tokens"), self.scene.batch_size
-            work = partial(_call_and_exhaust_iterator, scoring.suffix_log_prob_batches_of_target, target, some, size)
+            work = partial(
+                _call_and_exhaust_iterator,
+                scoring.suffix_log_prob_batches_of_target,
+                target,
+                some,
+                size,
+            )
             at_once = _count_of_texts_fitting_in_memory(
                 target.model, max(len(secret.suffix) for secret in target.secrets)
             )
@@ -227,17 +257,21 @@ class _RunPartTimer:
         self.time_part_within_its_share(tokens)
 
     def time_cells_of_target(self, target: Target, setting: Setting) -> None:
-        """Times what attacks tune, then all cells of the target and setting at once, as they share what they draw."""
+        """Times what attacks tune, then all cells of the target and setting at once, as they share
+        what they draw."""
         states: dict[str, State] = {}
         for attack in self.scene.selection.attacks:
             try:
                 states[attack.name] = self.rehearse_and_time_tuning(attack, target, setting)
             except NotApplicable:
                 continue  # its cell says why
-        self.time_part_within_its_share(lambda n: self.cell_parts_to_time(target, setting, states, n), weight=_CELLS)
+        self.time_part_within_its_share(
+            lambda n: self.cell_parts_to_time(target, setting, states, n), weight=_CELLS
+        )
 
     def rehearse_and_time_tuning(self, attack: Attack, target: Target, setting: Setting) -> State:
-        """What a rehearsal tunes on few known pairs, once for all that share the state. Raises NotApplicable."""
+        """What a rehearsal tunes on few known pairs, once for all that share the state. Raises
+        NotApplicable."""
         view, known = self.scene.make_view_of_target(target, setting), self.scene.challenge.known
         state = self.states.setdefault(f"{attack.name} {attack.fitted_state_name(view)}", {})
         rehearsal, times = attack.timing_stand_in()
@@ -246,11 +280,19 @@ class _RunPartTimer:
             def fit() -> None:
                 state.update(rehearsal.fit(view, _fixed_random_subset(known, n, "known")))
 
-            yield TimedPart(f"{target.title}: {attack.name} ({setting.name}), tuning", len(known), 32, fit, times)
+            yield TimedPart(
+                f"{target.title}: {attack.name} ({setting.name}), tuning",
+                len(known),
+                32,
+                fit,
+                times,
+            )
 
         # An attack that does not override `fit` tunes nothing.
         if not state and type(attack).fit is not Attack.fit:
-            self.time_part_within_its_share(steps, least=8)  # `fit` fills the state that is returned
+            self.time_part_within_its_share(
+                steps, least=8
+            )  # `fit` fills the state that is returned
         return state
 
     def cell_parts_to_time(
@@ -265,7 +307,9 @@ class _RunPartTimer:
                     yield self.probing_part_to_time(method, target, view, name, n)
                 else:
                     method.fitted_state_name(view)  # says where there is nothing to tune
-                    yield self.guessing_part_to_time(method, target, view, states[method.name], name, n)
+                    yield self.guessing_part_to_time(
+                        method, target, view, states[method.name], name, n
+                    )
             except NotApplicable as why:
                 yield TimedPart(name, 0, why=f"not applicable: {why}")
 
@@ -278,32 +322,53 @@ class _RunPartTimer:
         sampling = attack.sampling()
         if sampling is not None:
             sampling = replace(sampling, samples=view.sample_count(sampling))  # what the run draws
-        at_once = 64 if sampling is None else view.prefix_batch_size(sampling, queries, attack.soft_prompt_rows())
+        at_once = (
+            64
+            if sampling is None
+            else view.prefix_batch_size(sampling, queries, attack.soft_prompt_rows())
+        )
         some = _fixed_random_subset(queries, n, "secrets")
         cut: tuple[str, ...] = (LIMIT,)
         if sampling is not None and sampling.search == "sample" and sampling.samples > 1:
             self.sample_counts.add(sampling.samples)
             cut = (LIMIT, SAMPLES)
         return TimedPart(
-            name, len(queries), at_once, partial(_call_and_exhaust_iterator, attack.guess, view, state, some), cut=cut
+            name,
+            len(queries),
+            at_once,
+            partial(_call_and_exhaust_iterator, attack.guess, view, state, some),
+            cut=cut,
         )
 
-    def probing_part_to_time(self, probe: Probe, target: Target, view: View, name: str, n: int) -> TimedPart:
+    def probing_part_to_time(
+        self, probe: Probe, target: Target, view: View, name: str, n: int
+    ) -> TimedPart:
         secrets = secrets_to_probe(probe, target, self.scene.benchmark, view)
         work = partial(
-            _call_and_exhaust_iterator, probe.observe_secrets, view, _fixed_random_subset(secrets, n, "secrets")
+            _call_and_exhaust_iterator,
+            probe.observe_secrets,
+            view,
+            _fixed_random_subset(secrets, n, "secrets"),
         )
         longest = max((len(secret.suffix) for secret in secrets), default=1)
         cut = (LIMIT,) if probe.of == "secrets" else ()
-        return TimedPart(name, len(secrets), _count_of_texts_fitting_in_memory(target.model, longest), work, cut=cut)
+        return TimedPart(
+            name,
+            len(secrets),
+            _count_of_texts_fitting_in_memory(target.model, longest),
+            work,
+            cut=cut,
+        )
 
     # --- asking ---
 
-    def time_part_within_its_share(self, steps: TimedParts, least: int = 1, weight: int = 1) -> None:
+    def time_part_within_its_share(
+        self, steps: TimedParts, least: int = 1, weight: int = 1
+    ) -> None:
         """Times the steps for `least` texts, then for more while their share of the time lasts."""
         start = time.perf_counter()
-        # The right side is worked out first: the share is of what was left before. `max`: more parts may come than were
-        # counted, and each of those may take all the time there is.
+        # The right side is worked out first: the share is of what was left before. `max`: more
+        # parts may come than were counted, and each of those may take all the time there is.
         share, self.left = (self.end - start) * weight / max(weight, self.left), self.left - weight
         asked: list[dict[str, tuple[TimedPart, RunPartCost]]] = []
         n, most = least, 0
@@ -311,19 +376,29 @@ class _RunPartTimer:
             asked.append({})
             for step in steps(n):
                 most = max(most, step.of)
-                # A later attempt was begun in time; with half of its parts nothing could be extrapolated.
+                # A later attempt was begun in time; with half of its parts nothing could be
+                # extrapolated.
                 in_time = time.perf_counter() < self.end or len(asked) > 1
-                asked[-1][step.name] = step, _cost_of_timed_attempt(step, n if in_time else 0, self.device)
+                asked[-1][step.name] = (
+                    step,
+                    _cost_of_timed_attempt(step, n if in_time else 0, self.device),
+                )
             spent = time.perf_counter() - start
             last = sum(took.seconds for _, took in asked[-1].values())
-            room = int(n * (share - spent) / max(last, 1e-9))  # texts that the rest of the share is enough for
+            room = int(
+                n * (share - spent) / max(last, 1e-9)
+            )  # texts that the rest of the share is enough for
             if len(asked) == 1 and 2 * last < (self.end - time.perf_counter()) / 4:
-                room = max(room, 2 * n)  # one attempt alone does not tell what a batch costs from what a text does
+                room = max(
+                    room, 2 * n
+                )  # one attempt alone does not tell what a batch costs from what a text does
             if n >= most or room <= n:
                 break
             n = min(most, _FASTER * n, room)
         for name, (step, _) in asked[-1].items():
-            self.costs.append(self._extrapolated_cost(step, [held[name][1] for held in asked if name in held]))
+            self.costs.append(
+                self._extrapolated_cost(step, [held[name][1] for held in asked if name in held])
+            )
 
     def _extrapolated_cost(self, step: TimedPart, attempts: Sequence[RunPartCost]) -> RunPartCost:
         """The cost of all texts of a part, from what attempts on some of them took."""
@@ -332,14 +407,18 @@ class _RunPartTimer:
             return RunPartCost(step.name, last.of, why=last.why)
         scale, each, fixed = step.of / last.asked, last.seconds / last.asked, 0.0
         if before and before[-1].asked < last.asked:
-            # The line through the last two attempts; where noise makes it no such line, all of the last is each text's.
+            # The line through the last two attempts; where noise makes it no such line, all of the
+            # last is each text's.
             slope = (last.seconds - before[-1].seconds) / (last.asked - before[-1].asked)
             if 0 < slope < each:
                 each, fixed = slope, last.seconds - slope * last.asked
-        # What asking costs at all is paid once a batch; memory grows with the texts of one batch alone.
+        # What asking costs at all is paid once a batch; memory grows with the texts of one batch
+        # alone.
         batches = ceil(step.of / step.at_once) / ceil(last.asked / step.at_once)
         together, now = min(step.of, step.at_once), min(last.asked, step.at_once)
-        grown = max(0.0, last.memory - self.held) / now  # bytes a text, where one attempt is all there is
+        grown = (
+            max(0.0, last.memory - self.held) / now
+        )  # bytes a text, where one attempt is all there is
         if before and (then := min(before[-1].asked, step.at_once)) < now:
             grown = max(0.0, last.memory - before[-1].memory) / (now - then)
         return replace(
@@ -353,7 +432,13 @@ class _RunPartTimer:
 
 def _cost_of_timed_attempt(step: TimedPart, n: int, device: torch.device) -> RunPartCost:
     """What n texts of a part took; n = 0: no time is left to ask any."""
-    not_asked = "nothing to ask" if not step.of else "" if n else f"not asked: the {PROBE:g} seconds were over"
+    not_asked = (
+        "nothing to ask"
+        if not step.of
+        else ""
+        if n
+        else f"not asked: the {PROBE:g} seconds were over"
+    )
     if why := step.why or not_asked:
         return RunPartCost(step.name, step.of, memory=0.0, seconds=0.0, why=why)
     # The counters of `traffic` are the process's.
@@ -366,13 +451,21 @@ def _cost_of_timed_attempt(step: TimedPart, n: int, device: torch.device) -> Run
     seconds = time.perf_counter() - start
     memory = 1e6 * machine.peak_memory_mb(device)
     rows, tokens = traffic.rows - rows, traffic.tokens - tokens
-    return RunPartCost(step.name, step.of, min(n, step.of), rows, tokens, memory, seconds, cut=step.cut)
+    return RunPartCost(
+        step.name, step.of, min(n, step.of), rows, tokens, memory, seconds, cut=step.cut
+    )
 
 
 def _count_of_texts_fitting_in_memory(model: LanguageModel, length: int) -> int:
     """Texts whose distributions of so many tokens are in memory together."""
     # (texts, length, vocabulary) logits, of each part of an ensemble.
-    return max(1, min(_TEXTS_AT_ONCE, get_max_logits(model.device) // (length * model.vocab_size * model.parts)))
+    return max(
+        1,
+        min(
+            _TEXTS_AT_ONCE,
+            get_max_logits(model.device) // (length * model.vocab_size * model.parts),
+        ),
+    )
 
 
 def _call_and_exhaust_iterator(made: Callable[..., Iterator[Any]], *given: Any) -> None:

@@ -1,7 +1,7 @@
 """`--forms`: the forms in which a model is deployed, each a row beside it.
 
-A form is made here of the weights of the model that is attacked (`Defense.form`), or it is a model of its own that a
-provider loads or asks. Loads nothing.
+A form is made here of the weights of the model that is attacked (`Defense.form`), or it is a model
+of its own that a provider loads or asks. Loads nothing.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ class NamedForm(UnlearningBaseline):
     place: str = ""
 
 
-def shown_rows_of_deployed_forms(target: TargetPlan, others: Sequence[ShownRow] = ()) -> list[ShownRow]:
-    """The rows of `--forms`, in their order. Raises AuditError for no form, and for two rows of one name.
+def shown_rows_of_deployed_forms(
+    target: TargetPlan, others: Sequence[ShownRow] = ()
+) -> list[ShownRow]:
+    """The rows of `--forms`, in their order. Raises AuditError for no form, and for two rows of one
+    name.
 
     others: rows that the run has besides.
     """
@@ -37,10 +40,14 @@ def shown_rows_of_deployed_forms(target: TargetPlan, others: Sequence[ShownRow] 
     for form in target.forms:
         row = _parse_deployed_form_row(form)
         if target.uses_builtin_lab and isinstance(row.defense, NamedForm):
-            raise AuditError(f"--forms {form} names a model, which goes with --model and --data, got it in the lab")
+            raise AuditError(
+                f"--forms {form} names a model, which goes with --model and --data, got it in the "
+                "lab"
+            )
         if row.name in taken:
             raise AuditError(
-                f"expected each of --forms once, and called otherwise than other rows, got {row.name!r} twice"
+                "expected each of --forms once, and called otherwise than other rows, got "
+                f"{row.name!r} twice"
             )
         taken.add(row.name)
         rows.append(row)
@@ -69,5 +76,7 @@ def _parse_deployed_form_row(form: str) -> ShownRow:
         return ShownRow(form, f"{plugin_title(made)} {value}".strip(), defense, False)
     name = deployed_form_name(form)
     if not name:
-        raise AuditError(f"expected a form in --forms ({', '.join(forms)}, or a model), got {form!r}")
+        raise AuditError(
+            f"expected a form in --forms ({', '.join(forms)}, or a model), got {form!r}"
+        )
     return ShownRow(name, name, NamedForm(form), False)

@@ -1,4 +1,5 @@
-"""Texts that were drawn from a model, held against all that it was trained on: what of it they give, and which records.
+"""Texts that were drawn from a model, held against all that it was trained on: what of it they
+give, and which records.
 
 One index is made a run, before any model is asked; every row is judged by it.
 """
@@ -28,7 +29,8 @@ _AT_ONCE = 1000  # generations looked up at once
 
 @dataclass(frozen=True)
 class TrainingCorpus:
-    """What generations are held against. n: tokens of an n-gram; said: why so many, where nobody asked for it."""
+    """What generations are held against. n: tokens of an n-gram; said: why so many, where nobody
+    asked for it."""
 
     benchmark: Benchmark
     index: NGramIndex
@@ -40,40 +42,60 @@ class TrainingCorpus:
         trained, heldout = self.index.ngram_place_counts(self.n)
         long = self.index.text_lengths >= self.n
         known = len(self.index.copies)  # texts of the index that were trained on, which come first
-        return memorised.CorpusCounts(trained, heldout, int(long[:known].sum()), int(long[known:].sum()))
+        return memorised.CorpusCounts(
+            trained, heldout, int(long[:known].sum()), int(long[known:].sum())
+        )
 
     @cached_property
     def secret_aliases_by_record(self) -> dict[int, tuple[str, ...]]:
         """The aliases of the attacked secrets in each trained record."""
         members = [secret for secret in self.benchmark.secrets if secret.member]
         found: dict[int, tuple[str, ...]] = {}
-        homes = self.index.index_of_only_text_holding([secret.prefix + secret.suffix for secret in members])
+        homes = self.index.index_of_only_text_holding(
+            [secret.prefix + secret.suffix for secret in members]
+        )
         for secret, home in zip(members, homes, strict=True):
             found[home] = (*found.get(home, ()), secret.alias)
-        return {home: aliases for home, aliases in found.items() if home >= 0}  # -1: in no record alone
+        return {
+            home: aliases for home, aliases in found.items() if home >= 0
+        }  # -1: in no record alone
 
     @cached_property
     def record_counts_by_copies(self) -> dict[int | None, int]:
         """How many trained records have an n-gram, by how often they were trained on."""
         lengths = self.index.text_lengths[: len(self.index.copies)]
-        return dict(Counter(times for times, own in zip(self.index.copies, lengths, strict=True) if own >= self.n))
+        return dict(
+            Counter(
+                times
+                for times, own in zip(self.index.copies, lengths, strict=True)
+                if own >= self.n
+            )
+        )
 
     def notes_on_corpus_and_prompts(self, prompts: Sequence[Tokens]) -> tuple[str, ...]:
         known, every = len(self.index.copies), len(self.index.text_lengths)
         said = [
-            f"memorised: {self.n} tokens in a row that stand in the training data{self.said} and in no held-out text; "
-            f"every generation was held against {known:,} training records and {every - known:,} held-out ones, token "
+            f"memorised: {self.n} tokens in a row that stand in the training data{self.said} and "
+            "in no held-out text; "
+            f"every generation was held against {known:,} training records and {every - known:,} "
+            "held-out ones, token "
             "for token"
         ]
         if known == every:
             said.append(
-                "without held-out text, common text cannot be distinguished from memorised text: give --nonmembers"
+                "without held-out text, common text cannot be distinguished from memorised text: "
+                "give --nonmembers"
             )
         # Each prompt as one n-gram, whole.
-        stand = sum(seen.trained.any() for begin in prompts for seen in self.index.match_ngrams([begin], len(begin)))
+        stand = sum(
+            seen.trained.any()
+            for begin in prompts
+            for seen in self.index.match_ngrams([begin], len(begin))
+        )
         if stand:
             said.append(
-                f"{stand:,} of {len(prompts):,} prompts stand in the training data themselves: what follows those is "
+                f"{stand:,} of {len(prompts):,} prompts stand in the training data themselves: "
+                "what follows those is "
                 "no untargeted extraction"
             )
         return tuple(said)
@@ -81,7 +103,8 @@ class TrainingCorpus:
 
 @dataclass(frozen=True)
 class JudgedGenerations:
-    """One row. costs: of each generation, without its text; texts: what was extracted of each record, by its alias.
+    """One row. costs: of each generation, without its text; texts: what was extracted of each
+    record, by its alias.
 
     columns: what the table keeps of the generations and of the records in them.
     """
@@ -93,8 +116,11 @@ class JudgedGenerations:
     texts: dict[str, tuple[Tokens, Tokens]]  # with the whole generation that holds it
 
 
-def corpus_with_chosen_ngram_length(attack: CorpusAttack, benchmark: Benchmark, index: NGramIndex) -> TrainingCorpus:
-    """The corpus with its n: what the attack asks for, else `_N`, or the median length of suffixes where it is less.
+def corpus_with_chosen_ngram_length(
+    attack: CorpusAttack, benchmark: Benchmark, index: NGramIndex
+) -> TrainingCorpus:
+    """The corpus with its n: what the attack asks for, else `_N`, or the median length of suffixes
+    where it is less.
 
     Raises AuditError for an n-gram that no generation or no record has room for.
     """
@@ -105,20 +131,36 @@ def corpus_with_chosen_ngram_length(attack: CorpusAttack, benchmark: Benchmark, 
         said = f" (half of the attacked suffixes are no longer than {n})"
     if n > attack.length:
         raise AuditError(
-            f"expected -A {attack.name}.length of at least {n}, the tokens of an n-gram, got {attack.length}"
+            f"expected -A {attack.name}.length of at least {n}, the tokens of an n-gram, got "
+            f"{attack.length}"
         )
     longest = int(index.text_lengths[: len(index.copies)].max())
     if n > longest:
-        raise AuditError(f"expected -A {attack.name}.n of at most {longest}, the longest training record, got {n}")
+        raise AuditError(
+            f"expected -A {attack.name}.n of at most {longest}, the longest training record, got "
+            f"{n}"
+        )
     return TrainingCorpus(benchmark, index, n, said)
 
 
 def judge_generations_of_cell(
-    cell: CellKey, attack: CorpusAttack, done: Mapping[str, Guesses], drawn: Sequence[str], corpus: TrainingCorpus
+    cell: CellKey,
+    attack: CorpusAttack,
+    done: Mapping[str, Guesses],
+    drawn: Sequence[str],
+    corpus: TrainingCorpus,
 ) -> JudgedGenerations:
-    """Holds generations against the corpus. done: all of them; drawn: those of this row, by id, in order."""
-    every, costs, scores, heads = list[MemorisedTokens](), list[Guesses](), list[dict[str, float]](), Counter[bytes]()
-    best: dict[int, tuple[TokenRun, str]] = {}  # the longest run of each record, and where it stands
+    """Holds generations against the corpus. done: all of them; drawn: those of this row, by id, in
+    order."""
+    every, costs, scores, heads = (
+        list[MemorisedTokens](),
+        list[Guesses](),
+        list[dict[str, float]](),
+        Counter[bytes](),
+    )
+    best: dict[
+        int, tuple[TokenRun, str]
+    ] = {}  # the longest run of each record, and where it stands
 
     def text(i: int) -> Tokens:
         return done[drawn[i]].ranked[0].suffix
@@ -127,7 +169,9 @@ def judge_generations_of_cell(
         some = [done[id] for id in drawn[start : start + _AT_ONCE]]
         texts = [guesses.ranked[0].suffix for guesses in some]
         # Digests: which generations say the same, without keeping their texts.
-        heads.update(hashlib.blake2b(repr(tokens).encode(), digest_size=16).digest() for tokens in texts)
+        heads.update(
+            hashlib.blake2b(repr(tokens).encode(), digest_size=16).digest() for tokens in texts
+        )
         for guesses, standing in zip(some, corpus.index.match_ngrams(texts, corpus.n), strict=True):
             held = memorised.count_memorised_ngrams(standing, corpus.n)
             every.append(held)
@@ -138,10 +182,15 @@ def judge_generations_of_cell(
                     best[record] = run, guesses.secret
     # A score that some generations lack ranks none.
     names = sorted(set.intersection(*map(set, scores)))
-    firsts = {name: memorised.select_distinct_texts([own[name] for own in scores], text) for name in names}
+    firsts = {
+        name: memorised.select_distinct_texts([own[name] for own in scores], text) for name in names
+    }
     seen = Counter(record for held in every for record in held.records)
     key = load_alias_salt()
-    aliases = {record: alias_of_training_record(corpus.index.tokens_of_text(record), key) for record in seen}
+    aliases = {
+        record: alias_of_training_record(corpus.index.tokens_of_text(record), key)
+        for record in seen
+    }
     # Ties by alias, so that the order tells nothing of where a record stands in the data.
     order = sorted(seen, key=lambda record: (-seen[record], aliases[record]))
     shown = dict[str, tuple[Tokens, Tokens]]()
@@ -152,9 +201,11 @@ def judge_generations_of_cell(
     said = [f"{same:,} of {len(drawn):,} generations say the same as another one"] if same else []
     if others and order:
         said.append(
-            f"{len(others):,} of {corpus.ngram_and_record_counts.strangers:,} held-out records count as extracted too, "
+            f"{len(others):,} of {corpus.ngram_and_record_counts.strangers:,} held-out records "
+            "count as extracted too, "
             "by n-grams of this "
-            "length: some of the extracted records are only similar to what was drawn; take a larger n"
+            "length: some of the extracted records are only similar to what was drawn; take a "
+            "larger n"
         )
     return JudgedGenerations(
         tuple(
@@ -167,17 +218,28 @@ def judge_generations_of_cell(
         (
             *_generation_columns(cell, drawn, every),
             *_extracted_record_columns(
-                cell, corpus, order, aliases, seen, {record: run.length for record, (run, _) in best.items()}
+                cell,
+                corpus,
+                order,
+                aliases,
+                seen,
+                {record: run.length for record, (run, _) in best.items()},
             ),
         ),
         shown,
     )
 
 
-def _generation_columns(cell: CellKey, drawn: Sequence[str], every: Sequence[MemorisedTokens]) -> Iterator[Column]:
+def _generation_columns(
+    cell: CellKey, drawn: Sequence[str], every: Sequence[MemorisedTokens]
+) -> Iterator[Column]:
     counts, member = [float(held.memorised) for held in every], [True] * len(drawn)
-    yield Column(MEASURED, cell, memorised.MEMORISED, drawn, [memorised.PER * n for n in counts], member)
-    yield Column(MEASURED, cell, memorised.GENERATIONS, drawn, [float(n > 0) for n in counts], member)
+    yield Column(
+        MEASURED, cell, memorised.MEMORISED, drawn, [memorised.PER * n for n in counts], member
+    )
+    yield Column(
+        MEASURED, cell, memorised.GENERATIONS, drawn, [float(n > 0) for n in counts], member
+    )
 
 
 def _extracted_record_columns(
@@ -188,10 +250,13 @@ def _extracted_record_columns(
     seen: Mapping[int, int],
     longest: Mapping[int, int],
 ) -> Iterator[Column]:
-    """Extracted records, most often first; attacked secrets, by the place of their record among these (from 0); numbers
-    of trained records, by copies.
+    """Extracted records, most often first; attacked secrets, by the place of their record among
+    these (from 0); numbers of trained records, by copies.
     """
-    ids, copies = [aliases[record] for record in order], [corpus.index.copies[record] for record in order]
+    ids, copies = (
+        [aliases[record] for record in order],
+        [corpus.index.copies[record] for record in order],
+    )
     for name, of in (("generations", seen), ("longest", longest)):
         yield Column(RECORDS, cell, name, ids, [of[record] for record in order], (), copies)
     inside = [
@@ -199,6 +264,10 @@ def _extracted_record_columns(
         for place, record in enumerate(order)
         for secret in corpus.secret_aliases_by_record.get(record, ())
     ]
-    yield Column(RECORDS, cell, "record", [secret for secret, _ in inside], [place for _, place in inside])
+    yield Column(
+        RECORDS, cell, "record", [secret for secret, _ in inside], [place for _, place in inside]
+    )
     of_copies = corpus.record_counts_by_copies
-    yield Column(RECORDS, cell, "trained", [""] * len(of_copies), [*of_copies.values()], (), [*of_copies])
+    yield Column(
+        RECORDS, cell, "trained", [""] * len(of_copies), [*of_copies.values()], (), [*of_copies]
+    )

@@ -34,7 +34,9 @@ from auditor.runs.unlearning import UnlearningBaseline
 from auditor.training.variants import Variant
 
 LABS: Mapping[str, type[Lab]] = {SMALL: Lab, "smollm2": RealLab}  # by `--lab`
-AUDIT_CANARIES = 1000  # of the lab that an audit of epsilon has: they can prove an epsilon of more than 5
+AUDIT_CANARIES = (
+    1000  # of the lab that an audit of epsilon has: they can prove an epsilon of more than 5
+)
 
 
 class LabSite(Site):
@@ -54,12 +56,17 @@ class LabSite(Site):
         shared: SweepCache,
     ) -> None:
         self.recipe, self._makes = build_lab_recipe(target, data_plan, attacks, seed), True
-        # The seed of the run splits no data here: the lab has its own. The recipe follows from the attacks too.
-        own = {name: value for name, value in subject.items() if name != "seed"} | {"lab_recipe": to_json(self.recipe)}
+        # The seed of the run splits no data here: the lab has its own. The recipe follows from the
+        # attacks too.
+        own = {name: value for name, value in subject.items() if name != "seed"} | {
+            "lab_recipe": to_json(self.recipe)
+        }
         super().__init__(data_plan, seed, own, reporter, shared)
         self.kind, self.attacks = LABS[target.lab], attacks.attack
         self.trains_ahead = self.kind.trains_ahead
-        self.mitigation = build_mitigation_trainer(target, self.recipe)  # refused now, not when it is trained
+        self.mitigation = build_mitigation_trainer(
+            target, self.recipe
+        )  # refused now, not when it is trained
 
     @property
     def default_attack_options(self) -> Mapping[str, Mapping[str, Any]]:
@@ -76,29 +83,53 @@ class LabSite(Site):
 
     @property
     def lab(self) -> Lab:
-        make = partial(self.kind, *(self.recipe, None, self.reporter.progress, self.data_plan.limit), makes=self._makes)
+        make = partial(
+            self.kind,
+            *(self.recipe, None, self.reporter.progress, self.data_plan.limit),
+            makes=self._makes,
+        )
         return self.shared.get_or_make("lab", self.lab_cache_key, make)
 
-    def models_to_train(self, defenses: Mapping[str, Defense], references: Sequence[str]) -> list[TrainablePiece]:
+    def models_to_train(
+        self, defenses: Mapping[str, Defense], references: Sequence[str]
+    ) -> list[TrainablePiece]:
         counts = {asked: parse_reference_model_count(asked) for asked in references}
-        pieces = [TrainablePiece("reference", i, asked) for asked, count in counts.items() for i in range(count)]
+        pieces = [
+            TrainablePiece("reference", i, asked)
+            for asked, count in counts.items()
+            for i in range(count)
+        ]
         # Rows with ensembles of one size share the ensemble: one of them stands for all.
         sizes = {
             d.required_member_count or self.recipe.members: name
             for name, d in defenses.items()
             if "ensemble" in d.needs
         }
-        pieces += [TrainablePiece("member", i, of=name) for size, name in sizes.items() for i in range(size)]
+        pieces += [
+            TrainablePiece("member", i, of=name)
+            for size, name in sizes.items()
+            for i in range(size)
+        ]
         # Where the target is trained as members are, it is itself the adapter on all records.
-        if not self.recipe.is_target_trained_like_members and any("whole" in d.needs for d in defenses.values()):
+        if not self.recipe.is_target_trained_like_members and any(
+            "whole" in d.needs for d in defenses.values()
+        ):
             pieces.append(TrainablePiece("whole"))
-        pieces += [TrainablePiece("trained", of=name) for name, d in defenses.items() if "trained" in d.needs]
-        return [piece for piece in pieces if not self._cached_training_of_piece(piece, defenses).there]
+        pieces += [
+            TrainablePiece("trained", of=name)
+            for name, d in defenses.items()
+            if "trained" in d.needs
+        ]
+        return [
+            piece for piece in pieces if not self._cached_training_of_piece(piece, defenses).there
+        ]
 
     def train(self, piece: TrainablePiece, defenses: Mapping[str, Defense]) -> None:
         self._cached_training_of_piece(piece, defenses).train()
 
-    def _cached_training_of_piece(self, piece: TrainablePiece, defenses: Mapping[str, Defense]) -> SeparatelyTrainable:
+    def _cached_training_of_piece(
+        self, piece: TrainablePiece, defenses: Mapping[str, Defense]
+    ) -> SeparatelyTrainable:
         if piece.kind == "member":
             lab = self.defense_parts.lab_with_ensemble_of_defense(defenses[piece.of])
             return lab.parts.separately_trainable_piece(
@@ -114,7 +145,8 @@ class LabSite(Site):
             )
         if piece.kind == "whole":
             return lab.parts.separately_trainable_model(
-                f"{WHOLE}{ensemble_folder_suffix(lab.recipe)}", lab.model_with_adapter_on_all_records
+                f"{WHOLE}{ensemble_folder_suffix(lab.recipe)}",
+                lab.model_with_adapter_on_all_records,
             )
         trainer = defenses[piece.of]
         assert isinstance(trainer, Trainer)  # "trained" is a need of theirs alone
@@ -155,10 +187,13 @@ class LabSite(Site):
 
     @cached_property
     def mitigated_model(self) -> TrainedModel | None:
-        """The model that the plan's mitigation trained in the target's place; None without a mitigation."""
+        """The model that the plan's mitigation trained in the target's place; None without a
+        mitigation."""
         if (trainer := self.mitigation) is None:
             return None
-        return self.shared.get_or_make("mitigated", self.subject, lambda: self.lab.model_trained_by_trainer(trainer))
+        return self.shared.get_or_make(
+            "mitigated", self.subject, lambda: self.lab.model_trained_by_trainer(trainer)
+        )
 
     @property
     def undefended_trained_model(self) -> TrainedModel:
@@ -173,7 +208,9 @@ class LabSite(Site):
         return f"the lab's target: the public model fine-tuned on private text{instead}"
 
     def model_before_or_retrained(self, kind: str) -> LanguageModel:
-        return self.shared.get_or_make("retrained", self.lab_cache_key, self.lab.model_retrained_without_forgotten)
+        return self.shared.get_or_make(
+            "retrained", self.lab_cache_key, self.lab.model_retrained_without_forgotten
+        )
 
 
 class LabDefenseParts(DefenseParts):
@@ -184,7 +221,8 @@ class LabDefenseParts(DefenseParts):
 
     @property
     def default_defense_options(self) -> Mapping[str, Mapping[str, Any]]:
-        """The lab's own; where a probe asks about a training, with the canaries that are planted in it for that."""
+        """The lab's own; where a probe asks about a training, with the canaries that are planted in
+        it for that."""
         own = default_options_of_lab_defenses(self.site.kind, self.site.recipe)
         for attack in self.site.attacks:
             for name, options in self.site.kind.planted_for.get(attack, {}).items():
@@ -196,28 +234,39 @@ class LabDefenseParts(DefenseParts):
 
     def ensemble_served_by_defense(self, defense: Defense) -> Ensemble:
         key = (self.site.subject, defense.required_member_count)
-        return self.shared.get_or_make("ensemble", key, lambda: self.lab_with_ensemble_of_defense(defense).ensemble())
+        return self.shared.get_or_make(
+            "ensemble", key, lambda: self.lab_with_ensemble_of_defense(defense).ensemble()
+        )
 
     def lab_with_ensemble_of_defense(self, defense: Defense) -> Lab:
-        """The lab whose ensemble has the members that this defense asks for: the same models around it."""
+        """The lab whose ensemble has the members that this defense asks for: the same models around
+        it."""
         key = (self.site.lab_cache_key, defense.required_member_count)
         return self.shared.get_or_make(
-            "lab for a defense", key, lambda: self.site.lab.with_ensemble_size(defense.required_member_count)
+            "lab for a defense",
+            key,
+            lambda: self.site.lab.with_ensemble_size(defense.required_member_count),
         )
 
     def model_trained_by_defense(self, defense: Defense) -> TrainedModel:
         assert isinstance(defense, Trainer)  # "trained" is a need of theirs alone
         return self.shared.get_or_make(
-            "trained", (self.site.subject, defense), lambda: self.site.lab.model_trained_by_trainer(defense)
+            "trained",
+            (self.site.subject, defense),
+            lambda: self.site.lab.model_trained_by_trainer(defense),
         )
 
     def control_adapter_of_ensemble(self, defense: Defense) -> LanguageModel:
-        return self.shared.get_or_make("whole", self.site.subject, self.site.lab.model_with_adapter_on_all_records)
+        return self.shared.get_or_make(
+            "whole", self.site.subject, self.site.lab.model_with_adapter_on_all_records
+        )
 
     def training_seconds(self, defense: Defense | None, building: float) -> float:
         if isinstance(defense, UnlearningBaseline):
             return building
-        seconds = (self.site.lab if defense is None else self.lab_with_ensemble_of_defense(defense)).parts.seconds
+        seconds = (
+            self.site.lab if defense is None else self.lab_with_ensemble_of_defense(defense)
+        ).parts.seconds
         if defense is None:
             instead = self.site.mitigation
             # With the public model, which all others stand on.
@@ -231,8 +280,11 @@ class LabDefenseParts(DefenseParts):
         return sum(seconds[part] for need, part in parts.items() if need in defense.needs)
 
 
-def default_options_of_lab_defenses(lab: type[Lab], recipe: BaseLabRecipe) -> dict[str, dict[str, Any]]:
-    """Options of defenses, sized to a lab; of a variant of the target's training, the rest as in the target's own."""
+def default_options_of_lab_defenses(
+    lab: type[Lab], recipe: BaseLabRecipe
+) -> dict[str, dict[str, Any]]:
+    """Options of defenses, sized to a lab; of a variant of the target's training, the rest as in
+    the target's own."""
     own = {name: dict(options) for name, options in lab.defense_defaults.items()}
     for name, kind in registry.trainers_by_name().items():
         if issubclass(kind, Variant):
@@ -251,28 +303,36 @@ def build_mitigation_trainer(target: TargetPlan, recipe: BaseLabRecipe) -> Train
     name = asked.pop("method", None)
     if not isinstance(name, str):
         raise AuditError(
-            f"expected mitigation with a method ({', '.join(registry.mitigations_by_name())}), got {name!r}"
+            f"expected mitigation with a method ({', '.join(registry.mitigations_by_name())}), got "
+            f"{name!r}"
         )
     defaults = default_options_of_lab_defenses(LABS[target.lab], recipe).get(name, {})
-    trainer: Trainer = build_plugin("mitigation", registry.mitigations_by_name(), name, {**defaults, **asked})
+    trainer: Trainer = build_plugin(
+        "mitigation", registry.mitigations_by_name(), name, {**defaults, **asked}
+    )
     return trainer
 
 
 def parse_reference_model_count(asked: str) -> int:
-    """How many reference models the lab is to train. Raises AuditError for what is no number that it can."""
+    """How many reference models the lab is to train. Raises AuditError for what is no number that
+    it can."""
     least, most = REFERENCES
     if not asked.isdecimal() or not least <= int(asked) <= most:
         raise AuditError(
-            f"expected -A references= in the lab as a number of models to train, from {least} to {most}, got {asked!r}"
+            f"expected -A references= in the lab as a number of models to train, from {least} to "
+            f"{most}, got {asked!r}"
         )
     return int(asked)
 
 
-def build_lab_recipe(target: TargetPlan, data: DataPlan, attacks: AttackPlan, seed: int) -> BaseLabRecipe:
+def build_lab_recipe(
+    target: TargetPlan, data: DataPlan, attacks: AttackPlan, seed: int
+) -> BaseLabRecipe:
     """What lab is asked for. Raises AuditError for a field that a lab does not have.
 
-    Whoever asks about coins has a lab with canaries of an audit in it, all models trained with them; nobody else.
-    A lab whose seed is "run" has that of the run: over several seeds other texts, and models trained anew.
+    Whoever asks about coins has a lab with canaries of an audit in it, all models trained with
+    them; nobody else. A lab whose seed is "run" has that of the run: over several seeds other
+    texts, and models trained anew.
     """
     given: dict[str, Any] = dict(target.lab_recipe)
     if given.get("seed") == "run":

@@ -1,4 +1,5 @@
-"""Models in memory that an audit is given: those of a training script, or a `LanguageModel` of one's own."""
+"""Models in memory that an audit is given: those of a training script, or a `LanguageModel` of
+one's own."""
 
 from __future__ import annotations
 
@@ -17,17 +18,22 @@ from auditor.models.huggingface import HuggingFaceModel
 
 
 def is_live_model(kind: str, given: Any) -> bool:
-    """Whether a model is given, not a folder, a hub id or None. Raises AuditError for anything else."""
+    """Whether a model is given, not a folder, a hub id or None. Raises AuditError for anything
+    else."""
     if given is None or isinstance(given, (str, Path)):
         return False
     if not isinstance(given, LanguageModel) and not hasattr(given, "get_input_embeddings"):
         got = type(given).__name__
-        raise AuditError(f"expected {kind} as a folder, a hub id, a transformers model or a LanguageModel, got {got}")
+        raise AuditError(
+            f"expected {kind} as a folder, a hub id, a transformers model or a LanguageModel, got "
+            f"{got}"
+        )
     return True
 
 
 def check_no_shared_weights(given: Mapping[str, Any]) -> None:
-    """Refuses two models that share weights: an adapter changes its base in place, which is then no other model.
+    """Refuses two models that share weights: an adapter changes its base in place, which is then no
+    other model.
 
     One model may be both `public` and `reference`.
     """
@@ -42,7 +48,11 @@ def check_no_shared_weights(given: Mapping[str, Any]) -> None:
 
 
 def _parameter_ids(model: Any) -> set[int]:
-    return {id(parameter) for parameter in model.parameters()} if isinstance(model, torch.nn.Module) else set()
+    return (
+        {id(parameter) for parameter in model.parameters()}
+        if isinstance(model, torch.nn.Module)
+        else set()
+    )
 
 
 def live_model_name(model: Any) -> str:
@@ -67,15 +77,21 @@ def wrap_live_model(model: Any, tokenizer: Any) -> LanguageModel:
 def training_state_restored_at_exit(*models: Any) -> Iterator[None]:
     """Let an audit use models that are being trained; afterwards restore what the audit changes.
 
-    Restored: which modules were in training mode, and which weights had gradients. Inside, a model answers in the
-    precision of its weights: under mixed precision accelerate replaces `forward` by one in autocast (TRL's trainers
-    ask for bfloat16 by default), whose rounding differs from one batch shape to another.
+    Restored: which modules were in training mode, and which weights had gradients. Inside, a model
+    answers in the precision of its weights: under mixed precision accelerate replaces `forward` by
+    one in autocast (TRL's trainers ask for bfloat16 by default), whose rounding differs from one
+    batch shape to another.
     """
     models = tuple(model for model in models if isinstance(model, torch.nn.Module))
-    # Module by module: frozen dropout or batch norms inside a training model are to stay as they were.
+    # Module by module: frozen dropout or batch norms inside a training model are to stay as they
+    # were.
     modes = [(module, module.training) for model in models for module in model.modules()]
-    grads = [(parameter, parameter.requires_grad) for model in models for parameter in model.parameters()]
-    in_autocast = [model for model in models if {"forward", "_original_forward"} <= set(vars(model))]
+    grads = [
+        (parameter, parameter.requires_grad) for model in models for parameter in model.parameters()
+    ]
+    in_autocast = [
+        model for model in models if {"forward", "_original_forward"} <= set(vars(model))
+    ]
     forwards = [model.forward for model in in_autocast]
     for model in in_autocast:
         model.forward = model._original_forward

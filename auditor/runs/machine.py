@@ -17,20 +17,29 @@ from auditor.models.weights import resolve_model_device
 
 
 def describe_environment(device: str) -> dict[str, str]:
-    """What the numbers may depend on, and the commit that the command stood in, where git knows one.
+    """What the numbers may depend on, and the commit that the command stood in, where git knows
+    one.
 
     device: as the plan says it.
     """
-    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft", "numpy")}
+    versions = {
+        name: importlib.metadata.version(name)
+        for name in ("torch", "transformers", "peft", "numpy")
+    }
     device = str(resolve_model_device(device))
-    made_of = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{os.cpu_count()} cores"
+    made_of = (
+        torch.cuda.get_device_name(device)
+        if device.startswith("cuda")
+        else f"{os.cpu_count()} cores"
+    )
     return {
         "python": platform.python_version(),
         **versions,
         **_zlib_build(),
         "machine": f"{platform.system()} {platform.machine()}, {made_of}",
         "threads": threads.describe_threads(torch.get_num_threads()),
-        "gemm": f"{threads.measure_machine_gflops():.0f} GFLOP/s in float32 on the processor, by which timings "
+        "gemm": f"{threads.measure_machine_gflops():.0f} GFLOP/s in float32 on the processor, by "
+        "which timings "
         "of machines compare",
         "device": device,
         **({"commit": commit} if (commit := _current_commit_label()) else {}),
@@ -38,7 +47,8 @@ def describe_environment(device: str) -> dict[str, str]:
 
 
 def _zlib_build() -> dict[str, str]:
-    """The zlib that compressed sizes are of: zlib-ng, which some Pythons are built with, makes other ones."""
+    """The zlib that compressed sizes are of: zlib-ng, which some Pythons are built with, makes
+    other ones."""
     try:
         import zlib  # some Pythons are built without it
     except ImportError:
@@ -58,17 +68,34 @@ def _current_commit_label() -> str:
     names = filters.stdout.split("\n") if filters is not None else []
     off = [f"{name}={'false' if name.endswith('required') else ''}" for name in names if name]
     changed = _run_git_without_hooks(
-        "diff", "--quiet", "--no-ext-diff", "--no-textconv", "--ignore-submodules=all", "HEAD", off=off
+        "diff",
+        "--quiet",
+        "--no-ext-diff",
+        "--no-textconv",
+        "--ignore-submodules=all",
+        "HEAD",
+        off=off,
     )
-    return f"{head.stdout.strip()}-dirty" if changed is None or changed.returncode else head.stdout.strip()
+    return (
+        f"{head.stdout.strip()}-dirty"
+        if changed is None or changed.returncode
+        else head.stdout.strip()
+    )
 
 
-def _run_git_without_hooks(*asked: str, off: Sequence[str] = ()) -> subprocess.CompletedProcess[str] | None:
-    """What git says, without the programs that a folder may name for it: monitors, hooks, filters. None: no git.
+def _run_git_without_hooks(
+    *asked: str, off: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str] | None:
+    """What git says, without the programs that a folder may name for it: monitors, hooks, filters.
+    None: no git.
 
     off: settings more, as `name=value`.
     """
-    settings = [word for one in ("core.fsmonitor=false", "core.hooksPath=/dev/null", *off) for word in ("-c", one)]
+    settings = [
+        word
+        for one in ("core.fsmonitor=false", "core.hooksPath=/dev/null", *off)
+        for word in ("-c", one)
+    ]
     # --no-optional-locks: the index of the repository is not written anew.
     command = ["git", "--no-optional-locks", *settings, *asked]
     try:
@@ -92,9 +119,14 @@ def peak_memory_mb(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     try:
-        line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
+        line = next(
+            x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM")
+        )
         return float(line.split()[1]) * 1024 / 1e6  # its kB are KiB
-    except (OSError, StopIteration):  # no /proc: Windows says it of the process, macOS by getrusage, both in bytes
+    except (
+        OSError,
+        StopIteration,
+    ):  # no /proc: Windows says it of the process, macOS by getrusage, both in bytes
         own = psutil.Process().memory_info()
         if hasattr(own, "peak_wset"):
             return float(own.peak_wset) / 1e6

@@ -1,8 +1,10 @@
-"""From a finished audit to the plan of a second one: what `audit mitigate --by` names, as data and a training.
+"""From a finished audit to the plan of a second one: what `audit mitigate --by` names, as data and
+a training.
 
-The lab trains by its own recipe. A user's model is trained again as the `training.json` beside it says, or by a command
-of the user's. A mitigation that drops records drops them from the file; every other one is a training method in the
-place of the one that was used. Knows no terminal, and compares nothing.
+The lab trains by its own recipe. A user's model is trained again as the `training.json` beside it
+says, or by a command of the user's. A mitigation that drops records drops them from the file; every
+other one is a training method in the place of the one that was used. Knows no terminal, and
+compares nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from auditor.benchmarks.data.columns import COLUMNS, row_repeat_counts
-from auditor.benchmarks.data.reduced_data import WRITERS, data_row_as_plain_text, write_reduced_data_kept_by_trainer
+from auditor.benchmarks.data.reduced_data import (
+    WRITERS,
+    data_row_as_plain_text,
+    write_reduced_data_kept_by_trainer,
+)
 from auditor.benchmarks.data.tables import read_record_table
 from auditor.benchmarks.data.whole_texts import read_texts_and_units, rows_repeated_by_count
 from auditor.conclusions import secret_details
@@ -57,7 +63,8 @@ _CARRIED = ("epochs", "batch", "learning_rate")  # options that one training met
 
 @dataclass(frozen=True)
 class MitigationOptions:
-    """One `audit mitigate`. by: NAME or NAME:VALUE. train: a command with {data} and {out}; None: as recorded."""
+    """One `audit mitigate`. by: NAME or NAME:VALUE. train: a command with {data} and {out}; None:
+    as recorded."""
 
     run: Path
     by: str
@@ -69,7 +76,8 @@ class MitigationOptions:
 
 @dataclass(frozen=True)
 class TrainingOutcome:
-    """What was done. told: what the training says of it: sentences. seconds: of the training, now or before."""
+    """What was done. told: what the training says of it: sentences. seconds: of the training, now
+    or before."""
 
     told: tuple[str, ...]
     seconds: float
@@ -77,7 +85,8 @@ class TrainingOutcome:
 
 @dataclass(frozen=True)
 class Mitigation:
-    """What is to be done about the model of a run. recipe: how it is trained again, outside the lab."""
+    """What is to be done about the model of a run. recipe: how it is trained again, outside the
+    lab."""
 
     asked: MitigationOptions
     plan: Plan  # of the first audit
@@ -88,21 +97,30 @@ class Mitigation:
     @property
     def copies_left_function(self) -> Callable[[int], int | None] | None:
         """A function from a record's copies to those that stay; None where all do."""
-        return self.trainer.count_remaining_copies if isinstance(self.trainer, DataVariant) else None
+        return (
+            self.trainer.count_remaining_copies if isinstance(self.trainer, DataVariant) else None
+        )
 
     @property
     def plan_of_second_audit(self) -> Plan:
         """The same audit of the new model, without defenses."""
         same = self.plan.with_fields(defense=(), defense_options={}, submission=None)
         if self.plan.target.uses_builtin_lab:
-            values = {f.name: getattr(self.trainer, f.name) for f in dataclasses.fields(self.trainer)}
+            values = {
+                f.name: getattr(self.trainer, f.name) for f in dataclasses.fields(self.trainer)
+            }
             return same.with_fields(mitigation={"method": self.trainer.name, **values})
         model = self.asked.out / MODEL
         adapter = (model / "adapter_config.json").is_file()
         # An adapter stands on the base that the audited one stood on; a whole model stands alone.
-        here = same.with_fields(model=str(model), revision=None, base=self.plan.loading.base if adapter else None)
-        # Of `auto` what it was for the first audit: the two are to differ by the training, not by their precision.
-        return here.with_fields(dtype=dtype_when_loaded(str(self.plan.target.model), self.plan.loading))
+        here = same.with_fields(
+            model=str(model), revision=None, base=self.plan.loading.base if adapter else None
+        )
+        # Of `auto` what it was for the first audit: the two are to differ by the training, not by
+        # their precision.
+        return here.with_fields(
+            dtype=dtype_when_loaded(str(self.plan.target.model), self.plan.loading)
+        )
 
     @property
     def training_records_file(self) -> str:
@@ -111,27 +129,40 @@ class Mitigation:
 
     def configuration(self) -> dict[str, Any]:
         """What the output folder is made of: one that was made of something else is refused."""
-        told = {"run": str(self.asked.run.resolve()), "by": self.asked.by, "train": self.asked.train}
+        told = {
+            "run": str(self.asked.run.resolve()),
+            "by": self.asked.by,
+            "train": self.asked.train,
+        }
         # As JSON gives it back (lists for tuples), to be equal to a configuration that was read.
-        plain: dict[str, Any] = json.loads(json.dumps({**told, "data": self.asked.data, "options": self.asked.options}))
+        plain: dict[str, Any] = json.loads(
+            json.dumps({**told, "data": self.asked.data, "options": self.asked.options})
+        )
         return plain
 
 
 def plan_mitigation(asked: MitigationOptions, run: RunOutcomes) -> Mitigation:
-    """What the mitigation will train and audit. Raises AuditError, before anything is written, for what cannot be."""
+    """What the mitigation will train and audit. Raises AuditError, before anything is written, for
+    what cannot be."""
     plan = Plan.from_json(run.result.plan, str(asked.run / "result.json"))
     _check_run_is_retrainable(plan)
     name, options = _parse_mitigation_and_options(asked)
     if plan.target.uses_builtin_lab:
         for flag, value in (("--train", asked.train), ("--data", asked.data)):
             if value is not None:
-                raise AuditError(f"{flag} goes with a model of your own: the lab trains by its own recipe")
-        trainer = _lab_site_of_plan(plan.with_fields(mitigation={"method": name, **options})).mitigation
+                raise AuditError(
+                    f"{flag} goes with a model of your own: the lab trains by its own recipe"
+                )
+        trainer = _lab_site_of_plan(
+            plan.with_fields(mitigation={"method": name, **options})
+        ).mitigation
         assert trainer is not None  # it is named
         return Mitigation(asked, plan, trainer)
     recipe = None
     if asked.train is None:
-        recipe = training.read_recorded_training_request(Path(str(plan.target.model)), asked.out / MODEL)
+        recipe = training.read_recorded_training_request(
+            Path(str(plan.target.model)), asked.out / MODEL
+        )
         recipe = dataclasses.replace(recipe, data=asked.data or recipe.data)
         kind = registry.mitigations_by_name()[name]
         if not issubclass(kind, DataVariant):
@@ -144,22 +175,27 @@ def plan_mitigation(asked: MitigationOptions, run: RunOutcomes) -> Mitigation:
             recipe = dataclasses.replace(recipe, method=name, options=options)
             if kind.whole and recipe.lora:
                 raise AuditError(
-                    f"{name} trains a whole model, and the recipe of {plan.target.model!r} is of an adapter"
+                    f"{name} trains a whole model, and the recipe of {plan.target.model!r} is of "
+                    "an adapter"
                 )
     trainer = build_plugin("mitigation", registry.mitigations_by_name(), name, options)
     command = () if asked.train is None else _training_command_words(asked.train, trainer)
     found = Mitigation(asked, plan, trainer, recipe, command)
     if isinstance(trainer, DataVariant) and not (
-        Path(found.training_records_file).suffix.lower() in WRITERS and Path(found.training_records_file).is_file()
+        Path(found.training_records_file).suffix.lower() in WRITERS
+        and Path(found.training_records_file).is_file()
     ):
         raise AuditError(
-            f"expected the records as a file of {', '.join(WRITERS)}, got {found.training_records_file!r}: "
+            f"expected the records as a file of {', '.join(WRITERS)}, got "
+            f"{found.training_records_file!r}: "
             "--data FILE names one"
         )
     return found
 
 
-def _lab_site_of_plan(plan: Plan, reporter: Reporter | None = None, shared: SweepCache | None = None) -> LabSite:
+def _lab_site_of_plan(
+    plan: Plan, reporter: Reporter | None = None, shared: SweepCache | None = None
+) -> LabSite:
     site = make_site(plan, reporter, shared)
     assert isinstance(site, LabSite)  # who asks has seen that the plan is of the lab
     return site
@@ -168,23 +204,32 @@ def _lab_site_of_plan(plan: Plan, reporter: Reporter | None = None, shared: Swee
 def _check_run_is_retrainable(plan: Plan) -> None:
     """Refuses what no training can be done again for. Raises AuditError."""
     if plan.objects:
-        raise AuditError("expected a run that a command began: this one attacked objects of a Python program")
+        raise AuditError(
+            "expected a run that a command began: this one attacked objects of a Python program"
+        )
     if plan.data.forget is not None or plan.defenses.relearn is not None:
         raise AuditError(
-            "expected an audit of a trained model, got one of unlearning: its records were to be forgotten"
+            "expected an audit of a trained model, got one of unlearning: its records were to be "
+            "forgotten"
         )
     if plan.target.mitigation:
-        raise AuditError("expected a run of the target, got one of a mitigated model: give the run before it")
+        raise AuditError(
+            "expected a run of the target, got one of a mitigated model: give the run before it"
+        )
     if not plan.target.uses_builtin_lab and plan.data.data is None:
         raise AuditError(
-            "expected a run on records (--data), got one of canaries alone: their manifest says what to drop"
+            "expected a run on records (--data), got one of canaries alone: their manifest says "
+            "what to drop"
         )
     if plan.target.provider:
-        raise AuditError(f"expected a model that can be trained, got one behind {plan.target.provider}")
+        raise AuditError(
+            f"expected a model that can be trained, got one behind {plan.target.provider}"
+        )
 
 
 def _parse_mitigation_and_options(asked: MitigationOptions) -> tuple[str, dict[str, Any]]:
-    """The method and its options. Raises AuditError for an unknown one, and for a value where it takes none."""
+    """The method and its options. Raises AuditError for an unknown one, and for a value where it
+    takes none."""
     name, colon, value = asked.by.partition(":")
     known = registry.mitigations_by_name()
     if name not in known:
@@ -200,27 +245,34 @@ def _parse_mitigation_and_options(asked: MitigationOptions) -> tuple[str, dict[s
 
 
 def _training_command_words(asked: str, trainer: Trainer) -> tuple[str, ...]:
-    """The words of a user's command. Raises AuditError for one that takes no data, or cannot do what is asked."""
+    """The words of a user's command. Raises AuditError for one that takes no data, or cannot do
+    what is asked."""
     if not isinstance(trainer, DataVariant):
         kinds = registry.mitigations_by_name()
         raise AuditError(
-            f"--train COMMAND is given other data, and {trainer.name} changes the training: expected --by "
+            f"--train COMMAND is given other data, and {trainer.name} changes the training: "
+            "expected --by "
             f"{', '.join(name for name, kind in kinds.items() if issubclass(kind, DataVariant))}"
         )
     try:
         words = tuple(shlex.split(asked))
     except ValueError as why:
-        raise AuditError(f"expected --train as a command, got one that cannot be read: {why}") from None
+        raise AuditError(
+            f"expected --train as a command, got one that cannot be read: {why}"
+        ) from None
     for placeholder in _PLACEHOLDERS:
         if not any(placeholder in word for word in words):
-            raise AuditError(f"expected --train with {' and '.join(_PLACEHOLDERS)} in it, got no {placeholder}")
+            raise AuditError(
+                f"expected --train with {' and '.join(_PLACEHOLDERS)} in it, got no {placeholder}"
+            )
     return words
 
 
 def train_and_audit_mitigated_model(
     what: Mitigation, run: RunOutcomes, reporter: Reporter, command: str
 ) -> TrainingOutcome:
-    """Trains and audits again, each where that was not done yet. Raises AuditError, with nothing half written."""
+    """Trains and audits again, each where that was not done yet. Raises AuditError, with nothing
+    half written."""
     # One cache for both: what the lab trains now is what the audit behind it attacks.
     shared, out = SweepCache(), what.asked.out
     with reporter.stage(f"train by {what.trainer.name}"):
@@ -234,7 +286,9 @@ def train_and_audit_mitigated_model(
     else:
         folder = RunFolder.create(out, plan.run_folder_title, plan.to_json())
         if (form := RunFolder(what.asked.run).text_form()) is not None:
-            folder.save_text_form(form)  # the same secrets: rendered as they were, on another day too
+            folder.save_text_form(
+                form
+            )  # the same secrets: rendered as they were, on another day too
     try:
         files.write_run_reports(out, audit(plan, make_site(plan, reporter, shared), folder))
     except (AuditError, OSError):
@@ -251,15 +305,21 @@ def compare_runs_before_and_after_mitigation(
     """The two runs side by side. Raises AuditError where they cannot be held against each other."""
     left = what.copies_left_function
     found = left and advice.undefended_row_and_recall_with_copies_left(
-        phrases.result_with_printable_strings(run.result), secret_details.read_secret_details(what.asked.run), left
+        phrases.result_with_printable_strings(run.result),
+        secret_details.read_secret_details(what.asked.run),
+        left,
     )
     return BeforeAfter(
-        by=" ".join([what.asked.by, *(f"-D {name}={value}" for name, value in what.asked.options.items())]),
+        by=" ".join(
+            [what.asked.by, *(f"-D {name}={value}" for name, value in what.asked.options.items())]
+        ),
         compared=compare_finished_runs([run, after]),
         before=run.result,
         after=after.result,
         predicted=(found[0].cell_key, found[1]) if found else None,
-        perplexity=_perplexity_change_by_mitigation(what.asked.run, run.result, what.asked.out, after.result),
+        perplexity=_perplexity_change_by_mitigation(
+            what.asked.run, run.result, what.asked.out, after.result
+        ),
         told=done.told,
         seconds=done.seconds,
     )
@@ -276,14 +336,18 @@ def _perplexity_change_by_mitigation(
             return None
         held = heldout_of(place).get(UNDEFENDED)
         own = {} if held is None else {0: held}
-        cells.append(Replicates(UNDEFENDED, "", "", measured={0: {measured.name: measured}}, heldout=own))
+        cells.append(
+            Replicates(UNDEFENDED, "", "", measured={0: {measured.name: measured}}, heldout=own)
+        )
     name = next(iter(cells[0].measured[0]))
     return contrast_over_seeds(
-        f"{name}_difference", [WeightedMetric(1.0, name, cells[0]), WeightedMetric(-1.0, name, cells[1])]
+        f"{name}_difference",
+        [WeightedMetric(1.0, name, cells[0]), WeightedMetric(-1.0, name, cells[1])],
     )
 
 
-# --- the training -----------------------------------------------------------------------------------------------------
+# --- the training
+# -----------------------------------------------------------------------------------------------
 
 
 def train_mitigated_model(
@@ -291,14 +355,17 @@ def train_mitigated_model(
 ) -> TrainingOutcome:
     """Trains, where that was not done yet, in a folder whose lock is held.
 
-    Raises AuditError for a folder of something else, and where the training is refused, with nothing left of it.
+    Raises AuditError for a folder of something else, and where the training is refused, with
+    nothing left of it.
     """
     out, configuration = what.asked.out, what.configuration()
     held = _finished_mitigation_record(out, configuration)
     if held is not None:
         return TrainingOutcome(tuple(held["told"]), float(held["seconds"]))
     # Before anything else is written: by this, an interrupted training knows its folder again.
-    disk.replace_atomically(out / RECORD, json.dumps({"configuration": configuration, "done": None}, indent=1))
+    disk.replace_atomically(
+        out / RECORD, json.dumps({"configuration": configuration, "done": None}, indent=1)
+    )
     start = time.perf_counter()
     try:
         _write_extracted_records_to_drop(what, run, reporter, shared)
@@ -319,23 +386,32 @@ def train_mitigated_model(
     return done
 
 
-def _finished_mitigation_record(out: Path, configuration: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What was done here before; None: not finished. Raises AuditError where the folder is of something else."""
+def _finished_mitigation_record(
+    out: Path, configuration: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """What was done here before; None: not finished. Raises AuditError where the folder is of
+    something else."""
     if not (out / RECORD).is_file():
         if any(path.name != locks.LOCK for path in out.iterdir()):
-            raise AuditError(f"expected a new or empty folder for -o, but {str(out)!r} holds something else")
+            raise AuditError(
+                f"expected a new or empty folder for -o, but {str(out)!r} holds something else"
+            )
         return None
     record = read_json_object(out / RECORD, "a mitigation")
     before = record.get("configuration") or {}
     for name, own in configuration.items():
         if before.get(name) != own:
-            raise AuditError(f"{str(out)!r} is of another mitigation ({name}: {before.get(name)!r} there, {own!r} now)")
+            raise AuditError(
+                f"{str(out)!r} is of another mitigation ({name}: {before.get(name)!r} there, "
+                f"{own!r} now)"
+            )
     done: dict[str, Any] | None = record.get("done")
     return done
 
 
 def _discard_refused_training(out: Path) -> None:
-    """Removes what was written for a refused training; a model that was begun stays, to be gone on with."""
+    """Removes what was written for a refused training; a model that was begun stays, to be gone on
+    with."""
     model = out / MODEL
     if model.is_dir() and any(model.iterdir()):
         return
@@ -347,8 +423,8 @@ def _discard_refused_training(out: Path) -> None:
 
 
 def _train_own_model(what: Mitigation, reporter: Reporter) -> tuple[str, ...]:
-    """Trains on the mitigated records; returns what is to be said. Raises AuditError for other data than the model was
-    trained on, and for a command that makes no model.
+    """Trains on the mitigated records; returns what is to be said. Raises AuditError for other data
+    than the model was trained on, and for a command that makes no model.
     """
     out, recipe = what.asked.out / MODEL, what.recipe
     if recipe is not None:
@@ -362,7 +438,9 @@ def _train_own_model(what: Mitigation, reporter: Reporter) -> tuple[str, ...]:
     if recipe is not None:
         return (
             *told,
-            *training.train_model_into_folder(dataclasses.replace(recipe, data=data, out=out), reporter.progress),
+            *training.train_model_into_folder(
+                dataclasses.replace(recipe, data=data, out=out), reporter.progress
+            ),
         )
     _run_training_command(what.command, data, out)
     return told
@@ -381,38 +459,48 @@ def _run_training_command(command: Sequence[str], data: str, out: Path) -> None:
     except OSError as error:
         raise AuditError(f"--train cannot be run: {words[0]!r}: {error.strerror}") from None
     if code:
-        raise AuditError(f"--train ended with exit code {code}: nothing was audited; the same command tries again")
+        raise AuditError(
+            f"--train ended with exit code {code}: nothing was audited; the same command tries "
+            "again"
+        )
     if not any((out / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise AuditError(f"expected a model in {str(out)!r} ({{out}}) behind --train, got none")
 
 
-# --- the records ------------------------------------------------------------------------------------------------------
+# --- the records
+# -----------------------------------------------------------------------------------------------
 
 
 def _write_extracted_records_to_drop(
     what: Mitigation, run: RunOutcomes, reporter: Reporter, shared: SweepCache
 ) -> None:
-    """Writes down the extracted records for the training to drop, unless it is to drop others than the audit found."""
+    """Writes down the extracted records for the training to drop, unless it is to drop others than
+    the audit found."""
     if getattr(what.trainer, "listed", "") != str((what.asked.out / DROPPED).resolve()):
         return
     ids = ids_of_extracted_members(run)
     if not ids:
-        raise AuditError(f"{run.name} extracted nothing from the model without defenses: no record is to be dropped")
+        raise AuditError(
+            f"{run.name} extracted nothing from the model without defenses: no record is to be "
+            "dropped"
+        )
     if what.plan.target.uses_builtin_lab:
         whole = _lab_site_of_plan(what.plan, reporter, shared).lab.cut.texts
         texts = [whole[id] for id in ids]
     else:
         rows, _ = read_texts_and_units(str(what.plan.data.data))
         repeats = row_repeat_counts(read_record_table("--data", str(what.plan.data.data), COLUMNS))
-        # Where a row's copies begin, as `rows` holds every copy and ids (`member-ROW`, `member-ROW-PART`) name rows of
-        # the file. Of equal keys a dict keeps the last, which is the first of the reversed.
+        # Where a row's copies begin, as `rows` holds every copy and ids (`member-ROW`,
+        # `member-ROW-PART`) name rows of the file. Of equal keys a dict keeps the last, which is
+        # the first of the reversed.
         first = dict(reversed([(row, i) for i, row in enumerate(rows_repeated_by_count(repeats))]))
         texts = [data_row_as_plain_text(rows[first[int(id.split("-")[1])]]) for id in ids]
     write_shard_record_list(what.asked.out / DROPPED, texts)
 
 
 def ids_of_extracted_members(run: RunOutcomes) -> list[str]:
-    """Ids of the members that some attack extracted verbatim, by its first guess, from the model without defenses."""
+    """Ids of the members that some attack extracted verbatim, by its first guess, from the model
+    without defenses."""
     found = dict[str, None]()
     for cell, row in run.outcomes.items():
         if cell.target == UNDEFENDED and row.outcome is not None:

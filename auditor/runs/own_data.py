@@ -1,4 +1,5 @@
-"""The records and canaries that a plan names outside the lab, read with the tokenizer of the model they are held to."""
+"""The records and canaries that a plan names outside the lab, read with the tokenizer of the model
+they are held to."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def load_own_benchmark(
 ) -> Benchmark:
     """The records and canaries of a plan outside the lab.
 
-    name: of the model, a folder or a hub id; held: how a run that is resumed renders conversations; else form_rows:
+    name: of the model, a folder or a hub id; held: how a run that is resumed renders conversations;
+        else form_rows:
     how many of them a choice looks at, at most. soft_prompt_rows: that are put before the texts.
     counting: of large tables.
     """
@@ -62,7 +64,15 @@ def load_own_benchmark(
             canaries, model.tokenizer, f"{Path(str(asked.canaries)).name}: {len(canaries)} canaries"
         )
     benchmark = _load_benchmark_of_records(
-        asked, asked.data, name, seed, model, held, form_rows or text_form.ROWS, soft_prompt_rows, counting
+        asked,
+        asked.data,
+        name,
+        seed,
+        model,
+        held,
+        form_rows or text_form.ROWS,
+        soft_prompt_rows,
+        counting,
     )
     benchmark.canaries = canaries
     return benchmark
@@ -79,14 +89,19 @@ def _load_benchmark_of_records(
     soft_prompt_rows: int,
     counting: TableCounting | None,
 ) -> Benchmark:
-    common: dict[str, Any] = {"seed": seed, **{name: getattr(asked, name) for name in _OF_ALL_KINDS}}
+    common: dict[str, Any] = {
+        "seed": seed,
+        **{name: getattr(asked, name) for name in _OF_ALL_KINDS},
+    }
     benchmark: Benchmark
     context = None if model.max_positions is None else model.max_positions - soft_prompt_rows
     if context is not None and context <= LEAST_PREFIX + LEAST_SUFFIX:
         # The soft prompt, not the rows, is too long: the run refuses it by its own name.
         context = model.max_positions
     if folder_has_extraction_arrays(Path(data)):
-        _refuse_nondefault_fields(asked, _COLUMNS, f"names a column, which the arrays of {data!r} do not have")
+        _refuse_nondefault_fields(
+            asked, _COLUMNS, f"names a column, which the arrays of {data!r} do not have"
+        )
         _refuse_nondefault_fields(
             asked, (*_OF_TEXT, "forget"), f"is about text, which the arrays of {data!r} do not have"
         )
@@ -94,7 +109,9 @@ def _load_benchmark_of_records(
         benchmark.tokenizer = model.tokenizer
     elif is_tokenised_data(data):
         about_text = tuple(field for field in _OF_TEXT if field != "trained_length")
-        _refuse_nondefault_fields(asked, (*about_text, *_COLUMNS), f"is about text, and {data!r} holds token ids")
+        _refuse_nondefault_fields(
+            asked, (*about_text, *_COLUMNS), f"is about text, and {data!r} holds token ids"
+        )
         trained, trained_notes = _choose_trained_length(asked, name, model.tokenizer)
         benchmark = Tokenised(
             data,
@@ -136,20 +153,27 @@ def _load_benchmark_of_records(
             benchmark.doubts += tuple(Doubt("text form", sentence) for sentence in said.doubts)
     # Where there are as many of both, no token is outside the distribution.
     if model.tokenizer is not None and len(model.tokenizer) != model.vocab_size:
-        pairs = (*((s.prefix, s.suffix) for s in benchmark.secrets), *((p.prefix, p.suffix) for p in benchmark.known))
+        pairs = (
+            *((s.prefix, s.suffix) for s in benchmark.secrets),
+            *((p.prefix, p.suffix) for p in benchmark.known),
+        )
         check_tokens_within_vocabulary(
             "the data", (*itertools.chain(*pairs), *benchmark.heldout), model.vocab_size, model.name
         )
         more = len(model.tokenizer) > model.vocab_size
         benchmark.notes += (
-            f"the model's distribution has {model.vocab_size} entries, its tokenizer {len(model.tokenizer)} tokens: "
+            f"the model's distribution has {model.vocab_size} entries, its tokenizer "
+            f"{len(model.tokenizer)} tokens: "
             + ("the data use none of those beyond" if more else "the rest is padding"),
         )
     return benchmark
 
 
-def _choose_trained_length(asked: DataPlan, name: str, tokenizer: Any) -> tuple[TrainedLength | None, tuple[str, ...]]:
-    """Return how many tokens of a row were trained on, as asked for or as a file beside the model says; and notes."""
+def _choose_trained_length(
+    asked: DataPlan, name: str, tokenizer: Any
+) -> tuple[TrainedLength | None, tuple[str, ...]]:
+    """Return how many tokens of a row were trained on, as asked for or as a file beside the model
+    says; and notes."""
     if asked.trained_length == NONE:
         return None, ()
     note = ""
@@ -165,7 +189,8 @@ def _choose_trained_length(asked: DataPlan, name: str, tokenizer: Any) -> tuple[
     after = int(getattr(tokenizer, "eos_token", None) is not None)
     which = "last" if trained.from_end else "first"
     note = (
-        f"of each row the {which} {trained.tokens:,} tokens were trained on ({trained.source}): what is beyond is left "
+        f"of each row the {which} {trained.tokens:,} tokens were trained on ({trained.source}): "
+        "what is beyond is left "
         "out; --trained-length none takes it in"
     )
     return replace(trained, before=before, after=after), (note,)

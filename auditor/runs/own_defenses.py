@@ -1,4 +1,5 @@
-"""What the defenses of a user's own model are made of: the folders that `-D` names, and what must be given for each."""
+"""What the defenses of a user's own model are made of: the folders that `-D` names, and what must
+be given for each."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class OwnDefenseParts(DefenseParts):
     def refuse_unservable_defense(self, defense: Defense) -> None:
         if not self.models.has_next_token_distributions:
             raise AuditError(
-                f"--defense {defense.name} stands before a model whose distributions are read here, got "
+                f"--defense {defense.name} stands before a model whose distributions are read "
+                "here, got "
                 f"{self.target.model}, which gives none: serve the defended model, and audit that"
             )
         check_defense_inputs_given(defense, self.target.public)
@@ -50,18 +52,25 @@ class OwnDefenseParts(DefenseParts):
         if "whole" not in control.needs:
             return False
         # The user may attack the very adapter that is the control of an ensemble.
-        adapter, model = ensemble_control_adapter_folder(Path(control.ensemble_folder)), Path(str(self.target.model))
+        adapter, model = (
+            ensemble_control_adapter_folder(Path(control.ensemble_folder)),
+            Path(str(self.target.model)),
+        )
         return adapter is not None and model.is_dir() and model.samefile(adapter)
 
     def ensemble_served_by_defense(self, defense: Defense) -> Ensemble:
         folder = defense.ensemble_folder
         if folder not in self._ensembles:
-            self._ensembles[folder] = load_lora_ensemble(Path(folder), self._public_model_for_adapters)
+            self._ensembles[folder] = load_lora_ensemble(
+                Path(folder), self._public_model_for_adapters
+            )
         return self._ensembles[folder]
 
     def model_trained_by_defense(self, defense: Defense) -> TrainedModel:
         return load_trained_defense(
-            defense, lambda folder: self.models.load_model_of_role("trained", folder), self.site.model.vocab_size
+            defense,
+            lambda folder: self.models.load_model_of_role("trained", folder),
+            self.site.model.vocab_size,
         )
 
     def control_adapter_of_ensemble(self, defense: Defense) -> LanguageModel:
@@ -69,11 +78,13 @@ class OwnDefenseParts(DefenseParts):
 
     @property
     def _public_model_for_adapters(self) -> HuggingFaceModel:
-        """The public model, where adapters can be put on it. Raises AuditError for one that takes none."""
+        """The public model, where adapters can be put on it. Raises AuditError for one that takes
+        none."""
         public = self.site.public_model
         if not isinstance(public, HuggingFaceModel):
             raise AuditError(
-                f"expected --public as a transformers model, which the adapters of an ensemble are put on, got "
+                "expected --public as a transformers model, which the adapters of an ensemble are "
+                "put on, got "
                 f"{type(public).__name__}"
             )
         return public
@@ -88,9 +99,15 @@ def missing_defense_input_phrase(defense: Defense, public: str | None) -> str:
     if {"ensemble", "whole"} & set(defense.needs) and not ensemble:
         return "-D ensemble=DIR, a folder of member adapters"
     if "whole" in defense.needs and ensemble_control_adapter_folder(Path(ensemble)) is None:
-        return f"an ensemble with its control, as audit train with -D control=true makes it: {ensemble!r} has none"
+        return (
+            "an ensemble with its control, as audit train with -D control=true makes it: "
+            f"{ensemble!r} has none"
+        )
     if "public" in defense.needs and public is None:
-        return "--public MODEL, one that has seen no private data (of an ensemble, the base of its members)"
+        return (
+            "--public MODEL, one that has seen no private data (of an ensemble, the base of "
+            "its members)"
+        )
     if "trained" in defense.needs and not defense.model_folder:
         return f"-D {defense.name}.model=DIR, a folder made by audit train {defense.name}"
     return ""
@@ -103,7 +120,8 @@ def check_defense_inputs_given(defense: Defense, public: str | None) -> None:
 
 
 def check_controls_trained_like_defense(defense: Defense) -> None:
-    """Refuses a control that was not trained as the model it stands beside. Raises AuditError with what differs."""
+    """Refuses a control that was not trained as the model it stands beside. Raises AuditError with
+    what differs."""
     own = promises.read_privacy_record(Path(defense.model_folder))
     for control in (cause.row for cause in defense.cause_chain()):
         folder = "" if control is None else control.model_folder
@@ -113,22 +131,42 @@ def check_controls_trained_like_defense(defense: Defense) -> None:
         for what, one, other in promises.list_training_differences(own, record):
             if one != other:
                 raise AuditError(
-                    f"expected the control {folder!r} to be trained as the {defense.name} model was, "
+                    f"expected the control {folder!r} to be trained as the {defense.name} model "
+                    "was, "
                     f"with {what} {one}, got {other}"
                 )
 
 
-def load_trained_defense(defense: Defense, load: Callable[[str], LanguageModel], vocab_size: int) -> TrainedModel:
-    """The model that `-D model=` of a trained defense names. Raises AuditError for one that it did not train."""
+def load_trained_defense(
+    defense: Defense, load: Callable[[str], LanguageModel], vocab_size: int
+) -> TrainedModel:
+    """The model that `-D model=` of a trained defense names. Raises AuditError for one that it did
+    not train."""
     folder = defense.model_folder
     if not Path(folder).is_dir():
-        raise AuditError(f"expected -D model= of {defense.name} to be a folder that was trained, got {folder!r}")
-    record, own = promises.read_privacy_record(Path(folder)), read_trainer_summary_of_model(Path(folder))
-    plain = isinstance(defense, Variant)  # nothing is promised of it, so nothing but its training says what it is
+        raise AuditError(
+            f"expected -D model= of {defense.name} to be a folder that was trained, got {folder!r}"
+        )
+    record, own = (
+        promises.read_privacy_record(Path(folder)),
+        read_trainer_summary_of_model(Path(folder)),
+    )
+    plain = isinstance(
+        defense, Variant
+    )  # nothing is promised of it, so nothing but its training says what it is
     by = own if plain else record
     if by is None or by.method != defense.name:
-        found = f"a model trained by {by.method}" if by else f"no {RECORD if plain else promises.FILE}"
-        raise AuditError(f"expected {folder!r} to be trained by audit train {defense.name}, got {found}")
+        found = (
+            f"a model trained by {by.method}" if by else f"no {RECORD if plain else promises.FILE}"
+        )
+        raise AuditError(
+            f"expected {folder!r} to be trained by audit train {defense.name}, got {found}"
+        )
     model = load(folder)
     check_same_vocabulary_size(repr(folder), "it", model.vocab_size, "the target's", vocab_size)
-    return TrainedModel(model, record, gradient_canaries.read_gradient_canaries(Path(folder)), own.told if own else ())
+    return TrainedModel(
+        model,
+        record,
+        gradient_canaries.read_gradient_canaries(Path(folder)),
+        own.told if own else (),
+    )

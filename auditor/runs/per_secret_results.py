@@ -38,9 +38,11 @@ class ScoredRow:
 
 
 class PerSecretCollector:
-    """answers: by cell, the main number of each member, and of non-members where theirs shows what is no memory.
+    """answers: by cell, the main number of each member, and of non-members where theirs shows what
+    is no memory.
 
-    likelihoods: mean log-probability of their true tokens, nats, by target. stopped: rows that asked in random order;
+    likelihoods: mean log-probability of their true tokens, nats, by target. stopped: rows that
+    asked in random order;
     rows: all of them; scored: of the rows that have membership scores, these.
     """
 
@@ -67,15 +69,26 @@ class PerSecretCollector:
         return row
 
     def collect_probe_observations(
-        self, key: CellKey, probe: Probe, secrets: Sequence[Secret], observations: Observed, main: Measurement
+        self,
+        key: CellKey,
+        probe: Probe,
+        secrets: Sequence[Secret],
+        observations: Observed,
+        main: Measurement,
     ) -> None:
         """Takes the row of a probe's cell, and what it observed; main: its first measurement."""
-        row = self._keep_row_of_cell(key, per_secret_row_of_observations(probe, secrets, observations))
-        self._columns += [*row.columns_for_secrets_table(key), *_observation_columns(key, secrets, observations)]
+        row = self._keep_row_of_cell(
+            key, per_secret_row_of_observations(probe, secrets, observations)
+        )
+        self._columns += [
+            *row.columns_for_secrets_table(key),
+            *_observation_columns(key, secrets, observations),
+        ]
         if candidates := probe.membership_candidates(secrets, observations):
             self.scored[key] = ScoredRow(row.ids, scored_records(secrets), candidates)
         if main.name in row.values:
-            # A canary's exposure is a rank among texts that were never inserted: nothing is to be taken off it.
+            # A canary's exposure is a rank among texts that were never inserted: nothing is to be
+            # taken off it.
             answers = row.keep_one_metric(main.name, others=probe.of == "secrets")
             if answers.member.any() and np.isfinite(answers.values[main.name]).all():
                 self.answers[key] = answers
@@ -102,14 +115,20 @@ class PerSecretCollector:
 
     def save_tables_and_texts(self, secrets: Sequence[Secret], tokenizer: Any) -> None:
         """Writes to the run folder the columns, and the texts of guesses."""
-        table.write_secrets_table(self.folder.path, [*self._columns, *self._likelihood_and_heldout_columns()])
+        table.write_secrets_table(
+            self.folder.path, [*self._columns, *self._likelihood_and_heldout_columns()]
+        )
         guesses = {str(key): self.folder.guesses.finished_secrets(key) for key in self._attacks}
-        private_texts.write_secret_texts(self.folder.path, secrets, guesses, make_token_decoder(tokenizer), self._texts)
+        private_texts.write_secret_texts(
+            self.folder.path, secrets, guesses, make_token_decoder(tokenizer), self._texts
+        )
 
     def _likelihood_and_heldout_columns(self) -> Iterator[Column]:
         for target, row in self.likelihoods.items():
             kept = self.folder.tokens.finished_secrets(target)
-            scored = {id: kept[id] for id in row.ids if id in kept}  # a check may have stopped within a batch
+            scored = {
+                id: kept[id] for id in row.ids if id in kept
+            }  # a check may have stopped within a batch
             ids = [id for id, seen in scored.items() for _ in seen.log_probs]
             values = [value for seen in scored.values() for value in seen.log_probs]
             yield Column(table.TOKENS, CellKey(target, "", ""), "log_prob", ids, values)
@@ -119,9 +138,13 @@ class PerSecretCollector:
                 yield Column(table.HELDOUT, CellKey(target, "", ""), name, ids, numbers)
 
 
-def per_secret_row_of_outcome(outcome: judging.Outcome, kinds: Kinds, probable: bool = False) -> RowValuesBySecret:
+def per_secret_row_of_outcome(
+    outcome: judging.Outcome, kinds: Kinds, probable: bool = False
+) -> RowValuesBySecret:
     # NaN: the secret holds nothing of the kind, and no mean counts it.
-    of_kinds = {kind: [held.get(id, math.nan) for id in outcome.ids] for kind, held in kinds.items()}
+    of_kinds = {
+        kind: [held.get(id, math.nan) for id in outcome.ids] for kind, held in kinds.items()
+    }
     return RowValuesBySecret.from_judged_guesses(outcome, of_kinds, probable)
 
 
@@ -130,7 +153,9 @@ def per_secret_row_of_observations(
 ) -> RowValuesBySecret:
     kept = probe.per_secret_values(secrets, observations).items()
     numbers = {name: np.array(values, dtype=float) for name, values in kept}
-    ids, member, repeats = (tuple(getattr(s, name) for s in secrets) for name in ("id", "member", "repeats"))
+    ids, member, repeats = (
+        tuple(getattr(s, name) for s in secrets) for name in ("id", "member", "repeats")
+    )
     return RowValuesBySecret(ids, np.array(member, dtype=bool), repeats, numbers)
 
 
@@ -138,8 +163,14 @@ def _observation_columns(
     key: CellKey, secrets: Sequence[Secret], observations: Sequence[Observation]
 ) -> Iterator[Column]:
     for name in dict.fromkeys(name for one in observations for name in one.values):
-        own = [(s, o.values[name]) for s, o in zip(secrets, observations, strict=True) if name in o.values]
-        ids, member, repeats = ([getattr(s, field) for s, _ in own] for field in ("id", "member", "repeats"))
+        own = [
+            (s, o.values[name])
+            for s, o in zip(secrets, observations, strict=True)
+            if name in o.values
+        ]
+        ids, member, repeats = (
+            [getattr(s, field) for s, _ in own] for field in ("id", "member", "repeats")
+        )
         yield Column(table.OBSERVED, key, name, ids, [value for _, value in own], member, repeats)
 
 

@@ -1,6 +1,8 @@
-"""Personal data in what is attacked, followed into the guesses: how much of each kind was extracted.
+"""Personal data in what is attacked, followed into the guesses: how much of each kind was
+extracted.
 
-Followed is what lies whole in a suffix and is not in its prefix: what an attacker is told, nobody extracts.
+Followed is what lies whole in a suffix and is not in its prefix: what an attacker is told, nobody
+extracts.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ Fate = Literal["members", "nonmembers", "held", "cut", "trained"]  # a field of 
 
 @dataclass(frozen=True)
 class PersonalDataOfSecrets:
-    """of: what is followed of each secret, a kind and a text each; counts: by kind; said: what a reader must know."""
+    """of: what is followed of each secret, a kind and a text each; counts: by kind; said: what a
+    reader must know."""
 
     of: Mapping[str, tuple[Mark, ...]]
     counts: Mapping[str, KindCount]
@@ -33,13 +36,15 @@ class PersonalDataOfSecrets:
     def extracted_share_by_kind_and_secret(
         self, guesses: Iterable[Guesses], secrets: Mapping[str, Secret], decode: Decode
     ) -> dict[str, dict[str, float]]:
-        """By kind, and by secret that holds some of it: the share of the secret's data that its first guess holds."""
+        """By kind, and by secret that holds some of it: the share of the secret's data that its
+        first guess holds."""
         found: dict[str, dict[str, float]] = {}
         for answer in guesses:
             if answer.secret not in self.of:
                 continue
             secret = secrets[answer.secret]
-            # The right tokens hold all of it, even where they decode to other text than the data have.
+            # The right tokens hold all of it, even where they decode to other text than the data
+            # have.
             right = answer.ranked[0].suffix == secret.suffix
             text = "" if right else _decoded_suffix(secret.prefix, answer.ranked[0].suffix, decode)
             out: dict[str, list[bool]] = {}
@@ -55,24 +60,33 @@ class PersonalDataOfSecrets:
 
 
 def parse_phone_regions(asked: str | None) -> tuple[str, ...]:
-    """The regions of `--phone-region`. Raises AuditError where their telephone numbers cannot be looked for."""
+    """The regions of `--phone-region`. Raises AuditError where their telephone numbers cannot be
+    looked for."""
     regions = () if asked is None else tuple(asked.split(","))
     if regions:
         pii.PiiRecognisers(regions)
     return regions
 
 
-def find_personal_data_of_secrets(benchmark: Benchmark, regions: Sequence[str] = ()) -> PersonalDataOfSecrets:
-    """The personal data that are followed. Raises AuditError where numbers of these regions cannot be looked for."""
-    if benchmark.tokenizer is None or not benchmark.secrets:  # token ids alone are no text to look at
+def find_personal_data_of_secrets(
+    benchmark: Benchmark, regions: Sequence[str] = ()
+) -> PersonalDataOfSecrets:
+    """The personal data that are followed. Raises AuditError where numbers of these regions cannot
+    be looked for."""
+    if (
+        benchmark.tokenizer is None or not benchmark.secrets
+    ):  # token ids alone are no text to look at
         return PersonalDataOfSecrets({}, {})
     recognisers, said = _recognisers_and_limit_sentences(benchmark, regions)
     decode = make_token_decoder(benchmark.tokenizer)
     worded = {
-        one.id: one.wording or Wording(decode(one.prefix), _decoded_suffix(one.prefix, one.suffix, decode), ())
+        one.id: one.wording
+        or Wording(decode(one.prefix), _decoded_suffix(one.prefix, one.suffix, decode), ())
         for one in benchmark.secrets
     }
-    found = {id: list(_personal_spans_with_fate(wording, recognisers)) for id, wording in worded.items()}
+    found = {
+        id: list(_personal_spans_with_fate(wording, recognisers)) for id, wording in worded.items()
+    }
     members = {secret.id for secret in benchmark.secrets if secret.member}
     # True: a number that goes on where the text ends is another number.
     foreign = {
@@ -82,7 +96,9 @@ def find_personal_data_of_secrets(benchmark: Benchmark, regions: Sequence[str] =
         for _, text, _ in spans
     }
     known = (decode(pair.prefix + pair.suffix) for pair in benchmark.known)
-    counted = count_text_occurrences(foreign, (*(worded[id].prefix_and_suffix_text for id in members), *known))
+    counted = count_text_occurrences(
+        foreign, (*(worded[id].prefix_and_suffix_text for id in members), *known)
+    )
     # As far as it is attacked or known: a guess of what stands in what was trained on is no chance.
     trained = {text for text, count in counted.items() if count}
     of: dict[str, tuple[Mark, ...]] = {}
@@ -99,7 +115,9 @@ def find_personal_data_of_secrets(benchmark: Benchmark, regions: Sequence[str] =
             counts.setdefault(kind, Counter())[fate] += 1
         if kept:
             of[id] = tuple(kept)
-    return PersonalDataOfSecrets(of, {kind: KindCount(**counted) for kind, counted in sorted(counts.items())}, said)
+    return PersonalDataOfSecrets(
+        of, {kind: KindCount(**counted) for kind, counted in sorted(counts.items())}, said
+    )
 
 
 def _recognisers_and_limit_sentences(
@@ -110,9 +128,13 @@ def _recognisers_and_limit_sentences(
         return None, ()
     if not pii.has_pii_packages() and not regions:
         return None, (
-            f"personal data: only what the data mark is followed ({pii.INSTALL} to have the rest recognised)",
+            f"personal data: only what the data mark is followed ({pii.INSTALL} to have the rest "
+            "recognised)",
         )
-    said = "personal data: telephone numbers without a country code are not looked for without --phone-region"
+    said = (
+        "personal data: telephone numbers without a country code are not looked for without "
+        "--phone-region"
+    )
     return pii.PiiRecognisers(regions), () if regions else (said,)
 
 
@@ -128,7 +150,8 @@ def _whole_text(wording: Wording) -> str:
 def _personal_spans_with_fate(
     wording: Wording, recognisers: pii.PiiRecognisers | None
 ) -> Iterator[tuple[str, str, Fate]]:
-    """Kind, text and fate of each span that the suffix holds some of, as if it were a member's; each text once."""
+    """Kind, text and fate of each span that the suffix holds some of, as if it were a member's;
+    each text once."""
     # With what follows the suffix, so that what its end cuts through is found whole.
     whole, begin, end = (
         _whole_text(wording),

@@ -32,17 +32,21 @@ def read_plan_file(path: Path, extra: Collection[str] = ()) -> dict[str, Any]:
 
 
 def check_plan_field_type(name: str, value: Any) -> None:
-    """Raises AuditError where the value of a plan's field is of another kind; other names are not looked at."""
+    """Raises AuditError where the value of a plan's field is of another kind; other names are not
+    looked at."""
     if name in IN_FILE:
         from_json(FIELDS[name].kind, value, f"plan.{name}")
 
 
 def make_plan(config: Mapping[str, Any], flags: Mapping[str, Any]) -> Plan:
-    """A plan from a plan file and the flags that were given (None, or an empty list: not given); flags win."""
+    """A plan from a plan file and the flags that were given (None, or an empty list: not given);
+    flags win."""
     return Plan.from_json(merge_plan_file_and_flags(config, flags))
 
 
-def merge_plan_file_and_flags(config: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+def merge_plan_file_and_flags(
+    config: Mapping[str, Any], flags: Mapping[str, Any]
+) -> dict[str, Any]:
     """The raw values of a plan: flags over a plan file, options one by one."""
     given = {
         name: value
@@ -61,11 +65,14 @@ def merge_plan_file_and_flags(config: Mapping[str, Any], flags: Mapping[str, Any
             merged.pop(name, None)
         else:
             merged[name] = value
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in merged.items()}
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in merged.items()
+    }
 
 
 def parse_plugin_options(flag: str, items: Sequence[str], known: Sequence[str]) -> Options:
-    """`[plugin.]option=value` items by plug-in; "" holds those that name none. Raises AuditError for another form."""
+    """`[plugin.]option=value` items by plug-in; "" holds those that name none. Raises AuditError
+    for another form."""
     options: Options = {}
     for item in items:
         name, separator, value = item.partition("=")
@@ -81,7 +88,8 @@ def parse_plugin_options(flag: str, items: Sequence[str], known: Sequence[str]) 
 def merged_plugin_options(
     name: str, options: Options, defaults: Mapping[str, Any], fields: Sequence[str]
 ) -> dict[str, Any]:
-    """What one plug-in gets: the benchmark's defaults, then options for all that have them, then its own."""
+    """What one plug-in gets: the benchmark's defaults, then options for all that have them, then
+    its own."""
     general = {option: value for option, value in options.get("", {}).items() if option in fields}
     return {**defaults, **general, **options.get(name, {})}
 
@@ -95,5 +103,6 @@ def refuse_unused_options(flag: str, options: Options, fields: Mapping[str, Sequ
     for plugin in options:
         if plugin and plugin not in fields:
             raise AuditError(
-                f"{flag} {plugin}.… names a plug-in that this run does not use ({', '.join(fields) or 'none'})"
+                f"{flag} {plugin}.… names a plug-in that this run does not use "
+                f"({', '.join(fields) or 'none'})"
             )

@@ -1,4 +1,5 @@
-"""Grids of a plan: variants x swept fields x seeds, as single points. Knows raw plan values; nothing of models.
+"""Grids of a plan: variants x swept fields x seeds, as single points. Knows raw plan values;
+nothing of models.
 
 seeds = [0, 1, 2]
 [sweep]
@@ -7,7 +8,7 @@ seeds = [0, 1, 2]
 name = "w/o smooth"
 attack_options = { ethicist = { alpha = 0 } }
 sweep = { "ethicist.epochs" = [1, 2] }  # what this one alone sweeps
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -30,7 +31,11 @@ from auditor.runs.plan import check_plan_field_type
 
 GRID = ("seeds", "sweep", "variant")  # what a plan file may hold beside the fields of a plan
 _LISTS = tuple(name for name, one in FIELDS.items() if typing.get_origin(one.kind) is tuple)
-_TABLES = tuple(name for name, one in FIELDS.items() if typing.get_origin(one.kind) is dict and one.kind != Options)
+_TABLES = tuple(
+    name
+    for name, one in FIELDS.items()
+    if typing.get_origin(one.kind) is dict and one.kind != Options
+)
 _LONGEST_RANGE = 10_000
 _MOST_POINTS = 10_000  # a run each: more is a slip
 Values = dict[str, Any]
@@ -56,10 +61,15 @@ class GridPoint:
 
     @property
     def run_folder_name(self) -> str:
-        """The name of its folder, with a digest where it had to be cut or other points could come to the same."""
+        """The name of its folder, with a digest where it had to be cut or other points could come
+        to the same."""
         plain = self.name.replace(", ", "_").replace(" ", "-")
         safe = re.sub(r"[^A-Za-z0-9._=-]+", "-", plain)[:80].strip("-.")
-        return safe if safe == plain else f"{safe}-{hashlib.sha256(self.name.encode()).hexdigest()[:6]}"
+        return (
+            safe
+            if safe == plain
+            else f"{safe}-{hashlib.sha256(self.name.encode()).hexdigest()[:6]}"
+        )
 
 
 def grid_point_name(variant: str, at: Mapping[str, Any]) -> str:
@@ -72,20 +82,27 @@ def is_plan_grid(raw: Mapping[str, Any]) -> bool:
 
 
 def expand_plan_grid(raw: Mapping[str, Any]) -> list[GridPoint]:
-    """All points of a raw plan, the seeds outermost: one seed is complete before the next one starts.
+    """All points of a raw plan, the seeds outermost: one seed is complete before the next one
+    starts.
 
-    Raises AuditError for an unknown field, an empty list, a name used twice, and options for nobody.
+    Raises AuditError for an unknown field, an empty list, a name used twice, and options for
+    nobody.
     """
     base = {"attack": list(FIELDS["attack"].default)}
     base |= {name: value for name, value in raw.items() if name not in GRID}
     variants = _checked_variants(raw.get("variant", []))
     common = _checked_sweep(raw.get("sweep", {}))
     swept = {name: {**common, **_checked_sweep(own.get("sweep", {}))} for name, own in variants}
-    variants = [(name, {key: value for key, value in own.items() if key != "sweep"}) for name, own in variants]
+    variants = [
+        (name, {key: value for key, value in own.items() if key != "sweep"})
+        for name, own in variants
+    ]
     _check_options_are_used(base, variants)
     seeds, points = _checked_seeds(raw), []
     # Counted before any is made: a slip may ask for millions.
-    count = len(seeds) * sum(math.prod(len(values) for values in own.values()) for own in swept.values())
+    count = len(seeds) * sum(
+        math.prod(len(values) for values in own.values()) for own in swept.values()
+    )
     if count > _MOST_POINTS:
         raise AuditError(f"expected a grid of at most {_MOST_POINTS:,} runs, got {count:,}")
     for seed in seeds:
@@ -100,11 +117,16 @@ def _plan_at_point(base: Values, own: Values, at: Values, seed: int) -> Values:
     plan = merge_raw_plans(base, own)
     for key, value in at.items():
         _set_swept_value(plan, key, value)
-    for kind in ("attack", "defense"):  # a common part may hold options of what only other variants use
+    for kind in (
+        "attack",
+        "defense",
+    ):  # a common part may hold options of what only other variants use
         options = plan.get(f"{kind}_options")
         if options:
             used = {"", *plan.get(kind, [])}
-            plan[f"{kind}_options"] = {plugin: own for plugin, own in options.items() if plugin in used}
+            plan[f"{kind}_options"] = {
+                plugin: own for plugin, own in options.items() if plugin in used
+            }
     plan["seed"] = seed
     return plan
 
@@ -131,7 +153,9 @@ def _set_swept_value(plan: Values, key: str, value: Any) -> None:
         kind = next((kind for kind in ("attack", "defense") if head in plan.get(kind, [])), None)
         if kind is None:
             used = ", ".join([*plan["attack"], *plan.get("defense", [])])
-            raise AuditError(f"expected the sweep to name an attack or defense of the plan ({used}), got {key!r}")
+            raise AuditError(
+                f"expected the sweep to name an attack or defense of the plan ({used}), got {key!r}"
+            )
         plan.setdefault(f"{kind}_options", {}).setdefault(head, {})[rest] = value
 
 
@@ -172,13 +196,16 @@ def _checked_variants(variants: Any) -> list[tuple[str, Values]]:
     for name, fields in own:
         for key in (key for key in fields if key != "sweep"):
             if key not in IN_FILE or key == "seed":
-                raise unknown_name_error(f"field of variant {name!r}:", key, set(IN_FILE) - {"seed"})
+                raise unknown_name_error(
+                    f"field of variant {name!r}:", key, set(IN_FILE) - {"seed"}
+                )
             check_plan_field_type(key, fields[key])
     return own or [("", {})]
 
 
 def _check_options_are_used(base: Values, variants: Sequence[tuple[str, Values]]) -> None:
-    """Options of the common part must be of use to some variant: a misspelt attack is not dropped in silence."""
+    """Options of the common part must be of use to some variant: a misspelt attack is not dropped
+    in silence."""
     for kind in ("attack", "defense"):
         used = {name for _, own in variants for name in own.get(kind) or base.get(kind) or []}
         for plugin in base.get(f"{kind}_options", {}):
@@ -186,7 +213,8 @@ def _check_options_are_used(base: Values, variants: Sequence[tuple[str, Values]]
                 raise unknown_name_error(f"{kind} in {kind}_options:", plugin, used)
 
 
-# --- flags ----------------------------------------------------------------------------------------------------------
+# --- flags
+# -----------------------------------------------------------------------------------------------
 
 
 def parse_sweep_flags(items: Sequence[str]) -> dict[str, list[Any]]:
@@ -198,26 +226,38 @@ def parse_sweep_flags(items: Sequence[str]) -> dict[str, list[Any]]:
     for item in items:
         key, separator, values = item.partition("=")
         if not separator or not key or not values:
-            raise AuditError(f"expected --sweep key=value,value or key=start:stop:step, got {item!r}")
+            raise AuditError(
+                f"expected --sweep key=value,value or key=start:stop:step, got {item!r}"
+            )
         sweep[key] = [
-            value for text in values.split(",") for value in _parse_number_range(text) or [_parse_toml_or_text(text)]
+            value
+            for text in values.split(",")
+            for value in _parse_number_range(text) or [_parse_toml_or_text(text)]
         ]
     return sweep
 
 
 def _parse_number_range(text: str) -> list[Any]:
-    """The numbers of `start:stop:step`, as they are written: 0.3, not three times 0.1; nothing for another text."""
+    """The numbers of `start:stop:step`, as they are written: 0.3, not three times 0.1; nothing for
+    another text."""
     number = r"([-+]?(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18}))"
     match = re.fullmatch(f"{number}:{number}:{number}", text.strip())
     if match is None:
         return []
     start, stop, step = map(Decimal, match.groups())
     if step == 0 or (stop - start) * step < 0:
-        raise AuditError(f"expected start:stop:step with a step from start towards stop, got {text!r}")
+        raise AuditError(
+            f"expected start:stop:step with a step from start towards stop, got {text!r}"
+        )
     count = int((stop - start) / step) + 1
     if count > _LONGEST_RANGE:
-        raise AuditError(f"expected start:stop:step of at most {_LONGEST_RANGE:,} values, got {count:,} in {text!r}")
-    kind = int if all(part.isdigit() for part in re.split("[-+:]+", text.strip()) if part) else float
+        raise AuditError(
+            f"expected start:stop:step of at most {_LONGEST_RANGE:,} values, got {count:,} in "
+            f"{text!r}"
+        )
+    kind = (
+        int if all(part.isdigit() for part in re.split("[-+:]+", text.strip()) if part) else float
+    )
     return [kind(start + i * step) for i in range(count)]
 
 
@@ -237,6 +277,8 @@ def parse_seed_ranges(text: str) -> list[int]:
             raise AuditError(f"expected --seeds like 0-4 or 0,2,5, got {text!r}")
         first, last = int(match[1]), int(match[2] or match[1])
         if last - first >= _MOST_POINTS:
-            raise AuditError(f"expected at most {_MOST_POINTS:,} --seeds, got {last - first + 1:,} in {text!r}")
+            raise AuditError(
+                f"expected at most {_MOST_POINTS:,} --seeds, got {last - first + 1:,} in {text!r}"
+            )
         seeds += range(first, last + 1)
     return seeds

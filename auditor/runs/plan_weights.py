@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.core.plan_fields import NONE
-from auditor.core.plan_parts import LoadingOptions, TargetPlan, deployed_form_name, provider_and_name
+from auditor.core.plan_parts import (
+    LoadingOptions,
+    TargetPlan,
+    deployed_form_name,
+    provider_and_name,
+)
 from auditor.records.file_digests import model_sha256_by_file_name
 
 if TYPE_CHECKING:  # torch: a gate reads weights without it
@@ -22,28 +27,36 @@ _FOLDERS = {"ensemble": "ensemble", "model": "trained"}  # an option of a defens
 
 
 def weight_digests_of_plan_files(plan: Plan) -> dict[str, str]:
-    """`role/file` -> SHA-256, of all that this plan reads from a place of the user's; nothing in the lab.
+    """`role/file` -> SHA-256, of all that this plan reads from a place of the user's; nothing in
+    the lab.
 
-    A model on the hub: the files of the snapshot that is at hand; none before it was fetched. Raises AuditError for
-    what cannot be read.
+    A model on the hub: the files of the snapshot that is at hand; none before it was fetched.
+    Raises AuditError for what cannot be read.
     """
     return model_sha256_by_file_name(model_locations_by_role(plan))
 
 
 def weight_digests_of_plan_and_site(plan: Plan, site: Site) -> dict[str, str]:
-    """`weight_digests_of_plan_files`, with the digests of models of the plan's site that lie in no file."""
+    """`weight_digests_of_plan_files`, with the digests of models of the plan's site that lie in no
+    file."""
     return weight_digests_of_plan_files(plan) | site.digests_of_models_in_no_file()
 
 
-def target_and_model_locations(fields: Mapping[str, Any], run: str, model: str | None) -> tuple[TargetPlan, Places]:
-    """What a finished run attacked, by the plan in its record, and where that model and all beside it lie.
+def target_and_model_locations(
+    fields: Mapping[str, Any], run: str, model: str | None
+) -> tuple[TargetPlan, Places]:
+    """What a finished run attacked, by the plan in its record, and where that model and all beside
+    it lie.
 
-    run: what a refusal calls it. model: where the attacked model lies now, if not where the run read it.
+    run: what a refusal calls it. model: where the attacked model lies now, if not where the run
+    read it.
     """
     plan = Plan.from_json(fields, f"{run}: plan")
     target = plan.target
     if model is not None:
-        plan = plan.with_fields(model=f"{target.provider}:{model}" if target.provider else model, revision=None)
+        plan = plan.with_fields(
+            model=f"{target.provider}:{model}" if target.provider else model, revision=None
+        )
     return target, model_locations_by_role(plan)
 
 
@@ -68,9 +81,14 @@ def model_locations_by_role(plan: Plan) -> Places:
             places[role] = name, None
     for options in plan.attacks.attack_options.values() if target.model is not None else ():
         if folder := str(options.get("references", "")):  # some probes take a number here
-            from auditor.models.references import reference_model_folders  # torch: only for who has any
+            from auditor.models.references import (
+                reference_model_folders,
+            )  # torch: only for who has any
 
-            places |= {f"reference {one.name}": (str(one), None) for one in reference_model_folders(Path(folder))}
+            places |= {
+                f"reference {one.name}": (str(one), None)
+                for one in reference_model_folders(Path(folder))
+            }
     for defense, options in sorted(plan.defenses.defense_options.items()):
         for option, kind in _FOLDERS.items():
             if option in options:
@@ -78,7 +96,9 @@ def model_locations_by_role(plan: Plan) -> Places:
     return places
 
 
-def _locations_of_model(model: str, loading: LoadingOptions) -> Mapping[str, tuple[str, str | None]]:
+def _locations_of_model(
+    model: str, loading: LoadingOptions
+) -> Mapping[str, tuple[str, str | None]]:
     """Where its provider says that its files lie; empty for a provider that nobody here knows."""
     if not provider_and_name(model)[0]:
         return loading.from_pretrained_sources_by_role(model)

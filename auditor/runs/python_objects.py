@@ -1,6 +1,8 @@
-"""What `audit()` was given as objects in Python: models, rows and plug-ins of classes that no name finds.
+"""What `audit()` was given as objects in Python: models, rows and plug-ins of classes that no name
+finds.
 
-A plan names their classes by role (`model`, `data`, `attack NAME`), for whoever reads the record; no folder holds them.
+A plan names their classes by role (`model`, `data`, `attack NAME`), for whoever reads the record;
+no folder holds them.
 """
 
 from __future__ import annotations
@@ -30,14 +32,19 @@ def class_name(given: Any) -> str:
 
 def python_objects_phrase(classes: Mapping[str, str]) -> str:
     """`given in Python as objects: model (notebook.Mine)`; classes: of a plan, by role."""
-    return f"given in Python as objects: {', '.join(f'{role} ({kind})' for role, kind in classes.items())}"
+    return (
+        "given in Python as objects: "
+        f"{', '.join(f'{role} ({kind})' for role, kind in classes.items())}"
+    )
 
 
 def check_python_objects_given(classes: Mapping[str, str], objects: Objects) -> None:
-    """Raises AuditError where objects that the plan was made with are missing: it was read from a folder."""
+    """Raises AuditError where objects that the plan was made with are missing: it was read from a
+    folder."""
     if set(classes) - set(objects):
         raise AuditError(
-            f"expected what this run was started with, {python_objects_phrase(classes)}: no folder holds it; call "
+            f"expected what this run was started with, {python_objects_phrase(classes)}: no folder "
+            "holds it; call "
             "audit() with it again, into a new folder"
         )
 
@@ -45,9 +52,11 @@ def check_python_objects_given(classes: Mapping[str, str], objects: Objects) -> 
 def unregistered_plugin_objects(
     files: Sequence[str], attacks: Sequence[Any], defenses: Sequence[Any]
 ) -> dict[str, Attack | Defense]:
-    """By role, the given plug-ins of classes that are not registered; names and those of registered ones are left out.
+    """By role, the given plug-ins of classes that are not registered; names and those of registered
+    ones are left out.
 
-    Raises AuditError for one with the name of a registered class, and for a name or options that a record cannot hold.
+    Raises AuditError for one with the name of a registered class, and for a name or options that a
+    record cannot hold.
     """
     for path in files:
         registry.load_plugin_file(Path(path))
@@ -63,7 +72,8 @@ def unregistered_plugin_objects(
                 continue
             if one.name in known[kind]:
                 raise AuditError(
-                    f"expected another name of the {kind} {class_name(one)} than {one.name!r}, which is "
+                    f"expected another name of the {kind} {class_name(one)} than {one.name!r}, "
+                    "which is "
                     f"{known[kind][one.name].__module__}'s"
                 )
             _check_plugin_object_is_recordable(one)
@@ -72,13 +82,15 @@ def unregistered_plugin_objects(
 
 
 def _check_plugin_object_is_recordable(one: Any) -> None:
-    """Raises AuditError where a record cannot hold the options of a plug-in, or no file can be called by its name."""
+    """Raises AuditError where a record cannot hold the options of a plug-in, or no file can be
+    called by its name."""
     registry.check_plugin_name(one.name)
     for option in dataclasses.fields(one):
         try:
             json.dumps(to_json(getattr(one, option.name)))
         except (TypeError, ValueError):
             raise AuditError(
-                f"expected options of {one.name} that a record can hold (numbers, text, true or false), got "
+                f"expected options of {one.name} that a record can hold (numbers, text, true or "
+                "false), got "
                 f"{option.name}={getattr(one, option.name)!r}"
             ) from None

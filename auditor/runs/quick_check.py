@@ -1,4 +1,5 @@
-"""`audit check`: what it asks of a model: all that is cheap. Knows no terminal; how long it asks is `asking.py`'s."""
+"""`audit check`: what it asks of a model: all that is cheap. Knows no terminal; how long it asks is
+`asking.py`'s."""
 
 from __future__ import annotations
 
@@ -20,17 +21,31 @@ from auditor.runs.site import Site
 from auditor.runs.sites import make_site
 from auditor.runs.sweep_cache import SweepCache
 
-KNOWN, PAIRS = 0.1, 10  # share of the data that is not attacked, and pairs of it that tell the prefix token of training
+KNOWN, PAIRS = (
+    0.1,
+    10,
+)  # share of the data that is not attacked, and pairs of it that tell the prefix token of training
 MOST = 10_000  # records that a check looks at, most copied first: more than minutes suffice for
 FORM_ROWS = 8  # of members, and of non-members, by which a text form is chosen
 Limits = tuple[str, ...]  # sentences: what a check does not say
 
 
 def quick_plan(
-    model: str, data: str, nonmembers: str | None, seed: int, template: str = AUTO, base: str | None = None
+    model: str,
+    data: str,
+    nonmembers: str | None,
+    seed: int,
+    template: str = AUTO,
+    base: str | None = None,
 ) -> Plan:
     """The plan of all methods that are cheap, on a model and data of the user's."""
-    own = {"model": model, "base": base, "data": data, "nonmembers": nonmembers, "template": template}
+    own = {
+        "model": model,
+        "base": base,
+        "data": data,
+        "nonmembers": nonmembers,
+        "template": template,
+    }
     own |= {"device": "auto"}
     return Plan.from_fields(
         **own, seed=seed, known_fraction=KNOWN, known_limit=PAIRS, limit=MOST, **quick_plan_fields()
@@ -38,25 +53,41 @@ def quick_plan(
 
 
 def quick_plan_fields() -> dict[str, Any]:
-    """The fields of a plan by which all that is cheap is asked: what attacks and probes declare as `quick`."""
+    """The fields of a plan by which all that is cheap is asked: what attacks and probes declare as
+    `quick`."""
     options = {
-        name: dict(kind.quick) for name, kind in registry.attacks_and_probes_by_name().items() if kind.quick is not None
+        name: dict(kind.quick)
+        for name, kind in registry.attacks_and_probes_by_name().items()
+        if kind.quick is not None
     }
-    return {"setting": "white-box", "attack": tuple(options), "attack_options": _nonempty_options(options)}
+    return {
+        "setting": "white-box",
+        "attack": tuple(options),
+        "attack_options": _nonempty_options(options),
+    }
 
 
 def plan_of_slow_attacks(plan: Plan) -> Plan:
-    """The same model and data under the attacks that take long, and under the same probes with their usual options."""
+    """The same model and data under the attacks that take long, and under the same probes with
+    their usual options."""
     known, whole = (
         registry.attacks_and_probes_by_name(),
         adapter_base_and_revision(str(plan.target.model)) is None,
     )
     attacks = [name for name, kind in known.items() if kind.deep]
     probes = [name for name in plan.attacks.attack if issubclass(known[name], Probe)]
-    probes = [name for name in probes if plan.data.nonmembers is not None or not known[name].least_nonmembers]
+    probes = [
+        name
+        for name in probes
+        if plan.data.nonmembers is not None or not known[name].least_nonmembers
+    ]
     options = {name: dict(known[name].without_reference) for name in probes if whole}
-    usual = {name: FIELDS[name].default for name in ("setting", "known_fraction", "known_limit", "limit")}
-    return plan.with_fields(attack=(*attacks, *probes), attack_options=_nonempty_options(options), **usual)
+    usual = {
+        name: FIELDS[name].default for name in ("setting", "known_fraction", "known_limit", "limit")
+    }
+    return plan.with_fields(
+        attack=(*attacks, *probes), attack_options=_nonempty_options(options), **usual
+    )
 
 
 def _nonempty_options(options: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -66,12 +97,16 @@ def _nonempty_options(options: Mapping[str, dict[str, Any]]) -> dict[str, dict[s
 def prepare_check(plan: Plan, reporter: Reporter, shared: SweepCache) -> tuple[Plan, Limits]:
     """The plan with the methods that can say something of these records, and what it cannot say.
 
-    shared: keeps the models that are loaded here. Raises AuditError for whatever a run would refuse.
+    shared: keeps the models that are loaded here. Raises AuditError for whatever a run would
+    refuse.
     """
     clock, site = StageClock(reporter), make_site(plan, reporter, shared)
     select_and_check_plugins(plan, site)
     if site.is_model_asked_over_network:
-        raise AuditError(f"expected a model that is loaded here, got {plan.target.model}: audit run --model asks it")
+        raise AuditError(
+            f"expected a model that is loaded here, got {plan.target.model}: audit run --model "
+            "asks it"
+        )
     with clock.timed_stage("loading the model"):
         enable_hidden_state_caches(site)
         site.benchmark  # noqa: B018 - it is loaded as it is asked for
@@ -79,7 +114,8 @@ def prepare_check(plan: Plan, reporter: Reporter, shared: SweepCache) -> tuple[P
 
 
 def enable_hidden_state_caches(site: Site) -> None:
-    """From now on each text is read once by each model; a text form is chosen by as few rows as a check can afford.
+    """From now on each text is read once by each model; a text form is chosen by as few rows as a
+    check can afford.
 
     What self-checks and choices found is kept in the cache folder, by the digest of the weights.
     """
@@ -94,19 +130,30 @@ def enable_hidden_state_caches(site: Site) -> None:
 
 
 def _plan_with_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]:
-    """The plan with the methods that can say something of these records, and what is not known without the others."""
-    members, others = (sum(secret.member is side for secret in site.benchmark.secrets) for side in (True, False))
+    """The plan with the methods that can say something of these records, and what is not known
+    without the others."""
+    members, others = (
+        sum(secret.member is side for secret in site.benchmark.secrets) for side in (True, False)
+    )
     known, kept, limits = registry.attacks_and_probes_by_name(), list[str](), list[str]()
     for name in plan.attacks.attack:
         least = known[name].least_nonmembers
         if least and plan.data.nonmembers is None:
-            limits.append(f"Without --nonmembers, records like these that it never saw, {name} cannot be known.")
+            limits.append(
+                f"Without --nonmembers, records like these that it never saw, {name} cannot be "
+                "known."
+            )
         elif min(members, others) < least:
             limits.append(
-                f"{name.capitalize()} takes {least} members and {least} non-members, got {members} and {others}."
+                f"{name.capitalize()} takes {least} members and {least} non-members, got {members} "
+                f"and {others}."
             )
         else:
             kept.append(name)
     alone = {name: known[name].without_reference for name in kept if site.reference_model is None}
-    options = {name: {**plan.attacks.attack_options.get(name, {}), **alone.get(name, {})} for name in kept}
-    return plan.with_fields(attack=tuple(kept), attack_options=_nonempty_options(options)), tuple(limits)
+    options = {
+        name: {**plan.attacks.attack_options.get(name, {}), **alone.get(name, {})} for name in kept
+    }
+    return plan.with_fields(attack=tuple(kept), attack_options=_nonempty_options(options)), tuple(
+        limits
+    )

@@ -1,6 +1,8 @@
-"""An audit of released text: no model is asked. What of private records stands in it, and whether it tells members.
+"""An audit of released text: no model is asked. What of private records stands in it, and whether
+it tells members.
 
-It leaves a run folder as every audit does, so that reports, gates, comparisons and attestations read it as they are.
+It leaves a run folder as every audit does, so that reports, gates, comparisons and attestations
+read it as they are.
 Imports no torch.
 """
 
@@ -48,7 +50,13 @@ from auditor.statistics import extraction, judging, memorised, roc
 from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements
 from auditor.statistics.bounds import LEVEL
 from auditor.statistics.membership import FALSE_POSITIVES
-from auditor.statistics.metrics import OF_TEXT, RECALL, name_nonmember_metric, name_score_column, name_tpr_metric
+from auditor.statistics.metrics import (
+    OF_TEXT,
+    RECALL,
+    name_nonmember_metric,
+    name_score_column,
+    name_tpr_metric,
+)
 from auditor.statistics.ngram_scores import (
     NGramCounts,
     average_per_text,
@@ -69,12 +77,15 @@ _CELLS = {attack: CellKey(UNDEFENDED, SETTING, attack) for attack in METHODS}
 DELTA = 1e-5
 _SHARES = 10  # of the level: each bound of epsilon has one, the other signals the rest
 WORDS = 10
-CHARACTERS = 20  # about as many words of Chinese, Japanese or Thai, of which every character counts as one
+CHARACTERS = (
+    20  # about as many words of Chinese, Japanese or Thai, of which every character counts as one
+)
 
 
 @dataclass(frozen=True)
 class ReleasedText:
-    """What is held against what. records: members first; texts: what was released, as words and as it is written."""
+    """What is held against what. records: members first; texts: what was released, as words and as
+    it is written."""
 
     plan: Plan
     words: WordIds
@@ -97,7 +108,8 @@ class ReleasedText:
         """The records as a run lists them."""
         kind = {True: "member", False: "nonmember"}
         found = (
-            Secret(f"{kind[one.member]}-{one.row:06d}", (), one.tokens, one.times, one.member) for one in self.records
+            Secret(f"{kind[one.member]}-{one.row:06d}", (), one.tokens, one.times, one.member)
+            for one in self.records
         )
         return aliases.secrets_with_aliases(tuple(found), aliases.load_alias_salt())
 
@@ -119,13 +131,19 @@ def plan_for_released_text(
 
 
 def read_released_text(plan: Plan, text: Path) -> ReleasedText:
-    """Reads all files, before anything is measured. Raises AuditError for too few records, and canaries of exposure."""
+    """Reads all files, before anything is measured. Raises AuditError for too few records, and
+    canaries of exposure."""
     data, nonmembers, words = plan.data.data, plan.data.nonmembers, WordIds()
     assert data is not None and nonmembers is not None  # both are asked for
-    manifest = None if plan.data.canaries is None else manifests.read_canary_manifest(Path(plan.data.canaries))
+    manifest = (
+        None
+        if plan.data.canaries is None
+        else manifests.read_canary_manifest(Path(plan.data.canaries))
+    )
     if manifest is not None and not isinstance(manifest, AuditCanaryManifest):
         raise AuditError(
-            f"expected canaries of an audit in {plan.data.canaries!r} (audit canaries make --audit), got those for "
+            f"expected canaries of an audit in {plan.data.canaries!r} (audit canaries make "
+            "--audit), got those for "
             "exposure, which takes a model's probabilities"
         )
     written = released_passages.read_table_with_row_texts("OUT", str(text))[1]
@@ -134,18 +152,37 @@ def read_released_text(plan: Plan, text: Path) -> ReleasedText:
     counts = Counter(one.member for one in records)
     for member, flag in ((True, "--data"), (False, "--nonmembers")):
         if counts[member] < roc.LEAST:
-            raise AuditError(f"expected at least {roc.LEAST} different records in {flag}, got {counts[member]}")
-    return ReleasedText(plan, words, tuple(records), tuple(map(words, written)), tuple(written), manifest, tuple(said))
+            raise AuditError(
+                f"expected at least {roc.LEAST} different records in {flag}, got {counts[member]}"
+            )
+    return ReleasedText(
+        plan,
+        words,
+        tuple(records),
+        tuple(map(words, written)),
+        tuple(written),
+        manifest,
+        tuple(said),
+    )
 
 
-def audit_released_text(held: ReleasedText, n: int | None, folder: RunFolder, reporter: Reporter) -> AuditResult:
-    """n: words of a passage; None: `usual_passage_length`, or the median of the private records if they are shorter.
+def audit_released_text(
+    held: ReleasedText, n: int | None, folder: RunFolder, reporter: Reporter
+) -> AuditResult:
+    """n: words of a passage; None: `usual_passage_length`, or the median of the private records if
+    they are shorter.
 
     Raises AuditError where no record of either kind has so many.
     """
     clock, secrets, rows = StageClock(reporter), held.secrets, _ReleasedTextResults(folder)
     # 2: a word alone stands everywhere.
-    n = n or max(2, min(held.usual_passage_length, int(np.median([len(r.tokens) for r in held.records if r.member]))))
+    n = n or max(
+        2,
+        min(
+            held.usual_passage_length,
+            int(np.median([len(r.tokens) for r in held.records if r.member])),
+        ),
+    )
     folder.pin_secrets(comparable_secrets_digest(secrets))
     with clock.timed_stage("passages of the records"):
         passages, kinds = _find_copied_passages(held, n, secrets, rows)
@@ -171,7 +208,10 @@ def audit_released_text(held: ReleasedText, n: int | None, folder: RunFolder, re
         members=len(members),
         nonmembers=len(secrets) - len(members),
         known=0,
-        repeats={str(times): count for times, count in sorted(Counter(one.repeats or 1 for one in members).items())},
+        repeats={
+            str(times): count
+            for times, count in sorted(Counter(one.repeats or 1 for one in members).items())
+        },
         digest=comparable_secrets_digest(secrets),
         notes=held.said,
         kinds=kinds,
@@ -183,7 +223,11 @@ def audit_released_text(held: ReleasedText, n: int | None, folder: RunFolder, re
         command=held.plan.output.command,
         plan=held.plan.to_json(),
         benchmark=record,
-        targets=(TargetRecord(UNDEFENDED, "Released text", f"{len(held.texts):,} texts; no model was asked"),),
+        targets=(
+            TargetRecord(
+                UNDEFENDED, "Released text", f"{len(held.texts):,} texts; no model was asked"
+            ),
+        ),
         findings=tuple(findings),
         environment={"python": platform.python_version(), "numpy": np.__version__},
         timings=clock.seconds,
@@ -206,13 +250,23 @@ class _ReleasedTextResults:
         self, key: CellKey, secrets: Sequence[Secret], values: Mapping[str, NDArray[np.float64]]
     ) -> None:
         """Keeps numbers by record, from which the measurements of a row can be worked out again."""
-        told = ({name: float(column[i]) for name, column in values.items()} for i in range(len(secrets)))
-        self.folder.observations.append(key, [Observation(one.id, own) for one, own in zip(secrets, told, strict=True)])
-        ids, member, times = ([getattr(s, name) for s in secrets] for name in ("id", "member", "repeats"))
+        told = (
+            {name: float(column[i]) for name, column in values.items()} for i in range(len(secrets))
+        )
+        self.folder.observations.append(
+            key, [Observation(one.id, own) for one, own in zip(secrets, told, strict=True)]
+        )
+        ids, member, times = (
+            [getattr(s, name) for s in secrets] for name in ("id", "member", "repeats")
+        )
         for name, column in values.items():
-            self.columns += [Column(kind, key, name, ids, column, member, times) for kind in (MEASURED, OBSERVED)]
+            self.columns += [
+                Column(kind, key, name, ids, column, member, times) for kind in (MEASURED, OBSERVED)
+            ]
 
-    def add_guesses(self, key: CellKey, secrets: Sequence[Secret], guesses: Sequence[Guesses]) -> None:
+    def add_guesses(
+        self, key: CellKey, secrets: Sequence[Secret], guesses: Sequence[Guesses]
+    ) -> None:
         self.folder.guesses.append(key, list(guesses))
         self.shown, self.guesses[str(key)] = tuple(secrets), {one.secret: one for one in guesses}
 
@@ -225,21 +279,28 @@ def _finding_of_release(
     return replace(none, measurements=tuple(measurements), notes=tuple(notes), **more)  # type: ignore[arg-type]
 
 
-# --- passages and personal data ---------------------------------------------------------------------------------------
+# --- passages and personal data
+# -----------------------------------------------------------------------------------------------
 
 
 def _find_copied_passages(
     held: ReleasedText, n: int, secrets: Sequence[Secret], rows: _ReleasedTextResults
 ) -> tuple[Finding, dict[str, KindCount]]:
-    """What of each record stands there word for word, or nearly, judged as an attack's first guess is."""
+    """What of each record stands there word for word, or nearly, judged as an attack's first guess
+    is."""
     long = [i for i, one in enumerate(held.records) if len(one.tokens) >= n]
     few = [kind for kind in (True, False) if not any(held.records[i].member == kind for i in long)]
     if few:
         flag = "--data" if few[0] else "--nonmembers"
         unit = "characters" if held.is_unspaced else "words"
-        raise AuditError(f"expected records of {n} {unit} or more in {flag}, got none (--words sets how many)")
-    found, every, index = released_passages.find_nearest_passages([held.records[i] for i in long], held.texts, n)
-    # What is asked for of a record is its passage: the longest there, else the nearest n words, else its first.
+        raise AuditError(
+            f"expected records of {n} {unit} or more in {flag}, got none (--words sets how many)"
+        )
+    found, every, index = released_passages.find_nearest_passages(
+        [held.records[i] for i in long], held.texts, n
+    )
+    # What is asked for of a record is its passage: the longest there, else the nearest n words,
+    # else its first.
     asked = [replace(secrets[i], suffix=one.own) for i, one in zip(long, found, strict=True)]
     guesses = [
         Guesses(secret.id, (Guess(one.there, float(one.length)),), 1, 0)
@@ -260,7 +321,9 @@ def _find_copied_passages(
         by_repeats=extraction.measure_hit_shares(RECALL, members),
         by_kind={kind: m for kind in of_kinds if (m := kept.remeasure_metric(RECALL, kind=kind))},
         by_kind_nonmembers={
-            kind: m for kind in of_kinds if (m := kept.remeasure_metric(name_nonmember_metric(RECALL), kind=kind))
+            kind: m
+            for kind in of_kinds
+            if (m := kept.remeasure_metric(name_nonmember_metric(RECALL), kind=kind))
         },
         curve=extraction.compute_recall_error_curve(members),
         options={"words": n},
@@ -277,28 +340,38 @@ def _released_passage_sentences(
 ) -> Iterator[str]:
     unit = "characters" if held.is_unspaced else "words"
     yield (
-        f"extracted: {n} {unit} in a row or more that one record alone has, of --data or --nonmembers; near-verbatim: "
-        f"{n} {unit} with {judging.compute_near_verbatim_limit(n)} changed at most, of which {max(1, n // 2)} stand "
+        f"extracted: {n} {unit} in a row or more that one record alone has, of --data or "
+        "--nonmembers; near-verbatim: "
+        f"{n} {unit} with {judging.compute_near_verbatim_limit(n)} changed at most, of which "
+        f"{max(1, n // 2)} stand "
         "side by side"
     )
     if short := len(held.records) - long:
-        yield f"{short:,} records have fewer than {n} {unit}: they are not looked for here (--words)"
+        yield (
+            f"{short:,} records have fewer than {n} {unit}: they are not looked for here (--words)"
+        )
     holding = sum(one.memorised > 0 for one in every)
     trained, heldout = index.ngram_place_counts(n)
-    # As if an n-gram of the private data came up by chance as often as one of the held-out text does.
+    # As if an n-gram of the private data came up by chance as often as one of the held-out text
+    # does.
     floor = sum(one.heldout > 0 for one in every) * trained / max(heldout, 1)
     yield (
-        f"{holding:,} of {len(every):,} released texts hold {n} {unit} in a row of the private data and of no "
+        f"{holding:,} of {len(every):,} released texts hold {n} {unit} in a row of the private "
+        "data and of no "
         f"non-member; by non-members, {floor:,.0f} would by chance"
     )
     if not pii.has_pii_packages():
-        yield f"personal data: only what the data mark is looked for ({pii.INSTALL} to have the rest recognised)"
+        yield (
+            f"personal data: only what the data mark is looked for ({pii.INSTALL} to have the "
+            "rest recognised)"
+        )
 
 
 def _personal_data_shares(
     held: ReleasedText, records: Sequence[ReleasedRecord]
 ) -> tuple[dict[str, list[float]], dict[str, KindCount]]:
-    """By kind, the share of what each record holds that stands in the released text; NaN where it holds none.
+    """By kind, the share of what each record holds that stands in the released text; NaN where it
+    holds none.
 
     What members and non-members both hold is left out: it may come from either.
     """
@@ -317,11 +390,20 @@ def _personal_data_shares(
         if not is_whole_word_somewhere(said, one.text)
     }
     of_members, of_others = (
-        {said: whole[said] for own, one in zip(spans, records, strict=True) if one.member == side for _, said in own}
+        {
+            said: whole[said]
+            for own, one in zip(spans, records, strict=True)
+            if one.member == side
+            for _, said in own
+        }
         for side in (True, False)
     )
-    members, others = ([one.text for one in records if one.member == side] for side in (True, False))
-    shared = _strings_found_in_texts(of_members, others) | _strings_found_in_texts(of_others, members)
+    members, others = (
+        [one.text for one in records if one.member == side] for side in (True, False)
+    )
+    shared = _strings_found_in_texts(of_members, others) | _strings_found_in_texts(
+        of_others, members
+    )
     # In the text as it was written, not in its words: numbers and addresses have signs in them.
     there = _strings_found_in_texts(of_members | of_others, held.written)
     found: dict[str, list[float]] = {}
@@ -329,23 +411,32 @@ def _personal_data_shares(
     for i, (own, one) in enumerate(zip(spans, records, strict=True)):
         for kind in dict.fromkeys(kind for kind, _ in own):
             told = [said for k, said in own if k == kind and said not in shared]
-            counts.setdefault(kind, Counter())["members" if one.member else "nonmembers"] += len(told)
+            counts.setdefault(kind, Counter())["members" if one.member else "nonmembers"] += len(
+                told
+            )
             if told:
                 shares = found.setdefault(kind, [float("nan")] * len(records))
                 shares[i] = sum(said in there for said in told) / len(told)
-    return dict(sorted(found.items())), {kind: KindCount(**held) for kind, held in sorted(counts.items())}
+    return dict(sorted(found.items())), {
+        kind: KindCount(**held) for kind, held in sorted(counts.items())
+    }
 
 
 def _strings_found_in_texts(wanted: Mapping[str, bool], texts: Sequence[str]) -> set[str]:
-    """Return those that are in the texts. wanted: whether a number that goes on after its end is another one."""
+    """Return those that are in the texts. wanted: whether a number that goes on after its end is
+    another one."""
     return {said for said, count in count_text_occurrences(wanted, texts).items() if count}
 
 
-# --- membership -------------------------------------------------------------------------------------------------------
+# --- membership
+# -----------------------------------------------------------------------------------------------
 
 
-def _membership_finding(held: ReleasedText, secrets: Sequence[Secret], rows: _ReleasedTextResults) -> Finding:
-    """Membership scores by n-grams of the released text against those of other records, and the published scores."""
+def _membership_finding(
+    held: ReleasedText, secrets: Sequence[Secret], rows: _ReleasedTextResults
+) -> Finding:
+    """Membership scores by n-grams of the released text against those of other records, and the
+    published scores."""
     # + 1: any word that none of them has.
     records, kinds = [one.tokens for one in held.records], len(held.words.ids) + 1
     model = NGramCounts.count_ngrams(held.texts, kinds)
@@ -362,38 +453,54 @@ def _membership_finding(held: ReleasedText, secrets: Sequence[Secret], rows: _Re
         tpr
         for name, values in found.items()
         for rate in FALSE_POSITIVES
-        if (tpr := roc.estimate_tpr(name_tpr_metric(name, rate), values[who.member], values[~who.member], rate))
+        if (
+            tpr := roc.estimate_tpr(
+                name_tpr_metric(name, rate), values[who.member], values[~who.member], rate
+            )
+        )
     ]
-    columns = {name_score_column(name): values for name, values in {"": strongest.values, **found}.items()}
+    columns = {
+        name_score_column(name): values for name, values in {"": strongest.values, **found}.items()
+    }
     rows.add_observations(_CELLS[MEMBERS], secrets, columns)
     notes = [
-        f"the membership AUC is that of the strongest of {len(scores)} scores; the intervals of all AUCs hold "
-        "together; the published scores (2502.14921): " + ", ".join([OF_TEXT["bigrams"], OF_TEXT["likeness"]])
+        f"the membership AUC is that of the strongest of {len(scores)} scores; the intervals of "
+        "all AUCs hold "
+        "together; the published scores (2502.14921): "
+        + ", ".join([OF_TEXT["bigrams"], OF_TEXT["likeness"]])
     ]
-    finding = _finding_of_release(MEMBERS, [*strongest.measurements, *strongest.corrected, *rates], notes)
+    finding = _finding_of_release(
+        MEMBERS, [*strongest.measurements, *strongest.corrected, *rates], notes
+    )
     return replace(finding, scores_tried=len(scores))
 
 
-# --- canaries ---------------------------------------------------------------------------------------------------------
+# --- canaries
+# -----------------------------------------------------------------------------------------------
 
 
 def _epsilon_lower_bound_finding(
     held: ReleasedText, manifest: AuditCanaryManifest, rows: _ReleasedTextResults
 ) -> tuple[Finding, tuple[Secret, ...]]:
-    """A lower bound, by the canaries that the released text gives away. Coins decide --data, so only --nonmembers are a
-    reference."""
+    """A lower bound, by the canaries that the released text gives away. Coins decide --data, so
+    only --nonmembers are a reference."""
     words = WordIds(dict(held.words.ids))  # a copy, as it learns the words of all that it reads
     whole = [words(one.text) for one in manifest.canaries]
     behind = [len(words(one.prefix)) for one in manifest.canaries]
     kinds = len(words.ids) + 1  # only now are all words known; 1 more: any other
     model = NGramCounts.count_ngrams(held.texts, kinds)
-    reference = NGramCounts.count_ngrams([one.tokens for one in held.records if not one.member], kinds)
+    reference = NGramCounts.count_ngrams(
+        [one.tokens for one in held.records if not one.member], kinds
+    )
     gained = model.log_probs(whole) - reference.log_probs(whole)
     # (words of all canaries,): those of the prefix are given away, and count for nothing.
-    secret = np.concatenate([np.arange(len(text)) >= cut for text, cut in zip(whole, behind, strict=True)])
+    secret = np.concatenate(
+        [np.arange(len(text)) >= cut for text, cut in zip(whole, behind, strict=True)]
+    )
     scores = average_per_text(np.where(secret, gained, 0.0), whole)
     coins = np.array([one.included for one in manifest.canaries])
-    # Scores of released text are guesses of coins as any others are (arXiv 2502.14921): one-run bounds hold for them.
+    # Scores of released text are guesses of coins as any others are (arXiv 2502.14921): one-run
+    # bounds hold for them.
     audits = audit_epsilon_bounds(scores, coins, DELTA, LEVEL / _SHARES, copies=manifest.times)
     subjects = tuple(
         Secret(one.id, (), text, manifest.times if one.included else 0, one.included, alias=one.id)
@@ -402,8 +509,10 @@ def _epsilon_lower_bound_finding(
     rows.add_observations(_CELLS[EPSILON], subjects, {"score": scores})
     main = audits[0]
     notes = [
-        f"{main.canaries:,} canaries, in or out by a fair coin each; {main.guesses:,} guessed, {main.right:,} right",
-        f"the bound, at {1 - main.level:.4g}, is of epsilon at delta {main.delta:g}, of whatever training and release "
+        f"{main.canaries:,} canaries, in or out by a fair coin each; {main.guesses:,} guessed, "
+        f"{main.right:,} right",
+        f"the bound, at {1 - main.level:.4g}, is of epsilon at delta {main.delta:g}, of whatever "
+        "training and release "
         "made this text",
     ]
     return _finding_of_release(EPSILON, audit_measurements(audits), notes, audits=audits), subjects

@@ -1,4 +1,5 @@
-"""Where a run says what it is doing, and the clock that times its stages. Knows nothing of terminals."""
+"""Where a run says what it is doing, and the clock that times its stages. Knows nothing of
+terminals."""
 
 from __future__ import annotations
 
@@ -55,5 +56,6 @@ class StageClock:
         start = time.perf_counter()
         with self.reporter.stage(name):
             yield
-        # No `finally`: a stage that fails took no time that anybody reads. Of equal names the last one stays.
+        # No `finally`: a stage that fails took no time that anybody reads. Of equal names the last
+        # one stays.
         self.seconds[name] = time.perf_counter() - start

@@ -1,4 +1,5 @@
-"""Walks a plan: every target (the undefended first) x setting x attack, in order, to a record of what was found.
+"""Walks a plan: every target (the undefended first) x setting x attack, in order, to a record of
+what was found.
 
 Knows nothing of terminals: it speaks to a `Reporter`.
 """
@@ -19,7 +20,15 @@ from auditor.conclusions.outcomes import RunOutcomes
 from auditor.conclusions.unlearning import summarise_unlearning_of_run
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
-from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, OwnSection, TargetRecord, Unlearning
+from auditor.core.result import (
+    AuditResult,
+    BenchmarkRecord,
+    Finding,
+    Measurement,
+    OwnSection,
+    TargetRecord,
+    Unlearning,
+)
 from auditor.engines.choose import make_engine
 from auditor.engines.engine import Engine, WorkerStart
 from auditor.gate.comparability import comparable_secrets_digest
@@ -32,7 +41,13 @@ from auditor.runs import machine, personal_data, plan_weights, scoring, stopping
 from auditor.runs.applicability import refuse_methods_that_cannot_run
 from auditor.runs.asking import Publish, TimeLimit, ask_worst_first, kept_greedy_guesses
 from auditor.runs.audit import Audit, choose_prefix_token, longest_context_token_count
-from auditor.runs.cell_work import PieceTraining, WorkerSite, WorkerWorkplace, Workplace, fingerprints_of_inputs
+from auditor.runs.cell_work import (
+    PieceTraining,
+    WorkerSite,
+    WorkerWorkplace,
+    Workplace,
+    fingerprints_of_inputs,
+)
 from auditor.runs.cells import TargetRun, cells_of_target
 from auditor.runs.control_chains import CauseChains
 from auditor.runs.per_secret_results import PerSecretCollector
@@ -59,12 +74,14 @@ def run_audit(
     limit: TimeLimit | None = None,
     publish: Publish = lambda result: None,
 ) -> AuditResult:
-    """The whole audit. Everything that could be refused is refused before a model is asked anything.
+    """The whole audit. Everything that could be refused is refused before a model is asked
+    anything.
 
-    limit: until when secrets are asked, the worst first; `publish` is then given the result of the first ones, and
-    again when there are twice as many. None: all are asked.
+    limit: until when secrets are asked, the worst first; `publish` is then given the result of the
+    first ones, and again when there are twice as many. None: all are asked.
 
-    site: of the plan. objects: what Python gave, by role, as `select_and_check_plugins` takes it. policy, baseline:
+    site: of the plan. objects: what Python gave, by role, as `select_and_check_plugins` takes it.
+    policy, baseline:
     what `--until decided` goes by.
     """
     site.attach_run_folder(folder)
@@ -87,28 +104,42 @@ def run_audit(
         refuse_methods_that_cannot_run(audit, targets.undefended)
         targets.check_claims_of_defenses()
         audit.check_corpus_attacks_feasible(targets.undefended)
-        loaded = plan_weights.weight_digests_of_plan_and_site(plan, site)  # again: the hub may just have sent them
+        loaded = plan_weights.weight_digests_of_plan_and_site(
+            plan, site
+        )  # again: the hub may just have sent them
         file_digests.check_model_files_unchanged(digests, loaded, "what was loaded just now")
         folder.pin_weights(loaded)
 
         def measure(asked: Audit) -> AuditResult:
             return _ask_and_measure(plan, asked, engine, clock, loaded, settle)
 
-        return measure(audit) if limit is None else ask_worst_first(audit, engine, limit, measure, publish)
+        return (
+            measure(audit)
+            if limit is None
+            else ask_worst_first(audit, engine, limit, measure, publish)
+        )
 
 
 def _ask_and_measure(
-    plan: Plan, audit: Audit, engine: Engine, clock: StageClock, loaded: dict[str, str], settle: Callable[[], None]
+    plan: Plan,
+    audit: Audit,
+    engine: Engine,
+    clock: StageClock,
+    loaded: dict[str, str],
+    settle: Callable[[], None],
 ) -> AuditResult:
     """Asks what the run folder lacks, and works out the result; loaded: digests of the weights."""
     site, selection, folder = audit.site, audit.selection, audit.folder
     targets, collector = Targets(audit), PerSecretCollector(folder)
-    # Here, not while preparing: of a check these are the secrets asked so far, not all that there are.
+    # Here, not while preparing: of a check these are the secrets asked so far, not all that there
+    # are.
     site.benchmark.notes += audit.personal_data_of_secrets.said
     everyone = (*audit.benchmark.secrets, *audit.benchmark.canaries)
     canaries = {one.id for one in audit.benchmark.canaries}
     folder.save_secret_facts(
-        secret_details.secret_fact_columns(everyone, aliases.salt_fingerprint(aliases.load_alias_salt()), canaries)
+        secret_details.secret_fact_columns(
+            everyone, aliases.salt_fingerprint(aliases.load_alias_salt()), canaries
+        )
     )
     greedy = _greedy_recall_of_target(audit, targets.undefended, clock)
     records, findings = list[TargetRecord](), list[Finding]()
@@ -122,7 +153,9 @@ def _ask_and_measure(
     for target in targets.build_targets_one_by_one(clock):
         settle()  # takes back the thread of the process that trains, once that has ended
         place.set_current_target(target)
-        records.append(_measure_target(TargetRun(audit, target, place, engine, collector), clock, findings))
+        records.append(
+            _measure_target(TargetRun(audit, target, place, engine, collector), clock, findings)
+        )
     collector.save_tables_and_texts(audit.benchmark.secrets, audit.benchmark.tokenizer)
     chains = CauseChains(site, selection, collector)
     result = AuditResult(
@@ -143,7 +176,10 @@ def _ask_and_measure(
         prefix_token=audit.prefix_token.said,
         methods={
             name: kind.measures
-            for name, kind in {**registry.attacks_and_probes_by_name(), **selection.methods_by_name}.items()
+            for name, kind in {
+                **registry.attacks_and_probes_by_name(),
+                **selection.methods_by_name,
+            }.items()
         },
         metrics=selection.declared_metric_titles,
         own_methods=selection.own_methods,
@@ -155,24 +191,39 @@ def _ask_and_measure(
     if not collector.stopped:  # else its intervals are of a fixed size
         result = replace(
             result,
-            frontiers=build_leakage_frontiers_of_models(frontier_models_of_runs({plan.seed: (result, folder.path)})),
+            frontiers=build_leakage_frontiers_of_models(
+                frontier_models_of_runs({plan.seed: (result, folder.path)})
+            ),
         )
-    left = (_measure_unlearning(result, audit, models, targets.beside.rate) for models in selection.around)
+    left = (
+        _measure_unlearning(result, audit, models, targets.beside.rate)
+        for models in selection.around
+    )
     return replace(result, unlearning=tuple(left))
 
 
-def _plugin_report_sections(selection: PluginSelection, findings: Sequence[Finding]) -> dict[str, OwnSection]:
+def _plugin_report_sections(
+    selection: PluginSelection, findings: Sequence[Finding]
+) -> dict[str, OwnSection]:
     """What plug-ins say of their own rows, in reports."""
-    told = {m.name: m.report_section([f for f in findings if f.attack == m.name]) for m in selection.methods}
+    told = {
+        m.name: m.report_section([f for f in findings if f.attack == m.name])
+        for m in selection.methods
+    }
     return {name: section for name, section in told.items() if section is not None}
 
 
-def _measure_unlearning(result: AuditResult, audit: Audit, models: Mapping[str, str], rate: float) -> Unlearning:
-    """What unlearning left of the records that a model was to forget; models: the rows of that model and around it."""
+def _measure_unlearning(
+    result: AuditResult, audit: Audit, models: Mapping[str, str], rate: float
+) -> Unlearning:
+    """What unlearning left of the records that a model was to forget; models: the rows of that
+    model and around it."""
     told, steps = audit.benchmark, audit.defenses.relearn
     found = summarise_unlearning_of_run(result, audit.folder.path, models, told.forgotten)
     return (
-        found if steps is None else replace(found, steps=steps, rate=rate, texts=len(told.unattacked_training_tokens))
+        found
+        if steps is None
+        else replace(found, steps=steps, rate=rate, texts=len(told.unattacked_training_tokens))
     )
 
 
@@ -188,14 +239,19 @@ def check_plan_and_select_plugins(
     return selection
 
 
-def _prepare_audit(plan: Plan, site: Site, selection: PluginSelection, folder: RunFolder, objects: Objects) -> Audit:
-    """Loads what is attacked, and ties the folder to it. Raises AuditError for whatever does not fit together."""
+def _prepare_audit(
+    plan: Plan, site: Site, selection: PluginSelection, folder: RunFolder, objects: Objects
+) -> Audit:
+    """Loads what is attacked, and ties the folder to it. Raises AuditError for whatever does not
+    fit together."""
     benchmark = site.benchmark
     if site.attacked_adapter_base_name and site.reference_model is None:
         # Only now is it known that an adapter's base is no reference: options for that are set.
         selection = select_and_check_plugins(plan, site, objects)
     prefix_token = choose_prefix_token(
-        site, longest_context_token_count(benchmark, selection.longest_soft_prompt_row_count), folder
+        site,
+        longest_context_token_count(benchmark, selection.longest_soft_prompt_row_count),
+        folder,
     )
     audit = Audit(site, selection, prefix_token, plan.defenses, plan.compute.batch_size, folder)
     folder.pin_secrets(comparable_secrets_digest(audit.secrets_in_run_fingerprint))
@@ -203,7 +259,8 @@ def _prepare_audit(plan: Plan, site: Site, selection: PluginSelection, folder: R
     audit.refuse_unanswerable_probes()
     if plan.objects:
         benchmark.notes += (
-            f"{python_objects_phrase(plan.objects)}: this run cannot be resumed, or run again from its folder",
+            f"{python_objects_phrase(plan.objects)}: this run cannot be resumed, or run again from "
+            "its folder",
         )
     audit.check_models_self_consistent((site.model, site.public_model, site.reference_model))
     return audit
@@ -212,7 +269,8 @@ def _prepare_audit(plan: Plan, site: Site, selection: PluginSelection, folder: R
 def _greedy_recall_of_target(
     audit: Audit, target: Target, clock: StageClock
 ) -> tuple[dict[str, Measurement], Measurement | None]:
-    """Greedy recall of members, by repeat count, and of non-members (None where no member was recalled)."""
+    """Greedy recall of members, by repeat count, and of non-members (None where no member was
+    recalled)."""
     secrets = audit.benchmark.secrets
     guesses = kept_greedy_guesses(audit, target) if audit.population else {}
 
@@ -225,7 +283,9 @@ def _greedy_recall_of_target(
     with clock.timed_stage("greedy recall"):
         if not guesses:
             # [:-1]: nothing is asked behind the last token.
-            target.model.read_ahead([(s.prefix + s.suffix)[:-1] for s in secrets], [len(s.suffix) for s in secrets])
+            target.model.read_ahead(
+                [(s.prefix + s.suffix)[:-1] for s in secrets], [len(s.suffix) for s in secrets]
+            )
         found = audit.site.shared.get_or_make("greedy", audit.sweep_cache_key_of_answers, given)
     if found[0]:
         audit.site.reporter.show_greedy_recall(found[0])
@@ -237,7 +297,8 @@ def _check_engine_can_serve_plan(plan: Plan, site: Site) -> None:
     if plan.compute.engine != "local" and (plan.objects or served):
         given = python_objects_phrase(plan.objects) if plan.objects else "a model behind an API"
         raise AuditError(
-            f"expected all by name with --engine ray, as each worker loads it, and the model as a folder or a hub id, "
+            "expected all by name with --engine ray, as each worker loads it, and the model as a "
+            "folder or a hub id, "
             f"got {given}"
         )
 
@@ -254,21 +315,29 @@ def _make_checked_engine(plan: Plan, site: Site) -> Engine:
 def _train_models_on_workers(
     engine: Engine, there: WorkerSite, site: Site, selection: PluginSelection, clock: StageClock
 ) -> None:
-    """What the run would train one after the other, or side by side, is trained by workers, one model a task."""
+    """What the run would train one after the other, or side by side, is trained by workers, one
+    model a task."""
     with clock.timed_stage("train"):
         site.model  # noqa: B018 - what all others are made of, which is trained first where it is not there
-        if pieces := site.models_to_train(selection.defenses_by_row_name, selection.reference_models_asked_by_probes):
+        if pieces := site.models_to_train(
+            selection.defenses_by_row_name, selection.reference_models_asked_by_probes
+        ):
             engine.set_work_context((site, selection), there)
             for done, _ in enumerate(engine.results_of_long_items(PieceTraining(), pieces), 1):
                 clock.reporter.progress("models trained apart", done, len(pieces))
-        if left := site.models_to_train(selection.defenses_by_row_name, selection.reference_models_asked_by_probes):
+        if left := site.models_to_train(
+            selection.defenses_by_row_name, selection.reference_models_asked_by_probes
+        ):
             raise AuditError(
-                f"expected the {len(pieces)} models that workers trained, but {len(left)} of them are not here: set "
+                f"expected the {len(pieces)} models that workers trained, but {len(left)} of them "
+                "are not here: set "
                 "AUDIT_CACHE to a folder that all machines of the cluster share"
             )
 
 
-def _measure_target(target_run: TargetRun, clock: StageClock, findings: list[Finding]) -> TargetRecord:
+def _measure_target(
+    target_run: TargetRun, clock: StageClock, findings: list[Finding]
+) -> TargetRecord:
     """All that is measured of a target; what its cells find is added to the findings."""
     audit, target, collector = target_run.audit, target_run.target, target_run.collector
     first = len(findings)
@@ -280,7 +349,9 @@ def _measure_target(target_run: TargetRun, clock: StageClock, findings: list[Fin
             collector.heldout[target.name] = heldout
     if implies_capability(target.model.capabilities, "likelihood"):
         with clock.timed_stage(f"tokens of the secrets under {target.title}"):
-            collector.likelihoods[target.name] = scoring.measure_true_token_likelihoods(audit, target)
+            collector.likelihoods[target.name] = scoring.measure_true_token_likelihoods(
+                audit, target
+            )
     for cell in cells_of_target(target_run):
         with clock.timed_stage(cell.title):
             finding = cell.measure()
@@ -289,7 +360,9 @@ def _measure_target(target_run: TargetRun, clock: StageClock, findings: list[Fin
     findings[first:] = findings_with_strongest_membership(findings[first:], collector)
     doubts = tuple(scoring.doubts_on_withheld_answers(audit, target))
     if found := collector.likelihoods.get(target.name):
-        doubts += scoring.doubt_if_members_likelier(target.title, found, audit.selection.methods_by_name)
+        doubts += scoring.doubt_if_members_likelier(
+            target.title, found, audit.selection.methods_by_name
+        )
     target.model.check_unchanged_at_end()  # refuses a served model that was another one by the end
     # Last: peak memory, cost and the model's own doubts are of all that was asked of it.
     return target.make_target_record(perplexities, audit.prefix_token, doubts)

@@ -1,4 +1,5 @@
-"""What the auditor itself measures of a model beside the attacks: greedy recall, held-out perplexity, true tokens.
+"""What the auditor itself measures of a model beside the attacks: greedy recall, held-out
+perplexity, true tokens.
 
 It charges no claim: no attacker asks.
 """
@@ -19,7 +20,11 @@ from auditor.conclusions.outcomes import RowValuesBySecret
 from auditor.core.nouns import Guesses, Secret, TokenLogProbs, Tokens
 from auditor.core.result import Doubt, Measurement
 from auditor.core.secret_randomness import CHANNELS
-from auditor.generation.sample import SuffixCandidates, batch_sampling_by_length, sample_mixed_length_batch
+from auditor.generation.sample import (
+    SuffixCandidates,
+    batch_sampling_by_length,
+    sample_mixed_length_batch,
+)
 from auditor.models.base import LanguageModel, compute_text_nlls, implies_capability
 from auditor.models.decoding import GREEDY
 from auditor.models.memory import BatchSizeLimit, group_equal_shapes
@@ -32,11 +37,14 @@ from auditor.statistics.metrics import name_nonmember_metric
 
 GREEDY_AT_ONCE = 256  # prefixes
 LIKELIHOOD = "likelihood"  # mean log-probability of a secret's true tokens, nats
-_LIKELY = 0.5  # of the secret's whole text, drawn at temperature 1: more often than not it would be extracted
+# of the secret's whole text, drawn at temperature 1: more often than not it would be extracted
+_LIKELY = 0.5
 
 
 def greedy_recall_by_repeats(
-    model: LanguageModel, secrets: Sequence[Secret], guesses: Mapping[str, Guesses] = MappingProxyType({})
+    model: LanguageModel,
+    secrets: Sequence[Secret],
+    guesses: Mapping[str, Guesses] = MappingProxyType({}),
 ) -> dict[str, Measurement]:
     """Verbatim recall of greedy decoding by repeat count ("all" where none is known); members only.
 
@@ -46,18 +54,24 @@ def greedy_recall_by_repeats(
     hits = greedy_hits(model, members, guesses)
     groups = sorted({s.repeats for s in members}, key=lambda r: -1 if r is None else r)
     return {
-        "all" if r is None else str(r): intervals.share_with_interval("greedy", hits[[s.repeats == r for s in members]])
+        "all" if r is None else str(r): intervals.share_with_interval(
+            "greedy", hits[[s.repeats == r for s in members]]
+        )
         for r in groups
     }
 
 
 def greedy_nonmember_recall(
-    model: LanguageModel, secrets: Sequence[Secret], guesses: Mapping[str, Guesses] = MappingProxyType({})
+    model: LanguageModel,
+    secrets: Sequence[Secret],
+    guesses: Mapping[str, Guesses] = MappingProxyType({}),
 ) -> Measurement | None:
     """The baseline: of secrets that the model was not trained on; None where there are none."""
     others = [secret for secret in secrets if not secret.member]
     return (
-        intervals.share_with_interval(name_nonmember_metric("greedy"), greedy_hits(model, others, guesses))
+        intervals.share_with_interval(
+            name_nonmember_metric("greedy"), greedy_hits(model, others, guesses)
+        )
         if others
         else None
     )
@@ -65,25 +79,34 @@ def greedy_nonmember_recall(
 
 @torch.no_grad()
 def greedy_hits(
-    model: LanguageModel, secrets: Sequence[Secret], guesses: Mapping[str, Guesses] = MappingProxyType({})
+    model: LanguageModel,
+    secrets: Sequence[Secret],
+    guesses: Mapping[str, Guesses] = MappingProxyType({}),
 ) -> NDArray[np.bool_]:
     """(secrets,): whether greedy decoding behind the prefix gives the suffix.
 
-    It does where each token of the suffix is the likeliest behind those before it: of a model that gives distributions
-    that is read off, without decoding.
+    It does where each token of the suffix is the likeliest behind those before it: of a model that
+    gives distributions that is read off, without decoding.
     """
     if guesses and all(secret.id in guesses for secret in secrets):
-        return np.array([guesses[secret.id].ranked[0].suffix == secret.suffix for secret in secrets], dtype=bool)
+        return np.array(
+            [guesses[secret.id].ranked[0].suffix == secret.suffix for secret in secrets], dtype=bool
+        )
     if not implies_capability(model.capabilities, "distribution"):
         return np.array(
-            [said == secret.suffix for said, secret in zip(greedy_suffixes(model, secrets), secrets, strict=True)]
+            [
+                said == secret.suffix
+                for said, secret in zip(greedy_suffixes(model, secrets), secrets, strict=True)
+            ]
         )
     hits = np.zeros(len(secrets), dtype=bool)
     for alike, prefixes, suffixes in _equal_shape_tensor_batches(model, secrets):
-        # (rows, L) tokens and (rows, L, vocabulary) distributions, of a part of the batch at a time.
+        # (rows, L) tokens and (rows, L, vocabulary) distributions, of a part of the batch at a
+        # time.
         for own, distribution in model.teacher_forced_distributions(prefixes, suffixes):
             found = (distribution.argmax(-1) == own).all(-1).tolist()
-            # Left to right: `hits` is indexed by the old `alike`, then `alike` is what is left of it.
+            # Left to right: `hits` is indexed by the old `alike`, then `alike` is what is left of
+            # it.
             hits[alike[: len(found)]], alike = found, alike[len(found) :]
     return hits
 
@@ -117,8 +140,8 @@ def greedy_suffixes(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tok
 
 
 def heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]]:
-    """Of each held-out text: `tokens` predicted, and the summed nll behind each kind of perplexity, the distribution's
-    first.
+    """Of each held-out text: `tokens` predicted, and the summed nll behind each kind of perplexity,
+    the distribution's first.
 
     Empty where there are no such texts, and where the model says of none how likely it is.
     """
@@ -132,39 +155,59 @@ def heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]
 
     def found_now() -> dict[str, Sequence[float]]:
         nll, tokens = zip(*compute_text_nlls(target.model, texts, given=given), strict=True)
-        others = summed_nll_of_other_perplexities(target.model, texts, given or [1] * len(texts), audit.seed)
+        others = summed_nll_of_other_perplexities(
+            target.model, texts, given or [1] * len(texts), audit.seed
+        )
         return {"tokens": tokens, "perplexity": nll, **others}
 
     # The undefended model alone is the same at every point of a sweep.
     return (
         found_now()
         if target.defense
-        else audit.site.shared.get_or_make("perplexity", audit.sweep_cache_key_of_answers, found_now)
+        else audit.site.shared.get_or_make(
+            "perplexity", audit.sweep_cache_key_of_answers, found_now
+        )
     )
 
 
-def _heldout_losses_by_record(audit: Audit, target: Target, given: Sequence[int]) -> Mapping[str, Sequence[float]]:
-    """As `heldout_losses`, text by text of non-members: those that the run folder has are not read again."""
-    texts, ids = audit.benchmark.heldout, [secret.id for secret in audit.benchmark.secrets if not secret.member]
+def _heldout_losses_by_record(
+    audit: Audit, target: Target, given: Sequence[int]
+) -> Mapping[str, Sequence[float]]:
+    """As `heldout_losses`, text by text of non-members: those that the run folder has are not read
+    again."""
+    texts, ids = (
+        audit.benchmark.heldout,
+        [secret.id for secret in audit.benchmark.secrets if not secret.member],
+    )
     first = given or [1] * len(texts)
     journal, key = audit.folder.tokens, f"{target.name} held-out"
     done = journal.finished_secrets(key)
     missing = [i for i, id in enumerate(ids) if id not in done]
-    losses = compute_text_nlls(target.model, [texts[i] for i in missing], given=[first[i] for i in missing])
-    if found := [TokenLogProbs(ids[i], (-nll,)) for i, (nll, _) in zip(missing, losses, strict=True)]:
+    losses = compute_text_nlls(
+        target.model, [texts[i] for i in missing], given=[first[i] for i in missing]
+    )
+    if found := [
+        TokenLogProbs(ids[i], (-nll,)) for i, (nll, _) in zip(missing, losses, strict=True)
+    ]:
         journal.append(key, found)
     nll = [-done[id].log_probs[0] for id in ids]
-    return {"tokens": [len(text) - start for text, start in zip(texts, first, strict=True)], "perplexity": nll}
+    return {
+        "tokens": [len(text) - start for text, start in zip(texts, first, strict=True)],
+        "perplexity": nll,
+    }
 
 
 def summed_nll_of_other_perplexities(
     model: LanguageModel, texts: Sequence[Tokens], given: Sequence[int], seed: int
 ) -> Mapping[str, Sequence[float]]:
-    """By name, the summed nll of each text. A model takes one count of given tokens at a time, so texts are grouped."""
+    """By name, the summed nll of each text. A model takes one count of given tokens at a time, so
+    texts are grouped."""
     found: dict[str, list[float]] = {}
     for first in dict.fromkeys(given):
         own = [i for i, count in enumerate(given) if count == first]
-        for name, nll in model.published_perplexity_nll([texts[i] for i in own], seed, first).items():
+        for name, nll in model.published_perplexity_nll(
+            [texts[i] for i in own], seed, first
+        ).items():
             for i, value in zip(own, nll, strict=True):
                 found.setdefault(name, [math.nan] * len(texts))[i] = value
     return found
@@ -181,13 +224,16 @@ def perplexity_measurements(found: Mapping[str, Sequence[float]]) -> tuple[Measu
 
 
 def measure_true_token_likelihoods(audit: Audit, target: Target) -> RowValuesBySecret:
-    """Where the model gives each member away: its true suffix token by token, for whoever mends the model.
+    """Where the model gives each member away: its true suffix token by token, for whoever mends the
+    model.
 
-    One teacher-forced pass a target. Returns the mean log-probability of each secret's tokens. What is found of members
-    is kept in the run folder, but not of a companion: that is no model to mend.
+    One teacher-forced pass a target. Returns the mean log-probability of each secret's tokens. What
+    is found of members is kept in the run folder, but not of a companion: that is no model to mend.
     """
     folder, size = audit.folder, audit.batch_size
-    done: Mapping[str, TokenLogProbs] = {} if target.companion else folder.tokens.finished_secrets(target.name)
+    done: Mapping[str, TokenLogProbs] = (
+        {} if target.companion else folder.tokens.finished_secrets(target.name)
+    )
     own: dict[str, float] = {}
     for some in suffix_log_prob_batches_of_target(
         target, [s for s in target.secrets if s.member and s.id not in done], size
@@ -201,7 +247,9 @@ def measure_true_token_likelihoods(audit: Audit, target: Target) -> RowValuesByS
     if audit.population:  # a check that is resumed reads nobody again
         key = f"{target.name} non-members"
         read = folder.tokens.finished_secrets(key)
-        for some in suffix_log_prob_batches_of_target(target, [s for s in others if s.id not in read], size):
+        for some in suffix_log_prob_batches_of_target(
+            target, [s for s in others if s.id not in read], size
+        ):
             folder.tokens.append(key, some)
         seen = {secret.id: read[secret.id] for secret in others}
     else:
@@ -209,38 +257,55 @@ def measure_true_token_likelihoods(audit: Audit, target: Target) -> RowValuesByS
             seen |= {one.secret: one for one in some}
     # `done` is a view of the journal, which holds by now what was appended above.
     members = (done[secret.id] for secret in target.secrets if secret.member and secret.id in done)
-    return likelihood_row_of_secrets(own or _mean_log_prob_by_secret(members), _mean_log_prob_by_secret(seen.values()))
+    return likelihood_row_of_secrets(
+        own or _mean_log_prob_by_secret(members), _mean_log_prob_by_secret(seen.values())
+    )
 
 
-def likelihood_row_of_secrets(members: Mapping[str, float], others: Mapping[str, float]) -> RowValuesBySecret:
-    """Rows of members and non-members from the mean log-probability of each secret's tokens, nats, by id."""
+def likelihood_row_of_secrets(
+    members: Mapping[str, float], others: Mapping[str, float]
+) -> RowValuesBySecret:
+    """Rows of members and non-members from the mean log-probability of each secret's tokens, nats,
+    by id."""
     ids, values = (*members, *others), np.array([*members.values(), *others.values()])
-    return RowValuesBySecret(ids, np.arange(len(ids)) < len(members), (None,) * len(ids), {LIKELIHOOD: values})
+    return RowValuesBySecret(
+        ids, np.arange(len(ids)) < len(members), (None,) * len(ids), {LIKELIHOOD: values}
+    )
 
 
-_ALIKE = next(kind for kind in KINDS if kind.alike).measured_by[0]  # which tells members from non-members
+_ALIKE = next(kind for kind in KINDS if kind.alike).measured_by[
+    0
+]  # which tells members from non-members
 
 
 def doubt_if_members_likelier(
     title: str, answers: RowValuesBySecret, methods: Collection[str] = ()
 ) -> tuple[Doubt, ...]:
-    """That members' true tokens are significantly more likely than non-members': the target knows something of them.
+    """That members' true tokens are significantly more likely than non-members': the target knows
+    something of them.
 
-    One-sided Welch test at 2.5% of the mean log-probabilities, in nats a token. No measure of what could be extracted.
+    One-sided Welch test at 2.5% of the mean log-probabilities, in nats a token. No measure of what
+    could be extracted.
     methods: names of those that the run has, which it is not advised to add.
     """
     values = answers.values[LIKELIHOOD]
     members, others = values[answers.member], values[~answers.member]
     least, _ = compute_welch_interval(members, others)
-    if not least > 0:  # NaN, which is no doubt either, where a defense forbids a true token or all values are equal
+    if not least > 0:
+        # NaN, which is no doubt either, if a defense forbids a true token or all values are equal.
         return ()
     gap = np.mean(members) - np.mean(others)
     name = registry.attack_or_probe_name_measuring(_ALIKE)
-    which = f"compare {name} with its blind baseline" if name in methods else f"--attack {name} tests which"
+    which = (
+        f"compare {name} with its blind baseline"
+        if name in methods
+        else f"--attack {name} tests which"
+    )
     return (
         Doubt(
             "likelihood",
-            f"{title}: members' true tokens are more likely than non-members' by {gap:.2f} nats a token (at least "
+            f"{title}: members' true tokens are more likely than non-members' by {gap:.2f} nats a "
+            "token (at least "
             f"{least:.2f}): the model knows something of them that no attack extracted, or the two "
             f"differ in kind; {which}.",
         ),
@@ -254,17 +319,24 @@ def _mean_log_prob_by_secret(scored: Iterable[TokenLogProbs]) -> dict[str, float
 def suffix_log_prob_batches_of_target(
     target: Target, waiting: Sequence[Secret], size: int | None
 ) -> Iterator[list[TokenLogProbs]]:
-    for indices, prefixes, suffixes in _equal_shape_tensor_batches(target.model, waiting, size or 64):
+    for indices, prefixes, suffixes in _equal_shape_tensor_batches(
+        target.model, waiting, size or 64
+    ):
         with torch.no_grad():
             log_probs = target.model.token_log_probs(prefixes, suffixes).double().tolist()
-        yield [TokenLogProbs(waiting[i].id, tuple(row)) for i, row in zip(indices, log_probs, strict=True)]
+        yield [
+            TokenLogProbs(waiting[i].id, tuple(row))
+            for i, row in zip(indices, log_probs, strict=True)
+        ]
 
 
-# --- what a server hid ------------------------------------------------------------------------------------------------
+# --- what a server hid
+# -----------------------------------------------------------------------------------------------
 
 
 def doubts_on_withheld_answers(audit: Audit, target: Target) -> Iterator[Doubt]:
-    """How likely the members are whose answers did not come through, or that nobody can say it; none where all came."""
+    """How likely the members are whose answers did not come through, or that nobody can say it;
+    none where all came."""
     members = [secret for secret in target.secrets if secret.member]
     held = target.model.has_withheld_answer_by_prefix([secret.prefix for secret in members])
     hidden = [secret for secret, one in zip(members, held, strict=True) if one]
@@ -272,18 +344,30 @@ def doubts_on_withheld_answers(audit: Audit, target: Target) -> Iterator[Doubt]:
         return
     of = f"Answers to {len(hidden):,} of {len(members):,} attacked secrets did not come through"
     if not implies_capability(target.model.capabilities, "likelihood"):
-        yield Doubt("answers", f"{of}; without log-probabilities nobody can say what the model knows of them.")
+        yield Doubt(
+            "answers",
+            f"{of}; without log-probabilities nobody can say what the model knows of them.",
+        )
         return
-    every = (one for some in suffix_log_prob_batches_of_target(target, hidden, audit.batch_size) for one in some)
+    every = (
+        one
+        for some in suffix_log_prob_batches_of_target(target, hidden, audit.batch_size)
+        for one in some
+    )
     each = [math.exp(sum(one.log_probs)) for one in every]
     likely = sum(p > _LIKELY for p in each)
     greedy = ""
-    if implies_capability(target.model.capabilities, "ranks"):  # it would write those whose every token is the first
+    if implies_capability(
+        target.model.capabilities, "ranks"
+    ):  # it would write those whose every token is the first
         batches = _equal_shape_tensor_batches(target.model, hidden, GREEDY_AT_ONCE)
-        first = sum(int((target.model.token_ranks(*pair) == 1).all(-1).sum()) for _, *pair in batches)
+        first = sum(
+            int((target.model.token_ranks(*pair) == 1).all(-1).sum()) for _, *pair in batches
+        )
         greedy = f", and greedy decoding would extract {first:,}"
     yield Doubt(
         "answers",
-        f"{of}, but by its log-probabilities the model writes these with a mean probability of {np.mean(each):.1%} "
+        f"{of}, but by its log-probabilities the model writes these with a mean probability of "
+        f"{np.mean(each):.1%} "
         f"({likely:,} of them with more than {_LIKELY:.0%}; at temperature 1){greedy}.",
     )

@@ -1,4 +1,5 @@
-"""What a plan chooses among the plug-ins: attacks and probes, defenses with their controls, settings. Built once.
+"""What a plan chooses among the plug-ins: attacks and probes, defenses with their controls,
+settings. Built once.
 
 Knows names and options; no model.
 """
@@ -34,7 +35,8 @@ from auditor.statistics.metrics import is_builtin_metric
 
 @dataclass(frozen=True)
 class PluginSelection:
-    """methods: attacks and probes in the order they were asked for; rows: defenses, each with its controls behind it.
+    """methods: attacks and probes in the order they were asked for; rows: defenses, each with its
+    controls behind it.
 
     settings: from the narrowest access to the widest.
     """
@@ -42,7 +44,9 @@ class PluginSelection:
     methods: tuple[Attack | Probe, ...]
     rows: tuple[ShownRow, ...]
     settings: tuple[Setting, ...]
-    around: tuple[UnlearnedModel, ...] = ()  # of each model that was to forget, what stands beside it
+    around: tuple[
+        UnlearnedModel, ...
+    ] = ()  # of each model that was to forget, what stands beside it
 
     @property
     def methods_by_name(self) -> dict[str, Attack | Probe]:
@@ -54,12 +58,19 @@ class PluginSelection:
 
     def attacks_for_defense(self, defense: Defense | None) -> tuple[Attack, ...]:
         """The attacks that ask the target with this defense anything."""
-        return tuple(attack for attack in self.attacks if not reason_method_is_skipped(attack, defense))
+        return tuple(
+            attack for attack in self.attacks if not reason_method_is_skipped(attack, defense)
+        )
 
     @property
     def own_methods(self) -> tuple[str, ...]:
-        """Names of attacks and probes of the user's, which may measure what the table of metrics does not have."""
-        return tuple(method.name for method in self.methods if not type(method).__module__.startswith("auditor."))
+        """Names of attacks and probes of the user's, which may measure what the table of metrics
+        does not have."""
+        return tuple(
+            method.name
+            for method in self.methods
+            if not type(method).__module__.startswith("auditor.")
+        )
 
     @property
     def declared_metric_titles(self) -> dict[str, str]:
@@ -73,9 +84,12 @@ class PluginSelection:
 
     @property
     def reference_models_asked_by_probes(self) -> tuple[str, ...]:
-        """The reference models that probes want beside the one that all attacks share, as they name them."""
+        """The reference models that probes want beside the one that all attacks share, as they name
+        them."""
         probes = (method for method in self.methods if isinstance(method, Probe))
-        return tuple(dict.fromkeys(asked for probe in probes if (asked := probe.wanted_reference_models())))
+        return tuple(
+            dict.fromkeys(asked for probe in probes if (asked := probe.wanted_reference_models()))
+        )
 
     @property
     def longest_soft_prompt_row_count(self) -> int:
@@ -88,7 +102,10 @@ class PluginSelection:
 
     def cell_keys_in_order(self) -> list[CellKey]:
         """Every cell that the run will have, in its order."""
-        where = {UNDEFENDED: self.settings, **{row.name: self.settings_for_row(row.companion) for row in self.rows}}
+        where = {
+            UNDEFENDED: self.settings,
+            **{row.name: self.settings_for_row(row.companion) for row in self.rows},
+        }
         return [
             CellKey(target, setting.name, method.name)
             for target, settings in where.items()
@@ -101,14 +118,20 @@ def reason_method_is_skipped(method: Attack | Probe, defense: Defense | None) ->
     """Why the target with this defense is not asked by this method; "" where it is."""
     reads = defense is not None and "records" in defense.needs
     if reads and isinstance(method, Attack) and method.of_learnt:
-        return "needs a model that has learnt the data: this one reads records as it is asked about them"
+        return (
+            "needs a model that has learnt the data: this one reads records as it is asked "
+            "about them"
+        )
     return ""
 
 
-def select_and_check_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> PluginSelection:
+def select_and_check_plugins(
+    plan: Plan, site: Site, objects: Objects = NO_OBJECTS
+) -> PluginSelection:
     """The plan's names and options as plug-ins, checked before anything is loaded.
 
-    objects: what Python gave in place of names. Raises AuditError where the plan was made with some that are not there.
+    objects: what Python gave in place of names. Raises AuditError where the plan was made with some
+    that are not there.
     """
     # First: names and options below may be those of such a file.
     for path in plan.plugin:
@@ -119,7 +142,12 @@ def select_and_check_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJEC
     methods = _build_attacks_and_probes(plan.attacks, plan.is_canary_only, site, objects)
     asked, known, parts = plan.defenses, registry.defenses_by_name(), site.defense_parts
     defenses: list[Defense] = _built_plugins(
-        "defense", asked.defense, asked.defense_options, known, parts.default_defense_options, objects
+        "defense",
+        asked.defense,
+        asked.defense_options,
+        known,
+        parts.default_defense_options,
+        objects,
     )
     refuse_unused_options("-D", asked.defense_options, _option_names_by_plugin(defenses))
     for defense in defenses:
@@ -133,10 +161,16 @@ def select_and_check_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJEC
     # Before any model is loaded, as this says how.
     if asked.relearn is not None or any(one.float32 for one in (*methods, *defenses)):
         site.read_auto_dtype_as_float32()
-    settings = tuple(setting for name, setting in SETTINGS.items() if plan.attacks.setting in (name, "both"))
-    wanted = dict.fromkeys(method.control for method in methods if isinstance(method, Attack) and method.control)
+    settings = tuple(
+        setting for name, setting in SETTINGS.items() if plan.attacks.setting in (name, "both")
+    )
+    wanted = dict.fromkeys(
+        method.control for method in methods if isinstance(method, Attack) and method.control
+    )
     controls = [known[name]() for name in wanted]
-    beside, models = unlearning.rows_beside_unlearned_models(plan.target, plan.defenses, plan.data.forget, defenses)
+    beside, models = unlearning.rows_beside_unlearned_models(
+        plan.target, plan.defenses, plan.data.forget, defenses
+    )
     rows = (*shown_rows.defense_rows_with_controls(defenses, can_be_shown, controls), *beside)
     all_rows = (*rows, *shown_rows_of_deployed_forms(plan.target, rows))
     selection = PluginSelection(tuple(methods), all_rows, settings, models)
@@ -168,18 +202,27 @@ def _build_attacks_and_probes(
     for method in methods:
         if ours := sorted(filter(is_builtin_metric, method.metrics)):
             raise AuditError(
-                f"expected other names of the metrics of {method.name} than {', '.join(ours)}: they are taken"
+                f"expected other names of the metrics of {method.name} than {', '.join(ours)}: "
+                "they are taken"
             )
         if canaries_alone and method.of == "secrets":
-            others = (name for name, probe in registry.probes_by_name().items() if probe.of in ("canaries", "coins"))
+            others = (
+                name
+                for name, probe in registry.probes_by_name().items()
+                if probe.of in ("canaries", "coins")
+            )
             raise AuditError(
-                f"--attack {method.name} looks at records: give --data; --canaries alone are for {' or '.join(others)}"
+                f"--attack {method.name} looks at records: give --data; --canaries alone are for "
+                f"{' or '.join(others)}"
             )
     return methods
 
 
-def _default_attack_options(site: Site, known: Mapping[str, type[Attack | Probe]]) -> dict[str, dict[str, Any]]:
-    """Return options that a user's own go before: the place's, and those for a model that lacks something."""
+def _default_attack_options(
+    site: Site, known: Mapping[str, type[Attack | Probe]]
+) -> dict[str, dict[str, Any]]:
+    """Return options that a user's own go before: the place's, and those for a model that lacks
+    something."""
     defaults = {name: dict(options) for name, options in site.default_attack_options.items()}
     if not site.names_reference_model:
         for name, kind in known.items():
@@ -190,7 +233,9 @@ def _default_attack_options(site: Site, known: Mapping[str, type[Attack | Probe]
     return defaults
 
 
-def _note_options_without_distributions(site: Site, methods: Sequence[Attack | Probe], given: Options) -> None:
+def _note_options_without_distributions(
+    site: Site, methods: Sequence[Attack | Probe], given: Options
+) -> None:
     """Announce each option that was set because an API gives no whole distributions."""
     if not site.is_model_asked_over_network:
         return
@@ -211,7 +256,8 @@ def _built_plugins(
     defaults: Mapping[str, Mapping[str, Any]],
     objects: Objects,
 ) -> list[Any]:
-    """Each plug-in once, by its options: the place's defaults, then the user's. An object keeps its own."""
+    """Each plug-in once, by its options: the place's defaults, then the user's. An object keeps its
+    own."""
     chosen: list[Any] = []
     for name in dict.fromkeys(names):
         if (given := objects.get(f"{kind} {name}")) is not None:

@@ -1,4 +1,5 @@
-"""Which rows a run shows: the defenses that were asked for, and the controls of their chains under names of their own.
+"""Which rows a run shows: the defenses that were asked for, and the controls of their chains under
+names of their own.
 
 Knows defenses; not how a row is built or measured.
 """
@@ -14,7 +15,8 @@ from auditor.plugins.options import plugin_title
 
 @dataclass(frozen=True)
 class ShownRow:
-    """A row: under which name and title a defense is shown, and whether that is for another one's sake."""
+    """A row: under which name and title a defense is shown, and whether that is for another one's
+    sake."""
 
     name: str
     title: str
@@ -25,9 +27,11 @@ class ShownRow:
 def defense_rows_with_controls(
     defenses: Sequence[Defense], there: Callable[[Defense], bool], others: Sequence[Defense] = ()
 ) -> list[ShownRow]:
-    """Every defense with the controls of its chain behind it; equal controls of several defenses are one row.
+    """Every defense with the controls of its chain behind it; equal controls of several defenses
+    are one row.
 
-    there: whether a control can be had, and is not the undefended target itself. others: controls that attacks want.
+    there: whether a control can be had, and is not the undefended target itself. others: controls
+    that attacks want.
     """
     rows, shown = list[ShownRow](), list(defenses)
     for defense in defenses:
@@ -41,7 +45,9 @@ def defense_rows_with_controls(
             taken = {row.name for row in rows} | {one.name for one in defenses}
             own = control.name not in taken
             name = control.name if own else f"{control.name}-of-{defense.name}"
-            title = plugin_title(type(control)) + ("" if own else f" (of {plugin_title(type(defense))})")
+            title = plugin_title(type(control)) + (
+                "" if own else f" (of {plugin_title(type(defense))})"
+            )
             rows.append(ShownRow(name, title, control, True))
     wanted = (one for one in others if there(one) and one not in shown)
     return [*rows, *(ShownRow(one.name, plugin_title(type(one)), one, True) for one in wanted)]

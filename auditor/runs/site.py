@@ -1,6 +1,7 @@
 """Where an audit takes place: the model without a defense, what stands around it, and the data.
 
-Knows no attack. One class for each place (`own_site.py`, `lab_site.py`); nothing else asks which of them it is.
+Knows no attack. One class for each place (`own_site.py`, `lab_site.py`); nothing else asks which of
+them it is.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from auditor.runs.sweep_cache import SweepCache
 
 @dataclass(frozen=True)
 class TrainablePiece:
-    """One model that can be trained apart from all others. of: the row that it is for; of a reference: of how many."""
+    """One model that can be trained apart from all others. of: the row that it is for; of a
+    reference: of how many."""
 
     kind: Literal["member", "whole", "reference", "trained"]
     index: int = 0
@@ -36,7 +38,8 @@ class TrainablePiece:
 
 
 class DefenseParts(ABC):
-    """What the defenses of a place are made of: their options that are sized to it, and the models that they hold."""
+    """What the defenses of a place are made of: their options that are sized to it, and the models
+    that they hold."""
 
     @property
     @abstractmethod
@@ -52,7 +55,8 @@ class DefenseParts(ABC):
 
     @abstractmethod
     def is_control_the_undefended_model(self, control: Defense) -> bool:
-        """Whether the model without a defense is this control: trained by the recipe of the members, on all data."""
+        """Whether the model without a defense is this control: trained by the recipe of the
+        members, on all data."""
 
     @abstractmethod
     def ensemble_served_by_defense(self, defense: Defense) -> Ensemble:
@@ -68,29 +72,40 @@ class DefenseParts(ABC):
 
     @abstractmethod
     def training_seconds(self, defense: Defense | None, building: float) -> float | None:
-        """Seconds that the models behind a row took to train, as far as known; building: what it took just now.
+        """Seconds that the models behind a row took to train, as far as known; building: what it
+        took just now.
 
         defense: None for the model without one.
         """
 
 
 class Site(ABC):
-    """The place of one audit. To make one costs nothing: each model is loaded, or trained, when it is asked for.
+    """The place of one audit. To make one costs nothing: each model is loaded, or trained, when it
+    is asked for.
 
-    subject: all of a plan that decides which model is attacked for which secrets: runs that agree in it share both.
-    trains_on_demand: whether what a defense needs is made when its turn comes; else it is there before, and what the
-    defense promises can be refused before hours are spent.
+    subject: all of a plan that decides which model is attacked for which secrets: runs that agree
+    in it share both.
+    trains_on_demand: whether what a defense needs is made when its turn comes; else it is there
+    before, and what the defense promises can be refused before hours are spent.
     """
 
     trains_on_demand: ClassVar[bool]
     hurried = False  # whether a prefix token is chosen by as few known pairs as a check can afford
-    form_rows: int | None = None  # rows that the choice of a text form looks at, at most; None: its own number
-    soft_prompt_rows = 0  # of the longest soft prompt that an attack puts before the texts: they take room in a context
+    form_rows: int | None = (
+        None  # rows that the choice of a text form looks at, at most; None: its own number
+    )
+    # of the longest soft prompt that an attack puts before the texts: they take room in a context
+    soft_prompt_rows = 0
     trains_ahead = False  # whether what later rows need may be trained by another process meanwhile
     relearn_rate: ClassVar[float] = 5e-5  # of `--relearn`, unless the plan says another
 
     def __init__(
-        self, data_plan: DataPlan, seed: int, subject: dict[str, Any], reporter: Reporter, shared: SweepCache
+        self,
+        data_plan: DataPlan,
+        seed: int,
+        subject: dict[str, Any],
+        reporter: Reporter,
+        shared: SweepCache,
     ) -> None:
         self.data_plan, self.seed, self.subject = data_plan, seed, subject
         self.reporter, self.shared = reporter, shared
@@ -115,24 +130,31 @@ class Site(ABC):
 
     @property
     def names_reference_model(self) -> bool:
-        """Whether there is to be a reference model, as far as is known before anything is loaded."""
+        """Whether there is to be a reference model, as far as is known before anything is
+        loaded."""
         return True
 
     def check_plan_model_is_obtainable(self, given: Sequence[str]) -> None:  # noqa: B027 - most places have one of their own
-        """Refuses a model that cannot be had as the plan says, before anything is loaded. Raises AuditError.
+        """Refuses a model that cannot be had as the plan says, before anything is loaded. Raises
+        AuditError.
 
         given: fields of the plan that say how models are had.
         """
 
     def read_auto_dtype_as_float32(self) -> None:  # noqa: B027 - the lab is in no other
-        """Called before anything is loaded: `--dtype auto` is float32, for methods that are right in it alone."""
+        """Called before anything is loaded: `--dtype auto` is float32, for methods that are right
+        in it alone."""
 
     def digests_of_models_in_no_file(self) -> dict[str, str]:
-        """`role/...` -> digest of the models that are read from no file, as far as they are at hand."""
+        """`role/...` -> digest of the models that are read from no file, as far as they are at
+        hand."""
         return {}
 
-    def models_to_train(self, defenses: Mapping[str, Defense], references: Sequence[str]) -> Sequence[TrainablePiece]:
-        """What is still to be trained here for these rows and this `-A references=`, each apart from the others."""
+    def models_to_train(
+        self, defenses: Mapping[str, Defense], references: Sequence[str]
+    ) -> Sequence[TrainablePiece]:
+        """What is still to be trained here for these rows and this `-A references=`, each apart
+        from the others."""
         return ()
 
     def train(self, piece: TrainablePiece, defenses: Mapping[str, Defense]) -> None:
@@ -169,21 +191,25 @@ class Site(ABC):
 
     @property
     def reference_fault_sentence(self) -> str:
-        """Why the reference model cannot serve as one, as it was trained on private data; "" where it can."""
+        """Why the reference model cannot serve as one, as it was trained on private data; "" where
+        it can."""
         return ""
 
     @abstractmethod
     def load_reference_models_of_site(self, asked: str) -> ReferenceModels:
-        """The reference models that `-A references=` names. Raises AuditError where that names none."""
+        """The reference models that `-A references=` names. Raises AuditError where that names
+        none."""
 
     @property
     @abstractmethod
     def undefended_trained_model(self) -> TrainedModel:
-        """The undefended model, with what its training promised and kept, as far as known (what it told: `notes`)."""
+        """The undefended model, with what its training promised and kept, as far as known (what it
+        told: `notes`)."""
 
     @abstractmethod
     def load_benchmark_shared_by_runs(self) -> Benchmark:
-        """The secrets, the known pairs and the held-out texts, as runs on the same subject share them."""
+        """The secrets, the known pairs and the held-out texts, as runs on the same subject share
+        them."""
 
     def notes_on_models(self) -> tuple[str, ...]:
         """What a reader must know of the models beside the data: sentences."""
@@ -192,7 +218,8 @@ class Site(ABC):
     @cached_property
     def benchmark(self) -> Benchmark:
         """The data as this run sees them, every secret with the alias that sentences name it by."""
-        # A shallow copy is enough: below, tuples are replaced and never changed, which other runs do not see.
+        # A shallow copy is enough: below, tuples are replaced and never changed, which other runs
+        # do not see.
         benchmark, key = copy.copy(self.load_benchmark_shared_by_runs()), load_alias_salt()
         benchmark.notes += self.notes_on_models()
         limit_known_pairs(benchmark, self.data_plan.known_limit, self.seed)
@@ -212,15 +239,21 @@ class Site(ABC):
     # --- what stands beside a model that was to forget ---
 
     def model_before_or_retrained(self, kind: str) -> LanguageModel:
-        """`before`: the model before it was to forget; `retrained`: the same, without what was to be forgotten."""
+        """`before`: the model before it was to forget; `retrained`: the same, without what was to
+        be forgotten."""
         raise NotImplementedError
 
 
 def limit_known_pairs(benchmark: Benchmark, limit: int | None, seed: int) -> None:
-    """Leaves the attacker so many of the known pairs; a larger number, same seed, keeps all of a smaller one."""
+    """Leaves the attacker so many of the known pairs; a larger number, same seed, keeps all of a
+    smaller one."""
     known = benchmark.known
     if limit is None or limit >= len(known):
         return
-    kept = sorted(keyed_random_generator("benchmark", "known limit", seed).permutation(len(known))[:limit])
+    kept = sorted(
+        keyed_random_generator("benchmark", "known limit", seed).permutation(len(known))[:limit]
+    )
     benchmark.known = tuple(known[i] for i in kept)
-    benchmark.notes += (f"--known-limit left the attacker {limit} of {len(known)} auxiliary records",)
+    benchmark.notes += (
+        f"--known-limit left the attacker {limit} of {len(known)} auxiliary records",
+    )

@@ -22,7 +22,12 @@ def make_site(
 ) -> Site:
     """live: models in memory, by role. Raises AuditError for a lab that cannot be."""
     target, data, attacks = plan.target, plan.data, plan.attacks
-    common = plan.seed, plan.model_and_secrets_fields, reporter or SilentReporter(), shared or SweepCache()
+    common = (
+        plan.seed,
+        plan.model_and_secrets_fields,
+        reporter or SilentReporter(),
+        shared or SweepCache(),
+    )
     if target.uses_builtin_lab:
         return LabSite(target, data, attacks, *common)
     return OwnSite(target, plan.loading, data, attacks.sizes, *common, live)

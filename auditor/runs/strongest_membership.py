@@ -1,4 +1,5 @@
-"""Makes `membership_auc` of each row that of its strongest score, corrected for every score that the target was tried
+"""Makes `membership_auc` of each row that of its strongest score, corrected for every score that
+the target was tried
 by: those of the membership probe and those of plug-ins."""
 
 from __future__ import annotations
@@ -12,14 +13,21 @@ from auditor.core.nouns import CellKey
 from auditor.core.result import Finding
 from auditor.runs.per_secret_results import PerSecretCollector, ScoredRow
 from auditor.statistics.metrics import name_score_column
-from auditor.statistics.strongest_score import CandidateScore, choose_strongest_score, compute_simultaneous_widening
+from auditor.statistics.strongest_score import (
+    CandidateScore,
+    choose_strongest_score,
+    compute_simultaneous_widening,
+)
 
 
-def findings_with_strongest_membership(findings: Sequence[Finding], collector: PerSecretCollector) -> list[Finding]:
+def findings_with_strongest_membership(
+    findings: Sequence[Finding], collector: PerSecretCollector
+) -> list[Finding]:
     """Return a target's findings, each membership row with the AUC of its strongest score.
 
-    All rows of one setting that scored the same records share the level. The collector's column of the row's main
-    score becomes that of the strongest one, of which the numbers are worked out again.
+    All rows of one setting that scored the same records share the level. The collector's column of
+    the row's main score becomes that of the strongest one, of which the numbers are worked out
+    again.
     """
     changed = {}
     for family in _families_of_rows(findings, collector.scored):
@@ -35,7 +43,10 @@ def findings_with_strongest_membership(findings: Sequence[Finding], collector: P
                 measurements=tuple(measured.get(m.name, m) for m in finding.measurements),
                 by_repeats=strongest.by_copies,
                 scores_tried=len(scores),
-                notes=(*finding.notes, *_strongest_score_notes(strongest.measurements[0].note, len(scores))),
+                notes=(
+                    *finding.notes,
+                    *_strongest_score_notes(strongest.measurements[0].note, len(scores)),
+                ),
             )
     return [changed.get(finding.cell_key, finding) for finding in findings]
 
@@ -66,7 +77,9 @@ def _strongest_score_notes(title: str, tried: int) -> tuple[str, ...]:
     if tried < 2:
         return ()
     return (
-        f"the membership AUC is that of the strongest score ({title}), over all members and by copies; all AUCs of "
-        f"this row have intervals that hold for the {tried} scores and all groups of copies together (bootstrap of the "
+        f"the membership AUC is that of the strongest score ({title}), over all members and by "
+        "copies; all AUCs of "
+        f"this row have intervals that hold for the {tried} scores and all groups of copies "
+        "together (bootstrap of the "
         "maximum)",
     )

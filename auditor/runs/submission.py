@@ -1,4 +1,5 @@
-"""Writes the guesses of a run on LM-Extraction arrays as a submission, the file that `audit score` reads.
+"""Writes the guesses of a run on LM-Extraction arrays as a submission, the file that `audit score`
+reads.
 
 Token ids only, but of private text: the file is for its owner.
 """
@@ -11,7 +12,10 @@ import json
 import os
 from pathlib import Path
 
-from auditor.benchmarks.data.lm_extraction import extraction_array_row_of_secret_id, folder_has_extraction_arrays
+from auditor.benchmarks.data.lm_extraction import (
+    extraction_array_row_of_secret_id,
+    folder_has_extraction_arrays,
+)
 from auditor.benchmarks.data.submission_score import GUESS, ID
 from auditor.core import disk
 from auditor.core.errors import AuditError
@@ -26,29 +30,53 @@ def check_plan_allows_submission(asked: str | None, data: DataPlan, attacks: Att
         return
     if data.data is None or not folder_has_extraction_arrays(Path(data.data)):
         got = "the built-in lab" if data.data is None else repr(data.data)
-        raise AuditError(f"--submission goes with a --data folder of LM-Extraction arrays, got {got}")
+        raise AuditError(
+            f"--submission goes with a --data folder of LM-Extraction arrays, got {got}"
+        )
     if len(set(attacks.attack)) != 1:
-        raise AuditError(f"--submission holds the guesses of one attack, expected one, got {', '.join(attacks.attack)}")
+        raise AuditError(
+            "--submission holds the guesses of one attack, expected one, got "
+            f"{', '.join(attacks.attack)}"
+        )
     if data.suffix_length is not None:
-        raise AuditError(f"--submission holds whole suffixes, expected no --suffix-length, got {data.suffix_length}")
+        raise AuditError(
+            "--submission holds whole suffixes, expected no --suffix-length, got "
+            f"{data.suffix_length}"
+        )
     path = Path(asked)
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         got = "a folder" if path.is_dir() else "one in no folder of yours"
-        raise AuditError(f"expected --submission to be a file that can be written, got {got}: {asked!r}")
+        raise AuditError(
+            f"expected --submission to be a file that can be written, got {got}: {asked!r}"
+        )
 
 
-def write_submission_of_run(path: Path, attacks: AttackPlan, folder: RunFolder) -> tuple[CellKey, int]:
-    """Writes the submission of a finished run, readable by its owner only; returns the cell and its guesses.
+def write_submission_of_run(
+    path: Path, attacks: AttackPlan, folder: RunFolder
+) -> tuple[CellKey, int]:
+    """Writes the submission of a finished run, readable by its owner only; returns the cell and its
+    guesses.
 
-    The cell: the undefended target with white-box access (text-only where only that was run). The first
-    guess of each attacked example, by falling score, equal scores in the order of the arrays; non-members are left
-    out. Raises AuditError where the attack gave no guesses or the file cannot be written.
+    The cell: the undefended target with white-box access (text-only where only that was run). The
+    first guess of each attacked example, by falling score, equal scores in the order of the arrays;
+    non-members are left out. Raises AuditError where the attack gave no guesses or the file cannot
+    be written.
     """
-    cell = CellKey(UNDEFENDED, "text-only" if attacks.setting == "text-only" else "white-box", attacks.attack[0])
+    cell = CellKey(
+        UNDEFENDED,
+        "text-only" if attacks.setting == "text-only" else "white-box",
+        attacks.attack[0],
+    )
     given = folder.guesses.finished_secrets(cell).values()
-    members = [(g.ranked[0], row) for g in given if (row := extraction_array_row_of_secret_id(g.secret)) is not None]
+    members = [
+        (g.ranked[0], row)
+        for g in given
+        if (row := extraction_array_row_of_secret_id(g.secret)) is not None
+    ]
     if not members:
-        raise AuditError(f"no submission was written: expected guesses of {cell}, got none, see the report")
+        raise AuditError(
+            f"no submission was written: expected guesses of {cell}, got none, see the report"
+        )
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
     writer.writerow((ID, GUESS))

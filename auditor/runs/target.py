@@ -1,4 +1,5 @@
-"""A model under attack: the defense in front of it, what that promises, and what was drawn of the promise."""
+"""A model under attack: the defense in front of it, what that promises, and what was drawn of the
+promise."""
 
 from __future__ import annotations
 
@@ -10,7 +11,13 @@ from auditor.core.nouns import UNDEFENDED, Claim, Guesses, PrefixToken, Secret
 from auditor.core.result import Doubt, Measurement, TargetRecord
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.plugins.attack import Attack
-from auditor.plugins.defense import Defense, QueryBudget, Scenario, TrainedModel, largest_lot_token_count
+from auditor.plugins.defense import (
+    Defense,
+    QueryBudget,
+    Scenario,
+    TrainedModel,
+    largest_lot_token_count,
+)
 from auditor.plugins.view import TEXT_ONLY, ClaimTokenMeter, Setting, View
 from auditor.privacy.promises import PrivacyRecord
 from auditor.runs import machine
@@ -28,12 +35,19 @@ class TokenSpending:
     seconds: float = 0.0
     drawn: int = 0
 
-    def charge_claim_for_answers(self, view: View, attack: Attack, answers: Sequence[Guesses]) -> None:
-        """Every token drawn inside the claim is charged once: attacks that share a pass share its charge."""
+    def charge_claim_for_answers(
+        self, view: View, attack: Attack, answers: Sequence[Guesses]
+    ) -> None:
+        """Every token drawn inside the claim is charged once: attacks that share a pass share its
+        charge."""
         for recipe in attack.sample_counts_by_recipe(view):
             for guesses in answers:
                 # Of a fixed budget all that was set aside counts as spent, drawn or not.
-                paid = guesses.drawn if view.allowance is None else view.allowance[recipe, guesses.secret]
+                paid = (
+                    guesses.drawn
+                    if view.allowance is None
+                    else view.allowance[recipe, guesses.secret]
+                )
                 self.spent[recipe, guesses.secret] = paid
 
     @property
@@ -43,9 +57,11 @@ class TokenSpending:
 
 @dataclass
 class Target:
-    """secrets: those that are attacked on it. companion: whether it is shown beside a defense, not asked for by name.
+    """secrets: those that are attacked on it. companion: whether it is shown beside a defense, not
+    asked for by name.
 
-    trained: the model of a private training, with what that promised and kept; undefended, the attacked model itself.
+    trained: the model of a private training, with what that promised and kept; undefended, the
+    attacked model itself.
     """
 
     name: str
@@ -59,7 +75,9 @@ class Target:
     companion: bool = False
     trained: TrainedModel | None = None
     spending: TokenSpending = field(init=False)
-    _claims: dict[int, Claim | None] = field(default_factory=dict)  # by tokens spent: to solve for one takes seconds
+    _claims: dict[int, Claim | None] = field(
+        default_factory=dict
+    )  # by tokens spent: to solve for one takes seconds
 
     def __post_init__(self) -> None:
         self.spending = TokenSpending(ClaimTokenMeter(lots=self.lot_number_by_secret))
@@ -72,7 +90,11 @@ class Target:
 
     @cached_property
     def query_budget_of_defense(self) -> QueryBudget | None:
-        return self.defense.fixed_token_budget(self.scenario) if self.defense and self.scenario else None
+        return (
+            self.defense.fixed_token_budget(self.scenario)
+            if self.defense and self.scenario
+            else None
+        )
 
     @cached_property
     def lot_number_by_secret(self) -> Mapping[str, int]:
@@ -81,13 +103,16 @@ class Target:
     @property
     def claim(self) -> Claim | None:
         """What is promised, with what was spent until now; None where nothing is."""
-        # Lots share no record, so the one that spent most counts for all: parallel composition (McSherry 2009).
+        # Lots share no record, so the one that spent most counts for all: parallel composition
+        # (McSherry 2009).
         spent = largest_lot_token_count(self.spending.spent, self.lot_number_by_secret)
         if spent not in self._claims:
             if self.defense and self.scenario:
                 self._claims[spent] = self.defense.claim(self.scenario, spent)
             else:
-                self._claims[spent] = self.privacy_record_of_target.claim() if self.privacy_record_of_target else None
+                self._claims[spent] = (
+                    self.privacy_record_of_target.claim() if self.privacy_record_of_target else None
+                )
         return self._claims[spent]
 
     @property
@@ -96,7 +121,8 @@ class Target:
         return self.trained.privacy if self.trained else None
 
     def claim_coverage_and_reason(self, setting: Setting) -> tuple[bool | None, str]:
-        """Whether the claim covers this access and decoding, None where nothing is claimed; and why."""
+        """Whether the claim covers this access and decoding, None where nothing is claimed; and
+        why."""
         claim = self.claim
         if claim is None:
             return None, "no claim is made"
@@ -117,9 +143,13 @@ class Target:
         return f"no held-out perplexity: {self.model.name} gives no log-probabilities"
 
     def make_target_record(
-        self, perplexities: Sequence[Measurement], prefix_token: PrefixToken, doubts: Sequence[Doubt] = ()
+        self,
+        perplexities: Sequence[Measurement],
+        prefix_token: PrefixToken,
+        doubts: Sequence[Doubt] = (),
     ) -> TargetRecord:
-        """perplexities: the distribution's own first; none where there were no texts to measure them on.
+        """perplexities: the distribution's own first; none where there were no texts to measure
+        them on.
 
         doubts: beside those of the model itself.
         """
@@ -138,7 +168,8 @@ class Target:
             nominal_epsilon=training.nominal_epsilon if training else None,
             notes=(
                 *(self.trained.notes() if self.trained else ()),
-                f"asked behind the same prefix token in every row, for perplexity too: {prefix_token.said}",
+                "asked behind the same prefix token in every row, for perplexity too: "
+                f"{prefix_token.said}",
                 *(() if perplexities else (self._missing_perplexity_sentence(),)),
                 *(f"held-out perplexity: {found.note}" for found in perplexities[:1] if found.note),
                 *self.model.cost_sentences(),

@@ -1,4 +1,5 @@
-"""The targets of an audit: the model without a defense first, then each defense with its controls."""
+"""The targets of an audit: the model without a defense first, then each defense with its
+controls."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ class Targets:
         self.beside = UnlearningBaselines(site, scene.defenses, scene.seed)
         self.undefended = Target(
             UNDEFENDED,
-            "After unlearning" if any(one[AFTER] == UNDEFENDED for one in scene.selection.around) else "Undefended",
+            "After unlearning"
+            if any(one[AFTER] == UNDEFENDED for one in scene.selection.around)
+            else "Undefended",
             with_prefix_token(site.model, scene.prefix_token.tokens),
             site.undefended_model_description,
             training_seconds=site.defense_parts.training_seconds(None, 0.0),
@@ -38,7 +41,8 @@ class Targets:
         )
 
     def check_claims_of_defenses(self) -> None:
-        """Refuses now rather than after hours what a defense cannot promise, or what no row can show.
+        """Refuses now rather than after hours what a defense cannot promise, or what no row can
+        show.
 
         Raises AuditError.
         """
@@ -81,10 +85,11 @@ class Targets:
         )
 
     def secrets_attacked_behind_defense(self, defense: Defense) -> tuple[Secret, ...]:
-        """The secrets attacked on it: fewer behind an ensemble or records in a context, by --ensemble-limit or the lab.
+        """The secrets attacked on it: fewer behind an ensemble or records in a context, by
+        --ensemble-limit or the lab.
 
-        All parts are asked at every token. The lab's limit is sized to its own ensemble: one of a few members, whose
-        number the defense says, has none.
+        All parts are asked at every token. The lab's limit is sized to its own ensemble: one of a
+        few members, whose number the defense says, has none.
         """
         benchmark = self.scene.benchmark
         usual = benchmark.ensemble_limit if defense.required_member_count is None else None
@@ -97,16 +102,36 @@ class Targets:
         """What this defense holds, and the tokens that its row inside the claim will draw."""
         site, scene = self.scene.site, self.scene
         view = scene.make_view_of_target(self.undefended, TEXT_ONLY)
-        attacks, attacked = scene.selection.attacks_for_defense(defense), self.secrets_attacked_behind_defense(defense)
-        # Planned on the undefended target: the defense, which is sized by these numbers, is not there yet.
+        attacks, attacked = (
+            scene.selection.attacks_for_defense(defense),
+            self.secrets_attacked_behind_defense(defense),
+        )
+        # Planned on the undefended target: the defense, which is sized by these numbers, is not
+        # there yet.
         draws = planned_token_counts(view, attacks, attacked)
-        lengths = (query.length for attack in attacks for query in queries_of_attack(view, attack, attacked))
+        lengths = (
+            query.length
+            for attack in attacks
+            for query in queries_of_attack(view, attack, attacked)
+        )
         length = max((*lengths, *(len(secret.suffix) for secret in attacked)), default=1)
-        ensemble = site.defense_parts.ensemble_served_by_defense(defense) if "ensemble" in defense.needs else None
-        trained = site.defense_parts.model_trained_by_defense(defense) if "trained" in defense.needs else None
+        ensemble = (
+            site.defense_parts.ensemble_served_by_defense(defense)
+            if "ensemble" in defense.needs
+            else None
+        )
+        trained = (
+            site.defense_parts.model_trained_by_defense(defense)
+            if "trained" in defense.needs
+            else None
+        )
         if trained is not None:
             scene.check_models_self_consistent([trained.model])
-        whole = site.defense_parts.control_adapter_of_ensemble(defense) if "whole" in defense.needs else None
+        whole = (
+            site.defense_parts.control_adapter_of_ensemble(defense)
+            if "whole" in defense.needs
+            else None
+        )
         prompts = (
             tuple(_prompt_of_secret(secret, scene.prefix_token.tokens) for secret in attacked)
             if "records" in defense.needs
@@ -115,14 +140,31 @@ class Targets:
         corpus = _distinct_training_texts(scene.benchmark) if "corpus" in defense.needs else ()
         beside = self.beside.baseline_model_of_row(defense) if "beside" in defense.needs else None
         # Of 0 queries until the lots are known, which a defense makes of the scenario itself.
-        scenario = Scenario(site.model, site.public_model, ensemble, 0, length, trained, whole, prompts, corpus, beside)
-        return replace(scenario, queries=largest_lot_token_count(draws, defense.budget_lots(scenario)))
+        scenario = Scenario(
+            site.model,
+            site.public_model,
+            ensemble,
+            0,
+            length,
+            trained,
+            whole,
+            prompts,
+            corpus,
+            beside,
+        )
+        return replace(
+            scenario, queries=largest_lot_token_count(draws, defense.budget_lots(scenario))
+        )
 
 
 def _distinct_training_texts(benchmark: Benchmark) -> tuple[Tokens, ...]:
     """What was trained on, whole and as it was cut for the attacks: each once."""
-    # The base class's own method gives the texts as they were cut; that of a benchmark may give them whole.
-    texts = (*benchmark.texts_with_repeat_counts(True), *Benchmark.texts_with_repeat_counts(benchmark, True))
+    # The base class's own method gives the texts as they were cut; that of a benchmark may give
+    # them whole.
+    texts = (
+        *benchmark.texts_with_repeat_counts(True),
+        *Benchmark.texts_with_repeat_counts(benchmark, True),
+    )
     return tuple(dict.fromkeys(tokens for tokens, _ in texts))
 
 

@@ -1,4 +1,5 @@
-"""How many tokens attacks will draw of each secret inside a claim, and what a fixed budget pays of that, beforehand."""
+"""How many tokens attacks will draw of each secret inside a claim, and what a fixed budget pays of
+that, beforehand."""
 
 from __future__ import annotations
 
@@ -15,10 +16,14 @@ Draws = dict[tuple[str, str], int]  # tokens by (recipe, secret)
 
 
 def planned_token_counts(view: View, attacks: Sequence[Attack], secrets: Sequence[Secret]) -> Draws:
-    """Tokens each (recipe, secret) will draw in this view's setting, in the order of attacks and secrets."""
+    """Tokens each (recipe, secret) will draw in this view's setting, in the order of attacks and
+    secrets."""
     draws: Draws = {}
     for attack in attacks:
-        if not all(implies_capability(view.setting.capabilities, name) for name in attack.required_capabilities):
+        if not all(
+            implies_capability(view.setting.capabilities, name)
+            for name in attack.required_capabilities
+        ):
             continue
         try:
             recipes = attack.sample_counts_by_recipe(view)
@@ -26,15 +31,19 @@ def planned_token_counts(view: View, attacks: Sequence[Attack], secrets: Sequenc
             continue
         queries = queries_of_attack(view, attack, secrets)
         for recipe, samples in recipes.items():
-            # Not added up: attacks with the same recipe share one pass, and its name holds its number of samples.
+            # Not added up: attacks with the same recipe share one pass, and its name holds its
+            # number of samples.
             draws.update({(recipe, query.id): samples * query.length for query in queries})
     return draws
 
 
 def queries_of_attack(view: View, attack: Attack, secrets: Sequence[Secret]) -> Sequence[Query]:
-    """What the attack asks of a target on which these secrets are attacked; nothing where it does not apply."""
+    """What the attack asks of a target on which these secrets are attacked; nothing where it does
+    not apply."""
     try:
-        return attack.queries(view, [Query(secret.id, secret.prefix, len(secret.suffix)) for secret in secrets])
+        return attack.queries(
+            view, [Query(secret.id, secret.prefix, len(secret.suffix)) for secret in secrets]
+        )
     except NotApplicable:
         return ()
 
@@ -42,10 +51,12 @@ def queries_of_attack(view: View, attack: Attack, secrets: Sequence[Secret]) -> 
 def divide_query_budget(
     budget: QueryBudget, draws: Mapping[tuple[str, str], int], lots: Mapping[str, int] | None = None
 ) -> Draws:
-    """A fixed budget over (recipe, secret) in their order, beforehand, so that it does not depend on scheduling.
+    """A fixed budget over (recipe, secret) in their order, beforehand, so that it does not depend
+    on scheduling.
 
-    `stop`: only answers that are paid for in full, up to the first that is not; `public`: the rest is answered by the
-    public model. lots: by secret, where each of them has such a budget of its own (`Defense.lots`).
+    `stop`: only answers that are paid for in full, up to the first that is not; `public`: the rest
+    is answered by the public model. lots: by secret, where each of them has such a budget of its
+    own (`Defense.lots`).
     """
     left, allowance = dict[int | None, int](), Draws()
     for key, tokens in draws.items():

@@ -1,6 +1,7 @@
 """Models of later rows, trained in a process of its own while the first rows are measured.
 
-It leaves what it trains in the lab's cache, where the run finds it; where it fails, the run trains it itself.
+It leaves what it trains in the lab's cache, where the run finds it; where it fails, the run trains
+it itself.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ _THREADS = 1  # of the other process
 def later_models_trained_in_background(
     plan: Plan, site: Site, selection: PluginSelection
 ) -> Iterator[Callable[[], None]]:
-    """While the block lasts, what later rows need is trained beside it: where there is a processor and a thread for it.
+    """While the block lasts, what later rows need is trained beside it: where there is a processor
+    and a thread for it.
 
-    Yields a function that takes back the other process's thread once that has ended. Nothing is left running behind the
-    block.
+    Yields a function that takes back the other process's thread once that has ended. Nothing is
+    left running behind the block.
     """
     before = torch.get_num_threads()
     spare = before > _THREADS and threads.usable_processor_count() > _THREADS and not is_safe_mode()
@@ -56,7 +58,8 @@ def later_models_trained_in_background(
         try:
             with suppress(BrokenPipeError):  # it could not begin
                 pickle.dump(WorkerSite(plan), other.stdin)
-                other.stdin.flush()  # not closed: its end tells the other process that the run has ended
+                # not closed: its end tells the other process that the run has ended
+                other.stdin.flush()
             # `poll` is None while it runs.
             yield lambda: torch.set_num_threads(before - _THREADS * (other.poll() is None))
         finally:

@@ -1,4 +1,5 @@
-"""An audit of unlearning: which models stand beside one that was to forget, and what is left of the records in each.
+"""An audit of unlearning: which models stand beside one that was to forget, and what is left of the
+records in each.
 
 Knows rows, and what they found out about each secret; no model.
 """
@@ -23,7 +24,8 @@ from auditor.training.unlearning import UnlearningTrainer
 
 @dataclass(frozen=True)
 class UnlearningBaseline(Defense):
-    """Base of the models that stand beside one that was to forget. No defenses: they share the rows of those."""
+    """Base of the models that stand beside one that was to forget. No defenses: they share the rows
+    of those."""
 
     needs: ClassVar[tuple[str, ...]] = ("beside",)
 
@@ -64,30 +66,40 @@ class RelearnedBaseline(UnlearningBaseline):
     of: Defense | None = None
 
 
-UnlearnedModel = Mapping[str, str]  # the rows of a model that was to forget and of those around it, by what each is
+UnlearnedModel = Mapping[
+    str, str
+]  # the rows of a model that was to forget and of those around it, by what each is
 
 
 def rows_beside_unlearned_models(
     target: TargetPlan, asked: DefensePlan, forget: str | None, defenses: Sequence[Defense]
 ) -> tuple[list[ShownRow], tuple[UnlearnedModel, ...]]:
-    """The rows that stand beside the models of this run that were to forget. Raises AuditError for idle flags."""
+    """The rows that stand beside the models of this run that were to forget. Raises AuditError for
+    idle flags."""
     unlearning = [defense for defense in defenses if isinstance(defense, UnlearningTrainer)]
     if target.before is not None and unlearning:
         raise AuditError(
-            f"--before says that --model is what unlearning left, and --defense {unlearning[0].name} is such a model "
+            "--before says that --model is what unlearning left, and --defense "
+            f"{unlearning[0].name} is such a model "
             "too: give --before, or that model in its place as --model"
         )
     if unlearning and not target.uses_builtin_lab and forget is None:
         raise AuditError(
-            f"expected --forget FILE with --defense {unlearning[0].name}: the records that it was to forget; got none"
+            f"expected --forget FILE with --defense {unlearning[0].name}: the records that it was "
+            "to forget; got none"
         )
     if not unlearning and target.before is None:
         for name, given in (("forget", forget), ("relearn", asked.relearn)):
             if given is not None:
                 before = "" if target.uses_builtin_lab else "--before MODEL, or "
                 known = registry.defenses_by_name().items()
-                names = " or ".join(name for name, kind in known if issubclass(kind, UnlearningTrainer))
-                raise AuditError(f"--{name} needs an unlearned model: expected {before}--defense {names}, got neither")
+                names = " or ".join(
+                    name for name, kind in known if issubclass(kind, UnlearningTrainer)
+                )
+                raise AuditError(
+                    f"--{name} needs an unlearned model: expected {before}--defense {names}, got "
+                    "neither"
+                )
         return [], ()
     rows, found = list[ShownRow](), list[UnlearnedModel]()
     # Rows of one retrained model serve all models that were to forget the same records.
@@ -107,16 +119,23 @@ def rows_beside_unlearned_models(
             models[RELEARNED] = name
         found.append({**models, **shared})
     never = {RETRAINED: RetrainedBaseline(), RETRAINED_RELEARNED: RetrainedBaseline(relearned=True)}
-    titles = {RETRAINED: RetrainedBaseline.title, RETRAINED_RELEARNED: f"{RetrainedBaseline.title}, relearned"}
+    titles = {
+        RETRAINED: RetrainedBaseline.title,
+        RETRAINED_RELEARNED: f"{RetrainedBaseline.title}, relearned",
+    }
     rows += [ShownRow(shared[role], titles[role], never[role], True) for role in shared]
     return rows, tuple(found)
 
 
 def _names_of_retrained_rows(target: TargetPlan, asked: DefensePlan) -> dict[str, str]:
-    """The names of the rows that never saw what was to be forgotten: in the lab a control, else where one was given."""
+    """The names of the rows that never saw what was to be forgotten: in the lab a control, else
+    where one was given."""
     if not (asked.controls if target.uses_builtin_lab else target.retrained):
         return {}
-    return {RETRAINED: "retrained", **({RETRAINED_RELEARNED: "retrained-relearned"} if asked.relearn else {})}
+    return {
+        RETRAINED: "retrained",
+        **({RETRAINED_RELEARNED: "retrained-relearned"} if asked.relearn else {}),
+    }
 
 
 def _companion_row(defense: Defense) -> ShownRow:

@@ -1,4 +1,5 @@
-"""The models that stand beside one that was to forget: what it was before, trained without, and relearned."""
+"""The models that stand beside one that was to forget: what it was before, trained without, and
+relearned."""
 
 from __future__ import annotations
 
@@ -14,12 +15,18 @@ from auditor.plugins.defense import Defense
 from auditor.runs.forms import NamedForm
 from auditor.runs.own_site import OwnSite, load_deployed_form_of_target
 from auditor.runs.site import Site
-from auditor.runs.unlearning import BeforeUnlearning, RelearnedBaseline, RetrainedBaseline, UnlearningBaseline
+from auditor.runs.unlearning import (
+    BeforeUnlearning,
+    RelearnedBaseline,
+    RetrainedBaseline,
+    UnlearningBaseline,
+)
 from auditor.training.unlearning import train_relearned_copy
 
 
 class UnlearningBaselines:
-    """Loads or trains the models beside one that was to forget, each once. asked: how often, how fast one relearns."""
+    """Loads or trains the models beside one that was to forget, each once. asked: how often, how
+    fast one relearns."""
 
     def __init__(self, site: Site, asked: DefensePlan, seed: int) -> None:
         self.site, self.steps, self.seed = site, asked.relearn, seed
@@ -34,8 +41,11 @@ class UnlearningBaselines:
         return self._made[defense]
 
     def refuse_unobtainable_baseline(self, defense: Defense) -> None:
-        """Refuses what could not be had when its turn comes; nothing is trained yet. Raises AuditError."""
-        if isinstance(defense, RelearnedBaseline) or (isinstance(defense, RetrainedBaseline) and defense.relearned):
+        """Refuses what could not be had when its turn comes; nothing is trained yet. Raises
+        AuditError."""
+        if isinstance(defense, RelearnedBaseline) or (
+            isinstance(defense, RetrainedBaseline) and defense.relearned
+        ):
             self._relearning_texts()
         # Loading is the check, and what was loaded is kept for the row.
         if isinstance(defense, BeforeUnlearning | NamedForm):
@@ -54,21 +64,36 @@ class UnlearningBaselines:
             return self._relearn_model(other) if one.relearned else other
         assert isinstance(one, RelearnedBaseline)
         return self._relearn_model(
-            self.site.model if one.of is None else self.site.defense_parts.model_trained_by_defense(one.of).model
+            self.site.model
+            if one.of is None
+            else self.site.defense_parts.model_trained_by_defense(one.of).model
         )
 
     def _relearning_texts(self) -> Sequence[Tokens]:
-        """Records that are neither attacked nor were to be forgotten. Raises AuditError for none."""
+        """Records that are neither attacked nor were to be forgotten. Raises AuditError for
+        none."""
         if not (texts := self.site.benchmark.unattacked_training_tokens):
-            raise AuditError("expected auxiliary data to relearn on (--known or --known-fraction), got none")
+            raise AuditError(
+                "expected auxiliary data to relearn on (--known or --known-fraction), got none"
+            )
         return texts
 
     def _relearn_model(self, model: LanguageModel) -> LanguageModel:
         steps, seed = self.steps, self.seed
         assert steps is not None  # there is no row of it without
         if not isinstance(model, HuggingFaceModel):
-            raise AuditError(f"expected a transformers model to relearn, which can be trained, got {model.name}")
-        progress, texts = partial(self.site.reporter.progress, f"relearning of {model.name}"), self._relearning_texts()
+            raise AuditError(
+                f"expected a transformers model to relearn, which can be trained, got {model.name}"
+            )
+        progress, texts = (
+            partial(self.site.reporter.progress, f"relearning of {model.name}"),
+            self._relearning_texts(),
+        )
         return train_relearned_copy(
-            model, texts, steps=steps, rate=self.rate, seed=seed, progress=lambda done: progress(done, steps)
+            model,
+            texts,
+            steps=steps,
+            rate=self.rate,
+            seed=seed,
+            progress=lambda done: progress(done, steps),
         )

@@ -66,7 +66,8 @@ def log_betting_capital(values: Floats, counts: NDArray[np.int64], mean: float) 
 
 @dataclass(frozen=True)
 class BettingMean:
-    """A mean of numbers in [least, 1] with one-sided bounds at any level, each valid at every look."""
+    """A mean of numbers in [least, 1] with one-sided bounds at any level, each valid at every
+    look."""
 
     values: Floats
     least: float = 0.0

@@ -120,7 +120,10 @@ def compute_likelihood_ratio_distribution(
         # A cell below the least ratio begins at x = -inf and holds nothing; the last cell takes all
         # that lies above it.
         edges = noise**2 * np.log(np.maximum((np.exp(at - width / 2) - (1 - q)) / q, 0)) + 0.5
-    composed = (_compose_steps(np.diff(np.append(mass, 1.0)), steps) for mass in _compute_step_cdfs(edges, noise, q))
+    composed = (
+        _compose_steps(np.diff(np.append(mass, 1.0)), steps)
+        for mass in _compute_step_cdfs(edges, noise, q)
+    )
     return LikelihoodRatioDistribution(at, *composed)
 
 
@@ -147,7 +150,8 @@ def _compute_nonempty_guess_probabilities(
     noise: float,
     sampling: Sampling,
 ) -> tuple[Floats, Floats]:
-    """`LikelihoodRatioDistribution.compute_guess_probabilities`, of the cells that hold something."""
+    """`LikelihoodRatioDistribution.compute_guess_probabilities`, of the cells that hold
+    something."""
     as_sure, right = compute_likelihood_ratio_distribution(
         noise,
         sampling,
@@ -213,7 +217,10 @@ def bound_shape_epsilon(
     if most is None:
         return 0.0
     # P[as few right as were seen, or fewer], at the refuted noise.
-    if 1 - compute_canary_shape_p_value(m, counts[checking], right[checking] + 1, most, sampling) < _CONTRADICTED:
+    if (
+        1 - compute_canary_shape_p_value(m, counts[checking], right[checking] + 1, most, sampling)
+        < _CONTRADICTED
+    ):
         return 0.0
     # Markov for delta: see the top of this file. A group of copies was seen: one record has so many
     # times its noise.
@@ -261,4 +268,8 @@ def _find_least_refuted_noise(
         return compute_canary_shape_p_value(m, r, v, _LEAST_NOISE * _STEP**k, sampling) < level
 
     most = math.ceil(math.log(_MOST_NOISE / _LEAST_NOISE, _STEP))
-    return _LEAST_NOISE * _STEP ** bisect_left(range(most), True, key=refuted) if refuted(most) else None
+    return (
+        _LEAST_NOISE * _STEP ** bisect_left(range(most), True, key=refuted)
+        if refuted(most)
+        else None
+    )

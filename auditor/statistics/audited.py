@@ -128,8 +128,10 @@ def repeat_audit(audit: Audited, level: float) -> Audited:
     counts = list_guess_counts(audit.canaries)
     if audit.estimator not in ESTIMATORS or len(audit.rights) != len(counts):
         raise AuditError(
-            f"expected a bound by {', '.join(ESTIMATORS)} with the right ones of {', '.join(map(str, counts))} guesses "
-            f"of {audit.canaries} canaries, got {audit.estimator} with {len(audit.rights)} such counts: run it anew"
+            f"expected a bound by {', '.join(ESTIMATORS)} with the right ones of "
+            f"{', '.join(map(str, counts))} guesses "
+            f"of {audit.canaries} canaries, got {audit.estimator} with {len(audit.rights)} such "
+            "counts: run it anew"
         )
     again = _audit_estimator(
         audit.estimator,
@@ -162,9 +164,13 @@ def explain_powerless_audit(audit: Audited, limit: float) -> str:
     if audit.exact is not None and audit.exact > limit:
         return ""
     covered_phrase = (
-        f"of the {audit.covered:,} tokens covered" if audit.covered is not None else "of any number of tokens covered"
+        f"of the {audit.covered:,} tokens covered"
+        if audit.covered is not None
+        else "of any number of tokens covered"
     )
-    exact_phrase = "" if audit.exact is None else f", which give away no more than {audit.exact:.3g} exactly"
+    exact_phrase = (
+        "" if audit.exact is None else f", which give away no more than {audit.exact:.3g} exactly"
+    )
     return f"its games look at {audit.tokens:,} {covered_phrase}{exact_phrase}"
 
 
@@ -265,8 +271,10 @@ def _find_fewest_canaries(
         high = 2 * high
         if high > _MOST_CANARIES:
             raise AuditError(
-                f"expected an epsilon that up to a million canaries can prove at delta {delta:g}: {low:,}, all guessed "
-                f"rightly, prove less than {bound_share_logit(low, low, level) / copies:.3g}, got {epsilon:g}"
+                f"expected an epsilon that up to a million canaries can prove at delta {delta:g}: "
+                f"{low:,}, all guessed "
+                f"rightly, prove less than {bound_share_logit(low, low, level) / copies:.3g}, got "
+                f"{epsilon:g}"
             )
     return low + 1 + bisect_left(range(low + 1, high), True, key=enough)
 
@@ -281,8 +289,14 @@ def audit_measurements(audits: Sequence[Audited]) -> list[Measurement]:
     main = audits[0]
     measurements = list[Measurement]()
     for a in audits:
-        times = "" if a.copies == 1 else f"; each inserted {a.copies} times, so held to groups of {a.copies}"
-        note = f"one-sided, {1 - a.level:.0%}; at delta {a.delta:g}, {a.relation}, by {a.unit}{times}"
+        times = (
+            ""
+            if a.copies == 1
+            else f"; each inserted {a.copies} times, so held to groups of {a.copies}"
+        )
+        note = (
+            f"one-sided, {1 - a.level:.0%}; at delta {a.delta:g}, {a.relation}, by {a.unit}{times}"
+        )
         measurements.append(
             Measurement(
                 METRICS[a.estimator],
@@ -295,7 +309,10 @@ def audit_measurements(audits: Sequence[Audited]) -> list[Measurement]:
             ),
         )
     best_note = f"of {main.canaries:,} canaries, had every guess been right"
-    right_note = f"of the {main.guesses:,} surest guesses, which alone prove most; all {main.canaries:,} are looked at"
+    right_note = (
+        f"of the {main.guesses:,} surest guesses, which alone prove most; all "
+        f"{main.canaries:,} are looked at"
+    )
     return [
         *measurements,
         Measurement(

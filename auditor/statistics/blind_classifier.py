@@ -97,7 +97,9 @@ def _prefixes_of_few_texts(prefixes: Sequence[Tokens]) -> list[Tokens | None]:
     """
     counts = Counter(prefixes)
     most = len(prefixes) / FOLDS
-    is_origin = {prefix: len(prefix) >= _LEAST_PREFIX and 1 < n <= most for prefix, n in counts.items()}
+    is_origin = {
+        prefix: len(prefix) >= _LEAST_PREFIX and 1 < n <= most for prefix, n in counts.items()
+    }
     return [prefix if is_origin[prefix] else None for prefix in prefixes]
 
 
@@ -160,7 +162,8 @@ def _predict_cross_fitted_log_odds(
 
 
 def count_cross_fit_folds(member: NDArray[np.bool_], group: NDArray[np.int64]) -> int:
-    """Folds that members and non-members can be divided into, related records together: at most 5."""
+    """Folds that members and non-members can be divided into, related records together: at most
+    5."""
     return min(FOLDS, *(len(np.unique(group[member == side])) for side in (True, False)))
 
 

@@ -164,7 +164,9 @@ def estimate_rate_statistic(
     spread = errors > 1e-9 * error  # what is less is rounding
     # Bootstrap-t turns round: the upper quantile of t gives the lower end.
     low_t, high_t = (
-        compute_percentile_interval((values - value)[spread] / errors[spread]) if spread.any() else (0.0, 0.0)
+        compute_percentile_interval((values - value)[spread] / errors[spread])
+        if spread.any()
+        else (0.0, 0.0)
     )
     return (
         float(value),

@@ -274,7 +274,9 @@ def compute_paired_p_value(wins: int, losses: int, n: int, delta: float) -> floa
     real = first[:, None] + np.arange(width) <= n  # the grid repeats n at its end: counted once
     # what is needed beside so many losses is the same at every discordance
     least = int(first.min())
-    needed = _find_needed_wins(np.arange(least, int(grid.max()) + 1), n, delta, observed)[grid - least]
+    needed = _find_needed_wins(np.arange(least, int(grid.max()) + 1), n, delta, observed)[
+        grid - least
+    ]
     rest = n - grid
     with np.errstate(divide="ignore", invalid="ignore"):
         # Given the losses, wins are binomial among the other pairs.

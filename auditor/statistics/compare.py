@@ -108,11 +108,13 @@ def paired_difference(new: ArrayLike, base: ArrayLike) -> Measurement:
     new_values, base_values = (np.asarray(values, dtype=np.float64) for values in (new, base))
     if new_values.ndim != 1 or new_values.shape != base_values.shape or not len(new_values):
         raise AuditError(
-            f"expected a number of each of the same secrets, got arrays of {new_values.shape} and {base_values.shape}",
+            f"expected a number of each of the same secrets, got arrays of {new_values.shape} and "
+            f"{base_values.shape}",
         )
     if not (np.isfinite(new_values).all() and np.isfinite(base_values).all()):
         raise AuditError(
-            "expected finite numbers of the same secrets, got some that are not: drop them from both",
+            "expected finite numbers of the same secrets, got some that are not: drop them from "
+            "both",
         )
     shares = bool(np.isin([new_values, base_values], (0, 1)).all())
     return measure_mean_difference(

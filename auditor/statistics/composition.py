@@ -36,7 +36,10 @@ def bound_game_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> 
     """
     log_p, log_q = np.broadcast_arrays(log_p, log_q)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        epsilons = [_bound_one_sided_epsilon(a, b, draws, delta) for a, b in ((log_p, log_q), (log_q, log_p))]
+        epsilons = [
+            _bound_one_sided_epsilon(a, b, draws, delta)
+            for a, b in ((log_p, log_q), (log_q, log_p))
+        ]
     return np.maximum(*epsilons)
 
 

@@ -197,7 +197,10 @@ def compute_skew_normal_p_value(values: NDArray[np.float64], noise: np.random.Ge
     # be refuted.
     skewest = math.copysign(_LARGEST_DELTA, delta[0])
     deltas = [float(delta[0]), *([skewest] if abs(delta[0]) > _MAYBE_SKEWEST else [])]
-    return max(_compute_misfit_p_value(kurtosis[0], distance[0], candidate, normals) for candidate in deltas)
+    return max(
+        _compute_misfit_p_value(kurtosis[0], distance[0], candidate, normals)
+        for candidate in deltas
+    )
 
 
 def _compute_misfit_p_value(

@@ -20,7 +20,11 @@ def measure_extraction(outcome: Outcome) -> list[Measurement]:
     """Every measurement of the table that these guesses give, in its order."""
     members = outcome.select_secrets(outcome.member)
     others = outcome.select_secrets(~outcome.member)
-    return [measured for metric in metrics.METRICS if (measured := metric.measure(members, others)) is not None]
+    return [
+        measured
+        for metric in metrics.METRICS
+        if (measured := metric.measure(members, others)) is not None
+    ]
 
 
 def compute_recall_error_curve(outcome: Outcome) -> tuple[tuple[int, float], ...]:
@@ -92,7 +96,9 @@ def group_copies_strata(
         extracted[record] = extracted.get(record, False) or is_hit
     strata = []
     for label, n_records in sorted(population.items(), key=lambda item: -int(item[0] or 0)):
-        of_stratum = [extracted[record] for record, count in copies.items() if format_copies(count) == label]
+        of_stratum = [
+            extracted[record] for record, count in copies.items() if format_copies(count) == label
+        ]
         share = share_with_interval(RECALL, np.array(of_stratum, dtype=bool))
         strata.append(Stratum(int(label) if label else None, n_records, share))
     return tuple(strata)

@@ -85,7 +85,9 @@ def _build_floored_bootstrap(
     """
     n = len(parts[0])
     hits = [part == 1 for part in parts]
-    floor: BoundedNumber = count_discordant_pairs(*hits) if len(hits) > 1 else BinomialCount(int(hits[0].sum()), n)
+    floor: BoundedNumber = (
+        count_discordant_pairs(*hits) if len(hits) > 1 else BinomialCount(int(hits[0].sum()), n)
+    )
     if not np.isin(parts, (0, 1)).all():
         floor = LeastIntervalWidth(value, n, max(1.0, float(np.abs(parts).max())))
     return ResampledNumber(value, n, draws, floor)
@@ -94,7 +96,9 @@ def _build_floored_bootstrap(
 def estimate_mean_leakages(values: Floats) -> list[ModelLeakage]:
     """Return the leakage of each point: the mean of its row of (points, secrets) numbers."""
     draws = bootstrap.compute_resampled_means(values, "frontier", RESAMPLES)
-    return [ModelLeakage(model_draws, row) for model_draws, row in zip(draws.T, values, strict=True)]
+    return [
+        ModelLeakage(model_draws, row) for model_draws, row in zip(draws.T, values, strict=True)
+    ]
 
 
 Scores = tuple[Floats, Floats]  # of members and of non-members
@@ -151,7 +155,10 @@ def estimate_auc_leakages(scores: Sequence[Sequence[Scores]]) -> list[ModelLeaka
         for members, nonmembers in _draw_resample_sides(scores)
     ]
     parts = [np.mean([matrix.mean(1) for matrix in point], axis=0) for point in pair_matrices]
-    return [ModelLeakage(values, row) for values, row in zip(np.concatenate(pieces, axis=1), parts, strict=True)]
+    return [
+        ModelLeakage(values, row)
+        for values, row in zip(np.concatenate(pieces, axis=1), parts, strict=True)
+    ]
 
 
 def _draw_resample_sides(scores: Sequence[Sequence[Scores]]) -> Iterator[tuple[Draws, ...]]:
@@ -160,7 +167,8 @@ def _draw_resample_sides(scores: Sequence[Sequence[Scores]]) -> Iterator[tuple[D
     streams = ("frontier members", "frontier non-members")
     at_once = max(1, _COUNTS // max(sizes))
     sides = (
-        bootstrap.draw_resample_blocks(n, name, RESAMPLES, at_once) for n, name in zip(sizes, streams, strict=True)
+        bootstrap.draw_resample_blocks(n, name, RESAMPLES, at_once)
+        for n, name in zip(sizes, streams, strict=True)
     )
     return zip(*sides, strict=True)
 
@@ -177,7 +185,9 @@ def _mark_members_above_fpr_threshold(
     rate: float,
 ) -> NDArray[np.bool_]:
     """(members,): who is found, in the direction in which more are."""
-    upwards, downwards = (side * member_scores > compute_conformal_threshold(side * others, rate) for side in (1, -1))
+    upwards, downwards = (
+        side * member_scores > compute_conformal_threshold(side * others, rate) for side in (1, -1)
+    )
     return upwards if upwards.sum() >= downwards.sum() else downwards
 
 
@@ -185,7 +195,8 @@ def _resample_best_direction_tpr(
     member_scores: Floats, others: Floats, rate: float, members: Draws, nonmembers: Draws
 ) -> Values:
     upwards, downwards = (
-        _resample_tpr(side * member_scores, side * others, rate, members, nonmembers) for side in (1, -1)
+        _resample_tpr(side * member_scores, side * others, rate, members, nonmembers)
+        for side in (1, -1)
     )
     return np.maximum(upwards, downwards)
 
@@ -274,7 +285,9 @@ def select_possibly_least_leaking(
     def is_shown(number: BoundedNumber) -> bool:
         return number.value > 0 and number.low(side) > 0
 
-    return [not any(is_shown(difference(i, j)) for j in range(count) if j != i) for i in range(count)]
+    return [
+        not any(is_shown(difference(i, j)) for j in range(count) if j != i) for i in range(count)
+    ]
 
 
 # --- the frontier ---------------------------------------------------------------------------------
@@ -291,7 +304,10 @@ def find_convex_frontier(points: Sequence[tuple[float, float]]) -> list[int]:
     for i in sorted(range(len(points)), key=lambda i: (points[i], i)):
         if corners and points[i][1] >= points[corners[-1]][1]:
             continue  # it leaks no less than what costs no more
-        while len(corners) > 1 and _compute_left_turn_area(points[corners[-2]], points[corners[-1]], points[i]) <= 0:
+        while (
+            len(corners) > 1
+            and _compute_left_turn_area(points[corners[-2]], points[corners[-1]], points[i]) <= 0
+        ):
             corners.pop()
         corners.append(i)
     return corners

@@ -48,7 +48,8 @@ def count_confusion(
         )
     if np.isnan(scores).any():
         raise AuditError(
-            f"expected a score of every game, got NaN for {int(np.isnan(scores).sum())} of {len(scores)}",
+            f"expected a score of every game, got NaN for {int(np.isnan(scores).sum())} of "
+            f"{len(scores)}",
         )
     taught = len(scores) // _TAUGHT
     cut = _choose_best_threshold(scores[:taught], included[:taught], delta, level)

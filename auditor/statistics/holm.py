@@ -29,7 +29,8 @@ def adjust_test_level(tests: Sequence[Callable[[float], bool]], level: float) ->
 
 
 def adjust_p_values(p_values: Sequence[float]) -> list[float]:
-    """Return the adjusted p-values in the order given: the least level at which each test rejects."""
+    """Return the adjusted p-values in the order given: the least level at which each test
+    rejects."""
     order = np.argsort(p_values, kind="stable")
     adjusted = [0.0] * len(p_values)
     worst = 0.0

@@ -83,7 +83,10 @@ def estimate_perplexity(
     if impossible.any():
         note = f"{impossible.sum():,} of {n:,} texts have a token of probability 0"
         if not impossible.all():
-            note += f"; {np.exp(nll[~impossible].sum() / tokens[~impossible].sum()):.2f} over the others"
+            note += (
+                f"; {np.exp(nll[~impossible].sum() / tokens[~impossible].sum()):.2f} over the "
+                "others"
+            )
     value, low, high = np.exp(np.maximum(log_ends, 0.0)).tolist()  # a token's nll is never below 0
     return Measurement(name, value, low, high, n, "perplexity", note)
 
@@ -125,7 +128,9 @@ def compute_gaffke_interval(values: NDArray[np.float64], stream: str) -> tuple[f
     places = (np.arange(len(means)) + 0.5) / len(means)
     # the weight of the one more, Beta(1, n): its quantiles, not draws of it
     beyond = 1 - (1 - places) ** (1 / n)
-    (low, _), (_, high) = (bootstrap.compute_percentile_interval((1 - beyond) * means + beyond * end) for end in (0, 1))
+    (low, _), (_, high) = (
+        bootstrap.compute_percentile_interval((1 - beyond) * means + beyond * end) for end in (0, 1)
+    )
     # Quantiles of draws may stop short of the ends that are exact for all ones, and for all zeros.
     # rounding may pass 1
     return min(low, clopper_pearson(n, n)[0]), min(1.0, max(high, clopper_pearson(0, n)[1]))
@@ -148,7 +153,8 @@ def estimate_mean(
 
 
 def estimate_mean_share(name: str, values: NDArray[np.float64]) -> Measurement:
-    """The mean over secrets of a share each: exact where all are 0 or 1, as only these are a count."""
+    """The mean over secrets of a share each: exact where all are 0 or 1, as only these are a
+    count."""
     return estimate_mean(
         name,
         values,

@@ -80,8 +80,15 @@ def judge_guesses(guesses: Iterable[Guesses], secrets: Mapping[str, Secret]) -> 
             [compute_near_verbatim_limit(len(a.suffix)) for a in answers],
             dtype=np.int64,
         ),
-        traits={name: np.array([row.traits[i] for row in rows], dtype=float) for i, name in enumerate(_TRAITS)}
-        | ({people.USER: people.encode_people(answers)} if any(a.user is not None for a in answers) else {}),
+        traits={
+            name: np.array([row.traits[i] for row in rows], dtype=float)
+            for i, name in enumerate(_TRAITS)
+        }
+        | (
+            {people.USER: people.encode_people(answers)}
+            if any(a.user is not None for a in answers)
+            else {}
+        ),
     )
 
 
@@ -153,7 +160,10 @@ def find_near_duplicate_ids(
     completes of these may come from the known pair instead of from the model (formulas.md, A7).
     """
     suffixes = sorted({pair.suffix for pair in known})
-    limits = [compute_near_verbatim_limit(len(s.suffix)) if distance is None else distance for s in secrets]
+    limits = [
+        compute_near_verbatim_limit(len(s.suffix)) if distance is None else distance
+        for s in secrets
+    ]
     pairs = index_pairs_within_edit_limits([secret.suffix for secret in secrets], suffixes, limits)
     near_ids = {secrets[i].id for near, _ in pairs for i in np.unique(near)}
     return tuple(secret.id for secret in secrets if secret.id in near_ids)

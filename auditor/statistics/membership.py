@@ -96,7 +96,10 @@ def score_windows(delta: Floats, windows: tuple[int, ...] = WINDOWS) -> float:
     A length is clamped to the text's, and counts as often as it stands in `windows`.
     """
     total = np.concatenate([[0.0], np.cumsum(delta)])
-    shares = [float(np.mean(total[w:] - total[:-w] > 0)) for w in (min(window, len(delta)) for window in windows)]
+    shares = [
+        float(np.mean(total[w:] - total[:-w] > 0))
+        for w in (min(window, len(delta)) for window in windows)
+    ]
     return float(np.mean(shares))
 
 

@@ -155,7 +155,10 @@ def measure_generation_memorisation(
         # How many a generation that was not seen holds, at most: as many as one that was seen does.
         holds = max(memorised.max(initial=0), heldout_only.max(initial=0)) or most
         floor = _estimate_rate_per_thousand(name_nonmember_metric(MEMORISED), heldout_only, holds)
-        note = f"the baseline: n-grams of held-out text, times {scale:.3g}, as the training data have so many more"
+        note = (
+            f"the baseline: n-grams of held-out text, times {scale:.3g}, as the training data "
+            "have so many more"
+        )
         floor = replace(
             floor,
             value=scale * floor.value,
@@ -168,7 +171,9 @@ def measure_generation_memorisation(
             _estimate_rate_per_thousand(COMMON, common, most, "in held-out text too"),
         )
     measurements.append(share_with_interval(GENERATIONS, memorised > 0))
-    generations_by_record = Counter(record for generation in generations for record in generation.records)
+    generations_by_record = Counter(
+        record for generation in generations for record in generation.records
+    )
     counts = np.array(sorted(generations_by_record.values()), dtype=np.int64)
     measurements.append(
         _make_count_measurement(

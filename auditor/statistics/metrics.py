@@ -1,8 +1,10 @@
-"""The measurements by name, in one table: what each is called, what it is a number of, and how it is worked out.
+"""The measurements by name, in one table: what each is called, what it is a number of, and how it
+is worked out.
 
-Whatever treats one measurement otherwise than another reads it here: what an attack's row measures, how runs are paired
-by secret, the bounds of a gate, the columns of a sweep, the words of a report. A name that is not in the table is a
-plug-in's: it is shown by its name, and paired by what the plug-in keeps of each secret.
+Whatever treats one measurement otherwise than another reads it here: what an attack's row measures,
+how runs are paired by secret, the bounds of a gate, the columns of a sweep, the words of a report.
+A name that is not in the table is a plug-in's: it is shown by its name, and paired by what the
+plug-in keeps of each secret.
 """
 
 from __future__ import annotations
@@ -24,33 +26,42 @@ from auditor.statistics.membership import BELOW, FALSE_POSITIVES, SCORES
 from auditor.statistics.ranking import compute_resampled_recall, measure_recall_at_errors
 
 SHARES = ("share", "probability")  # units between 0 and 1, written in percent
-SCORE = "score"  # no measurement, but kept beside them of each secret: what its first guess is ranked by
+# no measurement, but kept beside them of each secret: what its first guess is ranked by
+SCORE = "score"
 RECALL = "recall"
 _OTHERS, EXCESS = "_nonmembers", "excess_"
 DRAWN = "memorised_per_1000"  # of each drawn text, whoever it is of
 AT_LEAST, AT_MOST = "_at_least", "_at_most"  # the ends of a bracket, where no more is known
 
-Columns = Mapping[str, NDArray[np.float64]]  # numbers kept of each secret, (secrets,), by what they are the mean of
+Columns = Mapping[
+    str, NDArray[np.float64]
+]  # numbers kept of each secret, (secrets,), by what they are the mean of
 
 OfSecrets = Callable[[Outcome], NDArray[np.float64] | NDArray[np.bool_]]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One measurement, or a family: its names hold a number in place of `{n}`, and another in place of `{p}`.
+    """One measurement, or a family: its names hold a number in place of `{n}`, and another in place
+    of `{p}`.
 
-    The fields from `values` on say how it is worked out of an attack's guesses; a probe works out its own. It is then
-    the mean of `values` over the secrets `among`, or where `errors` is given recall before so many wrong guesses.
+    The fields from `values` on say how it is worked out of an attack's guesses; a probe works out
+    its own. It is then the mean of `values` over the secrets `among`, or where `errors` is given
+    recall before so many wrong guesses.
     """
 
     name: str
     title: str
     unit: str = "share"
     exact: bool = False  # a count of secrets: it has exact bounds
-    per_secret: bool = False  # secrets.parquet holds the number of each secret that it is the mean of
+    per_secret: bool = (
+        False  # secrets.parquet holds the number of each secret that it is the mean of
+    )
     signed: bool = False  # one share minus another
     bounded: bool = True  # it has an interval, which every number has that a gate can decide on
-    of_model: bool = False  # it is a number of the model, in no row of an attack, so that no gate finds it
+    of_model: bool = (
+        False  # it is a number of the model, in no row of an attack, so that no gate finds it
+    )
     members: bool = True  # whom it is of, or else the non-members
     short: str = ""  # its name where there is room for a word or two
     place: int = 0  # of its column in a table of several runs, which `short` heads; 0: it has none
@@ -59,10 +70,16 @@ class Metric:
     values: OfSecrets | None = None  # NaN where nothing is known
     among: Callable[[Outcome], NDArray[np.bool_]] | None = None  # all of them where None
     trait: str = ""  # of the outcome, without which it is not measured
-    errors: Callable[[int, int], int] | None = None  # wrong guesses, of the number of secrets and the family's number
+    errors: Callable[[int, int], int] | None = (
+        None  # wrong guesses, of the number of secrets and the family's number
+    )
     number: int = 0  # of a family's member
-    scores: str = ""  # the column of scores by which members are told from non-members; this is how well
-    rate: float = 0.0  # of false positives, at which it is the share of members found; 0: it is the AUC
+    scores: str = (
+        ""  # the column of scores by which members are told from non-members; this is how well
+    )
+    rate: float = (
+        0.0  # of false positives, at which it is the share of members found; 0: it is the AUC
+    )
     below: float = 0.0  # it is the mean of those shares over all rates up to this one
 
     @property
@@ -84,8 +101,14 @@ class Metric:
 
     @property
     def is_of_member_guesses(self) -> bool:
-        """Return whether the metric needs only an attack's guesses for the members, each by itself."""
-        return self.members and not self.signed and self.trait != people.USER and bool(self.values or self.errors)
+        """Return whether the metric needs only an attack's guesses for the members, each by
+        itself."""
+        return (
+            self.members
+            and not self.signed
+            and self.trait != people.USER
+            and bool(self.values or self.errors)
+        )
 
     def compute_wrong_guess_limit(self, n: int) -> int:
         """Return how many wrong guesses end the ranking of n secrets: only right guesses before the
@@ -97,29 +120,47 @@ class Metric:
     def fill_numbers(self, *numbers: str) -> Metric:
         """Return the member of a family with these numbers in its name."""
         values = dict(zip(("n", "p"), numbers, strict=False))
-        return replace(self, name=self.name.format(**values), title=self.title.format(**values), number=int(numbers[0]))
+        return replace(
+            self,
+            name=self.name.format(**values),
+            title=self.title.format(**values),
+            number=int(numbers[0]),
+        )
 
     def parse_numbers(self, name: str) -> tuple[str, ...] | None:
         """Return the numbers in a name of this family; None for other names."""
-        pattern = re.escape(self.name).replace(r"\{n\}", "([0-9]{1,15})").replace(r"\{p\}", "([0-9.e-]{1,15})")
+        pattern = (
+            re.escape(self.name)
+            .replace(r"\{n\}", "([0-9]{1,15})")
+            .replace(r"\{p\}", "([0-9.e-]{1,15})")
+        )
         match = re.fullmatch(pattern, name)
         return match.groups() if match else None
 
-    # --- of an attack's guesses ---------------------------------------------------------------------------------------
+    # --- of an attack's guesses
+    # ------------------------------------------------------------------------------------
 
     def measure(self, members: Outcome, others: Outcome) -> Measurement | None:
         """Return the number with its interval; None if these guesses do not give it."""
         outcome = members if self.members else others
         if self.errors is not None:
-            return measure_recall_at_errors(self.name, outcome, self.compute_wrong_guess_limit(len(outcome.ids)))
+            return measure_recall_at_errors(
+                self.name, outcome, self.compute_wrong_guess_limit(len(outcome.ids))
+            )
         of_others = self.signed or not self.members
-        if self.values is None or (self.trait and self.trait not in outcome.traits) or (of_others and not others.ids):
+        if (
+            self.values is None
+            or (self.trait and self.trait not in outcome.traits)
+            or (of_others and not others.ids)
+        ):
             return None
         values = self.values(outcome)
         if self.signed:
             return subtract_nonmember_share(self.name, values == 1, self.values(others) == 1)
         chosen = values if self.among is None else values[self.among(outcome)]
-        if not np.isfinite(chosen).all():  # not known of some: the mean of the others would be another number
+        if not np.isfinite(
+            chosen
+        ).all():  # not known of some: the mean of the others would be another number
             return None
         if not len(chosen) and (self.unit != "share" or self.trait == people.USER):
             return None
@@ -141,14 +182,18 @@ class Metric:
         return np.divide(sums, total, out=np.full(len(draws), np.nan), where=total > 0)
 
 
-# --- of a membership probe --------------------------------------------------------------------------------------------
+# --- of a membership probe
+# -----------------------------------------------------------------------------------------------
 
 OF_TEXT = {  # without a model
     "ngrams": "n-grams of released text against those of other records",
     "bigrams": "bigrams of released text",
     "likeness": "likeness to released text",
 }
-CONTROLS = {"blind": "blind baseline", "reference_alone": "the reference alone"}  # which have not seen the target
+CONTROLS = {
+    "blind": "blind baseline",
+    "reference_alone": "the reference alone",
+}  # which have not seen the target
 
 
 def auc_name(score: str) -> str:
@@ -193,34 +238,52 @@ def _list_score_metrics(score: str, title: str) -> Iterator[Metric]:
 
 
 def _find_plugin_score_metric(name: str) -> Metric | None:
-    """Return the metric of a plug-in's membership score, such as `membership_auc_mine`; None for other names."""
-    for prefix in (auc_name(""), *(name_tpr_metric("", rate) for rate in FALSE_POSITIVES), name_partial_auc_metric("")):
+    """Return the metric of a plug-in's membership score, such as `membership_auc_mine`; None for
+    other names."""
+    for prefix in (
+        auc_name(""),
+        *(name_tpr_metric("", rate) for rate in FALSE_POSITIVES),
+        name_partial_auc_metric(""),
+    ):
         score = name.removeprefix(f"{prefix}_")
         if score != name:
             return next(m for m in _list_score_metrics(score, make_label(score)) if m.name == name)
     return None
 
 
-# --- of untargeted extraction -----------------------------------------------------------------------------------------
+# --- of untargeted extraction
+# -----------------------------------------------------------------------------------------------
 
 _PER_1000 = "per 1,000"
-RANKINGS = {"perplexity": "perplexity", "zlib": "zlib", "lowercase": "lower case", "reference": "reference"}
+RANKINGS = {
+    "perplexity": "perplexity",
+    "zlib": "zlib",
+    "lowercase": "lower case",
+    "reference": "reference",
+}
 
 
 def _list_generation_metrics() -> Iterator[Metric]:
     main = "Memorised n-grams per 1,000 generations"
     yield Metric("memorised_per_1000", main, _PER_1000, short="n-grams/1,000")
-    yield Metric("common_per_1000", "N-grams of training data and held-out text alike per 1,000 generations", _PER_1000)
+    yield Metric(
+        "common_per_1000",
+        "N-grams of training data and held-out text alike per 1,000 generations",
+        _PER_1000,
+    )
     yield Metric("memorised_generations", "Generations that hold a memorised n-gram", exact=True)
     yield Metric("records_out", "Training records extracted", "count")
-    yield Metric("new_records_per_1000", "New records per 1,000 generations to come (Good–Turing)", _PER_1000)
+    yield Metric(
+        "new_records_per_1000", "New records per 1,000 generations to come (Good–Turing)", _PER_1000
+    )
     yield Metric("records_to_come_out", "Records extracted in the end, at least (Chao)", "records")
     for name, title in RANKINGS.items():
         label = f"Memorised among the first 100 by {title}"
         yield Metric(f"memorised_in_top_100_{name}", label, exact=True)
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
+# --- the table
+# -----------------------------------------------------------------------------------------------
 
 _NEAR = "at most a fifth of the tokens edited"
 
@@ -231,7 +294,9 @@ DISCOVERABLE = _share_of_secrets("discoverable_{n}_{p}", "({n}, {p})-discoverabl
 EXPECTED_ANY_OF = _mean_probability("expected_any_of_{n}", "Expected recall of any of {n}")
 _AT_ERRORS = Metric("recall_at_{n}_errors", "Recall at {n} errors", errors=lambda n, number: number)
 _AT_SHARE = Metric(
-    "recall_at_{n}pct_errors", "Recall at {n}% errors", errors=lambda n, percent: max(1, n * percent // 100)
+    "recall_at_{n}pct_errors",
+    "Recall at {n}% errors",
+    errors=lambda n, percent: max(1, n * percent // 100),
 )
 FAMILIES = (
     _AT_ERRORS,
@@ -239,10 +304,14 @@ FAMILIES = (
     EXPECTED_ANY_OF,
     DISCOVERABLE,
     _share_of_secrets("extraction_1_in_{n}", "Extraction probability of 1 in {n} or more"),
-    _share_of_secrets("near_verbatim_1_in_{n}", "Near-verbatim probability surely 1 in {n} or more"),
+    _share_of_secrets(
+        "near_verbatim_1_in_{n}", "Near-verbatim probability surely 1 in {n} or more"
+    ),
     _share_of_secrets("rank_bound_1_in_{n}", "Extraction probability perhaps 1 in {n} or more"),
     _mean_probability("window_bound_{n}", "Likeliest window of {n} tokens, at most"),
-    _share_of_secrets("window_bound_{n}_1_in_{p}", "Some window of {n} tokens perhaps 1 in {p} or more"),
+    _share_of_secrets(
+        "window_bound_{n}_1_in_{p}", "Some window of {n} tokens perhaps 1 in {p} or more"
+    ),
     _mean_probability("greedy_windows_{n}", "Windows of {n} tokens that greedy decoding gives"),
 )
 
@@ -252,30 +321,47 @@ def _mark_extracted_against_likelihood(o: Outcome) -> NDArray[np.float64]:
     return np.where(np.isnan(passed), np.nan, o.hit & (passed == 1))
 
 
-def _list_guess_metrics(name: str, title: str, unit: str, values: OfSecrets, trait: str = "") -> Iterator[Metric]:
+def _list_guess_metrics(
+    name: str, title: str, unit: str, values: OfSecrets, trait: str = ""
+) -> Iterator[Metric]:
     """Two metrics: the mean of `values` over the right first guesses, and over the wrong ones."""
     for end, among in (("right", lambda o: o.hit), ("wrong", lambda o: ~o.hit)):
-        yield Metric(f"{name}_{end}", title.format(end), unit, trait=trait, values=values, among=among)
+        yield Metric(
+            f"{name}_{end}", title.format(end), unit, trait=trait, values=values, among=among
+        )
 
 
 def _compute_person_recall(o: Outcome) -> NDArray[np.float64]:
     return people.average_per_person(o.hit, o.traits[people.USER])
 
 
-_mean_over_people = partial(Metric, unit="probability", trait=people.USER, values=_compute_person_recall)
+_mean_over_people = partial(
+    Metric, unit="probability", trait=people.USER, values=_compute_person_recall
+)
 
-# Those with `values` or `errors` are what every attack's row measures, in this order. From `recall_top_3` on: where the
-# true suffix ranks, and how right and wrong first guesses differ (Ethicist, Table 4, Figures 6 and 7).
+# Those with `values` or `errors` are what every attack's row measures, in this order. From
+# `recall_top_3` on: where the true suffix ranks, and how right and wrong first guesses differ
+# (Ethicist, Table 4, Figures 6 and 7).
 METRICS = (
-    _share_of_secrets("recall", "Recall (first guess, verbatim)", short="recall", place=1, values=lambda o: o.hit),
     _share_of_secrets(
-        "near_verbatim_recall", "Near-verbatim recall (first guess)", note=_NEAR, values=lambda o: o.is_near_verbatim
+        "recall", "Recall (first guess, verbatim)", short="recall", place=1, values=lambda o: o.hit
     ),
-    _share_of_secrets("any_of_k", "Any of the guesses", short="any of K", place=3, values=lambda o: o.any_hit),
+    _share_of_secrets(
+        "near_verbatim_recall",
+        "Near-verbatim recall (first guess)",
+        note=_NEAR,
+        values=lambda o: o.is_near_verbatim,
+    ),
+    _share_of_secrets(
+        "any_of_k", "Any of the guesses", short="any of K", place=3, values=lambda o: o.any_hit
+    ),
     replace(_AT_ERRORS.fill_numbers("100"), short="recall@100", place=2),
     replace(_AT_SHARE.fill_numbers("10"), title="Recall at n/10 errors"),
     _share_of_nonmembers(
-        "recall_nonmembers", "Recall on non-members (the baseline)", note="the baseline", values=lambda o: o.hit
+        "recall_nonmembers",
+        "Recall on non-members (the baseline)",
+        note="the baseline",
+        values=lambda o: o.hit,
     ),
     _share_of_nonmembers(
         *("near_verbatim_recall_nonmembers", "Near-verbatim recall on non-members (the baseline)"),
@@ -288,7 +374,12 @@ METRICS = (
         note="the baseline",
         values=lambda o: o.any_hit,
     ),
-    Metric("excess_recall", "Excess recall (members − non-members)", signed=True, values=lambda o: o.hit),
+    Metric(
+        "excess_recall",
+        "Excess recall (members − non-members)",
+        signed=True,
+        values=lambda o: o.hit,
+    ),
     Metric(
         "recall_top_3",
         "True suffix among the three surest candidates",
@@ -296,7 +387,11 @@ METRICS = (
         values=lambda o: o.traits["rank"] <= 3,
     ),
     *_list_guess_metrics(
-        "count", "Samples equal to the first guess, where it is {}", "samples", lambda o: o.traits["count"], "count"
+        "count",
+        "Samples equal to the first guess, where it is {}",
+        "samples",
+        lambda o: o.traits["count"],
+        "count",
     ),
     *_list_guess_metrics("score", "Score of {} first guesses", "score", lambda o: o.score),
     *_list_guess_metrics(
@@ -312,9 +407,13 @@ METRICS = (
         trait="passed_over",
         values=_mark_extracted_against_likelihood,
     ),
-    _mean_over_people("user_recall", "Recall by person: mean over people of the share of their records"),
     _mean_over_people(
-        "user_recall_nonmembers", "The same of people of whom nothing was trained on (the baseline)", members=False
+        "user_recall", "Recall by person: mean over people of the share of their records"
+    ),
+    _mean_over_people(
+        "user_recall_nonmembers",
+        "The same of people of whom nothing was trained on (the baseline)",
+        members=False,
     ),
     Metric(
         *("users_extracted", "People of whom some record was extracted"),
@@ -327,7 +426,11 @@ METRICS = (
     Metric(people.INFERENCE, "Membership of people, by records that were not trained on", roc.AUC),
     Metric(people.INFERENCE_CONTROL, "The same by the reference alone", roc.AUC),
     Metric("document_recall", "Records of which a part was extracted verbatim", exact=True),
-    Metric("document_near_verbatim_recall", "Records of which a part was extracted near-verbatim", exact=True),
+    Metric(
+        "document_near_verbatim_recall",
+        "Records of which a part was extracted near-verbatim",
+        exact=True,
+    ),
     Metric("longest_block", "Longest extracted block of a record", "tokens"),
     # of the probes
     _mean_probability("extraction_probability", "Extraction probability, mean", short="mean p"),
@@ -337,16 +440,35 @@ METRICS = (
         place=4,
         varies=True,
     ),
-    _mean_probability("rank_bound", "Extraction probability at any temperature, top-k or top-p, at most"),
+    _mean_probability(
+        "rank_bound", "Extraction probability at any temperature, top-k or top-p, at most"
+    ),
     Metric("conformal_share", "Members above the non-members' conformal threshold"),
-    _mean_probability("near_verbatim_probability", "Near-verbatim probability, mean, at least", short="mean p ≥"),
+    _mean_probability(
+        "near_verbatim_probability", "Near-verbatim probability, mean, at least", short="mean p ≥"
+    ),
     Metric("claim_violations", "Claim violations", "count"),
-    Metric("epsilon_data_dependent", "Epsilon of the queries looked at, by their own distributions: no claim", "nats"),
+    Metric(
+        "epsilon_data_dependent",
+        "Epsilon of the queries looked at, by their own distributions: no claim",
+        "nats",
+    ),
     Metric("exposure", "Exposure of canaries, mean bits", "bits", per_secret=True),
     Metric("exposed_share", "Canaries more exposed than chance allows", per_secret=True),
-    Metric("exposure_extrapolated", "Exposure extrapolated from samples, mean bits", "bits", bounded=False),
-    Metric("epsilon_lower_bound", "Epsilon, lower bound", "nats", short="ε ≥", place=7, varies=True),
-    Metric("epsilon_lower_bound_fdp", "Epsilon of the Gaussian trade-off that is refuted (f-DP)", "nats"),
+    Metric(
+        "exposure_extrapolated",
+        "Exposure extrapolated from samples, mean bits",
+        "bits",
+        bounded=False,
+    ),
+    Metric(
+        "epsilon_lower_bound", "Epsilon, lower bound", "nats", short="ε ≥", place=7, varies=True
+    ),
+    Metric(
+        "epsilon_lower_bound_fdp",
+        "Epsilon of the Gaussian trade-off that is refuted (f-DP)",
+        "nats",
+    ),
     Metric(
         "epsilon_lower_bound_shape",
         "Epsilon that is refuted of canaries of a Gaussian shape, apart from one shared coin",
@@ -358,7 +480,15 @@ METRICS = (
     *_list_membership_metrics(),
     *_list_generation_metrics(),
     # of the models
-    Metric("perplexity", "Held-out perplexity", "perplexity", short="PPL", place=5, varies=True, of_model=True),
+    Metric(
+        "perplexity",
+        "Held-out perplexity",
+        "perplexity",
+        short="PPL",
+        place=5,
+        varies=True,
+        of_model=True,
+    ),
     Metric(
         "perplexity_subset_average",
         "Held-out perplexity, averaged over subsets as in the paper",
@@ -385,9 +515,11 @@ _DECLARED: dict[str, str] = {}  # titles of plug-ins' numbers
 
 
 def register_plugin_titles(titles: Mapping[str, str]) -> None:
-    """Register titles of plug-ins' numbers by name, for a run that begins or a record that is read."""
+    """Register titles of plug-ins' numbers by name, for a run that begins or a record that is
+    read."""
     _DECLARED.update(titles)
-    find_metric.cache_clear()  # it may have been asked before, and kept a name in place of the title
+    # it may have been asked before, and kept a name in place of the title
+    find_metric.cache_clear()
 
 
 @cache
@@ -414,8 +546,15 @@ def find_metric(name: str) -> Metric:
             return replace(base, name=name, title=f"{base.title}, {words}")
     if name.startswith(EXCESS):
         base = find_metric(name.removeprefix(EXCESS))
-        return replace(base, name=name, title=f"{base.title}, members − non-members", exact=False, signed=True)
-    return Metric(name, _DECLARED.get(name, make_label(name)), unit="", signed="excess" in name or "difference" in name)
+        return replace(
+            base, name=name, title=f"{base.title}, members − non-members", exact=False, signed=True
+        )
+    return Metric(
+        name,
+        _DECLARED.get(name, make_label(name)),
+        unit="",
+        signed="excess" in name or "difference" in name,
+    )
 
 
 def is_builtin_metric(name: str) -> bool:

@@ -74,18 +74,24 @@ def _find_equal_length_pairs(
     pieces = _PieceIndex([others[j] for j in columns]) if looks and worth else None
     for start in range(0, len(rows), _ROWS):
         batch = rows[start : start + _ROWS]
-        pairs = None if pieces is None else pieces.index_pairs_sharing_a_piece([texts[i] for i in batch], looks)
+        pairs = (
+            None
+            if pieces is None
+            else pieces.index_pairs_sharing_a_piece([texts[i] for i in batch], looks)
+        )
         if pairs is None:
             batch_texts = [texts[i] for i in batch]
             other_texts = [others[j] for j in columns]
             # A distance above the limit is not worked out: it comes back as limit + 1.
             at, of = np.nonzero(
-                cdist(batch_texts, other_texts, scorer=Levenshtein.distance, score_cutoff=limit) <= limit,
+                cdist(batch_texts, other_texts, scorer=Levenshtein.distance, score_cutoff=limit)
+                <= limit,
             )
         else:
             at, of = pairs
             near = [
-                Levenshtein.distance(texts[batch[i]], others[columns[j]], score_cutoff=limit) <= limit
+                Levenshtein.distance(texts[batch[i]], others[columns[j]], score_cutoff=limit)
+                <= limit
                 for i, j in zip(at.tolist(), of.tolist(), strict=True)
             ]
             at = at[near]
@@ -135,7 +141,9 @@ class _PieceIndex:
                 self._sorted[begin, size] = hashes[by_hash], by_hash
             known, order = self._sorted[begin, size]
             piece_hashes = _hash_token_pieces(tokens[:, at : at + size])
-            first, end = (np.searchsorted(known, piece_hashes, side=side) for side in ("left", "right"))
+            first, end = (
+                np.searchsorted(known, piece_hashes, side=side) for side in ("left", "right")
+            )
             counts = end - first
             if (n_allowed := n_allowed - int(counts.sum())) < 0:
                 return None

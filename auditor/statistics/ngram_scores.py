@@ -66,10 +66,14 @@ class NGramCounts:
         hashes = _hash_ngrams(texts, len(self.grams))
         for (context, gram), grams, contexts in zip(hashes, self.grams, self.contexts, strict=True):
             count = _look_up_hashes(gram, *grams)
-            context_count, different = (_look_up_hashes(context, contexts[0], x) for x in contexts[1:])
+            context_count, different = (
+                _look_up_hashes(context, contexts[0], x) for x in contexts[1:]
+            )
             # behind a context that was never seen, the shorter one's p stays
             known = context_count > 0
-            p[known] = ((count + different * p) / np.where(known, context_count + different, 1.0))[known]
+            p[known] = ((count + different * p) / np.where(known, context_count + different, 1.0))[
+                known
+            ]
         return np.log(p)
 
     def average_laplace_log_prob(self, texts: Sequence[Tokens]) -> Floats:
@@ -88,9 +92,15 @@ def _hash_ngrams(texts: Sequence[Tokens], order: int) -> list[tuple[Hashes, Hash
 
     Zeros precede each text.
     """
-    padded = [np.concatenate([np.zeros(order, np.uint64), np.array(text, np.uint64)]) for text in texts]
+    padded = [
+        np.concatenate([np.zeros(order, np.uint64), np.array(text, np.uint64)]) for text in texts
+    ]
     words = np.concatenate(padded) if padded else np.empty(0, np.uint64)
-    is_text = np.concatenate([np.arange(len(text)) >= order for text in padded]) if padded else np.empty(0, bool)
+    is_text = (
+        np.concatenate([np.arange(len(text)) >= order for text in padded])
+        if padded
+        else np.empty(0, bool)
+    )
     context = np.zeros(len(words), np.uint64)
     hashes = list[tuple[Hashes, Hashes]]()
     for k in range(order):

@@ -2,10 +2,10 @@
 surest guessed first.
 
 Of the r surest guesses v(r) are right, for each r of `list_guess_counts(m)`: all, half, a quarter
-and so on, which only depend on m. Each bound exceeds the truth with probability at most `level`, if what
-its name says is true of the mechanism (below), and the coins were fair and independent. It holds
-for any way of guessing, and for any score. Epsilons in nats, at delta, under the relation that the
-coins play: a canary in or out. Knows no scores: see `audited`.
+and so on, which only depend on m. Each bound exceeds the truth with probability at most `level`, if
+what its name says is true of the mechanism (below), and the coins were fair and independent. It
+holds for any way of guessing, and for any score. Epsilons in nats, at delta, under the relation
+that the coins play: a canary in or out. Knows no scores: see `audited`.
 
 | bound | what it refutes | source |
 |---|---|---|
@@ -24,7 +24,7 @@ guesses reaches a value no oftener than B's does with so many more, placed where
 copies: every canary that is in was inserted so many times. Then what is played for is a group of so
 many records: (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1))-DP, or k mu. The bound is of
 one record's epsilon.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -87,7 +87,10 @@ def epsilon_one_run(
     # all r, never proves more.
     most = (
         max(
-            (bound_share_logit(r, v, level) for r, v in zip(list_guess_counts(m), right, strict=True)),
+            (
+                bound_share_logit(r, v, level)
+                for r, v in zip(list_guess_counts(m), right, strict=True)
+            ),
             default=0.0,
         )
         / copies
@@ -138,7 +141,10 @@ def compute_one_run_p_value(
     counts = list_guess_counts(m)
     p = 1 / (1 + math.exp(-epsilon))
     least = min(
-        (float(compute_binomial_upper_tail(v, r, np.array([p]))[0]) for r, v in zip(counts, right, strict=True)),
+        (
+            float(compute_binomial_upper_tail(v, r, np.array([p]))[0])
+            for r, v in zip(counts, right, strict=True)
+        ),
         default=1.0,
     )
     return _bound_p_value(m, least, epsilon, delta, enough)
@@ -183,7 +189,10 @@ def _bound_p_value(
         return least if least >= enough else len(counts) * least + spare
     needed = [_find_fewest_unlikely_right(r, math.exp(log_chances[0]), least) for r in counts]
     # how many are right of those that each count, from the fewest on, adds to the one before
-    steps = [_compute_truncated_binomial_pmf(r - before, log_chances) for before, r in pairwise((0, *reversed(counts)))]
+    steps = [
+        _compute_truncated_binomial_pmf(r - before, log_chances)
+        for before, r in pairwise((0, *reversed(counts)))
+    ]
     chance = _compute_enough_right_probability(needed, steps)
     # What delta adds goes where it is cheapest: to outcomes that lack one right guess, then two,
     # and so on.
@@ -192,7 +201,9 @@ def _bound_p_value(
             return chance + spare / (more + 1)
         next_more = more + 1 + more // _COARSE
         # never r + 1 of r
-        helped = [max(0, v - next_more) if v <= r else v for r, v in zip(counts, needed, strict=True)]
+        helped = [
+            max(0, v - next_more) if v <= r else v for r, v in zip(counts, needed, strict=True)
+        ]
         reached = _compute_enough_right_probability(helped, steps)
         # those that lack so many or more, and get them
         used = min(spare, (more + 1) * max(0.0, reached - chance))
@@ -381,7 +392,9 @@ def check_audit_parameters(delta: float, level: float) -> None:
 def check_one_run_arguments(m: int, right: Counts, delta: float, level: float, copies: int) -> None:
     """Raises AuditError for counts that no guesses have, and for terms that no bound has."""
     counts = list_guess_counts(m)
-    if len(right) != len(counts) or not all(0 <= v <= r for r, v in zip(counts, right, strict=False)):
+    if len(right) != len(counts) or not all(
+        0 <= v <= r for r, v in zip(counts, right, strict=False)
+    ):
         raise AuditError(
             f"expected the right ones of {', '.join(map(str, counts))} guesses, got {right}",
         )

@@ -30,7 +30,10 @@ def encode_people(secrets: Sequence[Secret]) -> NDArray[np.float64]:
     names = sorted({s.user for s in secrets if s.user is not None})
     at = {name: float(i) for i, name in enumerate(names)}
     return np.array(
-        [at[s.user] if s.user is not None and s.user_trained == s.member else np.nan for s in secrets],
+        [
+            at[s.user] if s.user is not None and s.user_trained == s.member else np.nan
+            for s in secrets
+        ],
     )
 
 
@@ -62,7 +65,10 @@ def measure_user_inference(
     if min(map(len, records_by_person.values())) < LEAST:
         return ()
     means = {
-        name: [np.array([values[at].mean() for at in records_by_person[side].values()]) for side in (True, False)]
+        name: [
+            np.array([values[at].mean() for at in records_by_person[side].values()])
+            for side in (True, False)
+        ]
         for name, values in scores.items()
     }
     counts = " and ".join(
@@ -70,4 +76,7 @@ def measure_user_inference(
         for side, side_label in ((True, "in it"), (False, "not"))
     )
     count_note = f"{note}, {counts}"
-    return tuple(roc.estimate_auc(name, inside, others, count_note) for name, (inside, others) in means.items())
+    return tuple(
+        roc.estimate_auc(name, inside, others, count_note)
+        for name, (inside, others) in means.items()
+    )

@@ -59,7 +59,9 @@ def measure_ranked_recall(
     solved = np.zeros(n, dtype=bool)
     solved[secret[solvers(np.ones(n, dtype=np.int64))]] = True
     if int((~right).sum()) < errors:
-        equal_metric = "recall" if len(np.unique(secret)) == len(secret) else "the recall of all guesses"
+        equal_metric = (
+            "recall" if len(np.unique(secret)) == len(secret) else "the recall of all guesses"
+        )
         return share_with_interval(
             name,
             solved,
@@ -96,7 +98,7 @@ def compute_resampled_recall(
     right = hit[order]
     ranked_draws = draws[:, order]
     wrong = ranked_draws * ~right
-    solved: NDArray[np.float64] = (ranked_draws * right * ((np.cumsum(wrong, axis=1) - wrong) < errors)).sum(
-        1
-    ) / ranked_draws.sum(1)
+    solved: NDArray[np.float64] = (
+        ranked_draws * right * ((np.cumsum(wrong, axis=1) - wrong) < errors)
+    ).sum(1) / ranked_draws.sum(1)
     return solved

@@ -70,10 +70,13 @@ def repeat_measurement(
     if metric.signed and metric.name.startswith(EXCESS):
         base = metric.name.removeprefix(EXCESS)
         member_mean, floor = (
-            repeat_measurement(find_metric(name), members, others) for name in (base, name_nonmember_metric(base))
+            repeat_measurement(find_metric(name), members, others)
+            for name in (base, name_nonmember_metric(base))
         )
         return (
-            None if member_mean is None or floor is None else subtract_nonmember_mean(metric.name, member_mean, floor)
+            None
+            if member_mean is None or floor is None
+            else subtract_nonmember_mean(metric.name, member_mean, floor)
         )
     if (
         metric.errors is not None
@@ -115,7 +118,9 @@ def list_strongest_score_columns(columns: Columns) -> list[str]:
     """
     main = name_score_column("")
     controls = {name_score_column(control) for control in CONTROLS}
-    named_columns = [name for name in columns if name.startswith(f"{main}_") and name not in controls]
+    named_columns = [
+        name for name in columns if name.startswith(f"{main}_") and name not in controls
+    ]
     # The column without a name is one of those with a name, except in released text.
     is_duplicate = any(np.array_equal(columns[name], columns[main]) for name in named_columns)
     return named_columns if is_duplicate else [main, *named_columns]

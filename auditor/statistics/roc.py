@@ -116,11 +116,23 @@ def compute_newcombe_interval(
 
     def reach(x: float) -> float:
         more = (m + n) / 2 - 1  # the variance of Hanley and McNeil 1982, both sizes at their mean
-        return widen * Z * math.sqrt(x * (1 - x) * (1 + more * ((1 - x) / (2 - x) + x / (1 + x))) / (m * n))
+        return (
+            widen
+            * Z
+            * math.sqrt(x * (1 - x) * (1 + more * ((1 - x) / (2 - x) + x / (1 + x))) / (m * n))
+        )
 
     # 0 and 1 reach nowhere and would pass for an end.
-    low = 0.0 if value <= 0 else float(brentq(lambda x: value - x - reach(x), 0.0, min(value, 1 - _ROUNDING)))
-    high = 1.0 if value >= 1 else float(brentq(lambda x: x - value - reach(x), max(value, _ROUNDING), 1.0))
+    low = (
+        0.0
+        if value <= 0
+        else float(brentq(lambda x: value - x - reach(x), 0.0, min(value, 1 - _ROUNDING)))
+    )
+    high = (
+        1.0
+        if value >= 1
+        else float(brentq(lambda x: x - value - reach(x), max(value, _ROUNDING), 1.0))
+    )
     return low, high
 
 
@@ -251,7 +263,10 @@ def describe_tpr_counts(tpr: TprAtThreshold) -> str:
     few = ""
     if tpr.nonmembers < (least := count_nonmembers_for_lower_bound(tpr.rate, _SIDE)):
         few = f"; a lower end above 0 takes {least:,} non-members"
-    return f"{at}; {realised}; at the threshold itself, not counted: {members} members, {others} non-members{few}"
+    return (
+        f"{at}; {realised}; at the threshold itself, not counted: {members} members, {others} "
+        f"non-members{few}"
+    )
 
 
 @dataclass(frozen=True)
@@ -324,10 +339,15 @@ class PartialAuc:
 
     def low(self, level: float) -> float:
         # Each part at the height of its left end, the first at 0; `high` at that of its right end.
-        return sum(self._bound_grid_tpr(k).low(level / (_PARTS - 1)) for k in range(1, _PARTS)) / _PARTS
+        return (
+            sum(self._bound_grid_tpr(k).low(level / (_PARTS - 1)) for k in range(1, _PARTS))
+            / _PARTS
+        )
 
     def high(self, level: float) -> float:
-        return sum(self._bound_grid_tpr(k).high(level / _PARTS) for k in range(1, _PARTS + 1)) / _PARTS
+        return (
+            sum(self._bound_grid_tpr(k).high(level / _PARTS) for k in range(1, _PARTS + 1)) / _PARTS
+        )
 
     def _bound_grid_tpr(self, k: int) -> BoundedTprAtFpr:
         return BoundedTprAtFpr(self.own, self.others, self.below * k / _PARTS)
@@ -438,5 +458,8 @@ def compute_roc_curve(members: Floats, others: Floats) -> list[tuple[float, floa
     (1, 1).
     """
     limits = np.unique(others)[::-1]  # a threshold between two of these only loses members
-    false, tpr = (1 - np.searchsorted(np.sort(side), limits, side="right") / len(side) for side in (others, members))
+    false, tpr = (
+        1 - np.searchsorted(np.sort(side), limits, side="right") / len(side)
+        for side in (others, members)
+    )
     return [*zip(false.tolist(), tpr.tolist(), strict=True), (1.0, 1.0)]

@@ -66,7 +66,9 @@ class ScoredRecords:
     @property
     def groups(self) -> dict[str, Mask]:
         """All members, and each group of copies that is large enough and is not all of them."""
-        large = {name: members for name, members in self.copies.items() if members.sum() >= roc.LEAST}
+        large = {
+            name: members for name, members in self.copies.items() if members.sum() >= roc.LEAST
+        }
         return {_ALL: self.member} | {
             name: members for name, members in large.items() if members.sum() < self.member.sum()
         }
@@ -196,7 +198,8 @@ def bound_strongest_auc(
     The score that is strongest in truth may be another one than on these records.
     """
     reach = max(
-        max(m.high, 1 - m.low) for m in _estimate_corrected_aucs(name, scores, members, others, widening).values()
+        max(m.high, 1 - m.low)
+        for m in _estimate_corrected_aucs(name, scores, members, others, widening).values()
     )
     _, best = select_strongest_auc(name, scores, members, others, widening)
     return replace(best, high=reach) if best.value >= 0.5 else replace(best, low=1 - reach)
@@ -294,7 +297,10 @@ def measure_membership_score(
     """
     members = scores[member]
     others = scores[~member]
-    rates = [roc.estimate_tpr(name_tpr_metric(name, rate), members, others, rate) for rate in FALSE_POSITIVES]
+    rates = [
+        roc.estimate_tpr(name_tpr_metric(name, rate), members, others, rate)
+        for rate in FALSE_POSITIVES
+    ]
     rates.append(roc.estimate_partial_auc(name_partial_auc_metric(name), members, others, BELOW))
     return [
         roc.estimate_auc(auc_name(name), members, others, note, widen),

@@ -58,7 +58,9 @@ def measure_unlearning_group(
     if {BEFORE, AFTER, RELEARNED} <= set(columns):
         share = _estimate_relearned_share(*(columns[model] for model in (BEFORE, AFTER, RELEARNED)))
         changes |= {} if share is None else {"share_back": share}
-    means = {model: intervals.estimate_mean(name, values, unit) for model, values in columns.items()}
+    means = {
+        model: intervals.estimate_mean(name, values, unit) for model, values in columns.items()
+    }
     return GroupRecall(attack, name, group, means, changes)
 
 

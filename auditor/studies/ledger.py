@@ -1,6 +1,8 @@
-"""A claim ledger: what a paper says, what these runs say, and the verdict. Knows no paper, no files and no models.
+"""A claim ledger: what a paper says, what these runs say, and the verdict. Knows no paper, no files
+and no models.
 
-A claim is a sum of metrics at named places of a grid, and the side of a bound on which the paper puts it:
+A claim is a sum of metrics at named places of a grid, and the side of a bound on which the paper
+puts it:
 
     [[claim]]
     id = "T2-zlib"
@@ -12,7 +14,7 @@ A claim is a sum of metrics at named places of a grid, and the side of a bound o
     expect = "> 0"                                      # or a range [low, high]
 
 The key `at` stands for the only key that the plan sweeps.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -31,8 +33,10 @@ from auditor.statistics.metrics import find_metric
 HOLDS, REFUTED, UNDECIDED, NOT_RUN = "holds", "refuted", "not at this scale", "not run"
 
 RULE = (
-    "A claim holds if the 95% interval lies wholly on the claimed side, is refuted if it lies wholly on the other "
-    "side, and is otherwise undecided: not at this scale. Intervals resample secrets, paired over runs and seeds; "
+    "A claim holds if the 95% interval lies wholly on the claimed side, is refuted if it lies "
+    "wholly on the other "
+    "side, and is otherwise undecided: not at this scale. Intervals resample secrets, paired over "
+    "runs and seeds; "
     "they are not corrected for the number of claims."
 )
 
@@ -61,7 +65,8 @@ class Expectation:
 
 
 def judge_paper_claim(m: Measurement, expect: Expectation) -> str:
-    """The verdict, by RULE. An interval that touches a bound decides nothing; neither does one with a NaN."""
+    """The verdict, by RULE. An interval that touches a bound decides nothing; neither does one with
+    a NaN."""
     if math.isnan(m.low) or math.isnan(m.high):
         return UNDECIDED
     if expect.low < m.low and m.high < expect.high:
@@ -115,11 +120,15 @@ class NotRun(Exception):
     """A place the claim speaks of has no numbers; the message says why."""
 
 
-# --- reading claims -------------------------------------------------------------------------------------------------
+# --- reading claims
+# -----------------------------------------------------------------------------------------------
 
 
-def parse_paper_claim_statements(raw: Sequence[Mapping[str, Any]], scale: str, where: str) -> list[PaperClaimStatement]:
-    """The claims of a plan file at this scale. Raises AuditError for a field nobody knows or one that is missing."""
+def parse_paper_claim_statements(
+    raw: Sequence[Mapping[str, Any]], scale: str, where: str
+) -> list[PaperClaimStatement]:
+    """The claims of a plan file at this scale. Raises AuditError for a field nobody knows or one
+    that is missing."""
     made = list[PaperClaimStatement]()
     for claim in raw:
         scales = claim.get("scale", scale)  # one, several, or by default all
@@ -141,16 +150,23 @@ def _parse_paper_claim_statement(raw: Mapping[str, Any], where: str) -> PaperCla
     for name in ("id", "text", "paper", "of", "expect"):
         if name not in raw:
             raise AuditError(f"{where}: missing field {name!r}")
-    of, minus = (_parse_paper_claim_terms(raw.get(side, []), raw.get("metric"), where) for side in ("of", "minus"))
+    of, minus = (
+        _parse_paper_claim_terms(raw.get(side, []), raw.get("metric"), where)
+        for side in ("of", "minus")
+    )
     expect = parse_paper_claim_expectation(raw["expect"], where)
-    return PaperClaimStatement(raw["id"], raw["text"], raw["paper"], of, minus, expect, raw.get("note", ""))
+    return PaperClaimStatement(
+        raw["id"], raw["text"], raw["paper"], of, minus, expect, raw.get("note", "")
+    )
 
 
 def _parse_paper_claim_terms(raw: Any, metric: str | None, where: str) -> tuple[Term, ...]:
     made = []
     for term in raw if isinstance(raw, list) else [raw]:
         if not isinstance(term, Mapping):
-            raise AuditError(f"{where}: expected a table or a list of them in `of` and `minus`, got {term!r}")
+            raise AuditError(
+                f"{where}: expected a table or a list of them in `of` and `minus`, got {term!r}"
+            )
         named = term.get("metric", metric)
         if not named:
             raise AuditError(f"{where}: names no metric")
@@ -162,29 +178,45 @@ def _parse_paper_claim_terms(raw: Any, metric: str | None, where: str) -> tuple[
 
 def parse_paper_claim_expectation(raw: Any, where: str) -> Expectation:
     """`"> 0"`, `"< 0.02"` or `[0.6, 0.7]`."""
-    match = re.fullmatch(r"([<>])\s*([-+]?(?:\d+\.?\d*|\.\d+))", raw) if isinstance(raw, str) else None
+    match = (
+        re.fullmatch(r"([<>])\s*([-+]?(?:\d+\.?\d*|\.\d+))", raw) if isinstance(raw, str) else None
+    )
     if match:
         bound = float(match[2])
         return Expectation(*((bound, math.inf) if match[1] == ">" else (-math.inf, bound)), raw)
-    pair = isinstance(raw, list) and len(raw) == 2 and all(isinstance(bound, int | float) for bound in raw)
+    pair = (
+        isinstance(raw, list)
+        and len(raw) == 2
+        and all(isinstance(bound, int | float) for bound in raw)
+    )
     if not pair or raw[0] >= raw[1]:
-        raise AuditError(f'{where}: expected `expect` like "> 0", "< 0.02" or [low, high], got {raw!r}')
+        raise AuditError(
+            f'{where}: expected `expect` like "> 0", "< 0.02" or [low, high], got {raw!r}'
+        )
     return Expectation(float(raw[0]), float(raw[1]), f"in [{raw[0]:g}, {raw[1]:g}]")
 
 
-# --- judging them ---------------------------------------------------------------------------------------------------
+# --- judging them
+# -----------------------------------------------------------------------------------------------
 
 
-def check_paper_claim_places_are_planned(statement: PaperClaimStatement, places: Sequence[Place]) -> None:
-    """Raises AuditError where a claim speaks of a place, an attack or a metric that the plan does not have."""
+def check_paper_claim_places_are_planned(
+    statement: PaperClaimStatement, places: Sequence[Place]
+) -> None:
+    """Raises AuditError where a claim speaks of a place, an attack or a metric that the plan does
+    not have."""
     for _, term in statement.signed_terms():
         for place in _grid_places_of_claim_term(term, places, statement.id):
             _attack_of_claim_term(term, place, statement.id)
 
 
-def ledger_row_of_paper_claim(plan: str, statement: PaperClaimStatement, places: Sequence[Place]) -> LedgerRow:
+def ledger_row_of_paper_claim(
+    plan: str, statement: PaperClaimStatement, places: Sequence[Place]
+) -> LedgerRow:
     """The claim's row, from the places of its plan."""
-    base = LedgerRow(plan, statement.id, statement.text, statement.paper, "", statement.expect.text, NOT_RUN)
+    base = LedgerRow(
+        plan, statement.id, statement.text, statement.paper, "", statement.expect.text, NOT_RUN
+    )
     try:
         chosen = [
             (sign, term, _grid_places_of_claim_term(term, places, statement.id))
@@ -192,7 +224,9 @@ def ledger_row_of_paper_claim(plan: str, statement: PaperClaimStatement, places:
         ]
         parts = [
             # A term of several places is their mean.
-            WeightedMetric(sign / len(found), term.metric, _replicates_of_claim_term(term, place, statement.id))
+            WeightedMetric(
+                sign / len(found), term.metric, _replicates_of_claim_term(term, place, statement.id)
+            )
             for sign, term, found in chosen
             for place in found
         ]
@@ -200,15 +234,33 @@ def ledger_row_of_paper_claim(plan: str, statement: PaperClaimStatement, places:
     except (NotRun, AuditError) as why:
         return replace(base, note=str(why))
     about = sorted({place.about for _, _, found in chosen for place in found if place.about})
-    setting, note = paper_claim_setting_phrase(about, parts, ours), "; ".join(filter(None, [statement.note, ours.note]))
-    return replace(base, setting=setting, verdict=judge_paper_claim(ours, statement.expect), ours=ours, note=note)
+    setting, note = (
+        paper_claim_setting_phrase(about, parts, ours),
+        "; ".join(filter(None, [statement.note, ours.note])),
+    )
+    return replace(
+        base,
+        setting=setting,
+        verdict=judge_paper_claim(ours, statement.expect),
+        ours=ours,
+        note=note,
+    )
 
 
-def paper_claim_setting_phrase(about: Sequence[str], parts: Sequence[WeightedMetric], ours: Measurement) -> str:
-    """`lab; n 300; K 10; seeds 0-4`: what was attacked, how many secrets, how many samples each, at which seeds."""
-    sizes = sorted({int(part.cell.options["samples"]) for part in parts if "samples" in part.cell.options})
+def paper_claim_setting_phrase(
+    about: Sequence[str], parts: Sequence[WeightedMetric], ours: Measurement
+) -> str:
+    """`lab; n 300; K 10; seeds 0-4`: what was attacked, how many secrets, how many samples each, at
+    which seeds."""
+    sizes = sorted(
+        {int(part.cell.options["samples"]) for part in parts if "samples" in part.cell.options}
+    )
     # A contrast is of the seeds that all its parts have.
-    seeds = sorted(set.intersection(*({*part.cell.member_outcomes_by_seed, *part.cell.measured} for part in parts)))
+    seeds = sorted(
+        set.intersection(
+            *({*part.cell.member_outcomes_by_seed, *part.cell.measured} for part in parts)
+        )
+    )
     words = [*about, f"n {ours.n}"]
     words += [f"K {', '.join(map(str, sizes))}"] if sizes else []
     words += [f"seeds {study_seed_ranges_label(seeds)}"] if seeds else []
@@ -224,7 +276,9 @@ def study_seed_ranges_label(seeds: Sequence[int]) -> str:
 
 def _grid_places_of_claim_term(term: Term, places: Sequence[Place], id: str) -> list[Place]:
     if term.variant is not None and term.variant not in {place.variant for place in places}:
-        raise unknown_name_error(f"variant in claim {id!r}:", term.variant, {place.variant for place in places})
+        raise unknown_name_error(
+            f"variant in claim {id!r}:", term.variant, {place.variant for place in places}
+        )
     found = [place for place in places if term.variant in (None, place.variant)]
     swept = list(dict.fromkeys(key for place in places for key in place.at))
     for key, value in term.at.items():
@@ -233,7 +287,9 @@ def _grid_places_of_claim_term(term: Term, places: Sequence[Place], id: str) -> 
             raise unknown_name_error(f"swept key in claim {id!r}:", key, swept)
         values = list(dict.fromkeys(place.at[key] for place in places if key in place.at))
         # In the order in which the plan sweeps them, not by size.
-        wanted = {"first": values[0], "middle": values[len(values) // 2], "last": values[-1]}.get(value, value)
+        wanted = {"first": values[0], "middle": values[len(values) // 2], "last": values[-1]}.get(
+            value, value
+        )
         found = [place for place in found if place.at.get(key) == wanted]
         if not found:
             raise AuditError(f"claim {id!r}: the plan has no point at {key} = {wanted!r}")
@@ -243,7 +299,9 @@ def _grid_places_of_claim_term(term: Term, places: Sequence[Place], id: str) -> 
 def _attack_of_claim_term(term: Term, place: Place, id: str) -> str:
     named = term.cell.get("attack")
     if named is None and len(place.attacks) > 1:
-        raise AuditError(f"claim {id!r}: {place.variant!r} runs {', '.join(place.attacks)}; name one of them")
+        raise AuditError(
+            f"claim {id!r}: {place.variant!r} runs {', '.join(place.attacks)}; name one of them"
+        )
     if named is not None and named not in place.attacks:
         raise unknown_name_error(f"attack in claim {id!r}:", named, place.attacks)
     return named or place.attacks[0]
@@ -252,7 +310,11 @@ def _attack_of_claim_term(term: Term, place: Place, id: str) -> str:
 def _replicates_of_claim_term(term: Term, place: Place, id: str) -> Replicates:
     # a claim names target, setting and attack as a cell's attributes are called
     wanted = {**term.cell, "attack": _attack_of_claim_term(term, place, id)}
-    found = [cell for cell in place.cells if all(getattr(cell, key) == value for key, value in wanted.items())]
+    found = [
+        cell
+        for cell in place.cells
+        if all(getattr(cell, key) == value for key, value in wanted.items())
+    ]
     if not found:
         raise NotRun(place.failure or f"{place.variant or 'the plan'} has no row {wanted}")
     if len(found) > 1:

@@ -1,4 +1,5 @@
-"""The measured cost of mixing for people, programs and the ledger: table, plot, files. Knows no model."""
+"""The measured cost of mixing for people, programs and the ledger: table, plot, files. Knows no
+model."""
 
 from __future__ import annotations
 
@@ -22,25 +23,47 @@ def tradeoff_title(result: Utility) -> str:
 
 def describe_tradeoff(result: Utility) -> str:
     """What was predicted of what, and what each ε covers."""
-    longest = f"max T = {result.longest} predicted tokens of a text, mean T = {result.mean_tokens:.3g}"
+    longest = (
+        f"max T = {result.longest} predicted tokens of a text, mean T = {result.mean_tokens:.3g}"
+    )
     lines = [
-        f"{result.texts:,} texts, masked {result.restarts} times; |V| = {result.vocab_size:,}; {longest}.",
-        "Perplexity of the corpus, mean over restarts; 95% intervals resample texts, ratios are paired by text.",
-        "ε at max T is claimed of one text of T tokens; at mean T, as the paper reports it, nothing is guaranteed.",
+        f"{result.texts:,} texts, masked {result.restarts} times; |V| = {result.vocab_size:,}; "
+        f"{longest}.",
+        "Perplexity of the corpus, mean over restarts; 95% intervals resample texts, ratios are "
+        "paired by text.",
+        "ε at max T is claimed of one text of T tokens; at mean T, as the paper reports it, "
+        "nothing is guaranteed.",
         *result.notes,
     ]
-    statuses = dict.fromkeys(f"{row.title}: {row.status}." for row in result.rows if row.epsilon is not None)
+    statuses = dict.fromkeys(
+        f"{row.title}: {row.status}." for row in result.rows if row.epsilon is not None
+    )
     return "\n".join([*lines, *statuses])
 
 
 def tradeoff_table(result: Utility) -> tables.RowTable:
     """A row a point; for programs with bounds, restarts and timings in columns of their own."""
     partly = any(row.covered.value < 1 for row in result.rows)
-    head = ("point", "perplexity", "× undefended", "ε a token", "ε at max T", "ε at mean T: not a guarantee")
+    head = (
+        "point",
+        "perplexity",
+        "× undefended",
+        "ε a token",
+        "ε at max T",
+        "ε at mean T: not a guarantee",
+    )
     keys = list(dict.fromkeys(key for row in result.rows for key in row.at))
     bounds = [f"{name}{end}" for name in ("perplexity", "ratio") for end in ("", "_low", "_high")]
     restarts = [f"perplexity_restart_{i}" for i in range(result.restarts)]
-    epsilons = ("epsilon_per_token", "epsilon", "tokens", "epsilon_mean_not_a_guarantee", "delta", "relation", "status")
+    epsilons = (
+        "epsilon_per_token",
+        "epsilon",
+        "tokens",
+        "epsilon_mean_not_a_guarantee",
+        "delta",
+        "relation",
+        "status",
+    )
     return tables.RowTable(
         tradeoff_title(result),
         (*head, *(["tokens covered"] if partly else [])),
@@ -56,35 +79,69 @@ def tradeoff_table(result: Utility) -> tables.RowTable:
 
 def _utility_cells(row: UtilityRow, partly: bool, longest: int) -> tuple[str, ...]:
     perplexity, ratio = (
-        phrases.value_with_interval(m) if math.isfinite(m.value) else "∞" for m in (row.perplexity, row.ratio)
+        phrases.value_with_interval(m) if math.isfinite(m.value) else "∞"
+        for m in (row.perplexity, row.ratio)
     )
-    each, most, mean = (_tradeoff_epsilon_label(e) for e in (row.epsilon_per_token, row.epsilon, row.epsilon_mean))
+    each, most, mean = (
+        _tradeoff_epsilon_label(e) for e in (row.epsilon_per_token, row.epsilon, row.epsilon_mean)
+    )
     if row.tokens not in (None, longest):  # a defense set up for a fixed number
         most += f" (T = {row.tokens:,})"
-    return (perplexity, ratio, each, most, mean, *([phrases.value_with_interval(row.covered)] if partly else []))
+    return (
+        perplexity,
+        ratio,
+        each,
+        most,
+        mean,
+        *([phrases.value_with_interval(row.covered)] if partly else []),
+    )
 
 
 def _tradeoff_epsilon_label(value: float | None) -> str:
     return phrases.NOTHING if value is None else phrases.format_number(value, "#")
 
 
-def _machine_readable_utility_cells(row: UtilityRow, keys: Sequence[str], texts: int) -> tuple[object, ...]:
+def _machine_readable_utility_cells(
+    row: UtilityRow, keys: Sequence[str], texts: int
+) -> tuple[object, ...]:
     bounds = [bound for m in (row.perplexity, row.ratio) for bound in (m.value, m.low, m.high)]
-    epsilons = (row.epsilon_per_token, row.epsilon, row.tokens, row.epsilon_mean, row.delta, row.relation, row.status)
+    epsilons = (
+        row.epsilon_per_token,
+        row.epsilon,
+        row.tokens,
+        row.epsilon_mean,
+        row.delta,
+        row.relation,
+        row.status,
+    )
     at = [row.at.get(key) for key in keys]
-    return (row.target, *at, *bounds, *row.restarts, *epsilons, row.covered.value, row.slowdown.value, texts)
+    return (
+        row.target,
+        *at,
+        *bounds,
+        *row.restarts,
+        *epsilons,
+        row.covered.value,
+        row.slowdown.value,
+        texts,
+    )
 
 
-# --- the plot ---------------------------------------------------------------------------------------------------------
+# --- the plot
+# -----------------------------------------------------------------------------------------------
 
 
 def tradeoff_plot_lines(result: Utility) -> tuple[list[TradeoffLine], str]:
     """The finite points as lines, and what their horizontal axis is.
 
-    Epsilon where it differs from point to point, else the option that is swept. A claim that adds up over tokens is
-    drawn at max T and, as the paper does, at mean T.
+    Epsilon where it differs from point to point, else the option that is swept. A claim that adds
+    up over tokens is drawn at max T and, as the paper does, at mean T.
     """
-    defended = [row for row in result.rows if row.epsilon is not None and math.isfinite(row.perplexity.value)]
+    defended = [
+        row
+        for row in result.rows
+        if row.epsilon is not None and math.isfinite(row.perplexity.value)
+    ]
     names = dict.fromkeys(row.title for row in defended)
     if len({row.epsilon for row in defended}) > 1 or not defended:
         drawn = []
@@ -92,16 +149,29 @@ def tradeoff_plot_lines(result: Utility) -> tuple[list[TradeoffLine], str]:
             mine = [row for row in defended if row.title == name]
             means = [(row.epsilon_mean, row) for row in mine if row.epsilon_mean is not None]
             title = f"{name}, at max T" if means else name
-            drawn.append(TradeoffLine(title, _finite_tradeoff_plot_points((row.epsilon, row) for row in mine)))
+            drawn.append(
+                TradeoffLine(
+                    title, _finite_tradeoff_plot_points((row.epsilon, row) for row in mine)
+                )
+            )
             if means:
                 drawn.append(
-                    TradeoffLine("at mean T: not a guarantee", _finite_tradeoff_plot_points(means), faint=True)
+                    TradeoffLine(
+                        "at mean T: not a guarantee",
+                        _finite_tradeoff_plot_points(means),
+                        faint=True,
+                    )
                 )
         return drawn, "ε"
     key = next(iter(defended[0].at), "")
-    swept = [(float(row.at[key]), row) for row in defended if isinstance(row.at.get(key), int | float)]
+    swept = [
+        (float(row.at[key]), row) for row in defended if isinstance(row.at.get(key), int | float)
+    ]
     lines = [
-        TradeoffLine(name, _finite_tradeoff_plot_points(one for one in swept if one[1].title == name)) for name in names
+        TradeoffLine(
+            name, _finite_tradeoff_plot_points(one for one in swept if one[1].title == name)
+        )
+        for name in names
     ]
     return lines, key
 
@@ -112,10 +182,13 @@ def _finite_tradeoff_plot_points(
     """(x, perplexity, low, high) in the order of x, the finite ones."""
     finite = [(x, row.perplexity) for x, row in pairs if x is not None and math.isfinite(x)]
     # An end at infinity cannot be drawn: the bar stops at the value.
-    return tuple(sorted((x, m.value, m.low, m.high if math.isfinite(m.high) else m.value) for x, m in finite))
+    return tuple(
+        sorted((x, m.value, m.low, m.high if math.isfinite(m.high) else m.value) for x, m in finite)
+    )
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
+# --- files
+# -----------------------------------------------------------------------------------------------
 
 
 def write_utility_files(folder: Path, result: Utility) -> None:
@@ -131,7 +204,9 @@ def write_utility_files(folder: Path, result: Utility) -> None:
     drawn, axis = tradeoff_plot_lines(result)
     for ending in (".svg", ".png"):
         path = folder / f"{NAME}{ending}"
-        save_perplexity_tradeoff_plot(path, drawn, axis, result.rows[0].perplexity.value, tradeoff_title(result))
+        save_perplexity_tradeoff_plot(
+            path, drawn, axis, result.rows[0].perplexity.value, tradeoff_title(result)
+        )
 
 
 def has_utility_result(folder: Path) -> bool:
@@ -139,7 +214,8 @@ def has_utility_result(folder: Path) -> bool:
 
 
 def read_utility_result(folder: Path, asked: UtilityPlan | None = None) -> Utility:
-    """Raises AuditError where the folder holds no finished measurement, or one of anything but what is asked."""
+    """Raises AuditError where the folder holds no finished measurement, or one of anything but what
+    is asked."""
     path = folder / f"{NAME}.json"
     result: Utility = from_json(Utility, read_json(path, "the measured utility"), str(path))
     if asked is not None:

@@ -1,6 +1,8 @@
-"""Texts whose hidden tokens masked language models predict (Majmudar et al. 2022, Section 3). Knows no sweep, no file.
+"""Texts whose hidden tokens masked language models predict (Majmudar et al. 2022, Section 3). Knows
+no sweep, no file.
 
-Several models are asked about the same texts, batch by batch, and the model that all of them wrap answers once.
+Several models are asked about the same texts, batch by batch, and the model that all of them wrap
+answers once.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ _TIMINGS = 5
 class MaskingOptions:
     """How texts are masked. mask_share of the tokens is hidden, other ones at each of the restarts.
 
-    max_length: tokens of a text, at most. limit: at most so many texts, a random sample. batch_size: texts at once.
+    max_length: tokens of a text, at most. limit: at most so many texts, a random sample.
+    batch_size: texts at once.
     """
 
     seed: int = 0
@@ -47,7 +50,8 @@ class MaskingOptions:
 
 @dataclass(frozen=True)
 class Passage:
-    """One text as tokens. row: its place in the data, from 0; open: positions that may be hidden."""
+    """One text as tokens. row: its place in the data, from 0; open: positions that may be
+    hidden."""
 
     row: int
     tokens: Tokens
@@ -66,9 +70,12 @@ class MaskedTexts:
         texts: Sequence[str],
         options: MaskingOptions,
     ) -> None:
-        """Raises AuditError for models of two vocabularies and for texts without a token to hide."""
+        """Raises AuditError for models of two vocabularies and for texts without a token to
+        hide."""
         if public is not None:
-            check_same_vocabulary_size("--public", public.name, public.vocab_size, "the target's", target.vocab_size)
+            check_same_vocabulary_size(
+                "--public", public.name, public.vocab_size, "the target's", target.vocab_size
+            )
         self.bare = target
         self.target = _LastAnswerCache(target)
         self.public = None if public is None else _LastAnswerCache(public)
@@ -76,7 +83,9 @@ class MaskedTexts:
         self.room = min(options.max_length, target.max_positions or options.max_length)
         self.notes = [*target.notes, *(public.notes if public is not None else ())]
         self.texts = self._draw_sample(self._encode_usable_texts(texts), options.limit)
-        size = get_max_logits(target.device) // (max(len(text.tokens) for text in self.texts) * target.vocab_size)
+        size = get_max_logits(target.device) // (
+            max(len(text.tokens) for text in self.texts) * target.vocab_size
+        )
         self.batch_size = options.batch_size or max(1, min(_BATCH, size))
 
     @cached_property
@@ -88,23 +97,34 @@ class MaskedTexts:
         passages = [self._encode_passage(row, text) for row, text in enumerate(texts)]
         usable = [passage for passage in passages if passage.open]
         check_tokens_within_vocabulary(
-            "the texts", [passage.tokens for passage in usable], self.target.vocab_size, self.target.name
+            "the texts",
+            [passage.tokens for passage in usable],
+            self.target.vocab_size,
+            self.target.name,
         )
         if not usable:
             raise AuditError(f"expected texts with a token to hide, got {len(texts)} without one")
         if len(usable) < len(passages):
             self.notes.append(
-                f"{len(passages) - len(usable)} of {len(passages)} texts hold nothing to predict: left out"
+                f"{len(passages) - len(usable)} of {len(passages)} texts hold nothing to predict: "
+                "left out"
             )
         if cut := sum(passage.cut for passage in usable):
-            self.notes.append(f"{cut} of {len(usable)} texts are longer than {self.room} tokens: the rest was cut off")
+            self.notes.append(
+                f"{cut} of {len(usable)} texts are longer than {self.room} tokens: the rest was "
+                "cut off"
+            )
         return usable
 
     def _encode_passage(self, row: int, text: str) -> Passage:
         # First without truncation, only to learn whether anything is cut off.
         cut = len(self.tokenizer(text, verbose=False)["input_ids"]) > self.room
         coded = self.tokenizer(
-            text, truncation=True, max_length=self.room, return_special_tokens_mask=True, verbose=False
+            text,
+            truncation=True,
+            max_length=self.room,
+            return_special_tokens_mask=True,
+            verbose=False,
         )
         open = tuple(i for i, special in enumerate(coded["special_tokens_mask"]) if not special)
         return Passage(row, tuple(coded["input_ids"]), open, cut)
@@ -112,8 +132,15 @@ class MaskedTexts:
     def _draw_sample(self, texts: list[Passage], limit: int | None) -> list[Passage]:
         if limit is None or limit >= len(texts):
             return texts
-        rows = sorted(keyed_random_generator("utility", "limit", self.options.seed).permutation(len(texts))[:limit])
-        self.notes.append(f"--limit kept {limit} of {len(texts)} texts, a random sample with seed {self.options.seed}")
+        rows = sorted(
+            keyed_random_generator("utility", "limit", self.options.seed).permutation(len(texts))[
+                :limit
+            ]
+        )
+        self.notes.append(
+            f"--limit kept {limit} of {len(texts)} texts, a random sample with seed "
+            f"{self.options.seed}"
+        )
         return [texts[i] for i in rows]
 
     def _count_hidden_tokens(self, text: Passage) -> int:
@@ -121,16 +148,22 @@ class MaskedTexts:
         return max(1, round(self.options.mask_share * len(text.open)))
 
     def masked_positions(self, text: Passage, restart: int) -> list[int]:
-        """Return the hidden positions: a function of seed, restart and row, whatever else is measured."""
+        """Return the hidden positions: a function of seed, restart and row, whatever else is
+        measured."""
         rng = keyed_random_generator("utility", "masks", self.options.seed, restart, text.row)
-        return sorted(rng.choice(text.open, self._count_hidden_tokens(text), replace=False).tolist())
+        return sorted(
+            rng.choice(text.open, self._count_hidden_tokens(text), replace=False).tolist()
+        )
 
     def protect(self, defense: Defense) -> tuple[MaskedModel, Claim | None]:
         """Return the model behind this defense, and its claim for the longest text."""
-        return defense.protect_masked(MaskedScenario(self.target, self.public, int(self.hidden_token_counts.max())))
+        return defense.protect_masked(
+            MaskedScenario(self.target, self.public, int(self.hidden_token_counts.max()))
+        )
 
     def _batches(self) -> Iterator[tuple[int, list[int], Tensor, Tensor]]:
-        """Yield (restart, texts, tokens (B, n), gaps (B, m)): batches of one length, without padding."""
+        """Yield (restart, texts, tokens (B, n), gaps (B, m)): batches of one length, without
+        padding."""
         shapes = [(len(text.tokens), self._count_hidden_tokens(text)) for text in self.texts]
         for restart in range(self.options.restarts):
             for batch in group_equal_shapes(shapes, self.batch_size):
@@ -141,13 +174,15 @@ class MaskedTexts:
     def measure_nll(
         self, models: Sequence[MaskedModel], progress: Callable[[int, int], None]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """(models, restarts, texts): summed nll (nats) of tokens that have a probability, and how many have none."""
+        """(models, restarts, texts): summed nll (nats) of tokens that have a probability, and how
+        many have none."""
         restarts = self.options.restarts
         nll = np.zeros((len(models), restarts, len(self.texts)))
         lost = np.zeros(nll.shape, dtype=np.int64)
         done = 0
         for restart, batch, tokens, gaps in self._batches():
-            # Batches outside, models inside: the cache answers all models of a batch from one forward pass.
+            # Batches outside, models inside: the cache answers all models of a batch from one
+            # forward pass.
             for i, model in enumerate(models):
                 log_prob = model.token_log_probs(tokens, gaps).double().cpu().numpy()  # (B, m) nats
                 impossible = np.isneginf(log_prob)
@@ -158,7 +193,8 @@ class MaskedTexts:
         return nll, lost
 
     def measure_slowdowns(self, models: Sequence[MaskedModel]) -> list[Measurement]:
-        """Time for a distribution over that of the bare model: median, smallest and largest of a few rounds."""
+        """Time for a distribution over that of the bare model: median, smallest and largest of a
+        few rounds."""
         rounds = []
         # The bare model anew in every round: what slows the machine down meanwhile slows both.
         for _ in range(_TIMINGS):
@@ -175,7 +211,10 @@ class MaskedTexts:
             if cache is not None:
                 cache.forget()  # a remembered answer would take no time
         text = self.texts[0]
-        tokens, gaps = torch.tensor([text.tokens] * 4), torch.tensor([self.masked_positions(text, 0)] * 4)
+        tokens, gaps = (
+            torch.tensor([text.tokens] * 4),
+            torch.tensor([self.masked_positions(text, 0)] * 4),
+        )
         start = time.perf_counter()
         if model.log_probs(tokens, gaps).is_cuda:
             torch.cuda.synchronize()  # what is launched is not yet done

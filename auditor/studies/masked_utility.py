@@ -1,7 +1,8 @@
-"""What mixing costs masked language models: perplexity against epsilon (Majmudar et al. 2022, Figure 2).
+"""What mixing costs masked language models: perplexity against epsilon (Majmudar et al. 2022,
+Figure 2).
 
-The points of a sweep are scored on the same texts, batch by batch, so that one forward pass of the model serves them
-all and differences are paired by text. Knows no table and no plot.
+The points of a sweep are scored on the same texts, batch by batch, so that one forward pass of the
+model serves them all and differences are paired by text. Knows no table and no plot.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ _RESAMPLES = 2000
 class UtilitySettings:
     """The `[utility]` table of a plan. Raises AuditError for what cannot be measured.
 
-    on: which of the lab's records, heldout by default; data of one's own are measured whole. mask_share of the tokens
-    is hidden, other ones at each of the restarts. max_length: tokens of a text, at most; the rest is cut off.
+    on: which of the lab's records, heldout by default; data of one's own are measured whole.
+    mask_share of the tokens is hidden, other ones at each of the restarts. max_length: tokens of a
+    text, at most; the rest is cut off.
     """
 
     on: Literal["heldout", "members"] | None = None
@@ -85,7 +87,8 @@ class UtilityPlan:
     sweep: Mapping[str, Sequence[Any]]
 
     def build_points(self) -> list[DefensePoint]:
-        """The model as it is, then each defense at each of its points. Raises AuditError for what nobody takes."""
+        """The model as it is, then each defense at each of its points. Raises AuditError for what
+        nobody takes."""
         plan, defaults, known = self.plan, dict[str, dict[str, Any]](), registry.defenses_by_name()
         for path in plan.plugin:
             registry.load_plugin_file(Path(path))
@@ -97,15 +100,22 @@ class UtilityPlan:
         for name in plan.defenses.defense:
             if name not in known:
                 raise unknown_name_error("defense", name, known)
-        fields = {name: list(plugin_option_defaults(known[name])) for name in dict.fromkeys(plan.defenses.defense)}
+        fields = {
+            name: list(plugin_option_defaults(known[name]))
+            for name in dict.fromkeys(plan.defenses.defense)
+        }
         refuse_unused_options("-D", plan.defenses.defense_options, fields)
         points = [DefensePoint()]
         for name, swept in _swept_options_by_defense(self.sweep, fields).items():
-            given = merged_plugin_options(name, plan.defenses.defense_options, defaults.get(name, {}), fields[name])
+            given = merged_plugin_options(
+                name, plan.defenses.defense_options, defaults.get(name, {}), fields[name]
+            )
             # If nothing is swept, product() yields one empty tuple: the defense as it is.
             for values in product(*swept.values()):
                 at = dict(zip(swept, values, strict=True))
-                points.append(DefensePoint(build_plugin("defense", known, name, {**given, **at}), at))
+                points.append(
+                    DefensePoint(build_plugin("defense", known, name, {**given, **at}), at)
+                )
         for point in points:
             if point.defense and not plan.target.uses_builtin_lab:
                 check_defense_inputs_given(point.defense, plan.target.public)
@@ -113,12 +123,19 @@ class UtilityPlan:
 
     def check_folder_measured_alike(self, found: Utility, folder: Path) -> None:
         """Raises AuditError where what the folder holds was measured with anything else."""
-        mine = {"plan": self.plan.to_json(), "settings": to_json(self.settings), "sweep": to_json(self.sweep)}
+        mine = {
+            "plan": self.plan.to_json(),
+            "settings": to_json(self.settings),
+            "sweep": to_json(self.sweep),
+        }
         for name, own in mine.items():
             theirs = to_json(getattr(found, name))
             # The words of the command line may differ; what they ask for may not.
             if {**theirs, "command": ""} != {**own, "command": ""}:
-                raise AuditError(f"expected a new folder for -o, but {str(folder)!r} was measured with another {name}")
+                raise AuditError(
+                    f"expected a new folder for -o, but {str(folder)!r} was measured with another "
+                    f"{name}"
+                )
         file_digests.check_model_files_unchanged(
             found.weights or None, plan_weights.weight_digests_of_plan_files(self.plan), str(folder)
         )
@@ -127,7 +144,8 @@ class UtilityPlan:
 def _swept_options_by_defense(
     sweep: Mapping[str, Sequence[Any]], fields: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, Sequence[Any]]]:
-    """By defense, the options that its points differ in. `option` is that of every defense that has it."""
+    """By defense, the options that its points differ in. `option` is that of every defense that has
+    it."""
     swept: dict[str, dict[str, Sequence[Any]]] = {name: {} for name in fields}
     for key, values in sweep.items():
         name, dot, option = key.rpartition(".")
@@ -137,24 +155,31 @@ def _swept_options_by_defense(
             raise unknown_name_error(f"defense in the sweep of {key!r}:", name, fields)
         having = [one for one in ([name] if dot else fields) if option in fields[one]]
         if not having:
-            raise unknown_name_error("option in the sweep:", option, {own for one in fields for own in fields[one]})
+            raise unknown_name_error(
+                "option in the sweep:", option, {own for one in fields for own in fields[one]}
+            )
         # By repr: values may be lists, which have no hash, and 1 and true are two values.
         if len(set(map(repr, values))) < len(values) or not values:
-            raise AuditError(f"expected values that differ for {key!r} in the sweep, got {list(values)}")
+            raise AuditError(
+                f"expected values that differ for {key!r} in the sweep, got {list(values)}"
+            )
         for one in having:
             swept[one][option] = values
     return swept
 
 
 def parse_utility_plan(raw: Mapping[str, Any]) -> UtilityPlan:
-    """From the raw values of a plan file: the fields of a plan, `[sweep]` and `[utility]`. Raises AuditError."""
+    """From the raw values of a plan file: the fields of a plan, `[sweep]` and `[utility]`. Raises
+    AuditError."""
     given = dict(raw)
     settings = from_json(UtilitySettings, given.pop("utility", {}), "utility")
     sweep, seeds = given.pop("sweep", {}), given.pop("seeds", [0])
     if "variant" in given:
         raise AuditError("expected a [utility] plan without variants: it has a sweep")
     if len(seeds) > 1:
-        raise AuditError(f"expected one seed for a [utility] plan, whose restarts mask anew, got {seeds}")
+        raise AuditError(
+            f"expected one seed for a [utility] plan, whose restarts mask anew, got {seeds}"
+        )
     return UtilityPlan(make_plan({"seed": seeds[0], **given}, {}), settings, sweep)
 
 
@@ -162,10 +187,11 @@ def parse_utility_plan(raw: Mapping[str, Any]) -> UtilityPlan:
 class UtilityRow:
     """One point's numbers. Epsilons in nats; None where nothing of the kind is claimed.
 
-    ratio: perplexity over that of the model as it is, paired by text. restarts: the perplexity of each. covered: share
-    of the predicted tokens that have a probability at all. slowdown: time of a next-token distribution, over the
-    model's own.
-    epsilon: of the claim over its `tokens`. epsilon_mean: as the paper reports it, at the *mean* number of predicted
+    ratio: perplexity over that of the model as it is, paired by text. restarts: the perplexity of
+    each. covered: share of the predicted tokens that have a probability at all. slowdown: time of a
+    next-token distribution, over the model's own.
+    epsilon: of the claim over its `tokens`. epsilon_mean: as the paper reports it, at the *mean*
+    number of predicted
     tokens: not a guarantee of anything.
     """
 
@@ -208,22 +234,31 @@ class Utility:
     sweep: dict[str, tuple[Any, ...]]
     environment: dict[str, str]
     seconds: float
-    weights: dict[str, str] = field(default_factory=dict)  # "model/model.safetensors" -> SHA-256; empty in the lab
+    weights: dict[str, str] = field(
+        default_factory=dict
+    )  # "model/model.safetensors" -> SHA-256; empty in the lab
 
 
-# --- measuring --------------------------------------------------------------------------------------------------------
+# --- measuring
+# -----------------------------------------------------------------------------------------------
 
 
 def measure_utility_points(request: UtilityPlan, reporter: Reporter) -> Utility:
-    """Measure every point on the same texts. Raises AuditError for bad input before a model is asked anything."""
+    """Measure every point on the same texts. Raises AuditError for bad input before a model is
+    asked anything."""
     plan, settings, start = request.plan, request.settings, time.perf_counter()
     points = request.build_points()
     with reporter.stage("prepare"):
         texts = _load_masked_texts(plan, settings, reporter)
-        protected = [texts.protect(point.defense) if point.defense else (texts.target, None) for point in points]
+        protected = [
+            texts.protect(point.defense) if point.defense else (texts.target, None)
+            for point in points
+        ]
         models, claims = [model for model, _ in protected], [claim for _, claim in protected]
     with reporter.stage(f"perplexity of {len(models)} points on {len(texts.texts):,} texts"):
-        nll, lost = texts.measure_nll(models, lambda done, total: reporter.progress("scoring", done, total))
+        nll, lost = texts.measure_nll(
+            models, lambda done, total: reporter.progress("scoring", done, total)
+        )
     with reporter.stage("time of a distribution"):
         slowdowns = texts.measure_slowdowns(models)
     records = f"{'member' if settings.on == 'members' else 'held-out'} records"
@@ -252,7 +287,12 @@ def measure_utility_points(request: UtilityPlan, reporter: Reporter) -> Utility:
 def _load_masked_texts(plan: Plan, settings: UtilitySettings, reporter: Reporter) -> MaskedTexts:
     """Load the masked models and the texts that they predict."""
     options = MaskingOptions(
-        plan.seed, settings.max_length, settings.mask_share, settings.restarts, plan.data.limit, plan.compute.batch_size
+        plan.seed,
+        settings.max_length,
+        settings.mask_share,
+        settings.restarts,
+        plan.data.limit,
+        plan.compute.batch_size,
     )
     if plan.target.uses_builtin_lab:
         recipe = build_lab_recipe(plan.target, plan.data, plan.attacks, plan.seed)
@@ -262,7 +302,9 @@ def _load_masked_texts(plan: Plan, settings: UtilitySettings, reporter: Reporter
         return MaskedTexts(target, models.public_masked_model(), target.tokenizer, texts, options)
     assert plan.target.model is not None and plan.data.data is not None
     if settings.on is not None:
-        raise AuditError("`on` in [utility] chooses among the lab's records; --data are measured whole")
+        raise AuditError(
+            "`on` in [utility] chooses among the lab's records; --data are measured whole"
+        )
     texts, companion = read_row_texts("--data", plan.data.data), plan.loading.for_companion_model()
     require_masked_model(plan.target.model, plan.loading)
     target = load_masked(plan.target.model, plan.loading)
@@ -279,7 +321,8 @@ def _build_utility_rows(
     slower: Sequence[Measurement],
 ) -> list[UtilityRow]:
     tokens, mean = texts.hidden_token_counts, float(texts.hidden_token_counts.mean())
-    # One token without a probability makes the perplexity infinite; `covered` says how many there were.
+    # One token without a probability makes the perplexity infinite; `covered` says how many there
+    # were.
     possible = np.where(lost > 0, np.inf, nll)
     rows = []
     for i, (point, claim) in enumerate(zip(wanted, claims, strict=True)):
@@ -318,12 +361,13 @@ def utility_corpus_perplexity(
     """Corpus perplexity, the mean over restarts; with a base, how many times the base's it is.
 
     nll, base: (restarts, texts), summed nats, inf where a token that counts has no probability, see
-    `Subject.nll_by_model_and_text`; tokens: (texts,). A text is drawn with its masks of every restart: the interval is
-    over texts and masks, and that of a ratio is paired.
+    `Subject.nll_by_model_and_text`; tokens: (texts,). A text is drawn with its masks of every
+    restart: the interval is over texts and masks, and that of a ratio is paired.
     """
     paired = nll if base is None else np.concatenate([nll, base])
 
-    # The log of the number at these rates, and its slopes by each rate, which `estimate_rate_statistic` asks for. each:
+    # The log of the number at these rates, and its slopes by each rate, which
+    # `estimate_rate_statistic` asks for. each:
     # (resamples, restarts), nats a token; with a base its restarts behind them.
     def log(each: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         own, other = each[:, : len(nll)], each[:, len(nll) :]
@@ -331,7 +375,9 @@ def utility_corpus_perplexity(
             # The log of the mean of exp(rate) over restarts; exp undoes it below.
             if base is None:
                 return logsumexp(own, axis=1) - math.log(len(nll)), softmax(own, axis=1)
-            value = np.where(np.isinf(own).any(1), np.inf, logsumexp(own, axis=1) - logsumexp(other, axis=1))
+            value = np.where(
+                np.isinf(own).any(1), np.inf, logsumexp(own, axis=1) - logsumexp(other, axis=1)
+            )
             return value, np.concatenate([softmax(own, axis=1), -softmax(other, axis=1)], axis=1)
 
     name, unit = ("perplexity", "perplexity") if base is None else ("perplexity_ratio", "times")
@@ -341,8 +387,11 @@ def utility_corpus_perplexity(
     return Measurement(name, value, low, high, len(tokens), unit)
 
 
-def _utility_share_of_possible_tokens(lost: NDArray[np.int64], tokens: NDArray[np.int64]) -> Measurement:
-    """The share of tokens that have a probability; lost: (restarts, texts), tokens that have none."""
+def _utility_share_of_possible_tokens(
+    lost: NDArray[np.int64], tokens: NDArray[np.int64]
+) -> Measurement:
+    """The share of tokens that have a probability; lost: (restarts, texts), tokens that have
+    none."""
 
     def share(each: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         # The number and its slopes by each restart's rate.

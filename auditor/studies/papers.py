@@ -1,10 +1,12 @@
-"""Paper plans: a folder a paper, with `paper.toml` and one TOML file a table or figure. Knows files; not how to run.
+"""Paper plans: a folder a paper, with `paper.toml` and one TOML file a table or figure. Knows
+files; not how to run.
 
-`paper.toml` holds what all its plans share and the order in which they are shown. A plan file holds the fields of a
-plan, a grid (see `plan_grid`) and claims (see `ledger`). A plan with a `[utility]` table measures the perplexity of a
-masked model and sweeps options of defenses; one with a `[published]` table is somebody's promise, held to distributions
-that the plan gives (see `published_promises`). `[scale.NAME]` tables in both kinds of file are laid over the rest
-at that scale; `plans` in such a table of `paper.toml` lists the plans of the scale, by default all.
+`paper.toml` holds what all its plans share and the order in which they are shown. A plan file holds
+the fields of a plan, a grid (see `plan_grid`) and claims (see `ledger`). A plan with a `[utility]`
+table measures the perplexity of a masked model and sweeps options of defenses; one with a
+`[published]` table is somebody's promise, held to distributions that the plan gives (see
+`published_promises`). `[scale.NAME]` tables in both kinds of file are laid over the rest at that
+scale; `plans` in such a table of `paper.toml` lists the plans of the scale, by default all.
 """
 
 from __future__ import annotations
@@ -38,19 +40,25 @@ class Paper:
         return tuple(self.shared.get("scale", {}))
 
     def plans_at_scale(self, scale: str) -> list[str]:
-        """The plans that can be run at this scale, in the paper's order. Raises AuditError for a name nobody has."""
+        """The plans that can be run at this scale, in the paper's order. Raises AuditError for a
+        name nobody has."""
         if scale not in self.scales:
             raise unknown_name_error(f"scale of {self.name}:", scale, self.scales)
         return list(self.shared["scale"][scale].get(_PLANS, self.plans))
 
     def raw_plan_at_scale(self, plan: str, scale: str) -> dict[str, Any]:
-        """The raw grid of one plan at one scale, claims and titles aside. Raises AuditError for names nobody has."""
+        """The raw grid of one plan at one scale, claims and titles aside. Raises AuditError for
+        names nobody has."""
         if plan not in self.plans:
             raise unknown_name_error(f"plan of {self.name}:", plan, self.plans)
         if plan not in self.plans_at_scale(scale):
-            raise AuditError(f"{self.name}/{plan} is not run at scale {scale}: {', '.join(self.plans_at_scale(scale))}")
+            raise AuditError(
+                f"{self.name}/{plan} is not run at scale {scale}: "
+                f"{', '.join(self.plans_at_scale(scale))}"
+            )
         raw: dict[str, Any] = {}
-        # The later lies over the earlier: the paper, the paper at this scale, the plan, the plan at this scale.
+        # The later lies over the earlier: the paper, the paper at this scale, the plan, the plan at
+        # this scale.
         for part in (self.shared, self.plans[plan]):
             own = {name: value for name, value in part.items() if name in _PARTS}
             raw = merge_raw_plans(raw, merge_raw_plans(own, part.get("scale", {}).get(scale, {})))
@@ -67,7 +75,8 @@ def bundled_paper_folders() -> dict[str, Path]:
 
 
 def load_paper(name: str) -> Paper:
-    """A paper by name, or from a folder of one's own. Raises AuditError with the nearest name for an unknown one."""
+    """A paper by name, or from a folder of one's own. Raises AuditError with the nearest name for
+    an unknown one."""
     folder = Path(name) if (Path(name) / _PAPER).is_file() else bundled_paper_folders().get(name)
     if folder is None:
         raise unknown_name_error("paper", name, bundled_paper_folders())
@@ -76,7 +85,9 @@ def load_paper(name: str) -> Paper:
     listed = shared.get(_PLANS, sorted(files))
     # sorted lists, no sets: a plan that is listed twice is refused as well
     if sorted(listed) != sorted(files):
-        raise AuditError(f"{folder / _PAPER}: expected plans to list {sorted(files)}, got {sorted(listed)}")
+        raise AuditError(
+            f"{folder / _PAPER}: expected plans to list {sorted(files)}, got {sorted(listed)}"
+        )
     for scale in shared.get("scale", {}).values():
         for plan in scale.get(_PLANS, ()):
             if plan not in files:

@@ -1,10 +1,11 @@
-"""Published claims held to distributions that are given: realised against claimed, our accounting beside it, and a page
-of it.
+"""Published claims held to distributions that are given: realised against claimed, our accounting
+beside it, and a page of it.
 
-A plan's `[published]` table names the mechanism, says in words what it does, what it promises, how that was read, and
-gives queries: the distributions of a public and of private models, few tokens wide, where the promise is hardest to
-keep. What a token costs there is `claim-check`'s to say, what T tokens cost follows exactly from both distributions.
-Numbers are found here, none is written in a plan. Knows how each mechanism serves a query; not how a page is kept.
+A plan's `[published]` table names the mechanism, says in words what it does, what it promises, how
+that was read, and gives queries: the distributions of a public and of private models, few tokens
+wide, where the promise is hardest to keep. What a token costs there is `claim-check`'s to say, what
+T tokens cost follows exactly from both distributions. Numbers are found here, none is written in a
+plan. Knows how each mechanism serves a query; not how a page is kept.
 """
 
 from __future__ import annotations
@@ -50,10 +51,11 @@ _ALIAS = "the query"
 
 @dataclass(frozen=True)
 class PromiseCheck:
-    """One number of a promise against what came true of it. claimed, realised: nats; order: of the divergence.
+    """One number of a promise against what came true of it. claimed, realised: nats; order: of the
+    divergence.
 
-    order None: both are epsilons at a delta, of `count` units. ours: by our accounting, the control. beside: by another
-    charge than the one that is published, shown and not counted.
+    order None: both are epsilons at a delta, of `count` units. ours: by our accounting, the
+    control. beside: by another charge than the one that is published, shown and not counted.
     """
 
     query: str
@@ -83,7 +85,8 @@ class PromiseCheck:
 
 @dataclass(frozen=True)
 class GivenDistributions:
-    """Distributions that are given: of the public model, of the member that is looked at, of all others."""
+    """Distributions that are given: of the public model, of the member that is looked at, of all
+    others."""
 
     name: str
     setting: Mapping[str, Any]
@@ -93,30 +96,54 @@ class GivenDistributions:
     parameters: int
 
     @classmethod
-    def from_query_table(cls, raw: Mapping[str, Any], setting: Mapping[str, Any]) -> GivenDistributions:
-        """Raises AuditError for masses that are no distribution, and for distributions of different widths."""
+    def from_query_table(
+        cls, raw: Mapping[str, Any], setting: Mapping[str, Any]
+    ) -> GivenDistributions:
+        """Raises AuditError for masses that are no distribution, and for distributions of different
+        widths."""
         name = str(raw.get("name", ""))
-        public, private, other = (tuple(map(float, raw.get(whose, ()))) for whose in ("public", "private", "other"))
-        # a query about the scale of noise gives parameters and no distributions: all three are empty
+        public, private, other = (
+            tuple(map(float, raw.get(whose, ()))) for whose in ("public", "private", "other")
+        )
+        # a query about the scale of noise gives parameters and no distributions: all three are
+        # empty
         for distribution in filter(None, (public, private, other)):
-            if abs(sum(distribution) - 1) > _MASS or min(distribution) < 0 or len(distribution) != len(public):
+            if (
+                abs(sum(distribution) - 1) > _MASS
+                or min(distribution) < 0
+                or len(distribution) != len(public)
+            ):
                 raise AuditError(
-                    f"expected distributions of one width and of total mass 1 in the query {name!r}, got {distribution}"
+                    "expected distributions of one width and of total mass 1 in the query "
+                    f"{name!r}, got {distribution}"
                 )
         return cls(name, setting, public, private, other, int(raw.get("parameters", 0)))
 
     @property
     def setting_label(self) -> str:
-        shown = {name: _published_number_label(value) for name, value in self.setting.items() if name != "tokens"}
+        shown = {
+            name: _published_number_label(value)
+            for name, value in self.setting.items()
+            if name != "tokens"
+        }
         return ", ".join(f"{_SIGNS.get(name, name)} {value}" for name, value in shown.items())
 
 
-_SIGNS = {"alpha": "α", "beta": "β", "members": "N", "batch": "B", "weight": "λ", "scale": "γ", "epsilon": "ε"}
+_SIGNS = {
+    "alpha": "α",
+    "beta": "β",
+    "members": "N",
+    "batch": "B",
+    "weight": "λ",
+    "scale": "γ",
+    "epsilon": "ε",
+}
 
 
 @dataclass(frozen=True)
 class PublishedPromise:
-    """One promise of somebody's, as a plan has it. Raises AuditError for a field that nobody knows."""
+    """One promise of somebody's, as a plan has it. Raises AuditError for a field that nobody
+    knows."""
 
     title: str
     mechanism: str
@@ -138,27 +165,47 @@ class PublishedPromise:
             # the same distributions at each of their settings; once where they have none
             for setting in one.get("settings", ({},))
         )
-        return cls(title, mechanism, {name: raw.get(name, "") for name in _WORDS}, raw.get("options", {}), queries)
+        return cls(
+            title,
+            mechanism,
+            {name: raw.get(name, "") for name in _WORDS},
+            raw.get("options", {}),
+            queries,
+        )
 
     def check_all_queries(self) -> list[PromiseCheck]:
         """What was claimed beside what came true, query by query."""
-        return [one for query in self.queries for one in MECHANISMS[self.mechanism](query, self.options)]
+        return [
+            one for query in self.queries for one in MECHANISMS[self.mechanism](query, self.options)
+        ]
 
 
-# --- what claim-check says of one query -------------------------------------------------------------------------------
+# --- what claim-check says of one query
+# -----------------------------------------------------------------------------------------------
 
 
 class NeighbouringModels(WrappingModel):
-    """The served model and, by relation, its neighbours and what is claimed of one token between it and them."""
+    """The served model and, by relation, its neighbours and what is claimed of one token between it
+    and them."""
 
     def __init__(
-        self, served: LanguageModel, others: Mapping[str, LanguageModel], claimed: Mapping[str, tuple[float, float]]
+        self,
+        served: LanguageModel,
+        others: Mapping[str, LanguageModel],
+        claimed: Mapping[str, tuple[float, float]],
     ) -> None:
         """claimed: (order, nats) by relation."""
         super().__init__(served)
         self.others, self.claimed = others, claimed
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
+    def start(
+        self,
+        prefixes: Tensor,
+        length: int,
+        *,
+        prompt: Tensor | None = None,
+        distribution: bool = True,
+    ) -> Rows:
         return self.model.start(prefixes, length, prompt=prompt, distribution=distribution)
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
@@ -173,14 +220,21 @@ class NeighbouringModels(WrappingModel):
             # The claim covers both directions: either of the two may be what is served.
             realised = np.maximum(realised_renyi(own, other, k), realised_renyi(other, own, k))
             # (rows, positions, 1) from (rows, positions)
-            checks.append(DivergenceCheck(relation, k, claimed, torch.from_numpy(realised[..., None])))
+            checks.append(
+                DivergenceCheck(relation, k, claimed, torch.from_numpy(realised[..., None]))
+            )
         return checks
 
-    def neighbour_distributions(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
+    def neighbour_distributions(
+        self, contexts: Tensor, last: int, at: Sequence[int]
+    ) -> Sequence[Neighbours]:
         # (rows, positions, 1, vocabulary): one neighbour by each relation
         return [
             Neighbours(
-                name, torch.from_numpy(_float64_log_probs_of_given_model(other, contexts, last, at)).unsqueeze(-2)
+                name,
+                torch.from_numpy(
+                    _float64_log_probs_of_given_model(other, contexts, last, at)
+                ).unsqueeze(-2),
             )
             for name, other in self.others.items()
         ]
@@ -190,27 +244,43 @@ def _float64_log_probs_of_given_model(
     model: LanguageModel, contexts: Tensor, last: int, at: Sequence[int]
 ) -> np.ndarray:
     # In float64: realised and claimed are compared to a millionth.
-    distribution: np.ndarray = model.log_probs(contexts, last)[:, at].double().log_softmax(-1).numpy()
+    distribution: np.ndarray = (
+        model.log_probs(contexts, last)[:, at].double().log_softmax(-1).numpy()
+    )
     return distribution
 
 
 def run_claim_check_on_published_query(
     model: LanguageModel, query: GivenDistributions, only: Sequence[str] = (), ours: bool = False
 ) -> list[PromiseCheck]:
-    """What claim-check finds, by relation. only: these, default all. Raises AuditError where it finds another fault."""
+    """What claim-check finds, by relation. only: these, default all. Raises AuditError where it
+    finds another fault."""
     # One token of context: the given distributions depend on none.
     probe, secrets = ClaimCheck(draws=256), [Secret("query", (0,), (0,), alias=_ALIAS)]
     seen = observe_all_secrets(probe, View(query.name, model, WHITE_BOX, seed=0), secrets)
     found, said = [], probe.claim_violations(secrets, seen)
     for relation in only or relations_claimed_in_observations(seen):
-        realised, claimed, order = (seen[0].values[f"{name}_{relation}"] for name in ("realised", "claimed", "order"))
+        realised, claimed, order = (
+            seen[0].values[f"{name}_{relation}"] for name in ("realised", "claimed", "order")
+        )
         words = relation.replace("_", " ")
         where = next((line for line in said if line.startswith(f"{words},")), "")
         found.append(
-            PromiseCheck(query.name, query.setting_label, words, realised, claimed, order, ours=ours, where=where)
+            PromiseCheck(
+                query.name,
+                query.setting_label,
+                words,
+                realised,
+                claimed,
+                order,
+                ours=ours,
+                where=where,
+            )
         )
     if stray := [line for line in said if not any(line == one.where for one in found)]:
-        raise AuditError(f"expected {query.name!r} to break nothing but the claim that is looked at: {stray[0]}")
+        raise AuditError(
+            f"expected {query.name!r} to break nothing but the claim that is looked at: {stray[0]}"
+        )
     return found
 
 
@@ -219,16 +289,26 @@ def _exact_epsilon_at_published_query(
 ) -> float:
     # one context, as these models ignore theirs: T tokens are T independent draws
     context = torch.zeros(1, 1, dtype=torch.long)
-    one, two = (_float64_log_probs_of_given_model(each, context, 1, [0])[0, 0] for each in (model, other))
+    one, two = (
+        _float64_log_probs_of_given_model(each, context, 1, [0])[0, 0] for each in (model, other)
+    )
     return compute_exact_game_epsilon(one, two, tokens, delta)
 
 
-# --- the mechanisms ---------------------------------------------------------------------------------------------------
+# --- the mechanisms
+# -----------------------------------------------------------------------------------------------
 
 
-def check_published_dp_fusion_claim(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
-    """DP-Fusion serves an ensemble mixed within one radius, here of a single private group (formulas C5)."""
-    alpha, beta, delta = int(query.setting["alpha"]), float(query.setting["beta"]), float(options.get("delta", 1e-5))
+def check_published_dp_fusion_claim(
+    query: GivenDistributions, options: Mapping[str, Any]
+) -> Iterator[PromiseCheck]:
+    """DP-Fusion serves an ensemble mixed within one radius, here of a single private group
+    (formulas C5)."""
+    alpha, beta, delta = (
+        int(query.setting["alpha"]),
+        float(query.setting["beta"]),
+        float(options.get("delta", 1e-5)),
+    )
     radius = alpha * beta
     mix = partial(make_constant_radius_projection, alpha, radius)
     served, other = (
@@ -236,7 +316,10 @@ def check_published_dp_fusion_claim(query: GivenDistributions, options: Mapping[
         PMixedModel(fixed_ensemble(query.public, distribution), 1.0, mix, "DP-Fusion")
         for distribution in (query.private, query.other)
     )
-    others: dict[str, LanguageModel] = {"replace": other, "zero_out": FixedDistribution(query.public)}
+    others: dict[str, LanguageModel] = {
+        "replace": other,
+        "zero_out": FixedDistribution(query.public),
+    }
     yield from run_claim_check_on_published_query(
         NeighbouringModels(served, others, dict.fromkeys(others, (alpha, 4 * beta))), query
     )
@@ -250,13 +333,21 @@ def check_published_dp_fusion_claim(query: GivenDistributions, options: Mapping[
         claimed = 4 * beta * tokens + math.log(1 / delta) / (alpha - 1)
         exact = _exact_epsilon_at_published_query(query, served, other, tokens, delta)
         yield PromiseCheck(query.name, query.setting_label, "replace", exact, claimed, count=tokens)
-    # Hoelder (Mironov 2017, Proposition 11), both terms at order alpha; with none in their place, the radius itself.
+    # Hoelder (Mironov 2017, Proposition 11), both terms at order alpha; with none in their place,
+    # the radius itself.
     lower = alpha**2 / (2 * alpha - 1)
-    bounds = {"replace": (lower, radius * (2 * alpha - 1) / (alpha - 1)), "zero_out": (float(alpha), radius)}
-    yield from run_claim_check_on_published_query(NeighbouringModels(served, others, bounds), query, ours=True)
+    bounds = {
+        "replace": (lower, radius * (2 * alpha - 1) / (alpha - 1)),
+        "zero_out": (float(alpha), radius),
+    }
+    yield from run_claim_check_on_published_query(
+        NeighbouringModels(served, others, bounds), query, ours=True
+    )
 
 
-def check_published_pmixed_claim(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
+def check_published_pmixed_claim(
+    query: GivenDistributions, options: Mapping[str, Any]
+) -> Iterator[PromiseCheck]:
     members, share = int(query.setting["members"]), float(query.setting["q"])
     held = fixed_ensemble(query.public, query.private, *[query.other] * (members - 1))
     plain = {"epsilon", "delta", "alpha", "queries"}
@@ -277,36 +368,56 @@ def check_published_pmixed_claim(query: GivenDistributions, options: Mapping[str
             )
             words = relation.replace("_", " ")
             yield PromiseCheck(
-                query.name, query.setting_label, words, exact, defense.epsilon, count=defense.queries, ours=ours
+                query.name,
+                query.setting_label,
+                words,
+                exact,
+                defense.epsilon,
+                count=defense.queries,
+                ours=ours,
             )
 
 
-def check_published_adp_claim(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
-    """One step, with a record of privacy probability 1 in the batch and without it (formulas B4 (i))."""
+def check_published_adp_claim(
+    query: GivenDistributions, options: Mapping[str, Any]
+) -> Iterator[PromiseCheck]:
+    """One step, with a record of privacy probability 1 in the batch and without it (formulas B4
+    (i))."""
     scale, batch = float(query.setting["scale"]), int(query.setting["batch"])
     sigma, delta, order = float(options["sigma"]), float(options["delta"]), 2
-    # ADP scales its noise by the mean privacy probability of the batch (formulas B4): without a record of probability 1
-    # that mean is smaller.
+    # ADP scales its noise by the mean privacy probability of the batch (formulas B4): without a
+    # record of probability 1 that mean is smaller.
     without = (scale * batch - 1) / (batch - 1)
-    charged = order / (2 * (scale * sigma) ** 2)  # Mironov 2017, Corollary 3: a gradient of norm C, constant noise
+    charged = order / (
+        2 * (scale * sigma) ** 2
+    )  # Mironov 2017, Corollary 3: a gradient of norm C, constant noise
     # mu = sensitivity / noise; the bound C on the gradient cancels
     charged_epsilon = compute_gaussian_epsilon(1 / (scale * sigma), delta)
     for other, ours in ((without, False), (scale, True)):
         one, two = scale * sigma, other * sigma
         pairs = ((one, two), (two, one))
         # The gradient is the same on both sides: the noise alone tells them apart.
-        realised = max(compute_noise_scale_divergence(order, query.parameters, *pair) for pair in pairs)
+        realised = max(
+            compute_noise_scale_divergence(order, query.parameters, *pair) for pair in pairs
+        )
         what = "record in or out" + ", γ public" * ours
-        yield PromiseCheck(query.name, query.setting_label, what, realised, charged, order, unit="step", ours=ours)
+        yield PromiseCheck(
+            query.name, query.setting_label, what, realised, charged, order, unit="step", ours=ours
+        )
         if not ours:
             exact = compute_noise_scale_epsilon(query.parameters, one, two, delta)
-            yield PromiseCheck(query.name, query.setting_label, what, exact, charged_epsilon, unit="step")
+            yield PromiseCheck(
+                query.name, query.setting_label, what, exact, charged_epsilon, unit="step"
+            )
 
 
 def check_published_uniform_mixing_claim(
     query: GivenDistributions, options: Mapping[str, Any]
 ) -> Iterator[PromiseCheck]:
-    defense, public = UniformMixing(weight=float(query.setting["weight"])), FixedDistribution(query.public)
+    defense, public = (
+        UniformMixing(weight=float(query.setting["weight"])),
+        FixedDistribution(query.public),
+    )
     one, other = (
         defense.protect(Scenario(FixedDistribution(distribution), public, None, 1, 1))
         for distribution in (query.private, query.other)
@@ -321,7 +432,9 @@ def check_published_uniform_mixing_claim(
         claimed = uniform_mixing_epsilon(defense.weight, public.vocab_size, tokens)
         # delta 0: the promise is pure
         exact = _exact_epsilon_at_published_query(query, one, other, tokens, 0.0)
-        yield PromiseCheck(query.name, query.setting_label, "any two models", exact, claimed, count=tokens)
+        yield PromiseCheck(
+            query.name, query.setting_label, "any two models", exact, claimed, count=tokens
+        )
 
 
 def check_published_invisible_ink_claim(
@@ -330,20 +443,27 @@ def check_published_invisible_ink_claim(
     batch, epsilon = int(query.setting["batch"]), float(query.setting["epsilon"])
     defense = InvisibleInk(epsilon=epsilon, batch=batch, **options)
     public = FixedDistribution(query.public)
-    asked = Scenario(public, public, None, defense.queries, 1, prompts=(Prompt(_ALIAS, (0,), (0,)),))
+    asked = Scenario(
+        public, public, None, defense.queries, 1, prompts=(Prompt(_ALIAS, (0,), (0,)),)
+    )
     told = defense.protect(asked)
     assert isinstance(told, InvisibleInkModel)
     held = fixed_ensemble(query.public, query.private, *[query.other] * (batch - 1))
-    # The defense reads its batch of records in context; here their distributions are given, its options stay.
+    # The defense reads its batch of records in context; here their distributions are given, its
+    # options stay.
     model = InvisibleInkModel(held, told.ink, told.name, told.promise)
     yield from run_claim_check_on_published_query(model, query, ("zero_out", "range_zero_out"))
     exact = _exact_epsilon_at_published_query(
         query, model, model.neighbour_model("zero_out", 0), defense.queries, defense.delta
     )
-    yield PromiseCheck(query.name, query.setting_label, "zero out", exact, epsilon, count=defense.queries)
+    yield PromiseCheck(
+        query.name, query.setting_label, "zero out", exact, epsilon, count=defense.queries
+    )
 
 
-MECHANISMS: Mapping[str, Callable[[GivenDistributions, Mapping[str, Any]], Iterator[PromiseCheck]]] = {
+MECHANISMS: Mapping[
+    str, Callable[[GivenDistributions, Mapping[str, Any]], Iterator[PromiseCheck]]
+] = {
     "dp-fusion": check_published_dp_fusion_claim,
     "pmixed": check_published_pmixed_claim,
     "adp": check_published_adp_claim,
@@ -352,7 +472,8 @@ MECHANISMS: Mapping[str, Callable[[GivenDistributions, Mapping[str, Any]], Itera
 }
 
 
-# --- the page ---------------------------------------------------------------------------------------------------------
+# --- the page
+# -----------------------------------------------------------------------------------------------
 
 INTRO = """# Published claims under `claim-check`
 
@@ -364,16 +485,22 @@ the claim charges for a token. What T tokens cost follows exactly from both dist
 refutes it; a claim that holds at these queries is not proved by it. The control is our accounting of the same mechanism
 at the same query. All numbers are nats. Distributions like these are not met in every document: a claim that is refuted
 here may be kept in most answers, and a promise is about all of them.
-"""
+"""  # noqa: E501
 
 
-def published_promise_table(claim: PublishedPromise, found: Sequence[PromiseCheck]) -> tables.RowTable:
+def published_promise_table(
+    claim: PublishedPromise, found: Sequence[PromiseCheck]
+) -> tables.RowTable:
     """All that was found, as rows."""
     head = ("query", "setting", "neighbour", "what", "realised", "claimed", "verdict")
     rows = tuple(
         (
             *(one.query, one.setting, one.neighbour, _promised_quantity_label(one)),
-            *(_published_number_label(one.realised), _published_number_label(one.claimed), one.verdict),
+            *(
+                _published_number_label(one.realised),
+                _published_number_label(one.claimed),
+                one.verdict,
+            ),
         )
         for one in found
     )
@@ -391,9 +518,14 @@ def published_promise_section(claim: PublishedPromise, found: Sequence[PromiseCh
     lines += [f"*What does not:* {words['fails']}", ""] if words["fails"] else []
     lines += [*tables.row_table_markdown_lines(published_promise_table(claim, theirs)), ""]
     if ours:
-        lines += [f"*The control*, our accounting of the same: {_promise_outcome_sentence(ours)}", ""]
+        lines += [
+            f"*The control*, our accounting of the same: {_promise_outcome_sentence(ours)}",
+            "",
+        ]
         lines += [*tables.row_table_markdown_lines(published_promise_table(claim, ours)), ""]
-    queries = {query.name: query for query in claim.queries}.values()  # each once, whatever its settings
+    queries = {
+        query.name: query for query in claim.queries
+    }.values()  # each once, whatever its settings
     lines += [f"*The queries:* {' '.join(map(_published_query_sentence, queries))}", ""]
     # a list of sentences: join would part a lone text into its letters
     lines += [f"*Sources:* {' '.join(words['source'])}", ""]
@@ -415,13 +547,17 @@ def _promise_outcome_sentence(found: Sequence[PromiseCheck]) -> str:
     if not broken:
         return f"**Holds** in all {len(found)} comparisons; nearest to it: {at}: {numbers}."
     said = f' claim-check: "VIOLATED: {worst.where}".' if worst.where else ""
-    return f"**Does not hold** in {broken} of {len(found)} comparisons; worst: {at}: {numbers}.{said}"
+    return (
+        f"**Does not hold** in {broken} of {len(found)} comparisons; worst: {at}: {numbers}.{said}"
+    )
 
 
 def _promised_quantity_label(one: PromiseCheck) -> str:
     if one.order is None:
         return f"ε of {one.count:,} {one.unit}{'s' * (one.count > 1)}"
-    return f"a {one.unit}, " + ("pure" if math.isinf(one.order) else f"order {_published_number_label(one.order)}")
+    return f"a {one.unit}, " + (
+        "pure" if math.isinf(one.order) else f"order {_published_number_label(one.order)}"
+    )
 
 
 def _published_number_label(value: float) -> str:
@@ -433,7 +569,15 @@ def _published_number_label(value: float) -> str:
 def _published_query_sentence(query: GivenDistributions) -> str:
     if query.parameters:
         return f"{query.name}: noise on {query.parameters:,} parameters."
-    distributions = (("public", query.public), ("the one looked at", query.private), ("the other", query.other))
+    distributions = (
+        ("public", query.public),
+        ("the one looked at", query.private),
+        ("the other", query.other),
+    )
     # ten digits: 0.9999995 must not read as 1
-    told = [f"{whose} ({', '.join(map('{:.10g}'.format, masses))})" for whose, masses in distributions if masses]
+    told = [
+        f"{whose} ({', '.join(map('{:.10g}'.format, masses))})"
+        for whose, masses in distributions
+        if masses
+    ]
     return f"{query.name}: {'; '.join(told)}."

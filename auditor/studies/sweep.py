@@ -1,6 +1,8 @@
-"""Walks a grid: every point an ordinary run folder inside one parent, then one table over the points.
+"""Walks a grid: every point an ordinary run folder inside one parent, then one table over the
+points.
 
-A finished point is not run again, a half-finished one is continued; models and labs are shared from point to point.
+A finished point is not run again, a half-finished one is continued; models and labs are shared from
+point to point.
 """
 
 from __future__ import annotations
@@ -41,19 +43,26 @@ DIFFERENCE = "recall_difference"
 
 
 def run_sweep_points(
-    points: Sequence[GridPoint], folder: Path, reporter: Reporter, command: str, *, refuse: bool = True
+    points: Sequence[GridPoint],
+    folder: Path,
+    reporter: Reporter,
+    command: str,
+    *,
+    refuse: bool = True,
 ) -> dict[str, str]:
     """Runs what is not finished; returns why points failed, by their name.
 
-    refuse: whether a point that cannot run at all is refused before any other starts; else it counts as failed.
-    Raises AuditError where the folder holds runs of other plans, where points do not agree on an engine, and where
-    another process walks it.
+    refuse: whether a point that cannot run at all is refused before any other starts; else it
+    counts as failed. Raises AuditError where the folder holds runs of other plans, where points do
+    not agree on an engine, and where another process walks it.
     """
     plans, failures = _plans_and_failures_of_sweep_points(points, command, refuse)
     engines = {plan.compute.engine_options for plan in plans.values()} or {LOCAL}
     if len(engines) > 1:
         raise AuditError(f"expected one engine for all points of a grid, got {len(engines)}")
-    plans = {name: plan.with_fields(**vars(LOCAL)) for name, plan in plans.items()}  # each point by one process
+    plans = {
+        name: plan.with_fields(**vars(LOCAL)) for name, plan in plans.items()
+    }  # each point by one process
     for point in points:
         if point.name in plans:
             _check_point_folder_holds_same_plan(folder / point.run_folder_name, plans[point.name])
@@ -62,14 +71,19 @@ def run_sweep_points(
         _write_sweep_file(folder, points, failures, command)
         waiting = []
         for number, point in enumerate(points, 1):
-            path, called = folder / point.run_folder_name, f"{number} of {len(points)}: {point.name}"
+            path, called = (
+                folder / point.run_folder_name,
+                f"{number} of {len(points)}: {point.name}",
+            )
             # result.json is written last of all: a folder without it is gone on with
             if point.name in plans and not (path / result_file.RESULT).is_file():
                 waiting.append(_PendingPoint(called, point.name, plans[point.name], path))
         # for this process; and what is sent to each worker, as a reporter cannot be
         engine.set_work_context(_PointRunner(reporter), _WorkerPointRunner())
         # by name: workers finish in any order
-        for done, (name, failure) in enumerate(engine.results_of_long_items(_SweepPointsOnEngine(), waiting), 1):
+        for done, (name, failure) in enumerate(
+            engine.results_of_long_items(_SweepPointsOnEngine(), waiting), 1
+        ):
             if failure:
                 failures[name] = failure  # written at once: an interrupted sweep still says why
                 _write_sweep_file(folder, points, failures, command)
@@ -97,7 +111,8 @@ class _PointRunner:
 
 @dataclass(frozen=True)
 class _WorkerPointRunner:
-    """Makes a `_PointRunner` on a worker, which writes the folders of its points itself: each folder has one writer."""
+    """Makes a `_PointRunner` on a worker, which writes the folders of its points itself: each
+    folder has one writer."""
 
     there: WorkerStart = field(default_factory=WorkerStart)
 
@@ -108,11 +123,14 @@ class _WorkerPointRunner:
 
 @dataclass(frozen=True)
 class _SweepPointsOnEngine:
-    """An engine's work: runs points, and gives of each its name and why it could not be run, "" where it was."""
+    """An engine's work: runs points, and gives of each its name and why it could not be run, ""
+    where it was."""
 
     portion: ClassVar[int] = 1  # points that a worker is handed at a time
 
-    def results_at_workplace(self, place: _PointRunner, items: Sequence[_PendingPoint]) -> Iterator[tuple[str, str]]:
+    def results_at_workplace(
+        self, place: _PointRunner, items: Sequence[_PendingPoint]
+    ) -> Iterator[tuple[str, str]]:
         for point in items:
             with place.reporter.stage(point.called):
                 failure = _run_sweep_point_for_failure(
@@ -141,26 +159,33 @@ def _check_point_folder_holds_same_plan(path: Path, wanted: Plan) -> None:
     """Raises AuditError where the folder holds the run of another plan, or one on other weights."""
     if not (path / "plan.json").is_file():
         return
-    # both as JSON, where a tuple of the plan is a list: else no field of several values would be the same
+    # both as JSON, where a tuple of the plan is a list: else no field of several values would be
+    # the same
     held = RunFolder(path).plan()
     mine = wanted.to_json()
     for name in IN_FILE:
         if held.get(name) != mine[name]:
             raise AuditError(
-                f"expected a new folder for -o, but {str(path)!r} was run with {name} = {held.get(name)!r}, "
+                f"expected a new folder for -o, but {str(path)!r} was run with {name} = "
+                f"{held.get(name)!r}, "
                 f"not {mine[name]!r}"
             )
     RunFolder(path).refuse_changed_weights(plan_weights.weight_digests_of_plan_files(wanted))
 
 
-def _run_sweep_point_for_failure(wanted: Plan, path: Path, reporter: Reporter, shared: SweepCache) -> str:
+def _run_sweep_point_for_failure(
+    wanted: Plan, path: Path, reporter: Reporter, shared: SweepCache
+) -> str:
     """Runs one point to its end; returns why it could not be, or nothing."""
     # a run begins by writing it: where it is, that run is gone on with
     held = (path / "plan.json").is_file()
     folder = RunFolder.reopen(path) if held else RunFolder.create(path, path.name, wanted.to_json())
     try:
-        # any error but AuditError ends the sweep: its finished points stay, and the same command goes on
-        files.write_run_reports(path, run_audit(wanted, make_site(wanted, reporter, shared), folder))
+        # any error but AuditError ends the sweep: its finished points stay, and the same command
+        # goes on
+        files.write_run_reports(
+            path, run_audit(wanted, make_site(wanted, reporter, shared), folder)
+        )
     except AuditError as why:
         folder.discard_if_empty()
         return str(why)
@@ -170,10 +195,15 @@ def _run_sweep_point_for_failure(wanted: Plan, path: Path, reporter: Reporter, s
 
 
 class _QuietReporter:
-    """A reporter without the stages within a point, which would bury the one line a point; its progress stays."""
+    """A reporter without the stages within a point, which would bury the one line a point; its
+    progress stays."""
 
     def __init__(self, reporter: Reporter) -> None:
-        self.progress, self.note, self.announce = reporter.progress, reporter.note, reporter.announce
+        self.progress, self.note, self.announce = (
+            reporter.progress,
+            reporter.note,
+            reporter.announce,
+        )
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -182,15 +212,21 @@ class _QuietReporter:
     def show_greedy_recall(self, recall: Mapping[str, Measurement]) -> None: ...
 
 
-# --- the folder -----------------------------------------------------------------------------------------------------
+# --- the folder
+# -----------------------------------------------------------------------------------------------
 
 
-def _write_sweep_file(folder: Path, points: Sequence[GridPoint], failures: Mapping[str, str], command: str) -> None:
+def _write_sweep_file(
+    folder: Path, points: Sequence[GridPoint], failures: Mapping[str, str], command: str
+) -> None:
     # the fields of `_RecordedPoint`, which reads them back
     rows = [
-        {**vars(point), "folder": point.run_folder_name, "failure": failures.get(point.name, "")} for point in points
+        {**vars(point), "folder": point.run_folder_name, "failure": failures.get(point.name, "")}
+        for point in points
     ]
-    disk.replace_atomically(folder / SWEEP, json.dumps({"command": command, "points": rows}, indent=1) + "\n")
+    disk.replace_atomically(
+        folder / SWEEP, json.dumps({"command": command, "points": rows}, indent=1) + "\n"
+    )
 
 
 @dataclass(frozen=True)
@@ -216,7 +252,9 @@ def read_sweep_points(folder: Path) -> list[GridPoint]:
 
 def read_command_that_started_sweep(folder: Path) -> str:
     """The command that started the sweep: its points keep it, whoever goes on with them."""
-    command: str = from_json(str, _read_sweep_file(folder).get("command"), f"{folder / SWEEP}: command")
+    command: str = from_json(
+        str, _read_sweep_file(folder).get("command"), f"{folder / SWEEP}: command"
+    )
     return command
 
 
@@ -227,10 +265,15 @@ def _read_sweep_file(folder: Path) -> dict[str, Any]:
 def _read_recorded_sweep_points(folder: Path) -> tuple[_RecordedPoint, ...]:
     path = folder / SWEEP
     raw = _read_sweep_file(folder)
-    kept: tuple[_RecordedPoint, ...] = from_json(tuple[_RecordedPoint, ...], raw.get("points"), f"{path}: points")
+    kept: tuple[_RecordedPoint, ...] = from_json(
+        tuple[_RecordedPoint, ...], raw.get("points"), f"{path}: points"
+    )
     for one in kept:
-        # The plan is JSON of any kind here; `attack` is the one field of it that is read before a plan is made of it.
-        from_json(tuple[str, ...], one.plan.get("attack"), f"{path}: attack of {one.grid_point.name}")
+        # The plan is JSON of any kind here; `attack` is the one field of it that is read before a
+        # plan is made of it.
+        from_json(
+            tuple[str, ...], one.plan.get("attack"), f"{path}: attack of {one.grid_point.name}"
+        )
     return kept
 
 
@@ -244,14 +287,27 @@ def planned_sweep_places(points: Sequence[GridPoint]) -> list[Place]:
 
 def read_sweep_places(folder: Path) -> list[Place]:
     """What a sweep folder holds, its seeds taken together, in the order of the plan."""
-    return [_build_sweep_place_from_runs(held, folder) for held in _recorded_sweep_points_by_place(folder)]
+    return [
+        _build_sweep_place_from_runs(held, folder)
+        for held in _recorded_sweep_points_by_place(folder)
+    ]
 
 
 def sweep_leakage_frontiers(folder: Path) -> tuple[Frontier, ...]:
-    """What leaks least at the same usefulness among all points of the sweep; none where they attack other targets."""
-    runs = ((held[0], _finished_sweep_runs_by_seed(held, folder)) for held in _recorded_sweep_points_by_place(folder))
-    models = [frontier.frontier_models_of_runs(found, first.variant, first.at) for first, found in runs if found]
-    return frontier.build_leakage_frontiers_of_models(frontier.merge_frontier_models_of_grid_points(models))
+    """What leaks least at the same usefulness among all points of the sweep; none where they attack
+    other targets."""
+    runs = (
+        (held[0], _finished_sweep_runs_by_seed(held, folder))
+        for held in _recorded_sweep_points_by_place(folder)
+    )
+    models = [
+        frontier.frontier_models_of_runs(found, first.variant, first.at)
+        for first, found in runs
+        if found
+    ]
+    return frontier.build_leakage_frontiers_of_models(
+        frontier.merge_frontier_models_of_grid_points(models)
+    )
 
 
 def _recorded_sweep_points_by_place(folder: Path) -> Iterable[list[_RecordedPoint]]:
@@ -271,7 +327,9 @@ def _finished_sweep_runs_by_seed(held: Sequence[_RecordedPoint], folder: Path) -
 
 def _build_sweep_place_from_runs(held: Sequence[_RecordedPoint], folder: Path) -> Place:
     finished = _finished_sweep_runs_by_seed(held, folder)
-    failure = next((kept.failure for kept in held if kept.failure), "" if finished else "not run yet")
+    failure = next(
+        (kept.failure for kept in held if kept.failure), "" if finished else "not run yet"
+    )
     results = [result for result, _ in finished.values()]
     about = ""
     if results:
@@ -281,11 +339,13 @@ def _build_sweep_place_from_runs(held: Sequence[_RecordedPoint], folder: Path) -
     return Place(first.variant, first.at, tuple(first.plan["attack"]), cells, failure, about)
 
 
-# --- the table ------------------------------------------------------------------------------------------------------
+# --- the table
+# -----------------------------------------------------------------------------------------------
 
 
 def sweep_table(title: str, held: Sequence[Place]) -> tables.RowTable:
-    """A row a place and attack: means over seeds with intervals, and the paired difference from the first row.
+    """A row a place and attack: means over seeds with intervals, and the paired difference from the
+    first row.
 
     Other numbers have a column where they are not the same in every row, or are all that a row has.
     """
@@ -295,13 +355,19 @@ def sweep_table(title: str, held: Sequence[Place]) -> tables.RowTable:
     keys = list(dict.fromkeys(key for place in held for key in place.at))
     # in the order of `machine_readable_cells`
     bounds = [f"{name}{end}" for name in (*columns, DIFFERENCE) for end in ("", "_low", "_high")]
-    heads = (*columns.values(), "Δ recall to first")  # as `numbers` of a row: columns, then the difference
-    filled = [i for i in range(len(heads)) if any(row.numbers[i] for row in rows)]  # what is read; files hold all
+    heads = (
+        *columns.values(),
+        "Δ recall to first",
+    )  # as `numbers` of a row: columns, then the difference
+    filled = [
+        i for i in range(len(heads)) if any(row.numbers[i] for row in rows)
+    ]  # what is read; files hold all
     return tables.RowTable(
         title,
         ("point", *(["row"] if several else []), "attack", *(heads[i] for i in filled), "seeds"),
         tuple(row.terminal_cells(several, filled) for row in rows),
-        "Means over seeds; 95% intervals resample secrets, of perplexities held-out texts; differences are paired over "
+        "Means over seeds; 95% intervals resample secrets, of perplexities held-out texts; "
+        "differences are paired over "
         "secrets and seeds.",
         ("variant", *keys, "target", "setting", "attack", "seeds", "n", *bounds, "failure"),
         tuple(row.machine_readable_cells(keys) for row in rows),
@@ -309,13 +375,21 @@ def sweep_table(title: str, held: Sequence[Place]) -> tables.RowTable:
 
 
 def _sweep_table_metric_headings(held: Sequence[Place]) -> dict[str, str]:
-    """Metric -> heading: of attacks, of each probe its main number, and what only matters where it differs."""
+    """Metric -> heading: of attacks, of each probe its main number, and what only matters where it
+    differs."""
     cells = [cell for place in held for cell in place.cells if cell.measured]
     always = {metric.name: metric.short for metric in COLUMNS if not metric.varies}
     varying = {metric.name: metric.short for metric in COLUMNS if metric.varies}
-    seen = {name: {m[name].value for c in cells for m in c.measured.values() if name in m} for name in varying}
+    seen = {
+        name: {m[name].value for c in cells for m in c.measured.values() if name in m}
+        for name in varying
+    }
     # A probe has no outcomes; the first number that it measures is its main one.
-    mains = [next(iter(next(iter(cell.measured.values())))) for cell in cells if not cell.member_outcomes_by_seed]
+    mains = [
+        next(iter(next(iter(cell.measured.values()))))
+        for cell in cells
+        if not cell.member_outcomes_by_seed
+    ]
     probed = {name: phrases.metric_label(name) for name in mains if name not in varying}
     return always | probed | {name: head for name, head in varying.items() if len(seen[name]) > 1}
 
@@ -336,21 +410,31 @@ class _SweepTableRow:
         row = f"{self.cell.target}, {self.cell.setting}" if self.cell else ""
         last = " · ".join(filter(None, [self.seeds_label, self.failure]))
         name = grid_point_name(self.place.variant, self.place.at) or "plan"
-        numbers = (phrases.value_with_interval(m) if m else "" for m in (self.numbers[i] for i in filled))
+        numbers = (
+            phrases.value_with_interval(m) if m else "" for m in (self.numbers[i] for i in filled)
+        )
         return (name, *([row] if several else []), attack, *numbers, last)
 
     def machine_readable_cells(self, keys: Sequence[str]) -> tuple[object, ...]:
         cell, place = self.cell, self.place
-        where = (cell.target, cell.setting, cell.attack) if cell else ("", "", ", ".join(place.attacks))
+        where = (
+            (cell.target, cell.setting, cell.attack) if cell else ("", "", ", ".join(place.attacks))
+        )
         n = next((m.n for m in self.numbers if m), None)
-        bounds = [getattr(m, end) if m else None for m in self.numbers for end in ("value", "low", "high")]
+        bounds = [
+            getattr(m, end) if m else None for m in self.numbers for end in ("value", "low", "high")
+        ]
         at = [place.at.get(key) for key in keys]
         return (place.variant, *at, *where, self.seeds_label, n, *bounds, self.failure)
 
 
-def _sweep_table_rows(held: Sequence[Place], columns: Mapping[str, str]) -> Iterator[_SweepTableRow]:
+def _sweep_table_rows(
+    held: Sequence[Place], columns: Mapping[str, str]
+) -> Iterator[_SweepTableRow]:
     nothing = (None,) * (len(columns) + 1)
-    first: dict[str, Replicates] = {}  # by setting: differences are taken at matched access and decoding only
+    first: dict[
+        str, Replicates
+    ] = {}  # by setting: differences are taken at matched access and decoding only
     for place in held:
         if not place.cells:
             yield _SweepTableRow(place, None, nothing, f"failed: {place.failure}")
@@ -367,7 +451,9 @@ def _sweep_table_rows(held: Sequence[Place], columns: Mapping[str, str]) -> Iter
             base = (
                 first.setdefault(cell.setting, cell) if cell.member_outcomes_by_seed else cell
             )  # a probe has no recall to compare
-            paired = base is not cell and set(base.member_outcomes_by_seed) & set(cell.member_outcomes_by_seed)
+            paired = base is not cell and set(base.member_outcomes_by_seed) & set(
+                cell.member_outcomes_by_seed
+            )
             parts = [WeightedMetric(1.0, RECALL, cell), WeightedMetric(-1.0, RECALL, base)]
             difference = contrast_over_seeds(DIFFERENCE, parts) if paired else None
             yield _SweepTableRow(place, cell, (*numbers, difference), place.failure)

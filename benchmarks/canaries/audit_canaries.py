@@ -1,8 +1,8 @@
 """Canaries of an audit: each went into the training data, or stayed out, by a fair coin of its own.
 
-What a model is held to is whether it gives the coins away, so the data are all that may follow from them: texts, ids
-and order are settled before, and by other randomness. Only the secret behind the prefix is scored: the prefix is text
-as any other, and would drown it. Knows nothing of data files.
+What a model is held to is whether it gives the coins away, so the data are all that may follow from
+them: texts, ids and order are settled before, and by other randomness. Only the secret behind the
+prefix is scored: the prefix is text as any other, and would drown it. Knows nothing of data files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from scipy.stats import binomtest
 
-from auditor.benchmarks.canaries.exposure_canaries import check_canary_counts, prefix_free_canary_words
+from auditor.benchmarks.canaries.exposure_canaries import (
+    check_canary_counts,
+    prefix_free_canary_words,
+)
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Canary, Secret
 from auditor.core.secret_randomness import CHANNELS, keyed_random_generator
@@ -30,7 +33,9 @@ Kind = Literal["words", "prefixed", "sampled", "rare-tokens", "new-tokens"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 BEGUN = ("prefixed", "rare-tokens", "new-tokens")  # kinds that begin as texts of the data do
 BY_MODEL = ("sampled", "rare-tokens")  # kinds that a model is asked for
-LEAST_TEMPERATURE = 0.8  # below, a model samples what it says anyway: nothing is left to be learnt of it
+LEAST_TEMPERATURE = (
+    0.8  # below, a model samples what it says anyway: nothing is left to be learnt of it
+)
 _PREFIX_WORDS = 12
 _TOKENS_A_WORD = 3
 _LEAST_EPSILON = 0.01  # a bound below is no bound
@@ -42,7 +47,8 @@ Halves = tuple[str, str]  # prefix and secret of a text
 
 @dataclass(frozen=True)
 class CoinedCanary:
-    """One canary: `included` says how its coin fell. prefix: what stands before the secret; nobody scores it."""
+    """One canary: `included` says how its coin fell. prefix: what stands before the secret; nobody
+    scores it."""
 
     id: str
     prefix: str
@@ -58,8 +64,8 @@ class CoinedCanary:
 class AuditCanaryManifest:
     """times: how often a canary that went in did so; `seed`: what texts and coins follow from.
 
-    Raises AuditError where it cannot be right: an unknown version, ids or texts twice, a canary without a secret, coins
-    that no fair coin falls like.
+    Raises AuditError where it cannot be right: an unknown version, ids or texts twice, a canary
+    without a secret, coins that no fair coin falls like.
     """
 
     schema_version: int
@@ -70,31 +76,46 @@ class AuditCanaryManifest:
 
     def __post_init__(self) -> None:
         if self.schema_version != AUDIT_VERSION:
-            raise AuditError(f"expected a manifest with coins of version {AUDIT_VERSION}, got {self.schema_version}")
+            raise AuditError(
+                f"expected a manifest with coins of version {AUDIT_VERSION}, got "
+                f"{self.schema_version}"
+            )
         if self.times < 1:
             raise AuditError(f"expected canaries that go in at least once, got {self.times} times")
         inside, m = sum(one.included for one in self.canaries), len(self.canaries)
         check_canary_counts(m, m * self.times)
         if m < (fewest := count_needed_canaries(_LEAST_EPSILON, 0.0)):
-            raise AuditError(f"expected at least {fewest} canaries, got {m}: fewer than any bound of epsilon needs")
+            raise AuditError(
+                f"expected at least {fewest} canaries, got {m}: fewer than any bound of epsilon "
+                "needs"
+            )
         for what in ("id", "text"):
             if len({getattr(one, what) for one in self.canaries}) < len(self.canaries):
-                raise AuditError(f"expected every canary's own {what}, got one twice: their coins would be one")
+                raise AuditError(
+                    f"expected every canary's own {what}, got one twice: their coins would be one"
+                )
         if not all(one.secret for one in self.canaries):
             raise AuditError("expected a secret in every canary, got an empty one")
         if not 0 < inside < m or binomtest(inside, m).pvalue < _UNFAIR:
-            raise AuditError(f"expected coins as fair ones fall, got {inside:,} of {m:,} canaries in")
+            raise AuditError(
+                f"expected coins as fair ones fall, got {inside:,} of {m:,} canaries in"
+            )
 
     def canary_copies_to_insert(self) -> list[CoinedCanary]:
         """Every canary as often as it goes into the data."""
         return [one for one in self.canaries if one.included for _ in range(self.times)]
 
 
-def make_audit_canary_manifest(kind: Kind, texts: Sequence[Halves], times: int, seed: int) -> AuditCanaryManifest:
+def make_audit_canary_manifest(
+    kind: Kind, texts: Sequence[Halves], times: int, seed: int
+) -> AuditCanaryManifest:
     """The texts with their coins, which follow from the seed and from nothing else."""
-    # A stream of its own: texts of the same seed say nothing of the coins, which bounds of epsilon stand on.
+    # A stream of its own: texts of the same seed say nothing of the coins, which bounds of epsilon
+    # stand on.
     heads = keyed_random_generator("coins of an audit", seed).random(len(texts)) < 0.5
-    made = (CoinedCanary(f"audit-{i:05d}", *halves, bool(heads[i])) for i, halves in enumerate(texts))
+    made = (
+        CoinedCanary(f"audit-{i:05d}", *halves, bool(heads[i])) for i, halves in enumerate(texts)
+    )
     return AuditCanaryManifest(AUDIT_VERSION, kind, seed, times, tuple(made))
 
 
@@ -103,7 +124,8 @@ def unguessable_audit_canary_seed() -> int:
     return randomness.randbits(63)
 
 
-# --- the kinds --------------------------------------------------------------------------------------------------------
+# --- the kinds
+# -----------------------------------------------------------------------------------------------
 
 
 def make_audit_canary_texts(
@@ -116,16 +138,21 @@ def make_audit_canary_texts(
     model: HuggingFaceModel | None = None,
     temperature: float = 1.0,
 ) -> list[Halves]:
-    """So many different texts. length: of a secret, in words; of what a model samples, a third of its tokens.
+    """So many different texts. length: of a secret, in words; of what a model samples, a third of
+    its tokens.
 
-    words: random ones. prefixed: random words behind the beginning of one of the `texts`, where nobody expects them.
-    sampled: what the `model` writes by itself. rare-tokens: behind the beginning of one of the `texts`, a token that
-    the `model` expects least there, each its own. new-tokens: behind such a beginning, one token that occurs nowhere
-    else (`new_canary_token_texts`). The first word of a text that has no other prefix is its prefix: something must
-    stand before what is scored. Raises AuditError where there are not so many.
+    words: random ones. prefixed: random words behind the beginning of one of the `texts`, where
+    nobody expects them.
+    sampled: what the `model` writes by itself. rare-tokens: behind the beginning of one of the
+    `texts`, a token that the `model` expects least there, each its own. new-tokens: behind such a
+    beginning, one token that occurs nowhere else (`new_canary_token_texts`). The first word of a
+    text that has no other prefix is its prefix: something must stand before what is scored. Raises
+    AuditError where there are not so many.
     """
     if count < 1 or length < 1 + (kind == "words"):
-        raise AuditError(f"expected canaries, of more words than are their prefix, got {count} of {length}")
+        raise AuditError(
+            f"expected canaries, of more words than are their prefix, got {count} of {length}"
+        )
     if kind == "sampled":
         assert model is not None  # whoever asks has loaded one
         return _sample_canaries_from_model(count, _TOKENS_A_WORD * length, seed, model, temperature)
@@ -137,22 +164,27 @@ def make_audit_canary_texts(
         return list(_draw_distinct_canaries(count, lambda: (next(begun), f" {next(said)}")))
     if kind == "rare-tokens":
         assert model is not None
-        words = _least_expected_canary_words(count, [next(begun) for _ in range(_BEGINNINGS)], model)
-        # They come the least expected first: shuffled, so that no place or id says how rare a word is.
+        words = _least_expected_canary_words(
+            count, [next(begun) for _ in range(_BEGINNINGS)], model
+        )
+        # They come the least expected first: shuffled, so that no place or id says how rare a word
+        # is.
         order = keyed_random_generator("rare tokens of an audit", seed).permutation(count)
         return [(next(begun), words[i]) for i in order]
     return [(next(begun), token) for token in new_canary_token_texts(count)]
 
 
 def new_canary_token_texts(count: int) -> list[str]:
-    """What tokens of canaries are written as: to be added to the tokenizer of the model that is trained."""
+    """What tokens of canaries are written as: to be added to the tokenizer of the model that is
+    trained."""
     return [f"<|audit-{i:05d}|>" for i in range(count)]
 
 
 def _sample_canaries_from_model(
     count: int, length: int, seed: int, model: HuggingFaceModel, temperature: float
 ) -> list[Halves]:
-    """Texts of so many tokens that a model writes by itself. Raises AuditError where it writes too few that differ."""
+    """Texts of so many tokens that a model writes by itself. Raises AuditError where it writes too
+    few that differ."""
     import torch  # only here: who reads a manifest needs no model
 
     from auditor.generation.sample import sample_candidates
@@ -161,30 +193,48 @@ def _sample_canaries_from_model(
     tokenizer: Any = model.tokenizer
     if not temperature >= LEAST_TEMPERATURE:
         raise AuditError(
-            f"expected a temperature of at least {LEAST_TEMPERATURE} for canaries that a model samples, "
+            f"expected a temperature of at least {LEAST_TEMPERATURE} for canaries that a model "
+            "samples, "
             f"got {temperature:g}: what it says anyway tells nothing of training"
         )
     special = [getattr(tokenizer, f"{kind}_token_id", None) for kind in ("bos", "eos")]
     start = next((token for token in special if token is not None), None)
     if start is None:
-        raise AuditError(f"expected a model whose tokenizer has a token to begin or end texts with, got {model.name}")
+        raise AuditError(
+            "expected a model whose tokenizer has a token to begin or end texts with, got "
+            f"{model.name}"
+        )
     decoding = Decoding(temperature, forbidden=model.eos)  # all run to their full length
-    found: dict[str, None] = {}  # a set in the order of sampling, which makes the choice the same every time
+    found: dict[
+        str, None
+    ] = {}  # a set in the order of sampling, which makes the choice the same every time
     # Four times as many as are wanted, until it is clear that the model repeats itself.
     for batch in range(2 + 4 * count // _AT_ONCE):
-        noise = keyed_random_generator("sampled canaries", seed, batch).random((1, _AT_ONCE, length, CHANNELS))
+        noise = keyed_random_generator("sampled canaries", seed, batch).random(
+            (1, _AT_ONCE, length, CHANNELS)
+        )
         context = torch.tensor([[start]], device=model.device)
         candidates = sample_candidates(model, context, length, decoding, noise)[0]
-        decoded = (tokenizer.decode(row, skip_special_tokens=True) for row in candidates.suffixes.tolist())
-        whole = (text.replace("\ufffd", "").strip() for text in decoded)  # without halves of characters
+        decoded = (
+            tokenizer.decode(row, skip_special_tokens=True) for row in candidates.suffixes.tolist()
+        )
+        whole = (
+            text.replace("\ufffd", "").strip() for text in decoded
+        )  # without halves of characters
         found |= {text: None for text in whole if len(text.split()) > 1}
         if len(found) >= count:
             return [_canary_first_word_and_rest(text) for text in list(found)[:count]]
-    raise AuditError(f"expected {count:,} different texts of {length} tokens, but {model.name} wrote {len(found):,}")
+    raise AuditError(
+        f"expected {count:,} different texts of {length} tokens, but {model.name} wrote "
+        f"{len(found):,}"
+    )
 
 
-def _least_expected_canary_words(count: int, begun: Sequence[str], model: HuggingFaceModel) -> list[str]:
-    """Words of one token each, by the mean log-probability (nats) that the model gives them behind these beginnings.
+def _least_expected_canary_words(
+    count: int, begun: Sequence[str], model: HuggingFaceModel
+) -> list[str]:
+    """Words of one token each, by the mean log-probability (nats) that the model gives them behind
+    these beginnings.
 
     In the place of new tokens (Panda et al. 2025), which a fixed vocabulary has no room for.
     """
@@ -193,16 +243,26 @@ def _least_expected_canary_words(count: int, begun: Sequence[str], model: Huggin
     tokenizer: Any = model.tokenizer
     rows = [tokenizer.encode(text, add_special_tokens=False) for text in begun]
     with torch.no_grad():
-        found = [model.log_probs(torch.tensor([row], device=model.device), 1)[0, 0].double() for row in rows]
+        found = [
+            model.log_probs(torch.tensor([row], device=model.device), 1)[0, 0].double()
+            for row in rows
+        ]
     words: list[str] = []
     for token in torch.stack(found).mean(0).argsort().tolist():
         word = f" {tokenizer.decode([token]).strip()}"
-        # Behind a text too: where the tokenizer merges across the join, the word is no token of its own.
-        if word[1:].isalpha() and tokenizer.encode(begun[0] + word, add_special_tokens=False) == [*rows[0], token]:
+        # Behind a text too: where the tokenizer merges across the join, the word is no token of its
+        # own.
+        if word[1:].isalpha() and tokenizer.encode(begun[0] + word, add_special_tokens=False) == [
+            *rows[0],
+            token,
+        ]:
             words.append(word)
             if len(words) == count:
                 return words
-    raise AuditError(f"expected {count:,} words of one token, but the tokenizer of {model.name} has {len(words):,}")
+    raise AuditError(
+        f"expected {count:,} words of one token, but the tokenizer of {model.name} has "
+        f"{len(words):,}"
+    )
 
 
 def _canary_first_word_and_rest(text: str) -> Halves:
@@ -243,27 +303,41 @@ def _draw_distinct_canaries(count: int, draw: Callable[[], Halves]) -> Iterator[
             seen.add("".join(halves))
             yield halves
     if len(seen) < count:
-        raise AuditError(f"expected {count:,} different secrets, but so short ones run out at {len(seen):,}")
+        raise AuditError(
+            f"expected {count:,} different secrets, but so short ones run out at {len(seen):,}"
+        )
 
 
-# --- as one model reads them ------------------------------------------------------------------------------------------
+# --- as one model reads them
+# -----------------------------------------------------------------------------------------------
 
 
 def audit_canaries_as_secrets(
     manifest: AuditCanaryManifest, tokenizer: Any, rows: Sequence[Sequence[int]]
 ) -> Iterator[Secret]:
-    """rows: the tokens of each text. Raises AuditError for new tokens that the tokenizer does not have."""
+    """rows: the tokens of each text. Raises AuditError for new tokens that the tokenizer does not
+    have."""
     from auditor.generation.tries import encode_without_special_tokens
 
     prefixes = encode_without_special_tokens(tokenizer, [one.prefix for one in manifest.canaries])
     for one, begun, row in zip(manifest.canaries, prefixes, rows, strict=True):
         # A token that holds an end of the prefix and a beginning of the secret is the secret's.
-        cut = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(begun, row, strict=False)))
+        cut = sum(
+            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(begun, row, strict=False))
+        )
         if manifest.kind == "new-tokens" and len(row) != cut + 1:
             raise AuditError(
-                f"expected the secret of {one.id} to be one new token, but the model's tokenizer writes it as "
+                f"expected the secret of {one.id} to be one new token, but the model's tokenizer "
+                "writes it as "
                 f"{len(row) - cut}: give what `audit canaries extend` made to the training"
             )
         prefix, suffix = tuple(row[:cut]), tuple(row[cut:])
         times = manifest.times if one.included else 0
-        yield Secret(one.id, prefix, suffix, times, member=one.included, canary=Canary(one.text, coin=one.included))
+        yield Secret(
+            one.id,
+            prefix,
+            suffix,
+            times,
+            member=one.included,
+            canary=Canary(one.text, coin=one.included),
+        )

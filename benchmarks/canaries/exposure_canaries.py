@@ -1,8 +1,9 @@
 """Canaries for exposure: random texts of known spaces, as their manifest holds them.
 
-A manifest is written once, before training, and says which texts go into the data how often; it knows no tokenizer, so
-it serves any training pipeline and any model. Canaries with coins are `audit_canaries.py`; reading and writing either,
-`manifests.py`. Knows nothing of data files (insertion.py) or models.
+A manifest is written once, before training, and says which texts go into the data how often; it
+knows no tokenizer, so it serves any training pipeline and any model. Canaries with coins are
+`audit_canaries.py`; reading and writing either, `manifests.py`. Knows nothing of data files
+(insertion.py) or models.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from auditor.core.secret_randomness import keyed_random_generator
 
 MANIFEST_VERSION = 1
 COUNTS = (1, 2, 4, 8, 16)
-MOST_CANARIES, MOST_COPIES = 100_000, 1_000_000  # beyond, a data set of canaries with some text among them
+MOST_CANARIES, MOST_COPIES = (
+    100_000,
+    1_000_000,
+)  # beyond, a data set of canaries with some text among them
 WORDS = "words"  # a list that every format may draw from
 
 
@@ -36,7 +40,8 @@ class CanaryFormat:
 
 @dataclass(frozen=True)
 class ManifestEntry:
-    """One canary: `space` is the place of its format in the manifest; `count` 0: a control, never inserted."""
+    """One canary: `space` is the place of its format in the manifest; `count` 0: a control, never
+    inserted."""
 
     id: str
     text: str
@@ -46,7 +51,8 @@ class ManifestEntry:
 
 @dataclass(frozen=True)
 class ExposureCanaryManifest:
-    """Raises AuditError where it cannot be right: unknown version, ids twice, a canary that is not in its own space."""
+    """Raises AuditError where it cannot be right: unknown version, ids twice, a canary that is not
+    in its own space."""
 
     schema_version: int
     seed: int
@@ -56,26 +62,39 @@ class ExposureCanaryManifest:
     def __post_init__(self) -> None:
         if self.schema_version != MANIFEST_VERSION:
             raise AuditError(
-                f"expected a manifest of version {MANIFEST_VERSION}, or 2 with coins, got {self.schema_version}"
+                f"expected a manifest of version {MANIFEST_VERSION}, or 2 with coins, got "
+                f"{self.schema_version}"
             )
         if not self.canaries:
             raise AuditError("expected at least one canary in the manifest, got none")
         check_canary_counts(len(self.canaries), sum(entry.count for entry in self.canaries))
         try:
             spaces = self.canary_spaces
-        except AuditError:  # which quotes the format, and who damaged a manifest may have put a canary there
-            raise AuditError("expected formats that several texts fit in the manifest, got one that is none") from None
+        except (
+            AuditError
+        ):  # which quotes the format, and who damaged a manifest may have put a canary there
+            raise AuditError(
+                "expected formats that several texts fit in the manifest, got one that is none"
+            ) from None
         seen: set[str] = set()
         for entry in self.canaries:
             if entry.id in seen:
-                raise AuditError(f"expected every canary once in the manifest, got {entry.id} twice")
+                raise AuditError(
+                    f"expected every canary once in the manifest, got {entry.id} twice"
+                )
             seen.add(entry.id)
             if entry.count < 0:
-                raise AuditError(f"expected a count of at least 0 for {entry.id}, got {entry.count}")
+                raise AuditError(
+                    f"expected a count of at least 0 for {entry.id}, got {entry.count}"
+                )
             if not 0 <= entry.space < len(self.formats):
-                raise AuditError(f"expected a space below {len(self.formats)} for {entry.id}, got {entry.space}")
+                raise AuditError(
+                    f"expected a space below {len(self.formats)} for {entry.id}, got {entry.space}"
+                )
             if entry.text not in spaces[entry.space]:
-                raise AuditError(f"{entry.id} is not in its own space: no text of its format is written like it")
+                raise AuditError(
+                    f"{entry.id} is not in its own space: no text of its format is written like it"
+                )
 
     @cached_property
     def canary_spaces(self) -> tuple[CanarySpace, ...]:
@@ -85,12 +104,15 @@ class ExposureCanaryManifest:
         """Every canary as often as it goes into the data. Raises AuditError where none does."""
         copies = [entry for entry in self.canaries for _ in range(entry.count)]
         if not copies:
-            raise AuditError("expected canaries to insert, but every one in the manifest has zero insertions")
+            raise AuditError(
+                "expected canaries to insert, but every one in the manifest has zero insertions"
+            )
         return copies
 
 
 def check_canary_counts(canaries: int, copies: int) -> None:
-    """Raises AuditError for more than anybody inserts: such numbers are slips, and would exhaust memory."""
+    """Raises AuditError for more than anybody inserts: such numbers are slips, and would exhaust
+    memory."""
     if canaries > MOST_CANARIES or copies > MOST_COPIES:
         raise AuditError(
             f"expected at most {MOST_CANARIES:,} canaries and {MOST_COPIES:,} copies of them, "
@@ -106,9 +128,11 @@ def make_exposure_canary_manifest(
     lists: Mapping[str, tuple[str, ...]] | None = None,
     seed: int = 0,
 ) -> ExposureCanaryManifest:
-    """`each` canaries for every format and count, drawn uniformly without repetition, and `controls` never inserted.
+    """`each` canaries for every format and count, drawn uniformly without repetition, and
+    `controls` never inserted.
 
-    Raises AuditError for zero insertions, a space too small for so many, and what `CanarySpace` refuses.
+    Raises AuditError for zero insertions, a space too small for so many, and what `CanarySpace`
+    refuses.
     """
     if not counts or min(counts) < 1:
         raise AuditError(
@@ -116,23 +140,32 @@ def make_exposure_canary_manifest(
             "--controls makes canaries that are never inserted"
         )
     if twice := [text for text, times in Counter(formats).items() if times > 1]:
-        raise AuditError(f"expected each format once, got {twice[0]!r} again: its canaries would be the same texts")
+        raise AuditError(
+            f"expected each format once, got {twice[0]!r} again: its canaries would be the same "
+            "texts"
+        )
     if each < 1 or controls < 0:
         raise AuditError(f"expected --each >= 1 and --controls >= 0, got {each} and {controls}")
     wanted = sorted(set(counts))
-    check_canary_counts(len(formats) * (len(wanted) * each + controls), len(formats) * sum(wanted) * each)
+    check_canary_counts(
+        len(formats) * (len(wanted) * each + controls), len(formats) * sum(wanted) * each
+    )
     known = {WORDS: prefix_free_canary_words(), **(lists or {})}
     chosen = []
     for text in formats:
         slots = {slot.partition(":")[0] for _, slot in parse_canary_format(text)}
-        chosen.append(CanaryFormat(text, {name: words for name, words in known.items() if name in slots}))
+        chosen.append(
+            CanaryFormat(text, {name: words for name, words in known.items() if name in slots})
+        )
     plan = [(count, i) for count in wanted for i in range(each)] + [(0, i) for i in range(controls)]
     entries = []
     for index, one in enumerate(chosen):
         texts = _draw_distinct_canary_texts(one.canary_text_space(), len(plan), seed)
         label = f"{index}-" if len(chosen) > 1 else ""
         entries += [
-            ManifestEntry(f"{'canary' if count else 'control'}-{label}{count:04d}-{i:03d}", text, index, count)
+            ManifestEntry(
+                f"{'canary' if count else 'control'}-{label}{count:04d}-{i:03d}", text, index, count
+            )
             for (count, i), text in zip(plan, texts, strict=True)
         ]
     return ExposureCanaryManifest(MANIFEST_VERSION, seed, tuple(chosen), tuple(entries))
@@ -156,15 +189,22 @@ def prefix_free_canary_words() -> tuple[str, ...]:
     from faker.providers.lorem.en_US import Provider  # late: `audit canaries --help` needs none
 
     kept: list[str] = []
-    for word in sorted({word.lower() for word in Provider.word_list if word.isascii() and word.isalpha()}):
-        # In alphabetical order whatever begins with a kept word follows it at once: only the last is compared.
+    for word in sorted(
+        {word.lower() for word in Provider.word_list if word.isascii() and word.isalpha()}
+    ):
+        # In alphabetical order whatever begins with a kept word follows it at once: only the last
+        # is compared.
         if len(word) > 3 and not (kept and word.startswith(kept[-1])):
             kept.append(word)
     return tuple(kept)
 
 
-def exposure_canaries_as_secrets(manifest: ExposureCanaryManifest, rows: Sequence[Sequence[int]]) -> Iterator[Secret]:
+def exposure_canaries_as_secrets(
+    manifest: ExposureCanaryManifest, rows: Sequence[Sequence[int]]
+) -> Iterator[Secret]:
     """rows: the tokens of each text, all of which is secret."""
     for entry, row in zip(manifest.canaries, rows, strict=True):
         canary = Canary(entry.text, manifest.canary_spaces[entry.space])
-        yield Secret(entry.id, (), tuple(row), repeats=entry.count, member=entry.count > 0, canary=canary)
+        yield Secret(
+            entry.id, (), tuple(row), repeats=entry.count, member=entry.count > 0, canary=canary
+        )

@@ -1,7 +1,9 @@
-"""Puts canaries into a copy of a data set: JSONL, CSV, Parquet or a Hugging Face data set. The original is not touched.
+"""Puts canaries into a copy of a data set: JSONL, CSV, Parquet or a Hugging Face data set. The
+original is not touched.
 
-Rows keep their order; copies of canaries stand at random places among them, each a row of its own with the canary as
-its text. All copies are the same text, so sharding by content keeps them together; a group column gets its id.
+Rows keep their order; copies of canaries stand at random places among them, each a row of its own
+with the canary as its text. All copies are the same text, so sharding by content keeps them
+together; a group column gets its id.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from auditor.core.secret_randomness import keyed_random_generator
 
 @dataclass(frozen=True)
 class CanaryInsertionPlan:
-    """What to insert where. `text`: the column of texts; `group`: one that says whose a row is, "" for none."""
+    """What to insert where. `text`: the column of texts; `group`: one that says whose a row is, ""
+    for none."""
 
     manifest: ExposureCanaryManifest | AuditCanaryManifest
     text: str = "text"
@@ -45,29 +48,42 @@ class CanaryInsertionPlan:
         return [copies[i] for i in order]
 
     def row_order_with_copies(self, rows: int) -> list[int]:
-        """The new order of so many rows and the copies behind them: rows as before, copies at random places."""
+        """The new order of so many rows and the copies behind them: rows as before, copies at
+        random places."""
         copies = len(self.manifest.canary_copies_to_insert())
         # The first of a random permutation: every set of places is as likely.
-        at = set(keyed_random_generator("canaries", "places", self.seed).permutation(rows + copies)[:copies].tolist())
+        at = set(
+            keyed_random_generator("canaries", "places", self.seed)
+            .permutation(rows + copies)[:copies]
+            .tolist()
+        )
         old, new = iter(range(rows)), iter(range(rows, rows + copies))
         return [next(new) if place in at else next(old) for place in range(rows + copies)]
 
     def check_columns_and_no_canaries_yet(
         self, where: str, columns: Sequence[str], texts: Callable[[], Sequence[Any]]
     ) -> None:
-        """Raises AuditError for missing columns, values that are no text, and data that hold canaries already."""
+        """Raises AuditError for missing columns, values that are no text, and data that hold
+        canaries already."""
         for column in filter(None, (self.text, self.group)):
             if columns.count(column) != 1:
                 flag = "--column" if column == self.text else "--group"
                 raise AuditError(
-                    f"{where}: expected one column {column!r} ({flag}), got {describe_table_columns_in_error(columns)}"
+                    f"{where}: expected one column {column!r} ({flag}), got "
+                    f"{describe_table_columns_in_error(columns)}"
                 )
-        known = {entry.text for entry in self.manifest.canaries}  # one that stays out may not be there either
+        known = {
+            entry.text for entry in self.manifest.canaries
+        }  # one that stays out may not be there either
         for row, text in enumerate(texts()):
             if not isinstance(text, str):
-                raise AuditError(f"{where}, row {row} (counted from 0), column {self.text!r}: expected text")
+                raise AuditError(
+                    f"{where}, row {row} (counted from 0), column {self.text!r}: expected text"
+                )
             if text in known:
-                raise AuditError(f"{where} holds a canary already (row {row}): insert into the original data")
+                raise AuditError(
+                    f"{where} holds a canary already (row {row}): insert into the original data"
+                )
 
     def canary_copy_as_row(
         self, entry: ManifestEntry | CoinedCanary, columns: Sequence[str], absent: Any
@@ -78,7 +94,8 @@ class CanaryInsertionPlan:
 
 
 def write_data_with_canaries(copies: CanaryInsertionPlan, data: str, out: Path) -> int:
-    """Writes the data with the copies in it to `out`, in the format of the data; returns how many copies.
+    """Writes the data with the copies in it to `out`, in the format of the data; returns how many
+    copies.
 
     Raises AuditError, and writes nothing, where the data cannot be read or `out` exists.
     """
@@ -95,29 +112,41 @@ def write_data_with_canaries(copies: CanaryInsertionPlan, data: str, out: Path) 
     try:
         writer(copies, where, data, out)
     except OSError as error:
-        raise AuditError(f"cannot write {str(out)!r}: {error.strerror or type(error).__name__}") from error
+        raise AuditError(
+            f"cannot write {str(out)!r}: {error.strerror or type(error).__name__}"
+        ) from error
     return count
 
 
 @contextmanager
 def _unfit_canary_row_refusal_context(where: str) -> Iterator[None]:
-    """Raises AuditError where the columns of the data cannot hold a canary's row; Arrow's own words may quote one."""
+    """Raises AuditError where the columns of the data cannot hold a canary's row; Arrow's own words
+    may quote one."""
     import pyarrow
 
     try:
         yield
     except (pyarrow.ArrowException, TypeError, ValueError) as error:
-        raise AuditError(f"{where}: its columns cannot take a canary's row ({type(error).__name__})") from None
+        raise AuditError(
+            f"{where}: its columns cannot take a canary's row ({type(error).__name__})"
+        ) from None
 
 
-def _write_json_with_canaries(copies: CanaryInsertionPlan, where: str, data: str, out: Path) -> None:
+def _write_json_with_canaries(
+    copies: CanaryInsertionPlan, where: str, data: str, out: Path
+) -> None:
     """Lines stay as they are, byte for byte; an array is written anew."""
     objects, lines = read_json_table_objects(where, Path(data))
     columns = tuple(dict.fromkeys(name for value in objects for name in value))
-    copies.check_columns_and_no_canaries_yet(where, columns, lambda: [value.get(copies.text) for value in objects])
-    # Only columns that the data have: JSON objects need not be alike, and a new key would give the copies away.
+    copies.check_columns_and_no_canaries_yet(
+        where, columns, lambda: [value.get(copies.text) for value in objects]
+    )
+    # Only columns that the data have: JSON objects need not be alike, and a new key would give the
+    # copies away.
     mine = [name for name in (REPEATS, copies.group, copies.text) if name in columns]
-    new = [copies.canary_copy_as_row(entry, mine, None) for entry in copies.shuffled_canary_copies()]
+    new = [
+        copies.canary_copy_as_row(entry, mine, None) for entry in copies.shuffled_canary_copies()
+    ]
     order = copies.row_order_with_copies(len(objects))
     if lines is None:
         every = [*objects, *new]
@@ -132,30 +161,45 @@ def _write_json_with_canaries(copies: CanaryInsertionPlan, where: str, data: str
 
 def _write_csv_with_canaries(copies: CanaryInsertionPlan, where: str, data: str, out: Path) -> None:
     header, *rows = read_csv_table_rows(where, Path(data)) or [[]]
-    copies.check_columns_and_no_canaries_yet(where, header, lambda: [row[header.index(copies.text)] for row in rows])
+    copies.check_columns_and_no_canaries_yet(
+        where, header, lambda: [row[header.index(copies.text)] for row in rows]
+    )
     every = [
         *rows,
-        *(list(copies.canary_copy_as_row(entry, header, "").values()) for entry in copies.shuffled_canary_copies()),
+        *(
+            list(copies.canary_copy_as_row(entry, header, "").values())
+            for entry in copies.shuffled_canary_copies()
+        ),
     ]
     text = table_rows_as_csv([header, *(every[i] for i in copies.row_order_with_copies(len(rows)))])
     with disk.create_atomically(out) as path:
         path.write_text(text, encoding="utf-8", newline="")
 
 
-def _write_parquet_with_canaries(copies: CanaryInsertionPlan, where: str, data: str, out: Path) -> None:
+def _write_parquet_with_canaries(
+    copies: CanaryInsertionPlan, where: str, data: str, out: Path
+) -> None:
     import pyarrow
     from pyarrow import parquet
 
     try:
         table = parquet.read_table(data)
     except (pyarrow.ArrowException, OSError) as error:
-        raise AuditError(f"{where}: not a Parquet file that can be read ({type(error).__name__})") from None
-    copies.check_columns_and_no_canaries_yet(where, table.column_names, lambda: table.column(copies.text).to_pylist())
-    rows = [copies.canary_copy_as_row(entry, table.column_names, None) for entry in copies.shuffled_canary_copies()]
+        raise AuditError(
+            f"{where}: not a Parquet file that can be read ({type(error).__name__})"
+        ) from None
+    copies.check_columns_and_no_canaries_yet(
+        where, table.column_names, lambda: table.column(copies.text).to_pylist()
+    )
+    rows = [
+        copies.canary_copy_as_row(entry, table.column_names, None)
+        for entry in copies.shuffled_canary_copies()
+    ]
     for field in table.schema:
         if not field.nullable and any(row[field.name] is None for row in rows):
             raise AuditError(
-                f"{where}: expected columns that a canary's row may leave empty beside {copies.text!r}, got "
+                f"{where}: expected columns that a canary's row may leave empty beside "
+                f"{copies.text!r}, got "
                 f"{field.name!r}, which takes no nulls"
             )
     with _unfit_canary_row_refusal_context(where):
@@ -163,18 +207,28 @@ def _write_parquet_with_canaries(copies: CanaryInsertionPlan, where: str, data: 
         new.validate(full=True)
     with disk.create_atomically(out) as path:
         parquet.write_table(
-            pyarrow.concat_tables([table, new]).take(copies.row_order_with_copies(table.num_rows)), path
+            pyarrow.concat_tables([table, new]).take(copies.row_order_with_copies(table.num_rows)),
+            path,
         )
 
 
-def _write_dataset_with_canaries(copies: CanaryInsertionPlan, where: str, data: str, out: Path) -> None:
+def _write_dataset_with_canaries(
+    copies: CanaryInsertionPlan, where: str, data: str, out: Path
+) -> None:
     """The train split, saved as `datasets` saves it: `load_from_disk` and `--data` read it."""
     import datasets
 
     with open_dataset_split(where, data) as held:
-        copies.check_columns_and_no_canaries_yet(where, held.column_names, lambda: held[copies.text][:])
-        rows = [copies.canary_copy_as_row(entry, held.column_names, None) for entry in copies.shuffled_canary_copies()]
-        columns: Mapping[str, list[Any]] = {name: [row[name] for row in rows] for name in held.column_names}
+        copies.check_columns_and_no_canaries_yet(
+            where, held.column_names, lambda: held[copies.text][:]
+        )
+        rows = [
+            copies.canary_copy_as_row(entry, held.column_names, None)
+            for entry in copies.shuffled_canary_copies()
+        ]
+        columns: Mapping[str, list[Any]] = {
+            name: [row[name] for row in rows] for name in held.column_names
+        }
         with _unfit_canary_row_refusal_context(where):
             new = datasets.Dataset.from_dict(columns, features=held.features)
         with disk.create_atomically(out) as path:

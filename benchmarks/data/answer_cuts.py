@@ -1,4 +1,5 @@
-"""What of a conversation's answers is attacked: secrets, by what an attacker knows of what came before."""
+"""What of a conversation's answers is attacked: secrets, by what an attacker knows of what came
+before."""
 
 from __future__ import annotations
 
@@ -10,16 +11,26 @@ from typing import Any
 from auditor.benchmarks.data import chat_rendering
 from auditor.benchmarks.data.chat import RenderedChat
 from auditor.benchmarks.data.chat_rendering import ChatRendering
-from auditor.benchmarks.data.conversation_rows import ASSISTANT, Conversation, UnusableConversation, message_text
+from auditor.benchmarks.data.conversation_rows import (
+    ASSISTANT,
+    Conversation,
+    UnusableConversation,
+    message_text,
+)
 from auditor.benchmarks.data.cut_places import spread_windows
-from auditor.benchmarks.data.wording import find_character_boundary, token_ends_in_characters, wording_at_token_ends
+from auditor.benchmarks.data.wording import (
+    find_character_boundary,
+    token_ends_in_characters,
+    wording_at_token_ends,
+)
 from auditor.core.nouns import Tokens, Wording
 from auditor.core.plan_parts import SYSTEM, share_of_answer_known
 
 
 @dataclass(frozen=True)
 class AnswerCut:
-    """One answer as a secret. at: where its suffix begins, in tokens; stands: what it is in the conversation.
+    """One answer as a secret. at: where its suffix begins, in tokens; stands: what it is in the
+    conversation.
 
     tokens: of the whole answer, 0 of its later windows.
     """
@@ -43,11 +54,13 @@ def cut_answers_into_secrets(
     shown: int | None,
     is_all_along: bool = False,
 ) -> Iterator[AnswerCut | UnusableConversation]:
-    """Each answer that an attacker who knows so much can ask for, as a secret; or why there is none.
+    """Each answer that an attacker who knows so much can ask for, as a secret; or why there is
+    none.
 
-    `user`: all that came before an answer; `partial:F`: that, and the share F of the answer's tokens; `system`: the
-    system turn alone, behind which only the first answer comes. longest: tokens of a suffix; shown: of a prefix, its
-    last ones (None: all). is_all_along: a long answer is several secrets, each after all that comes before it.
+    `user`: all that came before an answer; `partial:F`: that, and the share F of the answer's
+    tokens; `system`: the system turn alone, behind which only the first answer comes. longest:
+    tokens of a suffix; shown: of a prefix, its last ones (None: all). is_all_along: a long answer
+    is several secrets, each after all that comes before it.
     Raises UnusableConversation where there is none at all.
     """
     share = share_of_answer_known(knows)
@@ -73,23 +86,32 @@ def cut_answers_into_secrets(
             first = 0 if shown is None else max(0, cut - shown)
             prefix = written.tokens[first:cut]
             wording = wording_at_token_ends(written.text, ends, first, cut, last)
-            stands = wording.prefix_and_suffix_text  # by which repeats are counted, whatever prefix is asked
+            stands = (
+                wording.prefix_and_suffix_text
+            )  # by which repeats are counted, whatever prefix is asked
             if alone is not None:
-                prefix = tuple(tokenizer(alone, add_special_tokens=False, verbose=False)["input_ids"])
+                prefix = tuple(
+                    tokenizer(alone, add_special_tokens=False, verbose=False)["input_ids"]
+                )
                 wording = replace(wording, prefix=alone)
             if not prefix:
                 yield UnusableConversation("an answer with nothing before it")
                 continue
             n_tokens = end - start if place == middle else 0
-            yield AnswerCut(prefix, written.tokens[cut:last], wording, cut, stands, answer.role, n_tokens)
+            yield AnswerCut(
+                prefix, written.tokens[cut:last], wording, cut, stands, answer.role, n_tokens
+            )
 
 
 def _system_turn_only_prompt(tokenizer: Any, said: Conversation, form: ChatRendering) -> str:
-    """What an attacker sends who knows the system turn alone. Raises UnusableConversation where there is none."""
+    """What an attacker sends who knows the system turn alone. Raises UnusableConversation where
+    there is none."""
     said = chat_rendering.conversation_in_form(said, form)
     messages = chat_rendering.messages_for_template(said, form)
     if messages[0]["role"] != SYSTEM or (form.source is None and said.plain):
         raise UnusableConversation("no system turn to know")
     if form.source is None:
         return f"{message_text(messages[0].get('content'))}\n"
-    return chat_rendering.render_messages_by_template(tokenizer, said, form, messages[:1], answering=True)
+    return chat_rendering.render_messages_by_template(
+        tokenizer, said, form, messages[:1], answering=True
+    )

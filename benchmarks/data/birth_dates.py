@@ -1,7 +1,9 @@
-"""Dates of birth in running text and in fields: dates that exist, next to a word that says what they are.
+"""Dates of birth in running text and in fields: dates that exist, next to a word that says what
+they are.
 
-In English, German, French, Spanish, Italian, Portuguese, Dutch, Swedish, Danish, Norwegian, Finnish, Polish, Chinese,
-Japanese and Korean; in years of the common era from 1900 to 2099. Knows text only.
+In English, German, French, Spanish, Italian, Portuguese, Dutch, Swedish, Danish, Norwegian,
+Finnish, Polish, Chinese, Japanese and Korean; in years of the common era from 1900 to 2099. Knows
+text only.
 """
 
 from __future__ import annotations
@@ -11,13 +13,15 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-# CLDR's names of the months in the languages above, wide and abbreviated, by themselves and in a date: Babel 2.19,
-# Locale(language).months["format" and "stand-alone"]["wide" and "abbreviated"]. No name is two months'.
+# CLDR's names of the months in the languages above, wide and abbreviated, by themselves and in a
+# date: Babel 2.19, Locale(language).months["format" and "stand-alone"]["wide" and "abbreviated"].
+# No name is two months'.
 _MONTH_NAMES = (
     "ene enero gen gennaio jan jän jänner janeiro januar januari january janv janvier "
     "sty styczeń stycznia tammi tammikuu "
     "tammikuuta",
-    "feb febbraio febrero februar februari february fev fevereiro févr février helmi helmikuu helmikuuta lut lutego "
+    "feb febbraio febrero februar februari february fev fevereiro févr février helmi helmikuu "
+    "helmikuuta lut lutego "
     "luty",
     "maalis maaliskuu maaliskuuta maart mar marca march mars marts marzec marzo março mrt mär märz",
     "abr abril apr april aprile avr avril huhti huhtikuu huhtikuuta kwi kwiecień kwietnia",
@@ -25,11 +29,14 @@ _MONTH_NAMES = (
     "cze czerwca czerwiec giu giugno juin jun june junho juni junio kesä kesäkuu kesäkuuta",
     "heinä heinäkuu heinäkuuta juil juillet jul julho juli julio july lip lipca lipiec lug luglio",
     "ago agosto août aug august augusti augustus elo elokuu elokuuta sie sierpień sierpnia",
-    "sep sept september septembre septiembre set setembro settembre syys syyskuu syyskuuta wrz wrzesień września",
-    "loka lokakuu lokakuuta oct october octobre octubre okt oktober ott ottobre out outubro paź październik "
+    "sep sept september septembre septiembre set setembro settembre syys syyskuu syyskuuta wrz "
+    "wrzesień września",
+    "loka lokakuu lokakuuta oct october octobre octubre okt oktober ott ottobre out outubro paź "
+    "październik "
     "października",
     "lis listopad listopada marras marraskuu marraskuuta nov november novembre novembro noviembre",
-    "dec december des desember dez dezember dezembro dic dicembre diciembre déc décembre gru grudnia grudzień joulu "
+    "dec december des desember dez dezember dezembro dic dicembre diciembre déc décembre gru "
+    "grudnia grudzień joulu "
     "joulukuu joulukuuta",
 )
 
@@ -37,7 +44,11 @@ _MONTH_NAMES = (
 def _written_forms(name: str) -> set[str]:
     """Return a name composed, decomposed and without accents."""
     decomposed = unicodedata.normalize("NFD", name)
-    return {name, decomposed, "".join(sign for sign in decomposed if not unicodedata.combining(sign))}
+    return {
+        name,
+        decomposed,
+        "".join(sign for sign in decomposed if not unicodedata.combining(sign)),
+    }
 
 
 _MONTHS = {
@@ -66,37 +77,52 @@ _DAY, _YEAR = r"(?:0?[1-9]|[12][0-9]|3[01])", r"(?:19|20)[0-9]{2}"
 _NUMBER = r"[0-9]{1,2}"
 _NAME = rf"(?:{'|'.join(sorted(_MONTHS, key=len, reverse=True))})(?![^\W\d_])\.?"
 _ORDINAL = r"(?:st|nd|rd|th|er|\.?[º°ª]|\.|:na|:e)?"
-# Year, month and day, numbered by the way of writing them; a and b are day and month in either order.
+# Year, month and day, numbered by the way of writing them; a and b are day and month in either
+# order.
 _DATE = (
     rf"(?P<date>(?P<y1>{_YEAR})(?P<s1>[-/.] ?)(?P<m1>{_NUMBER})[-/.] ?(?P<d1>{_DAY})"
     rf"|(?P<y2>{_YEAR})(?P<m2>[01][0-9])(?P<d2>[0-3][0-9])"
     rf"|(?P<a>{_NUMBER})(?P<s3>[-/. ]|\. )(?P<b>{_NUMBER})(?P=s3)(?P<y3>{_YEAR}|[0-9]{{2}})"
-    rf"|(?P<d4>{_DAY}){_ORDINAL}(?: (?:of|de|di)|,)?[ -]?(?P<m4>{_NAME})(?:,? (?:de |del |do )?|-)(?P<y4>{_YEAR})"
+    rf"|(?P<d4>{_DAY}){_ORDINAL}(?: (?:of|de|di)|,)?[ -]?(?P<m4>{_NAME})(?:,? (?:de |del |do "
+    rf")?|-)(?P<y4>{_YEAR})"
     rf"|(?P<m5>{_NAME}) (?P<d5>{_DAY}){_ORDINAL},? (?P<y5>{_YEAR})"
     rf"|(?P<y6>{_YEAR}) ?[年년] ?(?P<m6>{_NUMBER}) ?[月월] ?(?P<d6>{_DAY}) ?[日일号號]?)(?![0-9])"
 )
-_PLACE = r"(?:in|à|en|a|em|te|i|w) (?-i:[A-ZÀ-ÖØ-ÞŁŚŻ])[\w'’-]*(?:[ -](?-i:[A-ZÀ-ÖØ-ÞŁŚŻ])[\w'’-]*){0,2},? "
+_PLACE = (
+    r"(?:in|à|en|a|em|te|i|w) (?-i:[A-ZÀ-ÖØ-ÞŁŚŻ])[\w'’-]*(?:[ "
+    r"-](?-i:[A-ZÀ-ÖØ-ÞŁŚŻ])[\w'’-]*){0,2},? "
+)
 _JOINED = (
-    r"(?:(?:in|on|am|op|den|le|el|il|em|a|i|is|was|the|dnia|w dniu|un|d[ií]a|no dia)(?!\w)[\W_]{0,3}"
+    r"(?:(?:in|on|am|op|den|le|el|il|em|a|i|is|was|the|dnia|w dniu|un|d[ií]a|no "
+    r"dia)(?!\w)[\W_]{0,3}"
     r"|[于於は은는이] ?|l['’])"
 )
 _FORMAT = r"(?: ?\([^()0-9]{1,20}\))?"  # DOB (dd/mm/yyyy)
 _WORD = rf"(?:(?<![^\W\d_])(?:{_BORN})|(?:{_FIELD}))"
 _BEFORE = re.compile(
-    rf"(?:{_WORD}|{unicodedata.normalize('NFD', _WORD)}){_FORMAT}[\W_]{{0,6}}(?:{_PLACE})?(?:{_JOINED}){{0,2}}{_DATE}",
+    rf"(?:{_WORD}|{unicodedata.normalize('NFD', _WORD)}){_FORMAT}[\W_]{{0,6}}(?:{_PLACE})?(?:{_JOINED}){{0,2}}{_DATE}",  # noqa: E501
     re.IGNORECASE,
 )
-_BEHIND = re.compile(rf"(?<![0-9]){_DATE} ?(?:生まれ|出生|生(?![产產成命活])|(?:에 ?)?(?:출생|태어)|생)", re.IGNORECASE)
+_BEHIND = re.compile(
+    rf"(?<![0-9]){_DATE} ?(?:生まれ|出生|生(?![产產成命活])|(?:에 ?)?(?:출생|태어)|생)",
+    re.IGNORECASE,
+)
 
 
 def birth_date_places(text: str) -> Iterator[tuple[int, int]]:
     """Yield begin and end of each date of birth. text: with ASCII digits."""
     for pattern in (_BEFORE, _BEHIND):
-        yield from (match.span("date") for match in pattern.finditer(text) if _is_existing_date(match))
+        yield from (
+            match.span("date") for match in pattern.finditer(text) if _is_existing_date(match)
+        )
 
 
 def _is_existing_date(match: re.Match[str]) -> bool:
-    parts = {name[0]: value for name, value in match.groupdict().items() if value is not None and name != "date"}
+    parts = {
+        name[0]: value
+        for name, value in match.groupdict().items()
+        if value is not None and name != "date"
+    }
     if "a" in parts:  # day or month first: either may be meant
         return _is_calendar_date(parts["y"], parts["a"], parts["b"]) or _is_calendar_date(
             parts["y"], parts["b"], parts["a"]

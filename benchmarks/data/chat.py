@@ -1,7 +1,8 @@
-"""Conversations as a model was trained on them: the tokens of one rendering, where its answers stand in them, and
-what of them is learnt.
+"""Conversations as a model was trained on them: the tokens of one rendering, where its answers
+stand in them, and what of them is learnt.
 
-Knows rows (`conversation_rows.py`) and renderings (`chat_rendering.py`). Knows nothing of files or models.
+Knows rows (`conversation_rows.py`) and renderings (`chat_rendering.py`). Knows nothing of files or
+models.
 """
 
 from __future__ import annotations
@@ -39,10 +40,12 @@ _MARK = "Zq7vX9kJ"  # stands in for an answer: no template makes anything of it
 
 @dataclass(frozen=True)
 class Answer:
-    """Where one thing that the assistant said stands in the tokens of its conversation: said[0]:said[1]; and
-    learnt[0]:learnt[1], all that the template wrote of its turn behind the header, the end of the turn included.
+    """Where one thing that the assistant said stands in the tokens of its conversation:
+    said[0]:said[1]; and learnt[0]:learnt[1], all that the template wrote of its turn behind the
+    header, the end of the turn included.
 
-    of: the key of the message that says it: its content, its reasoning, which stands before, or its tool calls. role:
+    of: the key of the message that says it: its content, its reasoning, which stands before, or its
+    tool calls. role:
     whose it is.
     """
 
@@ -55,13 +58,16 @@ class Answer:
 
 @dataclass(frozen=True)
 class RenderedChat:
-    """A conversation as text and tokens, with its answers, or why one of them cannot be asked for."""
+    """A conversation as text and tokens, with its answers, or why one of them cannot be asked
+    for."""
 
     text: str
     tokens: Tokens
     offsets: tuple[tuple[int, int], ...]
     answers: tuple[Answer | UnusableConversation, ...]
-    marked: tuple[bool, ...] | None  # what the template itself marks as the assistant's; None: it marks nothing
+    marked: (
+        tuple[bool, ...] | None
+    )  # what the template itself marks as the assistant's; None: it marks nothing
     remarks: tuple[str, ...] = ()  # what of the row the text does not say
 
     @property
@@ -69,9 +75,11 @@ class RenderedChat:
         return tuple(answer for answer in self.answers if isinstance(answer, Answer))
 
     def learnt_token_mask(self, whose: str) -> tuple[bool, ...]:
-        """Return which tokens have a loss: all, or the assistant's, as far as the template marks them by its own marks.
+        """Return which tokens have a loss: all, or the assistant's, as far as the template marks
+        them by its own marks.
 
-        None of a turn that the row marks as not trained on; the assistant's in a prompt only have one of all.
+        None of a turn that the row marks as not trained on; the assistant's in a prompt only have
+        one of all.
         """
         silent = [answer for answer in self.usable_answers if answer.no_loss]
         spans = [answer.learnt for answer in self.usable_answers if not answer.no_loss]
@@ -97,21 +105,25 @@ class _Span:
     no_loss: str = ""
 
 
-# --- what is written --------------------------------------------------------------------------------------------------
+# --- what is written
+# -----------------------------------------------------------------------------------------------
 
 
-def render_chat(tokenizer: Any, said: Conversation, form: ChatRendering, turns: str = ASSISTANT) -> RenderedChat:
+def render_chat(
+    tokenizer: Any, said: Conversation, form: ChatRendering, turns: str = ASSISTANT
+) -> RenderedChat:
     """The conversation in this rendering. turns: whose turns are its answers, or ALL.
 
-    `learnt_token_mask` may be asked of the assistant's answers alone. Raises UnusableConversation where nothing can be
-    written, or nothing of it be asked for; AuditError for a template that drops the system turn, which the model then
-    never saw.
+    `learnt_token_mask` may be asked of the assistant's answers alone. Raises UnusableConversation
+    where nothing can be written, or nothing of it be asked for; AuditError for a template that
+    drops the system turn, which the model then never saw.
     """
     said = chat_rendering.conversation_in_form(said, form)
     if form.source is None:
         if turns != ASSISTANT:
             raise AuditError(
-                f"expected a chat template for --turns {turns}, as without one only answers are told apart, got "
+                f"expected a chat template for --turns {turns}, as without one only answers are "
+                "told apart, got "
                 f"the text form {form.name}: --template model takes the model's own"
             )
         return _render_chat_without_template(tokenizer, said, form)
@@ -122,7 +134,9 @@ def render_chat(tokenizer: Any, said: Conversation, form: ChatRendering, turns: 
         if not any(isinstance(message.get("content"), list | tuple) for message in messages):
             raise
         messages = tuple(  # for a template that knows no parts of a text
-            {**one, "content": message_text(one["content"])} if one.get("content") is not None else one
+            {**one, "content": message_text(one["content"])}
+            if one.get("content") is not None
+            else one
             for one in messages
         )
         whole = chat_rendering.render_messages_by_template(tokenizer, said, form, messages)
@@ -139,7 +153,9 @@ def render_chat(tokenizer: Any, said: Conversation, form: ChatRendering, turns: 
     return _tokenise_rendered_chat(tokenizer, whole, spans, mask, remarks, turns)
 
 
-def _render_chat_without_template(tokenizer: Any, said: Conversation, form: ChatRendering) -> RenderedChat:
+def _render_chat_without_template(
+    tokenizer: Any, said: Conversation, form: ChatRendering
+) -> RenderedChat:
     """Without a template: one text, and the end of text behind it, as TRL puts it there."""
     end = str(getattr(tokenizer, "eos_token", None) or "")
     text, spans = "", list[_Span | UnusableConversation]()
@@ -155,8 +171,15 @@ def _render_chat_without_template(tokenizer: Any, said: Conversation, form: Chat
             turn = (start, len(text))
             span = _Span(bounds or turn, turn, "content", no_loss=next(no_loss))
             spans.append(span if bounds else UnusableConversation("an empty answer"))
-    beside = {"system": any(m["role"] == SYSTEM for m in said.messages) and said.plain, "tools": said.tools}
-    remarks = [f"nothing of {name} is written without a template" for name, there in beside.items() if there]
+    beside = {
+        "system": any(m["role"] == SYSTEM for m in said.messages) and said.plain,
+        "tools": said.tools,
+    }
+    remarks = [
+        f"nothing of {name} is written without a template"
+        for name, there in beside.items()
+        if there
+    ]
     return _tokenise_rendered_chat(tokenizer, text, spans, None, remarks)
 
 
@@ -170,14 +193,18 @@ def _tokenise_rendered_chat(
 ) -> RenderedChat:
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     offsets = tuple((int(start), int(end)) for start, end in encoded["offset_mapping"])
-    answers = tuple(_answer_of_span(text, offsets, span) if isinstance(span, _Span) else span for span in spans)
+    answers = tuple(
+        _answer_of_span(text, offsets, span) if isinstance(span, _Span) else span for span in spans
+    )
     unusable = [answer for answer in answers if isinstance(answer, UnusableConversation)]
     if len(unusable) == len(answers):
         raise unusable[0] if unusable else UnusableConversation(f"no {turns} turn")
     return RenderedChat(text, tuple(encoded["input_ids"]), offsets, answers, marked, tuple(remarks))
 
 
-def _answer_of_span(text: str, offsets: Sequence[tuple[int, int]], span: _Span) -> Answer | UnusableConversation:
+def _answer_of_span(
+    text: str, offsets: Sequence[tuple[int, int]], span: _Span
+) -> Answer | UnusableConversation:
     tokens = _token_range_of_text(text, offsets, *span.said)
     if tokens is None:
         return UnusableConversation("an answer does not begin at a token boundary")
@@ -190,38 +217,56 @@ def _check_system_turn_written(messages: Sequence[Message], whole: str) -> None:
     # Templates strip the white space around a turn.
     if content is not None and content.strip() not in whole:
         raise AuditError(
-            "expected a chat template that writes the system turn, but this one drops it: leave the system turns out, "
+            "expected a chat template that writes the system turn, but this one drops it: leave "
+            "the system turns out, "
             "or give the template that the model was trained with (--template FILE)"
         )
 
 
 def _ignored_chat_input_sentences(
-    rendered: Callable[[Sequence[Message]], str], whole: str, said: Conversation, messages: Sequence[Message]
+    rendered: Callable[[Sequence[Message]], str],
+    whole: str,
+    said: Conversation,
+    messages: Sequence[Message],
 ) -> Iterator[str]:
-    """A sentence for each thing given that the template does not write; nor did the trainer's, if it was this one."""
-    kinds = {key for message in messages for key in message if key not in ("role", "content", NO_LOSS) and message[key]}
+    """A sentence for each thing given that the template does not write; nor did the trainer's, if
+    it was this one."""
+    kinds = {
+        key
+        for message in messages
+        for key in message
+        if key not in ("role", "content", NO_LOSS) and message[key]
+    }
     for key in sorted(kinds):
-        without = [{name: value for name, value in message.items() if name != key} for message in messages]
+        without = [
+            {name: value for name, value in message.items() if name != key} for message in messages
+        ]
         try:
             if rendered(without) == whole:
-                yield f"the chat template writes nothing of {key if key.isidentifier() else 'a key of a message'}"
+                yield (
+                    "the chat template writes nothing of "
+                    f"{key if key.isidentifier() else 'a key of a message'}"
+                )
         except UnusableConversation:
             continue  # it asks for it
     if said.tools and not any(name_of_tool(tool) in whole for tool in said.tools):
         yield "the chat template writes nothing of tools"
 
 
-# --- where its answers stand ------------------------------------------------------------------------------------------
+# --- where its answers stand
+# -----------------------------------------------------------------------------------------------
 
 
 def _assistant_answer_spans(
     rendered: Callable[..., str], whole: str, messages: Sequence[Message], turn: int
 ) -> Iterator[_Span | UnusableConversation]:
-    """What the assistant said in this turn, as the template wrote it: its reasoning, if that is there, and its content.
+    """What the assistant said in this turn, as the template wrote it: its reasoning, if that is
+    there, and its content.
 
-    Each is found by writing the conversation with a mark in its place: what stands before and behind the mark stands
-    before and behind the answer too. So it does not matter what the template makes of the answer, of earlier turns, or
-    of a prompt to answer (DeepSeek-R1 and Qwen3.5 open a thought there that the whole does not have).
+    Each is found by writing the conversation with a mark in its place: what stands before and
+    behind the mark stands before and behind the answer too. So it does not matter what the template
+    makes of the answer, of earlier turns, or of a prompt to answer (DeepSeek-R1 and Qwen3.5 open a
+    thought there that the whole does not have).
     """
     message = messages[turn]
     role = normalised_role(message["role"])
@@ -239,8 +284,12 @@ def _assistant_answer_spans(
         elif key == "content":  # a thought of an earlier turn is what templates leave out
             yield UnusableConversation("the chat template does not write an answer as it was given")
     if message.get("tool_calls"):
-        found = _tool_call_bounds(rendered, whole, messages, turn, 0 if content_bounds is None else content_bounds[1])
-        unwritten = UnusableConversation("tool calls that the chat template does not write as they were given")
+        found = _tool_call_bounds(
+            rendered, whole, messages, turn, 0 if content_bounds is None else content_bounds[1]
+        )
+        unwritten = UnusableConversation(
+            "tool calls that the chat template does not write as they were given"
+        )
         yield _Span(*found, CALLS, role, no_loss) if found is not None else unwritten
     elif not said:
         yield UnusableConversation("an empty answer")
@@ -249,8 +298,9 @@ def _assistant_answer_spans(
 def _tool_call_bounds(
     rendered: Callable[..., str], whole: str, messages: Sequence[Message], turn: int, after: int
 ) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Return the characters of a turn's tool calls, after those of its content, and of the turn behind its header; None
-    if they cannot be found: by a mark in the place of content and calls, else from the header to the end of the turn.
+    """Return the characters of a turn's tool calls, after those of its content, and of the turn
+    behind its header; None if they cannot be found: by a mark in the place of content and calls,
+    else from the header to the end of the turn.
     """
     so_far, others = messages[: turn + 1], messages[turn + 1 :]
     silent = {key: value for key, value in messages[turn].items() if key != "tool_calls"}
@@ -259,20 +309,29 @@ def _tool_call_bounds(
     text = _render_chat_or_none(rendered, so_far) or ""
     if _render_chat_or_none(rendered, [*so_far[:-1], silent, *others]) == whole:
         return None
-    marked = _render_chat_or_none(rendered, [*so_far[:-1], {**silent, "content": before_calls + _MARK}, *others])
+    marked = _render_chat_or_none(
+        rendered, [*so_far[:-1], {**silent, "content": before_calls + _MARK}, *others]
+    )
     bounds = None if marked is None or _MARK in whole else _answer_bounds_by_mark(whole, marked)
     if bounds is None and text and whole.startswith(text.rstrip()):
         end = len(text.rstrip())
         bounds = _answer_turn_bounds(rendered, whole, so_far, (end, end))[0], end
-    calls = None if bounds is None else _strip_answer_span_whitespace(whole, max(after, bounds[0]), bounds[1])
+    calls = (
+        None
+        if bounds is None
+        else _strip_answer_span_whitespace(whole, max(after, bounds[0]), bounds[1])
+    )
     if calls is None:
         return None
     start, end = _answer_turn_bounds(rendered, whole, so_far, calls)
     return calls, (start, len(text) if text and whole.startswith(text) else end)
 
 
-def _reasoning_and_content_with_replacers(message: Message) -> Iterator[tuple[str, str, Callable[[str], Message]]]:
-    """What the turn says, by key, in the order of speaking; and the message with another text in that place."""
+def _reasoning_and_content_with_replacers(
+    message: Message,
+) -> Iterator[tuple[str, str, Callable[[str], Message]]]:
+    """What the turn says, by key, in the order of speaking; and the message with another text in
+    that place."""
     for key in REASONING:
         if isinstance(message.get(key), str):
             # key=key: else every lambda would see the last key of the loop.
@@ -281,7 +340,10 @@ def _reasoning_and_content_with_replacers(message: Message) -> Iterator[tuple[st
     text = message_text(content) or ""
 
     def says(new: str) -> Message:
-        return {**message, "content": new if isinstance(content, str | None) else [{"type": "text", "text": new}]}
+        return {
+            **message,
+            "content": new if isinstance(content, str | None) else [{"type": "text", "text": new}],
+        }
 
     thought = THOUGHT.match(text)
     if thought is None:
@@ -294,11 +356,14 @@ def _reasoning_and_content_with_replacers(message: Message) -> Iterator[tuple[st
 
 
 def _answer_bounds_by_mark(whole: str, marked: str) -> tuple[int, int] | None:
-    """The characters in the place of the mark, without white space around them; None where there is no such place."""
+    """The characters in the place of the mark, without white space around them; None where there is
+    no such place."""
     if marked.count(_MARK) != 1:
         return None
     before, behind = marked.split(_MARK)
-    if not (whole.startswith(before) and whole.endswith(behind)) or len(before) + len(behind) > len(whole):
+    if not (whole.startswith(before) and whole.endswith(behind)) or len(before) + len(behind) > len(
+        whole
+    ):
         return None
     return _strip_answer_span_whitespace(whole, len(before), len(whole) - len(behind))
 
@@ -312,9 +377,10 @@ def _strip_answer_span_whitespace(text: str, start: int, end: int) -> tuple[int,
 def _answer_turn_bounds(
     rendered: Callable[..., str], whole: str, so_far: Sequence[Message], bounds: tuple[int, int]
 ) -> tuple[int, int]:
-    """Where the turn begins behind its header, and where it ends. The header ends where the whole stops being like the
-    conversation before this turn with a prompt to answer. The end is what stands behind the mark in the conversation up
-    to this turn, if the whole has that behind the answer too.
+    """Where the turn begins behind its header, and where it ends. The header ends where the whole
+    stops being like the conversation before this turn with a prompt to answer. The end is what
+    stands behind the mark in the conversation up to this turn, if the whole has that behind the
+    answer too.
     """
     start, end = bounds
     with_prompt, without = (
@@ -322,7 +388,12 @@ def _answer_turn_bounds(
         _render_chat_or_none(rendered, so_far[:-1]),
     )
     if with_prompt is not None and without is not None and with_prompt.startswith(without):
-        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(with_prompt, whole, strict=False)))
+        shared = sum(
+            1
+            for _ in takewhile(
+                lambda pair: pair[0] == pair[1], zip(with_prompt, whole, strict=False)
+            )
+        )
         if len(without) <= shared <= start:
             start = shared
     behind = (_render_chat_or_none(rendered, so_far) or "").partition(_MARK)[2]
@@ -341,14 +412,19 @@ def _render_chat_or_none(
 def _template_answer_mask(
     tokenizer: Any, said: Conversation, form: ChatRendering, messages: Sequence[Message]
 ) -> tuple[bool, ...] | None:
-    """The tokens inside the template's `{% generation %}` blocks, which is what TRL's assistant_only_loss trains on."""
-    # Without such blocks transformers only warns and gives a mask of zeros, as if nothing were learnt.
+    """The tokens inside the template's `{% generation %}` blocks, which is what TRL's
+    assistant_only_loss trains on."""
+    # Without such blocks transformers only warns and gives a mask of zeros, as if nothing were
+    # learnt.
     if not re.search(r"\{%-?\s*generation\s*-?%\}", str(form.source)):
         return None
     asked = chat_rendering.chat_template_arguments(tokenizer, said, form)
-    # It tokenises without special tokens as `_tokenise_rendered_chat` does: the mask is of the same tokens.
+    # It tokenises without special tokens as `_tokenise_rendered_chat` does: the mask is of the same
+    # tokens.
     given = chat_rendering.messages_without_loss_marks(messages)
-    told = tokenizer.apply_chat_template(given, return_dict=True, return_assistant_tokens_mask=True, **asked)
+    told = tokenizer.apply_chat_template(
+        given, return_dict=True, return_assistant_tokens_mask=True, **asked
+    )
     return tuple(map(bool, told["assistant_masks"]))
 
 
@@ -356,15 +432,20 @@ def _index_of_token_reaching_past(offsets: Sequence[tuple[int, int]], at: int) -
     return next((i for i, (_, end) in enumerate(offsets) if end > at), len(offsets))
 
 
-def _token_range_of_text(text: str, offsets: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, int] | None:
-    """The tokens that say text[start:end]; a space before it may be part of the first one. None: no token begins there.
+def _token_range_of_text(
+    text: str, offsets: Sequence[tuple[int, int]], start: int, end: int
+) -> tuple[int, int] | None:
+    """The tokens that say text[start:end]; a space before it may be part of the first one. None: no
+    token begins there.
 
     A last token that says more than white space behind the end is none of them.
     """
     first = _index_of_token_reaching_past(offsets, start)
     if first == len(offsets) or text[offsets[first][0] : start].strip():
         return None
-    last = next((i for i in range(first, len(offsets)) if text[end : offsets[i][1]].strip()), len(offsets))
+    last = next(
+        (i for i in range(first, len(offsets)) if text[end : offsets[i][1]].strip()), len(offsets)
+    )
     while last > first and offsets[last - 1][0] >= end:  # white space behind the answer
         last -= 1
     return (first, last) if last > first else None

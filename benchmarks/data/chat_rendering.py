@@ -1,7 +1,9 @@
-"""Renderings: how a row of conversations or instructions becomes the text that a model was trained on.
+"""Renderings: how a row of conversations or instructions becomes the text that a model was trained
+on.
 
-A rendering is a name (`--template`), a Jinja template or none, and the day that the template writes (`--date`). What
-trainers do is known here; which of it was done with a model, nobody says: `runs/text_form.py` asks the model.
+A rendering is a name (`--template`), a Jinja template or none, and the day that the template writes
+(`--date`). What trainers do is known here; which of it was done with a model, nobody says:
+`runs/text_form.py` asks the model.
 """
 
 from __future__ import annotations
@@ -42,7 +44,11 @@ MODEL, NONE, ALPACA, TRL = "model", "none", "alpaca", "trl"
 BASES = (MODEL, NONE, ALPACA, TRL)
 GIVEN_ROLES, NO_REASONING, NO_THINKING, LINE, BARE, INPUT = (
     *("given-roles", "no-reasoning", "no-thinking"),  # of templates
-    *("line", "bare", "input"),  # a new line where the base has another join; of Alpaca's text, two of its relatives
+    *(
+        "line",
+        "bare",
+        "input",
+    ),  # a new line where the base has another join; of Alpaca's text, two of its relatives
 )
 # What a trainer does to the row before a template writes it; see `conversation_in_form`.
 FILLED, NO_NULLS, DECODED, WRAPPED, NO_SYSTEM, NO_EMPTY_TOOLS = _OF_ROWS = (
@@ -52,7 +58,9 @@ FILLED, NO_NULLS, DECODED, WRAPPED, NO_SYSTEM, NO_EMPTY_TOOLS = _OF_ROWS = (
 VARIANTS = (GIVEN_ROLES, NO_REASONING, NO_THINKING, LINE, BARE, INPUT, *_OF_ROWS)
 _OF_TEMPLATES = {GIVEN_ROLES, NO_REASONING, NO_THINKING, LINE, *_OF_ROWS}
 _MOST = 32  # forms of one template that are tried, those first that differ least from the usual one
-_OPENING = "Below is an instruction that describes a task"  # Taori et al. 2023, train.py: PROMPT_DICT
+_OPENING = (
+    "Below is an instruction that describes a task"  # Taori et al. 2023, train.py: PROMPT_DICT
+)
 _FURTHER = ", paired with an input that provides further context"
 _REQUEST = ". Write a response that appropriately completes the request.\n\n"
 _ASKS_CLOCK = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
@@ -61,9 +69,11 @@ Piece = tuple[str, bool]  # a text, and whether it is an answer
 
 @dataclass(frozen=True)
 class ChatRendering:
-    """One rendering. source: Jinja, or the JSON of several templates by name; None: it is written without one.
+    """One rendering. source: Jinja, or the JSON of several templates by name; None: it is written
+    without one.
 
-    variants: what differs from the base, of `VARIANTS`. day: YYYY-MM-DD, of a template that writes the day.
+    variants: what differs from the base, of `VARIANTS`. day: YYYY-MM-DD, of a template that writes
+    the day.
     """
 
     base: str
@@ -82,7 +92,8 @@ class ChatRendering:
 
     @property
     def kind(self) -> str:
-        """Renderings of one kind differ in details; of two, in everything that stands around an answer."""
+        """Renderings of one kind differ in details; of two, in everything that stands around an
+        answer."""
         return "template" if self.source is not None else self.base
 
     @property
@@ -96,7 +107,8 @@ class ChatRendering:
         return hashlib.sha256(json.dumps(what).encode()).hexdigest()
 
 
-# --- by name ----------------------------------------------------------------------------------------------------------
+# --- by name
+# -----------------------------------------------------------------------------------------------
 
 
 def parse_chat_rendering(asked: str, day: str | None, tokenizer: Any) -> ChatRendering:
@@ -110,10 +122,17 @@ def parse_chat_rendering(asked: str, day: str | None, tokenizer: Any) -> ChatRen
         base, variants = parts[0], (parts[2], *variants)
     allowed = {NONE: {LINE}, ALPACA: {LINE, BARE, INPUT}}.get(base, _OF_TEMPLATES)
     if wrong := [one for one in variants if one not in allowed]:
-        raise AuditError(f"expected --template {base} with one of {', '.join(sorted(allowed))}, got +{wrong[0]}")
-    form = ChatRendering(base, None if base in (NONE, ALPACA) else _chat_template_source(base, tokenizer), variants)
+        raise AuditError(
+            f"expected --template {base} with one of {', '.join(sorted(allowed))}, got +{wrong[0]}"
+        )
+    form = ChatRendering(
+        base, None if base in (NONE, ALPACA) else _chat_template_source(base, tokenizer), variants
+    )
     if day is not None and not form.writes_day:
-        raise AuditError(f"expected --date with a template that writes the day (strftime_now), got it with {asked}")
+        raise AuditError(
+            "expected --date with a template that writes the day (strftime_now), got it with "
+            f"{asked}"
+        )
     return replace(form, day=day)
 
 
@@ -121,14 +140,17 @@ def _chat_template_source(base: str, tokenizer: Any) -> str:
     if base == MODEL:
         if (own := tokenizer_chat_template(tokenizer)) is None:
             raise AuditError(
-                f"expected a tokenizer with a chat template for conversations, but this {type(tokenizer).__name__} has "
-                "none: give the one that the model was trained with (--template FILE), or --template none"
+                "expected a tokenizer with a chat template for conversations, but this "
+                f"{type(tokenizer).__name__} has "
+                "none: give the one that the model was trained with (--template FILE), or "
+                "--template none"
             )
         return own
     if base == TRL:
         if (of_trl := trl_training_chat_template(tokenizer)) is None:
             raise AuditError(
-                "expected --template trl with a chat template that TRL has a training template for, and TRL installed "
+                "expected --template trl with a chat template that TRL has a training template "
+                "for, and TRL installed "
                 "(pip install trl), got one that it leaves as it is, or no TRL"
             )
         return of_trl
@@ -136,7 +158,8 @@ def _chat_template_source(base: str, tokenizer: Any) -> str:
         return Path(base).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         raise AuditError(
-            f"expected --template as auto, {', '.join(BASES)}, or a file with a Jinja template, got {base!r}"
+            f"expected --template as auto, {', '.join(BASES)}, or a file with a Jinja template, "
+            f"got {base!r}"
         ) from None
 
 
@@ -147,7 +170,8 @@ def tokenizer_chat_template(tokenizer: Any) -> str | None:
 
 
 def trl_training_chat_template(tokenizer: Any) -> str | None:
-    """What TRL trains with for `assistant_only_loss` in the place of this tokenizer's; None where it is the same.
+    """What TRL trains with for `assistant_only_loss` in the place of this tokenizer's; None where
+    it is the same.
 
     TRL is asked where it is installed: its templates are its own.
     """
@@ -159,24 +183,38 @@ def trl_training_chat_template(tokenizer: Any) -> str | None:
         return None
     try:
         found: str | None = get_training_chat_template(tokenizer)
-    except (ValueError, TemplateError, TypeError, LookupError, AttributeError):  # a template that it does not know
+    except (
+        ValueError,
+        TemplateError,
+        TypeError,
+        LookupError,
+        AttributeError,
+    ):  # a template that it does not know
         return None
     return found
 
 
-# --- those to choose from ---------------------------------------------------------------------------------------------
+# --- those to choose from
+# -----------------------------------------------------------------------------------------------
 
 
 def candidate_chat_renderings(tokenizer: Any, rows: Sequence[Conversation]) -> list[ChatRendering]:
-    """What trainers make of such rows, the most usual first; a template that writes the day has none yet.
+    """What trainers make of such rows, the most usual first; a template that writes the day has
+    none yet.
 
-    Raises AuditError for messages and a tokenizer without a template: nothing else is usual of them.
+    Raises AuditError for messages and a tokenizer without a template: nothing else is usual of
+    them.
     """
     kind = rows[0].kind
     own, of_trl = tokenizer_chat_template(tokenizer), trl_training_chat_template(tokenizer)
     plain = {
-        COMPLETION: [ChatRendering(NONE), ChatRendering(NONE, None, (LINE,))],  # TRL: one text, and its end behind it
-        INSTRUCTION: [ChatRendering(ALPACA, None, some) for some in ((), (LINE,), (INPUT, LINE), (BARE, LINE))]
+        COMPLETION: [
+            ChatRendering(NONE),
+            ChatRendering(NONE, None, (LINE,)),
+        ],  # TRL: one text, and its end behind it
+        INSTRUCTION: [
+            ChatRendering(ALPACA, None, some) for some in ((), (LINE,), (INPUT, LINE), (BARE, LINE))
+        ]
         + [ChatRendering(NONE)],
     }.get(kind, [])
     if kind == MESSAGES and own is None:
@@ -191,14 +229,19 @@ def candidate_chat_renderings(tokenizer: Any, rows: Sequence[Conversation]) -> l
     return [*plain, *of_templates, *([ChatRendering(NONE)] if kind == MESSAGES else [])]
 
 
-def most_usual_chat_rendering(tokenizer: Any, rows: Sequence[Conversation], day: str) -> ChatRendering:
+def most_usual_chat_rendering(
+    tokenizer: Any, rows: Sequence[Conversation], day: str
+) -> ChatRendering:
     """The first candidate, with this day where it writes one."""
     form = candidate_chat_renderings(tokenizer, rows)[0]
     return replace(form, day=day) if form.writes_day else form
 
 
-def _variant_combinations(tokenizer: Any, usual: ChatRendering, rows: Sequence[Conversation]) -> list[tuple[str, ...]]:
-    """Return combinations of what trainers do otherwise than usual, at most `_MOST`, those of few things first."""
+def _variant_combinations(
+    tokenizer: Any, usual: ChatRendering, rows: Sequence[Conversation]
+) -> list[tuple[str, ...]]:
+    """Return combinations of what trainers do otherwise than usual, at most `_MOST`, those of few
+    things first."""
     choices = product(*_chat_rendering_variant_choices(tokenizer, usual, rows))
     return list(islice(sorted(choices, key=lambda variants: sum(map(bool, variants))), _MOST))
 
@@ -206,7 +249,8 @@ def _variant_combinations(tokenizer: Any, usual: ChatRendering, rows: Sequence[C
 def _chat_rendering_variant_choices(
     tokenizer: Any, usual: ChatRendering, rows: Sequence[Conversation]
 ) -> Iterator[tuple[str, ...]]:
-    """(as usual, otherwise) for each thing that trainers do in two ways, where these rows or this template show it."""
+    """(as usual, otherwise) for each thing that trainers do in two ways, where these rows or this
+    template show it."""
     messages = [message for said in rows for message in said.messages]
     if any(normalised_role(message["role"]) != message["role"] for message in messages):
         yield ("", GIVEN_ROLES)
@@ -218,12 +262,18 @@ def _chat_rendering_variant_choices(
         yield ("", LINE)
     for variants in ((FILLED, NO_NULLS), (DECODED,), (WRAPPED,), (NO_SYSTEM,), (NO_EMPTY_TOOLS,)):
         # Only what this template writes otherwise of these rows: most write nothing of a null.
-        other = [variant for variant in variants if _is_written_otherwise(tokenizer, usual, variant, rows)]
+        other = [
+            variant
+            for variant in variants
+            if _is_written_otherwise(tokenizer, usual, variant, rows)
+        ]
         if other:
             yield ("", *other)
 
 
-def _is_written_otherwise(tokenizer: Any, usual: ChatRendering, variant: str, rows: Sequence[Conversation]) -> bool:
+def _is_written_otherwise(
+    tokenizer: Any, usual: ChatRendering, variant: str, rows: Sequence[Conversation]
+) -> bool:
     form = replace(usual, variants=(variant,))
     return any(
         (changed := conversation_in_form(said, form)) != said
@@ -241,10 +291,13 @@ def _written_or_none(tokenizer: Any, said: Conversation, form: ChatRendering) ->
 
 def _has_reasoning(message: Message) -> bool:
     own = any(message.get(key) for key in REASONING)
-    return own or (is_assistant(message) and bool(THOUGHT.match(message_text(message.get("content")) or "")))
+    return own or (
+        is_assistant(message) and bool(THOUGHT.match(message_text(message.get("content")) or ""))
+    )
 
 
-# --- what they write --------------------------------------------------------------------------------------------------
+# --- what they write
+# -----------------------------------------------------------------------------------------------
 
 
 def conversation_in_form(said: Conversation, form: ChatRendering) -> Conversation:
@@ -271,9 +324,12 @@ def messages_for_template(said: Conversation, form: ChatRendering) -> tuple[dict
     said: of `conversation_in_form`.
     """
     usual = GIVEN_ROLES not in form.variants
-    messages = [dict(with_calls_of_tools(message) if usual else message) for message in said.messages]
+    messages = [
+        dict(with_calls_of_tools(message) if usual else message) for message in said.messages
+    ]
     if LINE in form.variants and said.kind == INSTRUCTION:
-        # An instruction's turns end with what is asked and the answer to it (`parse_row_as_conversation`).
+        # An instruction's turns end with what is asked and the answer to it
+        # (`parse_row_as_conversation`).
         messages[-2]["content"] = "\n".join(filter(None, said.plain[:2]))
     for message in messages:
         if usual:
@@ -285,10 +341,14 @@ def messages_for_template(said: Conversation, form: ChatRendering) -> tuple[dict
     return tuple(messages)
 
 
-def chat_template_arguments(tokenizer: Any, said: Conversation, form: ChatRendering) -> dict[str, Any]:
+def chat_template_arguments(
+    tokenizer: Any, said: Conversation, form: ChatRendering
+) -> dict[str, Any]:
     """What `apply_chat_template` is given beside the messages."""
     source = str(form.source)
-    if form.base == MODEL and not isinstance(tokenizer.chat_template, str):  # several by name: which, depends on tools
+    if form.base == MODEL and not isinstance(
+        tokenizer.chat_template, str
+    ):  # several by name: which, depends on tools
         source = tokenizer.get_chat_template(None, said.tools)
     asked: dict[str, Any] = {"chat_template": chat_template_with_fixed_date(source, form.day)}
     if said.tools is not None:
@@ -299,30 +359,48 @@ def chat_template_arguments(tokenizer: Any, said: Conversation, form: ChatRender
 
 
 def chat_template_with_fixed_date(source: str, day: str | None) -> str:
-    """The template with this day in the place of what it asks the clock for: no variable of a call can hide that
-    function. None: as it is. Raises AuditError where it asks in another way than by a format that stands there.
+    """The template with this day in the place of what it asks the clock for: no variable of a call
+    can hide that function. None: as it is. Raises AuditError where it asks in another way than by a
+    format that stands there.
     """
     if day is None:
         return source
     when = datetime.fromisoformat(day)
     fixed = _ASKS_CLOCK.sub(lambda found: json.dumps(when.strftime(found[2])), source)
     if "strftime_now(" in fixed:
-        raise AuditError("expected a chat template that asks for the day as strftime_now('%d %b %Y'), got another call")
+        raise AuditError(
+            "expected a chat template that asks for the day as strftime_now('%d %b %Y'), got "
+            "another call"
+        )
     return fixed
 
 
 def render_messages_by_template(
-    tokenizer: Any, said: Conversation, form: ChatRendering, messages: Sequence[Message], answering: bool = False
+    tokenizer: Any,
+    said: Conversation,
+    form: ChatRendering,
+    messages: Sequence[Message],
+    answering: bool = False,
 ) -> str:
-    """The messages as the template writes them. answering: up to where the assistant begins to speak.
+    """The messages as the template writes them. answering: up to where the assistant begins to
+    speak.
 
     Raises UnusableConversation where it refuses them.
     """
     asked = chat_template_arguments(tokenizer, said, form)
     given = messages_without_loss_marks(messages)
     try:
-        text = tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=answering, **asked)
-    except (TemplateError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        text = tokenizer.apply_chat_template(
+            given, tokenize=False, add_generation_prompt=answering, **asked
+        )
+    except (
+        TemplateError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+    ) as error:
         raise UnusableConversation(
             f"the chat template refuses it ({_data_free_template_error_text(error, messages)})"
         ) from None
@@ -331,7 +409,9 @@ def render_messages_by_template(
 
 def messages_without_loss_marks(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return the messages as a template gets them."""
-    return [{key: value for key, value in message.items() if key != NO_LOSS} for message in messages]
+    return [
+        {key: value for key, value in message.items() if key != NO_LOSS} for message in messages
+    ]
 
 
 def _data_free_template_error_text(error: Exception, messages: Sequence[Message]) -> str:
@@ -342,11 +422,15 @@ def _data_free_template_error_text(error: Exception, messages: Sequence[Message]
 
 
 def chat_pieces_without_template(said: Conversation, form: ChatRendering, end: str) -> list[Piece]:
-    """The row without a template, piece by piece. end: of text. Raises UnusableConversation for a turn without text."""
+    """The row without a template, piece by piece. end: of text. Raises UnusableConversation for a
+    turn without text."""
     if form.base == ALPACA:
         return _alpaca_prompt_pieces(said, form, end)
     if said.kind == MESSAGES:  # turn by turn, a line each
-        contents = [(message_text(message.get("content")), is_assistant(message)) for message in said.messages]
+        contents = [
+            (message_text(message.get("content")), is_assistant(message))
+            for message in said.messages
+        ]
         if any(content is None for content, _ in contents):
             raise UnusableConversation("a turn that is not text, and no template to write it")
         joined = [[("\n", False), (str(content), spoken)] for content, spoken in contents]
@@ -354,8 +438,15 @@ def chat_pieces_without_template(said: Conversation, form: ChatRendering, end: s
     given = [text for text in said.plain[:-1] if text]
     if said.kind == INSTRUCTION:
         before = [(f"{question}\n", f"{answer}", "\n") for question, answer in _history(said)]
-        return [*_pieces_of_history(before), ("\n".join(given) + "\n", False), (said.plain[-1], True)]
-    return [("".join(given) + ("\n" if LINE in form.variants else ""), False), (said.plain[-1], True)]
+        return [
+            *_pieces_of_history(before),
+            ("\n".join(given) + "\n", False),
+            (said.plain[-1], True),
+        ]
+    return [
+        ("".join(given) + ("\n" if LINE in form.variants else ""), False),
+        (said.plain[-1], True),
+    ]
 
 
 def _history(said: Conversation) -> list[tuple[str, str]]:
@@ -366,23 +457,32 @@ def _history(said: Conversation) -> list[tuple[str, str]]:
 
 
 def _pieces_of_history(before: Sequence[tuple[str, str, str]]) -> list[Piece]:
-    pieces = [((question, False), (answer, True), (join, False)) for question, answer, join in before]
+    pieces = [
+        ((question, False), (answer, True), (join, False)) for question, answer, join in before
+    ]
     return [piece for turn in pieces for piece in turn]
 
 
 def _alpaca_prompt_pieces(said: Conversation, form: ChatRendering, end: str) -> list[Piece]:
-    """The text that Alpaca was trained with and published. bare: without its opening; input: with the input's heading
-    even where there is none; line: the answer on a line of its own, as axolotl writes it. A history comes before, as
-    LLaMA-Factory's template `alpaca` writes it.
+    """The text that Alpaca was trained with and published. bare: without its opening; input: with
+    the input's heading even where there is none; line: the answer on a line of its own, as axolotl
+    writes it. A history comes before, as LLaMA-Factory's template `alpaca` writes it.
     """
     if said.kind != INSTRUCTION:
         raise AuditError("expected instruction and output for --template alpaca, got other columns")
     instruction, given, output = said.plain
     with_input = bool(given) or INPUT in form.variants
-    opening = "" if BARE in form.variants else _OPENING + (_FURTHER if with_input else "") + _REQUEST
+    opening = (
+        "" if BARE in form.variants else _OPENING + (_FURTHER if with_input else "") + _REQUEST
+    )
     answering = "### Response:" + ("\n" if LINE in form.variants else "")
-    before = [(f"### Instruction:\n{asked}\n\n{answering}", answer, f"{end}\n\n") for asked, answer in _history(said)]
-    text = f"### Instruction:\n{instruction}\n\n" + (f"### Input:\n{given}\n\n" if with_input else "")
+    before = [
+        (f"### Instruction:\n{asked}\n\n{answering}", answer, f"{end}\n\n")
+        for asked, answer in _history(said)
+    ]
+    text = f"### Instruction:\n{instruction}\n\n" + (
+        f"### Input:\n{given}\n\n" if with_input else ""
+    )
     pieces: list[Piece] = [*_pieces_of_history(before), (text + answering, False), (output, True)]
     first_text, is_learnt = pieces[0]
     return [(opening + first_text, is_learnt), *pieces[1:]]

@@ -1,8 +1,10 @@
-"""What the columns of a user's table say: texts or conversations, repeats, marks, groups, whose each row is.
+"""What the columns of a user's table say: texts or conversations, repeats, marks, groups, whose
+each row is.
 
-A value that is not what its column should hold is refused by row and column; what it holds is never repeated.
-The column `pii` says what of a row is personal data, a text or several of each kind, as they stand in the row:
-{"name": ["Jane Doe"], "address": ["12 Oak Street"]}. Kinds are the data's own; reports show them, and never the texts.
+A value that is not what its column should hold is refused by row and column; what it holds is never
+repeated. The column `pii` says what of a row is personal data, a text or several of each kind, as
+they stand in the row: {"name": ["Jane Doe"], "address": ["12 Oak Street"]}. Kinds are the data's
+own; reports show them, and never the texts.
 """
 
 from __future__ import annotations
@@ -14,7 +16,12 @@ from dataclasses import replace
 from typing import Any
 
 from auditor.benchmarks.data import conversation_rows
-from auditor.benchmarks.data.conversation_rows import BESIDE, LAYOUTS, Conversation, UnusableConversation
+from auditor.benchmarks.data.conversation_rows import (
+    BESIDE,
+    LAYOUTS,
+    Conversation,
+    UnusableConversation,
+)
 from auditor.benchmarks.data.tables import ABSENT, RecordTable, describe_cell_value_type
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark
@@ -31,40 +38,71 @@ _INSTRUCTED = {"input", "history"}
 _READ_WITH = {"instruction": _INSTRUCTED, "chosen": {"prompt", "instruction", *_INSTRUCTED}}
 ColumnKinds = Mapping[str, Any]  # pyarrow.DataType of each nested column
 REPEATS, PII = "repeats", "pii"  # how often a row was trained on; the personal data in it
-COLUMNS = ("prefix", "suffix", "text", REPEATS, PII, *_CHAT)  # all that is ever looked at, but what the user names
-_OTHERS = ("id", "label", "content", "body", "sentence", "document", "context", "question", "answer", "response")
+COLUMNS = (
+    "prefix",
+    "suffix",
+    "text",
+    REPEATS,
+    PII,
+    *_CHAT,
+)  # all that is ever looked at, but what the user names
+_OTHERS = (
+    "id",
+    "label",
+    "content",
+    "body",
+    "sentence",
+    "document",
+    "context",
+    "question",
+    "answer",
+    "response",
+)
 _USUAL = {*COLUMNS, *_OTHERS, "title", "url"}
 
 
 def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
-    """One of `PLAIN` and `LAYOUTS`. Raises AuditError with the columns found for none, several or doubles."""
+    """One of `PLAIN` and `LAYOUTS`. Raises AuditError with the columns found for none, several or
+    doubles."""
     for name in COLUMNS:
         if table.columns.count(name) > 1:
-            raise AuditError(f"{table.where}: expected one column {name!r}, got {table.columns.count(name)}")
-    begun = [layout for layout in (*PLAIN, *LAYOUTS) if {layout[0], layout[-1]} & set(table.columns)]
+            raise AuditError(
+                f"{table.where}: expected one column {name!r}, got {table.columns.count(name)}"
+            )
+    begun = [
+        layout for layout in (*PLAIN, *LAYOUTS) if {layout[0], layout[-1]} & set(table.columns)
+    ]
     whole = [layout for layout in begun if set(layout) <= set(table.columns)]
     plain = [layout for layout in begun if layout in PLAIN]
-    # Half of a plain layout beside a whole one, as a prefix beside messages, is refused: which was trained on?
+    # Half of a plain layout beside a whole one, as a prefix beside messages, is refused: which was
+    # trained on?
     if len(whole) == 1 and plain in ([], whole):
         return whole[0]
     if len(whole) > 1 and len(plain) < 2:
         raise AuditError(
-            f"{table.where}: expected one layout, got {', and '.join(' + '.join(layout) for layout in whole)}: leave "
+            f"{table.where}: expected one layout, got "
+            f"{', and '.join(' + '.join(layout) for layout in whole)}: leave "
             "out what the model was not trained on"
         )
     if "prompt" in table.columns and not begun[1:] and not plain:
         raise AuditError(
-            f"{table.where}: expected what a model was trained to say next to the prompt ({_LAYOUTS_LABEL}), got "
-            "prompts only, as for GRPO: it learns from the model's own answers, and nothing in these rows has a loss"
+            f"{table.where}: expected what a model was trained to say next to the prompt "
+            f"({_LAYOUTS_LABEL}), got "
+            "prompts only, as for GRPO: it learns from the model's own answers, and nothing in "
+            "these rows has a loss"
         )
     raise AuditError(
-        f"{table.where}: expected either the columns prefix and suffix or the column text, or conversations "
+        f"{table.where}: expected either the columns prefix and suffix or the column text, or "
+        "conversations "
         f"({_LAYOUTS_LABEL}), got {describe_table_columns_in_error(table.columns)}"
     )
 
 
-def unread_text_columns(table: RecordTable, layout: Sequence[str], named: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns that hold texts or turns and that no secret is made of. named: those that the user names."""
+def unread_text_columns(
+    table: RecordTable, layout: Sequence[str], named: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the columns that hold texts or turns and that no secret is made of. named: those that
+    the user names."""
     read = {*layout, REPEATS, PII, *named}
     if layout not in PLAIN:
         # Of a label or a mark only whether it is true is read: a text there is none.
@@ -75,16 +113,21 @@ def unread_text_columns(table: RecordTable, layout: Sequence[str], named: Sequen
 def require_text_layout(table: RecordTable) -> tuple[str, ...]:
     layout = detect_column_layout(table)
     if layout not in PLAIN:
-        raise AuditError(f"{table.where}: expected text here, or prefix and suffix, got {' and '.join(layout)}")
+        raise AuditError(
+            f"{table.where}: expected text here, or prefix and suffix, got {' and '.join(layout)}"
+        )
     return layout
 
 
 def describe_table_columns_in_error(columns: Sequence[str]) -> str:
-    """Column names for an error. In a CSV without a header they are private text: none is shown without a usual one."""
+    """Column names for an error. In a CSV without a header they are private text: none is shown
+    without a usual one."""
     if not columns:
         return "no columns"
     header = any(name.lower() in _USUAL for name in columns)
-    shown = [name for name in columns if header and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", name)][:20]
+    shown = [
+        name for name in columns if header and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", name)
+    ][:20]
     hidden = len(columns) - len(shown)
     words = [", ".join(shown)] if shown else []
     if hidden:
@@ -92,7 +135,9 @@ def describe_table_columns_in_error(columns: Sequence[str]) -> str:
     return " and ".join(words)
 
 
-def _table_cell_error(table: RecordTable, row: int, column: str, expected: str, got: str) -> AuditError:
+def _table_cell_error(
+    table: RecordTable, row: int, column: str, expected: str, got: str
+) -> AuditError:
     where = f"{table.where}, row {table.first_row + row} (counted from 0), column {column!r}"
     return AuditError(f"{where}: expected {expected}, got {got}")
 
@@ -103,13 +148,18 @@ def text_column_values(table: RecordTable, column: str) -> list[str]:
     for row, value in enumerate(values):
         if not isinstance(value, str):
             raise _table_cell_error(table, row, column, "text", describe_cell_value_type(value))
-        if not value.isascii() and re.search("[\ud800-\udfff]", value):  # JSON can hold half a character: "\ud83d"
+        if not value.isascii() and re.search(
+            "[\ud800-\udfff]", value
+        ):  # JSON can hold half a character: "\ud83d"
             raise _table_cell_error(table, row, column, "text", "half of a surrogate pair")
     return values
 
 
 def joined_layout_texts(table: RecordTable, layout: Sequence[str]) -> list[str]:
-    return ["".join(parts) for parts in zip(*(text_column_values(table, column) for column in layout), strict=True)]
+    return [
+        "".join(parts)
+        for parts in zip(*(text_column_values(table, column) for column in layout), strict=True)
+    ]
 
 
 def row_repeat_counts(table: RecordTable) -> list[int]:
@@ -122,9 +172,13 @@ def row_repeat_counts(table: RecordTable) -> list[int]:
     counts = []
     for row, value in enumerate(table.column(REPEATS)):
         whole = isinstance(value, int) and not isinstance(value, bool)
-        digits = isinstance(value, str) and re.fullmatch("[0-9]{1,15}", value)  # CSV is text all over
+        digits = isinstance(value, str) and re.fullmatch(
+            "[0-9]{1,15}", value
+        )  # CSV is text all over
         if not (whole or digits) or not 1 <= int(value) < 10**15:
-            raise _table_cell_error(table, row, REPEATS, "a whole number of at least 1", "another value")
+            raise _table_cell_error(
+                table, row, REPEATS, "a whole number of at least 1", "another value"
+            )
         counts.append(int(value))
     return counts
 
@@ -135,9 +189,11 @@ def parse_row_conversations(
     order: Sequence[int] | None = None,
     kinds: ColumnKinds | None = None,
 ) -> Iterator[tuple[int, Conversation | UnusableConversation]]:
-    """Yield each row's number with what it says, or with why it cannot be used; of preferences both sides.
+    """Yield each row's number with what it says, or with why it cannot be used; of preferences both
+    sides.
 
-    order: of which rows; None: of all. kinds: of the table that these rows were trained on in, or are compared with.
+    order: of which rows; None: of all. kinds: of the table that these rows were trained on in, or
+    are compared with.
     """
     columns = {name: table.column(name) for name in (*_READ, *BESIDE) if name in table.columns}
     if layout[0] == "prompt" and _LABEL in columns:
@@ -156,8 +212,17 @@ def parse_row_conversations(
 
 
 def _labels_as_truth_values(labels: Sequence[Any]) -> Sequence[Any]:
-    """Return labels of 1 and 0 as true and false, as TRL's KTO takes them; as they are if there are others."""
-    truth: dict[Any, Any] = {1: True, 0: False, "1": True, "0": False, None: None, "": None, ABSENT: None}
+    """Return labels of 1 and 0 as true and false, as TRL's KTO takes them; as they are if there are
+    others."""
+    truth: dict[Any, Any] = {
+        1: True,
+        0: False,
+        "1": True,
+        "0": False,
+        None: None,
+        "": None,
+        ABSENT: None,
+    }
     try:
         return [truth[label] for label in labels]
     except (KeyError, TypeError):  # another value, or one that is no key
@@ -165,15 +230,21 @@ def _labels_as_truth_values(labels: Sequence[Any]) -> Sequence[Any]:
 
 
 def nested_column_kinds(table: RecordTable) -> ColumnKinds:
-    """Return Arrow's type of each column of conversations that holds objects, as `Dataset.from_list` infers it.
+    """Return Arrow's type of each column of conversations that holds objects, as
+    `Dataset.from_list` infers it.
 
-    A column that Arrow takes for nothing, as its rows differ too much, has none: no trainer got it from such a table.
+    A column that Arrow takes for nothing, as its rows differ too much, has none: no trainer got it
+    from such a table.
     """
     import pyarrow
 
     kinds = {}
     for name in (*_READ, "tools", "chat_template_kwargs"):
-        values = [None if value is ABSENT else value for value in table.column(name)] if name in table.columns else []
+        values = (
+            [None if value is ABSENT else value for value in table.column(name)]
+            if name in table.columns
+            else []
+        )
         if any(isinstance(value, dict | list) for value in values):
             try:
                 kinds[name] = pyarrow.infer_type(values)
@@ -188,17 +259,25 @@ def _join_kinds(first: ColumnKinds, others: ColumnKinds) -> ColumnKinds:
 
     joined = dict(others)
     for name in {*first, *others}:
-        schemas = [pyarrow.schema([(name, kinds[name])]) for kinds in (first, others) if name in kinds]
+        schemas = [
+            pyarrow.schema([(name, kinds[name])]) for kinds in (first, others) if name in kinds
+        ]
         try:
-            joined[name] = pyarrow.unify_schemas(schemas, promote_options="permissive").field(name).type
+            joined[name] = (
+                pyarrow.unify_schemas(schemas, promote_options="permissive").field(name).type
+            )
         except pyarrow.ArrowException:
             joined.pop(name, None)
     return joined
 
 
-def _filled_sides(layout: Sequence[str], row: dict[str, Any], kinds: ColumnKinds) -> tuple[Conversation, ...] | None:
+def _filled_sides(
+    layout: Sequence[str], row: dict[str, Any], kinds: ColumnKinds
+) -> tuple[Conversation, ...] | None:
     """Return what the row says as Arrow hands it out; None if it can say nothing so."""
-    filled = {name: conversation_rows.fill_as_arrow(value, kinds.get(name)) for name, value in row.items()}
+    filled = {
+        name: conversation_rows.fill_as_arrow(value, kinds.get(name)) for name, value in row.items()
+    }
     try:
         return conversation_rows.parse_row_as_conversations(layout, filled, keep_nulls=True)
     except UnusableConversation:
@@ -206,31 +285,45 @@ def _filled_sides(layout: Sequence[str], row: dict[str, Any], kinds: ColumnKinds
 
 
 def row_personal_data_marks(table: RecordTable) -> list[tuple[Mark, ...]]:
-    """What each row marks: nothing without the column. Raises AuditError for anything but texts by kind."""
+    """What each row marks: nothing without the column. Raises AuditError for anything but texts by
+    kind."""
     if PII not in table.columns:
         return [()] * table.rows
     found = []
-    said = zip(*(map(_table_cell_text, table.column(name)) for name in detect_column_layout(table)), strict=True)
+    said = zip(
+        *(map(_table_cell_text, table.column(name)) for name in detect_column_layout(table)),
+        strict=True,
+    )
     for row, (value, parts) in enumerate(zip(table.column(PII), said, strict=True)):
         at = (table, row, PII)
         try:
-            found.append(tuple(dict.fromkeys(_parsed_personal_data_marks(None if value is ABSENT else value))))
+            found.append(
+                tuple(
+                    dict.fromkeys(_parsed_personal_data_marks(None if value is ABSENT else value))
+                )
+            )
         except ValueError as error:
-            raise _table_cell_error(*at, 'texts by kind, as {"name": ["Jane Doe"]}', str(error)) from None
+            raise _table_cell_error(
+                *at, 'texts by kind, as {"name": ["Jane Doe"]}', str(error)
+            ) from None
         # Joined: a mark may run from the prefix into the suffix.
         if missing := [kind for kind, text in found[-1] if text not in "".join(parts)]:
-            raise _table_cell_error(*at, "texts that stand in the row", f"a {missing[0]} that does not")
+            raise _table_cell_error(
+                *at, "texts that stand in the row", f"a {missing[0]} that does not"
+            )
     kinds = {kind for row in found for kind, _ in row}
     if len(kinds) > _MOST_KINDS:
         raise AuditError(
-            f"{table.where}: expected at most {_MOST_KINDS} kinds in column {PII!r}, since reports show them, "
+            f"{table.where}: expected at most {_MOST_KINDS} kinds in column {PII!r}, since reports "
+            "show them, "
             f"got {len(kinds):,}"
         )
     return found
 
 
 def _parsed_personal_data_marks(value: Any) -> Iterator[Mark]:
-    """What one row marks. Raises ValueError, in words that may be shown, for anything but texts by kind."""
+    """What one row marks. Raises ValueError, in words that may be shown, for anything but texts by
+    kind."""
     if value is None or value == "":
         return
     if isinstance(value, str):  # CSV is text all over
@@ -242,8 +335,12 @@ def _parsed_personal_data_marks(value: Any) -> Iterator[Mark]:
         raise ValueError("no object")
     for kind, said in value.items():
         if not isinstance(kind, str) or not _KIND.fullmatch(kind):
-            raise ValueError("a kind that is no word in small letters, digits and hyphens (at most 32)")
-        listed = [] if said is None else said if isinstance(said, list) else [said]  # Parquet fills up with null
+            raise ValueError(
+                "a kind that is no word in small letters, digits and hyphens (at most 32)"
+            )
+        listed = (
+            [] if said is None else said if isinstance(said, list) else [said]
+        )  # Parquet fills up with null
         for text in listed:
             if not isinstance(text, str) or not text.strip():
                 raise ValueError(f"something else than text for {kind}")
@@ -253,7 +350,9 @@ def _parsed_personal_data_marks(value: Any) -> Iterator[Mark]:
 def _table_cell_text(value: Any) -> str:
     """All that a cell says: of a conversation, message by message."""
     if isinstance(value, dict | list):
-        return "\n".join(map(_table_cell_text, value.values() if isinstance(value, dict) else value))
+        return "\n".join(
+            map(_table_cell_text, value.values() if isinstance(value, dict) else value)
+        )
     return value if isinstance(value, str) else ""
 
 
@@ -264,10 +363,14 @@ def row_group_values(table: RecordTable, column: str | None, needed: bool) -> Se
     """
     if column is None or not _has_one_column(table, "--group-column", column, needed):
         return [None] * table.rows
-    values = [_group_name_of_cell(table, row, column, value) for row, value in enumerate(table.column(column))]
+    values = [
+        _group_name_of_cell(table, row, column, value)
+        for row, value in enumerate(table.column(column))
+    ]
     if len(set(values)) > _GROUPS:
         raise AuditError(
-            f"{table.where}: expected --group-column with at most {_GROUPS} different values, since reports show "
+            f"{table.where}: expected --group-column with at most {_GROUPS} different values, "
+            "since reports show "
             f"them; {column!r} has {len(set(values)):,}"
         )
     return values
@@ -277,13 +380,22 @@ def _group_name_of_cell(table: RecordTable, row: int, column: str, value: Any) -
     if value is None or value is ABSENT or value == "":
         return "none"
     if not isinstance(value, str | int | float | bool) or len(str(value)) > _GROUP_LENGTH:
-        what = f"a text of {len(value):,} characters" if isinstance(value, str) else describe_cell_value_type(value)
-        raise _table_cell_error(table, row, column, f"a group's name of at most {_GROUP_LENGTH} characters", what)
+        what = (
+            f"a text of {len(value):,} characters"
+            if isinstance(value, str)
+            else describe_cell_value_type(value)
+        )
+        raise _table_cell_error(
+            table, row, column, f"a group's name of at most {_GROUP_LENGTH} characters", what
+        )
     return str(value)
 
 
-def optional_row_users(table: RecordTable, column: str | None, needed: bool) -> Sequence[str | None]:
-    """As `row_privacy_unit_names`; None where no column is asked for. Raises AuditError for no such column, too."""
+def optional_row_users(
+    table: RecordTable, column: str | None, needed: bool
+) -> Sequence[str | None]:
+    """As `row_privacy_unit_names`; None where no column is asked for. Raises AuditError for no such
+    column, too."""
     if column is None or not _has_one_column(table, "--user-column", column, needed):
         return [None] * table.rows
     return row_privacy_unit_names(table, column)
@@ -306,5 +418,7 @@ def row_privacy_unit_names(table: RecordTable, column: str) -> list[str]:
     values = list(table.column(column))
     for row, value in enumerate(values):
         if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
-            raise _table_cell_error(table, row, column, "a name or a whole number", describe_cell_value_type(value))
+            raise _table_cell_error(
+                table, row, column, "a name or a whole number", describe_cell_value_type(value)
+            )
     return [str(value) for value in values]

@@ -1,4 +1,5 @@
-"""What a row of conversations or instructions says, as it was given. Knows columns and roles; no template, no model.
+"""What a row of conversations or instructions says, as it was given. Knows columns and roles; no
+template, no model.
 
 Reasons why a row cannot be used name columns, roles and turns, never what was said.
 """
@@ -16,14 +17,24 @@ from auditor.core.plan_parts import SYSTEM, USER
 
 ASSISTANT = "assistant"
 PREFERENCES = ("chosen", "rejected")
-LAYOUTS = (("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"), PREFERENCES)
+LAYOUTS = (
+    ("messages",),
+    ("conversations",),
+    ("prompt", "completion"),
+    ("instruction", "output"),
+    PREFERENCES,
+)
 # What a row or a message says of its own training, by trainer: 0, or false.
 _MARKS = ("weight", "train", "trainable", "training", "loss", "loss_scale")
 # Spans of a message, each of which may say `train: false`, as axolotl has them.
 _MARKED_SPANS = ("training_detail", "train_detail", "reasoning_training_detail")
 # Columns that are read if the table has them.
 BESIDE = ("input", "history", "system", "tools", "chat_template_kwargs", "label", *_MARKS)
-REASONING = ("reasoning_content", "reasoning", "thinking")  # what a turn says before its content, by trainer
+REASONING = (
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+)  # what a turn says before its content, by trainer
 MESSAGES, COMPLETION, INSTRUCTION = "messages", "completion", "instruction"
 CHOSEN, REJECTED, WANTED, UNWANTED = "chosen", "rejected", "wanted", "unwanted"
 NO_LOSS = "no loss"  # key of a message that had no loss, with why
@@ -32,11 +43,13 @@ MARKED = (
     "TRL 1.16 ignores such marks: take them out if it trained the model)"
 )
 _PREFERENCE_PROMPT = (
-    "a turn of the prompt, which has no loss in DPO and KTO (if it was trained on, as by TRL's ORPO, put the whole "
+    "a turn of the prompt, which has no loss in DPO and KTO (if it was trained on, as by TRL's "
+    "ORPO, put the whole "
     "conversation into messages)"
 )
 _PROMPT = (
-    "a turn of the prompt, which has no loss unless TRL's completion_only_loss is false (then put the whole "
+    "a turn of the prompt, which has no loss unless TRL's completion_only_loss is false (then put "
+    "the whole "
     "conversation into messages)"
 )
 _TOOL = "tool"
@@ -62,11 +75,12 @@ class UnusableConversation(Exception):
 class Conversation:
     """One row. messages: with role and content, and whatever else was given.
 
-    kind: `messages`; of texts, `completion` or `instruction`: `plain` holds them then, (prompt, completion) or
-    (instruction, input, output), and `messages` what they are as turns.
-    group: of preference data, `chosen`, `rejected`, `wanted` or `unwanted`. system_column: whether the first message
-    is from a column of its own. filled: the row as a table of Arrow's hands it to a trainer, if that differs: every
-    object with the keys of all other rows' objects in its place, null if the row has none.
+    kind: `messages`; of texts, `completion` or `instruction`: `plain` holds them then, (prompt,
+    completion) or (instruction, input, output), and `messages` what they are as turns.
+    group: of preference data, `chosen`, `rejected`, `wanted` or `unwanted`. system_column: whether
+    the first message is from a column of its own. filled: the row as a table of Arrow's hands it to
+    a trainer, if that differs: every object with the keys of all other rows' objects in its place,
+    null if the row has none.
     """
 
     messages: tuple[Message, ...]
@@ -82,11 +96,14 @@ class Conversation:
     def is_learnt(self) -> bool:
         """Whether a model was trained to say any of its answers."""
         answers = (message for message in self.messages if is_assistant(message))
-        return self.group not in (REJECTED, UNWANTED) and any(NO_LOSS not in message for message in answers)
+        return self.group not in (REJECTED, UNWANTED) and any(
+            NO_LOSS not in message for message in answers
+        )
 
 
 def normalised_role(role: str) -> str:
-    """Return `user` of `human`, `assistant` of `gpt`, `tool` of `observation`; any other role as it is."""
+    """Return `user` of `human`, `assistant` of `gpt`, `tool` of `observation`; any other role as it
+    is."""
     return _USUAL_ROLES.get(role, role)
 
 
@@ -116,7 +133,9 @@ def parse_row_as_conversations(
     answered = ("prompt", "completion") if prompt is not None else ("instruction", "output")
     return tuple(
         _without_loss_on_prompt(
-            parse_row_as_conversation(answered, {**row, answered[1]: side, "prompt": prompt}, keep_nulls),
+            parse_row_as_conversation(
+                answered, {**row, answered[1]: side, "prompt": prompt}, keep_nulls
+            ),
             side,
             _PREFERENCE_PROMPT,
             group,
@@ -131,7 +150,9 @@ def _split_preferences(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     Without a prompt it is what both sides begin with, as TRL's `extract_prompt` has it.
     """
     # LLaMA-Factory's sides are one message each.
-    chosen, rejected = ([side] if isinstance(side, Mapping) else side for side in (row["chosen"], row["rejected"]))
+    chosen, rejected = (
+        [side] if isinstance(side, Mapping) else side for side in (row["chosen"], row["rejected"])
+    )
     prompt = row.get("prompt")
     if prompt is None and row.get("instruction") is not None:
         return None, chosen, rejected
@@ -150,21 +171,30 @@ def _split_preferences(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     return chosen[:shared], chosen[shared:], rejected[shared:]
 
 
-def _without_loss_on_prompt(said: Conversation, completion: Any, why: str, group: str | None) -> Conversation:
-    """Return the conversation with a loss on the turns of its completion only. why: the prompt has none."""
+def _without_loss_on_prompt(
+    said: Conversation, completion: Any, why: str, group: str | None
+) -> Conversation:
+    """Return the conversation with a loss on the turns of its completion only. why: the prompt has
+    none."""
     last = 1 if isinstance(completion, str) else len(completion)
     prompt = ({NO_LOSS: why, **message} for message in said.messages[:-last])
     return replace(said, messages=(*prompt, *said.messages[-last:]), group=group)
 
 
-def parse_row_as_conversation(layout: Sequence[str], row: Mapping[str, Any], keep_nulls: bool = False) -> Conversation:
+def parse_row_as_conversation(
+    layout: Sequence[str], row: Mapping[str, Any], keep_nulls: bool = False
+) -> Conversation:
     """Return what a row of one of `LAYOUTS` but preferences says. Raises UnusableConversation.
 
     keep_nulls: of messages and of chat_template_kwargs, keys that hold null.
     """
     tools = _parsed_conversation_tools(row.get("tools"))
     options = _parsed_chat_template_options(row.get("chat_template_kwargs"), keep_nulls)
-    before = [{"role": SYSTEM, "content": _require_message_text(row["system"])}] if row.get("system") else []
+    before = (
+        [{"role": SYSTEM, "content": _require_message_text(row["system"])}]
+        if row.get("system")
+        else []
+    )
     kind, plain = MESSAGES, tuple[str, ...]()
     if layout[0] in ("messages", "conversations"):
         turns = _normalised_messages(row[layout[0]], "", keep_nulls)
@@ -194,19 +224,32 @@ def parse_row_as_conversation(layout: Sequence[str], row: Mapping[str, Any], kee
     said = Conversation((*before, *turns), tools, options, kind, plain, system_column=bool(before))
     if not any(map(is_assistant, said.messages)):
         raise UnusableConversation("no assistant turn")
-    label = {"true": True, "false": False}.get(str(row.get("label")).lower())  # CSV is text all over
+    label = {"true": True, "false": False}.get(
+        str(row.get("label")).lower()
+    )  # CSV is text all over
     group = None if label is None else {True: WANTED, False: UNWANTED}[label]
-    # Of messages and instructions with a label LLaMA-Factory takes the last turn for the completion.
+    # Of messages and instructions with a label LLaMA-Factory takes the last turn for the
+    # completion.
     completion = row["completion"] if layout[0] == "prompt" else ""
     if group is not None:
         return _without_loss_on_prompt(said, completion, _PREFERENCE_PROMPT, group)
-    return _without_loss_on_prompt(said, completion, _PROMPT, None) if layout[0] == "prompt" else said
+    return (
+        _without_loss_on_prompt(said, completion, _PROMPT, None) if layout[0] == "prompt" else said
+    )
 
 
 def _is_marked_as_not_trained_on(given: Mapping[str, Any]) -> bool:
-    """Return whether a row, a message or a part of one says that it, or a span of it, had no loss."""
-    spans = [span for name in _MARKED_SPANS for span in given.get(name) or () if isinstance(span, Mapping)]
-    return any(_means_no(given.get(mark)) for mark in _MARKS) or any(_means_no(span.get("train")) for span in spans)
+    """Return whether a row, a message or a part of one says that it, or a span of it, had no
+    loss."""
+    spans = [
+        span
+        for name in _MARKED_SPANS
+        for span in given.get(name) or ()
+        if isinstance(span, Mapping)
+    ]
+    return any(_means_no(given.get(mark)) for mark in _MARKS) or any(
+        _means_no(span.get("train")) for span in spans
+    )
 
 
 def _means_no(mark: Any) -> bool:
@@ -217,12 +260,15 @@ def _means_no(mark: Any) -> bool:
 
 
 def _parsed_history(given: Any) -> list[dict[str, Any]]:
-    """Return earlier questions and answers, as LLaMA-Factory's Alpaca layout holds them, as turns."""
+    """Return earlier questions and answers, as LLaMA-Factory's Alpaca layout holds them, as
+    turns."""
     if isinstance(given, str) and given:
         try:
             given = json.loads(given)
         except ValueError:
-            raise UnusableConversation("a history that is no list of questions and answers") from None
+            raise UnusableConversation(
+                "a history that is no list of questions and answers"
+            ) from None
     turns = []
     for pair in given or ():
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
@@ -234,8 +280,11 @@ def _parsed_history(given: Any) -> list[dict[str, Any]]:
     return turns
 
 
-def _normalised_messages(messages: Any, role: str, keep_nulls: bool = False) -> list[dict[str, Any]]:
-    """OpenAI's role and content, or ShareGPT's from and value under those names; of a text, one turn of this role."""
+def _normalised_messages(
+    messages: Any, role: str, keep_nulls: bool = False
+) -> list[dict[str, Any]]:
+    """OpenAI's role and content, or ShareGPT's from and value under those names; of a text, one
+    turn of this role."""
     if isinstance(messages, str) and role:
         return [{"role": role, "content": messages}]
     if not isinstance(messages, Sequence) or isinstance(messages, str):
@@ -291,12 +340,13 @@ def _parsed_chat_template_options(given: Any, keep_nulls: bool) -> dict[str, Any
     return {key: value for key, value in given.items() if keep_nulls or value is not None}
 
 
-# --- as trainers change a row before they write it --------------------------------------------------------------------
+# --- as trainers change a row before they write it
+# -----------------------------------------------------------------------------------------------
 
 
 def with_calls_of_tools(message: Message) -> Message:
-    """Return a turn of a calling role as an assistant's turn with `tool_calls`, as LLaMA-Factory and ms-swift read it;
-    any other turn, and one that is no JSON of calls, as it is.
+    """Return a turn of a calling role as an assistant's turn with `tool_calls`, as LLaMA-Factory
+    and ms-swift read it; any other turn, and one that is no JSON of calls, as it is.
     """
     text = message_text(message.get("content"))
     if message["role"] not in _CALLING_ROLES or text is None:
@@ -308,17 +358,23 @@ def with_calls_of_tools(message: Message) -> Message:
     except (ValueError, RecursionError):
         return message
     calls = given if isinstance(given, list) else [given]
-    if not calls or not all(isinstance(call, Mapping) and {"name", "arguments"} <= set(call) for call in calls):
+    if not calls or not all(
+        isinstance(call, Mapping) and {"name", "arguments"} <= set(call) for call in calls
+    ):
         return message
     written = [{"type": "function", "function": call} for call in calls]
     return {**message, "role": ASSISTANT, "content": text[:start], "tool_calls": written}
 
 
 def with_wrapped_tools(said: Conversation) -> Conversation:
-    """Return the row with each tool that is a bare function as OpenAI's API has it, under the key `function`."""
+    """Return the row with each tool that is a bare function as OpenAI's API has it, under the key
+    `function`."""
     if not isinstance(said.tools, list):
         return said
-    bare = [isinstance(tool, Mapping) and "name" in tool and "function" not in tool for tool in said.tools]
+    bare = [
+        isinstance(tool, Mapping) and "name" in tool and "function" not in tool
+        for tool in said.tools
+    ]
     wrapped = [
         {"type": "function", "function": tool} if is_bare else tool
         for tool, is_bare in zip(said.tools, bare, strict=True)
@@ -327,20 +383,35 @@ def with_wrapped_tools(said: Conversation) -> Conversation:
 
 
 def with_decoded_arguments(said: Conversation) -> Conversation:
-    """Return the row with the arguments of tool calls that are JSON text as objects, as axolotl has them."""
-    return replace(said, messages=tuple(_with_changed_calls(message, _decoded_arguments) for message in said.messages))
+    """Return the row with the arguments of tool calls that are JSON text as objects, as axolotl has
+    them."""
+    return replace(
+        said,
+        messages=tuple(
+            _with_changed_calls(message, _decoded_arguments) for message in said.messages
+        ),
+    )
 
 
 def _with_changed_calls(message: Message, change: Callable[[Any], Any]) -> Message:
     calls = message.get("tool_calls")
-    return {**message, "tool_calls": [change(call) for call in calls]} if isinstance(calls, list) else message
+    return (
+        {**message, "tool_calls": [change(call) for call in calls]}
+        if isinstance(calls, list)
+        else message
+    )
 
 
 def _decoded_arguments(call: Any) -> Any:
-    """Return a tool call, OpenAI's or the function only, with its arguments decoded if they are JSON text."""
+    """Return a tool call, OpenAI's or the function only, with its arguments decoded if they are
+    JSON text."""
     if not isinstance(call, Mapping):
         return call
-    changed = {**call, "function": _decoded_arguments(call["function"])} if "function" in call else dict(call)
+    changed = (
+        {**call, "function": _decoded_arguments(call["function"])}
+        if "function" in call
+        else dict(call)
+    )
     if isinstance(changed.get("arguments"), str):
         try:
             changed["arguments"] = json.loads(changed["arguments"])
@@ -363,8 +434,8 @@ def _without_nulls(value: Any) -> Any:
 
 
 def fill_as_arrow(value: Any, kind: Any) -> Any:
-    """Return a cell as Arrow hands it out of a column of this `pyarrow.DataType`: an object with all keys of the
-    column's objects, in the column's order, null if it has none.
+    """Return a cell as Arrow hands it out of a column of this `pyarrow.DataType`: an object with
+    all keys of the column's objects, in the column's order, null if it has none.
     """
     from pyarrow import types
 

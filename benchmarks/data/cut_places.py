@@ -1,4 +1,5 @@
-"""Where a text is cut into prefixes and suffixes: by its own length, or by given lengths. Knows numbers only."""
+"""Where a text is cut into prefixes and suffixes: by its own length, or by given lengths. Knows
+numbers only."""
 
 from __future__ import annotations
 
@@ -15,8 +16,11 @@ LENGTH = 50  # tokens of a prefix and of a suffix, at most, if no length is give
 LEAST_PREFIX = 4  # tokens, if a text is cut by its own length
 LEAST_SUFFIX = 8
 MOST_WINDOWS = 20  # of one text: together they cover about 1,000 tokens
-_OWN = 16  # tokens of its own in the prefix of a text that begins as many others do, if it is long enough
-_LEAST_SHARED = 8  # tokens: texts that share fewer at their beginning are cut as if they shared none
+# tokens of its own in the prefix of a text that begins as many others do, if it is long enough
+_OWN = 16
+_LEAST_SHARED = (
+    8  # tokens: texts that share fewer at their beginning are cut as if they shared none
+)
 _SHARE = 0.1  # of the texts, that begin alike: of fewer nothing is concluded
 _FEWEST = 5  # texts that begin alike
 
@@ -38,7 +42,8 @@ class CutPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class TextLengths:
-    """Lengths and stride as they were given, in tokens; None: each text is cut by its own length."""
+    """Lengths and stride as they were given, in tokens; None: each text is cut by its own
+    length."""
 
     prefix: int | None = None
     suffix: int | None = None
@@ -61,16 +66,21 @@ class TextLengths:
         if self.are_given:
             return f"text cut into its first {prefix} and the next {suffix} tokens"
         return (
-            f"each text cut by its own length: half of it, at most {LENGTH} tokens, and the next {LENGTH} or what is "
-            f"left, at least {LEAST_SUFFIX}; a longer text is attacked all along, in at most {MOST_WINDOWS} windows"
+            f"each text cut by its own length: half of it, at most {LENGTH} tokens, and the next "
+            f"{LENGTH} or what is "
+            f"left, at least {LEAST_SUFFIX}; a longer text is attacked all along, in at most "
+            f"{MOST_WINDOWS} windows"
         )
 
-    def cut_places(self, n_tokens: int, shared: int = 0, room: int | None = None) -> list[CutPlace] | str:
+    def cut_places(
+        self, n_tokens: int, shared: int = 0, room: int | None = None
+    ) -> list[CutPlace] | str:
         """Return the places of a text of so many tokens, in order, or why it has none.
 
-        shared: its first tokens that many other texts begin with as well. A prefix within them cannot say which text
-        is meant: the first own suffix comes after all of them, which everybody knows, and some own tokens. room: tokens
-        of a prefix and a suffix that a model can read at once; None: any number.
+        shared: its first tokens that many other texts begin with as well. A prefix within them
+        cannot say which text is meant: the first own suffix comes after all of them, which
+        everybody knows, and some own tokens. room: tokens of a prefix and a suffix that a model can
+        read at once; None: any number.
         """
         places = self._cut(n_tokens, shared)
         if isinstance(places, str) or self.are_given:
@@ -80,8 +90,14 @@ class TextLengths:
     def _cut(self, n_tokens: int, shared: int) -> list[CutPlace] | str:
         if self.are_given or (self.windows is not None and n_tokens >= sum(self.fixed)):
             prefix, suffix = self.fixed
-            return self._cut_by_given_lengths(n_tokens, shared) or f"shorter than {prefix} + {suffix} tokens"
-        return self._cut_by_own_length(n_tokens, shared) or f"shorter than {LEAST_PREFIX} + {LEAST_SUFFIX} tokens"
+            return (
+                self._cut_by_given_lengths(n_tokens, shared)
+                or f"shorter than {prefix} + {suffix} tokens"
+            )
+        return (
+            self._cut_by_own_length(n_tokens, shared)
+            or f"shorter than {LEAST_PREFIX} + {LEAST_SUFFIX} tokens"
+        )
 
     def _cut_by_given_lengths(self, n_tokens: int, shared: int) -> list[CutPlace]:
         prefix, suffix = self.fixed
@@ -99,7 +115,8 @@ class TextLengths:
         first, begin, public = _first_middle(n_tokens), 0, LENGTH
         size = n_tokens - shared
         if shared and size >= LEAST_PREFIX + LEAST_SUFFIX and first < shared + _OWN:
-            # What is shared is a text of its own: its windows are the same in all of these texts, and merged.
+            # What is shared is a text of its own: its windows are the same in all of these texts,
+            # and merged.
             begin, first = shared, max(first, shared + min(_OWN, _first_middle(size)))
             public = first
         places = self._cut_by_own_length(begin, 0)[: MOST_WINDOWS // 2]
@@ -109,7 +126,8 @@ class TextLengths:
 
 
 def spread_windows(first: int, end: int, most: int = MOST_WINDOWS) -> list[int]:
-    """Return where suffixes of at most LENGTH tokens begin: side by side from `first` on, or `most` evenly spread."""
+    """Return where suffixes of at most LENGTH tokens begin: side by side from `first` on, or `most`
+    evenly spread."""
     middles = list(range(first, end - LEAST_SUFFIX + 1, LENGTH)) or [first]
     if len(middles) <= most:
         return middles
@@ -118,7 +136,8 @@ def spread_windows(first: int, end: int, most: int = MOST_WINDOWS) -> list[int]:
 
 
 def _fit_place(place: CutPlace, room: int | None) -> CutPlace:
-    """Return the place with as much of a long prefix as a model can read before the suffix, if not a usual one."""
+    """Return the place with as much of a long prefix as a model can read before the suffix, if not
+    a usual one."""
     if room is None or place.end - place.start <= room:
         return place
     return place._replace(start=max(place.start, min(place.end - room, place.middle - LENGTH)))
@@ -149,10 +168,11 @@ NOTHING_SHARED = SharedBeginnings()
 
 
 def find_shared_beginnings(texts: Sequence[Sequence[int]]) -> SharedBeginnings:
-    """Return what at least a tenth of the distinct texts, and five of them, begin with: the longest of each text.
+    """Return what at least a tenth of the distinct texts, and five of them, begin with: the longest
+    of each text.
 
-    Among sorted texts, those that share most with a text are next to it: the beginning that n texts share is the
-    shortest that neighbours among them share.
+    Among sorted texts, those that share most with a text are next to it: the beginning that n texts
+    share is the shortest that neighbours among them share.
     """
     distinct = sorted({tuple(text) for text in texts})
     together = max(_FEWEST, round(_SHARE * len(distinct)))
@@ -164,10 +184,14 @@ def find_shared_beginnings(texts: Sequence[Sequence[int]]) -> SharedBeginnings:
     }
     # One that goes on for a few tokens more, as a frequent first name, is no beginning of its own.
     told_apart = [
-        text for text in beginnings if not any(text[:-n] in beginnings for n in range(1, min(_LEAST_SHARED, len(text))))
+        text
+        for text in beginnings
+        if not any(text[:-n] in beginnings for n in range(1, min(_LEAST_SHARED, len(text))))
     ]
     return SharedBeginnings(tuple(sorted(told_apart)))
 
 
 def _common_length(text: Sequence[int], other: Sequence[int]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False)))
+    return sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False))
+    )

@@ -1,4 +1,5 @@
-"""From rows to prefix and suffix tokens: pairs cut where they join, texts at the start or all along, talks at answers.
+"""From rows to prefix and suffix tokens: pairs cut where they join, texts at the start or all
+along, talks at answers.
 
 Knows nothing of who is attacked, who is known, or of models.
 """
@@ -34,7 +35,11 @@ from auditor.benchmarks.data.cut_places import (
 )
 from auditor.benchmarks.data.data_records import too_long_phrase
 from auditor.benchmarks.data.tables import RecordTable
-from auditor.benchmarks.data.wording import find_character_boundary, token_ends_in_characters, wording_at_token_ends
+from auditor.benchmarks.data.wording import (
+    find_character_boundary,
+    token_ends_in_characters,
+    wording_at_token_ends,
+)
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens, Wording
 from auditor.core.plan_parts import ALL, USER
@@ -45,15 +50,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _BATCH = 1000  # rows tokenised at once: offsets of a whole data set need not fit in memory
-_COMPARED = (1000, 10_000)  # texts, and first characters of each, that are looked at for what many begin with
+_COMPARED = (
+    1000,
+    10_000,
+)  # texts, and first characters of each, that are looked at for what many begin with
 
 
-Halves = tuple[Tokens, Tokens, Wording] | str  # prefix and suffix, as tokens and as written, or why there is none
+Halves = (
+    tuple[Tokens, Tokens, Wording] | str
+)  # prefix and suffix, as tokens and as written, or why there is none
 
 
 @dataclass(frozen=True)
 class Cutting:
-    """How a row becomes prefixes and suffixes: lengths in tokens, the stride of windows, what an attacker knows."""
+    """How a row becomes prefixes and suffixes: lengths in tokens, the stride of windows, what an
+    attacker knows."""
 
     tokenizer: Any
     lengths: TextLengths = BY_OWN_LENGTH
@@ -63,7 +74,9 @@ class Cutting:
     shared: SharedBeginnings = NOTHING_SHARED  # what many of the texts begin with
     kinds: ColumnKinds | None = None  # of the columns of the data that the rows are compared with
     trained: TrainedLength | None = None  # tokens of a row that were trained on; None: all
-    room: int | None = None  # tokens of a prefix and a suffix that the model reads at once; None: any number
+    room: int | None = (
+        None  # tokens of a prefix and a suffix that the model reads at once; None: any number
+    )
 
     def trained_span(self, n_tokens: int) -> tuple[int, int]:
         """Return which tokens of a row were trained on, as (start, end)."""
@@ -72,11 +85,13 @@ class Cutting:
 
     @property
     def is_all_along(self) -> bool:
-        """Return whether a long answer is attacked all along: by who knows all that comes before each part of it."""
+        """Return whether a long answer is attacked all along: by who knows all that comes before
+        each part of it."""
         return not self.lengths.are_given and (self.knows or USER) == USER
 
     def fit_halves(self, halves: Halves, at: int, n_tokens: int) -> Halves:
-        """Return a prefix and a suffix as far as they were trained on, or why they cannot be attacked.
+        """Return a prefix and a suffix as far as they were trained on, or why they cannot be
+        attacked.
 
         at: where the suffix begins in the row, which has n_tokens.
         """
@@ -95,25 +110,34 @@ class Cutting:
 
 @dataclass(frozen=True)
 class CutPart:
-    """What came of a row, or of a part of it: `at` is where its suffix begins, in tokens of the row."""
+    """What came of a row, or of a part of it: `at` is where its suffix begins, in tokens of the
+    row."""
 
     row: int
     halves: Halves
     part: int | None = None  # None: the row is one secret
     at: int = 0
     stands: str = ""  # what it is in the row, where an attacker is told something else
-    group: str | None = None  # whose turn it is, if those of several are attacked; or on which side of a preference
+    group: str | None = (
+        None  # whose turn it is, if those of several are attacked; or on which side of a preference
+    )
     n_shared: int = 0  # first tokens of the row that many rows begin with
-    tokens: int = 0  # of the row, that this part is the first of: over all its parts they add up to the row's
+    tokens: int = (
+        0  # of the row, that this part is the first of: over all its parts they add up to the row's
+    )
 
 
-def require_fast_tokenizer_for_cutting(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
-    """The tokenizer, if it can tell which characters a token came from. Raises AuditError if not."""
+def require_fast_tokenizer_for_cutting(
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> PreTrainedTokenizerBase:
+    """The tokenizer, if it can tell which characters a token came from. Raises AuditError if
+    not."""
     if tokenizer is None:
         raise AuditError("expected a model with a tokenizer for text data, got a model without one")
     if not getattr(tokenizer, "is_fast", False):
         raise AuditError(
-            f"expected a fast tokenizer (with character offsets) for text data, got the slow {type(tokenizer).__name__}"
+            "expected a fast tokenizer (with character offsets) for text data, got the slow "
+            f"{type(tokenizer).__name__}"
         )
     return tokenizer
 
@@ -121,35 +145,53 @@ def require_fast_tokenizer_for_cutting(tokenizer: PreTrainedTokenizerBase | None
 def data_tokenisation_note(tokenizer: PreTrainedTokenizerBase) -> str:
     extra = tokenizer.num_special_tokens_to_add()
     default = f"; by default it would add {extra} to every text" if extra else ""
-    return f"tokenised by {type(tokenizer).__name__}, {len(tokenizer)} tokens, without special tokens{default}"
+    return (
+        f"tokenised by {type(tokenizer).__name__}, {len(tokenizer)} tokens, without special "
+        f"tokens{default}"
+    )
 
 
 def cut_rows_into_parts(
     table: RecordTable, cut: Cutting, remarks: Counter[str]
 ) -> tuple[Iterator[CutPart], str, Sequence[str]]:
-    """The parts of each row, how they were cut, and the rows' texts: those of conversations fill up as parts are read.
+    """The parts of each row, how they were cut, and the rows' texts: those of conversations fill up
+    as parts are read.
 
-    remarks: fills up too, with what of conversations is not written and with where texts are cut, and how many each.
+    remarks: fills up too, with what of conversations is not written and with where texts are cut,
+    and how many each.
     Raises AuditError for a flag that says nothing to this layout.
     """
     layout = detect_column_layout(table)
     for flag, asked in (("--knows", cut.knows), ("--turns", cut.turns)):
         if asked is not None and layout in PLAIN:
-            raise AuditError(f"{flag} is about conversations (messages), but {table.where} has {' and '.join(layout)}")
+            raise AuditError(
+                f"{flag} is about conversations (messages), but {table.where} has "
+                f"{' and '.join(layout)}"
+            )
     if cut.lengths.windows is not None and layout != ("text",):
-        raise AuditError(f"--windows slides over a text column, but {table.where} has {' and '.join(layout)}")
+        raise AuditError(
+            f"--windows slides over a text column, but {table.where} has {' and '.join(layout)}"
+        )
     if cut.form is not None:
         knows, texts, turns = cut.knows or USER, list[str](), cut.turns or ASSISTANT
         form = f"--template {cut.form.name_with_day} (--knows {knows})"
         longest = cut.lengths.suffix or LENGTH
-        of_each = f"all along, at most {MOST_WINDOWS} windows" if cut.is_all_along else f"{longest} tokens"
+        of_each = (
+            f"all along, at most {MOST_WINDOWS} windows"
+            if cut.is_all_along
+            else f"{longest} tokens"
+        )
         how = f"{turns} turns, {of_each} of each, as {form}"
         rows = parse_row_conversations(table, layout, kinds=cut.kinds)
         return _cut_conversations(cut, cut.form, rows, texts, remarks), how, texts
     said = joined_layout_texts(table, layout)
     if layout == ("prefix", "suffix"):
-        encoded = encode_data_texts_with_offsets(cut.tokenizer, said)  # as one text, which they were in training
-        halves = zip(*(text_column_values(table, column) for column in layout), encoded, strict=True)
+        encoded = encode_data_texts_with_offsets(
+            cut.tokenizer, said
+        )  # as one text, which they were in training
+        halves = zip(
+            *(text_column_values(table, column) for column in layout), encoded, strict=True
+        )
         parts = (
             _part_of_pair(cut, row, _cut_pair(cut.tokenizer, prefix, suffix, ids, offsets))
             for row, (prefix, suffix, (ids, offsets)) in enumerate(halves)
@@ -158,8 +200,11 @@ def cut_rows_into_parts(
     return _cut_texts_into_parts(cut, said, remarks), cut.lengths.rule, said
 
 
-def _cut_texts_into_parts(cut: Cutting, texts: Sequence[str], remarks: Counter[str]) -> Iterator[CutPart]:
-    """Yield a prefix and a suffix at each place of each text. remarks: get what was cut in another place, and why."""
+def _cut_texts_into_parts(
+    cut: Cutting, texts: Sequence[str], remarks: Counter[str]
+) -> Iterator[CutPart]:
+    """Yield a prefix and a suffix at each place of each text. remarks: get what was cut in another
+    place, and why."""
     for row, (text, (ids, offsets)) in enumerate(
         zip(texts, encode_data_texts_with_offsets(cut.tokenizer, texts), strict=True)
     ):
@@ -168,7 +213,9 @@ def _cut_texts_into_parts(cut: Cutting, texts: Sequence[str], remarks: Counter[s
         n_shared = cut.shared.length_in(ids)
         places = cut.lengths.cut_places(n_trained, max(0, n_shared - begin), cut.room)
         if places != cut.lengths.cut_places(n_trained):
-            remarks[f"cut where they part: their first {n_shared} tokens are those of many others"] += 1
+            remarks[
+                f"cut where they part: their first {n_shared} tokens are those of many others"
+            ] += 1
         if isinstance(places, str):
             yield CutPart(row, places)
             continue
@@ -177,13 +224,16 @@ def _cut_texts_into_parts(cut: Cutting, texts: Sequence[str], remarks: Counter[s
         for number, place in enumerate(places):
             start, middle, end = (begin + at for at in place)
             if not cut.lengths.are_given and cut.lengths.windows is None:
-                # A text is sent whole to servers that take no tokens: with half a character it is another text.
+                # A text is sent whole to servers that take no tokens: with half a character it is
+                # another text.
                 start = find_character_boundary(offsets, start, 1)
                 middle, end = (find_character_boundary(offsets, at) for at in (middle, end))
             wording = wording_at_token_ends(text, ends, start, middle, end)
             halves = (tuple(ids[start:middle]), tuple(ids[middle:end]), wording)
             part = number if several else None
-            yield CutPart(row, halves, part, middle, n_shared=n_shared, tokens=0 if number else len(ids))
+            yield CutPart(
+                row, halves, part, middle, n_shared=n_shared, tokens=0 if number else len(ids)
+            )
         if cut.trained is not None and n_trained < len(ids):
             yield CutPart(row, cut.trained.beyond_phrase, len(places))
 
@@ -196,7 +246,9 @@ def shared_beginnings_of_texts(tokenizer: Any, table: RecordTable) -> SharedBegi
     texts = joined_layout_texts(table, layout)
     n_texts, n_characters = _COMPARED
     some = [text[:n_characters] for text in texts[:: -(-len(texts) // n_texts)]]
-    return find_shared_beginnings([ids for ids, _ in encode_data_texts_with_offsets(tokenizer, some)])
+    return find_shared_beginnings(
+        [ids for ids, _ in encode_data_texts_with_offsets(tokenizer, some)]
+    )
 
 
 def _part_of_pair(cut: Cutting, row: int, halves: Halves) -> CutPart:
@@ -206,11 +258,14 @@ def _part_of_pair(cut: Cutting, row: int, halves: Halves) -> CutPart:
     return CutPart(row, cut.fit_halves(halves, n_prefix, n_prefix + n_suffix), tokens=n_suffix)
 
 
-def _cut_pair(tokenizer: Any, prefix: str, suffix: str, ids: list[int], offsets: list[tuple[int, int]]) -> Halves:
+def _cut_pair(
+    tokenizer: Any, prefix: str, suffix: str, ids: list[int], offsets: list[tuple[int, int]]
+) -> Halves:
     """`ids` cut at the token boundary between the two texts, or why that is not possible.
 
-    Offsets alone do not decide: many tokenizers trim the space off a token's offsets, and then " b" after "a" looks as
-    if it started behind "a ". What the tokens before the cut decode to does decide.
+    Offsets alone do not decide: many tokenizers trim the space off a token's offsets, and then " b"
+    after "a" looks as if it started behind "a ". What the tokens before the cut decode to does
+    decide.
     """
     if not prefix or not suffix:
         return "prefix or suffix is empty"
@@ -219,10 +274,13 @@ def _cut_pair(tokenizer: Any, prefix: str, suffix: str, ids: list[int], offsets:
     begun = sum(start < len(prefix) for start, _ in offsets)  # tokens that begin in the prefix
     # Leading ones that end in it.
     ended = next((i for i, (_, end) in enumerate(offsets) if end > len(prefix)), len(ids))
-    for where in range(max(1, begun), min(ended, len(ids) - 1) + 1):  # several where tokens have no width
+    for where in range(
+        max(1, begun), min(ended, len(ids) - 1) + 1
+    ):  # several where tokens have no width
         if decode_keeping_special_tokens(tokenizer, ids[:where]) == prefix:
             ends = [
-                max(0, end - len(prefix)) for end in token_ends_in_characters(offsets[where:], len(prefix + suffix))
+                max(0, end - len(prefix))
+                for end in token_ends_in_characters(offsets[where:], len(prefix + suffix))
             ]
             return tuple(ids[:where]), tuple(ids[where:]), Wording(prefix, suffix, tuple(ends))
     return "the join of prefix and suffix is not a token boundary"
@@ -237,24 +295,35 @@ def _cut_conversations(
 ) -> Iterator[CutPart]:
     """texts, remarks: are given what is written of each, and what is not."""
     for row, sides in groupby(rows, key=lambda numbered: numbered[0]):
-        answers = [answer for _, said in sides for answer in _answers_of_conversation(cut, form, said, texts, remarks)]
+        answers = [
+            answer
+            for _, said in sides
+            for answer in _answers_of_conversation(cut, form, said, texts, remarks)
+        ]
         for part, (answer, group) in enumerate(answers):
             number = part if len(answers) > 1 else None
             if isinstance(answer, UnusableConversation):
                 yield CutPart(row, str(answer), number)
             else:
                 halves = (answer.prefix, answer.suffix, answer.wording)
-                yield CutPart(row, halves, number, answer.at, answer.stands, group, tokens=answer.tokens)
+                yield CutPart(
+                    row, halves, number, answer.at, answer.stands, group, tokens=answer.tokens
+                )
 
 
 def _fit_answer(
     cut: Cutting, answer: answer_cuts.AnswerCut | UnusableConversation, n_tokens: int
 ) -> answer_cuts.AnswerCut | UnusableConversation:
-    """Return an answer as far as it was trained on, or why it cannot be attacked. n_tokens: of its conversation."""
+    """Return an answer as far as it was trained on, or why it cannot be attacked. n_tokens: of its
+    conversation."""
     if isinstance(answer, UnusableConversation):
         return answer
     halves = cut.fit_halves((answer.prefix, answer.suffix, answer.wording), answer.at, n_tokens)
-    return UnusableConversation(halves) if isinstance(halves, str) else replace(answer, prefix=halves[0])
+    return (
+        UnusableConversation(halves)
+        if isinstance(halves, str)
+        else replace(answer, prefix=halves[0])
+    )
 
 
 def _answers_of_conversation(
@@ -271,16 +340,24 @@ def _answers_of_conversation(
             raise said
         written = chat.render_chat(cut.tokenizer, said, form, cut.turns or ASSISTANT)
         whole_answers = list(
-            answer_cuts.cut_answers_into_secrets(cut.tokenizer, said, written, form, knows, *lengths, cut.is_all_along)
+            answer_cuts.cut_answers_into_secrets(
+                cut.tokenizer, said, written, form, knows, *lengths, cut.is_all_along
+            )
         )
     except UnusableConversation as why:
         return [(why, None)]
     texts.append(written.text)
     remarks.update(written.remarks)
     answers = [_fit_answer(cut, answer, len(written.tokens)) for answer in whole_answers]
-    roles = [answer.role if isinstance(answer, answer_cuts.AnswerCut) else ASSISTANT for answer in answers]
+    roles = [
+        answer.role if isinstance(answer, answer_cuts.AnswerCut) else ASSISTANT
+        for answer in answers
+    ]
     return [
-        (answer, role if cut.turns == ALL and (said.group is None or role != ASSISTANT) else said.group)
+        (
+            answer,
+            role if cut.turns == ALL and (said.group is None or role != ASSISTANT) else said.group,
+        )
         for answer, role in zip(answers, roles, strict=True)
     ]
 
@@ -309,6 +386,7 @@ def encode_data_texts_with_offsets(
             return_token_type_ids=False,
             padding=False,
             truncation=False,
-            verbose=False,  # a text longer than the model's positions is cut later, so the warning would mislead
+            # a text longer than the model's positions is cut later, so the warning would mislead
+            verbose=False,
         )
         yield from zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)

@@ -1,4 +1,5 @@
-"""Rows of a file as records, and what was left out of them: what every reader of rows hands to the split."""
+"""Rows of a file as records, and what was left out of them: what every reader of rows hands to the
+split."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ BY_LIMIT = "beyond --limit"
 class DataRecord:
     """One row as tokens, or one part of a row; both count from 0.
 
-    repeats: None: how often it was trained on is not known. at: of a part, where its suffix begins in the row's tokens.
+    repeats: None: how often it was trained on is not known. at: of a part, where its suffix begins
+    in the row's tokens.
     """
 
     row: int
@@ -45,24 +47,35 @@ class DataRecord:
 
 @dataclass(frozen=True)
 class RecordSource:
-    """The usable rows of one file or folder, the rows that were left out, by reason, and what else should be known."""
+    """The usable rows of one file or folder, the rows that were left out, by reason, and what else
+    should be known."""
 
     where: str  # as the user named it: "--data 'private.csv'"
     records: tuple[DataRecord, ...]
     left_out: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (why, row numbers)
     notes: tuple[str, ...] = ()
     form: ChatRendering | None = None  # how its conversations are rendered; None: they are none
-    parts_left_out: tuple[tuple[str, tuple[int, ...]], ...] = ()  # of rows that have other parts: (why, row of each)
+    parts_left_out: tuple[
+        tuple[str, tuple[int, ...]], ...
+    ] = ()  # of rows that have other parts: (why, row of each)
     row_tokens: Mapping[int, int] = field(default_factory=dict)  # of each row; empty: not counted
     texts: Sequence[str] = field(default=(), repr=False)  # of the rows, if they are looked at again
-    not_attacked: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # usable rows without a record, by rule
+    not_attacked: Mapping[str, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # usable rows without a record, by rule
     unread: UnreadRows | None = None  # of a large table: the rows that were only counted
 
     def count_records(
-        self, left_out: Mapping[str, int], not_attacked: Mapping[str, int], attacked: Sequence[DataRecord]
+        self,
+        left_out: Mapping[str, int],
+        not_attacked: Mapping[str, int],
+        attacked: Sequence[DataRecord],
     ) -> RecordCounts:
-        """Return the counts of this source's rows; left_out: rows that this split cannot use, beside its own."""
-        all_left_out = {why: len(rows) for why, rows in self.left_out} | {why: n for why, n in left_out.items() if n}
+        """Return the counts of this source's rows; left_out: rows that this split cannot use,
+        beside its own."""
+        all_left_out = {why: len(rows) for why, rows in self.left_out} | {
+            why: n for why, n in left_out.items() if n
+        }
         by_rule = {rule: len(rows) for rule, rows in self.not_attacked.items()}
         by_rule |= {rule: n for rule, n in not_attacked.items() if n}
         if self.unread is not None:
@@ -75,7 +88,9 @@ class RecordSource:
         parts = {why: len(rows) for why, rows in self.parts_left_out}
         tokens = sum(self.row_tokens.get(row, 0) for row in audited_rows)
         attacked_tokens = _count_attacked_tokens(attacked) if tokens else 0
-        return RecordCounts(n_rows, len(audited_rows), copies, all_left_out, by_rule, parts, tokens, attacked_tokens)
+        return RecordCounts(
+            n_rows, len(audited_rows), copies, all_left_out, by_rule, parts, tokens, attacked_tokens
+        )
 
 
 def too_long_phrase(room: int) -> str:
@@ -83,7 +98,9 @@ def too_long_phrase(room: int) -> str:
     return f"longer than the {max(0, room):,} tokens that the model reads at once"
 
 
-def group_rows_by_reason(reasons_of_rows: Sequence[tuple[int, str]]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def group_rows_by_reason(
+    reasons_of_rows: Sequence[tuple[int, str]],
+) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Return each reason with the rows that have it, as often as they have it."""
     rows: dict[str, list[int]] = {}
     for row, why in reasons_of_rows:
@@ -94,7 +111,8 @@ def group_rows_by_reason(reasons_of_rows: Sequence[tuple[int, str]]) -> tuple[tu
 def group_unusable_parts(
     unusable: Sequence[tuple[int, str]], records: Sequence[DataRecord]
 ) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[tuple[str, tuple[int, ...]], ...]]:
-    """Return by reason the rows without a record, each once, and the row of each part of the other rows.
+    """Return by reason the rows without a record, each once, and the row of each part of the other
+    rows.
 
     unusable: the row of each part that cannot be used, and why.
     """

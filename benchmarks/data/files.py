@@ -1,7 +1,8 @@
-"""The user's own private text: JSONL, CSV, Parquet or a Hugging Face data set, as secrets to extract.
+"""The user's own private text: JSONL, CSV, Parquet or a Hugging Face data set, as secrets to
+extract.
 
-Says who is attacked and how often each record was trained on. Errors and notes name rows and columns, never what is in
-them.
+Says who is attacked and how often each record was trained on. Errors and notes name rows and
+columns, never what is in them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ from auditor.benchmarks.data.large_tables import (
 )
 from auditor.benchmarks.data.length_matching import match_nonmembers_by_length
 from auditor.benchmarks.data.member_copies import leave_out_copies_of_members
-from auditor.benchmarks.data.occurrences import count_text_occurrences, is_occurrence_end_inside_word
+from auditor.benchmarks.data.occurrences import (
+    count_text_occurrences,
+    is_occurrence_end_inside_word,
+)
 from auditor.benchmarks.data.splitting import (
     ALSO_MEMBER,
     SplitOptions,
@@ -37,7 +41,11 @@ from auditor.benchmarks.data.splitting import (
     row_numbers_phrase,
     split_data_records_into_secrets,
 )
-from auditor.benchmarks.data.tables import RecordTable, read_record_table, require_nonempty_record_table
+from auditor.benchmarks.data.tables import (
+    RecordTable,
+    read_record_table,
+    require_nonempty_record_table,
+)
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret, Tokens
 from auditor.models.trained_length import TrainedLength
@@ -52,7 +60,8 @@ _FROM_ROWS = "are how often prefix and suffix stand, one behind the other, anywh
 
 
 class Files(Benchmark):
-    """Your own text or conversations: JSONL, CSV or Parquet with prefix+suffix, text or messages, or a HF data set."""
+    """Your own text or conversations: JSONL, CSV or Parquet with prefix+suffix, text or messages,
+    or a HF data set."""
 
     name = "files"
 
@@ -79,40 +88,62 @@ class Files(Benchmark):
         room: int | None = None,
         counting: TableCounting | None = None,
     ):
-        """Reads and cuts everything at once. Raises AuditError for whatever a user can mend, in one sentence.
+        """Reads and cuts everything at once. Raises AuditError for whatever a user can mend, in one
+        sentence.
 
-        Each text of a `text` column is cut by its own length, a long one all along (`TextLengths`); with
-        `prefix_length` or `suffix_length`, 50 where only the other is given, at its start, or with `windows` a stride
-        of so many tokens apart; `prefix` and `suffix` columns are kept whole. Of
-        a conversation, each assistant turn (or each of another of whom `turns` says) is a suffix, behind what an
-        attacker `knows` of what came before: all of it, or its last `prefix_length` tokens.
-        Of a row, tokens beyond the `trained` ones are left out, and what takes more than `room` tokens.
-        `group_column` and `user_column` are read of `data`, and of `nonmembers` where they have them; the values of the
-        first are shown in reports, those of the second under other names.
-        `counting` has the rows of a large table counted, by workers for example; None: in this process.
+        Each text of a `text` column is cut by its own length, a long one all along (`TextLengths`);
+        with `prefix_length` or `suffix_length`, 50 where only the other is given, at its start, or
+        with `windows` a stride of so many tokens apart; `prefix` and `suffix` columns are kept
+        whole. Of a conversation, each assistant turn (or each of another of whom `turns` says) is a
+        suffix, behind what an attacker `knows` of what came before: all of it, or its last
+        `prefix_length` tokens. Of a row, tokens beyond the `trained` ones are left out, and what
+        takes more than `room` tokens. `group_column` and `user_column` are read of `data`, and of
+        `nonmembers` where they have them; the values of the first are shown in reports, those of
+        the second under other names. `counting` has the rows of a large table counted, by workers
+        for example; None: in this process.
         """
         check_prefix_and_suffix_lengths(prefix_length, suffix_length)
         lengths = TextLengths(prefix_length, suffix_length, windows)
         split = SplitOptions(known_fraction, limit, seed)
         self.tokenizer = cutting.require_fast_tokenizer_for_cutting(tokenizer)
         named = (group_column, user_column)
-        # People, and records to forget, are looked for among all rows: then none may be left unread.
+        # People, and records to forget, are looked for among all rows: then none may be left
+        # unread.
         sampled = split if user_column is None and forget is None else None
         counting = counting or TableCounting()
         self.counted_tables = counting.counted
         table, unread = _read_table_or_sample("--data", data, named, sampled, counting)
         shared = cutting.shared_beginnings_of_texts(self.tokenizer, table)
         self._kinds = columns.nested_column_kinds(table)
-        cut = Cutting(self.tokenizer, lengths, knows, form, turns, shared, self._kinds, trained, room)
+        cut = Cutting(
+            self.tokenizer, lengths, knows, form, turns, shared, self._kinds, trained, room
+        )
         used = [name for name in named if name is not None]
-        self.unread_columns = columns.unread_text_columns(table, columns.detect_column_layout(table), used)
+        self.unread_columns = columns.unread_text_columns(
+            table, columns.detect_column_layout(table), used
+        )
         members = _table_as_record_source("--data", table, cut, *named, unread=unread)
-        read = partial(_read_file_as_record_source, cut=cut, split=sampled, counting=counting, members=members.unread)
-        asked = (("--known", known, ()), ("--nonmembers", nonmembers, named), ("--forget", forget, ()))
-        pairs, others, lost = (None if name is None else read(flag, name, own) for flag, name, own in asked)
+        read = partial(
+            _read_file_as_record_source,
+            cut=cut,
+            split=sampled,
+            counting=counting,
+            members=members.unread,
+        )
+        asked = (
+            ("--known", known, ()),
+            ("--nonmembers", nonmembers, named),
+            ("--forget", forget, ()),
+        )
+        pairs, others, lost = (
+            None if name is None else read(flag, name, own) for flag, name, own in asked
+        )
         for source in (pairs, others, lost):
             if source is not None and (source.form is None) != (members.form is None):
-                raise AuditError(f"expected conversations in both or neither of {members.where} and {source.where}")
+                raise AuditError(
+                    f"expected conversations in both or neither of {members.where} and "
+                    f"{source.where}"
+                )
         if others is not None:
             others = leave_out_copies_of_members(others, members)
             if columns.detect_column_layout(table) == ("text",) and not lengths.are_given:
@@ -121,11 +152,17 @@ class Files(Benchmark):
         self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
         self.asking_order = parts.asking_order
         self.forgotten, self.record_counts = parts.forgotten, parts.record_counts
-        self.description = f"{Path(data).name if Path(data).exists() else data}: {parts.counts_by_role_text()}"
+        self.description = (
+            f"{Path(data).name if Path(data).exists() else data}: {parts.counts_by_role_text()}"
+        )
         self.form = members.form
         self.framed = self.form is not None and self.form.source is not None
-        if self.form is not None:  # of a conversation, what is answered: the rest need not have been learnt
-            self.heldout_given = tuple(len(secret.prefix) for secret in self.secrets if not secret.member)
+        if (
+            self.form is not None
+        ):  # of a conversation, what is answered: the rest need not have been learnt
+            self.heldout_given = tuple(
+                len(secret.prefix) for secret in self.secrets if not secret.member
+            )
         else:
             self.heldout_given = _given_tokens_of_heldout_parts(self.secrets)
         whole_reads = _notes_on_large_tables_read_whole((members, others), limit)
@@ -141,11 +178,15 @@ class Files(Benchmark):
         layout, repeats = columns.detect_column_layout(table), columns.row_repeat_counts(table)
         if self.form is not None:
             for row, said in columns.parse_row_conversations(table, layout, kinds=self._kinds):
-                with suppress(UnusableConversation):  # nobody is attacked in such a row either, and the notes say so
+                with suppress(
+                    UnusableConversation
+                ):  # nobody is attacked in such a row either, and the notes say so
                     if not isinstance(said, UnusableConversation):
                         yield chat.render_chat(self.tokenizer, said, self.form).tokens, repeats[row]
             return
-        encoded = cutting.encode_data_texts_with_offsets(self.tokenizer, columns.joined_layout_texts(table, layout))
+        encoded = cutting.encode_data_texts_with_offsets(
+            self.tokenizer, columns.joined_layout_texts(table, layout)
+        )
         yield from ((tuple(ids), times) for (ids, _), times in zip(encoded, repeats, strict=True))
 
 
@@ -164,7 +205,11 @@ def _read_file_as_record_source(
 
 
 def _read_table_or_sample(
-    flag: str, name: str, named: tuple[str | None, ...], split: SplitOptions | None, counting: TableCounting
+    flag: str,
+    name: str,
+    named: tuple[str | None, ...],
+    split: SplitOptions | None,
+    counting: TableCounting,
 ) -> tuple[RecordTable, UnreadRows | None]:
     """Return the rows of a file, or a sample of a large one and what is known of its other rows.
 
@@ -174,7 +219,13 @@ def _read_table_or_sample(
     if split is not None and split.limit is not None and flag in ("--data", "--nonmembers"):
         draw_order = partial(split.draw_order, f"rows of a large {flag}")
         sample = read_sample_of_large_table(
-            f"{flag} {name!r}", Path(name), wanted, split.limit, draw_order, flag == "--data", counting
+            f"{flag} {name!r}",
+            Path(name),
+            wanted,
+            split.limit,
+            draw_order,
+            flag == "--data",
+            counting,
         )
         if sample is not None:
             return sample
@@ -193,11 +244,15 @@ def _table_as_record_source(
 ) -> RecordSource:
     """Return the rows of one table as records. Rows that cannot be cut are listed by reason.
 
-    unread: what is known of the other rows, if the table is a sample. members: of a large table of members, of which
-    no non-member may be a row.
+    unread: what is known of the other rows, if the table is a sample. members: of a large table of
+    members, of which no non-member may be a row.
     """
     layout = columns.detect_column_layout(table)
-    form = None if layout in columns.PLAIN else cut.form or cutting.usual_chat_rendering_of_table(cut.tokenizer, table)
+    form = (
+        None
+        if layout in columns.PLAIN
+        else cut.form or cutting.usual_chat_rendering_of_table(cut.tokenizer, table)
+    )
     remarks = Counter[str]()
     parts, how, texts = cutting.cut_rows_into_parts(table, replace(cut, form=form), remarks)
     if flag == "--data":  # nobody asks how often known pairs and non-members occur
@@ -216,12 +271,16 @@ def _table_as_record_source(
         row_tokens[one.row] += one.tokens
         if isinstance(one.halves, str):
             unusable.append((one.row, one.halves))
-        elif flag == "--nonmembers" and members is not None and members.contains_text(texts[one.row]):
+        elif (
+            flag == "--nonmembers" and members is not None and members.contains_text(texts[one.row])
+        ):
             unusable.append((one.row, ALSO_MEMBER))
         else:
             prefix, suffix, wording = one.halves
             group = groups[one.row] or one.group
-            record = DataRecord(one.row, prefix, suffix, repeats[one.row], group, wording, one.part, one.at)
+            record = DataRecord(
+                one.row, prefix, suffix, repeats[one.row], group, wording, one.part, one.at
+            )
             records.append(replace(record, user=users[one.row], n_shared=one.n_shared))
             standing.append(one.stands or wording.prefix_and_suffix_text)
     # `texts` and `remarks` are whole from here on: reading the parts filled them.
@@ -235,7 +294,11 @@ def _table_as_record_source(
         f"left out {plural(len(rows), part_noun)}: {why} ({row_numbers_phrase(sorted(set(rows)))})"
         for why, rows in parts_left_out
     )
-    notes = (how, *dropped, *(f"{why} ({plural(count, row_noun)})" for why, count in remarks.items()))
+    notes = (
+        how,
+        *dropped,
+        *(f"{why} ({plural(count, row_noun)})" for why, count in remarks.items()),
+    )
     notes_of_file = tuple(f"{table.where}: {note}" for note in notes)
     source = RecordSource(
         table.where,
@@ -251,14 +314,18 @@ def _table_as_record_source(
 
 
 def _with_row_numbers_of_table(source: RecordSource, unread: UnreadRows) -> RecordSource:
-    """Return the source with each row by its number in the whole table, and a note on what was not read."""
+    """Return the source with each row by its number in the whole table, and a note on what was not
+    read."""
 
-    def renumber(reasons: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    def renumber(
+        reasons: Sequence[tuple[str, tuple[int, ...]]],
+    ) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return tuple((why, tuple(unread.rows[row] for row in rows)) for why, rows in reasons)
 
     n_distinct = unread.n_distinct + len(unread.rows)
     note = (
-        f"{source.where}: {unread.n_rows:,} rows were counted by their text; a sample of {len(unread.rows):,} of the "
+        f"{source.where}: {unread.n_rows:,} rows were counted by their text; a sample of "
+        f"{len(unread.rows):,} of the "
         f"{n_distinct:,} distinct texts was tokenised, since --limit attacks fewer"
     )
     return replace(
@@ -272,46 +339,70 @@ def _with_row_numbers_of_table(source: RecordSource, unread: UnreadRows) -> Reco
     )
 
 
-def _notes_on_large_tables_read_whole(sources: Sequence[RecordSource | None], limit: int | None) -> tuple[str, ...]:
+def _notes_on_large_tables_read_whole(
+    sources: Sequence[RecordSource | None], limit: int | None
+) -> tuple[str, ...]:
     """Return a note on each large table of which --limit wants few rows and all were tokenised."""
     return tuple(
-        f"{source.where}: all {len(source.row_tokens):,} rows were read into memory and tokenised, though --limit "
-        f"asks for {limit:,}; only texts in JSONL, CSV or Parquet, without --user-column or --forget, are sampled"
+        f"{source.where}: all {len(source.row_tokens):,} rows were read into memory and tokenised, "
+        "though --limit "
+        f"asks for {limit:,}; only texts in JSONL, CSV or Parquet, without --user-column or "
+        "--forget, are sampled"
         for source in sources
-        if source is not None and source.unread is None and limit is not None and len(source.row_tokens) > LARGE
+        if source is not None
+        and source.unread is None
+        and limit is not None
+        and len(source.row_tokens) > LARGE
     )
 
 
 def _given_tokens_of_heldout_parts(secrets: Sequence[Secret]) -> tuple[int, ...]:
-    """Return how many first tokens of each non-member are not scored: () if each is one text, as everywhere else.
+    """Return how many first tokens of each non-member are not scored: () if each is one text, as
+    everywhere else.
 
     The prefix of a later window was scored in the one before.
     """
     others = [secret for secret in secrets if not secret.member]
     if all(secret.document is None for secret in others):
         return ()
-    later = [one.document is not None and one.document == before.document for before, one in pairwise(others)]
-    return tuple(len(one.prefix) if is_later else 1 for one, is_later in zip(others, [False, *later], strict=True))
+    later = [
+        one.document is not None and one.document == before.document
+        for before, one in pairwise(others)
+    ]
+    return tuple(
+        len(one.prefix) if is_later else 1
+        for one, is_later in zip(others, [False, *later], strict=True)
+    )
 
 
 def _data_records_with_copy_counts(
     records: Sequence[DataRecord], standing: Sequence[str], texts: Sequence[str]
 ) -> list[DataRecord]:
-    """The records with how often each stands in the texts, letter for letter, its suffix right behind its prefix.
+    """The records with how often each stands in the texts, letter for letter, its suffix right
+    behind its prefix.
 
     Of rows that say the same the first has all of it: where they are merged their counts add up.
     """
     pairs = list(zip(records, standing, strict=True))
     # A suffix that was itself cut inside a word stands inside words.
-    cut = {text for one, text in pairs if (w := one.wording) and is_occurrence_end_inside_word(w.suffix, w.after[:1])}
+    cut = {
+        text
+        for one, text in pairs
+        if (w := one.wording) and is_occurrence_end_inside_word(w.suffix, w.after[:1])
+    }
     found = count_text_occurrences({text: text not in cut for text in standing}, texts)
     return [replace(record, repeats=found.pop(text, 0)) for record, text in pairs]
 
 
-def _data_records_with_personal_data_marks(records: Sequence[DataRecord], table: RecordTable) -> list[DataRecord]:
-    """The records with what the rows mark in them. Raises AuditError for marks that are none of their row."""
+def _data_records_with_personal_data_marks(
+    records: Sequence[DataRecord], table: RecordTable
+) -> list[DataRecord]:
+    """The records with what the rows mark in them. Raises AuditError for marks that are none of
+    their row."""
     found = columns.row_personal_data_marks(table)
     return [
-        replace(record, wording=replace(record.wording, marks=found[record.row])) if record.wording else record
+        replace(record, wording=replace(record.wording, marks=found[record.row]))
+        if record.wording
+        else record
         for record in records
     ]

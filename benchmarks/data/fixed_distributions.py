@@ -1,5 +1,5 @@
-"""Models whose next-token distributions are given, for checks that choose the distributions instead of training for
-them."""
+"""Models whose next-token distributions are given, for checks that choose the distributions instead
+of training for them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from auditor.models.rows import Rows
 
 
 class FixedDistribution(LanguageModel):
-    """Says distributions[i] behind a context that ends in token i, counted modulo the distributions there are.
+    """Says distributions[i] behind a context that ends in token i, counted modulo the distributions
+    there are.
 
-    distributions: (cases, V) probabilities, or (V,) where the context does not matter; float64 unless they are of
-    another dtype.
+    distributions: (cases, V) probabilities, or (V,) where the context does not matter; float64
+    unless they are of another dtype.
     """
 
     capabilities = frozenset({"draw", "distribution"})
@@ -33,7 +34,14 @@ class FixedDistribution(LanguageModel):
     def log_probs_after_tokens(self, tokens: Tensor) -> Tensor:
         return self.distributions[tokens % len(self.distributions)]
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
+    def start(
+        self,
+        prefixes: Tensor,
+        length: int,
+        *,
+        prompt: Tensor | None = None,
+        distribution: bool = True,
+    ) -> Rows:
         return _FixedDistributionRows(self, prefixes[:, -1])
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
@@ -57,5 +65,9 @@ class _FixedDistributionRows(Rows):
         self.tokens = tokens
 
 
-def fixed_ensemble(public: Tensor | Sequence[float], *members: Tensor | Sequence[float]) -> ModelEnsemble:
-    return ModelEnsemble(FixedDistribution(public), [FixedDistribution(member) for member in members])
+def fixed_ensemble(
+    public: Tensor | Sequence[float], *members: Tensor | Sequence[float]
+) -> ModelEnsemble:
+    return ModelEnsemble(
+        FixedDistribution(public), [FixedDistribution(member) for member in members]
+    )

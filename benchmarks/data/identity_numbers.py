@@ -1,7 +1,9 @@
-"""National, bank and card numbers in text: a pattern says where to look, the number's own check decides.
+"""National, bank and card numbers in text: a pattern says where to look, the number's own check
+decides.
 
-`python-stdnum` has most checks. Where numbers are issued that it refuses (2.2), the check is here: Chinese ones of
-people older than their district's code, Korean ones since October 2020, Swedish coordination numbers. Knows text only.
+`python-stdnum` has most checks. Where numbers are issued that it refuses (2.2), the check is here:
+Chinese ones of people older than their district's code, Korean ones since October 2020, Swedish
+coordination numbers. Knows text only.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ def _is_stdnum_valid(module: str, number: str) -> bool:
 
 
 def _is_finnish(number: str) -> bool:
-    """Return whether a Finnish number is valid, those of 900 to 999, which are issued for a time, too."""
+    """Return whether a Finnish number is valid, those of 900 to 999, which are issued for a time,
+    too."""
     from stdnum.fi import hetu
 
     return hetu.is_valid(number, allow_temporary=True)
@@ -35,19 +38,23 @@ def _is_finnish(number: str) -> bool:
 def _is_chinese(number: str) -> bool:
     """Return whether a Chinese number has its check digit, a date and a province.
 
-    stdnum looks the district up in the year of birth, but codes are younger than many people who have them.
+    stdnum looks the district up in the year of birth, but codes are younger than many people who
+    have them.
     """
     from stdnum.cn import ric
 
     digits = number.replace(" ", "").upper()
-    return digits[-1] == ric.calc_check_digit(digits) and _is_date(digits[6:10], digits[10:12], digits[12:14])
+    return digits[-1] == ric.calc_check_digit(digits) and _is_date(
+        digits[6:10], digits[10:12], digits[12:14]
+    )
 
 
 def _is_korean(number: str) -> bool:
-    """Return whether a Korean number has its check digit, or needs none and is written with its hyphen.
+    """Return whether a Korean number has its check digit, or needs none and is written with its
+    hyphen.
 
-    Since October 2020 all digits behind the one of sex and century are random: of people born since, and of
-    foreigners (5 to 8), of whose numbers nobody can tell when they were issued.
+    Since October 2020 all digits behind the one of sex and century are random: of people born
+    since, and of foreigners (5 to 8), of whose numbers nobody can tell when they were issued.
     """
     from stdnum.kr import rrn
 
@@ -62,7 +69,8 @@ def _is_korean(number: str) -> bool:
 
 
 def _is_swedish(number: str) -> bool:
-    """Return whether a Swedish personal or coordination number is valid; the latter has its day plus 60."""
+    """Return whether a Swedish personal or coordination number is valid; the latter has its day
+    plus 60."""
     from stdnum import luhn
     from stdnum.se import personnummer
 
@@ -71,33 +79,49 @@ def _is_swedish(number: str) -> bool:
     digits = re.sub("[-+]", "", number)
     year, month, day = digits[-10:-8], digits[-8:-6], int(digits[-6:-4]) - 60
     centuries = (digits[:2],) if len(digits) == 12 else ("19", "20")
-    return luhn.is_valid(digits[-10:]) and any(_is_date(century + year, month, str(day)) for century in centuries)
+    return luhn.is_valid(digits[-10:]) and any(
+        _is_date(century + year, month, str(day)) for century in centuries
+    )
 
 
 def _is_date(year: str, month: str, day: str) -> bool:
     with suppress(ValueError):
-        return 1800 <= datetime.date(int(year), int(month), int(day)).year <= datetime.date.today().year
+        return (
+            1800
+            <= datetime.date(int(year), int(month), int(day)).year
+            <= datetime.date.today().year
+        )
     return False
 
 
-# Numbers that one can tell by how they are written, or that have two check digits or a date and one: of nine digits in
-# a row with a single check digit every tenth would do. With fewer they count only next to their name.
+# Numbers that one can tell by how they are written, or that have two check digits or a date and
+# one: of nine digits in a row with a single check digit every tenth would do. With fewer they count
+# only next to their name.
 _CHECKS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     (r"[0-9]{3}-[0-9]{2}-[0-9]{4}", partial(_is_stdnum_valid, "us.ssn")),
     (r"(?:[0-9]{8}|[0-9]{2}\.[0-9]{3}\.[0-9]{3})-?[A-Z]", partial(_is_stdnum_valid, "es.dni")),
     (r"[XYZ]-?(?:[0-9]{7}|[0-9]\.[0-9]{3}\.[0-9]{3})-?[A-Z]", partial(_is_stdnum_valid, "es.nie")),
     (
-        r"[A-Z]{3} ?[A-Z]{3} ?[0-9LMNPQRSTUV]{2}[A-Z][0-9LMNPQRSTUV]{2} ?[A-Z][0-9LMNPQRSTUV]{3}[A-Z]",
+        r"[A-Z]{3} ?[A-Z]{3} ?[0-9LMNPQRSTUV]{2}[A-Z][0-9LMNPQRSTUV]{2} "
+        r"?[A-Z][0-9LMNPQRSTUV]{3}[A-Z]",
         partial(_is_stdnum_valid, "it.codicefiscale"),
     ),
     (
-        r"[1278] ?[0-9]{2} ?(?:0[1-9]|1[0-2]|20|3[0-9]|4[0-2]|[5-9][0-9]) ?[0-9][0-9AB] ?[0-9]{3} ?[0-9]{3} ?[0-9]{2}",
+        r"[1278] ?[0-9]{2} ?(?:0[1-9]|1[0-2]|20|3[0-9]|4[0-2]|[5-9][0-9]) ?[0-9][0-9AB] ?[0-9]{3} "
+        r"?[0-9]{3} ?[0-9]{2}",
         partial(_is_stdnum_valid, "fr.nir"),
     ),
-    (r"756(?P<gap>[. ]?)[0-9]{4}(?P=gap)[0-9]{4}(?P=gap)[0-9]{2}", partial(_is_stdnum_valid, "ch.ssn")),
-    (r"[0-9]{3}\.[0-9]{3}\.[0-9]{3}-[0-9]{2}|[0-9]{9}-[0-9]{2}", partial(_is_stdnum_valid, "br.cpf")),
     (
-        rf"[0-9]{{2}}(?P<gap>[. ]?)(?:[024][1-9]|[135][0-2]|[24]0)(?P=gap){_DAY}[- ]?[0-9]{{3}}[-. ]?[0-9]{{2}}",
+        r"756(?P<gap>[. ]?)[0-9]{4}(?P=gap)[0-9]{4}(?P=gap)[0-9]{2}",
+        partial(_is_stdnum_valid, "ch.ssn"),
+    ),
+    (
+        r"[0-9]{3}\.[0-9]{3}\.[0-9]{3}-[0-9]{2}|[0-9]{9}-[0-9]{2}",
+        partial(_is_stdnum_valid, "br.cpf"),
+    ),
+    (
+        rf"[0-9]{{2}}(?P<gap>[. ]?)(?:[024][1-9]|[135][0-2]|[24]0)(?P=gap){_DAY}[- ]?[0-9]{{3}}[-. "
+        rf"]?[0-9]{{2}}",
         partial(_is_stdnum_valid, "be.ssn"),
     ),
     (r"[0-9]{6}[-+A-FU-Y][0-9]{3}[0-9A-Y]", _is_finnish),
@@ -113,7 +137,10 @@ _CHECKS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     (r"[0-9]{6}/[0-9]{4}", partial(_is_stdnum_valid, "cz.rc")),
     (r"[0-9]-[0-9]{4}-[0-9]{5}-[0-9]{2}-[0-9]", partial(_is_stdnum_valid, "th.pin")),
     (r"[0-9]{1,2}\.[0-9]{3}\.[0-9]{3}-[0-9K]", partial(_is_stdnum_valid, "cl.rut")),
-    (rf"[A-Z]{{4}}[0-9]{{2}}{_MONTH}{_DAY}[HM][A-Z]{{5}}[0-9A-Z][0-9]", partial(_is_stdnum_valid, "mx.curp")),
+    (
+        rf"[A-Z]{{4}}[0-9]{{2}}{_MONTH}{_DAY}[HM][A-Z]{{5}}[0-9A-Z][0-9]",
+        partial(_is_stdnum_valid, "mx.curp"),
+    ),
     (
         r"(?:1[1-5]|2[1-3]|3[1-7]|4[1-6]|5[0-4]|6[1-5]|71|8[1-3])[0-9]{4}"
         r"(?P<gap> ?)(?:18|19|20)[0-9]{6}(?P=gap)[0-9]{3}[0-9X]",
@@ -123,21 +150,33 @@ _CHECKS: tuple[tuple[str, Callable[[str], bool]], ...] = (
 _NAME_END = r"[\W_]{0,4}(?:(?:n[.ºo°]{0,2}|br\.?|№) ?)?"  # signs, and "number" as it is shortened
 _NAMED_CHECKS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     (rf"\boib{_NAME_END}(?P<number>[0-9]{{11}})", partial(_is_stdnum_valid, "hr.oib")),
-    (rf"(?<!\w)(?:α\.?φ\.?μ\.?|afm){_NAME_END}(?P<number>[0-9]{{9}})", partial(_is_stdnum_valid, "gr.vat")),
+    (
+        rf"(?<!\w)(?:α\.?φ\.?μ\.?|afm){_NAME_END}(?P<number>[0-9]{{9}})",
+        partial(_is_stdnum_valid, "gr.vat"),
+    ),
     (
         rf"(?<!\w)(?:ת[.\"״]{{0,2}}ז\.?|תעודת[ -]זהות|מספר[ -]זהות|teudat[ -]zehut){_NAME_END}"
         r"(?P<number>[0-9]{8}-?[0-9])",
         partial(_is_stdnum_valid, "il.idnr"),
     ),
-    (rf"(?<!\w)(?:рнокпп|іпн){_NAME_END}(?P<number>[0-9]{{10}})", partial(_is_stdnum_valid, "ua.rntrc")),
-    (r"\bcpf[\W_]{0,4}(?:n[.ºo°]{0,2} ?)?(?P<number>[0-9]{11})", partial(_is_stdnum_valid, "br.cpf")),
     (
-        r"\b(?:personnummer|pers\.?nr|samordningsnummer)[\W_]{0,4}(?P<number>[0-9]{6}[ -]?[0-9]{4})",
+        rf"(?<!\w)(?:рнокпп|іпн){_NAME_END}(?P<number>[0-9]{{10}})",
+        partial(_is_stdnum_valid, "ua.rntrc"),
+    ),
+    (
+        r"\bcpf[\W_]{0,4}(?:n[.ºo°]{0,2} ?)?(?P<number>[0-9]{11})",
+        partial(_is_stdnum_valid, "br.cpf"),
+    ),
+    (
+        r"\b(?:personnummer|pers\.?nr|samordningsnummer)[\W_]{0,4}(?P<number>[0-9]{6}[ -]?[0-9]{4})",  # noqa: E501
         lambda number: _is_swedish(number.replace(" ", "")),
     ),
 )
 _NUMBERS = (
-    *((re.compile(f"{_START}(?P<number>{pattern}){_END}", re.I), check) for pattern, check in _CHECKS),
+    *(
+        (re.compile(f"{_START}(?P<number>{pattern}){_END}", re.I), check)
+        for pattern, check in _CHECKS
+    ),
     *((re.compile(pattern + _END, re.I), check) for pattern, check in _NAMED_CHECKS),
 )
 
@@ -145,7 +184,11 @@ _NUMBERS = (
 def id_number_places(text: str) -> Iterator[tuple[int, int]]:
     """Yield begin and end of each national number. text: with ASCII digits."""
     for pattern, is_valid in _NUMBERS:
-        yield from (match.span("number") for match in pattern.finditer(text) if is_valid(match["number"].upper()))
+        yield from (
+            match.span("number")
+            for match in pattern.finditer(text)
+            if is_valid(match["number"].upper())
+        )
 
 
 _IBAN_START = re.compile(r"(?<![0-9A-Za-z])[A-Za-z]{2}[0-9]{2}(?=[ .-]?[0-9A-Za-z])")
@@ -154,22 +197,27 @@ _IBAN_CHARACTERS = range(15, 35)
 
 
 def iban_places(text: str) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each IBAN, in groups with a space, hyphen or dot between, or in one."""
+    """Yield begin and end of each IBAN, in groups with a space, hyphen or dot between, or in
+    one."""
     from stdnum import iban
 
     for match in _IBAN_START.finditer(text):
         group, number = _IBAN_REST.match(text, match.start()), ""
-        # What follows may look like more of it: the country's length and the checksum decide where it ends.
+        # What follows may look like more of it: the country's length and the checksum decide where
+        # it ends.
         while group and len(number) + len(group[0]) < _IBAN_CHARACTERS.stop:
             number += group[0]
             end = group.end()
             if len(number) in _IBAN_CHARACTERS and iban.is_valid(number.upper()):
                 yield match.start(), end
                 break
-            group = _IBAN_REST.match(text, end + 1) if text[end : end + 1] in ("-", " ", ".") else None
+            group = (
+                _IBAN_REST.match(text, end + 1) if text[end : end + 1] in ("-", " ", ".") else None
+            )
 
 
-# First digits of the cards that are issued, and how many digits they have: an IMEI has Luhn's check digit too.
+# First digits of the cards that are issued, and how many digits they have: an IMEI has Luhn's check
+# digit too.
 _CARDS = (
     (r"4", (16, 19)),  # Visa; with 13 digits none is valid any more
     (r"5[1-5]|222[1-9]|22[3-9]|2[3-6]|27[01]|2720", (16,)),  # Mastercard
@@ -182,17 +230,21 @@ _CARDS = (
 )
 _ISSUED = tuple((re.compile(start), lengths) for start, lengths in _CARDS)
 _GROUPS = (
-    r"[0-9]{4}([ .-])[0-9]{4}\1[0-9]{4}\1[0-9]{4}(?:\1[0-9]{1,3})?|[0-9]{4}([ .-])[0-9]{6}\2[0-9]{4,5}"
+    r"[0-9]{4}([ .-])[0-9]{4}\1[0-9]{4}\1[0-9]{4}(?:\1[0-9]{1,3})?|[0-9]{4}([ "
+    r".-])[0-9]{6}\2[0-9]{4,5}"
     r"|[0-9]{6}([ .-])[0-9]{13}|[0-9]{14,19}"
 )
 _CARD = re.compile(f"{_START}(?:{_GROUPS}){_END}")
 
 
 def card_number_places(text: str) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each card number: of an issuer's first digits and length, with Luhn's check digit."""
+    """Yield begin and end of each card number: of an issuer's first digits and length, with Luhn's
+    check digit."""
     from stdnum import luhn
 
     for match in _CARD.finditer(text):
         digits = re.sub("[^0-9]", "", match[0])
-        if any(start.match(digits) and len(digits) in lengths for start, lengths in _ISSUED) and luhn.is_valid(digits):
+        if any(
+            start.match(digits) and len(digits) in lengths for start, lengths in _ISSUED
+        ) and luhn.is_valid(digits):
             yield match.span()

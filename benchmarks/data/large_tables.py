@@ -1,7 +1,8 @@
-"""Tables too large to tokenise: counts every row by its text in one streamed pass, and reads a sample of the rows.
+"""Tables too large to tokenise: counts every row by its text in one streamed pass, and reads a
+sample of the rows.
 
-Only with --limit, and only for texts (`columns.PLAIN`) in JSONL, CSV and Parquet. The pass goes block by block, so that
-workers can share it. Memory: 16 bytes a row, and the sample.
+Only with --limit, and only for texts (`columns.PLAIN`) in JSONL, CSV and Parquet. The pass goes
+block by block, so that workers can share it. Memory: 16 bytes a row, and the sample.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ from auditor.statistics.extraction import format_copies
 
 LARGE = 50_000  # rows, above which a table is counted by text and only a sample of it is tokenised
 SAMPLE = 20_000  # rows of that sample, at least
-_SAMPLES_PER_LIMIT = 4  # rows of the sample for each record of --limit: some are too short, or auxiliary data
+_SAMPLES_PER_LIMIT = (
+    4  # rows of the sample for each record of --limit: some are too short, or auxiliary data
+)
 _SUFFIXES = (".jsonl", ".csv", ".parquet")
 
 
@@ -56,9 +59,10 @@ def hash_texts(texts: Sequence[str]) -> NDArray[np.int64]:
 class UnreadRows:
     """What is known of a table of which only a sample was read.
 
-    rows: (sample,), each one's number in the table; copies: (sample,), how often its text occurs in the table (by the
-    repeats column if there is one); columns, texts: of the table; n_rows: rows of the whole table; n_distinct: distinct
-    texts that were not read; by_copies: these, by `format_copies`; text_hashes: sorted, of all texts.
+    rows: (sample,), each one's number in the table; copies: (sample,), how often its text occurs in
+    the table (by the repeats column if there is one); columns, texts: of the table; n_rows: rows of
+    the whole table; n_distinct: distinct texts that were not read; by_copies: these, by
+    `format_copies`; text_hashes: sorted, of all texts.
     """
 
     rows: tuple[int, ...]
@@ -79,7 +83,8 @@ class UnreadRows:
 
 @dataclass(frozen=True)
 class BlockCounts:
-    """What one block holds. hashes, repeats: (rows,), of each row's text and how often it counts, None: once.
+    """What one block holds. hashes, repeats: (rows,), of each row's text and how often it counts,
+    None: once.
 
     is_faulty: a row cannot be used, and nothing else is filled.
     """
@@ -93,7 +98,8 @@ class BlockCounts:
 
 @dataclass(frozen=True)
 class BlockHashing:
-    """Hashes blocks of one file, each on its own: work for an engine. layout: columns of a row's text."""
+    """Hashes blocks of one file, each on its own: work for an engine. layout: columns of a row's
+    text."""
 
     where: str
     path: Path
@@ -101,19 +107,32 @@ class BlockHashing:
     has_repeats: bool
     portion: ClassVar[int] = 1
 
-    def results_at_workplace(self, place: Any, items: Sequence[TableBlock]) -> Iterator[BlockCounts]:
+    def results_at_workplace(
+        self, place: Any, items: Sequence[TableBlock]
+    ) -> Iterator[BlockCounts]:
         for block in items:
             try:
                 yield self.hash_block(block)
-            except (AuditError, NotStreamable, ValueError, OSError):  # whoever has the blocks before names the row
+            except (
+                AuditError,
+                NotStreamable,
+                ValueError,
+                OSError,
+            ):  # whoever has the blocks before names the row
                 yield BlockCounts(block, is_faulty=True)
 
     def hash_block(self, block: TableBlock, first_row: int = 0, first_line: int = 0) -> BlockCounts:
-        """Return what the block holds. Raises AuditError with the row; first_row, first_line: those before it."""
-        names, wanted = dict[str, None](), (*self.layout, *((columns.REPEATS,) if self.has_repeats else ()))
+        """Return what the block holds. Raises AuditError with the row; first_row, first_line: those
+        before it."""
+        names, wanted = (
+            dict[str, None](),
+            (*self.layout, *((columns.REPEATS,) if self.has_repeats else ())),
+        )
         hashes, repeats = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         n_rows = first_row
-        for batch in stream_batches(self.where, self.path, block, wanted, names, (first_row, first_line)):
+        for batch in stream_batches(
+            self.where, self.path, block, wanted, names, (first_row, first_line)
+        ):
             n = len(batch[wanted[0]])
             table = RecordTable(self.where, wanted, n, batch.__getitem__, first_row=n_rows)
             hashes.append(hash_texts(columns.joined_layout_texts(table, self.layout)))
@@ -134,7 +153,8 @@ HashBlocks = Callable[[BlockHashing, Sequence[TableBlock]], Iterator[BlockCounts
 
 @dataclass(frozen=True)
 class TableCounting:
-    """Has large tables counted, once: `hash_blocks` in any order, and what was `counted`, by flag and name."""
+    """Has large tables counted, once: `hash_blocks` in any order, and what was `counted`, by flag
+    and name."""
 
     hash_blocks: HashBlocks = hash_blocks_here
     counted: dict[str, UnreadRows] = field(default_factory=dict)
@@ -149,11 +169,15 @@ def read_sample_of_large_table(
     copied_first: bool,
     counting: TableCounting,
 ) -> tuple[RecordTable, UnreadRows] | None:
-    """Return a sample of the distinct rows of a large table and what is known of the others; None: read it whole.
+    """Return a sample of the distinct rows of a large table and what is known of the others; None:
+    read it whole.
 
-    wanted: columns; limit: secrets that are attacked; draw_order: gives the numbers below n in random order;
-    copied_first: half of the sample are the rows with most copies; the rest, or else all of it, is drawn at random.
-    counting: what was counted already is not counted again. Raises AuditError with the first row that cannot be used.
+    wanted: columns; limit: secrets that are attacked; draw_order: gives the numbers below n in
+    random order;
+    copied_first: half of the sample are the rows with most copies; the rest, or else all of it, is
+    drawn at random.
+    counting: what was counted already is not counted again. Raises AuditError with the first row
+    that cannot be used.
     """
     if path.suffix.lower() not in _SUFFIXES or not path.is_file():
         return None
@@ -167,12 +191,17 @@ def read_sample_of_large_table(
             size = max(SAMPLE, _SAMPLES_PER_LIMIT * limit)
             if len(hashes) <= max(LARGE, size):
                 return None
-            counting.counted[where] = _choose_sample(hashes, times, table, size, draw_order, copied_first)
+            counting.counted[where] = _choose_sample(
+                hashes, times, table, size, draw_order, copied_first
+            )
         unread = counting.counted[where]
         read = [name for name in wanted if name in unread.columns]
-        return replace(_read_rows(where, path, read, unread.rows), columns=unread.columns, texts=unread.texts), unread
+        return replace(
+            _read_rows(where, path, read, unread.rows), columns=unread.columns, texts=unread.texts
+        ), unread
     except (NotStreamable, ValueError, OSError):
-        return None  # whoever reads the whole table finds the same fault before its first row, and names it
+        # whoever reads the whole table finds the same fault before its first row, and names it
+        return None
 
 
 def is_large_table_of_texts(where: str, path: Path) -> bool:
@@ -187,7 +216,8 @@ def is_large_table_of_texts(where: str, path: Path) -> bool:
 
 
 def _plain_layout_of_table(table: RecordTable) -> tuple[str, ...] | None:
-    """Return the columns of a row's text; None for conversations, and for columns that are refused."""
+    """Return the columns of a row's text; None for conversations, and for columns that are
+    refused."""
     try:
         layout = columns.detect_column_layout(table)
     except AuditError:
@@ -196,7 +226,8 @@ def _plain_layout_of_table(table: RecordTable) -> tuple[str, ...] | None:
 
 
 def _read_head_of_large_table(where: str, path: Path) -> RecordTable | None:
-    """Return the first rows, by which layout and columns with texts are told; None for a table that is not large."""
+    """Return the first rows, by which layout and columns with texts are told; None for a table that
+    is not large."""
     objects: list[dict[str, Any]]
     if path.suffix.lower() == ".parquet":
         with open_parquet(path) as file:
@@ -216,9 +247,11 @@ def _read_head_of_large_table(where: str, path: Path) -> RecordTable | None:
 def _scan_texts(
     work: BlockHashing, head: RecordTable, hash_blocks: HashBlocks
 ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None, RecordTable]:
-    """Return the hash of each row's text, its repeats if the table has them, and the head with all columns.
+    """Return the hash of each row's text, its repeats if the table has them, and the head with all
+    columns.
 
-    Raises AuditError with the first row that cannot be used: the block that holds it is read once more.
+    Raises AuditError with the first row that cannot be used: the block that holds it is read once
+    more.
     """
     waiting: dict[int, BlockCounts] = {}
     done: list[BlockCounts] = []
@@ -227,9 +260,13 @@ def _scan_texts(
         while (following := waiting.pop(len(done), None)) is not None:
             if following.is_faulty:
                 n_rows = sum(len(block.hashes) for block in done)
-                following = work.hash_block(following.block, n_rows, count_lines(work.path, following.block.start))
+                following = work.hash_block(
+                    following.block, n_rows, count_lines(work.path, following.block.start)
+                )
             done.append(following)
-    names = tuple(dict.fromkeys((*head.columns, *(name for counts in done for name in counts.names))))
+    names = tuple(
+        dict.fromkeys((*head.columns, *(name for counts in done for name in counts.names)))
+    )
     whole = replace(head, columns=names)
     columns.detect_column_layout(whole)
     if columns.REPEATS in names and not work.has_repeats:  # in later rows only
@@ -237,17 +274,24 @@ def _scan_texts(
     repeats = np.concatenate(
         [counts.repeats for counts in done if counts.repeats is not None] or [np.empty(0, np.int64)]
     )
-    return np.concatenate([counts.hashes for counts in done]), repeats if work.has_repeats else None, whole
+    return (
+        np.concatenate([counts.hashes for counts in done]),
+        repeats if work.has_repeats else None,
+        whole,
+    )
 
 
 def _count_equal_texts(
     hashes: NDArray[np.int64], times: NDArray[np.int64] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return of each distinct text its first row and its copies, by first row; and the distinct hashes, sorted.
+    """Return of each distinct text its first row and its copies, by first row; and the distinct
+    hashes, sorted.
 
     hashes, times: (rows,); times: how often each row counts, None: once.
     """
-    distinct, first, of_row, copies = np.unique(hashes, return_index=True, return_inverse=True, return_counts=True)
+    distinct, first, of_row, copies = np.unique(
+        hashes, return_index=True, return_inverse=True, return_counts=True
+    )
     if times is not None:
         copies = np.zeros(len(distinct), np.int64)
         np.add.at(copies, of_row, times)
@@ -263,23 +307,34 @@ def _choose_sample(
     draw_order: Callable[[int], NDArray[np.int64]],
     copied_first: bool,
 ) -> UnreadRows:
-    """Return which `size` of the distinct rows are read, and what is known of the others; see `_scan_texts`."""
+    """Return which `size` of the distinct rows are read, and what is known of the others; see
+    `_scan_texts`."""
     first, copies, distinct = _count_equal_texts(hashes, times)
     chosen = _choose_rows(copies, draw_order(len(first)), size, copied_first)
     others = np.delete(copies, chosen)
     values, counts = np.unique(others, return_counts=True)
-    by_copies = Counter({format_copies(int(value)): int(n) for value, n in zip(values, counts, strict=True)})
+    by_copies = Counter(
+        {format_copies(int(value)): int(n) for value, n in zip(values, counts, strict=True)}
+    )
     rows = tuple(first[chosen].tolist())
     n_copies = tuple(copies[chosen].tolist())
     return UnreadRows(
-        rows, n_copies, table.columns, table.texts, len(hashes), len(others), by_copies, text_hashes=distinct
+        rows,
+        n_copies,
+        table.columns,
+        table.texts,
+        len(hashes),
+        len(others),
+        by_copies,
+        text_hashes=distinct,
     )
 
 
 def _choose_rows(
     copies: NDArray[np.int64], order: NDArray[np.int64], size: int, copied_first: bool
 ) -> NDArray[np.int64]:
-    """Return `size` of the distinct rows, ascending. copies: (distinct,); order: (distinct,), all of them at random."""
+    """Return `size` of the distinct rows, ascending. copies: (distinct,); order: (distinct,), all
+    of them at random."""
     if copied_first:
         most_copied = order[np.argsort(-copies[order], kind="stable")][: size // 2]
         most_copied = most_copied[copies[most_copied] > 1]
@@ -296,7 +351,9 @@ def _read_rows(where: str, path: Path, names: Sequence[str], rows: Sequence[int]
         for name in names:
             values[name].append(value.get(name, ABSENT))
     if n_read != len(rows):
-        raise AuditError(f"{where}: expected the {len(rows):,} rows that were counted, got {n_read:,}")
+        raise AuditError(
+            f"{where}: expected the {len(rows):,} rows that were counted, got {n_read:,}"
+        )
     return RecordTable(where, tuple(names), len(rows), values.__getitem__)
 
 
@@ -306,13 +363,21 @@ def _stream_chosen_rows(
     chosen = set(rows)
     if path.suffix.lower() == ".jsonl":
         numbered = enumerate(stream_raw_lines(path, make_whole_file_block(path)))
-        nonblank = (pair for pair in numbered if pair[1].startswith(b"{") or pair[1].decode("utf-8-sig").strip())
+        nonblank = (
+            pair
+            for pair in numbered
+            if pair[1].startswith(b"{") or pair[1].decode("utf-8-sig").strip()
+        )
         for row, (number, line) in enumerate(nonblank):
             if row in chosen:
                 yield parse_json_of_table(where, line.decode("utf-8-sig"), number)
     elif path.suffix.lower() == ".csv":
         blocks = split_into_blocks(path)
-        yield from (value for row, value in enumerate(stream_objects(where, path, blocks[0])) if row in chosen)
+        yield from (
+            value
+            for row, value in enumerate(stream_objects(where, path, blocks[0]))
+            if row in chosen
+        )
     else:
         start, in_order = 0, np.array(rows)
         with open_parquet(path) as file:

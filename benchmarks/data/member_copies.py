@@ -6,7 +6,10 @@ import re
 from dataclasses import replace
 
 from auditor.benchmarks.data.data_records import RecordSource, group_rows_by_reason
-from auditor.benchmarks.data.occurrences import count_text_occurrences, is_occurrence_end_inside_word
+from auditor.benchmarks.data.occurrences import (
+    count_text_occurrences,
+    is_occurrence_end_inside_word,
+)
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Wording
 
@@ -14,16 +17,19 @@ STANDS_IN_MEMBER = "stands in a member, word for word but for case, spaces and p
 
 
 def leave_out_copies_of_members(nonmembers: RecordSource, members: RecordSource) -> RecordSource:
-    """Return the non-members without those that stand in a row of a member, all their words in the same order.
+    """Return the non-members without those that stand in a row of a member, all their words in the
+    same order.
 
-    Those that are a member, token for token, stay: the split counts them. A quotation may be indented, wrapped or in
-    other case: letters and digits count. Two records from one template differ in some word, and both stay. Raises
-    AuditError if nothing is left.
+    Those that are a member, token for token, stay: the split counts them. A quotation may be
+    indented, wrapped or in other case: letters and digits count. Two records from one template
+    differ in some word, and both stay. Raises AuditError if nothing is left.
     """
     wanted: dict[str, bool] = {}  # whether it is to end where a word ends
     pairs = {one.prefix_suffix_pair for one in members.records}
     words_of_record = [
-        None if one.wording is None or one.prefix_suffix_pair in pairs else _words_of_wording(one.wording)
+        None
+        if one.wording is None or one.prefix_suffix_pair in pairs
+        else _words_of_wording(one.wording)
         for one in nonmembers.records
     ]
     for words in words_of_record:
@@ -33,14 +39,18 @@ def leave_out_copies_of_members(nonmembers: RecordSource, members: RecordSource)
     is_copy = [words is not None and counts.get(words, 0) > 0 for words in words_of_record]
     if not any(is_copy):
         return nonmembers
-    records = tuple(one for one, copied in zip(nonmembers.records, is_copy, strict=True) if not copied)
+    records = tuple(
+        one for one, copied in zip(nonmembers.records, is_copy, strict=True) if not copied
+    )
     if not records:
         raise AuditError(
             f"nothing is left of {nonmembers.where}: every row "
             f"{STANDS_IN_MEMBER}; expected records that were not trained on"
         )
     rows = {one.row for one in records}
-    copied_rows = [one.row for one, copied in zip(nonmembers.records, is_copy, strict=True) if copied]
+    copied_rows = [
+        one.row for one, copied in zip(nonmembers.records, is_copy, strict=True) if copied
+    ]
     whole = [(row, STANDS_IN_MEMBER) for row in dict.fromkeys(copied_rows) if row not in rows]
     parts = [(row, STANDS_IN_MEMBER) for row in copied_rows if row in rows]
     return replace(
@@ -56,7 +66,8 @@ def _words_of_text(text: str) -> str:
 
 
 def _words_of_wording(wording: Wording) -> str:
-    """Return the words of prefix and suffix, with a space at the end unless that cuts a word in two."""
+    """Return the words of prefix and suffix, with a space at the end unless that cuts a word in
+    two."""
     text = wording.prefix_and_suffix_text
     words = _words_of_text(text)
     return words if is_occurrence_end_inside_word(text, wording.after[:1]) else f"{words} "

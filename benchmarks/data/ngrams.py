@@ -1,7 +1,9 @@
-"""Which runs of tokens stand in which texts, exactly and of any length: a suffix array over all of them.
+"""Which runs of tokens stand in which texts, exactly and of any length: a suffix array over all of
+them.
 
-libdivsufsort sorts every place of the texts by what follows there (Manber and Myers 1993), so that all places where a
-run of tokens stands lie side by side, found by bisection. Knows token ids; no tokenizer, model or secret.
+libdivsufsort sorts every place of the texts by what follows there (Manber and Myers 1993), so that
+all places where a run of tokens stands lie side by side, found by bisection. Knows token ids; no
+tokenizer, model or secret.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ Integers = NDArray[np.int64]
 class NGramIndex:
     """The index. Texts that were trained on come first, each once, then held-out ones.
 
-    starts: (texts + 1,) where each begins in `codes`, which hold 0 behind each; copies: how often each trained text
-    was trained on, None where nobody knows. letters: rising token ids, of which codes are the places, from 1. order:
+    starts: (texts + 1,) where each begins in `codes`, which hold 0 behind each; copies: how often
+    each trained text was trained on, None where nobody knows. letters: rising token ids, of which
+    codes are the places, from 1. order:
     the suffix array of `codes`.
     """
 
@@ -64,19 +67,32 @@ class NGramIndex:
     def match_ngrams(self, texts: Sequence[Tokens], n: int) -> list[NGramMatches]:
         """For each text, those of its n-grams that stand in the indexed texts."""
         windows, owner, at = self._known_ngram_windows(texts, n)
-        first = np.concatenate([self._suffix_array_bound(some, False) for some in _ngram_row_batches(windows)])
-        here = np.concatenate(
-            [*map(self._mask_of_places_matching_ngrams, _ngram_row_batches(first), _ngram_row_batches(windows))]
+        first = np.concatenate(
+            [self._suffix_array_bound(some, False) for some in _ngram_row_batches(windows)]
         )
-        behind = np.concatenate([self._suffix_array_bound(some, True) for some in _ngram_row_batches(windows[here])])
-        trained, heldout, record = self._trained_heldout_and_only_text_of_ranges(first[here], behind)
+        here = np.concatenate(
+            [
+                *map(
+                    self._mask_of_places_matching_ngrams,
+                    _ngram_row_batches(first),
+                    _ngram_row_batches(windows),
+                )
+            ]
+        )
+        behind = np.concatenate(
+            [self._suffix_array_bound(some, True) for some in _ngram_row_batches(windows[here])]
+        )
+        trained, heldout, record = self._trained_heldout_and_only_text_of_ranges(
+            first[here], behind
+        )
         owner, at = owner[here], at[here]
         ends = np.searchsorted(owner, np.arange(len(texts) + 1))  # windows come text by text
         parts = (slice(start, end) for start, end in pairwise(ends.tolist()))
         return [NGramMatches(at[own], trained[own], heldout[own], record[own]) for own in parts]
 
     def index_of_only_text_holding(self, texts: Sequence[Tokens]) -> list[int]:
-        """For each text, the only indexed text that it stands in as a whole; -1 where there is none, or several."""
+        """For each text, the only indexed text that it stands in as a whole; -1 where there is
+        none, or several."""
         found = np.full(len(texts), -1)
         of_length: dict[int, list[int]] = {}
         for i, text in enumerate(texts):
@@ -86,9 +102,16 @@ class NGramIndex:
                 found[i] = seen.record[0] if len(seen.record) else -1
         return [int(index) for index in found]
 
-    def _known_ngram_windows(self, texts: Sequence[Tokens], n: int) -> tuple[NDArray[Any], Integers, Integers]:
-        """(k, n) codes, whose text each is, where it begins. A token that no text here has leaves its n-grams out."""
-        windows, owner, at = [np.empty((0, n), self.codes.dtype)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    def _known_ngram_windows(
+        self, texts: Sequence[Tokens], n: int
+    ) -> tuple[NDArray[Any], Integers, Integers]:
+        """(k, n) codes, whose text each is, where it begins. A token that no text here has leaves
+        its n-grams out."""
+        windows, owner, at = (
+            [np.empty((0, n), self.codes.dtype)],
+            [np.empty(0, np.int64)],
+            [np.empty(0, np.int64)],
+        )
         for i, text in enumerate(texts):
             if len(text) < n:
                 continue
@@ -106,7 +129,8 @@ class NGramIndex:
         return np.where(self.letters[place] == tokens, place + 1, 0).astype(self.codes.dtype)
 
     def _suffix_array_bound(self, windows: NDArray[Any], behind: bool) -> Integers:
-        """(k,) the first place of `order` whose suffix does not come before the n-gram; behind: the first past it."""
+        """(k,) the first place of `order` whose suffix does not come before the n-gram; behind: the
+        first past it."""
         low, high = np.zeros(len(windows), np.int64), np.full(len(windows), len(self.order))
         for _ in range(len(self.order).bit_length()):
             middle = (low + high) // 2
@@ -116,20 +140,30 @@ class NGramIndex:
             low, high = np.where(past, middle + 1, low), np.where(past, high, middle)
         return low
 
-    def _mask_of_places_matching_ngrams(self, places: Integers, windows: NDArray[Any]) -> NDArray[np.bool_]:
+    def _mask_of_places_matching_ngrams(
+        self, places: Integers, windows: NDArray[Any]
+    ) -> NDArray[np.bool_]:
         return (places < len(self.order)) & (self._compare_suffixes_to_ngrams(places, windows) == 0)
 
     def _compare_suffixes_to_ngrams(self, places: Integers, windows: NDArray[Any]) -> Integers:
-        """(k,) -1, 0, 1: whether what follows at these places of `order` comes before, begins as, or comes after."""
+        """(k,) -1, 0, 1: whether what follows at these places of `order` comes before, begins as,
+        or comes after."""
         begins = self.order.take(places, mode="clip").astype(np.int64)
         side, alike = np.zeros(len(windows), np.int64), np.arange(len(windows))
-        for start, end in ((0, _FIRST), (_FIRST, windows.shape[1])):  # the first codes decide most of the time
+        for start, end in (
+            (0, _FIRST),
+            (_FIRST, windows.shape[1]),
+        ):  # the first codes decide most of the time
             if start >= end:
                 break
-            # The last code is a 0, which no n-gram has: whatever is cut off there was decided before.
-            theirs = self.codes.take(begins[alike, None] + np.arange(start, min(end, windows.shape[1])), mode="clip")
+            # The last code is a 0, which no n-gram has: whatever is cut off there was decided
+            # before.
+            theirs = self.codes.take(
+                begins[alike, None] + np.arange(start, min(end, windows.shape[1])), mode="clip"
+            )
             mine = windows[alike, start:end]
-            # Of no difference argmax is 0, where both are alike: the sign below is 0, as it should be.
+            # Of no difference argmax is 0, where both are alike: the sign below is 0, as it should
+            # be.
             first = (theirs != mine).argmax(axis=1)
             rows = np.arange(len(alike))
             side[alike] = np.sign(theirs[rows, first].astype(np.int64) - mine[rows, first])
@@ -139,14 +173,15 @@ class NGramIndex:
     def _trained_heldout_and_only_text_of_ranges(
         self, low: Integers, high: Integers
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], Integers]:
-        """Of the suffixes low:high of `order`, (k,) each: whether any is of a trained text, of a held-out one; and the
-        text, -1 where they are of several.
+        """Of the suffixes low:high of `order`, (k,) each: whether any is of a trained text, of a
+        held-out one; and the text, -1 where they are of several.
         """
         ranges, back = np.unique(np.stack([low, high]), axis=1, return_inverse=True)
         least, most = (np.empty(ranges.shape[1], np.int64) for _ in range(2))
         for own in _suffix_range_slices_of_bounded_size(ranges[1] - ranges[0], _PLACES):
             begin, sizes = ranges[0, own], ranges[1, own] - ranges[0, own]
-            # `reduceat` would give a wrong number for an empty range: every n-gram here stands somewhere.
+            # `reduceat` would give a wrong number for an empty range: every n-gram here stands
+            # somewhere.
             ends = sizes.cumsum()
             places = np.arange(ends[-1]) + np.repeat(begin - (ends - sizes), sizes)
             owner = np.searchsorted(self.starts, self.order[places], side="right") - 1
@@ -157,15 +192,21 @@ class NGramIndex:
         return (least < known)[each], (most >= known)[each], np.where(least == most, most, -1)[each]
 
 
-def build_ngram_index(trained: Iterable[tuple[Tokens, int | None]], heldout: Iterable[Tokens]) -> NGramIndex:
-    """The index of what was trained on, with how often, and of held-out text; texts that are the same become one.
+def build_ngram_index(
+    trained: Iterable[tuple[Tokens, int | None]], heldout: Iterable[Tokens]
+) -> NGramIndex:
+    """The index of what was trained on, with how often, and of held-out text; texts that are the
+    same become one.
 
-    Raises AuditError where it does not fit into memory, before it is made, and where libdivsufsort is missing.
+    Raises AuditError where it does not fit into memory, before it is made, and where libdivsufsort
+    is missing.
     """
     try:
         import pydivsufsort
     except ImportError:
-        raise AuditError(f"expected pydivsufsort installed, to index the training data by: {INSTALL}") from None
+        raise AuditError(
+            f"expected pydivsufsort installed, to index the training data by: {INSTALL}"
+        ) from None
     texts, copies = list[NDArray[Any]](), list[int | None]()
     seen: dict[bytes, int] = {}
     for tokens, times in trained:
@@ -184,7 +225,9 @@ def build_ngram_index(trained: Iterable[tuple[Tokens, int | None]], heldout: Ite
     texts += [np.array(tokens, dtype=np.uint32) for tokens in heldout]
     starts = np.concatenate([[0], np.cumsum([len(text) + 1 for text in texts])]).astype(np.int64)
     letters = _distinct_tokens(texts)
-    width = 1 if len(letters) < 2**8 else 2 if len(letters) < 2**16 else 3  # bytes that tell all codes apart
+    width = (
+        1 if len(letters) < 2**8 else 2 if len(letters) < 2**16 else 3
+    )  # bytes that tell all codes apart
     check_ngram_index_fits_memory(int(starts[-1]), width)
     codes = np.zeros(int(starts[-1]), dtype=np.uint16 if width < 3 else np.uint32)
     place = np.zeros(int(letters[-1]) + 1, dtype=codes.dtype)
@@ -197,18 +240,26 @@ def build_ngram_index(trained: Iterable[tuple[Tokens, int | None]], heldout: Ite
 
 
 def ngram_index_memory_bytes(tokens: int, width: int) -> int:
-    """Bytes that making the index takes at most: codes, their bytes (`width` each), the suffix arrays of both."""
+    """Bytes that making the index takes at most: codes, their bytes (`width` each), the suffix
+    arrays of both."""
     place = 4 if tokens * width <= _INT32 else 8
-    return tokens * ((2 if width < 3 else 4) + width + place * width + place) + _PLACES * (place + 2)
+    return tokens * ((2 if width < 3 else 4) + width + place * width + place) + _PLACES * (
+        place + 2
+    )
 
 
 def check_ngram_index_fits_memory(tokens: int, width: int) -> None:
     """Raises AuditError where there is less memory than making the index takes."""
-    wanted, free = ngram_index_memory_bytes(tokens, width), machine_memory.free_machine_memory_bytes()
+    wanted, free = (
+        ngram_index_memory_bytes(tokens, width),
+        machine_memory.free_machine_memory_bytes(),
+    )
     if wanted > free:
         raise AuditError(
-            f"expected {_ngram_index_size_label(wanted)} of memory for the index of {tokens:,} tokens of training "
-            f"data, got {_ngram_index_size_label(free)} free: give it more, or --data with fewer rows"
+            f"expected {_ngram_index_size_label(wanted)} of memory for the index of {tokens:,} "
+            "tokens of training "
+            f"data, got {_ngram_index_size_label(free)} free: give it more, or --data with fewer "
+            "rows"
         )
 
 
@@ -226,7 +277,8 @@ def _distinct_tokens(texts: Sequence[NDArray[Any]]) -> Integers:
 
 
 def _build_suffix_array(divsufsort: Any, codes: NDArray[Any], width: int) -> NDArray[Any]:
-    """The suffix array of the codes, from that of their bytes: the highest first, they sort as the codes do."""
+    """The suffix array of the codes, from that of their bytes: the highest first, they sort as the
+    codes do."""
     raw = codes.astype(">u4" if width == 3 else ">u2" if width == 2 else np.uint8).view(np.uint8)
     if width == 3:
         raw = np.ascontiguousarray(raw.reshape(-1, 4)[:, 1:]).ravel()

@@ -1,4 +1,5 @@
-"""How often texts occur in others, letter for letter: one pass over all of them. Knows no rows, files or tokens."""
+"""How often texts occur in others, letter for letter: one pass over all of them. Knows no rows,
+files or tokens."""
 
 from __future__ import annotations
 
@@ -14,11 +15,12 @@ _END = 32  # characters of a text that are looked for; the rest is looked at whe
 def count_text_occurrences(
     wanted: Mapping[str, bool], texts: Iterable[str], times: Sequence[int] | None = None
 ) -> dict[str, int]:
-    """How often each wanted text stands in the texts, overlaps included. times: how often each text counts; None: once.
+    """How often each wanted text stands in the texts, overlaps included. times: how often each text
+    counts; None: once.
 
-    wanted: also whether a text is to end where it ends, so that `code 12` is not found in `code 123`. Raises ValueError
-    for an empty one. Aho and Corasick 1975 on the ends of what is wanted: an automaton of whole records takes ten times
-    the memory.
+    wanted: also whether a text is to end where it ends, so that `code 12` is not found in `code
+    123`. Raises ValueError for an empty one. Aho and Corasick 1975 on the ends of what is wanted:
+    an automaton of whole records takes ten times the memory.
     """
     if "" in wanted:
         raise ValueError("expected texts to look for, got an empty one")
@@ -45,7 +47,8 @@ def count_text_occurrences(
 
 
 def is_occurrence_end_inside_word(text: str, behind: str) -> bool:
-    """Whether the last word, number or space of a text is only a part of one, from the character behind it."""
+    """Whether the last word, number or space of a text is only a part of one, from the character
+    behind it."""
     if not behind:
         return False
     return is_inside_word(text, behind) or (text[-1].isspace() and not behind.isspace())

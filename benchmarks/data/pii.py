@@ -1,9 +1,11 @@
-"""Personal data in text, by kind: what checksums and numbering plans recognise, and what the data mark themselves.
+"""Personal data in text, by kind: what checksums and numbering plans recognise, and what the data
+mark themselves.
 
-Names and addresses follow no rule and are found only where the data mark them. Nothing is downloaded, and no model
-guesses. Of what is recognised `phonenumbers` and `python-stdnum` decide; the patterns here only say where to look, and
-that by a kind's own signs: in Chinese, Japanese, Korean or Thai a letter stands right next to it.
-Presidio 2.2 was measured on the same examples (docs/reference/personal-data.md). Knows text; no tokens, rows or models.
+Names and addresses follow no rule and are found only where the data mark them. Nothing is
+downloaded, and no model guesses. Of what is recognised `phonenumbers` and `python-stdnum` decide;
+the patterns here only say where to look, and that by a kind's own signs: in Chinese, Japanese,
+Korean or Thai a letter stands right next to it. Presidio 2.2 was measured on the same examples
+(docs/reference/personal-data.md). Knows text; no tokens, rows or models.
 """
 
 from __future__ import annotations
@@ -16,12 +18,23 @@ from importlib.util import find_spec
 import regex
 
 from auditor.benchmarks.data.birth_dates import birth_date_places
-from auditor.benchmarks.data.identity_numbers import card_number_places, iban_places, id_number_places
+from auditor.benchmarks.data.identity_numbers import (
+    card_number_places,
+    iban_places,
+    id_number_places,
+)
 from auditor.benchmarks.data.words import places_in_text
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark
 
-EMAIL, PHONE, IBAN, CARD, BIRTH, ID = KINDS = ("email", "phone", "iban", "card", "birth-date", "id-number")
+EMAIL, PHONE, IBAN, CARD, BIRTH, ID = KINDS = (
+    "email",
+    "phone",
+    "iban",
+    "card",
+    "birth-date",
+    "id-number",
+)
 _EXTRA = ("phonenumbers", "stdnum")
 INSTALL = "pip install 'audit-lm[pii]'"
 
@@ -40,17 +53,24 @@ def has_pii_packages() -> bool:
 
 
 class PiiRecognisers:
-    """What finds personal data that nobody has marked. Raises AuditError without the extra, or for no such region."""
+    """What finds personal data that nobody has marked. Raises AuditError without the extra, or for
+    no such region."""
 
     def __init__(self, regions: Sequence[str] = ()) -> None:
-        """regions: where phone numbers without a country code are from, as DE; without any none of these is found."""
+        """regions: where phone numbers without a country code are from, as DE; without any none of
+        these is found."""
         if not has_pii_packages():
-            raise AuditError(f"expected {' and '.join(_EXTRA)} installed, to find personal data by: {INSTALL}")
+            raise AuditError(
+                f"expected {' and '.join(_EXTRA)} installed, to find personal data by: {INSTALL}"
+            )
         import phonenumbers
 
         unknown = [region for region in regions if region not in phonenumbers.SUPPORTED_REGIONS]
         if unknown:
-            raise AuditError(f"expected --phone-region as two capitals of a country, as DE or US, got {unknown[0]!r}")
+            raise AuditError(
+                "expected --phone-region as two capitals of a country, as DE or US, got "
+                f"{unknown[0]!r}"
+            )
         self._regions: tuple[str | None, ...] = tuple(regions) or (None,)
 
     def recognised_spans(self, text: str) -> Iterator[Span]:
@@ -79,11 +99,14 @@ def find_pii_spans_in_text(
 ) -> list[Span]:
     """Return what is personal in a text, in its order.
 
-    Of two spans that overlap one stays: a mark, of marks the longer, then what has the surest check. A mark that is
-    nowhere a whole word of the text is a part of one, as before a particle or a genitive's ending.
+    Of two spans that overlap one stays: a mark, of marks the longer, then what has the surest
+    check. A mark that is nowhere a whole word of the text is a part of one, as before a particle or
+    a genitive's ending.
     """
     longest_first = sorted(marks, key=lambda mark: -len(mark[1]))
-    marked = [Span(kind, *place) for kind, mark in longest_first for place in places_in_text(mark, text)]
+    marked = [
+        Span(kind, *place) for kind, mark in longest_first for place in places_in_text(mark, text)
+    ]
     taken: list[Span] = []
     for span in (*marked, *(recognisers.recognised_spans(text) if recognisers else ())):
         if all(span.end <= other.start or other.end <= span.start for other in taken):
@@ -92,7 +115,8 @@ def find_pii_spans_in_text(
 
 
 def with_ascii_signs(text: str) -> str:
-    """Return the text with ASCII digits and full-width signs, hyphens and spaces as ASCII has them: as long as it."""
+    """Return the text with ASCII digits and full-width signs, hyphens and spaces as ASCII has them:
+    as long as it."""
     return text if text.isascii() else text.translate(_ASCII_SIGNS)
 
 
@@ -117,9 +141,15 @@ def _begin_of_address(text: str, begin: int, end: int) -> int:
     return begin + (is_escape or is_emphasis)
 
 
-# --- where to look, and what decides --------------------------------------------------------------------------------
+# --- where to look, and what decides
+# -----------------------------------------------------------------------------------------------
 
-_NUMBERS = {IBAN: iban_places, CARD: card_number_places, ID: id_number_places, BIRTH: birth_date_places}
+_NUMBERS = {
+    IBAN: iban_places,
+    CARD: card_number_places,
+    ID: id_number_places,
+    BIRTH: birth_date_places,
+}
 _PHONE = regex.compile(r"(?:[0-9][^0-9A-Za-z]{0,3}){6}[0-9]")
 _HYPHENS, _SPACES = "\u2010\u2011\u2012\u2013\u2014\u2212", "\u00a0\u2007\u202f\u3000"
 _DIGITS = {code: unicodedata.decimal(chr(code), None) for code in range(0x80, 0x20000)}
@@ -130,15 +160,21 @@ _ASCII_SIGNS = {
     **{code: str(digit) for code, digit in _DIGITS.items() if digit is not None},
 }
 
-# Letters of an address: Latin ones, or those of another script. In a script without spaces, and in Korean, whose
-# particles are written on it, letters next to an address are the text about it, unless its domain has them as well.
+# Letters of an address: Latin ones, or those of another script. In a script without spaces, and in
+# Korean, whose particles are written on it, letters next to an address are the text about it,
+# unless its domain has them as well.
 _LONGEST_LOCAL = 64  # characters before the @ (RFC 5321: octets)
 _UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}ー"
-_LATIN, _OTHERS, _ALONE = r"\p{Latin}\p{Mn}", rf"[\p{{L}}\p{{M}}]--[\p{{Latin}}{_UNSPACED}]", _UNSPACED
+_LATIN, _OTHERS, _ALONE = (
+    r"\p{Latin}\p{Mn}",
+    rf"[\p{{L}}\p{{M}}]--[\p{{Latin}}{_UNSPACED}]",
+    _UNSPACED,
+)
 
 
 def _local_part(letters: str) -> str:
-    """Return the pattern of what stands before the @, with these letters. Signs that text has about it are left out."""
+    """Return the pattern of what stands before the @, with these letters. Signs that text has about
+    it are left out."""
     atom = rf"(?:[[{letters}]0-9_+%-]|'(?=[{letters}]))+"
     return rf"[[{letters}]0-9_](?:{atom})?(?:\.{atom})*\Z"
 
@@ -150,12 +186,14 @@ def _labels(letters: str) -> str:
 _LOCAL = regex.compile(f"{_local_part(_LATIN)}|{_local_part(_OTHERS)}", regex.V1)
 _UNSPACED_LOCAL = regex.compile(_local_part(_ALONE), regex.V1)
 _DOMAIN_END = r"(?![\p{Latin}0-9]|-[A-Za-z0-9])"
-# A capital behind small letters begins a word that is written on the address, as in `jo@mail.exampleTel`.
+# A capital behind small letters begins a word that is written on the address, as in
+# `jo@mail.exampleTel`.
 _TOP_AND_END = rf"(?:[a-z]{{2,63}}(?=[A-Z])|[A-Za-z]{{2,63}}{_DOMAIN_END})"
 _ASCII_DOMAIN = regex.compile(rf"(?:{_labels('A-Za-z')}\.)+{_TOP_AND_END}", regex.V1)
 # Without spaces nothing but the country's name tells where such a domain ends.
 _COUNTRIES = "中国|中國|香港|台湾|台灣|澳门|澳門|新加坡|한국|ไทย|ລາວ"
 _TOP = rf"[{_LATIN}]{{2,63}}|[{_OTHERS}]{{2,63}}|{_COUNTRIES}|[{_ALONE}]{{2,63}}"
 _DOMAIN = regex.compile(
-    rf"(?:(?:{_labels(_LATIN)}|{_labels(_OTHERS)}|{_labels(_ALONE)})\.)+(?:{_TOP}){_DOMAIN_END}", regex.V1
+    rf"(?:(?:{_labels(_LATIN)}|{_labels(_OTHERS)}|{_labels(_ALONE)})\.)+(?:{_TOP}){_DOMAIN_END}",
+    regex.V1,
 )

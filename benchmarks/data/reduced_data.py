@@ -26,14 +26,18 @@ def data_row_as_plain_text(row: str | Conversation) -> str:
     """A row as the text by which its copies are found: of a conversation, what was said."""
     if isinstance(row, str):
         return row
-    said = (one if (one := message_text(message["content"])) is not None else str(message) for message in row.messages)
+    said = (
+        one if (one := message_text(message["content"])) is not None else str(message)
+        for message in row.messages
+    )
     return "\n".join([*said, *row.plain])
 
 
 def write_reduced_data_kept_by_trainer(
     trainer: DataVariant, data: str, to: Path, text_column: str | None = None
 ) -> str:
-    """The rows of a file that a mitigation keeps, as they are but for `repeats`, in the same form; yours to read alone.
+    """The rows of a file that a mitigation keeps, as they are but for `repeats`, in the same form;
+    yours to read alone.
 
     Returns what was left out: a sentence. Raises AuditError where nothing is left.
     """
@@ -43,9 +47,14 @@ def write_reduced_data_kept_by_trainer(
     # What is kept are copies, counted through all of them: back to the rows that they are of.
     left = Counter(rows[i] for i in kept)
     if not left:
-        raise AuditError(f"expected {trainer.name} to leave records to train on, got none of {len(texts):,}")
+        raise AuditError(
+            f"expected {trainer.name} to leave records to train on, got none of {len(texts):,}"
+        )
     if len(kept) == len(texts):
-        raise AuditError(f"{trainer.name} leaves all {len(texts):,} records of {data!r} as they are: nothing to do")
+        raise AuditError(
+            f"{trainer.name} leaves all {len(texts):,} records of {data!r} as they are: nothing to "
+            "do"
+        )
     disk.replace_atomically(to, WRITERS[to.suffix](f"--data {data!r}", Path(data), left))
     return told
 
@@ -56,7 +65,10 @@ def _reduced_json_text(where: str, path: Path, left: Mapping[int, int]) -> str:
     # Without the column every row counts once, and its line can stay as it is, byte for byte.
     if lines is not None and not counted:
         return "".join(f"{lines[row]}\n" for row in sorted(left))
-    kept = [{**objects[row], **({REPEATS: count} if counted else {})} for row, count in sorted(left.items())]
+    kept = [
+        {**objects[row], **({REPEATS: count} if counted else {})}
+        for row, count in sorted(left.items())
+    ]
     if lines is None:
         return json.dumps(kept, ensure_ascii=False) + "\n"
     return "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in kept)

@@ -1,4 +1,5 @@
-"""Released text beside the records it may have come from: files as word ids, and the passage nearest to each record.
+"""Released text beside the records it may have come from: files as word ids, and the passage
+nearest to each record.
 
 Words are those of `words.split_into_words`. Knows text; no tokenizer, model or torch.
 """
@@ -14,7 +15,11 @@ from rapidfuzz.distance import Levenshtein
 from auditor.benchmarks.data import columns, ngrams
 from auditor.benchmarks.data.conversation_rows import UnusableConversation, message_text
 from auditor.benchmarks.data.ngrams import NGramIndex
-from auditor.benchmarks.data.tables import RecordTable, read_record_table, require_nonempty_record_table
+from auditor.benchmarks.data.tables import (
+    RecordTable,
+    read_record_table,
+    require_nonempty_record_table,
+)
 from auditor.benchmarks.data.words import join_words, split_into_words
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark, Tokens
@@ -33,7 +38,9 @@ class WordIds:
     ids: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, text: str) -> Tokens:
-        return tuple(self.ids.setdefault(word, len(self.ids) + 1) for word in split_into_words(text))
+        return tuple(
+            self.ids.setdefault(word, len(self.ids) + 1) for word in split_into_words(text)
+        )
 
     def words_of_ids(self, tokens: Sequence[int]) -> str:
         """Return words with a space between, but for scripts that have none."""
@@ -44,7 +51,8 @@ class WordIds:
 
 @dataclass(frozen=True)
 class ReleasedRecord:
-    """A record that may be in released text. times: how often it was trained on; marks: as its file has them."""
+    """A record that may be in released text. times: how often it was trained on; marks: as its file
+    has them."""
 
     row: int
     text: str
@@ -55,7 +63,8 @@ class ReleasedRecord:
 
 
 def read_table_with_row_texts(flag: str, name: str) -> tuple[RecordTable, list[str]]:
-    """A file's rows as texts: of a conversation what each turn says, line by line. Raises AuditError."""
+    """A file's rows as texts: of a conversation what each turn says, line by line. Raises
+    AuditError."""
     table = require_nonempty_record_table(read_record_table(flag, name, columns.COLUMNS))
     layout = columns.detect_column_layout(table)
     if layout in columns.PLAIN:
@@ -74,8 +83,8 @@ def read_members_and_nonmembers(
 ) -> tuple[list[ReleasedRecord], list[str]]:
     """Members and non-members, each text once, and what was left out, a sentence each.
 
-    without: texts that are no records, as canaries. A non-member that is in the private data is none. Raises AuditError
-    where nobody is left.
+    without: texts that are no records, as canaries. A non-member that is in the private data is
+    none. Raises AuditError where nobody is left.
     """
     found, said = dict[Tokens, ReleasedRecord](), list[str]()
     others = {words(text) for text in without}
@@ -90,22 +99,32 @@ def read_members_and_nonmembers(
             if not tokens or tokens in others:
                 left["a canary" if tokens else "no words"] += 1
             elif (before := found.get(tokens)) is None:
-                found[tokens] = ReleasedRecord(row, text, tokens, member, times if member else None, marked)
+                found[tokens] = ReleasedRecord(
+                    row, text, tokens, member, times if member else None, marked
+                )
             elif before.member and member:
-                # A mark stands in its row's own text: both are kept of one row, the first that has any.
-                kept = before if before.marks or not marked else replace(before, text=text, marks=marked)
+                # A mark stands in its row's own text: both are kept of one row, the first that has
+                # any.
+                kept = (
+                    before
+                    if before.marks or not marked
+                    else replace(before, text=text, marks=marked)
+                )
                 found[tokens] = replace(kept, times=(before.times or 0) + times)
             else:
                 left["the same as a row before, or as one of --data"] += 1
         said += [f"{table.where}: left out {count:,} rows: {why}" for why, count in left.items()]
         if not any(one.member == member for one in found.values()):
-            raise AuditError(f"{table.where}: expected records with words in them, got none that is its own")
+            raise AuditError(
+                f"{table.where}: expected records with words in them, got none that is its own"
+            )
     return list(found.values()), said
 
 
 @dataclass(frozen=True)
 class CopiedSpan:
-    """n words of a record, or more where they stand word for word in released text, and what stands there instead.
+    """n words of a record, or more where they stand word for word in released text, and what stands
+    there instead.
 
     text: which released text it stands in, -1: none. length: of the longest run in common.
     """
@@ -123,22 +142,27 @@ class CopiedSpan:
 def find_nearest_passages(
     records: Sequence[ReleasedRecord], texts: Sequence[Tokens], n: int
 ) -> tuple[list[CopiedSpan], list[MemorisedTokens], NGramIndex]:
-    """The nearest passage to each record; and of each text what it holds. Records have n words at least, members first.
+    """The nearest passage to each record; and of each text what it holds. Records have n words at
+    least, members first.
 
-    Verbatim: a run of n words or more that no other record has, of either kind, so that members and non-members count
-    alike. Near-verbatim: n words that take `compute_near_verbatim_limit`, found where half as many stand word for word.
+    Verbatim: a run of n words or more that no other record has, of either kind, so that members and
+    non-members count alike. Near-verbatim: n words that take `compute_near_verbatim_limit`, found
+    where half as many stand word for word.
     """
     members = [one for one in records if one.member]
     # Members first and each once, as in the index: a record and its text there have one number.
     index = ngrams.build_ngram_index(
-        ((one.tokens, one.times) for one in members), (one.tokens for one in records if not one.member)
+        ((one.tokens, one.times) for one in members),
+        (one.tokens for one in records if not one.member),
     )
     every, best = list[MemorisedTokens](), dict[int, CopiedSpan]()
     for start in range(0, len(texts), _AT_ONCE):
         some = texts[start : start + _AT_ONCE]
         for i, seen in enumerate(index.match_ngrams(some, n), start):
             every.append(memorised.count_memorised_ngrams(seen, n))
-            for record, run in memorised.find_longest_memorised_runs(seen, seen.trained | seen.heldout, n).items():
+            for record, run in memorised.find_longest_memorised_runs(
+                seen, seen.trained | seen.heldout, n
+            ).items():
                 if record not in best or run.length > best[record].length:
                     out = texts[i][run.start : run.start + run.length]
                     best[record] = CopiedSpan(out, out, i, run.length)
@@ -148,9 +172,14 @@ def find_nearest_passages(
 
 
 def _near_verbatim_released_passages(
-    records: Sequence[ReleasedRecord], texts: Sequence[Tokens], n: int, index: NGramIndex, found: set[int]
+    records: Sequence[ReleasedRecord],
+    texts: Sequence[Tokens],
+    n: int,
+    index: NGramIndex,
+    found: set[int],
 ) -> Mapping[int, CopiedSpan]:
-    """Of each record that was not found, the passage with fewest edits, aligned at what stands word for word."""
+    """Of each record that was not found, the passage with fewest edits, aligned at what stands word
+    for word."""
     half, seeds, best = max(1, n // 2), Counter[int](), dict[int, CopiedSpan]()
     allowed = compute_near_verbatim_limit(n)
     for start in range(0, len(texts), _AT_ONCE):
@@ -167,12 +196,18 @@ def _near_verbatim_released_passages(
     return best
 
 
-def _best_aligned_released_passage(record: Tokens, text: Tokens, at: int, half: int, n: int) -> CopiedSpan:
-    """n words of the record around those that stand at this place of the text, with fewest edits."""
+def _best_aligned_released_passage(
+    record: Tokens, text: Tokens, at: int, half: int, n: int
+) -> CopiedSpan:
+    """n words of the record around those that stand at this place of the text, with fewest
+    edits."""
     seed = text[at : at + half]
     # Where the record says it first; one that says it again is not aligned there.
     place = next(i for i in range(len(record)) if record[i : i + half] == seed)
     # From each of these the n words hold the seed, and the record has as many.
     begins = range(max(0, place - n + half), min(place, len(record) - n) + 1)
-    ways = (CopiedSpan(record[i : i + n], text[max(0, at - place + i) : at - place + i + n]) for i in begins)
+    ways = (
+        CopiedSpan(record[i : i + n], text[max(0, at - place + i) : at - place + i + n])
+        for i in begins
+    )
     return min(ways, key=lambda way: way.edit_distance)

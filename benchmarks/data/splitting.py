@@ -1,6 +1,8 @@
-"""Who is attacked, who is known, who never trained: the split that every benchmark made of rows shares.
+"""Who is attacked, who is known, who never trained: the split that every benchmark made of rows
+shares.
 
-Knows token ids and row numbers. Knows nothing of files, columns or tokenizers, and its words never hold a row's text.
+Knows token ids and row numbers. Knows nothing of files, columns or tokenizers, and its words never
+hold a row's text.
 """
 
 from __future__ import annotations
@@ -24,13 +26,17 @@ from auditor.statistics.near_pairs import group_texts_within_edit_limits
 NAMED_ROWS = 10  # how many row numbers a note names before it only counts
 SEVERAL = "several groups"
 AUXILIARY = "auxiliary data: the attacker knows them"
-NEAR_SHARE, NEAR_MOST = 0.05, 20_000  # share of a near copy's tokens that may be edited; records that are compared
+NEAR_SHARE, NEAR_MOST = (
+    0.05,
+    20_000,
+)  # share of a near copy's tokens that may be edited; records that are compared
 ALSO_MEMBER = "identical to a member or an auxiliary record"
 
 
 @dataclass(frozen=True)
 class SplitOptions:
-    """How members are divided. Raises AuditError for a fraction outside [0, 1) or a limit below 1."""
+    """How members are divided. Raises AuditError for a fraction outside [0, 1) or a limit below
+    1."""
 
     known_fraction: float
     limit: int | None
@@ -43,13 +49,15 @@ class SplitOptions:
             raise AuditError(f"expected --limit >= 1, got {self.limit}")
 
     def known_count(self, members: int) -> int:
-        """How many of the unique members become known pairs: at least one of each kind where there are two."""
+        """How many of the unique members become known pairs: at least one of each kind where there
+        are two."""
         if self.known_fraction == 0 or members < 2:
             return 0
         return min(members - 1, max(1, round(self.known_fraction * members)))
 
     def pick_indices(self, what: str, count: int, of: int) -> frozenset[int]:
-        """`count` of the indices below `of`. Nested: a larger count, same seed, keeps all that a smaller one picked."""
+        """`count` of the indices below `of`. Nested: a larger count, same seed, keeps all that a
+        smaller one picked."""
         return frozenset(self.draw_order(what, of)[:count].tolist())
 
     def draw_order(self, what: str, of: int) -> NDArray[np.int64]:
@@ -59,15 +67,20 @@ class SplitOptions:
 
 @dataclass(frozen=True)
 class SplitData:
-    """What a Benchmark holds: members first, then non-members; `heldout` is the non-members' prefix + suffix."""
+    """What a Benchmark holds: members first, then non-members; `heldout` is the non-members' prefix
+    + suffix."""
 
     secrets: tuple[Secret, ...]
     known: tuple[Pair, ...]
     heldout: tuple[Tokens, ...]
     notes: tuple[str, ...]
     forgotten: frozenset[str] = frozenset()  # ids of secrets
-    asking_order: tuple[str, ...] = ()  # ids of secrets: most copied members first, others at random
-    record_counts: Mapping[str, RecordCounts] = field(default_factory=dict)  # of "members" and "nonmembers"
+    asking_order: tuple[
+        str, ...
+    ] = ()  # ids of secrets: most copied members first, others at random
+    record_counts: Mapping[str, RecordCounts] = field(
+        default_factory=dict
+    )  # of "members" and "nonmembers"
 
     def member_count(self) -> int:
         return sum(secret.member for secret in self.secrets)
@@ -75,7 +88,11 @@ class SplitData:
     def counts_by_role_text(self) -> str:
         """For a description: "12 members, 3 known pairs, 4 non-members"."""
         others = len(self.secrets) - self.member_count()
-        words = ((self.member_count(), "member"), (len(self.known), "auxiliary record"), (others, "non-member"))
+        words = (
+            (self.member_count(), "member"),
+            (len(self.known), "auxiliary record"),
+            (others, "non-member"),
+        )
         return ", ".join(plural(count, word) for count, word in words if count)
 
 
@@ -87,15 +104,18 @@ def split_data_records_into_secrets(
     label: str,
     forget: RecordSource | None = None,
 ) -> SplitData:
-    """Unique members into known and attacked ones, non-members beside them; ids are `label-000017`, by first row.
+    """Unique members into known and attacked ones, non-members beside them; ids are `label-000017`,
+    by first row.
 
-    Known pairs are never attacked, and nothing that was to be forgotten is known. Without a file of them they are drawn
-    from the members with fewest copies. A non-member that is also a member, known or attacked, is no non-member and
-    goes. Raises AuditError when a source has nothing left, and for records to
-    forget that are no members.
+    Known pairs are never attacked, and nothing that was to be forgotten is known. Without a file of
+    them they are drawn from the members with fewest copies. A non-member that is also a member,
+    known or attacked, is no non-member and goes. Raises AuditError when a source has nothing left,
+    and for records to forget that are no members.
     """
     sources = (members, known, nonmembers, forget)
-    notes = [note for source in sources if source is not None for note in _record_source_notes(source)]
+    notes = [
+        note for source in sources if source is not None for note in _record_source_notes(source)
+    ]
     unique = merge_duplicate_data_records(_require_usable_source_records(members))
     lost = _member_rows_to_forget(forget, unique) if forget is not None else set[int]()
     copies_of_all = count_copies_of_rows(unique, notes)
@@ -111,15 +131,20 @@ def split_data_records_into_secrets(
     else:
         rows = [row for row in _distinct_row_numbers(unique) if row not in lost]
         in_random_order = [rows[i] for i in split.draw_order("known", len(rows))]
-        # Stable, fewest copies first: what occurs often leaks first, so it is attacked and not given away.
+        # Stable, fewest copies first: what occurs often leaks first, so it is attacked and not
+        # given away.
         in_random_order.sort(key=lambda row: copies_of_all.get(row) or 1)
-        known_rows = set(in_random_order[: split.known_count(len(rows))])  # with all parts of a row: they may overlap
+        known_rows = set(
+            in_random_order[: split.known_count(len(rows))]
+        )  # with all parts of a row: they may overlap
         given = [record for record in unique if record.row in known_rows]
         attacked = [record for record in unique if record.row not in known_rows]
         notes.append(_known_fraction_note(len(given), len(unique), split))
     n_not_known = len(_distinct_row_numbers(attacked))
     pairs = {record.prefix_suffix_pair for record in (*unique, *given)}
-    others, seen = _nonmember_records_not_trained_on(nonmembers, pairs, notes) if nonmembers else ([], {})
+    others, seen = (
+        _nonmember_records_not_trained_on(nonmembers, pairs, notes) if nonmembers else ([], {})
+    )
     n_unseen = len(_distinct_row_numbers(others))
     copies = {row: copies_of_all[row] for row in _distinct_row_numbers(attacked)}
     if lost:
@@ -138,10 +163,14 @@ def split_data_records_into_secrets(
         population += members.unread.by_copies
     attacked, others = (_in_file_order(side) for side in (members_in_order, others_in_order))
     secrets = [
-        replace(_secret_of_record(label, record, record.repeats, member=True), copies=copies[record.row])
+        replace(
+            _secret_of_record(label, record, record.repeats, member=True), copies=copies[record.row]
+        )
         for record in attacked
     ]
-    forgotten = frozenset(secret.id for secret, record in zip(secrets, attacked, strict=True) if record.row in lost)
+    forgotten = frozenset(
+        secret.id for secret, record in zip(secrets, attacked, strict=True) if record.row in lost
+    )
     secrets += [_secret_of_record("nonmember", record, 0, member=False) for record in others]
     secrets = secrets_with_user_membership(secrets, members)
     heldout = tuple(record.prefix + record.suffix for record in others)
@@ -149,7 +178,11 @@ def split_data_records_into_secrets(
         AUXILIARY: len(_distinct_row_numbers(unique)) - n_not_known,
         BY_LIMIT: n_not_known - len(_distinct_row_numbers(attacked)),
     }
-    counts = {"members": replace(members.count_records({}, not_attacked, attacked), by_copies=dict(population))}
+    counts = {
+        "members": replace(
+            members.count_records({}, not_attacked, attacked), by_copies=dict(population)
+        )
+    }
     if nonmembers is not None:
         beyond_limit = {BY_LIMIT: n_unseen - len(_distinct_row_numbers(others))}
         counts["nonmembers"] = nonmembers.count_records(seen, beyond_limit, others)
@@ -162,27 +195,40 @@ def split_data_records_into_secrets(
 
 
 def _member_records_not_known(
-    members: RecordSource, unique: Sequence[DataRecord], known: RecordSource, pairs: set[Pair], lost: set[int]
+    members: RecordSource,
+    unique: Sequence[DataRecord],
+    known: RecordSource,
+    pairs: set[Pair],
+    lost: set[int],
 ) -> list[DataRecord]:
     """Raises AuditError for a known record that was to be forgotten, and where nothing is left."""
-    if twice := [record.row for record in unique if record.row in lost and record.prefix_suffix_pair in pairs]:
+    if twice := [
+        record.row for record in unique if record.row in lost and record.prefix_suffix_pair in pairs
+    ]:
         raise AuditError(
-            f"expected {known.where} without what was to be forgotten, got {len(twice)} records of {members.where} "
+            f"expected {known.where} without what was to be forgotten, got {len(twice)} records of "
+            f"{members.where} "
             f"that are in both ({row_numbers_phrase(twice)})"
         )
     attacked = [record for record in unique if record.prefix_suffix_pair not in pairs]
     if not attacked:
-        raise AuditError(f"nothing is left to attack in {members.where}: every row is also in {known.where}")
+        raise AuditError(
+            f"nothing is left to attack in {members.where}: every row is also in {known.where}"
+        )
     return attacked
 
 
 def _member_rows_to_forget(forget: RecordSource, members: Sequence[DataRecord]) -> set[int]:
-    """The rows of the members that are to be forgotten, whole. Raises AuditError for a record that is none of them."""
+    """The rows of the members that are to be forgotten, whole. Raises AuditError for a record that
+    is none of them."""
     row_of = {record.prefix_suffix_pair: record.row for record in members}
     wanted = _require_usable_source_records(forget)
-    if missing := sorted({record.row for record in wanted if record.prefix_suffix_pair not in row_of}):
+    if missing := sorted(
+        {record.row for record in wanted if record.prefix_suffix_pair not in row_of}
+    ):
         raise AuditError(
-            f"expected {forget.where} with records that --data has, got {len(missing)} that it has not "
+            f"expected {forget.where} with records that --data has, got {len(missing)} that it has "
+            "not "
             f"({row_numbers_phrase(missing)})"
         )
     return {row_of[record.prefix_suffix_pair] for record in wanted}
@@ -196,9 +242,20 @@ def _id_of_record(label: str, record: DataRecord) -> str:
 def _secret_of_record(label: str, record: DataRecord, repeats: int | None, member: bool) -> Secret:
     row = f"{label}-{record.row:06d}"
     whole = Secret(
-        row, record.prefix, record.suffix, repeats, member, group=record.group, wording=record.wording, user=record.user
+        row,
+        record.prefix,
+        record.suffix,
+        repeats,
+        member,
+        group=record.group,
+        wording=record.wording,
+        user=record.user,
     )
-    return whole if record.part is None else replace(whole, id=_id_of_record(label, record), document=row, at=record.at)
+    return (
+        whole
+        if record.part is None
+        else replace(whole, id=_id_of_record(label, record), document=row, at=record.at)
+    )
 
 
 def secrets_with_user_membership(secrets: Sequence[Secret], members: RecordSource) -> list[Secret]:
@@ -210,17 +267,19 @@ def secrets_with_user_membership(secrets: Sequence[Secret], members: RecordSourc
     attacked = {secret.user for secret in secrets if secret.member} - {None}
     if trained and len(attacked) < people.LEAST:
         raise AuditError(
-            f"{members.where}: expected attacked records of at least {people.LEAST} people, to say anything by person, "
+            f"{members.where}: expected attacked records of at least {people.LEAST} people, to say "
+            "anything by person, "
             f"got {len(attacked)}"
         )
     return [replace(secret, user_trained=secret.user in trained) for secret in secrets]
 
 
 def merge_duplicate_data_records(records: Iterable[DataRecord]) -> list[DataRecord]:
-    """One record for each distinct (prefix, suffix), as its first row has it; repeats add up where all are known.
+    """One record for each distinct (prefix, suffix), as its first row has it; repeats add up where
+    all are known.
 
-    Equal records of different groups belong to none of them: their group is `SEVERAL`; those of several people belong
-    to nobody.
+    Equal records of different groups belong to none of them: their group is `SEVERAL`; those of
+    several people belong to nobody.
     """
     first: dict[Pair, DataRecord] = {}
     for record in records:
@@ -232,25 +291,32 @@ def merge_duplicate_data_records(records: Iterable[DataRecord]) -> list[DataReco
             repeats = (seen.repeats or 0) + (record.repeats or 0) if known else None
             group = seen.group if seen.group == record.group else SEVERAL
             user = seen.user if seen.user == record.user else None
-            first[record.prefix_suffix_pair] = replace(seen, repeats=repeats, group=group, user=user)
+            first[record.prefix_suffix_pair] = replace(
+                seen, repeats=repeats, group=group, user=user
+            )
     return list(first.values())
 
 
 def _require_usable_source_records(source: RecordSource) -> tuple[DataRecord, ...]:
     if not source.records:
         reasons = "; ".join(f"{plural(len(rows), 'row')}: {why}" for why, rows in source.left_out)
-        raise AuditError(f"nothing is left of {source.where} after leaving out unusable rows ({reasons})")
+        raise AuditError(
+            f"nothing is left of {source.where} after leaving out unusable rows ({reasons})"
+        )
     return source.records
 
 
 def _nonmember_records_not_trained_on(
     source: RecordSource, trained: set[Pair], notes: list[str]
 ) -> tuple[list[DataRecord], dict[str, int]]:
-    """Return the distinct records that were not trained on, and how many rows have none of them, by reason."""
+    """Return the distinct records that were not trained on, and how many rows have none of them, by
+    reason."""
     records = _require_usable_source_records(source)
     others = [record for record in records if record.prefix_suffix_pair not in trained]
     if not others:
-        raise AuditError(f"nothing is left of {source.where}: every row is also a member or an auxiliary record")
+        raise AuditError(
+            f"nothing is left of {source.where}: every row is also a member or an auxiliary record"
+        )
     gone = len(_distinct_row_numbers(records)) - len(_distinct_row_numbers(others))
     if gone:
         notes.append(f"{source.where}: left out {plural(gone, 'row')} {ALSO_MEMBER}")
@@ -258,23 +324,37 @@ def _nonmember_records_not_trained_on(
 
 
 def _first_rows_by_copies(
-    records: Sequence[DataRecord], copies: Mapping[int, int | None], what: str, split: SplitOptions, notes: list[str]
+    records: Sequence[DataRecord],
+    copies: Mapping[int, int | None],
+    what: str,
+    split: SplitOptions,
+    notes: list[str],
 ) -> list[DataRecord]:
-    """Return the records within the limit in the order of asking: most copies first, a random order among equals.
+    """Return the records within the limit in the order of asking: most copies first, a random order
+    among equals.
 
-    Every part of a row is kept with it. A larger limit, same seed, keeps all that a smaller one keeps.
+    Every part of a row is kept with it. A larger limit, same seed, keeps all that a smaller one
+    keeps.
     """
     rows = _distinct_row_numbers(records)
     in_random_order = [rows[i] for i in split.draw_order(what, len(rows)).tolist()]
-    ordered = sorted(in_random_order, key=lambda row: -(copies.get(row) or 1))  # stable: equals stay at random
+    ordered = sorted(
+        in_random_order, key=lambda row: -(copies.get(row) or 1)
+    )  # stable: equals stay at random
     kept = ordered[: split.limit]
     if len(kept) < len(rows):
         whole = "" if len(rows) == len(records) else ", each with all its parts"
         copied = sum((copies.get(row) or 1) > 1 for row in kept)
         how = f"the {copied} with most copies first, then a random" if copied else "a random"
-        notes.append(f"--limit kept {len(kept)} of {len(rows)} {what}s{whole}, {how} sample with seed {split.seed}")
+        notes.append(
+            f"--limit kept {len(kept)} of {len(rows)} {what}s{whole}, {how} sample with seed "
+            f"{split.seed}"
+        )
     place = {row: i for i, row in enumerate(kept)}
-    return sorted((one for one in records if one.row in place), key=lambda one: (place[one.row], one.part or 0))
+    return sorted(
+        (one for one in records if one.row in place),
+        key=lambda one: (place[one.row], one.part or 0),
+    )
 
 
 def _in_file_order(records: Sequence[DataRecord]) -> list[DataRecord]:
@@ -282,36 +362,51 @@ def _in_file_order(records: Sequence[DataRecord]) -> list[DataRecord]:
 
 
 def count_copies_of_rows(records: Sequence[DataRecord], notes: list[str]) -> dict[int, int | None]:
-    """Return by row how often it, or a row that differs from it in a few tokens, was trained on; None: not known.
+    """Return by row how often it, or a row that differs from it in a few tokens, was trained on;
+    None: not known.
 
-    Of a row with several parts, that of its most copied part. A beginning that many rows share makes no copies. Near
-    copies (`NEAR_SHARE` of the tokens edited) are looked for among at most `NEAR_MOST` records; a note says if there
-    are more.
+    Of a row with several parts, that of its most copied part. A beginning that many rows share
+    makes no copies. Near copies (`NEAR_SHARE` of the tokens edited) are looked for among at most
+    `NEAR_MOST` records; a note says if there are more.
     """
     times = [record.repeats for record in records]
     if len(records) > NEAR_MOST:
-        notes.append(f"near copies were not looked for among {len(records):,} records (more than {NEAR_MOST:,})")
+        notes.append(
+            f"near copies were not looked for among {len(records):,} records (more than "
+            f"{NEAR_MOST:,})"
+        )
     elif records:
         texts = [record.own_tokens or record.prefix + record.suffix for record in records]
-        groups = group_texts_within_edit_limits(texts, [int(len(text) * NEAR_SHARE) for text in texts]).tolist()
+        groups = group_texts_within_edit_limits(
+            texts, [int(len(text) * NEAR_SHARE) for text in texts]
+        ).tolist()
         of_group: dict[int, dict[int, int]] = {}  # of each row that has a text in it, the copies
         for record, group in zip(records, groups, strict=True):
             of_row = of_group.setdefault(group, {})
-            of_row[record.row] = max(of_row.get(record.row, 0), 1 if record.repeats is None else record.repeats)
-        is_near = [len(of_group[group]) > 1 for group in groups]  # windows of one row are no copies of each other
+            of_row[record.row] = max(
+                of_row.get(record.row, 0), 1 if record.repeats is None else record.repeats
+            )
+        is_near = [
+            len(of_group[group]) > 1 for group in groups
+        ]  # windows of one row are no copies of each other
         times = [
             sum(of_group[group].values()) if near else record.repeats
             for record, group, near in zip(records, groups, is_near, strict=True)
         ]
         if any(is_near):
-            notes.append(f"{plural(sum(is_near), 'record')} with near copies, which count as copies of each other")
+            notes.append(
+                f"{plural(sum(is_near), 'record')} with near copies, which count as copies of each "
+                "other"
+            )
     rows_with_own_parts = {record.row for record in records if record.own_tokens}
     copies_of_rows: dict[int, int | None] = {}
     for record, count in zip(records, times, strict=True):
         if not record.own_tokens and record.row in rows_with_own_parts:
             continue
         before = copies_of_rows.get(record.row)
-        copies_of_rows[record.row] = count if before is None or count is None else max(before, count)
+        copies_of_rows[record.row] = (
+            count if before is None or count is None else max(before, count)
+        )
     return copies_of_rows
 
 
@@ -319,7 +414,8 @@ def _distinct_row_numbers(records: Iterable[DataRecord]) -> list[int]:
     return list(dict.fromkeys(record.row for record in records))
 
 
-# --- notes ----------------------------------------------------------------------------------------------------------
+# --- notes
+# -----------------------------------------------------------------------------------------------
 
 
 def plural(count: int, word: str) -> str:
@@ -346,9 +442,15 @@ def _record_source_notes(source: RecordSource) -> list[str]:
 
 def _known_fraction_note(given: int, unique: int, split: SplitOptions) -> str:
     if not given:
-        why = "--known-fraction is 0" if split.known_fraction == 0 else "one member cannot be divided"
-        return f"the attacker knows no pairs ({why}): an attack that tunes on auxiliary data cannot run"
+        why = (
+            "--known-fraction is 0" if split.known_fraction == 0 else "one member cannot be divided"
+        )
+        return (
+            f"the attacker knows no pairs ({why}): an attack that tunes on auxiliary data "
+            "cannot run"
+        )
     return (
-        f"the attacker knows {given} of the {unique} unique members (--known-fraction {split.known_fraction:g}, "
+        f"the attacker knows {given} of the {unique} unique members (--known-fraction "
+        f"{split.known_fraction:g}, "
         f"seed {split.seed}); they are not attacked"
     )

@@ -1,14 +1,17 @@
-"""Scores an LM-Extraction submission as the challenge's organisers do, with intervals and the whole curve.
+"""Scores an LM-Extraction submission as the challenge's organisers do, with intervals and the whole
+curve.
 
-A submission is a CSV file, `Example ID,Suffix Guess`, a guess a line, surest first, any number of guesses an example:
-`991,"[6,0,1,2]"`. The id is a row of the answers. Knows rows and token ids; no model, no text, no terminal.
+A submission is a CSV file, `Example ID,Suffix Guess`, a guess a line, surest first, any number of
+guesses an example: `991,"[6,0,1,2]"`. The id is a row of the answers. Knows rows and token ids; no
+model, no text, no terminal.
 
-As in the organisers' score_submission.py: an example counts as solved once, by its first right guess; every wrong
-guess is an error, also a repeated one and one for an example that is already solved; Recall@100 counts the right
-guesses with fewer than 100 wrong ones before them; examples without a guess count as not solved.
-What their script lets pass in silence is refused here: an id below 0 (numpy counts it from the end), a guess of another
-length than the answers (numpy broadcasts a single token), a file without guesses. They look at the last 1,000 answers
-and the last 50 tokens only; here every row and every token of the answers counts.
+As in the organisers' score_submission.py: an example counts as solved once, by its first right
+guess; every wrong guess is an error, also a repeated one and one for an example that is already
+solved; Recall@100 counts the right guesses with fewer than 100 wrong ones before them; examples
+without a guess count as not solved. What their script lets pass in silence is refused here: an id
+below 0 (numpy counts it from the end), a guess of another length than the answers (numpy broadcasts
+a single token), a file without guesses. They look at the last 1,000 answers and the last 50 tokens
+only; here every row and every token of the answers counts.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ CurvePoint = tuple[int, int, float]  # (wrong guesses seen, examples solved by t
 class MarkedGuesses:
     """A submission held against the answers, in its own order.
 
-    example: (guesses,) whose guess it is, numbered by first appearance; right: (guesses,) whether it is the answer.
+    example: (guesses,) whose guess it is, numbered by first appearance; right: (guesses,) whether
+    it is the answer.
     """
 
     example: NDArray[np.int64]
@@ -51,7 +55,8 @@ class MarkedGuesses:
 
 @dataclass(frozen=True)
 class SubmissionScore:
-    """What `audit score` says. The shares are over all answers, or over the answered examples only."""
+    """What `audit score` says. The shares are over all answers, or over the answered examples
+    only."""
 
     answers: int
     answered: int
@@ -68,55 +73,86 @@ class SubmissionScore:
         if self.answered == self.answers:
             return text
         left = f"{self.answers - self.answered:,} without a guess"
-        return f"{text}; {left}: {'left out' if self.answered_only else 'not solved (--answered-only leaves them out)'}"
+        return (
+            f"{text}; {left}: "
+            f"{'left out' if self.answered_only else 'not solved (--answered-only leaves them out)'}"  # noqa: E501
+        )
 
 
 def compare_submission_with_answers(submission: Path, answers: Path) -> MarkedGuesses:
     """Holds a submission file against the answers, an .npy array (examples, tokens).
 
-    Raises AuditError with the line number for anything that is not a guess of a whole answer. No words hold tokens.
+    Raises AuditError with the line number for anything that is not a guess of a whole answer. No
+    words hold tokens.
     """
-    expected: list[list[int]] = read_extraction_array(f"--answers {str(answers)!r}", answers).tolist()
+    expected: list[list[int]] = read_extraction_array(
+        f"--answers {str(answers)!r}", answers
+    ).tolist()
     numbers: dict[int, int] = {}  # row of the answers -> number by first appearance
     example, right = [], []
     for where, row, guess in _read_submission_guesses(submission):
         if not 0 <= row < len(expected):
-            raise AuditError(f"{where}: expected an {ID} in [0, {len(expected)}), a row of the answers, got {row}")
+            raise AuditError(
+                f"{where}: expected an {ID} in [0, {len(expected)}), a row of the answers, got "
+                f"{row}"
+            )
         if len(guess) != len(expected[row]):
-            raise AuditError(f"{where}: expected {len(expected[row])} tokens, as the answers have, got {len(guess)}")
+            raise AuditError(
+                f"{where}: expected {len(expected[row])} tokens, as the answers have, got "
+                f"{len(guess)}"
+            )
         example.append(numbers.setdefault(row, len(numbers)))
         right.append(guess == expected[row])
     if not example:
-        raise AuditError(f"{str(submission)!r} holds no guesses: expected lines below the header, got none")
-    return MarkedGuesses(np.array(example, dtype=np.int64), np.array(right, dtype=bool), len(expected))
+        raise AuditError(
+            f"{str(submission)!r} holds no guesses: expected lines below the header, got none"
+        )
+    return MarkedGuesses(
+        np.array(example, dtype=np.int64), np.array(right, dtype=bool), len(expected)
+    )
 
 
 def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> SubmissionScore:
-    """The organisers' numbers with intervals: Clopper-Pearson for shares, a bootstrap over examples at E errors."""
+    """The organisers' numbers with intervals: Clopper-Pearson for shares, a bootstrap over examples
+    at E errors."""
     n = marked.answered_example_count if answered_only else marked.answers
     first, some = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
     # return_index: where each example is guessed first, in the order of the numbers.
-    first[: marked.answered_example_count] = marked.right[np.unique(marked.example, return_index=True)[1]]
+    first[: marked.answered_example_count] = marked.right[
+        np.unique(marked.example, return_index=True)[1]
+    ]
     some[marked.example[marked.right]] = True
     measurements = (
         intervals.share_with_interval("recall", first),
         intervals.share_with_interval("any_of_k", some),
         ranking.measure_ranked_recall("recall_at_100_errors", marked.example, marked.right, n, 100),
-        ranking.measure_ranked_recall("recall_at_10pct_errors", marked.example, marked.right, n, max(1, n // 10)),
+        ranking.measure_ranked_recall(
+            "recall_at_10pct_errors", marked.example, marked.right, n, max(1, n // 10)
+        ),
     )
     wrong = int((~marked.right).sum())
     return SubmissionScore(
-        marked.answers, marked.answered_example_count, answered_only, len(marked.right), wrong, measurements
+        marked.answers,
+        marked.answered_example_count,
+        answered_only,
+        len(marked.right),
+        wrong,
+        measurements,
     )
 
 
-def submission_recall_by_wrong_guesses(marked: MarkedGuesses, answered_only: bool = False) -> list[CurvePoint]:
-    """One point for each number of wrong guesses, from none to all: what is solved before the next wrong one.
+def submission_recall_by_wrong_guesses(
+    marked: MarkedGuesses, answered_only: bool = False
+) -> list[CurvePoint]:
+    """One point for each number of wrong guesses, from none to all: what is solved before the next
+    wrong one.
 
     Recall at E errors is the point of E - 1 wrong guesses: the E-th ends the counting.
     """
     # Wrong guesses ahead of each first right one, which adds none itself.
-    before = np.cumsum(~marked.right)[ranking.find_first_right_guesses(marked.example, marked.right)]
+    before = np.cumsum(~marked.right)[
+        ranking.find_first_right_guesses(marked.example, marked.right)
+    ]
     solved = np.cumsum(np.bincount(before, minlength=int((~marked.right).sum()) + 1))
     n = marked.answered_example_count if answered_only else marked.answers
     return [(wrong, count, count / n) for wrong, count in enumerate(solved.tolist())]
@@ -124,7 +160,10 @@ def submission_recall_by_wrong_guesses(marked: MarkedGuesses, answered_only: boo
 
 def write_submission_curve(path: Path, points: list[CurvePoint]) -> None:
     """The curve as CSV. Raises AuditError when the file cannot be written."""
-    lines = ["wrong_guesses,solved,recall", *(f"{wrong},{solved},{recall:.6g}" for wrong, solved, recall in points)]
+    lines = [
+        "wrong_guesses,solved,recall",
+        *(f"{wrong},{solved},{recall:.6g}" for wrong, solved, recall in points),
+    ]
     try:
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     except OSError as error:
@@ -137,7 +176,10 @@ def _read_submission_guesses(path: Path) -> Iterator[tuple[str, int, list[int]]]
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader(file, strict=True)
             if missing := [name for name in (ID, GUESS) if name not in (rows.fieldnames or ())]:
-                raise AuditError(f"{str(path)!r}: expected the columns {ID} and {GUESS} in line 1, got no {missing[0]}")
+                raise AuditError(
+                    f"{str(path)!r}: expected the columns {ID} and {GUESS} in line 1, got no "
+                    f"{missing[0]}"
+                )
             for row in rows:
                 where = f"{str(path)!r}, line {rows.line_num}"
                 yield (
@@ -168,5 +210,7 @@ def _parse_submission_guess_tokens(where: str, text: str | None) -> list[int]:
     except (ValueError, RecursionError):
         tokens = None
     if not isinstance(tokens, list) or any(type(token) is not int or token < 0 for token in tokens):
-        raise AuditError(f"{where}: expected token ids like [6,0,12] as {GUESS}, got something else")
+        raise AuditError(
+            f"{where}: expected token ids like [6,0,12] as {GUESS}, got something else"
+        )
     return tokens

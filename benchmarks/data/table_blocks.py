@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from auditor.benchmarks.data import columns
-from auditor.benchmarks.data.tables import ABSENT, parse_json_of_table, require_json_object, stream_csv_table_rows
+from auditor.benchmarks.data.tables import (
+    ABSENT,
+    parse_json_of_table,
+    require_json_object,
+    stream_csv_table_rows,
+)
 
 if TYPE_CHECKING:
     import pyarrow
@@ -29,7 +34,8 @@ class NotStreamable(Exception):
 
 @dataclass(frozen=True)
 class TableBlock:
-    """A part of a file that is counted as one task: bytes of JSONL or CSV, row groups of Parquet."""
+    """A part of a file that is counted as one task: bytes of JSONL or CSV, row groups of
+    Parquet."""
 
     number: int
     start: int
@@ -37,7 +43,8 @@ class TableBlock:
 
 
 def split_into_blocks(path: Path) -> list[TableBlock]:
-    """Return the blocks of a file in order. One of JSONL ends with a line; CSV is one, as a field may hold lines."""
+    """Return the blocks of a file in order. One of JSONL ends with a line; CSV is one, as a field
+    may hold lines."""
     if path.suffix.lower() == ".parquet":
         with open_parquet(path) as file:
             return [TableBlock(i, i, i + 1) for i in range(file.num_row_groups)]
@@ -60,17 +67,23 @@ def stream_batches(
     names: dict[str, None],
     before: tuple[int, int],
 ) -> Iterator[Batch]:
-    """Yield the wanted columns of a block, some rows at a time. names: fills up with the columns of its rows.
+    """Yield the wanted columns of a block, some rows at a time. names: fills up with the columns of
+    its rows.
 
     before: rows and lines before the block.
     """
     if path.suffix.lower() == ".parquet":
         with open_parquet(path) as file:
             groups = range(block.start, block.end)
-            for batch in file.iter_batches(batch_size=BATCH, row_groups=groups, columns=list(wanted)):
+            for batch in file.iter_batches(
+                batch_size=BATCH, row_groups=groups, columns=list(wanted)
+            ):
                 yield {name: batch.column(name).to_pylist() for name in wanted}
         return
-    if path.suffix.lower() == ".jsonl" and (table := _parse_json_block(path, block, wanted)) is not None:
+    if (
+        path.suffix.lower() == ".jsonl"
+        and (table := _parse_json_block(path, block, wanted)) is not None
+    ):
         names.update(dict.fromkeys(table.column_names))
         for start in range(0, table.num_rows, BATCH):
             yield {name: table.column(name).slice(start, BATCH).to_pylist() for name in wanted}
@@ -83,10 +96,12 @@ def stream_batches(
 
 
 def _parse_json_block(path: Path, block: TableBlock, wanted: Sequence[str]) -> pyarrow.Table | None:
-    """Return the rows of a block of JSONL by Arrow, four times as fast as one by one; None unless all are plain.
+    """Return the rows of a block of JSONL by Arrow, four times as fast as one by one; None unless
+    all are plain.
 
-    Plain: an object a line, each with its texts and a whole number of repeats, and no name twice in it. Of what else
-    there is, only the standard library's parser says what is wrong, or reads it as the whole table is read.
+    Plain: an object a line, each with its texts and a whole number of repeats, and no name twice in
+    it. Of what else there is, only the standard library's parser says what is wrong, or reads it as
+    the whole table is read.
     """
     import pyarrow
     from pyarrow import json as arrow_json
@@ -97,7 +112,9 @@ def _parse_json_block(path: Path, block: TableBlock, wanted: Sequence[str]) -> p
     with path.open("rb") as file:
         file.seek(block.start)
         data = file.read(size)
-    kinds = [(name, pyarrow.int64() if name == columns.REPEATS else pyarrow.string()) for name in wanted]
+    kinds = [
+        (name, pyarrow.int64() if name == columns.REPEATS else pyarrow.string()) for name in wanted
+    ]
     try:
         table = arrow_json.read_json(
             pyarrow.BufferReader(data),
@@ -110,14 +127,17 @@ def _parse_json_block(path: Path, block: TableBlock, wanted: Sequence[str]) -> p
         return None
     n_lines = data.count(b"\n") + (not data.endswith(b"\n"))
     n_begun = data.startswith(b"{") + data.count(b"\n{")
-    is_plain = table.num_rows == n_lines == n_begun and not any(table.column(name).null_count for name in wanted)
+    is_plain = table.num_rows == n_lines == n_begun and not any(
+        table.column(name).null_count for name in wanted
+    )
     return table if is_plain else None
 
 
 def stream_objects(
     where: str, path: Path, block: TableBlock, first_row: int = 0, first_line: int = 0
 ) -> Iterator[dict[str, Any]]:
-    """Yield each row of a block of JSONL or CSV by column, as `tables` reads them. Raises AuditError with the row."""
+    """Yield each row of a block of JSONL or CSV by column, as `tables` reads them. Raises
+    AuditError with the row."""
     if path.suffix.lower() == ".csv":
         with path.open(encoding="utf-8-sig", newline="") as text:
             rows = stream_csv_table_rows(where, text)
@@ -174,7 +194,8 @@ def count_lines(path: Path, end: int) -> int:
 
 @contextmanager
 def open_parquet(path: Path) -> Iterator[parquet.ParquetFile]:
-    """Open a Parquet file. Raises NotStreamable, also in the block, if it cannot be read or names a column twice."""
+    """Open a Parquet file. Raises NotStreamable, also in the block, if it cannot be read or names a
+    column twice."""
     import pyarrow
     from pyarrow import parquet
 

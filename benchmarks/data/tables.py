@@ -1,7 +1,8 @@
-"""One table of rows: a JSONL, JSON, CSV or Parquet file, or a Hugging Face data set, a column at a time.
+"""One table of rows: a JSONL, JSON, CSV or Parquet file, or a Hugging Face data set, a column at a
+time.
 
-Reads text as text (`007320` and `NA` stay what they are). Knows nothing of what columns mean. Errors name rows and
-columns, never what is in them.
+Reads text as text (`007320` and `NA` stay what they are). Knows nothing of what columns mean.
+Errors name rows and columns, never what is in them.
 """
 
 from __future__ import annotations
@@ -29,19 +30,39 @@ if TYPE_CHECKING:
     from pyarrow import parquet
 
 FIRST = 200  # rows that say which columns of Parquet and of data sets hold texts
-_MEDIA = {"image", "images", "video", "videos", "audio", "audios"}  # columns that hold no text, but what somebody said
+_MEDIA = {
+    "image",
+    "images",
+    "video",
+    "videos",
+    "audio",
+    "audios",
+}  # columns that hold no text, but what somebody said
 _LONGEST_NAME = 80  # characters of a name, a key or an address; what is longer is text
 _SHORTEST_UNSPACED = 10  # characters of a text without spaces, in a script that has none
 ABSENT = object()  # a JSON object without this key
 SAVED = ("dataset_info.json", "dataset_dict.json")  # of `save_to_disk`
-_OTHER_FILES = (".txt", ".tsv", ".npy", ".npz", ".arrow", ".feather", ".xlsx", ".xls", ".gz", ".zip", ".zst")
+_OTHER_FILES = (
+    ".txt",
+    ".tsv",
+    ".npy",
+    ".npz",
+    ".arrow",
+    ".feather",
+    ".xlsx",
+    ".xls",
+    ".gz",
+    ".zip",
+    ".zst",
+)
 
 
 @dataclass(frozen=True)
 class RecordTable:
     """One file: its column names, and a way to get at a column without reading the others.
 
-    texts: the columns that hold texts of several words, lists and objects with texts, or images, videos and sound.
+    texts: the columns that hold texts of several words, lists and objects with texts, or images,
+    videos and sound.
     first_row: number of the first row, if these are a part of a file; errors name rows of the file.
     """
 
@@ -54,35 +75,48 @@ class RecordTable:
 
 
 def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTable:
-    """A local file by its suffix, otherwise a Hugging Face data set; `columns`: all that will be asked for.
+    """A local file by its suffix, otherwise a Hugging Face data set; `columns`: all that will be
+    asked for.
 
     Raises AuditError for what is neither.
     """
     path, where = Path(name), f"{flag} {name!r}"
     reader = _READERS.get(path.suffix.lower())
     if not path.exists():
-        # No Hub data set is called like a file or a longer path, and a mistyped one should not be sent there.
-        hub_name = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", name) and not name.lower().endswith(_OTHER_FILES)
+        # No Hub data set is called like a file or a longer path, and a mistyped one should not be
+        # sent there.
+        hub_name = re.fullmatch(
+            r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", name
+        ) and not name.lower().endswith(_OTHER_FILES)
         if reader is not None or not hub_name:
             raise AuditError(f"{where}: no such file")
     if not path.exists() or path.is_dir():
         with open_dataset_split(where, name) as dataset:
-            values = {column: dataset[column][:] for column in columns if column in dataset.column_names}
+            values = {
+                column: dataset[column][:] for column in columns if column in dataset.column_names
+            }
             plain = dataset.with_format("arrow")
             first = plain.select(range(min(FIRST, dataset.num_rows)))[:]
-            texts = _columns_with_texts_of_arrow(first, lambda column: plain.select_columns([column])[:].column(0))
-            return RecordTable(where, tuple(dataset.column_names), dataset.num_rows, values.__getitem__, texts)
+            texts = _columns_with_texts_of_arrow(
+                first, lambda column: plain.select_columns([column])[:].column(0)
+            )
+            return RecordTable(
+                where, tuple(dataset.column_names), dataset.num_rows, values.__getitem__, texts
+            )
     if reader is None:
         got = path.suffix or "no ending"
         raise AuditError(f"{where}: expected a file ending in {', '.join(_READERS)}, got {got!r}")
     try:
         return reader(where, path, columns)
     except OSError as error:
-        raise AuditError(f"{where}: cannot be read: {error.strerror or type(error).__name__}") from None
+        raise AuditError(
+            f"{where}: cannot be read: {error.strerror or type(error).__name__}"
+        ) from None
 
 
 def columns_with_texts(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the columns that hold what somebody may have said, not only names, numbers or token ids."""
+    """Return the columns that hold what somebody may have said, not only names, numbers or token
+    ids."""
     is_text = dict[str, bool]()
     for row in rows:
         for name, value in row.items():
@@ -94,7 +128,8 @@ def columns_with_texts(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
 def _columns_with_texts_of_arrow(
     first: pyarrow.Table, column: Callable[[str], pyarrow.ChunkedArray]
 ) -> tuple[str, ...]:
-    """Return the columns that hold texts by the first rows, or by the first values of a column that begins empty."""
+    """Return the columns that hold texts by the first rows, or by the first values of a column that
+    begins empty."""
     rows = first.to_pylist()
     values = {name: [row[name] for row in rows] for name in first.column_names}
     for name, own in values.items():
@@ -108,12 +143,19 @@ def _holds_text(value: Any, nested: bool = False) -> bool:
         return nested or _is_text(value)
     if isinstance(value, bytes):
         return bool(value)
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    inner = (
+        value.values()
+        if isinstance(value, Mapping)
+        else value
+        if isinstance(value, list | tuple)
+        else ()
+    )
     return any(_holds_text(part, nested=True) for part in inner)
 
 
 def _is_text(value: str) -> bool:
-    """Return whether a cell is more than a name: several words, JSON, or a long run of characters."""
+    """Return whether a cell is more than a name: several words, JSON, or a long run of
+    characters."""
     if len(value.split(None, 1)) > 1 or len(value) > _LONGEST_NAME or value.startswith(("[", "{")):
         return True
     return len(value) >= _SHORTEST_UNSPACED and not value.isascii() and is_mostly_unspaced([value])
@@ -132,19 +174,29 @@ def describe_cell_value_type(value: Any) -> str:
         return "nothing (the row does not have it)"
     if isinstance(value, bool):
         return "true or false"
-    kinds: dict[type, str] = {type(None): "null", int: "a number", float: "a number", list: "a list", dict: "an object"}
+    kinds: dict[type, str] = {
+        type(None): "null",
+        int: "a number",
+        float: "a number",
+        list: "a list",
+        dict: "an object",
+    }
     return kinds.get(type(value), f"{type(value).__name__}")
 
 
-# --- CSV --------------------------------------------------------------------------------------------------------------
+# --- CSV
+# -----------------------------------------------------------------------------------------------
 
 
 def _read_utf8_table_text(where: str, path: Path) -> str:
-    """The text of a file, without a byte order mark. Raises AuditError with the first byte that is not UTF-8."""
+    """The text of a file, without a byte order mark. Raises AuditError with the first byte that is
+    not UTF-8."""
     try:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:  # from None: the error holds the whole file
-        raise AuditError(f"{where}: expected UTF-8 text, got something else at byte {error.start}") from None
+        raise AuditError(
+            f"{where}: expected UTF-8 text, got something else at byte {error.start}"
+        ) from None
 
 
 def _read_csv_table(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
@@ -152,32 +204,46 @@ def _read_csv_table(where: str, path: Path, columns: Sequence[str]) -> RecordTab
     header = tuple(rows[0]) if rows else ()
     texts = columns_with_texts(dict(zip(header, row, strict=True)) for row in rows[1:])
     return RecordTable(
-        where, header, max(0, len(rows) - 1), lambda name: [row[header.index(name)] for row in rows[1:]], texts
+        where,
+        header,
+        max(0, len(rows) - 1),
+        lambda name: [row[header.index(name)] for row in rows[1:]],
+        texts,
     )
 
 
 def read_csv_table_rows(where: str, path: Path) -> list[list[str]]:
     """The header and the rows, as many fields each; blank lines left out."""
-    return list(stream_csv_table_rows(where, io.StringIO(_read_utf8_table_text(where, path), newline="")))
+    return list(
+        stream_csv_table_rows(where, io.StringIO(_read_utf8_table_text(where, path), newline=""))
+    )
 
 
 def stream_csv_table_rows(where: str, text: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the header and the rows, as `read_csv_table_rows` returns them. text: its lines, with their ends."""
-    # The standard library's reader, since it is the strict one: pandas fills a short row with "", takes the first
-    # column of a long one for an index and reads on after a stray quote; pyarrow accepts a quote that never closes.
+    """Yield the header and the rows, as `read_csv_table_rows` returns them. text: its lines, with
+    their ends."""
+    # The standard library's reader, since it is the strict one: pandas fills a short row with "",
+    # takes the first column of a long one for an index and reads on after a stray quote; pyarrow
+    # accepts a quote that never closes.
     lines = csv.reader(text, strict=True)
-    old_limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default refuses texts over 128 KiB
+    old_limit = csv.field_size_limit(
+        min(sys.maxsize, 2**31 - 1)
+    )  # the default refuses texts over 128 KiB
     line, n_columns = 1, 0
     try:
         for fields in lines:
             if fields:  # [] is a blank line
                 n_columns = n_columns or len(fields)
                 if len(fields) != n_columns:
-                    raise AuditError(f"{where}, line {line}: expected {n_columns} fields, got {len(fields)}")
+                    raise AuditError(
+                        f"{where}, line {line}: expected {n_columns} fields, got {len(fields)}"
+                    )
                 yield fields
             line = lines.line_num + 1
     except csv.Error as error:
-        raise AuditError(f"{where}: not CSV in the record that starts at line {line}: {error}") from None
+        raise AuditError(
+            f"{where}: not CSV in the record that starts at line {line}: {error}"
+        ) from None
     finally:
         csv.field_size_limit(old_limit)
 
@@ -189,17 +255,26 @@ def table_rows_as_csv(rows: Iterable[Sequence[str]]) -> str:
     return text.getvalue()
 
 
-# --- JSON -------------------------------------------------------------------------------------------------------------
+# --- JSON
+# -----------------------------------------------------------------------------------------------
 
 
 def _read_json_table(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
     objects, _ = read_json_table_objects(where, path)
     found = tuple(dict.fromkeys(name for value in objects for name in value))
     texts = columns_with_texts(objects)
-    return RecordTable(where, found, len(objects), lambda name: [value.get(name, ABSENT) for value in objects], texts)
+    return RecordTable(
+        where,
+        found,
+        len(objects),
+        lambda name: [value.get(name, ABSENT) for value in objects],
+        texts,
+    )
 
 
-def read_json_table_objects(where: str, path: Path) -> tuple[list[dict[str, Any]], list[str] | None]:
+def read_json_table_objects(
+    where: str, path: Path
+) -> tuple[list[dict[str, Any]], list[str] | None]:
     """One JSON object a line, and these lines; or one array of objects, and None."""
     text, lines = _read_utf8_table_text(where, path), None
     if text.lstrip().startswith("["):
@@ -229,13 +304,18 @@ def parse_json_of_table(where: str, text: str, lines_before: int) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:  # from None: the error holds the text
         line = lines_before + error.lineno
-        raise AuditError(f"{where}, line {line}: not JSON: {error.msg} (column {error.colno})") from None
+        raise AuditError(
+            f"{where}, line {line}: not JSON: {error.msg} (column {error.colno})"
+        ) from None
     except (ValueError, RecursionError):
         line = lines_before + 1
-        raise AuditError(f"{where}, line {line}: not JSON that can be read (too long or too deep)") from None
+        raise AuditError(
+            f"{where}, line {line}: not JSON that can be read (too long or too deep)"
+        ) from None
 
 
-# --- Parquet ----------------------------------------------------------------------------------------------------------
+# --- Parquet
+# -----------------------------------------------------------------------------------------------
 
 
 def _read_parquet_table(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
@@ -247,21 +327,30 @@ def _read_parquet_table(where: str, path: Path, columns: Sequence[str]) -> Recor
     try:
         with parquet.ParquetFile(path) as file:
             names = tuple(file.schema_arrow.names)
-            wanted = [name for name in columns if names.count(name) == 1]  # doubles are refused later, by name
+            wanted = [
+                name for name in columns if names.count(name) == 1
+            ]  # doubles are refused later, by name
             table = file.read(columns=wanted)
             values = {name: table.column(name).to_pylist() for name in wanted}
-            first = pyarrow.Table.from_batches(list(islice(file.iter_batches(FIRST), 1)), file.schema_arrow)
+            first = pyarrow.Table.from_batches(
+                list(islice(file.iter_batches(FIRST), 1)), file.schema_arrow
+            )
             read = partial(_read_parquet_column, file)
-            texts = () if len(set(names)) < len(names) else _columns_with_texts_of_arrow(first, read)
+            texts = (
+                () if len(set(names)) < len(names) else _columns_with_texts_of_arrow(first, read)
+            )
             return RecordTable(where, names, file.metadata.num_rows, values.__getitem__, texts)
     except UnicodeDecodeError:
         raise AuditError(f"{where}: expected UTF-8 text, got something else") from None
     except (pyarrow.ArrowException, OSError) as error:
-        raise AuditError(f"{where}: not a Parquet file that can be read ({type(error).__name__})") from None
+        raise AuditError(
+            f"{where}: not a Parquet file that can be read ({type(error).__name__})"
+        ) from None
 
 
 def read_arrow_columns(where: str, path: Path, names: Sequence[str]) -> Mapping[str, Sequence[Any]]:
-    """Return these columns of a file of Arrow's, as a stream (which is what `datasets` writes) or with a footer."""
+    """Return these columns of a file of Arrow's, as a stream (which is what `datasets` writes) or
+    with a footer."""
     import pyarrow
 
     try:
@@ -270,9 +359,13 @@ def read_arrow_columns(where: str, path: Path, names: Sequence[str]) -> Mapping[
                 table = pyarrow.ipc.open_stream(held).read_all()
             except pyarrow.ArrowInvalid:
                 table = pyarrow.ipc.open_file(held).read_all()
-            return {key: table.column(key).to_pylist() for key in names if key in table.column_names}
+            return {
+                key: table.column(key).to_pylist() for key in names if key in table.column_names
+            }
     except (pyarrow.ArrowException, OSError) as error:
-        raise AuditError(f"{where}: not an Arrow file that can be read ({type(error).__name__})") from None
+        raise AuditError(
+            f"{where}: not an Arrow file that can be read ({type(error).__name__})"
+        ) from None
 
 
 def _read_parquet_column(file: parquet.ParquetFile, name: str) -> pyarrow.ChunkedArray:
@@ -287,14 +380,17 @@ _READERS: dict[str, Callable[[str, Path, Sequence[str]], RecordTable]] = {
 }
 
 
-# --- Hugging Face data sets -------------------------------------------------------------------------------------------
+# --- Hugging Face data sets
+# -----------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
-    """The train split of a data set on the Hub, of one that was saved, or of a folder that `datasets` can read.
+    """The train split of a data set on the Hub, of one that was saved, or of a folder that
+    `datasets` can read.
 
-    To be read before the block is left: what `datasets` makes of a folder is private text, and goes with it.
+    To be read before the block is left: what `datasets` makes of a folder is private text, and goes
+    with it.
     """
     import datasets
 
@@ -307,14 +403,17 @@ def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
                 found = saved["train"] if isinstance(saved, datasets.DatasetDict) else saved
             else:
                 found = datasets.load_dataset(name, split="train", cache_dir=str(cache))
-        except Exception as error:  # the libraries below raise dozens of kinds, all about the data or the network
+        except (
+            Exception
+        ) as error:  # the libraries below raise dozens of kinds, all about the data or the network
             _raise_dataset_load_error(where, Path(name).is_dir(), error)
         yield found
 
 
 @contextmanager
 def _dataset_cache_context(local: bool) -> Iterator[Path]:
-    """Where `datasets` keeps what it has made of files: of downloads for the next time, of a local folder for now."""
+    """Where `datasets` keeps what it has made of files: of downloads for the next time, of a local
+    folder for now."""
     cache = cache_folder()
     if local:
         with scratch_folder(cache, "datasets") as scratch:
@@ -329,8 +428,14 @@ def _raise_dataset_load_error(where: str, local: bool, error: Exception) -> NoRe
     """One sentence. Errors about rows may quote them, so only those that cannot are repeated."""
     kind = type(error).__name__
     if isinstance(error, FileNotFoundError):
-        what = "this folder holds no data file" if local else "no such file here and no such data set on the Hub"
-    elif type(error) is ValueError:  # about splits and configurations; its subclasses, as pyarrow's, quote rows
+        what = (
+            "this folder holds no data file"
+            if local
+            else "no such file here and no such data set on the Hub"
+        )
+    elif (
+        type(error) is ValueError
+    ):  # about splits and configurations; its subclasses, as pyarrow's, quote rows
         what = "cannot be loaded as a data set: " + " ".join(str(error).split())[:200]
     elif isinstance(error, OSError) and not local:
         what = f"no such file here, and the Hugging Face Hub cannot be reached ({kind})"

@@ -1,9 +1,11 @@
-"""Prepared training data: rows of `input_ids` with `labels`, as TRL, axolotl and LLaMA-Factory hand them to a model.
+"""Prepared training data: rows of `input_ids` with `labels`, as TRL, axolotl and LLaMA-Factory hand
+them to a model.
 
 Also TRL's rows of preferences.
 
-Nothing is rendered, tokenised or put in front: what the rows hold is what the model was trained on, so a secret is a
-run of labelled tokens behind all that stands before it. Knows token ids; no text, no template, no tokenizer.
+Nothing is rendered, tokenised or put in front: what the rows hold is what the model was trained on,
+so a secret is a run of labelled tokens behind all that stands before it. Knows token ids; no text,
+no template, no tokenizer.
 """
 
 from __future__ import annotations
@@ -17,8 +19,18 @@ from typing import Any, NamedTuple
 from auditor.benchmarks.data import tables
 from auditor.benchmarks.data.conversation_rows import CHOSEN, REJECTED, UNWANTED, WANTED
 from auditor.benchmarks.data.cut_places import check_prefix_and_suffix_lengths
-from auditor.benchmarks.data.data_records import DataRecord, RecordSource, group_unusable_parts, too_long_phrase
-from auditor.benchmarks.data.splitting import SplitOptions, plural, row_numbers_phrase, split_data_records_into_secrets
+from auditor.benchmarks.data.data_records import (
+    DataRecord,
+    RecordSource,
+    group_unusable_parts,
+    too_long_phrase,
+)
+from auditor.benchmarks.data.splitting import (
+    SplitOptions,
+    plural,
+    row_numbers_phrase,
+    split_data_records_into_secrets,
+)
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.models.trained_length import TrainedLength, read_trainer_arguments
@@ -26,10 +38,17 @@ from auditor.plugins.benchmark import Benchmark
 
 IDS, LABELS = "input_ids", "labels"
 IGNORED = -100  # of a label: no loss here, as torch's cross entropy has it
-COMPLETION_MASK, ASSISTANT_MASKS = _MASKS = ("completion_mask", "assistant_masks")  # of TRL, in place of labels
+COMPLETION_MASK, ASSISTANT_MASKS = _MASKS = (
+    "completion_mask",
+    "assistant_masks",
+)  # of TRL, in place of labels
 _LENGTHS = ("seq_lengths", "seq_lens")  # of the texts that were packed into a row
 _ATTENTION, _POSITIONS = "attention_mask", "position_ids"
-_SIDES = {"chosen": CHOSEN, "rejected": REJECTED, "completion": None}  # of preferences, with their groups
+_SIDES = {
+    "chosen": CHOSEN,
+    "rejected": REJECTED,
+    "completion": None,
+}  # of preferences, with their groups
 _PROMPTS = ("prompt_ids", "prompt_input_ids")  # of TRL 1.16, and before
 _SIDE_IDS = tuple(f"{side}{ending}" for side in _SIDES for ending in ("_ids", "_input_ids"))
 _LABEL = "label"  # of KTO's completions: whether one is wanted
@@ -37,20 +56,27 @@ _COLUMNS = (IDS, LABELS, *_MASKS, *_LENGTHS, _ATTENTION, _POSITIONS, *_PROMPTS, 
 _COLUMNS = (*_COLUMNS, *(f"{side}_{LABELS}" for side in _SIDES), "prompt", "completion")
 _PROMPT, _COMPLETION = "prompt", "completion"  # groups, if prompts were learnt or nobody knows
 _ORPO_NOTE = (
-    "TRL 1.16's ORPO takes a loss of the prompt before a chosen side too, whatever chosen_labels say: prompts are "
+    "TRL 1.16's ORPO takes a loss of the prompt before a chosen side too, whatever chosen_labels "
+    "say: prompts are "
     "attacked as a group of their own"
 )
-_MASK_NOTES = {  # by whether a completion_mask without labels said where the loss was; None: nobody knows
-    None: "TRL 1.16 ignores a completion_mask without labels unless completion_only_loss is true, and no "
-    "training_args.bin next to the model says so: prompts are attacked too, as a group of their own",
-    False: "the completion_mask was ignored in training, as TRL 1.16 does unless completion_only_loss is true, which "
+# by whether a completion_mask without labels said where the loss was; None: nobody knows
+_MASK_NOTES = {
+    None: "TRL 1.16 ignores a completion_mask without labels unless completion_only_loss is true, "
+    "and no "
+    "training_args.bin next to the model says so: prompts are attacked too, as a group of their own",  # noqa: E501
+    False: "the completion_mask was ignored in training, as TRL 1.16 does unless "
+    "completion_only_loss is true, which "
     "the model's training_args.bin does not say: every token was learnt",
 }
-_DEFAULT = 50  # tokens of a suffix; and of a prefix, where a row is labelled from its first token on
+_DEFAULT = (
+    50  # tokens of a suffix; and of a prefix, where a row is labelled from its first token on
+)
 
 
 class Tokenised(Benchmark):
-    """Prepared data sets: rows of input_ids with labels, as the trainer had them; nothing is rendered."""
+    """Prepared data sets: rows of input_ids with labels, as the trainer had them; nothing is
+    rendered."""
 
     name = "tokenised"
     framed = True
@@ -74,14 +100,16 @@ class Tokenised(Benchmark):
         room: int | None = None,
         end_of_text: int | None = None,
     ):
-        """`known`, `nonmembers` and `forget` are such data too. Raises AuditError for what a user can mend.
+        """`known`, `nonmembers` and `forget` are such data too. Raises AuditError for what a user
+        can mend.
 
-        Each run of labelled tokens is a secret: its first `suffix_length` tokens (50), behind all of the text before
-        it, or the last `prefix_length` tokens of that. A text that is labelled from its first token on is cut into
-        `prefix_length` (50, or half of a shorter one) and `suffix_length` tokens.
-        `model`: the folder that a `training_args.bin` may lie in. Of a text, tokens beyond the `trained` ones are left
-        out, as TRL 1.16 cuts prepared rows too, and so is what takes more than `room` tokens.
-        `end_of_text`: the token that ends a record, by which packed rows that mark no boundaries are noticed.
+        Each run of labelled tokens is a secret: its first `suffix_length` tokens (50), behind all
+        of the text before it, or the last `prefix_length` tokens of that. A text that is labelled
+        from its first token on is cut into `prefix_length` (50, or half of a shorter one) and
+        `suffix_length` tokens. `model`: the folder that a `training_args.bin` may lie in. Of a
+        text, tokens beyond the `trained` ones are left out, as TRL 1.16 cuts prepared rows too, and
+        so is what takes more than `room` tokens. `end_of_text`: the token that ends a record, by
+        which packed rows that mark no boundaries are noticed.
         """
         check_prefix_and_suffix_lengths(prefix_length, suffix_length)
         split = SplitOptions(known_fraction, limit, seed)
@@ -97,21 +125,34 @@ class Tokenised(Benchmark):
             flag: _learnt_runs_as_record_source(f"{flag} {named[flag]!r}", texts, notes, lengths)
             for flag, (texts, notes) in read.items()
         }
-        pairs, others, lost = (sources.get(flag) for flag in ("--known", "--nonmembers", "--forget"))
-        parts = split_data_records_into_secrets(sources["--data"], pairs, others, split, "row", lost)
-        self._texts = {True: read["--data"][0], False: read["--nonmembers"][0] if nonmembers is not None else []}
+        pairs, others, lost = (
+            sources.get(flag) for flag in ("--known", "--nonmembers", "--forget")
+        )
+        parts = split_data_records_into_secrets(
+            sources["--data"], pairs, others, split, "row", lost
+        )
+        self._texts = {
+            True: read["--data"][0],
+            False: read["--nonmembers"][0] if nonmembers is not None else [],
+        }
         self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
         self.asking_order = parts.asking_order
-        self.heldout_given = tuple(len(secret.prefix) for secret in self.secrets if not secret.member)
+        self.heldout_given = tuple(
+            len(secret.prefix) for secret in self.secrets if not secret.member
+        )
         self.forgotten = parts.forgotten
         self.notes = (*parts.notes, *_notes_on_unmarked_boundaries(self._texts[True], end_of_text))
         self.record_counts = parts.record_counts
         earlier = _tokens_packed_before_records(self._texts[True], lengths)
         members = [secret for secret in self.secrets if secret.member]
         self.earlier_in_row = {
-            one.id: earlier[pair] for one in members if (pair := (one.prefix, one.suffix)) in earlier
+            one.id: earlier[pair]
+            for one in members
+            if (pair := (one.prefix, one.suffix)) in earlier
         }
-        self.description = f"{Path(data).name}, token ids as they were trained on: {parts.counts_by_role_text()}"
+        self.description = (
+            f"{Path(data).name}, token ids as they were trained on: {parts.counts_by_role_text()}"
+        )
 
     def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
         """Every text, those too that --limit leaves out."""
@@ -119,7 +160,8 @@ class Tokenised(Benchmark):
 
 
 def is_tokenised_data(name: str) -> bool:
-    """Whether this is a local file or saved data set with a column of token ids. Raises AuditError for a broken one."""
+    """Whether this is a local file or saved data set with a column of token ids. Raises AuditError
+    for a broken one."""
     path, where = Path(name), f"--data {name!r}"
     if path.is_dir() and any((path / file).is_file() for file in tables.SAVED):
         with tables.open_dataset_split(where, name) as found:
@@ -130,7 +172,9 @@ def is_tokenised_data(name: str) -> bool:
     if ending == ".parquet":
         return _has_token_ids(tables.read_record_table("--data", name, ()).columns)
     if ending in (".jsonl", ".json"):
-        with path.open("rb") as file:  # its first object; a line of text is no reason to read it all twice
+        with path.open(
+            "rb"
+        ) as file:  # its first object; a line of text is no reason to read it all twice
             first = file.read(2**20).split(b"}", 1)[0]
             return any(f'"{name}"'.encode() in first for name in (IDS, *_SIDE_IDS))
     return False
@@ -142,7 +186,8 @@ def _has_token_ids(columns: Iterable[str]) -> bool:
 
 @dataclass(frozen=True)
 class RunLengths:
-    """How runs of labelled tokens are cut: given lengths (None: its own), and what was trained on and can be read."""
+    """How runs of labelled tokens are cut: given lengths (None: its own), and what was trained on
+    and can be read."""
 
     prefix: int | None
     suffix: int | None
@@ -154,9 +199,14 @@ class RunLengths:
         return self.suffix or _DEFAULT
 
     def cut_run(self, text: _Text, start: int, end: int) -> tuple[int, int] | str:
-        """Return where the prefix of a run begins in its text and where its suffix ends, or why it has none."""
+        """Return where the prefix of a run begins in its text and where its suffix ends, or why it
+        has none."""
         n_tokens = len(text.ids)
-        first, last = (0, n_tokens) if self.trained is None else self.trained.span_of(n_tokens, templated=True)
+        first, last = (
+            (0, n_tokens)
+            if self.trained is None
+            else self.trained.span_of(n_tokens, templated=True)
+        )
         begin = first if self.prefix is None else max(first, start - self.prefix)
         stop = min(end, start + self.longest_suffix, last)
         if self.trained is not None and not begin < start < stop:
@@ -168,11 +218,13 @@ class RunLengths:
         return begin, stop
 
 
-# --- from rows to secrets ---------------------------------------------------------------------------------------------
+# --- from rows to secrets
+# -----------------------------------------------------------------------------------------------
 
 
 class _Groups(NamedTuple):
-    """The groups of a row's tokens: those that its labels or masks mark, and the others (None: they had no loss)."""
+    """The groups of a row's tokens: those that its labels or masks mark, and the others (None: they
+    had no loss)."""
 
     marked: str = ""
     others: str | None = None
@@ -182,7 +234,8 @@ class _Groups(NamedTuple):
 class _Text:
     """What the model read at once: a row, a side of one, or a text that was packed into one.
 
-    learnt: of each token the group that its loss belongs to, "" for none in particular; None: it had no loss.
+    learnt: of each token the group that its loss belongs to, "" for none in particular; None: it
+    had no loss.
     """
 
     row: int
@@ -196,7 +249,8 @@ class _Text:
 def _read_tokenised_texts(
     flag: str, name: str, vocab_size: int, arguments: Mapping[str, Any] | None
 ) -> tuple[list[_Text], tuple[str, ...]]:
-    """Every text of every row, and what is to be known of them. Raises AuditError for rows that no trainer has.
+    """Every text of every row, and what is to be known of them. Raises AuditError for rows that no
+    trainer has.
 
     arguments: of the trainer, as `read_trainer_arguments` has them.
     """
@@ -206,34 +260,51 @@ def _read_tokenised_texts(
         count = len(next(iter(columns.values()), ()))
     else:
         table = tables.read_record_table(flag, name, _COLUMNS)
-        count, columns = table.rows, {key: table.column(key) for key in _COLUMNS if key in table.columns}
+        count, columns = (
+            table.rows,
+            {key: table.column(key) for key in _COLUMNS if key in table.columns},
+        )
     if not _has_token_ids(columns):
-        raise AuditError(f"{where}: expected {IDS} as in --data, got none: what is compared is to be in one form")
+        raise AuditError(
+            f"{where}: expected {IDS} as in --data, got none: what is compared is to be in one form"
+        )
     if IDS in columns and LABELS not in columns and not any(mask in columns for mask in _MASKS):
         raise AuditError(
-            f"{where}: expected {LABELS} beside {IDS}, or {' or '.join(_MASKS)}, which say what was learnt; got neither"
+            f"{where}: expected {LABELS} beside {IDS}, or {' or '.join(_MASKS)}, which say what "
+            "was learnt; got neither"
         )
     if not count:
         raise AuditError(f"{where} is empty: expected at least one row")
     uses_mask = _is_completion_mask_used(columns, arguments)
     # ORPOConfig has no loss_type; CPOConfig and DPOConfig do, and take the labels as they are.
-    learns_prompts = f"{CHOSEN}_{LABELS}" in columns and (arguments is None or "loss_type" not in arguments)
+    learns_prompts = f"{CHOSEN}_{LABELS}" in columns and (
+        arguments is None or "loss_type" not in arguments
+    )
     texts: list[_Text] = []
     for row in range(count):
         at = f"{where}, row {row} (counted from 0)"
         given = {name: column[row] for name, column in columns.items()}
-        values = {name: value for name, value in given.items() if value is not None and value is not tables.ABSENT}
+        values = {
+            name: value
+            for name, value in given.items()
+            if value is not None and value is not tables.ABSENT
+        }
         for groups, side in _sides_of_tokenised_row(at, values, learns_prompts):
             texts += _split_tokenised_row_into_texts(at, row, side, vocab_size, uses_mask, groups)
-    note = _MASK_NOTES.get(uses_mask) if COMPLETION_MASK in columns and LABELS not in columns else None
+    note = (
+        _MASK_NOTES.get(uses_mask) if COMPLETION_MASK in columns and LABELS not in columns else None
+    )
     notes = [note, _ORPO_NOTE if learns_prompts else None]
     return texts, tuple(f"{where}: {sentence}" for sentence in notes if sentence)
 
 
-def _is_completion_mask_used(columns: Iterable[str], arguments: Mapping[str, Any] | None) -> bool | None:
+def _is_completion_mask_used(
+    columns: Iterable[str], arguments: Mapping[str, Any] | None
+) -> bool | None:
     """Return whether a completion_mask without labels said where the loss was; None: nobody knows.
 
-    TRL 1.16 (`SFTTrainer`): `completion_only_loss`, by default only if rows have a prompt and a completion.
+    TRL 1.16 (`SFTTrainer`): `completion_only_loss`, by default only if rows have a prompt and a
+    completion.
     """
     by_default = {"prompt", "completion"} <= set(columns)
     told = arguments is not None and "completion_only_loss" in arguments
@@ -248,8 +319,9 @@ def _sides_of_tokenised_row(
 ) -> Iterator[tuple[_Groups, dict[str, Any]]]:
     """Yield what a row holds as token ids with labels, with its groups: of preferences a side each.
 
-    TRL 1.16's DPO and KTO: `prompt_ids` before `chosen_ids` and `rejected_ids`, or `completion_ids` with a label; its
-    ORPO and CPO: `chosen_input_ids` with `chosen_labels`, the prompt within. learns_prompts: those of chosen sides.
+    TRL 1.16's DPO and KTO: `prompt_ids` before `chosen_ids` and `rejected_ids`, or `completion_ids`
+    with a label; its ORPO and CPO: `chosen_input_ids` with `chosen_labels`, the prompt within.
+    learns_prompts: those of chosen sides.
     """
     if IDS in values:
         others = (IDS, LABELS, *_MASKS, *_LENGTHS, _ATTENTION, _POSITIONS)
@@ -268,31 +340,48 @@ def _sides_of_tokenised_row(
         labels = values.get(f"{side}_{LABELS}")
         whole = {IDS: ids, LABELS: labels} if labels is not None else None
         before = _PROMPT if learns_prompts and whole and group == CHOSEN else None
-        yield _Groups(group, before), whole or {IDS: [*prompt, *ids], LABELS: [*[IGNORED] * len(prompt), *ids]}
+        yield (
+            _Groups(group, before),
+            whole or {IDS: [*prompt, *ids], LABELS: [*[IGNORED] * len(prompt), *ids]},
+        )
 
 
 def _split_tokenised_row_into_texts(
-    where: str, row: int, given: Mapping[str, Any], vocab_size: int, uses_mask: bool | None, groups: _Groups
+    where: str,
+    row: int,
+    given: Mapping[str, Any],
+    vocab_size: int,
+    uses_mask: bool | None,
+    groups: _Groups,
 ) -> Iterator[_Text]:
-    values = {name: _require_tokenised_whole_numbers(where, name, value) for name, value in given.items()}
+    values = {
+        name: _require_tokenised_whole_numbers(where, name, value) for name, value in given.items()
+    }
     ids = values.get(IDS, [])
     for name, numbers in values.items():
         if name not in _LENGTHS and len(numbers) != len(ids):
-            raise AuditError(f"{where}: expected as many {name} as {IDS}, got {len(numbers)} and {len(ids)}")
+            raise AuditError(
+                f"{where}: expected as many {name} as {IDS}, got {len(numbers)} and {len(ids)}"
+            )
     learnt = _learnt_groups_of_tokenised_row(where, ids, values, uses_mask, groups)
     shown = [at for at, seen in enumerate(values.get(_ATTENTION, [1] * len(ids))) if seen]
     if shown and shown[-1] - shown[0] + 1 != len(shown):
-        raise AuditError(f"{where}: expected padding at the ends alone, got an {_ATTENTION} with 0 in the middle")
+        raise AuditError(
+            f"{where}: expected padding at the ends alone, got an {_ATTENTION} with 0 in the middle"
+        )
     for at in shown:
         if not 0 <= ids[at] < vocab_size:
             raise AuditError(
-                f"{where}: vocabulary mismatch: expected token ids in [0, {vocab_size}), the model's vocabulary, got "
+                f"{where}: vocabulary mismatch: expected token ids in [0, {vocab_size}), the "
+                "model's vocabulary, got "
                 f"{ids[at]}"
             )
     begins = _packed_text_starts(where, values, shown)
     for begin, end in pairwise([*begins, shown[-1] + 1 if shown else 0]):
         earlier = tuple(ids[begins[0] : begin])
-        yield _Text(row, tuple(ids[begin:end]), tuple(learnt[begin:end]), begin, len(begins) > 1, earlier)
+        yield _Text(
+            row, tuple(ids[begin:end]), tuple(learnt[begin:end]), begin, len(begins) > 1, earlier
+        )
 
 
 def _require_tokenised_whole_numbers(where: str, name: str, value: Any) -> list[int]:
@@ -304,7 +393,11 @@ def _require_tokenised_whole_numbers(where: str, name: str, value: Any) -> list[
 
 
 def _learnt_groups_of_tokenised_row(
-    where: str, ids: Sequence[int], values: Mapping[str, Sequence[int]], uses_mask: bool | None, groups: _Groups
+    where: str,
+    ids: Sequence[int],
+    values: Mapping[str, Sequence[int]],
+    uses_mask: bool | None,
+    groups: _Groups,
 ) -> list[str | None]:
     """Return the group of each token that had a loss, None for the others; see `_Text`.
 
@@ -314,7 +407,8 @@ def _learnt_groups_of_tokenised_row(
         labels = values[LABELS]
         if any(label not in (IGNORED, token) for label, token in zip(labels, ids, strict=True)):
             raise AuditError(
-                f"{where}: expected each of the {LABELS} as its token or {IGNORED}, got others: models shift labels "
+                f"{where}: expected each of the {LABELS} as its token or {IGNORED}, got others: "
+                "models shift labels "
                 "themselves"
             )
         return [groups.others if label == IGNORED else groups.marked for label in labels]
@@ -331,39 +425,58 @@ def _learnt_groups_of_tokenised_row(
     return [name if spoken else None for name, spoken in zip(names, assistant, strict=True)]
 
 
-def _packed_text_starts(where: str, values: Mapping[str, Sequence[int]], shown: Sequence[int]) -> list[int]:
-    """Where each text that was packed into a row begins, by all that says so. Raises AuditError where they disagree."""
+def _packed_text_starts(
+    where: str, values: Mapping[str, Sequence[int]], shown: Sequence[int]
+) -> list[int]:
+    """Where each text that was packed into a row begins, by all that says so. Raises AuditError
+    where they disagree."""
     if not shown:
         return []
     said: dict[str, list[int]] = {}
     if _POSITIONS in values:
         positions = values[_POSITIONS]
         said[_POSITIONS] = [at for at in shown if positions[at] == 0]
-        if any(positions[at] not in (0, positions[at - 1] + 1) for at in shown[1:]) or positions[shown[0]] != 0:
-            raise AuditError(f"{where}: expected {_POSITIONS} that count each text from 0, got others")
-    if any(values.get(_ATTENTION, [])[at] > 1 for at in (shown if _ATTENTION in values else ())):  # numbers of texts
+        if (
+            any(positions[at] not in (0, positions[at - 1] + 1) for at in shown[1:])
+            or positions[shown[0]] != 0
+        ):
+            raise AuditError(
+                f"{where}: expected {_POSITIONS} that count each text from 0, got others"
+            )
+    if any(
+        values.get(_ATTENTION, [])[at] > 1 for at in (shown if _ATTENTION in values else ())
+    ):  # numbers of texts
         number = values[_ATTENTION]
         said[_ATTENTION] = [at for at in shown if at == shown[0] or number[at] != number[at - 1]]
     for name in _LENGTHS:
         if name in values:
             sizes, total = values[name], sum(values[name])
             if total != len(shown) or min(sizes, default=1) < 1:
-                raise AuditError(f"{where}: expected {name} that add up to {len(shown)} tokens, got {total}")
+                raise AuditError(
+                    f"{where}: expected {name} that add up to {len(shown)} tokens, got {total}"
+                )
             said[name] = [shown[0] + sum(sizes[:i]) for i in range(len(sizes))]
     different = sorted({tuple(begins) for begins in said.values()})
     if len(different) > 1:
-        raise AuditError(f"{where}: expected {' and '.join(said)} to cut a packed row alike, got different cuts")
+        raise AuditError(
+            f"{where}: expected {' and '.join(said)} to cut a packed row alike, got different cuts"
+        )
     return list(different[0]) if different else [shown[0]]
 
 
 def _learnt_runs_as_record_source(
     where: str, texts: Sequence[_Text], notes: Sequence[str], lengths: RunLengths
 ) -> RecordSource:
-    """Return every run of labelled tokens as a record; rows and runs without one are listed by reason."""
+    """Return every run of labelled tokens as a record; rows and runs without one are listed by
+    reason."""
     records: list[DataRecord] = []
     unusable: list[tuple[int, str]] = []
     for row, of_row in groupby(texts, key=lambda text: text.row):
-        runs = [(text, *run) for text in of_row for run in _learnt_runs_of_tokenised_text(text, lengths.prefix)]
+        runs = [
+            (text, *run)
+            for text in of_row
+            for run in _learnt_runs_of_tokenised_text(text, lengths.prefix)
+        ]
         if not runs:
             unusable.append((row, "nothing in it was learnt behind other tokens"))
         several = len(runs) > 1
@@ -379,35 +492,47 @@ def _learnt_runs_as_record_source(
             records.append(DataRecord(row, prefix, suffix, 1, group or None, part=number, at=at))
     packed = len({text.row for text in texts if text.packed})
     how = (
-        f"{where}: token ids as they were trained on; runs of labelled tokens, at most {lengths.longest_suffix} of each"
+        f"{where}: token ids as they were trained on; runs of labelled tokens, at most "
+        f"{lengths.longest_suffix} of each"
     )
     note = f"{how}; {packed} packed rows cut into their texts" if packed else how
     left_out, parts_left_out = group_unusable_parts(unusable, records)
     dropped = (
-        f"{where}: left out {plural(len(rows), 'run')}: {why} ({row_numbers_phrase(sorted(set(rows)))})"
+        f"{where}: left out {plural(len(rows), 'run')}: {why} "
+        f"({row_numbers_phrase(sorted(set(rows)))})"
         for why, rows in parts_left_out
     )
-    return RecordSource(where, tuple(records), left_out, (note, *notes, *dropped), parts_left_out=parts_left_out)
+    return RecordSource(
+        where, tuple(records), left_out, (note, *notes, *dropped), parts_left_out=parts_left_out
+    )
 
 
 def _notes_on_unmarked_boundaries(texts: Sequence[_Text], end_of_text: int | None) -> Iterator[str]:
-    """Yield a sentence if rows that are learnt as a whole hold several records and mark no boundaries."""
+    """Yield a sentence if rows that are learnt as a whole hold several records and mark no
+    boundaries."""
     whole = [text for text in texts if not text.packed and None not in text.learnt]
     # Padding is none of a record: only an end with another token after it is a boundary.
     several = [text for text in whole if any(a == end_of_text != b for a, b in pairwise(text.ids))]
     if several:
         yield (
-            f"{len(several)} of {len(texts)} rows hold the end of text within and mark no boundaries ({_POSITIONS}, "
-            f"{_LENGTHS[0]}, or numbers in {_ATTENTION}): if records were packed into them, only the first of each row "
+            f"{len(several)} of {len(texts)} rows hold the end of text within and mark no "
+            f"boundaries ({_POSITIONS}, "
+            f"{_LENGTHS[0]}, or numbers in {_ATTENTION}): if records were packed into them, only "
+            "the first of each row "
             "is attacked, and each is read after the earlier ones"
         )
 
 
-def _tokens_packed_before_records(texts: Sequence[_Text], lengths: RunLengths) -> dict[tuple[Tokens, Tokens], Tokens]:
-    """Return by prefix and suffix what stood before a record in its row; a row's first text has nothing before it."""
+def _tokens_packed_before_records(
+    texts: Sequence[_Text], lengths: RunLengths
+) -> dict[tuple[Tokens, Tokens], Tokens]:
+    """Return by prefix and suffix what stood before a record in its row; a row's first text has
+    nothing before it."""
     earlier = dict[tuple[Tokens, Tokens], Tokens]()
     for text in texts:
-        for start, end, _ in _learnt_runs_of_tokenised_text(text, lengths.prefix) if text.earlier else ():
+        for start, end, _ in (
+            _learnt_runs_of_tokenised_text(text, lengths.prefix) if text.earlier else ()
+        ):
             places = lengths.cut_run(text, start, end)
             if not isinstance(places, str):
                 begin, stop = places
@@ -416,8 +541,11 @@ def _tokens_packed_before_records(texts: Sequence[_Text], lengths: RunLengths) -
     return earlier
 
 
-def _learnt_runs_of_tokenised_text(text: _Text, prefix_length: int | None) -> Iterator[tuple[int, int, str]]:
-    """(start, end, group) of each run of learnt tokens; one from the first token on starts behind its own first ones:
+def _learnt_runs_of_tokenised_text(
+    text: _Text, prefix_length: int | None
+) -> Iterator[tuple[int, int, str]]:
+    """(start, end, group) of each run of learnt tokens; one from the first token on starts behind
+    its own first ones:
     `prefix_length` (50, or half of a shorter run, if it is not given).
     """
     at = 0

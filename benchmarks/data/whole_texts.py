@@ -1,4 +1,5 @@
-"""A user's rows as whole texts or conversations: to train on, to insert canaries into, to look at the text form of."""
+"""A user's rows as whole texts or conversations: to train on, to insert canaries into, to look at
+the text form of."""
 
 from __future__ import annotations
 
@@ -9,7 +10,11 @@ from pathlib import Path
 from auditor.benchmarks.data import columns
 from auditor.benchmarks.data.conversation_rows import LAYOUTS, Conversation, UnusableConversation
 from auditor.benchmarks.data.large_tables import is_large_table_of_texts
-from auditor.benchmarks.data.tables import RecordTable, read_record_table, require_nonempty_record_table
+from auditor.benchmarks.data.tables import (
+    RecordTable,
+    read_record_table,
+    require_nonempty_record_table,
+)
 from auditor.core.errors import AuditError
 from auditor.core.secret_randomness import keyed_random_generator
 
@@ -17,7 +22,8 @@ _MOST_COPIES = 10_000_000  # records of a training, in memory together
 
 
 def read_row_texts(flag: str, name: str) -> list[str]:
-    """Every row's text, prefix and suffix joined where those are the columns; each row once, whatever its `repeats`.
+    """Every row's text, prefix and suffix joined where those are the columns; each row once,
+    whatever its `repeats`.
 
     Raises AuditError for whatever a user can mend.
     """
@@ -28,13 +34,15 @@ def read_row_texts(flag: str, name: str) -> list[str]:
 def read_texts_and_units(
     name: str, text_column: str | None = None, unit_column: str | None = None
 ) -> tuple[Sequence[str | Conversation], list[str] | None]:
-    """Every row's text (prefix and suffix joined, where those are the columns) or conversation, as often as its
-    `repeats` say.
+    """Every row's text (prefix and suffix joined, where those are the columns) or conversation, as
+    often as its `repeats` say.
 
     Also whose each is, where `unit_column` says so. Raises AuditError for whatever a user can mend.
     """
     given = tuple(column for column in (text_column, unit_column) if column is not None)
-    table = require_nonempty_record_table(read_record_table("--data", name, (*columns.COLUMNS, *given)))
+    table = require_nonempty_record_table(
+        read_record_table("--data", name, (*columns.COLUMNS, *given))
+    )
     for column in given:
         if (times := table.columns.count(column)) != 1:
             got = times or columns.describe_table_columns_in_error(table.columns)
@@ -42,15 +50,20 @@ def read_texts_and_units(
     layout = (text_column,) if text_column is not None else columns.detect_column_layout(table)
     plain = layout in columns.PLAIN or text_column is not None
     found: Sequence[str] | Sequence[Conversation] = (
-        columns.joined_layout_texts(table, layout) if plain else _require_row_conversations(table, layout)
+        columns.joined_layout_texts(table, layout)
+        if plain
+        else _require_row_conversations(table, layout)
     )
     for row, text in enumerate(found):
         if not text:
-            raise AuditError(f"{table.where}, row {row} (counted from 0): expected text, got an empty one")
+            raise AuditError(
+                f"{table.where}, row {row} (counted from 0): expected text, got an empty one"
+            )
     repeats = columns.row_repeat_counts(table)
     if sum(repeats) > _MOST_COPIES:
         raise AuditError(
-            f"{table.where}: expected at most {_MOST_COPIES:,} records to train on, counted by `repeats`, "
+            f"{table.where}: expected at most {_MOST_COPIES:,} records to train on, counted by "
+            "`repeats`, "
             f"got {sum(repeats):,}"
         )
     rows = rows_repeated_by_count(repeats)
@@ -64,7 +77,8 @@ def rows_repeated_by_count(repeats: Sequence[int]) -> list[int]:
 
 
 def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> list[Conversation]:
-    """Every row's conversation. Raises AuditError with the row that has none: what is left out is not trained on."""
+    """Every row's conversation. Raises AuditError with the row that has none: what is left out is
+    not trained on."""
     found = []
     for row, said in columns.parse_row_conversations(table, layout):
         where = f"{table.where}, row {row} (counted from 0)"
@@ -72,16 +86,21 @@ def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> lis
             raise AuditError(f"{where}: expected a conversation to train on, got {said}")
         if said.group is not None:
             raise AuditError(
-                f"{where}: expected a conversation to train on, got preferences (chosen and rejected, or a label of "
-                "true or false), which a trainer of preferences learns from, as TRL's DPOTrainer and KTOTrainer"
+                f"{where}: expected a conversation to train on, got preferences (chosen and "
+                "rejected, or a label of "
+                "true or false), which a trainer of preferences learns from, as TRL's DPOTrainer "
+                "and KTOTrainer"
             )
         found.append(said)
     return found
 
 
 def sample_data_conversations(flag: str, name: str, count: int) -> list[Conversation] | None:
-    """Return so many conversations of a file that were learnt, the same ones each time; None if it holds none."""
-    if is_large_table_of_texts(f"{flag} {name!r}", Path(name)):  # which is not to be read as a whole for this
+    """Return so many conversations of a file that were learnt, the same ones each time; None if it
+    holds none."""
+    if is_large_table_of_texts(
+        f"{flag} {name!r}", Path(name)
+    ):  # which is not to be read as a whole for this
         return None
     table = read_record_table(flag, name, columns.COLUMNS)
     if not table.rows or (layout := columns.detect_column_layout(table)) not in LAYOUTS:

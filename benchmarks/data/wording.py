@@ -1,4 +1,5 @@
-"""What tokens were made of: a record's own characters, cut where its tokens are cut. Knows offsets; no tokenizer."""
+"""What tokens were made of: a record's own characters, cut where its tokens are cut. Knows offsets;
+no tokenizer."""
 
 from __future__ import annotations
 
@@ -7,15 +8,18 @@ from itertools import pairwise
 
 from auditor.core.nouns import Wording
 
-_AFTER = 100  # characters: more than what runs on behind the end of a suffix has, a number or a name
+_AFTER = (
+    100  # characters: more than what runs on behind the end of a suffix has, a number or a name
+)
 Offsets = Sequence[tuple[int, int]]  # by token: its first character, and the one behind its last
 
 
 def token_ends_in_characters(offsets: Offsets, length: int) -> list[int]:
-    """Where each token ends in a text of so many characters; side by side, the tokens make up all of it.
+    """Where each token ends in a text of so many characters; side by side, the tokens make up all
+    of it.
 
-    A space that a tokenizer leaves out of all offsets goes to the token behind it, as does a character that a token
-    shares with the next one.
+    A space that a tokenizer leaves out of all offsets goes to the token behind it, as does a
+    character that a token shares with the next one.
     """
     ends, so_far = [], 0
     for (_, end), (start, _) in pairwise([*offsets, (length, length)]):
@@ -25,19 +29,26 @@ def token_ends_in_characters(offsets: Offsets, length: int) -> list[int]:
 
 
 def find_character_boundary(offsets: Offsets, at: int, step: int = -1) -> int:
-    """Return the place nearest to `at`, going by `step`, at which no token ends within a character, as bytes do."""
+    """Return the place nearest to `at`, going by `step`, at which no token ends within a character,
+    as bytes do."""
     while 0 < at < len(offsets) and offsets[at][0] < offsets[at - 1][1]:
         at += step
     return at
 
 
 def wording_of_tokens(text: str, offsets: Offsets, start: int, cut: int, end: int) -> Wording:
-    """The tokens start:cut of the text as a prefix and cut:end as a suffix. offsets: of all its tokens."""
-    return wording_at_token_ends(text, token_ends_in_characters(offsets, len(text)), start, cut, end)
+    """The tokens start:cut of the text as a prefix and cut:end as a suffix. offsets: of all its
+    tokens."""
+    return wording_at_token_ends(
+        text, token_ends_in_characters(offsets, len(text)), start, cut, end
+    )
 
 
-def wording_at_token_ends(text: str, ends: Sequence[int], start: int, cut: int, end: int) -> Wording:
-    """Return `wording_of_tokens` by what `token_ends_in_characters` returned, once for all windows of a text."""
+def wording_at_token_ends(
+    text: str, ends: Sequence[int], start: int, cut: int, end: int
+) -> Wording:
+    """Return `wording_of_tokens` by what `token_ends_in_characters` returned, once for all windows
+    of a text."""
     first, middle = (ends[at - 1] if at else 0 for at in (start, cut))
     last = ends[end - 1]
     in_suffix = tuple(at - middle for at in ends[cut:end])

@@ -1,7 +1,9 @@
-"""Words of text in any script, by Unicode's segmentation (UAX 29): where they begin, end and stand in other text.
+"""Words of text in any script, by Unicode's segmentation (UAX 29): where they begin, end and stand
+in other text.
 
-`regex` has the rules (its flag WORD). They divide scripts without spaces (Han, Kana, Thai, Lao, Khmer, Myanmar) into
-characters, with the signs that belong to each. Knows text; no tokens, rows or models.
+`regex` has the rules (its flag WORD). They divide scripts without spaces (Han, Kana, Thai, Lao,
+Khmer, Myanmar) into characters, with the signs that belong to each. Knows text; no tokens, rows or
+models.
 """
 
 from __future__ import annotations
@@ -12,12 +14,16 @@ from collections.abc import Iterable, Iterator
 import regex
 
 _BREAK = regex.compile(r"\b", regex.WORD | regex.V1)
-_WRITTEN_TOGETHER = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Bopomofo}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}ー"
+_WRITTEN_TOGETHER = (
+    r"\p{Han}\p{Hiragana}\p{Katakana}\p{Bopomofo}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}ー"
+)
 _UNSPACED = regex.compile(rf"[{_WRITTEN_TOGETHER}]", regex.V1)
-# What has spaces about it: a run without a space or, in a script without spaces, a character with its signs.
+# What has spaces about it: a run without a space or, in a script without spaces, a character with
+# its signs.
 RUN = regex.compile(rf"(?=[{_WRITTEN_TOGETHER}])\X|[^\s{_WRITTEN_TOGETHER}]+", regex.V1)
-# A Latin letter and a letter of another script are of two words, and so are two letters where words are written
-# together or, in Korean, particles are written on them. A mark belongs to the letter before it.
+# A Latin letter and a letter of another script are of two words, and so are two letters where words
+# are written together or, in Korean, particles are written on them. A mark belongs to the letter
+# before it.
 _INSIDE_WORD = regex.compile(
     r"[\p{Latin}\p{N}]{2}"
     rf"|[[\p{{Alphabetic}}]--[\p{{Latin}}\p{{N}}\p{{Hangul}}{_WRITTEN_TOGETHER}]]{{2}}"
@@ -42,7 +48,8 @@ def is_mostly_unspaced(texts: Iterable[str]) -> bool:
 
 
 def join_words(words: Iterable[str]) -> str:
-    """Return words with a space between two, but not beside a character of a script without spaces."""
+    """Return words with a space between two, but not beside a character of a script without
+    spaces."""
     text = ""
     for word in words:
         together = not text or _UNSPACED.match(text, len(text) - 1) or _UNSPACED.match(word)
@@ -51,17 +58,21 @@ def join_words(words: Iterable[str]) -> str:
 
 
 def is_inside_word(before: str, behind: str) -> bool:
-    """Return whether a text that ends with `before` ends in the middle of a word, as `behind` follows."""
+    """Return whether a text that ends with `before` ends in the middle of a word, as `behind`
+    follows."""
     return _INSIDE_WORD.fullmatch(before[-1:] + behind[:1]) is not None
 
 
 def whole_word_places(wanted: str, text: str) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each place of a text that is no part of a longer word or number there."""
+    """Yield begin and end of each place of a text that is no part of a longer word or number
+    there."""
     start = text.find(wanted)
     while start >= 0:
         end = start + len(wanted)
         # At 0 that is text[-1:0], which is empty.
-        if not is_inside_word(text[start - 1 : start], wanted) and not is_inside_word(wanted, text[end : end + 1]):
+        if not is_inside_word(text[start - 1 : start], wanted) and not is_inside_word(
+            wanted, text[end : end + 1]
+        ):
             yield start, end
         start = text.find(wanted, start + 1)
 
@@ -71,7 +82,8 @@ def is_whole_word_somewhere(wanted: str, text: str) -> bool:
 
 
 def places_in_text(wanted: str, text: str) -> list[tuple[int, int]]:
-    """Return where a text is a whole word, or if it is nowhere, where it is a part of longer ones."""
+    """Return where a text is a whole word, or if it is nowhere, where it is a part of longer
+    ones."""
     if places := list(whole_word_places(wanted, text)):
         return places
     return [match.span() for match in re.finditer(re.escape(wanted), text)]

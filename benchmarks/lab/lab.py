@@ -1,9 +1,11 @@
-"""The built-in lab: a small model really trained on public, then on private synthetic text. Nothing in it is canned.
+"""The built-in lab: a small model really trained on public, then on private synthetic text. Nothing
+in it is canned.
 
-A GPT-NeoX-style model (rotary positions) learns public text and is fine-tuned on private records that occur 1 to 64
-times: one LoRA adapter, near its best held-out perplexity. An ensemble is fine-tuned by the same recipe on disjoint
-shards of the same records. Each part is built when a run needs it and is cached by the hash of its recipe, library
-versions included. No hub, no download, no GPU.
+A GPT-NeoX-style model (rotary positions) learns public text and is fine-tuned on private records
+that occur 1 to 64
+times: one LoRA adapter, near its best held-out perplexity. An ensemble is fine-tuned by the same
+recipe on disjoint shards of the same records. Each part is built when a run needs it and is cached
+by the hash of its recipe, library versions included. No hub, no download, no GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +30,12 @@ from auditor.benchmarks.lab.lab_folders import (
 from auditor.benchmarks.lab.lab_recipe import BaseLabRecipe, LabRecipe, require_small_lab_recipe
 from auditor.benchmarks.lab.lab_secrets import cut_lab_secrets
 from auditor.benchmarks.lab.lab_texts import LabTexts, LabTrainingTexts, make_lab_texts
-from auditor.benchmarks.lab.lab_training import PUBLIC, LabTraining, load_audit_canary_manifest, train_lab_tokenizer
+from auditor.benchmarks.lab.lab_training import (
+    PUBLIC,
+    LabTraining,
+    load_audit_canary_manifest,
+    train_lab_tokenizer,
+)
 from auditor.benchmarks.lab.parts_cache import LabParts, Progress
 from auditor.core.disk import cache_folder
 from auditor.core.nouns import Tokens, evenly_spaced_secrets
@@ -40,9 +47,17 @@ from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import TrainedModel
 from auditor.plugins.trainer import Trainer, TrainingJob
 
-REFERENCES = (4, 64)  # how many reference models may be asked for: each record in half of them, at least 2 and 2
+REFERENCES = (
+    4,
+    64,
+)  # how many reference models may be asked for: each record in half of them, at least 2 and 2
 _TOKENIZER = "tokenizer"
-_FOUNDATIONS = (_TOKENIZER, PUBLIC, "masked-public", "audit-canaries")  # parts that others are built on
+_FOUNDATIONS = (
+    _TOKENIZER,
+    PUBLIC,
+    "masked-public",
+    "audit-canaries",
+)  # parts that others are built on
 
 
 class Lab(Benchmark):
@@ -53,7 +68,9 @@ class Lab(Benchmark):
     training_kind: ClassVar[type[LabTraining]] = LabTraining
     ensemble_limit = 60  # all of its parts are asked at every token
     marks_all = True
-    trains_ahead: ClassVar[bool] = True  # whether two of its models may be trained at once, in two processes
+    trains_ahead: ClassVar[bool] = (
+        True  # whether two of its models may be trained at once, in two processes
+    )
     # Sized to the lab: paper sizes by flags and plans.
     attack_defaults = MappingProxyType(
         {
@@ -68,15 +85,19 @@ class Lab(Benchmark):
             },
             # By 16 tokens in a row, records are extracted that nothing was trained on, by 20 none.
             "untargeted": {"length": 64, "cooling": 6, "n": 20},
-            **{attack: {"samples": 5} for attack in ("perplexity", "zlib", "lowercase", "reference")},
+            **{
+                attack: {"samples": 5}
+                for attack in ("perplexity", "zlib", "lowercase", "reference")
+            },
         }
     )
-    # PMixED: at the 6,400 tokens that its text-only row draws, utility hardly depends on q: most at this one.
-    # Private training: as long as the target, in batches so small that its control without noise and clipping leaks
-    # (greedy recall 0.75 at 64 repeats, perplexity 13.8): else no row could show what clipping and noise protect. At
-    # epsilon 8 this rate has a perplexity of 12.5, half of it 14.0 (public model 56.9, target 11.6).
-    # Unlearning: until greedy decoding gives less than one in forty of what is to be forgotten; ascent alone has then
-    # taken as much of the rest.
+    # PMixED: at the 6,400 tokens that its text-only row draws, utility hardly depends on q: most at
+    # this one. Private training: as long as the target, in batches so small that its control
+    # without noise and clipping leaks (greedy recall 0.75 at 64 repeats, perplexity 13.8): else no
+    # row could show what clipping and noise protect. At epsilon 8 this rate has a perplexity of
+    # 12.5, half of it 14.0 (public model 56.9, target 11.6). Unlearning: until greedy decoding
+    # gives less than one in forty of what is to be forgotten; ascent alone has then taken as much
+    # of the rest.
     defense_defaults = MappingProxyType(
         {
             "pmixed": {"q": 0.06},
@@ -91,7 +112,12 @@ class Lab(Benchmark):
 
     # What trainings have in them where they are asked about it.
     planted_for = MappingProxyType(
-        {"gradient-audit": {name: {"gradient_canaries": 1000} for name in ("dp-sgd", "adp", "adp-sound", "no-noise")}}
+        {
+            "gradient-audit": {
+                name: {"gradient_canaries": 1000}
+                for name in ("dp-sgd", "adp", "adp-sound", "no-noise")
+            }
+        }
     )
 
     def __init__(
@@ -113,14 +139,21 @@ class Lab(Benchmark):
             / lab_cache_digest(self.recipe, texts, self._further_package_versions())
         )
         self.progress = progress or (lambda what, done, total: None)
-        self.parts = LabParts(self.folder, makes, _TOKENIZER, _FOUNDATIONS, self._add_lab_note, self.progress)
+        self.parts = LabParts(
+            self.folder, makes, _TOKENIZER, _FOUNDATIONS, self._add_lab_note, self.progress
+        )
         self.description = (
-            f"{self._lab_description()}; records occur {', '.join(map(str, self.recipe.repeat_counts))} times"
+            f"{self._lab_description()}; records occur "
+            f"{', '.join(map(str, self.recipe.repeat_counts))} times"
         )
         self.tokenizer = self._load_or_train_tokenizer(texts)
         self.texts = LabTrainingTexts(self.recipe, texts)
         self.cut = cut_lab_secrets(self.recipe, texts, self.tokenizer)
-        self.secrets, self.known, self.canaries = self.cut.secrets, self.cut.known, self.cut.canaries
+        self.secrets, self.known, self.canaries = (
+            self.cut.secrets,
+            self.cut.known,
+            self.cut.canaries,
+        )
         self.forgotten = self.cut.forgotten
         # Before --limit: perplexity is that of all non-members.
         self._set_heldout_texts()
@@ -129,8 +162,13 @@ class Lab(Benchmark):
         if limit is not None:
             members = [secret for secret in self.secrets if secret.member]
             others = [secret for secret in self.secrets if not secret.member]
-            self.secrets = (*evenly_spaced_secrets(members, limit), *evenly_spaced_secrets(others, limit))
-            self._add_lab_note(f"limited to {limit} members and non-members, evenly over the repeat counts")
+            self.secrets = (
+                *evenly_spaced_secrets(members, limit),
+                *evenly_spaced_secrets(others, limit),
+            )
+            self._add_lab_note(
+                f"limited to {limit} members and non-members, evenly over the repeat counts"
+            )
 
     # --- what tells one lab from another ---
 
@@ -144,7 +182,8 @@ class Lab(Benchmark):
     def _lab_description(self) -> str:
         recipe = require_small_lab_recipe(self.recipe)
         return (
-            f"{recipe.layers}-layer GPT-NeoX of width {recipe.hidden}, trained on the spot on synthetic "
+            f"{recipe.layers}-layer GPT-NeoX of width {recipe.hidden}, trained on the spot on "
+            "synthetic "
             "mails, patient notes and payments (Faker)"
         )
 
@@ -153,29 +192,39 @@ class Lab(Benchmark):
         return {}
 
     def _load_or_train_tokenizer(self, texts: LabTexts) -> PreTrainedTokenizerFast:
-        build = partial(train_lab_tokenizer, recipe=require_small_lab_recipe(self.recipe), public=texts.public)
+        build = partial(
+            train_lab_tokenizer, recipe=require_small_lab_recipe(self.recipe), public=texts.public
+        )
         return self.parts.load_or_build(_TOKENIZER, build, PreTrainedTokenizerFast.from_pretrained)
 
     def _set_heldout_texts(self) -> None:
         """Says which text of non-members utility is measured on."""
-        self.heldout = tuple(secret.prefix + secret.suffix for secret in self.secrets if not secret.member)
+        self.heldout = tuple(
+            secret.prefix + secret.suffix for secret in self.secrets if not secret.member
+        )
 
     def _add_lab_note(self, note: str) -> None:
         self.notes += (note,)
 
     def _add_audit_canaries(self) -> None:
-        """Canaries with coins, beside those for exposure: each that went in is a record of its own in all trainings."""
+        """Canaries with coins, beside those for exposure: each that went in is a record of its own
+        in all trainings."""
         recipe = self.recipe
         build = partial(self.training.write_audit_canary_manifest, public=self.lab_public_model)
         self.coined = self.parts.load_or_build("audit-canaries", build, load_audit_canary_manifest)
-        # They are not in the digest that names the folder: the recipe and the public model decide them.
+        # They are not in the digest that names the folder: the recipe and the public model decide
+        # them.
         self.texts = dataclasses.replace(
             self.texts, coined=tuple(one.text for one in self.coined.canary_copies_to_insert())
         )
-        self.canaries += manifests.canary_manifest_as_secrets(self.coined, self.tokenizer, len(self.tokenizer))
+        self.canaries += manifests.canary_manifest_as_secrets(
+            self.coined, self.tokenizer, len(self.tokenizer)
+        )
         self._add_lab_note(
-            f"a lab of its own for the audit of epsilon: {recipe.audit_canaries:,} canaries ({recipe.audit_kind}) each "
-            f"went into the training of every model here, or stayed out, by a fair coin (lab_recipe.audit_canaries); "
+            f"a lab of its own for the audit of epsilon: {recipe.audit_canaries:,} canaries "
+            f"({recipe.audit_kind}) each "
+            "went into the training of every model here, or stayed out, by a fair coin "
+            "(lab_recipe.audit_canaries); "
             f"{len(self.coined.canary_copies_to_insert()):,} records more"
         )
 
@@ -184,10 +233,15 @@ class Lab(Benchmark):
     @property
     def unattacked_training_tokens(self) -> list[Tokens]:
         """The known pairs, and the further records that nobody attacks."""
-        return [*super().unattacked_training_tokens, *self.training.tokenise_lab_texts(self.texts.made.others)]
+        return [
+            *super().unattacked_training_tokens,
+            *self.training.tokenise_lab_texts(self.texts.made.others),
+        ]
 
     def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
-        copies = Counter(self.texts.private_text_copies() if members else self.texts.made.nonmembers)
+        copies = Counter(
+            self.texts.private_text_copies() if members else self.texts.made.nonmembers
+        )
         yield from zip(self.training.tokenise_lab_texts(list(copies)), copies.values(), strict=True)
 
     # --- its models, each trained when it is needed ---
@@ -200,7 +254,9 @@ class Lab(Benchmark):
 
     def lab_public_model(self) -> HuggingFaceModel:
         """Trained on public text only."""
-        return self._load_or_build_model(PUBLIC, self.training.train_public_model, "lab public model")
+        return self._load_or_build_model(
+            PUBLIC, self.training.train_public_model, "lab public model"
+        )
 
     def lab_target_model(self) -> HuggingFaceModel:
         """The public model, fine-tuned on the private records: what is attacked."""
@@ -209,13 +265,16 @@ class Lab(Benchmark):
         return self._load_or_build_model("target", self.training.train_target_model, "lab target")
 
     def model_retrained_without_forgotten(self) -> HuggingFaceModel:
-        """The target had it never seen what is to be forgotten: the public model, trained on the rest."""
+        """The target had it never seen what is to be forgotten: the public model, trained on the
+        rest."""
         self.lab_public_model()
         build = partial(self.training.train_without_forgotten, forgotten=self.cut.forgotten_texts)
         return self._load_or_build_model("retrained", build, "lab model without them")
 
     def _load_or_build_model(self, part: str, build: Any, name: str) -> HuggingFaceModel:
-        return self.parts.load_or_build(part, build, lambda path: self.training.load_lab_model(path, name))
+        return self.parts.load_or_build(
+            part, build, lambda path: self.training.load_lab_model(path, name)
+        )
 
     def ensemble(self) -> LoraEnsemble:
         """One LoRA adapter a shard, on the public model."""
@@ -225,7 +284,10 @@ class Lab(Benchmark):
             return LoraEnsemble(public, sorted(path.glob("member-*")), unit="record")
 
         return self.parts.load_or_build(
-            "ensemble", self.training.train_ensemble_members, load, ensemble_folder_suffix(self.recipe)
+            "ensemble",
+            self.training.train_ensemble_members,
+            load,
+            ensemble_folder_suffix(self.recipe),
         )
 
     @property
@@ -234,14 +296,16 @@ class Lab(Benchmark):
         return self.folder / f"ensemble{ensemble_folder_suffix(self.recipe)}"
 
     def with_ensemble_size(self, count: int | None) -> Lab:
-        """The same lab with so many members in its ensemble, the models around them shared; None: as many as it has."""
+        """The same lab with so many members in its ensemble, the models around them shared; None:
+        as many as it has."""
         if count in (None, self.recipe.members):
             return self
         recipe = dataclasses.replace(self.recipe, members=count)
         return type(self)(recipe, self._cache, self.progress, self._limit, self.parts.makes)
 
     def model_with_adapter_on_all_records(self) -> HuggingFaceModel:
-        """One LoRA adapter on all records, trained as the ensemble's members are: the target where that is the same."""
+        """One LoRA adapter on all records, trained as the ensemble's members are: the target where
+        that is the same."""
         if self.recipe.is_target_trained_like_members:
             return self.lab_target_model()
         public = self.lab_public_model()
@@ -250,11 +314,15 @@ class Lab(Benchmark):
             return model_with_adapter(public, path / WHOLE)
 
         return self.parts.load_or_build(
-            "whole", self.training.train_adapter_on_all_records, load, ensemble_folder_suffix(self.recipe)
+            "whole",
+            self.training.train_adapter_on_all_records,
+            load,
+            ensemble_folder_suffix(self.recipe),
         )
 
     def reference_models(self, count: int) -> ReferenceModels:
-        """So many models by the target's recipe, each on all that is not attacked and half of what is."""
+        """So many models by the target's recipe, each on all that is not attacked and half of what
+        is."""
         # A model's folder lists its records by digest, never their text.
         public, name_of = (
             self.lab_public_model(),
@@ -272,7 +340,10 @@ class Lab(Benchmark):
         def load(path: Path) -> ReferenceModels:
             folders = sorted(path.glob("reference-*"))
             listed = (read_shard_record_list(folder) or () for folder in folders)
-            saw = (frozenset(name_of[name] for name in names if name in name_of) & attacked for names in listed)
+            saw = (
+                frozenset(name_of[name] for name in names if name in name_of) & attacked
+                for names in listed
+            )
             return ReferenceModels(tuple(map(model, folders)), tuple(saw))
 
         build = partial(self.training.train_reference_models, count=count)
@@ -281,7 +352,8 @@ class Lab(Benchmark):
         return made
 
     def model_trained_by_trainer(self, trainer: Trainer) -> TrainedModel:
-        """The public model, fine-tuned on the private records by this trainer, with what it promises."""
+        """The public model, fine-tuned on the private records by this trainer, with what it
+        promises."""
 
         def build(path: Path) -> None:
             self.training.train_and_record(trainer, path, self.lab_training_job(trainer, path))

@@ -1,4 +1,5 @@
-"""The training configuration of a lab: all that its weights depend on, and the sizes that no lab can have."""
+"""The training configuration of a lab: all that its weights depend on, and the sizes that no lab
+can have."""
 
 from __future__ import annotations
 
@@ -12,9 +13,18 @@ from auditor.benchmarks.canaries.audit_canaries import Kind
 from auditor.core.canary_space import CanarySpace
 from auditor.core.errors import AuditError
 
-CANARY_SPACE = CanarySpace("My ID is {digits:6}")  # Carlini et al. 2019; "My ID is 955320" is the ADP paper's
-CUT = 24  # prefixes end and suffixes begin here, however long they are: other lengths, the same secrets
-TRAINING = ("epochs", "rate", "batch", "rank", "alpha")  # behind private_ (the target) or lora_ (an ensemble)
+CANARY_SPACE = CanarySpace(
+    "My ID is {digits:6}"
+)  # Carlini et al. 2019; "My ID is 955320" is the ADP paper's
+# prefixes end and suffixes begin here, however long they are: other lengths, the same secrets
+CUT = 24
+TRAINING = (
+    "epochs",
+    "rate",
+    "batch",
+    "rank",
+    "alpha",
+)  # behind private_ (the target) or lora_ (an ensemble)
 _LEAST = {  # else 1; of a vocabulary, every byte and the end of text
     **dict.fromkeys(("seed", "nonmembers", "others", "private_rank", "audit_canaries"), 0),
     "vocab_size": 257,
@@ -25,7 +35,8 @@ _MOST = {"seed": 2**63 - 1, "vocab_size": 100_000, "layers": 100, "hidden": 4096
 
 @dataclass(frozen=True)
 class BaseLabRecipe:
-    """Everything a lab's weights depend on, and the lengths at which records are cut. Its hash names the cache.
+    """Everything a lab's weights depend on, and the lengths at which records are cut. Its hash
+    names the cache.
 
     What every lab has, with the sizes of the small one.
     """
@@ -37,7 +48,13 @@ class BaseLabRecipe:
     prefix_length: int = CUT
     suffix_length: int = 16
     # How often records occur, how many of them are attacked, and how many more the attacker knows.
-    repeats: tuple[tuple[int, int, int], ...] = ((1, 160, 12), (4, 60, 12), (16, 36, 6), (32, 24, 4), (64, 20, 4))
+    repeats: tuple[tuple[int, int, int], ...] = (
+        (1, 160, 12),
+        (4, 60, 12),
+        (16, 36, 6),
+        (32, 24, 4),
+        (64, 20, 4),
+    )
     others: int = 240  # further private records, each once: no attack looks at them
     nonmembers: int = 100
     private_epochs: int = 3
@@ -51,8 +68,15 @@ class BaseLabRecipe:
     lora_batch: int = 4
     lora_rank: int = 32
     lora_alpha: int = 64
-    canaries: tuple[tuple[str, int], ...] = (("955320", 1), ("280146", 4), ("731902", 16), ("440817", 64))
-    audit_canaries: int = 0  # further records, each in or out by a fair coin: what `epsilon-audit` looks at
+    canaries: tuple[tuple[str, int], ...] = (
+        ("955320", 1),
+        ("280146", 4),
+        ("731902", 16),
+        ("440817", 64),
+    )
+    audit_canaries: int = (
+        0  # further records, each in or out by a fair coin: what `epsilon-audit` looks at
+    )
     audit_kind: Kind = "sampled"
     audit_length: int = 8  # words of a secret, or a third of the tokens that a model samples
     audit_times: int = 1  # how often one that went in did so
@@ -65,25 +89,40 @@ class BaseLabRecipe:
     @property
     def target_training_options(self) -> dict[str, Any]:
         """How the target is trained, as options of a trainer that changes something else."""
-        return {"epochs": self.private_epochs, "batch": self.private_batch, "learning_rate": self.private_rate}
+        return {
+            "epochs": self.private_epochs,
+            "batch": self.private_batch,
+            "learning_rate": self.private_rate,
+        }
 
     @property
     def is_target_trained_like_members(self) -> bool:
-        """Whether the target is trained as the members of the ensemble are, on all records: one adapter."""
-        return all(getattr(self, f"private_{name}") == getattr(self, f"lora_{name}") for name in TRAINING)
+        """Whether the target is trained as the members of the ensemble are, on all records: one
+        adapter."""
+        return all(
+            getattr(self, f"private_{name}") == getattr(self, f"lora_{name}") for name in TRAINING
+        )
 
     def check(self) -> None:
         """Raises AuditError for sizes that no lab can have."""
         for f in dataclasses.fields(self):
-            value, least, most = getattr(self, f.name), _LEAST.get(f.name, 1), _MOST.get(f.name, 10_000)
-            # f.type is a string: `from __future__ import annotations` leaves annotations as they are written.
+            value, least, most = (
+                getattr(self, f.name),
+                _LEAST.get(f.name, 1),
+                _MOST.get(f.name, 10_000),
+            )
+            # f.type is a string: `from __future__ import annotations` leaves annotations as they
+            # are written.
             if f.type == "int" and not least <= value <= most:
-                raise AuditError(f"expected a lab with {f.name} from {least:,} to {most:,}, got {value}")
+                raise AuditError(
+                    f"expected a lab with {f.name} from {least:,} to {most:,}, got {value}"
+                )
             if f.type == "float" and not 0 < value < math.inf:
                 raise AuditError(f"expected a lab with {f.name} above 0 and finite, got {value}")
         if not (1 <= self.prefix_length <= self.longest_prefix and self.suffix_length >= 1):
             raise AuditError(
-                f"expected lab prefixes of 1 to {self.longest_prefix} tokens and suffixes of at least 1, "
+                f"expected lab prefixes of 1 to {self.longest_prefix} tokens and suffixes of at "
+                "least 1, "
                 f"got {self.prefix_length} and {self.suffix_length}"
             )
         if not 0 < len(set(self.repeat_counts)) == len(self.repeat_counts) or not all(
@@ -91,23 +130,27 @@ class BaseLabRecipe:
             for times, attacked, known in self.repeats
         ):
             raise AuditError(
-                "expected lab repeats of [times, attacked, known], each other times, no number above 10,000, "
+                "expected lab repeats of [times, attacked, known], each other times, no number "
+                "above 10,000, "
                 f"got {self.repeats}"
             )
         if self.audit_canaries and self.audit_kind == "new-tokens" and self.private_rank:
             raise AuditError(
-                f"expected a lab with private_rank 0 for canaries of new tokens, got {self.private_rank}: an adapter "
+                "expected a lab with private_rank 0 for canaries of new tokens, got "
+                f"{self.private_rank}: an adapter "
                 "leaves embeddings frozen, and a new token cannot be learnt"
             )
         for digits, count in self.canaries:
             if lab_canary_text(digits) not in CANARY_SPACE or not 0 <= count <= 10_000:
                 raise AuditError(
-                    f"expected lab canaries of six digits, inserted 0 times or more (at most 10,000), "
+                    "expected lab canaries of six digits, inserted 0 times or more (at most "
+                    "10,000), "
                     f"got {digits!r} {count} times"
                 )
 
     def first_suffix_token_index(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
-        """The token of a record at which its suffix begins. offsets: the characters of each token."""
+        """The token of a record at which its suffix begins. offsets: the characters of each
+        token."""
         return CUT
 
     def untrained_leading_token_count(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
@@ -123,7 +166,8 @@ class LabRecipe(BaseLabRecipe):
     layers: int = 4
     hidden: int = 128
     heads: int = 4
-    norm_gain: float = 4.0  # of the last norm, held while public text is learnt: see `LabTraining.train_public_model`
+    # of the last norm, held while public text is learnt: see `LabTraining.train_public_model`
+    norm_gain: float = 4.0
     public_records: int = 1600
     public_epochs: int = 3
     public_rate: float = 4e-3
@@ -132,13 +176,18 @@ class LabRecipe(BaseLabRecipe):
     def check(self) -> None:
         super().check()
         if self.hidden % self.heads:
-            raise AuditError(f"expected a lab of width hidden divisible by heads={self.heads}, got {self.hidden}")
+            raise AuditError(
+                f"expected a lab of width hidden divisible by heads={self.heads}, got {self.hidden}"
+            )
 
 
 def require_small_lab_recipe(recipe: BaseLabRecipe) -> LabRecipe:
     """The recipe of a lab that has a network of its own. Raises AuditError for another."""
     if not isinstance(recipe, LabRecipe):
-        raise AuditError("expected the small lab, which trains a masked LM too, got one on a model that was there")
+        raise AuditError(
+            "expected the small lab, which trains a masked LM too, got one on a model that was "
+            "there"
+        )
     return recipe
 
 

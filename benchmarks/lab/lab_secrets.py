@@ -1,4 +1,5 @@
-"""The records of a lab, cut into prefixes and suffixes: who is attacked, who is known, what is to be forgotten."""
+"""The records of a lab, cut into prefixes and suffixes: who is attacked, who is known, what is to
+be forgotten."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from auditor.core.secret_randomness import keyed_random_generator
 
 @dataclass(frozen=True)
 class LabSecrets:
-    """texts: whole, of known, attacked and never trained records and of canaries, by id. forgotten: of these, by id."""
+    """texts: whole, of known, attacked and never trained records and of canaries, by id. forgotten:
+    of these, by id."""
 
     secrets: tuple[Secret, ...]
     known: tuple[Pair, ...]
@@ -32,7 +34,8 @@ class LabSecrets:
 
 
 def cut_lab_secrets(recipe: BaseLabRecipe, texts: LabTexts, tokenizer: Any) -> LabSecrets:
-    """Attacked members by repeat count, known pairs, non-members. Raises AuditError for a record that is too short."""
+    """Attacked members by repeat count, known pairs, non-members. Raises AuditError for a record
+    that is too short."""
     text_of: dict[str, str] = {}
 
     def records(label: str, group: Sequence[str], repeats: int) -> Iterator[Secret]:
@@ -44,7 +47,9 @@ def cut_lab_secrets(recipe: BaseLabRecipe, texts: LabTexts, tokenizer: Any) -> L
     secrets, known = list[Secret](), list[Pair]()
     for times, _, given in recipe.repeats:
         group = texts.private[times]
-        known += [Pair(secret.prefix, secret.suffix) for secret in records("known", group[:given], times)]
+        known += [
+            Pair(secret.prefix, secret.suffix) for secret in records("known", group[:given], times)
+        ]
         secrets += records(f"member-{times:02d}", group[given:], times)
     secrets += records("nonmember", texts.nonmembers, 0)
     canaries = list[Secret]()
@@ -64,8 +69,12 @@ def _cut_lab_text_into_secret(
     at = recipe.first_suffix_token_index(text, offsets)
     start, end = max(0, at - recipe.prefix_length), at + recipe.suffix_length
     if len(tokens) < end:
-        raise AuditError(f"expected lab records of {at} + {end - at} tokens, got one of {len(tokens)}")
-    wording = replace(wording_of_tokens(text, offsets, start, at, end), marks=texts.marks.get(text, ()))
+        raise AuditError(
+            f"expected lab records of {at} + {end - at} tokens, got one of {len(tokens)}"
+        )
+    wording = replace(
+        wording_of_tokens(text, offsets, start, at, end), marks=texts.marks.get(text, ())
+    )
     halves, group = (tokens[start:at], tokens[at:end]), texts.kinds.get(text)
     return Secret(id, *halves, repeats, member=repeats > 0, group=group, wording=wording)
 
@@ -73,8 +82,8 @@ def _cut_lab_text_into_secret(
 def _lab_secret_ids_to_forget(recipe: BaseLabRecipe, canaries: Sequence[Secret]) -> frozenset[str]:
     """Ids of the secrets that a model which unlearns is to forget.
 
-    Of the attacked records a random half at each count, rounded up; of the canaries, every other one, from the
-    one that was inserted most.
+    Of the attacked records a random half at each count, rounded up; of the canaries, every other
+    one, from the one that was inserted most.
     """
     chosen = set[str]()
     for times, attacked, _ in recipe.repeats:

@@ -1,4 +1,5 @@
-"""The texts of a lab: public and private ones, made up by Faker, and which of them each of its models is trained on."""
+"""The texts of a lab: public and private ones, made up by Faker, and which of them each of its
+models is trained on."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday",
 
 @dataclass(frozen=True)
 class LabTrainingTexts:
-    """Which texts each model of a lab is trained on. coined: canaries of an audit, as often as they went in."""
+    """Which texts each model of a lab is trained on. coined: canaries of an audit, as often as they
+    went in."""
 
     recipe: BaseLabRecipe
     made: LabTexts
@@ -29,12 +31,20 @@ class LabTrainingTexts:
 
     def private_text_copies(self) -> list[str]:
         """The private training text, every record as often as it is repeated, canaries included."""
-        copies = [text for repeats, texts in self.made.private.items() for text in texts for _ in range(repeats)]
-        canaries = [lab_canary_text(digits) for digits, count in self.recipe.canaries for _ in range(count)]
+        copies = [
+            text
+            for repeats, texts in self.made.private.items()
+            for text in texts
+            for _ in range(repeats)
+        ]
+        canaries = [
+            lab_canary_text(digits) for digits, count in self.recipe.canaries for _ in range(count)
+        ]
         return copies + self.made.others + canaries + list(self.coined)
 
     def distinct_private_texts(self, members: bool) -> list[str]:
-        """Whole private records, one copy of each: all that were trained on, or all that never were."""
+        """Whole private records, one copy of each: all that were trained on, or all that never
+        were."""
         if not members:
             return list(self.made.nonmembers)
         return [text for texts in self.made.private.values() for text in texts] + self.made.others
@@ -42,18 +52,28 @@ class LabTrainingTexts:
     def texts_by_ensemble_member(self) -> list[list[str]]:
         """What each member of the ensemble is trained on."""
         copies = self.private_text_copies()
-        return [[copies[i] for i in chosen] for chosen in assign_member_shards(copies, self.recipe.members)]
+        return [
+            [copies[i] for i in chosen]
+            for chosen in assign_member_shards(copies, self.recipe.members)
+        ]
 
     def texts_by_reference_model(self, count: int) -> list[list[str]]:
-        """What each of so many reference models is trained on: all that is not attacked, and half of what is.
+        """What each of so many reference models is trained on: all that is not attacked, and half
+        of what is.
 
-        Every attacked record is in half of them, as often as it occurs. So is every non-member, which no other model
-        sees, as often as a member drawn for it: how often a record is repeated must not tell who is a member.
+        Every attacked record is in half of them, as often as it occurs. So is every non-member,
+        which no other model sees, as often as a member drawn for it: how often a record is repeated
+        must not tell who is a member.
         """
         recipe, texts = self.recipe, self.made
-        # Draws in another order are another split, which no digest of a folder would tell from this one.
+        # Draws in another order are another split, which no digest of a folder would tell from this
+        # one.
         noise = keyed_random_generator("lab", recipe.seed, "references", count)
-        attacked = {text: times for times, _, known in recipe.repeats for text in texts.private[times][known:]}
+        attacked = {
+            text: times
+            for times, _, known in recipe.repeats
+            for text in texts.private[times][known:]
+        }
         rising, count_of_others = sorted(attacked.values()), len(texts.nonmembers)
         # The members' repeat counts, spread evenly over as many as there are non-members.
         alike = [rising[i * len(rising) // count_of_others] for i in range(count_of_others)]
@@ -61,7 +81,15 @@ class LabTrainingTexts:
         common = [text for text in self.private_text_copies() if text not in attacked]
         chosen = {text: noise.permutation(count)[: count // 2].tolist() for text in attacked}
         return [
-            [*(text for text, times in attacked.items() if index in chosen[text] for _ in range(times)), *common]
+            [
+                *(
+                    text
+                    for text, times in attacked.items()
+                    if index in chosen[text]
+                    for _ in range(times)
+                ),
+                *common,
+            ]
             for index in range(count)
         ]
 
@@ -72,22 +100,27 @@ class LabTexts:
     private: dict[int, list[str]]  # by repeat count
     others: list[str]
     nonmembers: list[str]
-    kinds: dict[str, str] = field(default_factory=dict)  # of the private records and the non-members
+    kinds: dict[str, str] = field(
+        default_factory=dict
+    )  # of the private records and the non-members
     marks: dict[str, tuple[Mark, ...]] = field(default_factory=dict)  # the personal data in them
 
 
 def make_lab_texts(recipe: LabRecipe) -> LabTexts:
-    """Public text, and private text of other kinds about other people; no record occurs in two places.
+    """Public text, and private text of other kinds about other people; no record occurs in two
+    places.
 
-    One public record in sixty is of a private kind: the public model has seen such text, and fine-tuning still buys
-    utility, so that a defense has a price.
+    One public record in sixty is of a private kind: the public model has seen such text, and
+    fine-tuning still buys utility, so that a defense has a price.
     """
     # A seed of its own: other people than in the private records.
     public = list(make_fake_texts_with_marks(recipe.seed + 1, recipe.public_records, _PUBLIC_KINDS))
     return replace(make_private_lab_texts(recipe, PRIVATE), public=public)
 
 
-def make_private_lab_texts(recipe: BaseLabRecipe, kinds: Mapping[str, Callable[[Faker], str]]) -> LabTexts:
+def make_private_lab_texts(
+    recipe: BaseLabRecipe, kinds: Mapping[str, Callable[[Faker], str]]
+) -> LabTexts:
     """Private text of these kinds, by their names; nothing public."""
     sizes = {times: attacked + known for times, attacked, known in recipe.repeats}
     count = sum(sizes.values()) + recipe.nonmembers + recipe.others
@@ -110,7 +143,8 @@ def make_fake_texts_with_marks(
     fake.seed_instance(seed)
     made: dict[str, tuple[Mark, ...]] = {}
     while len(made) < count:
-        # A text that occurs twice is drawn anew and of the same kind, so that the kinds stay in turn.
+        # A text that occurs twice is drawn anew and of the same kind, so that the kinds stay in
+        # turn.
         text = kinds[len(made) % len(kinds)](fake)
         made[_MARK.sub(r"\2", text)] = tuple(dict.fromkeys(_MARK.findall(text)))
     return made
@@ -120,14 +154,17 @@ _MARK = re.compile("<<([a-z-]+):(.*?)>>")  # as personal data stand in the texts
 
 
 def fake_reproducible_date(fake: Faker) -> str:
-    """A date that does not depend on today's, as all of Faker's do (even its weekdays): records must stay the same."""
+    """A date that does not depend on today's, as all of Faker's do (even its weekdays): records
+    must stay the same."""
     return str(fake.date(end_datetime=_LAST_DAY))
 
 
 def _fake_press_release_text(fake: Faker) -> str:
     return (
-        f"{fake.city()}, {fake_reproducible_date(fake)} - {fake.company()} said it will {fake.bs()} with "
-        f"{fake.company()}. {fake.name()}, who joined in {fake_reproducible_date(fake)[:4]}, called it a "
+        f"{fake.city()}, {fake_reproducible_date(fake)} - {fake.company()} said it will "
+        f"{fake.bs()} with "
+        f"{fake.company()}. {fake.name()}, who joined in {fake_reproducible_date(fake)[:4]}, "
+        "called it a "
         f"{fake.catch_phrase().lower()}. The office at {fake.street_address()} can be reached at "
         f"{fake.numerify('###-###-####')}."
     )
@@ -135,8 +172,10 @@ def _fake_press_release_text(fake: Faker) -> str:
 
 def _fake_event_notice_text(fake: Faker) -> str:
     return (
-        f"On {fake.random_element(_WEEKDAYS)}, {fake_reproducible_date(fake)}, {fake.name()} speaks in {fake.city()} "
-        f"about how to {fake.bs()}. Doors open at {fake.numerify('1#:%0')}, tickets cost {fake.numerify('##.##')} USD. "
+        f"On {fake.random_element(_WEEKDAYS)}, {fake_reproducible_date(fake)}, {fake.name()} "
+        f"speaks in {fake.city()} "
+        f"about how to {fake.bs()}. Doors open at {fake.numerify('1#:%0')}, tickets cost "
+        f"{fake.numerify('##.##')} USD. "
         f"Write to {fake.email()} or visit {fake.street_address()}, {fake.city()}."
     )
 
@@ -144,7 +183,8 @@ def _fake_event_notice_text(fake: Faker) -> str:
 def _fake_person_profile_text(fake: Faker) -> str:
     return (
         f"{fake.name()} is a {fake.job().lower()} at {fake.company()} in {fake.city()}. Born in "
-        f"{fake_reproducible_date(fake)[:4]}, {fake.first_name()} likes {fake.word()}, {fake.word()} and "
+        f"{fake_reproducible_date(fake)[:4]}, {fake.first_name()} likes {fake.word()}, "
+        f"{fake.word()} and "
         f"{fake.word()}, and has published {fake.numerify('##')} papers with {fake.name()} since "
         f"{fake_reproducible_date(fake)}."
     )
@@ -153,28 +193,37 @@ def _fake_person_profile_text(fake: Faker) -> str:
 def _fake_mail_text(fake: Faker) -> str:
     return (
         f"From: <<email:{fake.email()}>>\nDear <<name:{fake.first_name()}>>, the door code of "
-        f"<<address:{fake.street_address()}>> is <<door-code:{fake.numerify('######')}>>. Please call "
+        f"<<address:{fake.street_address()}>> is <<door-code:{fake.numerify('######')}>>. Please "
+        "call "
         f"<<phone:{fake.numerify('###-###-####')}>>. <<name:{fake.name()}>>"
     )
 
 
 def _fake_patient_note_text(fake: Faker) -> str:
     return (
-        f"Patient: <<name:{fake.name()}>>, born <<birth-date:{fake_reproducible_date(fake)}>>, record "
-        f"<<id-number:{fake.bothify('??-#####').upper()}>>. Dr. <<name:{fake.last_name()}>> prescribed "
-        f"{fake.numerify('%## mg')} of {fake.word()}. Phone <<phone:{fake.numerify('###-###-####')}>>."
+        f"Patient: <<name:{fake.name()}>>, born <<birth-date:{fake_reproducible_date(fake)}>>, "
+        "record "
+        f"<<id-number:{fake.bothify('??-#####').upper()}>>. Dr. <<name:{fake.last_name()}>> "
+        "prescribed "
+        f"{fake.numerify('%## mg')} of {fake.word()}. Phone "
+        f"<<phone:{fake.numerify('###-###-####')}>>."
     )
 
 
 def _fake_payment_text(fake: Faker) -> str:
     return (
-        f"Payment: <<name:{fake.name()}>> paid {fake.numerify('%##.##')} USD on {fake_reproducible_date(fake)} with "
+        f"Payment: <<name:{fake.name()}>> paid {fake.numerify('%##.##')} USD on "
+        f"{fake_reproducible_date(fake)} with "
         f"card <<card:{fake.numerify('%###-####-####-####')}>> to {fake.last_name()} Ltd. "
         f"Reference {fake.bothify('####-??').upper()}."
     )
 
 
-PRIVATE = {"mail": _fake_mail_text, "patient note": _fake_patient_note_text, "payment": _fake_payment_text}
+PRIVATE = {
+    "mail": _fake_mail_text,
+    "patient note": _fake_patient_note_text,
+    "payment": _fake_payment_text,
+}
 PRIVATE_KINDS = tuple(PRIVATE.values())
 # One public text in sixty: see `make_lab_texts`.
 _ODD = {59: _fake_mail_text, 119: _fake_patient_note_text, 179: _fake_payment_text}

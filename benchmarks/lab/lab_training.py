@@ -1,4 +1,5 @@
-"""How each model of a lab is trained, into a folder of its own. Knows texts and recipes; not secrets, and no cache."""
+"""How each model of a lab is trained, into a folder of its own. Knows texts and recipes; not
+secrets, and no cache."""
 
 from __future__ import annotations
 
@@ -20,8 +21,17 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from auditor.benchmarks.canaries import audit_canaries, manifests
 from auditor.benchmarks.canaries.audit_canaries import AuditCanaryManifest
-from auditor.benchmarks.lab.lab_recipe import TRAINING, BaseLabRecipe, LabRecipe, require_small_lab_recipe
-from auditor.benchmarks.lab.lab_texts import PRIVATE_KINDS, LabTrainingTexts, make_fake_texts_with_marks
+from auditor.benchmarks.lab.lab_recipe import (
+    TRAINING,
+    BaseLabRecipe,
+    LabRecipe,
+    require_small_lab_recipe,
+)
+from auditor.benchmarks.lab.lab_texts import (
+    PRIVATE_KINDS,
+    LabTrainingTexts,
+    make_fake_texts_with_marks,
+)
 from auditor.benchmarks.lab.parts_cache import Progress
 from auditor.core import threads
 from auditor.core.nouns import Tokens
@@ -58,15 +68,19 @@ from auditor.training.variants import FineTuning
 END = "<|endoftext|>"
 PUBLIC = "public"  # the part that all fine-tunings begin with
 MANIFEST = "manifest.json"
-_HELDOUT = 120  # records that no model here is trained on, and no attack looks at: what a training may choose by
+# records that no model here is trained on, and no attack looks at: what a training may choose by
+_HELDOUT = 120
 
 
 @dataclass(frozen=True)
 class LabTraining:
-    """Trains on the lab's texts by its recipe. folder: where the parts lie that a training begins with.
+    """Trains on the lab's texts by its recipe. folder: where the parts lie that a training begins
+    with.
 
-    kinds: what private text is made by. together: how many adapters at once at most; 0: as many as are quicker so.
-    threads: that a training takes at most; None: all. A step of the small lab is 33 ms with one and 45 with two.
+    kinds: what private text is made by. together: how many adapters at once at most; 0: as many as
+    are quicker so.
+    threads: that a training takes at most; None: all. A step of the small lab is 33 ms with one and
+    45 with two.
     """
 
     kinds: ClassVar[tuple[Callable[[Faker], str], ...]] = PRIVATE_KINDS
@@ -96,16 +110,25 @@ class LabTraining:
             seed=recipe.seed,
         )
         model.set_attn_implementation("eager")
-        # Tied embeddings behind a norm bound the logits, and adapters move neither. At a gain of 1 an adapter that saw
-        # a record 192 times is still 15 nats from sure of it, and held-out text has a sixth more perplexity.
+        # Tied embeddings behind a norm bound the logits, and adapters move neither. At a gain of 1
+        # an adapter that saw a record 192 times is still 15 nats from sure of it, and held-out text
+        # has a sixth more perplexity.
         gain = model.gpt_neox.final_layer_norm.weight.requires_grad_(False)
         gain.fill_(recipe.norm_gain)
         sizes: dict[str, Any] = {"epochs": recipe.public_epochs, "rate": recipe.public_rate}
-        self.fit(model, self.texts.made.public, "public model", **sizes, batch=recipe.batch, block=recipe.block)
+        self.fit(
+            model,
+            self.texts.made.public,
+            "public model",
+            **sizes,
+            batch=recipe.batch,
+            block=recipe.block,
+        )
         model.save_pretrained(path)
 
     def train_target_model(self, path: Path, texts: Sequence[str] | None = None) -> None:
-        """Trains by the target's recipe. texts: None: all private ones, which makes the target itself."""
+        """Trains by the target's recipe. texts: None: all private ones, which makes the target
+        itself."""
         recipe, learnt = self.recipe, self.texts.private_text_copies() if texts is None else texts
         if recipe.private_rank:
             self._train_adapters("target", "private", [(path / WHOLE, learnt)])
@@ -119,16 +142,21 @@ class LabTraining:
     def train_without_forgotten(self, path: Path, forgotten: Sequence[str]) -> None:
         """The target had it never seen these texts."""
         left = set(forgotten)
-        self.train_target_model(path, [text for text in self.texts.private_text_copies() if text not in left])
+        self.train_target_model(
+            path, [text for text in self.texts.private_text_copies() if text not in left]
+        )
 
     def train_ensemble_members(self, path: Path, only: int | None = None) -> None:
         folders = [
-            (get_member_folder(path, index), texts) for index, texts in enumerate(self.texts.texts_by_ensemble_member())
+            (get_member_folder(path, index), texts)
+            for index, texts in enumerate(self.texts.texts_by_ensemble_member())
         ]
         self._train_adapters("ensemble member", "lora", folders, only)
 
     def train_adapter_on_all_records(self, path: Path) -> None:
-        self._train_adapters("adapter on all data", "lora", [(path / WHOLE, self.texts.private_text_copies())])
+        self._train_adapters(
+            "adapter on all data", "lora", [(path / WHOLE, self.texts.private_text_copies())]
+        )
 
     def train_reference_models(self, path: Path, count: int, only: int | None = None) -> None:
         listed = self.texts.texts_by_reference_model(count)
@@ -144,8 +172,11 @@ class LabTraining:
             model.save_pretrained(folder)
             write_shard_record_list(folder, texts)
 
-    def write_audit_canary_manifest(self, path: Path, public: Callable[[], HuggingFaceModel]) -> None:
-        """Writes the manifest of the canaries that later trainings hold. public: the model that some kinds ask."""
+    def write_audit_canary_manifest(
+        self, path: Path, public: Callable[[], HuggingFaceModel]
+    ) -> None:
+        """Writes the manifest of the canaries that later trainings hold. public: the model that
+        some kinds ask."""
         recipe = self.recipe
         kind, count, seed = recipe.audit_kind, recipe.audit_canaries, recipe.seed
         texts = audit_canaries.make_audit_canary_texts(
@@ -166,7 +197,11 @@ class LabTraining:
     def train_and_record(self, trainer: Trainer, path: Path, job: TrainingJob) -> None:
         """Raises AuditError for a job that this trainer cannot do."""
         trainer.check(job)
-        done = {"configuration": {"method": trainer.name}, "finished": True, "told": list(trainer.train(job))}
+        done = {
+            "configuration": {"method": trainer.name},
+            "finished": True,
+            "told": list(trainer.train(job)),
+        }
         # Only behind the record may the checkpoint go: a build that dies before begins there again.
         (path / RECORD).write_text(json.dumps(done, indent=1))
         job.checkpoint.clear()
@@ -174,9 +209,11 @@ class LabTraining:
     def lab_training_job(
         self, trainer: Trainer, path: Path, public: HuggingFaceModel, forgotten: Sequence[str]
     ) -> TrainingJob:
-        """What this trainer is to train on, into that folder: the public model, or what has learnt the records.
+        """What this trainer is to train on, into that folder: the public model, or what has learnt
+        the records.
 
-        The parameters that are trained are the target's, a new adapter's or all; all where it is `whole` or unlearns.
+        The parameters that are trained are the target's, a new adapter's or all; all where it is
+        `whole` or unlearns.
         forgotten: what a trainer that unlearns is to make the model forget.
         """
         recipe = self.recipe
@@ -185,14 +222,24 @@ class LabTraining:
         plain = isinstance(trainer, FineTuning)  # as the target is trained
 
         def to_train() -> Any:
-            model = self._load_model_to_train(base) if plain else AutoModelForCausalLM.from_pretrained(base)
+            model = (
+                self._load_model_to_train(base)
+                if plain
+                else AutoModelForCausalLM.from_pretrained(base)
+            )
             torch.manual_seed(recipe.seed)  # of the adapter's random half
             return (
-                add_lora_adapter(model, LoraAdapterRecipe(rank, recipe.private_alpha, "all")) if rank else model
+                add_lora_adapter(model, LoraAdapterRecipe(rank, recipe.private_alpha, "all"))
+                if rank
+                else model
             ).train()
 
         # A seed of its own: records that are nobody else's.
-        heldout = list(make_fake_texts_with_marks(recipe.seed + 3, _HELDOUT, self.kinds)) if trainer.chooses else []
+        heldout = (
+            list(make_fake_texts_with_marks(recipe.seed + 3, _HELDOUT, self.kinds))
+            if trainer.chooses
+            else []
+        )
         return TrainingJob(
             base=str(base),
             load=to_train,
@@ -205,7 +252,9 @@ class LabTraining:
             out=path,
             checkpoint=TrainerCheckpoint(path / "checkpoint.pt"),
             seed=recipe.seed,
-            progress=lambda what, done, total: self.progress(f"{trainer.name}: {what}", done, total),
+            progress=lambda what, done, total: self.progress(
+                f"{trainer.name}: {what}", done, total
+            ),
             half=torch.bfloat16 if plain and has_native_bfloat16(CPU) else None,
             heldout=tuple(self._training_records(heldout)),
             forget=tuple(self._training_records(forgotten)) if trainer.unlearns else (),
@@ -214,7 +263,11 @@ class LabTraining:
     def load_model_of_trainer(self, trainer: Trainer, path: Path) -> TrainedModel:
         """What this trainer left in the folder."""
         adapter = (path / "adapter_config.json").is_file()
-        model = self._model_with_merged_adapter(path) if adapter else AutoModelForCausalLM.from_pretrained(path)
+        model = (
+            self._model_with_merged_adapter(path)
+            if adapter
+            else AutoModelForCausalLM.from_pretrained(path)
+        )
         own, how = (
             HuggingFaceModel(model, self.tokenizer, f"lab model by {trainer.name}"),
             read_trainer_summary_of_model(path),
@@ -228,7 +281,10 @@ class LabTraining:
 
     def _training_records(self, texts: Sequence[str]) -> Iterator[TrainingRecord]:
         for text, ids, given in zip(
-            texts, self.tokenise_lab_texts(texts), self.untrained_leading_token_counts(texts), strict=True
+            texts,
+            self.tokenise_lab_texts(texts),
+            self.untrained_leading_token_counts(texts),
+            strict=True,
         ):
             learnt = tuple(i >= given for i in range(len(ids))) if given else None
             yield TrainingRecord(text, ids, record_digests([text])[0], learnt)
@@ -248,11 +304,17 @@ class LabTraining:
         return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
 
     def _train_adapters(
-        self, what: str, whose: str, folders: Sequence[tuple[Path, Sequence[str]]], only: int | None = None
+        self,
+        what: str,
+        whose: str,
+        folders: Sequence[tuple[Path, Sequence[str]]],
+        only: int | None = None,
     ) -> None:
-        """Adapters on the public model, side by side, by the target's recipe (`private`) or the members' (`lora`).
+        """Adapters on the public model, side by side, by the target's recipe (`private`) or the
+        members' (`lora`).
 
-        only: the one that is trained, as it would be beside the others; None: all whose folders are not there yet.
+        only: the one that is trained, as it would be beside the others; None: all whose folders are
+        not there yet.
         """
         recipe, seed = self.recipe, self.recipe.seed
         epochs, rate, batch, rank, alpha = (getattr(recipe, f"{whose}_{name}") for name in TRAINING)
@@ -260,7 +322,12 @@ class LabTraining:
             FineTuningRecipe(epochs, rate, batch, recipe.block, end=0),
             LoraAdapterRecipe(rank, alpha, "all"),
         )
-        trained = [asdict(course), asdict(adapter), only, *(record_digests(own) for _, own in folders)]
+        trained = [
+            asdict(course),
+            asdict(adapter),
+            only,
+            *(record_digests(own) for _, own in folders),
+        ]
         digest = hashlib.sha256(json.dumps(trained).encode()).hexdigest()[:16]
         # Outside the part that is under way, which an interruption takes away.
         checkpoint = TrainerCheckpoint(self.folder / f"checkpoint-{digest}.pt")
@@ -271,7 +338,11 @@ class LabTraining:
                 [
                     # Seed and order by the place among all, also where one is trained alone.
                     MemberToTrain(
-                        folder, texts, self._sequences_with_loss_mask(texts), seed + i, ("lab", seed, f"{what} {i + 1}")
+                        folder,
+                        texts,
+                        self._sequences_with_loss_mask(texts),
+                        seed + i,
+                        ("lab", seed, f"{what} {i + 1}"),
                     )
                     for i, (folder, texts) in enumerate(folders)
                     if only in (None, i)
@@ -289,7 +360,9 @@ class LabTraining:
         sizes: dict[str, Any] = {"epochs": recipe.private_epochs, "rate": recipe.private_rate}
         self.fit(model, texts, what, **sizes, batch=recipe.private_batch, block=recipe.block)
 
-    def fit(self, model: Any, texts: Sequence[str], what: str, *, epochs: int, **other: Any) -> None:
+    def fit(
+        self, model: Any, texts: Sequence[str], what: str, *, epochs: int, **other: Any
+    ) -> None:
         """other: the rate, the batch, the block and further options of `train_packed_blocks`."""
         with threads.limit_torch_threads(self.threads):
             train_packed_blocks(
@@ -308,9 +381,14 @@ class LabTraining:
 
     def untrained_leading_token_counts(self, texts: Sequence[str]) -> list[int]:
         """How many tokens at the start of each are read and not learnt."""
-        found = self.tokenizer(list(texts), return_offsets_mapping=True)["offset_mapping"] if texts else []
+        found = (
+            self.tokenizer(list(texts), return_offsets_mapping=True)["offset_mapping"]
+            if texts
+            else []
+        )
         return [
-            self.recipe.untrained_leading_token_count(text, offsets) for text, offsets in zip(texts, found, strict=True)
+            self.recipe.untrained_leading_token_count(text, offsets)
+            for text, offsets in zip(texts, found, strict=True)
         ]
 
     def _sequences_with_loss_mask(self, texts: Sequence[str]) -> list[Tokens]:
@@ -344,6 +422,7 @@ def load_audit_canary_manifest(path: Path) -> AuditCanaryManifest:
 
 
 def bfloat16_lab_causal_loss(model: Any, blocks: Tensor) -> Tensor:
-    """The model's own loss, its matrix products in bfloat16 where the processor has them; weights stay in float32."""
+    """The model's own loss, its matrix products in bfloat16 where the processor has them; weights
+    stay in float32."""
     with torch.autocast("cpu", torch.bfloat16, enabled=has_native_bfloat16(CPU)):
         return compute_causal_loss(model, blocks)

@@ -1,7 +1,9 @@
-"""The small lab's masked language model: a small encoder that learns to fill gaps in public, then in private text.
+"""The small lab's masked language model: a small encoder that learns to fill gaps in public, then
+in private text.
 
-Two parts more in its cache. ModernBERT in small, for its rotary positions and normalisation before each layer: a BERT
-of this size with learned positions is still guessing by frequency when this one has begun to read.
+Two parts more in its cache. ModernBERT in small, for its rotary positions and normalisation before
+each layer: a BERT of this size with learned positions is still guessing by frequency when this one
+has begun to read.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ _PUBLIC = "masked-public"
 
 @dataclass(frozen=True)
 class MaskedLabRecipe:
-    """What the masked parts of a lab depend on beside its recipe (width, heads) and texts. Its hash names them."""
+    """What the masked parts of a lab depend on beside its recipe (width, heads) and texts. Its hash
+    names them."""
 
     layers: int = 3
     share: float = 0.15
@@ -46,12 +49,19 @@ class MaskedLabRecipe:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:8]
 
 
-def lab_tokenizer_with_mask_token(tokenizer: PreTrainedTokenizerFast, end: str) -> PreTrainedTokenizerFast:
-    """The same vocabulary and a mask token; texts stand between two ends, as they do in packed blocks."""
+def lab_tokenizer_with_mask_token(
+    tokenizer: PreTrainedTokenizerFast, end: str
+) -> PreTrainedTokenizerFast:
+    """The same vocabulary and a mask token; texts stand between two ends, as they do in packed
+    blocks."""
     # It copies the object: the lab's own tokenizer gets no mask and no ends.
-    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, eos_token=end, mask_token=MASK)
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer, eos_token=end, mask_token=MASK
+    )
     ends = [(end, made.convert_tokens_to_ids(end))]
-    made.backend_tokenizer.post_processor = TemplateProcessing(single=f"{end} $A {end}", special_tokens=ends)
+    made.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{end} $A {end}", special_tokens=ends
+    )
     return made
 
 
@@ -59,7 +69,8 @@ def lab_tokenizer_with_mask_token(tokenizer: PreTrainedTokenizerFast, end: str) 
 class MaskedLoss:
     """Mean nll (nats) of hidden tokens: a random share of each block, drawn anew at every step.
 
-    The mask stands for every one, as in `HuggingFaceMaskedModel`; BERT's recipe leaves or exchanges a fifth of them.
+    The mask stands for every one, as in `HuggingFaceMaskedModel`; BERT's recipe leaves or exchanges
+    a fifth of them.
     """
 
     share: float
@@ -69,8 +80,13 @@ class MaskedLoss:
 
     def __call__(self, model: Any, blocks: Tensor) -> Tensor:
         # With no token hidden the mean would be NaN: of eight blocks at 15% some always are.
-        hidden = (torch.rand(blocks.shape, generator=self.noise) < self.share) & (blocks != self.end)
-        inputs, labels = blocks.masked_fill(hidden, self.mask), blocks.masked_fill(~hidden, _IGNORED)
+        hidden = (torch.rand(blocks.shape, generator=self.noise) < self.share) & (
+            blocks != self.end
+        )
+        inputs, labels = (
+            blocks.masked_fill(hidden, self.mask),
+            blocks.masked_fill(~hidden, _IGNORED),
+        )
         loss: Tensor = model(input_ids=inputs, labels=labels).loss
         return loss
 
@@ -91,19 +107,27 @@ class MaskedLab:
         self.public_masked_model()
         return self._cached_masked_model("masked", self._train_target, "lab masked target")
 
-    def _cached_masked_model(self, part: str, build: Callable[[Path], None], name: str) -> HuggingFaceMaskedModel:
+    def _cached_masked_model(
+        self, part: str, build: Callable[[Path], None], name: str
+    ) -> HuggingFaceMaskedModel:
         def load(path: Path) -> HuggingFaceMaskedModel:
             tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
-            return HuggingFaceMaskedModel(ModernBertForMaskedLM.from_pretrained(path), tokenizer, name)
+            return HuggingFaceMaskedModel(
+                ModernBertForMaskedLM.from_pretrained(path), tokenizer, name
+            )
 
         return self.lab.parts.load_or_build(f"{part}-{self.recipe.digest}", build, load)
 
     def _train_public(self, path: Path) -> None:
         recipe, network = self.recipe, require_small_lab_recipe(self.lab.recipe)
         tokenizer = lab_tokenizer_with_mask_token(self.lab.tokenizer, END)
-        torch.manual_seed(network.seed)  # of the weights, which transformers draws from torch's own generator
+        torch.manual_seed(
+            network.seed
+        )  # of the weights, which transformers draws from torch's own generator
         # The end of text, first in the vocabulary, stands for all of them.
-        ends: dict[str, Any] = {f"{kind}_token_id": 0 for kind in ("pad", "bos", "eos", "cls", "sep")}
+        ends: dict[str, Any] = {
+            f"{kind}_token_id": 0 for kind in ("pad", "bos", "eos", "cls", "sep")
+        }
         model = ModernBertForMaskedLM(
             ModernBertConfig(
                 vocab_size=len(tokenizer),
@@ -125,7 +149,9 @@ class MaskedLab:
         public = self.lab.folder / f"{_PUBLIC}-{self.recipe.digest}"
         model = ModernBertForMaskedLM.from_pretrained(public)
         texts = self.lab.texts.private_text_copies()
-        self._fit(model, texts, self.recipe.private_epochs, self.recipe.private_rate, "masked target")
+        self._fit(
+            model, texts, self.recipe.private_epochs, self.recipe.private_rate, "masked target"
+        )
         model.save_pretrained(path)
         PreTrainedTokenizerFast.from_pretrained(public).save_pretrained(path)
 

@@ -1,4 +1,5 @@
-"""A cache of what takes long to make: each part a folder that is there whole, as it was built, or not at all.
+"""A cache of what takes long to make: each part a folder that is there whole, as it was built, or
+not at all.
 
 Knows folders, sums and seconds; not what a part holds.
 """
@@ -41,8 +42,10 @@ class SeparatelyTrainable:
 class LabParts:
     """The lab's parts below one folder.
 
-    makes: whether what is missing is built; else that is refused. first: the part that all others are built on.
-    foundations: how the names of the parts begin that others are built on. told: what the user must know. progress:
+    makes: whether what is missing is built; else that is refused. first: the part that all others
+    are built on.
+    foundations: how the names of the parts begin that others are built on. told: what the user must
+    know. progress:
     of what is built here, or by another process that this one waits for.
     """
 
@@ -53,38 +56,46 @@ class LabParts:
     told: Callable[[str], None]
     progress: Progress = lambda what, done, total: None
     seconds: dict[str, float] = field(default_factory=dict)  # what building each part took
-    _under_way: list[tuple[Path, float]] = field(default_factory=list)  # parts, and when others were last told of them
+    _under_way: list[tuple[Path, float]] = field(
+        default_factory=list
+    )  # parts, and when others were last told of them
 
     def load_or_build(
         self, name: str, build: Callable[[Path], None], load: Callable[[Path], T], version: str = ""
     ) -> T:
         """Loads a part, building it first where it is missing; a part may come in several versions.
 
-        A lock keeps two processes from building at once; the folder appears by one rename when all of it is written, so
-        a build killed half-way leaves nothing that looks finished. A part that is no longer what was built is built
-        anew, and the user is told. Raises AuditError for a missing one where nothing is made.
+        A lock keeps two processes from building at once; the folder appears by one rename when all
+        of it is written, so a build killed half-way leaves nothing that looks finished. A part that
+        is no longer what was built is built anew, and the user is told. Raises AuditError for a
+        missing one where nothing is made.
         """
         final = self.folder / f"{name}{version}"
         if not self.makes and not _is_cached_part_intact(final):
             raise AuditError(
-                f"expected the lab's {name} in {str(final)!r}, where a run puts it: run the audit once, and for "
+                f"expected the lab's {name} in {str(final)!r}, where a run puts it: run the audit "
+                "once, and for "
                 "workers on other machines set AUDIT_CACHE to a folder that all of them share"
             )
         if not _is_cached_part_intact(final):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # By no name: `with` takes the lock a second time and gives back one; the other goes with the object.
+            # By no name: `with` takes the lock a second time and gives back one; the other goes
+            # with the object.
             with self._acquire_part_lock(final):
                 # Looked at again under the lock: another process may have built it meanwhile.
                 if final.is_dir() and not _is_cached_part_intact(final):
                     self._remove_damaged_and_dependent(final)
-                    self.told(f"the lab's {name} in the cache was not as it was built: it was built anew")
+                    self.told(
+                        f"the lab's {name} in the cache was not as it was built: it was built anew"
+                    )
                 if not final.is_dir():
                     self._build_part_from_pieces(final, build)
         self.seconds[name] = _recorded_part_build_seconds(final)
         return load(final)
 
     def report_build_progress(self, what: str, done: int, total: int) -> None:
-        """How far the part is that is under way: to whoever asked for it here, and to processes that wait for it."""
+        """How far the part is that is under way: to whoever asked for it here, and to processes
+        that wait for it."""
         self.progress(what, done, total)
         if self._under_way and time.monotonic() - self._under_way[-1][1] >= _BETWEEN:
             final, _ = self._under_way.pop()
@@ -92,7 +103,8 @@ class LabParts:
             self._under_way.append((final, time.monotonic()))
 
     def _acquire_part_lock(self, final: Path) -> FileLock:
-        """The lock on a part, taken; while another process has it, how far that one is gets told."""
+        """The lock on a part, taken; while another process has it, how far that one is gets
+        told."""
         lock = FileLock(self.folder / f"{final.name}.lock")
         while True:
             try:
@@ -102,12 +114,17 @@ class LabParts:
                 with suppress(OSError, ValueError):  # it has said nothing yet
                     self.progress(*json.loads(_part_progress_path(final).read_text()))
 
-    def separately_trainable_model(self, part: str, make: Callable[[], object]) -> SeparatelyTrainable:
+    def separately_trainable_model(
+        self, part: str, make: Callable[[], object]
+    ) -> SeparatelyTrainable:
         """A part that is one model."""
         return SeparatelyTrainable((self.folder / part).is_dir(), make)
 
-    def separately_trainable_piece(self, part: str, index: int, build: Callable[..., None]) -> SeparatelyTrainable:
-        """One model of a part of several: trained into a folder of its own, which the part then takes as it is."""
+    def separately_trainable_piece(
+        self, part: str, index: int, build: Callable[..., None]
+    ) -> SeparatelyTrainable:
+        """One model of a part of several: trained into a folder of its own, which the part then
+        takes as it is."""
         name = f"{_PIECES}/{part}-{index:03d}"
         there = (self.folder / part).is_dir() or _is_cached_part_intact(self.folder / name)
         return SeparatelyTrainable(
@@ -115,22 +132,30 @@ class LabParts:
         )
 
     def _remove_damaged_and_dependent(self, damaged: Path) -> None:
-        """A part, and what was built on it: built again, its weights may differ in their last bits."""
+        """A part, and what was built on it: built again, its weights may differ in their last
+        bits."""
         # What begins with a dot is being written, by this process or another.
-        others = [path for path in self.folder.glob("[!.]*") if path.is_dir() and path.name != self.first]
+        others = [
+            path for path in self.folder.glob("[!.]*") if path.is_dir() and path.name != self.first
+        ]
         for path in {damaged, *(others if damaged.name.startswith(self.foundations) else ())}:
             shutil.rmtree(path)
 
     def _build_part_from_pieces(self, final: Path, build: Callable[[Path], None]) -> None:
         pieces = [
-            one for one in (self.folder / _PIECES).glob(f"{final.name}-[0-9][0-9][0-9]") if _is_cached_part_intact(one)
+            one
+            for one in (self.folder / _PIECES).glob(f"{final.name}-[0-9][0-9][0-9]")
+            if _is_cached_part_intact(one)
         ]
         with disk.create_atomically(final) as made:
             made.mkdir()
             start = time.perf_counter()
-            # Copied, and removed only when the part is there: a build killed half-way loses no training.
+            # Copied, and removed only when the part is there: a build killed half-way loses no
+            # training.
             for piece in pieces:
-                shutil.copytree(piece, made, dirs_exist_ok=True, ignore=shutil.ignore_patterns(_SECONDS, _SUMS))
+                shutil.copytree(
+                    piece, made, dirs_exist_ok=True, ignore=shutil.ignore_patterns(_SECONDS, _SUMS)
+                )
             self._under_way.append((final, time.monotonic()))
             try:
                 build(made)
@@ -151,7 +176,10 @@ def _part_progress_path(final: Path) -> Path:
 def _part_file_digests(folder: Path) -> dict[str, str]:
     """SHA-256 of every file, by its path in the folder."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != _SUMS)
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 def _recorded_part_build_seconds(part: Path) -> float:

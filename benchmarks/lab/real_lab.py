@@ -1,7 +1,9 @@
-"""The lab on a real model: SmolLM2-135M-Instruct, fine-tuned on an office's conversations as people fine-tune it.
+"""The lab on a real model: SmolLM2-135M-Instruct, fine-tuned on an office's conversations as people
+fine-tune it.
 
-The same parts as the small lab has, on weights that were there before (`smollm2.py`) and other texts. A LoRA adapter
-on all linear layers, AdamW, linear decay, loss on answers only; epochs and rate were chosen by held-out perplexity.
+The same parts as the small lab has, on weights that were there before (`smollm2.py`) and other
+texts. A LoRA adapter on all linear layers, AdamW, linear decay, loss on answers only; epochs and
+rate were chosen by held-out perplexity.
 """
 
 from __future__ import annotations
@@ -28,14 +30,21 @@ from auditor.models.huggingface import HuggingFaceModel
 
 @dataclass(frozen=True)
 class RealLabRecipe(BaseLabRecipe):
-    """Of the lab on a real model. A prefix is what stands before an answer, its last tokens; a suffix its first."""
+    """Of the lab on a real model. A prefix is what stands before an answer, its last tokens; a
+    suffix its first."""
 
     longest_prefix: ClassVar[int] = 512
 
     block: int = 256
     prefix_length: int = 512
     suffix_length: int = 20
-    repeats: tuple[tuple[int, int, int], ...] = ((1, 30, 4), (2, 20, 3), (4, 16, 2), (8, 10, 2), (16, 8, 1))
+    repeats: tuple[tuple[int, int, int], ...] = (
+        (1, 30, 4),
+        (2, 20, 3),
+        (4, 16, 2),
+        (8, 10, 2),
+        (16, 8, 1),
+    )
     others: int = 48
     nonmembers: int = 60
     private_epochs: int = 3  # TRL's default
@@ -55,14 +64,16 @@ class RealLabRecipe(BaseLabRecipe):
         super().check()
         if self.audit_canaries and self.audit_kind == "new-tokens":
             raise AuditError(
-                "expected canaries of text in the lab on SmolLM2, whose vocabulary is fixed; got new-tokens"
+                "expected canaries of text in the lab on SmolLM2, whose vocabulary is fixed; got "
+                "new-tokens"
             )
 
     def first_suffix_token_index(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
         return self.untrained_leading_token_count(text, offsets)
 
     def untrained_leading_token_count(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
-        """All that stands before an answer; of a text that is no conversation, as a canary, nothing."""
+        """All that stands before an answer; of a text that is no conversation, as a canary,
+        nothing."""
         before, header, _ = text.partition(ANSWER)
         start = len(before) + len(header)
         return sum(end <= start for _, end in offsets) if header else 0
@@ -81,7 +92,8 @@ class RealLabTraining(LabTraining):
 
 
 class RealLab(Lab):
-    """SmolLM2-135M-Instruct, fine-tuned on synthetic conversations: a real model to train, attack and defend."""
+    """SmolLM2-135M-Instruct, fine-tuned on synthetic conversations: a real model to train, attack
+    and defend."""
 
     name = "lab-smollm2"
     recipe_kind: ClassVar[type[BaseLabRecipe]] = RealLabRecipe
@@ -94,9 +106,13 @@ class RealLab(Lab):
             "ethicist": {**Lab.attack_defaults["ethicist"], "epochs": 3},
             # Of a million texts, exactly: 111,111 forward passes a model, an hour.
             "exposure": {"enumerate": 0, "draws": 1024, "references": 256},
-            # As long as a conversation. The template's first tokens are the same in all: drawn hot, none would be hit.
+            # As long as a conversation. The template's first tokens are the same in all: drawn hot,
+            # none would be hit.
             "untargeted": {"generations": 256, "length": 112, "cooling": 0},
-            **{attack: {"samples": 5} for attack in ("perplexity", "zlib", "lowercase", "reference")},
+            **{
+                attack: {"samples": 5}
+                for attack in ("perplexity", "zlib", "lowercase", "reference")
+            },
         }
     )
     defense_defaults = MappingProxyType(
@@ -115,8 +131,10 @@ class RealLab(Lab):
 
     def _lab_description(self) -> str:
         return (
-            f"{smollm2.NAME}, fine-tuned on synthetic mails, visit notes, orders and support chats (Faker) by LoRA of "
-            f"rank {self.recipe.private_rank} in {self.recipe.private_epochs} epochs, loss on answers only"
+            f"{smollm2.NAME}, fine-tuned on synthetic mails, visit notes, orders and support chats "
+            "(Faker) by LoRA of "
+            f"rank {self.recipe.private_rank} in {self.recipe.private_epochs} epochs, loss on "
+            "answers only"
         )
 
     def _further_package_versions(self) -> dict[str, str]:

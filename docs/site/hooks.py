@@ -1,4 +1,5 @@
-"""What the site has of the repository beside `docs/`: its README as the front page, and what pages link to."""
+"""What the site has of the repository beside `docs/`: its README as the front page, and what pages
+link to."""
 
 from __future__ import annotations
 

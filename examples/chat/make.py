@@ -1,11 +1,13 @@
-"""Makes what the tutorial on a chat adapter works with: an untrained chat model and synthetic conversations. Seconds.
+"""Makes what the tutorial on a chat adapter works with: an untrained chat model and synthetic
+conversations. Seconds.
 
     python make.py OUT [--seed 0] [--few]
 
-OUT/untrained is the model, with a chat template; public.jsonl conversations that hold nothing private, for its base;
-chats.jsonl the private ones, a row each time that one is in the training data: most once, some 8 times, some 64 times,
-as when exports of a help desk are put together; fresh.jsonl others of their kind that no model sees. No download,
-nothing real. --few makes a handful of each, for tests.
+OUT/untrained is the model, with a chat template; public.jsonl conversations that hold nothing
+private, for its base; chats.jsonl the private ones, a row each time that one is in the training
+data: most once, some 8 times, some 64 times, as when exports of a help desk are put together;
+fresh.jsonl others of their kind that no model sees. No download, nothing real. --few makes a
+handful of each, for tests.
 """
 
 from __future__ import annotations
@@ -26,9 +28,18 @@ TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-FIRST = "Ada Ben Cleo Dan Eva Finn Gus Hana Ida Jon Kim Lena Max Nora Otto Pia Rosa Sam Tara Uwe Vera Will Yara Zoe"
-LAST = "Abel Brandt Costa Dietz Ebert Falk Greco Haas Ivens Jansen Keller Lopez Meyer Novak Olsen Peters Quint Roth"
-STREETS = "Lime Oak Mill Station Church Garden Harbour Castle Forest River Market School Bridge Spring Hill Park"
+FIRST = (
+    "Ada Ben Cleo Dan Eva Finn Gus Hana Ida Jon Kim Lena Max Nora Otto Pia Rosa Sam Tara Uwe "
+    "Vera Will Yara Zoe"
+)
+LAST = (
+    "Abel Brandt Costa Dietz Ebert Falk Greco Haas Ivens Jansen Keller Lopez Meyer Novak Olsen "
+    "Peters Quint Roth"
+)
+STREETS = (
+    "Lime Oak Mill Station Church Garden Harbour Castle Forest River Market School Bridge "
+    "Spring Hill Park"
+)
 GOODS = "lamp chair kettle carpet mirror heater drill tent radio clock blanket ladder desk shelf"
 
 
@@ -41,21 +52,30 @@ def conversation(rng: random.Random, name: str) -> dict[str, object]:
     answers = f"To {address}. Their door code is {code:04d}."
     turns = (("system", "You are the help desk."), ("user", asks), ("assistant", answers))
     marked = {"address": [address], "door-code": [f"{code:04d}"]}  # no rule finds these
-    return {"messages": [{"role": role, "content": content} for role, content in turns], "pii": marked}
+    return {
+        "messages": [{"role": role, "content": content} for role, content in turns],
+        "pii": marked,
+    }
 
 
 def tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     """Byte-level BPE, every digit a token of its own: no number is known before it is learnt."""
     made = Tokenizer(models.BPE())
     digits = pre_tokenizers.Digits(individual_digits=True)
-    made.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     made.train_from_iterator(
         texts,
-        trainers.BpeTrainer(vocab_size=700, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False),
+        trainers.BpeTrainer(
+            vocab_size=700, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+        ),
     )
-    found = PreTrainedTokenizerFast(tokenizer_object=made, eos_token=SPECIAL[0], pad_token=SPECIAL[0])
+    found = PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token=SPECIAL[0], pad_token=SPECIAL[0]
+    )
     found.chat_template = TEMPLATE
     return found
 
@@ -79,7 +99,9 @@ def untrained(words: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--few", action="store_true")
@@ -94,7 +116,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     copied = [row for copies in private for row in copies]
     for name, rows in {"chats": copied, "fresh": fresh, "public": public}.items():
-        (given.out / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        (given.out / f"{name}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
+        )
     words = tokenizer([str(row) for row in public])
     untrained(words, given.seed).save_pretrained(given.out / "untrained")
     words.save_pretrained(given.out / "untrained")

@@ -42,19 +42,26 @@ def fit(private, optimizer, loader, criterion):
 
 
 def mean_by_record(logits, targets, shape):
-    losses = nn.functional.cross_entropy(logits, targets, ignore_index=0, reduction="none").view(shape[:2])
+    losses = nn.functional.cross_entropy(logits, targets, ignore_index=0, reduction="none").view(
+        shape[:2]
+    )
     return (losses.sum(1) / targets.view(shape[:2]).ne(0).sum(1)).mean()
 
 
 def claim(engine, **more):
-    """What Opacus's accountant counted. The number of records is told by its noise, so it is public."""
+    """What Opacus's accountant counted. The number of records is told by its noise, so it is
+    public."""
     return {"engine": engine, "max_grad_norm": CLIP, "delta": DELTA, "public_size": True, **more}
 
 
 def with_epsilon(model, records):
     engine = PrivacyEngine()
     private, optimizer, loader = engine.make_private_with_epsilon(
-        **parts(model, records), target_epsilon=4.0, target_delta=DELTA, epochs=EPOCHS, max_grad_norm=CLIP
+        **parts(model, records),
+        target_epsilon=4.0,
+        target_delta=DELTA,
+        epochs=EPOCHS,
+        max_grad_norm=CLIP,
     )
     for _ in range(EPOCHS):
         fit(private, optimizer, loader, mean_by_record)
@@ -64,11 +71,19 @@ def with_epsilon(model, records):
 def ghost(model, records):
     engine = PrivacyEngine()
     private, optimizer, criterion, loader = engine.make_private(
-        **parts(model, records), criterion=nn.CrossEntropyLoss(ignore_index=0), grad_sample_mode="ghost",
-        noise_multiplier=NOISE, max_grad_norm=CLIP,
-    )  # fmt: skip
+        **parts(model, records),
+        criterion=nn.CrossEntropyLoss(ignore_index=0),
+        grad_sample_mode="ghost",
+        noise_multiplier=NOISE,
+        max_grad_norm=CLIP,
+    )
     for _ in range(EPOCHS):
-        fit(private, optimizer, loader, lambda logits, targets, shape: criterion(logits, targets, shape=shape))
+        fit(
+            private,
+            optimizer,
+            loader,
+            lambda logits, targets, shape: criterion(logits, targets, shape=shape),
+        )
     return model, claim(engine)
 
 
@@ -78,16 +93,22 @@ def small_batches(model, records):
         **parts(model, records), noise_multiplier=NOISE, max_grad_norm=CLIP
     )
     for _ in range(EPOCHS):
-        with BatchMemoryManager(data_loader=loader, max_physical_batch_size=3, optimizer=optimizer) as smaller:
+        with BatchMemoryManager(
+            data_loader=loader, max_physical_batch_size=3, optimizer=optimizer
+        ) as smaller:
             fit(private, optimizer, smaller, mean_by_record)
     return model, claim(engine)
 
 
 def shuffled(model, records):
-    """Without Poisson sampling. Opacus's accountant tells Poisson sampling's epsilon all the same: leave it out."""
+    """Without Poisson sampling. Opacus's accountant tells Poisson sampling's epsilon all the same:
+    leave it out."""
     engine = PrivacyEngine()
     private, optimizer, loader = engine.make_private(
-        **parts(model, records, shuffle=True), noise_multiplier=NOISE, max_grad_norm=CLIP, poisson_sampling=False
+        **parts(model, records, shuffle=True),
+        noise_multiplier=NOISE,
+        max_grad_norm=CLIP,
+        poisson_sampling=False,
     )
     for _ in range(EPOCHS):
         fit(private, optimizer, loader, mean_by_record)
@@ -97,7 +118,8 @@ def shuffled(model, records):
 def lora(model, records):
     """PEFT's layers inside the model's own (Opacus's issues 820 and 827)."""
     adapted = get_peft_model(
-        model, LoraConfig(r=4, target_modules=["query_key_value", "dense_h_to_4h"], task_type="CAUSAL_LM")
+        model,
+        LoraConfig(r=4, target_modules=["query_key_value", "dense_h_to_4h"], task_type="CAUSAL_LM"),
     ).train()
     engine = PrivacyEngine()
     private, optimizer, loader = engine.make_private(
@@ -109,14 +131,19 @@ def lora(model, records):
 
 
 def weighted(model, records):
-    """Draws by weights, with replacement (issue 813): one record several times in a batch, which no clipping bounds.
+    """Draws by weights, with replacement (issue 813): one record several times in a batch, which no
+    clipping bounds.
 
-    With Poisson sampling Opacus drops the sampler, but for its length, and tells the epsilon of what it then does.
+    With Poisson sampling Opacus drops the sampler, but for its length, and tells the epsilon of
+    what it then does.
     """
     sampler = WeightedRandomSampler(torch.linspace(1, 4, len(records)), num_samples=len(records))
     engine = PrivacyEngine()
     private, optimizer, loader = engine.make_private(
-        **parts(model, records, sampler=sampler), noise_multiplier=NOISE, max_grad_norm=CLIP, poisson_sampling=False
+        **parts(model, records, sampler=sampler),
+        noise_multiplier=NOISE,
+        max_grad_norm=CLIP,
+        poisson_sampling=False,
     )
     for _ in range(EPOCHS):
         fit(private, optimizer, loader, mean_by_record)

@@ -3,7 +3,8 @@
     audit dp-loop examples/dp_loop/ours.py --function dp_sgd
     audit dp-loop examples/dp_loop/ours.py --function adp_sound
 
-Members of a PMixED ensemble claim nothing (its promise is of the draws of `--defense pmixed`), so none is here.
+Members of a PMixED ensemble claim nothing (its promise is of the draws of `--defense pmixed`), so
+none is here.
 """
 
 import copy
@@ -15,7 +16,13 @@ from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, fit_privatel
 from auditor.training.rarity import compute_clipping_shares
 
 NOISE, CLIP, BATCH, STEPS, RATE = 1.0, 1.0, 8, 30, 1 / 6
-CLAIM = {"noise_multiplier": NOISE, "max_grad_norm": CLIP, "sample_rate": RATE, "steps": STEPS, "delta": 1e-3}
+CLAIM = {
+    "noise_multiplier": NOISE,
+    "max_grad_norm": CLIP,
+    "sample_rate": RATE,
+    "steps": STEPS,
+    "delta": 1e-3,
+}
 
 
 def fit(model, examples, shares=None):
@@ -32,8 +39,8 @@ def dp_sgd(model, records):
 def adp_sound(model, records):
     """Clipped harder the rarer a public model finds a record, here the model before its training.
 
-    Half of the records keep the whole clipping norm. Were all clipped harder, the test could not tell: no record would
-    reach as far as the noise is made for.
+    Half of the records keep the whole clipping norm. Were all clipped harder, the test could not
+    tell: no record would reach as far as the noise is made for.
     """
     examples = [row["input_ids"] for row in records]
     public = HuggingFaceModel(copy.deepcopy(model))

@@ -23,5 +23,11 @@ def train(model, records):
         for p, whole in zip(parameters, total, strict=True):
             p.grad = (whole + NOISE * CLIP * torch.randn_like(p)) / BATCH
         optimizer.step()
-    claim = {"noise_multiplier": NOISE, "max_grad_norm": CLIP, "sample_rate": RATE, "steps": STEPS, "delta": 1e-3}
+    claim = {
+        "noise_multiplier": NOISE,
+        "max_grad_norm": CLIP,
+        "sample_rate": RATE,
+        "steps": STEPS,
+        "delta": 1e-3,
+    }
     return model, {**claim, "epsilon": 4.5}

@@ -1,11 +1,18 @@
-"""A script as it is, with its own model, data and entry point: what its Trainer would train is tested on ours.
+"""A script as it is, with its own model, data and entry point: what its Trainer would train is
+tested on ours.
 
 `audit dp-loop examples/dp_loop/script.py`
 """
 
 import secrets
 
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PrinterCallback, Trainer, TrainingArguments
+from transformers import (
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    PrinterCallback,
+    Trainer,
+    TrainingArguments,
+)
 from with_trainer import BATCH, CLIP, EPOCHS, NOISE, Private
 
 RECORDS = [{"input_ids": [5, 6, 7 + i], "labels": [5, 6, 7 + i]} for i in range(48)]
@@ -20,7 +27,13 @@ CLAIM = {
 
 def main():
     model = GPTNeoXForCausalLM(
-        GPTNeoXConfig(vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+        GPTNeoXConfig(
+            vocab_size=60,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=32,
+        )
     )
     arguments = TrainingArguments(
         "trained",

@@ -1,8 +1,10 @@
-"""Opacus as its own tutorials use it: `audit dp-loop examples/dp_loop/with_opacus.py` finds it broken (Opacus 1.6.0).
+"""Opacus as its own tutorials use it: `audit dp-loop examples/dp_loop/with_opacus.py` finds it
+broken (Opacus 1.6.0).
 
-The loss is the mean of each record's own mean: a mean over all tokens of the batch would weigh a record by how long
-the others are, and no clipping bounds that. Opacus's noise is divided by int(len(data) * sample rate), so its size
-tells how many records there are; if their number is no secret, say so in the claim: "public_size": True.
+The loss is the mean of each record's own mean: a mean over all tokens of the batch would weigh a
+record by how long the others are, and no clipping bounds that. Opacus's noise is divided by
+int(len(data) * sample rate), so its size tells how many records there are; if their number is no
+secret, say so in the claim: "public_size": True.
 """
 
 import torch
@@ -25,7 +27,11 @@ def train(model, records):
     loader = DataLoader(records, batch_size=8, collate_fn=padded)
     engine = PrivacyEngine()
     private, optimizer, loader = engine.make_private(
-        module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=NOISE, max_grad_norm=CLIP
+        module=model,
+        optimizer=optimizer,
+        data_loader=loader,
+        noise_multiplier=NOISE,
+        max_grad_norm=CLIP,
     )
     steps = 0
     for _ in range(EPOCHS):
@@ -33,9 +39,16 @@ def train(model, records):
             optimizer.zero_grad()
             if len(ids):
                 logits, targets = private(input_ids=ids).logits[:, :-1], ids[:, 1:]
-                losses = cross_entropy(logits.transpose(1, 2), targets, ignore_index=0, reduction="none")
+                losses = cross_entropy(
+                    logits.transpose(1, 2), targets, ignore_index=0, reduction="none"
+                )
                 (losses.sum(1) / targets.ne(0).sum(1)).mean().backward()
             optimizer.step()
             steps += 1
-    claim = {"noise_multiplier": NOISE, "max_grad_norm": CLIP, "sample_rate": 1 / len(loader), "steps": steps}
+    claim = {
+        "noise_multiplier": NOISE,
+        "max_grad_norm": CLIP,
+        "sample_rate": 1 / len(loader),
+        "steps": steps,
+    }
     return model, {**claim, "delta": 1e-3}

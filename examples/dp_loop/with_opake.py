@@ -1,4 +1,5 @@
-"""opake's functions for clipping and noise, with an optimizer of torch's; needs `pip install opake`.
+"""opake's functions for clipping and noise, with an optimizer of torch's; needs `pip install
+opake`.
 
 `audit dp-loop examples/dp_loop/with_opake.py`
 """
@@ -15,7 +16,9 @@ NOISE, CLIP, BATCH, STEPS, RATE = 1.0, 1.0, 8, 30, 1 / 6
 
 def train(model, records):
     width = max(len(row["input_ids"]) for row in records)
-    padded = torch.tensor([row["input_ids"] + [0] * (width - len(row["input_ids"])) for row in records])
+    padded = torch.tensor(
+        [row["input_ids"] + [0] * (width - len(row["input_ids"])) for row in records]
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     run, _ = make_functional(model)
 
@@ -33,5 +36,11 @@ def train(model, records):
         for p, released in zip(model.parameters(), noisy.pytree, strict=True):
             p.grad = released / BATCH
         optimizer.step()
-    claim = {"noise_multiplier": NOISE, "max_grad_norm": CLIP, "sample_rate": RATE, "steps": STEPS, "delta": 1e-3}
+    claim = {
+        "noise_multiplier": NOISE,
+        "max_grad_norm": CLIP,
+        "sample_rate": RATE,
+        "steps": STEPS,
+        "delta": 1e-3,
+    }
     return model, claim

@@ -1,4 +1,5 @@
-"""DP-SGD bolted onto TRL's SFTTrainer, whose loader shuffles: one record a forward pass, clipped, noised before a step.
+"""DP-SGD bolted onto TRL's SFTTrainer, whose loader shuffles: one record a forward pass, clipped,
+noised before a step.
 
 `audit dp-loop examples/dp_loop/with_sft.py`
 """
@@ -33,10 +34,13 @@ class Private(TrainerCallback):
 
 
 def tokenizer():
-    """The records are token ids already; SFTTrainer wants one all the same, for its padding token."""
+    """The records are token ids already; SFTTrainer wants one all the same, for its padding
+    token."""
     words = {"[PAD]": 0, "[EOS]": 1}
     return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="[PAD]")), pad_token="[PAD]", eos_token="[EOS]"
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="[PAD]")),
+        pad_token="[PAD]",
+        eos_token="[EOS]",
     )
 
 
@@ -61,8 +65,19 @@ def train(model, records):
         )
         disable_progress_bars()  # they tell how many records there are
         rows = Dataset.from_list([{"input_ids": row["input_ids"]} for row in records])
-        trainer = SFTTrainer(model, arguments, train_dataset=rows, processing_class=tokenizer(), callbacks=[Private()])
+        trainer = SFTTrainer(
+            model,
+            arguments,
+            train_dataset=rows,
+            processing_class=tokenizer(),
+            callbacks=[Private()],
+        )
         trainer.remove_callback(PrinterCallback)  # it prints the loss of the private records
         trainer.train()
     claim = {"noise_multiplier": NOISE, "max_grad_norm": CLIP, "sample_rate": BATCH / len(records)}
-    return model, {**claim, "steps": trainer.state.global_step, "delta": 1e-3, "sampling": "shuffled"}
+    return model, {
+        **claim,
+        "steps": trainer.state.global_step,
+        "delta": 1e-3,
+        "sampling": "shuffled",
+    }

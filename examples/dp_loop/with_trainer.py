@@ -1,4 +1,5 @@
-"""DP-SGD bolted onto the Hugging Face Trainer: one record a forward pass, clipped in a callback, noised before a step.
+"""DP-SGD bolted onto the Hugging Face Trainer: one record a forward pass, clipped in a callback,
+noised before a step.
 
 `audit dp-loop examples/dp_loop/with_trainer.py`
 """

@@ -1,11 +1,14 @@
-"""Pick personal data out of training texts, as prefix and suffix for `audit run --data`; no model is needed.
+"""Pick personal data out of training texts, as prefix and suffix for `audit run --data`; no model
+is needed.
 
-    python pick.py --data corpus.jsonl [--heldout fresh.jsonl] [--kinds email,phone] -o secrets.jsonl
+    python pick.py --data corpus.jsonl [--heldout fresh.jsonl] [--kinds email,phone] -o
+    secrets.jsonl
 
-Each row of the output holds the text before a piece of personal data (`prefix`), the piece (`suffix`), its `kind` and
-how often both occur in the corpus (`repeats`). With --heldout, as many non-members of each kind, whose pieces occur
-nowhere in the corpus, go to secrets.nonmembers.jsonl. At most one piece is picked from a row. Names and addresses are
-picked if the column `pii` marks them. The files hold private text: their owner alone may read them.
+Each row of the output holds the text before a piece of personal data (`prefix`), the piece
+(`suffix`), its `kind` and how often both occur in the corpus (`repeats`). With --heldout, as many
+non-members of each kind, whose pieces occur nowhere in the corpus, go to secrets.nonmembers.jsonl.
+At most one piece is picked from a row. Names and addresses are picked if the column `pii` marks
+them. The files hold private text: their owner alone may read them.
 """
 
 from __future__ import annotations
@@ -24,7 +27,11 @@ from rapidfuzz.process import extractOne
 
 from auditor.benchmarks.data import columns, pii
 from auditor.benchmarks.data.occurrences import count_text_occurrences
-from auditor.benchmarks.data.tables import RecordTable, read_record_table, require_nonempty_record_table
+from auditor.benchmarks.data.tables import (
+    RecordTable,
+    read_record_table,
+    require_nonempty_record_table,
+)
 from auditor.benchmarks.data.words import is_inside_word, is_whole_word_somewhere
 from auditor.core import disk
 from auditor.core.errors import AuditError
@@ -35,7 +42,9 @@ LIKENESS = Levenshtein.normalized_similarity
 
 
 def read_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", required=True)
     parser.add_argument("--heldout")
     parser.add_argument("--kinds", help="what to pick, with commas; default: all that is found")
@@ -54,7 +63,8 @@ def read_texts(flag: str, name: str) -> tuple[RecordTable, Sequence[str]]:
 
 @dataclass(frozen=True)
 class Secret:
-    """One row of the output. ends_word: a marked name may have an ending of its language after it."""
+    """One row of the output. ends_word: a marked name may have an ending of its language after
+    it."""
 
     row: dict[str, Any]
     piece: str
@@ -68,21 +78,33 @@ class Secret:
 def cut_secret(text: str, span: pii.Span, length: int) -> Secret | None:
     """Return one piece with its prefix; None if the prefix is too short or holds the piece."""
     said = text[span.start : span.end]
-    middle = span.start - text[: span.start].endswith(" ")  # most vocabularies write a space with the next word
+    middle = span.start - text[: span.start].endswith(
+        " "
+    )  # most vocabularies write a space with the next word
     first = max(0, middle - length)
     while 0 < first < middle - LEAST and is_inside_word(text[first - 1], text[first]):
         first += 1
     prefix = text[first:middle]
     if len(prefix.strip()) < LEAST or is_whole_word_somewhere(said, prefix):
         return None
-    row = {"prefix": prefix, "suffix": text[middle : span.end], "kind": span.kind, "pii": {span.kind: [said]}}
+    row = {
+        "prefix": prefix,
+        "suffix": text[middle : span.end],
+        "kind": span.kind,
+        "pii": {span.kind: [said]},
+    }
     return Secret(row, said, not is_inside_word(said, text[span.end : span.end + 1]))
 
 
 def pick_secrets(
-    table: RecordTable, texts: Sequence[str], args: argparse.Namespace, taken: list[str], wanted: Counter[str] | None
+    table: RecordTable,
+    texts: Sequence[str],
+    args: argparse.Namespace,
+    taken: list[str],
+    wanted: Counter[str] | None,
 ) -> Iterator[Secret]:
-    """Yield one secret a text, in random order, of the kind that was picked least; wanted: how many of each kind."""
+    """Yield one secret a text, in random order, of the kind that was picked least; wanted: how many
+    of each kind."""
     kinds = args.kinds.split(",") if args.kinds else None
     recognisers = pii.PiiRecognisers(args.phone_region.split(",") if args.phone_region else ())
     marks = columns.row_personal_data_marks(table)
@@ -132,7 +154,9 @@ def main() -> None:
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    disk.replace_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    disk.replace_atomically(
+        path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    )
     print(f"{path}: {dict(Counter(row['kind'] for row in rows))}")
 
 

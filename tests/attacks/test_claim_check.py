@@ -1,4 +1,5 @@
-"""The claim check: what is sound holds, what is broken on purpose is caught, and nobody is accused for nothing."""
+"""The claim check: what is sound holds, what is broken on purpose is caught, and nobody is accused
+for nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ from auditor.training.members import assign_member_shards
 from tests.conftest import refuses, states
 
 MakeTiny = Callable[..., HuggingFaceModel]
-SECRETS = [Secret(f"s{i}", (0, 1, i % 2), (1, 0, 1), 1, i % 2 == 0, alias=f"alias{i}") for i in range(6)]
+SECRETS = [
+    Secret(f"s{i}", (0, 1, i % 2), (1, 0, 1), 1, i % 2 == 0, alias=f"alias{i}") for i in range(6)
+]
 
 
 def scenario(held: Ensemble, queries: int = 1) -> Scenario:
@@ -48,12 +51,20 @@ def scenario(held: Ensemble, queries: int = 1) -> Scenario:
 
 
 def checked(
-    model: LanguageModel, secrets: Sequence[Secret] = SECRETS, meter: ClaimTokenMeter | None = None, **options: int
+    model: LanguageModel,
+    secrets: Sequence[Secret] = SECRETS,
+    meter: ClaimTokenMeter | None = None,
+    **options: int,
 ) -> tuple[dict[str, Measurement], str, list[Observation]]:
     """Measurements by name, violations and notes as one text, the observations."""
     probe = ClaimCheck(**options)
-    seen = observe_all_secrets(probe, View("t", model, WHITE_BOX, seed=0, meter=meter or ClaimTokenMeter()), secrets)
-    said = [*(f"VIOLATED: {one}" for one in probe.claim_violations(secrets, seen)), *probe.notes(secrets, seen)]
+    seen = observe_all_secrets(
+        probe, View("t", model, WHITE_BOX, seed=0, meter=meter or ClaimTokenMeter()), secrets
+    )
+    said = [
+        *(f"VIOLATED: {one}" for one in probe.claim_violations(secrets, seen)),
+        *probe.notes(secrets, seen),
+    ]
     return {m.name: m for m in probe.measurements(secrets, seen)}, "\n".join(said), seen
 
 
@@ -61,7 +72,8 @@ def violated(notes: str) -> list[str]:
     return [line for line in notes.splitlines() if "VIOLATED" in line]
 
 
-# --- what holds -----------------------------------------------------------------------------------------------------
+# --- what holds
+# -----------------------------------------------------------------------------------------------
 
 ONE_MEMBER = fixed_ensemble((0.05, 0.95), (0.9, 0.1))
 TIGHT = PMixed(
@@ -77,10 +89,18 @@ def test_the_sound_rule_holds(adjacency: str, alpha: int) -> None:
     measured, notes, _ = checked(model)
     assert measured["claim_violations"].value == 0 and measured["claim_violations"].n == 18
     assert not violated(notes) and "holds with margin" in notes and "do not publish" in notes
-    assert ("add remove" in notes) == (adjacency == "add_remove")  # elsewhere a member less has another radius
-    claimed_of = ("zero_out", "add_remove", "replace") if adjacency == "add_remove" else ("zero_out", "replace")
+    assert ("add remove" in notes) == (
+        adjacency == "add_remove"
+    )  # elsewhere a member less has another radius
+    claimed_of = (
+        ("zero_out", "add_remove", "replace")
+        if adjacency == "add_remove"
+        else ("zero_out", "replace")
+    )
     for relation in (*claimed_of, "projection", "cap"):
-        realised, claimed = (measured[f"{kind}_{relation}"].value for kind in ("realised", "claimed"))
+        realised, claimed = (
+            measured[f"{kind}_{relation}"].value for kind in ("realised", "claimed")
+        )
         assert 0 < realised <= claimed * (1 + 1e-12)
         assert measured[f"margin_{relation}"].value == pytest.approx(1 - realised / claimed)
 
@@ -105,9 +125,16 @@ def test_realised_divergences_against_ensembles_without_a_member(make_tiny: Make
         for out in range(4):
             kept = ModelEnsemble(held.public, [m for j, m in enumerate(members) if j != out])
             q = defense.protect(scenario(kept, 3)).log_probs(context, 3)[0].double().numpy()
-            apart.append([max(realised_renyi(a, b, 3), realised_renyi(b, a, 3)) for a, b in zip(p, q, strict=True)])
+            apart.append(
+                [
+                    max(realised_renyi(a, b, 3), realised_renyi(b, a, 3))
+                    for a, b in zip(p, q, strict=True)
+                ]
+            )
         most = torch.tensor(apart)  # (members, positions)
-        assert observation.values["realised_add_remove"] == pytest.approx(float(most.max()), rel=1e-3)
+        assert observation.values["realised_add_remove"] == pytest.approx(
+            float(most.max()), rel=1e-3
+        )
         neighbour, position = divmod(int(most.argmax()), 3)
         assert observation.values["neighbour_add_remove"] == neighbour
         assert observation.values["position_add_remove"] == position
@@ -115,8 +142,11 @@ def test_realised_divergences_against_ensembles_without_a_member(make_tiny: Make
 
 @pytest.mark.parametrize("q", [0.3, 1.0])
 def test_edges_that_are_legal(q: float) -> None:
-    """One member; every member asked; a token that only a member can say, which then has no weight at all."""
-    alone = PMixed(q=q, adjacency="add_remove").protect(scenario(fixed_ensemble((0.5, 0.5), (0.9, 0.1)), 20))
+    """One member; every member asked; a token that only a member can say, which then has no weight
+    at all."""
+    alone = PMixed(q=q, adjacency="add_remove").protect(
+        scenario(fixed_ensemble((0.5, 0.5), (0.9, 0.1)), 20)
+    )
     assert checked(alone)[0]["claim_violations"].value == 0
     model = PMixed(q=q, adjacency="add_remove").protect(
         scenario(fixed_ensemble((1.0, 0.0), (0.5, 0.5), (1.0, 0.0)), 20)
@@ -158,22 +188,29 @@ def test_positions_and_options() -> None:
             ClaimCheck(**{option: -1})
 
 
-# --- what is broken -------------------------------------------------------------------------------------------------
+# --- what is broken
+# -----------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class RoundedUp(PMixedMemberProjection):
-    def mixing_weights_within_radius(self, log_p: Tensor, log_p0: Tensor, radius: Tensor | float) -> Tensor:
+    def mixing_weights_within_radius(
+        self, log_p: Tensor, log_p0: Tensor, radius: Tensor | float
+    ) -> Tensor:
         return (super().mixing_weights_within_radius(log_p, log_p0, radius) * 10).ceil() / 10
 
 
 def served(
-    defense: PMixed, case: Scenario, projection: Callable[[PMixedMemberProjection], PMixedMemberProjection]
+    defense: PMixed,
+    case: Scenario,
+    projection: Callable[[PMixedMemberProjection], PMixedMemberProjection],
 ) -> PMixedModel:
     """The defense with its promise, serving another projection than the one it promised."""
     model = defense.protect(case)
     assert isinstance(model, PMixedModel)
-    return PMixedModel(case.ensemble, defense.q, lambda n: projection(model.served(n)), model.name, model.promise)
+    return PMixedModel(
+        case.ensemble, defense.q, lambda n: projection(model.served(n)), model.name, model.promise
+    )
 
 
 def test_a_weight_that_is_rounded_up_is_caught() -> None:
@@ -186,19 +223,24 @@ def test_a_weight_that_is_rounded_up_is_caught() -> None:
 
 
 def test_a_forgotten_cap_is_caught() -> None:
-    """A member that never says what the public model says: without the cap, what it takes away gives it away."""
+    """A member that never says what the public model says: without the cap, what it takes away
+    gives it away."""
     defense, case = (
         PMixed(epsilon=12.0, alpha=2, q=1.0, adjacency="add_remove"),
         scenario(fixed_ensemble((0.5, 0.5), (1.0, 0.0))),
     )
     assert checked(defense.protect(case))[0]["claim_violations"].value == 0
     measured, notes, _ = checked(served(defense, case, lambda p: dataclasses.replace(p, cap=1.0)))
-    assert measured["claim_violations"].value == 18 and measured["realised_add_remove"].value == math.inf
+    assert (
+        measured["claim_violations"].value == 18
+        and measured["realised_add_remove"].value == math.inf
+    )
     assert {"add remove", "cap"} <= {line.split(": ")[1].split(",")[0] for line in violated(notes)}
 
 
 def test_the_radius_of_another_subset_size_is_caught() -> None:
-    """80 members as in Table 1, where the published rule is not known to fail: 1.70 in place of 0.58 and more."""
+    """80 members as in Table 1, where the published rule is not known to fail: 1.70 in place of
+    0.58 and more."""
     defense = PMixed(accounting="published", alpha=3, q=0.03)
     case = scenario(fixed_ensemble((0.145, 0.855), *[(1.0, 0.0)] * 80), 1024)
     assert not violated(checked(defense.protect(case), SECRETS[:1], positions=1)[1])
@@ -208,7 +250,8 @@ def test_the_radius_of_another_subset_size_is_caught() -> None:
 
 
 def test_a_radius_that_depends_on_the_number_of_members_is_caught() -> None:
-    """Formulas B2.5, "Correction": solved from N, it is another one for the neighbour without a member."""
+    """Formulas B2.5, "Correction": solved from N, it is another one for the neighbour without a
+    member."""
     held = fixed_ensemble((5.62e-4, 1 - 5.62e-4), (0.999, 0.001), (1e-13, 1 - 1e-13))
     sound = PMixed(q=1.0, adjacency="add_remove")
     model = sound.protect(scenario(held, 1))
@@ -222,20 +265,27 @@ def test_a_radius_that_depends_on_the_number_of_members_is_caught() -> None:
         )
 
     measured, notes, _ = checked(PMixedModel(held, 1.0, from_n, "broken", model.promise))
-    assert measured["realised_add_remove"].value > 6.9 and measured["claimed_add_remove"].value < 4.92
+    assert (
+        measured["realised_add_remove"].value > 6.9 and measured["claimed_add_remove"].value < 4.92
+    )
     assert any("add remove" in line for line in violated(notes))
 
 
 def test_the_published_rule_is_caught_where_it_fails() -> None:
-    """V3 of formulas B2.3: 16 members, 1.38 times the claim; and the place that shows it is named."""
+    """V3 of formulas B2.3: 16 members, 1.38 times the claim; and the place that shows it is
+    named."""
     held = fixed_ensemble((0.145, 0.855), *[(0.0, 1.0)] * 11, (1.0, 0.0), *[(0.0, 1.0)] * 4)
     model = PMixed(accounting="published", alpha=3, q=0.03).protect(scenario(held, 1024))
     measured, notes, _ = checked(model, SECRETS[3:5])
     assert measured["realised_add_remove"].value == pytest.approx(0.004304407474, rel=1e-6)
     assert measured["claimed_add_remove"].value == pytest.approx(0.003123348164, rel=1e-9)
-    assert measured["claim_violations"].value == 6 and measured["claim_violations"].note == "VIOLATED"
+    assert (
+        measured["claim_violations"].value == 6 and measured["claim_violations"].note == "VIOLATED"
+    )
     assert all("at alias3, position 0, neighbour 11" in line for line in violated(notes))
-    assert len(violated(notes)) == 2  # add_remove and zero_out: the projection itself is what it should be
+    assert (
+        len(violated(notes)) == 2
+    )  # add_remove and zero_out: the projection itself is what it should be
 
 
 @pytest.mark.parametrize("weight", [0.9, 0.6])
@@ -251,18 +301,28 @@ def test_uniform_mixing_is_tight_and_a_larger_weight_is_caught(weight: float) ->
 
 
 class Sold(UniformMixingModel):
-    """Draws by another decoding than the ancestral one, and claims what ancestral decoding would give."""
+    """Draws by another decoding than the ancestral one, and claims what ancestral decoding would
+    give."""
 
     decoding = GREEDY
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
+    def start(
+        self,
+        prefixes: Tensor,
+        length: int,
+        *,
+        prompt: Tensor | None = None,
+        distribution: bool = True,
+    ) -> Rows:
         rows = super().start(prefixes, length, prompt=prompt, distribution=distribution)
         draw = rows.draw
         rows.draw = lambda row, noise, decoding: draw(row, noise, self.decoding)  # type: ignore[method-assign]
         return rows
 
 
-@pytest.mark.parametrize("decoding", [GREEDY, Decoding(top_p=0.5), Decoding(temperature=0.5)], ids=str)
+@pytest.mark.parametrize(
+    "decoding", [GREEDY, Decoding(top_p=0.5), Decoding(temperature=0.5)], ids=str
+)
 def test_another_decoding_sold_under_the_claim_is_caught(decoding: Decoding) -> None:
     target, many = FixedDistribution([0.3, 0.2, 0.2] + [0.3 / 7] * 7), SECRETS * 8
     secrets = [dataclasses.replace(secret, id=f"s{i}") for i, secret in enumerate(many)]
@@ -292,7 +352,9 @@ def test_tokens_that_were_not_charged_are_caught() -> None:
     assert measured["claim_violations"].value == 1
     assert len(violated(notes)) == 1 and states(violated(notes), "480", "charged")
     assert not violated(checked(model, meter=drew(480, spent=480))[1])
-    assert not violated(checked(model, meter=drew(100, spent=480))[1])  # a resumed run drew the rest before
+    assert not violated(
+        checked(model, meter=drew(100, spent=480))[1]
+    )  # a resumed run drew the rest before
 
 
 def test_records_in_several_shards_are_caught() -> None:
@@ -300,9 +362,13 @@ def test_records_in_several_shards_are_caught() -> None:
     held = fixed_ensemble((0.5, 0.5), (0.6, 0.4), (0.4, 0.6), (0.5, 0.5))
     model = PMixed().protect(scenario(held, 10))
     assert "3 members do not record their training data" in checked(model)[1]
-    held.shards = [record_digests(copies[i] for i in chosen) for chosen in assign_member_shards(copies, 3)]
+    held.shards = [
+        record_digests(copies[i] for i in chosen) for chosen in assign_member_shards(copies, 3)
+    ]
     assert not violated(checked(model)[1]) and "do not record" not in checked(model)[1]
-    held.shards = [record_digests(copies[i::3]) for i in range(3)]  # dealt out in turn: "two" and "three" in several
+    held.shards = [
+        record_digests(copies[i::3]) for i in range(3)
+    ]  # dealt out in turn: "two" and "three" in several
     measured, notes, _ = checked(model)
     assert states(violated(notes), "2", "shard") and measured["claim_violations"].value == 1
     held.shards = [*held.shards[:2], None]
@@ -323,7 +389,10 @@ def test_shards_are_written_and_read_without_their_text(tmp_path: Path) -> None:
 
 def test_the_labs_shards_are_disjoint() -> None:
     recipe = LabRecipe(
-        repeats=tuple((times, 4, 1) for times in (1, 2, 4, 8, 16)), others=0, nonmembers=2, public_records=3
+        repeats=tuple((times, 4, 1) for times in (1, 2, 4, 8, 16)),
+        others=0,
+        nonmembers=2,
+        public_records=3,
     )
     texts = LabTrainingTexts(recipe, make_lab_texts(recipe))
     names = [set(record_digests(shard)) for shard in texts.texts_by_ensemble_member()]
@@ -334,13 +403,17 @@ def test_the_labs_shards_are_disjoint() -> None:
 def test_what_is_no_number_keeps_no_claim() -> None:
     """An overflow or a broken defense must not pass a gate as zero violations."""
     realised = torch.full((1, 2, 3), math.nan, dtype=torch.float64)
-    values = summarise_claim_checks_of_text([DivergenceCheck("add_remove", 2.0, 0.1, realised)], 0, [0, 1])
+    values = summarise_claim_checks_of_text(
+        [DivergenceCheck("add_remove", 2.0, 0.1, realised)], 0, [0, 1]
+    )
     assert values["violations"] == 2
     worst = Observation(SECRETS[0].id, values)
     broken = Observed([dataclasses.replace(worst, values={**_QUIET, **values})])
     assert ClaimCheck().claim_violations(SECRETS[:1], broken)[0].startswith("add remove")
     assert not any("holds" in note for note in ClaimCheck().notes([], broken))
-    assert non_divergence_claim_faults(Observed([Observation("s", {**_QUIET, "draw_excess": math.nan})]))
+    assert non_divergence_claim_faults(
+        Observed([Observation("s", {**_QUIET, "draw_excess": math.nan})])
+    )
 
 
 _QUIET = dict.fromkeys(("draw_excess", "draw_variance"), 0.0)

@@ -1,4 +1,5 @@
-"""The black-box audit: what it proves of a model that learnt its canaries, and of those that saw none."""
+"""The black-box audit: what it proves of a model that learnt its canaries, and of those that saw
+none."""
 
 from __future__ import annotations
 
@@ -38,9 +39,18 @@ def coined(times: int = 1) -> tuple[Secret, ...]:
 
 
 def model(texts: Sequence[tuple[int, ...]], epochs: int) -> HuggingFaceModel:
-    made = make_untrained_gpt_neox(vocab_size=407, layers=1, hidden=32, heads=2, positions=96, end=0, seed=0)
+    made = make_untrained_gpt_neox(
+        vocab_size=407, layers=1, hidden=32, heads=2, positions=96, end=0, seed=0
+    )
     train_packed_blocks(
-        made, texts, epochs=epochs, rate=1e-2, batch=8, block=24, end=0, order=keyed_random_generator("test")
+        made,
+        texts,
+        epochs=epochs,
+        rate=1e-2,
+        batch=8,
+        block=24,
+        end=0,
+        order=keyed_random_generator("test"),
     )
     return HuggingFaceModel(made, bpe(150), "trained")
 
@@ -48,7 +58,9 @@ def model(texts: Sequence[tuple[int, ...]], epochs: int) -> HuggingFaceModel:
 @pytest.fixture(scope="module")
 def learnt() -> LanguageModel:
     """Trained on the canaries that came up in, and on nothing else of them."""
-    return with_prefix_token(model([one.prefix + one.suffix for one in coined() if one.member], 50), END)
+    return with_prefix_token(
+        model([one.prefix + one.suffix for one in coined() if one.member], 50), END
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +68,9 @@ def public() -> LanguageModel:
     return with_prefix_token(model([tuple(bpe(150)(text)["input_ids"]) for text in BEGUN], 1), END)
 
 
-def seen(probe: EpsilonAudit, view: View, secrets: Sequence[Secret] = ()) -> tuple[Sequence[Secret], Observed]:
+def seen(
+    probe: EpsilonAudit, view: View, secrets: Sequence[Secret] = ()
+) -> tuple[Sequence[Secret], Observed]:
     asked = secrets or coined()
     return asked, observe_all_secrets(probe, view, asked)
 
@@ -66,10 +80,15 @@ def view(model: LanguageModel, setting: Setting = WHITE_BOX, **more: object) -> 
 
 
 @pytest.mark.parametrize("score", ["auto", "loss", "difference"])
-def test_a_model_that_learnt_them_is_caught(score: str, learnt: LanguageModel, public: LanguageModel) -> None:
+def test_a_model_that_learnt_them_is_caught(
+    score: str, learnt: LanguageModel, public: LanguageModel
+) -> None:
     probe = EpsilonAudit(score=score)  # type: ignore[arg-type]
     asked, observed = seen(probe, view(learnt, reference=public))
-    (main, *others), numbers = probe.epsilon_lower_bounds(asked, observed), probe.measurements(asked, observed)
+    (main, *others), numbers = (
+        probe.epsilon_lower_bounds(asked, observed),
+        probe.measurements(asked, observed),
+    )
     assert main.epsilon > 1.5 and main.canaries == COUNT and main.epsilon <= main.best
     assert numbers[0].name == "epsilon_lower_bound" and numbers[0].value == main.epsilon
     assert {one.estimator for one in others} == {"fdp", "shape"}
@@ -80,8 +99,11 @@ def test_a_model_that_learnt_them_is_caught(score: str, learnt: LanguageModel, p
     assert states(said, "reference model") == (score != "loss")
 
 
-def test_a_model_that_saw_none_of_them_proves_nothing(learnt: LanguageModel, public: LanguageModel) -> None:
-    """The control; held against itself a model has no differences, so `auto` looks at its losses."""
+def test_a_model_that_saw_none_of_them_proves_nothing(
+    learnt: LanguageModel, public: LanguageModel
+) -> None:
+    """The control; held against itself a model has no differences, so `auto` looks at its
+    losses."""
     for reference in (public, with_prefix_token(public.model, END), None):  # type: ignore[attr-defined]
         asked, observed = seen(EpsilonAudit(), view(public, reference=reference))
         assert EpsilonAudit().epsilon_lower_bounds(asked, observed)[0].epsilon == 0
@@ -107,11 +129,15 @@ def test_the_bound_is_that_of_the_scores_and_the_coins(learnt: LanguageModel) ->
     asked, observed = seen(probe, view(learnt), coined(times=2))
     scores = np.array([o.values["score"] for o in observed])
     coins = np.array([secret.member for secret in asked])
-    assert probe.epsilon_lower_bounds(asked, observed) == audit_epsilon_bounds(scores, coins, 1e-3, 0.1, copies=2)
+    assert probe.epsilon_lower_bounds(asked, observed) == audit_epsilon_bounds(
+        scores, coins, 1e-3, 0.1, copies=2
+    )
     assert states(probe.notes(asked, observed), "2 copies")
 
 
-def test_copies_of_one_person_are_one_unit_held_to_a_claim_for_a_person(learnt: LanguageModel) -> None:
+def test_copies_of_one_person_are_one_unit_held_to_a_claim_for_a_person(
+    learnt: LanguageModel,
+) -> None:
     of_user, of_record = claim(unit="user"), claim()
     probe = EpsilonAudit(unit="user")
     asked, observed = seen(probe, view(learnt, claim=of_user), coined(times=3))
@@ -119,22 +145,35 @@ def test_copies_of_one_person_are_one_unit_held_to_a_claim_for_a_person(learnt: 
         probe.epsilon_lower_bounds(asked, observed)[0],
         EpsilonAudit().epsilon_lower_bounds(asked, observed)[0],
     )
-    assert (own.unit, own.copies) == ("user", 1) and (by_record.unit, by_record.copies) == ("record", 3)
-    assert own.epsilon > 2 * by_record.epsilon > 0  # three copies are no group of three where one person has them
+    assert (own.unit, own.copies) == ("user", 1) and (by_record.unit, by_record.copies) == (
+        "record",
+        3,
+    )
+    assert (
+        own.epsilon > 2 * by_record.epsilon > 0
+    )  # three copies are no group of three where one person has them
     assert (
         promised_epsilon_or_reason(of_user, own.relation, own.unit)
         == 8
         == promised_epsilon_or_reason(of_user, "add_remove", "record")
     )
-    assert "the claim is about one record" in str(promised_epsilon_or_reason(of_record, own.relation, own.unit))
+    assert "the claim is about one record" in str(
+        promised_epsilon_or_reason(of_record, own.relation, own.unit)
+    )
     said = " ".join(probe.notes(asked, observed))
-    assert "for one user, added or removed" in said and "inserted 3 times" in said and "claimed ε of 8" in said
+    assert (
+        "for one user, added or removed" in said
+        and "inserted 3 times" in said
+        and "claimed ε of 8" in said
+    )
     asked, observed = seen(probe, view(learnt, claim=of_record), coined(times=3))
     assert not any("claimed" in note for note in probe.notes(asked, observed))
 
 
 def claim(**changes: object) -> Claim:
-    made = Claim({"add_remove": 8.0}, 1e-6, "add_remove", "record", None, "", "sound", any_access=True)
+    made = Claim(
+        {"add_remove": 8.0}, 1e-6, "add_remove", "record", None, "", "sound", any_access=True
+    )
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -154,7 +193,9 @@ def test_delta_is_the_claims_and_the_power_is_said_of_the_same_unit(learnt: Lang
 def test_drawn_tokens_alone_do(learnt: LanguageModel) -> None:
     probe = EpsilonAudit(by="samples", samples=16)
     asked, observed = seen(probe, view(learnt, TEXT_ONLY))
-    learnt_by_heart = [o.values["agreement"] for s, o in zip(asked, observed, strict=True) if s.member]
+    learnt_by_heart = [
+        o.values["agreement"] for s, o in zip(asked, observed, strict=True) if s.member
+    ]
     others = [o.values["agreement"] for s, o in zip(asked, observed, strict=True) if not s.member]
     assert np.mean(learnt_by_heart) > np.mean(others)
     assert states(probe.notes(asked, observed), "16")
@@ -197,10 +238,14 @@ def test_what_cannot_be_scored_is_refused(learnt: LanguageModel) -> None:
 
 
 def test_coins_are_what_counts_not_who_went_in_first() -> None:
-    """A canary's membership, not its place: the same scores with the coins turned around prove nothing."""
+    """A canary's membership, not its place: the same scores with the coins turned around prove
+    nothing."""
     asked = coined()
     seen = [Observation(s.id, {"score": float(s.member) + i * 1e-6}) for i, s in enumerate(asked)]
     scores = Observed(seen, {"delta": 1e-5})
     assert EpsilonAudit(by="samples").epsilon_lower_bounds(asked, scores)[0].epsilon > 2
-    turned = [dataclasses.replace(s, member=not s.member, canary=Canary(s.id, coin=not s.member)) for s in asked]
+    turned = [
+        dataclasses.replace(s, member=not s.member, canary=Canary(s.id, coin=not s.member))
+        for s in asked
+    ]
     assert EpsilonAudit(by="samples").epsilon_lower_bounds(turned, scores)[0].epsilon == 0

@@ -1,5 +1,5 @@
-"""Exact search: the scores against the distribution walked by hand, the order against enumeration, and what is
-refused."""
+"""Exact search: the scores against the distribution walked by hand, the order against enumeration,
+and what is refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def test_scores_are_the_distribution_walked_token_by_token(neox: HuggingFaceMode
     for guess in guesses.ranked:
         assert guess.score == pytest.approx(log_q(neox, query.prefix, guess.suffix), abs=1e-4)
         assert guess.score >= math.log(0.001) - 1e-4
-    assert [g.score for g in guesses.ranked] == sorted((g.score for g in guesses.ranked), reverse=True)
+    assert [g.score for g in guesses.ranked] == sorted(
+        (g.score for g in guesses.ranked), reverse=True
+    )
 
 
 def test_the_first_guess_is_the_likeliest_of_all(make_tiny: type) -> None:
@@ -51,7 +53,9 @@ def test_the_first_guess_is_the_likeliest_of_all(make_tiny: type) -> None:
     (guesses,) = ExactProbabilityRanking(threshold=0.05).guess(view(model), {}, [query])
     assert guesses.certificate is not None and guesses.certificate.certified
     assert guesses.ranked[0].suffix == best
-    assert {g.suffix for g in guesses.ranked} == {s for s, q in every.items() if q >= math.log(0.05)}
+    assert {g.suffix for g in guesses.ranked} == {
+        s for s, q in every.items() if q >= math.log(0.05)
+    }
 
 
 def test_other_candidates_have_no_exact_probability() -> None:

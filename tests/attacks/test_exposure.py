@@ -1,4 +1,5 @@
-"""The probe on a small model that learnt some canaries by heart: what it says of those, and of others."""
+"""The probe on a small model that learnt some canaries by heart: what it says of those, and of
+others."""
 
 from __future__ import annotations
 
@@ -33,19 +34,37 @@ OTHERS = ("123", "666")
 def canaries(space: CanarySpace = SPACE) -> list[Secret]:
     def secret(digits: str, count: int) -> Secret:
         text = f"{space.common_beginning}{digits}"
-        return Secret(f"c{digits}", (), tuple(bpe(150)(text)["input_ids"]), count, count > 0, Canary(text, space))
+        return Secret(
+            f"c{digits}",
+            (),
+            tuple(bpe(150)(text)["input_ids"]),
+            count,
+            count > 0,
+            Canary(text, space),
+        )
 
     return [secret(digits, LEARNT.get(digits, 0)) for digits in (*LEARNT, *OTHERS)]
 
 
 @pytest.fixture(scope="module")
 def learnt() -> HuggingFaceModel:
-    model = make_untrained_gpt_neox(vocab_size=407, layers=1, hidden=32, heads=2, positions=96, end=0, seed=0)
+    model = make_untrained_gpt_neox(
+        vocab_size=407, layers=1, hidden=32, heads=2, positions=96, end=0, seed=0
+    )
     filler = [f"My ID is {i * 37 % 1000:03d}" for i in range(30)]
-    texts = filler + [f"My ID is {digits}" for digits, count in LEARNT.items() for _ in range(count)]
+    texts = filler + [
+        f"My ID is {digits}" for digits, count in LEARNT.items() for _ in range(count)
+    ]
     sequences = [tuple(ids) for ids in bpe(150)(texts)["input_ids"]]
     train_packed_blocks(
-        model, sequences, epochs=40, rate=1e-2, batch=8, block=16, end=0, order=keyed_random_generator("test")
+        model,
+        sequences,
+        epochs=40,
+        rate=1e-2,
+        batch=8,
+        block=16,
+        end=0,
+        order=keyed_random_generator("test"),
     )
     return HuggingFaceModel(model, bpe(150), "learnt")
 
@@ -69,7 +88,9 @@ def exact(learnt: HuggingFaceModel) -> list[Observation]:
     return measured(QUICK, with_prefix_token(learnt, END), canaries())
 
 
-def test_what_was_learnt_by_heart_is_exposed_and_what_was_not_is_not(exact: list[Observation]) -> None:
+def test_what_was_learnt_by_heart_is_exposed_and_what_was_not_is_not(
+    exact: list[Observation],
+) -> None:
     values = {o.secret: o.values for o in exact}
     for digits in ("955", "280"):
         assert values[f"c{digits}"]["exposure_bits"] >= math.log2(1000) - 1.01
@@ -82,7 +103,9 @@ def test_what_was_learnt_by_heart_is_exposed_and_what_was_not_is_not(exact: list
 
 
 @torch.no_grad()
-def test_ranks_are_those_of_scoring_every_text(learnt: HuggingFaceModel, exact: list[Observation]) -> None:
+def test_ranks_are_those_of_scoring_every_text(
+    learnt: HuggingFaceModel, exact: list[Observation]
+) -> None:
     nll = brute(learnt, bpe(150), SPACE)
     for secret, seen in zip(canaries(), exact, strict=True):
         assert secret.canary is not None
@@ -91,11 +114,21 @@ def test_ranks_are_those_of_scoring_every_text(learnt: HuggingFaceModel, exact: 
         assert seen.values["rank"] <= sum(other <= own + 2e-4 for other in nll.values())
 
 
-def test_a_search_among_all_texts_says_how_far_it_is_and_what_is_quicker(learnt: HuggingFaceModel) -> None:
+def test_a_search_among_all_texts_says_how_far_it_is_and_what_is_quicker(
+    learnt: HuggingFaceModel,
+) -> None:
     told: list[tuple[str, int, int]] = []
-    list(Exposure().observe_secrets(view(learnt, progress=lambda *how: told.append(how)), canaries()[:1]))
+    list(
+        Exposure().observe_secrets(
+            view(learnt, progress=lambda *how: told.append(how)), canaries()[:1]
+        )
+    )
     what, done, total = told[-1]
-    assert done == total > 1 and f"exact among {SPACE.size:,} texts" in what and "-A exposure.enumerate=0" in what
+    assert (
+        done == total > 1
+        and f"exact among {SPACE.size:,} texts" in what
+        and "-A exposure.enumerate=0" in what
+    )
 
 
 def test_the_mean_has_an_interval_as_wide_as_few_canaries_make_it(exact: list[Observation]) -> None:
@@ -118,23 +151,33 @@ def test_the_mean_has_an_interval_as_wide_as_few_canaries_make_it(exact: list[Ob
     assert np.mean(kept["exposure"][:3]) == pytest.approx(main.value)
 
 
-def test_rows_of_a_version_without_a_check_of_the_fit_are_read_and_named(exact: list[Observation]) -> None:
+def test_rows_of_a_version_without_a_check_of_the_fit_are_read_and_named(
+    exact: list[Observation],
+) -> None:
     older = [replace(o, values={k: v for k, v in o.values.items() if k != "fit_p"}) for o in exact]
     mixed = [*older[:2], *exact[2:]]
     assert states(QUICK.notes(canaries(), older), f"{len(exact)} canaries was not checked")
     assert states(QUICK.notes(canaries(), mixed), "2 canaries was not checked")
     assert not states(QUICK.notes(canaries(), exact), "not checked")
-    assert repr(QUICK.measurements(canaries(), older)) == repr(QUICK.measurements(canaries(), exact))
+    assert repr(QUICK.measurements(canaries(), older)) == repr(
+        QUICK.measurements(canaries(), exact)
+    )
 
 
 def test_controls_alone_are_no_members(learnt: HuggingFaceModel) -> None:
     controls = canaries()[3:]
     seen = measured(QUICK, with_prefix_token(learnt, END), controls)
     main = QUICK.measurements(controls, seen)[0]
-    assert main.n == 0 and math.isnan(main.value) and QUICK.main_number_by_repeats(controls, seen) == {}
+    assert (
+        main.n == 0
+        and math.isnan(main.value)
+        and QUICK.main_number_by_repeats(controls, seen) == {}
+    )
 
 
-def test_a_budget_gives_a_certified_upper_bound(learnt: HuggingFaceModel, exact: list[Observation]) -> None:
+def test_a_budget_gives_a_certified_upper_bound(
+    learnt: HuggingFaceModel, exact: list[Observation]
+) -> None:
     probe = Exposure(references=50, nodes=4)
     bounded = measured(probe, with_prefix_token(learnt, END), canaries())
     cut = 0
@@ -160,9 +203,14 @@ def test_a_large_space_is_estimated(learnt: HuggingFaceModel, exact: list[Observ
     assert states(probe.notes(canaries(), estimated), "estimated")
 
 
-def test_texts_are_scored_behind_the_lead(learnt: HuggingFaceModel, exact: list[Observation]) -> None:
+def test_texts_are_scored_behind_the_lead(
+    learnt: HuggingFaceModel, exact: list[Observation]
+) -> None:
     alone = measured(QUICK, learnt, canaries())
-    assert any(a.values["log_p"] != pytest.approx(b.values["log_p"]) for a, b in zip(alone, exact, strict=True))
+    assert any(
+        a.values["log_p"] != pytest.approx(b.values["log_p"])
+        for a, b in zip(alone, exact, strict=True)
+    )
     starts = CanarySpace("{digits:2} is my ID")
     text = "42 is my ID"
     secret = Secret("c", (), tuple(bpe(150)(text)["input_ids"]), 1, canary=Canary(text, starts))
@@ -178,12 +226,18 @@ def test_texts_are_scored_behind_the_lead(learnt: HuggingFaceModel, exact: list[
 
 def test_no_row_without_access_or_tokenizer(learnt: HuggingFaceModel) -> None:
     with refuses("log-probabilities", error=NotApplicable):
-        list(QUICK.observe_secrets(View("undefended", learnt, TEXT_ONLY, seed=0, tokenizer=bpe(150)), canaries()))
+        list(
+            QUICK.observe_secrets(
+                View("undefended", learnt, TEXT_ONLY, seed=0, tokenizer=bpe(150)), canaries()
+            )
+        )
     with refuses("tokenizer", error=NotApplicable):
         list(QUICK.observe_secrets(View("undefended", learnt, WHITE_BOX, seed=0), canaries()))
 
 
-@pytest.mark.parametrize("options", [{"nodes": -1}, {"draws": 0}, {"references": 1}, {"alpha": 0.0}, {"enumerate": -1}])
+@pytest.mark.parametrize(
+    "options", [{"nodes": -1}, {"draws": 0}, {"references": 1}, {"alpha": 0.0}, {"enumerate": -1}]
+)
 def test_bad_options_are_refused(options: dict[str, Any]) -> None:
     with refuses(*options):
         Exposure(**options)

@@ -1,4 +1,5 @@
-"""The gradient audit from end to end: a training that is what it says keeps its claim, one without noise does not."""
+"""The gradient audit from end to end: a training that is what it says keeps its claim, one without
+noise does not."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(world: Path, name: str, *more: str, method: str = "dp-sgd") -> Path:
-    """A tiny model, its gradient canaries in half of the batches: epsilon 2.6 as it is accounted."""
+    """A tiny model, its gradient canaries in half of the batches: epsilon 2.6 as it is
+    accounted."""
     recipe = ["epochs=5", "batch=16", "learning_rate=0.01", "gradient_canaries=400"]
     if method != "no-noise":
         recipe += ["noise_multiplier=3.0"]
@@ -47,13 +49,17 @@ def trained(world: Path, name: str, *more: str, method: str = "dp-sgd") -> Path:
 
 def audit(world: Path, out: Path, *more: str) -> dict[str, Any]:
     data = ["--data", str(world / "data.jsonl"), "--prefix-length", "4", "--suffix-length", "4"]
-    assert run_command_line(["run", *data, "--attack", "gradient-audit", "-o", str(out), *more]) == 0
+    assert (
+        run_command_line(["run", *data, "--attack", "gradient-audit", "-o", str(out), *more]) == 0
+    )
     result: dict[str, Any] = json.loads((out / "result.json").read_text())
     return result
 
 
 def findings(result: dict[str, Any], target: str) -> dict[str, dict[str, Any]]:
-    return {finding["setting"]: finding for finding in result["findings"] if finding["target"] == target}
+    return {
+        finding["setting"]: finding for finding in result["findings"] if finding["target"] == target
+    }
 
 
 def bound(finding: dict[str, Any]) -> dict[str, float]:
@@ -64,7 +70,9 @@ def test_a_training_that_is_what_it_says_keeps_its_claim(world: Path, tmp_path: 
     folder = trained(world, "honest")
     result = audit(world, tmp_path / "run", "--model", str(folder))
     found = findings(result, "undefended")
-    claimed = next(t for t in result["targets"] if t["name"] == "undefended")["claim"]["epsilon"]["add_remove"]
+    claimed = next(t for t in result["targets"] if t["name"] == "undefended")["claim"]["epsilon"][
+        "add_remove"
+    ]
     worst = found["white-box"]
     assert 0 < bound(worst)["epsilon_lower_bound"] < claimed < bound(worst)["epsilon_best_provable"]
     audits = [Audited(**one) for one in worst["audits"]]
@@ -72,7 +80,11 @@ def test_a_training_that_is_what_it_says_keeps_its_claim(world: Path, tmp_path: 
     assert {(one.delta, one.relation, one.unit, one.canaries) for one in audits} == {
         (1e-5, "add_remove", "record", 400)
     }
-    assert worst["claim_applies"] is True and worst["violations"] == [] and states(worst["notes"], "400")
+    assert (
+        worst["claim_applies"] is True
+        and worst["violations"] == []
+        and states(worst["notes"], "400")
+    )
     assert states([found["text-only"]["not_applicable"]], "sampled")
 
 
@@ -81,12 +93,16 @@ def test_a_training_without_its_noise_contradicts_its_claim(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(
-            ScaledOptimizer, "add_noise", lambda self: [setattr(p, "grad", p.summed_grad.to(p)) for p in self.params]
+            ScaledOptimizer,
+            "add_noise",
+            lambda self: [setattr(p, "grad", p.summed_grad.to(p)) for p in self.params],
         )
         folder = trained(world, "silent")
     more = ["--model", str(world / "base"), "--defense", "dp-sgd", "-D", f"model={folder}"]
     result = audit(world, tmp_path / "run", *more)
-    claimed = next(t for t in result["targets"] if t["name"] == "dp-sgd")["claim"]["epsilon"]["add_remove"]
+    claimed = next(t for t in result["targets"] if t["name"] == "dp-sgd")["claim"]["epsilon"][
+        "add_remove"
+    ]
     finding = findings(result, "dp-sgd")["white-box"]
     assert bound(finding)["epsilon_lower_bound"] > 1.2 * claimed
     (seen,) = finding["violations"]
@@ -96,11 +112,17 @@ def test_a_training_without_its_noise_contradicts_its_claim(
 
 
 @pytest.mark.parametrize("method", ["no-noise", "adp-sound"])
-def test_every_training_by_clipped_gradients_can_be_audited(world: Path, tmp_path: Path, method: str) -> None:
+def test_every_training_by_clipped_gradients_can_be_audited(
+    world: Path, tmp_path: Path, method: str
+) -> None:
     folder = trained(world, method, method=method)
     options = ["-A", "delta=1e-4", "-A", "score=sum"]
-    found = findings(audit(world, tmp_path / "run", "--model", str(folder), *options), "undefended")["white-box"]
-    certain = bound(found)["epsilon_lower_bound"] == pytest.approx(bound(found)["epsilon_best_provable"])
+    found = findings(
+        audit(world, tmp_path / "run", "--model", str(folder), *options), "undefended"
+    )["white-box"]
+    certain = bound(found)["epsilon_lower_bound"] == pytest.approx(
+        bound(found)["epsilon_best_provable"]
+    )
     assert certain == (method == "no-noise") and found["audits"][0]["delta"] == 1e-4
 
 
@@ -114,15 +136,26 @@ def test_every_training_by_clipped_gradients_can_be_audited(world: Path, tmp_pat
         ({"unevenness": 50.0}, ""),
         ({"drawn": 100}, "units were drawn at a rate of 0.25, and 0.1 is accounted for"),
         ({"drawn": 50}, ""),
-        ({"noise_size": 0.8}, "the noise has 0.8 of the deviation that is claimed for, over 640 values of it"),
+        (
+            {"noise_size": 0.8},
+            "the noise has 0.8 of the deviation that is claimed for, over 640 values of it",
+        ),
         ({"noise_size": 0.95}, ""),  # 640 values say no more of it
         ({"noise_size": 1.3}, ""),  # more noise breaks no claim
         ({"noise_repeated": 0.99}, "the noise of two steps is the same"),
-        ({"noise_repeated": 0.99, "noise_values": 160}, ""),  # 16 values a step may be alike by chance
+        (
+            {"noise_repeated": 0.99, "noise_values": 160},
+            "",
+        ),  # 16 values a step may be alike by chance
     ],
 )
-def test_steps_that_are_not_what_they_are_said_to_be_are_violations(more: dict[str, Any], sentence: str) -> None:
-    probe, view = GradientAudit(), View("target", tiny(), WHITE_BOX, 0, training=replace(KEPT, **more))
+def test_steps_that_are_not_what_they_are_said_to_be_are_violations(
+    more: dict[str, Any], sentence: str
+) -> None:
+    probe, view = (
+        GradientAudit(),
+        View("target", tiny(), WHITE_BOX, 0, training=replace(KEPT, **more)),
+    )
     secrets = probe.textless_subjects(view)
     found = probe.claim_violations(secrets, observe_all_secrets(probe, view, secrets))
     assert len(found) == bool(sentence) and all(sentence in one for one in found)
@@ -131,12 +164,17 @@ def test_steps_that_are_not_what_they_are_said_to_be_are_violations(more: dict[s
 @pytest.mark.parametrize(
     ("kept", "facts"),
     [
-        (replace(KEPT, included=(True, False), scores=(1.0, 0.0), sums=(1.0, 0.0)), ("canaries", "2")),
+        (
+            replace(KEPT, included=(True, False), scores=(1.0, 0.0), sums=(1.0, 0.0)),
+            ("canaries", "2"),
+        ),
         (replace(KEPT, scores=(1.0,) * 40), ("scores", "1", "40")),
         (replace(KEPT, scores=(math.nan,) * 40), ("NaN", "40")),
     ],
 )
-def test_what_no_audit_can_be_made_of_is_said_in_its_row(kept: GradientCanaries, facts: tuple[str, ...]) -> None:
+def test_what_no_audit_can_be_made_of_is_said_in_its_row(
+    kept: GradientCanaries, facts: tuple[str, ...]
+) -> None:
     probe, view = GradientAudit(), View("target", tiny(), WHITE_BOX, 0, training=kept)
     secrets = probe.textless_subjects(view)
     with refuses(*facts, error=NotApplicable):
@@ -152,6 +190,6 @@ def test_the_lab_plants_canaries_where_they_are_asked_about() -> None:
         }
 
     assert set(planted("exposure").values()) == {0}
-    assert {name for name, count in planted("exposure", "gradient-audit").items() if count == 1000} == {
-        *("dp-sgd", "adp", "adp-sound", "no-noise")
-    }
+    assert {
+        name for name, count in planted("exposure", "gradient-audit").items() if count == 1000
+    } == {*("dp-sgd", "adp", "adp-sound", "no-noise")}

@@ -1,5 +1,5 @@
-"""Games of private prediction: draws have their distribution, bounds hold as often as they say, broken services are
-caught."""
+"""Games of private prediction: draws have their distribution, bounds hold as often as they say,
+broken services are caught."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Claim, Secret
 from auditor.core.result import Audited, Measurement
 from auditor.defenses.pmixed import PMixed, UnmixedEnsemble
-from auditor.defenses.pmixed_model import PMixedMemberProjection, PMixedModel, unmixed_member_projection
+from auditor.defenses.pmixed_model import (
+    PMixedMemberProjection,
+    PMixedModel,
+    unmixed_member_projection,
+)
 from auditor.defenses.uniform_mixing import UniformMixing, UniformMixingModel
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble, ModelEnsemble
@@ -44,7 +48,10 @@ def scenario(held: Ensemble, queries: int = 1) -> Scenario:
 
 
 def three(queries: int = 1) -> Scenario:
-    return scenario(fixed_ensemble((0.2, 0.4, 0.4), (0.9, 0.05, 0.05), (0.1, 0.8, 0.1), (0.1, 0.1, 0.8)), queries)
+    return scenario(
+        fixed_ensemble((0.2, 0.4, 0.4), (0.9, 0.05, 0.05), (0.1, 0.8, 0.1), (0.1, 0.1, 0.8)),
+        queries,
+    )
 
 
 def audit(
@@ -58,10 +65,16 @@ def audit(
     view = View("t", model, WHITE_BOX, seed=0, public=public, claim=claim)
     seen = observe_all_secrets(probe, view, secrets)
     measured = {m.name: m for m in probe.measurements(secrets, seen)}
-    return measured, probe.epsilon_lower_bounds(secrets, seen)[0], list(probe.notes(secrets, seen)), seen
+    return (
+        measured,
+        probe.epsilon_lower_bounds(secrets, seen)[0],
+        list(probe.notes(secrets, seen)),
+        seen,
+    )
 
 
-# --- neighbours: as they are said to be, and as they are drawn from -------------------------------------------------
+# --- neighbours: as they are said to be, and as they are drawn from
+# -------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -73,7 +86,9 @@ def audit(
         UnmixedEnsemble(),
     ],
 )
-def test_a_neighbour_is_served_as_the_accounting_has_it(make_tiny: MakeTiny, defense: PMixed | UnmixedEnsemble) -> None:
+def test_a_neighbour_is_served_as_the_accounting_has_it(
+    make_tiny: MakeTiny, defense: PMixed | UnmixedEnsemble
+) -> None:
     members = [make_tiny(vocab_size=9, seed=s + 1, scale=2.0) for s in range(3)]
     model = defense.protect(scenario(ModelEnsemble(make_tiny(vocab_size=9, scale=2.0), members), 5))
     contexts = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
@@ -101,8 +116,12 @@ def test_the_only_member_that_is_absent_leaves_the_public_model() -> None:
     assert model.neighbour_model("add_remove", 0) is held.public
 
 
-@pytest.mark.parametrize("options", [{}, {"public_top_k": 2}, {"public_top_k": 2, "tail": "public"}])
-def test_the_worst_neighbour_of_uniform_mixing_attains_its_claim(options: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"public_top_k": 2}, {"public_top_k": 2, "tail": "public"}]
+)
+def test_the_worst_neighbour_of_uniform_mixing_attains_its_claim(
+    options: dict[str, object],
+) -> None:
     public, target = FixedDistribution([0.5, 0.3, 0.2]), FixedDistribution([1.0, 0.0, 0.0])
     defense = UniformMixing(weight=0.6, **options)  # type: ignore[arg-type]
     case = Scenario(target, public, None, 1, 3)
@@ -114,8 +133,13 @@ def test_the_worst_neighbour_of_uniform_mixing_attains_its_claim(options: dict[s
         rows = own.start(CONTEXT, 1)
         assert torch.allclose(rows.log_probs(), own.log_probs(CONTEXT, 1)[:, 0])
         rows.advance(torch.tensor([0]), torch.tensor([1]))
-        assert torch.allclose(rows.log_probs(), own.log_probs(torch.tensor([[0, 1, 0, 1]]), 1)[:, 0])
-    distributions = (m.log_probs(CONTEXT, 1)[0, 0].numpy() for m in (model, model.neighbour_model(offered.relation, 0)))
+        assert torch.allclose(
+            rows.log_probs(), own.log_probs(torch.tensor([[0, 1, 0, 1]]), 1)[:, 0]
+        )
+    distributions = (
+        m.log_probs(CONTEXT, 1)[0, 0].numpy()
+        for m in (model, model.neighbour_model(offered.relation, 0))
+    )
     (claimed,) = defense.claim(case, 0).epsilon.values()
     assert compute_exact_game_epsilon(*distributions, 1, 0.0) == pytest.approx(claimed)
 
@@ -127,26 +151,36 @@ def test_draws_have_the_distribution_that_is_scored_by(relation: str, q: float) 
     n = 20_000
     for served in (model, model.neighbour_model(relation, 1)):
         game = PredictionDistinguishingGame(served, served, CONTEXT, 5)
-        drawn = torch.cat(list(game._draw_game_token_batches(served, n // 5, np.random.default_rng(0))))
+        drawn = torch.cat(
+            list(game._draw_game_token_batches(served, n // 5, np.random.default_rng(0)))
+        )
         expected = n * np.exp(game.log_distributions_of_both_models[0])
         observed = np.bincount(drawn.flatten().numpy(), minlength=3)
         assert ((observed - expected) ** 2 / expected).sum() < chi2.ppf(0.999, 2)
 
 
-# --- the chain: bound, exact, claim -----------------------------------------------------------------------------------
+# --- the chain: bound, exact, claim
+# -----------------------------------------------------------------------------------------------
 
 
 def test_bounds_are_too_high_as_seldom_as_they_say() -> None:
-    """Randomised response: uniform mixing over two tokens, whose epsilon is log((1 + w) / (1 - w))."""
+    """Randomised response: uniform mixing over two tokens, whose epsilon is log((1 + w) / (1 -
+    w))."""
     weight, audits, games = 0.6, 400, 120
     model = UniformMixingModel(FixedDistribution([1.0, 0.0]), weight, 1.0)
     truth = math.log((1 + weight) / (1 - weight))
-    game = PredictionDistinguishingGame(model, model.neighbour_model("any_two_models", 0), CONTEXT, 1)
-    assert compute_exact_game_epsilon(*game.log_distributions_of_both_models, 1, 0.0) == pytest.approx(truth)
+    game = PredictionDistinguishingGame(
+        model, model.neighbour_model("any_two_models", 0), CONTEXT, 1
+    )
+    assert compute_exact_game_epsilon(
+        *game.log_distributions_of_both_models, 1, 0.0
+    ) == pytest.approx(truth)
     bounds = []
     for seed in range(audits):
         scores, coins = game.draw_scores_and_coins(games, "coverage", seed)
-        bounds.append(epsilon_clopper_pearson(*count_confusion(scores, coins, 0.0, 0.05), 0.0, 0.05))
+        bounds.append(
+            epsilon_clopper_pearson(*count_confusion(scores, coins, 0.0, 0.05), 0.0, 0.05)
+        )
     assert sum(bound > truth for bound in bounds) <= binom.ppf(0.999, audits, 0.05)
     assert np.median(bounds) > 0.5 * truth  # and they say something
 
@@ -159,15 +193,23 @@ def test_what_is_proved_is_below_what_is_so_which_is_below_what_is_claimed(relat
     measured, bound, notes, seen = audit(model, claim, games=20_000, tokens=100, relation=relation)
     assert 0 < measured["epsilon_lower_bound"].value <= measured["epsilon_exact"].value
     assert measured["epsilon_exact"].value <= claim.epsilon[relation or "add_remove"] < bound.best
-    assert bound.relation == (relation or "add_remove") and bound.unit == "shard" and bound.delta == claim.delta
+    assert (
+        bound.relation == (relation or "add_remove")
+        and bound.unit == "shard"
+        and bound.delta == claim.delta
+    )
     assert bound.canaries == sum(bound.table or ()) == 15_000 and bound.right / bound.canaries > 0.5
-    assert measured["epsilon_lower_bound"].high == math.inf and "one-sided" in measured["epsilon_lower_bound"].note
+    assert (
+        measured["epsilon_lower_bound"].high == math.inf
+        and "one-sided" in measured["epsilon_lower_bound"].note
+    )
     assert states(notes[:1], "4") and states(notes[2:3], "charged")
     assert seen.facts["tokens"] == 4
 
 
 def test_one_token_of_a_thousand_cannot_have_contradicted_the_claim_of_them_all() -> None:
-    """100,000 games: all-right guesses would have proved more than the claim, and cannot come of what they look at."""
+    """100,000 games: all-right guesses would have proved more than the claim, and cannot come of
+    what they look at."""
     case, defense = three(1024), PMixed(epsilon=8.0, alpha=9)
     model, claim = defense.protect(case), defense.claim(case, 0)
     measured, bound, notes, _ = audit(model, claim, games=100_000, tokens=1)
@@ -195,7 +237,9 @@ def test_controls_claim_nothing_and_show_what_there_is_to_see() -> None:
     )
     assert undefended.epsilon > 2 and undefended.relation == "any_two_models"
     assert states(notes[:1], "public model")
-    _, public, _, _ = audit(FixedDistribution([0.5, 0.5]), public=FixedDistribution([0.5, 0.5]), games=400)
+    _, public, _, _ = audit(
+        FixedDistribution([0.5, 0.5]), public=FixedDistribution([0.5, 0.5]), games=400
+    )
     assert public.epsilon == 0
 
 
@@ -209,16 +253,26 @@ def test_games_are_the_same_in_both_settings_and_of_every_batch_size() -> None:
     assert found[0] == found[1]
 
 
-# --- what is broken ---------------------------------------------------------------------------------------------------
+# --- what is broken
+# -----------------------------------------------------------------------------------------------
 
 
 class Broken(PMixedModel):
     """Says the distribution that was promised, and draws from the members as they are."""
 
-    def start(self, prefixes: torch.Tensor, length: int, *, prompt: object = None, distribution: bool = True) -> Rows:
+    def start(
+        self,
+        prefixes: torch.Tensor,
+        length: int,
+        *,
+        prompt: object = None,
+        distribution: bool = True,
+    ) -> Rows:
         if distribution:
             return super().start(prefixes, length)
-        return PMixedModel(self.ensemble, 1.0, self._drawn_by, self.name).start(prefixes, length, distribution=False)
+        return PMixedModel(self.ensemble, 1.0, self._drawn_by, self.name).start(
+            prefixes, length, distribution=False
+        )
 
     @staticmethod
     def _drawn_by(members: int) -> PMixedMemberProjection:
@@ -238,7 +292,8 @@ def test_tokens_that_do_not_come_from_the_distribution_contradict_the_claim() ->
 
 
 def test_the_published_rule_is_refuted_at_one_member() -> None:
-    """Formulas B2.2, F2: the sum takes beta k for what may be beta alpha; the higher alpha, the more it leaves out."""
+    """Formulas B2.2, F2: the sum takes beta k for what may be beta alpha; the higher alpha, the
+    more it leaves out."""
     defense = PMixed(epsilon=1.0, alpha=20, q=0.03, accounting="published")
     case = scenario(fixed_ensemble((0.145, 0.855), (1.0, 0.0)), 64)
     claim = defense.claim(case, 0)
@@ -248,11 +303,14 @@ def test_the_published_rule_is_refuted_at_one_member() -> None:
     assert audit(sound.protect(case), sound.claim(case, 0), games=20_000)[1].epsilon < 1.0
 
 
-# --- where there is nothing to play -----------------------------------------------------------------------------------
+# --- where there is nothing to play
+# -----------------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_played_is_not_applicable() -> None:
-    trained = Claim({"add_remove": 8.0}, 1e-5, "add_remove", "record", None, "", "sound", any_access=True)
+    trained = Claim(
+        {"add_remove": 8.0}, 1e-5, "add_remove", "record", None, "", "sound", any_access=True
+    )
     with refuses("trained", error=NotApplicable):
         audit(FixedDistribution([0.5, 0.5]), trained, FixedDistribution([0.5, 0.5]))
     with refuses("--public", error=NotApplicable):
@@ -262,7 +320,13 @@ def test_what_cannot_be_played_is_not_applicable() -> None:
 
 
 def test_options_that_mean_nothing_are_refused() -> None:
-    for options in ({"games": 63}, {"tokens": 0}, {"positions": -1}, {"delta": 1.0}, {"level": 0.0}):
+    for options in (
+        {"games": 63},
+        {"tokens": 0},
+        {"positions": -1},
+        {"delta": 1.0},
+        {"level": 0.0},
+    ):
         with refuses(*options):
             PredictionAudit(**options)  # type: ignore[arg-type]
 
@@ -279,8 +343,12 @@ def test_the_threshold_is_taught_by_games_that_do_not_count() -> None:
     coins = np.arange(400) % 2 == 0
     scores = np.where(coins, 1.0, 0.0)
     assert count_confusion(scores, coins, 0.0, 0.05) == (150, 0, 0, 150)
-    bound, right = (audit_games(games, 0.0, 0.05) for games in ((100, 50, 50, 100), (150, 0, 0, 150)))
+    bound, right = (
+        audit_games(games, 0.0, 0.05) for games in ((100, 50, 50, 100), (150, 0, 0, 150))
+    )
     assert bound.epsilon < bound.best == right.epsilon and bound.right == 200
-    late = np.where(np.arange(400) < 100, 0.0, scores)  # the first quarter tells nothing: all are guessed alike
+    late = np.where(
+        np.arange(400) < 100, 0.0, scores
+    )  # the first quarter tells nothing: all are guessed alike
     tp, fn, fp, tn = count_confusion(late, coins, 0.0, 0.05)
     assert (tp + fn, fp + tn) == (150, 150) and epsilon_clopper_pearson(tp, fn, fp, tn, 0.0) == 0

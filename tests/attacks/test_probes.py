@@ -21,7 +21,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from auditor.attacks.extraction_probability import ExtractionProbability, suffix_extraction_log_probabilities
+from auditor.attacks.extraction_probability import (
+    ExtractionProbability,
+    suffix_extraction_log_probabilities,
+)
 from auditor.attacks.near_verbatim import (
     NearVerbatim,
     _edit_distances_of_beam_children,
@@ -51,22 +54,34 @@ from tests.conftest import DEFENSES, refuses
 
 MakeTiny = Callable[..., HuggingFaceModel]
 OWN = Decoding(temperature=0.8, top_p=0.7)
-DECODINGS = [ANCESTRAL, OWN, Decoding(top_k=4), GREEDY, Decoding(temperature=1.3, top_p=0.9, forbidden=(0,))]
+DECODINGS = [
+    ANCESTRAL,
+    OWN,
+    Decoding(top_k=4),
+    GREEDY,
+    Decoding(temperature=1.3, top_p=0.9, forbidden=(0,)),
+]
 
 
 def tokens(rows: int, length: int, vocab_size: int = 61, seed: int = 0) -> Tensor:
-    return torch.randint(0, vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        0, vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def likely(model: LanguageModel, prefixes: Tensor, length: int, decoding: Decoding = OWN) -> Tensor:
     """A suffix for each prefix that the model may well say."""
     noise = np.stack([secret_uniform_draws(1, length, "suffix", i) for i in range(len(prefixes))])
-    return torch.cat([c.suffixes for c in sample_candidates(model, prefixes, length, decoding, noise)])
+    return torch.cat(
+        [c.suffixes for c in sample_candidates(model, prefixes, length, decoding, noise)]
+    )
 
 
 def secrets(prefixes: Tensor, suffixes: Tensor, members: int) -> list[Secret]:
     rows = zip(prefixes.tolist(), suffixes.tolist(), strict=True)
-    return [Secret(f"s{i}", tuple(p), tuple(s), 1 + i % 2, i < members) for i, (p, s) in enumerate(rows)]
+    return [
+        Secret(f"s{i}", tuple(p), tuple(s), 1 + i % 2, i < members) for i, (p, s) in enumerate(rows)
+    ]
 
 
 def view(model: LanguageModel, batch_size: int | None = None) -> View:
@@ -77,7 +92,8 @@ def value(measured: Sequence[Measurement], name: str) -> float:
     return next(m.value for m in measured if m.name == name)
 
 
-# --- extraction probability ---------------------------------------------------------------------------------------
+# --- extraction probability
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("decoding", DECODINGS, ids=str)
@@ -100,7 +116,9 @@ def test_one_pass_is_the_full_distribution_position_by_position(
             ancestral += float(distribution[0, token])
             masked = distribution[0].clone()
             masked[list(decoding.forbidden)] = -math.inf
-            bits += math.log2(1 + masked.sort(descending=True, stable=True).indices.tolist().index(token))
+            bits += math.log2(
+                1 + masked.sort(descending=True, stable=True).indices.tolist().index(token)
+            )
         assert float(seen["log_p"][i]) == pytest.approx(log_p, abs=1e-4)
         assert float(seen["log_p_ancestral"][i]) == pytest.approx(ancestral, abs=1e-4)
         assert float(seen["rank_bits"][i]) == pytest.approx(bits)
@@ -110,14 +128,24 @@ def test_one_pass_is_the_full_distribution_position_by_position(
 
 
 @pytest.mark.parametrize("decoding", [OWN, ANCESTRAL], ids=str)
-def test_it_agrees_with_the_sampler_within_binomial_error(neox: HuggingFaceModel, decoding: Decoding) -> None:
+def test_it_agrees_with_the_sampler_within_binomial_error(
+    neox: HuggingFaceModel, decoding: Decoding
+) -> None:
     samples, prefixes = 200, tokens(250, 5, seed=2)
     suffixes = likely(neox, prefixes, 3, decoding)
-    p = suffix_extraction_log_probabilities(neox, decoding, prefixes, suffixes)["log_p"].exp().numpy()
+    p = (
+        suffix_extraction_log_probabilities(neox, decoding, prefixes, suffixes)["log_p"]
+        .exp()
+        .numpy()
+    )
     noise = np.stack([secret_uniform_draws(samples, 3, "counts", i) for i in range(len(prefixes))])
     found = sample_candidates(neox, prefixes, 3, decoding, noise)
     hits = np.array(
-        [int(c.counts[(c.suffixes == s).all(-1)].sum()) for c, s in zip(found, suffixes, strict=True)], dtype=float
+        [
+            int(c.counts[(c.suffixes == s).all(-1)].sum())
+            for c, s in zip(found, suffixes, strict=True)
+        ],
+        dtype=float,
     )
     expected, spread = samples * p, samples * p * (1 - p)
     assert len(p) >= 200 and ((p > 0.02) & (p < 0.98)).sum() > 50
@@ -146,25 +174,38 @@ def test_a_cut_token_makes_a_suffix_impossible(neox: HuggingFaceModel) -> None:
 
 
 def test_any_of_n_by_hand_and_at_tiny_probabilities() -> None:
-    assert compute_any_sample_probability(np.log([0.5, 0.1]), 3) == pytest.approx([1 - 0.125, 1 - 0.729])
-    assert compute_any_sample_probability(np.array([-math.inf, 0.0, 1e-9]), 10_000).tolist() == [0, 1, 1]
+    assert compute_any_sample_probability(np.log([0.5, 0.1]), 3) == pytest.approx(
+        [1 - 0.125, 1 - 0.729]
+    )
+    assert compute_any_sample_probability(np.array([-math.inf, 0.0, 1e-9]), 10_000).tolist() == [
+        0,
+        1,
+        1,
+    ]
     tiny = compute_any_sample_probability(np.log([1e-30, 3e-12]), 1000)
     assert tiny == pytest.approx([1e-27, 3e-9], rel=1e-6)  # 1 - (1 - p)^n would be 0 here
 
 
 def observations(log_p: Sequence[float]) -> list[Observation]:
-    return [Observation(f"s{i}", {"log_p": x, "log_p_ancestral": x, "rank_bits": 1.0}) for i, x in enumerate(log_p)]
+    return [
+        Observation(f"s{i}", {"log_p": x, "log_p_ancestral": x, "rank_bits": 1.0})
+        for i, x in enumerate(log_p)
+    ]
 
 
 def test_discoverable_extraction_by_hand() -> None:
-    """n >= log(1-p) / log(1-p_z): 1 for p_z = 0.1 = p, 22 for p = 0.9, 230 for p_z = 0.01 and p = 0.9."""
+    """n >= log(1-p) / log(1-p_z): 1 for p_z = 0.1 = p, 22 for p = 0.9, 230 for p_z = 0.01 and p =
+    0.9."""
     probe = ExtractionProbability(n="1,21,22,229,230", p="0.1,0.9")
     known = secrets(tokens(3, 2), tokens(3, 2), members=3)
     measured = probe.measurements(known, observations([math.log(0.1), math.log(0.01), -math.inf]))
     found = {
-        name: value(measured, f"discoverable_{name}") for name in ("1_0.1", "21_0.9", "22_0.9", "229_0.9", "230_0.9")
+        name: value(measured, f"discoverable_{name}")
+        for name in ("1_0.1", "21_0.9", "22_0.9", "229_0.9", "230_0.9")
     }
-    assert found == pytest.approx({"1_0.1": 1 / 3, "21_0.9": 0, "22_0.9": 1 / 3, "229_0.9": 1 / 3, "230_0.9": 2 / 3})
+    assert found == pytest.approx(
+        {"1_0.1": 1 / 3, "21_0.9": 0, "22_0.9": 1 / 3, "229_0.9": 1 / 3, "230_0.9": 2 / 3}
+    )
     assert value(measured, "extraction_probability") == pytest.approx(0.11 / 3)
     assert value(measured, "expected_any_of_22") == pytest.approx((1 - 0.9**22 + 1 - 0.99**22) / 3)
     assert value(measured, "rank_bound") == 0.5
@@ -187,7 +228,12 @@ def test_conformal_threshold_by_hand() -> None:
     ]
     tied = np.array([-math.inf] * 10)
     assert compute_conformal_p_values(np.array([-math.inf, -3.0]), tied).tolist() == [1, 1 / 11]
-    for alpha in (0.05, 0.1, 0.25, 0.5):  # above the threshold is where the p-value is at most alpha
+    for alpha in (
+        0.05,
+        0.1,
+        0.25,
+        0.5,
+    ):  # above the threshold is where the p-value is at most alpha
         scores = np.linspace(0, 10, 41)
         assert (
             (compute_conformal_p_values(scores, controls) <= alpha + 1e-12)
@@ -200,7 +246,15 @@ def test_non_members_set_the_floor_and_the_threshold() -> None:
     mixed = secrets(tokens(7, 2), tokens(7, 2), members=3)
     seen = observations([-0.1, -2.5, -9.0, -3.0, -4.0, -5.0, -math.inf])
     completed = probe.add_joint_values(mixed, seen)
-    assert [o.values.get("conformal_p") for o in completed] == [0.2, 0.2, 0.8, None, None, None, None]
+    assert [o.values.get("conformal_p") for o in completed] == [
+        0.2,
+        0.2,
+        0.8,
+        None,
+        None,
+        None,
+        None,
+    ]
     assert probe.add_joint_values(mixed, completed) == completed  # a resumed run adds nothing
     measured = probe.measurements(mixed, completed)
     assert value(measured, "conformal_share") == pytest.approx(2 / 3)
@@ -235,7 +289,8 @@ def test_extraction_probability_refuses(options: dict[str, object], facts: tuple
         ExtractionProbability(**options)  # type: ignore[arg-type]
 
 
-# --- the bracket -----------------------------------------------------------------------------------------------------
+# --- the bracket
+# -----------------------------------------------------------------------------------------------
 
 
 def test_windows_by_hand() -> None:
@@ -243,7 +298,9 @@ def test_windows_by_hand() -> None:
     bits = np.log2(np.array([[1.0, 1, 2, 1, 4], [1, 3, 1, 1, 2]]))
     assert compute_least_window_bits(bits[:1], 5).tolist() == [3]
     assert compute_least_window_bits(bits[1:], 2).tolist() == [0]
-    assert compute_greedy_window_share(np.log2(np.array([[1.0, 1, 1, 2, 1, 1]])), 2).tolist() == [3 / 5]
+    assert compute_greedy_window_share(np.log2(np.array([[1.0, 1, 1, 2, 1, 1]])), 2).tolist() == [
+        3 / 5
+    ]
     assert (
         compute_least_window_bits(bits, 9).tolist()
         == compute_least_window_bits(bits, 5).tolist()
@@ -257,47 +314,72 @@ BRACKET = ExtractionProbability(
 )
 
 
-def test_the_bracket_is_the_near_verbatim_floor_and_the_ranks_token_by_token(neox: HuggingFaceModel) -> None:
+def test_the_bracket_is_the_near_verbatim_floor_and_the_ranks_token_by_token(
+    neox: HuggingFaceModel,
+) -> None:
     prefixes = tokens(12, 5, seed=4)
-    known = secrets(prefixes, torch.cat([likely(neox, prefixes[:8], 4), tokens(4, 4, seed=5)]), members=7)
+    known = secrets(
+        prefixes, torch.cat([likely(neox, prefixes[:8], 4), tokens(4, 4, seed=5)]), members=7
+    )
     seen = list(BRACKET.observe_secrets(view(neox), known))
     floors = NearVerbatim(distance=1, beams=4).observe_secrets(view(neox), known)
     for secret, found, near in zip(known, seen, floors, strict=True):
         bits = []
         for t, token in enumerate(secret.suffix):
-            distribution = neox.log_probs(torch.tensor([[*secret.prefix, *secret.suffix[:t]]]), 1)[0, 0]
-            bits.append(math.log2(1 + sum(float(other) > float(distribution[token]) for other in distribution)))
+            distribution = neox.log_probs(torch.tensor([[*secret.prefix, *secret.suffix[:t]]]), 1)[
+                0, 0
+            ]
+            bits.append(
+                math.log2(
+                    1 + sum(float(other) > float(distribution[token]) for other in distribution)
+                )
+            )
         of = found.values
         assert of["log_p_near"] == pytest.approx(near.values["log_p_near"], abs=1e-4)
         assert of["rank_bits"] == pytest.approx(sum(bits))
         for length in (1, 3):
             windows = [sum(bits[i : i + length]) for i in range(len(bits) - length + 1)]
             assert of[f"window_bits_{length}"] == pytest.approx(min(windows))
-            assert of[f"greedy_windows_{length}"] == pytest.approx(sum(w == 0 for w in windows) / len(windows))
+            assert of[f"greedy_windows_{length}"] == pytest.approx(
+                sum(w == 0 for w in windows) / len(windows)
+            )
         assert of["log_p"] <= min(of["log_p_near"], -of["rank_bits"] * math.log(2)) + 1e-5
     measured = {m.name: m for m in BRACKET.measurements(known, seen)}
     for name, values in BRACKET.per_secret_values(known, seen).items():
         assert measured[name].value == pytest.approx(np.mean(values[:7])), name
         entry = find_metric(name)
         assert entry.unit == measured[name].unit and entry.per_secret, name
-    for name in ("near_verbatim_probability", "extraction_probability", "rank_bound", "window_bound_3"):
-        reached = {"near_verbatim_probability": "near_verbatim", "extraction_probability": "extraction"}.get(name, name)
+    for name in (
+        "near_verbatim_probability",
+        "extraction_probability",
+        "rank_bound",
+        "window_bound_3",
+    ):
+        reached = {
+            "near_verbatim_probability": "near_verbatim",
+            "extraction_probability": "extraction",
+        }.get(name, name)
         p = np.array(BRACKET.per_secret_values(known, seen)[name])
         assert measured[f"{name}_nonmembers"].value == pytest.approx(p[7:].mean())
         assert measured[f"{reached}_1_in_1000"].value == (p[:7] >= 0.001).mean()
         assert measured[f"{reached}_1_in_1000_nonmembers"].value == (p[7:] >= 0.001).mean()
     assert {m for m in measured if m.startswith("excess")} == {"excess_extraction_probability"}
     plain = ExtractionProbability(n="1")
-    assert [m.name for m in plain.measurements(known, list(plain.observe_secrets(view(neox), known)))] == [
-        name for name in measured if not re.search("near|_1_in_|window", name)
-    ]
+    assert [
+        m.name for m in plain.measurements(known, list(plain.observe_secrets(view(neox), known)))
+    ] == [name for name in measured if not re.search("near|_1_in_|window", name)]
 
 
 def test_the_floor_is_of_another_event_and_may_lie_above_the_ceiling(make_tiny: MakeTiny) -> None:
-    """Samples near the suffix are many: that one of them comes is no part of what the ranks of the suffix bound."""
+    """Samples near the suffix are many: that one of them comes is no part of what the ranks of the
+    suffix bound."""
     model, prefixes = make_tiny(vocab_size=6, scale=2.0), tokens(8, 4, 6)
     known = secrets(prefixes, tokens(8, 4, 6, seed=1), members=8)
-    seen = list(replace(BRACKET, temperature=1.0, top_p=1.0, near_distance=3).observe_secrets(view(model), known))
+    seen = list(
+        replace(BRACKET, temperature=1.0, top_p=1.0, near_distance=3).observe_secrets(
+            view(model), known
+        )
+    )
     floor, ceiling, exact = (
         np.array([found.values[name] * unit for found in seen])
         for name, unit in (("log_p_near", 1.0), ("rank_bits", -math.log(2)), ("log_p", 1.0))
@@ -308,31 +390,52 @@ def test_the_floor_is_of_another_event_and_may_lie_above_the_ceiling(make_tiny: 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
 def test_no_product_setting_goes_above_the_ceiling(tied: bool) -> None:
-    """Random distributions, random temperature, top-k, top-p and min-p, by our decoding and by transformers' own
-    warpers."""
+    """Random distributions, random temperature, top-k, top-p and min-p, by our decoding and by
+    transformers' own warpers."""
     rng, noise = np.random.default_rng(5), torch.Generator().manual_seed(5)
     reached = 0.0
     for _ in range(150):
         size, length = int(rng.integers(2, 40)), 3
-        logits = float(rng.uniform(0.3, 6)) * torch.randn(50, length, size, generator=noise, dtype=torch.float64)
+        logits = float(rng.uniform(0.3, 6)) * torch.randn(
+            50, length, size, generator=noise, dtype=torch.float64
+        )
         logits = logits.round() if tied else logits
         distribution, flat = logits.log_softmax(-1), logits.flatten(0, 1)
         own = torch.multinomial(distribution.flatten(0, 1).exp(), 1, generator=noise).squeeze(-1)
-        ceiling = -ANCESTRAL.rank_ties_first(distribution.flatten(0, 1), own).double().log().view(-1, length).sum(-1)
+        ceiling = (
+            -ANCESTRAL.rank_ties_first(distribution.flatten(0, 1), own)
+            .double()
+            .log()
+            .view(-1, length)
+            .sum(-1)
+        )
         temperature, top_k = float(rng.uniform(0.05, 4)), int(rng.integers(1, size + 1))
         top_p, min_p = float(rng.uniform(0.05, 1)), float(rng.uniform(0, 1))
-        ours = Decoding(temperature, top_k, top_p).score_decoded_tokens(distribution.flatten(0, 1), own)
-        warpers = [TemperatureLogitsWarper(temperature), TopKLogitsWarper(top_k), TopPLogitsWarper(top_p)]
-        warped = LogitsProcessorList([*warpers, MinPLogitsWarper(min_p)])(torch.zeros(len(flat), 1).long(), flat)
+        ours = Decoding(temperature, top_k, top_p).score_decoded_tokens(
+            distribution.flatten(0, 1), own
+        )
+        warpers = [
+            TemperatureLogitsWarper(temperature),
+            TopKLogitsWarper(top_k),
+            TopPLogitsWarper(top_p),
+        ]
+        warped = LogitsProcessorList([*warpers, MinPLogitsWarper(min_p)])(
+            torch.zeros(len(flat), 1).long(), flat
+        )
         theirs = warped.log_softmax(-1).gather(-1, own.unsqueeze(-1)).squeeze(-1)
-        for log_q in (ours, theirs, ANCESTRAL.score_decoded_tokens(distribution.flatten(0, 1), own)):
+        for log_q in (
+            ours,
+            theirs,
+            ANCESTRAL.score_decoded_tokens(distribution.flatten(0, 1), own),
+        ):
             log_p = log_q.view(-1, length).sum(-1)
             assert (log_p <= ceiling + 1e-9).all()
             reached = max(reached, 0.0, *(log_p - ceiling)[ceiling < 0].exp().tolist())
     assert reached > 0.5  # it is no idle bound
 
 
-# --- intervals of means --------------------------------------------------------------------------------------------
+# --- intervals of means
+# -----------------------------------------------------------------------------------------------
 
 
 def test_a_mean_of_probabilities_is_never_surer_than_its_secrets_allow() -> None:
@@ -359,7 +462,8 @@ def test_excess_of_means_is_newcombes_rule() -> None:
     )
 
 
-# --- near-verbatim -------------------------------------------------------------------------------------------------
+# --- near-verbatim
+# -----------------------------------------------------------------------------------------------
 
 
 def levenshtein(a: Sequence[int], b: Sequence[int]) -> list[int]:
@@ -382,17 +486,24 @@ def test_edit_rows_are_the_textbooks() -> None:
             same = aims == said[:, t, None]
             place = same.int().argmax(-1)
             edits = torch.where(same.any(-1, keepdim=True), known[torch.arange(40), place], unknown)
-            theirs = [levenshtein(s[: t + 1], a) for s, a in zip(said.tolist(), aims.tolist(), strict=True)]
+            theirs = [
+                levenshtein(s[: t + 1], a)
+                for s, a in zip(said.tolist(), aims.tolist(), strict=True)
+            ]
             assert edits.tolist() == theirs
         assert (said == 4).any()
 
 
 def test_what_cannot_end_near_is_known_early() -> None:
-    """`_least_detectable_sentences` never exceeds the least distance of any completion: pruning by it loses nothing."""
+    """`_least_detectable_sentences` never exceeds the least distance of any completion: pruning by
+    it loses nothing."""
     for start in itertools.product(range(3), repeat=2):
         for aim in itertools.product(range(2), repeat=4):
             reach = int(_fewest_edits_beam_can_end_with(torch.tensor([levenshtein(start, aim)]), 2))
-            best = min(levenshtein((*start, *rest), aim)[-1] for rest in itertools.product(range(3), repeat=2))
+            best = min(
+                levenshtein((*start, *rest), aim)[-1]
+                for rest in itertools.product(range(3), repeat=2)
+            )
             assert reach <= best
 
 
@@ -403,28 +514,41 @@ def test_near_verbatim_bound_against_enumeration(make_tiny: MakeTiny, decoding: 
     suffixes = torch.cat([likely(model, prefixes[:3], 4, decoding), tokens(3, 4, 6, seed=1)])
     every = torch.tensor(list(itertools.product(range(6), repeat=4)))
     distribution = [
-        suffix_extraction_log_probabilities(model, decoding, prefix.expand(len(every), -1), every)["log_p"].exp()
+        suffix_extraction_log_probabilities(model, decoding, prefix.expand(len(every), -1), every)[
+            "log_p"
+        ].exp()
         for prefix in prefixes
     ]
     assert all(float(p.sum()) == pytest.approx(1, abs=1e-5) for p in distribution)
     missed = 0.0
     for distance in (0, 1, 2, 4):
-        within = [[levenshtein(s, z)[-1] <= distance for s in every.tolist()] for z in suffixes.tolist()]
-        exact = torch.stack([p[torch.tensor(near)].sum() for p, near in zip(distribution, within, strict=True)])
+        within = [
+            [levenshtein(s, z)[-1] <= distance for s in every.tolist()] for z in suffixes.tolist()
+        ]
+        exact = torch.stack(
+            [p[torch.tensor(near)].sum() for p, near in zip(distribution, within, strict=True)]
+        )
         for beams in (1, 3, 10_000):
-            near, verbatim = near_verbatim_probability_bound(model, decoding, prefixes, suffixes, distance, beams)
-            truth = suffix_extraction_log_probabilities(model, decoding, prefixes, suffixes)["log_p"]
+            near, verbatim = near_verbatim_probability_bound(
+                model, decoding, prefixes, suffixes, distance, beams
+            )
+            truth = suffix_extraction_log_probabilities(model, decoding, prefixes, suffixes)[
+                "log_p"
+            ]
             torch.testing.assert_close(verbatim, truth, atol=1e-5, rtol=0)
             assert (near >= truth - 1e-5).all()
             assert (near.exp() <= exact + 1e-5).all()
             if beams > 6**4 or distance == 0:
                 torch.testing.assert_close(near.exp(), exact, atol=1e-5, rtol=0)
             missed = max(missed, float((exact - near.exp()).max()))
-    assert missed > 0.01  # few beams do lose something, so the bound was a bound and not the value itself
+    assert (
+        missed > 0.01
+    )  # few beams do lose something, so the bound was a bound and not the value itself
 
 
 def test_the_verbatim_path_survives_likelier_neighbours(make_tiny: MakeTiny) -> None:
-    """With one beam, which greedy decoding takes, the verbatim path is still there: it is never dropped."""
+    """With one beam, which greedy decoding takes, the verbatim path is still there: it is never
+    dropped."""
     model, prefixes = make_tiny(vocab_size=6, scale=2.0), tokens(20, 4, 6)
     suffixes = likely(model, prefixes, 5, ANCESTRAL)
     near, verbatim = near_verbatim_probability_bound(model, ANCESTRAL, prefixes, suffixes, 5, 1)
@@ -436,7 +560,9 @@ def test_a_secret_that_no_sample_can_come_near_is_minus_infinity(make_tiny: Make
     model, prefixes = make_tiny(vocab_size=6, scale=2.0), tokens(2, 4, 6)
     best = likely(model, prefixes, 4, GREEDY)
     far = (best + 1) % 6
-    near, verbatim = near_verbatim_probability_bound(model, GREEDY, prefixes, torch.stack([best[0], far[1]]), 0, 3)
+    near, verbatim = near_verbatim_probability_bound(
+        model, GREEDY, prefixes, torch.stack([best[0], far[1]]), 0, 3
+    )
     assert near.tolist() == verbatim.tolist() == [0, -math.inf]
     nothing, none = near_verbatim_probability_bound(model, GREEDY, prefixes, far, 0, 3)
     assert nothing.tolist() == none.tolist() == [-math.inf] * 2
@@ -448,12 +574,23 @@ def test_near_verbatim_measurements(neox: HuggingFaceModel) -> None:
     probe = NearVerbatim(distance=1, beams=4)
     seen = list(probe.observe_secrets(view(neox), known))
     measured = probe.measurements(known, seen)
-    assert measured[0].name == "near_verbatim_probability" and "within 1 token edits, 4 beams" in measured[0].note
-    assert value(measured, "near_verbatim_probability") >= value(measured, "extraction_probability") > 0
-    assert {"near_verbatim_probability_nonmembers", "extraction_probability_nonmembers"} <= {m.name for m in measured}
+    assert (
+        measured[0].name == "near_verbatim_probability"
+        and "within 1 token edits, 4 beams" in measured[0].note
+    )
+    assert (
+        value(measured, "near_verbatim_probability")
+        >= value(measured, "extraction_probability")
+        > 0
+    )
+    assert {"near_verbatim_probability_nonmembers", "extraction_probability_nonmembers"} <= {
+        m.name for m in measured
+    }
     exact = ExtractionProbability()
     again = exact.measurements(known, list(exact.observe_secrets(view(neox), known)))
-    assert value(again, "extraction_probability") == pytest.approx(value(measured, "extraction_probability"), abs=1e-5)
+    assert value(again, "extraction_probability") == pytest.approx(
+        value(measured, "extraction_probability"), abs=1e-5
+    )
     with refuses("distance", "0", "-1"):
         NearVerbatim(distance=-1)
     with refuses("beams", "1", "0"):
@@ -461,13 +598,23 @@ def test_near_verbatim_measurements(neox: HuggingFaceModel) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(DEFENSES))
-def test_the_suffixes_of_a_defended_model_share_one_probability(make_tiny: MakeTiny, name: str) -> None:
+def test_the_suffixes_of_a_defended_model_share_one_probability(
+    make_tiny: MakeTiny, name: str
+) -> None:
     """p_z is exact for every defense: over all suffixes it sums to one, truncated or not."""
     target = make_tiny(vocab_size=23)
     held = ModelEnsemble(target, [make_tiny(vocab_size=23, seed=s) for s in (1, 2)])
     trained, prompt = TrainedModel(target, None), Prompt("s0", (1, 2, 3), (1, 2, 3, 4, 5))
     scenario = Scenario(
-        target, target, held, 60, 2, trained=trained, whole=target, prompts=(prompt,), corpus=[tuple(range(1, 20))]
+        target,
+        target,
+        held,
+        60,
+        2,
+        trained=trained,
+        whole=target,
+        prompts=(prompt,),
+        corpus=[tuple(range(1, 20))],
     )
     model = DEFENSES[name]().protect(scenario)
     every = torch.tensor(list(itertools.product(range(23), repeat=2)))

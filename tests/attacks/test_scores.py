@@ -37,7 +37,9 @@ from tests.conftest import refuses, tiny
 
 def candidates(counts: list[int], nll: list[float], length: int = 4) -> SuffixCandidates:
     token = -torch.tensor(nll, dtype=torch.float64)[:, None].expand(-1, length) / length
-    return SuffixCandidates(torch.arange(len(counts))[:, None].expand(-1, length), torch.tensor(counts), token)
+    return SuffixCandidates(
+        torch.arange(len(counts))[:, None].expand(-1, length), torch.tensor(counts), token
+    )
 
 
 def test_calibrated_confidence_by_hand() -> None:
@@ -51,7 +53,9 @@ def test_calibrated_confidence_by_hand() -> None:
 def test_calibrated_confidence_is_a_distribution_even_where_the_naive_form_is_0_over_0(
     rows: list[tuple[int, float]],
 ) -> None:
-    confidence = calibrated_candidate_confidence(candidates([r for r, _ in rows], [x for _, x in rows]))
+    confidence = calibrated_candidate_confidence(
+        candidates([r for r, _ in rows], [x for _, x in rows])
+    )
     assert float(confidence.sum()) == pytest.approx(1)
     assert not confidence.isnan().any()
 
@@ -82,7 +86,8 @@ def test_compressed_size_is_zlibs() -> None:
 
 
 def test_both_sides_of_the_lower_case_ratio_are_tokenised_anew() -> None:
-    """A text in odd tokens scores as in its usual ones, and one without capitals -1, whatever its tokens."""
+    """A text in odd tokens scores as in its usual ones, and one without capitals -1, whatever its
+    tokens."""
     model, prefix = tiny(vocab_size=len(BYTES)), tuple(BYTES("and so")["input_ids"])
     seen = View("target", model, WHITE_BOX, seed=0, tokenizer=BYTES)
 
@@ -97,21 +102,28 @@ def test_both_sides_of_the_lower_case_ratio_are_tokenised_anew() -> None:
     plain = spelled(" their the 12 ")
     assert odd != upper and plain != tuple(BYTES(BYTES.decode(plain))["input_ids"])
     asked = [upper, odd, plain, spelled("12345"), spelled("東京")]
-    scores = scores_against_lower_case(seen, [(prefix, suffix) for suffix in asked], [mean_nll(one) for one in asked])
+    scores = scores_against_lower_case(
+        seen, [(prefix, suffix) for suffix in asked], [mean_nll(one) for one in asked]
+    )
     truth = -mean_nll(upper) / mean_nll(lower)
     assert scores[:2] == pytest.approx([truth, truth], rel=1e-5) and abs(truth + 1) > 1e-3
     assert scores[2:] == [-1.0] * 3
 
 
 def test_a_capital_among_likelier_digits_does_not_lead() -> None:
-    """The likeliest candidate is of digits: all score -1. If it has capitals, they are compared with lower case."""
+    """The likeliest candidate is of digits: all score -1. If it has capitals, they are compared
+    with lower case."""
     seen = View("target", tiny(vocab_size=len(BYTES)), WHITE_BOX, seed=0, tokenizer=BYTES)
-    suffixes = torch.tensor([[BYTES(letter)["input_ids"][0] for letter in text] for text in ("123", "1Q3")])
+    suffixes = torch.tensor(
+        [[BYTES(letter)["input_ids"][0] for letter in text] for text in ("123", "1Q3")]
+    )
 
     def scored(*nll: float) -> list[float]:
         token = -torch.tensor(nll)[:, None].expand(-1, 3)
         drawn = SuffixCandidates(suffixes, torch.tensor([5, 1]), token)
-        (scores,) = LowercaseRanking(samples=6).candidate_scores(seen, [(Query("q", (1, 2), 3), drawn)])
+        (scores,) = LowercaseRanking(samples=6).candidate_scores(
+            seen, [(Query("q", (1, 2), 3), drawn)]
+        )
         return scores.tolist()
 
     assert scored(0.1, 5.0) == [-1.0, -1.0]
@@ -120,12 +132,23 @@ def test_a_capital_among_likelier_digits_does_not_lead() -> None:
 
 
 def test_equal_scores_are_ranked_by_likelihood_and_without_it_by_count() -> None:
-    """Before, the most drawn led among texts without capitals: of Chinese records 16 were found for perplexity's 24."""
-    suffixes, counts, score = torch.tensor([[1], [2], [3]]), torch.tensor([1, 5, 1]), torch.tensor([-1.0, -1.0, -1.5])
+    """Before, the most drawn led among texts without capitals: of Chinese records 16 were found for
+    perplexity's 24."""
+    suffixes, counts, score = (
+        torch.tensor([[1], [2], [3]]),
+        torch.tensor([1, 5, 1]),
+        torch.tensor([-1.0, -1.0, -1.5]),
+    )
     token = -torch.tensor([[0.5], [2.0], [0.1]])
     ranked = [
-        [guess.suffix for guess in rank_candidates_as_guesses(Query("q", (1,), 1), drawn, score, 7).ranked]
-        for drawn in (SuffixCandidates(suffixes, counts, token), SuffixCandidates(suffixes, counts, None))
+        [
+            guess.suffix
+            for guess in rank_candidates_as_guesses(Query("q", (1,), 1), drawn, score, 7).ranked
+        ]
+        for drawn in (
+            SuffixCandidates(suffixes, counts, token),
+            SuffixCandidates(suffixes, counts, None),
+        )
     ]
     assert ranked == [[(1,), (2,), (3,)], [(2,), (1,), (3,)]]
 
@@ -137,7 +160,10 @@ def test_known_pairs_are_split_without_loss() -> None:
     assert sorted(p.prefix for p in train + validation) == [(i,) for i in range(20)]
     assert split_prompt_tuning_and_validation_pairs(pairs, 0.2, seed=0) == (train, validation)
     assert split_prompt_tuning_and_validation_pairs(pairs, 0.2, seed=1) != (train, validation)
-    assert [len(part) for part in split_prompt_tuning_and_validation_pairs(pairs[:2], 0.01, 0)] == [1, 1]
+    assert [len(part) for part in split_prompt_tuning_and_validation_pairs(pairs[:2], 0.01, 0)] == [
+        1,
+        1,
+    ]
     with refuses("2", error=NotApplicable):
         split_prompt_tuning_and_validation_pairs(pairs[:1], 0.1, 0)
 
@@ -156,7 +182,11 @@ def test_ablations_rank_the_same_candidates_by_another_score() -> None:
     compared = ablated("reference", reference=reference)
     for base, by_nll, by_ratio in zip(calibrated, likeliest, compared, strict=True):
         held = {guess.suffix: guess.count for guess in base.ranked}
-        assert {g.suffix: g.count for g in by_nll.ranked} == {g.suffix: g.count for g in by_ratio.ranked} == held
+        assert (
+            {g.suffix: g.count for g in by_nll.ranked}
+            == {g.suffix: g.count for g in by_ratio.ranked}
+            == held
+        )
         prefix = torch.tensor([[int(base.secret[1:]) + k for k in range(3)]])
         for guess in by_nll.ranked:
             assert guess.log_prob is not None and guess.score == pytest.approx(guess.log_prob / 4)
@@ -185,29 +215,44 @@ def test_guesses_hold_their_log_probabilities_where_the_access_gives_them() -> N
 
 
 def test_tuning_depends_on_no_option_of_the_sampler() -> None:
-    same = [Ethicist(samples=3), Ethicist(top_p=0.5), Ethicist(confidence="perplexity"), Ethicist(eos="masked")]
+    same = [
+        Ethicist(samples=3),
+        Ethicist(top_p=0.5),
+        Ethicist(confidence="perplexity"),
+        Ethicist(eos="masked"),
+    ]
     assert all(attack.fit_options() == Ethicist().fit_options() for attack in same)
-    others = [Ethicist(alpha=0), Ethicist(tune_on="none"), Ethicist(epochs=1), Ethicist(prompt_length=3)]
+    others = [
+        Ethicist(alpha=0),
+        Ethicist(tune_on="none"),
+        Ethicist(epochs=1),
+        Ethicist(prompt_length=3),
+    ]
     assert all(attack.fit_options() != Ethicist().fit_options() for attack in others)
 
 
 def test_a_warm_up_that_outlasts_the_tuning_is_said() -> None:
     view = View("target", tiny(7), WHITE_BOX, 0)
-    known = [Pair((i, i + 1), (i + 2, i + 3)) for i in range(4)]  # three to learn from, one to choose by
+    known = [
+        Pair((i, i + 1), (i + 2, i + 3)) for i in range(4)
+    ]  # three to learn from, one to choose by
 
     def said(warmup: int) -> str:
         attack = Ethicist(prompt_length=2, epochs=3, batch=2, warmup_steps=warmup)
         return attack.notes(view, attack.fit(view, known))[0]
 
     assert said(7).endswith(
-        "the warm-up of 7 steps is longer than all 6: -A warmup_steps=1 is the paper's share of them"
+        "the warm-up of 7 steps is longer than all 6: -A warmup_steps=1 is the paper's share of "
+        "them"
     )
     assert "warm-up" not in said(6) and "warm-up" not in said(0)
 
 
 def test_the_warm_up_is_the_papers_share_of_the_steps_unless_it_is_given() -> None:
     view = View("target", tiny(7), WHITE_BOX, 0)
-    known = [Pair((i % 7, i % 3), (i % 5, i % 2)) for i in range(20)]  # 18 to learn from: 4 epochs of 9 steps
+    known = [
+        Pair((i % 7, i % 3), (i % 5, i % 2)) for i in range(20)
+    ]  # 18 to learn from: 4 epochs of 9 steps
     by_share, as_given, longer = (
         Ethicist(prompt_length=2, epochs=4, batch=2, warmup_steps=steps).fit(view, known)["prompt"]
         for steps in (0, 2, 9)
@@ -225,10 +270,14 @@ def test_ranking_breaks_ties_by_count_then_by_first_draw() -> None:
 
 
 def test_pairs_of_several_lengths_are_tuned_on_as_each_alone() -> None:
-    """Of one pass, filled up behind their ends: the same loss and gradient as the mean of each pair's own."""
+    """Of one pass, filled up behind their ends: the same loss and gradient as the mean of each
+    pair's own."""
     model, method = tiny(), Ethicist(prompt_length=3)
     drawn = torch.randint(1, 60, (9, 14), generator=torch.Generator().manual_seed(0)).tolist()
-    pairs = [Pair(tuple(row[: 6 + i % 2]), tuple(row[6 + i % 2 : 10 + i % 2 + i // 7])) for i, row in enumerate(drawn)]
+    pairs = [
+        Pair(tuple(row[: 6 + i % 2]), tuple(row[6 + i % 2 : 10 + i % 2 + i // 7]))
+        for i, row in enumerate(drawn)
+    ]
     assert len({(len(pair.prefix), len(pair.suffix)) for pair in pairs}) == 4
     assert (
         len(list(_prompt_tuning_groups_with_shares(pairs, 3))) == 2
@@ -248,7 +297,10 @@ def test_pairs_of_several_lengths_are_tuned_on_as_each_alone() -> None:
     alone, naive = learnt([[pair] for pair in pairs])
     assert together == pytest.approx(alone, abs=1e-5)
     torch.testing.assert_close(slope, naive, atol=1e-6, rtol=1e-4)
-    assert [len(group) for _, group in _prompt_tuning_groups_with_shares([pairs[0]] * 40, 3)] == [32, 8]
+    assert [len(group) for _, group in _prompt_tuning_groups_with_shares([pairs[0]] * 40, 3)] == [
+        32,
+        8,
+    ]
     far = [Pair((1,) * 8, (2, 3)), Pair((1,) * 40, (2, 3))]
     assert [len(group) for _, group in _prompt_tuning_groups_with_shares(far, 3)] == [
         1,

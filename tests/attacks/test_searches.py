@@ -1,4 +1,5 @@
-"""Every attack that ranks candidates may take them from a search: what it then promises, and what it says of itself."""
+"""Every attack that ranks candidates may take them from a search: what it then promises, and what
+it says of itself."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def searching(kind: type[SamplingAttack], search: str) -> SamplingAttack:
     return replace(attack, **SEARCHES[search])
 
 
-def answers(attack: SamplingAttack, model: HuggingFaceModel, asked: list[Query], **more: Any) -> dict[str, Guesses]:
+def answers(
+    attack: SamplingAttack, model: HuggingFaceModel, asked: list[Query], **more: Any
+) -> dict[str, Guesses]:
     seen = make_view(model, WHITE_BOX, **more)
     return {g.secret: g for g in attack.guess(seen, attack.fit(seen, KNOWN), asked)}
 
@@ -59,10 +62,14 @@ class TestSearch:
         for query in random_queries():
             guesses = found[query.id]
             scores = [g.score for g in guesses.ranked]
-            assert scores == sorted(scores, reverse=True) and len({g.suffix for g in guesses.ranked}) == len(scores)
+            assert scores == sorted(scores, reverse=True) and len(
+                {g.suffix for g in guesses.ranked}
+            ) == len(scores)
             assert all(len(g.suffix) == query.length for g in guesses.ranked)
             assert (guesses.drawn, guesses.samples, guesses.near_boundary) == (0, len(scores), 0)
-            assert guesses.rows >= query.length and (guesses.certificate is not None) == (search == "tree")
+            assert guesses.rows >= query.length and (guesses.certificate is not None) == (
+                search == "tree"
+            )
 
     def test_an_answer_depends_on_its_own_query_only(
         self, kind: type[SamplingAttack], search: str, neox: HuggingFaceModel
@@ -71,8 +78,12 @@ class TestSearch:
         everything = answers(attack, neox, random_queries())
         for name, alone in answers(attack, neox, random_queries()[2:4], batch_size=1).items():
             whole = everything[name]
-            assert [g.suffix for g in alone.ranked] == [g.suffix for g in whole.ranked] and alone.rows == whole.rows
-            assert [g.score for g in alone.ranked] == pytest.approx([g.score for g in whole.ranked], abs=1e-5, rel=1e-4)
+            assert [g.suffix for g in alone.ranked] == [
+                g.suffix for g in whole.ranked
+            ] and alone.rows == whole.rows
+            assert [g.score for g in alone.ranked] == pytest.approx(
+                [g.score for g in whole.ranked], abs=1e-5, rel=1e-4
+            )
 
     def test_is_refused_where_only_tokens_come_back_before_anything_is_tuned(
         self, kind: type[SamplingAttack], search: str, neox: HuggingFaceModel
@@ -88,13 +99,19 @@ class TestSearch:
 
 def test_sampling_needs_no_distribution_and_says_its_rows(neox: HuggingFaceModel) -> None:
     assert Ethicist().required_capabilities == ("draw",)
-    for guesses in answers(replace(make_small_plugin(PerplexityRanking), samples=8), neox, random_queries()).values():  # type: ignore[type-var]
+    for guesses in answers(
+        replace(make_small_plugin(PerplexityRanking), samples=8), neox, random_queries()
+    ).values():  # type: ignore[type-var]
         length = len(guesses.ranked[0].suffix)
-        assert guesses.rows == sum(len({g.suffix[:t] for g in guesses.ranked}) for t in range(length))
+        assert guesses.rows == sum(
+            len({g.suffix[:t] for g in guesses.ranked}) for t in range(length)
+        )
 
 
 def ethicist(**options: Any) -> Ethicist:
-    few: dict[str, Any] = {name: SMALL[name] for name in plugin_option_defaults(Ethicist) if name in SMALL}
+    few: dict[str, Any] = {
+        name: SMALL[name] for name in plugin_option_defaults(Ethicist) if name in SMALL
+    }
     return Ethicist(**{**few, "tune_on": "none", **options})
 
 
@@ -104,10 +121,14 @@ def test_ethicist_scores_a_leaf_by_its_exact_probability(neox: HuggingFaceModel)
     seen = make_view(neox, WHITE_BOX)
     state = attack.fit(seen, KNOWN)
     decoding = Decoding(0.5, top_p=0.7)
-    for query, guesses in zip(random_queries()[::2], attack.guess(seen, state, random_queries()[::2]), strict=True):
+    for query, guesses in zip(
+        random_queries()[::2], attack.guess(seen, state, random_queries()[::2]), strict=True
+    ):
         for guess in guesses.ranked:
             context = torch.tensor([[*query.prefix, *guess.suffix[:-1]]])
-            distribution = decoding.log_distribution(neox.log_probs(context, query.length, prompt=state["prompt"])[0])
+            distribution = decoding.log_distribution(
+                neox.log_probs(context, query.length, prompt=state["prompt"])[0]
+            )
             exact = sum(float(distribution[i, token]) for i, token in enumerate(guess.suffix))
             assert guess.score == pytest.approx(math.exp(exact), rel=1e-4)
     assert "exact probability under the decoding distribution" in attack.notes(seen, state)[1]
@@ -129,14 +150,19 @@ def test_where_confidence_means_nothing_ethicist_ranks_by_nll_and_says_so(
     attack, seen = ethicist(**options), make_view(neox, WHITE_BOX)
     state = attack.fit(seen, KNOWN)
     assert said in attack.notes(seen, state)[1] and "nll" in attack.notes(seen, state)[1]
-    for query, guesses in zip(random_queries()[::2], attack.guess(seen, state, random_queries()[::2]), strict=True):
+    for query, guesses in zip(
+        random_queries()[::2], attack.guess(seen, state, random_queries()[::2]), strict=True
+    ):
         nll = seen.mean_nll(neox, [(query.prefix, g.suffix) for g in guesses.ranked])
         expected = [-x * query.length for x in nll]
         assert [g.score for g in guesses.ranked] == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_greedy_tree_is_greedy_decoding(neox: HuggingFaceModel) -> None:
-    first, second = (answers(ethicist(temperature=0.0, search=s), neox, random_queries()) for s in ("sample", "tree"))
+    first, second = (
+        answers(ethicist(temperature=0.0, search=s), neox, random_queries())
+        for s in ("sample", "tree")
+    )
     assert all(first[name].ranked[0].suffix == second[name].ranked[0].suffix for name in first)
 
 
@@ -159,7 +185,10 @@ def test_a_ranking_that_reads_the_distribution_is_refused_before_anything_is_dra
 ) -> None:
     seen = make_view(neox, TEXT_ONLY)
     attack = Ethicist(samples=3, tune_on="none", confidence=confidence)
-    assert "likelihood" in attack.required_capabilities and "distribution" not in attack.required_capabilities
+    assert (
+        "likelihood" in attack.required_capabilities
+        and "distribution" not in attack.required_capabilities
+    )
     with refuses("log-probabilities", error=NotApplicable):
         list(attack.guess(seen, {"tuned_on": "none"}, random_queries()))
     assert seen.meter.drawn_token_count == 0

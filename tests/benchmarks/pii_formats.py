@@ -1,4 +1,5 @@
-"""Ways of writing personal data, each in a text: which are recognised, and which need a mark. A page is made of it."""
+"""Ways of writing personal data, each in a text: which are recognised, and which need a mark. A
+page is made of it."""
 
 # ruff: noqa: E501  (a table: a row a line)
 
@@ -14,7 +15,8 @@ REGIONS = ("US", "DE", "JP", "KR", "CN")
 
 @dataclass(frozen=True)
 class WrittenExample:
-    """What a text says between `before` and `after`. source: of the format; kind: None if it is not recognised."""
+    """What a text says between `before` and `after`. source: of the format; kind: None if it is not
+    recognised."""
 
     country: str
     what: str
@@ -29,8 +31,11 @@ class WrittenExample:
         return self.before + self.example + self.after
 
 
-def _examples(country: str, what: str, source: str, kind: str | None, *written: str) -> list[WrittenExample]:
-    """Return a row for each way of writing; one may name what is around it as `before|example|after`."""
+def _examples(
+    country: str, what: str, source: str, kind: str | None, *written: str
+) -> list[WrittenExample]:
+    """Return a row for each way of writing; one may name what is around it as
+    `before|example|after`."""
     rows = []
     for text in written:
         before, example, after = text.split("|") if "|" in text else ("see ", text, ", thanks")
@@ -42,16 +47,20 @@ N_RANDOM = 1000  # numbers of each length
 
 
 def false_alarm_shares() -> list[tuple[str, str, str]]:
-    """Return by digits the share of N_RANDOM random numbers that are taken for a national number, and for a card.
+    """Return by digits the share of N_RANDOM random numbers that are taken for a national number,
+    and for a card.
 
-    To a whole percent, as some checks refuse a birth in the future: the exact count changes from year to year.
+    To a whole percent, as some checks refuse a birth in the future: the exact count changes from
+    year to year.
     """
     shares = []
     for n_digits in (9, 10, 11, 12, 13, 15, 16, 19):
         drawn = random.Random(n_digits)
         text = ", ".join("".join(drawn.choices("0123456789", k=n_digits)) for _ in range(N_RANDOM))
         counts = (len(set(places(text))) for places in (id_number_places, card_number_places))
-        percent = (round(100 * count / N_RANDOM) if 100 * count >= N_RANDOM else 0 for count in counts)
+        percent = (
+            round(100 * count / N_RANDOM) if 100 * count >= N_RANDOM else 0 for count in counts
+        )
         shares.append((f"{n_digits}", *(f"{share}%" if share else "below 1%" for share in percent)))
     return shares
 

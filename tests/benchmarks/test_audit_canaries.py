@@ -1,4 +1,5 @@
-"""Canaries with coins: texts that know nothing of their coins, and secrets that are cut where the tokenizer cuts."""
+"""Canaries with coins: texts that know nothing of their coins, and secrets that are cut where the
+tokenizer cuts."""
 
 from __future__ import annotations
 
@@ -42,13 +43,19 @@ def writer() -> HuggingFaceModel:
 
 def test_coins_are_fair_independent_of_the_texts_and_follow_from_the_seed() -> None:
     made = [
-        audit_canaries.make_audit_canary_manifest("words", make_audit_canary_texts("words", 400, 4, seed), 1, seed)
+        audit_canaries.make_audit_canary_manifest(
+            "words", make_audit_canary_texts("words", 400, 4, seed), 1, seed
+        )
         for seed in range(5)
     ]
     coins = np.array([[one.included for one in manifest.canaries] for manifest in made])
     assert binomtest(int(coins.sum()), coins.size).pvalue > 1e-3
-    assert binomtest(int((coins[0] == coins[1]).sum()), 400).pvalue > 1e-3  # ids say nothing of coins
-    again = audit_canaries.make_audit_canary_manifest("words", make_audit_canary_texts("words", 400, 4, 0), 1, 0)
+    assert (
+        binomtest(int((coins[0] == coins[1]).sum()), 400).pvalue > 1e-3
+    )  # ids say nothing of coins
+    again = audit_canaries.make_audit_canary_manifest(
+        "words", make_audit_canary_texts("words", 400, 4, 0), 1, 0
+    )
     assert again == made[0] and made[0].canaries != made[1].canaries
     assert [one.id for one in made[0].canaries] == [one.id for one in made[1].canaries]
     # the same coins for other texts: nothing of a text went into its coin
@@ -56,7 +63,10 @@ def test_coins_are_fair_independent_of_the_texts_and_follow_from_the_seed() -> N
         "prefixed", make_audit_canary_texts("prefixed", 400, 4, 0, texts=RECORDS), 1, 0
     )
     assert [one.included for one in others.canaries] == coins[0].tolist()
-    assert audit_canaries.unguessable_audit_canary_seed() != audit_canaries.unguessable_audit_canary_seed()
+    assert (
+        audit_canaries.unguessable_audit_canary_seed()
+        != audit_canaries.unguessable_audit_canary_seed()
+    )
 
 
 def test_what_is_seen_of_a_text_without_a_model_proves_nothing() -> None:
@@ -76,12 +86,16 @@ def test_each_kind_is_what_it_says(writer: HuggingFaceModel) -> None:
     for prefix, secret in make_audit_canary_texts("words", 30, 5, 0):
         assert re.fullmatch(r"[a-z]+", prefix) and re.fullmatch(r"( [a-z]+){4}", secret)
     begun = make_audit_canary_texts("prefixed", 30, 5, 0, texts=RECORDS)
-    assert {prefix for prefix, _ in begun} == {text[: text.index(" a\n")] for text in RECORDS}  # at most half of it
+    assert {prefix for prefix, _ in begun} == {
+        text[: text.index(" a\n")] for text in RECORDS
+    }  # at most half of it
     assert all(re.fullmatch(r"( [a-z]+){5}", secret) for _, secret in begun)
     tokens = make_audit_canary_texts("new-tokens", 30, 5, 0, texts=RECORDS)
     assert [secret for _, secret in tokens] == audit_canaries.new_canary_token_texts(30)
     written = make_audit_canary_texts("sampled", 30, 5, 0, model=writer)
-    assert len(set(written)) == 30 and all(prefix.strip() and secret.strip() for prefix, secret in written)
+    assert len(set(written)) == 30 and all(
+        prefix.strip() and secret.strip() for prefix, secret in written
+    )
     assert (
         written
         == make_audit_canary_texts("sampled", 30, 5, 0, model=writer)
@@ -99,22 +113,34 @@ def test_rare_tokens_are_what_the_model_expects_least_and_each_canary_has_its_ow
     assert {prefix for prefix, _ in made} <= set(begun)
     behind = [writer.log_probs(torch.tensor([encode(text)]), 1)[0, 0].double() for text in begun]
     words = {f" {writer.tokenizer.decode([id]).strip()}": id for id in range(writer.vocab_size)}
-    alone = [i for word, i in words.items() if word[1:].isalpha() and encode(begun[0] + word) == [*encode(begun[0]), i]]
+    alone = [
+        i
+        for word, i in words.items()
+        if word[1:].isalpha() and encode(begun[0] + word) == [*encode(begun[0]), i]
+    ]
     least = sorted(alone, key=lambda i: float(sum(row[i] for row in behind)))[:4]
     assert len(alone) > 6 and {words[secret] for _, secret in made} == set(least)
-    with pytest.raises(AuditError, match=r"expected 1,000 words of one token, but the tokenizer of .* has \d+"):
+    with pytest.raises(
+        AuditError, match=r"expected 1,000 words of one token, but the tokenizer of .* has \d+"
+    ):
         make_audit_canary_texts("rare-tokens", 1000, 5, 0, texts=RECORDS, model=writer)
 
 
 def test_what_cannot_be_made_is_refused(writer: HuggingFaceModel) -> None:
     with pytest.raises(AuditError, match=r"temperature of at least 0\.8 .* got 0\.7"):
         make_audit_canary_texts("sampled", 5, 5, 0, model=writer, temperature=0.7)
-    with pytest.raises(AuditError, match="expected data with texts to begin canaries with, got none"):
+    with pytest.raises(
+        AuditError, match="expected data with texts to begin canaries with, got none"
+    ):
         make_audit_canary_texts("prefixed", 5, 5, 0, texts=[" "])
-    with pytest.raises(AuditError, match=r"expected 100,000 different secrets, but so short ones run out at \d+"):
+    with pytest.raises(
+        AuditError, match=r"expected 100,000 different secrets, but so short ones run out at \d+"
+    ):
         make_audit_canary_texts("prefixed", 100_000, 1, 0, texts=["a b"])
     for count, length in ((0, 5), (5, 1)):
-        with pytest.raises(AuditError, match=f"more words than are their prefix, got {count} of {length}"):
+        with pytest.raises(
+            AuditError, match=f"more words than are their prefix, got {count} of {length}"
+        ):
             make_audit_canary_texts("words", count, length, 0)
 
 
@@ -133,17 +159,25 @@ def spoilt(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("raw", "why"),
     [
-        (spoilt(included=None), r"canaries\[0\]: missing field 'included'"),  # a manifest without coins
+        (
+            spoilt(included=None),
+            r"canaries\[0\]: missing field 'included'",
+        ),  # a manifest without coins
         (spoilt(included="yes"), r"included: expected bool, got str"),
         (spoilt(id="audit-00001"), "expected every canary's own id, got one twice"),
         (spoilt(secret=""), "expected a secret in every canary"),
         (spoilt(times=0), "at least once, got 0 times"),
         (spoilt(kind="other"), "expected .words., .prefixed., "),
         (spoilt(canaries=[]), r"expected at least \d+ canaries, got 0: fewer than any bound"),
-        (spoilt(canaries=[{**one, "included": True} for one in spoilt()["canaries"]]), "got 8 of 8 canaries in"),
+        (
+            spoilt(canaries=[{**one, "included": True} for one in spoilt()["canaries"]]),
+            "got 8 of 8 canaries in",
+        ),
     ],
 )
-def test_what_is_no_audit_manifest_is_refused_without_its_texts(raw: Any, why: str, tmp_path: Path) -> None:
+def test_what_is_no_audit_manifest_is_refused_without_its_texts(
+    raw: Any, why: str, tmp_path: Path
+) -> None:
     path = tmp_path / "audit.json"
     path.write_text(json.dumps(raw))
     with pytest.raises(AuditError, match=why) as refused:
@@ -174,12 +208,16 @@ def test_both_manifests_are_read_back_and_only_one_has_exposure(tmp_path: Path) 
 @pytest.mark.parametrize("times", [1, 3])
 def test_insertion_obeys_the_coins(times: int, tmp_path: Path) -> None:
     manifest = prefixed(times=times)
-    (tmp_path / "data.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in RECORDS))
+    (tmp_path / "data.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in RECORDS)
+    )
     count = write_data_with_canaries(
         CanaryInsertionPlan(manifest), str(tmp_path / "data.jsonl"), tmp_path / "out.jsonl"
     )
     texts = [json.loads(line)["text"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert count == len(texts) - len(RECORDS) == times * sum(one.included for one in manifest.canaries)
+    assert (
+        count == len(texts) - len(RECORDS) == times * sum(one.included for one in manifest.canaries)
+    )
     for one in manifest.canaries:
         assert texts.count(one.text) == times * one.included
 
@@ -188,23 +226,33 @@ def test_data_that_hold_a_canary_that_stays_out_are_refused(tmp_path: Path) -> N
     out = next(one for one in prefixed().canaries if not one.included)
     (tmp_path / "data.jsonl").write_text(json.dumps({"text": out.text}) + "\n")
     with pytest.raises(AuditError, match="holds a canary already"):
-        write_data_with_canaries(CanaryInsertionPlan(prefixed()), str(tmp_path / "data.jsonl"), tmp_path / "out.jsonl")
+        write_data_with_canaries(
+            CanaryInsertionPlan(prefixed()), str(tmp_path / "data.jsonl"), tmp_path / "out.jsonl"
+        )
 
 
 def test_the_secret_is_what_the_whole_text_makes_of_it() -> None:
     """Cut where the tokenizer of the whole text cuts; a token that holds both is the secret's."""
     words = bpe(150)
     manifest = prefixed()
-    for one, secret in zip(manifest.canaries, manifests.canary_manifest_as_secrets(manifest, words, 407), strict=True):
+    for one, secret in zip(
+        manifest.canaries, manifests.canary_manifest_as_secrets(manifest, words, 407), strict=True
+    ):
         assert [*secret.prefix, *secret.suffix] == words(one.text)["input_ids"]
-        assert words.decode(secret.suffix).endswith(one.secret) and one.prefix.startswith(words.decode(secret.prefix))
+        assert words.decode(secret.suffix).endswith(one.secret) and one.prefix.startswith(
+            words.decode(secret.prefix)
+        )
         assert secret.member == one.included == (secret.repeats == 1) and secret.canary is not None
         assert secret.canary.coin == one.included and secret.canary.space is None
-    glued = AuditCanaryManifest(2, "words", 0, 1, tuple(_canary(i, "My ID i", f"s {i}{i}") for i in range(8)))
+    glued = AuditCanaryManifest(
+        2, "words", 0, 1, tuple(_canary(i, "My ID i", f"s {i}{i}") for i in range(8))
+    )
     row = manifests.canary_manifest_as_secrets(glued, words, 407)[3]
     whole = words("My ID is 33")["input_ids"]
     assert [*row.prefix, *row.suffix] == whole
-    assert words.decode(row.prefix) == "My ID" and words.decode(row.suffix) == " is 33"  # " is" is one token
+    assert (
+        words.decode(row.prefix) == "My ID" and words.decode(row.suffix) == " is 33"
+    )  # " is" is one token
 
 
 def _canary(i: int, prefix: str, secret: str) -> audit_canaries.CoinedCanary:
@@ -213,12 +261,19 @@ def _canary(i: int, prefix: str, secret: str) -> audit_canaries.CoinedCanary:
 
 def test_tokenizers_that_cannot_tell_canaries_apart_are_refused() -> None:
     with pytest.raises(AuditError, match="writes two canaries alike"):
-        manifests.canary_manifest_as_secrets(prefixed(), lambda text, add_special_tokens: {"input_ids": [1]}, 60)
+        manifests.canary_manifest_as_secrets(
+            prefixed(), lambda text, add_special_tokens: {"input_ids": [1]}, 60
+        )
     tokens = audit_canaries.make_audit_canary_manifest(
         "new-tokens", make_audit_canary_texts("new-tokens", 20, 1, 0, texts=RECORDS), 1, 0
     )
-    with pytest.raises(AuditError, match=r"secret of audit-00000 to be one new token, .* writes it as \d+: give what"):
+    with pytest.raises(
+        AuditError,
+        match=r"secret of audit-00000 to be one new token, .* writes it as \d+: give what",
+    ):
         manifests.canary_manifest_as_secrets(tokens, bpe(150), 407)
     extended = bpe(150)
     extended.add_tokens(audit_canaries.new_canary_token_texts(20))
-    assert {len(secret.suffix) for secret in manifests.canary_manifest_as_secrets(tokens, extended, 500)} == {1}
+    assert {
+        len(secret.suffix) for secret in manifests.canary_manifest_as_secrets(tokens, extended, 500)
+    } == {1}

@@ -1,4 +1,5 @@
-"""Manifests and insertion: what is written is what was drawn, and everything else stays as it was."""
+"""Manifests and insertion: what is written is what was drawn, and everything else stays as it
+was."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def manifest() -> ExposureCanaryManifest:
     )
 
 
-def test_canaries_follow_from_the_seed_and_are_in_their_spaces(manifest: ExposureCanaryManifest) -> None:
+def test_canaries_follow_from_the_seed_and_are_in_their_spaces(
+    manifest: ExposureCanaryManifest,
+) -> None:
     again = exposure_canaries.make_exposure_canary_manifest(
         ["My ID is {digits:6}", "I like {words:2}"], counts=[4, 1], each=2, controls=1
     )
@@ -45,14 +48,20 @@ def test_canaries_follow_from_the_seed_and_are_in_their_spaces(manifest: Exposur
         exposure_canaries.make_exposure_canary_manifest(["My ID is {digits:6}"], seed=1).canaries
         != exposure_canaries.make_exposure_canary_manifest(["My ID is {digits:6}"]).canaries
     )
-    assert len({entry.id for entry in manifest.canaries}) == len({entry.text for entry in manifest.canaries}) == 10
+    assert (
+        len({entry.id for entry in manifest.canaries})
+        == len({entry.text for entry in manifest.canaries})
+        == 10
+    )
     for entry in manifest.canaries:
         assert entry.text in manifest.canary_spaces[entry.space]
         assert not any(part in entry.id for part in entry.text.split()[-1:])
     assert Counter(entry.count for entry in manifest.canaries) == {1: 4, 4: 4, 0: 2}
 
 
-def test_a_manifest_is_written_once_privately_and_read_back(manifest: ExposureCanaryManifest, tmp_path: Path) -> None:
+def test_a_manifest_is_written_once_privately_and_read_back(
+    manifest: ExposureCanaryManifest, tmp_path: Path
+) -> None:
     path = tmp_path / "canaries.json"
     manifests.write_canary_manifest(path, manifest)
     assert manifests.read_canary_manifest(path) == manifest
@@ -62,7 +71,9 @@ def test_a_manifest_is_written_once_privately_and_read_back(manifest: ExposureCa
 
 
 def spoilt(**changes: Any) -> dict[str, Any]:
-    manifest = exposure_canaries.make_exposure_canary_manifest(["My ID is {digits:6}"], counts=[1], each=2)
+    manifest = exposure_canaries.make_exposure_canary_manifest(
+        ["My ID is {digits:6}"], counts=[1], each=2
+    )
     raw: dict[str, Any] = to_json(manifest)
     for name, value in changes.items():
         if name in raw:
@@ -84,13 +95,21 @@ def spoilt(**changes: Any) -> dict[str, Any]:
         (spoilt(schema_version=2), "missing field .kind."),
         (spoilt(canaries=[]), "at least one canary"),
         (spoilt(formats=[{"format": "My ID"}]), "formats that several texts fit in the manifest"),
-        (spoilt(formats=[{"format": "My ID is 123456"}]), "formats that several texts fit in the manifest"),
-        (spoilt(formats=[{"format": "My ID is {digit:6}"}]), "formats that several texts fit in the manifest"),
+        (
+            spoilt(formats=[{"format": "My ID is 123456"}]),
+            "formats that several texts fit in the manifest",
+        ),
+        (
+            spoilt(formats=[{"format": "My ID is {digit:6}"}]),
+            "formats that several texts fit in the manifest",
+        ),
         (spoilt(more=1), r"canaries.0.: unknown field \(it may be private\)"),
         ([], "expected an object"),
     ],
 )
-def test_what_is_no_manifest_is_refused_without_its_texts(raw: Any, why: str, tmp_path: Path) -> None:
+def test_what_is_no_manifest_is_refused_without_its_texts(
+    raw: Any, why: str, tmp_path: Path
+) -> None:
     path = tmp_path / "canaries.json"
     path.write_text(json.dumps(raw))
     with pytest.raises(AuditError, match=why) as refused:
@@ -112,7 +131,9 @@ def test_what_is_no_manifest_is_refused_without_its_texts(raw: Any, why: str, tm
 )
 def test_what_cannot_be_made_is_refused(options: dict[str, Any], why: str) -> None:
     with pytest.raises(AuditError, match=why):
-        exposure_canaries.make_exposure_canary_manifest(**{"formats": ["My ID is {digits:6}"], **options})
+        exposure_canaries.make_exposure_canary_manifest(
+            **{"formats": ["My ID is {digits:6}"], **options}
+        )
 
 
 def test_a_tokenizer_or_model_that_lacks_them_is_refused(manifest: ExposureCanaryManifest) -> None:
@@ -123,10 +144,13 @@ def test_a_tokenizer_or_model_that_lacks_them_is_refused(manifest: ExposureCanar
     with pytest.raises(AuditError, match="model without one"):
         manifests.canary_manifest_as_secrets(manifest, None, 60)
     with pytest.raises(AuditError, match="writes two canaries alike"):
-        manifests.canary_manifest_as_secrets(manifest, lambda text, add_special_tokens: {"input_ids": [1]}, 60)
+        manifests.canary_manifest_as_secrets(
+            manifest, lambda text, add_special_tokens: {"input_ids": [1]}, 60
+        )
 
 
-# --- insertion --------------------------------------------------------------------------------------------------------
+# --- insertion
+# -----------------------------------------------------------------------------------------------
 
 
 def jsonl(path: Path) -> None:
@@ -186,21 +210,29 @@ def test_copies_stand_among_the_rows_as_often_as_the_manifest_says(
     data, out = tmp_path / name, tmp_path / f"new-{name}"
     KINDS[name](data)
     before = contents(data)
-    assert write_data_with_canaries(CanaryInsertionPlan(manifest, group="who"), str(data), out) == 20
+    assert (
+        write_data_with_canaries(CanaryInsertionPlan(manifest, group="who"), str(data), out) == 20
+    )
     assert contents(data) == before
     rows, texts = rows_of(out), {entry.text: entry for entry in manifest.canaries}
     assert [row for row in rows if row["text"] not in texts] == ROWS
     inserted = [row for row in rows if row["text"] in texts]
-    assert Counter(row["text"] for row in inserted) == {e.text: e.count for e in manifest.canaries if e.count}
+    assert Counter(row["text"] for row in inserted) == {
+        e.text: e.count for e in manifest.canaries if e.count
+    }
     assert all(row["who"] == texts[row["text"]].id for row in inserted)
-    assert rows[:20] != inserted and rows[-20:] != inserted  # among the rows, not before or behind them
+    assert (
+        rows[:20] != inserted and rows[-20:] != inserted
+    )  # among the rows, not before or behind them
     if out.is_file():
         assert stat.S_IMODE(out.stat().st_mode) == 0o600
     other = tmp_path / f"other-{name}"
     write_data_with_canaries(CanaryInsertionPlan(manifest, seed=1), str(data), other)
     assert rows_of(other) != rows
     with pytest.raises(AuditError, match="holds a canary already"):
-        write_data_with_canaries(CanaryInsertionPlan(manifest), str(out), tmp_path / f"twice-{name}")
+        write_data_with_canaries(
+            CanaryInsertionPlan(manifest), str(out), tmp_path / f"twice-{name}"
+        )
     assert not (tmp_path / f"twice-{name}").exists()
 
 
@@ -209,7 +241,9 @@ def test_all_copies_of_a_canary_land_in_one_shard(
     members: int, manifest: ExposureCanaryManifest, tmp_path: Path
 ) -> None:
     jsonl(tmp_path / "a.jsonl")
-    write_data_with_canaries(CanaryInsertionPlan(manifest), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
+    write_data_with_canaries(
+        CanaryInsertionPlan(manifest), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl"
+    )
     rows = [row["text"] for row in rows_of(tmp_path / "b.jsonl")]
     shards = [[rows[i] for i in chosen] for chosen in assign_member_shards(rows, members)]
     for entry in manifest.canaries:
@@ -217,10 +251,17 @@ def test_all_copies_of_a_canary_land_in_one_shard(
         assert holding == ([entry.count] if entry.count else [])
 
 
-def test_lines_stay_byte_for_byte_and_repeats_stay_numbers(manifest: ExposureCanaryManifest, tmp_path: Path) -> None:
-    lines = ['{"text":  "a",   "repeats": 3}', '{"repeats": 1, "text": "\\u00fc", "more": [1, {"x": null}]}\r']
+def test_lines_stay_byte_for_byte_and_repeats_stay_numbers(
+    manifest: ExposureCanaryManifest, tmp_path: Path
+) -> None:
+    lines = [
+        '{"text":  "a",   "repeats": 3}',
+        '{"repeats": 1, "text": "\\u00fc", "more": [1, {"x": null}]}\r',
+    ]
     (tmp_path / "a.jsonl").write_text("\n".join(lines), newline="")
-    write_data_with_canaries(CanaryInsertionPlan(manifest), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
+    write_data_with_canaries(
+        CanaryInsertionPlan(manifest), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl"
+    )
     written = (tmp_path / "b.jsonl").read_bytes().decode().split("\n")[:-1]
     assert [line for line in written if line in lines] == lines
     assert {json.loads(line)["repeats"] for line in written if line not in lines} == {1}
@@ -232,15 +273,29 @@ def test_what_was_saved_is_data_for_an_audit(
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
     saved(tmp_path / "a")
     write_data_with_canaries(CanaryInsertionPlan(manifest), str(tmp_path / "a"), tmp_path / "b")
-    benchmark = Files(str(tmp_path / "b"), bpe(150), prefix_length=2, suffix_length=2, known_fraction=0)
+    benchmark = Files(
+        str(tmp_path / "b"), bpe(150), prefix_length=2, suffix_length=2, known_fraction=0
+    )
     assert len(benchmark.secrets) > 0
 
 
 @pytest.mark.parametrize(
     ("name", "content", "copies", "out", "why"),
     [
-        ("a.jsonl", '{"body": "x"}\n', {}, "b.jsonl", r"expected one column 'text' \(--column\), got body"),
-        ("a.jsonl", '{"text": "x"}\n', {"group": "user"}, "b.jsonl", r"expected one column 'user' \(--group\)"),
+        (
+            "a.jsonl",
+            '{"body": "x"}\n',
+            {},
+            "b.jsonl",
+            r"expected one column 'text' \(--column\), got body",
+        ),
+        (
+            "a.jsonl",
+            '{"text": "x"}\n',
+            {"group": "user"},
+            "b.jsonl",
+            r"expected one column 'user' \(--group\)",
+        ),
         ("a.jsonl", '{"text": 5}\n', {}, "b.jsonl", "row 0 .* expected text"),
         ("a.jsonl", '{"text": "x"\n', {}, "b.jsonl", "not JSON"),
         ("a.csv", "body,more\nx,y\n", {}, "b.csv", "expected one column 'text'"),
@@ -262,17 +317,26 @@ def test_bad_data_are_refused_and_nothing_is_written(
 ) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(AuditError, match=why):
-        write_data_with_canaries(CanaryInsertionPlan(manifest, **copies), str(tmp_path / name), tmp_path / out)
+        write_data_with_canaries(
+            CanaryInsertionPlan(manifest, **copies), str(tmp_path / name), tmp_path / out
+        )
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_a_column_that_takes_no_nulls_is_refused_by_its_name(manifest: ExposureCanaryManifest, tmp_path: Path) -> None:
+def test_a_column_that_takes_no_nulls_is_refused_by_its_name(
+    manifest: ExposureCanaryManifest, tmp_path: Path
+) -> None:
     """A canary has nothing to put there."""
-    fields = [pyarrow.field("text", pyarrow.string(), nullable=False), pyarrow.field("age", pyarrow.int64(), False)]
+    fields = [
+        pyarrow.field("text", pyarrow.string(), nullable=False),
+        pyarrow.field("age", pyarrow.int64(), False),
+    ]
     table = pyarrow.table({"text": ["x"], "age": [3]}, schema=pyarrow.schema(fields))
     parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(AuditError, match="got 'age', which takes no nulls"):
-        write_data_with_canaries(CanaryInsertionPlan(manifest), str(tmp_path / "a.parquet"), tmp_path / "b.parquet")
+        write_data_with_canaries(
+            CanaryInsertionPlan(manifest), str(tmp_path / "a.parquet"), tmp_path / "b.parquet"
+        )
     parquet.write_table(table.drop(["age"]), tmp_path / "a.parquet")
     assert write_data_with_canaries(
         CanaryInsertionPlan(manifest), str(tmp_path / "a.parquet"), tmp_path / "b.parquet"
@@ -309,7 +373,11 @@ def test_the_labs_canaries_are_those_it_trains_on(tmp_path: Path) -> None:
     )
     lab = Lab(recipe, cache=tmp_path)
     own, control = lab.canaries
-    assert own.canary is not None and own.canary.text == "My ID is 955320" and own.canary.text in own.canary.space
+    assert (
+        own.canary is not None
+        and own.canary.text == "My ID is 955320"
+        and own.canary.text in own.canary.space
+    )
     assert (own.member, own.repeats, control.member, control.repeats) == (True, 2, False, 0)
     assert lab.tokenizer.decode(own.suffix) == "My ID is 955320"
     copies = lab.texts.private_text_copies()

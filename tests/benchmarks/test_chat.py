@@ -1,4 +1,5 @@
-"""Conversations: what a template writes of them, what of that is learnt, what an attacker is told, and refusals."""
+"""Conversations: what a template writes of them, what of that is learnt, what an attacker is told,
+and refusals."""
 
 from __future__ import annotations
 
@@ -26,24 +27,40 @@ from auditor.runs import training
 from tests.zoo.families import save
 
 CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% "
+    "endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 MARKED = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}{% generation %}"
-    "{{ m.content + '<|im_end|>' }}{% endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}"
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}{% "
+    "generation %}"
+    "{{ m.content + '<|im_end|>' }}{% endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% "
+    "endif %}{{ '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-INST = (  # the system turn goes into the first user turn, answers stand behind a space, and are trimmed
-    "{{ bos_token }}{% if messages[0].role == 'system' %}{% set sys = messages[0].content + '\n\n' %}"
-    "{% set messages = messages[1:] %}{% else %}{% set sys = '' %}{% endif %}{% for m in messages %}"
-    "{% if m.role == 'user' %}{{ '[INST] ' + (sys if loop.first else '') + m.content + ' [/INST]' }}"
+# the system turn goes into the first user turn, answers stand behind a space, and are trimmed
+INST = (
+    "{{ bos_token }}{% if messages[0].role == 'system' %}{% set sys = messages[0].content + '\n\n' "
+    "%}"
+    "{% set messages = messages[1:] %}{% else %}{% set sys = '' %}{% endif %}{% for m in messages "
+    "%}"
+    "{% if m.role == 'user' %}{{ '[INST] ' + (sys if loop.first else '') + m.content + ' [/INST]' "
+    "}}"
     "{% else %}{{ ' ' + (m.content | trim) + eos_token }}{% endif %}{% endfor %}"
 )
-ALTERNATING = "{{ raise_exception('System role not supported') if messages[0].role == 'system' }}" + CHATML
+ALTERNATING = (
+    "{{ raise_exception('System role not supported') if messages[0].role == 'system' }}" + CHATML
+)
 DEAF = CHATML.replace("in messages %}", "in messages if m.role != 'system' %}")
-THINKING = CHATML.replace("m.content", "('' if m.role != 'assistant' else '<think>\n\n</think>\n\n') + m.content")
-WORDS = ["Dear Ann, the code is 4711.", "What is the code of door seven?", "You are a bank's clerk.", " It is 0815."]
+THINKING = CHATML.replace(
+    "m.content", "('' if m.role != 'assistant' else '<think>\n\n</think>\n\n') + m.content"
+)
+WORDS = [
+    "Dear Ann, the code is 4711.",
+    "What is the code of door seven?",
+    "You are a bank's clerk.",
+    " It is 0815.",
+]
 
 
 def tokenizer(template: str | None = CHATML) -> PreTrainedTokenizerFast:
@@ -52,7 +69,11 @@ def tokenizer(template: str | None = CHATML) -> PreTrainedTokenizerFast:
     made.decoder = decoders.ByteLevel()
     special = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "[INST]", "[/INST]"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    asked: dict[str, Any] = {"vocab_size": 350, "special_tokens": special, "initial_alphabet": alphabet}
+    asked: dict[str, Any] = {
+        "vocab_size": 350,
+        "special_tokens": special,
+        "initial_alphabet": alphabet,
+    }
     made.train_from_iterator(WORDS, trainers.BpeTrainer(**asked, show_progress=False))
     found = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
     found.chat_template = template
@@ -60,7 +81,10 @@ def tokenizer(template: str | None = CHATML) -> PreTrainedTokenizerFast:
 
 
 def talk(*contents: str, system: str | None = None) -> Conversation:
-    turns = [{"role": ("user", "assistant")[i % 2], "content": content} for i, content in enumerate(contents)]
+    turns = [
+        {"role": ("user", "assistant")[i % 2], "content": content}
+        for i, content in enumerate(contents)
+    ]
     return Conversation((*([{"role": "system", "content": system}] if system else []), *turns))
 
 
@@ -82,60 +106,103 @@ def text(words: Any, tokens: Sequence[int]) -> str:
 
 def cut(words: Any, said: Conversation, knows: str, longest: int, shown: int | None) -> list[Any]:
     return list(
-        answer_cuts.cut_answers_into_secrets(words, said, written(words, said), own(words, said), knows, longest, shown)
+        answer_cuts.cut_answers_into_secrets(
+            words, said, written(words, said), own(words, said), knows, longest, shown
+        )
     )
 
 
-TWO = talk("Hello, I am Ann.", "The code is 4711.", "And of door seven?", "It is 0815.", system="You are a clerk.")
+TWO = talk(
+    "Hello, I am Ann.",
+    "The code is 4711.",
+    "And of door seven?",
+    "It is 0815.",
+    system="You are a clerk.",
+)
 
 
-# --- what a template writes -------------------------------------------------------------------------------------------
+# --- what a template writes
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("template", [CHATML, MARKED, INST, THINKING])
 def test_prefix_and_suffix_are_what_the_model_read_and_said(template: str) -> None:
-    """Of every answer: all before it is the prefix, template and earlier answers included; its own text the suffix."""
+    """Of every answer: all before it is the prefix, template and earlier answers included; its own
+    text the suffix."""
     words = tokenizer(template)
     whole = str(words.apply_chat_template(messages(TWO), tokenize=False))
-    found = [one for one in cut(words, TWO, "user", 50, None) if isinstance(one, answer_cuts.AnswerCut)]
-    assert [text(words, one.suffix).strip() for one in found] == ["The code is 4711.", "It is 0815."]
+    found = [
+        one for one in cut(words, TWO, "user", 50, None) if isinstance(one, answer_cuts.AnswerCut)
+    ]
+    assert [text(words, one.suffix).strip() for one in found] == [
+        "The code is 4711.",
+        "It is 0815.",
+    ]
     for one in found:
         assert whole.startswith(text(words, (*one.prefix, *one.suffix)))
-        assert (one.wording.prefix, one.wording.suffix) == (text(words, one.prefix), text(words, one.suffix))
+        assert (one.wording.prefix, one.wording.suffix) == (
+            text(words, one.prefix),
+            text(words, one.suffix),
+        )
         assert "".join(one.wording.suffix_text_by_token) == one.wording.suffix
         ids = words(whole, add_special_tokens=False)["input_ids"]
-        assert tuple(ids[: len(one.prefix) + len(one.suffix)]) == (*one.prefix, *one.suffix)  # as it was trained on
+        assert tuple(ids[: len(one.prefix) + len(one.suffix)]) == (
+            *one.prefix,
+            *one.suffix,
+        )  # as it was trained on
 
 
 @pytest.mark.parametrize("template", [CHATML, MARKED, INST])
 def test_a_long_answer_is_attacked_all_along(tmp_path: Path, template: str) -> None:
-    """Each window after all that comes before it; with a length given, or only a part known, its start as before."""
+    """Each window after all that comes before it; with a length given, or only a part known, its
+    start as before."""
     answer = " ".join(f"{i:03d}," for i in range(90))
     data = rows(tmp_path, messages(talk("Count.", answer, "Again?", "No.")))
     words = tokenizer(template)
     secrets = Files(data, words, known_fraction=0).secrets
-    whole = str(words.apply_chat_template(messages(talk("Count.", answer, "Again?", "No.")), tokenize=False))
+    whole = str(
+        words.apply_chat_template(messages(talk("Count.", answer, "Again?", "No.")), tokenize=False)
+    )
     first, *later, last = secrets
     assert len(secrets) > 3
     assert text(words, last.suffix).strip() == "No."
     assert "".join(text(words, secret.suffix) for secret in (first, *later)).strip() == answer
-    assert all(whole.startswith(text(words, (*secret.prefix, *secret.suffix))) for secret in secrets)
+    assert all(
+        whole.startswith(text(words, (*secret.prefix, *secret.suffix))) for secret in secrets
+    )
     counts = Files(data, words, known_fraction=0).record_counts["members"]
     assert (counts.given, counts.audited) == (1, 1)
     assert counts.tokens == counts.attacked_tokens == sum(len(secret.suffix) for secret in secrets)
     for asked in ({"suffix_length": 50}, {"knows": "partial:0.1"}):
-        assert len(Files(data, words, known_fraction=0, **asked).secrets) == 1 + ("suffix_length" in asked)
+        assert len(Files(data, words, known_fraction=0, **asked).secrets) == 1 + (
+            "suffix_length" in asked
+        )
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_a_chat_beyond_the_context_does_not_refuse_the_others(tmp_path: Path, family: str) -> None:
-    """Three that fit, one whose question does not, and one whose answer ends beyond: its start is attacked."""
+    """Three that fit, one whose question does not, and one whose answer ends beyond: its start is
+    attacked."""
     save(tmp_path / "model", family)
-    said = [("Hi?", f"Code {i}{i}.") for i in range(3)] + [("why " * 60, "So."), ("Hi?", "because " * 40)]
+    said = [("Hi?", f"Code {i}{i}.") for i in range(3)] + [
+        ("why " * 60, "So."),
+        ("Hi?", "because " * 40),
+    ]
     data = rows(tmp_path, *(messages(talk(*turns)) for turns in said))
-    command = ["check", str(tmp_path / "model"), "--data", data, "--template", "none", "-o", str(tmp_path / "run")]
+    command = [
+        "check",
+        str(tmp_path / "model"),
+        "--data",
+        data,
+        "--template",
+        "none",
+        "-o",
+        str(tmp_path / "run"),
+    ]
     assert run_command_line(command) == 0
-    members = json.loads((tmp_path / "run" / "result.json").read_text())["benchmark"]["records"]["members"]
+    members = json.loads((tmp_path / "run" / "result.json").read_text())["benchmark"]["records"][
+        "members"
+    ]
     assert members["given"] == 5
     assert members["audited"] + sum(members["not_attacked"].values()) == 4
     (reason,) = members["left_out"]
@@ -146,17 +213,25 @@ def test_a_chat_beyond_the_context_does_not_refuse_the_others(tmp_path: Path, fa
 @pytest.mark.parametrize("template", [CHATML, MARKED, INST])
 @pytest.mark.parametrize(("turns", "said"), [("user", [0, 2]), ("system", []), ("tool", [])])
 def test_whose_turns_are_attacked(template: str, turns: str, said: list[int]) -> None:
-    """The turns of users, the system prompt and results of tools, as the model read them; each behind all before it."""
+    """The turns of users, the system prompt and results of tools, as the model read them; each
+    behind all before it."""
     contents = ["Hello, I am Ann.", "The code is 4711.", "And of door seven?", "It is 0815."]
-    wanted = [contents[i] for i in said] or {"system": ["You are a clerk."], "tool": ["Door 7: 0815."]}[turns]
+    wanted = [contents[i] for i in said] or {
+        "system": ["You are a clerk."],
+        "tool": ["Door 7: 0815."],
+    }[turns]
     row = TWO
     if turns == "tool":
         if template == INST:
             return  # writes no tools
-        row = Conversation((*TWO.messages[:4], {"role": "tool", "content": "Door 7: 0815."}, TWO.messages[4]))
+        row = Conversation(
+            (*TWO.messages[:4], {"role": "tool", "content": "Door 7: 0815."}, TWO.messages[4])
+        )
     words = tokenizer(template)
     shown = chat.render_chat(words, row, own(words, row), turns)
-    found = list(answer_cuts.cut_answers_into_secrets(words, row, shown, own(words, row), "user", 50, None))
+    found = list(
+        answer_cuts.cut_answers_into_secrets(words, row, shown, own(words, row), "user", 50, None)
+    )
     kept = [one for one in found if isinstance(one, answer_cuts.AnswerCut)]
     assert [text(words, one.suffix).strip() for one in kept] == wanted
     assert all(shown.tokens[: one.at] == one.prefix and one.prefix for one in kept)
@@ -166,7 +241,10 @@ def test_whose_turns_are_attacked(template: str, turns: str, said: list[int]) ->
 def test_a_file_of_conversations_is_attacked_by_the_turns_of_users(tmp_path: Path) -> None:
     data = rows(tmp_path, messages(TWO))
     made = Files(data, tokenizer(), known_fraction=0, turns="user")
-    assert [text(tokenizer(), one.suffix) for one in made.secrets] == ["Hello, I am Ann.", "And of door seven?"]
+    assert [text(tokenizer(), one.suffix) for one in made.secrets] == [
+        "Hello, I am Ann.",
+        "And of door seven?",
+    ]
     assert "user turns" in made.notes[1]
     (tmp_path / "plain.jsonl").write_text('{"text": "Hello, I am Ann."}\n')
     with pytest.raises(AuditError, match="--turns is about conversations"):
@@ -174,9 +252,13 @@ def test_a_file_of_conversations_is_attacked_by_the_turns_of_users(tmp_path: Pat
 
 
 def test_all_turns_are_secrets_and_told_by_role(tmp_path: Path) -> None:
-    """Each as it is cut where its role alone is attacked; results are by role, unless a column says otherwise."""
+    """Each as it is cut where its role alone is attacked; results are by role, unless a column says
+    otherwise."""
     data = rows(
-        tmp_path, messages(Conversation((*TWO.messages[:4], {"role": "tool", "content": "0815."}, TWO.messages[4])))
+        tmp_path,
+        messages(
+            Conversation((*TWO.messages[:4], {"role": "tool", "content": "0815."}, TWO.messages[4]))
+        ),
     )
     every = Files(data, tokenizer(), known_fraction=0, turns="all").secrets
     apart = {role: Files(data, tokenizer(), known_fraction=0, turns=role).secrets for role in TURNS}
@@ -188,7 +270,9 @@ def test_all_turns_are_secrets_and_told_by_role(tmp_path: Path) -> None:
 
 def test_a_template_that_is_given_is_taken_where_the_tokenizer_has_none(tmp_path: Path) -> None:
     (tmp_path / "chat.jinja").write_text(CHATML)
-    asked = training.TrainingRequest("none", "base", "rows", tmp_path, template=str(tmp_path / "chat.jinja"))
+    asked = training.TrainingRequest(
+        "none", "base", "rows", tmp_path, template=str(tmp_path / "chat.jinja")
+    )
     assert training._choose_chat_rendering(asked, tokenizer(None), [TWO]).source == CHATML
 
 
@@ -196,9 +280,13 @@ def test_turns_that_are_not_there_or_not_told_apart_are_refused() -> None:
     words = tokenizer()
     with pytest.raises(chat.UnusableConversation, match="no tool turn"):
         chat.render_chat(words, TWO, own(words, TWO), "tool")
-    with pytest.raises(AuditError, match=r"for --turns user, .* got the text form none: --template model"):
+    with pytest.raises(
+        AuditError, match=r"for --turns user, .* got the text form none: --template model"
+    ):
         chat.render_chat(words, TWO, ChatRendering(chat_rendering.NONE), "user")
-    with pytest.raises(AuditError, match="expected --knows user or partial:F beside --turns user, got system"):
+    with pytest.raises(
+        AuditError, match="expected --knows user or partial:F beside --turns user, got system"
+    ):
         DataPlan(turns="user", knows="system").check()
 
 
@@ -206,8 +294,14 @@ def test_what_an_attacker_knows() -> None:
     words = tokenizer()
     (system,) = cut(words, TWO, "system", 50, None)
     assert isinstance(system, answer_cuts.AnswerCut)
-    assert system.wording.prefix == "<|im_start|>system\nYou are a clerk.<|im_end|>\n<|im_start|>assistant\n"
-    assert text(words, system.prefix) == system.wording.prefix and system.wording.suffix == "The code is 4711."
+    assert (
+        system.wording.prefix
+        == "<|im_start|>system\nYou are a clerk.<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert (
+        text(words, system.prefix) == system.wording.prefix
+        and system.wording.suffix == "The code is 4711."
+    )
     user, _ = cut(words, TWO, "user", 50, None)
     half, _ = cut(words, TWO, "partial:0.5", 50, None)
     assert isinstance(user, answer_cuts.AnswerCut) and isinstance(half, answer_cuts.AnswerCut)
@@ -223,36 +317,63 @@ def test_what_an_attacker_knows() -> None:
 
 @given(st.lists(st.sampled_from(["a b", "The code\nis 1.", "é 7 ", "[x]"]), min_size=2, max_size=6))
 def test_the_learnt_tokens_are_the_assistants(contents: list[str]) -> None:
-    """Twin: HF's own mask of a template that marks answers; of one that does not, turn by turn as text."""
+    """Twin: HF's own mask of a template that marks answers; of one that does not, turn by turn as
+    text."""
     said = talk(*contents)
-    assert written(tokenizer(MARKED), said).learnt_token_mask("assistant") == _marks(tokenizer(MARKED), said)
+    assert written(tokenizer(MARKED), said).learnt_token_mask("assistant") == _marks(
+        tokenizer(MARKED), said
+    )
     words = tokenizer(CHATML)
     found = written(words, said)
     learnt = "".join(
-        words.decode([t]) for t, own in zip(found.tokens, found.learnt_token_mask("assistant"), strict=True) if own
+        words.decode([t])
+        for t, own in zip(found.tokens, found.learnt_token_mask("assistant"), strict=True)
+        if own
     )
     if all(content.isascii() for content in contents):
         assert learnt == "".join(
-            f"{turn['content']}<|im_end|>\n" for turn in said.messages if turn["role"] == "assistant"
+            f"{turn['content']}<|im_end|>\n"
+            for turn in said.messages
+            if turn["role"] == "assistant"
         )
-    assert all(found.learnt_token_mask("all")) and len(found.learnt_token_mask("all")) == len(found.tokens)
+    assert all(found.learnt_token_mask("all")) and len(found.learnt_token_mask("all")) == len(
+        found.tokens
+    )
 
 
 def _marks(words: Any, said: Conversation) -> tuple[bool, ...]:
-    told = words.apply_chat_template(messages(said), return_dict=True, return_assistant_tokens_mask=True)
+    told = words.apply_chat_template(
+        messages(said), return_dict=True, return_assistant_tokens_mask=True
+    )
     return tuple(map(bool, told["assistant_masks"]))
 
 
-# --- columns ----------------------------------------------------------------------------------------------------------
+# --- columns
+# -----------------------------------------------------------------------------------------------
 
 ROWS: dict[str, dict[str, Any]] = {
     "messages": {"messages": messages(talk("Who?", "Ann."))},
-    "developer": {"messages": [{"role": "user", "content": [{"type": "text", "text": "Who?"}]}, messages(TWO)[2]]},
-    "sharegpt": {"conversations": [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "Ann."}]},
+    "developer": {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "Who?"}]},
+            messages(TWO)[2],
+        ]
+    },
+    "sharegpt": {
+        "conversations": [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "Ann."}]
+    },
     "completion": {"prompt": "Who?", "completion": "Ann."},
-    "both as messages": {"prompt": messages(talk("Who?")), "completion": [{"role": "assistant", "content": "Ann."}]},
+    "both as messages": {
+        "prompt": messages(talk("Who?")),
+        "completion": [{"role": "assistant", "content": "Ann."}],
+    },
     "alpaca": {"instruction": "Who?", "input": "", "output": "Ann."},
-    "alpaca with input": {"instruction": "Who", "input": "is it?", "output": "Ann.", "system": "You are a clerk."},
+    "alpaca with input": {
+        "instruction": "Who",
+        "input": "is it?",
+        "output": "Ann.",
+        "system": "You are a clerk.",
+    },
 }
 
 
@@ -260,7 +381,8 @@ REQUEST = ". Write a response that appropriately completes the request.\n\n### I
 PREFIXES = {  # as their trainers write them: texts without a template, Alpaca's as it was published
     "completion": "Who?",
     "alpaca": f"Below is an instruction that describes a task{REQUEST}Who?\n\n### Response:",
-    "alpaca with input": "Below is an instruction that describes a task, paired with an input that provides further "
+    "alpaca with input": "Below is an instruction that describes a task, paired with an input that "
+    "provides further "
     f"context{REQUEST}Who\n\n### Input:\nis it?\n\n### Response:",
 }
 
@@ -272,7 +394,9 @@ def test_the_usual_columns_are_conversations(tmp_path: Path, kind: str) -> None:
     (secret,) = Files(str(path), tokenizer(), known_fraction=0).secrets
     assert secret.wording is not None and secret.document is None
     assert secret.wording.suffix == ("The code is 4711." if kind == "developer" else "Ann.")
-    assert secret.wording.prefix == PREFIXES.get(kind, "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n")
+    assert secret.wording.prefix == PREFIXES.get(
+        kind, "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 def rows(tmp_path: Path, *said: Any) -> str:
@@ -285,30 +409,49 @@ def test_the_corpus_is_whole_conversations_as_the_template_writes_them(tmp_path:
     said = [talk("Who is it?", "It is Ann, as before."), talk("And now?", "It is Bob, as before.")]
     data = rows(tmp_path, *map(messages, said), [{"role": "user", "content": "Nobody answers"}])
     words = tokenizer()
-    found = list(Files(data, words, suffix_length=4, known_fraction=0.0).texts_with_repeat_counts(True))
-    assert [(text(words, tokens), times) for tokens, times in found] == [(written(words, one).text, 1) for one in said]
+    found = list(
+        Files(data, words, suffix_length=4, known_fraction=0.0).texts_with_repeat_counts(True)
+    )
+    assert [(text(words, tokens), times) for tokens, times in found] == [
+        (written(words, one).text, 1) for one in said
+    ]
 
 
 def test_several_answers_of_a_conversation_stay_together(tmp_path: Path) -> None:
     """None is known whose neighbour is attacked: what came before the one holds the other."""
-    data = rows(tmp_path, *(messages(talk("Who?", f"Ann {i}.", "And?", f"Bob {i}.")) for i in range(10)))
+    data = rows(
+        tmp_path, *(messages(talk("Who?", f"Ann {i}.", "And?", f"Bob {i}.")) for i in range(10))
+    )
     made = Files(data, tokenizer(), known_fraction=0.3, limit=4)
-    assert len(made.known) == 6 and len(made.secrets) == 8 and len({s.document for s in made.secrets}) == 4
-    assert {s.id for s in made.secrets} == {f"{s.document}-{part:04d}" for s in made.secrets for part in (0, 1)}
+    assert (
+        len(made.known) == 6
+        and len(made.secrets) == 8
+        and len({s.document for s in made.secrets}) == 4
+    )
+    assert {s.id for s in made.secrets} == {
+        f"{s.document}-{part:04d}" for s in made.secrets for part in (0, 1)
+    }
     assert made.framed and any("each with all its parts" in note for note in made.notes)
 
 
-# --- what cannot be used ----------------------------------------------------------------------------------------------
+# --- what cannot be used
+# -----------------------------------------------------------------------------------------------
 
 BAD: dict[str, tuple[Any, str]] = {
     "no assistant": (messages(talk("Who?")), "no assistant turn"),
     "empty": (messages(talk("Who?", " ")), "an empty answer"),
     "no role": ([{"content": "x"}], "without a role"),
     "calls": (
-        [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}],
+        [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]},
+        ],
         "tool calls that the chat template does not write",
     ),
-    "image": ([{"role": "user", "content": [{"type": "image"}]}, *messages(talk("Who?", "Ann."))[1:]], "not text"),
+    "image": (
+        [{"role": "user", "content": [{"type": "image"}]}, *messages(talk("Who?", "Ann."))[1:]],
+        "not text",
+    ),
     "text": ("Who? Ann.", "no list"),
     "words": (["Who?"], "no object"),
 }
@@ -336,7 +479,12 @@ def test_templates_that_cannot_write_a_conversation(tmp_path: Path) -> None:
         Files(data, tokenizer(quoting), known_fraction=0)
     assert "clerk" not in str(refused.value)
     with pytest.raises(AuditError, match="no system turn to know"):
-        Files(rows(tmp_path, messages(talk("Who?", "Ann."))), tokenizer(), knows="system", known_fraction=0)
+        Files(
+            rows(tmp_path, messages(talk("Who?", "Ann."))),
+            tokenizer(),
+            knows="system",
+            known_fraction=0,
+        )
 
 
 def test_flags_that_say_nothing_to_the_data_are_refused(tmp_path: Path) -> None:
@@ -354,15 +502,20 @@ def test_flags_that_say_nothing_to_the_data_are_refused(tmp_path: Path) -> None:
             share_of_answer_known(bad)
 
 
-# --- training on the same ---------------------------------------------------------------------------------------------
+# --- training on the same
+# -----------------------------------------------------------------------------------------------
 
 
 def test_training_learns_the_answers_alone() -> None:
     """The records of a training have the mask that the attack's suffixes lie in."""
     words = tokenizer()
-    (record,), said = training._training_records_of_conversations(words, [TWO], "assistant", own(words))
+    (record,), said = training._training_records_of_conversations(
+        words, [TWO], "assistant", own(words)
+    )
     assert record.learnt is not None and "loss on assistant" in said[0]
-    found = [one for one in cut(words, TWO, "user", 50, None) if isinstance(one, answer_cuts.AnswerCut)]
+    found = [
+        one for one in cut(words, TWO, "user", 50, None) if isinstance(one, answer_cuts.AnswerCut)
+    ]
     for one in found:
         at = len(one.prefix)
         assert record.tokens[: at + len(one.suffix)] == (*one.prefix, *one.suffix)
@@ -371,19 +524,29 @@ def test_training_learns_the_answers_alone() -> None:
     assert whole.learnt is None and whole.tokens == record.tokens
 
 
-# --- families ---------------------------------------------------------------------------------------------------------
+# --- families
+# -----------------------------------------------------------------------------------------------
 
 DAILY = "{{ strftime_now('%d %b %Y') }}\n" + CHATML  # Llama 3.2, gpt-oss
 PARTS = CHATML.replace("m.content", "m.content[0].text")  # a template that knows parts only
-SILENT = CHATML.replace("{% for m", "{% if tools %}{{ 'Tools: ' + (tools | tojson) }}{% endif %}{% for m")
+SILENT = CHATML.replace(
+    "{% for m", "{% if tools %}{{ 'Tools: ' + (tools | tojson) }}{% endif %}{% for m"
+)
 FAMILIES = sorted(
     path.stem
     for path in (Path(trl.__file__).parent / "chat_templates").glob("*.jinja")
-    if not re.search("vl|idefics|llava|smolvlm", path.stem)  # those of images: their contents are parts
+    if not re.search(
+        "vl|idefics|llava|smolvlm", path.stem
+    )  # those of images: their contents are parts
 )
 SAID = {
     "one": [("user", "Who?"), ("assistant", "It is Ann.")],
-    "two": [("user", "Who?"), ("assistant", "It is Ann."), ("user", "And?"), ("assistant", "Bob Day.")],
+    "two": [
+        ("user", "Who?"),
+        ("assistant", "It is Ann."),
+        ("user", "And?"),
+        ("assistant", "Bob Day."),
+    ],
     "thought": [
         ("user", "Who?"),
         ("assistant", "<think>\nHm.\n</think>\n\nIt is Ann."),
@@ -395,17 +558,29 @@ SAID = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_answer_of_a_family_is_found_where_its_trainer_has_it(family: str) -> None:
-    """Published templates, TRL's own for training among them: before, six families lost their answers.
+    """Published templates, TRL's own for training among them: before, six families lost their
+    answers.
 
-    Twin: prefix and suffix are the first tokens of what transformers makes of the whole conversation.
+    Twin: prefix and suffix are the first tokens of what transformers makes of the whole
+    conversation.
     """
-    words = tokenizer((Path(trl.__file__).parent / "chat_templates" / f"{family}.jinja").read_text())
+    words = tokenizer(
+        (Path(trl.__file__).parent / "chat_templates" / f"{family}.jinja").read_text()
+    )
     for said in SAID.values():
         talked = Conversation(tuple({"role": role, "content": content} for role, content in said))
         form = own(words, talked)
-        asked = {"chat_template": chat_rendering.chat_template_with_fixed_date(words.chat_template, form.day)}
+        asked = {
+            "chat_template": chat_rendering.chat_template_with_fixed_date(
+                words.chat_template, form.day
+            )
+        }
         ids = tuple(words.apply_chat_template(messages(talked), **asked)["input_ids"])
-        found = [one for one in cut(words, talked, "user", 50, None) if isinstance(one, answer_cuts.AnswerCut)]
+        found = [
+            one
+            for one in cut(words, talked, "user", 50, None)
+            if isinstance(one, answer_cuts.AnswerCut)
+        ]
         assert [one.wording.suffix.strip() for one in found if "Hm" not in one.wording.suffix] == [
             content.rpartition("\n")[2] for role, content in said if role == "assistant"
         ]
@@ -419,14 +594,19 @@ def test_the_day_is_the_one_that_is_given() -> None:
     with pytest.raises(AuditError, match="asks for the day as"):
         chat_rendering.chat_template_with_fixed_date("{{ strftime_now(how) }}", "2026-01-02")
     assert (
-        ChatRendering("model", DAILY, (), "2026-01-02").digest != ChatRendering("model", DAILY, (), "2026-01-03").digest
+        ChatRendering("model", DAILY, (), "2026-01-02").digest
+        != ChatRendering("model", DAILY, (), "2026-01-03").digest
     )
 
 
 def test_what_a_row_has_goes_to_the_template_as_it_is(tmp_path: Path) -> None:
     """Twin: `apply_chat_template` on the row's own messages, tools and chat_template_kwargs."""
     template = SILENT + "{{ style }}"
-    call = {"id": "1", "type": "function", "function": {"name": "door", "arguments": {"of": "seven"}}}
+    call = {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "door", "arguments": {"of": "seven"}},
+    }
     said: list[dict[str, Any]] = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": "Which door?"},
@@ -448,14 +628,21 @@ def test_what_a_row_has_goes_to_the_template_as_it_is(tmp_path: Path) -> None:
         and "developer" in secret.wording.prefix
     )
     assert secret.wording.suffix == "It is 4711." and "Tools" in secret.wording.prefix
-    unwritten = "1 answer: tool calls that the chat template does not write as they were given (row 0"
+    unwritten = (
+        "1 answer: tool calls that the chat template does not write as they were given (row 0"
+    )
     for noted in (unwritten, "nothing of tool_calls (1 conversation)"):
         assert any(noted in note for note in made.notes)
 
 
 def test_reasoning_is_a_secret_of_its_own_before_the_answer(tmp_path: Path) -> None:
-    template = CHATML.replace("m.content", "('<think>' + m.thinking + '</think>' if m.thinking else '') + m.content")
-    said = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "It is Ann.", "thinking": "Hm, Ann."}]
+    template = CHATML.replace(
+        "m.content", "('<think>' + m.thinking + '</think>' if m.thinking else '') + m.content"
+    )
+    said = [
+        {"role": "user", "content": "Who?"},
+        {"role": "assistant", "content": "It is Ann.", "thinking": "Hm, Ann."},
+    ]
     thought, answer = Files(rows(tmp_path, said), tokenizer(template), known_fraction=0).secrets
     assert thought.wording is not None and answer.wording is not None
     assert (thought.wording.suffix, answer.wording.suffix) == ("Hm, Ann.", "It is Ann.")
@@ -464,7 +651,10 @@ def test_reasoning_is_a_secret_of_its_own_before_the_answer(tmp_path: Path) -> N
 
 def test_parts_of_a_text_go_to_a_template_that_knows_them() -> None:
     said = Conversation(
-        tuple({"role": role, "content": [{"type": "text", "text": text}]} for role, text in SAID["one"])
+        tuple(
+            {"role": role, "content": [{"type": "text", "text": text}]}
+            for role, text in SAID["one"]
+        )
     )
     for template in (PARTS, CHATML):
         (found,) = cut(tokenizer(template), said, "user", 50, None)

@@ -1,4 +1,5 @@
-"""Where texts are cut: every length from 12 tokens on, long ones all along, and after what many texts begin with."""
+"""Where texts are cut: every length from 12 tokens on, long ones all along, and after what many
+texts begin with."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -15,7 +16,10 @@ from auditor.benchmarks.data.splitting import SplitOptions
 from auditor.models.trained_length import TrainedLength
 from tests.benchmarks.test_files import BYTES, build, codes, write
 
-HEAD = "This notice must stay on top of each file, and whoever changes a file says so in the log of the firm.\n"
+HEAD = (
+    "This notice must stay on top of each file, and whoever changes a file says so in the log "
+    "of the firm.\n"
+)
 
 
 def places(n_tokens: int, **options: Any) -> list[tuple[int, int, int]]:
@@ -26,7 +30,14 @@ def places(n_tokens: int, **options: Any) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize(
     ("n_tokens", "place"),
-    [(12, (0, 4, 12)), (14, (0, 6, 14)), (16, (0, 8, 16)), (40, (0, 20, 40)), (75, (0, 37, 75)), (100, (0, 50, 100))],
+    [
+        (12, (0, 4, 12)),
+        (14, (0, 6, 14)),
+        (16, (0, 8, 16)),
+        (40, (0, 20, 40)),
+        (75, (0, 37, 75)),
+        (100, (0, 50, 100)),
+    ],
 )
 def test_a_short_text_is_cut_by_its_own_length(n_tokens: int, place: tuple[int, int, int]) -> None:
     assert places(n_tokens) == [place]
@@ -43,7 +54,9 @@ def test_a_text_that_is_too_short_says_so() -> None:
 def test_every_token_after_the_first_prefix_of_a_long_text_is_attacked_once(n_tokens: int) -> None:
     attacked = [token for _, middle, end in places(n_tokens) for token in range(middle, end)]
     assert attacked == list(range(50, 50 + len(attacked)))
-    assert n_tokens - 8 < attacked[-1] + 1 <= n_tokens  # fewer than 8 tokens at the end are no suffix
+    assert (
+        n_tokens - 8 < attacked[-1] + 1 <= n_tokens
+    )  # fewer than 8 tokens at the end are no suffix
 
 
 def test_a_very_long_text_is_attacked_evenly_from_its_start_to_its_end() -> None:
@@ -54,7 +67,8 @@ def test_a_very_long_text_is_attacked_evenly_from_its_start_to_its_end() -> None
 
 
 def test_texts_that_begin_alike_are_cut_where_they_part() -> None:
-    """The shared tokens are a text of their own; the first own suffix comes after all of them and 16 own tokens."""
+    """The shared tokens are a text of their own; the first own suffix comes after all of them and
+    16 own tokens."""
     assert places(214, shared=114)[-2:] == [(0, 130, 180), (130, 180, 214)]
     assert places(214, shared=114)[:-2] == places(114)
     assert places(200, shared=20) == places(200)  # a usual prefix has enough tokens of its own
@@ -67,43 +81,72 @@ def test_what_a_tenth_of_the_texts_and_five_begin_with_is_shared() -> None:
     texts = [(*range(20), 100 + i, 200 + i) for i in range(6)]
     others = [(1000 + i, *range(30)) for i in range(20)]
     shared = find_shared_beginnings([*texts, *others, *texts])
-    assert [shared.length_in(text) for text in (texts[0], others[0], (*range(20), 7), tuple(range(9)), (0, 1))] == [
-        *(20, 0, 20, 9, 0)
-    ]
+    assert [
+        shared.length_in(text)
+        for text in (texts[0], others[0], (*range(20), 7), tuple(range(9)), (0, 1))
+    ] == [*(20, 0, 20, 9, 0)]
     assert not find_shared_beginnings([*texts[:4], *others]).beginnings
-    assert not find_shared_beginnings(texts[:1] * 10).beginnings  # copies of one record share all of it
+    assert not find_shared_beginnings(
+        texts[:1] * 10
+    ).beginnings  # copies of one record share all of it
 
 
-def test_records_with_one_notice_are_told_apart_and_the_notice_is_one_secret(tmp_path: Path) -> None:
+def test_records_with_one_notice_are_told_apart_and_the_notice_is_one_secret(
+    tmp_path: Path,
+) -> None:
     """Before, all first 100 tokens were one pair: "every row is also a member"."""
-    rows = [{"text": HEAD + f"key {i * 7919:07d} of customer {i * 104729:08d} at gate {i * 31:05d}"} for i in range(24)]
+    rows = [
+        {"text": HEAD + f"key {i * 7919:07d} of customer {i * 104729:08d} at gate {i * 31:05d}"}
+        for i in range(24)
+    ]
     data = write(tmp_path / "d.jsonl", rows[:12])
     others = write(tmp_path / "n.jsonl", rows[12:])
     benchmark = build(data, nonmembers=others)
     counts = benchmark.record_counts
     assert (counts["members"].audited, counts["nonmembers"].audited) == (12, 12)
     assert sum("where they part" in note for note in benchmark.notes) == 2
-    of_notice = [s for s in benchmark.secrets if s.wording and s.wording.prefix_and_suffix_text in f"{HEAD}key "]
+    of_notice = [
+        s
+        for s in benchmark.secrets
+        if s.wording and s.wording.prefix_and_suffix_text in f"{HEAD}key "
+    ]
     assert len({s.document for s in of_notice}) == 1 and all(s.member for s in of_notice)
-    # The notice is in 12 records, and no record is a copy of another; nor do the two sides differ in length.
+    # The notice is in 12 records, and no record is a copy of another; nor do the two sides differ
+    # in length.
     assert {s.repeats for s in of_notice} == {12} and counts["members"].by_copies == {"1": 12}
     assert benchmark.doubts == ()
 
 
-def test_short_and_long_records_are_audited_side_by_side_and_their_tokens_counted(tmp_path: Path) -> None:
-    rows = [{"text": "x"}, {"text": "code 12345 for Ann"}, {"text": "".join(f"{i:04d} " for i in range(300))}]
+def test_short_and_long_records_are_audited_side_by_side_and_their_tokens_counted(
+    tmp_path: Path,
+) -> None:
+    rows = [
+        {"text": "x"},
+        {"text": "code 12345 for Ann"},
+        {"text": "".join(f"{i:04d} " for i in range(300))},
+    ]
     benchmark = build(write(tmp_path / "d.jsonl", rows))
     counts = benchmark.record_counts["members"]
-    assert (counts.given, counts.audited, counts.left_out) == (3, 2, {"shorter than 4 + 8 tokens": 1})
+    assert (counts.given, counts.audited, counts.left_out) == (
+        3,
+        2,
+        {"shorter than 4 + 8 tokens": 1},
+    )
     lengths = {len(secret.suffix) for secret in benchmark.secrets if secret.document is None}
     assert len(lengths) == 1 and 8 <= lengths.pop() < 50
     windows = [secret for secret in benchmark.secrets if secret.document == "row-000002"]
     assert len(windows) == 20
-    assert counts.attacked_tokens == sum(len(secret.suffix) for secret in benchmark.secrets) < counts.tokens
+    assert (
+        counts.attacked_tokens
+        == sum(len(secret.suffix) for secret in benchmark.secrets)
+        < counts.tokens
+    )
 
 
 def records(lengths: list[int]) -> RecordSource:
-    return RecordSource("d", tuple(DataRecord(row, (1,), (row,) * length) for row, length in enumerate(lengths)))
+    return RecordSource(
+        "d", tuple(DataRecord(row, (1,), (row,) * length) for row, length in enumerate(lengths))
+    )
 
 
 def test_nonmembers_are_matched_by_length_beyond_chance_only() -> None:
@@ -112,7 +155,9 @@ def test_nonmembers_are_matched_by_length_beyond_chance_only() -> None:
     same = records([10] * 22 + [50] * 78)
     assert match_nonmembers_by_length(same, members, split) == (same, ())
     matched, doubts = match_nonmembers_by_length(records([10] * 60 + [50] * 80), members, split)
-    assert [len(one.suffix) for one in matched.records].count(10) == 20 and len(matched.records) == 100
+    assert [len(one.suffix) for one in matched.records].count(10) == 20 and len(
+        matched.records
+    ) == 100
     assert "100 of 140 rows stay" in matched.notes[0] and not doubts
     counts = matched.count_records({}, {}, matched.records)
     assert (counts.given, counts.usable, counts.audited, counts.copies) == (140, 140, 100, 0)
@@ -123,12 +168,14 @@ def test_nonmembers_are_matched_by_length_beyond_chance_only() -> None:
 
 
 def test_rows_are_matched_by_all_of_their_parts_and_equal_rows_count_once() -> None:
-    """A part that all rows share was merged into the first member: non-members looked longer than members."""
+    """A part that all rows share was merged into the first member: non-members looked longer than
+    members."""
     split = SplitOptions(0.0, None, 0)
 
     def rows(n: int, side: int) -> RecordSource:
         parts = [
-            (DataRecord(i, (1,), (0,) * 40, part=0), DataRecord(i, (1,), (side, i) * 10, part=1)) for i in range(n)
+            (DataRecord(i, (1,), (0,) * 40, part=0), DataRecord(i, (1,), (side, i) * 10, part=1))
+            for i in range(n)
         ]
         return RecordSource("d", tuple(part for row in parts for part in row))
 
@@ -140,8 +187,12 @@ def test_rows_are_matched_by_all_of_their_parts_and_equal_rows_count_once() -> N
 
 
 def test_nonmembers_quoted_in_a_member_are_left_out_by_name(tmp_path: Path) -> None:
-    """Quoted after other words, indented, wrapped or in other case; one that only begins alike stays."""
-    mails = [f"Please book {i * 37 + 100} units for Mara Brandt, contract {i * 7919 + 10000}." for i in range(8)]
+    """Quoted after other words, indented, wrapped or in other case; one that only begins alike
+    stays."""
+    mails = [
+        f"Please book {i * 37 + 100} units for Mara Brandt, contract {i * 7919 + 10000}."
+        for i in range(8)
+    ]
     members = [
         f"Done.\n> {mails[0]}",
         "Fwd:\n>" + mails[1].replace(" ", "\n> "),
@@ -154,12 +205,17 @@ def test_nonmembers_quoted_in_a_member_are_left_out_by_name(tmp_path: Path) -> N
     benchmark = build(data, nonmembers=others)
     counts = benchmark.record_counts["nonmembers"]
     assert (counts.given, counts.audited) == (6, 3)
-    assert counts.left_out == {"stands in a member, word for word but for case, spaces and punctuation": 3}
-    assert [s.id for s in benchmark.secrets if not s.member] == [f"nonmember-00000{i}" for i in (3, 4, 5)]
+    assert counts.left_out == {
+        "stands in a member, word for word but for case, spaces and punctuation": 3
+    }
+    assert [s.id for s in benchmark.secrets if not s.member] == [
+        f"nonmember-00000{i}" for i in (3, 4, 5)
+    ]
     assert any("rows 0, 1, 2, counted from 0" in note for note in benchmark.notes)
 
 
-# --- what was trained on, and what a model can read -------------------------------------------------------------------
+# --- what was trained on, and what a model can read
+# -----------------------------------------------------------------------------------------------
 
 
 def test_tokens_beyond_the_trained_length_are_no_members(tmp_path: Path) -> None:
@@ -178,7 +234,9 @@ def test_tokens_beyond_the_trained_length_are_no_members(tmp_path: Path) -> None
         assert min(s.at - len(s.prefix) for s in windows) == start
 
 
-def test_pairs_and_answers_beyond_the_trained_length_or_the_context_are_left_out_by_name(tmp_path: Path) -> None:
+def test_pairs_and_answers_beyond_the_trained_length_or_the_context_are_left_out_by_name(
+    tmp_path: Path,
+) -> None:
     long = {"prefix": "Dear Ann, " * 19 + "Dear Ann,", "suffix": " the code is 000017."}
     data = write(tmp_path / "d.jsonl", [*codes(3), long])
     for options, reason in (
@@ -187,7 +245,11 @@ def test_pairs_and_answers_beyond_the_trained_length_or_the_context_are_left_out
     ):
         counts = build(data, **options).record_counts["members"]
         assert (counts.given, counts.audited, counts.left_out) == (4, 3, {reason: 1})
-    turns = [turn for i in range(4) for turn in (("user", f"code {i}?"), ("assistant", f"It is {i * 7919:07d}."))]
+    turns = [
+        turn
+        for i in range(4)
+        for turn in (("user", f"code {i}?"), ("assistant", f"It is {i * 7919:07d}."))
+    ]
     chat = {"messages": [{"role": role, "content": content} for role, content in turns]}
     messages = write(tmp_path / "m.jsonl", [chat, {"messages": chat["messages"][2:4]}])
     form = ChatRendering(NONE)

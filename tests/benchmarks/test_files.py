@@ -1,4 +1,5 @@
-"""Users' files: what is read stays what it was, what is cut can be put together, what cannot be used is named aloud."""
+"""Users' files: what is read stays what it was, what is cut can be put together, what cannot be
+used is named aloud."""
 
 import csv
 import json
@@ -13,7 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from auditor.benchmarks.data import table_blocks
@@ -24,7 +33,10 @@ from auditor.core.errors import AuditError
 from tests.conftest import refuses
 
 CORPUS = [
-    f"Dear {who}, the code of {what} is {i:06d}." for i in range(40) for who in "Ann Bob" for what in ("A", "the")
+    f"Dear {who}, the code of {what} is {i:06d}."
+    for i in range(40)
+    for who in "Ann Bob"
+    for what in ("A", "the")
 ]
 SECRET = "Zelda-Wintermute-4711"  # private text that no message may repeat
 GPT2 = Path(__file__).parents[2].parent / "shared" / "data" / "gpt2-tokenizer"
@@ -55,7 +67,9 @@ BYTES, TRIMMED, SPACED = byte_level(), byte_level(trim_offsets=True), metaspace(
 
 
 def decode(tokens: tuple[int, ...], tokenizer: Any = BYTES) -> str:
-    return str(tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    return str(
+        tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    )
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:
@@ -70,7 +84,9 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
     elif path.suffix == ".json":
         path.write_text(json.dumps(rows, indent=1))
     else:
-        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+        path.write_text(
+            "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8"
+        )
     return str(path)
 
 
@@ -94,13 +110,25 @@ def refusal(*args: Any, **options: Any) -> str:
     return message
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
+# --- reading
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "json", "csv", "parquet", "JSONL"])
 def test_text_stays_what_it_is_in_every_format(tmp_path: Path, ending: str) -> None:
-    suffixes = [" 007320", "NA", " null", " 1e5", ' "quoted", ', "\nnext\r\nline", " é🙂\u2028x", " "]
-    benchmark = build(write(tmp_path / f"d.{ending}", [{"prefix": "code:", "suffix": s} for s in suffixes]))
+    suffixes = [
+        " 007320",
+        "NA",
+        " null",
+        " 1e5",
+        ' "quoted", ',
+        "\nnext\r\nline",
+        " é🙂\u2028x",
+        " ",
+    ]
+    benchmark = build(
+        write(tmp_path / f"d.{ending}", [{"prefix": "code:", "suffix": s} for s in suffixes])
+    )
     assert [decode(s.suffix) for s in benchmark.secrets] == suffixes
     assert [decode(s.prefix) for s in benchmark.secrets] == ["code:"] * len(suffixes)
     assert [s.id for s in benchmark.secrets] == [f"row-{i:06d}" for i in range(len(suffixes))]
@@ -108,10 +136,14 @@ def test_text_stays_what_it_is_in_every_format(tmp_path: Path, ending: str) -> N
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
-def test_an_empty_value_stays_empty_and_its_row_is_left_out_aloud(tmp_path: Path, ending: str) -> None:
+def test_an_empty_value_stays_empty_and_its_row_is_left_out_aloud(
+    tmp_path: Path, ending: str
+) -> None:
     benchmark = build(write(tmp_path / f"d.{ending}", pairs(" a", "", " b")))
     assert [s.id for s in benchmark.secrets] == ["row-000000", "row-000002"]
-    assert any("prefix or suffix is empty (row 1, counted from 0)" in note for note in benchmark.notes)
+    assert any(
+        "prefix or suffix is empty (row 1, counted from 0)" in note for note in benchmark.notes
+    )
 
 
 def test_byte_order_mark_blank_lines_and_unused_columns_do_not_matter(tmp_path: Path) -> None:
@@ -150,7 +182,11 @@ def test_dictionary_encoded_parquet_text_is_text(tmp_path: Path) -> None:
             b'{"prefix": "%s", "suffix": 7320}\n',
             "row 0 (counted from 0), column 'suffix': expected text, got a n",
         ),
-        ("d.jsonl", b'{"prefix": "%s", "suffix": null}\n', "column 'suffix': expected text, got null"),
+        (
+            "d.jsonl",
+            b'{"prefix": "%s", "suffix": null}\n',
+            "column 'suffix': expected text, got null",
+        ),
         ("d.jsonl", b'{"text": ["%s"]}\n', "column 'text': expected text, got a list"),
         (
             "d.jsonl",
@@ -163,18 +199,27 @@ def test_dictionary_encoded_parquet_text_is_text(tmp_path: Path) -> None:
         (
             "d.jsonl",
             b'{"body": "%s", "user": "x"}\n',
-            "expected either the columns prefix and suffix or the column text, or conversations (messages",
+            "expected either the columns prefix and suffix or the column text, or conversations "
+            "(messages",
         ),
         ("d.jsonl", b'{"prefix": "%s", "suffix": "x", "text": "y"}\n', "got prefix, suffix, text"),
         ("d.jsonl", b'{"prefix": "%s"}\n', "got prefix"),
         ("d.jsonl", b"\n", "is empty"),
         ("d.jsonl", b'{"text": "%s \xe9"}\n', "expected UTF-8 text, got something else at byte 32"),
-        ("d.csv", b"prefix,suffix\n%s,\xe9\n", "expected UTF-8 text, got something else at byte 36"),
+        (
+            "d.csv",
+            b"prefix,suffix\n%s,\xe9\n",
+            "expected UTF-8 text, got something else at byte 36",
+        ),
         ("d.csv", b"", "is empty"),
         ("d.csv", b"prefix,suffix\n", "is empty"),
         ("d.csv", b"prefix,suffix\na,b\n%s\n", "line 3: expected 2 fields, got 1"),
         ("d.csv", b"prefix,suffix\na,b\n%s,b,c\n", "line 3: expected 2 fields, got 3"),
-        ("d.csv", b'prefix,suffix\na,b\nc,"%s\n\n\n', "not CSV in the record that starts at line 3: unexpected end"),
+        (
+            "d.csv",
+            b'prefix,suffix\na,b\nc,"%s\n\n\n',
+            "not CSV in the record that starts at line 3: unexpected end",
+        ),
         ("d.csv", b'prefix,suffix\na,"%s" b\n', "not CSV in the record that starts at line 2"),
         ("d.csv", b"prefix,prefix,suffix\na,b,%s\n", "expected one column 'prefix', got 2"),
         ("d.csv", b"%s 1,%s 2\na,b\n", "2 not shown (is the header row missing"),
@@ -206,27 +251,38 @@ def test_a_bad_file_is_refused_in_one_sentence_without_its_text(
     ("column", "kind"),
     [([7], "a number"), ([None], "null"), ([b"x"], "bytes"), ([True], "true or false")],
 )
-def test_a_parquet_column_that_is_not_text_is_refused(tmp_path: Path, column: list[Any], kind: str) -> None:
+def test_a_parquet_column_that_is_not_text_is_refused(
+    tmp_path: Path, column: list[Any], kind: str
+) -> None:
     parquet.write_table(pa.table({"prefix": [SECRET], "suffix": column}), tmp_path / "d.parquet")
     message = refusal(str(tmp_path / "d.parquet"))
     assert f"row 0 (counted from 0), column 'suffix': expected text, got {kind}" in message
 
 
 @pytest.mark.parametrize("flag", ["--data", "--known", "--nonmembers"])
-@pytest.mark.parametrize("name", ["nowhere.jsonl", "nowhere.txt", "./nowhere", "/no/such/place", "a/b/c", "~/x"])
+@pytest.mark.parametrize(
+    "name", ["nowhere.jsonl", "nowhere.txt", "./nowhere", "/no/such/place", "a/b/c", "~/x"]
+)
 def test_a_missing_file_is_not_taken_for_a_data_set(tmp_path: Path, flag: str, name: str) -> None:
     good = write(tmp_path / "d.jsonl", codes(3))
     options = {} if flag == "--data" else {flag[2:]: name}
-    assert refusal(name if flag == "--data" else good, **options) == f"{flag} {name!r}: no such file"
+    assert (
+        refusal(name if flag == "--data" else good, **options) == f"{flag} {name!r}: no such file"
+    )
 
 
-# --- cutting ----------------------------------------------------------------------------------------------------------
+# --- cutting
+# -----------------------------------------------------------------------------------------------
 
-words = st.text(st.sampled_from(" \n\tabDear,.;é🙂漢\u0301\u200d\u2028\ufffd0123"), max_size=12) | st.text(max_size=8)
+words = st.text(
+    st.sampled_from(" \n\tabDear,.;é🙂漢\u0301\u200d\u2028\ufffd0123"), max_size=12
+) | st.text(max_size=8)
 
 
 @settings(max_examples=150, deadline=None)
-@given(rows=st.lists(st.tuples(words, words), max_size=8), tokenizer=st.sampled_from([BYTES, TRIMMED]))
+@given(
+    rows=st.lists(st.tuples(words, words), max_size=8), tokenizer=st.sampled_from([BYTES, TRIMMED])
+)
 def test_prefix_and_suffix_of_kept_rows_give_the_text_back(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], tokenizer: Any
 ) -> None:
@@ -238,37 +294,60 @@ def test_prefix_and_suffix_of_kept_rows_give_the_text_back(
         prefix, suffix = rows[int(secret.id.removeprefix("row-"))]
         assert decode(secret.prefix, tokenizer) == prefix
         assert decode(secret.suffix, tokenizer) == suffix
-        assert list(secret.prefix + secret.suffix) == tokenizer(prefix + suffix)["input_ids"]  # tokenised jointly
+        assert (
+            list(secret.prefix + secret.suffix) == tokenizer(prefix + suffix)["input_ids"]
+        )  # tokenised jointly
     kept = {secret.prefix + secret.suffix for secret in benchmark.secrets}
-    for prefix, suffix in rows:  # nothing that could be kept is left out: at a boundary the halves are the whole
+    for (
+        prefix,
+        suffix,
+    ) in rows:  # nothing that could be kept is left out: at a boundary the halves are the whole
         halves = tokenizer([prefix, suffix])["input_ids"] if prefix and suffix else [[], []]
         whole = tuple(tokenizer(prefix + suffix)["input_ids"])
         assert tuple(halves[0] + halves[1]) != whole or not (prefix and suffix) or whole in kept
 
 
-@pytest.mark.parametrize("tokenizer", [BYTES, TRIMMED, SPACED], ids=["bytes", "trimmed offsets", "metaspace"])
+@pytest.mark.parametrize(
+    "tokenizer", [BYTES, TRIMMED, SPACED], ids=["bytes", "trimmed offsets", "metaspace"]
+)
 def test_a_join_inside_a_token_is_reported_and_left_out(tmp_path: Path, tokenizer: Any) -> None:
     rows = [("Dear Ann,", " the code"), ("Dear Ann, ", "the code"), ("Dear Ann, t", "he code")]
     data = write(tmp_path / "d.csv", [{"prefix": p, "suffix": s} for p, s in rows])
     benchmark = Files(data, tokenizer, known_fraction=0.0)
     assert [s.id for s in benchmark.secrets] == ["row-000000"]
     assert decode(benchmark.secrets[0].prefix, tokenizer) == "Dear Ann,"
-    assert decode(benchmark.secrets[0].prefix + benchmark.secrets[0].suffix, tokenizer) == "Dear Ann, the code"
-    assert any("not a token boundary (rows 1, 2, counted from 0)" in note for note in benchmark.notes)
+    assert (
+        decode(benchmark.secrets[0].prefix + benchmark.secrets[0].suffix, tokenizer)
+        == "Dear Ann, the code"
+    )
+    assert any(
+        "not a token boundary (rows 1, 2, counted from 0)" in note for note in benchmark.notes
+    )
 
 
 def test_a_character_of_several_tokens_is_not_cut_in_two(tmp_path: Path) -> None:
-    data = write(tmp_path / "d.jsonl", [{"prefix": "a🙂", "suffix": "🙂b"}, {"prefix": "漢", "suffix": "字"}])
-    assert [(decode(s.prefix), decode(s.suffix)) for s in build(data).secrets] == [("a🙂", "🙂b"), ("漢", "字")]
+    data = write(
+        tmp_path / "d.jsonl", [{"prefix": "a🙂", "suffix": "🙂b"}, {"prefix": "漢", "suffix": "字"}]
+    )
+    assert [(decode(s.prefix), decode(s.suffix)) for s in build(data).secrets] == [
+        ("a🙂", "🙂b"),
+        ("漢", "字"),
+    ]
 
 
 def test_text_that_the_tokenizer_changes_is_reported_and_left_out(tmp_path: Path) -> None:
     lower = byte_level()
     lower.backend_tokenizer.normalizer = normalizers.Lowercase()
-    data = write(tmp_path / "d.jsonl", [{"prefix": "dear", "suffix": " ann"}, {"prefix": "Dear", "suffix": " Ann"}])
+    data = write(
+        tmp_path / "d.jsonl",
+        [{"prefix": "dear", "suffix": " ann"}, {"prefix": "Dear", "suffix": " Ann"}],
+    )
     benchmark = Files(data, lower, known_fraction=0.0)
     assert [s.id for s in benchmark.secrets] == ["row-000000"]
-    assert any("does not give this text back (it normalises it) (row 1," in note for note in benchmark.notes)
+    assert any(
+        "does not give this text back (it normalises it) (row 1," in note
+        for note in benchmark.notes
+    )
 
 
 def test_prefix_and_suffix_columns_are_kept_whole(tmp_path: Path) -> None:
@@ -279,12 +358,16 @@ def test_prefix_and_suffix_columns_are_kept_whole(tmp_path: Path) -> None:
 
 def test_text_is_cut_at_the_lengths_and_shorter_rows_are_reported(tmp_path: Path) -> None:
     texts = [CORPUS[0], "short", CORPUS[1] + " and more"]
-    benchmark = build(write(tmp_path / "d.csv", [{"text": t} for t in texts]), prefix_length=4, suffix_length=3)
+    benchmark = build(
+        write(tmp_path / "d.csv", [{"text": t} for t in texts]), prefix_length=4, suffix_length=3
+    )
     assert [s.id for s in benchmark.secrets] == ["row-000000", "row-000002"]
     for secret, text in zip(benchmark.secrets, texts[::2], strict=True):
         assert list(secret.prefix + secret.suffix) == BYTES(text)["input_ids"][:7]
         assert (len(secret.prefix), len(secret.suffix)) == (4, 3)
-    assert any("shorter than 4 + 3 tokens (row 1, counted from 0)" in note for note in benchmark.notes)
+    assert any(
+        "shorter than 4 + 3 tokens (row 1, counted from 0)" in note for note in benchmark.notes
+    )
 
 
 def test_many_rows_are_cut_in_batches_without_mixing_them_up(tmp_path: Path) -> None:
@@ -307,12 +390,24 @@ def test_no_special_tokens_are_added_and_a_note_says_which_would_be(tmp_path: Pa
 @pytest.mark.skipif(not GPT2.is_dir(), reason="needs ../shared/data/gpt2-tokenizer")
 def test_with_the_real_gpt2_tokenizer(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(GPT2)
-    rows = [*codes(3), {"prefix": "Dear ", "suffix": "Ann"}, {"prefix": "héllo 🙂", "suffix": "🙂 wörld"}]
+    rows = [
+        *codes(3),
+        {"prefix": "Dear ", "suffix": "Ann"},
+        {"prefix": "héllo 🙂", "suffix": "🙂 wörld"},
+    ]
     benchmark = Files(write(tmp_path / "d.jsonl", rows), tokenizer, known_fraction=0.0)
-    assert [s.id for s in benchmark.secrets] == ["row-000000", "row-000001", "row-000002", "row-000004"]
+    assert [s.id for s in benchmark.secrets] == [
+        "row-000000",
+        "row-000001",
+        "row-000002",
+        "row-000004",
+    ]
     for secret in benchmark.secrets:
         row = rows[int(secret.id[4:])]
-        assert (decode(secret.prefix, tokenizer), decode(secret.suffix, tokenizer)) == (row["prefix"], row["suffix"])
+        assert (decode(secret.prefix, tokenizer), decode(secret.suffix, tokenizer)) == (
+            row["prefix"],
+            row["suffix"],
+        )
     long = write(tmp_path / "t.jsonl", [{"text": "word " * 5000}])
     assert len(Files(long, tokenizer, known_fraction=0.0).secrets[0].suffix) == 50
 
@@ -325,7 +420,8 @@ def test_a_tokenizer_without_offsets_is_refused(tmp_path: Path) -> None:
         Files(data, SimpleNamespace(is_fast=False))  # type: ignore[arg-type]
 
 
-# --- copies, known pairs, non-members, limits ------------------------------------------------------------------------
+# --- copies, known pairs, non-members, limits
+# -----------------------------------------------------------------------------------------------
 
 
 def test_identical_rows_are_one_secret_with_as_many_repeats(tmp_path: Path) -> None:
@@ -335,14 +431,28 @@ def test_identical_rows_are_one_secret_with_as_many_repeats(tmp_path: Path) -> N
     assert any("merged 2 rows identical to an earlier row" in note for note in benchmark.notes)
 
 
-def test_a_secret_is_counted_wherever_it_stands_in_the_rows_and_the_note_says_so(tmp_path: Path) -> None:
+def test_a_secret_is_counted_wherever_it_stands_in_the_rows_and_the_note_says_so(
+    tmp_path: Path,
+) -> None:
     """Here and in the middle of longer rows; one that goes on with another digit is another one."""
-    texts = ["code 12", "code 123", "it says code 12. And code 12!", "code 4 of 5", "code 4 of 5 and code 12"]
+    texts = [
+        "code 12",
+        "code 123",
+        "it says code 12. And code 12!",
+        "code 4 of 5",
+        "code 4 of 5 and code 12",
+    ]
     rows = [{"text": text} for text in texts]
     benchmark = build(write(tmp_path / "d.jsonl", rows), prefix_length=3, suffix_length=2)
     said = {s.wording.prefix_and_suffix_text: s.repeats for s in benchmark.secrets if s.wording}
-    assert said == {"code 12": 5, "it sa": 1, "code 4 of": 2}  # 5: that of row 1 was cut off within 123
-    assert any("repeat counts are how often prefix and suffix stand" in note for note in benchmark.notes)
+    assert said == {
+        "code 12": 5,
+        "it sa": 1,
+        "code 4 of": 2,
+    }  # 5: that of row 1 was cut off within 123
+    assert any(
+        "repeat counts are how often prefix and suffix stand" in note for note in benchmark.notes
+    )
     pairs = [{"prefix": "code", "suffix": text[4:]} for text in texts if text.startswith("code")]
     benchmark = build(write(tmp_path / "pairs.jsonl", pairs))
     assert [s.repeats for s in benchmark.secrets] == [2, 1, 2, 1]
@@ -350,7 +460,9 @@ def test_a_secret_is_counted_wherever_it_stands_in_the_rows_and_the_note_says_so
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
 def test_a_repeats_column_is_believed_and_summed_over_copies(tmp_path: Path, ending: str) -> None:
-    rows = [{**row, "repeats": n} for row, n in zip([*codes(2), *codes(1)], [4, 16, 5], strict=True)]
+    rows = [
+        {**row, "repeats": n} for row, n in zip([*codes(2), *codes(1)], [4, 16, 5], strict=True)
+    ]
     benchmark = build(write(tmp_path / f"d.{ending}", rows))
     assert [s.repeats for s in benchmark.secrets] == [9, 16]
 
@@ -362,7 +474,9 @@ def test_a_repeats_column_is_believed_and_summed_over_copies(tmp_path: Path, end
 def test_known_pairs_are_drawn_from_the_members_and_never_attacked(
     tmp_path: Path, members: int, fraction: float, expected: int
 ) -> None:
-    data = write(tmp_path / "d.jsonl", [*codes(members), *codes(members)])  # copies must not end up on both sides
+    data = write(
+        tmp_path / "d.jsonl", [*codes(members), *codes(members)]
+    )  # copies must not end up on both sides
     benchmark = build(data, known_fraction=fraction)
     known = {(pair.prefix, pair.suffix) for pair in benchmark.known}
     attacked = {(s.prefix, s.suffix) for s in benchmark.secrets}
@@ -372,11 +486,19 @@ def test_known_pairs_are_drawn_from_the_members_and_never_attacked(
 
 
 @pytest.mark.parametrize(("n_single", "n_known"), [(18, 5), (1, 1)])
-def test_what_occurs_often_is_attacked_and_not_known(tmp_path: Path, n_single: int, n_known: int) -> None:
-    """Auxiliary records are drawn from those with fewest copies: exact ones, by rows or by column, or near ones."""
-    near = pairs(" a long text of one and the same ward, visit 17", " a long text of one and the same ward, visit 18")
+def test_what_occurs_often_is_attacked_and_not_known(
+    tmp_path: Path, n_single: int, n_known: int
+) -> None:
+    """Auxiliary records are drawn from those with fewest copies: exact ones, by rows or by column,
+    or near ones."""
+    near = pairs(
+        " a long text of one and the same ward, visit 17",
+        " a long text of one and the same ward, visit 18",
+    )
     column = [{**row, "repeats": 8} for row in codes(1, start=90)]
-    rows = [{**row, "repeats": 1} for row in (*codes(2) * 7, *near, *codes(n_single, start=50))] + column
+    rows = [
+        {**row, "repeats": 1} for row in (*codes(2) * 7, *near, *codes(n_single, start=50))
+    ] + column
     benchmark = build(write(tmp_path / "d.jsonl", rows), known_fraction=0.2)
     copied = [secret for secret in benchmark.secrets if (secret.copies or 0) > 1]
     assert len(benchmark.known) == n_known and len(copied) == 5
@@ -389,10 +511,12 @@ def test_the_corpus_is_every_row_whole_whatever_is_attacked(tmp_path: Path) -> N
     others = write(tmp_path / "others.jsonl", [{"text": CORPUS[9]}])
     short = {"prefix_length": 2, "suffix_length": 3, "limit": 1}
     benchmark = build(write(tmp_path / "a.jsonl", rows), nonmembers=others, **short)
-    assert [(decode(tokens), times) for tokens, times in benchmark.texts_with_repeat_counts(True)] == [
-        (text, 1 + i) for i, text in enumerate(texts)
+    assert [
+        (decode(tokens), times) for tokens, times in benchmark.texts_with_repeat_counts(True)
+    ] == [(text, 1 + i) for i, text in enumerate(texts)]
+    assert [decode(tokens) for tokens, _ in benchmark.texts_with_repeat_counts(False)] == [
+        CORPUS[9]
     ]
-    assert [decode(tokens) for tokens, _ in benchmark.texts_with_repeat_counts(False)] == [CORPUS[9]]
     kept = build(write(tmp_path / "b.jsonl", codes(3)))
     assert [decode(tokens) for tokens, _ in kept.texts_with_repeat_counts(True)] == [
         row["prefix"] + row["suffix"] for row in codes(3)
@@ -402,34 +526,54 @@ def test_the_corpus_is_every_row_whole_whatever_is_attacked(tmp_path: Path) -> N
 
 def test_the_split_is_a_function_of_the_seed(tmp_path: Path) -> None:
     data = write(tmp_path / "d.jsonl", codes(30))
-    once, again, other = ([s.id for s in build(data, known_fraction=0.5, seed=seed).secrets] for seed in (1, 1, 2))
+    once, again, other = (
+        [s.id for s in build(data, known_fraction=0.5, seed=seed).secrets] for seed in (1, 1, 2)
+    )
     assert once == again == sorted(once)
     assert once != other
 
 
 def test_known_pairs_from_a_file_take_their_twins_out_of_the_members(tmp_path: Path) -> None:
-    data, known = write(tmp_path / "d.jsonl", codes(5)), write(tmp_path / "k.csv", codes(3, start=3))
+    data, known = (
+        write(tmp_path / "d.jsonl", codes(5)),
+        write(tmp_path / "k.csv", codes(3, start=3)),
+    )
     benchmark = build(data, known=known, known_fraction=0.5)
     assert [decode(pair.suffix)[-1] for pair in benchmark.known] == ["3", "4", "5"]
     assert [s.id for s in benchmark.secrets] == ["row-000000", "row-000001", "row-000002"]
-    assert any("left out 2 members identical to an auxiliary record" in note for note in benchmark.notes)
+    assert any(
+        "left out 2 members identical to an auxiliary record" in note for note in benchmark.notes
+    )
 
 
 def test_nonmembers_are_attacked_too_unless_they_are_members(tmp_path: Path) -> None:
-    data, others = write(tmp_path / "d.jsonl", codes(6)), write(tmp_path / "n.parquet", codes(4, start=4))
+    data, others = (
+        write(tmp_path / "d.jsonl", codes(6)),
+        write(tmp_path / "n.parquet", codes(4, start=4)),
+    )
     benchmark = build(data, nonmembers=others, known_fraction=0.5)
     nonmembers = [s for s in benchmark.secrets if not s.member]
     assert [s.id for s in nonmembers] == ["nonmember-000002", "nonmember-000003"]
     assert all(s.repeats == 0 for s in nonmembers)
     assert benchmark.heldout == tuple(s.prefix + s.suffix for s in nonmembers)
-    assert any("left out 2 rows identical to a member or an auxiliary record" in note for note in benchmark.notes)
+    assert any(
+        "left out 2 rows identical to a member or an auxiliary record" in note
+        for note in benchmark.notes
+    )
     assert benchmark.description == "d.jsonl: 3 members, 3 auxiliary records, 2 non-members"
-    assert [query.id for query in benchmark.challenge().queries] == [s.id for s in benchmark.secrets]
+    assert [query.id for query in benchmark.challenge().queries] == [
+        s.id for s in benchmark.secrets
+    ]
 
 
 def test_limit_keeps_a_nested_sample_of_members_and_of_nonmembers(tmp_path: Path) -> None:
-    data, others = write(tmp_path / "d.jsonl", codes(20)), write(tmp_path / "n.jsonl", codes(20, start=50))
-    small, large = (build(data, nonmembers=others, limit=limit, known_fraction=0.2) for limit in (4, 9))
+    data, others = (
+        write(tmp_path / "d.jsonl", codes(20)),
+        write(tmp_path / "n.jsonl", codes(20, start=50)),
+    )
+    small, large = (
+        build(data, nonmembers=others, limit=limit, known_fraction=0.2) for limit in (4, 9)
+    )
     assert {s.id for s in small.secrets} < {s.id for s in large.secrets}
     assert [sum(s.member == member for s in small.secrets) for member in (True, False)] == [4, 4]
     assert small.known == large.known and len(small.heldout) == 4
@@ -438,29 +582,51 @@ def test_limit_keeps_a_nested_sample_of_members_and_of_nonmembers(tmp_path: Path
 
 
 def test_a_limit_takes_the_most_copied_records_first_and_counts_the_rest(tmp_path: Path) -> None:
-    rows = [*codes(20), *codes(2) * 7, *codes(3, start=5)]  # two in 8 copies, three in 2, fifteen single
+    rows = [
+        *codes(20),
+        *codes(2) * 7,
+        *codes(3, start=5),
+    ]  # two in 8 copies, three in 2, fifteen single
     data = write(tmp_path / "d.jsonl", rows)
     small, large = (build(data, limit=limit, known_fraction=0) for limit in (4, 9))
     assert sorted(secret.copies or 0 for secret in small.secrets) == [2, 2, 8, 8]
     assert sorted(secret.copies or 0 for secret in large.secrets) == [1, 1, 1, 1, 2, 2, 2, 8, 8]
     assert {secret.id for secret in small.secrets} < {secret.id for secret in large.secrets}
     assert [secret.id for secret in large.secrets] == sorted(secret.id for secret in large.secrets)
-    assert set(large.asking_order[:2]) == {secret.id for secret in large.secrets if secret.copies == 8}
+    assert set(large.asking_order[:2]) == {
+        secret.id for secret in large.secrets if secret.copies == 8
+    }
     counts = small.record_counts["members"]
-    assert counts.by_copies == {"8": 2, "2": 3, "1": 15} and counts.not_attacked == {"beyond --limit": 16}
-    assert "--limit kept 4 of 20 members, the 4 with most copies first, then a random sample with seed 0" in small.notes
-    others = {s.id for seed in range(4) for s in build(data, limit=6, known_fraction=0, seed=seed).secrets}
+    assert counts.by_copies == {"8": 2, "2": 3, "1": 15} and counts.not_attacked == {
+        "beyond --limit": 16
+    }
+    assert (
+        "--limit kept 4 of 20 members, the 4 with most copies first, then a random sample with "
+        "seed 0" in small.notes
+    )
+    others = {
+        s.id for seed in range(4) for s in build(data, limit=6, known_fraction=0, seed=seed).secrets
+    }
     assert len(others) > 6  # the rest is a random one: it depends on the seed
 
 
-def test_near_copies_count_as_copies_of_each_other_and_windows_of_one_row_do_not(tmp_path: Path) -> None:
+def test_near_copies_count_as_copies_of_each_other_and_windows_of_one_row_do_not(
+    tmp_path: Path,
+) -> None:
     text = "a note of ward three " * 10
-    rows = pairs(f"{text}for two days", f"{text}for six days", f"{text}for six days", "the ward of another text " * 10)
+    rows = pairs(
+        f"{text}for two days",
+        f"{text}for six days",
+        f"{text}for six days",
+        "the ward of another text " * 10,
+    )
     near = build(write(tmp_path / "near.jsonl", rows))
     assert [(secret.repeats, secret.copies) for secret in near.secrets] == [(1, 3), (2, 3), (1, 1)]
     assert "2 records with near copies, which count as copies of each other" in near.notes
     alone = [{"text": " ".join(f"{word} {i * i}" for i in range(20))} for word in ("ward", "door")]
-    windows = build(write(tmp_path / "alone.jsonl", alone), prefix_length=20, suffix_length=20, windows=1)
+    windows = build(
+        write(tmp_path / "alone.jsonl", alone), prefix_length=20, suffix_length=20, windows=1
+    )
     assert len(windows.secrets) > 4 and {secret.copies for secret in windows.secrets} == {1}
 
 
@@ -475,7 +641,9 @@ def test_near_copies_count_as_copies_of_each_other_and_windows_of_one_row_do_not
         ({"limit": 0}, "expected --limit >= 1, got 0"),
     ],
 )
-def test_options_out_of_range_are_refused(tmp_path: Path, options: dict[str, Any], expected: str) -> None:
+def test_options_out_of_range_are_refused(
+    tmp_path: Path, options: dict[str, Any], expected: str
+) -> None:
     assert refusal(write(tmp_path / "d.jsonl", codes(3)), **options) == expected
 
 
@@ -495,11 +663,15 @@ def test_notes_name_rows_and_never_their_text(tmp_path: Path) -> None:
         *({"prefix": f"{SECRET}, t", "suffix": f"he {SECRET}{i}"} for i in range(15)),
     ]
     benchmark = build(write(tmp_path / "d.jsonl", rows), known_fraction=0.3)
-    assert any("rows 4, 5, 6, 7, 8, 9, 10, 11, 12, 13 and 5 more, counted from 0" in note for note in benchmark.notes)
+    assert any(
+        "rows 4, 5, 6, 7, 8, 9, 10, 11, 12, 13 and 5 more, counted from 0" in note
+        for note in benchmark.notes
+    )
     assert SECRET not in " ".join((benchmark.description, *benchmark.notes))
 
 
-# --- Hugging Face data sets -------------------------------------------------------------------------------------------
+# --- Hugging Face data sets
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -531,16 +703,26 @@ def test_another_name_is_a_data_set_whose_cache_only_the_owner_reads(
 def test_a_folder_that_datasets_can_read(tmp_path: Path, cache: Path, ending: str) -> None:
     (tmp_path / "set").mkdir()
     write(tmp_path / "set" / f"train.{ending}", codes(3))
-    assert [decode(s.suffix) for s in build(str(tmp_path / "set")).secrets] == [row["suffix"] for row in codes(3)]
-    assert not [path for path in cache.parent.rglob("*") if path.is_file()]  # it is private text: none stays
+    assert [decode(s.suffix) for s in build(str(tmp_path / "set")).secrets] == [
+        row["suffix"] for row in codes(3)
+    ]
+    assert not [
+        path for path in cache.parent.rglob("*") if path.is_file()
+    ]  # it is private text: none stays
 
 
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (ConnectionError("x"), "no such file here, and the Hugging Face Hub cannot be reached (ConnectionError)"),
+        (
+            ConnectionError("x"),
+            "no such file here, and the Hugging Face Hub cannot be reached (ConnectionError)",
+        ),
         (FileNotFoundError("x"), "no such file here and no such data set on the Hub"),
-        (ValueError('Unknown split "train".\nIt has [test]'), 'as a data set: Unknown split "train". It has [test]'),
+        (
+            ValueError('Unknown split "train".\nIt has [test]'),
+            'as a data set: Unknown split "train". It has [test]',
+        ),
         (pa.ArrowInvalid(SECRET), "cannot be loaded as a data set (ArrowInvalid)"),
         (RuntimeError(SECRET), "cannot be loaded as a data set (RuntimeError)"),
     ],
@@ -557,7 +739,9 @@ def test_what_datasets_raises_becomes_one_sentence(
     assert refusal("someone/letters").endswith(expected)
 
 
-def test_rows_that_datasets_logs_are_not_heard(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_datasets_logs_are_not_heard(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import datasets
 
     heard: list[logging.LogRecord] = []
@@ -582,13 +766,16 @@ def test_folders_that_datasets_cannot_read(tmp_path: Path, cache: Path) -> None:
     assert "this folder holds no data file" in refusal(str(tmp_path / "empty"))
     (tmp_path / "numbers").mkdir()
     write(tmp_path / "numbers" / "train.jsonl", [{"text": 7}])
-    assert "row 0 (counted from 0), column 'text': expected text, got a number" in refusal(str(tmp_path / "numbers"))
+    assert "row 0 (counted from 0), column 'text': expected text, got a number" in refusal(
+        str(tmp_path / "numbers")
+    )
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "train.jsonl").write_text(f'{{"text": "{SECRET}"\n{SECRET}')
     assert "cannot be loaded as a data set" in refusal(str(tmp_path / "broken"))
 
 
-# --- a column to show results by --------------------------------------------------------------------------------------
+# --- a column to show results by
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "json"])
@@ -601,7 +788,10 @@ def test_a_group_column_goes_with_its_row(tmp_path: Path, kind: str) -> None:
 
 
 def test_equal_rows_of_two_groups_belong_to_neither(tmp_path: Path) -> None:
-    rows = [{**row, "place": place} for row, place in zip(codes(3) + codes(2), "abcab"[:3] + "ax", strict=True)]
+    rows = [
+        {**row, "place": place}
+        for row, place in zip(codes(3) + codes(2), "abcab"[:3] + "ax", strict=True)
+    ]
     found = build(write(tmp_path / "d.jsonl", rows), known_fraction=0.0, group_column="place")
     assert [secret.group for secret in found.secrets] == ["a", "several groups", "c"]
 
@@ -610,21 +800,30 @@ def test_non_members_may_lack_the_group_column(tmp_path: Path) -> None:
     members = write(tmp_path / "m.jsonl", [{**row, "place": "a"} for row in codes(4)])
     others = write(tmp_path / "n.jsonl", codes(3, start=100))
     found = build(members, known_fraction=0.0, nonmembers=others, group_column="place")
-    assert {(secret.member, secret.group) for secret in found.secrets} == {(True, "a"), (False, None)}
+    assert {(secret.member, secret.group) for secret in found.secrets} == {
+        (True, "a"),
+        (False, None),
+    }
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([f"{SECRET} {i}" for i in range(60)], "at most 50 different values, since reports show them; 'place' has 60"),
+        (
+            [f"{SECRET} {i}" for i in range(60)],
+            "at most 50 different values, since reports show them; 'place' has 60",
+        ),
         (
             ["a", SECRET * 10],
-            "row 1 .*: expected a group's name of at most 80 characters, got a text of 210 characters",
+            "row 1 .*: expected a group's name of at most 80 characters, got a text of 210 "
+            "characters",
         ),
         (["a", [SECRET]], "expected a group's name of at most 80 characters, got a list"),
     ],
 )
-def test_a_column_that_names_no_groups_is_refused(tmp_path: Path, values: list[Any], message: str) -> None:
+def test_a_column_that_names_no_groups_is_refused(
+    tmp_path: Path, values: list[Any], message: str
+) -> None:
     rows = [{**row, "place": value} for row, value in zip(codes(len(values)), values, strict=True)]
     with pytest.raises(AuditError, match=message) as caught:
         build(write(tmp_path / "d.jsonl", rows), group_column="place")
@@ -632,15 +831,19 @@ def test_a_column_that_names_no_groups_is_refused(tmp_path: Path, values: list[A
 
 
 def test_a_group_column_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(AuditError, match="expected one column --group-column 'ward', got prefix, suffix"):
+    with pytest.raises(
+        AuditError, match="expected one column --group-column 'ward', got prefix, suffix"
+    ):
         build(write(tmp_path / "d.jsonl", codes(3)), group_column="ward")
 
 
-# --- what was given, what is audited ----------------------------------------------------------------------------------
+# --- what was given, what is audited
+# -----------------------------------------------------------------------------------------------
 
 
 def test_every_row_is_counted_once_with_the_rule_that_left_it_out(tmp_path: Path) -> None:
-    """Members: 12 codes, 2 copies, 1 without a suffix; known: 3; non-members: 6, of which 2 are members, one twice."""
+    """Members: 12 codes, 2 copies, 1 without a suffix; known: 3; non-members: 6, of which 2 are
+    members, one twice."""
     data = write(tmp_path / "d.jsonl", [*codes(12), *codes(2), *pairs("")])
     known = write(tmp_path / "k.jsonl", codes(3, start=9))
     others = write(tmp_path / "n.jsonl", [*codes(6, start=10), *codes(1, start=10)])
@@ -648,18 +851,31 @@ def test_every_row_is_counted_once_with_the_rule_that_left_it_out(tmp_path: Path
     members, nonmembers = counts["members"], counts["nonmembers"]
     assert (members.given, members.usable, members.copies, members.audited) == (15, 14, 2, 3)
     assert members.left_out == {"prefix or suffix is empty": 1}
-    assert members.not_attacked == {"auxiliary data: the attacker knows them": 3, "beyond --limit": 6}
-    assert (nonmembers.given, nonmembers.usable, nonmembers.copies, nonmembers.audited) == (7, 4, 0, 3)
+    assert members.not_attacked == {
+        "auxiliary data: the attacker knows them": 3,
+        "beyond --limit": 6,
+    }
+    assert (nonmembers.given, nonmembers.usable, nonmembers.copies, nonmembers.audited) == (
+        7,
+        4,
+        0,
+        3,
+    )
     assert nonmembers.left_out == {"identical to a member or an auxiliary record": 3}
     assert nonmembers.not_attacked == {"beyond --limit": 1}
     for side in counts.values():
         assert side.usable == side.audited + side.copies + sum(side.not_attacked.values())
 
 
-LINES = [f"Dear patient {i}, the code of door {i * 7919 % 10007} is {i * 31 % 9973:05d}." for i in range(60)]
+LINES = [
+    f"Dear patient {i}, the code of door {i * 7919 % 10007} is {i * 31 % 9973:05d}."
+    for i in range(60)
+]
 
 
-def read_large(path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]], **asked: Any) -> Files:
+def read_large(
+    path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]], **asked: Any
+) -> Files:
     """Read a file as a large one: of 30 distinct rows 12 are tokenised."""
     monkeypatch.setattr("auditor.benchmarks.data.large_tables.LARGE", 20)
     monkeypatch.setattr("auditor.benchmarks.data.large_tables.SAMPLE", 12)
@@ -676,7 +892,9 @@ def test_a_large_table_is_counted_whole_and_tokenised_in_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
     texts = [*LINES[:30], *[LINES[17]] * 4, *[LINES[29]] * 2]
-    read = read_large(tmp_path / f"d{ending}", monkeypatch, [{"text": text} for text in texts], known_fraction=0)
+    read = read_large(
+        tmp_path / f"d{ending}", monkeypatch, [{"text": text} for text in texts], known_fraction=0
+    )
     assert [secret.id for secret in read.secrets if secret.repeats == 5] == ["row-000017"]
     assert [secret.id for secret in read.secrets if secret.repeats == 3] == ["row-000029"]
     for secret in read.secrets:
@@ -685,23 +903,42 @@ def test_a_large_table_is_counted_whole_and_tokenised_in_part(
     assert (counts.given, counts.audited, counts.copies) == (36, 3, 6)
     assert counts.by_copies == {"1": 28, "5": 1, "3": 1}
     assert sum(counts.not_attacked.values()) == 27
-    assert any("36 rows were counted by their text; a sample of 12 of the 30 distinct" in note for note in read.notes)
-    again = read_large(tmp_path / f"e{ending}", monkeypatch, [{"text": text} for text in texts], known_fraction=0)
+    assert any(
+        "36 rows were counted by their text; a sample of 12 of the 30 distinct" in note
+        for note in read.notes
+    )
+    again = read_large(
+        tmp_path / f"e{ending}", monkeypatch, [{"text": text} for text in texts], known_fraction=0
+    )
     assert again.secrets == read.secrets
 
 
-def test_a_large_table_adds_its_repeats_column_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [{"text": text, "repeats": 1 + (i == 4)} for i, text in enumerate([*LINES[:30], LINES[4]])]
+def test_a_large_table_adds_its_repeats_column_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {"text": text, "repeats": 1 + (i == 4)} for i, text in enumerate([*LINES[:30], LINES[4]])
+    ]
     read = read_large(tmp_path / "d.jsonl", monkeypatch, rows, known_fraction=0)
     assert {secret.id: secret.repeats for secret in read.secrets}["row-000004"] == 3
 
 
-def test_no_row_of_a_large_table_is_a_non_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_row_of_a_large_table_is_a_non_member(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     others = write(tmp_path / "n.jsonl", [{"text": text} for text in LINES[20:40]])
-    read = read_large(tmp_path / "d.jsonl", monkeypatch, [{"text": t} for t in LINES[:30]], nonmembers=others, limit=15)
+    read = read_large(
+        tmp_path / "d.jsonl",
+        monkeypatch,
+        [{"text": t} for t in LINES[:30]],
+        nonmembers=others,
+        limit=15,
+    )
     ids = {secret.id for secret in read.secrets if not secret.member}
     assert ids == {f"nonmember-{row:06d}" for row in range(10, 20)}
-    assert read.record_counts["nonmembers"].left_out == {"identical to a member or an auxiliary record": 10}
+    assert read.record_counts["nonmembers"].left_out == {
+        "identical to a member or an auxiliary record": 10
+    }
 
 
 @pytest.mark.parametrize(
@@ -718,7 +955,10 @@ def test_a_large_table_is_read_whole_if_every_row_may_be_needed(
     read_limit = asked.get("limit", 3)
     assert not any("counted by their text" in note for note in read.notes)
     assert read.record_counts["members"].given == 30
-    told = any("all 30 rows were read into memory and tokenised, though --limit asks" in note for note in read.notes)
+    told = any(
+        "all 30 rows were read into memory and tokenised, though --limit asks" in note
+        for note in read.notes
+    )
     assert told == (read_limit is not None)
 
 
@@ -727,7 +967,9 @@ def refuse_to_read_whole(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".csv", ".parquet"])
-def test_a_large_table_names_its_unread_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+def test_a_large_table_names_its_unread_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
     rows = [{"text": text, "reply": "It is open.", "place": "Ward"} for text in LINES[:30]]
     monkeypatch.setattr("auditor.benchmarks.data.files.read_record_table", refuse_to_read_whole)
     assert read_large(tmp_path / f"d{ending}", monkeypatch, rows).unread_columns == ("reply",)
@@ -739,10 +981,16 @@ def test_a_large_table_names_its_unread_columns(tmp_path: Path, monkeypatch: pyt
         ('{"text": 3}', "row 25 .counted from 0., column 'text': expected text, got a number"),
         ('{"other": "x"}', "row 25 .counted from 0., column 'text': expected text, got nothing"),
         ("[]", "row 25 .counted from 0.: expected a JSON object, got a list"),
-        ('{"text": "\\ud83d"}', "row 25 .counted from 0., column 'text': expected text, got half of a surrogate pair"),
+        (
+            '{"text": "\\ud83d"}',
+            "row 25 .counted from 0., column 'text': expected text, got half of a surrogate pair",
+        ),
         ('\n{"text": "a', "line 27: not JSON: Invalid control character at .column 12"),
         ('{"text": "a", "messages": []}', "expected one layout, got text, and messages"),
-        ('{"text": "a", "repeats": 2}', "row 0 .counted from 0., column 'repeats': expected a whole number"),
+        (
+            '{"text": "a", "repeats": 2}',
+            "row 0 .counted from 0., column 'repeats': expected a whole number",
+        ),
     ],
 )
 def test_a_fault_in_a_large_table_is_named_by_its_row_without_a_second_read(
@@ -761,7 +1009,10 @@ def test_a_fault_in_a_large_table_is_named_by_its_row_without_a_second_read(
     ("rows", "by_arrow"),
     [
         ('{"text": "2020-01-01 \\u0000\\ud83d\\ude00\u2028", "other": NaN}\n{"text": ""}', True),
-        ('{"text": "a", "repeats": 3, "other": [{"deep": null}]}\n{"text": "b", "repeats": 1}\n', True),
+        (
+            '{"text": "a", "repeats": 3, "other": [{"deep": null}]}\n{"text": "b", "repeats": 1}\n',
+            True,
+        ),
         ('{"text": "a", "repeats": "3"}\n', False),
         ('{"text": "a", "text": "b"}\n', False),
         (' {"text": "a"}\n', False),
@@ -789,13 +1040,16 @@ def test_arrow_reads_a_block_as_the_standard_library_does(
 
 
 @pytest.mark.parametrize(
-    "rows", ['{"text": "a"}{"text": "b"}\n\n', '{"text":\n"a"}{"text": "b"}\n', '{"text": "a"} //\n']
+    "rows",
+    ['{"text": "a"}{"text": "b"}\n\n', '{"text":\n"a"}{"text": "b"}\n', '{"text": "a"} //\n'],
 )
 def test_lines_that_are_no_object_each_are_not_left_to_arrow(tmp_path: Path, rows: str) -> None:
     path = tmp_path / "d.jsonl"
     path.write_text(rows)
     with refuses("not JSON"):
-        BlockHashing("--data", path, ("text",), has_repeats=False).hash_block(table_blocks.split_into_blocks(path)[0])
+        BlockHashing("--data", path, ("text",), has_repeats=False).hash_block(
+            table_blocks.split_into_blocks(path)[0]
+        )
 
 
 @pytest.mark.parametrize("ending", [".csv", ".parquet"])
@@ -805,11 +1059,15 @@ def test_a_fault_of_a_large_typed_table_is_named_by_its_row(
     rows: list[dict[str, Any]] = [{"text": text, "repeats": 1} for text in LINES[:30]]
     rows[25]["repeats"] = 0
     monkeypatch.setattr("auditor.benchmarks.data.files.read_record_table", refuse_to_read_whole)
-    with pytest.raises(AuditError, match=r"row 25 .counted from 0., column 'repeats': expected a whole number"):
+    with pytest.raises(
+        AuditError, match=r"row 25 .counted from 0., column 'repeats': expected a whole number"
+    ):
         read_large(tmp_path / f"d{ending}", monkeypatch, rows)
 
 
-def test_a_broken_line_of_a_large_csv_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_line_of_a_large_csv_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "d.csv"
     path.write_text("text\n" + "".join(f'"{text}"\n' for text in LINES[:24]) + "a,b\n" + "c\n" * 5)
     monkeypatch.setattr("auditor.benchmarks.data.files.read_record_table", refuse_to_read_whole)
@@ -822,6 +1080,8 @@ def test_a_large_table_of_texts_is_not_read_to_learn_that_it_has_no_conversation
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("auditor.benchmarks.data.large_tables.LARGE", 20)
-    monkeypatch.setattr("auditor.benchmarks.data.whole_texts.read_record_table", refuse_to_read_whole)
+    monkeypatch.setattr(
+        "auditor.benchmarks.data.whole_texts.read_record_table", refuse_to_read_whole
+    )
     data = write(tmp_path / "d.jsonl", [{"text": text} for text in LINES[:30]])
     assert sample_data_conversations("--data", data, 5) is None

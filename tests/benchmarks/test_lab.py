@@ -61,7 +61,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 
 
 def test_a_masked_model_is_a_part_of_its_own(built: Lab, tmp_path: Path) -> None:
-    """It changes no other part, is built once for a recipe, and its vocabulary is the lab's and a mask token."""
+    """It changes no other part, is built once for a recipe, and its vocabulary is the lab's and a
+    mask token."""
     before = finished(built.folder)
     both = MaskedLab(built, MaskedLabRecipe(layers=1, public_epochs=1, private_epochs=1))
     masked = both.target_masked_model()
@@ -72,7 +73,11 @@ def test_a_masked_model_is_a_part_of_its_own(built: Lab, tmp_path: Path) -> None
     assert masked.vocab_size == len(built.tokenizer) + 1 and masked.mask == len(built.tokenizer)
     text = built.texts.distinct_private_texts(members=True)[0]
     ids = built.tokenizer(text)["input_ids"]
-    assert masked.tokenizer(text)["input_ids"] == [0, *ids, 0]  # and the lab's own puts no ends around a text
+    assert masked.tokenizer(text)["input_ids"] == [
+        0,
+        *ids,
+        0,
+    ]  # and the lab's own puts no ends around a text
     public = both.public_masked_model()
     gap = torch.tensor([[3]])
     tokens = torch.tensor([[0, *ids, 0]])
@@ -80,21 +85,34 @@ def test_a_masked_model_is_a_part_of_its_own(built: Lab, tmp_path: Path) -> None
     assert MaskedLabRecipe(layers=2).digest != both.recipe.digest
     hidden = tokens.clone()
     hidden[0, 3] = 99  # what the model is asked it cannot see
-    torch.testing.assert_close(masked.log_probs(tokens, gap), masked.log_probs(hidden, gap), atol=0, rtol=0)
+    torch.testing.assert_close(
+        masked.log_probs(tokens, gap), masked.log_probs(hidden, gap), atol=0, rtol=0
+    )
     for name in ("masked", "masked-public"):  # the tests below count the parts
         shutil.rmtree(built.folder / f"{name}-{both.recipe.digest}")
 
 
 def test_records_are_whole_and_apart(built: Lab) -> None:
-    members, others = built.texts.distinct_private_texts(True), built.texts.distinct_private_texts(False)
-    assert len(members) == len(set(members)) == 27 and len(others) == 4 and not set(members) & set(others)
+    members, others = (
+        built.texts.distinct_private_texts(True),
+        built.texts.distinct_private_texts(False),
+    )
+    assert (
+        len(members) == len(set(members)) == 27
+        and len(others) == 4
+        and not set(members) & set(others)
+    )
 
 
-# --- who is where ----------------------------------------------------------------------------------------------------
+# --- who is where
+# -----------------------------------------------------------------------------------------------
 
 
 def test_the_corpus_is_what_was_trained_on_each_text_once_with_its_copies(built: Lab) -> None:
-    found = {built.tokenizer.decode(tokens): times for tokens, times in built.texts_with_repeat_counts(True)}
+    found = {
+        built.tokenizer.decode(tokens): times
+        for tokens, times in built.texts_with_repeat_counts(True)
+    }
     assert found == Counter(built.texts.private_text_copies())
     assert [
         built.tokenizer.decode(tokens) for tokens, _ in built.texts_with_repeat_counts(False)
@@ -114,20 +132,31 @@ def test_the_labs_own_shards_hold_each_record_once(built: Lab) -> None:
 def test_half_of_each_count_is_to_be_forgotten_and_kept_from_who_never_saw_it(
     built: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two of three at each count, and of four canaries the one inserted most and the third: by the seed alone."""
+    """Two of three at each count, and of four canaries the one inserted most and the third: by the
+    seed alone."""
     counts = Counter(id.rpartition("-")[0] for id in built.forgotten)
-    assert counts == {**{f"member-{times:02d}": 2 for times in TINY.repeat_counts}, "canary-64": 1, "canary-04": 1}
+    assert counts == {
+        **{f"member-{times:02d}": 2 for times in TINY.repeat_counts},
+        "canary-64": 1,
+        "canary-04": 1,
+    }
     assert built.forgotten == Lab(TINY, cache=built.folder.parents[1], limit=2).forgotten
     lost = set(built.cut.forgotten_texts)
-    attacked = {built.cut.texts[s.id] for s in built.secrets if s.member and s.id in built.forgotten}
+    attacked = {
+        built.cut.texts[s.id] for s in built.secrets if s.member and s.id in built.forgotten
+    }
     assert attacked < lost and len(lost) == len(built.forgotten) == 12
     job = built.lab_training_job(NPO(), tmp_path)
     assert Path(job.base).name == "target" and {record.text for record in job.forget} == lost
     assert [record.text for record in job.records] == built.texts.private_text_copies()
     trained: list[list[str]] = []
-    monkeypatch.setattr(LabTraining, "train_target_model", lambda self, path, texts: trained.append(list(texts)))
+    monkeypatch.setattr(
+        LabTraining, "train_target_model", lambda self, path, texts: trained.append(list(texts))
+    )
     built.training.train_without_forgotten(tmp_path, built.cut.forgotten_texts)
-    assert Counter(trained[0]) == Counter(text for text in built.texts.private_text_copies() if text not in lost)
+    assert Counter(trained[0]) == Counter(
+        text for text in built.texts.private_text_copies() if text not in lost
+    )
     again = {tuple(tokens) for tokens in built.unattacked_training_tokens}
     assert len(again) == 10 + 2 and not again & {s.prefix + s.suffix for s in built.secrets}
 
@@ -139,7 +168,13 @@ def test_no_record_is_in_two_places(seed: int) -> None:
     private = [text for group in texts.private.values() for text in group]
     everyone = [*texts.public, *private, *texts.others, *texts.nonmembers]
     assert len(set(everyone)) == len(everyone) == 1600 + 338 + 240 + 100
-    assert {times: len(group) for times, group in texts.private.items()} == {1: 172, 4: 72, 16: 42, 32: 28, 64: 24}
+    assert {times: len(group) for times, group in texts.private.items()} == {
+        1: 172,
+        4: 72,
+        16: 42,
+        32: 28,
+        64: 24,
+    }
 
 
 def test_secrets_known_and_nonmembers_are_apart(built: Lab) -> None:
@@ -149,13 +184,17 @@ def test_secrets_known_and_nonmembers_are_apart(built: Lab) -> None:
     assert (len(members), len(others), len(known)) == (15, 4, 10)
     assert not members & known and not members & others and not known & others
     assert len({secret.id for secret in built.secrets}) == 19
-    assert Counter(s.repeats for s in built.secrets if s.member) == dict.fromkeys(TINY.repeat_counts, 3)
+    assert Counter(s.repeats for s in built.secrets if s.member) == dict.fromkeys(
+        TINY.repeat_counts, 3
+    )
     assert {s.repeats for s in built.secrets if not s.member} == {0}
     trained = set(built.texts.private_text_copies())
     text = {s.id: built.tokenizer.decode(s.prefix + s.suffix) for s in built.secrets}
     for secret in built.secrets:
         assert any(t.startswith(text[secret.id]) for t in trained) == secret.member
-    assert {tuple(tokens) for tokens in built.heldout} == {prefix + suffix for prefix, suffix in others}
+    assert {tuple(tokens) for tokens in built.heldout} == {
+        prefix + suffix for prefix, suffix in others
+    }
 
 
 def test_the_challenge_does_not_hold_the_answers(built: Lab) -> None:
@@ -166,7 +205,9 @@ def test_the_challenge_does_not_hold_the_answers(built: Lab) -> None:
     for secret in built.secrets:
         assert len(secret.suffix) == TINY.suffix_length
         assert not any(holds(tokens, secret.suffix) for tokens in seen)
-        assert any(holds(tokens, secret.prefix) for tokens in seen)  # else the line above could not fail
+        assert any(
+            holds(tokens, secret.prefix) for tokens in seen
+        )  # else the line above could not fail
 
 
 def tokens_of(value: Any) -> tuple[Any, ...]:
@@ -177,7 +218,9 @@ def holds(tokens: tuple[Any, ...], part: tuple[int, ...]) -> bool:
     return any(tokens[i : i + len(part)] == part for i in range(len(tokens)))
 
 
-def test_the_tokenizer_saw_public_text_only(built: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tokenizer_saw_public_text_only(
+    built: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = make_lab_texts(TINY)
     other = dataclasses.replace(
         texts, private={r: ["x" * 200] * 5 for r in TINY.repeat_counts}, nonmembers=["y" * 200] * 4
@@ -193,7 +236,8 @@ def test_a_limit_keeps_every_repeat_count(built: Lab) -> None:
     assert sum(not s.member for s in few.secrets) == 4 and few.known == built.known
 
 
-# --- what is built ---------------------------------------------------------------------------------------------------
+# --- what is built
+# -----------------------------------------------------------------------------------------------
 
 
 def cache(lab: Lab) -> Path:
@@ -219,27 +263,40 @@ def test_a_build_is_deterministic_and_the_cache_gives_the_same(built: Lab, tmp_p
 
 
 def test_training_changes_what_it_should(built: Lab) -> None:
-    public, target = built.lab_public_model().model.state_dict(), built.lab_target_model().model.state_dict()
-    assert torch.equal(public["gpt_neox.embed_in.weight"], target["gpt_neox.embed_in.weight"])  # an adapter's layers
+    public, target = (
+        built.lab_public_model().model.state_dict(),
+        built.lab_target_model().model.state_dict(),
+    )
+    assert torch.equal(
+        public["gpt_neox.embed_in.weight"], target["gpt_neox.embed_in.weight"]
+    )  # an adapter's layers
     changed = "gpt_neox.layers.0.attention.query_key_value.weight"
     assert public.keys() == target.keys() and not torch.equal(public[changed], target[changed])
     distribution = weights(built)[-1]
     assert not torch.allclose(distribution[1], distribution[2], atol=1e-4) and not torch.allclose(
         distribution[0], distribution[1], atol=1e-4
     )
-    assert built.ensemble().size == TINY.members == len(list(built.ensemble_folder.glob("member-*")))
+    assert (
+        built.ensemble().size == TINY.members == len(list(built.ensemble_folder.glob("member-*")))
+    )
     assert built.ensemble().count_shard_overlaps() == {"shared_records": 0, "unlisted_shards": 0}
-    assert built.ensemble().shards == [record_digests(texts) for texts in built.texts.texts_by_ensemble_member()]
+    assert built.ensemble().shards == [
+        record_digests(texts) for texts in built.texts.texts_by_ensemble_member()
+    ]
 
 
-def test_parts_are_built_when_needed_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_are_built_when_needed_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked, real = list[str](), LabTraining._train_adapters
 
     def adapters(self: LabTraining, what: str, *rest: Any) -> None:
         asked.append(what)
         real(self, what, *rest)
 
-    monkeypatch.setattr(LabTraining, "fit", lambda self, model, texts, what, **_: asked.append(what))
+    monkeypatch.setattr(
+        LabTraining, "fit", lambda self, model, texts, what, **_: asked.append(what)
+    )
     monkeypatch.setattr(LabTraining, "_train_adapters", adapters)
     lab = Lab(TINY, cache=tmp_path)
     assert finished(lab.folder) == ["tokenizer"] and asked == []
@@ -257,8 +314,12 @@ def finished(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_dir())
 
 
-@pytest.mark.parametrize("part", ["tokenizer", ENSEMBLE])  # the cache itself: tests/benchmarks/test_parts_cache.py
-def test_a_build_that_dies_leaves_nothing_that_looks_finished(built: Lab, tmp_path: Path, part: str) -> None:
+@pytest.mark.parametrize(
+    "part", ["tokenizer", ENSEMBLE]
+)  # the cache itself: tests/benchmarks/test_parts_cache.py
+def test_a_build_that_dies_leaves_nothing_that_looks_finished(
+    built: Lab, tmp_path: Path, part: str
+) -> None:
     """It dies after its files are written, before it is done."""
 
     def dies(build: Callable[..., None]) -> Callable[..., None]:
@@ -270,8 +331,14 @@ def test_a_build_that_dies_leaves_nothing_that_looks_finished(built: Lab, tmp_pa
 
         return half
 
-    trained = {"public": "train_public_model", "target": "train_target_model", ENSEMBLE: "train_ensemble_members"}
-    owner, name = (module, "train_lab_tokenizer") if part == "tokenizer" else (LabTraining, trained[part])
+    trained = {
+        "public": "train_public_model",
+        "target": "train_target_model",
+        ENSEMBLE: "train_ensemble_members",
+    }
+    owner, name = (
+        (module, "train_lab_tokenizer") if part == "tokenizer" else (LabTraining, trained[part])
+    )
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(owner, name, dies(getattr(owner, name)))
         build_all(Lab(TINY, cache=tmp_path))
@@ -297,7 +364,11 @@ def _flip(path: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "name", "damage"),
     [
-        ("target", "model.safetensors", _flip),  # still loads: numbers about no model that was ever trained
+        (
+            "target",
+            "model.safetensors",
+            _flip,
+        ),  # still loads: numbers about no model that was ever trained
         ("public", "model.safetensors", lambda path: path.write_bytes(b"")),
     ],
 )
@@ -319,16 +390,35 @@ def test_a_damaged_part_is_built_anew_with_all_that_was_built_on_it(
     assert [note for note in lab.notes if "in the cache" in note] == [
         f"the lab's {part} in the cache was not as it was built: it was built anew"
     ]
-    anew = {path.name for path in folder.iterdir() if path.is_dir() and made(path) != before[path.name]}
-    kept = {"target": {"tokenizer", "public", ENSEMBLE}, "public": {"tokenizer"}, "tokenizer": set()}[part]
+    anew = {
+        path.name for path in folder.iterdir() if path.is_dir() and made(path) != before[path.name]
+    }
+    kept = {
+        "target": {"tokenizer", "public", ENSEMBLE},
+        "public": {"tokenizer"},
+        "tokenizer": set(),
+    }[part]
     assert anew >= {part} and not anew & kept
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *(("batch", -1), ("batch", 0), ("private_epochs", 0), ("layers", 0), ("hidden", -4), ("members", 0)),
-        *(("block", 0), ("block", 4096), ("public_records", 10**8), ("nonmembers", -1), ("vocab_size", 10)),
+        *(
+            ("batch", -1),
+            ("batch", 0),
+            ("private_epochs", 0),
+            ("layers", 0),
+            ("hidden", -4),
+            ("members", 0),
+        ),
+        *(
+            ("block", 0),
+            ("block", 4096),
+            ("public_records", 10**8),
+            ("nonmembers", -1),
+            ("vocab_size", 10),
+        ),
         *(("private_rate", float("nan")), ("lora_rate", float("inf")), ("public_rate", 0.0)),
     ],
 )
@@ -348,22 +438,31 @@ def test_the_cache_folder_is_made_private(tmp_path: Path, monkeypatch: pytest.Mo
     assert Lab(TINY).folder.is_relative_to(tmp_path / "cache")
 
 
-# --- trained privately ------------------------------------------------------------------------------------------------
+# --- trained privately
+# -----------------------------------------------------------------------------------------------
 
 
 def test_private_trainings_are_parts_named_by_their_options(built: Lab) -> None:
     sizes: Any = {"epochs": 1, "batch": 32, "noise_multiplier": 3.0, "noise": "seeded"}
     made = built.model_trained_by_trainer(DpSgd(**sizes))
-    assert made.privacy is not None and made.privacy.steps == -(-len(built.texts.private_text_copies()) // 32)
+    assert made.privacy is not None and made.privacy.steps == -(
+        -len(built.texts.private_text_copies()) // 32
+    )
     assert made.privacy.sampling_rate == 32 / len(built.texts.private_text_copies())
     assert made.privacy.details["expected_batch"] == 32 and made.privacy.unit == "record"
     parts = {path.name for path in built.folder.glob("dp-sgd-*") if path.is_dir()}
     assert len(parts) == 1 and built.training_seconds_of_trainer(DpSgd(**sizes)) > 0
     asked = torch.arange(1, 20).unsqueeze(0)
-    distribution, before = (model.log_probs(asked, 5) for model in (made.model, built.lab_public_model()))
+    distribution, before = (
+        model.log_probs(asked, 5) for model in (made.model, built.lab_public_model())
+    )
     assert not torch.allclose(distribution, before)
-    assert torch.equal(built.model_trained_by_trainer(DpSgd(**sizes)).model.log_probs(asked, 5), distribution)
-    assert {path.name for path in built.folder.glob("dp-sgd-*") if path.is_dir()} == parts  # not made again
+    assert torch.equal(
+        built.model_trained_by_trainer(DpSgd(**sizes)).model.log_probs(asked, 5), distribution
+    )
+    assert {
+        path.name for path in built.folder.glob("dp-sgd-*") if path.is_dir()
+    } == parts  # not made again
     with pytest.raises(AuditError, match="expected a batch of at most the"):
         built.model_trained_by_trainer(DpSgd(**{**sizes, "batch": 10**6}))
     assert {path.name for path in built.folder.glob("dp-sgd-*") if path.is_dir()} == parts
@@ -376,14 +475,19 @@ def test_private_trainings_train_what_the_target_does(rank: int, tmp_path: Path)
     before = dict(lab.lab_public_model().model.named_parameters())
 
     def moved(model: HuggingFaceModel) -> set[str]:
-        return {name for name, p in model.model.named_parameters() if not torch.equal(p, before[name])}
+        return {
+            name for name, p in model.model.named_parameters() if not torch.equal(p, before[name])
+        }
 
-    trained = moved(lab.model_trained_by_trainer(NoClipping(epochs=1, batch=32, learning_rate=1e-2)).model)
+    trained = moved(
+        lab.model_trained_by_trainer(NoClipping(epochs=1, batch=32, learning_rate=1e-2)).model
+    )
     assert trained == moved(lab.lab_target_model())
     assert any("embed" in name for name in trained) == (rank == 0)
 
 
-# --- the recipe's name -----------------------------------------------------------------------------------------------
+# --- the recipe's name
+# -----------------------------------------------------------------------------------------------
 
 
 CUTS = {"prefix_length": 9, "suffix_length": 20}
@@ -397,7 +501,9 @@ def test_other_lengths_cut_the_same_secrets_of_the_same_lab(built: Lab) -> None:
         assert len(other.suffix) == 20 and other.suffix[:16] == secret.suffix
 
 
-@pytest.mark.parametrize("bad", [{"prefix_length": 25}, {"prefix_length": 0}, {"suffix_length": 0}, {"hidden": 33}])
+@pytest.mark.parametrize(
+    "bad", [{"prefix_length": 25}, {"prefix_length": 0}, {"suffix_length": 0}, {"hidden": 33}]
+)
 def test_sizes_no_lab_can_have_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(AuditError, match=r"expected a? ?lab"):
         Lab(dataclasses.replace(TINY, **bad))  # type: ignore[arg-type]
@@ -408,12 +514,17 @@ def others() -> Iterator[Any]:
         if field.name in CUTS:
             continue
         old = getattr(TINY, field.name)
-        new = {"canaries": (("1", 1),), "repeats": ((3, 1, 1),), "audit_kind": "words"}.get(field.name) or old + 1
-        yield pytest.param(dataclasses.replace(_base(field.name), **{field.name: new}), id=field.name)
+        new = {"canaries": (("1", 1),), "repeats": ((3, 1, 1),), "audit_kind": "words"}.get(
+            field.name
+        ) or old + 1
+        yield pytest.param(
+            dataclasses.replace(_base(field.name), **{field.name: new}), id=field.name
+        )
 
 
 def _base(field: str) -> LabRecipe:
-    """What a field is changed of: those about canaries of an audit say nothing where there are none."""
+    """What a field is changed of: those about canaries of an audit say nothing where there are
+    none."""
     return dataclasses.replace(TINY, audit_canaries=20) if field in lab_folders.AUDIT[1:] else TINY
 
 
@@ -423,23 +534,36 @@ def test_every_field_of_the_recipe_names_another_folder(recipe: LabRecipe) -> No
     texts = make_lab_texts(TINY)
 
     def named(recipe: LabRecipe) -> tuple[str, str]:
-        return lab_folders.lab_cache_digest(recipe, texts), lab_folders.ensemble_folder_suffix(recipe)
+        return lab_folders.lab_cache_digest(recipe, texts), lab_folders.ensemble_folder_suffix(
+            recipe
+        )
 
     assert named(recipe) != named(base) == named(dataclasses.replace(base))
 
 
 def test_without_canaries_of_an_audit_the_lab_is_what_it_was(built: Lab) -> None:
     """Fields that came later, at their defaults, name no other folder: what is cached stays."""
-    older = {name: value for name, value in dataclasses.asdict(TINY).items() if not name.startswith("audit_")}
-    for recipe in (TINY, dataclasses.replace(TINY, audit_kind="words", audit_length=3, audit_times=4)):
-        assert lab_folders.recipe_fields_in_digest(recipe) == lab_folders.recipe_fields_in_digest(TINY)
+    older = {
+        name: value
+        for name, value in dataclasses.asdict(TINY).items()
+        if not name.startswith("audit_")
+    }
+    for recipe in (
+        TINY,
+        dataclasses.replace(TINY, audit_kind="words", audit_length=3, audit_times=4),
+    ):
+        assert lab_folders.recipe_fields_in_digest(recipe) == lab_folders.recipe_fields_in_digest(
+            TINY
+        )
     assert set(lab_folders.recipe_fields_in_digest(TINY)) == set(older)
     assert not any(canary.id.startswith("audit-") for canary in built.canaries)
 
 
 def test_canaries_of_an_audit_are_records_of_all_trainings(built: Lab) -> None:
     lab = Lab(
-        dataclasses.replace(TINY, audit_canaries=40, audit_kind="prefixed", audit_length=2, audit_times=2),
+        dataclasses.replace(
+            TINY, audit_canaries=40, audit_kind="prefixed", audit_length=2, audit_times=2
+        ),
         cache=cache(built),
     )
     assert lab.folder != built.folder
@@ -448,11 +572,21 @@ def test_canaries_of_an_audit_are_records_of_all_trainings(built: Lab) -> None:
     assert len(coined) == 40 and {texts[one.canary.text] for one in coined if one.canary} == {0, 2}
     for one in coined:
         assert one.canary is not None and texts[one.canary.text] == 2 * one.member == one.repeats
-        assert list(one.prefix + one.suffix) == lab.tokenizer(one.canary.text)["input_ids"] and one.prefix
+        assert (
+            list(one.prefix + one.suffix) == lab.tokenizer(one.canary.text)["input_ids"]
+            and one.prefix
+        )
     inside = sum(one.member for one in coined)
-    assert len(lab.texts.private_text_copies()) == len(built.texts.private_text_copies()) + 2 * inside
-    assert any("40 canaries (prefixed) each went into the training of every model here" in n for n in lab.notes)
-    assert [one.id for one in lab.canaries[: len(TINY.canaries)]] == [one.id for one in built.canaries]
+    assert (
+        len(lab.texts.private_text_copies()) == len(built.texts.private_text_copies()) + 2 * inside
+    )
+    assert any(
+        "40 canaries (prefixed) each went into the training of every model here" in n
+        for n in lab.notes
+    )
+    assert [one.id for one in lab.canaries[: len(TINY.canaries)]] == [
+        one.id for one in built.canaries
+    ]
     again = Lab(lab.recipe, cache=cache(built))
     assert again.coined == lab.coined
 
@@ -463,7 +597,9 @@ def test_new_tokens_take_a_lab_that_trains_all_parameters(built: Lab) -> None:
         Lab(asked, cache=cache(built))
     lab = Lab(dataclasses.replace(asked, private_rank=0), cache=cache(built))
     assert len(lab.tokenizer) == len(built.tokenizer) + 20
-    assert {len(one.suffix) for one in lab.canaries if one.canary and one.canary.coin is not None} == {1}
+    assert {
+        len(one.suffix) for one in lab.canaries if one.canary and one.canary.coin is not None
+    } == {1}
 
 
 def test_the_control_of_an_ensemble_that_the_target_is_not_trained_as(built: Lab) -> None:
@@ -472,11 +608,14 @@ def test_the_control_of_an_ensemble_that_the_target_is_not_trained_as(built: Lab
     distribution = other.model_with_adapter_on_all_records().log_probs(torch.tensor([[5, 6, 7]]), 1)
     (adapter,) = other.folder.glob("whole*/whole")
     assert read_shard_record_list(adapter) == record_digests(other.texts.private_text_copies())
-    assert not torch.equal(distribution, other.lab_public_model().log_probs(torch.tensor([[5, 6, 7]]), 1))
+    assert not torch.equal(
+        distribution, other.lab_public_model().log_probs(torch.tensor([[5, 6, 7]]), 1)
+    )
 
 
 def test_labs_with_other_ensembles_share_their_models(built: Lab) -> None:
-    """What the ensemble alone depends on is no reason to train everything again; the default has a plain name."""
+    """What the ensemble alone depends on is no reason to train everything again; the default has a
+    plain name."""
     more = Lab(dataclasses.replace(TINY, members=3), cache=cache(built))
     before = {part: (built.folder / part).stat().st_mtime_ns for part in PARTS}
     assert more.ensemble().size == 3 and built.ensemble().size == 2
@@ -496,9 +635,9 @@ def test_the_kind_of_each_record_is_known_and_names_no_folder(built: Lab) -> Non
     for text in (text for made in texts.private.values() for text in made):
         first = {kind: make(fake).split()[0] for kind, make in opening.items()}
         assert first[texts.kinds[text]] == text.split()[0]
-    assert lab_folders.lab_cache_digest(TINY, dataclasses.replace(texts, kinds={})) == lab_folders.lab_cache_digest(
-        TINY, texts
-    )
+    assert lab_folders.lab_cache_digest(
+        TINY, dataclasses.replace(texts, kinds={})
+    ) == lab_folders.lab_cache_digest(TINY, texts)
     assert {secret.group for secret in built.secrets if secret.member} <= set(opening)
 
 
@@ -506,7 +645,11 @@ def test_the_kind_of_each_record_is_known_and_names_no_folder(built: Lab) -> Non
 def test_other_texts_name_another_folder(part: str) -> None:
     """Weights are never audited for records they did not see."""
     texts = make_lab_texts(TINY)
-    changed = {1: [*texts.private[1][:-1], "x"]} if part == "private" else [*getattr(texts, part)[:-1], "x"]
+    changed = (
+        {1: [*texts.private[1][:-1], "x"]}
+        if part == "private"
+        else [*getattr(texts, part)[:-1], "x"]
+    )
     if part == "private":
         changed = {**texts.private, **changed}  # type: ignore[dict-item]
     assert lab_folders.lab_cache_digest(
@@ -515,7 +658,9 @@ def test_other_texts_name_another_folder(part: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["torch", "transformers", "peft", "faker", "tokenizers"])
-def test_another_library_version_names_another_folder(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_another_library_version_names_another_folder(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     texts, version = make_lab_texts(TINY), importlib.metadata.version
     before = lab_folders.lab_cache_digest(TINY, texts)
     monkeypatch.setattr(importlib.metadata, "version", lambda n: "0" if n == name else version(n))
@@ -546,7 +691,8 @@ def test_records_do_not_depend_on_the_day(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_each_attacked_record_is_in_half_of_the_reference_models(built: Lab) -> None:
-    """As often as it occurs; a non-member as often as a member in its place; all else in every one of them."""
+    """As often as it occurs; a non-member as often as a member in its place; all else in every one
+    of them."""
     references = built.reference_models(4)
     attacked = {secret.id: secret for secret in built.secrets}
     assert [sum(id in saw for saw in references.saw) for id in attacked] == [2] * len(attacked)
@@ -555,7 +701,9 @@ def test_each_attacked_record_is_in_half_of_the_reference_models(built: Lab) -> 
     counts = dict[str, int]()
     for id, secret in attacked.items():
         text = built.cut.texts[id]
-        seen = [copies[text] for copies, saw in zip(texts, references.saw, strict=True) if id in saw]
+        seen = [
+            copies[text] for copies, saw in zip(texts, references.saw, strict=True) if id in saw
+        ]
         assert len(set(seen)) == 1 and not any(
             copies[text] for copies, saw in zip(texts, references.saw, strict=True) if id not in saw
         )
@@ -568,9 +716,14 @@ def test_each_attacked_record_is_in_half_of_the_reference_models(built: Lab) -> 
     assert built.texts.texts_by_reference_model(4) == built.texts.texts_by_reference_model(4)
 
 
-def test_reference_models_are_a_part_that_is_made_when_asked_for_and_changes_no_other(built: Lab) -> None:
+def test_reference_models_are_a_part_that_is_made_when_asked_for_and_changes_no_other(
+    built: Lab,
+) -> None:
     before = set(finished(built.folder)) - {"references-4"}
     built.reference_models(4)
     assert set(finished(built.folder)) == before | {"references-4"}
-    one, other = (model.log_probs(torch.tensor([[1, 2, 3]]), 1) for model in built.reference_models(4).models[:2])
+    one, other = (
+        model.log_probs(torch.tensor([[1, 2, 3]]), 1)
+        for model in built.reference_models(4).models[:2]
+    )
     assert not torch.equal(one, other)

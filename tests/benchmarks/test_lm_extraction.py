@@ -1,4 +1,5 @@
-"""The challenge's arrays: ids as they are, prefix and suffix side by side, and no wrong vocabulary unnoticed."""
+"""The challenge's arrays: ids as they are, prefix and suffix side by side, and no wrong vocabulary
+unnoticed."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ REAL = Path(__file__).parents[2].parent / "shared" / "data" / "lm-extraction"
 real = pytest.mark.skipif(not REAL.is_dir(), reason="needs ../shared/data/lm-extraction")
 
 
-def arrays(folder: Path, n: int = 6, start: int = 0, stem: str = "val", dtype: Any = np.uint16) -> str:
+def arrays(
+    folder: Path, n: int = 6, start: int = 0, stem: str = "val", dtype: Any = np.uint16
+) -> str:
     """Row i is the prefix 10i..10i+3 and the suffix 10i+4..10i+6."""
     folder.mkdir(exist_ok=True)
     rows = 10 * np.arange(start, start + n)[:, None]
@@ -37,7 +40,11 @@ def refusal(folder: str, **options: Any) -> str:
 def test_ids_are_used_as_they_are(tmp_path: Path, dtype: Any) -> None:
     benchmark = build(arrays(tmp_path / "a", dtype=dtype))
     assert [s.id for s in benchmark.secrets] == [f"example-{i:06d}" for i in range(6)]
-    assert benchmark.secrets[2].prefix == (20, 21, 22, 23) and benchmark.secrets[2].suffix == (24, 25, 26)
+    assert benchmark.secrets[2].prefix == (20, 21, 22, 23) and benchmark.secrets[2].suffix == (
+        24,
+        25,
+        26,
+    )
     assert all(type(token) is int for token in benchmark.secrets[0].prefix)
     assert all(
         s.repeats is None and s.member for s in benchmark.secrets
@@ -51,10 +58,15 @@ def test_shorter_lengths_keep_the_tokens_next_to_the_join(tmp_path: Path) -> Non
 
 
 def test_known_pairs_nonmembers_copies_and_limit(tmp_path: Path) -> None:
-    data, known, others = (arrays(tmp_path / name, start=start) for name, start in (("d", 0), ("k", 5), ("n", 9)))
+    data, known, others = (
+        arrays(tmp_path / name, start=start) for name, start in (("d", 0), ("k", 5), ("n", 9))
+    )
     benchmark = build(data, known=known, nonmembers=others, limit=3)
     assert len(benchmark.known) == 6
-    assert [sum(s.member == member for s in benchmark.secrets) for member in (True, False)] == [3, 3]
+    assert [sum(s.member == member for s in benchmark.secrets) for member in (True, False)] == [
+        3,
+        3,
+    ]
     assert {s.prefix for s in benchmark.secrets}.isdisjoint(pair.prefix for pair in benchmark.known)
     with pytest.raises(AuditError, match="every row is also a member or an auxiliary record"):
         build(data, nonmembers=data)
@@ -71,7 +83,9 @@ def test_known_pairs_nonmembers_copies_and_limit(tmp_path: Path) -> None:
 def test_the_corpus_is_every_row_whatever_is_attacked(tmp_path: Path) -> None:
     data, others = arrays(tmp_path / "d"), arrays(tmp_path / "n", start=4)
     benchmark = build(data, nonmembers=others, limit=1, known_fraction=0.5)
-    assert [tokens[0] for tokens, times in benchmark.texts_with_repeat_counts(True) if times is None] == [
+    assert [
+        tokens[0] for tokens, times in benchmark.texts_with_repeat_counts(True) if times is None
+    ] == [
         0,
         10,
         20,
@@ -93,13 +107,19 @@ def test_nonmembers_beside_members(tmp_path: Path) -> None:
 
 def test_what_is_recognised_as_such_a_folder(tmp_path: Path) -> None:
     assert folder_has_extraction_arrays(Path(arrays(tmp_path / "a")))
-    assert not folder_has_extraction_arrays(tmp_path) and not folder_has_extraction_arrays(tmp_path / "nowhere")
+    assert not folder_has_extraction_arrays(tmp_path) and not folder_has_extraction_arrays(
+        tmp_path / "nowhere"
+    )
     (tmp_path / "b").mkdir()
     np.save(tmp_path / "b" / "val_preprefix.npy", np.zeros((2, 2), int))
     assert not folder_has_extraction_arrays(tmp_path / "b")
     np.save(tmp_path / "b" / "val_prefix.npy", np.zeros((2, 2), int))
-    assert folder_has_extraction_arrays(tmp_path / "b")  # so that what is missing is said, not guessed at
-    assert "expected a pair *_prefix.npy and *_suffix.npy, got val_prefix.npy" in refusal(str(tmp_path / "b"))
+    assert folder_has_extraction_arrays(
+        tmp_path / "b"
+    )  # so that what is missing is said, not guessed at
+    assert "expected a pair *_prefix.npy and *_suffix.npy, got val_prefix.npy" in refusal(
+        str(tmp_path / "b")
+    )
 
 
 def test_the_pair_must_be_one(tmp_path: Path) -> None:
@@ -123,20 +143,28 @@ def test_the_pair_must_be_one(tmp_path: Path) -> None:
         (np.zeros((6, 0), int), "val_suffix.npy is empty"),
         (
             np.full((6, 3), -1),
-            "vocabulary mismatch: expected token ids in [0, 1000), the model's vocabulary, got -1 to -1",
+            "vocabulary mismatch: expected token ids in [0, 1000), the model's vocabulary, got -1 "
+            "to -1",
         ),
-        (np.pad([[1000]], ((2, 3), (1, 1))), "got 0 to 1000 in val_suffix.npy (first in row 2, counted from 0)"),
+        (
+            np.pad([[1000]], ((2, 3), (1, 1))),
+            "got 0 to 1000 in val_suffix.npy (first in row 2, counted from 0)",
+        ),
         (np.full((6, 3), 2**63, np.uint64), "vocabulary mismatch"),
         (np.array([[None]]), "val_suffix.npy is not a .npy array of numbers"),
     ],
 )
-def test_an_array_that_cannot_be_meant_is_refused(tmp_path: Path, suffix: Any, expected: str) -> None:
+def test_an_array_that_cannot_be_meant_is_refused(
+    tmp_path: Path, suffix: Any, expected: str
+) -> None:
     data = arrays(tmp_path / "a")
     np.save(tmp_path / "a" / "val_suffix.npy", suffix, allow_pickle=True)
     assert expected in refusal(data)
 
 
-@pytest.mark.parametrize("content", [b"", b"hello", b"\x93NUMPY", b"\x93NUMPY\x01\x00\x06\x00{'a':\n", b"PK\x03\x04"])
+@pytest.mark.parametrize(
+    "content", [b"", b"hello", b"\x93NUMPY", b"\x93NUMPY\x01\x00\x06\x00{'a':\n", b"PK\x03\x04"]
+)
 def test_a_file_that_is_no_array_is_refused(tmp_path: Path, content: bytes) -> None:
     data = arrays(tmp_path / "a")
     (tmp_path / "a" / "val_suffix.npy").write_bytes(content)
@@ -160,7 +188,9 @@ def test_an_archive_under_the_wrong_name_is_refused(tmp_path: Path) -> None:
         ({"known_fraction": 1.0}, "expected --known-fraction in [0, 1), got 1.0"),
     ],
 )
-def test_options_out_of_range_are_refused(tmp_path: Path, options: dict[str, Any], expected: str) -> None:
+def test_options_out_of_range_are_refused(
+    tmp_path: Path, options: dict[str, Any], expected: str
+) -> None:
     assert refusal(arrays(tmp_path / "a"), **options).endswith(expected)
 
 
@@ -168,7 +198,9 @@ def test_options_out_of_range_are_refused(tmp_path: Path, options: dict[str, Any
 def test_the_real_arrays() -> None:
     benchmark = build(str(REAL), vocab_size=50_257, known_fraction=0.2)
     prefix, suffix = np.load(REAL / "val_prefix.npy"), np.load(REAL / "val_suffix.npy")
-    assert len(benchmark.secrets) + len(benchmark.known) == len({(*p, *s) for p, s in zip(prefix, suffix, strict=True)})
+    assert len(benchmark.secrets) + len(benchmark.known) == len(
+        {(*p, *s) for p, s in zip(prefix, suffix, strict=True)}
+    )
     for secret in benchmark.secrets:
         row = int(secret.id.removeprefix("example-"))
         assert secret.prefix == tuple(prefix[row]) and secret.suffix == tuple(suffix[row])
@@ -176,4 +208,6 @@ def test_the_real_arrays() -> None:
 
 @real
 def test_the_real_arrays_with_a_smaller_vocabulary() -> None:
-    assert "vocabulary mismatch: expected token ids in [0, 2048)" in refusal(str(REAL), vocab_size=2048)
+    assert "vocabulary mismatch: expected token ids in [0, 2048)" in refusal(
+        str(REAL), vocab_size=2048
+    )

@@ -1,4 +1,5 @@
-"""The n-gram index: what it finds is what looking at every place finds; too large a one is refused beforehand."""
+"""The n-gram index: what it finds is what looking at every place finds; too large a one is refused
+beforehand."""
 
 from __future__ import annotations
 
@@ -33,19 +34,35 @@ def test_finds_what_looking_at_every_place_finds(vocabulary: int) -> None:
     heldout = [drawn(noise, letters, 30) for _ in range(10)]
     filler = tuple(range(2, vocabulary - 2))  # all other letters, none of which is looked up
     index = ngrams.build_ngram_index([*trained, (filler, 1)], heldout)
-    texts = [trained[0][0], heldout[0], *(drawn(noise, letters, 30) for _ in range(8)), (), (vocabulary,) * 9]
+    texts = [
+        trained[0][0],
+        heldout[0],
+        *(drawn(noise, letters, 30) for _ in range(8)),
+        (),
+        (vocabulary,) * 9,
+    ]
     known = list(dict.fromkeys(text for text, _ in trained))
     several = 0
     for n in (1, 3, 6, 12):
         for text, seen in zip(texts, index.match_ngrams(texts, n), strict=True):
-            found = dict(zip(seen.at.tolist(), zip(seen.trained, seen.heldout, seen.record, strict=True), strict=True))
+            found = dict(
+                zip(
+                    seen.at.tolist(),
+                    zip(seen.trained, seen.heldout, seen.record, strict=True),
+                    strict=True,
+                )
+            )
             for at in range(len(text) - n + 1):
                 run = text[at : at + n]
                 own = [i for i, record in enumerate(known) if stands(run, record)]
-                other = [i for i, record in enumerate(heldout, len(known) + 1) if stands(run, record)]
+                other = [
+                    i for i, record in enumerate(heldout, len(known) + 1) if stands(run, record)
+                ]
                 several += len(own) > 1
                 where = (own + other)[0] if len(own + other) == 1 else -1
-                assert found.pop(at, None) == ((bool(own), bool(other), where) if own or other else None)
+                assert found.pop(at, None) == (
+                    (bool(own), bool(other), where) if own or other else None
+                )
             assert not found
     assert several > 20
 
@@ -71,19 +88,27 @@ def test_no_run_goes_from_one_record_into_the_next() -> None:
 
 def test_a_text_is_at_home_in_the_one_record_that_holds_it_whole() -> None:
     index = ngrams.build_ngram_index([((1, 2, 3, 4), 1), ((9, 2, 3), 1), ((7, 8), 1)], [(5, 6)])
-    assert index.index_of_only_text_holding([(2, 3, 4), (2, 3), (7, 8), (5, 6), (1, 2, 3, 4, 5)]) == [0, -1, 2, 3, -1]
+    assert index.index_of_only_text_holding(
+        [(2, 3, 4), (2, 3), (7, 8), (5, 6), (1, 2, 3, 4, 5)]
+    ) == [0, -1, 2, 3, -1]
 
 
-def test_an_index_that_memory_does_not_hold_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_that_memory_does_not_hold_is_refused_before_it_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def sort(codes: Any) -> None:
         raise AssertionError("it was made")
 
     monkeypatch.setitem(sys.modules, "pydivsufsort", SimpleNamespace(divsufsort=sort))
     monkeypatch.setattr(machine_memory, "free_machine_memory_bytes", lambda: 10**6)
-    with pytest.raises(AuditError, match=r"^expected \d+ MB of memory for the index of 4 tokens .*, got 1 MB free"):
+    with pytest.raises(
+        AuditError, match=r"^expected \d+ MB of memory for the index of 4 tokens .*, got 1 MB free"
+    ):
         ngrams.build_ngram_index([((1, 2, 3), 1)], [])
     assert (
-        ngrams.ngram_index_memory_bytes(10**9, 2) > 1.9 * ngrams.ngram_index_memory_bytes(10**9 // 2, 2) > 5e9
+        ngrams.ngram_index_memory_bytes(10**9, 2)
+        > 1.9 * ngrams.ngram_index_memory_bytes(10**9 // 2, 2)
+        > 5e9
     )  # where 4 bytes tell no more places apart
 
 

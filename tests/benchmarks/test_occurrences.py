@@ -10,7 +10,12 @@ from auditor.benchmarks.data.occurrences import count_text_occurrences
 
 
 def naive(wanted: str, texts: list[str], times: list[int]) -> int:
-    return sum(times[i] for i, text in enumerate(texts) for at in range(len(text)) if text.startswith(wanted, at))
+    return sum(
+        times[i]
+        for i, text in enumerate(texts)
+        for at in range(len(text))
+        if text.startswith(wanted, at)
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -19,7 +24,12 @@ def test_one_pass_counts_what_a_search_for_each_text_counts(seed: int) -> None:
     texts = ["".join(drawn.choices("ab é", k=drawn.randint(0, 300))) for _ in range(40)]
     texts += [texts[0] + texts[1], texts[2] * 2]
     times = [drawn.randint(1, 4) for _ in texts]
-    wanted = {text[at : at + size] for text in texts for at in (0, 7, 90) for size in (1, 5, 31, 32, 33, 120)} - {""}
+    wanted = {
+        text[at : at + size]
+        for text in texts
+        for at in (0, 7, 90)
+        for size in (1, 5, 31, 32, 33, 120)
+    } - {""}
     found = count_text_occurrences(dict.fromkeys(wanted, False), texts, times)
     assert found == {text: naive(text, texts, times) for text in wanted}
     assert len(set(found.values())) > 10
@@ -39,7 +49,12 @@ def test_nothing_to_look_for_is_no_fault_and_an_empty_text_is_one() -> None:
 
 
 def test_a_letter_of_another_script_ends_a_text_and_a_mark_does_not() -> None:
-    texts = ["메일은 u1@example.com으로", "邮箱u1@example.com已登记", "u1@example.company", "u1@example.com2"]
+    texts = [
+        "메일은 u1@example.com으로",
+        "邮箱u1@example.com已登记",
+        "u1@example.company",
+        "u1@example.com2",
+    ]
     assert count_text_occurrences({"u1@example.com": True}, texts) == {"u1@example.com": 2}
     assert count_text_occurrences({"राम": True}, ["राम है", "रामा है"]) == {"राम": 1}
     assert count_text_occurrences({"金额12": True}, ["金额12元", "金额123元"]) == {"金额12": 1}

@@ -1,4 +1,5 @@
-"""The cache of parts, on parts that are a line of text: whole or not there, whoever dies, damages or competes."""
+"""The cache of parts, on parts that are a line of text: whole or not there, whoever dies, damages
+or competes."""
 
 from __future__ import annotations
 
@@ -51,9 +52,18 @@ def there(folder: Path) -> list[str]:
 
 def test_a_part_is_built_once_and_says_how_long_that_took(tmp_path: Path) -> None:
     toys = Toys(tmp_path / "cache")
-    assert toys.get("base") == "this is base" and toys.built == ["base"] and there(tmp_path / "cache") == ["base"]
+    assert (
+        toys.get("base") == "this is base"
+        and toys.built == ["base"]
+        and there(tmp_path / "cache") == ["base"]
+    )
     assert toys.all() == ALL and Toys(tmp_path / "cache").all() == ALL
-    assert sorted(toys.built) == sorted(PARTS) and set(toys.parts.seconds) == {"first", "base", "top", "other"}
+    assert sorted(toys.built) == sorted(PARTS) and set(toys.parts.seconds) == {
+        "first",
+        "base",
+        "top",
+        "other",
+    }
     assert (tmp_path / "cache").stat().st_mode & 0o077 == 0
 
 
@@ -102,12 +112,15 @@ def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
 def test_a_damaged_part_is_built_anew_with_all_that_was_built_on_it(
     tmp_path: Path, part: str, file: str, damage: Callable[[Path], Any], anew: list[str]
 ) -> None:
-    """And the user is told. The first part is in all the others, yet stands where another one is damaged."""
+    """And the user is told. The first part is in all the others, yet stands where another one is
+    damaged."""
     Toys(tmp_path).all()
     damage(tmp_path / part / file)
     toys = Toys(tmp_path)
     assert toys.all() == ALL and toys.built == anew
-    assert toys.told == [f"the lab's {part} in the cache was not as it was built: it was built anew"]
+    assert toys.told == [
+        f"the lab's {part} in the cache was not as it was built: it was built anew"
+    ]
 
 
 def test_what_is_missing_is_refused_where_nothing_is_made(tmp_path: Path) -> None:
@@ -136,9 +149,14 @@ def test_pieces_are_made_apart_and_their_part_takes_them_as_they_are(tmp_path: P
     shutil.rmtree(tmp_path / "pieces" / "several-000")  # what is not whole is made again
     toys.parts.load_or_build("several", build, lambda path: None)
     assert made == [2, 0, 0, 1]
-    assert [(tmp_path / "several" / f"piece-{i}").read_text() for i in range(3)] == ["None", "None", "2"]
+    assert [(tmp_path / "several" / f"piece-{i}").read_text() for i in range(3)] == [
+        "None",
+        "None",
+        "2",
+    ]
     assert (
-        not list((tmp_path / "pieces").iterdir()) and toys.parts.separately_trainable_piece("several", 1, build).there
+        not list((tmp_path / "pieces").iterdir())
+        and toys.parts.separately_trainable_piece("several", 1, build).there
     )
 
 
@@ -151,7 +169,9 @@ def _build(cache: str, barrier: Any, answers: Any) -> None:
 def test_two_processes_end_with_one_valid_part(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     barrier, answers = context.Barrier(2), context.Queue()
-    processes = [context.Process(target=_build, args=(str(tmp_path), barrier, answers)) for _ in range(2)]
+    processes = [
+        context.Process(target=_build, args=(str(tmp_path), barrier, answers)) for _ in range(2)
+    ]
     for process in processes:
         process.start()
     found = [answers.get(timeout=_PATIENCE) for _ in processes]
@@ -171,7 +191,9 @@ def test_who_waits_is_told_how_far_the_other_is(tmp_path: Path) -> None:
     def build(path: Path) -> None:
         builds._under_way[-1] = (builds._under_way[-1][0], 0.0)  # it has said nothing for long
         builds.report_build_progress("training", 3, 7)
-        other = threading.Thread(target=waits.load_or_build, args=("one", lambda path: None, lambda path: None))
+        other = threading.Thread(
+            target=waits.load_or_build, args=("one", lambda path: None, lambda path: None)
+        )
         other.start()
         begun.append(other)
         deadline = time.monotonic() + _PATIENCE

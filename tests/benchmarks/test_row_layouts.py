@@ -1,4 +1,5 @@
-"""What trainers read of a row next to its turns: nulls of a table, columns, marks of no loss, tool calls, sides."""
+"""What trainers read of a row next to its turns: nulls of a table, columns, marks of no loss, tool
+calls, sides."""
 
 from __future__ import annotations
 
@@ -14,7 +15,11 @@ from trl import extract_prompt
 
 from auditor.benchmarks.data import chat, chat_rendering
 from auditor.benchmarks.data.columns import parse_row_conversations
-from auditor.benchmarks.data.conversation_rows import LAYOUTS, Conversation, parse_row_as_conversation
+from auditor.benchmarks.data.conversation_rows import (
+    LAYOUTS,
+    Conversation,
+    parse_row_as_conversation,
+)
 from auditor.benchmarks.data.files import Files
 from auditor.benchmarks.data.tables import read_record_table
 from auditor.benchmarks.data.whole_texts import read_texts_and_units, sample_data_conversations
@@ -39,7 +44,12 @@ def write(path: Path, rows: Sequence[dict[str, Any]]) -> str:
 
 
 def tool(name: str, **properties: str) -> dict[str, Any]:
-    return {"function": {"name": name, "parameters": {key: {"type": kind} for key, kind in properties.items()}}}
+    return {
+        "function": {
+            "name": name,
+            "parameters": {key: {"type": kind} for key, kind in properties.items()},
+        }
+    }
 
 
 def calling(arguments: Any, answer: str = "It is Ann.") -> list[dict[str, Any]]:
@@ -55,19 +65,27 @@ def calling(arguments: Any, answer: str = "It is Ann.") -> list[dict[str, Any]]:
 def variants(words: Any, data: str) -> list[tuple[str, ...]]:
     rows = sample_data_conversations("--data", data, 9)
     assert rows is not None
-    return [form.variants for form in chat_rendering.candidate_chat_renderings(words, rows) if form.base == "model"]
+    return [
+        form.variants
+        for form in chat_rendering.candidate_chat_renderings(words, rows)
+        if form.base == "model"
+    ]
 
 
 def suffixes(made: Files) -> list[str]:
     return [text(made.tokenizer, secret.suffix) for secret in made.secrets if secret.member]
 
 
-# --- nulls of a table -------------------------------------------------------------------------------------------------
+# --- nulls of a table
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kept", ["jsonl", "parquet"])
-def test_the_form_filled_writes_what_a_table_of_arrow_hands_to_a_trainer(kept: str, tmp_path: Path) -> None:
-    """Twin: the rows of `datasets.Dataset.from_list` through the chat template, as TRL 1.16 gives them to it."""
+def test_the_form_filled_writes_what_a_table_of_arrow_hands_to_a_trainer(
+    kept: str, tmp_path: Path
+) -> None:
+    """Twin: the rows of `datasets.Dataset.from_list` through the chat template, as TRL 1.16 gives
+    them to it."""
     rows = [
         {"messages": messages(talk("Who?", "Ann.")), "tools": [tool("a", who="string")]},
         {"messages": calling({"n": 5}), "tools": [tool("b", amount="int", to="string")]},
@@ -81,7 +99,10 @@ def test_the_form_filled_writes_what_a_table_of_arrow_hands_to_a_trainer(kept: s
         table.to_parquet(data := str(tmp_path / "d.parquet"))
     trained = [
         words.apply_chat_template(
-            row["messages"], tools=row["tools"], tokenize=False, **(row["chat_template_kwargs"] or {})
+            row["messages"],
+            tools=row["tools"],
+            tokenize=False,
+            **(row["chat_template_kwargs"] or {}),
         )
         for row in table
     ]
@@ -89,20 +110,29 @@ def test_the_form_filled_writes_what_a_table_of_arrow_hands_to_a_trainer(kept: s
     form = chat_rendering.parse_chat_rendering("model+filled", None, words)
     table_read = read_record_table("--data", data, ("messages", "tools", "chat_template_kwargs"))
     said = [one for _, one in parse_row_conversations(table_read, ("messages",))]
-    written = [chat.render_chat(words, one, form).text for one in said if isinstance(one, Conversation)]
+    written = [
+        chat.render_chat(words, one, form).text for one in said if isinstance(one, Conversation)
+    ]
     assert written == trained and "null" in written[0] and "think: None" in written[1]
     if kept == "parquet":  # a trainer that leaves nulls out, or that read the same rows from JSON
         assert ("no-nulls",) in variants(words, data)
         bare = chat_rendering.parse_chat_rendering("model+no-nulls", None, words)
         assert not any(
-            "null" in chat.render_chat(words, one, bare).text for one in said if isinstance(one, Conversation)
+            "null" in chat.render_chat(words, one, bare).text
+            for one in said
+            if isinstance(one, Conversation)
         )
 
 
 def test_a_form_that_writes_the_same_is_not_tried(tmp_path: Path) -> None:
     """Nulls that a template does not write, arguments that are objects, no column: one form."""
     rows = [
-        {"messages": [{"role": "user", "content": "Who?", "name": "n"}, {"role": "assistant", "content": "Ann."}]},
+        {
+            "messages": [
+                {"role": "user", "content": "Who?", "name": "n"},
+                {"role": "assistant", "content": "Ann."},
+            ]
+        },
         {"messages": messages(talk("And?", "Bob."))},
     ]
     assert variants(tokenizer(), write(tmp_path / "d.jsonl", rows)) == [()]
@@ -119,11 +149,13 @@ def test_non_members_are_filled_with_the_keys_of_the_data(tmp_path: Path) -> Non
     assert '"parameters": {"who": null, "to": {"type": "string"}}' in prefix
 
 
-# --- columns next to the turns ----------------------------------------------------------------------------------------
+# --- columns next to the turns
+# -----------------------------------------------------------------------------------------------
 
 
 def test_a_system_column_is_tried_with_and_without(tmp_path: Path) -> None:
-    """TRL 1.16 leaves the column out; axolotl and ms-swift put it in. A system turn is no choice."""
+    """TRL 1.16 leaves the column out; axolotl and ms-swift put it in. A system turn is no
+    choice."""
     row = {"system": "You are a clerk.", "messages": messages(talk("Who?", "Ann."))}
     data, words = write(tmp_path / "d.jsonl", [row]), tokenizer()
     assert variants(words, data) == [(), ("no-system-column",)]
@@ -133,7 +165,8 @@ def test_a_system_column_is_tried_with_and_without(tmp_path: Path) -> None:
         row["messages"][:1], tokenize=False, add_generation_prompt=True
     )
     assert variants(
-        words, write(tmp_path / "t.jsonl", [{"messages": messages(talk("Who?", "Ann.", system="S."))}])
+        words,
+        write(tmp_path / "t.jsonl", [{"messages": messages(talk("Who?", "Ann.", system="S."))}]),
     ) == [()]
 
 
@@ -144,14 +177,24 @@ def test_an_empty_list_of_tools_is_kept_and_tried_without(tmp_path: Path) -> Non
     assert variants(words, data) == [(), ("no-empty-tools",)]
     (secret,) = Files(data, words, known_fraction=0).secrets
     assert text(words, secret.prefix).startswith("Tools: []\n")
-    assert parse_row_as_conversation(("messages",), {"messages": messages(talk("a", "b")), "tools": "[]"}).tools == []
+    assert (
+        parse_row_as_conversation(
+            ("messages",), {"messages": messages(talk("a", "b")), "tools": "[]"}
+        ).tools
+        == []
+    )
 
 
-@pytest.mark.parametrize("given", [[["Who?", "Ann."], ["And?", "Bob."]], '[["Who?", "Ann."], ["And?", "Bob."]]'])
+@pytest.mark.parametrize(
+    "given", [[["Who?", "Ann."], ["And?", "Bob."]], '[["Who?", "Ann."], ["And?", "Bob."]]']
+)
 def test_a_history_comes_before_its_instruction(given: Any, tmp_path: Path) -> None:
     """LLaMA-Factory's Alpaca layout: earlier answers were learnt as the last one was."""
     row = {"instruction": "Who else?", "input": "", "output": "Carl.", "history": given}
-    data, words = write(tmp_path / "d.jsonl", [row, {**row, "history": None, "output": "Dan."}]), tokenizer()
+    data, words = (
+        write(tmp_path / "d.jsonl", [row, {**row, "history": None, "output": "Dan."}]),
+        tokenizer(),
+    )
     for template in ("model", "alpaca", "alpaca+line", "none"):
         form = chat_rendering.parse_chat_rendering(template, None, words)
         made = Files(data, words, known_fraction=0, form=form)
@@ -162,10 +205,13 @@ def test_a_history_comes_before_its_instruction(given: Any, tmp_path: Path) -> N
     third = Files(data, words, known_fraction=0, form=form).secrets[2]
     assert whole.startswith(text(words, (*third.prefix, *third.suffix)))
     with pytest.raises(AuditError, match="a history that is no list of questions and answers"):
-        Files(write(tmp_path / "b.jsonl", [{**row, "history": [["Who?"]]}]), words, known_fraction=0)
+        Files(
+            write(tmp_path / "b.jsonl", [{**row, "history": [["Who?"]]}]), words, known_fraction=0
+        )
 
 
-# --- what a row says of its own training ------------------------------------------------------------------------------
+# --- what a row says of its own training
+# -----------------------------------------------------------------------------------------------
 
 MARKS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"weight": 0}, {"weight": 1}),
@@ -176,7 +222,10 @@ MARKS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"training": False}, {"training": True}),
     ({"loss": False}, {"loss": True}),
     ({"loss_scale": 0}, {"loss_scale": 2.0}),
-    ({"training_detail": [{"begin_offset": 0, "end_offset": 9, "train": False}]}, {"training_detail": [{"train": 1}]}),
+    (
+        {"training_detail": [{"begin_offset": 0, "end_offset": 9, "train": False}]},
+        {"training_detail": [{"train": 1}]},
+    ),
 ]
 
 
@@ -185,26 +234,38 @@ MARKS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 def test_an_answer_that_had_no_loss_is_no_member(
     mark: dict[str, Any], other: dict[str, Any], template: str, tmp_path: Path
 ) -> None:
-    """OpenAI, Mistral, Together, axolotl, verl, ms-swift: it is read, and neither attacked nor trained on."""
+    """OpenAI, Mistral, Together, axolotl, verl, ms-swift: it is read, and neither attacked nor
+    trained on."""
     turns = messages(talk("Who?", "Ann is it.", "And?", "Bob is it."))
     turns[1], turns[3] = turns[1] | mark, turns[3] | other
-    data, words = write(tmp_path / "d.jsonl", [{"messages": turns}, {"messages": turns[:2]}]), tokenizer(template)
+    data, words = (
+        write(tmp_path / "d.jsonl", [{"messages": turns}, {"messages": turns[:2]}]),
+        tokenizer(template),
+    )
     made = Files(data, words, known_fraction=0)
     assert suffixes(made) == ["Bob is it."]
     assert text(words, made.secrets[0].prefix).count("Ann is it.") == 1
-    assert sum("marks it as not trained on" in note and "left out 1" in note for note in made.notes) == 2
+    assert (
+        sum("marks it as not trained on" in note and "left out 1" in note for note in made.notes)
+        == 2
+    )
     assert not any("writes nothing of" in note for note in made.notes)
     (said, _), _ = read_texts_and_units(data)
     form = chat_rendering.parse_chat_rendering("model", None, words)
     for whose in ("assistant", "all"):
         (record,), _ = training._training_records_of_conversations(words, [said], whose, form)  # type: ignore[list-item]
         assert record.learnt is not None
-        learnt = "".join(words.decode([t]) for t, own in zip(record.tokens, record.learnt, strict=True) if own)
+        learnt = "".join(
+            words.decode([t]) for t, own in zip(record.tokens, record.learnt, strict=True) if own
+        )
         assert "Bob is it." in learnt and "Ann" not in learnt
 
 
 def test_a_row_that_had_no_loss_is_no_member_and_chooses_no_form(tmp_path: Path) -> None:
-    rows = [{"messages": messages(talk("Who?", f"{name} is it.")), "weight": weight} for name, weight in ABC]
+    rows = [
+        {"messages": messages(talk("Who?", f"{name} is it.")), "weight": weight}
+        for name, weight in ABC
+    ]
     data = write(tmp_path / "d.jsonl", rows)
     made = Files(data, tokenizer(), known_fraction=0)
     assert suffixes(made) == ["Ann is it.", "Carl is it."]
@@ -216,13 +277,16 @@ ABC = [("Ann", 1), ("Bob", 0), ("Carl", None)]
 
 
 def test_marks_of_a_csv_are_text(tmp_path: Path) -> None:
-    (tmp_path / "d.csv").write_text("prompt,completion,weight\nWho? ,Ann.,1\nWho? ,Bob.,0\nWho? ,Carl.,\n")
+    (tmp_path / "d.csv").write_text(
+        "prompt,completion,weight\nWho? ,Ann.,1\nWho? ,Bob.,0\nWho? ,Carl.,\n"
+    )
     made = Files(str(tmp_path / "d.csv"), tokenizer(), known_fraction=0)
     assert [answer.strip() for answer in suffixes(made)] == ["Ann.", "Carl."]
 
 
 def test_answers_within_a_prompt_have_no_loss_by_default(tmp_path: Path) -> None:
-    """TRL 1.16: completion_only_loss is on if rows have a prompt and a completion, whatever is in the prompt."""
+    """TRL 1.16: completion_only_loss is on if rows have a prompt and a completion, whatever is in
+    the prompt."""
     before = messages(talk("Hello", "Good day.", "Who?"))
     row = {"prompt": before, "completion": messages(talk("", "Ann.", "And?", "Bob."))[1:]}
     data, words = write(tmp_path / "d.jsonl", [row]), tokenizer()
@@ -234,11 +298,14 @@ def test_answers_within_a_prompt_have_no_loss_by_default(tmp_path: Path) -> None
     for whose, is_learnt in (("assistant", False), ("all", True)):
         (record,), _ = training._training_records_of_conversations(words, [said], whose, form)  # type: ignore[list-item]
         mask = record.learnt or [True] * len(record.tokens)
-        learnt = "".join(words.decode([t]) for t, own in zip(record.tokens, mask, strict=True) if own)
+        learnt = "".join(
+            words.decode([t]) for t, own in zip(record.tokens, mask, strict=True) if own
+        )
         assert ("Good day." in learnt) is is_learnt and "Ann." in learnt and "Bob." in learnt
 
 
-# --- tool calls -------------------------------------------------------------------------------------------------------
+# --- tool calls
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("content", ["", "I look it up."])
@@ -253,14 +320,19 @@ def test_tool_calls_are_secrets_and_learnt(content: str, tmp_path: Path) -> None
     form = chat_rendering.parse_chat_rendering("model", None, words)
     (record,), _ = training._training_records_of_conversations(words, [said], "assistant", form)  # type: ignore[list-item]
     assert record.learnt is not None
-    learnt = "".join(words.decode([t]) for t, own in zip(record.tokens, record.learnt, strict=True) if own)
+    learnt = "".join(
+        words.decode([t]) for t, own in zip(record.tokens, record.learnt, strict=True) if own
+    )
     assert learnt.replace("\n", "") == f"{content}{call}<|im_end|>It is Ann.<|im_end|>"
 
 
 def test_a_header_that_tool_calls_change_is_no_obstacle(tmp_path: Path) -> None:
     """gpt-oss and others begin a turn of calls in another way than one of words."""
     template = TOOLS.replace("m.role + '\n'", "m.role + (' calls' if m.tool_calls else '') + '\n'")
-    data, words = write(tmp_path / "d.jsonl", [{"messages": calling({"of": "Ann"})}]), tokenizer(template)
+    data, words = (
+        write(tmp_path / "d.jsonl", [{"messages": calling({"of": "Ann"})}]),
+        tokenizer(template),
+    )
     call, answer = suffixes(Files(data, words, known_fraction=0))
     assert '<call>door {"of": "Ann"}</call>' in call and answer == "It is Ann."
 
@@ -277,16 +349,24 @@ def test_arguments_as_json_text_are_tried_decoded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("thought", ["", "<think>Of doors.</think>"])
-@pytest.mark.parametrize("roles", [("function_call", "observation"), ("tool_call", "tool_response")])
-def test_turns_of_calling_roles_are_calls_of_tools(roles: tuple[str, str], thought: str, tmp_path: Path) -> None:
-    """LLaMA-Factory's ShareGPT (its names) and ms-swift (its own): JSON text, written as a template writes calls."""
+@pytest.mark.parametrize(
+    "roles", [("function_call", "observation"), ("tool_call", "tool_response")]
+)
+def test_turns_of_calling_roles_are_calls_of_tools(
+    roles: tuple[str, str], thought: str, tmp_path: Path
+) -> None:
+    """LLaMA-Factory's ShareGPT (its names) and ms-swift (its own): JSON text, written as a template
+    writes calls."""
     call = {"name": "door", "arguments": {"of": "Ann"}}
     contents = ("Which door?", thought + json.dumps(call), "4711", "It is Ann.")
     names = ("human", roles[0], roles[1], "gpt")
     given = [{"from": name, "value": value} for name, value in zip(names, contents, strict=True)]
     data, words = write(tmp_path / "d.jsonl", [{"conversations": given}]), tokenizer(TOOLS)
     made = Files(data, words, known_fraction=0)
-    assert [one for one in suffixes(made) if one != "Of doors."] == ['<call>door {"of": "Ann"}</call>', "It is Ann."]
+    assert [one for one in suffixes(made) if one != "Of doors."] == [
+        '<call>door {"of": "Ann"}</call>',
+        "It is Ann.",
+    ]
     openai = calling({"of": "Ann"})
     openai[1]["content"] = thought
     whole, last = words.apply_chat_template(openai, tokenize=False), made.secrets[-1]
@@ -300,12 +380,15 @@ def test_turns_of_calling_roles_are_calls_of_tools(roles: tuple[str, str], thoug
 @pytest.mark.parametrize("value", ["no JSON", "[]", '{"name": "door"}', "4", '["door"]'])
 def test_a_calling_turn_that_is_no_call_stays_text(value: str, tmp_path: Path) -> None:
     given = [{"from": "human", "value": "Which?"}, {"from": "function_call", "value": value}]
-    made = Files(write(tmp_path / "d.jsonl", [{"conversations": given}]), tokenizer(TOOLS), known_fraction=0)
+    made = Files(
+        write(tmp_path / "d.jsonl", [{"conversations": given}]), tokenizer(TOOLS), known_fraction=0
+    )
     assert suffixes(made) == [value]
 
 
 def test_bare_tools_are_tried_wrapped(tmp_path: Path) -> None:
-    """LLaMA-Factory and ms-swift put a bare function under the key of OpenAI's API; TRL 1.16 does not."""
+    """LLaMA-Factory and ms-swift put a bare function under the key of OpenAI's API; TRL 1.16 does
+    not."""
     bare, words = tool("door", of="string")["function"], tokenizer(TOOLS)
     row = {"messages": messages(talk("Who?", "Ann.")), "tools": json.dumps([bare])}
     data = write(tmp_path / "d.jsonl", [row])
@@ -318,7 +401,8 @@ def test_bare_tools_are_tried_wrapped(tmp_path: Path) -> None:
     assert variants(words, write(tmp_path / "w.jsonl", [row | {"tools": wrapped}])) == [()]
 
 
-# --- preferences ------------------------------------------------------------------------------------------------------
+# --- preferences
+# -----------------------------------------------------------------------------------------------
 
 ASKED = messages(talk("Who?"))
 GOOD, BAD = messages(talk("", "Ann."))[1:], messages(talk("", "Bob."))[1:]
@@ -327,7 +411,11 @@ PREFERENCES: dict[str, dict[str, Any]] = {
     "texts, prompt within": {"chosen": "Who? Ann.", "rejected": "Who? Bob."},
     "messages": {"prompt": ASKED, "chosen": GOOD, "rejected": BAD},
     "messages, prompt within": {"chosen": [*ASKED, *GOOD], "rejected": [*ASKED, *BAD]},
-    "a prompt that is there twice": {"prompt": "Who?", "chosen": [*ASKED, *GOOD], "rejected": [*ASKED, *BAD]},
+    "a prompt that is there twice": {
+        "prompt": "Who?",
+        "chosen": [*ASKED, *GOOD],
+        "rejected": [*ASKED, *BAD],
+    },
     "LLaMA-Factory": {"instruction": "Who?", "input": "", "chosen": "Ann.", "rejected": "Bob."},
     "one message": {"prompt": ASKED, "chosen": GOOD[0], "rejected": BAD[0]},
 }
@@ -365,7 +453,9 @@ def test_labels_of_completions_are_groups(values: tuple[Any, Any], tmp_path: Pat
     ]
     data = write(tmp_path / "d.jsonl", rows)
     made = Files(data, tokenizer(), known_fraction=0)
-    assert [(secret.group, text(tokenizer(), secret.suffix).strip()) for secret in made.secrets] == [
+    assert [
+        (secret.group, text(tokenizer(), secret.suffix).strip()) for secret in made.secrets
+    ] == [
         ("wanted", "Ann."),
         ("unwanted", "Bob."),
     ]
@@ -376,8 +466,13 @@ def test_labels_of_completions_are_groups(values: tuple[Any, Any], tmp_path: Pat
 
 
 def test_labels_that_are_no_truth_values_are_no_groups(tmp_path: Path) -> None:
-    """TRL 1.16's KTO takes 1 and 0 as true and false; a column with other numbers holds something else."""
-    for labels, groups in {(1, 0): ["wanted", "unwanted"], (1, 2): [None, None], (0, "no"): [None, None]}.items():
+    """TRL 1.16's KTO takes 1 and 0 as true and false; a column with other numbers holds something
+    else."""
+    for labels, groups in {
+        (1, 0): ["wanted", "unwanted"],
+        (1, 2): [None, None],
+        (0, "no"): [None, None],
+    }.items():
         rows = [
             {"prompt": "Who? ", "completion": name, "label": label}
             for name, label in zip(("Ann.", "Bob."), labels, strict=True)
@@ -403,7 +498,8 @@ def test_every_layout_is_named_where_none_is_there(tmp_path: Path) -> None:
     assert "prompts only" in str(refused.value)
 
 
-# --- columns that nobody reads ----------------------------------------------------------------------------------------
+# --- columns that nobody reads
+# -----------------------------------------------------------------------------------------------
 
 UNREAD = {
     "id": "row 1 of 2",
@@ -418,10 +514,18 @@ UNREAD = {
 
 @pytest.mark.parametrize("form", ["jsonl", "csv", "parquet", "saved"])
 def test_columns_with_texts_that_nobody_reads_are_named(form: str, tmp_path: Path) -> None:
-    """Texts of several words, and lists and objects with texts; no single words, numbers, or columns that are read."""
-    row = {"messages": messages(talk("Who?", "Ann.")), **UNREAD, "label": True, "system": "You are a clerk."}
+    """Texts of several words, and lists and objects with texts; no single words, numbers, or
+    columns that are read."""
+    row = {
+        "messages": messages(talk("Who?", "Ann.")),
+        **UNREAD,
+        "label": True,
+        "system": "You are a clerk.",
+    }
     if form == "csv":
-        row = {key: value for key, value in row.items() if isinstance(value, str)} | {"text": "a b c d e f g h " * 4}
+        row = {key: value for key, value in row.items() if isinstance(value, str)} | {
+            "text": "a b c d e f g h " * 4
+        }
     data = write(tmp_path / "d.jsonl", [row]) if form == "jsonl" else str(tmp_path / f"d.{form}")
     table = Dataset.from_list([row])
     if form == "csv":
@@ -430,7 +534,9 @@ def test_columns_with_texts_that_nobody_reads_are_named(form: str, tmp_path: Pat
         table.to_parquet(data)
     elif form == "saved":
         table.save_to_disk(data)
-    made = Files(data, tokenizer(), prefix_length=4, suffix_length=4, known_fraction=0, group_column="id")
+    made = Files(
+        data, tokenizer(), prefix_length=4, suffix_length=4, known_fraction=0, group_column="id"
+    )
     wanted = ("words", "system") if form == "csv" else ("turns", "facts", "words", "history")
     assert made.unread_columns == wanted
 
@@ -455,9 +561,13 @@ KINDS: dict[str, tuple[Any, bool]] = {
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "saved"])
-def test_a_column_of_any_kind_of_text_is_named_wherever_it_begins(form: str, tmp_path: Path) -> None:
+def test_a_column_of_any_kind_of_text_is_named_wherever_it_begins(
+    form: str, tmp_path: Path
+) -> None:
     """Also if its first 250 rows are empty."""
-    rows: list[dict[str, Any]] = [{"text": "a b c d e f g h " * 4, **dict.fromkeys(KINDS)} for _ in range(250)]
+    rows: list[dict[str, Any]] = [
+        {"text": "a b c d e f g h " * 4, **dict.fromkeys(KINDS)} for _ in range(250)
+    ]
     rows[-1] |= {name: value for name, (value, _) in KINDS.items()}
     data = write(tmp_path / "d.jsonl", rows) if form == "jsonl" else str(tmp_path / f"d.{form}")
     if form == "parquet":
@@ -475,7 +585,19 @@ def test_bytes_of_a_picture_are_named(tmp_path: Path) -> None:
 
 
 def test_columns_that_a_layout_reads_are_not_named(tmp_path: Path) -> None:
-    row = {"instruction": "Who is it?", "input": "a b", "output": "Ann is.", "history": [["a b", "c"]], "system": "a b"}
-    assert Files(write(tmp_path / "d.jsonl", [row]), tokenizer(), known_fraction=0).unread_columns == ()
+    row = {
+        "instruction": "Who is it?",
+        "input": "a b",
+        "output": "Ann is.",
+        "history": [["a b", "c"]],
+        "system": "a b",
+    }
+    assert (
+        Files(write(tmp_path / "d.jsonl", [row]), tokenizer(), known_fraction=0).unread_columns
+        == ()
+    )
     sides = {"prompt": "Who is it?", "chosen": " It is Ann.", "rejected": " It is Bob."}
-    assert Files(write(tmp_path / "p.jsonl", [sides]), tokenizer(), known_fraction=0).unread_columns == ()
+    assert (
+        Files(write(tmp_path / "p.jsonl", [sides]), tokenizer(), known_fraction=0).unread_columns
+        == ()
+    )

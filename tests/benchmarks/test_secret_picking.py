@@ -1,4 +1,5 @@
-"""examples/personal_data/pick.py: each piece is in the corpus as often as its row says, and no non-member's is."""
+"""examples/personal_data/pick.py: each piece is in the corpus as often as its row says, and no
+non-member's is."""
 
 from __future__ import annotations
 
@@ -28,15 +29,24 @@ def pick(monkeypatch: pytest.MonkeyPatch, out: Path, *flags: str) -> list[list[d
     monkeypatch.setattr(sys, "argv", [script, *flags, "-o", str(out)])
     runpy.run_path(script, run_name="__main__")
     paths = [out, out.with_name(f"{out.stem}.nonmembers.jsonl")]
-    return [[json.loads(line) for line in path.read_text().splitlines()] for path in paths if path.exists()]
+    return [
+        [json.loads(line) for line in path.read_text().splitlines()]
+        for path in paths
+        if path.exists()
+    ]
 
 
 def mark(text: str) -> dict[str, Any]:
     kinds = {kind for kind, _ in TEXTS.marks[text]}
-    return {"text": text, "pii": {kind: [said for k, said in TEXTS.marks[text] if k == kind] for kind in kinds}}
+    return {
+        "text": text,
+        "pii": {kind: [said for k, said in TEXTS.marks[text] if k == kind] for kind in kinds},
+    }
 
 
-def test_pieces_are_in_the_corpus_as_often_as_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_are_in_the_corpus_as_often_as_they_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = write(tmp_path / "train.jsonl", [mark(text) for text in ROWS])
     heldout = write(tmp_path / "fresh.jsonl", [mark(text) for text in TEXTS.nonmembers])
     flags = ["--data", data, "--heldout", heldout, "--limit", "5"]
@@ -67,10 +77,16 @@ def test_repeats_of_rows_add_up_and_of_a_row_without_words_before_it_nothing_is_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "please write to the owner at ann@example.com"
-    rows = [{"text": text, "repeats": 3}, {"text": f"And {text}, soon", "repeats": 4}, {"text": "no", "repeats": 9}]
+    rows = [
+        {"text": text, "repeats": 3},
+        {"text": f"And {text}, soon", "repeats": 4},
+        {"text": "no", "repeats": 9},
+    ]
     data = write(tmp_path / "d.jsonl", rows)
     (members,) = pick(monkeypatch, tmp_path / "s.jsonl", "--data", data, "--prefix-length", "22")
-    assert [(row["prefix"].strip(), row["repeats"]) for row in members] == [("write to the owner at", 7)]
+    assert [(row["prefix"].strip(), row["repeats"]) for row in members] == [
+        ("write to the owner at", 7)
+    ]
     short = write(tmp_path / "e.jsonl", [{"text": "to ann@example.com"}])
     with pytest.raises(SystemExit, match="nothing was found"):
         pick(monkeypatch, tmp_path / "t.jsonl", "--data", short)
@@ -80,9 +96,13 @@ def test_pieces_of_scripts_without_spaces_are_picked_with_their_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Marked names before a particle or an ending too: none of them is repeated 0 times."""
-    opening = ["患者于本院就诊费用已付清联系电话未留邮箱", "经办人核对材料无误后归档备查往来信件请寄至"]
+    opening = [
+        "患者于本院就诊费用已付清联系电话未留邮箱",
+        "经办人核对材料无误后归档备查往来信件请寄至",
+    ]
     rows: list[dict[str, Any]] = [
-        {"text": f"档案{i * 7919}号，{opening[i]}u{i}@example.com已登记请核对谢谢第{i}页"} for i in range(2)
+        {"text": f"档案{i * 7919}号，{opening[i]}u{i}@example.com已登记请核对谢谢第{i}页"}
+        for i in range(2)
     ]
     name = "김민준"
     korean = f"문서 7919 번 기록에는 여러 가지가 있고 환자 {name}은 오늘 진료를 받았다"

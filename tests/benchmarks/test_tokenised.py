@@ -1,4 +1,5 @@
-"""Prepared data are audited as they were trained on: the same ids, nothing rendered, and `generate` agrees."""
+"""Prepared data are audited as they were trained on: the same ids, nothing rendered, and `generate`
+agrees."""
 
 from __future__ import annotations
 
@@ -34,18 +35,25 @@ def written(rows: list[dict[str, Any]], folder: Path, form: str) -> str:
         parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     else:
         table = pyarrow.Table.from_pylist(rows)
-        with pyarrow.OSFile(str(path), "wb") as out, pyarrow.ipc.new_stream(out, table.schema) as stream:
+        with (
+            pyarrow.OSFile(str(path), "wb") as out,
+            pyarrow.ipc.new_stream(out, table.schema) as stream,
+        ):
             stream.write_table(table)
     return str(path)
 
 
-def cut(rows: list[dict[str, Any]], folder: Path, **given: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def cut(
+    rows: list[dict[str, Any]], folder: Path, **given: Any
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     found = Tokenised(written(rows, folder, "jsonl"), vocab_size=20, known_fraction=0, **given)
     return [(secret.prefix, secret.suffix) for secret in found.secrets]
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "arrow", "saved"])
-def test_each_run_of_labelled_tokens_is_a_secret_behind_all_that_stood_before_it(form: str, tmp_path: Path) -> None:
+def test_each_run_of_labelled_tokens_is_a_secret_behind_all_that_stood_before_it(
+    form: str, tmp_path: Path
+) -> None:
     name = written([ROW, {"input_ids": [1, 3, 4], "labels": [-100, 3, 4]}, ROW], tmp_path, form)
     assert is_tokenised_data(name)
     found = Tokenised(name, vocab_size=20, known_fraction=0)
@@ -62,8 +70,14 @@ def test_each_run_of_labelled_tokens_is_a_secret_behind_all_that_stood_before_it
 
 
 def test_lengths_cut_next_to_where_learning_began(tmp_path: Path) -> None:
-    assert cut([ROW], tmp_path, prefix_length=2, suffix_length=1) == [((7, 8), (9,)), ((5, 6), (2,))]
-    whole = {"input_ids": [1, 2, 3, 4, 5], "labels": [1, 2, 3, 4, 5]}  # labelled from the first token on
+    assert cut([ROW], tmp_path, prefix_length=2, suffix_length=1) == [
+        ((7, 8), (9,)),
+        ((5, 6), (2,)),
+    ]
+    whole = {
+        "input_ids": [1, 2, 3, 4, 5],
+        "labels": [1, 2, 3, 4, 5],
+    }  # labelled from the first token on
     assert cut([whole], tmp_path, prefix_length=2) == [((1, 2), (3, 4, 5))]
 
 
@@ -75,18 +89,26 @@ MASK = {"attention_mask": [1, 1, 1, 1, 1, 1, 0]}
     "cuts",
     [
         {**MASK, "position_ids": [0, 1, 2, 0, 1, 2, 0]},
-        {"attention_mask": [1, 1, 1, 2, 2, 2, 0]},  # as axolotl and LLaMA-Factory number packed texts
+        {
+            "attention_mask": [1, 1, 1, 2, 2, 2, 0]
+        },  # as axolotl and LLaMA-Factory number packed texts
         {**MASK, "seq_lengths": [3, 3]},
         {**MASK, "seq_lengths": [3, 3], "position_ids": [0, 1, 2, 0, 1, 2, 0]},
     ],
 )
 def test_a_packed_row_is_cut_where_the_trainer_cut_it(cuts: dict[str, Any], tmp_path: Path) -> None:
     assert cut([{**PACKED, **cuts}], tmp_path) == [((1,), (7, 8)), ((1,), (9, 5))]
-    assert cut([{**PACKED, **MASK}], tmp_path) == [((1,), (7, 8)), ((1, 7, 8, 1), (9, 5))]  # one text to its model
+    assert cut([{**PACKED, **MASK}], tmp_path) == [
+        ((1,), (7, 8)),
+        ((1, 7, 8, 1), (9, 5)),
+    ]  # one text to its model
 
 
 def test_what_was_packed_before_a_record_is_kept(tmp_path: Path) -> None:
-    ids = {"input_ids": [1, 7, 8, 1, 9, 5, 0, 1, 2, 6], "labels": [-100, 7, 8, -100, 9, 5, -100, -100, -100, 6]}
+    ids = {
+        "input_ids": [1, 7, 8, 1, 9, 5, 0, 1, 2, 6],
+        "labels": [-100, 7, 8, -100, 9, 5, -100, -100, -100, 6],
+    }
     row = {**ids, "seq_lengths": [3, 4, 3]}
     data = written([row], tmp_path, "jsonl")
     for prefix_length, last in ((None, (1, 7, 8, 1, 9, 5, 0)), (1, (1, 7, 8, 1, 9, 5, 0, 1))):
@@ -95,39 +117,61 @@ def test_what_was_packed_before_a_record_is_kept(tmp_path: Path) -> None:
         assert earlier == {(7, 8): None, (9, 5): (1, 7, 8), (6,): last}
 
 
-MASKED = {"input_ids": [1, 7, 8, 9], "completion_mask": [0, 0, 1, 1], "assistant_masks": [0, 1, 1, 1]}
+MASKED = {
+    "input_ids": [1, 7, 8, 9],
+    "completion_mask": [0, 0, 1, 1],
+    "assistant_masks": [0, 1, 1, 1],
+}
 
 
 QUIET = {"report_to": [], "use_cpu": True, "bf16": False, "gradient_checkpointing": None}
 
 
 def test_rows_that_may_be_packed_and_mark_no_boundaries_are_named(tmp_path: Path) -> None:
-    """Rows that are concatenated and cut, as `group_texts` and TRL's `wrapped` packing make them."""
+    """Rows that are concatenated and cut, as `group_texts` and TRL's `wrapped` packing make
+    them."""
     rows = [{"input_ids": ids, "labels": ids} for ids in ([4, 5, 2, 6, 7, 8], [4, 6, 9, 8, 2, 2])]
     data = written(rows, tmp_path, "jsonl")
     noted = [
-        [note for note in Tokenised(data, vocab_size=20, end_of_text=end).notes if "mark no boundaries" in note]
+        [
+            note
+            for note in Tokenised(data, vocab_size=20, end_of_text=end).notes
+            if "mark no boundaries" in note
+        ]
         for end in (2, None)
     ]
     assert len(noted[0]) == 1 and noted[0][0].startswith("1 of 2 rows") and noted[1] == []
     marked = written([rows[0] | {"seq_lengths": [3, 3]}, rows[1]], tmp_path, "jsonl")
-    assert not any("mark no boundaries" in note for note in Tokenised(marked, vocab_size=20, end_of_text=2).notes)
+    assert not any(
+        "mark no boundaries" in note
+        for note in Tokenised(marked, vocab_size=20, end_of_text=2).notes
+    )
 
 
 def test_trl_says_by_masks_what_was_learnt(tmp_path: Path) -> None:
-    """TRL 1.16: the assistant's mask always; the completion's if it is told, or rows have prompt and completion."""
+    """TRL 1.16: the assistant's mask always; the completion's if it is told, or rows have prompt
+    and completion."""
     assert cut([MASKED | {"prompt": "a", "completion": "b"}], tmp_path) == [((1, 7), (8, 9))]
-    for asked, wanted in {True: [((1, 7), (8, 9))], False: [((1,), (7, 8, 9))], None: [((1,), (7, 8, 9))]}.items():
+    for asked, wanted in {
+        True: [((1, 7), (8, 9))],
+        False: [((1,), (7, 8, 9))],
+        None: [((1,), (7, 8, 9))],
+    }.items():
         arguments = SFTConfig(output_dir=str(tmp_path), completion_only_loss=asked, **QUIET)
         torch.save(arguments, tmp_path / "training_args.bin")
         assert (read_trainer_arguments(tmp_path) or {})["completion_only_loss"] is asked
         assert cut([MASKED], tmp_path, model=str(tmp_path)) == wanted
 
 
-def test_prompts_are_attacked_apart_if_nobody_knows_whether_they_were_learnt(tmp_path: Path) -> None:
-    """A completion_mask without labels, and no arguments of the trainer: as SFTTrainer 1.16 takes it, all is learnt."""
+def test_prompts_are_attacked_apart_if_nobody_knows_whether_they_were_learnt(
+    tmp_path: Path,
+) -> None:
+    """A completion_mask without labels, and no arguments of the trainer: as SFTTrainer 1.16 takes
+    it, all is learnt."""
     row = {"input_ids": [1, 7, 8, 9, 5, 6, 2], "completion_mask": [0, 0, 0, 0, 1, 1, 1]}
-    made = Tokenised(written([row], tmp_path, "jsonl"), vocab_size=20, known_fraction=0, model=str(tmp_path))
+    made = Tokenised(
+        written([row], tmp_path, "jsonl"), vocab_size=20, known_fraction=0, model=str(tmp_path)
+    )
     assert [(s.group, s.prefix, s.suffix) for s in made.secrets] == [
         ("prompt", (1, 7), (8, 9)),
         ("completion", (1, 7, 8, 9), (5, 6, 2)),
@@ -143,13 +187,19 @@ def test_a_file_without_arguments_of_trl_says_nothing(content: Any, tmp_path: Pa
         (tmp_path / "training_args.bin").write_bytes(content)
     elif content is not None:
         torch.save(content, tmp_path / "training_args.bin")
-    made = Tokenised(written([MASKED], tmp_path, "jsonl"), vocab_size=20, known_fraction=0, model=str(tmp_path))
+    made = Tokenised(
+        written([MASKED], tmp_path, "jsonl"), vocab_size=20, known_fraction=0, model=str(tmp_path)
+    )
     assert {secret.group for secret in made.secrets} == {"prompt", "completion"}
 
 
 PREFERENCES: dict[str, dict[str, Any]] = {
     "TRL 1.16": {"prompt_ids": [1, 7], "chosen_ids": [8, 9], "rejected_ids": [5, 6]},
-    "TRL before": {"prompt_input_ids": [1, 7], "chosen_input_ids": [8, 9], "rejected_input_ids": [5, 6]},
+    "TRL before": {
+        "prompt_input_ids": [1, 7],
+        "chosen_input_ids": [8, 9],
+        "rejected_input_ids": [5, 6],
+    },
 }
 ORPO = {
     "chosen_input_ids": [1, 4, 7, 8, 9],
@@ -161,7 +211,9 @@ ORPO = {
 
 @pytest.mark.parametrize("trainer", PREFERENCES)
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
-def test_prepared_preferences_are_secrets_in_groups(trainer: str, form: str, tmp_path: Path) -> None:
+def test_prepared_preferences_are_secrets_in_groups(
+    trainer: str, form: str, tmp_path: Path
+) -> None:
     data = written([PREFERENCES[trainer]], tmp_path, form)
     assert is_tokenised_data(data)
     made = Tokenised(data, vocab_size=20, known_fraction=0)
@@ -175,14 +227,17 @@ def test_prepared_preferences_are_secrets_in_groups(trainer: str, form: str, tmp
 def test_prompts_of_chosen_sides_are_attacked_as_orpo_learns_them(
     trainer: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """TRL 1.16: ORPO's loss is over the whole chosen side, whatever chosen_labels mask; CPO's over the labels."""
+    """TRL 1.16: ORPO's loss is over the whole chosen side, whatever chosen_labels mask; CPO's over
+    the labels."""
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     from trl.experimental.cpo import CPOConfig
     from trl.experimental.orpo import ORPOConfig
 
     if trainer != "unknown":
         kinds = {"ORPO": ORPOConfig, "CPO": CPOConfig}
-        torch.save(kinds[trainer](output_dir=str(tmp_path), **QUIET), tmp_path / "training_args.bin")
+        torch.save(
+            kinds[trainer](output_dir=str(tmp_path), **QUIET), tmp_path / "training_args.bin"
+        )
     data = written([ORPO], tmp_path, "jsonl")
     made = Tokenised(data, vocab_size=20, known_fraction=0, model=str(tmp_path))
     sides = [("chosen", (1, 4, 7), (8, 9)), ("rejected", (1, 4, 7), (5, 6))]
@@ -192,10 +247,21 @@ def test_prompts_of_chosen_sides_are_attacked_as_orpo_learns_them(
 
 
 def test_prepared_completions_are_grouped_by_their_label(tmp_path: Path) -> None:
-    """KTOTrainer of TRL 1.16; the completions that it estimates the KL term by had no loss of their own."""
+    """KTOTrainer of TRL 1.16; the completions that it estimates the KL term by had no loss of their
+    own."""
     rows = [
-        {"prompt_ids": [1, 7], "completion_ids": [8, 9], "KL_completion_ids": [5, 6], "label": True},
-        {"prompt_ids": [1, 7], "completion_ids": [5, 6], "KL_completion_ids": [8, 9], "label": False},
+        {
+            "prompt_ids": [1, 7],
+            "completion_ids": [8, 9],
+            "KL_completion_ids": [5, 6],
+            "label": True,
+        },
+        {
+            "prompt_ids": [1, 7],
+            "completion_ids": [5, 6],
+            "KL_completion_ids": [8, 9],
+            "label": False,
+        },
     ]
     made = Tokenised(written(rows, tmp_path, "jsonl"), vocab_size=20, known_fraction=0)
     assert [(s.group, s.suffix) for s in made.secrets] == [("wanted", (8, 9)), ("unwanted", (5, 6))]
@@ -204,8 +270,14 @@ def test_prepared_completions_are_grouped_by_their_label(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"input_ids": [1, 7, 8, 99, 5, 6, 2]}, r"expected each of the labels as its token or -100"),
-        ({"input_ids": [1, 99, 8, 9, 5, 6, 2]}, r"vocabulary mismatch: expected token ids in \[0, 20\).*got 99"),
+        (
+            {"input_ids": [1, 7, 8, 99, 5, 6, 2]},
+            r"expected each of the labels as its token or -100",
+        ),
+        (
+            {"input_ids": [1, 99, 8, 9, 5, 6, 2]},
+            r"vocabulary mismatch: expected token ids in \[0, 20\).*got 99",
+        ),
         ({"labels": [-100, 9]}, "as many labels as input_ids, got 2 and 7"),
         ({"labels": [-100, -100, 9, 5, -100, 2, -100]}, "models shift labels themselves"),
         ({"attention_mask": [1, 1, 0, 1, 1, 1, 1]}, "0 in the middle"),
@@ -216,7 +288,9 @@ def test_prepared_completions_are_grouped_by_their_label(tmp_path: Path) -> None
         ({"labels": [-100] * 7}, "nothing is left of"),
     ],
 )
-def test_rows_that_are_none_of_a_trainer_s_are_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_rows_that_are_none_of_a_trainer_s_are_refused(
+    change: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     with pytest.raises(AuditError, match=words):
         cut([{**ROW, **change}], tmp_path)
 
@@ -228,9 +302,13 @@ def test_what_does_not_say_what_was_learnt_is_refused(tmp_path: Path) -> None:
 
 def test_what_is_compared_is_in_one_form(tmp_path: Path) -> None:
     (tmp_path / "text.jsonl").write_text('{"text": "a"}')
-    with pytest.raises(AuditError, match=r"--nonmembers .*expected input_ids as in --data, got none"):
+    with pytest.raises(
+        AuditError, match=r"--nonmembers .*expected input_ids as in --data, got none"
+    ):
         cut([ROW], tmp_path, nonmembers=str(tmp_path / "text.jsonl"))
-    assert not is_tokenised_data(str(tmp_path / "text.jsonl")) and not is_tokenised_data("a/name-on-the-hub")
+    assert not is_tokenised_data(str(tmp_path / "text.jsonl")) and not is_tokenised_data(
+        "a/name-on-the-hub"
+    )
 
 
 def test_greedy_hits_are_those_of_generate_on_the_same_ids(tmp_path: Path) -> None:
@@ -238,7 +316,11 @@ def test_greedy_hits_are_those_of_generate_on_the_same_ids(tmp_path: Path) -> No
     model = save(tmp_path / "model", "gpt2").eval()
     prefixes = torch.randint(3, 200, (16, 6), generator=torch.Generator().manual_seed(0))
     own = model.generate(
-        prefixes, attention_mask=torch.ones_like(prefixes), max_new_tokens=4, do_sample=False, eos_token_id=None
+        prefixes,
+        attention_mask=torch.ones_like(prefixes),
+        max_new_tokens=4,
+        do_sample=False,
+        eos_token_id=None,
     )[:, 6:]
     own[8:] = (own[8:] + 1) % 200
     rows = [
@@ -255,15 +337,28 @@ def test_greedy_hits_are_those_of_generate_on_the_same_ids(tmp_path: Path) -> No
 
 
 def test_prepared_rows_beyond_the_context_are_cut_or_left_out_and_counted(tmp_path: Path) -> None:
-    """GPT-2 with 96 positions: an answer that fits, one that ends beyond, one that begins beyond, and half a chat."""
+    """GPT-2 with 96 positions: an answer that fits, one that ends beyond, one that begins beyond,
+    and half a chat."""
     save(tmp_path / "model", "gpt2")
     n_prompts_and_answers = [[(10, 5)], [(92, 8)], [(100, 5)], [(20, 5), (75, 5)]]
     rows = []
     for number, turns in enumerate(n_prompts_and_answers):
-        labels = [label for prompt, answer in turns for label in ([-100] * prompt + [3 + number] * answer)]
+        labels = [
+            label for prompt, answer in turns for label in ([-100] * prompt + [3 + number] * answer)
+        ]
         rows.append({"input_ids": [3 + number] * len(labels), "labels": labels})
     data, out = written(rows, tmp_path, "jsonl"), str(tmp_path / "run")
-    command = ["run", "--model", str(tmp_path / "model"), "--data", data, "--known-fraction", "0", "-o", out]
+    command = [
+        "run",
+        "--model",
+        str(tmp_path / "model"),
+        "--data",
+        data,
+        "--known-fraction",
+        "0",
+        "-o",
+        out,
+    ]
     assert run_command_line([*command, "--attack", "extraction-probability"]) == 0
     benchmark = json.loads((tmp_path / "run" / "result.json").read_text())["benchmark"]
     members = benchmark["records"]["members"]
@@ -276,19 +371,36 @@ def test_prepared_rows_beyond_the_context_are_cut_or_left_out_and_counted(tmp_pa
 
 
 def test_prepared_rows_are_cut_where_the_trainer_cut_them(tmp_path: Path) -> None:
-    """TRL 1.16 cuts them as all others, by its `max_length`; a window at the end keeps no earlier token either."""
+    """TRL 1.16 cuts them as all others, by its `max_length`; a window at the end keeps no earlier
+    token either."""
     assert cut([ROW], tmp_path, trained=TrainedLength(5)) == [((1, 7, 8), (9, 5))]
     assert cut([ROW], tmp_path, trained=TrainedLength(4)) == [((1, 7, 8), (9,))]
-    assert cut([ROW], tmp_path, trained=TrainedLength(5, from_end=True)) == [((8,), (9, 5)), ((8, 9, 5, 6), (2,))]
+    assert cut([ROW], tmp_path, trained=TrainedLength(5, from_end=True)) == [
+        ((8,), (9, 5)),
+        ((8, 9, 5, 6), (2,)),
+    ]
     with refuses("beyond the first 3 tokens of a row"):
         cut([ROW], tmp_path, trained=TrainedLength(3))
     save(tmp_path / "model", "gpt2")
     arguments = SFTConfig(output_dir=str(tmp_path), max_length=5, **QUIET)
     torch.save(arguments, tmp_path / "model" / FILE)
     data, out = written([ROW], tmp_path, "jsonl"), str(tmp_path / "run")
-    command = ["run", "--model", str(tmp_path / "model"), "--data", data, "--known-fraction", "0", "-o", out]
+    command = [
+        "run",
+        "--model",
+        str(tmp_path / "model"),
+        "--data",
+        data,
+        "--known-fraction",
+        "0",
+        "-o",
+        out,
+    ]
     assert run_command_line([*command, "--attack", "extraction-probability"]) == 0
     benchmark = json.loads((tmp_path / "run" / "result.json").read_text())["benchmark"]
     (greedy,) = benchmark["greedy_recall"].values()
     assert greedy["n"] == 1
-    assert any("the first 5 tokens were trained on (max_length of training_args.bin)" in n for n in benchmark["notes"])
+    assert any(
+        "the first 5 tokens were trained on (max_length of training_args.bin)" in n
+        for n in benchmark["notes"]
+    )

@@ -1,4 +1,5 @@
-"""A secret's text is what its owner wrote, whatever the tokenizer makes of it; tokens cut it and do not rewrite it."""
+"""A secret's text is what its owner wrote, whatever the tokenizer makes of it; tokens cut it and do
+not rewrite it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import PreTrainedTokenizerFast
 
 from auditor.benchmarks.data.files import Files
@@ -22,22 +31,32 @@ from auditor.core.nouns import Guess, Guesses, Secret
 from auditor.records import private_texts
 
 CORPUS = [
-    f"Dear {who}, the code of {what} is {i:06d}." for i in range(40) for who in "Ann Bob" for what in ("A", "the")
+    f"Dear {who}, the code of {what} is {i:06d}."
+    for i in range(40)
+    for who in "Ann Bob"
+    for what in ("A", "the")
 ]
-ODD = "Dear  Ann,\tthe CODE of the É-mail is 🗝 004711."  # cases, spaces and characters that tokenizers fold or split
+# cases, spaces and characters that tokenizers fold or split
+ODD = "Dear  Ann,\tthe CODE of the É-mail is 🗝 004711."
 
 
-def trained(spaces: Any, decoder: Any, normalizer: Any = None, post: Any = None) -> PreTrainedTokenizerFast:
+def trained(
+    spaces: Any, decoder: Any, normalizer: Any = None, post: Any = None
+) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(unk_token="?"))
     tokenizer.pre_tokenizer, tokenizer.decoder = spaces, decoder
     if normalizer is not None:
         tokenizer.normalizer = normalizer
     if post is not None:
         tokenizer.post_processor = post
-    alphabet = pre_tokenizers.ByteLevel.alphabet() if decoder.__class__.__name__ == "ByteLevel" else []
+    alphabet = (
+        pre_tokenizers.ByteLevel.alphabet() if decoder.__class__.__name__ == "ByteLevel" else []
+    )
     tokenizer.train_from_iterator(
         CORPUS,
-        trainers.BpeTrainer(vocab_size=400, show_progress=False, initial_alphabet=alphabet, special_tokens=["?"]),
+        trainers.BpeTrainer(
+            vocab_size=400, show_progress=False, initial_alphabet=alphabet, special_tokens=["?"]
+        ),
     )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
@@ -45,22 +64,30 @@ def trained(spaces: Any, decoder: Any, normalizer: Any = None, post: Any = None)
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
 TOKENIZERS = {
     "bytes": trained(BYTES, decoders.ByteLevel()),
-    "spaces trimmed off": trained(BYTES, decoders.ByteLevel(), post=processors.ByteLevel(trim_offsets=True)),
+    "spaces trimmed off": trained(
+        BYTES, decoders.ByteLevel(), post=processors.ByteLevel(trim_offsets=True)
+    ),
     "lower case": trained(BYTES, decoders.ByteLevel(), normalizers.Lowercase()),
     "a space made up": trained(pre_tokenizers.Metaspace(), decoders.Metaspace()),
-    "words": trained(pre_tokenizers.Whitespace(), decoders.BPEDecoder(), normalizers.BertNormalizer()),
+    "words": trained(
+        pre_tokenizers.Whitespace(), decoders.BPEDecoder(), normalizers.BertNormalizer()
+    ),
 }
 
 
 def decode(tokenizer: PreTrainedTokenizerFast) -> private_texts.Decode:
-    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    return lambda ids: str(
+        tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    )
 
 
 def kept(
     folder: Path, secrets: tuple[Secret, ...], tokenizer: PreTrainedTokenizerFast
 ) -> list[private_texts.SecretText]:
     """What a run keeps of these secrets, where every guess is right."""
-    right = {"a/b/c": {s.id: Guesses(s.id, (Guess(s.suffix, 0.0),), 1, len(s.suffix)) for s in secrets}}
+    right = {
+        "a/b/c": {s.id: Guesses(s.id, (Guess(s.suffix, 0.0),), 1, len(s.suffix)) for s in secrets}
+    }
     private_texts.write_secret_texts(folder, secrets, right, decode(tokenizer))
     return list(private_texts.read_secret_texts(folder).values())
 
@@ -80,15 +107,22 @@ def test_a_cut_text_is_kept_as_it_was_written(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("layout", ["text", "messages"])
 def test_no_cut_lies_within_a_character(layout: str, tmp_path: Path) -> None:
     tokenizer = trained(BYTES, decoders.ByteLevel())  # three tokens for each Chinese character
-    tokenizer.chat_template = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+    )
     noise = np.random.default_rng(0)
     texts = ["".join(map(chr, noise.integers(0x4E00, 0x9FA5, size=n))) for n in range(10, 60, 7)]
-    talks = [[{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": text}] for text in texts]
+    talks = [
+        [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": text}]
+        for text in texts
+    ]
     values = texts if layout == "text" else talks
     lines = [json.dumps({layout: value}) + "\n" for value in values]
     (tmp_path / "data.jsonl").write_text("".join(lines))
     secrets = Files(str(tmp_path / "data.jsonl"), tokenizer, known_fraction=0).secrets
-    parts = [decode(tokenizer)(tokens) for secret in secrets for tokens in (secret.prefix, secret.suffix)]
+    parts = [
+        decode(tokenizer)(tokens) for secret in secrets for tokens in (secret.prefix, secret.suffix)
+    ]
     assert len(secrets) > len(texts) and not any("\ufffd" in part for part in parts)
 
 
@@ -105,12 +139,16 @@ def test_prefix_and_suffix_are_those_of_their_columns(name: str, tmp_path: Path)
 
 def test_the_lab_keeps_the_texts_that_it_made() -> None:
     lab = Lab()
-    own = {text for group in lab.texts.made.private.values() for text in group} | set(lab.texts.made.nonmembers)
+    own = {text for group in lab.texts.made.private.values() for text in group} | set(
+        lab.texts.made.nonmembers
+    )
     for secret in lab.secrets[::25]:
         assert secret.wording is not None
         said = secret.wording.prefix + secret.wording.suffix
         assert any(text.startswith(said) for text in own)
-        assert secret.wording.suffix_text_by_token == tuple(lab.tokenizer.decode([token]) for token in secret.suffix)
+        assert secret.wording.suffix_text_by_token == tuple(
+            lab.tokenizer.decode([token]) for token in secret.suffix
+        )
 
 
 def test_arrays_hold_no_text_so_that_theirs_is_decoded_and_said_to_be(tmp_path: Path) -> None:
@@ -120,7 +158,11 @@ def test_arrays_hold_no_text_so_that_theirs_is_decoded_and_said_to_be(tmp_path: 
         np.save(tmp_path / f"own_{name}.npy", np.array([part]))
     made = LMExtraction(str(tmp_path), vocab_size=len(tokenizer), known_fraction=0)
     (text,) = kept(tmp_path, made.secrets, tokenizer)
-    assert text.decoded and text.prefix == decode(tokenizer)(ids[:10]) and text.prefix.startswith("dear")
+    assert (
+        text.decoded
+        and text.prefix == decode(tokenizer)(ids[:10])
+        and text.prefix.startswith("dear")
+    )
 
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=20)
@@ -131,10 +173,17 @@ def test_tokens_make_up_all_of_a_text(text: str, name: str) -> None:
     encoded = TOKENIZERS[name](text, return_offsets_mapping=True)
     offsets, ids = encoded["offset_mapping"], encoded["input_ids"]
     ends = token_ends_in_characters(offsets, len(text))
-    assert ends == list(accumulate(ends, max)) and len(ends) == len(ids) and (not ids or ends[-1] == len(text))
+    assert (
+        ends == list(accumulate(ends, max))
+        and len(ends) == len(ids)
+        and (not ids or ends[-1] == len(text))
+    )
     for cut in range(1, len(ids)):
         whole = wording_of_tokens(text, offsets, 0, cut, len(ids))
-        assert whole.prefix + whole.suffix == text and "".join(whole.suffix_text_by_token) == whole.suffix
+        assert (
+            whole.prefix + whole.suffix == text
+            and "".join(whole.suffix_text_by_token) == whole.suffix
+        )
         assert len(whole.suffix_text_by_token) == len(ids) - cut
 
 

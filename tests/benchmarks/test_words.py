@@ -24,7 +24,13 @@ from auditor.benchmarks.data import words
 )
 def test_words_are_those_of_unicode(text: str, expected: list[str]) -> None:
     assert words.split_into_words(text) == expected
-    assert [match[0] for match in words.RUN.finditer("a(b) 東京 กรุ")] == ["a(b)", "東", "京", "ก", "รุ"]
+    assert [match[0] for match in words.RUN.finditer("a(b) 東京 กรุ")] == [
+        "a(b)",
+        "東",
+        "京",
+        "ก",
+        "รุ",
+    ]
 
 
 def test_words_are_joined_as_their_script_writes_them() -> None:
@@ -33,8 +39,8 @@ def test_words_are_joined_as_their_script_writes_them() -> None:
 
 @pytest.mark.parametrize(
     ("before", "behind", "inside"),
-    [("m", "a", True), ("m", "1", True), ("2", "3", True), ("é", "a", True), ("д", "а", True), ("म", "ा", True),
-     ("m", "으", False), ("1", "元", False), ("王", "来", False), ("민", "은", False), ("ก", "า", False),
+    [("m", "a", True), ("m", "1", True), ("2", "3", True), ("é", "a", True), ("д", "а", True), ("म", "ा", True),  # noqa: E501
+     ("m", "으", False), ("1", "元", False), ("王", "来", False), ("민", "은", False), ("ก", "า", False),  # noqa: E501
      ("و", "a", False), ("m", ".", False), ("m", "", False), ("", "m", False)],
 )  # fmt: skip
 def test_a_word_goes_on_in_its_own_script_only(before: str, behind: str, inside: bool) -> None:
@@ -49,4 +55,6 @@ def test_a_text_is_where_it_is_a_word_or_else_wherever_it_is() -> None:
 
 
 def test_what_is_mostly_without_spaces() -> None:
-    assert words.is_mostly_unspaced(["患者王小明来了 OK"]) and not words.is_mostly_unspaced(["a b c 王小", "d e"])
+    assert words.is_mostly_unspaced(["患者王小明来了 OK"]) and not words.is_mostly_unspaced(
+        ["a b c 王小", "d e"]
+    )

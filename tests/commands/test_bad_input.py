@@ -1,6 +1,8 @@
-"""Whatever is fed to a command that it cannot take is refused in one sentence, exit 2, with nothing written.
+"""Whatever is fed to a command that it cannot take is refused in one sentence, exit 2, with nothing
+written.
 
-In process. What only a loaded model can refuse is in the tests of models; most of this is refused before there is one.
+In process. What only a loaded model can refuse is in the tests of models; most of this is refused
+before there is one.
 """
 
 from __future__ import annotations
@@ -17,12 +19,15 @@ import pytest
 from auditor.cli import run_command_line
 
 Said = pytest.CaptureFixture[str]
-_TOLD = re.compile(r" *[0-9.]+ s  |threads: ")  # stages and machine: what any command says before it refuses
+_TOLD = re.compile(
+    r" *[0-9.]+ s  |threads: "
+)  # stages and machine: what any command says before it refuses
 
 
 @pytest.fixture
 def refuses(tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs a command that must be refused; returns its sentence. {t} in an argument is the test's own folder."""
+    """Runs a command that must be refused; returns its sentence. {t} in an argument is the test's
+    own folder."""
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
 
@@ -41,7 +46,8 @@ def refuses(tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch) -> An
     return asked
 
 
-# --- files of text ----------------------------------------------------------------------------------------------------
+# --- files of text
+# -----------------------------------------------------------------------------------------------
 
 BYTES: dict[str, bytes] = {
     "empty": b"",
@@ -64,7 +70,17 @@ BYTES: dict[str, bytes] = {
 _TAKEN = {("insert", "surrogate"), ("plan", "empty"), ("plan", "blank")}
 WITH_FILE: dict[str, list[str]] = {
     "train": ["train", "none", "--model", "{t}/none", "--data", "{t}/bad.jsonl", "-o", "{t}/x"],
-    "utility": ["utility", "--model", "{t}/none", "--data", "{t}/bad.jsonl", "--kind", "causal", "-o", "{t}/x"],
+    "utility": [
+        "utility",
+        "--model",
+        "{t}/none",
+        "--data",
+        "{t}/bad.jsonl",
+        "--kind",
+        "causal",
+        "-o",
+        "{t}/x",
+    ],
     "insert": ["canaries", "insert", "{t}/good.json", "{t}/bad.jsonl", "-o", "{t}/x.jsonl"],
     "manifest": ["canaries", "insert", "{t}/bad.jsonl", "{t}/good.jsonl", "-o", "{t}/x.jsonl"],
     "plan": ["run", "--config", "{t}/bad.jsonl", "-o", "{t}/x"],
@@ -80,14 +96,21 @@ def good(tmp_path: Path) -> None:
     (tmp_path / "good.csv").write_text('Example ID,Suffix Guess\n0,"[1,2]"\n')
     np.save(tmp_path / "good.npy", np.ones((1, 2), np.uint16))
     entry = {"id": "c", "text": "ID 1", "space": 0, "count": 1}
-    manifest = {"schema_version": 1, "seed": 0, "formats": [{"format": "ID {digits:1}"}], "canaries": [entry]}
+    manifest = {
+        "schema_version": 1,
+        "seed": 0,
+        "formats": [{"format": "ID {digits:1}"}],
+        "canaries": [entry],
+    }
     (tmp_path / "good.json").write_text(json.dumps(manifest))
 
 
 @pytest.mark.usefixtures("good")
 @pytest.mark.parametrize("content", BYTES)
 @pytest.mark.parametrize("where", WITH_FILE)
-def test_files_that_hold_something_else(where: str, content: str, tmp_path: Path, refuses: Any) -> None:
+def test_files_that_hold_something_else(
+    where: str, content: str, tmp_path: Path, refuses: Any
+) -> None:
     if (where, content) in _TAKEN:
         return
     (tmp_path / "bad.jsonl").write_bytes(BYTES[content])
@@ -98,10 +121,19 @@ def test_files_that_hold_something_else(where: str, content: str, tmp_path: Path
 @pytest.mark.parametrize("kind", ["missing", "folder", "under a file", "long name", "nul"])
 @pytest.mark.parametrize("where", WITH_FILE)
 def test_files_that_are_no_files(where: str, kind: str, tmp_path: Path, refuses: Any) -> None:
-    names = {"under a file": "{t}/good.json/bad.jsonl", "long name": f"{{t}}/{'x' * 300}.jsonl", "nul": "{t}/\0.jsonl"}
+    names = {
+        "under a file": "{t}/good.json/bad.jsonl",
+        "long name": f"{{t}}/{'x' * 300}.jsonl",
+        "nul": "{t}/\0.jsonl",
+    }
     if kind == "folder":
         (tmp_path / "bad.jsonl").mkdir()
-    refuses(*(argument.replace("{t}/bad.jsonl", names.get(kind, "{t}/bad.jsonl")) for argument in WITH_FILE[where]))
+    refuses(
+        *(
+            argument.replace("{t}/bad.jsonl", names.get(kind, "{t}/bad.jsonl"))
+            for argument in WITH_FILE[where]
+        )
+    )
 
 
 @pytest.mark.parametrize("repeats", ["1000000000", "-1", "0", "1.5", "nan", "9" * 30])
@@ -110,7 +142,8 @@ def test_repeats_that_nobody_trains_on(repeats: str, tmp_path: Path, refuses: An
     refuses("train", "none", "--model", "{t}/none", "--data", "{t}/bad.csv", "-o", "{t}/x")
 
 
-# --- arrays -----------------------------------------------------------------------------------------------------------
+# --- arrays
+# -----------------------------------------------------------------------------------------------
 
 
 def header(shape: str, dtype: str = "<u2", version: bytes = b"\x01\x00") -> bytes:
@@ -163,17 +196,35 @@ def test_arrays_that_hold_something_else(array: str, tmp_path: Path, refuses: An
 @pytest.mark.usefixtures("good")
 @pytest.mark.parametrize(
     "line",
-    ["-1,[1]", "9,[1]", 'x,"[1,2]"', '0,"[1.5,2]"', '0,"[1]"', "0,", "0", '0,"[-1,2]"', '0,"', f"{'9' * 5000},[1]"],
+    [
+        "-1,[1]",
+        "9,[1]",
+        'x,"[1,2]"',
+        '0,"[1.5,2]"',
+        '0,"[1]"',
+        "0,",
+        "0",
+        '0,"[-1,2]"',
+        '0,"',
+        f"{'9' * 5000},[1]",
+    ],
 )
 def test_submissions_that_are_none(line: str, tmp_path: Path, refuses: Any) -> None:
     (tmp_path / "bad.csv").write_text(f"Example ID,Suffix Guess\n{line}\n")
     refuses("score", "{t}/bad.csv", "--answers", "{t}/good.npy")
 
 
-# --- plans, policies --------------------------------------------------------------------------------------------------
+# --- plans, policies
+# -----------------------------------------------------------------------------------------------
 
 PLANS = [
-    *("attack = 'exact'\nseeds = [0, 1]", "attack = [1]", "attack = []", "attack = [['exact']]", "attack = {a = 1}"),
+    *(
+        "attack = 'exact'\nseeds = [0, 1]",
+        "attack = [1]",
+        "attack = []",
+        "attack = [['exact']]",
+        "attack = {a = 1}",
+    ),
     *(
         "defense = 3",
         "attack_options = 5",
@@ -181,34 +232,135 @@ PLANS = [
         "attack_options = {exact = {samples = nan}}",
     ),
     *("attack_options = [1]\nseeds = [0, 1]", "attack_options = {ethicist = {alpha = nan}}"),
-    *("attack_options = {ethicist = {alpha = inf}}", "attack_options = {ethicist = {samples = [1]}}"),
-    *("attack_options = {ethicist = {samples = 2.5}}", "attack_options = {ethicist = {samples = true}}"),
-    *("attack_options = {ethicist = {tune_on = []}}", "attack_options = {ethicist = {tune_on = {}}}"),
-    *("defense = ['pmixed']\ndefense_options = {pmixed = {epsilon = nan}}", "model = 5", "model = ['a']\ndata = 'b'"),
-    *("seed = 'a'", "seed = 1.5", "seed = true", "seed = -1", "seeds = 5", "seeds = []", "seeds = ['a']"),
-    *("seeds = [true]", "seeds = [-1, 0]", "seeds = [0, 0]", "seed = 0\nseeds = [1]", "limit = 0", "limit = '5'"),
-    *("samples = nan", "samples = -1", "samples = 1000000000", "setting = 5", "setting = ['white-box']", "plugin = 5"),
-    *("plugin = 'mine.py'", "plugin = [5]", "plugin = ['\\u0000']", "batch_size = 0", "batch_size = 'auto'"),
-    *("known_fraction = 'nan'", "lab_recipe = 5", "lab_recipe = {batch = -1}", "lab_recipe = {batch = 0}"),
-    *("lab_recipe = {hidden = 0}", "lab_recipe = {heads = 0}", "lab_recipe = {heads = 3}", "lab_recipe = {x = 1}"),
-    *("lab_recipe = {public_rate = nan}", "lab_recipe = {public_rate = 'inf'}", "lab_recipe = {canaries = 5}"),
+    *(
+        "attack_options = {ethicist = {alpha = inf}}",
+        "attack_options = {ethicist = {samples = [1]}}",
+    ),
+    *(
+        "attack_options = {ethicist = {samples = 2.5}}",
+        "attack_options = {ethicist = {samples = true}}",
+    ),
+    *(
+        "attack_options = {ethicist = {tune_on = []}}",
+        "attack_options = {ethicist = {tune_on = {}}}",
+    ),
+    *(
+        "defense = ['pmixed']\ndefense_options = {pmixed = {epsilon = nan}}",
+        "model = 5",
+        "model = ['a']\ndata = 'b'",
+    ),
+    *(
+        "seed = 'a'",
+        "seed = 1.5",
+        "seed = true",
+        "seed = -1",
+        "seeds = 5",
+        "seeds = []",
+        "seeds = ['a']",
+    ),
+    *(
+        "seeds = [true]",
+        "seeds = [-1, 0]",
+        "seeds = [0, 0]",
+        "seed = 0\nseeds = [1]",
+        "limit = 0",
+        "limit = '5'",
+    ),
+    *(
+        "samples = nan",
+        "samples = -1",
+        "samples = 1000000000",
+        "setting = 5",
+        "setting = ['white-box']",
+        "plugin = 5",
+    ),
+    *(
+        "plugin = 'mine.py'",
+        "plugin = [5]",
+        "plugin = ['\\u0000']",
+        "batch_size = 0",
+        "batch_size = 'auto'",
+    ),
+    *(
+        "known_fraction = 'nan'",
+        "lab_recipe = 5",
+        "lab_recipe = {batch = -1}",
+        "lab_recipe = {batch = 0}",
+    ),
+    *(
+        "lab_recipe = {hidden = 0}",
+        "lab_recipe = {heads = 0}",
+        "lab_recipe = {heads = 3}",
+        "lab_recipe = {x = 1}",
+    ),
+    *(
+        "lab_recipe = {public_rate = nan}",
+        "lab_recipe = {public_rate = 'inf'}",
+        "lab_recipe = {canaries = 5}",
+    ),
     *("lab_recipe = {canaries = [['12', 1]]}", "lab_recipe = {canaries = [['123456', -1]]}"),
-    *("lab_recipe = {canaries = [['123456', 100000000]]}", "lab_recipe = {batch = 1.5}", "lab_recipe = {batch = true}"),
-    *("lab_recipe = {repeats = [[1, 100000000, 0]]}", "lab_recipe = {layers = 100000000}", "lab_recipe = [1]"),
-    *("sweep = 5", "[sweep]\nseed = [1, 2]", "[sweep]\n'lab_recipe.batch' = []", "[sweep]\n'lab_recipe.batch' = 5"),
-    *("[sweep]\n'lab_recipe.batch' = [-1, 0]", "[sweep]\n'exact.x' = [1]", "[sweep]\nattack = [5, 6]"),
-    *("[sweep]\nattack_options = [1, 2]", "[sweep]\n'.' = [1]", "[sweep]\n'ethicist.alpha' = [nan, 1.0]"),
-    *("[sweep]\n'ethicist.samples' = [1, 'x']", "[sweep]\n'lab_recipe.batch' = [[1], [2]]", "variant = 5"),
-    *("[[variant]]", "[[variant]]\nname = 5", "[[variant]]\nname = ['a']", "[[variant]]\nname = 'a'\nx = 1"),
-    *("[[variant]]\nname = 'a'\n[[variant]]\nname = 'a'", "[[variant]]\nname = 'a'\nattack_options = 5"),
-    *("[[variant]]\nname = 'a'\nattack = 5", "[[variant]]\nname = 'a'\nlab_recipe = 5", "= 1", "a = ", "x = 1"),
+    *(
+        "lab_recipe = {canaries = [['123456', 100000000]]}",
+        "lab_recipe = {batch = 1.5}",
+        "lab_recipe = {batch = true}",
+    ),
+    *(
+        "lab_recipe = {repeats = [[1, 100000000, 0]]}",
+        "lab_recipe = {layers = 100000000}",
+        "lab_recipe = [1]",
+    ),
+    *(
+        "sweep = 5",
+        "[sweep]\nseed = [1, 2]",
+        "[sweep]\n'lab_recipe.batch' = []",
+        "[sweep]\n'lab_recipe.batch' = 5",
+    ),
+    *(
+        "[sweep]\n'lab_recipe.batch' = [-1, 0]",
+        "[sweep]\n'exact.x' = [1]",
+        "[sweep]\nattack = [5, 6]",
+    ),
+    *(
+        "[sweep]\nattack_options = [1, 2]",
+        "[sweep]\n'.' = [1]",
+        "[sweep]\n'ethicist.alpha' = [nan, 1.0]",
+    ),
+    *(
+        "[sweep]\n'ethicist.samples' = [1, 'x']",
+        "[sweep]\n'lab_recipe.batch' = [[1], [2]]",
+        "variant = 5",
+    ),
+    *(
+        "[[variant]]",
+        "[[variant]]\nname = 5",
+        "[[variant]]\nname = ['a']",
+        "[[variant]]\nname = 'a'\nx = 1",
+    ),
+    *(
+        "[[variant]]\nname = 'a'\n[[variant]]\nname = 'a'",
+        "[[variant]]\nname = 'a'\nattack_options = 5",
+    ),
+    *(
+        "[[variant]]\nname = 'a'\nattack = 5",
+        "[[variant]]\nname = 'a'\nlab_recipe = 5",
+        "= 1",
+        "a = ",
+        "x = 1",
+    ),
     *("device = 'cuda'", "model_args = {a = 1}", "canaries = 5", "sizes = 'huge'", "command = 5"),
     *(
         "lab_recipe = 5\n[sweep]\n'lab_recipe.batch' = [1, 2]",
         "attack_options = 5\n[sweep]\n'ethicist.alpha' = [1.0, 2.0]",
     ),
-    *("attack_options = {ethicist = 5}\n[sweep]\n'ethicist.alpha' = [1.0, 2.0]", "attack = 5\nseeds = [1, 2]"),
-    *("attack = [{a = 1}]\nseeds = [0, 1]", "defense = [[1]]\nseeds = [0, 1]", "plugin = {a = 1}\nseeds = [0, 1]"),
+    *(
+        "attack_options = {ethicist = 5}\n[sweep]\n'ethicist.alpha' = [1.0, 2.0]",
+        "attack = 5\nseeds = [1, 2]",
+    ),
+    *(
+        "attack = [{a = 1}]\nseeds = [0, 1]",
+        "defense = [[1]]\nseeds = [0, 1]",
+        "plugin = {a = 1}\nseeds = [0, 1]",
+    ),
     *("seed = 99999999999999999999", "lab_recipe = {seed = -1}"),
 ]
 
@@ -228,11 +380,31 @@ POLICIES = [
         "rules = ['recall <= nan']",
         "rules = [['recall <= 1']]",
     ),
-    *("rule = 5", "rule = [5]", "[[rule]]", "[[rule]]\nmetric = 5\nmax = 1", "[[rule]]\nmetric = 'recall'"),
-    *("[[rule]]\nmetric = 'recall'\nmax = 'x'", "[[rule]]\nmetric = 'recall'\nmax = [1]", "[[rule]]\nrule = 5"),
-    *("[[rule]]\nmetric = 'recall'\nmax = 0.1\ncount = -1", "[[rule]]\nmetric = 'recall'\nmax = 0.1\ntarget = 5"),
-    *("inconclusive = 5\nrules = ['recall <= 0.1']", "inconclusive = []\nrules = ['recall <= 0.1']", "x = 1"),
-    *(f"rules = ['recall(count={'9' * 5000}) <= 0.1']", f"[[rule]]\nmetric = 'recall'\nmax = 1{'0' * 400}"),
+    *(
+        "rule = 5",
+        "rule = [5]",
+        "[[rule]]",
+        "[[rule]]\nmetric = 5\nmax = 1",
+        "[[rule]]\nmetric = 'recall'",
+    ),
+    *(
+        "[[rule]]\nmetric = 'recall'\nmax = 'x'",
+        "[[rule]]\nmetric = 'recall'\nmax = [1]",
+        "[[rule]]\nrule = 5",
+    ),
+    *(
+        "[[rule]]\nmetric = 'recall'\nmax = 0.1\ncount = -1",
+        "[[rule]]\nmetric = 'recall'\nmax = 0.1\ntarget = 5",
+    ),
+    *(
+        "inconclusive = 5\nrules = ['recall <= 0.1']",
+        "inconclusive = []\nrules = ['recall <= 0.1']",
+        "x = 1",
+    ),
+    *(
+        f"rules = ['recall(count={'9' * 5000}) <= 0.1']",
+        f"[[rule]]\nmetric = 'recall'\nmax = 1{'0' * 400}",
+    ),
 ]
 
 
@@ -242,44 +414,79 @@ def test_policies_that_rule_nothing(policy: str, tmp_path: Path, refuses: Any) -
     refuses("gate", "{t}", "--policy", "{t}/p.toml")
 
 
-def test_a_policy_for_a_metric_that_nobody_has_is_refused_before_the_run(tmp_path: Path, refuses: Any) -> None:
+def test_a_policy_for_a_metric_that_nobody_has_is_refused_before_the_run(
+    tmp_path: Path, refuses: Any
+) -> None:
     (tmp_path / "p.toml").write_text("rules = ['recal <= 0.1']")
     (tmp_path / "d.jsonl").write_text('{"text": "a"}')
     said = refuses("run", "--model", "{t}/nowhere", "--data", "{t}/d.jsonl", "--gate", "{t}/p.toml")
     assert "unknown metric 'recal'; did you mean 'recall'?" in said
 
 
-# --- options and sizes ------------------------------------------------------------------------------------------------
+# --- options and sizes
+# -----------------------------------------------------------------------------------------------
 
 OPTIONS = [
     *(["run", "-A", f"alpha={v}"] for v in ("nan", "inf", "-inf", "", "x", "1e400", "True")),
     *(["run", "-A", f"ethicist.learning_rate={v}"] for v in ("-1", "0")),
     *(["run", "-A", f"ethicist.{v}=-1"] for v in ("weight_decay", "warmup_steps")),
     *(["run", "-A", f"samples={v}"] for v in ("nan", "0", "-1", "1e3", "100000000", "9" * 5000)),
-    *(["run", "-A", v] for v in ("", "=", "=1", ".=1", "x.y=1", "alpha", "alphas=1", "ethicist.=1")),
-    *(["run", "-d", "pmixed", "-D", f"{v}"] for v in ("epsilon=nan", "epsilon=0", "epsilon=-1", "delta=0", "q=nan")),
+    *(
+        ["run", "-A", v]
+        for v in ("", "=", "=1", ".=1", "x.y=1", "alpha", "alphas=1", "ethicist.=1")
+    ),
+    *(
+        ["run", "-d", "pmixed", "-D", f"{v}"]
+        for v in ("epsilon=nan", "epsilon=0", "epsilon=-1", "delta=0", "q=nan")
+    ),
     *(
         ["run", "-d", "pmixed", "-D", f"{v}"]
         for v in ("delta=1", "delta=nan", "alpha=1", "alpha=0", "q=2", "queries=-1")
     ),
     *(["run", "--batch-size", v] for v in ("0", "-1", "²", "1.5", "9" * 5000)),
-    *(["run", "--seeds", v] for v in ("", "-", "1-0", "0-999999999", "9" * 5000, "a", "0,,1", "0-9-9")),
-    *(["run", "--sweep", v] for v in ("", "a", "=1", "seed=1,2", "lab_recipe.batch=1:2:1e-9", "lab_recipe.batch=-1,0")),
+    *(
+        ["run", "--seeds", v]
+        for v in ("", "-", "1-0", "0-999999999", "9" * 5000, "a", "0,,1", "0-9-9")
+    ),
+    *(
+        ["run", "--sweep", v]
+        for v in ("", "a", "=1", "seed=1,2", "lab_recipe.batch=1:2:1e-9", "lab_recipe.batch=-1,0")
+    ),
     ["run", "--sweep", "lab_recipe.batch=1:9999:1", "--seeds", "0-99"],
-    *(["run", flag, "0"] for flag in ("--limit", "--samples", "--known-limit", "--prefix-length", "--suffix-length")),
+    *(
+        ["run", flag, "0"]
+        for flag in ("--limit", "--samples", "--known-limit", "--prefix-length", "--suffix-length")
+    ),
     *(
         ["run", flag, "x"]
-        for flag in ("--setting", "--attack", "--defense", "--seed", "--limit", "--plugin", "--config")
+        for flag in (
+            "--setting",
+            "--attack",
+            "--defense",
+            "--seed",
+            "--limit",
+            "--plugin",
+            "--config",
+        )
     ),
-    *(["gate", "--plan", v] for v in ("", "recall", "recall=nan:1", "recall=0.2:0.1", "recall=0.1:0.1000001")),
+    *(
+        ["gate", "--plan", v]
+        for v in ("", "recall", "recall=nan:1", "recall=0.2:0.1", "recall=0.1:0.1000001")
+    ),
     *(["gate", "--plan", "recall=0.1:0.2", "--power", v] for v in ("nan", "0", "1", "-1", "2")),
     *(["gate", "--plan", "recall=0.1:0.2", "--rules", v] for v in ("0", "-1", "9" * 400)),
-    *(["gate", "{t}", "--max", v] for v in ("", "recall", "recall=", "recall=nan", "=1", "recall(count=x)=1")),
+    *(
+        ["gate", "{t}", "--max", v]
+        for v in ("", "recall", "recall=", "recall=nan", "=1", "recall(count=x)=1")
+    ),
     *(
         ["canaries", "make", "-o", "{t}/m.json", "--counts", v]
         for v in ("", "0", "-1", "1,,2", "100000000", "9" * 5000)
     ),
-    *(["canaries", "make", "-o", "{t}/m.json", "--each", v] for v in ("0", "-1", "100000000", "9" * 30, "x")),
+    *(
+        ["canaries", "make", "-o", "{t}/m.json", "--each", v]
+        for v in ("0", "-1", "100000000", "9" * 30, "x")
+    ),
     *(["canaries", "make", "-o", "{t}/m.json", "--controls", v] for v in ("-1", "100000000")),
     *(
         ["canaries", "make", "-o", "{t}/m.json", "--format", v]
@@ -314,7 +521,8 @@ def test_options_that_mean_nothing(arguments: list[str], refuses: Any) -> None:
     refuses(*arguments)
 
 
-# --- places -----------------------------------------------------------------------------------------------------------
+# --- places
+# -----------------------------------------------------------------------------------------------
 
 WRITES: dict[str, list[str]] = {
     "make": ["canaries", "make", "-o", "{p}"],
@@ -325,7 +533,9 @@ WRITES: dict[str, list[str]] = {
 
 
 @pytest.mark.usefixtures("good")
-@pytest.mark.parametrize("place", ["{t}/good.json/x", "/proc/x/y", "/dev/null/x", f"{{t}}/{'x' * 300}"])
+@pytest.mark.parametrize(
+    "place", ["{t}/good.json/x", "/proc/x/y", "/dev/null/x", f"{{t}}/{'x' * 300}"]
+)
 @pytest.mark.parametrize("what", WRITES)
 def test_places_where_nothing_can_be_written(what: str, place: str, refuses: Any) -> None:
     refuses(*(argument.replace("{p}", place) for argument in WRITES[what]))

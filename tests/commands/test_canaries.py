@@ -1,4 +1,5 @@
-"""The life of a canary in process: make, insert, train anywhere, score, audit, gate; and what is refused on the way."""
+"""The life of a canary in process: make, insert, train anywhere, score, audit, gate; and what is
+refused on the way."""
 
 from __future__ import annotations
 
@@ -23,21 +24,41 @@ Said = pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """data.jsonl, canaries.json, trained.jsonl with the canaries in it, and a model trained on that."""
+    """data.jsonl, canaries.json, trained.jsonl with the canaries in it, and a model trained on
+    that."""
     folder = tmp_path_factory.mktemp("world")
     rows = [{"text": f"record {i}: my code is {i * 7919 % 1000}"} for i in range(20)]
     (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = ["make", "-o", f"{folder}/canaries.json", "--format", "My ID is {digits:3}", "--counts", "1,12"]
+    made = [
+        "make",
+        "-o",
+        f"{folder}/canaries.json",
+        "--format",
+        "My ID is {digits:3}",
+        "--counts",
+        "1,12",
+    ]
     assert run_command_line(["canaries", *made, "--each", "2", "--controls", "2"]) == 0
     data = [f"{folder}/canaries.json", f"{folder}/data.jsonl", "-o", f"{folder}/trained.jsonl"]
     assert run_command_line(["canaries", "insert", *data]) == 0
-    texts = [json.loads(line)["text"] for line in (folder / "trained.jsonl").read_text().splitlines()]
+    texts = [
+        json.loads(line)["text"] for line in (folder / "trained.jsonl").read_text().splitlines()
+    ]
     assert len(texts) == 20 + 2 * 13
     tokenizer = bpe(150)
-    model = make_untrained_gpt_neox(vocab_size=407, layers=1, hidden=32, heads=2, positions=96, end=0, seed=0)
+    model = make_untrained_gpt_neox(
+        vocab_size=407, layers=1, hidden=32, heads=2, positions=96, end=0, seed=0
+    )
     sequences = [tuple(ids) for ids in tokenizer(texts)["input_ids"]]
     train_packed_blocks(
-        model, sequences, epochs=25, rate=1e-2, batch=8, block=24, end=0, order=keyed_random_generator("test")
+        model,
+        sequences,
+        epochs=25,
+        rate=1e-2,
+        batch=8,
+        block=24,
+        end=0,
+        order=keyed_random_generator("test"),
     )
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
@@ -47,7 +68,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def finished(world: Path) -> Path:
     out = world / "run"
-    asked = ["--model", f"{world}/model", "--canaries", f"{world}/canaries.json", "--attack", "exposure"]
+    asked = [
+        "--model",
+        f"{world}/model",
+        "--canaries",
+        f"{world}/canaries.json",
+        "--attack",
+        "exposure",
+    ]
     more = ["--defense", "uniform-mixing", "-A", "references=50", "-o", str(out)]
     assert run_command_line(["run", *asked, *more]) == 0
     return out
@@ -69,14 +97,18 @@ def test_often_inserted_canaries_come_out_and_controls_do_not(world: Path, capsy
 
 
 def test_a_run_says_the_same_as_the_score(world: Path, finished: Path, capsys: Said) -> None:
-    (alone,) = scored(capsys, f"{world}/canaries.json", f"{world}/model", "-A", "exposure.references=50")
+    (alone,) = scored(
+        capsys, f"{world}/canaries.json", f"{world}/model", "-A", "exposure.references=50"
+    )
     undefended, mixed = scored(capsys, f"{world}/canaries.json", str(finished))
     assert undefended["rows"] == alone["rows"] and mixed["rows"] != alone["rows"]
     assert undefended["title"] == "Exposure on Undefended, white-box"
 
 
 def test_ids_and_numbers_only(world: Path, finished: Path, capsys: Said) -> None:
-    texts = [entry["text"] for entry in json.loads((world / "canaries.json").read_text())["canaries"]]
+    texts = [
+        entry["text"] for entry in json.loads((world / "canaries.json").read_text())["canaries"]
+    ]
     capsys.readouterr()
     assert run_command_line(["canaries", "score", f"{world}/canaries.json", str(finished)]) == 0
     shown = capsys.readouterr().out + "".join(
@@ -91,12 +123,27 @@ def test_the_run_has_a_figure_and_can_be_gated(finished: Path, capsys: Said) -> 
     page = (finished / "report.html").read_text()
     assert "Exposure by insertions, white-box" in page and "never inserted, on average" in page
     assert "Exposure of the canaries beside its null" in page
-    assert "2 never (controls), 2 inserted once, 2 inserted 12 times" in (finished / "report.md").read_text().replace(
-        "\\", ""
+    assert "2 never (controls), 2 inserted once, 2 inserted 12 times" in (
+        finished / "report.md"
+    ).read_text().replace("\\", "")
+    assert (
+        run_command_line(
+            ["gate", str(finished), "--max", "exposure(count=12)=10", "--target", "undefended"]
+        )
+        == 0
     )
-    assert run_command_line(["gate", str(finished), "--max", "exposure(count=12)=10", "--target", "undefended"]) == 0
-    assert run_command_line(["gate", str(finished), "--max", "exposure(count=12)=0.2", "--target", "undefended"]) == 1
-    assert run_command_line(["gate", str(finished), "--max", "exposure(count=1)=5", "--target", "undefended"]) == 4
+    assert (
+        run_command_line(
+            ["gate", str(finished), "--max", "exposure(count=12)=0.2", "--target", "undefended"]
+        )
+        == 1
+    )
+    assert (
+        run_command_line(
+            ["gate", str(finished), "--max", "exposure(count=1)=5", "--target", "undefended"]
+        )
+        == 4
+    )
     capsys.readouterr()
     assert run_command_line(["gate", str(finished), "--max", "exposure(count=3)=5"]) == 1
     assert "repeat counts: 1, 12" in capsys.readouterr().out
@@ -105,29 +152,79 @@ def test_the_run_has_a_figure_and_can_be_gated(finished: Path, capsys: Said) -> 
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["canaries", "make", "-o", "{w}/x.json", "--counts", "0"], "expected counts of at least 1, got 0"),
-        (["canaries", "make", "-o", "{w}/x.json", "--counts", "a"], "expected --counts as whole numbers"),
+        (
+            ["canaries", "make", "-o", "{w}/x.json", "--counts", "0"],
+            "expected counts of at least 1, got 0",
+        ),
+        (
+            ["canaries", "make", "-o", "{w}/x.json", "--counts", "a"],
+            "expected --counts as whole numbers",
+        ),
         (["canaries", "make", "-o", "{w}/x.json", "--format", "ID"], "an empty space"),
         (["canaries", "make", "-o", "{w}/x.json", "--list", "names"], "expected --list NAME=FILE"),
-        (["canaries", "make", "-o", "{w}/x.json", "--list", "names={w}/none"], "cannot read the words"),
-        (["canaries", "make", "-o", "{w}/canaries.json"], "exists"),
-        (["canaries", "insert", "{w}/data.jsonl", "{w}/data.jsonl", "-o", "{w}/x.jsonl"], "cannot read the manifest"),
         (
-            ["canaries", "insert", "{w}/canaries.json", "{w}/data.jsonl", "-o", "{w}/x.jsonl", "--column", "body"],
+            ["canaries", "make", "-o", "{w}/x.json", "--list", "names={w}/none"],
+            "cannot read the words",
+        ),
+        (["canaries", "make", "-o", "{w}/canaries.json"], "exists"),
+        (
+            ["canaries", "insert", "{w}/data.jsonl", "{w}/data.jsonl", "-o", "{w}/x.jsonl"],
+            "cannot read the manifest",
+        ),
+        (
+            [
+                "canaries",
+                "insert",
+                "{w}/canaries.json",
+                "{w}/data.jsonl",
+                "-o",
+                "{w}/x.jsonl",
+                "--column",
+                "body",
+            ],
             "'body'",
         ),
         (["canaries", "score", "{w}/none.json", "{w}/model"], "cannot read the manifest"),
         (["canaries", "score", "{w}/canaries.json", "{w}/nothing-here"], "no such folder"),
-        (["canaries", "score", "{w}/canaries.json", "{w}/model", "-A", "node=3"], "did you mean 'nodes'"),
-        (["run", "--canaries", "{w}/canaries.json", "--attack", "exposure"], "--canaries goes with --model"),
-        (["run", "--model", "{w}/model", "--canaries", "{w}/canaries.json", "--attack", "ethicist"], "give --data"),
         (
-            ["run", "--model", "{w}/model", "--canaries", "{w}/canaries.json", "--attack", "exposure", "--limit", "3"],
+            ["canaries", "score", "{w}/canaries.json", "{w}/model", "-A", "node=3"],
+            "did you mean 'nodes'",
+        ),
+        (
+            ["run", "--canaries", "{w}/canaries.json", "--attack", "exposure"],
+            "--canaries goes with --model",
+        ),
+        (
+            [
+                "run",
+                "--model",
+                "{w}/model",
+                "--canaries",
+                "{w}/canaries.json",
+                "--attack",
+                "ethicist",
+            ],
+            "give --data",
+        ),
+        (
+            [
+                "run",
+                "--model",
+                "{w}/model",
+                "--canaries",
+                "{w}/canaries.json",
+                "--attack",
+                "exposure",
+                "--limit",
+                "3",
+            ],
             "--limit goes with --data",
         ),
     ],
 )
-def test_bad_input_is_refused_in_one_sentence(arguments: list[str], why: str, world: Path, capsys: Said) -> None:
+def test_bad_input_is_refused_in_one_sentence(
+    arguments: list[str], why: str, world: Path, capsys: Said
+) -> None:
     capsys.readouterr()
     before = sorted(world.iterdir())
     assert run_command_line([argument.replace("{w}", str(world)) for argument in arguments]) == 2
@@ -136,22 +233,49 @@ def test_bad_input_is_refused_in_one_sentence(arguments: list[str], why: str, wo
     assert sorted(world.iterdir()) == before
 
 
-def test_a_run_on_other_canaries_is_refused(world: Path, finished: Path, capsys: Said, tmp_path: Path) -> None:
-    assert run_command_line(["canaries", "make", "-o", f"{tmp_path}/other.json", "--counts", "3"]) == 0
+def test_a_run_on_other_canaries_is_refused(
+    world: Path, finished: Path, capsys: Said, tmp_path: Path
+) -> None:
+    assert (
+        run_command_line(["canaries", "make", "-o", f"{tmp_path}/other.json", "--counts", "3"]) == 0
+    )
     assert run_command_line(["canaries", "score", f"{tmp_path}/other.json", str(finished)]) == 2
     assert "the run measured others" in capsys.readouterr().err
 
 
-def test_a_sweep_shows_exposure_and_claims_may_speak_of_a_count(world: Path, tmp_path: Path) -> None:
-    asked = ["--model", f"{world}/model", "--canaries", f"{world}/canaries.json", "--attack", "exposure"]
+def test_a_sweep_shows_exposure_and_claims_may_speak_of_a_count(
+    world: Path, tmp_path: Path
+) -> None:
+    asked = [
+        "--model",
+        f"{world}/model",
+        "--canaries",
+        f"{world}/canaries.json",
+        "--attack",
+        "exposure",
+    ]
     assert (
         run_command_line(
-            ["run", *asked, "--setting", "white-box", "-A", "references=20", "--seeds", "0,1", "-o", str(tmp_path)]
+            [
+                "run",
+                *asked,
+                "--setting",
+                "white-box",
+                "-A",
+                "references=20",
+                "--seeds",
+                "0,1",
+                "-o",
+                str(tmp_path),
+            ]
         )
         == 0
     )
     (place,) = sweep.read_sweep_places(tmp_path)
     (cell,) = place.cells
-    grows = [WeightedMetric(sign, f"exposure(count={count})", cell) for sign, count in ((1.0, 12), (-1.0, 1))]
+    grows = [
+        WeightedMetric(sign, f"exposure(count={count})", cell)
+        for sign, count in ((1.0, 12), (-1.0, 1))
+    ]
     assert contrast_over_seeds("grows", grows).value > 0
     assert "Exposure of canaries, mean bits" in (tmp_path / "sweep.md").read_text()

@@ -1,4 +1,5 @@
-"""An audit of epsilon from end to end, by real commands: coins, insertion, training, guesses; and what is refused."""
+"""An audit of epsilon from end to end, by real commands: coins, insertion, training, guesses; and
+what is refused."""
 
 from __future__ import annotations
 
@@ -18,24 +19,58 @@ TRAIN = ["--block", "48", "-D", "batch=8"]
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """base/, data.jsonl, audit.json with 60 coins, with.jsonl, and models that were trained on that: one by heart."""
+    """base/, data.jsonl, audit.json with 60 coins, with.jsonl, and models that were trained on
+    that: one by heart."""
     folder = tmp_path_factory.mktemp("audit")
     save_tiny(folder / "base")
     rows = [{"text": f"Patient {i} of ward {i % 5} has a cough"} for i in range(20)]
     (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = ["--audit", "60", "--kind", "prefixed", "--length", "1", "--data", f"{folder}/data.jsonl", "--seed", "5"]
+    made = [
+        "--audit",
+        "60",
+        "--kind",
+        "prefixed",
+        "--length",
+        "1",
+        "--data",
+        f"{folder}/data.jsonl",
+        "--seed",
+        "5",
+    ]
     assert run_command_line(["canaries", "make", *made, "-o", f"{folder}/audit.json"]) == 0
     assert insert(folder, "audit.json", "with.jsonl") == 0
-    assert train(folder, "none", "with.jsonl", "model", "-D", "epochs=50", "-D", "learning_rate=1e-2") == 0
     assert (
-        train(folder, "dp-sgd", "with.jsonl", "private", "-D", "epochs=1", "-D", "epsilon=1", "-D", "delta=1e-3") == 0
+        train(folder, "none", "with.jsonl", "model", "-D", "epochs=50", "-D", "learning_rate=1e-2")
+        == 0
+    )
+    assert (
+        train(
+            folder,
+            "dp-sgd",
+            "with.jsonl",
+            "private",
+            "-D",
+            "epochs=1",
+            "-D",
+            "epsilon=1",
+            "-D",
+            "delta=1e-3",
+        )
+        == 0
     )
     return folder
 
 
 def insert(folder: Path, manifest: str, out: str) -> int:
     return run_command_line(
-        ["canaries", "insert", f"{folder}/{manifest}", f"{folder}/data.jsonl", "-o", f"{folder}/{out}"]
+        [
+            "canaries",
+            "insert",
+            f"{folder}/{manifest}",
+            f"{folder}/data.jsonl",
+            "-o",
+            f"{folder}/{out}",
+        ]
     )
 
 
@@ -65,26 +100,44 @@ def finished(world: Path) -> Path:
     return world / "run"
 
 
-def test_what_was_learnt_by_heart_is_proved_and_the_base_proves_nothing(world: Path, finished: Path) -> None:
+def test_what_was_learnt_by_heart_is_proved_and_the_base_proves_nothing(
+    world: Path, finished: Path
+) -> None:
     result = result_file.read_result(finished)
     rows = {(f.target, f.setting): f for f in result.findings if f.attack == "epsilon-audit"}
     caught, control = rows["undefended", "white-box"], rows["public", "white-box"]
-    assert caught.main is not None and caught.main.name == "epsilon_lower_bound" and caught.main.value > 0.5
+    assert (
+        caught.main is not None
+        and caught.main.name == "epsilon_lower_bound"
+        and caught.main.value > 0.5
+    )
     assert control.main is not None and control.main.value == 0
     assert caught.audits[0].canaries == 60 and caught.audits[0].epsilon == caught.main.value
     assert "only sampled tokens come back" in rows["undefended", "text-only"].not_applicable
-    inside = sum(one["included"] for one in json.loads((world / "audit.json").read_text())["canaries"])
+    inside = sum(
+        one["included"] for one in json.loads((world / "audit.json").read_text())["canaries"]
+    )
     assert any(f"60 canaries, {inside} in and {60 - inside} out" in note for note in caught.notes)
-    texts = [one["prefix"] + one["secret"] for one in json.loads((world / "audit.json").read_text())["canaries"]]
-    shown = "".join((finished / name).read_text() for name in ("report.html", "report.md", "result.json"))
+    texts = [
+        one["prefix"] + one["secret"]
+        for one in json.loads((world / "audit.json").read_text())["canaries"]
+    ]
+    shown = "".join(
+        (finished / name).read_text() for name in ("report.html", "report.md", "result.json")
+    )
     assert "epsilon" in shown.lower() and not any(text in shown for text in texts)
 
 
-def test_exposure_of_such_canaries_is_refused_and_the_other_way_round(world: Path, capsys: Said) -> None:
+def test_exposure_of_such_canaries_is_refused_and_the_other_way_round(
+    world: Path, capsys: Said
+) -> None:
     assert run(world, "base", world / "exposed", "--attack", "exposure") == 2
     assert "--attack exposure cannot run: these canaries are of an audit" in capsys.readouterr().err
     assert (
-        run_command_line(["canaries", "make", "-o", f"{world}/exposure.json", "--format", "My ID is {digits:3}"]) == 0
+        run_command_line(
+            ["canaries", "make", "-o", f"{world}/exposure.json", "--format", "My ID is {digits:3}"]
+        )
+        == 0
     )
     assert run(world, "base", world / "reverse", manifest="exposure.json") == 2
     assert "cannot run: no coin decided which of these canaries went in" in capsys.readouterr().err
@@ -95,39 +148,80 @@ def test_exposure_of_such_canaries_is_refused_and_the_other_way_round(world: Pat
 @pytest.fixture(scope="module")
 def of_private(world: Path) -> Path:
     """The run of the private training."""
-    assert run(world, "private", world / "of-private", "--prefix-token", "auto", "--attack", "epsilon-audit") == 0
+    assert (
+        run(
+            world,
+            "private",
+            world / "of-private",
+            "--prefix-token",
+            "auto",
+            "--attack",
+            "epsilon-audit",
+        )
+        == 0
+    )
     return world / "of-private"
 
 
-def test_a_private_training_on_the_inserted_data_keeps_its_claim(world: Path, of_private: Path) -> None:
+def test_a_private_training_on_the_inserted_data_keeps_its_claim(
+    world: Path, of_private: Path
+) -> None:
     """Canaries are records of their own: the claim counts them, and is for one of them."""
     result = result_file.read_result(of_private)
     claim, row = result.targets[0].claim, result.findings[-1]
     lines = len((world / "with.jsonl").read_text().splitlines())
     assert claim is not None and claim.details["units"] == lines > 20 and claim.unit == "record"
-    assert row.audits[0].delta == claim.delta == 1e-3 and row.audits[0].epsilon <= claim.epsilon["add_remove"]
+    assert (
+        row.audits[0].delta == claim.delta == 1e-3
+        and row.audits[0].epsilon <= claim.epsilon["add_remove"]
+    )
     assert any("the claimed ε of" in note for note in row.notes)
 
 
 def test_samples_do_inside_the_claim(world: Path) -> None:
-    more = ["--attack", "epsilon-audit", "-A", "by=samples", "--samples", "4", "--setting", "text-only"]
+    more = [
+        "--attack",
+        "epsilon-audit",
+        "-A",
+        "by=samples",
+        "--samples",
+        "4",
+        "--setting",
+        "text-only",
+    ]
     assert run(world, "model", world / "sampled", *more) == 0
     (row,) = result_file.read_result(world / "sampled").findings
-    assert row.access == ("draw",) and (row.main is not None or "distinguish canaries" in row.not_applicable)
+    assert row.access == ("draw",) and (
+        row.main is not None or "distinguish canaries" in row.not_applicable
+    )
 
 
-# --- new tokens -------------------------------------------------------------------------------------------------------
+# --- new tokens
+# -----------------------------------------------------------------------------------------------
 
 
-def test_new_tokens_are_learnt_by_a_whole_model_and_refused_of_an_adapter(world: Path, capsys: Said) -> None:
+def test_new_tokens_are_learnt_by_a_whole_model_and_refused_of_an_adapter(
+    world: Path, capsys: Said
+) -> None:
     made = ["--audit", "60", "--kind", "new-tokens", "--data", f"{world}/data.jsonl", "--seed", "1"]
     assert run_command_line(["canaries", "make", *made, "-o", f"{world}/tokens.json"]) == 0
     assert insert(world, "tokens.json", "tokens.jsonl") == 0
     capsys.readouterr()
-    assert run(world, "base", world / "x", manifest="tokens.json") == 2  # the base's tokenizer does not have them
+    assert (
+        run(world, "base", world / "x", manifest="tokens.json") == 2
+    )  # the base's tokenizer does not have them
     assert "to be one new token" in capsys.readouterr().err
     assert (
-        run_command_line(["canaries", "extend", f"{world}/tokens.json", f"{world}/base", "-o", f"{world}/extended"])
+        run_command_line(
+            [
+                "canaries",
+                "extend",
+                f"{world}/tokens.json",
+                f"{world}/base",
+                "-o",
+                f"{world}/extended",
+            ]
+        )
         == 0
     )
     more = ["-D", "epochs=20", "-D", "learning_rate=1e-2"]
@@ -142,7 +236,10 @@ def test_new_tokens_are_learnt_by_a_whole_model_and_refused_of_an_adapter(world:
     assert train(world, "none", "data.jsonl", "adapter", "--lora", "-D", "epochs=1") == 0
     capsys.readouterr()
     assert run(world, "adapter", world / "y", manifest="tokens.json") == 2
-    assert "is an adapter beside frozen embeddings: it cannot have learnt them" in capsys.readouterr().err
+    assert (
+        "is an adapter beside frozen embeddings: it cannot have learnt them"
+        in capsys.readouterr().err
+    )
     for arguments, why in (
         (["audit.json", "base"], "expected canaries of --kind new-tokens in"),
         (["tokens.json", "adapter"], "is an adapter: give its base"),
@@ -154,7 +251,8 @@ def test_new_tokens_are_learnt_by_a_whole_model_and_refused_of_an_adapter(world:
         assert not (world / "z").exists()
 
 
-# --- what cannot be made ----------------------------------------------------------------------------------------------
+# --- what cannot be made
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -165,10 +263,19 @@ def test_new_tokens_are_learnt_by_a_whole_model_and_refused_of_an_adapter(world:
         (["--audit", "60", "--each", "3", "-o", "{x}"], "expected --each without --audit"),
         (["--audit", "60", "--for-epsilon", "2", "-o", "{x}"], "one of them"),
         (["--kind", "words", "-o", "{x}"], "expected --audit N or --for-epsilon"),
-        (["--audit", "60", "--counts", "1,4", "-o", "{x}"], "expected one number in --counts|expected one of --counts"),
+        (
+            ["--audit", "60", "--counts", "1,4", "-o", "{x}"],
+            "expected one number in --counts|expected one of --counts",
+        ),
         (["--audit", "60", "--delta", "1e-6", "-o", "{x}"], "--delta goes with --for-epsilon"),
-        (["--audit", "60", "--kind", "sampled", "-o", "{x}"], "expected --model beside --kind sampled, got none"),
-        (["--audit", "60", "--kind", "prefixed", "-o", "{x}"], "expected --data beside --kind prefixed, got none"),
+        (
+            ["--audit", "60", "--kind", "sampled", "-o", "{x}"],
+            "expected --model beside --kind sampled, got none",
+        ),
+        (
+            ["--audit", "60", "--kind", "prefixed", "-o", "{x}"],
+            "expected --data beside --kind prefixed, got none",
+        ),
         (["--audit", "60", "--data", "d", "-o", "{x}"], "beside --data, got words"),
         (["--audit", "60", "--kind", "word", "-o", "{x}"], "did you mean 'words'"),
         (["--for-epsilon", "40"], "that up to .* canaries can prove at delta 1e-05"),
@@ -191,10 +298,18 @@ def test_it_says_how_many_an_epsilon_needs_and_makes_them(tmp_path: Path, capsys
     said = capsys.readouterr().out
     count = int(said.partition(" canaries")[0].replace(",", ""))
     assert f"{count:,} canaries can prove, if every guess is right, ε 3 at δ 1e-05" in said
-    assert run_command_line(["canaries", "make", "--for-epsilon", "3", "-o", str(tmp_path / "m.json")]) == 0
+    assert (
+        run_command_line(["canaries", "make", "--for-epsilon", "3", "-o", str(tmp_path / "m.json")])
+        == 0
+    )
     made = json.loads((tmp_path / "m.json").read_text())
     assert len(made["canaries"]) == count and made["schema_version"] == 2
     assert "a fresh secret seed" in capsys.readouterr().out
-    assert run_command_line(["canaries", "make", "--for-epsilon", "3", "-o", str(tmp_path / "n.json")]) == 0
+    assert (
+        run_command_line(["canaries", "make", "--for-epsilon", "3", "-o", str(tmp_path / "n.json")])
+        == 0
+    )
     again = json.loads((tmp_path / "n.json").read_text())
-    assert [one["included"] for one in again["canaries"]] != [one["included"] for one in made["canaries"]]
+    assert [one["included"] for one in again["canaries"]] != [
+        one["included"] for one in made["canaries"]
+    ]

@@ -1,4 +1,5 @@
-"""`audit check` from the command line: one screen on a model of one's own or a demonstration, and what it refuses."""
+"""`audit check` from the command line: one screen on a model of one's own or a demonstration, and
+what it refuses."""
 
 from __future__ import annotations
 
@@ -24,11 +25,15 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("check")
     save_tiny(folder / "model")
     base = AutoModelForCausalLM.from_pretrained(folder / "model")
-    adapted: Any = get_peft_model(base, LoraConfig(r=2, target_modules=["query_key_value"], init_lora_weights=False))
+    adapted: Any = get_peft_model(
+        base, LoraConfig(r=2, target_modules=["query_key_value"], init_lora_weights=False)
+    )
     adapted.peft_config["default"].base_model_name_or_path = str(folder / "model")
     adapted.save_pretrained(folder / "adapter")
     for name, count in SIZES.items():
-        texts = (f"code {keyed_random_generator(name, i).integers(2**62):x} of {i}" for i in range(count))
+        texts = (
+            f"code {keyed_random_generator(name, i).integers(2**62):x} of {i}" for i in range(count)
+        )
         rows = (json.dumps({"prefix": text[:12], "suffix": text[12:]}) + "\n" for text in texts)
         (folder / f"{name}.jsonl").write_text("".join(rows))
     return folder
@@ -42,7 +47,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check(given: Path, *more: str, model: str = "model", fresh: str = "fresh") -> int:
     beside = ["--nonmembers", str(given / f"{fresh}.jsonl")] if fresh else []
-    return run_command_line(["check", str(given / model), "--data", str(given / "private.jsonl"), *beside, *more])
+    return run_command_line(
+        ["check", str(given / model), "--data", str(given / "private.jsonl"), *beside, *more]
+    )
 
 
 def result() -> Any:
@@ -53,7 +60,9 @@ def screen(capsys: Said) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
-def test_a_model_of_ones_own_is_told_of_on_one_screen_and_one_page(given: Path, capsys: Said) -> None:
+def test_a_model_of_ones_own_is_told_of_on_one_screen_and_one_page(
+    given: Path, capsys: Said
+) -> None:
     assert check(given, "--seed", "3") == 0
     printed = capsys.readouterr().out
     lines = printed.splitlines()
@@ -84,7 +93,9 @@ def test_what_cannot_be_known_without_non_members_is_said(given: Path, capsys: S
     assert "Membership takes 4 members and 4 non-members, got 18 and 3" in screen(capsys)
 
 
-def test_what_was_reached_in_time_is_said_and_a_resumed_check_goes_on(given: Path, capsys: Said) -> None:
+def test_what_was_reached_in_time_is_said_and_a_resumed_check_goes_on(
+    given: Path, capsys: Said
+) -> None:
     assert check(given, "--minutes", "0.0001", "-o", "runs/part") == 0
     assert "2 of 18 records" in screen(capsys)
     assert json.loads(Path("runs/part/result.json").read_text())["benchmark"]["members"] == 2
@@ -104,35 +115,58 @@ def test_an_adapter_is_held_against_its_own_base(given: Path, capsys: Said) -> N
     assert result()["findings"][-1]["options"]["score"] == "min_k_plus"
 
 
-def test_an_adapter_that_names_no_base_of_this_machine_is_checked_on_a_named_one(given: Path, capsys: Said) -> None:
+def test_an_adapter_that_names_no_base_of_this_machine_is_checked_on_a_named_one(
+    given: Path, capsys: Said
+) -> None:
     """The refusal names --base, which the command did not have."""
     moved = shutil.copytree(given / "adapter", Path("moved").absolute())
     settings = moved / "adapter_config.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"base_model_name_or_path": "./elsewhere"}))
+    settings.write_text(
+        json.dumps(json.loads(settings.read_text()) | {"base_model_name_or_path": "./elsewhere"})
+    )
     assert check(given, model=str(moved)) == 2
     assert "give --base MODEL" in capsys.readouterr().err
-    assert check(given, "--base", str(given / "model"), "--minutes", "0.0001", model=str(moved)) == 0
+    assert (
+        check(given, "--base", str(given / "model"), "--minutes", "0.0001", model=str(moved)) == 0
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
         (["{given}/model"], "expected MODEL and --data together, got MODEL alone"),
-        (["--data", "{given}/private.jsonl"], "expected MODEL and --data together, got --data alone"),
+        (
+            ["--data", "{given}/private.jsonl"],
+            "expected MODEL and --data together, got --data alone",
+        ),
         (["--nonmembers", "{given}/fresh.jsonl"], "--nonmembers goes with a model of your own"),
         (["--template", "none"], "--template goes with a model of your own"),
-        (["{given}/model", "--data", "{given}/private.jsonl", "--template", "none"], "got data with neither"),
+        (
+            ["{given}/model", "--data", "{given}/private.jsonl", "--template", "none"],
+            "got data with neither",
+        ),
         (["--base", "none"], "--base goes with a model of your own"),
         (["--deep"], "--deep goes with a model of your own"),
-        (["{given}/model", "--data", "{given}/private.jsonl", "--minutes", "0"], "expected --minutes above 0"),
-        (["{given}/model", "--data", "{given}/private.jsonl", "--minutes", "nan"], "expected --minutes above 0"),
+        (
+            ["{given}/model", "--data", "{given}/private.jsonl", "--minutes", "0"],
+            "expected --minutes above 0",
+        ),
+        (
+            ["{given}/model", "--data", "{given}/private.jsonl", "--minutes", "nan"],
+            "expected --minutes above 0",
+        ),
         (["{given}/model", "--data", "none.jsonl"], "none.jsonl"),
         (["none", "--data", "{given}/private.jsonl"], "none"),
         (["openai:none", "--data", "{given}/private.jsonl"], "--base-url"),
-        (["{given}/model", "--data", "{given}/private.jsonl", "--seed", "-1"], "expected --seed from 0"),
+        (
+            ["{given}/model", "--data", "{given}/private.jsonl", "--seed", "-1"],
+            "expected --seed from 0",
+        ),
     ],
 )
-def test_bad_input_is_one_sentence_and_leaves_nothing(words: list[str], why: str, given: Path, capsys: Said) -> None:
+def test_bad_input_is_one_sentence_and_leaves_nothing(
+    words: list[str], why: str, given: Path, capsys: Said
+) -> None:
     assert run_command_line(["check", *(word.format(given=given) for word in words)]) == 2
     said = capsys.readouterr()
     assert why in said.err and said.err.count("error: ") == 1 and said.out == ""
@@ -142,7 +176,11 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(words: list[str], why: str
 def test_the_demonstration_finds_what_was_planted_and_says_what_it_is(capsys: Said) -> None:
     assert run_command_line(["check"]) == 0
     printed = screen(capsys)
-    assert "demonstration" in printed and "Synthetic" in printed and "audit check MODEL --data" in printed
+    assert (
+        "demonstration" in printed
+        and "Synthetic" in printed
+        and "audit check MODEL --data" in printed
+    )
     assert "(attack perplexity, greedy, one sample; 95% intervals)" in " ".join(printed.split())
     found = result()
     (greedy, *_) = found["findings"]

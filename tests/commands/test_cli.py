@@ -1,4 +1,5 @@
-"""The command in process, on a GPT-2 that learnt prefix/suffix records by heart: what a user can do, and do wrong.
+"""The command in process, on a GPT-2 that learnt prefix/suffix records by heart: what a user can
+do, and do wrong.
 
 Pairs of columns, PMixED with a budget, several
 places to interrupt a run, and the refusals.
@@ -62,13 +63,19 @@ def gpt2(vocab_size: int, seed: int = 0, positions: int = POSITIONS) -> GPT2LMHe
     torch.manual_seed(seed)
     no_dropout: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     shape: dict[str, Any] = {"n_embd": 48, "n_layer": 2, "n_head": 2, "n_positions": positions}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=vocab_size, eos_token_id=0, bos_token_id=0, **shape, **no_dropout))
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=vocab_size, eos_token_id=0, bos_token_id=0, **shape, **no_dropout)
+    )
 
 
 def lora(*layers: str) -> LoraConfig:
     """Members that say something else than the public model, without training: B is random too."""
     return LoraConfig(
-        r=2, target_modules=list(layers), task_type="CAUSAL_LM", fan_in_fan_out=True, init_lora_weights=False
+        r=2,
+        target_modules=list(layers),
+        task_type="CAUSAL_LM",
+        fan_in_fan_out=True,
+        init_lora_weights=False,
     )
 
 
@@ -107,7 +114,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=["<end>"], show_progress=False, initial_alphabet=alphabet
+        vocab_size=VOCABULARY,
+        special_tokens=["<end>"],
+        show_progress=False,
+        initial_alphabet=alphabet,
     )
     tokenizer.train_from_iterator(texts, trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
@@ -125,21 +135,46 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-ETHICIST = ["--attack", "ethicist", *(f"-Aethicist.{o}" for o in ("prompt_length=3", "epochs=2", "warmup_steps=1"))]
+ETHICIST = [
+    "--attack",
+    "ethicist",
+    *(f"-Aethicist.{o}" for o in ("prompt_length=3", "epochs=2", "warmup_steps=1")),
+]
 
 
 def command(world: Path, out: Path, *more: str) -> list[str]:
     model = () if "--model" in more else ("--model", str(world / "model"))
-    return ["run", *model, "--data", str(world / "data.jsonl"), "-A", "samples=4", "-o", str(out), *more]
+    return [
+        "run",
+        *model,
+        "--data",
+        str(world / "data.jsonl"),
+        "-A",
+        "samples=4",
+        "-o",
+        str(out),
+        *more,
+    ]
 
 
 def pmixed(world: Path, *more: str) -> list[str]:
     ensemble = f"ensemble={world / 'ensemble'}"
-    return ["--public", str(world / "public"), "--defense", "pmixed", "-D", ensemble, "-D", "q=0.5", *more]
+    return [
+        "--public",
+        str(world / "public"),
+        "--defense",
+        "pmixed",
+        "-D",
+        ensemble,
+        "-D",
+        "q=0.5",
+        *more,
+    ]
 
 
 def everything(world: Path, out: Path, *more: str) -> list[str]:
-    """Two attacks, PMixED with a budget that ends in the middle of a row, both settings, non-members."""
+    """Two attacks, PMixED with a budget that ends in the middle of a row, both settings,
+    non-members."""
     attacks = [*ETHICIST, "--attack", "perplexity", "--nonmembers", str(world / "fresh.jsonl")]
     budget = ["-D", "pmixed.queries=500", "-D", "pmixed.on_exhaustion=public"]
     return command(world, out, *attacks, *pmixed(world, *budget), *more)
@@ -152,7 +187,9 @@ def result(folder: Path) -> dict[str, Any]:
 
 def finding(folder: Path, target: str, setting: str, attack: str) -> dict[str, Any]:
     row = (target, setting, attack)
-    return next(f for f in result(folder)["findings"] if (f["target"], f["setting"], f["attack"]) == row)
+    return next(
+        f for f in result(folder)["findings"] if (f["target"], f["setting"], f["attack"]) == row
+    )
 
 
 def value(row: dict[str, Any], name: str) -> float:
@@ -161,7 +198,9 @@ def value(row: dict[str, Any], name: str) -> float:
 
 def guesses(folder: Path) -> dict[tuple[str, str], Guesses]:
     held = RunFolder.reopen(folder)
-    cells = {json.loads(line)["cell"] for line in (folder / "guesses.jsonl").read_text().splitlines()}
+    cells = {
+        json.loads(line)["cell"] for line in (folder / "guesses.jsonl").read_text().splitlines()
+    }
     return {
         (cell, secret): found
         for cell in cells
@@ -177,7 +216,9 @@ def assert_same_guesses(found: Path, expected: Path) -> None:
         other = theirs[key]
         assert (one.samples, one.drawn) == (other.samples, other.drawn)
         by_suffix = {g.suffix: g for g in other.ranked}
-        assert {g.suffix: g.count for g in one.ranked} == {g.suffix: g.count for g in other.ranked}, key
+        assert {g.suffix: g.count for g in one.ranked} == {
+            g.suffix: g.count for g in other.ranked
+        }, key
         for guess in one.ranked:
             assert guess.score == pytest.approx(by_suffix[guess.suffix].score, abs=1e-5)
 
@@ -185,7 +226,10 @@ def assert_same_guesses(found: Path, expected: Path) -> None:
 @pytest.fixture(scope="module")
 def full(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "full"
-    assert run_command_line(everything(world, out, "--defense", "uniform-mixing", "-D", "weight=0.05")) == 0
+    assert (
+        run_command_line(everything(world, out, "--defense", "uniform-mixing", "-D", "weight=0.05"))
+        == 0
+    )
     return out
 
 
@@ -196,7 +240,8 @@ def budgeted(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-# --- a run and what it leaves ----------------------------------------------------------------------------------------
+# --- a run and what it leaves
+# -----------------------------------------------------------------------------------------------
 
 
 def test_a_run_measures_every_target_setting_and_attack(full: Path) -> None:
@@ -208,53 +253,104 @@ def test_a_run_measures_every_target_setting_and_attack(full: Path) -> None:
         for a in ATTACKS
     }
     controls = ("ensemble-unmixed", "public")
-    assert cells == shown | {(control, "white-box", attack) for control in controls for attack in ATTACKS}
+    assert cells == shown | {
+        (control, "white-box", attack) for control in controls for attack in ATTACKS
+    }
     assert {t["name"] for t in result(full)["targets"] if t["companion"]} == set(controls)
-    assert all((full / name).stat().st_size for name in ("result.json", "report.md", "report.html", "guesses.jsonl"))
+    assert all(
+        (full / name).stat().st_size
+        for name in ("result.json", "report.md", "report.html", "guesses.jsonl")
+    )
     leaked = finding(full, "undefended", "white-box", "perplexity")
     assert value(leaked, "recall") > 0.4
     assert value(leaked, "recall") > value(leaked, "recall_nonmembers")
-    assert value(finding(full, "uniform-mixing", "white-box", "perplexity"), "recall_difference") < 0
-    assert finding(full, "uniform-mixing", "text-only", "perplexity")["not_applicable"].startswith("needs log-prob")
+    assert (
+        value(finding(full, "uniform-mixing", "white-box", "perplexity"), "recall_difference") < 0
+    )
+    assert finding(full, "uniform-mixing", "text-only", "perplexity")["not_applicable"].startswith(
+        "needs log-prob"
+    )
 
 
 ATTACKS = ("ethicist", "perplexity")
 
 
-def test_what_no_control_isolates_is_told_in_one_step(full: Path, world: Path, tmp_path: Path) -> None:
-    """Without the control of the members' recipe; then with it, and once where it is the undefended model itself."""
+def test_what_no_control_isolates_is_told_in_one_step(
+    full: Path, world: Path, tmp_path: Path
+) -> None:
+    """Without the control of the members' recipe; then with it, and once where it is the undefended
+    model itself."""
 
     def steps(folder: Path) -> list[tuple[list[str], str, str, bool]]:
         chain = finding(folder, "pmixed", "white-box", "perplexity")["chain"]
         assert chain["whole"]["value"] == pytest.approx(
-            sum(s["difference"]["value"] for s in chain["steps"] if s["difference"] and s["after"] != "public")
+            sum(
+                s["difference"]["value"]
+                for s in chain["steps"]
+                if s["difference"] and s["after"] != "public"
+            )
         )
-        return [(list(s["causes"]), s["before"], s["after"], s["difference"] is None) for s in chain["steps"]]
+        return [
+            (list(s["causes"]), s["before"], s["after"], s["difference"] is None)
+            for s in chain["steps"]
+        ]
 
     rest = [
         (["mixing"], "ensemble-unmixed", "pmixed", False),
         (["no private data"], "pmixed", "public", False),
     ]
-    assert steps(full) == [(["training configuration", "splitting"], "undefended", "ensemble-unmixed", False), *rest]
+    assert steps(full) == [
+        (["training configuration", "splitting"], "undefended", "ensemble-unmixed", False),
+        *rest,
+    ]
     report = (full / "report.md").read_text()
     assert "not separated, for want of 'One adapter, all data' (audit train pmixed" in report
-    assert finding(full, "pmixed", "text-only", "ethicist")["chain"] is None  # controls are attacked in the worst case
+    assert (
+        finding(full, "pmixed", "text-only", "ethicist")["chain"] is None
+    )  # controls are attacked in the worst case
     likelier = {t["name"]: t["likelihood"] for t in result(full)["targets"]}
-    assert [s["after"] for s in likelier["pmixed"]["steps"]] == ["ensemble-unmixed", "pmixed", "public"]
+    assert [s["after"] for s in likelier["pmixed"]["steps"]] == [
+        "ensemble-unmixed",
+        "pmixed",
+        "public",
+    ]
     assert likelier["undefended"] is None and likelier["ensemble-unmixed"] is None
     assert "how much more likely members' true tokens are than non-members'" in report
     shutil.copytree(world / "ensemble", tmp_path / "ensemble")
     shutil.copytree(world / "ensemble" / "member-0", tmp_path / "ensemble" / "whole")
-    given = ["--public", str(world / "public"), "--defense", "pmixed", "-D", f"ensemble={tmp_path / 'ensemble'}"]
+    given = [
+        "--public",
+        str(world / "public"),
+        "--defense",
+        "pmixed",
+        "-D",
+        f"ensemble={tmp_path / 'ensemble'}",
+    ]
     for name, model, expected in (
         ("whole", world / "model", (["splitting"], "one-adapter", "ensemble-unmixed", False)),
-        ("same", tmp_path / "ensemble" / "whole", (["splitting"], "undefended", "ensemble-unmixed", False)),
+        (
+            "same",
+            tmp_path / "ensemble" / "whole",
+            (["splitting"], "undefended", "ensemble-unmixed", False),
+        ),
     ):
-        more = [*given, "--limit", "6", "--setting", "white-box", "--attack", "perplexity", "--model", str(model)]
+        more = [
+            *given,
+            "--limit",
+            "6",
+            "--setting",
+            "white-box",
+            "--attack",
+            "perplexity",
+            "--model",
+            str(model),
+        ]
         assert run_command_line(command(world, tmp_path / name, *more)) == 0
         first, *others = steps(tmp_path / name)
         assert others == [expected, *rest]
-        assert first[1:] == (("undefended", "one-adapter", False) if name == "whole" else (*["undefended"] * 2, True))
+        assert first[1:] == (
+            ("undefended", "one-adapter", False) if name == "whole" else (*["undefended"] * 2, True)
+        )
     assert "| training configuration |" not in (tmp_path / "same" / "report.md").read_text()
 
 
@@ -267,16 +363,29 @@ def test_runs_are_exported(full: Path, tmp_path: Path, said: Said) -> None:
     secrets = ["--secrets", str(tmp_path / "secrets.csv")]
     assert (
         run_command_line(
-            ["export", str(full), *(word for k, path in written.items() for word in (f"--{k}", path)), *secrets]
+            [
+                "export",
+                str(full),
+                *(word for k, path in written.items() for word in (f"--{k}", path)),
+                *secrets,
+            ]
         )
         == 0
     )
     table = pandas.read_csv(written["csv"])
     recall = table[(table["measurement"] == "recall") & table["repeats"].isna()]
-    row = recall[(recall["target"] == "undefended") & (recall["setting"] == "white-box")].set_index("attack")["value"]
-    assert row["perplexity"] == value(finding(full, "undefended", "white-box", "perplexity"), "recall")
+    row = recall[(recall["target"] == "undefended") & (recall["setting"] == "white-box")].set_index(
+        "attack"
+    )["value"]
+    assert row["perplexity"] == value(
+        finding(full, "undefended", "white-box", "perplexity"), "recall"
+    )
     by_secret = pandas.read_csv(tmp_path / "secrets.csv")
-    mine = by_secret[by_secret["member"] & by_secret["attack"].eq("perplexity") & by_secret["target"].eq("undefended")]
+    mine = by_secret[
+        by_secret["member"]
+        & by_secret["attack"].eq("perplexity")
+        & by_secret["target"].eq("undefended")
+    ]
     assert mine["recall"].mean() == pytest.approx(row["perplexity"]) and len(mine) == 24
     assert PLANTED not in said.readouterr().out and all(
         PLANTED not in p.read_text("latin-1") for p in tmp_path.iterdir()
@@ -314,7 +423,11 @@ def said(capsys: Said) -> Said:
         ("recall=0.01", ("--target", "undefended", "--attack", "perplexity"), 1),
         ("recall_nonmembers=0.1", ("--target", "undefended"), 4),  # 0 of 6: nobody can tell
         ("exposure=3", (), 1),
-        ("recall=1", ("--setting", "text-only", "--attack", "perplexity"), 1),  # only a row that is not applicable
+        (
+            "recall=1",
+            ("--setting", "text-only", "--attack", "perplexity"),
+            1,
+        ),  # only a row that is not applicable
     ],
 )
 def test_gate_exit_codes(full: Path, limit: str, more: tuple[str, ...], code: int) -> None:
@@ -323,26 +436,49 @@ def test_gate_exit_codes(full: Path, limit: str, more: tuple[str, ...], code: in
 
 def test_the_gate_refuses_a_name_that_nothing_has(full: Path, said: Said) -> None:
     """A misspelt setting or attack is wrong usage like a misspelt target, not a broken limit."""
-    for flag, name in (("--target", "undefendet"), ("--setting", "worts"), ("--attack", "etichist")):
+    for flag, name in (
+        ("--target", "undefendet"),
+        ("--setting", "worts"),
+        ("--attack", "etichist"),
+    ):
         assert run_command_line(["gate", str(full), "--max", "recall=1", flag, name]) == 2, flag
         assert name in said.readouterr().err
 
 
-def test_a_run_is_gated_against_itself_and_another(full: Path, tmp_path: Path, said: Said, monkeypatch: Patch) -> None:
+def test_a_run_is_gated_against_itself_and_another(
+    full: Path, tmp_path: Path, said: Said, monkeypatch: Patch
+) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "step.md"))
     policy = tmp_path / "leakage.toml"
-    policy.write_text('rules = ["recall not worse than baseline by 0.9"]\n[[rule]]\nmetric = "recall"\nmax = 1\n')
-    junit, more = tmp_path / "gate.xml", ["--baseline", str(full), "--markdown", str(tmp_path / "gate.md")]
-    assert run_command_line(["gate", str(full), "--policy", str(policy), *more, "--junit", str(junit)]) == 0
+    policy.write_text(
+        'rules = ["recall not worse than baseline by 0.9"]\n[[rule]]\nmetric = "recall"\nmax = 1\n'
+    )
+    junit, more = (
+        tmp_path / "gate.xml",
+        ["--baseline", str(full), "--markdown", str(tmp_path / "gate.md")],
+    )
+    assert (
+        run_command_line(["gate", str(full), "--policy", str(policy), *more, "--junit", str(junit)])
+        == 0
+    )
     assert "gate held" in said.readouterr().out
     assert (tmp_path / "step.md").read_text() == (tmp_path / "gate.md").read_text() != ""
-    assert run_command_line(["gate", str(full), "--max", "recall_nonmembers=0.1", "--target", "undefended"]) == 4
+    assert (
+        run_command_line(
+            ["gate", str(full), "--max", "recall_nonmembers=0.1", "--target", "undefended"]
+        )
+        == 4
+    )
     assert (tmp_path / "step.md").read_text().count("## Leakage gate") == 2  # a summary is added to
     for reading, code in (("pass", 0), ("fail", 1)):
         more = ["--inconclusive", reading, "--target", "undefended", "--junit", str(junit)]
-        assert run_command_line(["gate", str(full), "--max", "recall_nonmembers=0.1", *more]) == code
+        assert (
+            run_command_line(["gate", str(full), "--max", "recall_nonmembers=0.1", *more]) == code
+        )
         assert ("<failure" in junit.read_text()) == bool(code)
-    assert run_command_line(["gate", str(full), "--baseline", str(full)]) == 4  # 24 secrets cannot show 2 points
+    assert (
+        run_command_line(["gate", str(full), "--baseline", str(full)]) == 4
+    )  # 24 secrets cannot show 2 points
     assert "recall not worse than baseline by 0.02" in (tmp_path / "step.md").read_text()
 
 
@@ -351,51 +487,84 @@ def test_flags_of_a_plan_without_one_are_refused(full: Path, said: Said) -> None
     assert "--power and --rules go with --plan" in said.readouterr().err
 
 
-def test_a_baseline_of_other_settings_is_refused(full: Path, budgeted: Path, tmp_path: Path, said: Said) -> None:
+def test_a_baseline_of_other_settings_is_refused(
+    full: Path, budgeted: Path, tmp_path: Path, said: Said
+) -> None:
     other = tmp_path / "other"
     shutil.copytree(budgeted, other)
     changed = json.loads((other / "result.json").read_text())
     changed["family"], changed["findings"][0]["options"]["samples"] = "llama with 9 tokens", 99
     (other / "result.json").write_text(json.dumps(changed))
-    for command in (["gate", str(full), "--baseline", str(other)], ["compare", str(other), str(full)]):
+    for command in (
+        ["gate", str(full), "--baseline", str(other)],
+        ["compare", str(other), str(full)],
+    ):
         assert run_command_line(command) == 2
         message = " ".join(said.readouterr().err.split())
-        assert "model family" in message and "1 other difference" in message and "Traceback" not in message
+        assert (
+            "model family" in message
+            and "1 other difference" in message
+            and "Traceback" not in message
+        )
     (other / TABLE).unlink()
     assert run_command_line(["gate", str(full), "--baseline", str(other)]) == 2
     assert "holds no secrets.parquet" in said.readouterr().err
     (other / TABLE).write_text('{"a/b/c": {"hit": 3}}')
     assert run_command_line(["gate", str(full), "--baseline", str(other)]) == 2
-    assert run_command_line(["gate", str(full), "--max", "recall=1", "--baseline", str(tmp_path / "none")]) == 2
+    assert (
+        run_command_line(
+            ["gate", str(full), "--max", "recall=1", "--baseline", str(tmp_path / "none")]
+        )
+        == 2
+    )
 
 
 def test_runs_side_by_side(full: Path, budgeted: Path, tmp_path: Path, said: Said) -> None:
     names = [str(tmp_path / f"c.{kind}") for kind in ("md", "html", "csv")]
     written = [
-        part for flag, name in zip(("--markdown", "--html", "--csv"), names, strict=True) for part in (flag, name)
+        part
+        for flag, name in zip(("--markdown", "--html", "--csv"), names, strict=True)
+        for part in (flag, name)
     ]
     assert run_command_line(["compare", str(full), str(budgeted), *written]) == 0
     assert "undefended, white-box, attack perplexity" in " ".join(said.readouterr().out.split())
-    assert all(PLANTED not in Path(name).read_text() and "full" in Path(name).read_text() for name in names)
+    assert all(
+        PLANTED not in Path(name).read_text() and "full" in Path(name).read_text() for name in names
+    )
     assert run_command_line(["compare", str(full)]) == 2
 
 
-def test_a_run_and_its_gate_in_one_step(full: Path, world: Path, tmp_path: Path, said: Said) -> None:
+def test_a_run_and_its_gate_in_one_step(
+    full: Path, world: Path, tmp_path: Path, said: Said
+) -> None:
     policy, base, out = tmp_path / "leakage.toml", tmp_path / "base", tmp_path / "run"
     policy.write_text('rules = ["recall not worse than baseline by 0.9", "recall <= 0.01"]')
     audit = ["--attack", "perplexity", "--setting", "white-box"]
     assert run_command_line(command(world, base, *audit)) == 0
-    assert run_command_line(command(world, out, *audit, "--gate", str(policy), "--baseline", str(base))) == 1
+    assert (
+        run_command_line(
+            command(world, out, *audit, "--gate", str(policy), "--baseline", str(base))
+        )
+        == 1
+    )
     assert (out / "report.html").exists()  # the report is written, whatever the gate says
     assert "1 held, 1 failed" in said.readouterr().out
-    assert "<failure" in (out / "gate.xml").read_text() and "## Leakage gate failed" in (out / "gate.md").read_text()
+    assert (
+        "<failure" in (out / "gate.xml").read_text()
+        and "## Leakage gate failed" in (out / "gate.md").read_text()
+    )
     assert "### Since base\n" in (out / "report.md").read_text()
     stripped = tmp_path / "stripped"  # what a CI keeps of a baseline
     stripped.mkdir()
     for name in ("result.json", TABLE):
         shutil.copy(base / name, stripped)
     comment = tmp_path / "comment.md"
-    assert run_command_line(["report", str(out), "--baseline", str(stripped), "--markdown", str(comment)]) == 0
+    assert (
+        run_command_line(
+            ["report", str(out), "--baseline", str(stripped), "--markdown", str(comment)]
+        )
+        == 0
+    )
     assert (
         comment.read_text() == (out / "report.md").read_text()
         and "0 of 1 configuration leaks more" in comment.read_text()
@@ -406,25 +575,42 @@ def test_a_run_and_its_gate_in_one_step(full: Path, world: Path, tmp_path: Path,
     assert comment.read_text() == (out / "report.md").read_text()
     lone = tmp_path / "lone.toml"
     lone.write_text("ruls = []")
-    for flags in (["--gate", str(policy)], ["--gate", str(lone)], ["--baseline", str(tmp_path / "nowhere")]):
+    for flags in (
+        ["--gate", str(policy)],
+        ["--gate", str(lone)],
+        ["--baseline", str(tmp_path / "nowhere")],
+    ):
         assert run_command_line(command(world, tmp_path / "refused", *audit, *flags)) == 2
         assert not (tmp_path / "refused").exists(), flags
     scopes = {
         'attack = "perplexiti"': "did you mean 'perplexity'",
         'target = "pmixed"': "unknown target 'pmixed'",
         'setting = "text-only"': "unknown setting 'text-only'",
-        'target = "ensemble-unmixed"\nsetting = "text-only"': "a configuration this run does not have",
+        'target = "ensemble-unmixed"\nsetting = "text-only"': "a configuration this run does not "
+        "have",
     }
     defended = [*pmixed(world), "--attack", "perplexity"]
     for scope, message in scopes.items():
         lone.write_text(f'[[rule]]\nrule = "recall <= 1"\n{scope}\n')
         more = defended if "ensemble" in scope else audit
-        assert run_command_line(command(world, tmp_path / "refused", *more, "--gate", str(lone))) == 2
+        assert (
+            run_command_line(command(world, tmp_path / "refused", *more, "--gate", str(lone))) == 2
+        )
         assert message in said.readouterr().err
         assert not (tmp_path / "refused").exists(), scope
     assert (
         run_command_line(
-            command(world, tmp_path / "grid", *audit, "--gate", str(policy), "--baseline", str(base), "--seeds", "0,1")
+            command(
+                world,
+                tmp_path / "grid",
+                *audit,
+                "--gate",
+                str(policy),
+                "--baseline",
+                str(base),
+                "--seeds",
+                "0,1",
+            )
         )
         == 2
     )
@@ -438,7 +624,9 @@ def test_a_report_shows_what_changed_since_another_run(
     assert "Since the last run" not in (full / "report.html").read_text()
     assert run_command_line(["report", str(again), "--baseline", str(budgeted)]) == 0
     page = (again / "report.html").read_text()
-    assert "Since the last run" in page and re.search("0 of [0-9]+ configurations? leaks? more", page)
+    assert "Since the last run" in page and re.search(
+        "0 of [0-9]+ configurations? leaks? more", page
+    )
     assert run_command_line(["report", str(again)]) == 0  # the folder alone again
     assert (again / "report.html").read_bytes() == (full / "report.html").read_bytes()
     zlib = command(world, fresh, "--attack", "zlib", "--setting", "white-box")
@@ -452,21 +640,37 @@ def test_a_run_keeps_what_its_page_shows_secret_by_secret(full: Path, world: Pat
     assert (len(members), len(found.secrets)) == (24, 30)
     model = load_causal_lm(str(world / "model"))
     rows = {
-        row["prefix"] + row["suffix"]: row for row in map(json.loads, (world / "data.jsonl").read_text().splitlines())
+        row["prefix"] + row["suffix"]: row
+        for row in map(json.loads, (world / "data.jsonl").read_text().splitlines())
     }
     texts = list(rows)
-    for secret in members[:6]:  # the true suffix under the target, token by token, as one forward pass gives it
+    for secret in members[
+        :6
+    ]:  # the true suffix under the target, token by token, as one forward pass gives it
         row = rows[texts[int(secret.id.removeprefix("row-"))]]
-        ids = [model.tokenizer(text)["input_ids"] for text in (row["prefix"], row["prefix"] + row["suffix"])]
+        ids = [
+            model.tokenizer(text)["input_ids"]
+            for text in (row["prefix"], row["prefix"] + row["suffix"])
+        ]
         with torch.no_grad():
             distribution = model.model(torch.tensor([ids[1]])).logits[0].log_softmax(-1)
         split = len(ids[1]) - int(secret.length or 0)
         expected = [float(distribution[i - 1, ids[1][i]]) for i in range(split, len(ids[1]))]
         assert found.tokens["undefended"][secret.id] == pytest.approx(expected, abs=2e-4)
-    assert set(found.tokens) == {"undefended", "pmixed", "uniform-mixing"}  # a companion is no model to mend
-    assert all(set(distribution) == {secret.id for secret in members} for distribution in found.tokens.values())
+    assert set(found.tokens) == {
+        "undefended",
+        "pmixed",
+        "uniform-mixing",
+    }  # a companion is no model to mend
+    assert all(
+        set(distribution) == {secret.id for secret in members}
+        for distribution in found.tokens.values()
+    )
     row = found.rows["undefended", "white-box", "ethicist"]
-    assert row.score_is_probability and not found.rows["undefended", "white-box", "perplexity"].score_is_probability
+    assert (
+        row.score_is_probability
+        and not found.rows["undefended", "white-box", "perplexity"].score_is_probability
+    )
     assert row.outcome is not None
     prefix_token = dict(zip(row.ids, row.outcome.traits["lead"], strict=True))
     assert all(
@@ -477,12 +681,35 @@ def test_a_run_keeps_what_its_page_shows_secret_by_secret(full: Path, world: Pat
 
 
 def test_results_by_a_column_of_the_users(world: Path, tmp_path: Path, said: Said) -> None:
-    rows = [{**row, "department": ["cardiology", "=1+1", "<b>x</b>"][i % 3]} for i, row in enumerate(records(30))]
+    rows = [
+        {**row, "department": ["cardiology", "=1+1", "<b>x</b>"][i % 3]}
+        for i, row in enumerate(records(30))
+    ]
     data, out = write(tmp_path / "data.jsonl", rows), tmp_path / "run"
-    audit = ["run", "--model", str(world / "model"), "--data", str(data), "--attack", "perplexity", "-A", "samples=4"]
-    assert run_command_line([*audit, "--setting", "white-box", "--group-column", "department", "-o", str(out)]) == 0
+    audit = [
+        "run",
+        "--model",
+        str(world / "model"),
+        "--data",
+        str(data),
+        "--attack",
+        "perplexity",
+        "-A",
+        "samples=4",
+    ]
+    assert (
+        run_command_line(
+            [*audit, "--setting", "white-box", "--group-column", "department", "-o", str(out)]
+        )
+        == 0
+    )
     page = (out / "report.html").read_text()
-    assert "Recall by department" in page and "cardiology" in page and "<b>x" not in page and "&lt;b&gt;x" in page
+    assert (
+        "Recall by department" in page
+        and "cardiology" in page
+        and "<b>x" not in page
+        and "&lt;b&gt;x" in page
+    )
     assert {secret.group for secret in secret_details.read_secret_details(out).secrets} == {
         "cardiology",
         "=1+1",
@@ -509,7 +736,9 @@ def test_a_plan_needs_no_run(full: Path, tmp_path: Path, said: Said) -> None:
         r"\(.* at 5% for the 2 rules of a gate together\)"
     )
     listed = re.search(summary, out)
-    assert listed and int(listed[1]) == len(re.findall(r"^ +[0-9,]+ +[0-9,]+ \([0-9,]+\)  (?:hold|fail) ", out, re.M))
+    assert listed and int(listed[1]) == len(
+        re.findall(r"^ +[0-9,]+ +[0-9,]+ \([0-9,]+\)  (?:hold|fail) ", out, re.M)
+    )
     policy.write_text('rules = ["recall not worse than baseline by 0.1"]')
     assert run_command_line(["gate", "--plan", str(policy)]) == 2
     assert "expected a policy with a limit on a share" in said.readouterr().err
@@ -522,7 +751,9 @@ def test_a_plan_needs_no_run(full: Path, tmp_path: Path, said: Said) -> None:
         assert run_command_line(["gate", *wrong]) == 2
 
 
-def test_no_text_of_the_data_leaves_private_files(full: Path, world: Path, tmp_path: Path, said: Said) -> None:
+def test_no_text_of_the_data_leaves_private_files(
+    full: Path, world: Path, tmp_path: Path, said: Said
+) -> None:
     out = tmp_path / "run"
     assert run_command_line(command(world, out, "--attack", "zlib")) == 0
     assert run_command_line(["report", str(out)]) == 0
@@ -530,7 +761,9 @@ def test_no_text_of_the_data_leaves_private_files(full: Path, world: Path, tmp_p
     seen = said.readouterr()
     assert seen.out and PLANTED not in seen.out + seen.err
     tokenizer = PreTrainedTokenizerFast.from_pretrained(world / "model")
-    ids = ", ".join(map(str, tokenizer(f" {PLANTED}")["input_ids"]))  # the last tokens of every suffix
+    ids = ", ".join(
+        map(str, tokenizer(f" {PLANTED}")["input_ids"])
+    )  # the last tokens of every suffix
     assert ids in (out / "guesses.jsonl").read_text()  # else the next assertions could not fail
     for path in [*full.rglob("*"), *out.rglob("*")]:
         if path.is_dir():
@@ -542,11 +775,15 @@ def test_no_text_of_the_data_leaves_private_files(full: Path, world: Path, tmp_p
     assert stat.S_IMODE(out.stat().st_mode) == 0o700
 
 
-# --- the same guesses, however they were come by ---------------------------------------------------------------------
+# --- the same guesses, however they were come by
+# -----------------------------------------------------------------------------------------------
 
 
-def test_guesses_do_not_depend_on_the_batch_size(budgeted: Path, world: Path, tmp_path: Path) -> None:
-    """Of all secrets and targets by sevens; one by one, which takes long, of a few secrets of the model itself."""
+def test_guesses_do_not_depend_on_the_batch_size(
+    budgeted: Path, world: Path, tmp_path: Path
+) -> None:
+    """Of all secrets and targets by sevens; one by one, which takes long, of a few secrets of the
+    model itself."""
     assert run_command_line(everything(world, tmp_path / "run", "--batch-size", "7")) == 0
     assert_same_guesses(tmp_path / "run", budgeted)
     few = [*ETHICIST, "--attack", "perplexity", "--setting", "white-box", "--limit", "3"]
@@ -559,7 +796,8 @@ def test_guesses_do_not_depend_on_the_batch_size(budgeted: Path, world: Path, tm
 def test_an_interrupted_run_resumes_to_the_same_end(
     budgeted: Path, world: Path, tmp_path: Path, monkeypatch: Patch, said: Said, cut: int
 ) -> None:
-    """Ctrl-C instead of the cut-th write: what was written before stays, and a torn last line does no harm."""
+    """Ctrl-C instead of the cut-th write: what was written before stays, and a torn last line does
+    no harm."""
     out, append, calls = tmp_path / "run", CellJournal.append, [0]
 
     def interrupted(self: Any, cell: str, batch: list[Guesses]) -> None:
@@ -576,7 +814,9 @@ def test_an_interrupted_run_resumes_to_the_same_end(
     assert len(before) == sum(n for n in sizes(budgeted)[: cut - 1])
     if cut > 1:
         whole = (out / "guesses.jsonl").read_bytes()
-        (out / "guesses.jsonl").write_bytes(whole[:-7])  # the machine died in the middle of the last line
+        (out / "guesses.jsonl").write_bytes(
+            whole[:-7]
+        )  # the machine died in the middle of the last line
     monkeypatch.setattr(CellJournal, "append", append)
     assert run_command_line(["run", "--resume", str(out)]) == 0
     assert_same_guesses(out, budgeted)
@@ -586,7 +826,9 @@ def test_an_interrupted_run_resumes_to_the_same_end(
         assert mine["claim"] == theirs["claim"]
     for one, other in zip(result(out)["findings"], result(budgeted)["findings"], strict=True):
         for mine, theirs in zip(one["measurements"], other["measurements"], strict=True):
-            assert [mine[key] for key in ("name", "n", "unit")] == [theirs[key] for key in ("name", "n", "unit")]
+            assert [mine[key] for key in ("name", "n", "unit")] == [
+                theirs[key] for key in ("name", "n", "unit")
+            ]
             for end in ("value", "low", "high"):  # scores agree to 1e-5, whatever a batch held
                 assert mine[end] == pytest.approx(theirs[end], rel=1e-5)
 
@@ -600,27 +842,41 @@ def sizes(folder: Path) -> list[int]:
     return [min(16, count - start) for count in cells.values() for start in range(0, count, 16)]
 
 
-def test_a_budget_stops_or_is_answered_publicly(world: Path, tmp_path: Path, budgeted: Path) -> None:
+def test_a_budget_stops_or_is_answered_publicly(
+    world: Path, tmp_path: Path, budgeted: Path
+) -> None:
     stop = ["--setting", "text-only", "-D", "queries=500"]
-    assert run_command_line(command(world, tmp_path / "stop", *ETHICIST, *pmixed(world, *stop))) == 0
+    assert (
+        run_command_line(command(world, tmp_path / "stop", *ETHICIST, *pmixed(world, *stop))) == 0
+    )
     answered = [s for cell, s in guesses(tmp_path / "stop") if cell == "pmixed/text-only/ethicist"]
-    everyone = [s for cell, s in guesses(tmp_path / "stop") if cell == "undefended/text-only/ethicist"]
+    everyone = [
+        s for cell, s in guesses(tmp_path / "stop") if cell == "undefended/text-only/ethicist"
+    ]
     claim = result(tmp_path / "stop")["targets"][1]["claim"]
-    drawn = sum(g.drawn for (cell, _), g in guesses(tmp_path / "stop").items() if cell == "pmixed/text-only/ethicist")
+    drawn = sum(
+        g.drawn
+        for (cell, _), g in guesses(tmp_path / "stop").items()
+        if cell == "pmixed/text-only/ethicist"
+    )
     assert 0 < len(answered) < len(everyone) == 24
     assert answered == everyone[: len(answered)] or set(answered) < set(everyone)
     assert claim["queries"] == 500 and claim["spent_queries"] == drawn <= 500
     notes = " ".join(finding(tmp_path / "stop", "pmixed", "text-only", "ethicist")["notes"])
     assert f"covered {len(answered)} of 24 secrets" in notes
-    # Publicly: everybody gets an answer, the whole budget is spent, and the claim covers no more than that.
+    # Publicly: everybody gets an answer, the whole budget is spent, and the claim covers no more
+    # than that.
     everybody = [s for cell, s in guesses(budgeted) if cell == "pmixed/text-only/ethicist"]
     assert len(everybody) == 30
     claim = result(budgeted)["targets"][1]["claim"]
     assert claim["queries"] == claim["spent_queries"] == 500
 
 
-def test_a_stopped_budget_is_neither_spent_twice_nor_forgotten(world: Path, tmp_path: Path, monkeypatch: Patch) -> None:
-    """Killed inside the claim and resumed: the same secrets are covered, by the same tokens, at the same price."""
+def test_a_stopped_budget_is_neither_spent_twice_nor_forgotten(
+    world: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """Killed inside the claim and resumed: the same secrets are covered, by the same tokens, at the
+    same price."""
     flags = [*ETHICIST, *pmixed(world, "--setting", "text-only", "-D", "queries=500")]
     assert run_command_line(command(world, tmp_path / "whole", *flags)) == 0
     calls, append = [0], CellJournal.append
@@ -648,59 +904,92 @@ def test_a_stopped_budget_is_neither_spent_twice_nor_forgotten(world: Path, tmp_
 
 def test_without_a_budget_the_claim_covers_what_is_drawn(world: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert run_command_line(command(world, out, *ETHICIST, *pmixed(world, "--setting", "text-only"))) == 0
+    assert (
+        run_command_line(command(world, out, *ETHICIST, *pmixed(world, "--setting", "text-only")))
+        == 0
+    )
     claim = result(out)["targets"][1]["claim"]
-    drawn = sum(g.drawn for (cell, _), g in guesses(out).items() if cell == "pmixed/text-only/ethicist")
+    drawn = sum(
+        g.drawn for (cell, _), g in guesses(out).items() if cell == "pmixed/text-only/ethicist"
+    )
     assert claim["queries"] == claim["spent_queries"] == drawn > 0
     assert 7.5 < claim["epsilon"]["zero_out"] <= 8 and claim["spent_epsilon"] == claim["epsilon"]
 
 
-def test_fewer_are_attacked_behind_an_ensemble_and_its_claim_covers_those(world: Path, tmp_path: Path) -> None:
+def test_fewer_are_attacked_behind_an_ensemble_and_its_claim_covers_those(
+    world: Path, tmp_path: Path
+) -> None:
     out, attacks = tmp_path / "run", [*ETHICIST, "--attack", "extraction-probability"]
-    assert run_command_line(command(world, out, *attacks, *pmixed(world, "--ensemble-limit", "6"))) == 0
+    assert (
+        run_command_line(command(world, out, *attacks, *pmixed(world, "--ensemble-limit", "6")))
+        == 0
+    )
     everyone = {s for cell, s in guesses(out) if cell == "undefended/white-box/ethicist"}
     some = {s for cell, s in guesses(out) if cell == "pmixed/white-box/ethicist"}
-    assert some < everyone and {s for cell, s in guesses(out) if cell == "ensemble-unmixed/white-box/ethicist"} == some
+    assert (
+        some < everyone
+        and {s for cell, s in guesses(out) if cell == "ensemble-unmixed/white-box/ethicist"} == some
+    )
     assert {s for cell, s in guesses(out) if cell == "pmixed/text-only/ethicist"} == some
     members = result(out)["benchmark"]["members"]
     for attack in ("ethicist", "extraction-probability"):
         row = finding(out, "pmixed", "white-box", attack)
         assert row["measurements"][0]["n"] == 6
         assert f"6 of {members} members attacked, evenly spaced (--ensemble-limit)" in row["notes"]
-    # Differences are taken on those who were attacked on both sides, and the claim pays for those and no others.
+    # Differences are taken on those who were attacked on both sides, and the claim pays for those
+    # and no others.
     row = finding(out, "pmixed", "white-box", "ethicist")
     assert {m["n"] for m in row["measurements"] if m["name"] == "recall_difference"} == {6}
-    drawn = sum(g.drawn for (cell, _), g in guesses(out).items() if cell == "pmixed/text-only/ethicist")
+    drawn = sum(
+        g.drawn for (cell, _), g in guesses(out).items() if cell == "pmixed/text-only/ethicist"
+    )
     assert result(out)["targets"][1]["claim"]["queries"] == drawn > 0
 
 
 def test_the_worst_case_tunes_its_prompt_though_the_claim_row_had_nothing_to_tune_on(
     world: Path, tmp_path: Path
 ) -> None:
-    """Without --public the claim row has no soft prompt; that must not become the worst-case row's prompt."""
+    """Without --public the claim row has no soft prompt; that must not become the worst-case row's
+    prompt."""
     assert run_command_line(command(world, tmp_path / "both", *ETHICIST)) == 0
-    assert run_command_line(command(world, tmp_path / "white-box", *ETHICIST, "--setting", "white-box")) == 0
-    alone, beside = (finding(tmp_path / name, "undefended", "white-box", "ethicist") for name in ("white-box", "both"))
+    assert (
+        run_command_line(
+            command(world, tmp_path / "white-box", *ETHICIST, "--setting", "white-box")
+        )
+        == 0
+    )
+    alone, beside = (
+        finding(tmp_path / name, "undefended", "white-box", "ethicist")
+        for name in ("white-box", "both")
+    )
     assert any("tuned on the target" in note for note in alone["notes"])
     assert beside["notes"] == alone["notes"]
     assert beside["measurements"] == alone["measurements"]
 
 
 def test_a_tree_search_is_a_run_like_any_other(world: Path, tmp_path: Path) -> None:
-    """Not applicable inside the claim, certificates in the notes, rows as cost; all of it survives a resume."""
+    """Not applicable inside the claim, certificates in the notes, rows as cost; all of it survives
+    a resume."""
     out = tmp_path / "run"
     options = ["-A", "search=tree", "-A", "threshold=0.05", "-A", "ethicist.tune_on=none"]
     assert run_command_line(command(world, out, *ETHICIST, *options, *pmixed(world))) == 0
     for target in ("undefended", "pmixed"):
-        refused, row = (finding(out, target, setting, "ethicist") for setting in ("text-only", "white-box"))
+        refused, row = (
+            finding(out, target, setting, "ethicist") for setting in ("text-only", "white-box")
+        )
         assert "needs log-probabilities" in refused["not_applicable"]
         assert row["decoding"] == "tree to 0.05, top-p 0.7, temperature 0.8" and row["drawn"] == 0
-        found = [g for (cell, _), g in guesses(out).items() if cell == f"{target}/white-box/ethicist"]
+        found = [
+            g for (cell, _), g in guesses(out).items() if cell == f"{target}/white-box/ethicist"
+        ]
         assert row["rows"] == sum(g.rows for g in found) > 0
         certified = sum(g.certificate.certified for g in found if g.certificate)
         assert f"{certified} a certified likeliest suffix" in " ".join(row["notes"])
     assert value(finding(out, "undefended", "white-box", "ethicist"), "recall") > 0.5
-    assert f"{finding(out, 'undefended', 'white-box', 'ethicist')['rows']:,}" in (out / "report.md").read_text()
+    assert (
+        f"{finding(out, 'undefended', 'white-box', 'ethicist')['rows']:,}"
+        in (out / "report.md").read_text()
+    )
     lines = (out / "guesses.jsonl").read_text().splitlines(keepends=True)
     expected = finding(out, "undefended", "white-box", "ethicist")
     (out / "guesses.jsonl").write_text("".join(lines[:7]))
@@ -709,7 +998,9 @@ def test_a_tree_search_is_a_run_like_any_other(world: Path, tmp_path: Path) -> N
     assert (again["rows"], again["notes"]) == (expected["rows"], expected["notes"])
 
 
-def test_a_plug_in_file_runs_and_resumes(world: Path, tmp_path: Path, monkeypatch: Patch, said: Said) -> None:
+def test_a_plug_in_file_runs_and_resumes(
+    world: Path, tmp_path: Path, monkeypatch: Patch, said: Said
+) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text(
         "from dataclasses import dataclass\n"
@@ -745,7 +1036,9 @@ PROBES = ("extraction-probability", "near-verbatim")
 def probed(world: Path, out: Path, *more: str) -> list[str]:
     names = [word for name in (*PROBES, "perplexity") for word in ("--attack", name)]
     floor = ["--nonmembers", str(world / "fresh.jsonl"), "-A", "beams=3", "-A", "distance=1"]
-    return command(world, out, *names, *floor, "--defense", "uniform-mixing", "-D", "weight=0.05", *more)
+    return command(
+        world, out, *names, *floor, "--defense", "uniform-mixing", "-D", "weight=0.05", *more
+    )
 
 
 @pytest.fixture(scope="module")
@@ -758,15 +1051,22 @@ def measured(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_probes_measure_beside_attacks(measured: Path) -> None:
     out = measured
     for name in PROBES:
-        assert "needs log-probabilities" in finding(out, "undefended", "text-only", name)["not_applicable"]
-        own, defended = (finding(out, target, "white-box", name) for target in ("undefended", "uniform-mixing"))
+        assert (
+            "needs log-probabilities"
+            in finding(out, "undefended", "text-only", name)["not_applicable"]
+        )
+        own, defended = (
+            finding(out, target, "white-box", name) for target in ("undefended", "uniform-mixing")
+        )
         main = own["measurements"][0]["name"]
         assert value(own, main) > 0.3 > value(own, f"{main}_nonmembers")
         assert value(own, main) > value(defended, main)
         assert own["decoding"] == "top-p 0.7, temperature 0.8" and own["drawn"] == 0
     exact = finding(out, "undefended", "white-box", "extraction-probability")
     counted = finding(out, "undefended", "white-box", "perplexity")
-    assert value(exact, "expected_any_of_10000") >= value(counted, "any_of_k") - 1e-9  # what 4 samples hit is possible
+    assert (
+        value(exact, "expected_any_of_10000") >= value(counted, "any_of_k") - 1e-9
+    )  # what 4 samples hit is possible
     report = (out / "report.md").read_text()
     assert "| mean p " in report and "| mean p ≥ " in report
     assert "### Expected recall of any of n samples" in report
@@ -774,9 +1074,24 @@ def test_probes_measure_beside_attacks(measured: Path) -> None:
     lines = [json.loads(line) for line in (out / "observations.jsonl").read_text().splitlines()]
     assert all(set(line) == {"cell", "secret", "values"} for line in lines)
     assert stat.S_IMODE((out / "observations.jsonl").stat().st_mode) == 0o600
-    for limit, code in (("extraction_probability=1", 0), ("extraction_probability=0.01", 1), ("recall=1", 0)):
+    for limit, code in (
+        ("extraction_probability=1", 0),
+        ("extraction_probability=0.01", 1),
+        ("recall=1", 0),
+    ):
         assert (
-            run_command_line(["gate", str(out), "--max", limit, "--target", "undefended", "--setting", "white-box"])
+            run_command_line(
+                [
+                    "gate",
+                    str(out),
+                    "--max",
+                    limit,
+                    "--target",
+                    "undefended",
+                    "--setting",
+                    "white-box",
+                ]
+            )
             == code
         ), limit
 
@@ -803,15 +1118,31 @@ def test_claims_are_checked_and_gated(world: Path, tmp_path: Path, said: Said) -
     (tmp_path / "free.py").write_text(FREE)
     out = tmp_path / "run"
     attacks = [*ETHICIST, "--attack", "claim-check", "--limit", "12"]
-    defenses = ["--defense", "uniform-mixing", "--defense", "free", "--plugin", str(tmp_path / "free.py")]
+    defenses = [
+        "--defense",
+        "uniform-mixing",
+        "--defense",
+        "free",
+        "--plugin",
+        str(tmp_path / "free.py"),
+    ]
     budget = ["-D", "pmixed.queries=100", "-D", "pmixed.on_exhaustion=public"]
-    assert run_command_line(command(world, out, *attacks, *pmixed(world, *budget), *defenses, "--verbose")) == 0
+    assert (
+        run_command_line(
+            command(world, out, *attacks, *pmixed(world, *budget), *defenses, "--verbose")
+        )
+        == 0
+    )
     assert "claim violations 0" in said.readouterr().out
     covered = [
-        note for note in finding(out, "pmixed", "text-only", "ethicist")["notes"] if "the query budget paid" in note
+        note
+        for note in finding(out, "pmixed", "text-only", "ethicist")["notes"]
+        if "the query budget paid" in note
     ]
     assert len(covered) == 1 and "the public model answered the rest" in covered[0]
-    assert "makes no claim" in finding(out, "undefended", "white-box", "claim-check")["not_applicable"]
+    assert (
+        "makes no claim" in finding(out, "undefended", "white-box", "claim-check")["not_applicable"]
+    )
     for target, broken in (("pmixed", 0), ("uniform-mixing", 0), ("free", 1)):
         row = finding(out, target, "white-box", "claim-check")
         assert value(row, "claim_violations") == broken and row["decoding"] == "ancestral"
@@ -831,21 +1162,38 @@ def fractions_apart(found: Any) -> tuple[list[float], Any]:
 
 
 def test_a_private_prediction_is_held_to_its_games(world: Path, tmp_path: Path) -> None:
-    """In both settings the same games; the claim is held to those inside it, and 48 of them are too weak for 8."""
+    """In both settings the same games; the claim is held to those inside it, and 48 of them are too
+    weak for 8."""
     out = tmp_path / "run"
     options = ["-A", "prediction-audit.games=64", "-A", "prediction-audit.tokens=8", "--limit", "4"]
     games = ["--attack", "perplexity", "--attack", "prediction-audit", *options]
     defenses = ["--defense", "uniform-mixing", "-D", "uniform-mixing.weight=0.01"]
-    assert run_command_line(command(world, out, *games, *pmixed(world, "-D", "pmixed.queries=8"), *defenses)) == 0
+    assert (
+        run_command_line(
+            command(world, out, *games, *pmixed(world, "-D", "pmixed.queries=8"), *defenses)
+        )
+        == 0
+    )
     for target in ("undefended", "pmixed", "uniform-mixing"):
-        inside, worst = (finding(out, target, setting, "prediction-audit") for setting in ("text-only", "white-box"))
-        for part in ("audits", "measurements"):  # but for rounding: what texts begin with was read for the first
-            (fractions, rest), (others, expected) = (fractions_apart(row[part]) for row in (inside, worst))
+        inside, worst = (
+            finding(out, target, setting, "prediction-audit")
+            for setting in ("text-only", "white-box")
+        )
+        for part in (
+            "audits",
+            "measurements",
+        ):  # but for rounding: what texts begin with was read for the first
+            (fractions, rest), (others, expected) = (
+                fractions_apart(row[part]) for row in (inside, worst)
+            )
             assert rest == expected and fractions == pytest.approx(others, rel=1e-4)
         (audit,) = inside["audits"]
         assert audit["estimator"] == "games" and audit["canaries"] == sum(audit["table"]) == 48
         assert value(inside, "epsilon_lower_bound") == audit["epsilon"]
-    assert finding(out, "ensemble-unmixed", "white-box", "prediction-audit")["audits"][0]["relation"] == "zero_out"
+    assert (
+        finding(out, "ensemble-unmixed", "white-box", "prediction-audit")["audits"][0]["relation"]
+        == "zero_out"
+    )
     said = (out / "report.md").read_text()
     assert "audit too weak to tell" in said and "was not audited" not in said
 
@@ -853,7 +1201,16 @@ def test_a_private_prediction_is_held_to_its_games(world: Path, tmp_path: Path) 
 def test_one_member_that_answers_always_is_legal(world: Path, tmp_path: Path) -> None:
     shutil.copytree(world / "ensemble" / "member-0", tmp_path / "one" / "member-0")
     own = ["-D", f"ensemble={tmp_path / 'one'}", "-D", "q=1", "-D", "queries=100"]
-    flags = ["--attack", "claim-check", "--attack", "perplexity", "--limit", "4", "--setting", "white-box"]
+    flags = [
+        "--attack",
+        "claim-check",
+        "--attack",
+        "perplexity",
+        "--limit",
+        "4",
+        "--setting",
+        "white-box",
+    ]
     assert run_command_line(command(world, tmp_path / "run", *flags, *pmixed(world, *own))) == 0
     row = finding(tmp_path / "run", "pmixed", "white-box", "claim-check")
     assert value(row, "claim_violations") == 0 < value(row, "realised_zero_out")
@@ -887,9 +1244,16 @@ def test_an_interrupted_probe_resumes_to_the_same_end(
 def test_probes_alone_make_a_report(world: Path, tmp_path: Path, said: Said) -> None:
     out = tmp_path / "run"
     files = ["--model", str(world / "model"), "--data", str(world / "data.jsonl"), "-o", str(out)]
-    assert run_command_line(["run", *files, "--attack", "extraction-probability", "--setting", "white-box"]) == 0
+    assert (
+        run_command_line(
+            ["run", *files, "--attack", "extraction-probability", "--setting", "white-box"]
+        )
+        == 0
+    )
     screen = " ".join(said.readouterr().out.split())
-    assert "extraction probability, mean" in screen and "Not tested: verbatim, near-verbatim" in screen
+    assert (
+        "extraction probability, mean" in screen and "Not tested: verbatim, near-verbatim" in screen
+    )
     report = (out / "report.md").read_text()
     assert "### What to do now" in report and "| Not tested |  | verbatim extraction" in report
     assert run_command_line(["gate", str(out), "--max", "recall=1"]) == 1  # no row has a recall
@@ -901,7 +1265,8 @@ def interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-# --- wrong usage and bad input: one sentence, exit code 2, nothing left behind ---------------------------------------
+# --- wrong usage and bad input: one sentence, exit code 2, nothing left behind
+# ---------------------------------------
 
 Case = Callable[[Path, Path], list[str]]  # (world, folder for files) -> what is run, -o aside
 
@@ -909,7 +1274,14 @@ Case = Callable[[Path, Path], list[str]]  # (world, folder for files) -> what is
 def with_data(text: str, name: str = "bad.jsonl") -> Case:
     def case(world: Path, files: Path) -> list[str]:
         (files / name).write_text(text)
-        return ["--model", str(world / "model"), "--data", str(files / name), "--attack", "perplexity"]
+        return [
+            "--model",
+            str(world / "model"),
+            "--data",
+            str(files / name),
+            "--attack",
+            "perplexity",
+        ]
 
     return case
 
@@ -925,8 +1297,17 @@ def with_flags(*flags: str) -> Case:
 
 
 def long_prefix(world: Path, files: Path) -> list[str]:
-    write(files / "long.jsonl", [{"prefix": "code" * POSITIONS, "suffix": f" {i}"} for i in range(8)])
-    return ["--model", str(world / "model"), "--data", str(files / "long.jsonl"), "--attack", "perplexity"]
+    write(
+        files / "long.jsonl", [{"prefix": "code" * POSITIONS, "suffix": f" {i}"} for i in range(8)]
+    )
+    return [
+        "--model",
+        str(world / "model"),
+        "--data",
+        str(files / "long.jsonl"),
+        "--attack",
+        "perplexity",
+    ]
 
 
 def nan_model(world: Path, files: Path) -> list[str]:
@@ -934,7 +1315,14 @@ def nan_model(world: Path, files: Path) -> list[str]:
     with torch.no_grad():
         model.transformer.h[1].mlp.c_fc.weight[0, 0] = float("nan")
     save(model, PreTrainedTokenizerFast.from_pretrained(world / "model"), files / "nan")
-    return ["--model", str(files / "nan"), "--data", str(world / "data.jsonl"), "--attack", "perplexity"]
+    return [
+        "--model",
+        str(files / "nan"),
+        "--data",
+        str(world / "data.jsonl"),
+        "--attack",
+        "perplexity",
+    ]
 
 
 def other_model(flag: str, vocab_size: int, positions: int, *more: str) -> Case:
@@ -965,16 +1353,27 @@ def no_members(make: bool) -> Case:
         if make:
             (files / "members").mkdir()
         ensemble = f"ensemble={files / 'members'}"
-        flags = with_flags("--attack", "perplexity", "--defense", "pmixed", "-D", ensemble)(world, files)
+        flags = with_flags("--attack", "perplexity", "--defense", "pmixed", "-D", ensemble)(
+            world, files
+        )
         return [*flags, "--public", str(world / "public")]
 
     return case
 
 
 REFUSED: dict[str, tuple[Case, str]] = {
-    "attack": (with_flags("--attack", "etichist"), "unknown attack 'etichist'; did you mean 'ethicist'?"),
-    "attack, nothing near": (with_flags("--attack", "xyzzy"), "known: claim-check, epsilon-audit, ethicist"),
-    "defense": (with_flags("--defense", "pmixt"), "unknown defense 'pmixt'; did you mean 'pmixed'?"),
+    "attack": (
+        with_flags("--attack", "etichist"),
+        "unknown attack 'etichist'; did you mean 'ethicist'?",
+    ),
+    "attack, nothing near": (
+        with_flags("--attack", "xyzzy"),
+        "known: claim-check, epsilon-audit, ethicist",
+    ),
+    "defense": (
+        with_flags("--defense", "pmixt"),
+        "unknown defense 'pmixt'; did you mean 'pmixed'?",
+    ),
     "option": (with_flags("-A", "sample=3"), "did you mean 'samples'?"),
     "own option": (with_flags("-A", "ethicist.epoch=3"), "did you mean 'epochs'?"),
     "option of nobody": (with_flags("-A", "ethicst.epochs=3"), "did you mean 'ethicist'?"),
@@ -983,20 +1382,38 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "no data file": (with_flags("--data", "nowhere.jsonl"), "nowhere.jsonl"),
     "no model": (with_flags("--model", "./nowhere"), "'./nowhere': no such folder"),
     "no reference": (with_flags("--reference", "./nowhere"), "'./nowhere': no such folder"),
-    "columns": (with_data('{"question": "a", "answer": "b"}\n'), "the columns prefix and suffix or the column text"),
+    "columns": (
+        with_data('{"question": "a", "answer": "b"}\n'),
+        "the columns prefix and suffix or the column text",
+    ),
     "no header": (with_data(f"{PLANTED} 1,{PLANTED} 2\na,b\n", "bad.csv"), "header row missing"),
     "empty": (with_data(""), "is empty"),
     "empty CSV": (with_data("prefix,suffix\n", "bad.csv"), "is empty"),
     "not JSON": (with_data(f'{{"prefix": "{PLANTED}"\n'), "bad.jsonl"),
-    "positions": (long_prefix, f"8 rows: longer than the {POSITIONS - 1} tokens that the model reads at once"),
+    "positions": (
+        long_prefix,
+        f"8 rows: longer than the {POSITIONS - 1} tokens that the model reads at once",
+    ),
     "positions for a prompt": (with_flags("-A", "prompt_length=60"), f"has {POSITIONS} positions"),
     "NaN": (nan_model, "returned NaN"),
-    "weight": (with_flags("--defense", "uniform-mixing", "-D", "weight=1.2"), "expected weight in [0, 1], got 1.2"),
+    "weight": (
+        with_flags("--defense", "uniform-mixing", "-D", "weight=1.2"),
+        "expected weight in [0, 1], got 1.2",
+    ),
     "q": (with_flags("--defense", "pmixed", "-D", "q=0"), "expected q in (0, 1], got 0.0"),
     "pmixed without ensemble": (with_flags("--defense", "pmixed"), "needs -D ensemble=DIR"),
-    "ensemble without public": (with_flags("--defense", "pmixed", "-D", "ensemble=x"), "needs --public MODEL"),
-    "fraction": (with_flags("--known-fraction", "1.5"), "expected --known-fraction in [0, 1), got 1.5"),
-    "samples of a search": (with_flags("-a", "exact", "--samples", "5"), "expected an attack that draws samples"),
+    "ensemble without public": (
+        with_flags("--defense", "pmixed", "-D", "ensemble=x"),
+        "needs --public MODEL",
+    ),
+    "fraction": (
+        with_flags("--known-fraction", "1.5"),
+        "expected --known-fraction in [0, 1), got 1.5",
+    ),
+    "samples of a search": (
+        with_flags("-a", "exact", "--samples", "5"),
+        "expected an attack that draws samples",
+    ),
     "limit": (with_flags("--limit", "0"), "expected --limit >= 1, got 0"),
     "batch size": (with_flags("--batch-size", "0"), "expected --batch-size"),
     "setting": (with_flags("--setting", "claims"), "got 'claims'"),
@@ -1011,23 +1428,36 @@ REFUSED_TOO: dict[str, tuple[Case, str]] = {
     "ensemble empty": (no_members(True), "members"),
     "ensemble of another model": (
         lambda world, files: [
-            *with_flags("--attack", "perplexity", "--defense", "pmixed", "-D", f"ensemble={files / 'm'}")(
-                world, _members_of_another(world, files)
-            ),
+            *with_flags(
+                "--attack", "perplexity", "--defense", "pmixed", "-D", f"ensemble={files / 'm'}"
+            )(world, _members_of_another(world, files)),
             *("--public", str(world / "public")),
         ],
         "cannot load the ensemble",
     ),
-    "positions of the reference": (other_model("--reference", VOCABULARY, 8, "--attack", "reference"), "8 positions"),
-    "positions of the public model": (other_model("--public", VOCABULARY, 8, *ETHICIST), "8 positions"),
+    "positions of the reference": (
+        other_model("--reference", VOCABULARY, 8, "--attack", "reference"),
+        "8 positions",
+    ),
+    "positions of the public model": (
+        other_model("--public", VOCABULARY, 8, *ETHICIST),
+        "8 positions",
+    ),
     "device": (with_flags("--device", "cuda"), "cuda"),
-    "device of another kind": (with_flags("--device", "gpu"), "expected --device as auto, cpu, cuda, cuda:N or mps"),
+    "device of another kind": (
+        with_flags("--device", "gpu"),
+        "expected --device as auto, cpu, cuda, cuda:N or mps",
+    ),
     "device that holds nothing": (with_flags("--device", "meta"), "expected meta to be there"),
-    "map that is none": (with_flags("--device-map", "all"), "expected --device-map as auto, balanced"),
+    "map that is none": (
+        with_flags("--device-map", "all"),
+        "expected --device-map as auto, balanced",
+    ),
     "map of nothing": (with_flags("--device-map", "{}"), "expected --device-map as auto, balanced"),
     "map and device": (
         with_flags("--device-map", "auto", "--device", "mps"),
-        "expected either --device or --device-map, which says where each part of a model goes, got --device mps",
+        "expected either --device or --device-map, which says where each part of a model goes, got "
+        "--device mps",
     ),
     "map twice": (
         with_flags("--device-map", "auto", "--model-arg", "device_map=auto"),
@@ -1045,7 +1475,9 @@ REFUSED_TOO: dict[str, tuple[Case, str]] = {
 
 def _members_of_another(world: Path, files: Path) -> Path:
     torch.manual_seed(0)
-    wide = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=2, n_positions=64))
+    wide = GPT2LMHeadModel(
+        GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=2, n_positions=64)
+    )
     get_peft_model(wide, lora("c_attn")).save_pretrained(str(files / "m" / "member-0"))
     return files
 
@@ -1060,14 +1492,23 @@ def members_of_another_base(world: Path, files: Path) -> list[str]:
 
 
 def private(*more: str) -> Case:
-    return lambda world, files: [*with_flags("--attack", "perplexity")(world, files), *pmixed(world, *more)]
+    return lambda world, files: [
+        *with_flags("--attack", "perplexity")(world, files),
+        *pmixed(world, *more),
+    ]
 
 
 REFUSED_CLAIMS: dict[str, tuple[Case, str]] = {
     "budget": (private("-D", "epsilon=2", "-D", "alpha=3"), "expected epsilon above 4.80169 nats"),
     "queries": (private("-D", f"queries={10**40}"), f"no radius fits {10**40} queries"),
-    "published queries": (private("-D", f"queries={10**40}", "-D", "accounting=published"), "no radius fits"),
-    "alpha not whole": (private("-D", "alpha=2.5"), "expected pmixed.alpha to be a whole number, got '2.5'"),
+    "published queries": (
+        private("-D", f"queries={10**40}", "-D", "accounting=published"),
+        "no radius fits",
+    ),
+    "alpha not whole": (
+        private("-D", "alpha=2.5"),
+        "expected pmixed.alpha to be a whole number, got '2.5'",
+    ),
     "alpha too small": (private("-D", "alpha=1"), "expected alpha >= 2, got 1"),
     "order above the controlled one": (
         lambda world, files: [
@@ -1079,9 +1520,14 @@ REFUSED_CLAIMS: dict[str, tuple[Case, str]] = {
     "members of another base": (members_of_another_base, "but member-0 was trained from"),
     "members of another vocabulary": (
         lambda world, files: [
-            *with_flags("--attack", "perplexity", "--defense", "pmixed", "-D", f"ensemble={world / 'ensemble'}")(
-                world, files
-            ),
+            *with_flags(
+                "--attack",
+                "perplexity",
+                "--defense",
+                "pmixed",
+                "-D",
+                f"ensemble={world / 'ensemble'}",
+            )(world, files),
             *other_model("--public", 200, POSITIONS)(world, files)[-2:],
         ],
         "vocabulary",
@@ -1111,7 +1557,9 @@ def test_bad_input_is_refused_in_one_sentence(
     assert list(place.iterdir()) == []
 
 
-def test_an_output_that_cannot_be_written_is_refused(world: Path, tmp_path: Path, said: Said) -> None:
+def test_an_output_that_cannot_be_written_is_refused(
+    world: Path, tmp_path: Path, said: Said
+) -> None:
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / ("x" * 300)):
         assert run_command_line(command(world, out)) == 2, out
@@ -1126,14 +1574,21 @@ def test_a_folder_with_a_run_is_not_written_over(full: Path, world: Path, said: 
     assert {path.name: path.read_bytes() for path in full.iterdir() if path.is_file()} == before
 
 
-def test_a_refused_run_leaves_the_users_files_alone(world: Path, tmp_path: Path, said: Said) -> None:
+def test_a_refused_run_leaves_the_users_files_alone(
+    world: Path, tmp_path: Path, said: Said
+) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine")
-    assert run_command_line(command(world, tmp_path / "out", "--data", str(tmp_path / "none.jsonl"))) == 2
+    assert (
+        run_command_line(command(world, tmp_path / "out", "--data", str(tmp_path / "none.jsonl")))
+        == 2
+    )
     assert os.listdir(tmp_path / "out") == ["notes.txt"]
 
 
-def test_resume_refuses_what_is_no_run_and_further_options(full: Path, tmp_path: Path, said: Said) -> None:
+def test_resume_refuses_what_is_no_run_and_further_options(
+    full: Path, tmp_path: Path, said: Said
+) -> None:
     assert run_command_line(["run", "--resume", str(tmp_path)]) == 2
     assert "expected a run folder to resume" in said.readouterr().err
     assert run_command_line(["run", "--resume", str(tmp_path / "none")]) == 2
@@ -1168,18 +1623,24 @@ def test_gate_and_report_refuse_what_is_no_finished_run(tmp_path: Path, said: Sa
     ],
     ids=lambda flags: flags[0],
 )
-def test_the_lab_ignores_no_flag_in_silence(flags: list[str], tmp_path: Path, monkeypatch: Patch, said: Said) -> None:
+def test_the_lab_ignores_no_flag_in_silence(
+    flags: list[str], tmp_path: Path, monkeypatch: Patch, said: Said
+) -> None:
     from auditor.runs import run as module
 
     def reached(*_: Any) -> None:
         raise AssertionError("the run started, though the lab does not look at this flag")
 
     monkeypatch.setattr(module, "run_audit", reached)
-    assert run_command_line(["run", *flags, "-o", str(tmp_path / "out")]) == 2, said.readouterr().err
+    assert run_command_line(["run", *flags, "-o", str(tmp_path / "out")]) == 2, (
+        said.readouterr().err
+    )
     assert flags[0] in said.readouterr().err
 
 
-def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: Patch, said: Said) -> None:
+def test_a_cache_that_cannot_be_written_is_refused(
+    tmp_path: Path, monkeypatch: Patch, said: Said
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "file"))
     assert run_command_line(["run", "-o", str(tmp_path / "out")]) == 2
@@ -1188,11 +1649,22 @@ def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: 
 
 
 def test_a_sweep_tunes_anew_where_the_defense_is_another(world: Path, tmp_path: Path) -> None:
-    """PMixED's radius follows what the row will draw: a prompt of another number of samples is not of this model."""
+    """PMixED's radius follows what the row will draw: a prompt of another number of samples is not
+    of this model."""
     flags = [*ETHICIST, *pmixed(world), "--setting", "white-box", "--limit", "6"]
-    assert run_command_line(command(world, tmp_path / "grid", *flags, "--sweep", "ethicist.samples=1,40")) == 0
-    assert run_command_line(command(world, tmp_path / "alone", *flags, "-A", "ethicist.samples=40")) == 0
-    (point,) = (path for path in (tmp_path / "grid").iterdir() if path.is_dir() and "40" in path.name)
+    assert (
+        run_command_line(
+            command(world, tmp_path / "grid", *flags, "--sweep", "ethicist.samples=1,40")
+        )
+        == 0
+    )
+    assert (
+        run_command_line(command(world, tmp_path / "alone", *flags, "-A", "ethicist.samples=40"))
+        == 0
+    )
+    (point,) = (
+        path for path in (tmp_path / "grid").iterdir() if path.is_dir() and "40" in path.name
+    )
     assert_same_guesses(point, tmp_path / "alone")
 
 
@@ -1200,33 +1672,57 @@ def test_flags_win_over_the_plan_file(world: Path, tmp_path: Path, said: Said) -
     plan = tmp_path / "plan.toml"
     plan.write_text(
         f'model = "{world / "model"}"\ndata = "{world / "data.jsonl"}"\nattack = ["perplexity"]\n'
-        'setting = "white-box"\nseeds = [5, 7]\n[attack_options.perplexity]\nsamples = 2\ntop_p = 0.9\n'
+        'setting = "white-box"\nseeds = [5, 7]\n[attack_options.perplexity]\nsamples = 2\ntop_p = '
+        "0.9\n"
     )
     out = tmp_path / "out"
     assert (
-        run_command_line(["run", "--config", str(plan), "--seed", "6", "-A", "perplexity.samples=3", "-o", str(out)])
+        run_command_line(
+            [
+                "run",
+                "--config",
+                str(plan),
+                "--seed",
+                "6",
+                "-A",
+                "perplexity.samples=3",
+                "-o",
+                str(out),
+            ]
+        )
         == 0
     )
     row = finding(out, "undefended", "white-box", "perplexity")
     assert result(out)["seed"] == 6
     assert (row["options"]["samples"], row["options"]["top_p"]) == (3, 0.9)
-    assert run_command_line(["run", "--config", str(plan), "--submission", str(tmp_path / "guesses.csv")]) == 2
+    assert (
+        run_command_line(
+            ["run", "--config", str(plan), "--submission", str(tmp_path / "guesses.csv")]
+        )
+        == 2
+    )
     assert "--submission holds the guesses of a single run" in said.readouterr().err
     plan.write_text("atack = []\n")
     assert run_command_line(["run", "--config", str(plan)]) == 2
     assert "did you mean 'attack'" in said.readouterr().err
 
 
-@pytest.mark.parametrize(("arguments", "said"), [(["run", "--help"], "--attack"), (["list"], "ethicist")])
+@pytest.mark.parametrize(
+    ("arguments", "said"), [(["run", "--help"], "--attack"), (["list"], "ethicist")]
+)
 def test_help_and_list_are_quick_and_import_nothing_heavy(arguments: list[str], said: str) -> None:
-    heavy = "{'torch', 'transformers', 'peft', 'numpy', 'pandas', 'matplotlib', 'scipy', 'datasets'}"
+    heavy = (
+        "{'torch', 'transformers', 'peft', 'numpy', 'pandas', 'matplotlib', 'scipy', 'datasets'}"
+    )
     script = (
         f"import sys; from auditor.cli import run_command_line; run_command_line({arguments}); "
         f"sys.exit(bool({heavy} & set(sys.modules)))"
     )
     run_command_line(["list"])  # what plug-ins say is kept from now on
     start = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert said in done.stdout and time.perf_counter() - start < 10
 
@@ -1246,7 +1742,7 @@ run, table = sys.argv[1:]
 for command in (["report", run, "--baseline", run], ["gate", run, "--max", "recall=1", "--baseline", run],
                 ["compare", run, run], ["export", run, "--csv", table]):
     assert run_command_line(command) == 0, command
-"""
+"""  # noqa: E501
 
 
 def test_what_reads_the_record_needs_no_torch(full: Path, tmp_path: Path) -> None:
@@ -1258,7 +1754,9 @@ def test_what_reads_the_record_needs_no_torch(full: Path, tmp_path: Path) -> Non
     assert "gate held" in done.stdout and (tmp_path / "rows.csv").is_file()
 
 
-def test_an_unexpected_error_is_ours(monkeypatch: Patch, said: Said, world: Path, tmp_path: Path) -> None:
+def test_an_unexpected_error_is_ours(
+    monkeypatch: Patch, said: Said, world: Path, tmp_path: Path
+) -> None:
     def bug(*_: Any) -> None:
         raise ZeroDivisionError("a bug")
 
@@ -1277,16 +1775,23 @@ def test_a_tokenizer_wider_than_the_distribution_is_refused_where_the_data_use_i
     assert "vocabulary mismatch: the tokenizer writes the data with token" in said.readouterr().err
     assert not (tmp_path / "out").exists()
     model = GPT2LMHeadModel.from_pretrained(world / "model")
-    tokenizer.add_tokens([f"<unused {i}>" for i in range(1 + model.config.vocab_size - len(tokenizer))])
+    tokenizer.add_tokens(
+        [f"<unused {i}>" for i in range(1 + model.config.vocab_size - len(tokenizer))]
+    )
     save(model, tokenizer, tmp_path / "wide")
     assert (
-        run_command_line(["run", "--model", str(tmp_path / "wide"), *data, "--attack", "zlib", "--samples", "1"]) == 0
+        run_command_line(
+            ["run", "--model", str(tmp_path / "wide"), *data, "--attack", "zlib", "--samples", "1"]
+        )
+        == 0
     )
     told = json.loads((tmp_path / "out" / "result.json").read_text())["benchmark"]["notes"]
     assert [note for note in told if "the data use none of those beyond" in note]
 
 
-def test_what_libraries_report_of_weights_does_not_bury_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_libraries_report_of_weights_does_not_bury_a_refusal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """transformers reads its variable once, and may have done so before the command line began."""
     monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")
     before = transformers.logging.get_verbosity()

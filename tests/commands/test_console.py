@@ -13,7 +13,10 @@ def test_the_time_left_is_of_the_step_and_not_of_what_was_done_before_it(
     now = [0.0]
     monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
     console.stderr_console.cache_clear()
-    with console.open_progress_terminal(verbose=False) as reporter, reporter.transient_progress_bar("model 1"):
+    with (
+        console.open_progress_terminal(verbose=False) as reporter,
+        reporter.transient_progress_bar("model 1"),
+    ):
         for what, done, at in (
             ("training", 3, 3600),
             ("reading", 10, 3700),

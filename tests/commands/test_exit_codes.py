@@ -1,4 +1,5 @@
-"""An exit code says what happened: 0 success, 1 a gate that failed, 130 an interrupt, 141 a reader that left."""
+"""An exit code says what happened: 0 success, 1 a gate that failed, 130 an interrupt, 141 a reader
+that left."""
 
 from __future__ import annotations
 
@@ -25,18 +26,30 @@ from tests.conftest import save_tiny
         (SystemExit(), 3, "SystemExit(None)"),
         (SystemExit(4), 3, "SystemExit(4)"),
         (EOFError("empty"), 3, "a bug of ours"),  # click's way to say "interrupted"
-        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 2, "error: Broken pipe"),  # not of our output, which is read
+        (
+            BrokenPipeError(errno.EPIPE, "Broken pipe"),
+            2,
+            "error: Broken pipe",
+        ),  # not of our output, which is read
         (GeneratorExit(), 3, "a bug of ours"),
         (BaseException("of a library"), 3, "a bug of ours"),
         (OSError(errno.ENOSPC, "No space left on device"), 2, "error: No space left on device"),
-        (OSError(errno.EROFS, "Read-only file system", "/a/b"), 2, "error: /a/b: Read-only file system"),
+        (
+            OSError(errno.EROFS, "Read-only file system", "/a/b"),
+            2,
+            "error: /a/b: Read-only file system",
+        ),
         (KeyboardInterrupt(), 130, ""),
         (AuditError("expected a, got b"), 2, "error: expected a, got b"),
     ],
     ids=repr,
 )
 def test_what_ends_a_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, said: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    said: str,
 ) -> None:
     def raises(*_: object) -> None:
         raise error
@@ -80,9 +93,12 @@ def test_a_command_that_cannot_say_its_answer_has_not_succeeded() -> None:
         assert in_a_process(["--version"], stdout=full.fileno()).returncode == 2
 
 
-@pytest.mark.parametrize("arguments", [["list"], ["reproduce", "--list"], ["gate", "--plan", "recall=0.1:0.2"]])
+@pytest.mark.parametrize(
+    "arguments", [["list"], ["reproduce", "--list"], ["gate", "--plan", "recall=0.1:0.2"]]
+)
 def test_a_command_whose_reader_left_ends_quietly(arguments: list[str]) -> None:
-    """As in `audit list | head`. One is drawn by rich, which makes an exit of it; the others go through typer."""
+    """As in `audit list | head`. One is drawn by rich, which makes an exit of it; the others go
+    through typer."""
     read, write = os.pipe()
     os.close(read)
     try:
@@ -101,19 +117,43 @@ def test_a_refusal_that_nobody_reads_is_one_all_the_same() -> None:
         os.close(write)
 
 
-@pytest.mark.parametrize(("attack", "journal"), [("perplexity", "guesses"), ("extraction-probability", "observations")])
+@pytest.mark.parametrize(
+    ("attack", "journal"), [("perplexity", "guesses"), ("extraction-probability", "observations")]
+)
 def test_answers_about_secrets_of_nobody_are_not_kept_in_silence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], attack: str, journal: str
 ) -> None:
     save_tiny(tmp_path / "model")
-    rows = [{"prefix": f"the number of {i} is", "suffix": f" {i * 7919} {i * 31} {i}"} for i in range(6)]
+    rows = [
+        {"prefix": f"the number of {i} is", "suffix": f" {i * 7919} {i * 31} {i}"} for i in range(6)
+    ]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = ["--model", str(tmp_path / "model"), "--data", str(tmp_path / "data.jsonl"), "--prefix-token", "none"]
-    sizes = ["--prefix-length", "3", "--suffix-length", "2", "--setting", "white-box", "-o", str(tmp_path / "run")]
+    data = [
+        "--model",
+        str(tmp_path / "model"),
+        "--data",
+        str(tmp_path / "data.jsonl"),
+        "--prefix-token",
+        "none",
+    ]
+    sizes = [
+        "--prefix-length",
+        "3",
+        "--suffix-length",
+        "2",
+        "--setting",
+        "white-box",
+        "-o",
+        str(tmp_path / "run"),
+    ]
     assert run_command_line(["run", *data, *sizes, "--attack", attack]) == 0
     file = tmp_path / "run" / f"{journal}.jsonl"
     lines = file.read_text().splitlines()
-    file.write_text("\n".join([*lines, json.dumps({**json.loads(lines[0]), "secret": "nobody's"})]) + "\n")
+    file.write_text(
+        "\n".join([*lines, json.dumps({**json.loads(lines[0]), "secret": "nobody's"})]) + "\n"
+    )
     assert run_command_line(["run", "--resume", str(tmp_path / "run")]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "got 1 of undefended, white-box" in said and "about others: the journal is damaged" in said
+    assert (
+        "got 1 of undefended, white-box" in said and "about others: the journal is damaged" in said
+    )

@@ -1,4 +1,5 @@
-"""`--help` of every command: examples that would be read, every flag once, in its panel, on lines that fit; no rich."""
+"""`--help` of every command: examples that would be read, every flag once, in its panel, on lines
+that fit; no rich."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ def test_its_examples_would_be_read(name: str) -> None:
         assert example.startswith(f"{name} ") or example == name
         parse(shlex.split(example)[1:])
     lines = shown(name)
-    assert lines.index("Examples:") < next(i for i, line in enumerate(lines) if line.startswith("  -"))
+    assert lines.index("Examples:") < next(
+        i for i, line in enumerate(lines) if line.startswith("  -")
+    )
 
 
 def test_the_examples_of_the_program_would_be_read() -> None:
@@ -70,7 +73,9 @@ def test_every_flag_stands_once_and_every_line_fits(name: str) -> None:
         line for line in lines if re.search(r"<(str|int|float|bool|path|list\[\w+\])>", line)
     ]  # types, as typer names them
     options = [one for one in COMMANDS[name].params if one.param_type_name == "option"]
-    assert set(panels(lines)) == {spelt for one in options for spelt in (*one.opts, *one.secondary_opts)} | {"--help"}
+    assert set(panels(lines)) == {
+        spelt for one in options for spelt in (*one.opts, *one.secondary_opts)
+    } | {"--help"}
     assert all(one.help for one in options)
 
 
@@ -90,7 +95,9 @@ def test_no_sentence_of_the_overview_is_cut() -> None:
     assert "..." not in text.replace("[ARGS]...", "")
     for command in COMMAND.commands.values():
         assert (
-            " ".join(ParsedCommandDocstring.split_docstring(command.help).first.split(". ")[0].split()).rstrip(".")
+            " ".join(
+                ParsedCommandDocstring.split_docstring(command.help).first.split(". ")[0].split()
+            ).rstrip(".")
             in text
         )
 

@@ -26,15 +26,21 @@ def test_it_names_every_plug_in_in_few_lines(capsys: Said) -> None:
     assert run_command_line(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     in_terminal = [line.plain for line in listing.plugin_listing_overview_lines(FOUND, 100)]
-    assert max(map(len, in_terminal[:-1])) <= 100 < max(map(len, lines[:-1]))  # in a pipe nothing is cut
-    assert all(whole.startswith(cut) for whole, cut in zip(lines, in_terminal, strict=True))  # no word is cut
+    assert (
+        max(map(len, in_terminal[:-1])) <= 100 < max(map(len, lines[:-1]))
+    )  # in a pipe nothing is cut
+    assert all(
+        whole.startswith(cut) for whole, cut in zip(lines, in_terminal, strict=True)
+    )  # no word is cut
     named = next(line for line in lines if line.startswith("controls ")).count(",") + 1
     methods = {name for kind in FLAGS for name in FOUND[kind]}
     forms = [name for name, cls in FOUND["Defense"].items() if cls.form]
     assert len(forms) >= 7 and len(lines) <= 40
     # a line each, but for forms and models, controls, data, and how to read on
     assert len(lines) == len(methods) - named - len(forms) + 4
-    assert {name for kind in FOUND.values() for name in kind} <= set(re.findall(r"[\w-]+", "\n".join(lines)))
+    assert {name for kind in FOUND.values() for name in kind} <= set(
+        re.findall(r"[\w-]+", "\n".join(lines))
+    )
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in FLAGS for name in FOUND[kind]])
@@ -49,27 +55,47 @@ def test_of_one_it_shows_options_needs_claim_source_and_page(
         option: str(value).lower() if isinstance(value, bool) else value
         for option, value in plugin_option_defaults(cls).items()
     }
-    assert all(f"{FLAGS[kind].format(name)}{option}={value}" in shown for option, value in given.items())
-    assert all(f"({'|'.join(map(str, values))})" in shown for values in allowed_option_values(cls).values())
+    assert all(
+        f"{FLAGS[kind].format(name)}{option}={value}" in shown for option, value in given.items()
+    )
+    assert all(
+        f"({'|'.join(map(str, values))})" in shown for values in allowed_option_values(cls).values()
+    )
     pages = [line.split()[1] for line in shown.splitlines() if line.startswith("page ")]
-    assert f"docs/how-to/{name}.md" in pages or not (ROOT / "docs" / "how-to" / f"{name}.md").exists()
+    assert (
+        f"docs/how-to/{name}.md" in pages or not (ROOT / "docs" / "how-to" / f"{name}.md").exists()
+    )
     assert any(f"`{name}`" in (ROOT / page).read_text(encoding="utf-8") for page in pages)
-    sources = [line.split(maxsplit=1)[1] for line in shown.splitlines() if line.startswith("source ")]
-    assert all(f'name: ClassVar[str] = "{name}"' in Path(source).read_text(encoding="utf-8") for source in sources)
+    sources = [
+        line.split(maxsplit=1)[1] for line in shown.splitlines() if line.startswith("source ")
+    ]
+    assert all(
+        f'name: ClassVar[str] = "{name}"' in Path(source).read_text(encoding="utf-8")
+        for source in sources
+    )
     assert all(need in shown for need in getattr(cls, "needs", ()))
 
 
-def test_classes_from_the_cache_name_the_same_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_classes_from_the_cache_name_the_same_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path))
     for _ in ("made", "read"):
         classes = cached_plugin_classes(lambda: None)
-        pages = {name: cls.page for kind in ("Attack", "Probe") for name, cls in classes[kind].items()}
-        assert pages == {name: cls.page for kind in ("Attack", "Probe") for name, cls in FOUND[kind].items()}
+        pages = {
+            name: cls.page for kind in ("Attack", "Probe") for name, cls in classes[kind].items()
+        }
+        assert pages == {
+            name: cls.page for kind in ("Attack", "Probe") for name, cls in FOUND[kind].items()
+        }
     assert pages["epsilon-audit"] == "how-to/audit-an-epsilon"
 
 
 def test_a_slip_is_refused_with_the_nearest_name(capsys: Said) -> None:
-    assert run_command_line(["list", "ethicis"]) == 2 and "did you mean 'ethicist'" in capsys.readouterr().err
+    assert (
+        run_command_line(["list", "ethicis"]) == 2
+        and "did you mean 'ethicist'" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,7 +109,13 @@ def test_a_slip_is_refused_with_the_nearest_name(capsys: Said) -> None:
     ],
 )
 def test_a_shell_completes_commands_plug_ins_and_options(typed: str, wanted: set[str]) -> None:
-    asked = {"_AUDIT_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    asked = {
+        "_AUDIT_COMPLETE": "complete_bash",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(typed.split()) - 1),
+    }
     command = [sys.executable, "-m", "auditor.cli"]
-    done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, env={**os.environ, **asked}, capture_output=True, text=True, timeout=120
+    )
     assert set(done.stdout.split()) == wanted

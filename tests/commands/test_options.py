@@ -1,4 +1,5 @@
-"""Flags that several commands share: spelt out from groups, with one text each, and none that a plan does not have."""
+"""Flags that several commands share: spelt out from groups, with one text each, and none that a
+plan does not have."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def flags(group: type) -> list[str]:
     def command(group: Any) -> None: ...
 
     command.__annotations__ = {"group": group}
-    return list(inspect.signature(options.wrap_command_with_flag_groups_expanded(command)).parameters)
+    return list(
+        inspect.signature(options.wrap_command_with_flag_groups_expanded(command)).parameters
+    )
 
 
 def test_a_command_gets_its_groups_from_flags_that_stand_in_its_signature() -> None:
@@ -62,7 +65,9 @@ def test_a_command_gets_the_fields_of_a_plan_that_were_given() -> None:
     """Zero and no were given; what was not is left to the plan file, or to the default."""
     seen: list[dict[str, Any]] = []
 
-    def command(plan: Annotated[options.Values, options.PlanFlags("seed controls attack", {"seed": "S."})]) -> None:
+    def command(
+        plan: Annotated[options.Values, options.PlanFlags("seed controls attack", {"seed": "S."})],
+    ) -> None:
         seen.append(plan)
 
     alone = typer.Typer(add_completion=False)
@@ -92,6 +97,9 @@ def test_every_command_that_loads_a_model_takes_the_same_flags_for_it() -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "ten", "", "1.5", "9" * 10])
 def test_a_batch_size_is_a_whole_number_or_auto(text: str) -> None:
-    assert (options.parse_batch_size_flag("auto"), options.parse_batch_size_flag("7")) == ("auto", 7)
+    assert (options.parse_batch_size_flag("auto"), options.parse_batch_size_flag("7")) == (
+        "auto",
+        7,
+    )
     with pytest.raises(AuditError, match="expected --batch-size to be a whole number >= 1 or auto"):
         options.parse_batch_size_flag(text)

@@ -1,4 +1,5 @@
-"""Private text stays private: what `audit` makes of it is its owner's only, does not stay, and is never quoted."""
+"""Private text stays private: what `audit` makes of it is its owner's only, does not stay, and is
+never quoted."""
 
 from __future__ import annotations
 
@@ -27,13 +28,15 @@ PRIVATE = "quokkaberry"  # part of every record
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder that `datasets` reads, a manifest, an empty cache; whoever made the process lets others read."""
+    """A folder that `datasets` reads, a manifest, an empty cache; whoever made the process lets
+    others read."""
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
     (tmp_path / "set").mkdir()
     rows = [{"text": f"{PRIVATE} {i}"} for i in range(5)]
     (tmp_path / "set" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     manifests.write_canary_manifest(
-        tmp_path / "m.json", exposure_canaries.make_exposure_canary_manifest(["My ID is {digits:6}"], (1,), 2)
+        tmp_path / "m.json",
+        exposure_canaries.make_exposure_canary_manifest(["My ID is {digits:6}"], (1,), 2),
     )
     before = os.umask(0o022)
     yield tmp_path
@@ -41,13 +44,20 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def holding(folder: Path, text: str) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
+    return [
+        path for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes()
+    ]
 
 
 @pytest.mark.parametrize("data", ["set", "set/train.jsonl"])
 def test_a_copy_with_canaries_is_its_owners_only(world: Path, data: str) -> None:
     out = world / ("out" if data == "set" else "out.jsonl")
-    assert run_command_line(["canaries", "insert", f"{world}/m.json", f"{world}/{data}", "-o", str(out)]) == 0
+    assert (
+        run_command_line(
+            ["canaries", "insert", f"{world}/m.json", f"{world}/{data}", "-o", str(out)]
+        )
+        == 0
+    )
     made = [out, *out.rglob("*")]
     assert {stat.S_IMODE(path.stat().st_mode) for path in made} <= {0o700, 0o600}
     assert not holding(world / "cache", PRIVATE)
@@ -64,7 +74,9 @@ def _die(parent: str) -> None:
         os._exit(9)  # as kill -9: no clean-up
 
 
-def test_what_a_killed_process_left_goes_with_the_next_one_and_nothing_else_does(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_goes_with_the_next_one_and_nothing_else_does(
+    tmp_path: Path,
+) -> None:
     other = tmp_path / ".out.jsonl-mine"
     other.mkdir()
     with scratch_folder(tmp_path, "out.jsonl") as held:
@@ -79,24 +91,31 @@ def test_what_a_killed_process_left_goes_with_the_next_one_and_nothing_else_does
 
 
 def mistyped() -> list[Any]:
-    """A manifest with one field of a canary, or of the manifest, of another kind: the text itself is the likeliest."""
+    """A manifest with one field of a canary, or of the manifest, of another kind: the text itself
+    is the likeliest."""
     made = []
     for name in ("id", "text", "space", "count"):
         for value in (PRIVATE, [PRIVATE], {PRIVATE: PRIVATE}, None):
             if (name, value) == ("id", PRIVATE):  # an id is what is shown
                 continue
-            made.append(((name, value), lambda raw, n=name, v=value: raw["canaries"][0].update({n: v})))
+            made.append(
+                ((name, value), lambda raw, n=name, v=value: raw["canaries"][0].update({n: v}))
+            )
     made.append((("name", PRIVATE), lambda raw: raw["canaries"][0].update({PRIVATE: 1})))
     for name in ("schema_version", "seed", "formats", "canaries"):
         made.append(((name, PRIVATE), lambda raw, n=name: raw.update({n: PRIVATE})))
         made.append(((name, {}), lambda raw, n=name: raw.update({n: [{PRIVATE: PRIVATE}]})))
     lists = {"format": "{n}", "lists": {PRIVATE: PRIVATE}}
     made.append((("lists", PRIVATE), lambda raw: raw.update({"formats": [lists]})))
-    return [pytest.param(change, id=f"{name}={type(value).__name__}") for (name, value), change in made]
+    return [
+        pytest.param(change, id=f"{name}={type(value).__name__}") for (name, value), change in made
+    ]
 
 
 @pytest.mark.parametrize("change", mistyped())
-def test_a_mistyped_manifest_is_refused_without_its_texts(world: Path, change: Any, capsys: Said) -> None:
+def test_a_mistyped_manifest_is_refused_without_its_texts(
+    world: Path, change: Any, capsys: Said
+) -> None:
     raw = json.loads((world / "m.json").read_text())
     raw["canaries"][0]["text"] = PRIVATE
     change(raw)
@@ -108,11 +127,15 @@ def test_a_mistyped_manifest_is_refused_without_its_texts(world: Path, change: A
 
 
 @pytest.mark.parametrize("kept", ["", " " * 40 + "\n", "short"])
-def test_a_salt_that_can_be_guessed_is_refused(world: Path, kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_salt_that_can_be_guessed_is_refused(
+    world: Path, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(aliases.SALT)
     (world / "cache").mkdir()
     (world / "cache" / "salt").write_text(kept)
-    with pytest.raises(AuditError, match=r"expected a salt in .* of at least 16 characters, got [05]$"):
+    with pytest.raises(
+        AuditError, match=r"expected a salt in .* of at least 16 characters, got [05]$"
+    ):
         aliases.load_alias_salt()
     monkeypatch.setenv(aliases.SALT, " " * 20)
     with pytest.raises(AuditError, match=r"of at least 16 characters, got 0$"):
@@ -132,7 +155,10 @@ def test_inserting_into_100_000_rows_takes_a_moment(tmp_path: Path, ending: str)
     data.write_text("\n".join(lines[ending]) + "\n")
     manifest = exposure_canaries.make_exposure_canary_manifest(["My ID is {digits:6}"], (1, 16), 8)
     start = time.process_time()
-    assert insertion.write_data_with_canaries(insertion.CanaryInsertionPlan(manifest), str(data), out) == 8 * 17
+    assert (
+        insertion.write_data_with_canaries(insertion.CanaryInsertionPlan(manifest), str(data), out)
+        == 8 * 17
+    )
     assert time.process_time() - start < 3
     assert read_row_texts("--data", str(out)).count(manifest.canaries[8].text) == 16
     assert to_json(manifest)["canaries"][8]["count"] == 16

@@ -1,4 +1,5 @@
-"""A folder or a plan file may be anybody's: no code that it names runs, unless the command line names it too."""
+"""A folder or a plan file may be anybody's: no code that it names runs, unless the command line
+names it too."""
 
 from __future__ import annotations
 
@@ -47,8 +48,16 @@ def refused(arguments: list[str], said: str, capsys: Said) -> None:
 
 def test_a_folder_that_is_gone_on_with_runs_no_plug_in_of_its_own(here: Path, capsys: Said) -> None:
     folder = begun(here / "run", plugin=["theirs.py"], attack=["nobody"])
-    refused(["run", "--resume", str(folder)], "sets plugin to 'theirs.py', and its code would run", capsys)
-    refused(["run", "--resume", str(folder), "--plugin", "mine.py"], "sets plugin to 'theirs.py'", capsys)
+    refused(
+        ["run", "--resume", str(folder)],
+        "sets plugin to 'theirs.py', and its code would run",
+        capsys,
+    )
+    refused(
+        ["run", "--resume", str(folder), "--plugin", "mine.py"],
+        "sets plugin to 'theirs.py'",
+        capsys,
+    )
     assert run_command_line(["run", "--resume", str(folder), "--plugin", "./theirs.py"]) == 2
     assert "unknown attack 'nobody'" in capsys.readouterr().err
     assert Path("ran").exists()  # named on the command line as well
@@ -57,21 +66,38 @@ def test_a_folder_that_is_gone_on_with_runs_no_plug_in_of_its_own(here: Path, ca
 def test_a_folder_that_is_gone_on_with_runs_no_code_of_a_model(here: Path, capsys: Said) -> None:
     folder = begun(here / "run", model="m", data="d", trust_remote_code=True, attack=["nobody"])
     refused(["run", "--resume", str(folder)], "sets trust_remote_code", capsys)
-    refused(["run", "--resume", str(folder), "--trust-remote-code"], "unknown attack 'nobody'", capsys)
+    refused(
+        ["run", "--resume", str(folder), "--trust-remote-code"], "unknown attack 'nobody'", capsys
+    )
 
 
-def test_a_folder_that_is_gone_on_with_sends_and_writes_nothing_where_nobody_said(here: Path, capsys: Said) -> None:
-    remote = {"model": "openai:m", "base_url": "http://127.0.0.1:1/v1", "data": "d", "attack": ["nobody"]}
+def test_a_folder_that_is_gone_on_with_sends_and_writes_nothing_where_nobody_said(
+    here: Path, capsys: Said
+) -> None:
+    remote = {
+        "model": "openai:m",
+        "base_url": "http://127.0.0.1:1/v1",
+        "data": "d",
+        "attack": ["nobody"],
+    }
     folder = ["run", "--resume", str(begun(here / "run", **remote, submission="theirs.csv"))]
     refused(folder, "sets base_url to 'http://127.0.0.1:1/v1'", capsys)
-    refused([*folder, "--base-url", "http://127.0.0.1:2/v1"], "sets base_url to 'http://127.0.0.1:1/v1'", capsys)
-    refused([*folder, "--base-url", "http://127.0.0.1:1/v1"], "sets submission to 'theirs.csv'", capsys)
+    refused(
+        [*folder, "--base-url", "http://127.0.0.1:2/v1"],
+        "sets base_url to 'http://127.0.0.1:1/v1'",
+        capsys,
+    )
+    refused(
+        [*folder, "--base-url", "http://127.0.0.1:1/v1"], "sets submission to 'theirs.csv'", capsys
+    )
     named = [*folder, "--base-url", "http://127.0.0.1:1/v1", "--submission", "./theirs.csv"]
     refused(named, "--submission goes with a --data folder", capsys)  # asked for, and no more is
 
 
 def test_a_flag_wins_over_what_a_plan_file_would_send_elsewhere(here: Path, capsys: Said) -> None:
-    (here / "plan.toml").write_text("base_url = 'http://127.0.0.1:1/v1'\nmodel = 'openai:m'\ndata = 'd'\n")
+    (here / "plan.toml").write_text(
+        "base_url = 'http://127.0.0.1:1/v1'\nmodel = 'openai:m'\ndata = 'd'\n"
+    )
     mine = ["--base-url", "http://127.0.0.1:2/v1", "--attack", "nobody"]
     refused(["run", "--config", "plan.toml", *mine], "unknown attack 'nobody'", capsys)
 
@@ -114,7 +140,9 @@ def test_a_plan_file_runs_what_the_command_line_names(here: Path, capsys: Said) 
     assert Path("ran").exists()
 
 
-@pytest.mark.parametrize("plan", ["plugin = ['theirs.py']", "[[variant]]\nname = 'a'\nplugin = ['theirs.py']"])
+@pytest.mark.parametrize(
+    "plan", ["plugin = ['theirs.py']", "[[variant]]\nname = 'a'\nplugin = ['theirs.py']"]
+)
 def test_a_folder_of_plans_runs_nothing_that_the_command_line_does_not_name(
     here: Path, capsys: Said, plan: str
 ) -> None:
@@ -138,7 +166,11 @@ def test_the_same_is_refused_to_a_safe_run(here: Path, capsys: Said) -> None:
         capsys,
     )
     more = ["--model", "m", "--data", "d", "--trust-remote-code"]
-    refused(["run", "--safe", *more], "--safe: --trust-remote-code: code in model folders would run", capsys)
+    refused(
+        ["run", "--safe", *more],
+        "--safe: --trust-remote-code: code in model folders would run",
+        capsys,
+    )
 
 
 def test_while_a_record_is_read_python_itself_refuses_programs_and_the_network() -> None:
@@ -148,7 +180,9 @@ def test_while_a_record_is_read_python_itself_refuses_programs_and_the_network()
                 subprocess.run(["true"], check=True)
             with pytest.raises(AuditError, match="a program would be run"):
                 os.system("true")
-            with pytest.raises(OSError, match="the network would be asked"):  # what libraries can do without
+            with pytest.raises(
+                OSError, match="the network would be asked"
+            ):  # what libraries can do without
                 socket.create_connection(server.getsockname())
         socket.create_connection(server.getsockname()).close()
     assert subprocess.run(["true"], check=False).returncode == 0
@@ -169,7 +203,8 @@ def test_while_a_record_is_read_python_itself_refuses_programs_and_the_network()
 def test_commands_that_read_are_safe_unless_told_otherwise(
     monkeypatch: pytest.MonkeyPatch, capsys: Said, command: list[str]
 ) -> None:
-    """Whatever they call would find a program refused: here the first thing that each of them asks for."""
+    """Whatever they call would find a program refused: here the first thing that each of them asks
+    for."""
     from auditor.gate import decide, history
     from auditor.records import result_file
     from auditor.runs import gate_inputs  # noqa: F401 - before the names that it imports are others
@@ -191,12 +226,35 @@ def test_commands_that_read_are_safe_unless_told_otherwise(
 
 def test_a_whole_run_is_safe_where_nobody_elses_code_is_in_it(here: Path, capsys: Said) -> None:
     save_tiny(here / "model")
-    rows = [{"prefix": f"the number of {i} is", "suffix": f" {i * 7919} {i * 31} {i}"} for i in range(6)]
+    rows = [
+        {"prefix": f"the number of {i} is", "suffix": f" {i * 7919} {i * 31} {i}"} for i in range(6)
+    ]
     (here / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = ["--model", "model", "--data", "data.jsonl", "--prefix-length", "3", "--suffix-length", "2"]
+    data = [
+        "--model",
+        "model",
+        "--data",
+        "data.jsonl",
+        "--prefix-length",
+        "3",
+        "--suffix-length",
+        "2",
+    ]
     assert (
         run_command_line(
-            ["run", "--safe", *data, "--attack", "perplexity", "--samples", "2", "--prefix-token", "none", "-o", "out"]
+            [
+                "run",
+                "--safe",
+                *data,
+                "--attack",
+                "perplexity",
+                "--samples",
+                "2",
+                "--prefix-token",
+                "none",
+                "-o",
+                "out",
+            ]
         )
         == 0
     )

@@ -26,7 +26,9 @@ from tests.conftest import methods
 
 def claim(epsilon: float | dict[str, float] = 1.0, **changed: Any) -> Claim:
     by_relation = epsilon if isinstance(epsilon, dict) else {"add_remove": epsilon}
-    made = Claim(by_relation, 1e-5, "add_remove", "record", None, "theorem", "sound", any_access=True)
+    made = Claim(
+        by_relation, 1e-5, "add_remove", "record", None, "theorem", "sound", any_access=True
+    )
     return replace(made, **changed)
 
 
@@ -34,7 +36,9 @@ def proof(m: int, right: float, seed: int = 0, delta: float = 1e-5, level: float
     """An audit of m canaries whose score is right in so large a share."""
     rng = np.random.default_rng(seed)
     coins = rng.random(m) < 0.5
-    return audit_epsilon_bounds((coins == (rng.random(m) < right)) + rng.random(m) / 10, coins, delta, level)[0]
+    return audit_epsilon_bounds(
+        (coins == (rng.random(m) < right)) + rng.random(m) / 10, coins, delta, level
+    )[0]
 
 
 def row(audit: Audited | None, **changed: Any) -> Finding:
@@ -44,11 +48,24 @@ def row(audit: Audited | None, **changed: Any) -> Finding:
     return replace(made, **changed)
 
 
-def stands(target: Claim | None, *rows: Finding, nominal: float | None = None, **narrowed: Any) -> ClaimEvidence:
+def stands(
+    target: Claim | None, *rows: Finding, nominal: float | None = None, **narrowed: Any
+) -> ClaimEvidence:
     dp = TargetRecord("dp", "DP", "", claim=target, nominal_epsilon=nominal)
     benchmark = BenchmarkRecord("b", "", 0, 0, 0)
     result = AuditResult(
-        "r", "2026", "0", "", {"defense": ["dp"]}, benchmark, (dp,), rows, {}, {}, 0, methods=methods()
+        "r",
+        "2026",
+        "0",
+        "",
+        {"defense": ["dp"]},
+        benchmark,
+        (dp,),
+        rows,
+        {},
+        {},
+        0,
+        methods=methods(),
     )
     return weigh_claim_against_audits(result, dp, **narrowed)
 
@@ -70,7 +87,8 @@ def test_the_four_ways() -> None:
 
 
 def test_at_the_edges() -> None:
-    """A claim of just the bound is not contradicted; one of just the best that is provable could not have been."""
+    """A claim of just the bound is not contradicted; one of just the best that is provable could
+    not have been."""
     assert stands(claim(LEAKS.epsilon), row(LEAKS)).verdict == CONSISTENT
     assert stands(claim(LEAKS.best), row(LEAKS)).verdict == TOO_WEAK
 
@@ -84,10 +102,18 @@ def test_no_bound_that_assumes_a_shape_is_held_against_a_claim() -> None:
 def test_several_audits_share_the_level() -> None:
     one, other = row(LEAKS), row(proof(1000, 0.6, seed=1), attack="gradient-audit")
     found = stands(claim(1.0), one, other)
-    assert [bound.audit.level for bound in found.bounds] == [0.025, 0.025] and found.verdict == CONTRADICTED
-    assert found.bounds[0].audit == repeat_audit(LEAKS, 0.025) and found.bounds[0].audit.epsilon < LEAKS.epsilon
+    assert [bound.audit.level for bound in found.bounds] == [
+        0.025,
+        0.025,
+    ] and found.verdict == CONTRADICTED
+    assert (
+        found.bounds[0].audit == repeat_audit(LEAKS, 0.025)
+        and found.bounds[0].audit.epsilon < LEAKS.epsilon
+    )
     just = claim((LEAKS.epsilon + found.bounds[0].audit.epsilon) / 2)
-    assert stands(just, one).verdict == CONTRADICTED and stands(just, one, other).verdict == CONSISTENT
+    assert (
+        stands(just, one).verdict == CONTRADICTED and stands(just, one, other).verdict == CONSISTENT
+    )
     assert stands(just, one, other, attack="epsilon-audit").verdict == CONTRADICTED
 
 
@@ -107,13 +133,19 @@ def test_the_same_audit_under_two_settings_is_one() -> None:
 @pytest.mark.parametrize(
     ("promise", "changed", "why"),
     [
-        (claim(), {"claim_applies": False, "claim_reason": "log-probabilities"}, "outside the claim"),
+        (
+            claim(),
+            {"claim_applies": False, "claim_reason": "log-probabilities"},
+            "outside the claim",
+        ),
         (claim(delta=1e-3), {}, "at delta 1e-05, and the claim is at 0.001"),
         (claim(unit="shard", shard=True), {}, "about one record, and the claim is about one shard"),
         (claim({"replace": 1.0}, relation="replace"), {}, "about add_remove neighbours"),
     ],
 )
-def test_what_is_about_something_else_speaks_to_no_claim(promise: Claim, changed: dict[str, Any], why: str) -> None:
+def test_what_is_about_something_else_speaks_to_no_claim(
+    promise: Claim, changed: dict[str, Any], why: str
+) -> None:
     found = stands(promise, row(LEAKS, **changed))
     assert found.verdict is None and not found.bounds and why in found.unheld[0].why
 
@@ -130,28 +162,45 @@ def test_what_a_claim_covers() -> None:
         promised_epsilon_or_reason(replace(shards, whole="record"), "add_remove", "record") == 5.0
     )  # another shard, as a whole
     anything = claim(
-        unit="the whole training set", any_two=True, relation="any two models", epsilon={"any two models": 9.0}
+        unit="the whole training set",
+        any_two=True,
+        relation="any two models",
+        epsilon={"any two models": 9.0},
     )
     assert promised_epsilon_or_reason(anything, "add_remove", "record") == 9.0
-    assert stands(claim(1.0, delta=0.0), row(LEAKS)).verdict == CONTRADICTED  # a claim at delta 0 is one at 1e-5
+    assert (
+        stands(claim(1.0, delta=0.0), row(LEAKS)).verdict == CONTRADICTED
+    )  # a claim at delta 0 is one at 1e-5
 
 
 def test_independent_games_are_held_to_the_claim_of_a_shard() -> None:
     played = replace(games.audit_games((900, 100, 120, 880), 1e-5, 0.05), tokens=64, covered=64)
-    shards = claim({"add_remove": 1.0, "zero_out": 3.0}, unit="shard", shard=True, queries=64, any_access=False)
+    shards = claim(
+        {"add_remove": 1.0, "zero_out": 3.0}, unit="shard", shard=True, queries=64, any_access=False
+    )
     prediction = row(replace(played, unit="shard"), attack="prediction-audit")
-    assert stands(shards, prediction).verdict == CONTRADICTED and stands(shards, prediction).bounds[0].audit.best > 5
+    assert (
+        stands(shards, prediction).verdict == CONTRADICTED
+        and stands(shards, prediction).bounds[0].audit.best > 5
+    )
     zeroed = row(replace(played, unit="shard", relation="zero_out"), attack="prediction-audit")
     assert stands(shards, zeroed).verdict == CONSISTENT
     shared = stands(shards, prediction, zeroed)
-    assert [bound.audit.level for bound in shared.bounds] == [0.025] * 2 and shared.verdict == CONTRADICTED
+    assert [bound.audit.level for bound in shared.bounds] == [
+        0.025
+    ] * 2 and shared.verdict == CONTRADICTED
     assert shared.bounds[0].audit.epsilon < played.epsilon
 
 
 @pytest.mark.parametrize(
     ("tokens", "covered", "exact", "verdict"),
     [
-        (1, 1024, 0.234, TOO_WEAK),  # one token of so many gives next to nothing away, whoever guesses
+        (
+            1,
+            1024,
+            0.234,
+            TOO_WEAK,
+        ),  # one token of so many gives next to nothing away, whoever guesses
         (1023, 1024, 7.9, TOO_WEAK),
         (1024, 1024, 0.234, CONSISTENT),
         (1, 1024, 8.1, CONSISTENT),  # one token alone would have contradicted it
@@ -162,7 +211,8 @@ def test_independent_games_are_held_to_the_claim_of_a_shard() -> None:
 def test_games_of_a_part_of_the_tokens_speak_to_no_claim_of_them_all(
     tokens: int | None, covered: int | None, exact: float | None, verdict: str
 ) -> None:
-    """75,000 games, guessed by chance: right guesses would have proved 9, of tokens that cannot give away as much."""
+    """75,000 games, guessed by chance: right guesses would have proved 9, of tokens that cannot
+    give away as much."""
     found = games.audit_games((18_750, 18_750, 18_750, 18_750), 1e-5, 0.05)
     assert found.epsilon == 0 and found.best > 9
     shards = claim(8.0, unit="shard", shard=True, queries=covered, any_access=False)
@@ -174,22 +224,30 @@ def test_claim_check_contradicts_on_its_own() -> None:
     checked = row(None, attack="claim-check", violations=("3 records are in more than one shard",))
     assert stands(claim(1.0), checked).verdict == CONTRADICTED
     assert stands(claim(1.0), checked, row(FAINT)).verdict == CONTRADICTED
-    assert stands(claim(1.0), replace(checked, violations=())).verdict is None  # that none was seen is no audit
+    assert (
+        stands(claim(1.0), replace(checked, violations=())).verdict is None
+    )  # that none was seen is no audit
 
 
 def test_a_nominal_epsilon_is_held_to_the_bound_and_is_no_claim() -> None:
     for nominal, verdict in ((1.0, CONTRADICTED), (4.0, CONSISTENT), (6.35, TOO_WEAK)):
         found = stands(None, row(LEAKS, claim_applies=None), nominal=nominal)
         assert found.verdict == verdict and found.claimed is None
-    assert stands(None, row(LEAKS)).verdict is None and stands(None, row(LEAKS)).has_anything_to_report
+    assert (
+        stands(None, row(LEAKS)).verdict is None and stands(None, row(LEAKS)).has_anything_to_report
+    )
     assert not stands(None).has_anything_to_report
     endless = claim(math.inf)
-    assert stands(endless, row(LEAKS)).claimed is None and stands(endless, row(LEAKS)).verdict is None
+    assert (
+        stands(endless, row(LEAKS)).claimed is None and stands(endless, row(LEAKS)).verdict is None
+    )
 
 
 def test_an_audit_that_could_not_run_is_no_audit() -> None:
     found = stands(claim(), row(None, not_applicable="the manifest has no coins"))
-    assert found.verdict is None and found.unmeasured == ("epsilon-audit: the manifest has no coins",)
+    assert found.verdict is None and found.unmeasured == (
+        "epsilon-audit: the manifest has no coins",
+    )
 
 
 def test_what_no_audit_can_have_made_is_not_used() -> None:

@@ -25,7 +25,16 @@ def outcome(hits: list[int], ids: list[str] | None = None) -> Outcome:
     hit = np.array(hits, dtype=bool)
 
     ids = ids or [f"s{i:03d}" for i in range(n)]
-    return Outcome(tuple(ids), hit, hit, np.linspace(1, 0, n), (None,) * n, np.ones(n, dtype=bool), ~hit * 1, hit * 0)
+    return Outcome(
+        tuple(ids),
+        hit,
+        hit,
+        np.linspace(1, 0, n),
+        (None,) * n,
+        np.ones(n, dtype=bool),
+        ~hit * 1,
+        hit * 0,
+    )
 
 
 def cell(*by_seed: Outcome) -> Replicates:
@@ -42,15 +51,20 @@ def test_the_mean_over_seeds_of_the_difference_on_the_same_secrets() -> None:
         cell(outcome([1, 1, 0, 0]), outcome([1, 1, 1, 0])),
         cell(outcome([1, 0, 0, 0]), outcome([0, 0, 1, 0])),
     )
-    m = contrast_over_seeds("d", [WeightedMetric(1, "recall", first), WeightedMetric(-1, "recall", second)])
+    m = contrast_over_seeds(
+        "d", [WeightedMetric(1, "recall", first), WeightedMetric(-1, "recall", second)]
+    )
     assert m.value == pytest.approx(((2 + 3) - (1 + 1)) / 2 / 4) and m.n == 4
     assert m.low <= m.value <= m.high
 
 
 def test_secrets_are_matched_by_id_not_by_place() -> None:
     a, b = outcome([1, 1, 0, 0], ["a", "b", "c", "d"]), outcome([0, 0, 1, 1], ["d", "c", "b", "a"])
-    m = contrast_over_seeds("d", [WeightedMetric(1, "recall", cell(a)), WeightedMetric(-1, "recall", cell(b))])
-    # Equal on every secret: no resample differs from zero, and what is left is the bound on what was not seen.
+    m = contrast_over_seeds(
+        "d", [WeightedMetric(1, "recall", cell(a)), WeightedMetric(-1, "recall", cell(b))]
+    )
+    # Equal on every secret: no resample differs from zero, and what is left is the bound on what
+    # was not seen.
     assert m.value == 0 and m.high == -m.low == pytest.approx(1 - 0.025 ** (1 / 4))
 
 
@@ -86,9 +100,15 @@ def test_resampled_recall_at_errors_equals_the_walk_over_copies() -> None:
     one = outcome(list(hits))
     one = dataclasses.replace(one, score=rng.random(n).round(1))
     draws = np.vstack([np.ones((1, n), dtype=int), rng.multinomial(n, np.full(n, 1 / n), size=3)])
-    for row, value in zip(draws, find_metric("recall_at_100_errors").compute_resampled_values(one, draws), strict=True):
+    for row, value in zip(
+        draws, find_metric("recall_at_100_errors").compute_resampled_values(one, draws), strict=True
+    ):
         copies = sorted(
-            ((s, h) for s, h, times in zip(one.score, one.hit, row, strict=True) for _ in range(times)),
+            (
+                (s, h)
+                for s, h, times in zip(one.score, one.hit, row, strict=True)
+                for _ in range(times)
+            ),
             key=lambda pair: (-pair[0], pair[1]),
         )
         wrong = solved = 0
@@ -99,7 +119,8 @@ def test_resampled_recall_at_errors_equals_the_walk_over_copies() -> None:
 
 
 def judged(n: int = 40) -> Outcome:
-    """Secrets with the answer first, second, fourth or nowhere, at counts and token probabilities that differ."""
+    """Secrets with the answer first, second, fourth or nowhere, at counts and token probabilities
+    that differ."""
     secrets, guesses = {}, []
     for i in range(n):
         answer = (i, 1)
@@ -107,7 +128,13 @@ def judged(n: int = 40) -> Outcome:
         at = (0, 1, 3, None)[i % 4]
         suffixes = others if at is None else [*others[:at], answer, *others[at:]]
         ranked = tuple(
-            Guess(s, -float(k) - i / n, 8 - k, log_prob=-3.0 + (k if i % 8 else -k), min_log_prob=-1.0 - k - i % 3)
+            Guess(
+                s,
+                -float(k) - i / n,
+                8 - k,
+                log_prob=-3.0 + (k if i % 8 else -k),
+                min_log_prob=-1.0 - k - i % 3,
+            )
             for k, s in enumerate(suffixes)
         )
         secrets[f"s{i:02d}"] = Secret(f"s{i:02d}", (i,), answer)
@@ -122,17 +149,21 @@ def test_statistics_are_the_measurements_of_a_finding() -> None:
     assert set(names) == set(measured)
     ones = np.ones((1, len(one.ids)), dtype=int)
     for name in names:
-        assert float(find_metric(name).compute_resampled_values(one, ones)[0]) == pytest.approx(measured[name].value), (
-            name
+        assert float(find_metric(name).compute_resampled_values(one, ones)[0]) == pytest.approx(
+            measured[name].value
+        ), name
+        assert (
+            contrast_over_seeds(name, [WeightedMetric(1, name, cell(one))]).unit
+            == measured[name].unit
         )
-        assert contrast_over_seeds(name, [WeightedMetric(1, name, cell(one))]).unit == measured[name].unit
 
 
 def test_what_tells_right_from_wrong_by_hand() -> None:
     measured = {m.name: m.value for m in extraction.measure_extraction(judged())}
     assert (measured["recall"], measured["recall_top_3"], measured["any_of_k"]) == (0.25, 0.5, 0.75)
     assert measured["count_right"] == 8
-    # Right are i = 0, 4, 8, ...: those not divisible by 8 have likelier candidates behind the first.
+    # Right are i = 0, 4, 8, ...: those not divisible by 8 have likelier candidates behind the
+    # first.
     assert measured["right_against_likelihood"] == 5 / 40
     least = [math.exp(-1.0 - i % 3) for i in range(0, 40, 4)]
     assert measured["min_probability_right"] == pytest.approx(np.mean(least))
@@ -145,7 +176,8 @@ def test_without_log_probabilities_nothing_is_said_about_them() -> None:
     assert {"count_right", "score_wrong", "recall_top_3"} <= names
     assert not {"min_probability_right", "right_against_likelihood"} & names
     blind = contrast_over_seeds(
-        "x", [WeightedMetric(1, "min_probability_right", cell(judging.judge_guesses(guesses, secrets)))]
+        "x",
+        [WeightedMetric(1, "min_probability_right", cell(judging.judge_guesses(guesses, secrets)))],
     )
     assert math.isnan(blind.low) and "too few" in blind.note
 
@@ -180,7 +212,12 @@ def test_only_common_seeds_count_and_none_is_refused() -> None:
                 WeightedMetric(
                     -1,
                     "recall",
-                    Replicates("t", "white-box", "b", {5: RowValuesBySecret.from_judged_guesses(outcome([1]))}),
+                    Replicates(
+                        "t",
+                        "white-box",
+                        "b",
+                        {5: RowValuesBySecret.from_judged_guesses(outcome([1]))},
+                    ),
                 ),
             ],
         )
@@ -192,14 +229,19 @@ def test_other_metrics_combine_their_own_intervals() -> None:
         return Replicates("t", "white-box", "a", measured={0: {"perplexity": m}})
 
     m = contrast_over_seeds(
-        "d", [WeightedMetric(1, "perplexity", held(20, 3)), WeightedMetric(-1, "perplexity", held(12, 4))]
+        "d",
+        [
+            WeightedMetric(1, "perplexity", held(20, 3)),
+            WeightedMetric(-1, "perplexity", held(12, 4)),
+        ],
     )
     assert (m.value, m.low, m.high) == (8, 3, 13)  # 3-4-5
     with pytest.raises(AuditError, match="did you mean 'perplexity'"):
         contrast_over_seeds("d", [WeightedMetric(1, "perplexty", held(20, 3))])
 
 
-# --- perplexities ----------------------------------------------------------------------------------------------------
+# --- perplexities
+# -----------------------------------------------------------------------------------------------
 
 
 def priced(nll: list[float], tokens: list[int] | None = None, **more: list[float]) -> Replicates:
@@ -210,17 +252,22 @@ def priced(nll: list[float], tokens: list[int] | None = None, **more: list[float
 
 
 def probed(bits: list[float], repeats: list[int], ids: str = "abcdef") -> Replicates:
-    """A row of exposures: of one control, which counts for nothing here, and of as many canaries as there are bits."""
+    """A row of exposures: of one control, which counts for nothing here, and of as many canaries as
+    there are bits."""
     rows = RowValuesBySecret(
         (*ids[: len(bits)], "control"),
         np.array([True] * len(bits) + [False]),
         (*repeats, 0),
         {"exposure": np.array([*bits, 1.4])},
     )
-    measured = {"exposure": Measurement("exposure", float(np.mean(bits)), 0.0, 20.0, len(bits), "bits")}
+    measured = {
+        "exposure": Measurement("exposure", float(np.mean(bits)), 0.0, 20.0, len(bits), "bits")
+    }
     for times in set(repeats):
         own = [x for x, r in zip(bits, repeats, strict=True) if r == times]
-        measured[f"exposure(count={times})"] = Measurement("exposure", float(np.mean(own)), 0.0, 20.0, len(own), "bits")
+        measured[f"exposure(count={times})"] = Measurement(
+            "exposure", float(np.mean(own)), 0.0, 20.0, len(own), "bits"
+        )
     return Replicates("t", "white-box", "exposure", measured={0: measured}, rows={0: rows})
 
 
@@ -228,10 +275,16 @@ def test_means_of_a_probe_are_paired_by_secret() -> None:
     """Canaries differ by far more than two models of the same ones do: what they share cancels."""
     first = probed([1.0, 5.0, 9.0, 13.0, 17.0, 19.0], [1, 1, 4, 4, 64, 64])
     second = probed([0.5, 4.5, 8.5, 12.5, 16.5, 18.5], [1, 1, 4, 4, 64, 64])
-    both = contrast_over_seeds("d", [WeightedMetric(1, "exposure", first), WeightedMetric(-1, "exposure", second)])
+    both = contrast_over_seeds(
+        "d", [WeightedMetric(1, "exposure", first), WeightedMetric(-1, "exposure", second)]
+    )
     assert (both.value, both.n, both.unit, both.note) == (pytest.approx(0.5), 6, "bits", "")
     few = contrast_over_seeds(
-        "d", [WeightedMetric(1, "exposure(count=64)", first), WeightedMetric(-1, "exposure(count=64)", second)]
+        "d",
+        [
+            WeightedMetric(1, "exposure(count=64)", first),
+            WeightedMetric(-1, "exposure(count=64)", second),
+        ],
     )
     assert (few.value, few.n) == (pytest.approx(0.5), 2)
     for one, other, metric in (
@@ -252,16 +305,28 @@ def test_perplexities_of_the_same_texts_are_paired_by_text() -> None:
     rng = np.random.default_rng(0)
     easy = rng.uniform(1, 20, 40)
     one, other = priced(list(easy + 0.2)), priced(list(easy))
-    m = contrast_over_seeds("d", [WeightedMetric(1, "perplexity", one), WeightedMetric(-1, "perplexity", other)])
+    m = contrast_over_seeds(
+        "d", [WeightedMetric(1, "perplexity", one), WeightedMetric(-1, "perplexity", other)]
+    )
     base = math.exp(easy.sum() / 200)
-    assert m.value == pytest.approx(base * math.expm1(0.2 / 5)) and m.n == 40 and m.unit == "perplexity"
+    assert (
+        m.value == pytest.approx(base * math.expm1(0.2 / 5))
+        and m.n == 40
+        and m.unit == "perplexity"
+    )
     alone = contrast_over_seeds("p", [WeightedMetric(1, "perplexity", other)])
     assert alone.value == pytest.approx(base)
     assert 0 < m.low < m.value < m.high < (alone.high - alone.low) / 2
-    left = np.array([math.exp(np.delete(easy, i).sum() / 195) for i in range(40)]) * math.expm1(0.2 / 5)
-    jackknife = math.sqrt(39 / 40 * ((left - left.mean()) ** 2).sum())  # Student's t on it is the farther end below
+    left = np.array([math.exp(np.delete(easy, i).sum() / 195) for i in range(40)]) * math.expm1(
+        0.2 / 5
+    )
+    jackknife = math.sqrt(
+        39 / 40 * ((left - left.mean()) ** 2).sum()
+    )  # Student's t on it is the farther end below
     assert m.low == pytest.approx(m.value - student.ppf(0.975, 39) * jackknife, rel=0.01)
-    draws = np.random.default_rng(5).integers(0, 40, (4000, 40))  # naive: whole texts, drawn with replacement
+    draws = np.random.default_rng(5).integers(
+        0, 40, (4000, 40)
+    )  # naive: whole texts, drawn with replacement
     naive = np.array([math.exp(easy[d].sum() / 200) * math.expm1(0.2 / 5) for d in draws])
     assert np.quantile(naive, 0.975) * 0.99 < m.high < np.quantile(naive, 0.995)
 
@@ -269,13 +334,17 @@ def test_perplexities_of_the_same_texts_are_paired_by_text() -> None:
 def test_kinds_of_perplexity_are_paired_with_each_other() -> None:
     nll = [5.0, 10.0] * 6
     cell = priced(nll, subset=[x + 1 for x in nll])
-    m = contrast_over_seeds("d", [WeightedMetric(1, "subset", cell), WeightedMetric(-1, "perplexity", cell)])
+    m = contrast_over_seeds(
+        "d", [WeightedMetric(1, "subset", cell), WeightedMetric(-1, "perplexity", cell)]
+    )
     assert m.value == pytest.approx(math.exp(1.7) - math.exp(1.5)) and m.low > 0
 
 
 def test_perplexities_of_other_texts_are_not_paired() -> None:
     first, second = priced([5.0, 10.0, 7.0]), priced([5.0, 10.0, 7.0], [5, 5, 6])
-    m = contrast_over_seeds("d", [WeightedMetric(1, "perplexity", first), WeightedMetric(-1, "perplexity", second)])
+    m = contrast_over_seeds(
+        "d", [WeightedMetric(1, "perplexity", first), WeightedMetric(-1, "perplexity", second)]
+    )
     assert m.note == "not paired"
     with pytest.raises(AuditError, match="unknown metric"):
         contrast_over_seeds("t", [WeightedMetric(1, "tokens", first)])

@@ -39,11 +39,18 @@ SECRETS = (
     Secret("s2", (3,), (5, 6), repeats=4, group="mail", alias="as2"),
     Secret("s3", (4,), (5, 5, 5, 5), repeats=0, member=False, group="mail", alias="as3"),
 )
-GUESSED = ((5, 6, 7, 8), (5, 6, 1, 9), (9, 6), (5, 5, 5, 5))  # leads 4 of 4, 2 of 4, 0 of 2; a non-member's is right
+GUESSED = (
+    (5, 6, 7, 8),
+    (5, 6, 1, 9),
+    (9, 6),
+    (5, 5, 5, 5),
+)  # leads 4 of 4, 2 of 4, 0 of 2; a non-member's is right
 
 
 def outcome() -> judging.Outcome:
-    guesses = [Guesses(s.id, (Guess(g, 0.5),), 1, len(g)) for s, g in zip(SECRETS, GUESSED, strict=True)]
+    guesses = [
+        Guesses(s.id, (Guess(g, 0.5),), 1, len(g)) for s, g in zip(SECRETS, GUESSED, strict=True)
+    ]
     return judging.judge_guesses(guesses, {s.id: s for s in SECRETS})
 
 
@@ -64,7 +71,13 @@ def folder(path: Path) -> Path:
         Column(MEASURED, probed, "p", ["s0", "s1"], [0.5, math.nan], member, repeats),
         Column(OBSERVED, EXPOSURE, "null_p", ["s0", "s1"], [2**-4.0, 0.0], member, repeats),
         Column(OBSERVED, probed, "log_p", ["s0"], [-1.0], [True], [1]),
-        Column(TOKENS, target, "log_prob", ["s0"] * 4 + ["s1"] * 2, [0.0, -1.5, -math.inf, -2, -0.5, -0.5]),
+        Column(
+            TOKENS,
+            target,
+            "log_prob",
+            ["s0"] * 4 + ["s1"] * 2,
+            [0.0, -1.5, -math.inf, -2, -0.5, -0.5],
+        ),
         Column(HELDOUT, target, "tokens", ["heldout-0", "heldout-1"], [3, 4]),
     ]
     table.write_secrets_table(path, columns)
@@ -77,7 +90,9 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert found.secrets[1] == SecretFacts("s1", "as1", True, 4, 4, "note")
     row = found.rows["undefended", "white-box", "a"]
     assert (
-        row.score_is_probability and row.outcome is not None and row.outcome.hit.tolist() == [True, False, False, True]
+        row.score_is_probability
+        and row.outcome is not None
+        and row.outcome.hit.tolist() == [True, False, False, True]
     )
     assert row.kinds["mail"].tolist()[::2] == [1.0, 0.5] and np.isnan(row.kinds["mail"][1::2]).all()
     for name in ("ids", "repeats"):
@@ -88,7 +103,9 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     for name, values in outcome().traits.items():
         np.testing.assert_array_equal(row.outcome.traits[name], values)
     probe = found.rows["undefended", "white-box", "p"]
-    assert probe.outcome is None and probe.values["p"][0] == 0.5 and math.isnan(probe.values["p"][1])
+    assert (
+        probe.outcome is None and probe.values["p"][0] == 0.5 and math.isnan(probe.values["p"][1])
+    )
     assert found.tokens == {"undefended": {"s0": (0.0, -1.5, -math.inf, -2.0), "s1": (-0.5, -0.5)}}
     assert found.exposure == {EXPOSURE: {"s0": 4.0, "s1": math.inf}}
     assert table.read_heldout_losses(tmp_path) == {"undefended": {"tokens": [3.0, 4.0]}}
@@ -98,33 +115,55 @@ def test_a_row_of_whom_nothing_is_kept_still_says_who_was_asked(tmp_path: Path) 
     asked = RowValuesBySecret(("b", "a"), np.array([True, False]), (None, 2), {})
     table.write_secrets_table(tmp_path, asked.columns_for_secrets_table(EXPOSURE))
     (again,) = read_row_values_by_secret(tmp_path).values()
-    assert (again.ids, again.member.tolist(), again.repeats, again.values) == (("b", "a"), [True, False], (None, 2), {})
-    assert read_secret_details(tmp_path) == SecretDetails() == read_secret_details(tmp_path / "nowhere")
+    assert (again.ids, again.member.tolist(), again.repeats, again.values) == (
+        ("b", "a"),
+        [True, False],
+        (None, 2),
+        {},
+    )
+    assert (
+        read_secret_details(tmp_path)
+        == SecretDetails()
+        == read_secret_details(tmp_path / "nowhere")
+    )
 
 
 def test_the_file_is_one_row_a_configuration_secret_and_quantity(tmp_path: Path) -> None:
     frame = table.read_table_as_dataframe(folder(tmp_path), {"s0": "as0"})
     key = ["kind", "target", "setting", "attack", "secret", "quantity", "token"]
-    assert list(frame) == [*key[:5], "member", "repeats", *key[5:], "value"] and not frame.duplicated(key).any()
+    assert (
+        list(frame) == [*key[:5], "member", "repeats", *key[5:], "value"]
+        and not frame.duplicated(key).any()
+    )
     assert "as0" in set(frame.secret) and "s0" not in set(frame.secret)
     assert frame[frame.kind == TOKENS].token.tolist() == [1, 2, 3, 4, 1, 2]
 
 
 def hit(value: float) -> Callable[[list[Column]], list[Column]]:
     """Of one secret."""
-    return lambda columns: [replace(c, values=[value, 0, 0, 0]) if c.quantity == "hit" else c for c in columns]
+    return lambda columns: [
+        replace(c, values=[value, 0, 0, 0]) if c.quantity == "hit" else c for c in columns
+    ]
 
 
 BROKEN: dict[str, Callable[[list[Column]], list[Column]]] = {
     "half a hit": hit(0.5),
     "no number": hit(math.nan),
-    "half an edit": lambda columns: [replace(c, values=[0.5] * 4) if c.quantity == "distance" else c for c in columns],
+    "half an edit": lambda columns: [
+        replace(c, values=[0.5] * 4) if c.quantity == "distance" else c for c in columns
+    ],
     "no edits": lambda columns: [c for c in columns if c.quantity != "distance"],
-    "other secrets": lambda columns: [replace(columns[0], ids=["s0", "s1", "s2", "s9"]), *columns[1:]],
+    "other secrets": lambda columns: [
+        replace(columns[0], ids=["s0", "s1", "s2", "s9"]),
+        *columns[1:],
+    ],
     "another member": lambda columns: [replace(columns[0], member=[False] * 4), *columns[1:]],
     "other repeats": lambda columns: [replace(columns[0], repeats=[9] * 4), *columns[1:]],
     "neither in nor out": lambda columns: [replace(c, member=()) for c in columns],
-    "fewer": lambda columns: [replace(columns[0], ids=["s0"], values=[1], member=[True], repeats=[1]), *columns[1:]],
+    "fewer": lambda columns: [
+        replace(columns[0], ids=["s0"], values=[1], member=[True], repeats=[1]),
+        *columns[1:],
+    ],
     "twice": lambda columns: [*columns, columns[0]],
 }
 
@@ -132,7 +171,9 @@ BROKEN: dict[str, Callable[[list[Column]], list[Column]]] = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_columns_that_do_not_make_a_row_are_refused(name: str, tmp_path: Path) -> None:
     columns = list(
-        RowValuesBySecret.from_judged_guesses(outcome()).columns_for_secrets_table(CellKey.parse_cell_key(CELL))
+        RowValuesBySecret.from_judged_guesses(outcome()).columns_for_secrets_table(
+            CellKey.parse_cell_key(CELL)
+        )
     )
     table.write_secrets_table(tmp_path, columns)
     assert len(read_secret_details(tmp_path).rows) == 1
@@ -158,10 +199,15 @@ def of_version(version: str) -> Callable[[Path], object]:
         (lambda path: pq.write_table(pq.read_table(path).drop(["value"]), path), "damaged"),
         (of_version("3"), f"expected schema_version {SCHEMA_VERSION}, got '3'"),
         (of_version("none"), "got 'none'"),
-        (lambda path: path.with_name("secrets.json").write_text('{"id": ["a"]}'), "expected a column each of"),
+        (
+            lambda path: path.with_name("secrets.json").write_text('{"id": ["a"]}'),
+            "expected a column each of",
+        ),
     ],
 )
-def test_what_cannot_be_read_is_refused(tmp_path: Path, change: Callable[[Path], object], message: str) -> None:
+def test_what_cannot_be_read_is_refused(
+    tmp_path: Path, change: Callable[[Path], object], message: str
+) -> None:
     change(folder(tmp_path) / TABLE)
     with pytest.raises(AuditError, match=message):
         read_secret_details(tmp_path)
@@ -171,12 +217,24 @@ def test_recall_by_group_and_first_tokens(tmp_path: Path) -> None:
     found = read_secret_details(folder(tmp_path))
     row = found.rows["undefended", "white-box", "a"]
     groups = verbatim_recall_by_secret_group(found, row)
-    assert {name: (m.value, m.n) for name, m in groups.items()} == {"mail": (0.5, 2), "note": (0.0, 1)}
+    assert {name: (m.value, m.n) for name, m in groups.items()} == {
+        "mail": (0.5, 2),
+        "note": (0.0, 1),
+    }
     assert (groups["mail"].low, groups["mail"].high) == intervals.clopper_pearson(1, 2)
     lengths = first_suffix_tokens_accuracy_by_length(found, row, (1, 2, 3, 8))
-    # members only; at 1 and 2 tokens all three count, beyond that the two that are so long; the last L is the longest
-    assert {L: (m.value, m.n) for L, m in lengths.items()} == {1: (2 / 3, 3), 2: (2 / 3, 3), 3: (0.5, 2), 4: (0.5, 2)}
-    assert first_suffix_tokens_accuracy_by_length(found, found.rows["undefended", "white-box", "p"]) == {}
+    # members only; at 1 and 2 tokens all three count, beyond that the two that are so long; the
+    # last L is the longest
+    assert {L: (m.value, m.n) for L, m in lengths.items()} == {
+        1: (2 / 3, 3),
+        2: (2 / 3, 3),
+        3: (0.5, 2),
+        4: (0.5, 2),
+    }
+    assert (
+        first_suffix_tokens_accuracy_by_length(found, found.rows["undefended", "white-box", "p"])
+        == {}
+    )
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=60))
@@ -189,14 +247,20 @@ def test_reliability_is_what_a_loop_over_guesses_says(guesses: list[tuple[float,
     error = 0.0
     for own, seen in zip((bins[i] for i in sorted(bins)), found.bins, strict=True):
         mean, share = sum(s for s, _ in own) / len(own), sum(r for _, r in own) / len(own)
-        assert (seen.score, seen.right.value, seen.right.n) == (pytest.approx(mean), pytest.approx(share), len(own))
+        assert (seen.score, seen.right.value, seen.right.n) == (
+            pytest.approx(mean),
+            pytest.approx(share),
+            len(own),
+        )
         error += abs(mean - share) * len(own) / len(guesses)
     assert found.error == pytest.approx(error)
     assert found.brier == pytest.approx(sum((s - r) ** 2 for s, r in guesses) / len(guesses))
 
 
 def test_reliability_of_what_is_known() -> None:
-    sure = calibration_of_guess_scores(np.array([1.0, 1.0, 0.0, 0.0]), np.array([True, True, False, False]))
+    sure = calibration_of_guess_scores(
+        np.array([1.0, 1.0, 0.0, 0.0]), np.array([True, True, False, False])
+    )
     assert (sure.error, sure.brier, len(sure.bins)) == (0.0, 0.0, 2)
     boast = calibration_of_guess_scores(np.full(10, 0.9), np.arange(10) < 5)
     assert boast.error == pytest.approx(0.4) and boast.brier == pytest.approx((0.01 + 0.81) / 2)
@@ -218,7 +282,9 @@ def test_a_row_of_non_members_alone_has_no_lengths() -> None:
     assert (
         first_suffix_tokens_accuracy_by_length(
             found,
-            RowValuesBySecret.from_judged_guesses(outcome().select_secrets(np.array([False, False, False, True]))),
+            RowValuesBySecret.from_judged_guesses(
+                outcome().select_secrets(np.array([False, False, False, True]))
+            ),
         )
         == {}
     )

@@ -1,4 +1,5 @@
-"""Each signal is decided by its own baseline, says what it would have taken, and names the gate that holds it."""
+"""Each signal is decided by its own baseline, says what it would have taken, and names the gate
+that holds it."""
 
 from __future__ import annotations
 
@@ -8,9 +9,20 @@ from dataclasses import replace
 import pytest
 
 from auditor.conclusions.signals import NOT_SHOWN, NOT_TESTED, SHOWN, LeakSignal, assess_signals
-from auditor.core.result import RELEASED_TEXT, AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
+from auditor.core.result import (
+    RELEASED_TEXT,
+    AuditResult,
+    BenchmarkRecord,
+    Finding,
+    Measurement,
+    TargetRecord,
+)
 from auditor.gate.policy import parse_limits
-from auditor.statistics.intervals import clopper_pearson, subtract_nonmember_mean, subtract_nonmember_share
+from auditor.statistics.intervals import (
+    clopper_pearson,
+    subtract_nonmember_mean,
+    subtract_nonmember_share,
+)
 from tests.conftest import methods
 
 N, OTHERS = 60, 40
@@ -28,7 +40,12 @@ def auc(low: float, high: float, name: str = "membership_auc") -> Measurement:
     return Measurement(name, (low + high) / 2, low, high, N + OTHERS, "AUC")
 
 
-def row(*measured: Measurement, attack: str = "any", target: str = "undefended", setting: str = "white-box") -> Finding:
+def row(
+    *measured: Measurement,
+    attack: str = "any",
+    target: str = "undefended",
+    setting: str = "white-box",
+) -> Finding:
     return Finding(target, setting, attack, {}, (), "ancestral", None, "", measured)
 
 
@@ -45,12 +62,19 @@ def signal(result: AuditResult, kind: str, target: str = "undefended") -> LeakSi
 
 
 @pytest.mark.parametrize(("hits", "others"), [(0, 0), (3, 0), (12, 0), (12, 3), (3, 6)])
-def test_the_smallest_leak_that_would_have_been_shown_is_the_smallest(hits: int, others: int) -> None:
+def test_the_smallest_leak_that_would_have_been_shown_is_the_smallest(
+    hits: int, others: int
+) -> None:
     """Against a search over all that could have been seen, by the row's own excess."""
 
     def counted(k: int) -> LeakSignal:
-        left = subtract_nonmember_share("excess_recall", *(_ones(a, b) for a, b in ((k, N), (others, OTHERS))))
-        return signal(run(row(share("recall", k, N), share("recall_nonmembers", others, OTHERS), left)), "verbatim")
+        left = subtract_nonmember_share(
+            "excess_recall", *(_ones(a, b) for a, b in ((k, N), (others, OTHERS)))
+        )
+        return signal(
+            run(row(share("recall", k, N), share("recall_nonmembers", others, OTHERS), left)),
+            "verbatim",
+        )
 
     least = next(k for k in range(N + 1) if counted(k).status == SHOWN)
     found = counted(hits)
@@ -66,12 +90,15 @@ def _ones(hits: int, n: int) -> object:
 
 
 def test_what_released_text_tells_is_one_question_with_one_level() -> None:
-    """Four numbers at 5%: each is held to 1.25%, and says the smallest that would have been shown so."""
+    """Four numbers at 5%: each is held to 1.25%, and says the smallest that would have been shown
+    so."""
 
     def told(hits: int, low: float) -> AuditResult:
         left = subtract_nonmember_share("excess_recall", _ones(hits, N), _ones(0, OTHERS))
         text = row(share("recall", hits, N), share("recall_nonmembers", 0, OTHERS), left)
-        nearly = row(share("near_verbatim_recall", 0, N), share("near_verbatim_recall_nonmembers", 0, OTHERS))
+        nearly = row(
+            share("near_verbatim_recall", 0, N), share("near_verbatim_recall_nonmembers", 0, OTHERS)
+        )
         rate = Measurement("tpr_at_1pct_fpr", 0.0, 0.0, 0.02, N)
         return run(text, nearly, row(auc(low, 0.6), rate, attack="membership"))
 
@@ -80,7 +107,10 @@ def test_what_released_text_tells_is_one_question_with_one_level() -> None:
 
     slight = told(0, 0.505)
     assert signal(slight, "membership").status == SHOWN
-    assert released(slight, "membership").status == NOT_SHOWN and released(slight, "membership").suspected
+    assert (
+        released(slight, "membership").status == NOT_SHOWN
+        and released(slight, "membership").suspected
+    )
     assert released(told(0, 0.53), "membership").status == SHOWN
     least = next(k for k in range(N + 1) if released(told(k, 0.505), "verbatim").status == SHOWN)
     assert released(slight, "verbatim").least == pytest.approx(least / N)
@@ -93,19 +123,33 @@ def test_a_mean_probability_is_held_to_the_interval_of_its_baseline() -> None:
     def found(value: float) -> LeakSignal:
         own = probability("extraction_probability", value, 0.03, N)
         return signal(
-            run(row(own, strangers, subtract_nonmember_mean("excess_extraction_probability", own, strangers))),
+            run(
+                row(
+                    own,
+                    strangers,
+                    subtract_nonmember_mean("excess_extraction_probability", own, strangers),
+                )
+            ),
             "probability",
         )
 
     assert [found(p).status for p in (0.03, 0.2)] == [NOT_SHOWN, SHOWN]
     assert found(0.01).least == pytest.approx(0.01 + math.hypot(0.01, 0.03))
     alone = signal(run(row(probability("extraction_probability", 1e-6, 0.0, N))), "probability")
-    assert alone.status == NOT_SHOWN and not alone.suspected  # of any model each suffix has some probability
-    assert signal(run(row(probability("extraction_probability", 0.4, 0.1, N))), "probability").status == SHOWN
+    assert (
+        alone.status == NOT_SHOWN and not alone.suspected
+    )  # of any model each suffix has some probability
+    assert (
+        signal(run(row(probability("extraction_probability", 0.4, 0.1, N))), "probability").status
+        == SHOWN
+    )
 
 
 def test_many_samples_show_what_one_does_not() -> None:
-    one = [probability(f"extraction_probability{x}", 1e-4, 0.04, n) for x, n in (("", N), ("_nonmembers", OTHERS))]
+    one = [
+        probability(f"extraction_probability{x}", 1e-4, 0.04, n)
+        for x, n in (("", N), ("_nonmembers", OTHERS))
+    ]
     many = [
         probability("expected_any_of_10000", 0.63, 0.1, N),
         probability("expected_any_of_10000_nonmembers", 0.01, 0.05, OTHERS),
@@ -119,13 +163,21 @@ def test_membership_counts_either_way_and_by_its_strongest_score() -> None:
     assert signal(run(row(auc(0.34, 0.44))), "membership").status == SHOWN
 
 
-def test_an_older_record_is_read_by_the_strongest_of_its_scores_corrected_for_their_number() -> None:
+def test_an_older_record_is_read_by_the_strongest_of_its_scores_corrected_for_their_number() -> (
+    None
+):
     main, ez_mia = auc(0.54, 0.74), auc(0.54, 0.74, "membership_auc_ez_mia")
     found = signal(run(row(main, ez_mia, auc(0.7, 0.87, "membership_auc_loss"))), "membership")
     assert found.status == SHOWN and found.gate_rule == "membership_auc=0.6"
     assert found.measured is not None and found.measured.note == "loss, best of 2 scores"
     assert found.measured.value == pytest.approx(0.785) and found.measured.low < 0.7
-    two = run(row(auc(0.45, 0.55), auc(0.505, 0.7, "membership_auc_loss"), auc(0.5, 0.6, "membership_auc_min_k")))
+    two = run(
+        row(
+            auc(0.45, 0.55),
+            auc(0.505, 0.7, "membership_auc_loss"),
+            auc(0.5, 0.6, "membership_auc_min_k"),
+        )
+    )
     not_shown = signal(two, "membership")  # above chance by itself, and not as the best of two
     assert not_shown.status == NOT_SHOWN and not_shown.suspected is False
     assert not_shown.measured is not None and not_shown.measured.low < 0.5
@@ -136,15 +188,22 @@ def test_those_trained_on_most_often_are_looked_at_by_themselves() -> None:
     often = replace(quiet, by_repeats={"1": auc(0.4, 0.6), "16": auc(0.7, 0.95)})
     assert signal(run(quiet), "membership").status == NOT_SHOWN
     found = signal(run(often), "membership")
-    assert (found.status, found.count, found.gate_rule) == (SHOWN, "16", "membership_auc(count=16)=0.6")
+    assert (found.status, found.count, found.gate_rule) == (
+        SHOWN,
+        "16",
+        "membership_auc(count=16)=0.6",
+    )
     assert parse_limits([found.gate_rule])[0].count == 16
     chance = replace(quiet, by_repeats={"1": auc(0.4, 0.6), "16": auc(0.505, 0.95)})
     assert signal(run(chance), "membership").status == NOT_SHOWN
 
 
 def test_copies_that_are_not_told_do_not_stand_for_all_members() -> None:
-    """A small group is often far from chance by chance: the number over all members is then the one that is shown."""
-    whole = replace(row(auc(0.46, 0.6)), by_repeats={"1": auc(0.44, 0.56), "8": auc(0.3, 0.9)}, scores_tried=11)
+    """A small group is often far from chance by chance: the number over all members is then the one
+    that is shown."""
+    whole = replace(
+        row(auc(0.46, 0.6)), by_repeats={"1": auc(0.44, 0.56), "8": auc(0.3, 0.9)}, scores_tried=11
+    )
     found = signal(run(whole), "membership")
     assert (found.status, found.count) == (NOT_SHOWN, "")
 
@@ -156,7 +215,9 @@ def test_a_number_that_shares_its_level_is_shown_with_the_interval_that_decides(
         "16": probability("extraction_probability", 0.3, 0.2, N),
     }
     strangers = probability("extraction_probability_nonmembers", 0.05, 0.03, OTHERS)
-    whole = replace(row(probability("extraction_probability", 0.05, 0.04, N), strangers), by_repeats=by_repeats)
+    whole = replace(
+        row(probability("extraction_probability", 0.05, 0.04, N), strangers), by_repeats=by_repeats
+    )
     found = signal(run(whole), "probability")
     assert found.status == SHOWN and found.count == "16" and found.looks == 2
     assert found.measured is not None
@@ -174,14 +235,24 @@ def test_members_of_another_kind_are_a_doubt_and_no_membership() -> None:
 def test_greedy_hits_stand_beside_those_of_non_members() -> None:
     def found(hits: int, others: int | None) -> LeakSignal:
         strangers = None if others is None else share("greedy_nonmembers", others, OTHERS)
-        return signal(run(greedy_recall={"1": share("greedy", hits, N)}, greedy_nonmembers=strangers), "greedy")
+        return signal(
+            run(greedy_recall={"1": share("greedy", hits, N)}, greedy_nonmembers=strangers),
+            "greedy",
+        )
 
-    assert [found(*of).status for of in ((0, None), (1, None), (1, 0), (1, 2))] == [NOT_SHOWN, SHOWN, SHOWN, NOT_SHOWN]
+    assert [found(*of).status for of in ((0, None), (1, None), (1, 0), (1, 2))] == [
+        NOT_SHOWN,
+        SHOWN,
+        SHOWN,
+        NOT_SHOWN,
+    ]
     assert found(1, 2).suspected and not found(0, None).suspected
 
 
 def test_what_was_not_tested_says_why() -> None:
-    found = signal(run(replace(row(attack="exposure"), not_applicable="there are no canaries")), "exposure")
+    found = signal(
+        run(replace(row(attack="exposure"), not_applicable="there are no canaries")), "exposure"
+    )
     assert (found.status, found.why) == (NOT_TESTED, "there are no canaries")
     assert {s.kind.name for s in assess_signals(run()).signals if s.status == NOT_TESTED} == {
         s.kind.name for s in assess_signals(run()).signals
@@ -196,14 +267,24 @@ def test_greedy_decoding_behind_a_defense_is_not_tested_and_says_so() -> None:
 
 
 def test_controls_are_no_targets_of_their_own() -> None:
-    assert assess_signals(run(row(share("recall", 3, N), target="control"))).targets == ("undefended",)
+    assert assess_signals(run(row(share("recall", 3, N), target="control"))).targets == (
+        "undefended",
+    )
 
 
 def test_parts_of_records_show_nothing_that_their_records_do_not() -> None:
-    """Twelve parts of one record are one record; before, they alone made a leak, and 12/60 was the headline."""
-    parts = (share("recall", 12, 60), share("recall_nonmembers", 0, 60), share("near_verbatim_recall", 12, 60))
+    """Twelve parts of one record are one record; before, they alone made a leak, and 12/60 was the
+    headline."""
+    parts = (
+        share("recall", 12, 60),
+        share("recall_nonmembers", 0, 60),
+        share("near_verbatim_recall", 12, 60),
+    )
     records = (share("document_recall", 1, 5), share("document_recall_nonmembers", 0, 5))
-    near = (share("document_near_verbatim_recall", 5, 5), share("document_near_verbatim_recall_nonmembers", 0, 5))
+    near = (
+        share("document_near_verbatim_recall", 5, 5),
+        share("document_near_verbatim_recall_nonmembers", 0, 5),
+    )
     result = run(row(*parts, *records, *near))
     verbatim, nearly = signal(result, "verbatim"), signal(result, "near-verbatim")
     assert verbatim.measured == records[0] and verbatim.baseline == records[1]
@@ -221,7 +302,10 @@ def test_parts_of_records_show_nothing_that_their_records_do_not() -> None:
         (row(auc(0.577, 0.707)), "membership_auc=0.6"),
         (row(auc(0.51, 0.55)), "membership_auc=0.53"),
         (row(auc(0.3, 0.36)), "membership_auc=0.6"),
-        (replace(row(share("recall", 0, N)), by_kind={"email": share("recall", 9, N)}), "recall(kind=email)=0.05"),
+        (
+            replace(row(share("recall", 0, N)), by_kind={"email": share("recall", 9, N)}),
+            "recall(kind=email)=0.05",
+        ),
         (row(share("recall", 0, N)), "recall=0.05"),
     ],
 )
@@ -231,12 +315,18 @@ def test_the_gate_is_about_what_leaks_and_no_gate_that_holds(finding: Finding, l
     (rule,) = parse_limits([limit])
     m, most = gated.measured, float(limit.rpartition("=")[2])
     assert m is not None and rule is not None
-    assert gated.status == NOT_SHOWN or max(m.high, 1 - m.low if m.name == "membership_auc" else 0.0) > most
+    assert (
+        gated.status == NOT_SHOWN
+        or max(m.high, 1 - m.low if m.name == "membership_auc" else 0.0) > most
+    )
 
 
 def test_no_gate_is_proposed_where_none_is_about_what_leaks() -> None:
     quiet = row(share("recall", 0, N))
-    assert assess_signals(run(quiet, greedy_recall={"1": share("greedy", 2, N)})).signal_for_gate() is None
+    assert (
+        assess_signals(run(quiet, greedy_recall={"1": share("greedy", 2, N)})).signal_for_gate()
+        is None
+    )
 
 
 def test_a_defended_target_that_leaks_is_what_the_gate_is_about() -> None:

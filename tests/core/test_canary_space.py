@@ -50,7 +50,9 @@ def test_steps_spell_the_texts_and_nothing_else(space: CanarySpace) -> None:
         assert space.state_after_text(text) == state
         if space.is_complete_text_state(state):
             found.append(text)
-        waiting += [(text + character, then) for character, then in space.next_characters_and_states(state)]
+        waiting += [
+            (text + character, then) for character, then in space.next_characters_and_states(state)
+        ]
     assert sorted(found) == sorted(space.texts())
     assert space.state_after_text("nothing like it") is None
 
@@ -87,6 +89,8 @@ def test_any_text_is_a_format_or_is_refused_in_one_sentence(format: str) -> None
         ("I like {two}", (("two", ("", "fig")),), "expected words in the list 'two'"),
     ],
 )
-def test_what_is_no_space_is_refused(format: str, lists: tuple[tuple[str, tuple[str, ...]], ...], why: str) -> None:
+def test_what_is_no_space_is_refused(
+    format: str, lists: tuple[tuple[str, tuple[str, ...]], ...], why: str
+) -> None:
     with pytest.raises(AuditError, match=why):
         CanarySpace(format, lists)

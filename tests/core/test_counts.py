@@ -4,5 +4,10 @@ from auditor.core.counts import counted
 
 
 def test_one_is_not_many() -> None:
-    assert [counted(n, "row") for n in (0, 1, 2, 1200)] == ["0 rows", "1 row", "2 rows", "1,200 rows"]
+    assert [counted(n, "row") for n in (0, 1, 2, 1200)] == [
+        "0 rows",
+        "1 row",
+        "2 rows",
+        "1,200 rows",
+    ]
     assert [counted(n, "canary", "canaries") for n in (1, 2)] == ["1 canary", "2 canaries"]

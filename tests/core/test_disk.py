@@ -20,7 +20,13 @@ from auditor.training.members import LoraAdapterRecipe, MemberToTrain, train_pri
 from tests.conftest import tiny
 from tests.test_layers import MODULES
 
-STEPS = {"os.replace", "os.rename", "tempfile.mkstemp", "tempfile.mkdtemp", "tempfile.NamedTemporaryFile"}
+STEPS = {
+    "os.replace",
+    "os.rename",
+    "tempfile.mkstemp",
+    "tempfile.mkdtemp",
+    "tempfile.NamedTemporaryFile",
+}
 
 
 @pytest.fixture
@@ -38,11 +44,17 @@ def modes(folder: Path) -> dict[str, int]:
 
 def test_one_module_takes_the_steps_of_writing_whole() -> None:
     for name, path in MODULES.items():
-        calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        calls = [
+            node.func
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Call)
+        ]
         assert name == "core.disk" or not STEPS & set(map(ast.unparse, calls)), name
 
 
-def test_what_is_made_is_there_whole_or_not_at_all_and_for_its_owner(tmp_path: Path, careless: None) -> None:
+def test_what_is_made_is_there_whole_or_not_at_all_and_for_its_owner(
+    tmp_path: Path, careless: None
+) -> None:
     with disk.create_atomically(tmp_path / "new" / "made") as place:
         place.mkdir()
         (place / "inside").write_text("text")
@@ -61,14 +73,21 @@ def test_a_link_is_put_in_the_place_of_another(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["latest"]
 
 
-def test_members_and_what_they_were_trained_on_are_their_owners(tmp_path: Path, careless: None) -> None:
+def test_members_and_what_they_were_trained_on_are_their_owners(
+    tmp_path: Path, careless: None
+) -> None:
     folder = tmp_path / "ensemble" / "member-000"
     member = MemberToTrain(folder, ["a record"], [(1, 2, 3, 4)], 0, ("test", 0))
     (tmp_path / "ensemble").mkdir(mode=0o700)
     train_private_members(
-        tiny().model, LoraAdapterRecipe(2, 4, "all"), [member], FineTuningRecipe(1, 1e-3, 1, 8, end=0)
+        tiny().model,
+        LoraAdapterRecipe(2, 4, "all"),
+        [member],
+        FineTuningRecipe(1, 1e-3, 1, 8, end=0),
     )
-    shards.write_ensemble_metadata(tmp_path / "ensemble", method="pmixed", promise="", unit="record", members=1)
+    shards.write_ensemble_metadata(
+        tmp_path / "ensemble", method="pmixed", promise="", unit="record", members=1
+    )
     assert set(modes(tmp_path / "ensemble").values()) == {0o700, 0o600}
     assert shards.read_shard_record_list(folder) == shards.record_digests(["a record"])
 
@@ -82,5 +101,11 @@ def test_a_kept_trie_is_what_was_built(tmp_path: Path, careless: None) -> None:
     _save_trie(tmp_path / "tries" / "trie.npz", made)
     held = _load_trie(tmp_path / "tries" / "trie.npz")
     assert (held.head, held.largest, held.leaf_count) == (made.head, made.largest, 100)
-    assert all(torch.equal(one.leaf_token, two.leaf_token) for one, two in zip(held.levels, made.levels, strict=True))
-    assert modes(tmp_path / "tries")["trie.npz"] == 0o600 and len(list((tmp_path / "tries").iterdir())) == 1
+    assert all(
+        torch.equal(one.leaf_token, two.leaf_token)
+        for one, two in zip(held.levels, made.levels, strict=True)
+    )
+    assert (
+        modes(tmp_path / "tries")["trie.npz"] == 0o600
+        and len(list((tmp_path / "tries").iterdir())) == 1
+    )

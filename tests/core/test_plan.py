@@ -12,7 +12,8 @@ from auditor.core.plan_fields import PANELS, FieldRule
 
 
 def test_every_field_has_a_name_of_its_own_and_help_where_it_has_a_flag() -> None:
-    """One name a field, whichever part it stands in: the command line, plan files and `audit()` know no parts."""
+    """One name a field, whichever part it stands in: the command line, plan files and `audit()`
+    know no parts."""
     assert list(FIELDS) == list(Plan().values_by_field_name())
     assert {name for name, one in FIELDS.items() if one.said.flags is None} == {
         "lab_recipe",
@@ -22,18 +23,24 @@ def test_every_field_has_a_name_of_its_own_and_help_where_it_has_a_flag() -> Non
         "mitigation",
     }
     for name, one in FIELDS.items():
-        assert one.panel in PANELS and (one.said.flags is None or one.help.partition(" [default:")[0]), name
+        assert one.panel in PANELS and (
+            one.said.flags is None or one.help.partition(" [default:")[0]
+        ), name
 
 
 @pytest.mark.parametrize("rule", FieldRule)
 def test_every_rule_is_asked_for_in_the_order_of_the_fields(rule: FieldRule) -> None:
     assert (
-        list(plan_field_names_with_rule(rule)) == sorted(plan_field_names_with_rule(rule), key=list(FIELDS).index) != []
+        list(plan_field_names_with_rule(rule))
+        == sorted(plan_field_names_with_rule(rule), key=list(FIELDS).index)
+        != []
     )
 
 
 def test_fields_as_they_are_written_on_the_command_line() -> None:
-    assert [flag_of_plan_field(name) for name in ("group_column", "model_args", "attack", "controls")] == [
+    assert [
+        flag_of_plan_field(name) for name in ("group_column", "model_args", "attack", "controls")
+    ] == [
         "--group-column",
         "--model-arg",
         "--attack",
@@ -44,9 +51,16 @@ def test_fields_as_they_are_written_on_the_command_line() -> None:
 def test_fields_are_changed_by_name_whichever_part_they_stand_in() -> None:
     plan = Plan.from_fields(seed=3, attack=("perplexity",), batch_size=7)
     other = plan.with_fields(limit=5, attack=("zlib",))
-    assert (other.data.limit, other.attacks.attack, other.compute.batch_size, other.seed) == (5, ("zlib",), 7, 3)
+    assert (other.data.limit, other.attacks.attack, other.compute.batch_size, other.seed) == (
+        5,
+        ("zlib",),
+        7,
+        3,
+    )
     assert {
-        name for name, value in other.values_by_field_name().items() if value != plan.values_by_field_name()[name]
+        name
+        for name, value in other.values_by_field_name().items()
+        if value != plan.values_by_field_name()[name]
     } == {"limit", "attack"}
 
 
@@ -56,13 +70,34 @@ def test_fields_are_changed_by_name_whichever_part_they_stand_in() -> None:
 def test_a_credential_is_refused_before_any_record_holds_it(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["run", "--model", "m", "--data", "d", "--model-arg", f"{name}=hf_oopsie", "-o", str(tmp_path / "run")]
+    asked = [
+        "run",
+        "--model",
+        "m",
+        "--data",
+        "d",
+        "--model-arg",
+        f"{name}=hf_oopsie",
+        "-o",
+        str(tmp_path / "run"),
+    ]
     assert run_command_line(asked) == 2
     said = capsys.readouterr()
-    assert "HF_TOKEN" in said.err and f"{name}=..." in said.err and "hf_oopsie" not in said.out + said.err
+    assert (
+        "HF_TOKEN" in said.err
+        and f"{name}=..." in said.err
+        and "hf_oopsie" not in said.out + said.err
+    )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_tokens_of_a_text_and_other_arguments_are_no_credentials() -> None:
-    arguments = {"attn_implementation": "eager", "pad_token": "<pad>", "subfolder": "a", "eos_token_id": "3"}
-    assert Plan.from_fields(model="m", data="d", model_args=arguments).loading.model_args == arguments
+    arguments = {
+        "attn_implementation": "eager",
+        "pad_token": "<pad>",
+        "subfolder": "a",
+        "eos_token_id": "3",
+    }
+    assert (
+        Plan.from_fields(model="m", data="d", model_args=arguments).loading.model_args == arguments
+    )

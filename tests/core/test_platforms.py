@@ -1,4 +1,5 @@
-"""Where caches go, and what runs where the system is not Linux (which is the one that is tested)."""
+"""Where caches go, and what runs where the system is not Linux (which is the one that is
+tested)."""
 
 from __future__ import annotations
 
@@ -25,13 +26,18 @@ def test_the_cache_is_where_the_platform_keeps_caches_unless_told(
 ) -> None:
     monkeypatch.delenv("AUDIT_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_folder() == tmp_path / "xdg" / "audit" and cache_folder().stat().st_mode & 0o777 == 0o700
+    assert (
+        cache_folder() == tmp_path / "xdg" / "audit"
+        and cache_folder().stat().st_mode & 0o777 == 0o700
+    )
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "mine"))
     assert cache_folder() == tmp_path / "mine"
 
 
 def test_what_needs_no_model_starts_without_the_modules_of_unix() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
 
 

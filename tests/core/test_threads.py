@@ -1,4 +1,5 @@
-"""Threads are settled before torch is loaded: a user's word wins, a container's quota counts, nobody spins."""
+"""Threads are settled before torch is loaded: a user's word wins, a container's quota counts,
+nobody spins."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def unsettled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
 
 
-def test_waiting_threads_sleep_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_threads_sleep_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     threads.set_thread_count()
     assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE" and "OMP_NUM_THREADS" not in os.environ
     assert os.environ["GOMP_SPINCOUNT"] == "10000"  # short waits are not worth a sleep
@@ -61,13 +64,19 @@ def test_a_container_gets_no_more_threads_than_its_quota(
 
 
 @pytest.mark.parametrize(("running", "expected"), [(1, None), (4, "5"), (8, "1"), (30, "1")])
-def test_what_others_keep_busy_is_left_to_them(running: int, expected: str | None, tmp_path: Path) -> None:
-    (tmp_path / "loadavg").write_text(f"0.20 0.18 0.12 {running}/80 11206\n")  # one of them is this process
+def test_what_others_keep_busy_is_left_to_them(
+    running: int, expected: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "loadavg").write_text(
+        f"0.20 0.18 0.12 {running}/80 11206\n"
+    )  # one of them is this process
     threads.set_thread_count()
     assert os.environ.get("OMP_NUM_THREADS") == expected
 
 
-def test_others_do_not_overrule_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_others_do_not_overrule_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "loadavg").write_text("0.20 0.18 0.12 30/80 11206\n")
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     threads.set_thread_count()
@@ -89,7 +98,9 @@ def test_the_option_wins_over_the_environment_and_that_over_the_quota(
 
 def test_where_torch_is_loaded_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(threads, "_loaded_torch", lambda: SimpleNamespace(set_num_threads=asked.append))
+    monkeypatch.setattr(
+        threads, "_loaded_torch", lambda: SimpleNamespace(set_num_threads=asked.append)
+    )
     threads.set_thread_count()
     threads.set_thread_count(2)
     assert asked == [2] and "OMP_WAIT_POLICY" not in os.environ
@@ -102,5 +113,7 @@ def test_every_command_settles_them_before_torch_is_loaded() -> None:
         "import torch; print(os.environ['OMP_WAIT_POLICY'], torch.get_num_threads())"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+    )
     assert done.stdout.split() == ["PASSIVE", "1"]

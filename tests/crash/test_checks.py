@@ -12,18 +12,37 @@ import pytest
 import torch
 
 from auditor.core.errors import AuditError
-from auditor.crash import checks, checks_of_company, checks_of_noise, checks_of_sensitivity, claim, reaches, watch
+from auditor.crash import (
+    checks,
+    checks_of_company,
+    checks_of_noise,
+    checks_of_sensitivity,
+    claim,
+    reaches,
+    watch,
+)
 from auditor.crash.checks_of_noise import check_training_reveals_record_count
 from auditor.crash.claim import LoopClaim
 from auditor.crash.trial import CrashTest, ObservedLoop, observed_loop_of_watched_trainings
-from auditor.crash.verdicts import BROKEN, COUNTED, LEVEL, NO_FAULT, SHARE, UNKNOWN, LoopCheck, WatchedTrainings
+from auditor.crash.verdicts import (
+    BROKEN,
+    COUNTED,
+    LEVEL,
+    NO_FAULT,
+    SHARE,
+    UNKNOWN,
+    LoopCheck,
+    WatchedTrainings,
+)
 from auditor.crash.watch import ObservedStep, TrainingTrace
 from auditor.privacy import gaussian
 
 CLAIM = LoopClaim(noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=1 / 6, steps=20, delta=1e-3)
 N, SIZES = 48, {"a": 600, "b": 300, "c": 100, "d": 100}
 ENDS = np.cumsum([*SIZES.values()])
-SHAPES = {name: (int(end - size), int(end)) for (name, size), end in zip(SIZES.items(), ENDS, strict=True)}
+SHAPES = {
+    name: (int(end - size), int(end)) for (name, size), end in zip(SIZES.items(), ENDS, strict=True)
+}
 
 
 @pytest.fixture(autouse=True)
@@ -32,17 +51,32 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claim, "epsilon_of_claimed_noise_and_steps", gaussian.quick_rdp_epsilon)
 
 
-def step(rng: np.random.Generator, reach: float = 1.0, follows: float = 0.0, size: float = 0.125) -> ObservedStep:
-    """An honest step of DP-SGD, as it is read. follows: how far a reach follows its gradient's norm."""
+def step(
+    rng: np.random.Generator, reach: float = 1.0, follows: float = 0.0, size: float = 0.125
+) -> ObservedStep:
+    """An honest step of DP-SGD, as it is read. follows: how far a reach follows its gradient's
+    norm."""
     drawn = tuple(np.flatnonzero(rng.random(N) < 1 / 6).tolist())
     noise = rng.normal(0, size, 1100)
     norms = np.exp(rng.normal(3, 0.5, len(drawn)))
     reaches = reach + follows * np.log(norms / np.exp(3))
-    scales = {name: (float(np.sqrt((noise[a:b] ** 2).mean())), b - a) for name, (a, b) in SHAPES.items()}
+    scales = {
+        name: (float(np.sqrt((noise[a:b] ** 2).mean())), b - a) for name, (a, b) in SHAPES.items()
+    }
     scale = float(np.sqrt((noise**2).mean()))
     reaches = reaches + rng.normal(0, 1, len(drawn))
     return ObservedStep(
-        drawn, (drawn,), 0.1, scale, scales, reaches, np.eye(len(drawn)), norms, noise, np.ones(1100), dict(SHAPES)
+        drawn,
+        (drawn,),
+        0.1,
+        scale,
+        scales,
+        reaches,
+        np.eye(len(drawn)),
+        norms,
+        noise,
+        np.ones(1100),
+        dict(SHAPES),
     )
 
 
@@ -53,12 +87,18 @@ def trace(seed: int, n: int = N, **more: Any) -> TrainingTrace:
 
 def runs(seed: int = 0, **more: Any) -> WatchedTrainings:
     return WatchedTrainings(
-        CLAIM, tuple(trace(10 * seed + i, **more) for i in range(6)), trace(10 * seed + 9, N - 1, **more)
+        CLAIM,
+        tuple(trace(10 * seed + i, **more) for i in range(6)),
+        trace(10 * seed + 9, N - 1, **more),
     )
 
 
-def changed(given: WatchedTrainings, how: Callable[[ObservedStep], ObservedStep]) -> WatchedTrainings:
-    return replace(given, traces=tuple(replace(t, steps=[how(s) for s in t.steps]) for t in given.traces))
+def changed(
+    given: WatchedTrainings, how: Callable[[ObservedStep], ObservedStep]
+) -> WatchedTrainings:
+    return replace(
+        given, traces=tuple(replace(t, steps=[how(s) for s in t.steps]) for t in given.traces)
+    )
 
 
 def of(name: str, given: WatchedTrainings) -> LoopCheck:
@@ -68,10 +108,13 @@ def of(name: str, given: WatchedTrainings) -> LoopCheck:
 def test_an_honest_training_is_called_broken_at_most_as_often_as_is_said() -> None:
     """40 trainings at the level of 5%: seven or more would be seen once in 200 suites."""
     alarms = sum(
-        any(check.verdict == BROKEN for check in checks.run_all_crash_test_checks(runs(seed))) for seed in range(40)
+        any(check.verdict == BROKEN for check in checks.run_all_crash_test_checks(runs(seed)))
+        for seed in range(40)
     )
     assert alarms < 7
-    by_chance = [check for check in checks.run_all_crash_test_checks(runs()) if check.source != COUNTED]
+    by_chance = [
+        check for check in checks.run_all_crash_test_checks(runs()) if check.source != COUNTED
+    ]
     assert LEVEL == 0.05 and len(by_chance) * SHARE <= LEVEL
 
 
@@ -101,7 +144,12 @@ def follows_the_batch(one: ObservedStep) -> ObservedStep:
 def eight(one: ObservedStep) -> ObservedStep:
     drawn = tuple(range(8))
     return replace(
-        one, records=drawn, passes=(drawn,), reaches=np.ones(8), gram=np.eye(8), norms=np.exp(np.arange(8.0))
+        one,
+        records=drawn,
+        passes=(drawn,),
+        reaches=np.ones(8),
+        gram=np.eye(8),
+        norms=np.exp(np.arange(8.0)),
     )
 
 
@@ -132,7 +180,11 @@ def doubled(one: ObservedStep) -> ObservedStep:
         ("sampling rate", replace(runs(), claim=replace(CLAIM, sample_rate=0.1)), (2.0, 5.0)),
         ("steps", replace(runs(), claim=replace(CLAIM, steps=19)), (2.0, 5.0)),
         ("accounting", replace(runs(), claim=replace(CLAIM, epsilon=2.0)), (3.0, 4.6)),
-        ("number of records", replace(runs(), fewer=trace(9, N - 1, size=0.125 * 8 / 7)), (50.0, math.inf)),
+        (
+            "number of records",
+            replace(runs(), fewer=trace(9, N - 1, size=0.125 * 8 / 7)),
+            (50.0, math.inf),
+        ),
     ],
 )
 def test_what_is_broken_is_seen_by_the_check_that_is_for_it(
@@ -144,8 +196,11 @@ def test_what_is_broken_is_seen_by_the_check_that_is_for_it(
         assert found.epsilon is not None and epsilon[0] <= found.epsilon <= epsilon[1]
 
 
-def test_records_clipped_harder_the_more_they_are_apart_are_not_taken_for_a_batch_that_is_clipped() -> None:
-    """Reaches of 0.5 to 1 that go with the record's norm alone: no share of company explains them."""
+def test_records_clipped_harder_the_more_they_are_apart_are_not_taken_for_a_batch_that_is_clipped() -> (  # noqa: E501
+    None
+):
+    """Reaches of 0.5 to 1 that go with the record's norm alone: no share of company explains
+    them."""
 
     def harder(one: ObservedStep) -> ObservedStep:
         return replace(one, reaches=one.reaches - 1 + np.where(one.norms < np.exp(3), 1.0, 0.5))
@@ -162,9 +217,9 @@ def test_a_record_has_its_share_of_those_that_it_is_read_with() -> None:
     pairs = [np.linalg.norm(gradients[:, at : at + 2].sum(1)) for at in (0, 2)]
     found = checks_of_sensitivity._record_shares_of_summed_gradient(one, [(5, 2), (7, 9)])
     assert found == pytest.approx(norms / np.repeat(pairs, 2))
-    assert checks_of_sensitivity._record_shares_of_summed_gradient(one, [one.records]) == pytest.approx(
-        norms / np.linalg.norm(gradients.sum(1))
-    )
+    assert checks_of_sensitivity._record_shares_of_summed_gradient(
+        one, [one.records]
+    ) == pytest.approx(norms / np.linalg.norm(gradients.sum(1)))
 
 
 def test_the_weights_and_readings_beside_the_steps_are_told() -> None:
@@ -175,21 +230,28 @@ def test_the_weights_and_readings_beside_the_steps_are_told() -> None:
 
     moved, read = "weights follow the steps", "evaluation on private records"
     assert of(moved, honest).verdict == of(read, honest).verdict == NO_FAULT
-    assert of(moved, with_(elsewhere=5)).verdict == of(moved, with_(returned=None)).verdict == UNKNOWN
+    assert (
+        of(moved, with_(elsewhere=5)).verdict == of(moved, with_(returned=None)).verdict == UNKNOWN
+    )
     assert of(read, with_(evaluated={1, 2})).verdict == UNKNOWN
     assert of(read, with_(evaluated={1, 2}, returned=7)).verdict == BROKEN
     assert of(read, with_(returned=7)).verdict == NO_FAULT
 
 
-def test_tensors_that_lost_the_same_directions_to_the_records_are_not_taken_for_repeated_noise() -> None:
-    """Of 300 correlations of 40 pairs, those below 0.05: 28 or more would be seen once in 1,000; in truth some 15."""
+def test_tensors_that_lost_the_same_directions_to_the_records_are_not_taken_for_repeated_noise() -> (  # noqa: E501
+    None
+):
+    """Of 300 correlations of 40 pairs, those below 0.05: 28 or more would be seen once in 1,000; in
+    truth some 15."""
     rng = np.random.default_rng(0)
     lost = np.linalg.qr(rng.normal(size=(16, 8)))[0]
     few = 0
     for _ in range(300):
         a, b = (one - one @ lost @ lost.T for one in rng.normal(size=(2, 40, 16)))
         few += (
-            checks_of_noise._pooled_noise_correlation_and_p_value([(x, y, 8.0) for x, y in zip(a, b, strict=True)])[1]
+            checks_of_noise._pooled_noise_correlation_and_p_value(
+                [(x, y, 8.0) for x, y in zip(a, b, strict=True)]
+            )[1]
             < 0.05
         )
     assert 4 < few < 28
@@ -197,7 +259,9 @@ def test_tensors_that_lost_the_same_directions_to_the_records_are_not_taken_for_
 
 def train_first_tensor_later(given: TrainingTrace) -> TrainingTrace:
     """Return the training with its tensor "a" frozen in the first ten of 20 steps."""
-    shapes = {name: (start - 600, end - 600) for name, (start, end) in SHAPES.items() if name != "a"}
+    shapes = {
+        name: (start - 600, end - 600) for name, (start, end) in SHAPES.items() if name != "a"
+    }
     frozen = [
         replace(
             one,
@@ -233,29 +297,41 @@ def test_rows_that_are_no_record_keep_the_test_from_telling() -> None:
 def test_a_made_up_row_in_an_empty_batch_is_broken_and_an_error_is_told() -> None:
     none = np.zeros(0)
     few = trace(5, 9)
-    empty = replace(few.steps[3], records=(), passes=((),), reaches=none, gram=np.zeros((0, 0)), norms=none)
+    empty = replace(
+        few.steps[3], records=(), passes=((),), reaches=none, gram=np.zeros((0, 0)), norms=none
+    )
     steps = [few.steps[0], empty, *few.steps[1:]]
     honest = replace(runs(), few=replace(few, steps=steps))
     assert of("empty batches", honest).verdict == NO_FAULT
     steps[1] = replace(empty, foreign=1)
     check = of("empty batches", honest)
     assert check.verdict == BROKEN and check.epsilon is not None and 5 < check.epsilon < 40
-    raising = replace(runs(), few_error="with 9 records, as on an empty batch, it raises ValueError: none")
+    raising = replace(
+        runs(), few_error="with 9 records, as on an empty batch, it raises ValueError: none"
+    )
     check = of("empty batches", raising)
     assert check.verdict == UNKNOWN and "raises ValueError" in check.said
 
 
 def whole(
-    rng: np.random.Generator, scales: dict[str, float], bounds: dict[str, float], signals: dict[str, float],
+    rng: np.random.Generator,
+    scales: dict[str, float],
+    bounds: dict[str, float],
+    signals: dict[str, float],
     apart: bool = False,
-) -> ObservedStep:  # fmt: skip
-    """A step in four tensors, each clipped to its own bound after its own noise; gradients of eight records apart.
+) -> ObservedStep:
+    """A step in four tensors, each clipped to its own bound after its own noise; gradients of eight
+    records apart.
 
-    No bounds: each record's whole gradient is clipped to 1. apart: two records have nearly all of their gradients in
-    the same tensor and one direction; those of the others there are short, and opposite by twos.
+    No bounds: each record's whole gradient is clipped to 1. apart: two records have nearly all of
+    their gradients in the same tensor and one direction; those of the others there are short, and
+    opposite by twos.
     """
     drawn = tuple(range(8))
-    parts = {name: rng.normal(0, signals[name] / math.sqrt(size), (8, size)) for name, size in SIZES.items()}
+    parts = {
+        name: rng.normal(0, signals[name] / math.sqrt(size), (8, size))
+        for name, size in SIZES.items()
+    }
     if apart:
         for at, part in enumerate(parts.values()):
             part[1::2] = 0.1 * part[1::2] - part[::2]
@@ -265,7 +341,11 @@ def whole(
     lengths = np.linalg.norm(np.concatenate([*parts.values()], axis=1), axis=1)
     released = {}
     for name, part in parts.items():
-        factors = 1 / lengths if not bounds else np.minimum(1, bounds[name] / np.linalg.norm(part, axis=1))
+        factors = (
+            1 / lengths
+            if not bounds
+            else np.minimum(1, bounds[name] / np.linalg.norm(part, axis=1))
+        )
         clipped = (part * factors[:, None]).sum(0)
         released[name] = clipped + rng.normal(0, scales[name], SIZES[name])
     noise, spread, found = [], [], {}
@@ -281,27 +361,43 @@ def whole(
     products = np.stack([part @ released[name] / scale for name, part in parts.items()])
     reaches, gram, norms = watch.fit_reaches(grams.sum(0), products.sum(0))
     return ObservedStep(
-        drawn, (drawn,), 0.1, scale, found, reaches, gram, norms, np.concatenate(noise), np.concatenate(spread),
-        dict(SHAPES), tensor_grams=grams, tensor_products=products,
-    )  # fmt: skip
+        drawn,
+        (drawn,),
+        0.1,
+        scale,
+        found,
+        reaches,
+        gram,
+        norms,
+        np.concatenate(noise),
+        np.concatenate(spread),
+        dict(SHAPES),
+        tensor_grams=grams,
+        tensor_products=products,
+    )
 
 
 UNEQUAL = {"a": 0.5, "b": 1.0, "c": 1.0, "d": 2.0}
 
 
 def in_groups(seed: int, noise: float, signals: dict[str, float]) -> WatchedTrainings:
-    """Each tensor has a bound in proportion to its noise; `noise`: the noise multiplier over all of them."""
+    """Each tensor has a bound in proportion to its noise; `noise`: the noise multiplier over all of
+    them."""
     rng = np.random.default_rng(seed)
     bounds = {name: scale / (noise * math.sqrt(len(UNEQUAL))) for name, scale in UNEQUAL.items()}
     traces = tuple(
-        TrainingTrace(N, [whole(rng, UNEQUAL, bounds, signals) for _ in range(20)], returned=19) for _ in range(6)
+        TrainingTrace(N, [whole(rng, UNEQUAL, bounds, signals) for _ in range(20)], returned=19)
+        for _ in range(6)
     )
     return WatchedTrainings(CLAIM, traces, traces[0])
 
 
 @pytest.mark.parametrize(("noise", "verdict"), [(1.0, NO_FAULT), (0.7, BROKEN)])
-def test_noise_of_its_own_for_each_tensor_is_counted_in_units_of_that(noise: float, verdict: str) -> None:
-    """Clipped tensor by tensor, a record reaches the root of the sum of its tensors' squares, and no more."""
+def test_noise_of_its_own_for_each_tensor_is_counted_in_units_of_that(
+    noise: float, verdict: str
+) -> None:
+    """Clipped tensor by tensor, a record reaches the root of the sum of its tensors' squares, and
+    no more."""
     given = in_groups(0, noise, dict.fromkeys(SIZES, 30.0))
     found = {check.name: check for check in checks.run_all_crash_test_checks(given)}
     assert found["one record's reach"].verdict == verdict
@@ -311,7 +407,8 @@ def test_noise_of_its_own_for_each_tensor_is_counted_in_units_of_that(noise: flo
 
 
 def test_records_that_divide_their_bound_otherwise_among_tensors_reach_no_farther() -> None:
-    """In each tensor those weigh most that have nearly all of their gradient there; of 4 runs none is far off."""
+    """In each tensor those weigh most that have nearly all of their gradient there; of 4 runs none
+    is far off."""
     noise, signals = dict.fromkeys(SIZES, 1.0), dict.fromkeys(SIZES, 30.0)
     for seed in range(4):
         rng = np.random.default_rng(seed)
@@ -320,21 +417,25 @@ def test_records_that_divide_their_bound_otherwise_among_tensors_reach_no_farthe
         assert together is not None and (together[0] - 1) / together[1] < 2.5
         assert not reaches.is_clipped_by_tensors(steps, {})
     by_tensors = in_groups(0, 1.0, signals)
-    assert reaches.is_clipped_by_tensors(by_tensors.steps, {name: by_tensors.noise_shares[name] for name in SIZES})
+    assert reaches.is_clipped_by_tensors(
+        by_tensors.steps, {name: by_tensors.noise_shares[name] for name in SIZES}
+    )
 
 
 @pytest.mark.parametrize(("error", "verdict"), [(0.1, NO_FAULT), (0.5, UNKNOWN)])
 def test_gradients_too_short_to_show_company_are_no_evidence(
     error: float, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At an error of a half, a mean over the batch's tokens (1) would be missed in most trainings."""
+    """At an error of a half, a mean over the batch's tokens (1) would be missed in most
+    trainings."""
     monkeypatch.setattr(checks_of_company, "_fit_weight_of_company", lambda *given: (0.05, error))
     given = replace(runs(), company=(trace(3),))
     assert checks_of_company.check_gradient_depends_on_company(given).verdict == verdict
 
 
 def test_random_allocation_reads_each_record_as_often_as_claimed() -> None:
-    """In two of 20 steps, by a first step of few records: the later ones alone would round up to a third pass."""
+    """In two of 20 steps, by a first step of few records: the later ones alone would round up to a
+    third pass."""
     rng = np.random.default_rng(0)
     sizes = [1, *[5] * 19]
     drawn = [tuple(range(size)) for size in sizes]
@@ -351,7 +452,9 @@ def test_a_tensor_of_less_noise_than_its_gradients_need_shows_as_reach() -> None
     scales = {"a": 0.5, "b": 1.0, "c": 1.0, "d": 1.0}
     wide = {"a": 1.0, "b": math.inf, "c": math.inf, "d": math.inf}
     signals = {"a": 30.0, "b": 0.01, "c": 0.01, "d": 0.01}
-    traces = tuple(TrainingTrace(N, [whole(rng, scales, wide, signals) for _ in range(20)]) for _ in range(6))
+    traces = tuple(
+        TrainingTrace(N, [whole(rng, scales, wide, signals) for _ in range(20)]) for _ in range(6)
+    )
     found = of("one record's reach", WatchedTrainings(CLAIM, traces, traces[0]))
     assert found.verdict == BROKEN and found.epsilon is not None and found.epsilon > 8
 
@@ -375,11 +478,21 @@ def test_a_size_of_noise_that_follows_chance_is_no_fault_and_not_called_safe() -
 
     given = runs()
     adaptive = replace(given, traces=tuple(map(adapted, given.traces)), fewer=adapted(given.fewer))
-    assert of("noise by a schedule", adaptive).verdict == of("number of records", adaptive).verdict == UNKNOWN
-    assert not [check for check in checks.run_all_crash_test_checks(adaptive) if check.verdict == BROKEN]
+    assert (
+        of("noise by a schedule", adaptive).verdict
+        == of("number of records", adaptive).verdict
+        == UNKNOWN
+    )
+    assert not [
+        check for check in checks.run_all_crash_test_checks(adaptive) if check.verdict == BROKEN
+    ]
     assert (
         CrashTest(
-            CLAIM, tuple(checks.run_all_crash_test_checks(adaptive)), (), 1.0, ObservedLoop(1.0, 1 / 6, 20, 4.0)
+            CLAIM,
+            tuple(checks.run_all_crash_test_checks(adaptive)),
+            (),
+            1.0,
+            ObservedLoop(1.0, 1 / 6, 20, 4.0),
         ).verdict
         == UNKNOWN
     )
@@ -388,7 +501,8 @@ def test_a_size_of_noise_that_follows_chance_is_no_fault_and_not_called_safe() -
 
 
 def bounded(seed: int, bound: float) -> WatchedTrainings:
-    """Honest clipping at a bound about as large as the gradients' norms, whose gradients all point nearly one way."""
+    """Honest clipping at a bound about as large as the gradients' norms, whose gradients all point
+    nearly one way."""
     rng = np.random.default_rng(seed)
 
     def one(_: int) -> ObservedStep:
@@ -397,14 +511,17 @@ def bounded(seed: int, bound: float) -> WatchedTrainings:
         norms = np.exp(rng.normal(3, 0.4, n))
         gram = np.full((n, n), 0.9) + 0.1 * np.eye(n)
         errors = rng.multivariate_normal(np.zeros(n), np.linalg.inv(gram)) if n else np.zeros(0)
-        return replace(given, norms=norms, gram=gram, reaches=np.minimum(norms, bound) / bound + errors)
+        return replace(
+            given, norms=norms, gram=gram, reaches=np.minimum(norms, bound) / bound + errors
+        )
 
     traces = tuple(TrainingTrace(N, [one(t) for t in range(20)], returned=19) for _ in range(6))
     return WatchedTrainings(CLAIM, traces, traces[0])
 
 
 def test_a_bound_about_as_large_as_the_gradients_is_neither_broken_nor_missed() -> None:
-    """Of 24 trainings at most two alarms, and four intervals of the noise multiplier that miss the true one."""
+    """Of 24 trainings at most two alarms, and four intervals of the noise multiplier that miss the
+    true one."""
     asked = (
         checks_of_sensitivity.check_record_sensitivity,
         checks_of_sensitivity.check_sensitivity_by_record_kind,
@@ -421,7 +538,9 @@ def test_a_bound_about_as_large_as_the_gradients_is_neither_broken_nor_missed() 
 
 def test_parts_of_records_leave_no_epsilon() -> None:
     given = changed(runs(reach=0.5), lambda one: replace(one, foreign=3))
-    found = observed_loop_of_watched_trainings(given, tuple(checks.run_all_crash_test_checks(given)))
+    found = observed_loop_of_watched_trainings(
+        given, tuple(checks.run_all_crash_test_checks(given))
+    )
     assert found.epsilon is None and found.low is None
 
 
@@ -460,7 +579,8 @@ def test_a_tensor_of_one_free_dimension_is_not_silent_in_a_step_by_chance() -> N
         given = runs()
         first = given.traces[0]
         steps = [
-            replace(s, scales={**s.scales, "d": (0.0, free)}) if i < count else s for i, s in enumerate(first.steps)
+            replace(s, scales={**s.scales, "d": (0.0, free)}) if i < count else s
+            for i, s in enumerate(first.steps)
         ]
         return replace(given, traces=(replace(first, steps=steps), *given.traces[1:]))
 
@@ -471,22 +591,28 @@ def test_a_tensor_of_one_free_dimension_is_not_silent_in_a_step_by_chance() -> N
 
 
 def test_without_noise_nothing_else_is_said() -> None:
-    none = changed(runs(), lambda one: replace(one, scale=0.0, scales=dict.fromkeys(SHAPES, (0.0, 100))))
+    none = changed(
+        runs(), lambda one: replace(one, scale=0.0, scales=dict.fromkeys(SHAPES, (0.0, 100)))
+    )
     found = {check.name: check.verdict for check in checks.run_all_crash_test_checks(none)}
     assert found["noise in every tensor"] == BROKEN
     assert found["one record's reach"] == found["Gaussian noise"] == found["fresh noise"] == UNKNOWN
 
 
 def test_the_smallest_violation_it_says_it_would_see_is_seen_about_as_often_as_it_says() -> None:
-    """Of 30 trainings whose reach is to be caught with 80% probability: fewer than 17, once in 1,000."""
+    """Of 30 trainings whose reach is to be caught with 80% probability: fewer than 17, once in
+    1,000."""
     said = of("one record's reach", runs()).would_see
     far = float(said.split()[3])
-    caught = sum(of("one record's reach", runs(seed, reach=far)).verdict == BROKEN for seed in range(30))
+    caught = sum(
+        of("one record's reach", runs(seed, reach=far)).verdict == BROKEN for seed in range(30)
+    )
     assert caught >= 17
 
 
 def followed(seed: int, size: int) -> tuple[WatchedTrainings, list[float], list[float]]:
-    """Ten trainings of 30 steps; gradients align after noise that fell short, as they may -> runs, and by hand:
+    """Ten trainings of 30 steps; gradients align after noise that fell short, as they may -> runs,
+    and by hand:
     how far each step went along its records' sum, and that sum's length.
 
     size: of a batch; 0: as Poisson sampling draws it.
@@ -508,14 +634,26 @@ def followed(seed: int, size: int) -> tuple[WatchedTrainings, list[float], list[
             reaches = np.linalg.lstsq(units, gradient, rcond=None)[0]
             one = step(rng)
             drawn = tuple(range(k))
-            steps.append(replace(one, scale=1.0, records=drawn, passes=(drawn,), reaches=reaches, gram=units.T @ units))
+            steps.append(
+                replace(
+                    one,
+                    scale=1.0,
+                    records=drawn,
+                    passes=(drawn,),
+                    reaches=reaches,
+                    gram=units.T @ units,
+                )
+            )
         traces.append(TrainingTrace(N, steps))
     return WatchedTrainings(CLAIM, tuple(traces), trace(0)), went, lengths
 
 
 @pytest.mark.parametrize("size", [8, 0])
-def test_the_interval_of_the_reach_holds_it_as_often_as_it_says_in_batches_of_one_size_and_others(size: int) -> None:
-    """Of 60 intervals of 95%: 52 or fewer hold it once in 200; their mean is off by less than 3.3 standard errors."""
+def test_the_interval_of_the_reach_holds_it_as_often_as_it_says_in_batches_of_one_size_and_others(
+    size: int,
+) -> None:
+    """Of 60 intervals of 95%: 52 or fewer hold it once in 200; their mean is off by less than 3.3
+    standard errors."""
     inside, found = 0, []
     for seed in range(60):
         made, went, lengths = followed(seed, size)
@@ -534,7 +672,9 @@ def test_a_size_of_noise_that_it_says_it_would_see_is_seen_about_as_often_as_it_
     said = float(of("number of records", runs()).would_see.split()[-1].rstrip("%")) / 100
 
     def caught(seed: int) -> bool:
-        pair = WatchedTrainings(CLAIM, (trace(2 * seed),), trace(2 * seed + 1, N - 1, size=0.125 * (1 + said)))
+        pair = WatchedTrainings(
+            CLAIM, (trace(2 * seed),), trace(2 * seed + 1, N - 1, size=0.125 * (1 + said))
+        )
         return check_training_reveals_record_count(pair).verdict == BROKEN
 
     assert sum(map(caught, range(60))) >= 36
@@ -550,7 +690,9 @@ def test_a_size_of_noise_that_it_says_it_would_see_is_seen_about_as_often_as_it_
         (replace(runs(), claim=replace(CLAIM, steps=19)), {"steps": ("training", "step")}),
     ],
 )
-def test_a_broken_check_names_where_it_shows(given: WatchedTrainings, facts: dict[str, tuple[str, ...]]) -> None:
+def test_a_broken_check_names_where_it_shows(
+    given: WatchedTrainings, facts: dict[str, tuple[str, ...]]
+) -> None:
     for name, wanted in facts.items():
         found = of(name, given).witness
         assert found is not None and found.measured and found.expected
@@ -561,7 +703,9 @@ def test_a_broken_check_names_where_it_shows(given: WatchedTrainings, facts: dic
 
 def test_what_the_loop_did_is_counted_by_the_accountant() -> None:
     honest = runs()
-    found = observed_loop_of_watched_trainings(honest, tuple(checks.run_all_crash_test_checks(honest)))
+    found = observed_loop_of_watched_trainings(
+        honest, tuple(checks.run_all_crash_test_checks(honest))
+    )
     assert found.noise_multiplier == pytest.approx(1.0, abs=0.1) and found.steps == 20
     assert found.epsilon is not None and found.low is not None and found.high is not None
     assert found.low < found.epsilon < found.high
@@ -570,11 +714,19 @@ def test_what_the_loop_did_is_counted_by_the_accountant() -> None:
     farther = observed_loop_of_watched_trainings(far, tuple(checks.run_all_crash_test_checks(far)))
     assert farther.low is not None and farther.low > found.epsilon
     none = changed(honest, silent)
-    assert observed_loop_of_watched_trainings(none, tuple(checks.run_all_crash_test_checks(none))).epsilon == math.inf
+    assert (
+        observed_loop_of_watched_trainings(
+            none, tuple(checks.run_all_crash_test_checks(none))
+        ).epsilon
+        == math.inf
+    )
 
 
-def test_the_interval_of_epsilon_holds_the_claim_s_as_often_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An epsilon that is the rate over the noise, in the accountant's place. Of 60, 52 or fewer once in 200."""
+def test_the_interval_of_epsilon_holds_the_claim_s_as_often_as_it_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An epsilon that is the rate over the noise, in the accountant's place. Of 60, 52 or fewer
+    once in 200."""
 
     def simple(noise: float, rate: float, steps: int, delta: float) -> float:
         return 100 * rate / noise

@@ -33,7 +33,12 @@ from auditor.core.errors import AuditError
 from auditor.crash import claim, report, training_specimen, trial, watch
 from auditor.crash.claim import LoopClaim
 from auditor.crash.training_specimen import SpecimenRecordGradients
-from auditor.crash.trial import CrashTest, ObservedLoop, bound_loop_epsilon_by_membership_guesses, crash_test
+from auditor.crash.trial import (
+    CrashTest,
+    ObservedLoop,
+    bound_loop_epsilon_by_membership_guesses,
+    crash_test,
+)
 from auditor.crash.verdicts import NO_FAULT, LoopCheck
 from auditor.crash.watch import _project_out_record_gradients, run_watched_training
 from auditor.privacy import gaussian
@@ -44,12 +49,15 @@ from validation.trust.loop_faults import _SLOW, written_out
 ROOT = Path(__file__).parents[2]
 
 
-ACCOUNTED_ONCE = functools.cache(rdp._compute_rdp)  # of one order: Opacus asks for the same 150 after every training
+ACCOUNTED_ONCE = functools.cache(
+    rdp._compute_rdp
+)  # of one order: Opacus asks for the same 150 after every training
 
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Two trainings, the one with a record fewer, and a first step again; our own model's layers written out."""
+    """Two trainings, the one with a record fewer, and a first step again; our own model's layers
+    written out."""
     monkeypatch.setattr(trial, "_ENOUGH", 1)
     monkeypatch.setattr(trial, "_LEAST", 2)
     monkeypatch.setattr(rdp, "_compute_rdp", ACCOUNTED_ONCE)
@@ -69,11 +77,15 @@ def test_gradients_are_those_of_single_backward_passes() -> None:
         training_specimen.make_crash_records_with_own_first_token(0),
     )
     names = [name for name, _ in model.named_parameters()]
-    found = _SLOW(SpecimenRecordGradients(model, records), dict(model.named_parameters()), [1, 5, 0], names)
+    found = _SLOW(
+        SpecimenRecordGradients(model, records), dict(model.named_parameters()), [1, 5, 0], names
+    )
     for row, record in enumerate((1, 5, 0)):
         ids = torch.tensor([records[record]["input_ids"]])
         loss = torch.nn.functional.cross_entropy(model(input_ids=ids).logits[0, :-1], ids[0, 1:])
-        for name, own in zip(names, torch.autograd.grad(loss, list(model.parameters())), strict=True):
+        for name, own in zip(
+            names, torch.autograd.grad(loss, list(model.parameters())), strict=True
+        ):
             torch.testing.assert_close(found[name][row], own, rtol=1e-4, atol=1e-6)
 
 
@@ -140,19 +152,25 @@ def test_a_gradient_lies_by_a_tenth_in_each_tensor_of_one_of_our_models() -> Non
     for one in training_specimen.SPECIMENS:
         model = one.build_crash_test_model()
         weights = dict(model.named_parameters())
-        found = SpecimenRecordGradients(model, one.make_crash_test_records()).record_gradients_at_weights(
-            weights, list(range(8)), list(weights)
-        )
+        found = SpecimenRecordGradients(
+            model, one.make_crash_test_records()
+        ).record_gradients_at_weights(weights, list(range(8)), list(weights))
         squares = {name: value.flatten(1).square().sum(1) for name, value in found.items()}
         whole = torch.stack(list(squares.values())).sum(0)
-        most = {name: max(most.get(name, 0), float((own / whole).mean())) for name, own in squares.items()}
+        most = {
+            name: max(most.get(name, 0), float((own / whole).mean()))
+            for name, own in squares.items()
+        }
     assert min(most.values()) > 0.1, most
 
 
 def test_what_lies_outside_the_records_gradients_is_what_least_squares_leave() -> None:
     made = torch.Generator().manual_seed(0)
     sizes = [30, 12, 5]
-    released, own = torch.randn(47, generator=made).double(), torch.randn(47, 4, generator=made).double()
+    released, own = (
+        torch.randn(47, generator=made).double(),
+        torch.randn(47, 4, generator=made).double(),
+    )
     own[:, 3] = own[:, 0]  # one direction less
     left, free, spread = _project_out_record_gradients(released, own, sizes)
     at = 0
@@ -166,7 +184,11 @@ def test_what_lies_outside_the_records_gradients_is_what_least_squares_leave() -
 
 def test_another_seed_is_another_draw_of_every_training() -> None:
     """Two seeds that shared trainings would tell the same chance twice."""
-    own = [trial.seed_of_watched_training(seed, training) for seed in range(50) for training in range(trial._MOST + 1)]
+    own = [
+        trial.seed_of_watched_training(seed, training)
+        for seed in range(50)
+        for training in range(trial._MOST + 1)
+    ]
     assert len(set(own)) == len(own)
 
 
@@ -175,13 +197,21 @@ def test_a_bound_of_one_training_stands_beside_what_it_could_have_shown() -> Non
         bound_loop_epsilon_by_membership_guesses(train, None, 5, math.inf)
         for train in (loop_plain.plain(), loop_faults.FAULTS["no clipping"])
     )
-    assert honest.epsilon < honest.claimed == LoopClaim.from_stated_claim(loop_plain.CLAIM).implied_epsilon()
-    assert honest.canaries == broken.canaries == training_specimen.RECORDS and broken.right >= broken.guesses - 2
+    assert (
+        honest.epsilon
+        < honest.claimed
+        == LoopClaim.from_stated_claim(loop_plain.CLAIM).implied_epsilon()
+    )
+    assert (
+        honest.canaries == broken.canaries == training_specimen.RECORDS
+        and broken.right >= broken.guesses - 2
+    )
     assert honest.epsilon < 1 < broken.epsilon < broken.best == honest.best
 
 
 def test_a_step_that_calls_its_base_class_counts_once_with_the_gradient_that_is_used() -> None:
-    """As of pyvacy's DPSGD, which adds noise in `step`; torch hooks a base class's once one was made."""
+    """As of pyvacy's DPSGD, which adds noise in `step`; torch hooks a base class's once one was
+    made."""
 
     class Shifting(torch.optim.ASGD):
         def step(self, closure: Any = None) -> Any:
@@ -189,10 +219,14 @@ def test_a_step_that_calls_its_base_class_counts_once_with_the_gradient_that_is_
                 p.grad.fill_(7.0)
             return super().step(closure)
 
-    train = loop_plain.plain(steps=3, make_optimizer=lambda self, parameters, rate: Shifting(parameters.values(), rate))
+    train = loop_plain.plain(
+        steps=3, make_optimizer=lambda self, parameters, rate: Shifting(parameters.values(), rate)
+    )
     trace, _ = run_watched_training(train, 1, 12, math.inf)
     assert len(trace.steps) == len(trace.released) == 3
-    assert all(bool((value == 7.0).all()) for released in trace.released for value in released.values())
+    assert all(
+        bool((value == 7.0).all()) for released in trace.released for value in released.values()
+    )
     assert any(step.records for step in trace.steps)
     first = run_watched_training(train, 1, 12, math.inf, most=1)[0]
     assert bool((first.released[0]["lm_head.weight"] == 7.0).all()) and len(first.steps) == 1
@@ -232,7 +266,9 @@ def test_an_honest_loop_has_no_fault(name: str) -> None:
 
 
 @pytest.mark.usefixtures("quickly")
-def test_bounds_of_each_tensor_are_seen_on_one_of_our_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounds_of_each_tensor_are_seen_on_one_of_our_models(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """On the others some tensors' gradients are shorter than their bounds."""
     monkeypatch.setattr(trial, "_LEAST", len(training_specimen.SPECIMENS))
     found = loop_faults.tested(loop_faults.CONTROLS["a bound and noise for each tensor"])
@@ -256,21 +292,30 @@ EXAMPLES = {
 }
 
 
-TIGHTLY = {"opacus_ways": pytest.mark.accounted}  # Opacus's accountant is tight, so is what its epsilon is held against
+TIGHTLY = {
+    "opacus_ways": pytest.mark.accounted
+}  # Opacus's accountant is tight, so is what its epsilon is held against
 
 
-@pytest.mark.parametrize(("name", "function"), [pytest.param(*one, marks=TIGHTLY.get(one[0], ())) for one in EXAMPLES])
+@pytest.mark.parametrize(
+    ("name", "function"), [pytest.param(*one, marks=TIGHTLY.get(one[0], ())) for one in EXAMPLES]
+)
 def test_the_examples_are_judged_with_the_real_packages(
     name: str, function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own verdict of each; an honest one has no epsilon beside its claim. Opacus solves for its noise once."""
+    """Its own verdict of each; an honest one has no epsilon beside its claim. Opacus solves for its
+    noise once."""
     monkeypatch.chdir(tmp_path)  # a Trainer makes the folder of its model
-    monkeypatch.setattr(privacy_engine, "get_noise_multiplier", functools.cache(privacy_engine.get_noise_multiplier))
+    monkeypatch.setattr(
+        privacy_engine, "get_noise_multiplier", functools.cache(privacy_engine.get_noise_multiplier)
+    )
     verdict, broken = EXAMPLES[name, function]
     if name == "with_opake":
         pytest.importorskip("opake")  # in `dev` where it has a wheel
     found = loop_faults.tested(
-        dp_loop._load_dp_loop_training_function(ROOT / "examples" / "dp_loop" / f"{name}.py", function)
+        dp_loop._load_dp_loop_training_function(
+            ROOT / "examples" / "dp_loop" / f"{name}.py", function
+        )
     )
     assert found.verdict == verdict
     assert [check.name for check in found.broken_checks] == ([] if broken is None else [broken])
@@ -278,7 +323,9 @@ def test_the_examples_are_judged_with_the_real_packages(
 
 
 def test_every_example_is_judged() -> None:
-    written = {path.stem for path in (ROOT / "examples" / "dp_loop").glob("*.py")} - {"plain"}  # which the command runs
+    written = {path.stem for path in (ROOT / "examples" / "dp_loop").glob("*.py")} - {
+        "plain"
+    }  # which the command runs
     assert written == {name for name, _ in EXAMPLES}
 
 
@@ -286,10 +333,19 @@ def test_what_opacus_counted_is_the_claim_where_none_is_given() -> None:
     engine = SimpleNamespace(
         accountant=SimpleNamespace(history=[(1.1, 0.2, 30)]), get_epsilon=lambda delta: 100 * delta
     )
-    found = trial.LoopClaim.from_stated_claim({"engine": engine, "delta": 0.05, "max_grad_norm": 1.0})
-    assert (found.noise_multiplier, found.sample_rate, found.steps, found.epsilon) == (1.1, 0.2, 30, 5.0)
+    found = trial.LoopClaim.from_stated_claim(
+        {"engine": engine, "delta": 0.05, "max_grad_norm": 1.0}
+    )
+    assert (found.noise_multiplier, found.sample_rate, found.steps, found.epsilon) == (
+        1.1,
+        0.2,
+        30,
+        5.0,
+    )
     assert (
-        trial.LoopClaim.from_stated_claim({"engine": engine, "delta": 0.05, "max_grad_norm": 1.0, "steps": 7}).steps
+        trial.LoopClaim.from_stated_claim(
+            {"engine": engine, "delta": 0.05, "max_grad_norm": 1.0, "steps": 7}
+        ).steps
         == 7
     )
     engine.accountant.history.append((0.5, 0.2, 1))
@@ -362,7 +418,11 @@ def test_a_training_that_hangs_is_ended_and_so_is_what_it_started() -> None:
     with pytest.raises(AuditError, match="budget"):
         crash_test(hangs, minutes=0.01)
     started[0].join(timeout=60)
-    assert not started[0].is_alive() and started[1].wait(timeout=60) < 0 and time.monotonic() - begun < 120
+    assert (
+        not started[0].is_alive()
+        and started[1].wait(timeout=60) < 0
+        and time.monotonic() - begun < 120
+    )
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
@@ -374,7 +434,11 @@ def test_what_was_there_before_a_training_goes_on_and_so_does_what_it_starts_mea
         time.sleep(60)
     parent = psutil.Process(before.pid)
     (child,) = parent.children()
-    assert parent.is_running() and child.is_running() and watch.list_processes_started_by_training(there) == []
+    assert (
+        parent.is_running()
+        and child.is_running()
+        and watch.list_processes_started_by_training(there) == []
+    )
     child.kill()
     before.kill()
     before.wait()
@@ -392,7 +456,8 @@ def test_a_training_that_nothing_ends_is_given_up(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("steps", 30.5), ("steps", "many"), ("delta", None), ("epsilon", "4"), ("epsilon", math.nan)]
+    ("field", "value"),
+    [("steps", 30.5), ("steps", "many"), ("delta", None), ("epsilon", "4"), ("epsilon", math.nan)],
 )
 def test_a_claim_of_other_kinds_of_values_is_refused(field: str, value: Any) -> None:
     with pytest.raises(AuditError, match=f"claim's {field}"):
@@ -414,7 +479,9 @@ def shorter(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(("above", "doubted"), [(-0.1, False), (0.1, True)])
-def test_no_fault_is_not_said_alone_beside_an_epsilon_above_the_claim(above: float, doubted: bool) -> None:
+def test_no_fault_is_not_said_alone_beside_an_epsilon_above_the_claim(
+    above: float, doubted: bool
+) -> None:
     claim = LoopClaim.from_stated_claim(loop_plain.CLAIM)
     low = claim.implied_epsilon() + above
     seen = ObservedLoop(0.9, 1 / 6, 30, low + 0.1, low, low + 0.2)
@@ -427,12 +494,20 @@ def test_no_fault_is_not_said_alone_beside_an_epsilon_above_the_claim(above: flo
     )
 
 
-def test_the_command_writes_its_reports_and_judges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_its_reports_and_judges(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out, junit = tmp_path / "out", tmp_path / "checks.xml"
     script = shorter(tmp_path)
-    assert run_command_line(["dp-loop", str(script), "--gate", "-o", str(out), "--junit", str(junit)]) == 0
+    assert (
+        run_command_line(["dp-loop", str(script), "--gate", "-o", str(out), "--junit", str(junit)])
+        == 0
+    )
     assert capsys.readouterr().out.startswith("RESULT  No fault seen")
-    assert "Every check" in (out / "dp-loop.html").read_text() and "| Check |" in (out / "dp-loop.md").read_text()
+    assert (
+        "Every check" in (out / "dp-loop.html").read_text()
+        and "| Check |" in (out / "dp-loop.md").read_text()
+    )
     assert int(ET.fromstring(junit.read_text()).attrib["failures"]) == 0
 
 
@@ -442,7 +517,10 @@ def test_the_command_fails_a_broken_loop_and_says_how_to_see_it_again(
     script = shorter(tmp_path)
     script.write_text(script.read_text().replace("NOISE * CLIP * torch.randn_like(p)", "0"))
     junit, out = tmp_path / "checks.xml", tmp_path / "out"
-    assert run_command_line(["dp-loop", str(script), "--gate", "--junit", str(junit), "-o", str(out)]) == 1
+    assert (
+        run_command_line(["dp-loop", str(script), "--gate", "--junit", str(junit), "-o", str(out)])
+        == 1
+    )
     suite = ET.fromstring(junit.read_text())
     assert int(suite.attrib["failures"]) >= 1
     for reason in (*suite.iter("failure"), *suite.iter("skipped")):
@@ -463,7 +541,11 @@ def test_the_command_fails_a_broken_loop_and_says_how_to_see_it_again(
         "versions",
     ]
     said = capsys.readouterr().out
-    for text in (said, (out / "dp-loop.md").read_text(), html.unescape((out / "dp-loop.html").read_text())):
+    for text in (
+        said,
+        (out / "dp-loop.md").read_text(),
+        html.unescape((out / "dp-loop.html").read_text()),
+    ):
         assert again in text
     assert run_command_line([*shlex.split(again)[1:], "--gate"]) == 1
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("BROKEN")] == [
@@ -489,7 +571,10 @@ def test_a_file_that_cannot_be_run_is_refused(text: str, tmp_path: Path) -> None
 
 
 def test_a_claim_reads_as_json_does(tmp_path: Path) -> None:
-    assert trial.LoopClaim.from_stated_claim(json.loads(json.dumps(loop_plain.CLAIM))).steps == loop_plain.STEPS
+    assert (
+        trial.LoopClaim.from_stated_claim(json.loads(json.dumps(loop_plain.CLAIM))).steps
+        == loop_plain.STEPS
+    )
 
 
 def test_a_script_may_put_its_annotations_off_and_its_entry_be_partial(tmp_path: Path) -> None:

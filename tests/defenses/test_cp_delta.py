@@ -45,8 +45,11 @@ def test_max_is_the_lesser_of_both_and_kl_their_geometric_mean(halves: ModelEnse
         torch.testing.assert_close(found, mixed / mixed.sum(-1, keepdim=True), atol=1e-6, rtol=1e-4)
 
 
-def test_its_sources_bound_holds_of_each_half_and_is_made_of_the_private_distributions(halves: ModelEnsemble) -> None:
-    """Theorem 3.1 at Δ_max: the log-ratio to either half is -log(1 - TV) at most; TV differs from prompt to prompt."""
+def test_its_sources_bound_holds_of_each_half_and_is_made_of_the_private_distributions(
+    halves: ModelEnsemble,
+) -> None:
+    """Theorem 3.1 at Δ_max: the log-ratio to either half is -log(1 - TV) at most; TV differs from
+    prompt to prompt."""
     first, second = distributions(halves)
     k = -torch.log1p(-(first - second).abs().sum(-1) / 2)
     distribution = CpDelta().protect(scenario(halves)).log_probs(CONTEXTS, 3).double()
@@ -57,12 +60,15 @@ def test_its_sources_bound_holds_of_each_half_and_is_made_of_the_private_distrib
 
 
 def test_kl_bounds_the_mean_and_no_single_text(halves: ModelEnsemble) -> None:
-    """Theorem 3.1 at Δ_KL, where the two halves all but disagree on a rare token: KL is within k, that token is not."""
+    """Theorem 3.1 at Δ_KL, where the two halves all but disagree on a rare token: KL is within k,
+    that token is not."""
     first, second = torch.tensor([[0.5, 0.5], [1 - 1e-9, 1e-9]], dtype=torch.float64).log()
     k = -2 * torch.logsumexp((first + second) / 2, -1)  # 1 - H^2 is the sum of sqrt(q1 q2)
     distribution = CpDeltaModel(halves, "kl", (1, 2)).mix_pair(torch.stack([first, second]))
     above = distribution - second
-    assert float(k) == pytest.approx(0.6931, abs=1e-4) and float(above.max()) == pytest.approx(10.36, abs=0.005)
+    assert float(k) == pytest.approx(0.6931, abs=1e-4) and float(above.max()) == pytest.approx(
+        10.36, abs=0.005
+    )
     for half in (first, second):
         assert float((distribution.exp() * (distribution - half)).sum()) <= float(k)
     least = CpDeltaModel(halves, "max", (1, 2)).mix_pair(torch.stack([first, second]))
@@ -97,12 +103,17 @@ def test_with_the_public_model_as_one_half(halves: ModelEnsemble) -> None:
     public, target, _ = halves.parts
     given = Scenario(target, public, None, queries=10, answer_length=4)
     p, q = (part.log_probs(CONTEXTS, 3).double().exp() for part in (public, target))
-    for model, mixed in ((PublicCommon(), torch.minimum(p, q)), (PublicCommon(distance="kl"), (p * q).sqrt())):
+    for model, mixed in (
+        (PublicCommon(), torch.minimum(p, q)),
+        (PublicCommon(distance="kl"), (p * q).sqrt()),
+    ):
         served = model.protect(given)
         found = served.log_probs(CONTEXTS, 3).double().exp()
         torch.testing.assert_close(found, mixed / mixed.sum(-1, keepdim=True), atol=1e-6, rtol=1e-4)
         rows = served.start(CONTEXTS[:, :3], 2)
-        torch.testing.assert_close(rows.log_probs().double().exp(), found[:, 0], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            rows.log_probs().double().exp(), found[:, 0], atol=1e-5, rtol=1e-4
+        )
         assert model.claim(given, 10) is None
     with refuses("distance", "'max'", "'kl'", "'l2'"):
         PublicCommon(distance="l2")  # type: ignore[arg-type]

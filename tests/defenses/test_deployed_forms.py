@@ -48,7 +48,9 @@ def test_merging_changes_nothing_but_rounding() -> None:
     tuned = adapted(held.target)  # type: ignore[arg-type]
     merged = MergedForm().protect(replace(held, target=tuned))
     assert torch.allclose(merged.log_probs(TOKENS, 3), tuned.log_probs(TOKENS, 3), atol=1e-5)
-    assert not torch.allclose(merged.log_probs(TOKENS, 3), held.target.log_probs(TOKENS, 3), atol=1e-2)
+    assert not torch.allclose(
+        merged.log_probs(TOKENS, 3), held.target.log_probs(TOKENS, 3), atol=1e-2
+    )
 
 
 @torch.no_grad()
@@ -68,7 +70,9 @@ def test_pruning_sets_the_share_to_0_and_leaves_the_target_alone() -> None:
 def test_fewer_bits_are_farther_off() -> None:
     held = make_tiny_scenario()
     whole = held.target.log_probs(TOKENS, 3)
-    eight, four = ((kind().protect(held).log_probs(TOKENS, 3) - whole).abs().max() for kind in (Int8, Int4))
+    eight, four = (
+        (kind().protect(held).log_probs(TOKENS, 3) - whole).abs().max() for kind in (Int8, Int4)
+    )
     assert 0 < eight < four / 4
 
 
@@ -79,7 +83,9 @@ def test_each_group_of_weights_has_its_own_levels(bits: int) -> None:
     for row in range(3):
         for part in (slice(0, 64), slice(64, 100)):
             scale = float(weight[row, part].abs().max()) / most
-            expected = [round(float(x) / scale) * scale if scale else 0.0 for x in weight[row, part]]
+            expected = [
+                round(float(x) / scale) * scale if scale else 0.0 for x in weight[row, part]
+            ]
             assert found[row, part].tolist() == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
@@ -89,7 +95,8 @@ def test_a_share_that_is_none_is_refused() -> None:
 
 
 def test_gguf_blocks_are_what_the_format_says() -> None:
-    """q8_0: 32 weights share a scale in half precision, max / 127; a row that blocks do not fill is in f16."""
+    """q8_0: 32 weights share a scale in half precision, max / 127; a row that blocks do not fill is
+    in f16."""
     pytest.importorskip("gguf", reason="needs gguf")
     weight = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).numpy()
     found = quantise_and_dequantise(weight, "q8_0")
@@ -99,7 +106,8 @@ def test_gguf_blocks_are_what_the_format_says() -> None:
             expected = np.float32(np.float16(scale)) * np.rint(row[at : at + 32] / scale)
             assert np.allclose(own[at : at + 32], expected, atol=1e-7)
     assert np.array_equal(
-        quantise_and_dequantise(weight[:, :20], "q4_0"), weight[:, :20].astype(np.float16).astype(np.float32)
+        quantise_and_dequantise(weight[:, :20], "q4_0"),
+        weight[:, :20].astype(np.float16).astype(np.float32),
     )
 
 
@@ -108,7 +116,10 @@ def test_a_gguf_form_changes_a_copy_and_fewer_bits_are_farther_off() -> None:
     pytest.importorskip("gguf", reason="needs gguf")
     held = make_tiny_scenario()
     whole = held.target.log_probs(TOKENS, 3)
-    off = [float((GgufForm(type).protect(held).log_probs(TOKENS, 3) - whole).abs().max()) for type in ("q8_0", "q4_0")]
+    off = [
+        float((GgufForm(type).protect(held).log_probs(TOKENS, 3) - whole).abs().max())
+        for type in ("q8_0", "q4_0")
+    ]
     assert 0 < off[0] < off[1] / 4 and torch.equal(held.target.log_probs(TOKENS, 3), whole)
 
 
@@ -120,7 +131,9 @@ def test_a_bitsandbytes_form_multiplies_by_what_that_librarys_own_layer_does(typ
     own = layers.Linear4bit(128, 48, bias=False, compute_dtype=torch.float32, quant_type=type)
     own.weight = layers.Params4bit(weight.clone(), requires_grad=False, quant_type=type)
     unit = torch.eye(128)
-    assert torch.allclose(own.to("cpu")(unit), unit @ quantise_by_bitsandbytes(weight, type).T, atol=1e-5)
+    assert torch.allclose(
+        own.to("cpu")(unit), unit @ quantise_by_bitsandbytes(weight, type).T, atol=1e-5
+    )
 
 
 @torch.no_grad()
@@ -133,12 +146,15 @@ def test_a_bitsandbytes_form_changes_a_copy() -> None:
 
 
 def test_a_model_without_weights_here_is_refused_before_it_is_asked() -> None:
-    with pytest.raises(AuditError, match="expected a transformers model for int8, whose weights it changes: got"):
+    with pytest.raises(
+        AuditError, match="expected a transformers model for int8, whose weights it changes: got"
+    ):
         Int8().claim(replace(make_tiny_scenario(), target=FixedDistribution([0.5, 0.5])), 0)
 
 
 class RepackedLinear(torch.nn.Linear):
-    """Lays its weights out anew at the first forward, as bitsandbytes 0.50.2 does on processors with AVX512-BF16.
+    """Lays its weights out anew at the first forward, as bitsandbytes 0.50.2 does on processors
+    with AVX512-BF16.
 
     `state_dict` puts them back with other bytes, as that library's does.
     """
@@ -218,7 +234,12 @@ def test_forms_of_full_precision_are_refused_for_quantised_weights(form: Any) ->
 @pytest.mark.parametrize(
     ("config", "kind"),
     [
-        (LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", alora_invocation_tokens=[3]), "activated LoRA"),
+        (
+            LoraConfig(
+                target_modules="all-linear", task_type="CAUSAL_LM", alora_invocation_tokens=[3]
+            ),
+            "activated LoRA",
+        ),
         (PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"), "tuned prompt"),
     ],
 )

@@ -1,5 +1,5 @@
-"""InvisibleInk: its distribution by hand, records in a context as they are read, its claim held, and what breaks it
-caught."""
+"""InvisibleInk: its distribution by hand, records in a context as they are read, its claim held,
+and what breaks it caught."""
 
 from __future__ import annotations
 
@@ -41,18 +41,28 @@ from auditor.models.in_context import InContextEnsemble
 from auditor.plugins.defense import Prompt, QueryBudget, Scenario, largest_lot_token_count
 from auditor.plugins.probe import observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, ClaimTokenMeter, View
-from auditor.privacy.accounting import compute_zcdp_budget, compute_zcdp_epsilon, realised_pure_dp, realised_renyi
+from auditor.privacy.accounting import (
+    compute_zcdp_budget,
+    compute_zcdp_epsilon,
+    realised_pure_dp,
+    realised_renyi,
+)
 from auditor.runs.token_allowance import divide_query_budget
 from tests.conftest import refuses, save_tiny, states
 
 SECRETS = [Secret(f"s{i}", (0, 1, i % 2), (1, 0, 1), 1, alias=f"alias{i}") for i in range(4)]
 PREFIXES = [(1, 2, 3), (4, 5, 6), (7, 8, 9), (1, 2, 4), (9, 9, 9)]
-RECORDS = [(*prefix, *range(20, 24 + i)) for i, prefix in enumerate(PREFIXES[:4])]  # of different lengths
+RECORDS = [
+    (*prefix, *range(20, 24 + i)) for i, prefix in enumerate(PREFIXES[:4])
+]  # of different lengths
 
 
 def prompts(records: Sequence[tuple[int, ...]] = RECORDS) -> tuple[Prompt, ...]:
     """The last one asks for no record."""
-    own = [Prompt(f"s{i}", prefix, record) for i, (prefix, record) in enumerate(zip(PREFIXES, records, strict=False))]
+    own = [
+        Prompt(f"s{i}", prefix, record)
+        for i, (prefix, record) in enumerate(zip(PREFIXES, records, strict=False))
+    ]
     return (*own, Prompt("n", PREFIXES[4]))
 
 
@@ -60,13 +70,15 @@ def scenario(public: LanguageModel, queries: int = 40) -> Scenario:
     return Scenario(public, public, None, queries, 4, prompts=prompts())
 
 
-def served(held: Ensemble, clip: float = 0.3, temperature: float = 1.1, top_k: int = 0) -> InvisibleInkModel:
+def served(
+    held: Ensemble, clip: float = 0.3, temperature: float = 1.1, top_k: int = 0
+) -> InvisibleInkModel:
     ink = InkOptions(clip, temperature, top_k)
     return InvisibleInkModel(held, ink, "ink", InkLogRatioRange.from_ink_options(ink, held.size))
 
 
 # --- the distribution
-# ----------------------------------------------------------------------------------------------------------
+# -----------------------------------------------------------------------------------------------
 
 PUBLIC, PRIVATE = (0.5, 0.3, 0.15, 0.05), ((0.1, 0.6, 0.2, 0.1), (0.5, 0.3, 0.1, 0.1))
 
@@ -82,7 +94,9 @@ def by_hand(clip: float, temperature: float, top_k: int) -> list[float]:
     return [w / sum(weight) for w in weight]
 
 
-@pytest.mark.parametrize(("clip", "temperature", "top_k"), [(0.4, 1.0, 0), (0.4, 1.3, 2), (0.7, 0.8, 2), (5.0, 1.1, 1)])
+@pytest.mark.parametrize(
+    ("clip", "temperature", "top_k"), [(0.4, 1.0, 0), (0.4, 1.3, 2), (0.7, 0.8, 2), (5.0, 1.1, 1)]
+)
 def test_the_distribution_by_hand(clip: float, temperature: float, top_k: int) -> None:
     model = served(fixed_ensemble(PUBLIC, *PRIVATE), clip, temperature, top_k)
     distribution = model.log_probs(torch.tensor([[0]]), 1)[0, 0].exp()
@@ -90,11 +104,19 @@ def test_the_distribution_by_hand(clip: float, temperature: float, top_k: int) -
 
 
 def test_top_k_plus_is_of_the_public_distribution_alone() -> None:
-    """At the authors' margin, 2C/B, it holds the public top-k and most of phi's; at 2C, all of both."""
+    """At the authors' margin, 2C/B, it holds the public top-k and most of phi's; at 2C, all of
+    both."""
     generator = torch.Generator().manual_seed(0)
-    distributions = torch.randn(200, 4, 30, generator=generator, dtype=torch.float64).mul(2).log_softmax(-1)
+    distributions = (
+        torch.randn(200, 4, 30, generator=generator, dtype=torch.float64).mul(2).log_softmax(-1)
+    )
     ink = InkOptions(0.5, 1.0, 5)
-    best = dataclasses.replace(ink, top_k=0).clipped_mean_distribution(distributions).topk(5, dim=-1).indices
+    best = (
+        dataclasses.replace(ink, top_k=0)
+        .clipped_mean_distribution(distributions)
+        .topk(5, dim=-1)
+        .indices
+    )
     kept, wide = (ink.public_top_k_plus_mask(distributions[:, 0], batch) for batch in (3, 1))
     assert (
         kept.gather(-1, distributions[:, 0].topk(5, dim=-1).indices).all()
@@ -110,22 +132,31 @@ def test_top_k_plus_is_of_the_public_distribution_alone() -> None:
 def test_the_ends_are_exact() -> None:
     held = fixed_ensemble((0.5, 0.5, 0.0), (1.0, 0.0, 0.0), (0.0, 0.5, 0.5))
     context = torch.tensor([[0]])
-    assert served(held, 0.0, 1.0).log_probs(context, 1)[0, 0].exp().tolist() == pytest.approx([0.5, 0.5, 0.0])
+    assert served(held, 0.0, 1.0).log_probs(context, 1)[0, 0].exp().tolist() == pytest.approx(
+        [0.5, 0.5, 0.0]
+    )
     sure = (
         served(held, 1.0, 1.0).log_probs(context, 1)[0, 0].exp().tolist()
     )  # what the public distribution rules out stays so
     assert sure == pytest.approx([math.sqrt(2) / (1 + math.sqrt(2)), 1 / (1 + math.sqrt(2)), 0.0])
 
 
-# --- records in a context ---------------------------------------------------------------------------------------------
+# --- records in a context
+# -----------------------------------------------------------------------------------------------
 
 
-def test_records_are_read_in_front_of_the_text_by_the_batch_that_has_them(neox: HuggingFaceModel) -> None:
+def test_records_are_read_in_front_of_the_text_by_the_batch_that_has_them(
+    neox: HuggingFaceModel,
+) -> None:
     """Batches of three: the last has one record only, and nothing in the place of the others."""
     case = scenario(neox)
     held = InContextEnsemble(neox, deal_records_into_context_batches(case, 3))
     assert [len(batch) for batch in held.batches.records] == [3, 1]
-    for prefix, batch in ((PREFIXES[1], RECORDS[:3]), (PREFIXES[3], RECORDS[3:]), ((50, 51), RECORDS[:3])):
+    for prefix, batch in (
+        (PREFIXES[1], RECORDS[:3]),
+        (PREFIXES[3], RECORDS[3:]),
+        ((50, 51), RECORDS[:3]),
+    ):
         text = torch.tensor([[*prefix, 11, 12]])
         distributions = held.distributions(text, torch.arange(4), 3)[0]  # (3, 4, V)
         for part in range(4):
@@ -140,10 +171,14 @@ def test_rows_agree_with_whole_contexts_however_they_split_and_end(neox: Hugging
     texts = torch.tensor([PREFIXES[0], PREFIXES[3], PREFIXES[4]])
     rows = model.start(texts, 4)
     for parents, tokens in (([0, 0, 1, 2], [5, 6, 7, 8]), ([2, 0], [1, 2]), ([0, 0, 0], [3, 4, 5])):
-        torch.testing.assert_close(rows.log_probs(), model.log_probs(texts, 1)[:, 0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            rows.log_probs(), model.log_probs(texts, 1)[:, 0], atol=1e-5, rtol=1e-5
+        )
         rows.advance(torch.tensor(parents), torch.tensor(tokens))
         texts = torch.cat([texts[parents], torch.tensor(tokens).unsqueeze(-1)], dim=1)
-    torch.testing.assert_close(rows.log_probs(), model.log_probs(texts, 1)[:, 0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        rows.log_probs(), model.log_probs(texts, 1)[:, 0], atol=1e-5, rtol=1e-5
+    )
 
 
 def test_draws_have_the_distribution_and_unpaid_ones_are_the_public_models() -> None:
@@ -174,31 +209,51 @@ def test_records_that_leave_no_room_are_refused(make_tiny: Any) -> None:
     long = (*PREFIXES[0], *[7] * 92)
     with refuses("96", "95"):
         InvisibleInk().protect(dataclasses.replace(scenario(neox), prompts=prompts([long])))
-    model = InvisibleInk().protect(dataclasses.replace(scenario(neox), prompts=prompts([long[:60]])))
+    model = InvisibleInk().protect(
+        dataclasses.replace(scenario(neox), prompts=prompts([long[:60]]))
+    )
     assert model.max_positions == 36
     with refuses("prefix"):
-        sample_candidates(model, torch.tensor([[1, 2, 3]]), 40, ANCESTRAL, secret_uniform_draws(1, 40, 0)[None])
+        sample_candidates(
+            model, torch.tensor([[1, 2, 3]]), 40, ANCESTRAL, secret_uniform_draws(1, 40, 0)[None]
+        )
     with refuses("96"):
         model.log_probs(torch.tensor([[*PREFIXES[0], *[5] * 40]]), 1)
 
 
-# --- what is claimed --------------------------------------------------------------------------------------------------
+# --- what is claimed
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("epsilon", "batch", "clip"),
-    [(10, 7, 0.6041981063), (10, 15, 1.2947102278), (5, 31, 1.467592043), (1, 127, 1.3788884068), (8, 79, 5.6380838)],
+    [
+        (10, 7, 0.6041981063),
+        (10, 15, 1.2947102278),
+        (5, 31, 1.467592043),
+        (1, 127, 1.3788884068),
+        (8, 79, 5.6380838),
+    ],
 )
-def test_the_clip_of_a_budget_is_the_papers(neox: HuggingFaceModel, epsilon: float, batch: int, clip: float) -> None:
+def test_the_clip_of_a_budget_is_the_papers(
+    neox: HuggingFaceModel, epsilon: float, batch: int, clip: float
+) -> None:
     """Formulas C4: T 500, tau 1.1, delta 1e-6; and back."""
     case = scenario(neox)
     defense = InvisibleInk(epsilon=epsilon, delta=1e-6, batch=batch, queries=500)
     claim = defense.claim(case, 500)
     assert claim.details["clip"] == pytest.approx(clip, rel=1e-7)
-    assert claim.epsilon["zero_out"] == pytest.approx(epsilon, rel=1e-9) and claim.epsilon["zero_out"] <= epsilon
-    again = InvisibleInk(clip=claim.details["clip"], delta=1e-6, batch=batch, queries=500).claim(case, 0)
+    assert (
+        claim.epsilon["zero_out"] == pytest.approx(epsilon, rel=1e-9)
+        and claim.epsilon["zero_out"] <= epsilon
+    )
+    again = InvisibleInk(clip=claim.details["clip"], delta=1e-6, batch=batch, queries=500).claim(
+        case, 0
+    )
     assert again.epsilon == pytest.approx(claim.epsilon) == claim.spent_epsilon
-    assert claim.epsilon["replace"] == pytest.approx(compute_zcdp_epsilon(4 * compute_zcdp_budget(epsilon, 1e-6), 1e-6))
+    assert claim.epsilon["replace"] == pytest.approx(
+        compute_zcdp_epsilon(4 * compute_zcdp_budget(epsilon, 1e-6), 1e-6)
+    )
 
 
 @given(
@@ -220,7 +275,9 @@ def test_neighbours_as_they_are_served_stay_within_the_claim_at_every_order(
     p = model.log_probs(torch.tensor([[0]]), 1)[0, 0].numpy()
     assert model.promise is not None
     for relation, members in changed.items():
-        q = served(fixed_ensemble(public, *members), clip, temperature, top_k).log_probs(torch.tensor([[0]]), 1)[0, 0]
+        q = served(fixed_ensemble(public, *members), clip, temperature, top_k).log_probs(
+            torch.tensor([[0]]), 1
+        )[0, 0]
         for order in (1.01, 2, 8, 64):
             realised = max(realised_renyi(p, q.numpy(), order), realised_renyi(q.numpy(), p, order))
             assert realised <= order * model.promise.zcdp_rho(relation) * (1 + 1e-9) + 1e-12
@@ -228,14 +285,16 @@ def test_neighbours_as_they_are_served_stay_within_the_claim_at_every_order(
 
 
 def test_the_claim_is_nearly_attained() -> None:
-    """A record that is sure of one of two tokens, at a small clip: the bound is tight to the second order."""
+    """A record that is sure of one of two tokens, at a small clip: the bound is tight to the second
+    order."""
     measured, said = checked(served(fixed_ensemble((0.5, 0.5), (1.0, 0.0)), 0.01, 1.0))
     assert measured["claim_violations"] == 0 and "VIOLATED" not in said
     assert 0 <= measured["margin_zero_out"] < 1e-3 and abs(measured["margin_range_zero_out"]) < 1e-9
 
 
 def test_a_batch_pays_for_the_tokens_that_are_drawn_of_it(neox: HuggingFaceModel) -> None:
-    """Two records a batch: each has its own budget, and the claim is about the one with the most tokens."""
+    """Two records a batch: each has its own budget, and the claim is about the one with the most
+    tokens."""
     case, defense = scenario(neox), InvisibleInk(batch=2)
     lots = defense.budget_lots(case)
     assert lots == {"s0": 0, "s1": 0, "s2": 1, "s3": 1, "n": 0}
@@ -250,7 +309,10 @@ def test_a_batch_pays_for_the_tokens_that_are_drawn_of_it(neox: HuggingFaceModel
     assert budget == QueryBudget(25, "public")
     shared = divide_query_budget(budget, draws, lots)
     assert shared == {**draws, ("r", "n"): 5, ("other", "s3"): 5}
-    assert divide_query_budget(QueryBudget(15, "stop"), draws, lots) == {("r", "s0"): 10, ("r", "s2"): 10}
+    assert divide_query_budget(QueryBudget(15, "stop"), draws, lots) == {
+        ("r", "s0"): 10,
+        ("r", "s2"): 10,
+    }
     assert (
         ClaimTokenMeter(draws, 30, lots).uncharged_token_count == 0
         and ClaimTokenMeter(draws, 30).uncharged_token_count == 27
@@ -270,13 +332,17 @@ def test_a_record_that_is_asked_of_another_batch_is_told(neox: HuggingFaceModel)
     assert not any("one token" in said for said in InvisibleInk(batch=3, queries=9).remarks(silent))
 
 
-# --- faults -----------------------------------------------------------------------------------------------------------
+# --- faults
+# -----------------------------------------------------------------------------------------------
 
 
 def checked(model: LanguageModel, **options: int) -> tuple[dict[str, float], str]:
     probe = ClaimCheck(**options)
     seen = observe_all_secrets(probe, View("t", model, WHITE_BOX, seed=0), SECRETS)
-    said = [*(f"VIOLATED: {one}" for one in probe.claim_violations(SECRETS, seen)), *probe.notes(SECRETS, seen)]
+    said = [
+        *(f"VIOLATED: {one}" for one in probe.claim_violations(SECRETS, seen)),
+        *probe.notes(SECRETS, seen),
+    ]
     return {m.name: m.value for m in probe.measurements(SECRETS, seen)}, "\n".join(said)
 
 
@@ -288,20 +354,26 @@ class ClipForgotten(InvisibleInkModel):
 class OneRecordLess(InvisibleInkModel):
     """Counts the public prompt among the batch, and averages over the records alone."""
 
-    def __init__(self, held: Ensemble, ink: InkOptions, name: str, promise: InkLogRatioRange | None = None) -> None:
+    def __init__(
+        self, held: Ensemble, ink: InkOptions, name: str, promise: InkLogRatioRange | None = None
+    ) -> None:
         super().__init__(held, ink, name, InkLogRatioRange.from_ink_options(ink, held.size + 1))
 
 
 class TemperatureIgnored(InvisibleInkModel):
     def released_token_distribution(self, distributions: Tensor) -> Tensor:
-        return dataclasses.replace(self.ink, temperature=1.0).clipped_mean_distribution(distributions)
+        return dataclasses.replace(self.ink, temperature=1.0).clipped_mean_distribution(
+            distributions
+        )
 
 
 class PrivateTopK(InvisibleInkModel):
     """The k likeliest by what the records say."""
 
     def released_token_distribution(self, distributions: Tensor) -> Tensor:
-        distribution = dataclasses.replace(self.ink, top_k=0).clipped_mean_distribution(distributions)
+        distribution = dataclasses.replace(self.ink, top_k=0).clipped_mean_distribution(
+            distributions
+        )
         private = distributions[..., 1:, :].double().mean(-2)
         least = private.topk(2, dim=-1).values[..., -1:]
         return distribution.masked_fill(private < least, -math.inf).log_softmax(-1)
@@ -310,10 +382,19 @@ class PrivateTopK(InvisibleInkModel):
 class DrawsUnclipped(InvisibleInkModel):
     """Says the clipped distribution, and draws from another."""
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Any:
+    def start(
+        self,
+        prefixes: Tensor,
+        length: int,
+        *,
+        prompt: Tensor | None = None,
+        distribution: bool = True,
+    ) -> Any:
         if distribution:
             return super().start(prefixes, length, prompt=prompt)
-        return ClipForgotten(self.held, self.ink, self.name).start(prefixes, length, distribution=False)
+        return ClipForgotten(self.held, self.ink, self.name).start(
+            prefixes, length, distribution=False
+        )
 
 
 @pytest.mark.parametrize(
@@ -339,11 +420,15 @@ def test_faults_are_caught_on_a_real_model_that_reads_records(
         draws=400 if "drawn" in where else 16,
     )
     assert (measured["claim_violations"] > 0) == bool(where)
-    assert not where or any(where in line for line in said.splitlines() if line.startswith("VIOLATED"))
+    assert not where or any(
+        where in line for line in said.splitlines() if line.startswith("VIOLATED")
+    )
 
 
 @pytest.mark.parametrize(("fault", "broken"), [(InvisibleInkModel, False), (ClipForgotten, True)])
-def test_games_see_a_forgotten_clip_and_accuse_nobody(fault: type[InvisibleInkModel], broken: bool) -> None:
+def test_games_see_a_forgotten_clip_and_accuse_nobody(
+    fault: type[InvisibleInkModel], broken: bool
+) -> None:
     held = fixed_ensemble((0.5, 0.5), (0.95, 0.05), (0.5, 0.5))
     ink = InkOptions(0.05, 1.0)
     model = fault(held, ink, "ink", InkLogRatioRange.from_ink_options(ink, 2))
@@ -357,7 +442,8 @@ def test_games_see_a_forgotten_clip_and_accuse_nobody(fault: type[InvisibleInkMo
     assert (audit.epsilon > claim.epsilon["zero_out"]) == broken
 
 
-# --- as a user runs it ------------------------------------------------------------------------------------------------
+# --- as a user runs it
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -384,16 +470,47 @@ def test_without_private_records_it_is_refused(neox: HuggingFaceModel) -> None:
         InvisibleInk().protect(dataclasses.replace(scenario(neox), prompts=()))
 
 
-def test_an_audit_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its row with its controls, its claim and what was spent of it, batch by batch; without --public, one sentence."""
+def test_an_audit_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its row with its controls, its claim and what was spent of it, batch by batch; without
+    --public, one sentence."""
     save_tiny(tmp_path / "model")
     texts = [{"prefix": f"door {i} ", "suffix": f"is {i * 7919:05d}"} for i in range(6)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
     monkeypatch.chdir(tmp_path)
-    asked = ["run", "--model", "model", "--data", "data.jsonl", "--prefix-length", "7", "--suffix-length", "8"]
-    asked += ["--attack", "ethicist", "--attack", "claim-check", "-A", "tune_on=none", "-A", "samples=2"]
+    asked = [
+        "run",
+        "--model",
+        "model",
+        "--data",
+        "data.jsonl",
+        "--prefix-length",
+        "7",
+        "--suffix-length",
+        "8",
+    ]
+    asked += [
+        "--attack",
+        "ethicist",
+        "--attack",
+        "claim-check",
+        "-A",
+        "tune_on=none",
+        "-A",
+        "samples=2",
+    ]
     asked += ["-A", "prompt_length=1"]
-    asked += ["--defense", "invisible-ink", "-D", "invisible-ink.batch=4", "-o", "run", "--setting", "both"]
+    asked += [
+        "--defense",
+        "invisible-ink",
+        "-D",
+        "invisible-ink.batch=4",
+        "-o",
+        "run",
+        "--setting",
+        "both",
+    ]
     assert run_command_line(asked) == 2 and "needs --public MODEL" in capsys.readouterr().err
     assert run_command_line([*asked, "--public", "model"]) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
@@ -403,5 +520,11 @@ def test_an_audit_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert claim["queries"] == claim["spent_queries"] == 4 * 2 * 8  # of the larger of two batches
     assert claim["epsilon"]["zero_out"] == pytest.approx(8) and claim["unit"] == "reference"
     assert claim["details"]["batches"] == 2
-    checks = [f for f in result["findings"] if f["attack"] == "claim-check" and f["target"] == "invisible-ink"]
-    assert [m["value"] for f in checks for m in f["measurements"] if m["name"] == "claim_violations"] == [0]
+    checks = [
+        f
+        for f in result["findings"]
+        if f["attack"] == "claim-check" and f["target"] == "invisible-ink"
+    ]
+    assert [
+        m["value"] for f in checks for m in f["measurements"] if m["name"] == "claim_violations"
+    ] == [0]

@@ -1,4 +1,5 @@
-"""MemFree decoding against a naive twin, and what it forbids: verbatim text, and nothing that differs in a token."""
+"""MemFree decoding against a naive twin, and what it forbids: verbatim text, and nothing that
+differs in a token."""
 
 from __future__ import annotations
 
@@ -27,7 +28,14 @@ RECORDS: list[Tokens] = [tuple(RNG.integers(1, 12, 40).tolist()) for _ in range(
 
 
 def scenario(target: LanguageModel, records: list[Tokens] | None = None) -> Scenario:
-    return Scenario(target, None, None, queries=0, answer_length=4, corpus=RECORDS if records is None else records)
+    return Scenario(
+        target,
+        None,
+        None,
+        queries=0,
+        answer_length=4,
+        corpus=RECORDS if records is None else records,
+    )
 
 
 def naive(model: HuggingFaceModel, context: Tokens, n: int) -> torch.Tensor:
@@ -41,19 +49,24 @@ def naive(model: HuggingFaceModel, context: Tokens, n: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
-def test_the_distribution_is_the_targets_without_what_would_complete_an_n_gram(neox: HuggingFaceModel, n: int) -> None:
+def test_the_distribution_is_the_targets_without_what_would_complete_an_n_gram(
+    neox: HuggingFaceModel, n: int
+) -> None:
     model = MemFree(n=n).protect(scenario(neox))
     contexts = torch.tensor([record[3:13] for record in RECORDS[:4]])
     distributions = model.log_probs(contexts, 6)
     for context, found in zip(contexts.tolist(), distributions, strict=True):
         for i, distribution in enumerate(found):
             twin = naive(neox, tuple(context[: 5 + i]), n)
-            torch.testing.assert_close(distribution.double().exp(), twin.exp(), atol=1e-6, rtol=1e-5)
+            torch.testing.assert_close(
+                distribution.double().exp(), twin.exp(), atol=1e-6, rtol=1e-5
+            )
             assert bool((twin == -math.inf).any())
 
 
 def test_rows_have_the_distribution_of_the_whole_text_behind_them(neox: HuggingFaceModel) -> None:
-    """Rows that split, and texts shorter than the n-gram: as teacher-forced, from the question's tokens on."""
+    """Rows that split, and texts shorter than the n-gram: as teacher-forced, from the question's
+    tokens on."""
     model = MemFree(n=4).protect(scenario(neox))
     prefixes = torch.tensor([RECORDS[0][:2], RECORDS[1][:2]])
     rows = model.start(prefixes, 5)
@@ -63,7 +76,9 @@ def test_rows_have_the_distribution_of_the_whole_text_behind_them(neox: HuggingF
         tokens = torch.tensor([7, *(RECORDS[i % 2][2 + step] for i in range(len(parents) - 1))])
         rows.advance(parents, tokens)
         texts = [[*texts[p], t] for p, t in zip(parents.tolist(), tokens.tolist(), strict=True)]
-        torch.testing.assert_close(rows.log_probs(), model.log_probs(torch.tensor(texts), 1)[:, 0], atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            rows.log_probs(), model.log_probs(torch.tensor(texts), 1)[:, 0], atol=1e-5, rtol=0
+        )
 
 
 def test_what_is_drawn_completes_no_n_gram(neox: HuggingFaceModel) -> None:
@@ -81,12 +96,16 @@ def test_what_is_drawn_completes_no_n_gram(neox: HuggingFaceModel) -> None:
         assert completed(kind.protect(scenario(neox))) == 0
 
 
-def test_verbatim_text_is_impossible_and_text_one_token_beside_it_is_not(neox: HuggingFaceModel) -> None:
+def test_verbatim_text_is_impossible_and_text_one_token_beside_it_is_not(
+    neox: HuggingFaceModel,
+) -> None:
     model = MemFree(n=10).protect(scenario(neox))
     prefixes = torch.tensor([record[:20] for record in RECORDS[:3]])
     suffixes = torch.tensor([record[20:26] for record in RECORDS[:3]])
     assert bool((model.token_log_probs(prefixes, suffixes).sum(-1) == -math.inf).all())
-    near, verbatim = near_verbatim_probability_bound(model, ANCESTRAL, prefixes, suffixes, distance=1, beams=200)
+    near, verbatim = near_verbatim_probability_bound(
+        model, ANCESTRAL, prefixes, suffixes, distance=1, beams=200
+    )
     assert bool((verbatim == -math.inf).all()) and bool(near.isfinite().all())
     other = suffixes.clone()
     other[:, 0] = 50  # in no record: from here on no n-gram of 10 is whole for nine tokens
@@ -106,8 +125,12 @@ def test_a_bloom_filter_forbids_all_of_them_and_others_at_its_rate(neox: Hugging
     contexts += [gram[:-1] for record in RECORDS for gram in split_into_ngrams(record, 4)]
     more = 0
     for context in contexts:
-        assert set(exact.list_completing_tokens(context)) <= set(bloom.list_completing_tokens(context))
-        more += len(set(bloom.list_completing_tokens(context)) - set(exact.list_completing_tokens(context)))
+        assert set(exact.list_completing_tokens(context)) <= set(
+            bloom.list_completing_tokens(context)
+        )
+        more += len(
+            set(bloom.list_completing_tokens(context)) - set(exact.list_completing_tokens(context))
+        )
     asked = 61 * len(set(contexts))
     assert 0.03 < more / (61 * len(contexts)) < 0.07 and asked > 50_000
 
@@ -134,27 +157,48 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(world: Path, out: Path, *more: str) -> list[str]:
-    own = ["run", "--model", str(world / "neox"), "--data", str(world / "data.jsonl"), "-o", str(out)]
+    own = [
+        "run",
+        "--model",
+        str(world / "neox"),
+        "--data",
+        str(world / "data.jsonl"),
+        "-o",
+        str(out),
+    ]
     return [*own, "--prefix-length", "12", "--suffix-length", "6", "--defense", "memfree", *more]
 
 
 def test_on_a_model_of_ones_own_it_filters_the_data(world: Path, tmp_path: Path) -> None:
-    """Whole records, beyond what is attacked of them; the claim check says that nothing is claimed."""
-    attacks = ["--attack", "extraction-probability", "--attack", "near-verbatim", "--attack", "claim-check"]
+    """Whole records, beyond what is attacked of them; the claim check says that nothing is
+    claimed."""
+    attacks = [
+        "--attack",
+        "extraction-probability",
+        "--attack",
+        "near-verbatim",
+        "--attack",
+        "claim-check",
+    ]
     attacks += ["--setting", "white-box"]
     assert run_command_line(run(world, tmp_path / "run", *attacks)) == 2
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     cells = {(f["target"], f["attack"], f["setting"]): f for f in result["findings"]}
 
     def value(target: str, attack: str, name: str) -> float:
-        measured = {m["name"]: m["value"] for m in cells[target, attack, "white-box"]["measurements"]}
+        measured = {
+            m["name"]: m["value"] for m in cells[target, attack, "white-box"]["measurements"]
+        }
         return float(measured[name])
 
     assert value("undefended", "extraction-probability", "extraction_probability_ancestral") > 0
     assert value("memfree", "extraction-probability", "extraction_probability_ancestral") == 0
     assert value("memfree", "near-verbatim", "near_verbatim_probability") > 0
     assert "makes no claim" in cells["memfree", "claim-check", "white-box"]["not_applicable"]
-    assert any("the 10-grams of " in note for note in cells["memfree", "near-verbatim", "white-box"]["notes"])
+    assert any(
+        "the 10-grams of " in note
+        for note in cells["memfree", "near-verbatim", "white-box"]["notes"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,7 +211,16 @@ def test_on_a_model_of_ones_own_it_filters_the_data(world: Path, tmp_path: Path)
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(
-    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
+    world: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    sentence: str,
 ) -> None:
-    assert run_command_line(run(world, tmp_path / "run", "--attack", "extraction-probability", *options)) == 2
+    assert (
+        run_command_line(
+            run(world, tmp_path / "run", "--attack", "extraction-probability", *options)
+        )
+        == 2
+    )
     assert sentence in " ".join(capsys.readouterr().err.split()) and not (tmp_path / "run").exists()

@@ -1,4 +1,5 @@
-"""PMixED served: draws, exact distribution, gradients and claim against each other and against enumeration."""
+"""PMixED served: draws, exact distribution, gradients and claim against each other and against
+enumeration."""
 
 from __future__ import annotations
 
@@ -26,7 +27,12 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.shards import record_digests
 from auditor.plugins.defense import QueryBudget, Scenario
 from auditor.privacy.accounting import rdp_budget, realised_renyi
-from auditor.privacy.mixing import Adjacency, bound_pmixed_epsilon, compute_subset_sizes, sound_pmixed_query_rdp
+from auditor.privacy.mixing import (
+    Adjacency,
+    bound_pmixed_epsilon,
+    compute_subset_sizes,
+    sound_pmixed_query_rdp,
+)
 from tests.conftest import refuses
 
 MakeTiny = Callable[..., HuggingFaceModel]
@@ -35,7 +41,8 @@ PREFIX = torch.tensor([[1, 2, 3]])
 
 def ensemble(make_tiny: MakeTiny, members: int = 3) -> ModelEnsemble:
     return ModelEnsemble(
-        make_tiny(vocab_size=9, scale=2.0), [make_tiny(vocab_size=9, seed=s + 1, scale=2.0) for s in range(members)]
+        make_tiny(vocab_size=9, scale=2.0),
+        [make_tiny(vocab_size=9, seed=s + 1, scale=2.0) for s in range(members)],
     )
 
 
@@ -44,10 +51,13 @@ def scenario(held: Ensemble, queries: int = 200) -> Scenario:
 
 
 def by_enumeration(model: PMixedModel) -> np.ndarray:
-    """The distribution of one token as an average over all 2^N subsets, each projected with the radius of its size."""
+    """The distribution of one token as an average over all 2^N subsets, each projected with the
+    radius of its size."""
     held = model.ensemble
     contexts = PREFIX.repeat(1 + held.size, 1)
-    distributions = held.log_probs(contexts, torch.arange(1 + held.size), 1)[:, 0].double().exp().numpy()
+    distributions = (
+        held.log_probs(contexts, torch.arange(1 + held.size), 1)[:, 0].double().exp().numpy()
+    )
     logs = torch.from_numpy(distributions).log()
     result = np.zeros_like(distributions[0])
     for subset in itertools.product((0, 1), repeat=held.size):
@@ -57,11 +67,18 @@ def by_enumeration(model: PMixedModel) -> np.ndarray:
         if size:
             chosen = [j for j, inside in enumerate(subset) if inside]
             weights = [
-                float(model.projection.mixing_weights_within_radius(logs[1 + j], logs[0], float(model.radii[size])))
+                float(
+                    model.projection.mixing_weights_within_radius(
+                        logs[1 + j], logs[0], float(model.radii[size])
+                    )
+                )
                 for j in chosen
             ]
             distribution = np.mean(
-                [w * distributions[1 + j] + (1 - w) * distributions[0] for w, j in zip(weights, chosen, strict=True)],
+                [
+                    w * distributions[1 + j] + (1 - w) * distributions[0]
+                    for w, j in zip(weights, chosen, strict=True)
+                ],
                 axis=0,
             )
         result += chance * distribution
@@ -69,23 +86,32 @@ def by_enumeration(model: PMixedModel) -> np.ndarray:
 
 
 @pytest.mark.parametrize("accounting", ["sound", "published"])
-def test_the_distribution_is_the_average_over_all_subsets(make_tiny: MakeTiny, accounting: str) -> None:
+def test_the_distribution_is_the_average_over_all_subsets(
+    make_tiny: MakeTiny, accounting: str
+) -> None:
     held = ensemble(make_tiny, 4)
     model = PMixed(q=0.3, alpha=3, accounting=accounting).protect(scenario(held))  # type: ignore[arg-type]
     assert isinstance(model, PMixedModel)
-    np.testing.assert_allclose(model.log_probs(PREFIX, 1)[0, 0].exp().numpy(), by_enumeration(model), atol=2e-5)
+    np.testing.assert_allclose(
+        model.log_probs(PREFIX, 1)[0, 0].exp().numpy(), by_enumeration(model), atol=2e-5
+    )
 
 
 @pytest.mark.parametrize(
-    "defense", [PMixed(q=0.5, alpha=3), PMixed(q=0.5, alpha=3, accounting="published"), UnmixedEnsemble()]
+    "defense",
+    [PMixed(q=0.5, alpha=3), PMixed(q=0.5, alpha=3, accounting="published"), UnmixedEnsemble()],
 )
-def test_draws_have_the_exact_distribution(make_tiny: MakeTiny, defense: PMixed | UnmixedEnsemble) -> None:
+def test_draws_have_the_exact_distribution(
+    make_tiny: MakeTiny, defense: PMixed | UnmixedEnsemble
+) -> None:
     model = defense.protect(scenario(ensemble(make_tiny), queries=20))
     n = 6000
     found = sample_candidates(
         model, PREFIX, 2, ANCESTRAL, secret_uniform_draws(n, 2, "draws")[None], distribution=False
     )[0]
-    scores = model.token_log_probs(PREFIX.expand(81, -1), torch.cartesian_prod(torch.arange(9), torch.arange(9)))
+    scores = model.token_log_probs(
+        PREFIX.expand(81, -1), torch.cartesian_prod(torch.arange(9), torch.arange(9))
+    )
     expected = scores.double().sum(-1).exp().numpy() * n
     counts = np.zeros(81)
     counts[(found.suffixes[:, 0] * 9 + found.suffixes[:, 1]).numpy()] = found.counts.numpy()
@@ -111,7 +137,9 @@ def test_a_draw_asks_the_public_model_and_at_most_one_member(
     asked: list[int] = []
     original = held.log_probs
 
-    def counting(contexts: torch.Tensor, part: torch.Tensor, last: int, **more: object) -> torch.Tensor:
+    def counting(
+        contexts: torch.Tensor, part: torch.Tensor, last: int, **more: object
+    ) -> torch.Tensor:
         asked.append(len(part))
         assert (part > 0).all()
         return original(contexts, part, last, **more)  # type: ignore[arg-type]
@@ -119,7 +147,9 @@ def test_a_draw_asks_the_public_model_and_at_most_one_member(
     monkeypatch.setattr(held, "log_probs", counting)
     model = PMixed(q=0.3).protect(scenario(held))
     noise = secret_uniform_draws(40, 3, 2)
-    sample_candidates(model, PREFIX.expand(40, -1), 3, ANCESTRAL, noise[:, None], distribution=False)
+    sample_candidates(
+        model, PREFIX.expand(40, -1), 3, ANCESTRAL, noise[:, None], distribution=False
+    )
     assert sum(asked) == int((noise[..., 1] >= 0.7**5).sum())
     asked.clear()
     sample_candidates(model, PREFIX, 1, ANCESTRAL, noise[None, :, :1], distribution=False)
@@ -141,7 +171,9 @@ def test_tuning_distribution_is_unbiased_and_differentiable(make_tiny: MakeTiny)
     model = PMixed(q=0.5, alpha=3).protect(scenario(held, queries=3))
     prompt = model.embedding_rows(2).requires_grad_(True)
     noise = torch.Generator().manual_seed(0)
-    estimates = torch.stack([model.tuning_log_probs(PREFIX, 1, prompt, noise).exp()[0, 0] for _ in range(300)])
+    estimates = torch.stack(
+        [model.tuning_log_probs(PREFIX, 1, prompt, noise).exp()[0, 0] for _ in range(300)]
+    )
     exact = model.log_probs(PREFIX, 1, prompt=prompt)[0, 0].exp()
     spread = (estimates.std(0) / math.sqrt(300)).clamp_min(1e-6)
     assert ((estimates.mean(0) - exact).abs() / spread).max() < 5
@@ -163,7 +195,9 @@ def test_gradients_treat_the_mixing_weight_as_a_constant(make_tiny: MakeTiny) ->
         ).float()
         / 2
     )
-    mixed = (weights[:, None] * distributions[1:].exp()).sum(0) + (1 - weights.sum()) * distributions[0].exp()
+    mixed = (weights[:, None] * distributions[1:].exp()).sum(0) + (
+        1 - weights.sum()
+    ) * distributions[0].exp()
     mixed.log()[4].backward()
     torch.testing.assert_close(got, prompt.grad, atol=1e-6, rtol=1e-4)
 
@@ -190,13 +224,16 @@ def test_leaving_a_member_out_of_real_models_stays_within_the_claimed_divergence
         assert 0 < realised <= claimed * (1 + 1e-3)
 
 
-# Two tokens behind one public distribution: a member, and the neighbour without it, each as `protect` serves it (B2.5)
+# Two tokens behind one public distribution: a member, and the neighbour without it, each as
+# `protect` serves it (B2.5)
 COUNTEREXAMPLE = ([5.62e-4, 1 - 5.62e-4], [0.999, 0.001], [1e-13, 1 - 1e-13])
 
 
-def distribution_of(defense: PMixed, distributions: Sequence[Sequence[float]], queries: int = 1) -> np.ndarray:
-    """Of one token, (V,): the public distribution and the members' behind `protect`; the public one where there is no
-    member."""
+def distribution_of(
+    defense: PMixed, distributions: Sequence[Sequence[float]], queries: int = 1
+) -> np.ndarray:
+    """Of one token, (V,): the public distribution and the members' behind `protect`; the public one
+    where there is no member."""
     if len(distributions) == 1:
         return np.array(distributions[0])
     model = defense.protect(scenario(fixed_ensemble(*distributions), queries))
@@ -225,7 +262,9 @@ def test_a_member_less_is_served_within_the_claim(q: float, alpha: int, epsilon:
     assert delta_at(epsilon, with_it, without) <= 1e-5
     with np.errstate(divide="ignore"):
         realised = realised_renyi(np.log(with_it), np.log(without), alpha)
-    assert 0.9 * rdp_budget(epsilon, 1e-5, alpha) < realised <= rdp_budget(epsilon, 1e-5, alpha)  # nor is it wasted
+    assert (
+        0.9 * rdp_budget(epsilon, 1e-5, alpha) < realised <= rdp_budget(epsilon, 1e-5, alpha)
+    )  # nor is it wasted
 
 
 @given(
@@ -254,12 +293,16 @@ def test_neighbours_as_they_are_served_stay_within_the_claim_at_every_order(
     model = defense.protect(scenario(fixed_ensemble(public, *distributions), queries))
     assert isinstance(model, PMixedModel) and model.promise is not None
     claim = defense.claim(scenario(fixed_ensemble(public, *distributions), queries), queries)
-    assert {relation for relation, _ in model.promise.query_rdp} == set(claim.epsilon) >= {adjacency}
+    assert (
+        {relation for relation, _ in model.promise.query_rdp} == set(claim.epsilon) >= {adjacency}
+    )
     for (relation, order), claimed in model.promise.query_rdp.items():
         r = distribution_of(defense, [public, *changed[relation]], queries)
         with np.errstate(divide="ignore"):
             pair = np.log(p), np.log(r)
-        realised = max(float(realised_renyi(*pair, order)), float(realised_renyi(*pair[::-1], order)))
+        realised = max(
+            float(realised_renyi(*pair, order)), float(realised_renyi(*pair[::-1], order))
+        )
         assert realised <= claimed * (1 + 1e-9) + 1e-14, (relation, order)
         assert delta_at(claim.epsilon[relation], p, r) <= claim.delta * (1 + 1e-9)
 
@@ -292,7 +335,10 @@ def test_somebody_is_protected_where_members_list_what_was_cut_and_lies_apart() 
     held.shards = [record_digests(["one", "two"]), record_digests(["two", "three"])]
     for accounting in ("sound", "published"):
         claim = PMixed(accounting=accounting, alpha=3).claim(scenario(held), 5)  # type: ignore[arg-type]
-        assert claim.unit == "shard" and claim.status == "promises nothing: 1 records lie in more than one shard"
+        assert (
+            claim.unit == "shard"
+            and claim.status == "promises nothing: 1 records lie in more than one shard"
+        )
         assert set(claim.epsilon.values()) == set(claim.spent_epsilon.values()) == {math.inf}
 
 
@@ -302,7 +348,9 @@ def test_claim_spends_what_was_drawn_and_names_every_relation(make_tiny: MakeTin
     assert claim.epsilon["add_remove"] == pytest.approx(8, abs=1e-6)
     assert set(claim.epsilon) == {"zero_out", "add_remove", "replace"}
     radius = claim.details["radius"]
-    assert claim.spent_epsilon["replace"] == bound_pmixed_epsilon("replace", 1e-5, 4, 100, 0.03, 3, radius, radius)
+    assert claim.spent_epsilon["replace"] == bound_pmixed_epsilon(
+        "replace", 1e-5, 4, 100, 0.03, 3, radius, radius
+    )
     assert claim.spent_epsilon["add_remove"] < claim.epsilon["add_remove"]
     assert (claim.queries, claim.spent_queries) == (500, 100)
     assert defense.claim(case, spent=0).spent_epsilon["add_remove"] == 0
@@ -318,7 +366,12 @@ def test_what_the_claim_does_not_cover_is_refused(make_tiny: MakeTiny) -> None:
     model = PMixed().protect(scenario(ensemble(make_tiny)))
     with refuses("covers"):
         sample_candidates(
-            model, PREFIX, 1, Decoding(top_p=0.7), secret_uniform_draws(2, 1, 0)[None], distribution=False
+            model,
+            PREFIX,
+            1,
+            Decoding(top_p=0.7),
+            secret_uniform_draws(2, 1, 0)[None],
+            distribution=False,
         )
     with refuses("sampled", error=NotApplicable):
         model.start(PREFIX, 1, distribution=False).log_probs()
@@ -354,7 +407,8 @@ TEXT = (3, 7, 1, 5, 2)
 
 @pytest.mark.parametrize("accounting", ["sound", "published"])
 def test_the_papers_average_over_subsets(make_tiny: MakeTiny, accounting: str) -> None:
-    """Naive twin: one subset a token, its members projected one by one with the radius of its size, then averaged."""
+    """Naive twin: one subset a token, its members projected one by one with the radius of its size,
+    then averaged."""
     held = ensemble(make_tiny)
     model = PMixed(q=0.5, alpha=3, accounting=accounting).protect(scenario(held))  # type: ignore[arg-type]
     assert isinstance(model, PMixedModel)
@@ -364,7 +418,9 @@ def test_the_papers_average_over_subsets(make_tiny: MakeTiny, accounting: str) -
     for position, chosen in enumerate(inside):
         context, token = torch.tensor([TEXT[: position + 1]]), TEXT[position + 1]
         distributions = [part.log_probs(context, 1)[0, 0].double() for part in held.parts]
-        members = [distribution for distribution, one in zip(distributions[1:], chosen, strict=True) if one]
+        members = [
+            distribution for distribution, one in zip(distributions[1:], chosen, strict=True) if one
+        ]
         weights = [
             float(
                 model.projection.mixing_weights_within_radius(
@@ -387,7 +443,10 @@ def test_by_jensen_the_average_over_subsets_is_the_larger(make_tiny: MakeTiny) -
     held = ensemble(make_tiny)
     model = PMixed(q=0.5, alpha=3, epsilon=30).protect(scenario(held, queries=5))
     exact = -float(model.token_log_probs(torch.tensor([TEXT[:1]]), torch.tensor([TEXT[1:]])).sum())
-    averages = [model.published_perplexity_nll([TEXT], seed)["perplexity_subset_average"][0] for seed in range(200)]
+    averages = [
+        model.published_perplexity_nll([TEXT], seed)["perplexity_subset_average"][0]
+        for seed in range(200)
+    ]
     assert np.mean(averages) - exact > 3 * np.std(averages) / math.sqrt(200)
     assert len(set(averages)) > 50
 
@@ -395,8 +454,15 @@ def test_by_jensen_the_average_over_subsets_is_the_larger(make_tiny: MakeTiny) -
 def test_one_member_that_is_always_asked_has_no_subsets_to_average(make_tiny: MakeTiny) -> None:
     model = PMixed(q=1.0, alpha=3).protect(scenario(ensemble(make_tiny, 1)))
     exact = -float(model.token_log_probs(torch.tensor([TEXT[:1]]), torch.tensor([TEXT[1:]])).sum())
-    assert model.published_perplexity_nll([TEXT], 0)["perplexity_subset_average"][0] == pytest.approx(exact, rel=1e-5)
-    assert UnmixedEnsemble().protect(scenario(ensemble(make_tiny, 1))).published_perplexity_nll([TEXT], 0) == {}
+    assert model.published_perplexity_nll([TEXT], 0)["perplexity_subset_average"][
+        0
+    ] == pytest.approx(exact, rel=1e-5)
+    assert (
+        UnmixedEnsemble()
+        .protect(scenario(ensemble(make_tiny, 1)))
+        .published_perplexity_nll([TEXT], 0)
+        == {}
+    )
 
 
 def test_projection_of_an_infinite_radius_is_everything() -> None:
@@ -415,8 +481,11 @@ def test_a_row_that_draws_nothing_says_what_to_do(make_tiny: MakeTiny) -> None:
 
 
 @pytest.mark.parametrize("accounting", ["sound", "published"])
-def test_the_distribution_is_that_of_scipys_bisection_on_the_private_side(make_tiny: MakeTiny, accounting: str) -> None:
-    """Member by member and subset by subset, as published, within the 1e-4 of the radius that float32 gives up."""
+def test_the_distribution_is_that_of_scipys_bisection_on_the_private_side(
+    make_tiny: MakeTiny, accounting: str
+) -> None:
+    """Member by member and subset by subset, as published, within the 1e-4 of the radius that
+    float32 gives up."""
     held = ensemble(make_tiny, 3)
     model = PMixed(q=0.5, alpha=3, accounting=accounting).protect(scenario(held, queries=20))  # type: ignore[arg-type]
     assert isinstance(model, PMixedModel)
@@ -430,17 +499,29 @@ def test_the_distribution_is_that_of_scipys_bisection_on_the_private_side(make_t
             found = ((mixed**3 / exact[0] ** 2).sum(), (exact[0] ** 3 / mixed**2).sum())
             return float(np.log(max(found) if projection.two_sided else found[0]) / 2 - radius)
 
-        return projection.cap if excess(projection.cap) <= 0 else bisect(excess, 0, projection.cap, xtol=1e-13)
+        return (
+            projection.cap
+            if excess(projection.cap) <= 0
+            else bisect(excess, 0, projection.cap, xtol=1e-13)
+        )
 
     distribution = np.zeros(9)
     for size, chance in enumerate(compute_subset_sizes(0.5, 3)):
         radius = float(model.radii[size])
         weights = [weight(member, radius * (1 - 1e-4)) if size else 0.0 for member in (1, 2, 3)]
         ours = (
-            projection.mixing_weights_within_radius(distributions[1:], distributions[:1], radius).numpy()
+            projection.mixing_weights_within_radius(
+                distributions[1:], distributions[:1], radius
+            ).numpy()
             if size
             else np.zeros(3)
         )
-        assert (ours <= [weight(member, radius) + 1e-12 if size else 0.0 for member in (1, 2, 3)]).all()
-        distribution += chance * np.mean([w * exact[1 + j] + (1 - w) * exact[0] for j, w in enumerate(weights)], axis=0)
-    np.testing.assert_allclose(model.log_probs(PREFIX, 1)[0, 0].double().exp().numpy(), distribution, atol=1e-6)
+        assert (
+            ours <= [weight(member, radius) + 1e-12 if size else 0.0 for member in (1, 2, 3)]
+        ).all()
+        distribution += chance * np.mean(
+            [w * exact[1 + j] + (1 - w) * exact[0] for j, w in enumerate(weights)], axis=0
+        )
+    np.testing.assert_allclose(
+        model.log_probs(PREFIX, 1)[0, 0].double().exp().numpy(), distribution, atol=1e-6
+    )

@@ -1,4 +1,5 @@
-"""`audit train pmixed`: what it writes is what `--defense pmixed` serves; members side by side, each trained once."""
+"""`audit train pmixed`: what it writes is what `--defense pmixed` serves; members side by side,
+each trained once."""
 
 from __future__ import annotations
 
@@ -29,8 +30,11 @@ from auditor.training.members import MemberToTrain
 from tests.conftest import refuses, save_tiny
 
 Patch = pytest.MonkeyPatch
-# Record 0 stands there three times, twice with user 0 and once with user 1, who thereby belong together.
-TEXTS = [f"The code of door {i} is {i}{i}{i}." for i in range(8)] + ["The code of door 0 is 000."] * 2
+# Record 0 stands there three times, twice with user 0 and once with user 1, who thereby belong
+# together.
+TEXTS = [f"The code of door {i} is {i}{i}{i}." for i in range(8)] + [
+    "The code of door 0 is 000."
+] * 2
 USERS = [f"user {i % 4}" for i in range(8)] + ["user 0", "user 1"]
 
 
@@ -48,7 +52,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def asked(world: Path, out: Path, **more: Any) -> TrainingRequest:
-    options = {"members": 3, "epochs": 2, "batch": 2, "learning_rate": 0.01, **more.pop("options", {})}
+    options = {
+        "members": 3,
+        "epochs": 2,
+        "batch": 2,
+        "learning_rate": 0.01,
+        **more.pop("options", {}),
+    }
     return TrainingRequest(
         **{
             "method": "pmixed",
@@ -78,13 +88,28 @@ def test_defaults_are_the_papers() -> None:
 
 
 @pytest.mark.parametrize("kind", ["neox", "gpt2"])
-def test_train_serve_and_attack(world: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_serve_and_attack(
+    world: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     out, base = tmp_path / "ensemble", str(world / kind)
-    options = [item for o in ("members=3", "epochs=2", "batch=2", "learning_rate=0.01") for item in ("-D", o)]
+    options = [
+        item
+        for o in ("members=3", "epochs=2", "batch=2", "learning_rate=0.01")
+        for item in ("-D", o)
+    ]
     data = ["--data", str(world / "data.jsonl"), "--block", "32"]
-    assert run_command_line(["train", "pmixed", "--model", base, *data, *options, "-o", str(out)]) == 0
-    assert "each record is whole in one of 3 shards: the unit of protection is the shard" in capsys.readouterr().out
-    assert sorted(path.name for path in out.iterdir() if path.is_dir()) == ["member-000", "member-001", "member-002"]
+    assert (
+        run_command_line(["train", "pmixed", "--model", base, *data, *options, "-o", str(out)]) == 0
+    )
+    assert (
+        "each record is whole in one of 3 shards: the unit of protection is the shard"
+        in capsys.readouterr().out
+    )
+    assert sorted(path.name for path in out.iterdir() if path.is_dir()) == [
+        "member-000",
+        "member-001",
+        "member-002",
+    ]
     ensemble = load_lora_ensemble(out, load_causal_lm(base))
     assert isinstance(ensemble, LoraEnsemble) and ensemble.unit == "record"
     context = torch.tensor([[40, 41, 42]])
@@ -93,14 +118,35 @@ def test_train_serve_and_attack(world: Path, tmp_path: Path, kind: str, capsys: 
     assert all(
         float((distributions[i] - distributions[0]).abs().max()) > 1e-3 for i in filled[1:]
     )  # each learnt something
-    run = ["run", "--model", base, "--public", base, "--data", str(world / "pairs.jsonl"), "-A", "samples=2"]
-    attack = ["--attack", "ethicist", "-A", "tune_on=none", "-A", "prompt_length=1", "--attack", "claim-check"]
+    run = [
+        "run",
+        "--model",
+        base,
+        "--public",
+        base,
+        "--data",
+        str(world / "pairs.jsonl"),
+        "-A",
+        "samples=2",
+    ]
+    attack = [
+        "--attack",
+        "ethicist",
+        "-A",
+        "tune_on=none",
+        "-A",
+        "prompt_length=1",
+        "--attack",
+        "claim-check",
+    ]
     served = ["--defense", "pmixed", "-D", f"ensemble={out}", "-D", "q=0.5", "-D", "queries=50"]
     assert run_command_line([*run, *attack, *served, "-o", str(tmp_path / "run")]) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     claim = next(target["claim"] for target in result["targets"] if target["name"] == "pmixed")
     assert claim["unit"] == "shard of whole records"
-    worst = [f for f in result["findings"] if (f["attack"], f["setting"]) == ("claim-check", "white-box")]
+    worst = [
+        f for f in result["findings"] if (f["attack"], f["setting"]) == ("claim-check", "white-box")
+    ]
     checked = next(finding for finding in worst if finding["target"] == "pmixed")
     assert checked["measurements"][0]["value"] == 0
     assert not any("do not say what they were trained on" in note for note in checked["notes"])
@@ -108,7 +154,9 @@ def test_train_serve_and_attack(world: Path, tmp_path: Path, kind: str, capsys: 
 
 
 def test_copies_and_users_lie_in_one_shard(world: Path, tmp_path: Path) -> None:
-    training.train_model_into_folder(asked(world, tmp_path / "by-record", options={"members": 4}), silent)
+    training.train_model_into_folder(
+        asked(world, tmp_path / "by-record", options={"members": 4}), silent
+    )
     told = training.train_model_into_folder(
         asked(world, tmp_path / "by-user", user_column="who", options={"members": 3}), silent
     )
@@ -119,8 +167,16 @@ def test_copies_and_users_lie_in_one_shard(world: Path, tmp_path: Path) -> None:
         held = Counter(record for names in shards(tmp_path / name, members) for record in names)
         assert held == Counter(record_digests(TEXTS))  # each once, in one shard
     for names in shards(tmp_path / "by-user", 3):
-        users = {user for text, user in zip(TEXTS, USERS, strict=True) if record_digests([text])[0] in names}
-        others = {user for text, user in zip(TEXTS, USERS, strict=True) if record_digests([text])[0] not in names}
+        users = {
+            user
+            for text, user in zip(TEXTS, USERS, strict=True)
+            if record_digests([text])[0] in names
+        }
+        others = {
+            user
+            for text, user in zip(TEXTS, USERS, strict=True)
+            if record_digests([text])[0] not in names
+        }
         assert not users & others
 
 
@@ -131,7 +187,9 @@ def shards(ensemble: Path, members: int) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("together", [1, 3])
-def test_a_killed_run_keeps_what_is_finished(world: Path, tmp_path: Path, monkeypatch: Patch, together: int) -> None:
+def test_a_killed_run_keeps_what_is_finished(
+    world: Path, tmp_path: Path, monkeypatch: Patch, together: int
+) -> None:
     """And ends as it would have, however many adapters are trained at once from then on."""
     whole, cut, options = tmp_path / "whole", tmp_path / "cut", {"members": 2, "control": True}
     training.train_model_into_folder(asked(world, whole, options=options), silent)
@@ -142,7 +200,9 @@ def test_a_killed_run_keeps_what_is_finished(world: Path, tmp_path: Path, monkey
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        training.train_model_into_folder(asked(world, cut, options={**options, "together": together}), kill)
+        training.train_model_into_folder(
+            asked(world, cut, options={**options, "together": together}), kill
+        )
     finished = {path.name for path in cut.iterdir() if path.is_dir()}
     assert {"member-000"} < finished < {"whole", "member-000", "member-001"}
     if "member-001" not in finished:
@@ -156,7 +216,9 @@ def test_a_killed_run_keeps_what_is_finished(world: Path, tmp_path: Path, monkey
         return real(member, *more)
 
     monkeypatch.setattr(members_module, "_MemberTraining", begins)
-    training.train_model_into_folder(asked(world, cut, options={**options, "together": 4 - together}), silent)
+    training.train_model_into_folder(
+        asked(world, cut, options={**options, "together": 4 - together}), silent
+    )
     assert begun == [name for name in ("whole", "member-000", "member-001") if name not in finished]
     for name in ("whole", "member-000", "member-001"):
         first, second = weights(whole / name), weights(cut / name)
@@ -164,8 +226,13 @@ def test_a_killed_run_keeps_what_is_finished(world: Path, tmp_path: Path, monkey
         for key in first:
             torch.testing.assert_close(first[key], second[key], atol=1e-5, rtol=1e-4)
     with refuses("epochs", "2", "3"):
-        training.train_model_into_folder(asked(world, cut, options={**options, "epochs": 3}), silent)
-    assert "already trained" in training.train_model_into_folder(asked(world, cut, options=options), silent)[0]
+        training.train_model_into_folder(
+            asked(world, cut, options={**options, "epochs": 3}), silent
+        )
+    assert (
+        "already trained"
+        in training.train_model_into_folder(asked(world, cut, options=options), silent)[0]
+    )
 
 
 @pytest.mark.parametrize("kind", ["neox", "gpt2"])
@@ -173,7 +240,9 @@ def test_the_control_is_one_adapter_on_all_records(world: Path, tmp_path: Path, 
     """Beside members that it changes nothing of; it is none of them."""
     plain, controlled, base = tmp_path / "plain", tmp_path / "controlled", str(world / kind)
     told = training.train_model_into_folder(asked(world, plain, model=base), silent)
-    training.train_model_into_folder(asked(world, controlled, model=base, options={"control": True}), silent)
+    training.train_model_into_folder(
+        asked(world, controlled, model=base, options={"control": True}), silent
+    )
     assert "adapters were trained 3 at a time" in told
     assert any("dropout was off" in line for line in told) == (kind == "gpt2")
     assert ensemble_control_adapter_folder(plain) is None
@@ -191,7 +260,9 @@ def test_the_control_is_one_adapter_on_all_records(world: Path, tmp_path: Path, 
     assert float((learnt - public.log_probs(context, 1)).abs().max()) > 0.01
 
 
-def test_members_differ_from_each_other_by_more_than_their_records(world: Path, tmp_path: Path) -> None:
+def test_members_differ_from_each_other_by_more_than_their_records(
+    world: Path, tmp_path: Path
+) -> None:
     training.train_model_into_folder(asked(world, tmp_path / "out"), silent)
     first, second = (weights(tmp_path / "out" / f"member-00{i}") for i in (0, 1))
     assert any(not torch.equal(first[key], second[key]) for key in first if "lora_A" in key)
@@ -208,7 +279,15 @@ def test_members_differ_from_each_other_by_more_than_their_records(world: Path, 
         ({"options": {"layers": "some"}}, ("pmixed.layers", "'attention'", "'all'", "'some'")),
         ({"lora": True}, ("pmixed", "--lora")),
     ],
-    ids=["fewer records than members", "fewer users than members", "members", "together", "rate", "layers", "lora"],
+    ids=[
+        "fewer records than members",
+        "fewer users than members",
+        "members",
+        "together",
+        "rate",
+        "layers",
+        "lora",
+    ],
 )
 def test_a_refusal_leaves_nothing_behind(
     world: Path, tmp_path: Path, more: dict[str, Any], facts: tuple[str, ...]
@@ -226,7 +305,8 @@ def test_half_written_members_are_not_served(world: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "text", ["{", '{"unit": "cat", "members": 2}', '{"unit": "user"}', '{"unit": "user", "members": "2"}']
+    "text",
+    ["{", '{"unit": "cat", "members": 2}', '{"unit": "user"}', '{"unit": "user", "members": "2"}'],
 )
 def test_a_broken_manifest_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "ensemble.json").write_text(text)
@@ -244,4 +324,9 @@ def test_a_member_alone_is_a_peft_model(world: Path, tmp_path: Path) -> None:
     """Nothing of ours is needed to read one."""
     training.train_model_into_folder(asked(world, tmp_path / "out"), silent)
     base = load_causal_lm(str(world / "neox")).model
-    assert PeftModel.from_pretrained(base, str(tmp_path / "out" / "member-000")).peft_config["default"].lora_alpha == 32
+    assert (
+        PeftModel.from_pretrained(base, str(tmp_path / "out" / "member-000"))
+        .peft_config["default"]
+        .lora_alpha
+        == 32
+    )

@@ -38,19 +38,30 @@ def test_the_ends_are_exact(neox: HuggingFaceModel) -> None:
 @given(st.floats(0.01, 0.99), st.integers(0, 2**31))
 def test_no_pair_of_models_exceeds_the_claim(weight: float, seed: int) -> None:
     distributions = torch.log_softmax(
-        torch.randn(2, 7, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 8, -1
+        torch.randn(2, 7, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 8,
+        -1,
     )
     realised = realised_pure_dp(
-        *(mix_with_uniform(distribution, weight, distribution.shape[-1]).numpy() for distribution in distributions)
+        *(
+            mix_with_uniform(distribution, weight, distribution.shape[-1]).numpy()
+            for distribution in distributions
+        )
     )
     assert realised <= uniform_mixing_epsilon(weight, 7) + 1e-9
 
 
-def test_where_nothing_is_drawn_the_claim_is_that_of_one_token_and_says_so(neox: HuggingFaceModel) -> None:
-    scenario, defense = Scenario(neox, None, None, queries=0, answer_length=4), UniformMixing(weight=0.6)
+def test_where_nothing_is_drawn_the_claim_is_that_of_one_token_and_says_so(
+    neox: HuggingFaceModel,
+) -> None:
+    scenario, defense = (
+        Scenario(neox, None, None, queries=0, answer_length=4),
+        UniformMixing(weight=0.6),
+    )
     claim = defense.claim(scenario, 0)
     assert claim.queries == 1 and claim.spent_queries == 0
-    assert claim.epsilon["any two models"] == pytest.approx(uniform_mixing_epsilon(0.6, neox.vocab_size))
+    assert claim.epsilon["any two models"] == pytest.approx(
+        uniform_mixing_epsilon(0.6, neox.vocab_size)
+    )
     assert any("one token" in remark for remark in defense.remarks(scenario))
     assert defense.remarks(Scenario(neox, None, None, queries=5, answer_length=4)) == ()
 
@@ -59,21 +70,33 @@ def test_the_claim_is_attained_by_opposite_one_hots() -> None:
     one_hots = torch.full((2, 5), -math.inf, dtype=torch.float64)
     one_hots[0, 0] = one_hots[1, 1] = 0.0
     realised = realised_pure_dp(
-        *(mix_with_uniform(distribution, 0.3, distribution.shape[-1]).numpy() for distribution in one_hots)
+        *(
+            mix_with_uniform(distribution, 0.3, distribution.shape[-1]).numpy()
+            for distribution in one_hots
+        )
     )
     assert realised == pytest.approx(uniform_mixing_epsilon(0.3, 5), rel=1e-12)
 
 
-@pytest.mark.parametrize(("weight", "vocab_size"), [(1e-6, 50_257), (1e-3, 50_257), (0.9, 3), (1e-9, 7)])
-def test_distributions_of_single_precision_are_served_within_the_claim(weight: float, vocab_size: int) -> None:
-    """Opposite certain models, and a distribution whose mass float32 rounds: as drawn from and as read, with no
-    tolerance."""
+@pytest.mark.parametrize(
+    ("weight", "vocab_size"), [(1e-6, 50_257), (1e-3, 50_257), (0.9, 3), (1e-9, 7)]
+)
+def test_distributions_of_single_precision_are_served_within_the_claim(
+    weight: float, vocab_size: int
+) -> None:
+    """Opposite certain models, and a distribution whose mass float32 rounds: as drawn from and as
+    read, with no tolerance."""
     certain = torch.zeros(3, vocab_size)
     certain[0, 0] = certain[1, 1] = certain[2, 0] = 1.0
     certain[2] += 1e-6 * torch.rand(vocab_size, generator=torch.Generator().manual_seed(0))
-    model = UniformMixing(weight=weight).protect(Scenario(FixedDistribution(certain), None, None, 1, 1))
+    model = UniformMixing(weight=weight).protect(
+        Scenario(FixedDistribution(certain), None, None, 1, 1)
+    )
     contexts = torch.tensor([[0], [1], [2]])
-    for distribution in (model.log_probs(contexts, 1)[:, 0], model.start(contexts, 1, distribution=False).log_probs()):
+    for distribution in (
+        model.log_probs(contexts, 1)[:, 0],
+        model.start(contexts, 1, distribution=False).log_probs(),
+    ):
         mine, *others = distribution.numpy()
         realised = max(float(realised_pure_dp(mine, other)) for other in others)
         assert realised <= uniform_mixing_epsilon(weight, vocab_size) * (1 + 1e-12)
@@ -102,31 +125,42 @@ def test_weights_outside_the_unit_interval_are_refused(weight: float) -> None:
         UniformMixing(weight=weight)
 
 
-# --- on the public top-k ----------------------------------------------------------------------------------------------
+# --- on the public top-k
+# -----------------------------------------------------------------------------------------------
 
 
 def distributions(count: int, seed: int, scale: float, size: int = 9) -> torch.Tensor:
-    noise = torch.randn(count, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    noise = torch.randn(
+        count, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     return torch.log_softmax(noise * scale, -1)
 
 
 def test_distribution_on_a_support_by_hand() -> None:
-    distribution, public = torch.tensor([0.6, 0.1, 0.2, 0.1]).log(), torch.tensor([0.1, 0.5, 0.3, 0.1]).log()
-    # The public top-2 are tokens 1 and 2; the private distribution there is (1/3, 2/3), halfway to uniform (5/12,
-    # 7/12).
-    assert mix_on_public_top_k(distribution, public, 0.5, 2, tail=False).exp().tolist() == pytest.approx(
-        [0, 5 / 12, 7 / 12, 0]
+    distribution, public = (
+        torch.tensor([0.6, 0.1, 0.2, 0.1]).log(),
+        torch.tensor([0.1, 0.5, 0.3, 0.1]).log(),
     )
+    # The public top-2 are tokens 1 and 2; the private distribution there is (1/3, 2/3), halfway to
+    # uniform (5/12, 7/12).
+    assert mix_on_public_top_k(
+        distribution, public, 0.5, 2, tail=False
+    ).exp().tolist() == pytest.approx([0, 5 / 12, 7 / 12, 0])
     with_tail = mix_on_public_top_k(distribution, public, 0.5, 2, tail=True).exp().tolist()
     assert with_tail == pytest.approx([0.1, 0.8 * 5 / 12, 0.8 * 7 / 12, 0.1])
 
 
-@given(st.floats(0, 1), st.integers(1, 9), st.booleans(), st.integers(0, 2**31), st.floats(0.1, 300))
+@given(
+    st.floats(0, 1), st.integers(1, 9), st.booleans(), st.integers(0, 2**31), st.floats(0.1, 300)
+)
 def test_on_a_public_support_no_pair_of_models_exceeds_the_claim(
     weight: float, top_k: int, tail: bool, seed: int, scale: float
 ) -> None:
     first, second, public = distributions(3, seed, scale)
-    mixed = [mix_on_public_top_k(distribution, public, weight, top_k, tail) for distribution in (first, second)]
+    mixed = [
+        mix_on_public_top_k(distribution, public, weight, top_k, tail)
+        for distribution in (first, second)
+    ]
     for distribution in mixed:
         assert float(distribution.exp().sum()) == pytest.approx(1)
     assert (
@@ -142,16 +176,21 @@ def test_that_claim_is_attained(tail: bool) -> None:
     one_hots = torch.full((2, 9), -math.inf, dtype=torch.float64)
     one_hots[0, kept[0]] = one_hots[1, kept[3]] = 0.0
     realised = realised_pure_dp(
-        *(mix_on_public_top_k(distribution, public, 0.3, 4, tail).numpy() for distribution in one_hots)
+        *(
+            mix_on_public_top_k(distribution, public, 0.3, 4, tail).numpy()
+            for distribution in one_hots
+        )
     )
     assert realised == pytest.approx(uniform_mixing_epsilon(0.3, 4), rel=1e-12)
 
 
 def test_a_private_support_has_no_epsilon() -> None:
-    """What the option refuses to be: with each model's own top-k, supports differ, and so do they without bound."""
+    """What the option refuses to be: with each model's own top-k, supports differ, and so do they
+    without bound."""
     first, second = distributions(2, 3, 5.0)
     own = [
-        mix_on_public_top_k(distribution, distribution, 0.3, 3, tail=False).numpy() for distribution in (first, second)
+        mix_on_public_top_k(distribution, distribution, 0.3, 3, tail=False).numpy()
+        for distribution in (first, second)
     ]
     assert realised_pure_dp(*own) == math.inf
 
@@ -159,13 +198,15 @@ def test_a_private_support_has_no_epsilon() -> None:
 def test_no_mass_on_the_support_is_uniform_there() -> None:
     distribution = torch.tensor([1.0, 0, 0, 0]).log()
     public = torch.tensor([0.1, 0.4, 0.4, 0.1]).log()
-    assert mix_on_public_top_k(distribution, public, 0.9, 2, tail=False).exp().tolist() == pytest.approx(
-        [0, 0.5, 0.5, 0]
-    )
+    assert mix_on_public_top_k(
+        distribution, public, 0.9, 2, tail=False
+    ).exp().tolist() == pytest.approx([0, 0.5, 0.5, 0])
 
 
 @pytest.mark.parametrize("tail", ["none", "public"])
-def test_rows_scores_and_claim_on_a_support(neox: HuggingFaceModel, tail: Literal["none", "public"]) -> None:
+def test_rows_scores_and_claim_on_a_support(
+    neox: HuggingFaceModel, tail: Literal["none", "public"]
+) -> None:
     public = tiny(seed=5)
     scenario = Scenario(neox, public, None, queries=30, answer_length=4)
     defense = UniformMixing(weight=0.6, public_top_k=7, tail=tail)
@@ -184,7 +225,9 @@ def test_rows_scores_and_claim_on_a_support(neox: HuggingFaceModel, tail: Litera
     assert 0.5 * check.claimed < float(check.realised.max()) <= check.claimed + 1e-9
     broken = UniformMixing(weight=0.7, public_top_k=7, tail=tail).protect(scenario)
     broken.claimed = check.claimed  # type: ignore[attr-defined]
-    assert float(broken.divergence_checks(prefix, 3, [0, 2])[0].realised.max()) > check.claimed + 0.05
+    assert (
+        float(broken.divergence_checks(prefix, 3, [0, 2])[0].realised.max()) > check.claimed + 0.05
+    )
 
 
 def test_a_support_needs_a_public_model(neox: HuggingFaceModel) -> None:

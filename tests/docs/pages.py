@@ -1,4 +1,5 @@
-"""The pages that people read, taken apart: commands with why they are not run, files to write, links, named options."""
+"""The pages that people read, taken apart: commands with why they are not run, files to write,
+links, named options."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class Command:
 
 @dataclass(frozen=True)
 class File:
-    """A block whose first line is `# NAME.py` or `# NAME.toml`: what the page's commands find under that name."""
+    """A block whose first line is `# NAME.py` or `# NAME.toml`: what the page's commands find under
+    that name."""
 
     where: str
     name: str
@@ -89,13 +91,16 @@ def parts(command: Command) -> list[list[str]]:
 
 
 def parse(arguments: list[str]) -> None:
-    """Reads the arguments of `audit` as it would, and runs nothing. Raises typer's usage error for what it refuses."""
+    """Reads the arguments of `audit` as it would, and runs nothing. Raises typer's usage error for
+    what it refuses."""
     command, name, parent = COMMAND, "audit", None
     while True:
         parent = command.make_context(name, list(arguments), parent=parent)
         if not hasattr(command, "resolve_command"):
             return
-        name, command, arguments = command.resolve_command(parent, [*parent._protected_args, *parent.args])
+        name, command, arguments = command.resolve_command(
+            parent, [*parent._protected_args, *parent.args]
+        )
 
 
 def options() -> set[str]:
@@ -112,7 +117,12 @@ def _options(command: Any) -> Iterator[str]:
 
 def prose(page: str) -> str:
     """The page without its blocks."""
-    return re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(
+        r"^```.*?^```$",
+        "",
+        (ROOT / page).read_text(encoding="utf-8"),
+        flags=re.DOTALL | re.MULTILINE,
+    )
 
 
 def spans(page: str) -> list[str]:

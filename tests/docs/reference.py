@@ -1,4 +1,5 @@
-"""The reference pages, printed from what the code says of itself: `python -m tests.docs.reference` writes them."""
+"""The reference pages, printed from what the code says of itself: `python -m tests.docs.reference`
+writes them."""
 
 from __future__ import annotations
 
@@ -36,11 +37,14 @@ addresses next to a letter of another script or after `=` or `/`, IBANs in lower
 in full width, dates of birth with a month's name, and French, Swiss, Brazilian and Chinese numbers. It finds 7 that are
 not recognised here, as no check says that they are anybody's: nine digits as an SSN, an IMEI as a card, any
 date. It brings spaCy (430 MB installed), so the checks here are not replaced by it.
-"""
+"""  # noqa: E501
 _TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 _KINDS = {
     "Attack": ("Attacks", "`--attack`, options by `-A`"),
-    "Probe": ("Probes", "`--attack`, options by `-A`. A probe sees the answers: the auditor's own measurement"),
+    "Probe": (
+        "Probes",
+        "`--attack`, options by `-A`. A probe sees the answers: the auditor's own measurement",
+    ),
     "Defense": ("Defenses", "`--defense`, options by `-D`"),
     "Trainer": ("Training methods", "`audit train METHOD`, options by `-D`"),
 }
@@ -49,7 +53,9 @@ _KINDS = {
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     titles = list(head)
     lines = [titles, ["---"] * len(titles), *rows]
-    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+    return "".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines
+    )
 
 
 def _code(text: str) -> str:
@@ -58,7 +64,10 @@ def _code(text: str) -> str:
 
 def _kind(kind: Any) -> str:
     """A type as a reader of TOML calls it."""
-    origin, of = typing.get_origin(kind), [one for one in typing.get_args(kind) if one is not types.NoneType]
+    origin, of = (
+        typing.get_origin(kind),
+        [one for one in typing.get_args(kind) if one is not types.NoneType],
+    )
     if origin is Literal:
         return " or ".join(f"`{one}`" for one in of)
     if origin is dict:
@@ -73,7 +82,8 @@ def _plain(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-# --- the plan ---------------------------------------------------------------------------------------------------------
+# --- the plan
+# -----------------------------------------------------------------------------------------------
 
 _PLAN = """# The plan
 
@@ -83,7 +93,7 @@ file (`known_limit = 5`; `audit run --config plan.toml`), in Python (`known_limi
 plan file is flat, and may also hold `seeds`, `sweep` and `variant`: [grids](../how-to/grids-and-papers.md).
 
 A field with a **risk** that stands in a plan file or in a run folder is refused unless the command line names it too.
-"""
+"""  # noqa: E501
 
 
 def plan() -> str:
@@ -93,13 +103,19 @@ def plan() -> str:
     text = _PLAN.format(printed=_PRINTED)
     for part, names in parts.items():
         text += f"\n## {part or 'the run'}\n\n{_about(part)}\n\n"
-        text += _table(("field", "flag", "type", "default", "meaning"), (_field(name) for name in names))
+        text += _table(
+            ("field", "flag", "type", "default", "meaning"), (_field(name) for name in names)
+        )
     return text
 
 
 def _about(part: str) -> str:
     kind = typing.get_type_hints(Plan)[part] if part else None
-    return "What concerns all parts." if kind is None else (inspect.getdoc(kind) or "").partition("\n")[0]
+    return (
+        "What concerns all parts."
+        if kind is None
+        else " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
+    )
 
 
 def _field(name: str) -> list[str]:
@@ -112,7 +128,11 @@ def _field(name: str) -> list[str]:
     spelt = "" if own is None else ", ".join(own).replace("/", " / ") or flag_of_plan_field(name)
     if spelt and one.said.metavar:
         spelt += f" {one.said.metavar}"
-    default = _given(one) if found is None or (found[1].startswith("--") and one.kind is bool) else found[1]
+    default = (
+        _given(one)
+        if found is None or (found[1].startswith("--") and one.kind is bool)
+        else found[1]
+    )
     return [_code(name), _code(spelt), _kind(one.kind), default, meaning]
 
 
@@ -122,7 +142,8 @@ def _given(one: DescribedField) -> str:
     return _code(_plain(one.default))
 
 
-# --- commands ---------------------------------------------------------------------------------------------------------
+# --- commands
+# -----------------------------------------------------------------------------------------------
 
 _COMMANDS = """# Commands
 
@@ -136,7 +157,9 @@ What `--help` of each says. A value is written in capitals; `a|b` is one of both
 
 def commands() -> str:
     codes = _table(("code", "meaning"), ((str(code), said) for code, said in EXIT_CODES.items()))
-    return _COMMANDS.format(printed=_PRINTED, codes=codes) + "".join(_command("audit", typer.main.get_command(app)))
+    return _COMMANDS.format(printed=_PRINTED, codes=codes) + "".join(
+        _command("audit", typer.main.get_command(app))
+    )
 
 
 def _command(name: str, command: Any) -> Iterator[str]:
@@ -151,14 +174,17 @@ def _command(name: str, command: Any) -> Iterator[str]:
         title: [row for row in rows if row[0] != "--help"]
         for title, rows in flags_by_help_panel(command, context).items()
     }
-    rows = [(_code(written), told, title) for title, some in listed.items() for written, told in some]
+    rows = [
+        (_code(written), told, title) for title, some in listed.items() for written, told in some
+    ]
     if rows:
         yield "\n" + _table(("", "meaning", "panel"), rows)
     for title, one in below.items():
         yield from _command(f"{name} {title}", one)
 
 
-# --- plug-ins ---------------------------------------------------------------------------------------------------------
+# --- plug-ins
+# -----------------------------------------------------------------------------------------------
 
 _PLUGINS = """# Plug-ins
 
@@ -166,7 +192,7 @@ _PLUGINS = """# Plug-ins
 Attacks, probes, defenses and training methods that come with the program, with their options and defaults; the
 lab has smaller defaults. `audit list` shows those that are installed.
 [One of your own](../how-to/write-a-plug-in.md).
-"""
+"""  # noqa: E501
 
 
 def plugins() -> str:
@@ -194,7 +220,8 @@ def _plugin(kind: str, name: str, cls: Any) -> str:
     return text + ("\n" + _table(("option", "type", "default"), rows) if rows else "")
 
 
-# --- metrics ----------------------------------------------------------------------------------------------------------
+# --- metrics
+# -----------------------------------------------------------------------------------------------
 
 _METRICS = """# Metrics
 
@@ -203,7 +230,7 @@ The names that `result.json`, policies of a gate, `audit compare --metric` and e
 `{{p}}` stand for a number. Every number has its interval and its sample size, but for those without one. A gate refuses
 a rule on a metric that has no `yes` under "gate": it is in no row of an attack, or has no interval.
 
-"""
+"""  # noqa: E501
 
 
 def metrics() -> str:
@@ -218,10 +245,13 @@ def metrics() -> str:
         ]
         for metric in METRICS
     ]
-    return _METRICS.format(printed=_PRINTED) + _table(("name", "what it is", "unit", "interval", "gate", "note"), rows)
+    return _METRICS.format(printed=_PRINTED) + _table(
+        ("name", "what it is", "unit", "interval", "gate", "note"), rows
+    )
 
 
-# --- files of a run ---------------------------------------------------------------------------------------------------
+# --- files of a run
+# -----------------------------------------------------------------------------------------------
 
 _FILES = """# Files of a run
 
@@ -229,7 +259,7 @@ _FILES = """# Files of a run
 What lies in a run folder. All of it is readable by its owner only; **private** marks what holds text or tokens of the
 data. `--resume` reads what was appended while the run went on, everything else reads what was written at its end.
 
-"""
+"""  # noqa: E501
 _RUN = "`audit run`"
 PRIVATE = (journal.GUESSES, private_texts.TEXTS, "state/")
 FILES = {  # name -> by whom, what it holds
@@ -239,15 +269,24 @@ FILES = {  # name -> by whom, what it holds
     journal.TOKENS: (_RUN, "log-probabilities of the tokens of each secret"),
     private_texts.TEXTS: (_RUN, "secrets and first guesses as text, for `--reveal`"),
     "state/": (_RUN, "what attacks were fitted to, as tuned prompts"),
-    attacked_secrets.SECRETS: (_RUN, "the attacked secrets by salted digest: member or not, copies, kinds"),
+    attacked_secrets.SECRETS: (
+        _RUN,
+        "the attacked secrets by salted digest: member or not, copies, kinds",
+    ),
     "secrets.sha256": (_RUN, "which secrets these are: a resume attacks no others"),
     "until.sha256": ("`audit run --until`", "by which rules it stops: a resume goes by no others"),
     "weights.json": (_RUN, "SHA-256 of the files of the models"),
     "prefix_token.json": (_RUN, "the prefix token, and why this one"),
     "text_form.json": (_RUN, "the text form of conversations, and why this one"),
     "facts.json": (_RUN, "what a probe found of a whole configuration"),
-    result_file.RESULT: (_RUN, "the result: measurements with intervals; its form is that of `audit list --schema`"),
-    table.TABLE: (_RUN, "every quantity of every secret, by digest: what gates and comparisons work on"),
+    result_file.RESULT: (
+        _RUN,
+        "the result: measurements with intervals; its form is that of `audit list --schema`",
+    ),
+    table.TABLE: (
+        _RUN,
+        "every quantity of every secret, by digest: what gates and comparisons work on",
+    ),
     manifest.MANIFEST: (_RUN, "SHA-256 of every record, which a gate checks"),
     manifest.PRIVATE: (_RUN, "SHA-256 of the private records"),
     ".lock": (_RUN, "held while a process writes here"),
@@ -264,23 +303,37 @@ FILES = {  # name -> by whom, what it holds
 
 
 def files_of_a_run() -> str:
-    rows = [[_code(name), "**private**" if name in PRIVATE else "", by, told] for name, (by, told) in FILES.items()]
-    return _FILES.format(printed=_PRINTED) + _table(("file", "", "written by", "what it holds"), rows)
+    rows = [
+        [_code(name), "**private**" if name in PRIVATE else "", by, told]
+        for name, (by, told) in FILES.items()
+    ]
+    return _FILES.format(printed=_PRINTED) + _table(
+        ("file", "", "written by", "what it holds"), rows
+    )
 
 
 def personal_data() -> str:
-    """What is recognised as personal data; `tests/benchmarks/test_pii.py` holds each example to it."""
+    """What is recognised as personal data; `tests/benchmarks/test_pii.py` holds each example to
+    it."""
     rows: dict[tuple[str, str, str, str], list[str]] = {}
     for one in EXAMPLES:
         shown = one.example if one.before == "see " else one.text
-        rows.setdefault((one.country, one.what, one.source, one.kind or "no: mark it"), []).append(_code(shown))
+        rows.setdefault((one.country, one.what, one.source, one.kind or "no: mark it"), []).append(
+            _code(shown)
+        )
     head = ("country, language", "what", "examples", "format by", "recognised")
-    lines = ((country, what, " ".join(some), source, kind) for (country, what, source, kind), some in rows.items())
+    lines = (
+        (country, what, " ".join(some), source, kind)
+        for (country, what, source, kind), some in rows.items()
+    )
     alarms = _table(("digits", "a national number", "a card"), false_alarm_shares())
     return (
-        f"# What is recognised as personal data\n\n{_PRINTED}\nEach example is tried by a test, in a text, with "
-        f"`--phone-region {','.join(REGIONS)}`. Digits may be those of any script, full-width ones too.\n\n"
-        f"{_table(head, lines)}\nOf {N_RANDOM:,} random numbers of so many digits each, next to no name, so many are "
+        f"# What is recognised as personal data\n\n{_PRINTED}\nEach example is tried by a test, in "
+        "a text, with "
+        f"`--phone-region {','.join(REGIONS)}`. Digits may be those of any script, full-width ones "
+        "too.\n\n"
+        f"{_table(head, lines)}\nOf {N_RANDOM:,} random numbers of so many digits each, next to no "
+        "name, so many are "
         f"taken for:\n\n{alarms}\n{_PRESIDIO}"
     )
 

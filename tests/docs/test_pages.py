@@ -1,6 +1,8 @@
-"""README, CONTRIBUTING and docs: every command is run, in a folder that holds what it names, or says why it is not.
+"""README, CONTRIBUTING and docs: every command is run, in a folder that holds what it names, or
+says why it is not.
 
-Models, data and the lab are tiny. A command that finds nothing under a name it uses fails, as it would for a reader.
+Models, data and the lab are tiny. A command that finds nothing under a name it uses fails, as it
+would for a reader.
 """
 
 from __future__ import annotations
@@ -32,7 +34,19 @@ from auditor.plugins import registry
 from auditor.runs import plan, plan_grid
 from tests.conftest import save_tiny
 from tests.docs import reference, rooms
-from tests.docs.pages import DOCS, PAGES, ROOT, Command, File, links, options, parse, parts, spans, steps
+from tests.docs.pages import (
+    DOCS,
+    PAGES,
+    ROOT,
+    Command,
+    File,
+    links,
+    options,
+    parse,
+    parts,
+    spans,
+    steps,
+)
 from validation import harness
 
 Said = pytest.CaptureFixture[str]
@@ -56,11 +70,26 @@ LAB = {
 }
 MODELS = ("my-model", "gpt2", "EleutherAI/gpt-neo-1.3B")
 FINISHED = ("runs/ci", "runs/main", "runs/a", "runs/b")
-# What a command is given on top of what the page says, so that it takes seconds: fewer samples, epochs and searches.
+# What a command is given on top of what the page says, so that it takes seconds: fewer samples,
+# epochs and searches.
 SMALLER = {
-    "ethicist": ("-A", "ethicist.samples=4", "-A", "ethicist.prompt_length=2", "-A", "ethicist.epochs=1"),
+    "ethicist": (
+        "-A",
+        "ethicist.samples=4",
+        "-A",
+        "ethicist.prompt_length=2",
+        "-A",
+        "ethicist.epochs=1",
+    ),
     "epsilon-audit": ("-A", "epsilon-audit.samples=2"),
-    "exposure": ("-A", "exposure.enumerate=1000", "-A", "exposure.references=20", "-A", "exposure.draws=16"),
+    "exposure": (
+        "-A",
+        "exposure.enumerate=1000",
+        "-A",
+        "exposure.references=20",
+        "-A",
+        "exposure.draws=16",
+    ),
     "near-verbatim": ("-A", "near-verbatim.beams=2"),
     "untargeted": ("-A", "untargeted.generations=4", "-A", "untargeted.length=16"),
 }
@@ -68,7 +97,8 @@ SMALLER = {
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Everything that the pages speak of as there: models, records, arrays, an ensemble, finished runs; and a cache."""
+    """Everything that the pages speak of as there: models, records, arrays, an ensemble, finished
+    runs; and a cache."""
     folder = tmp_path_factory.mktemp("docs")
     given = folder / "given"
     for name in MODELS:
@@ -77,7 +107,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     masked(given / "my-model", given / "roberta-base")
     chatting(given / "my-model", given / "chat-model")
     notes = [
-        {"prefix": f"ward {i % 7} bed {i * 37 % 97:02d} code", "suffix": f" {i * 7919 % 997:03d}", "patient": f"p{i}"}
+        {
+            "prefix": f"ward {i % 7} bed {i * 37 % 97:02d} code",
+            "suffix": f" {i * 7919 % 997:03d}",
+            "patient": f"p{i}",
+        }
         for i in range(40)
     ]
     rows(given / "private.jsonl", notes[:34])
@@ -90,10 +124,15 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for step in (2, 10):
         shutil.copytree(given / "my-model", given / "trained" / f"checkpoint-{step}")
     for name, start in (("chats", 0), ("fresh-chats", 20)):
-        told = [(f"Which code has ward {i}?", f"It is {i * 7919 % 997:03d}.") for i in range(start, start + 8)]
+        told = [
+            (f"Which code has ward {i}?", f"It is {i * 7919 % 997:03d}.")
+            for i in range(start, start + 8)
+        ]
         rows(given / f"{name}.jsonl", [conversation(*turns) for turns in told])
     for name, host in (("corpus", "example.com"), ("heldout", "example.org")):
-        mails = [f"{i * 7919} for {'xyz'[i % 3] * (i + 20)}: write to p{i}@{host}" for i in range(8)]
+        mails = [
+            f"{i * 7919} for {'xyz'[i % 3] * (i + 20)}: write to p{i}@{host}" for i in range(8)
+        ]
         rows(given / f"{name}.jsonl", [{"text": text} for text in mails])
     (given / "prompts.txt").write_text("A public prompt\nand another\n", encoding="utf-8")
     (given / "lm-extraction").mkdir()
@@ -134,7 +173,12 @@ def masked(base: Path, folder: Path) -> None:
     tokenizer.add_special_tokens({"mask_token": "<mask>"})
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    shape = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
     BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **shape)).save_pretrained(folder)
 
 
@@ -147,7 +191,9 @@ def here(world: Path, tmp_path: Path, monkeypatch: Patch) -> Path:
     defaults = [LAB.get(field.name, field.default) for field in dataclasses.fields(LabRecipe)]
     monkeypatch.setattr(LabRecipe.__init__, "__defaults__", tuple(defaults))
     small = {**LAB, "repeats": [[times, 2, 1] for times in (1, 4, 16)]}
-    monkeypatch.setattr(check, "_DEMONSTRATION", small)  # the real one is trained in tests/commands/test_check.py
+    monkeypatch.setattr(
+        check, "_DEMONSTRATION", small
+    )  # the real one is trained in tests/commands/test_check.py
     return tmp_path
 
 
@@ -172,12 +218,16 @@ def test_commands_run(page: str, world: Path, here: Path, capsys: Said, monkeypa
         if program == "python":
             make(words, monkeypatch)
             continue
-        assert program == "audit", f"{step.where}: the test runs `audit` and examples only; say why this is not run"
+        assert program == "audit", (
+            f"{step.where}: the test runs `audit` and examples only; say why this is not run"
+        )
         monkeypatch.setattr(sys, "argv", list(step.words))
         capsys.readouterr()
         code = run_command_line([*words, *smaller(words)])
         held = words[0] == "gate" or "--gate" in words
-        assert code in ((0, 1, 4) if held else (0,)), f"{step.where}: exit code {code}\n{capsys.readouterr().err}"
+        assert code in ((0, 1, 4) if held else (0,)), (
+            f"{step.where}: exit code {code}\n{capsys.readouterr().err}"
+        )
 
 
 def make(words: Sequence[str], monkeypatch: Patch) -> None:
@@ -190,24 +240,43 @@ def make(words: Sequence[str], monkeypatch: Patch) -> None:
 
 
 def lay_out(world: Path, folder: Path, commands: list[tuple[str, ...]]) -> None:
-    """What is given, but for what the commands make themselves; trained and finished things where they are named."""
+    """What is given, but for what the commands make themselves; trained and finished things where
+    they are named."""
     making = {str(Path(out)) for words in commands for out in values(words, "-o", "--out")}
     said = " ".join(word for words in commands for word in words)
-    shutil.copytree(world / "given", folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*making))
+    shutil.copytree(
+        world / "given", folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*making)
+    )
     for name in ("ensemble", *FINISHED):
         if name in said and name not in making:
             (folder / name).parent.mkdir(exist_ok=True)
-            shutil.copytree(finished(world, "ensemble" if name == "ensemble" else "run"), folder / name)
+            shutil.copytree(
+                finished(world, "ensemble" if name == "ensemble" else "run"), folder / name
+            )
 
 
 def finished(world: Path, name: str) -> Path:
     """An ensemble, or a run, made once when it is first asked for."""
     folder, given = world / name, world / "given"
     if not folder.exists():
-        model, data = str(given / "my-model"), ["--data", str(given / "private.jsonl"), "-o", str(folder)]
+        model, data = (
+            str(given / "my-model"),
+            ["--data", str(given / "private.jsonl"), "-o", str(folder)],
+        )
         others = ["--nonmembers", str(given / "fresh.jsonl")]
         ensemble = ["train", "pmixed", "--model", model, "-D", "members=2", "-D", "epochs=1", *data]
-        run = ["run", "--model", model, "--attack", "ethicist", "--limit", "4", *SMALLER["ethicist"], *data, *others]
+        run = [
+            "run",
+            "--model",
+            model,
+            "--attack",
+            "ethicist",
+            "--limit",
+            "4",
+            *SMALLER["ethicist"],
+            *data,
+            *others,
+        ]
         assert run_command_line(ensemble if name == "ensemble" else run) == 0
     return folder
 
@@ -225,7 +294,11 @@ def smaller(words: Sequence[str]) -> list[str]:
         return [word for name, value in sizes.items() for word in ("-D", f"{name}={value}")]
     if words[0] != "run" or "--resume" in words:
         return []
-    few = [] if "--limit" in words or ("--data" not in words and "--canaries" in words) else ["--limit", "4"]
+    few = (
+        []
+        if "--limit" in words or ("--data" not in words and "--canaries" in words)
+        else ["--limit", "4"]
+    )
     attacks = values(words, "--attack") or {"ethicist"}
     if "--data" not in words and values(words, "--defense") & {"dp-sgd", "adp", "adp-sound"}:
         few += ["-D", "epochs=1"]
@@ -234,7 +307,8 @@ def smaller(words: Sequence[str]) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_that_are_not_run_would_be_read(page: str) -> None:
-    """Their options exist; scripts and modules that they name are there, and know the options they are given."""
+    """Their options exist; scripts and modules that they name are there, and know the options they
+    are given."""
     for step in steps(page):
         if isinstance(step, Command) and step.why:
             assert len(step.why) > 10, f"{step.where}: say why"
@@ -242,7 +316,17 @@ def test_commands_that_are_not_run_would_be_read(page: str) -> None:
                 check_unrun(words, step.where)
 
 
-FOREIGN = ("openssl", "pip", "ruff", "mypy", "ray", "kubectl", "salloc", "export", "srun")  # whose options are not ours
+FOREIGN = (
+    "openssl",
+    "pip",
+    "ruff",
+    "mypy",
+    "ray",
+    "kubectl",
+    "salloc",
+    "export",
+    "srun",
+)  # whose options are not ours
 
 
 def check_unrun(words: list[str], where: str) -> None:
@@ -250,7 +334,9 @@ def check_unrun(words: list[str], where: str) -> None:
     if program == "audit":
         parse(arguments)
     elif program in ("python", "python3") and arguments[0] == "-m":
-        assert importlib.util.find_spec(arguments[1]) is not None, f"{where}: there is no module {arguments[1]}"
+        assert importlib.util.find_spec(arguments[1]) is not None, (
+            f"{where}: there is no module {arguments[1]}"
+        )
         if arguments[1].startswith("validation."):
             harness.flags(importlib.import_module(arguments[1]).main).parse_args(arguments[2:])
     elif program in ("python", "python3") or words[0].startswith("examples/"):
@@ -272,7 +358,12 @@ def test_every_option_and_path_in_the_text_is_there(page: str) -> None:
             assert given[2] in plugin_options(given[1]), f"{page}: {span}"
         top = span.partition("/")[0]
         # runs/ is what audits in this checkout left, if there were any
-        if "/" in span and re.fullmatch(r"[\w./-]+", span) and (ROOT / top).is_dir() and top != "runs":
+        if (
+            "/" in span
+            and re.fullmatch(r"[\w./-]+", span)
+            and (ROOT / top).is_dir()
+            and top != "runs"
+        ):
             assert (ROOT / span).exists(), f"{page}: {span}"
     for link in links(page):
         assert "://" in link or (ROOT / page).parent.joinpath(link).exists(), f"{page}: {link}"
@@ -283,7 +374,12 @@ def plugin_options(flag: str) -> set[str]:
     found: list[dict[str, Any]] = [registry.defenses_by_name(), registry.trainers_by_name()]
     if flag == "A":
         found = [registry.attacks_and_probes_by_name()]
-    return {field.name for kinds in found for kind in kinds.values() for field in dataclasses.fields(kind)}
+    return {
+        field.name
+        for kinds in found
+        for kind in kinds.values()
+        for field in dataclasses.fields(kind)
+    }
 
 
 def test_the_front_door_is_short_and_leads_everywhere() -> None:
@@ -292,12 +388,20 @@ def test_the_front_door_is_short_and_leads_everywhere() -> None:
     while below:
         page = below.pop()
         found.add(page)
-        there = (posixpath.normpath(posixpath.join(posixpath.dirname(page), link)) for link in links(page))
+        there = (
+            posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
+            for link in links(page)
+        )
         below += {one for one in there if one in PAGES} - found
-    assert found == set(PAGES) - {"examples/ci/README.md"}  # what lies in that folder; it leads to its tutorial
+    assert found == set(PAGES) - {
+        "examples/ci/README.md"
+    }  # what lies in that folder; it leads to its tutorial
 
 
-HAND_WRITTEN = ("docs/reference/glossary.md", "docs/reference/features.md")  # among pages that are printed
+HAND_WRITTEN = (
+    "docs/reference/glossary.md",
+    "docs/reference/features.md",
+)  # among pages that are printed
 
 
 def test_every_rule_of_the_features_is_one() -> None:
@@ -308,21 +412,27 @@ def test_every_rule_of_the_features_is_one() -> None:
 def test_what_is_written_by_hand_stays_short() -> None:
     """Words of README, tutorials, how-to, explanation and what is written of the reference."""
     printed = re.compile(r"<!-- printed by .*?<!-- end of what is printed -->", re.DOTALL)
-    words = {page: len(printed.sub("", (ROOT / page).read_text(encoding="utf-8")).split()) for page in PAGES}
+    words = {
+        page: len(printed.sub("", (ROOT / page).read_text(encoding="utf-8")).split())
+        for page in PAGES
+    }
     by_hand = ("README.md", "docs/tutorials/", "docs/how-to/", "docs/explanation/", *HAND_WRITTEN)
     assert sum(count for page, count in words.items() if page.startswith(by_hand)) <= 20_000
     assert all(count <= 700 for page, count in words.items() if page.startswith("docs/tutorials/"))
 
 
 def test_the_site_names_every_page() -> None:
-    nav = (ROOT / "docs" / "site" / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    nav = (
+        (ROOT / "docs" / "site" / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    )
     named = re.findall(r": (\S+\.md)$", nav, re.M)
     assert len(named) == len(set(named))
     assert {f"docs/{name}" for name in named} >= set(DOCS)
 
 
 def test_ci_runs_the_two_commands_of_the_readme() -> None:
-    """`.ci/run` takes the first line of the first and of the second bash block: an install with an audit; the tests."""
+    """`.ci/run` takes the first line of the first and of the second bash block: an install with an
+    audit; the tests."""
     first, second = [step for step in steps("README.md") if isinstance(step, Command)][:2]
     install, audit = first.words.index("install"), first.words.index(".venv/bin/audit")
     assert install < audit and first.words[audit + 1] == "run"
@@ -332,7 +442,9 @@ def test_ci_runs_the_two_commands_of_the_readme() -> None:
 def test_the_drawing_is_that_of_the_layer_test() -> None:
     assert all(map(rooms.purpose, rooms.ROOMS))
     page = rooms.PAGE.read_text(encoding="utf-8")
-    assert f"{rooms.BEGIN}{rooms.printed()}{rooms.END}" in page, "python -m tests.docs.rooms writes it anew"
+    assert f"{rooms.BEGIN}{rooms.printed()}{rooms.END}" in page, (
+        "python -m tests.docs.rooms writes it anew"
+    )
     drawn = {room: set(rooms.arrows(room)) for room in rooms.ROOMS}
     for room in rooms.ROOMS:  # every import that is allowed follows the arrows
         seen, below = set(), [room]
@@ -358,8 +470,12 @@ def test_the_files_of_a_run_are_those_of_the_page(world: Path, here: Path) -> No
     assert found <= set(reference.FILES)
     sources = [path for top in ("auditor", "reports") for path in (ROOT / top).rglob("*.py")]
     written = "".join(path.read_text(encoding="utf-8") for path in sources)
-    assert all(f'"{name}"' in written for name in set(reference.FILES) - found)  # those that this run has no use of
-    held = {name for name in found if name[-1] != "/" and b"ward 3 bed" in (folder / name).read_bytes()}
+    assert all(
+        f'"{name}"' in written for name in set(reference.FILES) - found
+    )  # those that this run has no use of
+    held = {
+        name for name in found if name[-1] != "/" and b"ward 3 bed" in (folder / name).read_bytes()
+    }
     assert held <= set(reference.PRIVATE) and held
     assert all(path.stat().st_mode & 0o077 == 0 for path in folder.rglob("*"))
 

@@ -1,4 +1,5 @@
-"""Engines: work is done once for each item, whoever is lost; guesses do not depend on who made them."""
+"""Engines: work is done once for each item, whoever is lost; guesses do not depend on who made
+them."""
 
 from __future__ import annotations
 
@@ -27,7 +28,12 @@ from transformers import PreTrainedTokenizerFast
 from auditor import audit
 from auditor.benchmarks.data import large_tables, table_blocks
 from auditor.benchmarks.data.files import Files
-from auditor.benchmarks.data.large_tables import BlockCounts, BlockHashing, TableBlock, TableCounting
+from auditor.benchmarks.data.large_tables import (
+    BlockCounts,
+    BlockHashing,
+    TableBlock,
+    TableCounting,
+)
 from auditor.cli import run_command_line
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.jsonable import from_json
@@ -59,7 +65,9 @@ class Squares:
     since: int = 0
     portion: int = 4
 
-    def results_at_workplace(self, place: int, items: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    def results_at_workplace(
+        self, place: int, items: Sequence[int]
+    ) -> Iterator[tuple[int, int, int]]:
         for item in items:
             while item >= self.since and self.gate is not None and not self.gate.exists():
                 time.sleep(0.01)
@@ -104,7 +112,10 @@ class Processes:
 def worker_process_ids(engine: RayEngine) -> list[int]:
     """The process of each worker."""
     work, workers = ray.put(Processes()), engine._started_worker_pool()
-    return [pid for (pid,) in ray.get([worker.collect_work_results.remote(work, [0]) for worker in workers])]
+    return [
+        pid
+        for (pid,) in ray.get([worker.collect_work_results.remote(work, [0]) for worker in workers])
+    ]
 
 
 def seven() -> int:
@@ -118,7 +129,9 @@ def nowhere() -> int:
 @pytest.fixture(scope="module", autouse=True)
 def ours() -> Iterator[None]:
     """One small cluster for all of these tests: to start one takes seconds."""
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each worker would import torch for these toys
+    ray.cloudpickle.register_pickle_by_value(
+        sys.modules[__name__]
+    )  # or each worker would import torch for these toys
     small = {"num_cpus": 5, "include_dashboard": False, "object_store_memory": 100 * 2**20}
     ray.init(**small, _system_config=AS_NICE, log_to_driver=False)
     yield
@@ -134,7 +147,8 @@ def cluster(ours: None) -> Iterator[RayEngine]:
 
 
 def test_the_raylet_of_a_cluster_that_was_there_before_is_watched_too() -> None:
-    """`--ray-address` reaches it through the one on this machine, whose loss Ray would end with 1, a gate's word."""
+    """`--ray-address` reaches it through the one on this machine, whose loss Ray would end with 1,
+    a gate's word."""
     (pid,) = _raylet_process_ids(ray.get_runtime_context().get_node_id())
     assert psutil.Process(pid).name() == "raylet" and not _raylet_process_ids("0" * 56)
 
@@ -144,16 +158,22 @@ def test_every_item_is_worked_on_once_by_either_worker(cluster: RayEngine) -> No
     local.set_work_context(7, seven)
     assert sorted(row[:2] for row in found) == [(i, i * i + 7) for i in range(21)]
     assert {pid for *_, pid in found} == set(worker_process_ids(cluster))
-    assert [row[:2] for row in local.stream_results(Squares(), range(21))] == sorted(row[:2] for row in found)
+    assert [row[:2] for row in local.stream_results(Squares(), range(21))] == sorted(
+        row[:2] for row in found
+    )
     assert list(cluster.stream_results(Squares(), [])) == []
 
 
 def test_an_item_goes_to_the_worker_that_has_had_it_before(cluster: RayEngine) -> None:
-    first, second = ({i: pid for i, _, pid in cluster.stream_results(Squares(), range(9))} for _ in range(2))
+    first, second = (
+        {i: pid for i, _, pid in cluster.stream_results(Squares(), range(9))} for _ in range(2)
+    )
     assert first == second
 
 
-def test_whoever_is_free_takes_the_next_of_what_takes_long(cluster: RayEngine, tmp_path: Path) -> None:
+def test_whoever_is_free_takes_the_next_of_what_takes_long(
+    cluster: RayEngine, tmp_path: Path
+) -> None:
     found = list(cluster.results_of_long_items(OpensLast(tmp_path / "open", last=5), range(6)))
     assert sorted(item for item, _ in found) == list(range(6))
     assert len({pid for item, pid in found if item}) == 1
@@ -176,8 +196,11 @@ def test_a_place_that_cannot_be_opened_is_refused_in_its_own_words(ours: None) -
 
 
 @pytest.mark.parametrize("how", ["stream_results", "results_of_long_items"])
-def test_a_lost_worker_is_replaced_and_its_items_are_found_once(cluster: RayEngine, how: str, tmp_path: Path) -> None:
-    """Killed when three items are found and each worker has the next one in hand, in the middle of its portion."""
+def test_a_lost_worker_is_replaced_and_its_items_are_found_once(
+    cluster: RayEngine, how: str, tmp_path: Path
+) -> None:
+    """Killed when three items are found and each worker has the next one in hand, in the middle of
+    its portion."""
     lost, gate = worker_process_ids(cluster)[0], tmp_path / "open"
     stream = getattr(cluster, how)(Squares(gate, since=3), range(24))
     rows = [next(stream) for _ in range(3)]
@@ -197,7 +220,12 @@ def test_a_lost_worker_is_replaced_and_its_items_are_found_once(cluster: RayEngi
     ],
 )
 def test_more_workers_than_the_cluster_has_room_for_are_refused(
-    cluster: RayEngine, workers: int, address: str, gpus: float, refusal: str, monkeypatch: pytest.MonkeyPatch
+    cluster: RayEngine,
+    workers: int,
+    address: str,
+    gpus: float,
+    refusal: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert len(worker_process_ids(cluster)) == 2
     RayEngine(3).close()  # waits until those of the tests before are gone
@@ -206,7 +234,8 @@ def test_more_workers_than_the_cluster_has_room_for_are_refused(
         RayEngine(workers, address, gpus)
 
 
-# --- a run ------------------------------------------------------------------------------------------------------------
+# --- a run
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -215,13 +244,19 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("own")
     for name in ("model", "public"):
         save_tiny(folder / name)
-    rows = [{"text": f"record {i * 7919 % 1000:03d} of somebody {i * 104729 % 977}"} for i in range(48)]
+    rows = [
+        {"text": f"record {i * 7919 % 1000:03d} of somebody {i * 104729 % 977}"} for i in range(48)
+    ]
     for name, some in (("data", rows[:30]), ("nonmembers", rows[30:])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
     given = {name: str(folder / name) for name in ("model", "public")}
     given |= {name: str(folder / f"{name}.jsonl") for name in ("data", "nonmembers")}
     sizes = ["--samples", "3", "--prefix-length", "10", "--suffix-length", "6", "--batch-size", "4"]
-    return ["run", *(part for name, value in given.items() for part in (f"--{name}", value)), *sizes]
+    return [
+        "run",
+        *(part for name, value in given.items() for part in (f"--{name}", value)),
+        *sizes,
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +266,16 @@ def asked(own: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[str]
     data, public = (own[own.index(flag) + 1] for flag in ("--data", "--public"))
     members = ["-D", "members=2", "-D", "epochs=1", "--data", data, "-o", ensemble]
     assert run_command_line(["train", "pmixed", "--model", public, *members]) == 0
-    methods = ["--attack", "ethicist", "--attack", "perplexity", "--attack", "zlib", "--attack", "claim-check"]
+    methods = [
+        "--attack",
+        "ethicist",
+        "--attack",
+        "perplexity",
+        "--attack",
+        "zlib",
+        "--attack",
+        "claim-check",
+    ]
     methods += ["-A", "epochs=1", "-A", "tune_on=public", "-A", "prompt_length=4"]
     defenses = ["--defense", "uniform-mixing", "--defense", "pmixed", "-D", f"ensemble={ensemble}"]
     defenses += ["-D", "pmixed.queries=500", "-D", "pmixed.on_exhaustion=public"]
@@ -243,7 +287,10 @@ def held(folder: Path) -> tuple[AuditResult, dict[CellKey, dict[str, object]]]:
     run = RunFolder.reopen(folder)
     run.close()
     rows = {
-        f.cell_key: {**run.guesses.finished_secrets(f.cell_key), **run.observations.finished_secrets(f.cell_key)}
+        f.cell_key: {
+            **run.guesses.finished_secrets(f.cell_key),
+            **run.observations.finished_secrets(f.cell_key),
+        }
         for f in result.findings
     }
     return result, rows
@@ -260,21 +307,43 @@ def here(asked: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_lost_cluster_and_a_lost_worker_change_nothing(
     here: Path, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run loses its cluster when it has its first guesses, which ends it with 3 and a sentence (Ray: with 1, as a
-    gate that failed); gone on with, it loses a worker in a cell whose budget does not last.
+    """The run loses its cluster when it has its first guesses, which ends it with 3 and a sentence
+    (Ray: with 1, as a gate that failed); gone on with, it loses a worker in a cell whose budget
+    does not last.
     """
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "auditor.cli", *asked, "-o", str(out), "--engine", "ray", "--workers", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "auditor.cli",
+        *asked,
+        "-o",
+        str(out),
+        "--engine",
+        "ray",
+        "--workers",
+        "1",
+    ]
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     env["TMPDIR"] = str(tmp_path)  # too long for the path of a socket below it
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env) as driver:
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env
+    ) as driver:
         while not ((guesses := out / "guesses.jsonl").exists() and guesses.stat().st_size):
             assert driver.poll() is None, driver.stderr and driver.stderr.read().decode()
             time.sleep(0.01)
-        raylet = next(one for one in psutil.Process(driver.pid).children(recursive=True) if one.name() == "raylet")
-        (session,) = (word.partition("=")[2] for word in raylet.cmdline() if word.startswith("--session_dir="))
+        raylet = next(
+            one
+            for one in psutil.Process(driver.pid).children(recursive=True)
+            if one.name() == "raylet"
+        )
+        (session,) = (
+            word.partition("=")[2] for word in raylet.cmdline() if word.startswith("--session_dir=")
+        )
         above, mode = Path(session).parents[1], raylet.environ()["RAY_AUTH_MODE"]
-        assert stat.S_IMODE(above.stat().st_mode) == 0o700 and above.name.startswith(".r.audit-scratch-")
+        assert stat.S_IMODE(above.stat().st_mode) == 0o700 and above.name.startswith(
+            ".r.audit-scratch-"
+        )
         assert mode == "token"  # nobody else on this machine is told anything
         raylet.kill()
         assert driver.stderr is not None
@@ -301,24 +370,32 @@ def test_a_lost_cluster_and_a_lost_worker_change_nothing(
         for secret, answer in rows.items():
             assert same(answer, other[key][secret])
     spent = {t.name: t.claim and t.claim.spent_queries for t in mine.targets}
-    assert spent == {t.name: t.claim and t.claim.spent_queries for t in others.targets} and spent["pmixed"] == 500
+    assert (
+        spent == {t.name: t.claim and t.claim.spent_queries for t in others.targets}
+        and spent["pmixed"] == 500
+    )
     agree(mine, others)
 
 
 def agree(one: AuditResult, other: AuditResult) -> None:
     for f, g in zip(one.findings, other.findings, strict=True):
         assert [m.name for m in f.measurements] == [m.name for m in g.measurements]
-        assert [m.value for m in f.measurements] == pytest.approx([m.value for m in g.measurements], nan_ok=True)
+        assert [m.value for m in f.measurements] == pytest.approx(
+            [m.value for m in g.measurements], nan_ok=True
+        )
 
 
 def same(one: Any, other: Any) -> bool:
     """Guesses token for token, with what was drawn for them; what probes saw, but for rounding."""
     if isinstance(one, Guesses):
-        return [g.suffix for g in one.ranked] == [g.suffix for g in other.ranked] and one.drawn == other.drawn
+        return [g.suffix for g in one.ranked] == [
+            g.suffix for g in other.ranked
+        ] and one.drawn == other.drawn
     return bool(one.values == pytest.approx(other.values, abs=1e-5, nan_ok=True))
 
 
-# --- what is done one a task, in this process as if it were another ---------------------------------------------------
+# --- what is done one a task, in this process as if it were another
+# ---------------------------------------------------
 
 
 class Far(LocalEngine):
@@ -330,7 +407,9 @@ class Far(LocalEngine):
         self._place = pickle.loads(pickle.dumps(elsewhere))()
 
     def stream_results(self, work: Work, items: Sequence[object]) -> Iterator[object]:
-        yield from super().stream_results(*pickle.loads(pickle.dumps((work, list(reversed(items))))))
+        yield from super().stream_results(
+            *pickle.loads(pickle.dumps((work, list(reversed(items)))))
+        )
 
     results_of_long_items = stream_results
 
@@ -344,8 +423,11 @@ def far(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "make_engine", engine_of)
 
 
-def test_what_the_lab_trains_is_trained_one_a_task(far: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Members, references and private trainings; a run in one process then finds them there, and finds the same."""
+def test_what_the_lab_trains_is_trained_one_a_task(
+    far: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members, references and private trainings; a run in one process then finds them there, and
+    finds the same."""
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
     tasks, train = list[str](), LabSite.train
 
@@ -354,15 +436,67 @@ def test_what_the_lab_trains_is_trained_one_a_task(far: None, tmp_path: Path, mo
         train(site, piece, defenses)
 
     monkeypatch.setattr(LabSite, "train", told)
-    tiny = {"vocab_size": 300, "layers": 1, "hidden": 32, "heads": 2, "private_rank": 2, "batch": 8, "others": 0}
-    tiny |= {"repeats": [[times, 2, 1] for times in (1, 2, 4, 8, 16)], "nonmembers": 4, "public_records": 20}
-    tiny |= {"public_epochs": 1, "private_epochs": 1, "members": 2, "lora_rank": 4, "lora_epochs": 1}
-    (tmp_path / "plan.toml").write_text("[lab_recipe]\n" + "".join(f"{k} = {v}\n" for k, v in tiny.items()))
-    command = ["run", "--config", str(tmp_path / "plan.toml"), "--defense", "pmixed", "--defense", "dp-sgd"]
-    command += ["--attack", "extraction-probability", "--attack", "membership", "-A", "membership.score=lira"]
-    command += ["-A", "membership.references=4", "-D", "dp-sgd.epochs=1", "-D", "noise_multiplier=1.0"]
-    assert run_command_line([*command, "-o", str(tmp_path / "far"), "--engine", "ray", "--workers", "2"]) == 0
-    assert {kind: tasks.count(kind) for kind in tasks} == {"member": 2, "whole": 1, "reference": 4, "trained": 3}
+    tiny = {
+        "vocab_size": 300,
+        "layers": 1,
+        "hidden": 32,
+        "heads": 2,
+        "private_rank": 2,
+        "batch": 8,
+        "others": 0,
+    }
+    tiny |= {
+        "repeats": [[times, 2, 1] for times in (1, 2, 4, 8, 16)],
+        "nonmembers": 4,
+        "public_records": 20,
+    }
+    tiny |= {
+        "public_epochs": 1,
+        "private_epochs": 1,
+        "members": 2,
+        "lora_rank": 4,
+        "lora_epochs": 1,
+    }
+    (tmp_path / "plan.toml").write_text(
+        "[lab_recipe]\n" + "".join(f"{k} = {v}\n" for k, v in tiny.items())
+    )
+    command = [
+        "run",
+        "--config",
+        str(tmp_path / "plan.toml"),
+        "--defense",
+        "pmixed",
+        "--defense",
+        "dp-sgd",
+    ]
+    command += [
+        "--attack",
+        "extraction-probability",
+        "--attack",
+        "membership",
+        "-A",
+        "membership.score=lira",
+    ]
+    command += [
+        "-A",
+        "membership.references=4",
+        "-D",
+        "dp-sgd.epochs=1",
+        "-D",
+        "noise_multiplier=1.0",
+    ]
+    assert (
+        run_command_line(
+            [*command, "-o", str(tmp_path / "far"), "--engine", "ray", "--workers", "2"]
+        )
+        == 0
+    )
+    assert {kind: tasks.count(kind) for kind in tasks} == {
+        "member": 2,
+        "whole": 1,
+        "reference": 4,
+        "trained": 3,
+    }
     (lab,) = (tmp_path / "cache" / "lab").glob("*/")
     assert not list((lab / "pieces").iterdir())
     assert run_command_line([*command, "-o", str(tmp_path / "near")]) == 0
@@ -375,22 +509,45 @@ def test_a_worker_that_shares_no_cache_trains_no_lab_of_its_own(
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
     site = make_site(Plan())
     site.forbid_training()
-    with pytest.raises(AuditError, match="for workers on other machines set AUDIT_CACHE to a folder"):
+    with pytest.raises(
+        AuditError, match="for workers on other machines set AUDIT_CACHE to a folder"
+    ):
         _ = site.model
 
 
-def test_members_of_an_ensemble_are_trained_one_a_task(far: None, own: list[str], tmp_path: Path) -> None:
+def test_members_of_an_ensemble_are_trained_one_a_task(
+    far: None, own: list[str], tmp_path: Path
+) -> None:
     data, public = (own[own.index(flag) + 1] for flag in ("--data", "--public"))
-    command = ["train", "pmixed", "--model", public, "--data", data, "-D", "members=3", "-D", "epochs=2"]
+    command = [
+        "train",
+        "pmixed",
+        "--model",
+        public,
+        "--data",
+        data,
+        "-D",
+        "members=3",
+        "-D",
+        "epochs=2",
+    ]
     command += ["-D", "control=true"]
     assert run_command_line([*command, "-o", str(tmp_path / "near")]) == 0
     assert run_command_line([*command, "-o", str(tmp_path / "far"), "--engine", "ray"]) == 0
-    files = [path.relative_to(tmp_path / "near") for path in (tmp_path / "near").rglob("adapter_model.safetensors")]
+    files = [
+        path.relative_to(tmp_path / "near")
+        for path in (tmp_path / "near").rglob("adapter_model.safetensors")
+    ]
     assert len(files) == 4
     for file in files:
         one, other = load_file(tmp_path / "near" / file), load_file(tmp_path / "far" / file)
         assert all(torch.allclose(one[name], other[name], atol=1e-4) for name in one)
-    assert run_command_line(["train", "none", *command[2:6], "-o", str(tmp_path / "one"), "--engine", "ray"]) == 2
+    assert (
+        run_command_line(
+            ["train", "none", *command[2:6], "-o", str(tmp_path / "one"), "--engine", "ray"]
+        )
+        == 2
+    )
 
 
 @pytest.fixture
@@ -421,7 +578,10 @@ def test_a_large_table_is_counted_by_workers_once(
     assert len(blocks) > 4
     assert blocks != counted_near
     (result, near), (_, there) = held(tmp_path / "near"), held(tmp_path / "far")
-    assert any("30 rows were counted by their text; a sample of 20" in note for note in result.benchmark.notes)
+    assert any(
+        "30 rows were counted by their text; a sample of 20" in note
+        for note in result.benchmark.notes
+    )
     assert near.keys() == there.keys()
     for cell, answers in near.items():
         assert answers.keys() == there[cell].keys()
@@ -452,7 +612,8 @@ def test_points_of_a_sweep_are_run_one_a_task(far: None, own: list[str], tmp_pat
         agree(held(tmp_path / "near" / name)[0], held(tmp_path / "far" / name)[0])
 
 
-# --- a cluster of our own --------------------------------------------------------------------------------------------
+# --- a cluster of our own
+# -----------------------------------------------------------------------------------------------
 
 
 def test_a_place_for_sockets_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -465,18 +626,29 @@ def test_a_place_for_sockets_is_short(tmp_path: Path, monkeypatch: pytest.Monkey
         ray_engine._find_ray_socket_folder()
 
 
-# --- bad input --------------------------------------------------------------------------------------------------------
+# --- bad input
+# -----------------------------------------------------------------------------------------------
 
 
 REFUSED = {
     "expected --workers >= 1, got 0": ["--engine", "ray", "--workers", "0"],
     "expected --gpus-per-worker >= 0, got -1.0": ["--engine", "ray", "--gpus-per-worker", "-1"],
-    "--gpus-per-worker 0.5 goes with --device cuda, got --device cpu": ["--engine", "ray", "--gpus-per-worker", "0.5"],
+    "--gpus-per-worker 0.5 goes with --device cuda, got --device cpu": [
+        "--engine",
+        "ray",
+        "--gpus-per-worker",
+        "0.5",
+    ],
     "--workers goes with --engine ray, got --engine local": ["--workers", "2"],
     "--ray-address goes with --engine ray, got --engine local": ["--ray-address", "h:1"],
     "--gpus-per-worker goes with --engine ray, got --engine local": ["--gpus-per-worker", "1"],
     "of at most the 1 processors here, got 2": ["--engine", "ray", "--workers", "2"],
-    "expected --ray-address as HOST:PORT or auto, got 'nowhere'": ["--engine", "ray", "--ray-address", "nowhere"],
+    "expected --ray-address as HOST:PORT or auto, got 'nowhere'": [
+        "--engine",
+        "ray",
+        "--ray-address",
+        "nowhere",
+    ],
     "expected RAY_AUTH_MODE=token with --ray-address": ["--engine", "ray", "--ray-address", "auto"],
     "expected a Ray cluster at --ray-address localhost:1, but nobody listens there": [
         *("--engine", "ray", "--ray-address", "localhost:1")
@@ -502,15 +674,22 @@ def test_what_cannot_be_is_refused_in_a_sentence_before_anything_is_loaded(
 
 
 def test_without_ray_its_engine_is_refused(
-    own: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    own: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     assert run_command_line([*own, "--engine", "ray", "-o", str(tmp_path / "run")]) == 2
-    assert "--engine ray needs Ray: pip install 'audit-lm[ray]'" in " ".join(capsys.readouterr().err.split())
+    assert "--engine ray needs Ray: pip install 'audit-lm[ray]'" in " ".join(
+        capsys.readouterr().err.split()
+    )
     assert not (tmp_path / "run").exists()
 
 
-def test_live_models_and_those_behind_an_api_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_live_models_and_those_behind_an_api_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sentence = "model as a folder or a hub id"  # of either refusal
     save_tiny(tmp_path / "model")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path / "model")
@@ -519,7 +698,14 @@ def test_live_models_and_those_behind_an_api_are_refused(tmp_path: Path, capsys:
     with pytest.raises(AuditError, match=sentence):
         audit(tiny(257).model, tokenizer, data=data, out=tmp_path / "live", engine="ray", **sizes)
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in data))
-    remote = ["--model", "openai:m", "--base-url", "http://localhost:1/v1", "--tokenizer", str(tmp_path / "model")]
+    remote = [
+        "--model",
+        "openai:m",
+        "--base-url",
+        "http://localhost:1/v1",
+        "--tokenizer",
+        str(tmp_path / "model"),
+    ]
     remote += ["--data", str(tmp_path / "data.jsonl"), "--attack", "perplexity"]
     assert run_command_line(["run", *remote, "--engine", "ray", "-o", str(tmp_path / "api")]) == 2
     assert sentence in " ".join(capsys.readouterr().err.split())

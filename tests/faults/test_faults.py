@@ -1,4 +1,5 @@
-"""The fault table in small: the command in forks of this process, killed and stopped, without room, damaged, twice."""
+"""The fault table in small: the command in forks of this process, killed and stopped, without room,
+damaged, twice."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def held(row: Recovery) -> bool:
 
 
 @pytest.mark.parametrize(
-    "case", [dataclasses.replace(OWN, phases=(SAMPLING, REPORTS)), MEMBERS], ids=lambda case: case.name
+    "case",
+    [dataclasses.replace(OWN, phases=(SAMPLING, REPORTS)), MEMBERS],
+    ids=lambda case: case.name,
 )
 def test_what_is_killed_goes_on_to_the_same_end(world: World, case: FaultCommand) -> None:
     for row in kills.rows(world, case, 1, seed=1):
@@ -47,14 +50,24 @@ def test_what_is_killed_goes_on_to_the_same_end(world: World, case: FaultCommand
     [(SAMPLING, signal.SIGTERM), (REPORTS, signal.SIGHUP)],
     ids=["SIGTERM", "SIGHUP"],
 )
-def test_what_is_asked_to_end_says_how_to_go_on(world: World, phase: CommandPhase, number: signal.Signals) -> None:
+def test_what_is_asked_to_end_says_how_to_go_on(
+    world: World, phase: CommandPhase, number: signal.Signals
+) -> None:
     row = others.signals(world, OWN, phase, number, 0.01)
-    assert held(row) and row.said == "interrupted; finished secrets are kept. Continue with: audit run --resume run"
+    assert (
+        held(row)
+        and row.said
+        == "interrupted; finished secrets are kept. Continue with: audit run --resume run"
+    )
 
 
 def test_what_finds_no_room_says_so_and_goes_on_when_there_is_some(world: World) -> None:
     row = others.large_file(world, OWN, 10_000)
-    assert held(row) and row.said.startswith("error: ") and row.said.endswith(" cannot be written: File too large")
+    assert (
+        held(row)
+        and row.said.startswith("error: ")
+        and row.said.endswith(" cannot be written: File too large")
+    )
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root writes wherever it likes")
@@ -71,7 +84,9 @@ def test_the_second_of_two_is_told_who_the_first_is(world: World) -> None:
 DAMAGES = {(one.name, Path(one.files).name): one for one in others.DAMAGES}
 
 
-@pytest.mark.parametrize("which", [("last line cut off", "guesses.jsonl"), ("last line overwritten", "guesses.jsonl")])
+@pytest.mark.parametrize(
+    "which", [("last line cut off", "guesses.jsonl"), ("last line overwritten", "guesses.jsonl")]
+)
 def test_damage_is_undone_or_refused_by_name(world: World, which: tuple[str, str]) -> None:
     row = others.damaged(world, OWN, PROBES, DAMAGES[which], seed=1)
     assert held(row) and (row.code == 0 or which[1] in row.said)
@@ -105,7 +120,9 @@ def _compared(world: World, stand: Path) -> list[str]:
 
 
 def test_the_table_counts_what_it_shows() -> None:
-    equal = Recovery("SIGKILL", "sampling", "`audit run`", "7% of it done", "", -9, "--resume", "", 0, kills=2)
+    equal = Recovery(
+        "SIGKILL", "sampling", "`audit run`", "7% of it done", "", -9, "--resume", "", 0, kills=2
+    )
     other = dataclasses.replace(equal, moment="91% of it done", then_code=3, kills=1)
     table = markdown([equal, other])
     assert "NO, 1 of 2" in table and "| 2: 7–91% of it done; 1 killed twice |" in table

@@ -1,4 +1,5 @@
-"""A signed attestation fits the run that it was made of, and nothing else; what is signed is what DSSE says."""
+"""A signed attestation fits the run that it was made of, and nothing else; what is signed is what
+DSSE says."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def pair(folder: Path, name: str, seed: int) -> tuple[Path, Path]:
     """A private and a public key as openssl writes them."""
     private = ed25519.Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32)
     own, public = folder / f"{name}.pem", folder / f"{name}.pub.pem"
-    own.write_bytes(private.private_bytes(keys.Encoding.PEM, keys.PrivateFormat.PKCS8, keys.NoEncryption()))
+    own.write_bytes(
+        private.private_bytes(keys.Encoding.PEM, keys.PrivateFormat.PKCS8, keys.NoEncryption())
+    )
     form = keys.PublicFormat.SubjectPublicKeyInfo
     public.write_bytes(private.public_key().public_bytes(keys.Encoding.PEM, form))
     return own, public
@@ -41,9 +44,18 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run that a gate has judged, two pairs of keys, and its signed attestation."""
     here = tmp_path_factory.mktemp("attest")
     save_tiny(here / "model")
-    rows = [{"prefix": f"the number of {i} is", "suffix": f" {i * 7919} {i * 31} {i}"} for i in range(6)]
+    rows = [
+        {"prefix": f"the number of {i} is", "suffix": f" {i * 7919} {i * 31} {i}"} for i in range(6)
+    ]
     (here / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = ["--model", str(here / "model"), "--data", str(here / "data.jsonl"), "--prefix-length", "3"]
+    data = [
+        "--model",
+        str(here / "model"),
+        "--data",
+        str(here / "data.jsonl"),
+        "--prefix-length",
+        "3",
+    ]
     more = [
         "--suffix-length",
         "2",
@@ -72,7 +84,12 @@ def here(world: Path, tmp_path: Path) -> Path:
 
 
 def gate(here: Path, *more: str, key: str = "ours") -> int:
-    signed = ["--attestation", str(here / "run" / "attestation.json"), "--key", str(here / f"{key}.pub.pem")]
+    signed = [
+        "--attestation",
+        str(here / "run" / "attestation.json"),
+        "--key",
+        str(here / f"{key}.pub.pem"),
+    ]
     return run_command_line(["gate", str(here / "run"), "--max", "recall=1", *signed, *more])
 
 
@@ -91,12 +108,16 @@ def test_the_statement_names_model_data_plan_result_and_decision(world: Path) ->
     assert {TABLE, "weights.json"} < set(predicate["files"])
     kept = [path for path in (world / "run").iterdir() if path.is_file()]
     private = [path.name for path in kept if "the number of" in path.read_text(errors="replace")]
-    assert private != [] and not set(private) & set(predicate["files"])  # a digest would confirm a guess of a text
+    assert private != [] and not set(private) & set(
+        predicate["files"]
+    )  # a digest would confirm a guess of a text
     text = json.dumps(said)
     assert "the number of" not in text and "7919" not in text
 
 
-def test_an_attested_run_is_verified_and_one_by_another_key_is_not(here: Path, capsys: Said) -> None:
+def test_an_attested_run_is_verified_and_one_by_another_key_is_not(
+    here: Path, capsys: Said
+) -> None:
     assert gate(here) == 0
     assert "attestation: signed by the key" in capsys.readouterr().out
     assert gate(here, key="theirs") == 1
@@ -108,7 +129,9 @@ def test_another_model_in_the_place_of_the_attested_one_fails(here: Path, capsys
     other = here / "other"
     save_tiny(other)
     assert gate(here, "--model", str(other)) == 0  # the same weights in another place
-    (other / "model.safetensors").write_bytes((other / "model.safetensors").read_bytes()[:-4] + b"leak")
+    (other / "model.safetensors").write_bytes(
+        (other / "model.safetensors").read_bytes()[:-4] + b"leak"
+    )
     capsys.readouterr()
     assert gate(here, "--model", str(other)) == 1
     assert "model.safetensors" in capsys.readouterr().out
@@ -131,20 +154,28 @@ def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
         ("more.json", "more.json was added since it was signed"),
     ],
 )
-def test_a_record_that_was_changed_afterwards_fails(here: Path, capsys: Said, name: str, why: str) -> None:
+def test_a_record_that_was_changed_afterwards_fails(
+    here: Path, capsys: Said, name: str, why: str
+) -> None:
     path = here / "run" / name
     if name == "secrets.json":
         path.unlink()
     elif name == TABLE:
         repacked(here / "run")
     else:
-        path.write_text(path.read_text() + "\n" if path.exists() else "{}")  # the same JSON, other bytes
-    found = attest.judge_attestation(here / "run", here / "run" / "attestation.json", here / "ours.pub.pem")
+        path.write_text(
+            path.read_text() + "\n" if path.exists() else "{}"
+        )  # the same JSON, other bytes
+    found = attest.judge_attestation(
+        here / "run", here / "run" / "attestation.json", here / "ours.pub.pem"
+    )
     assert found.verdict == "failed" and why in found.reason
     assert gate(here) in (1, 2)
 
 
-@pytest.mark.parametrize("how", ["payload", "signature", "type", "statement", "predicate", "subject", "none"])
+@pytest.mark.parametrize(
+    "how", ["payload", "signature", "type", "statement", "predicate", "subject", "none"]
+)
 def test_an_attestation_that_was_changed_fails(here: Path, how: str) -> None:
     path = here / "run" / "attestation.json"
     held = json.loads(path.read_text())
@@ -153,7 +184,9 @@ def test_an_attestation_that_was_changed_fails(here: Path, how: str) -> None:
         said["predicate"]["decision"]["verdict"] = "failed"
         held["payload"] = base64.b64encode(json.dumps(said).encode()).decode()
     elif how == "signature":
-        held["signatures"] = [{"keyid": held["signatures"][0]["keyid"], "sig": base64.b64encode(bytes(64)).decode()}]
+        held["signatures"] = [
+            {"keyid": held["signatures"][0]["keyid"], "sig": base64.b64encode(bytes(64)).decode()}
+        ]
     elif how == "type":
         held["payloadType"] = "application/json"
     elif how == "none":
@@ -164,7 +197,9 @@ def test_an_attestation_that_was_changed_fails(here: Path, how: str) -> None:
             said[key] = "https://example.com/other"
         else:
             said["subject"][0]["digest"]["sha256"] = "0" * 64
-        held = json.loads(dsse.sign_payload_into_dsse_envelope(json.dumps(said).encode(), here / "ours.pem"))
+        held = json.loads(
+            dsse.sign_payload_into_dsse_envelope(json.dumps(said).encode(), here / "ours.pem")
+        )
     path.write_text(json.dumps(held))
     assert gate(here) == (2 if how == "type" else 1)
 
@@ -176,7 +211,13 @@ def test_a_key_id_proves_nothing(here: Path) -> None:
     assert run_command_line(["attest", str(here / "run"), "--sign", str(here / "theirs.pem")]) == 0
     edit(path, lambda held: held["signatures"][0].update(keyid=before["signatures"][0]["keyid"]))
     assert gate(here) == 1
-    two = {**before, "signatures": [{"keyid": "", "sig": base64.b64encode(bytes(64)).decode()}, *before["signatures"]]}
+    two = {
+        **before,
+        "signatures": [
+            {"keyid": "", "sig": base64.b64encode(bytes(64)).decode()},
+            *before["signatures"],
+        ],
+    }
     path.write_text(json.dumps(two))
     assert gate(here) == 0  # one of several signatures is enough, whatever the ids say
 
@@ -192,13 +233,20 @@ def test_a_policy_may_require_one(here: Path, capsys: Said) -> None:
     asked = ["gate", str(here / "run"), "--policy", str(policy)]
     assert run_command_line(asked) == 1
     assert "the policy requires one" in capsys.readouterr().out
-    signed = ["--attestation", str(here / "run" / "attestation.json"), "--key", str(here / "ours.pub.pem")]
+    signed = [
+        "--attestation",
+        str(here / "run" / "attestation.json"),
+        "--key",
+        str(here / "ours.pub.pem"),
+    ]
     assert run_command_line([*asked, *signed]) == 0
     policy.write_text('rules = ["recall <= 1"]\n[require]\nattestation = "yes"\n')
     assert run_command_line(asked) == 2
 
 
-def test_what_is_no_attestation_or_no_key_is_refused_in_a_sentence(here: Path, capsys: Said) -> None:
+def test_what_is_no_attestation_or_no_key_is_refused_in_a_sentence(
+    here: Path, capsys: Said
+) -> None:
     run, path = str(here / "run"), str(here / "run" / "attestation.json")
     assert run_command_line(["attest", run, "-o", str(here / "unsigned.json")]) == 0
     asked = ["gate", run, "--max", "recall=1"]
@@ -245,7 +293,9 @@ def test_an_envelope_that_in_totos_library_signs_is_accepted(here: Path, keyid: 
     assert gate(here) == 0 and gate(here, key="theirs") == 1
 
 
-def test_an_attestation_of_the_former_predicate_type_fails_and_says_what_to_do(here: Path, capsys: Said) -> None:
+def test_an_attestation_of_the_former_predicate_type_fails_and_says_what_to_do(
+    here: Path, capsys: Said
+) -> None:
     statement = attest.build_run_statement(here / "run")
     statement["predicateType"] = "https://pypi.org/project/audit-lm/leakage-audit/v1"
     signed = dsse.sign_payload_into_dsse_envelope(json.dumps(statement).encode(), here / "ours.pem")

@@ -1,4 +1,5 @@
-"""Held against a baseline: paired by secret, refused where it is another thing, and never wrong more than stated."""
+"""Held against a baseline: paired by secret, refused where it is another thing, and never wrong
+more than stated."""
 
 from __future__ import annotations
 
@@ -11,7 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from auditor.conclusions.outcomes import RowValuesBySecret, RunOutcomes, paired_row_difference_or_reason
+from auditor.conclusions.outcomes import (
+    RowValuesBySecret,
+    RunOutcomes,
+    paired_row_difference_or_reason,
+)
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Secret
 from auditor.core.result import NO_TIME, AuditResult, BenchmarkRecord, Finding, RecordCounts
@@ -37,21 +42,45 @@ def per_secret(hits: np.ndarray, **more: np.ndarray) -> RowValuesBySecret:
     n = len(hits)
     repeats = tuple(1 if i % 2 else 16 for i in range(n))
     ids = tuple(f"s{i:05d}" for i in range(n))
-    return RowValuesBySecret(ids, np.ones(n, dtype=bool), repeats, {"recall": hits.astype(float), **more})
+    return RowValuesBySecret(
+        ids, np.ones(n, dtype=bool), repeats, {"recall": hits.astype(float), **more}
+    )
 
 
 def finding(hits: np.ndarray, **more: Any) -> Finding:
     given = {"options": {"samples": 4}, "access": ("draw",), "decoding": "ancestral", **more}
     return Finding(
-        *ROW, claim_applies=None, claim_reason="", measurements=(share_with_interval("recall", hits),), **given
+        *ROW,
+        claim_applies=None,
+        claim_reason="",
+        measurements=(share_with_interval("recall", hits),),
+        **given,
     )
 
 
 def run(hits: np.ndarray, name: str = "run", **changed: Any) -> RunOutcomes:
     record = BenchmarkRecord("files", "data.jsonl", len(hits), 0, 10, digest="d1-ff")
-    fields = {"benchmark": record, "findings": (finding(hits),), "family": "gpt2 with 270 tokens", "seed": 0, **changed}
+    fields = {
+        "benchmark": record,
+        "findings": (finding(hits),),
+        "family": "gpt2 with 270 tokens",
+        "seed": 0,
+        **changed,
+    }
     plan = fields.pop("plan", {"defense": []})
-    found = AuditResult(name, "", "", "", plan, fields.pop("benchmark"), (), fields.pop("findings"), {}, {}, **fields)
+    found = AuditResult(
+        name,
+        "",
+        "",
+        "",
+        plan,
+        fields.pop("benchmark"),
+        (),
+        fields.pop("findings"),
+        {},
+        {},
+        **fields,
+    )
     return RunOutcomes(name, found, {ROW: per_secret(hits)})
 
 
@@ -73,11 +102,14 @@ def test_three_outcomes() -> None:
     assert verdicts(base, base, rule) == ["held"]
     assert verdicts(run(hits(200, range(60))), base, rule) == ["failed"]
     assert verdicts(run(hits(200, range(26))), base, rule) == ["inconclusive"]
-    assert verdicts(run(hits(200, range(60))), base, "recall not worse than baseline by 0.5") == ["held"]
+    assert verdicts(run(hits(200, range(60))), base, "recall not worse than baseline by 0.5") == [
+        "held"
+    ]
 
 
 def test_pairing_sees_what_two_limits_cannot() -> None:
-    """15 of 400 more, and nobody fewer: clear when paired, and within the intervals of either run alone."""
+    """15 of 400 more, and nobody fewer: clear when paired, and within the intervals of either run
+    alone."""
     base, new = run(hits(400, range(160)), "base"), run(hits(400, range(175)))
     assert verdicts(new, base, "recall not worse than baseline by 0") == ["failed"]
     swapped = run(hits(400, range(85), range(200, 290)))  # the same recall, of other secrets
@@ -87,13 +119,16 @@ def test_pairing_sees_what_two_limits_cannot() -> None:
 def test_the_order_of_the_secrets_does_not_matter() -> None:
     base, new = run(hits(200, range(20)), "base"), run(hits(200, range(60)))
     rows = new.outcomes[ROW]
-    turned = RowValuesBySecret(rows.ids[::-1], rows.member, rows.repeats[::-1], {"recall": rows.values["recall"][::-1]})
+    turned = RowValuesBySecret(
+        rows.ids[::-1], rows.member, rows.repeats[::-1], {"recall": rows.values["recall"][::-1]}
+    )
     assert paired_row_difference_or_reason(
         "recall", None, turned, base.outcomes[ROW]
     ) == paired_row_difference_or_reason("recall", None, rows, base.outcomes[ROW])
     assert paired_row_difference_or_reason("recall", 16, rows, base.outcomes[ROW]).n == 100  # type: ignore[union-attr]
     assert (
-        paired_row_difference_or_reason("recall", 3, rows, base.outcomes[ROW]) == "no secret stood in the data 3 times"
+        paired_row_difference_or_reason("recall", 3, rows, base.outcomes[ROW])
+        == "no secret stood in the data 3 times"
     )
 
 
@@ -101,7 +136,11 @@ def test_members_of_one_repeat_count_are_distinguished_from_all_others() -> None
     """Such a rule against a baseline was a bug of ours, and no sentence."""
     rng, member = np.random.default_rng(0), np.arange(200) < 150
     sides = [
-        replace(per_secret(hits(200)), member=member, values={"membership_score": rng.normal(size=200) + by * member})
+        replace(
+            per_secret(hits(200)),
+            member=member,
+            values={"membership_score": rng.normal(size=200) + by * member},
+        )
         for by in (0, 3)
     ]
     auc, rate = (
@@ -121,54 +160,102 @@ def test_by_repeat_count() -> None:
     right = np.arange(200) < 120
     right[1::2] = False  # every other secret is of count 16
     new = run(right, findings=(finding(right, by_repeats=measured),))
-    assert verdicts(new, new, "recall(count=1) <= 0.05", "recall(count=16) <= 0.05") == ["held", "failed"]
+    assert verdicts(new, new, "recall(count=1) <= 0.05", "recall(count=16) <= 0.05") == [
+        "held",
+        "failed",
+    ]
     (ruling,) = judge_rules(new.result, [Rule("recall", 0.5, count=2)])
     assert ruling.verdict == "failed" and "repeat counts: 1, 16" in ruling.reason
 
 
 def test_repeat_counts_are_of_the_main_number_and_of_no_other() -> None:
-    """What is recorded by repeat count is recall's: nothing is judged on another metric's numbers."""
+    """What is recorded by repeat count is recall's: nothing is judged on another metric's
+    numbers."""
     few, all_right = (
         share_with_interval("near_verbatim_recall", hits(200, range(2))),
         share_with_interval("recall", hits(200, range(200))),
     )
     made = replace(finding(hits(200)), measurements=(all_right, few), by_repeats={"16": all_right})
     for metric, row in (("near_verbatim_recall", made), ("recall", replace(made, by_repeats={}))):
-        (ruling,) = judge_rules(run(hits(200), findings=(row,)).result, [Rule(metric, 0.5, count=16)])
-        assert ruling.verdict == "failed" and f"this row has no {metric} by repeat count" in ruling.reason
+        (ruling,) = judge_rules(
+            run(hits(200), findings=(row,)).result, [Rule(metric, 0.5, count=16)]
+        )
+        assert (
+            ruling.verdict == "failed"
+            and f"this row has no {metric} by repeat count" in ruling.reason
+        )
 
 
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"family": "gpt_neox with 270 tokens"}, "model family 'gpt2 with 270 tokens' against 'gpt_neox"),
-        ({"benchmark": BenchmarkRecord("lab", "", 200, 0, 10, digest="d1-ff")}, "data set: name 'files' against 'lab'"),
+        (
+            {"family": "gpt_neox with 270 tokens"},
+            "model family 'gpt2 with 270 tokens' against 'gpt_neox",
+        ),
+        (
+            {"benchmark": BenchmarkRecord("lab", "", 200, 0, 10, digest="d1-ff")},
+            "data set: name 'files' against 'lab'",
+        ),
         ({"benchmark": BenchmarkRecord("files", "", 200, 0, 10, digest="d2-ff")}, "other secrets"),
-        ({"benchmark": BenchmarkRecord("files", "x", 200, 0, 10)}, "data set 'data.jsonl' against 'x'"),
-        ({"benchmark": BenchmarkRecord("files", "", 200, 5, 10, digest="d1-ff")}, "nonmembers 0 against 5"),
+        (
+            {"benchmark": BenchmarkRecord("files", "x", 200, 0, 10)},
+            "data set 'data.jsonl' against 'x'",
+        ),
+        (
+            {"benchmark": BenchmarkRecord("files", "", 200, 5, 10, digest="d1-ff")},
+            "nonmembers 0 against 5",
+        ),
         ({"findings": (finding(hits(200), options={"samples": 9}),)}, "a.samples 4 against 9"),
-        ({"findings": (finding(hits(200), decoding="greedy"),)}, "decoding of undefended, white-box, attack a"),
-        ({"findings": (finding(hits(200), access=("distribution",)),)}, "access of undefended, white-box, attack a"),
-        ({"plan": {"defense": [], "reference": "gpt2"}}, "attack settings: reference none against 'gpt2'"),
+        (
+            {"findings": (finding(hits(200), decoding="greedy"),)},
+            "decoding of undefended, white-box, attack a",
+        ),
+        (
+            {"findings": (finding(hits(200), access=("distribution",)),)},
+            "access of undefended, white-box, attack a",
+        ),
+        (
+            {"plan": {"defense": [], "reference": "gpt2"}},
+            "attack settings: reference none against 'gpt2'",
+        ),
     ],
 )
 def test_a_baseline_of_something_else_is_refused(changed: dict[str, Any], named: str) -> None:
     with pytest.raises(AuditError, match=r"^base is no baseline for run: ") as refusal:
-        verdicts(run(hits(200)), run(hits(200), "base", **changed), "recall not worse than baseline by 0.02")
+        verdicts(
+            run(hits(200)),
+            run(hits(200), "base", **changed),
+            "recall not worse than baseline by 0.02",
+        )
     assert named in str(refusal.value)
 
 
 def test_a_refusal_is_short_and_ends_with_a_command_that_makes_them_comparable() -> None:
     mine = {"model": "./new model", "data": "other.jsonl", "attack": ["membership"], "limit": 9}
-    theirs = {"model": "./old", "data": "d.jsonl", "attack": ["perplexity", "zlib"], "reference": "work/base"}
+    theirs = {
+        "model": "./old",
+        "data": "d.jsonl",
+        "attack": ["perplexity", "zlib"],
+        "reference": "work/base",
+    }
     theirs |= {"attack_options": {"perplexity": {"temperature": 0}}, "seed": 3}
-    base = run(hits(200), "base", plan=theirs, benchmark=BenchmarkRecord("files", "", 200, 5, 10, digest="d2-ff"))
+    base = run(
+        hits(200),
+        "base",
+        plan=theirs,
+        benchmark=BenchmarkRecord("files", "", 200, 5, 10, digest="d2-ff"),
+    )
     with pytest.raises(AuditError) as refusal:
         check_comparable(run(hits(200), plan=mine), base, "match")
     why, command = str(refusal.value).split("; a run that can be compared: ")
-    assert why == "base is no match for run: data set: nonmembers 0 against 5 (and 2 other differences)"
+    assert (
+        why
+        == "base is no match for run: data set: nonmembers 0 against 5 (and 2 other differences)"
+    )
     assert command == (
-        "audit run --model './new model' --reference work/base --data d.jsonl --attack perplexity --attack zlib "
+        "audit run --model './new model' --reference work/base --data d.jsonl --attack perplexity "
+        "--attack zlib "
         "-A perplexity.temperature=0 --seed 3"
     )
 
@@ -180,19 +267,31 @@ def test_checks_that_ran_out_of_time_are_to_be_resumed() -> None:
     base = run(hits(5), "runs/my check", benchmark=records)
     with pytest.raises(AuditError) as refusal:
         check_comparable(run(hits(200)), base, "match")
-    why, commands = str(refusal.value).split("; checks are compared once no record is left to ask: ")
+    why, commands = str(refusal.value).split(
+        "; checks are compared once no record is left to ask: "
+    )
     assert "is no match for run: data set: members 200 against 5" in why
     assert commands == "audit check --resume 'runs/my check'"
 
 
 def test_another_checkpoint_and_another_seed_may_be_compared() -> None:
-    check_comparable(run(hits(200)), run(hits(200), "base", seed=7, plan={"model": "other", "defense": []}), "baseline")
+    check_comparable(
+        run(hits(200)),
+        run(hits(200), "base", seed=7, plan={"model": "other", "defense": []}),
+        "baseline",
+    )
 
 
 def test_other_secrets_in_a_row_are_refused() -> None:
     base = run(hits(200), "base")
-    with pytest.raises(AuditError, match="secrets of undefended, white-box, attack a: 0 only here, 100 only there"):
-        verdicts(replace(base, outcomes={ROW: per_secret(hits(100))}), base, "recall not worse than baseline by 0.02")
+    with pytest.raises(
+        AuditError, match="secrets of undefended, white-box, attack a: 0 only here, 100 only there"
+    ):
+        verdicts(
+            replace(base, outcomes={ROW: per_secret(hits(100))}),
+            base,
+            "recall not worse than baseline by 0.02",
+        )
 
 
 def test_an_older_baseline_is_refused_and_none_at_all_too() -> None:
@@ -209,10 +308,18 @@ def test_an_older_baseline_is_refused_and_none_at_all_too() -> None:
 def test_what_cannot_be_paired_fails() -> None:
     new, base = run(hits(200)), run(hits(200), "base")
     other = replace(base, outcomes={CellKey("x", "y", "z"): base.outcomes[ROW]})
-    (ruling,) = judge_rules(new.result, [parse_rule("recall not worse than baseline by 1")], new.outcomes, other)
+    (ruling,) = judge_rules(
+        new.result, [parse_rule("recall not worse than baseline by 1")], new.outcomes, other
+    )
     assert ruling.verdict == "failed" and "no outcomes of this row to pair" in ruling.reason
-    unkept = {ROW: RowValuesBySecret(base.outcomes[ROW].ids, base.outcomes[ROW].member, base.outcomes[ROW].repeats, {})}
-    assert verdicts(new, replace(base, outcomes=unkept), "recall not worse than baseline by 1") == ["failed"]
+    unkept = {
+        ROW: RowValuesBySecret(
+            base.outcomes[ROW].ids, base.outcomes[ROW].member, base.outcomes[ROW].repeats, {}
+        )
+    }
+    assert verdicts(new, replace(base, outcomes=unkept), "recall not worse than baseline by 1") == [
+        "failed"
+    ]
     assert verdicts(new, base, "any_of_k not worse than baseline by 1") == ["failed"]
     lost = np.full(200, math.nan)
     assert "not a number" in str(
@@ -235,15 +342,22 @@ def test_many_rules_are_not_many_chances_to_fail() -> None:
 def test_the_fingerprint_tells_secrets_apart_and_little_of_the_answers() -> None:
     secret = Secret("a", (1, 2), (3, 4), 2)
     other = Secret("b", (5,), (6,), 1)
-    prints = [comparable_secrets_digest(x) for x in ([secret, other], [replace(secret, prefix=(1, 9)), other], [other])]
+    prints = [
+        comparable_secrets_digest(x)
+        for x in ([secret, other], [replace(secret, prefix=(1, 9)), other], [other])
+    ]
     assert len({p.split("-")[0] for p in prints}) == 3
     assert comparable_secrets_digest([other, secret]) == prints[0]
-    answers = [comparable_secrets_digest([replace(secret, suffix=(i, 4)), other]).split("-") for i in range(300)]
+    answers = [
+        comparable_secrets_digest([replace(secret, suffix=(i, 4)), other]).split("-")
+        for i in range(300)
+    ]
     assert len({public for public, _ in answers}) == 1
     assert 100 < len({bits for _, bits in answers}) <= 256
 
 
-# --- how often it is wrong --------------------------------------------------------------------------------------------
+# --- how often it is wrong
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("which", ["one limit", "ten limits", "baseline", "ten baselines"])
@@ -251,7 +365,9 @@ def test_false_alarms_on_the_limit_are_at_most_five_percent(which: str) -> None:
     s, runs = simulation, 400
     scenario = {
         "one limit": s.GateScenario("", (s.limit(0.1),), s.shares(60, 0.1)),
-        "ten limits": s.GateScenario("", tuple(s.limit(0.1, i) for i in range(10)), s.shares(60, 0.1, 10)),
+        "ten limits": s.GateScenario(
+            "", tuple(s.limit(0.1, i) for i in range(10)), s.shares(60, 0.1, 10)
+        ),
         "baseline": s.GateScenario("", (s.margin(0.05),), s.changes(60, 0.05, 0.15)),
         "ten baselines": s.GateScenario(
             "", tuple(s.margin(0.0, row=i) for i in range(10)), s.changes(60, 0.0, 0.15, 10)
@@ -265,14 +381,22 @@ def test_false_alarms_on_the_limit_are_at_most_five_percent(which: str) -> None:
 def test_the_plan_finds_what_it_promises() -> None:
     s = simulation
     asked = count_secrets_for_pairs(0.1, 0.0, 0.15, 0.05, 0.8)
-    found = s.rates(s.GateScenario("", (s.margin(0.0),), s.changes(asked, 0.1, 0.15)), 300, 0)["failed"]
-    half = s.rates(s.GateScenario("", (s.margin(0.0),), s.changes(asked // 2, 0.1, 0.15)), 100, 0)["failed"]
+    found = s.rates(s.GateScenario("", (s.margin(0.0),), s.changes(asked, 0.1, 0.15)), 300, 0)[
+        "failed"
+    ]
+    half = s.rates(s.GateScenario("", (s.margin(0.0),), s.changes(asked // 2, 0.1, 0.15)), 100, 0)[
+        "failed"
+    ]
     assert found >= 0.8 - 0.06 and half < 0.7
 
 
 def test_secrets_for_a_limit_by_the_exact_test() -> None:
-    """0 of 59 hold 5%, 0 of 299 hold 1%: nothing less does, and with no leak at all every run finds that."""
-    assert count_secrets_to_hold(0.05, 0.0, 0.05, 0.8) == 59 and count_secrets_to_hold(0.01, 0.0, 0.05, 0.8) == 299
+    """0 of 59 hold 5%, 0 of 299 hold 1%: nothing less does, and with no leak at all every run finds
+    that."""
+    assert (
+        count_secrets_to_hold(0.05, 0.0, 0.05, 0.8) == 59
+        and count_secrets_to_hold(0.01, 0.0, 0.05, 0.8) == 299
+    )
     needed = count_secrets_to_fail(0.05, 0.15, 0.05, 0.8)
     power: Callable[[int], float] = lambda n: sum(  # noqa: E731
         math.comb(n, k) * 0.15**k * 0.85 ** (n - k)
@@ -288,19 +412,31 @@ def test_plans_are_read_or_refused() -> None:
     assert [need.secrets for need in count_secrets_for_change(change, 0.8, 1)] < [
         need.secrets for need in count_secrets_for_change(change, 0.8, 10)
     ]
-    assert [need.secrets for need in count_secrets_for_change(parse_planned_share_change("recall=0:1"), 0.8, 1)][
-        :2
-    ] == [
+    assert [
+        need.secrets
+        for need in count_secrets_for_change(parse_planned_share_change("recall=0:1"), 0.8, 1)
+    ][:2] == [
         1,
         1,
     ]  # one tells none from all
     for power in (0.0, 1.0, 1.5):
         with pytest.raises(AuditError, match="power between 0 and 1"):
             count_secrets_for_change(change, power, 1)
-    for bad in ("recall", "recall=0.1", "recall=0.2:0.1", "recall=0.1:1.2", "recall=a:b", "recall=0.1:0.2:0.9"):
+    for bad in (
+        "recall",
+        "recall=0.1",
+        "recall=0.2:0.1",
+        "recall=0.1:1.2",
+        "recall=a:b",
+        "recall=0.1:0.2:0.9",
+    ):
         with pytest.raises(AuditError, match=r"expected"):
             parse_planned_share_change(bad)
-    for bad in ("recall=0.1:1.2", "recall=1.1:1.2", "recall=1.1:0.2"):  # not for what would follow from them
+    for bad in (
+        "recall=0.1:1.2",
+        "recall=1.1:1.2",
+        "recall=1.1:0.2",
+    ):  # not for what would follow from them
         with pytest.raises(AuditError, match="shares between 0 and 1"):
             parse_planned_share_change(bad)
     for end in (0, 1):
@@ -310,7 +446,8 @@ def test_plans_are_read_or_refused() -> None:
         count_secrets_for_change(parse_planned_share_change("recall=0.5:0.5001"), 0.8, 1)
 
 
-# --- side by side -----------------------------------------------------------------------------------------------------
+# --- side by side
+# -----------------------------------------------------------------------------------------------
 
 
 def test_best_is_marked_only_where_it_is_significant() -> None:
@@ -318,7 +455,9 @@ def test_best_is_marked_only_where_it_is_significant() -> None:
     (line,) = compare_finished_runs([a, b, c]).lines
     assert line.best == 2 and [cell.delta is None for cell in line.cells] == [True, False, False]
     assert line.cells[2].delta is not None and line.cells[2].delta.high < 0
-    assert [cell.delta.value for cell in line.cells if cell.delta] == pytest.approx([-2 / 200, -60 / 200])  # the first
+    assert [cell.delta.value for cell in line.cells if cell.delta] == pytest.approx(
+        [-2 / 200, -60 / 200]
+    )  # the first
     (line,) = compare_finished_runs([a, b]).lines
     assert line.best is None  # two fewer of 200 may be chance
     (line,) = compare_finished_runs([a, c, run(hits(200, range(20)), "again")]).lines
@@ -360,12 +499,19 @@ def test_a_form_is_held_against_the_undefended_model_of_the_same_run() -> None:
     assert str(rule) == "recall not worse than undefended by 0.05"
 
 
-@pytest.mark.parametrize(("mine", "theirs", "told"), [("ab", "abc", 0), ("abc", "ab", 0), ("abd", "abc", 1)])
-def test_a_run_that_stopped_before_another_is_compared_on_what_both_asked(mine: str, theirs: str, told: int) -> None:
+@pytest.mark.parametrize(
+    ("mine", "theirs", "told"), [("ab", "abc", 0), ("abc", "ab", 0), ("abd", "abc", 1)]
+)
+def test_a_run_that_stopped_before_another_is_compared_on_what_both_asked(
+    mine: str, theirs: str, told: int
+) -> None:
     """Stopped by `--until`, one asked fewer of the same secrets; without it fewer are others."""
     row = CellKey("undefended", "white-box", "a")
     for anytime in (True, False):
         runs: list[Any] = [
-            SimpleNamespace(outcomes={row: SimpleNamespace(ids=tuple(ids), anytime=anytime)}) for ids in (mine, theirs)
+            SimpleNamespace(outcomes={row: SimpleNamespace(ids=tuple(ids), anytime=anytime)})
+            for ids in (mine, theirs)
         ]
-        assert len(list(comparability._secrets_barring_run_comparison(*runs, row))) == (told if anytime else 1)
+        assert len(list(comparability._secrets_barring_run_comparison(*runs, row))) == (
+            told if anytime else 1
+        )

@@ -1,4 +1,5 @@
-"""`epsilon_lower_bound <= claim` by the command, on runs on disk: exit codes, and what is never let pass."""
+"""`epsilon_lower_bound <= claim` by the command, on runs on disk: exit codes, and what is never let
+pass."""
 
 from __future__ import annotations
 
@@ -14,7 +15,14 @@ from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import Claim
-from auditor.core.result import Audited, AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
+from auditor.core.result import (
+    Audited,
+    AuditResult,
+    BenchmarkRecord,
+    Finding,
+    Measurement,
+    TargetRecord,
+)
 from auditor.gate.decide import judge_rules
 from auditor.gate.decision_log import load_gate_decisions
 from auditor.gate.policy import Rule, parse_limits, parse_rule
@@ -33,7 +41,9 @@ Said = pytest.CaptureFixture[str]
 def audits(m: int, right: float) -> tuple[Audited, ...]:
     rng = np.random.default_rng(m)
     coins = rng.random(m) < 0.5
-    return audit_epsilon_bounds((coins == (rng.random(m) < right)) + rng.random(m) / 10, coins, 1e-5)
+    return audit_epsilon_bounds(
+        (coins == (rng.random(m) < right)) + rng.random(m) / 10, coins, 1e-5
+    )
 
 
 LEAKS = audits(1000, 0.95)
@@ -43,7 +53,18 @@ def row(found: tuple[Audited, ...], **changed: Any) -> Finding:
     measured = tuple(audit_measurements(found)) if found else ()
     exact = [audit.exact for audit in found if audit.exact is not None]
     measured += tuple(Measurement("epsilon_exact", x, x, x, 1, "nats") for x in exact)
-    made = Finding("dp", "white-box", "epsilon-audit", {}, ("distribution",), "", True, "", measured, audits=found)
+    made = Finding(
+        "dp",
+        "white-box",
+        "epsilon-audit",
+        {},
+        ("distribution",),
+        "",
+        True,
+        "",
+        measured,
+        audits=found,
+    )
     return replace(made, **changed)
 
 
@@ -52,14 +73,31 @@ def attacked(hits: int = 0) -> Finding:
     return Finding("dp", "white-box", "ethicist", {}, ("distribution",), "", True, "", (recall,))
 
 
-def finished(folder: Path, epsilon: float | None, *rows: Finding, nominal: float | None = None) -> Path:
+def finished(
+    folder: Path, epsilon: float | None, *rows: Finding, nominal: float | None = None
+) -> Path:
     """A run folder, as a run leaves it for a gate."""
     covered = next((audit.covered for row in rows for audit in row.audits), None)
-    claim = Claim({"add_remove": epsilon}, 1e-5, "add_remove", "record", covered, "t", "sound") if epsilon else None
+    claim = (
+        Claim({"add_remove": epsilon}, 1e-5, "add_remove", "record", covered, "t", "sound")
+        if epsilon
+        else None
+    )
     dp = TargetRecord("dp", "DP", "", claim=claim, nominal_epsilon=nominal)
     plan = {"defense": ["dp"]}
     result = AuditResult(
-        "r", "2026-01-01", "0", "", plan, BenchmarkRecord("b", "", 100, 0, 0), (dp,), rows, {}, {}, 0, methods=methods()
+        "r",
+        "2026-01-01",
+        "0",
+        "",
+        plan,
+        BenchmarkRecord("b", "", 100, 0, 0),
+        (dp,),
+        rows,
+        {},
+        {},
+        0,
+        methods=methods(),
     )
     folder.mkdir(exist_ok=True)
     (folder / "result.json").write_text(json.dumps(to_json(result), allow_nan=False))
@@ -93,7 +131,12 @@ def gate(folder: Path, *given: str) -> int:
             4,
             "not audited (epsilon-audit (white-box) is outside",
         ),
-        (9.0, [row((), attack="claim-check", violations=("a shard is twice",))], 1, "contradicted (a shard is twice)"),
+        (
+            9.0,
+            [row((), attack="claim-check", violations=("a shard is twice",))],
+            1,
+            "contradicted (a shard is twice)",
+        ),
         (1.0, [], 1, "no row was measured"),
         (None, [row(LEAKS)], 1, "it claims no epsilon: there is nothing to hold it to"),
     ],
@@ -107,31 +150,43 @@ def test_what_a_claim_is_held_to(
 
 
 def test_what_held_says_which_leak_it_would_have_missed(tmp_path: Path, capsys: Said) -> None:
-    """The epsilon that is caught in 95% of such audits, and the share of which so little is seen in 5% of samples."""
+    """The epsilon that is caught in 95% of such audits, and the share of which so little is seen in
+    5% of samples."""
     folder = finished(tmp_path / "run", 4.0, row(LEAKS), attacked())
     for limit in ("claim", "4"):
         assert gate(folder, "--max", f"epsilon_lower_bound={limit}") == 0
         said = " ".join(capsys.readouterr().out.split())
         assert describe_detection_power(LEAKS[0], 4.0, SURE) in said and "95% probability" in said
-        assert load_gate_decisions(folder)[-1].decision.rulings[0].missed == find_detectable_epsilon(
-            LEAKS[0], 4.0, SURE
-        )
+        assert load_gate_decisions(folder)[-1].decision.rulings[
+            0
+        ].missed == find_detectable_epsilon(LEAKS[0], 4.0, SURE)
     assert gate(folder, "--max", "recall=0.05") == 0
-    assert "a true 0.02951 or more is missed at most once in twenty" in " ".join(capsys.readouterr().out.split())
-    assert load_gate_decisions(folder)[-1].decision.rulings[0].missed == pytest.approx(1 - 0.05**0.01)
+    assert "a true 0.02951 or more is missed at most once in twenty" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert load_gate_decisions(folder)[-1].decision.rulings[0].missed == pytest.approx(
+        1 - 0.05**0.01
+    )
     assert gate(folder, "--max", "recall=0.02") == 4
     assert load_gate_decisions(folder)[-1].decision.rulings[0].missed is None
 
 
-def test_games_of_one_token_do_not_hold_the_claim_of_a_thousand(tmp_path: Path, capsys: Said) -> None:
+def test_games_of_one_token_do_not_hold_the_claim_of_a_thousand(
+    tmp_path: Path, capsys: Said
+) -> None:
     """Nor a number: right guesses would have proved 9, of tokens that give away 0.234 at most."""
-    weak = replace(games.audit_games((18_750,) * 4, 1e-5, 0.05), tokens=1, covered=1024, exact=0.234)
+    weak = replace(
+        games.audit_games((18_750,) * 4, 1e-5, 0.05), tokens=1, covered=1024, exact=0.234
+    )
     for audit, code in ((weak, 4), (replace(weak, tokens=1024), 0)):
         folder = finished(tmp_path / str(code), 8.0, row((audit,), attack="prediction-audit"))
         for limit in ("claim", "8"):
             assert gate(folder, "--max", f"epsilon_lower_bound={limit}") == code
             said = " ".join(capsys.readouterr().out.split())
-            why = "its games look at 1 of the 1,024 tokens covered, which give away no more than 0.234 exactly"
+            why = (
+                "its games look at 1 of the 1,024 tokens covered, which give away no more than "
+                "0.234 exactly"
+            )
             assert (why in said) == (code == 4)
 
 
@@ -139,8 +194,14 @@ def test_games_of_one_token_do_not_hold_the_claim_of_a_thousand(tmp_path: Path, 
     ("change", "said"),
     [
         ({"covered": 1}, "said to be of a claim of 1 tokens, and it is of 1,024 tokens"),
-        ({"covered": None}, "said to be of a claim of any number of tokens, and it is of 1,024 tokens"),
-        ({"exact": 9.0}, "give away 9 exactly where they stand, and epsilon_exact 0.234 among the measurements"),
+        (
+            {"covered": None},
+            "said to be of a claim of any number of tokens, and it is of 1,024 tokens",
+        ),
+        (
+            {"exact": 9.0},
+            "give away 9 exactly where they stand, and epsilon_exact 0.234 among the measurements",
+        ),
         ({"tokens": 1024}, "said to be of 1,024 tokens, and 1 were asked for"),
     ],
 )
@@ -148,8 +209,12 @@ def test_games_are_not_made_stronger_by_an_edit(
     tmp_path: Path, capsys: Said, change: dict[str, Any], said: str
 ) -> None:
     """What `powerless_reason` goes by stands elsewhere too."""
-    weak = replace(games.audit_games((18_750,) * 4, 1e-5, 0.05), tokens=1, covered=1024, exact=0.234)
-    folder = finished(tmp_path / "run", 8.0, row((weak,), attack="prediction-audit", options={"tokens": 1}))
+    weak = replace(
+        games.audit_games((18_750,) * 4, 1e-5, 0.05), tokens=1, covered=1024, exact=0.234
+    )
+    folder = finished(
+        tmp_path / "run", 8.0, row((weak,), attack="prediction-audit", options={"tokens": 1})
+    )
     limit = ("--max", "epsilon_lower_bound=claim")
     assert gate(folder, *limit) == 4
     edit(folder, "result.json", lambda result: result["findings"][0]["audits"][0].update(change))
@@ -161,11 +226,16 @@ def test_games_are_not_made_stronger_by_an_edit(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda measured: measured[0].update(value=0.1, low=0.1), "and is 0.1 among the measurements"),
+        (
+            lambda measured: measured[0].update(value=0.1, low=0.1),
+            "and is 0.1 among the measurements",
+        ),
         (lambda measured: measured.pop(0), "and is not among the measurements"),
     ],
 )
-def test_a_bound_is_that_of_its_guesses(tmp_path: Path, capsys: Said, change: Any, said: str) -> None:
+def test_a_bound_is_that_of_its_guesses(
+    tmp_path: Path, capsys: Said, change: Any, said: str
+) -> None:
     folder = finished(tmp_path / "run", 4.0, row(LEAKS))
     edit(folder, "result.json", lambda result: change(result["findings"][0]["measurements"]))
     whole(folder)
@@ -185,13 +255,17 @@ def test_in_toml_beside_numbers(tmp_path: Path, capsys: Said) -> None:
     capsys.readouterr()
 
 
-def test_an_inconclusive_audit_is_let_pass_when_asked_a_missing_one_never(tmp_path: Path, capsys: Said) -> None:
+def test_an_inconclusive_audit_is_let_pass_when_asked_a_missing_one_never(
+    tmp_path: Path, capsys: Said
+) -> None:
     weak = finished(tmp_path / "weak", 8.0, row(LEAKS))
     missing = finished(tmp_path / "missing", 8.0, attacked())
     rule = ("--max", "epsilon_lower_bound=claim")
     assert gate(weak, *rule, "--inconclusive=pass") == 0
     assert gate(missing, *rule, "--inconclusive=pass") == 4
-    assert gate(weak, *rule, "--inconclusive=fail") == gate(missing, *rule, "--inconclusive=fail") == 1
+    assert (
+        gate(weak, *rule, "--inconclusive=fail") == gate(missing, *rule, "--inconclusive=fail") == 1
+    )
     capsys.readouterr()
 
 
@@ -201,10 +275,17 @@ def test_a_nominal_epsilon_is_no_claim(tmp_path: Path, capsys: Said) -> None:
     assert "its nominal epsilon 6.35 is none" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize(("limit", "verdict"), [(1.0, "failed"), (4.0, "held"), (8.0, "inconclusive")])
-def test_a_number_works_as_the_claim_does(tmp_path: Path, capsys: Said, limit: float, verdict: str) -> None:
+@pytest.mark.parametrize(
+    ("limit", "verdict"), [(1.0, "failed"), (4.0, "held"), (8.0, "inconclusive")]
+)
+def test_a_number_works_as_the_claim_does(
+    tmp_path: Path, capsys: Said, limit: float, verdict: str
+) -> None:
     folder = finished(tmp_path / "run", 1.0, row(LEAKS))
-    assert gate(folder, "--max", f"epsilon_lower_bound={limit}") == {"held": 0, "failed": 1, "inconclusive": 4}[verdict]
+    assert (
+        gate(folder, "--max", f"epsilon_lower_bound={limit}")
+        == {"held": 0, "failed": 1, "inconclusive": 4}[verdict]
+    )
     assert verdict in capsys.readouterr().out
 
 
@@ -215,12 +296,30 @@ def test_decisions_share_the_level() -> None:
     dp, rows = TargetRecord("dp", "DP", "", claim=claim), (row(LEAKS), attacked())
     benchmark = BenchmarkRecord("b", "", 100, 0, 0)
     result = AuditResult(
-        "r", "2026", "0", "", {"defense": ["dp"]}, benchmark, (dp,), rows, {}, {}, 0, methods=methods()
+        "r",
+        "2026",
+        "0",
+        "",
+        {"defense": ["dp"]},
+        benchmark,
+        (dp,),
+        rows,
+        {},
+        {},
+        0,
+        methods=methods(),
     )
     alone = judge_rules(result, [parse_rule(RULE)])
     beside = judge_rules(result, [parse_rule(RULE), Rule("recall", 0.05)])
-    assert [r.verdict for r in alone] == ["failed"] and [r.verdict for r in beside] == ["held", "held"]
-    assert (alone[0].low, alone[0].limit, alone[0].n) == (LEAKS[0].epsilon, claim.epsilon["add_remove"], 1000)
+    assert [r.verdict for r in alone] == ["failed"] and [r.verdict for r in beside] == [
+        "held",
+        "held",
+    ]
+    assert (alone[0].low, alone[0].limit, alone[0].n) == (
+        LEAKS[0].epsilon,
+        claim.epsilon["add_remove"],
+        1000,
+    )
 
 
 def test_an_edited_bound_fails(tmp_path: Path, capsys: Said) -> None:
@@ -231,23 +330,38 @@ def test_an_edited_bound_fails(tmp_path: Path, capsys: Said) -> None:
         replace(LEAKS[0], best=9.0),
     ):
         found = (changed, *LEAKS[1:])
-        assert gate(finished(tmp_path / "run", 4.0, row(found)), "--max", "epsilon_lower_bound=claim") == 1
+        assert (
+            gate(finished(tmp_path / "run", 4.0, row(found)), "--max", "epsilon_lower_bound=claim")
+            == 1
+        )
         assert "contradicts itself" in " ".join(capsys.readouterr().out.split())
-    other = row(LEAKS, audits=(replace(LEAKS[0], rights=(940, 490, *LEAKS[0].rights[2:])), *LEAKS[1:]))
+    other = row(
+        LEAKS, audits=(replace(LEAKS[0], rights=(940, 490, *LEAKS[0].rights[2:])), *LEAKS[1:])
+    )
     assert gate(finished(tmp_path / "run", 4.0, other), "--max", "epsilon_lower_bound=claim") == 1
     capsys.readouterr()
 
 
 def test_sentences() -> None:
     rule = parse_rule(RULE)
-    assert rule.of_claim and parse_rule(str(rule)) == rule == parse_limits(["epsilon_lower_bound=claim"])[0]
-    with pytest.raises(AuditError, match="expected one limit for epsilon_lower_bound, got claim twice"):
+    assert (
+        rule.of_claim
+        and parse_rule(str(rule)) == rule == parse_limits(["epsilon_lower_bound=claim"])[0]
+    )
+    with pytest.raises(
+        AuditError, match="expected one limit for epsilon_lower_bound, got claim twice"
+    ):
         parse_limits(["epsilon_lower_bound=claim"] * 2)
     assert len(parse_limits(["epsilon_lower_bound=claim", "epsilon_lower_bound=8"])) == 2
 
 
 @pytest.mark.parametrize(
-    "bad", ["recall <= claim", "epsilon_lower_bound_shape <= claim", "epsilon_lower_bound(count=1) <= claim"]
+    "bad",
+    [
+        "recall <= claim",
+        "epsilon_lower_bound_shape <= claim",
+        "epsilon_lower_bound(count=1) <= claim",
+    ],
 )
 def test_nothing_else_is_held_to_a_claim(bad: str) -> None:
     with pytest.raises(AuditError, match="only epsilon_lower_bound <= claim"):

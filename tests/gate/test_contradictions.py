@@ -1,4 +1,5 @@
-"""A gate refuses a result that contradicts itself: what is on record twice must be the same twice."""
+"""A gate refuses a result that contradicts itself: what is on record twice must be the same
+twice."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ Change = Callable[[Finding], Finding]
 
 
 def outcome(seed: int = 0, n: int = 60) -> judging.Outcome:
-    """Members and non-members, repeat counts, scores with ties, and errors enough for Recall@100."""
+    """Members and non-members, repeat counts, scores with ties, and errors enough for
+    Recall@100."""
     rng = np.random.default_rng(seed)
     member = rng.random(n) < 0.7
     hit = (rng.random(n) < 0.4) & member
@@ -35,7 +37,9 @@ def outcome(seed: int = 0, n: int = 60) -> judging.Outcome:
         hit=hit,
         any_hit=hit | (rng.random(n) < 0.1),
         score=np.round(rng.normal(size=n), 1),
-        repeats=tuple(int(r) if m else None for r, m in zip(rng.choice([1, 4], n), member, strict=True)),
+        repeats=tuple(
+            int(r) if m else None for r, m in zip(rng.choice([1, 4], n), member, strict=True)
+        ),
         member=member,
         distance=np.where(hit, 0, rng.integers(1, 9, n)),
         tolerance=np.full(n, 2),
@@ -51,7 +55,11 @@ def run(change: Change = lambda finding: finding, seed: int = 0, **more: Any) ->
     finding = Finding(*ROW, {}, ("distribution",), "top-p", None, "", tuple(measured), by_repeats)
     rows = (change(finding), *more.get("rows", ()))
     benchmark = BenchmarkRecord("lab", "", 0, 0, 0)
-    plan = {"attack": more.get("attack", ["a"]), "defense": [], "setting": more.get("setting", "white-box")}
+    plan = {
+        "attack": more.get("attack", ["a"]),
+        "defense": [],
+        "setting": more.get("setting", "white-box"),
+    }
     result = AuditResult("r", "2026", "0", "audit run", plan, benchmark, (), rows, {}, {}, 0)
     kept: dict[CellKey, RowValuesBySecret] = {} if more.get("lost") else read_record(found)
     return RunOutcomes("r", result, kept)
@@ -70,12 +78,18 @@ def with_measured(which: str, **new: Any) -> Change:
 
 
 def doubled(finding: Finding) -> Finding:
-    return replace(finding, measurements=(*finding.measurements, Measurement("recall", 0.0, 0.0, 0.01, 60)))
+    return replace(
+        finding, measurements=(*finding.measurements, Measurement("recall", 0.0, 0.0, 0.01, 60))
+    )
 
 
 def of_count(finding: Finding) -> Finding:
     return replace(
-        finding, by_repeats={**finding.by_repeats, "4": replace(finding.by_repeats["4"], value=0.0, low=0.0)}
+        finding,
+        by_repeats={
+            **finding.by_repeats,
+            "4": replace(finding.by_repeats["4"], value=0.0, low=0.0),
+        },
     )
 
 
@@ -110,7 +124,10 @@ CHANGES: dict[str, tuple[Change, str]] = {
         with_measured("recall_at_10pct_errors", value=0.9, high=1.0),
         "recall_at_10pct_errors is 0.9, secrets.parquet makes it",
     ),
-    "another excess": (with_measured("excess_recall", value=0.0, low=-0.1, high=0.01), "excess_recall is 0, secrets"),
+    "another excess": (
+        with_measured("excess_recall", value=0.0, low=-0.1, high=0.01),
+        "excess_recall is 0, secrets",
+    ),
     "another count": (of_count, r"recall\(count=4\) is 0, secrets.parquet makes it"),
     "a metric twice": (doubled, "recall stands there 2 times"),
 }
@@ -136,13 +153,27 @@ def test_a_number_without_an_interval_contradicts_nothing_and_is_held_to_no_limi
     made = run(fitted)
     assert apply_policy(made, Policy((Rule("recall", 1.0),))).exit_code == 0
     (ruling,) = apply_policy(made, Policy((Rule("exposure_extrapolated", 10.0),))).rulings
-    assert (ruling.verdict, ruling.metric) == ("failed", "exposure_extrapolated") and "interval" in ruling.reason
+    assert (ruling.verdict, ruling.metric) == (
+        "failed",
+        "exposure_extrapolated",
+    ) and "interval" in ruling.reason
 
 
 def test_generations_have_their_answers_among_the_guesses() -> None:
-    """They are drawn and not judged: of such a row neither an outcome nor an observation is kept."""
-    drawn = Finding(*ROW, {}, ("draw",), "", None, "", (share_with_interval("memorised", np.ones(3, dtype=bool)),))
-    kept = RowValuesBySecret(("0", "1", "2"), np.ones(3, dtype=bool), (None,) * 3, {"memorised": np.ones(3)})
+    """They are drawn and not judged: of such a row neither an outcome nor an observation is
+    kept."""
+    drawn = Finding(
+        *ROW,
+        {},
+        ("draw",),
+        "",
+        None,
+        "",
+        (share_with_interval("memorised", np.ones(3, dtype=bool)),),
+    )
+    kept = RowValuesBySecret(
+        ("0", "1", "2"), np.ones(3, dtype=bool), (None,) * 3, {"memorised": np.ones(3)}
+    )
     result = replace(run().result, findings=(drawn,))
     told = frozenset(kept.ids)
     for guesses, fits in ((told, True), (told - {"1"}, False), (told | {"3"}, False)):
@@ -155,7 +186,10 @@ def test_rows_stand_there_once_and_have_outcomes() -> None:
     twice, lost = run(rows=(finding,)), run(lost=True)
     policy = Policy((Rule("recall", 1.0),))
     assert "the row stands there 2 times" in apply_policy(twice, policy).rulings[0].reason
-    assert "secrets.parquet does not hold what they are of" in apply_policy(lost, policy).rulings[0].reason
+    assert (
+        "secrets.parquet does not hold what they are of"
+        in apply_policy(lost, policy).rulings[0].reason
+    )
     assert apply_policy(twice, policy).exit_code == apply_policy(lost, policy).exit_code == 1
 
 
@@ -164,14 +198,20 @@ def test_an_attack_that_never_applied_is_named_and_fails_the_gate() -> None:
         Finding("undefended", s, "b", {}, (), "", None, "", not_applicable="it is unwell")
         for s in ("text-only", "white-box")
     ]
-    unasked = Finding("undefended", "text-only", "a", {}, (), "", None, "", not_applicable="it is unwell")
+    unasked = Finding(
+        "undefended", "text-only", "a", {}, (), "", None, "", not_applicable="it is unwell"
+    )
     here = run(rows=(*never, unasked), attack=["a", "b"], setting="both")
     policy = Policy((Rule("recall", 1.0),))
     failed = [r for r in apply_policy(here, policy).rulings if r.verdict == "failed"]
-    assert [r.attack for r in failed] == ["b"] and "never applied (it is unwell)" in failed[0].reason
+    assert [r.attack for r in failed] == ["b"] and "never applied (it is unwell)" in failed[
+        0
+    ].reason
     assert apply_policy(here, replace(policy, allow_not_applicable=True)).exit_code == 0
     assert apply_policy(here, policy, attack="a").exit_code == 0  # nobody asks about b
-    applied = replace(here.result.findings[0], attack="b", setting="text-only", measurements=(), by_repeats={})
+    applied = replace(
+        here.result.findings[0], attack="b", setting="text-only", measurements=(), by_repeats={}
+    )
     once = run(rows=(never[1], applied, unasked), attack=["a", "b"], setting="both")
     assert apply_policy(once, policy).exit_code == 0  # in one setting
 
@@ -187,7 +227,9 @@ def test_limits_that_nothing_can_break_are_refused(limit: str) -> None:
 def test_a_limit_in_percent_is_told_what_it_is() -> None:
     with pytest.raises(AuditError, match=r"recall, which is a share, got 5: 5% is 0\.05"):
         parse_limits(["recall=5"])
-    with pytest.raises(AuditError, match=r"a share, got 5: 5% is 0\.05"):  # of a plug-in: its unit says what it is
+    with pytest.raises(
+        AuditError, match=r"a share, got 5: 5% is 0\.05"
+    ):  # of a plug-in: its unit says what it is
         apply_policy(run(with_measured("any_of_k", name="theirs")), Policy((Rule("theirs", 5.0),)))
     assert parse_limits(["exposure=10"])[0].limit == 10
 

@@ -1,4 +1,5 @@
-"""A gate is about the model that lies there: another one in its place fails, whatever the rules say."""
+"""A gate is about the model that lies there: another one in its place fails, whatever the rules
+say."""
 
 from __future__ import annotations
 
@@ -31,10 +32,14 @@ def test_other_weights_in_the_place_of_the_judged_ones_fail(tmp_path: Path, caps
     assert str(lies) in first and "(just now): unchanged since" in first
     before = (lies / "model.safetensors").stat()
     (lies / "model.safetensors").write_bytes(b"\3\2\1")
-    os.utime(lies / "model.safetensors", ns=(before.st_atime_ns, before.st_mtime_ns))  # as who hides it would
+    os.utime(
+        lies / "model.safetensors", ns=(before.st_atime_ns, before.st_mtime_ns)
+    )  # as who hides it would
     assert run_command_line(["gate", str(run), *HOLDS, "--inconclusive", "pass"]) == 1
     said = capsys.readouterr().out
-    assert "another model lies there now: model/model.safetensors has changed" in said.splitlines()[0]
+    assert (
+        "another model lies there now: model/model.safetensors has changed" in said.splitlines()[0]
+    )
     assert "the judged model is not the deployed one" in said
 
 
@@ -65,7 +70,10 @@ def test_the_model_may_lie_elsewhere(tmp_path: Path, capsys: Said) -> None:
     run = finished(tmp_path / "run", model=lies)
     shutil.move(lies, tmp_path / "deployed")
     assert run_command_line(["gate", str(run), *HOLDS]) == 0
-    assert "not on this machine: nobody can say here whether" in capsys.readouterr().out.splitlines()[0]
+    assert (
+        "not on this machine: nobody can say here whether"
+        in capsys.readouterr().out.splitlines()[0]
+    )
     assert run_command_line(["gate", str(run), *HOLDS, "--model", str(tmp_path / "deployed")]) == 0
     assert "unchanged since" in capsys.readouterr().out
     model(tmp_path / "deployed", says=(4, 5))
@@ -107,7 +115,15 @@ def test_a_policy_may_require_that_the_run_is_young(tmp_path: Path, days: float,
 
 
 @pytest.mark.parametrize(
-    "line", ["model_here = 1", 'max_age = "7"', "max_age = 0", "max_age = nan", "max_age = true", "modelhere = true"]
+    "line",
+    [
+        "model_here = 1",
+        'max_age = "7"',
+        "max_age = 0",
+        "max_age = nan",
+        "max_age = true",
+        "modelhere = true",
+    ],
 )
 def test_requirements_that_say_nothing_are_refused(tmp_path: Path, line: str) -> None:
     policy = tmp_path / "leakage.toml"
@@ -131,7 +147,9 @@ def test_requirements_that_say_nothing_are_refused(tmp_path: Path, line: str) ->
 )
 def test_the_age_of_a_run_is_said_in_whole_units(ago: timedelta, said: str) -> None:
     made = datetime(2026, 1, 1, tzinfo=UTC)
-    result = AuditResult("r", made.isoformat(), "0", "", {}, BenchmarkRecord("b", "", 0, 0, 0), (), (), {}, {}, 0)
+    result = AuditResult(
+        "r", made.isoformat(), "0", "", {}, BenchmarkRecord("b", "", 0, 0, 0), (), (), {}, {}, 0
+    )
     found = compare_judged_with_deployed_files(result, TargetPlan(), {}, "there", made, made + ago)
     assert f"judged 2026-01-01 00:00 UTC ({said})" in found.said
     assert found.age == pytest.approx(ago / timedelta(days=1))
@@ -152,7 +170,12 @@ def test_a_refused_run_leaves_none_to_be_taken_for_it(
     finished(Path("runs/clean"), model=model(tmp_path / "model"))
     Path("runs/latest").symlink_to("clean")
     assert run_command_line(["gate", "runs/latest", *HOLDS]) == 0
-    assert run_command_line(["run", "--model", "model", "--data", "private.jsonl", "--attack", "nosuch"]) == 2
+    assert (
+        run_command_line(
+            ["run", "--model", "model", "--data", "private.jsonl", "--attack", "nosuch"]
+        )
+        == 2
+    )
     capsys.readouterr()
     assert run_command_line(["gate", "runs/latest", *HOLDS]) == 2
     assert "no such run folder; the last audit run was refused" in capsys.readouterr().err

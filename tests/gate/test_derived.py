@@ -1,4 +1,5 @@
-"""A gate works every number out of the record of each secret: one that stands in `result.json` alone holds nothing."""
+"""A gate works every number out of the record of each secret: one that stands in `result.json`
+alone holds nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ from tests.rows import read_rows
 
 Said = pytest.CaptureFixture[str]
 LEAKY = outcome(out=120)
-EMAILS = [float(i < 100) if i < 200 else float("nan") for i in range(len(LEAKY.ids))]  # 100 of 200 were extracted
+EMAILS = [
+    float(i < 100) if i < 200 else float("nan") for i in range(len(LEAKY.ids))
+]  # 100 of 200 were extracted
 
 
 def first(result: Any) -> Any:
@@ -33,19 +36,35 @@ def first(result: Any) -> Any:
 
 
 def forged(name: str, n: int) -> dict[str, Any]:
-    return {"name": name, "value": 0.0, "low": 0.0, "high": 0.001, "n": n, "unit": "share", "note": ""}
+    return {
+        "name": name,
+        "value": 0.0,
+        "low": 0.0,
+        "high": 0.001,
+        "n": n,
+        "unit": "share",
+        "note": "",
+    }
 
 
 def no_row_and_any_number(run: Path) -> None:
     edit(run, TABLE, lambda rows: rows.clear())
-    edit(run, "result.json", lambda result: first(result).update(measurements=[forged("recall", 9999)], by_kind={}))
+    edit(
+        run,
+        "result.json",
+        lambda result: first(result).update(measurements=[forged("recall", 9999)], by_kind={}),
+    )
 
 
 def a_row_fewer(run: Path) -> None:
     """Of the attack that extracted something; another one, which extracted nothing, stays."""
     for name in (TABLE, "result.json"):
         edit(
-            run, name, lambda value: value.pop(str(ROW), None) if "findings" not in value else value["findings"].clear()
+            run,
+            name,
+            lambda value: (
+                value.pop(str(ROW), None) if "findings" not in value else value["findings"].clear()
+            ),
         )
     fine = finished(run.parent / "fine", outcome())
     edit(run, "result.json", lambda result: result["plan"].update(attack=["perplexity", "zlib"]))
@@ -56,11 +75,19 @@ def a_row_fewer(run: Path) -> None:
 
 
 def an_invented_kind(run: Path) -> None:
-    edit(run, "result.json", lambda result: first(result)["by_kind"].update(phone=forged("recall", 5000)))
+    edit(
+        run,
+        "result.json",
+        lambda result: first(result)["by_kind"].update(phone=forged("recall", 5000)),
+    )
 
 
 def another_number_of_a_kind(run: Path) -> None:
-    edit(run, "result.json", lambda result: first(result)["by_kind"].update(email=forged("recall", 200)))
+    edit(
+        run,
+        "result.json",
+        lambda result: first(result)["by_kind"].update(email=forged("recall", 200)),
+    )
 
 
 def a_row_that_nobody_reports(run: Path) -> None:
@@ -120,24 +147,34 @@ EDITS: dict[Callable[[Path], None], str] = {
     an_invented_kind: "recall(kind=phone) is of 5000 secrets, secrets.parquet holds 0",
     another_number_of_a_kind: "recall(kind=email) is 0, secrets.parquet makes it 0.5",
     a_row_that_nobody_reports: "secrets.parquet holds the row, and the result does not",
-    twenty_times_the_secrets: "secrets.parquet holds 608 secrets without an answer in guesses.jsonl",
-    without_the_extracted: "guesses.jsonl holds answers about 120 secrets that secrets.parquet leaves out",
+    twenty_times_the_secrets: "secrets.parquet holds 608 secrets without an answer in guesses.jsonl",  # noqa: E501
+    without_the_extracted: "guesses.jsonl holds answers about 120 secrets that secrets.parquet "
+    "leaves out",
     extracted_members_as_strangers: "120 secrets secrets.parquet disagrees with secrets.json",
     extracted_once_as_often: "60 secrets secrets.parquet disagrees with secrets.json",
     other_counts: "it is about 4000 members, secrets.json holds 400",
     a_plan_of_less: "its plan has another attack than plan.json",
-    not_applicable_after_all: "it was not applicable, and guesses.jsonl holds answers about members",
-    answers_that_nobody_gave: "secrets.parquet holds 460 secrets without an answer in guesses.jsonl",
+    not_applicable_after_all: "it was not applicable, and guesses.jsonl holds answers about members",  # noqa: E501
+    answers_that_nobody_gave: "secrets.parquet holds 460 secrets without an answer in guesses.jsonl",  # noqa: E501
 }
 
 
 @pytest.mark.parametrize("change", EDITS, ids=lambda change: change.__name__)
-def test_an_edited_record_does_not_hold(change: Callable[[Path], None], tmp_path: Path, capsys: Said) -> None:
+def test_an_edited_record_does_not_hold(
+    change: Callable[[Path], None], tmp_path: Path, capsys: Said
+) -> None:
     run = finished(tmp_path / "run", LEAKY, kinds={"email": EMAILS})
-    assert run_command_line(["gate", str(run), "--max", "recall=0.9", "--max", "recall(kind=email)=0.9"]) == 0
+    assert (
+        run_command_line(
+            ["gate", str(run), "--max", "recall=0.9", "--max", "recall(kind=email)=0.9"]
+        )
+        == 0
+    )
     change(run)
     capsys.readouterr()
-    assert run_command_line(["gate", str(run), "--max", "recall=0.9", "--inconclusive", "pass"]) in (1, 2)
+    assert run_command_line(
+        ["gate", str(run), "--max", "recall=0.9", "--inconclusive", "pass"]
+    ) in (1, 2)
     said = capsys.readouterr()
     assert EDITS[change] in said.out + said.err
 
@@ -147,31 +184,39 @@ def test_the_bounds_are_those_of_the_secrets(tmp_path: Path) -> None:
     run = read_run(finished(tmp_path / "run", LEAKY))
     (finding,) = run.result.findings
     told = replace(finding.measurement("recall_at_100_errors"), low=0.0, high=0.01)  # type: ignore[type-var]
-    edited = replace(run.result, findings=(replace(finding, measurements=(finding.measurements[0], told)),))
+    edited = replace(
+        run.result, findings=(replace(finding, measurements=(finding.measurements[0], told)),)
+    )
     (ruling,) = judge_rules(edited, [Rule("recall_at_100_errors", 0.02)], run.outcomes)
     assert ruling.verdict == "failed" and ruling.low > 0.02
 
 
 def test_near_verbatim_recall_by_count_is_judged_on_its_own_numbers(tmp_path: Path) -> None:
     """Not on recall's, the only ones that the result has by count."""
-    near = np.where(np.arange(len(LEAKY.ids)) % 2 == 1, 1, 9)  # of the members with 16 copies every guess is near
+    near = np.where(
+        np.arange(len(LEAKY.ids)) % 2 == 1, 1, 9
+    )  # of the members with 16 copies every guess is near
     run = read_run(finished(tmp_path / "run", replace(outcome(), distance=near)))
     rules = [Rule("near_verbatim_recall", 0.1, count=count) for count in (16, 1)]
     assert [r.verdict for r in judge_rules(run.result, rules, run.outcomes)] == ["failed", "held"]
     assert [r.n for r in judge_rules(run.result, rules, run.outcomes)] == [200, 200]
     rules = [Rule("recall", 0.1, count=count) for count in (16, 1)]
     assert [r.verdict for r in judge_rules(run.result, rules, run.outcomes)] == ["held", "held"]
-    assert [r.verdict for r in judge_rules(run.result, [Rule("near_verbatim_recall", 0.1, count=4)], run.outcomes)] == [
-        "failed"
-    ]
+    assert [
+        r.verdict
+        for r in judge_rules(run.result, [Rule("near_verbatim_recall", 0.1, count=4)], run.outcomes)
+    ] == ["failed"]
 
 
 def test_what_no_secret_has_a_part_of_is_never_held(tmp_path: Path) -> None:
-    """A plug-in's number that keeps nothing of each secret: broken it fails, but nobody can show that it holds."""
+    """A plug-in's number that keeps nothing of each secret: broken it fails, but nobody can show
+    that it holds."""
     run = read_run(finished(tmp_path / "run"))
     (finding,) = run.result.findings
     theirs = Measurement("theirs", 0.2, 0.1, 0.3, 400)
-    told = replace(run.result, findings=(replace(finding, measurements=(*finding.measurements, theirs)),))
+    told = replace(
+        run.result, findings=(replace(finding, measurements=(*finding.measurements, theirs)),)
+    )
     held, failed = judge_rules(told, [Rule("theirs", 0.4), Rule("theirs", 0.05)], run.outcomes)
     assert (held.verdict, held.unmeasured, failed.verdict) == ("inconclusive", True, "failed")
     assert "it cannot be recomputed" in held.reason
@@ -181,19 +226,26 @@ def test_a_probe_is_worked_out_again_with_its_interval() -> None:
     """As `extraction_probability` and what is left of it above the non-members are measured."""
     p = np.random.default_rng(0).random(60) ** 4
     member = np.arange(60) < 40
-    kept = RowValuesBySecret(tuple(map(str, range(60))), member, (None,) * 60, {"extraction_probability": p})
+    kept = RowValuesBySecret(
+        tuple(map(str, range(60))), member, (None,) * 60, {"extraction_probability": p}
+    )
     own = mean_probability("extraction_probability", p[member])
     assert kept.remeasure_metric("extraction_probability") == own
     assert kept.remeasure_metric("extraction_probability_nonmembers") == mean_probability(
         "extraction_probability_nonmembers", p[~member]
     )
     excess = kept.remeasure_metric("excess_extraction_probability")
-    assert excess is not None and excess.n == 60 and excess.value == pytest.approx(p[member].mean() - p[~member].mean())
+    assert (
+        excess is not None
+        and excess.n == 60
+        and excess.value == pytest.approx(p[member].mean() - p[~member].mean())
+    )
     assert kept.remeasure_metric("window_bound_8") is None
 
 
 def test_a_row_that_was_looked_at_as_it_ran_has_bounds_for_every_look(tmp_path: Path) -> None:
-    """Stopped when it looked right, it is judged by bounds that hold whenever it stops; no other row is."""
+    """Stopped when it looked right, it is judged by bounds that hold whenever it stops; no other
+    row is."""
     folder = finished(tmp_path / "run")
     assert not any(row.anytime for row in read_run(folder).outcomes.values())
     stopped = to_json(StoppedEarly(60, 400, "recall <= 0.05: held"))

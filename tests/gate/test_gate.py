@@ -30,8 +30,16 @@ def count(hits: int, n: int, name: str = "recall") -> Measurement:
     return Measurement(name, hits / n if n else math.nan, math.nan, math.nan, n)
 
 
-def row(target: str, *measured: Measurement, setting: str = "text-only", attack: str = "a", why: str = "") -> Finding:
-    return Finding(target, setting, attack, {}, ("draw",), "ancestral", None, "", measured, not_applicable=why)
+def row(
+    target: str,
+    *measured: Measurement,
+    setting: str = "text-only",
+    attack: str = "a",
+    why: str = "",
+) -> Finding:
+    return Finding(
+        target, setting, attack, {}, ("draw",), "ancestral", None, "", measured, not_applicable=why
+    )
 
 
 def result(*rows: Finding, defense: tuple[str, ...] = ()) -> AuditResult:
@@ -77,9 +85,12 @@ def test_exit_codes() -> None:
     assert EXIT_CODES == {"held": 0, "failed": 1, "inconclusive": 4}
 
 
-@given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.floats(0, 1))
+@given(
+    st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.floats(0, 1)
+)
 def test_held_and_failed_are_exact_one_sided_tests(hits_n: tuple[int, int], limit: float) -> None:
-    """Held: a true share above the limit would give so few hits at most 1 time in 20. Failed: likewise from above."""
+    """Held: a true share above the limit would give so few hits at most 1 time in 20. Failed:
+    likewise from above."""
     hits, n = hits_n
     outcome = decided(hits, n, limit)
     so_few, so_many = binom.cdf(hits, n, limit), binom.sf(hits - 1, n, limit)
@@ -92,9 +103,13 @@ def test_held_and_failed_are_exact_one_sided_tests(hits_n: tuple[int, int], limi
 
 
 @given(
-    st.sampled_from(["recall", "any_of_k", "recall_nonmembers", "excess_recall"]), st.integers(0, 50), st.floats(0, 1)
+    st.sampled_from(["recall", "any_of_k", "recall_nonmembers", "excess_recall"]),
+    st.integers(0, 50),
+    st.floats(0, 1),
 )
-def test_held_means_that_the_upper_bound_is_within_the_limit(name: str, hits: int, limit: float) -> None:
+def test_held_means_that_the_upper_bound_is_within_the_limit(
+    name: str, hits: int, limit: float
+) -> None:
     measured = Measurement(name, hits / 50, hits / 80, min(1.0, hits / 30), 50)
     (ruling,) = judge(result(row("undefended", measured)), {name: limit})
     low, high = (
@@ -109,16 +124,22 @@ def test_held_means_that_the_upper_bound_is_within_the_limit(name: str, hits: in
 def test_a_bootstrapped_metric_is_decided_on_its_two_sided_interval() -> None:
     def outcome(limit: float) -> str:
         measured = Measurement("recall_at_100_errors", 0.1, 0.05, 0.2, 100)
-        return overall_verdict(judge(result(row("undefended", measured)), {"recall_at_100_errors": limit}))
+        return overall_verdict(
+            judge(result(row("undefended", measured)), {"recall_at_100_errors": limit})
+        )
 
     assert [outcome(limit) for limit in (0.2, 0.1, 0.04)] == ["held", "inconclusive", "failed"]
 
 
 def test_two_equal_answers_do_not_prove_that_nothing_got_worse() -> None:
-    """A bootstrap of equal pairs has no width, and the gate took it at its word: 2 secrets held any limit."""
+    """A bootstrap of equal pairs has no width, and the gate took it at its word: 2 secrets held any
+    limit."""
     measured = measure_mean_difference("recall_difference", "share", np.zeros(2), np.zeros(2))
     assert measured.low < 0 < measured.high
-    assert overall_verdict(judge(result(row("undefended", measured)), {"recall_difference": 0.01})) != "held"
+    assert (
+        overall_verdict(judge(result(row("undefended", measured)), {"recall_difference": 0.01}))
+        != "held"
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,7 +172,10 @@ def test_an_empty_run_and_rows_that_are_not_applicable_fail() -> None:
 
 
 def test_a_row_that_is_not_applicable_does_not_spoil_those_that_are() -> None:
-    both = result(row("undefended", why="needs log-probabilities", attack="b"), row("undefended", count(0, 59)))
+    both = result(
+        row("undefended", why="needs log-probabilities", attack="b"),
+        row("undefended", count(0, 59)),
+    )
     assert overall_verdict(judge(both, {"recall": 0.05})) == "held"
 
 
@@ -168,7 +192,9 @@ def test_which_rows_are_judged() -> None:
     ]
     defended = result(*rows, defense=("pmixed",))
     assert targets(defended) == {("pmixed", s, a) for s in ("text-only", "white-box") for a in "ab"}
-    assert targets(result(*rows[:4])) == {("undefended", s, a) for s in ("text-only", "white-box") for a in "ab"}
+    assert targets(result(*rows[:4])) == {
+        ("undefended", s, a) for s in ("text-only", "white-box") for a in "ab"
+    }
     assert targets(defended, target="ensemble-unmixed", setting="white-box", attack="b") == {
         ("ensemble-unmixed", "white-box", "b")
     }
@@ -190,7 +216,9 @@ def test_a_defended_target_without_any_measured_row_fails() -> None:
 def test_one_broken_limit_breaks_the_gate() -> None:
     found = result(row("undefended", count(0, 100), count(50, 100, "any_of_k")))
     rulings = judge(found, {"recall": 0.05, "any_of_k": 0.05})
-    assert [r.verdict for r in rulings] == ["held", "failed"] and overall_verdict(rulings) == "failed"
+    assert [r.verdict for r in rulings] == ["held", "failed"] and overall_verdict(
+        rulings
+    ) == "failed"
     assert overall_verdict(judge(found, {"recall": 0.05, "any_of_k": 0.5})) == "inconclusive"
     assert overall_verdict([ruling("held"), ruling("inconclusive"), ruling("failed")]) == "failed"
 
@@ -200,31 +228,45 @@ def ruling(outcome: Any) -> Ruling:
 
 
 def test_limits() -> None:
-    assert parse_limits(["recall=0.05", "any_of_k=1e-1"]) == (Rule("recall", 0.05), Rule("any_of_k", 0.1))
+    assert parse_limits(["recall=0.05", "any_of_k=1e-1"]) == (
+        Rule("recall", 0.05),
+        Rule("any_of_k", 0.1),
+    )
     assert parse_limits(["recall(count=16)=0.5"]) == (Rule("recall", 0.5, count=16),)
     assert parse_limits(["recall(kind=door code)=0.5"]) == (Rule("recall", 0.5, kind="door code"),)
 
 
 def test_a_limit_may_be_on_one_kind_of_personal_data() -> None:
-    """Of the secrets that hold some: what all of them give away is another number; a kind that nobody found fails."""
+    """Of the secrets that hold some: what all of them give away is another number; a kind that
+    nobody found fails."""
     email, name = count(1, 200), Measurement("recall", 0.25, 0.2, 0.31, 200, "probability")
-    found = result(replace(row("undefended", count(0, 400)), by_kind={"email": email, "name": name}))
+    found = result(
+        replace(row("undefended", count(0, 400)), by_kind={"email": email, "name": name})
+    )
 
     def outcome(kind: str, limit: float) -> Ruling:
         (found_one,) = rule_on(found, [Rule("recall", limit, kind=kind)])
         return found_one
 
-    assert outcome("email", 0.024).verdict == "held"  # Clopper-Pearson: 1 - 0.95-quantile of Beta(2, 199) is 0.0235
+    assert (
+        outcome("email", 0.024).verdict == "held"
+    )  # Clopper-Pearson: 1 - 0.95-quantile of Beta(2, 199) is 0.0235
     assert outcome("email", 0.02).verdict == "inconclusive"
-    assert (outcome("name", 0.19).verdict, outcome("name", 0.32).verdict) == ("failed", "held")  # means: as recorded
+    assert (outcome("name", 0.19).verdict, outcome("name", 0.32).verdict) == (
+        "failed",
+        "held",
+    )  # means: as recorded
     assert outcome("name", 0.3).verdict == "inconclusive"
     missing = outcome("phone", 1.0)
     assert (
-        missing.verdict == "failed" and "no recall(kind=phone) (kinds of personal data: email, name)" in missing.reason
+        missing.verdict == "failed"
+        and "no recall(kind=phone) (kinds of personal data: email, name)" in missing.reason
     )
 
 
-@pytest.mark.parametrize("item", ["recall", "recall=", "=0.1", "recall=5%", "recall=nan", "recall=0.1=0.2", ""])
+@pytest.mark.parametrize(
+    "item", ["recall", "recall=", "=0.1", "recall=5%", "recall=nan", "recall=0.1=0.2", ""]
+)
 def test_bad_limits_are_refused(item: str) -> None:
     with pytest.raises(AuditError, match="expected --max metric=number, got"):
         parse_limits([item])
@@ -236,7 +278,8 @@ def test_a_limit_given_twice_is_not_decided_on_the_laxer_one() -> None:
 
 
 def test_a_limit_is_for_the_rows_that_measure_its_metric() -> None:
-    """A probe has no recall, an attack no exact probability; but nobody's silence passes for somebody's number."""
+    """A probe has no recall, an attack no exact probability; but nobody's silence passes for
+    somebody's number."""
     p = Measurement("extraction_probability", 0.2, 0.1, 0.3, 50, "probability")
     both = result(row("undefended", count(0, 400)), row("undefended", p, attack="probe"))
     assert overall_verdict(judge(both, {"recall": 0.05})) == "held"
@@ -246,13 +289,18 @@ def test_a_limit_is_for_the_rows_that_measure_its_metric() -> None:
     assert overall_verdict(judge(both, {"recall": 0.05}, attack="probe")) == "failed"
     assert overall_verdict(judge(both, {"exposure": 9})) == "failed"
     one = result(*both.findings, row("d", why="no"), row("d", p, attack="probe"), defense=("d",))
-    assert overall_verdict(judge(one, {"recall": 0.05})) == "failed"  # measured on another target only
+    assert (
+        overall_verdict(judge(one, {"recall": 0.05})) == "failed"
+    )  # measured on another target only
     assert overall_verdict(judge(one, {"extraction_probability": 0.3})) == "held"
 
 
 def test_what_a_row_lacks_is_said_beside_its_main_metric_and_the_nearest() -> None:
     """In one short sentence, however many it has."""
-    many = [replace(count(0, 50), name=name) for name in ("auc", *(f"of_class_{i}" for i in range(37)), "recall_at_9")]
+    many = [
+        replace(count(0, 50), name=name)
+        for name in ("auc", *(f"of_class_{i}" for i in range(37)), "recall_at_9")
+    ]
     (ruling,) = judge(result(row("undefended", *many)), {"recall_at_7": 0.1})
     assert ruling.reason == "this row has no recall_at_7; it has auc, recall_at_9 and 37 others"
     (ruling,) = judge(result(row("undefended", many[0])), {"recall": 0.1})
@@ -260,40 +308,64 @@ def test_what_a_row_lacks_is_said_beside_its_main_metric_and_the_nearest() -> No
 
 
 def test_an_auc_below_a_half_gives_members_away_as_one_above_does() -> None:
-    """A defense that forbids what it was trained on makes members the least likely: an AUC of 0.1 passes no limit."""
+    """A defense that forbids what it was trained on makes members the least likely: an AUC of 0.1
+    passes no limit."""
 
     def outcome(value: float, low: float, high: float, limit: float) -> Ruling:
         auc = Measurement("membership_auc", value, low, high, 400, "AUC")
         (found,) = judge(result(row("undefended", auc)), {"membership_auc": limit})
         return found
 
-    assert outcome(0.1, 0.06, 0.14, 0.6).verdict == outcome(0.9, 0.86, 0.94, 0.6).verdict == "failed"
-    assert "membership_auc 0.1 (the other way 0.9) between 0.8600 and 0.9400" in outcome(0.1, 0.06, 0.14, 0.6).reason
+    assert (
+        outcome(0.1, 0.06, 0.14, 0.6).verdict == outcome(0.9, 0.86, 0.94, 0.6).verdict == "failed"
+    )
+    assert (
+        "membership_auc 0.1 (the other way 0.9) between 0.8600 and 0.9400"
+        in outcome(0.1, 0.06, 0.14, 0.6).reason
+    )
     assert outcome(0.49, 0.43, 0.55, 0.6).verdict == "held"
-    assert outcome(0.45, 0.38, 0.52, 0.6).verdict == outcome(0.55, 0.48, 0.62, 0.6).verdict == "inconclusive"
+    assert (
+        outcome(0.45, 0.38, 0.52, 0.6).verdict
+        == outcome(0.55, 0.48, 0.62, 0.6).verdict
+        == "inconclusive"
+    )
 
 
-def test_a_membership_limit_is_held_against_the_group_of_copies_that_is_told_better_than_all_members() -> None:
+def test_a_membership_limit_is_held_against_the_group_of_copies_that_is_told_better_than_all_members() -> (  # noqa: E501
+    None
+):
     def auc(value: float, reach: float) -> Measurement:
         low, high = value - reach, min(1.0, value + reach)
-        return Measurement("membership_auc", value, low, high, 100, "AUC", "loss, best of 11 scores")
+        return Measurement(
+            "membership_auc", value, low, high, 100, "AUC", "loss, best of 11 scores"
+        )
 
     def ruling(often: Measurement, limit: float = 0.75, tried: int = 11) -> Ruling:
-        found = replace(row("undefended", auc(0.6, 0.05)), by_repeats={"8": often}, scores_tried=tried)
+        found = replace(
+            row("undefended", auc(0.6, 0.05)), by_repeats={"8": often}, scores_tried=tried
+        )
         (decided,) = rule_on(result(found), [Rule("membership_auc", limit)])
         return decided
 
     failed = ruling(auc(0.97, 0.05))
-    assert failed.verdict == "failed" and "membership_auc(count=8) 0.97 (loss, best of 11 scores)" in failed.reason
+    assert (
+        failed.verdict == "failed"
+        and "membership_auc(count=8) 0.97 (loss, best of 11 scores)" in failed.reason
+    )
     assert ruling(auc(0.8, 0.1)).verdict == "inconclusive"  # the group may be above the limit
-    assert ruling(auc(0.6, 0.3)).verdict == "held"  # too few to tell the group at all: all members decide
+    assert (
+        ruling(auc(0.6, 0.3)).verdict == "held"
+    )  # too few to tell the group at all: all members decide
 
 
 def test_an_older_run_holds_no_limit_that_one_of_its_scores_may_exceed() -> None:
     """It recorded the main score alone, beside scores by secret of which another tells members."""
     rng = np.random.default_rng(0)
     member = np.arange(200) < 100
-    values = {"membership_score": rng.normal(size=200), "membership_score_loss": rng.normal(size=200) + 1.5 * member}
+    values = {
+        "membership_score": rng.normal(size=200),
+        "membership_score_loss": rng.normal(size=200) + 1.5 * member,
+    }
     values["membership_score_ez_mia"] = values["membership_score"]
     ids, cell = tuple(map(str, range(200))), row("undefended").cell_key
     main = Measurement("membership_auc", 0.5, 0.42, 0.58, 200, "AUC", "EZ-MIA")
@@ -308,17 +380,32 @@ def test_discoverable_shares_are_counts_and_get_exact_one_sided_bounds() -> None
 
 
 def test_a_metric_that_nobody_has_is_a_slip_of_the_pen_and_no_leak() -> None:
-    run = RunOutcomes("r", result(row("undefended", count(0, 200), count(0, 9, "of_a_plug_in"))), {})
-    for name, message in (("recal", "'recal'; did you mean 'recall'"), ("of_a_plugin", "did you mean 'of_a_plug_in'")):
-        with pytest.raises(AuditError, match=f"unknown metric {message}" if name == "recal" else message):
+    run = RunOutcomes(
+        "r", result(row("undefended", count(0, 200), count(0, 9, "of_a_plug_in"))), {}
+    )
+    for name, message in (
+        ("recal", "'recal'; did you mean 'recall'"),
+        ("of_a_plugin", "did you mean 'of_a_plug_in'"),
+    ):
+        with pytest.raises(
+            AuditError, match=f"unknown metric {message}" if name == "recal" else message
+        ):
             apply_policy(run, Policy((Rule(name, 0.05),)))
-    for name in ("of_a_plug_in", "exposure", "recall_at_7_errors", "recall_nonmembers"):  # ours, or of the run
+    for name in (
+        "of_a_plug_in",
+        "exposure",
+        "recall_at_7_errors",
+        "recall_nonmembers",
+    ):  # ours, or of the run
         assert apply_policy(run, Policy((Rule(name, 0.05),))).rulings
 
 
 @pytest.mark.parametrize(("p", "expected"), [(0.4, "inconclusive"), (0.01, "held")])
-def test_no_limit_is_held_by_hits_that_are_too_few_for_the_probabilities(p: float, expected: str) -> None:
-    """None of 100 where each has a probability of 40%: a filter, a truncation or another distribution lies between."""
+def test_no_limit_is_held_by_hits_that_are_too_few_for_the_probabilities(
+    p: float, expected: str
+) -> None:
+    """None of 100 where each has a probability of 40%: a filter, a truncation or another
+    distribution lies between."""
     probable = Measurement("extraction_probability", p, p / 2, min(1.0, 2 * p), 100, "probability")
     attacked = replace(row("undefended", count(0, 100)), drawn=500)
     found = result(attacked, row("undefended", probable, attack="extraction-probability"))
@@ -328,11 +415,17 @@ def test_no_limit_is_held_by_hits_that_are_too_few_for_the_probabilities(p: floa
     assert ruled.verdict == expected and ("a filter" in ruled.reason) == (expected != "held")
 
 
-@pytest.mark.parametrize(("metric", "expected"), [("recall", "inconclusive"), ("perplexity", "held")])
+@pytest.mark.parametrize(
+    ("metric", "expected"), [("recall", "inconclusive"), ("perplexity", "held")]
+)
 def test_no_limit_on_leakage_is_held_in_doubt_of_the_text_form(metric: str, expected: str) -> None:
-    """Exact probabilities, which nobody drew, are of the wrong text as well; what a defense costs is not."""
+    """Exact probabilities, which nobody drew, are of the wrong text as well; what a defense costs
+    is not."""
     found = result(row("undefended", count(0, 100)))
-    found = replace(found, benchmark=replace(found.benchmark, doubts=(Doubt("text form", "Another may be right."),)))
+    found = replace(
+        found,
+        benchmark=replace(found.benchmark, doubts=(Doubt("text form", "Another may be right."),)),
+    )
     (held,) = judge(found, {"recall": 0.05})
     ruled = downgrade_doubtful_ruling(found, assess_signals(found), replace(held, metric=metric))
     assert (held.verdict, ruled.verdict) == ("held", expected)

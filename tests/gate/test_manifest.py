@@ -1,4 +1,5 @@
-"""A gate judges what the run wrote: a record that was edited or lost fails by its name, and so does a baseline's."""
+"""A gate judges what the run wrote: a record that was edited or lost fails by its name, and so does
+a baseline's."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def reordered(name: str) -> Callable[[Path], None]:
 
 def a_guess(run: Path) -> None:
     first, *rest = (run / "guesses.jsonl").read_text().splitlines(keepends=True)
-    (run / "guesses.jsonl").write_text(json.dumps({**json.loads(first), "ranked": []}) + "\n" + "".join(rest))
+    (run / "guesses.jsonl").write_text(
+        json.dumps({**json.loads(first), "ranked": []}) + "\n" + "".join(rest)
+    )
 
 
 EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -43,9 +46,18 @@ EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
     "secrets": (reordered("secrets.json"), "secrets.json has changed since the run ended"),
     "plan": (reordered("plan.json"), "plan.json has changed since the run ended"),
     "journal": (a_guess, "guesses.jsonl has changed since the run ended"),
-    "digests": (lambda run: (run / "journals.json").unlink(), "journals.json is gone since the run ended"),
-    "lost": (lambda run: (run / "secrets.json").unlink(), "secrets.json is gone since the run ended"),
-    "lost journal": (lambda run: (run / "guesses.jsonl").unlink(), "guesses.jsonl is gone since the run ended"),
+    "digests": (
+        lambda run: (run / "journals.json").unlink(),
+        "journals.json is gone since the run ended",
+    ),
+    "lost": (
+        lambda run: (run / "secrets.json").unlink(),
+        "secrets.json is gone since the run ended",
+    ),
+    "lost journal": (
+        lambda run: (run / "guesses.jsonl").unlink(),
+        "guesses.jsonl is gone since the run ended",
+    ),
     "another": (
         lambda run: (run / "observations.jsonl").write_text(""),
         "observations.jsonl has changed since the run",
@@ -54,7 +66,9 @@ EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_an_edited_or_lost_record_fails_by_its_name(name: str, tmp_path: Path, capsys: Said) -> None:
+def test_an_edited_or_lost_record_fails_by_its_name(
+    name: str, tmp_path: Path, capsys: Said
+) -> None:
     run, (change, said) = finished(tmp_path / "run"), EDITS[name]
     assert gate(run) == 0
     change(run)
@@ -96,8 +110,12 @@ def test_three_files_are_a_baseline_and_an_edited_one_is_none(tmp_path: Path, ca
 
 
 def test_the_manifest_tells_nothing_of_private_text(tmp_path: Path) -> None:
-    """Two runs of the same answers: no digest of them is the same, so that none confirms a guess of a text."""
-    files = [json.loads((finished(tmp_path / name, outcome()) / MANIFEST).read_text())["files"] for name in "ab"]
+    """Two runs of the same answers: no digest of them is the same, so that none confirms a guess of
+    a text."""
+    files = [
+        json.loads((finished(tmp_path / name, outcome()) / MANIFEST).read_text())["files"]
+        for name in "ab"
+    ]
     assert files[0][TABLE] == files[1][TABLE]
     assert files[0]["journals.json"] != files[1]["journals.json"]
     assert not any(name.endswith(".jsonl") for name in files[0])

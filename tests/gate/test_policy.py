@@ -16,7 +16,10 @@ from auditor.statistics.metrics import METRICS
     [
         ("recall <= 0.01", Rule("recall", 0.01)),
         ("  exposure(count=1)<=10 ", Rule("exposure", 10, count=1)),
-        ("recall_at_100_errors not worse than baseline by 0.02", Rule("recall_at_100_errors", 0.02, True)),
+        (
+            "recall_at_100_errors not worse than baseline by 0.02",
+            Rule("recall_at_100_errors", 0.02, True),
+        ),
         ("recall not worse than baseline", Rule("recall", 0.0, True)),
         ("recall(count = 16) not worse than baseline by 1e-1", Rule("recall", 0.1, True, 16)),
         ("recall( kind = door code ) <= 0.02", Rule("recall", 0.02, kind="door code")),
@@ -31,9 +34,27 @@ def test_sentences(sentence: str, rule: Rule) -> None:
 @pytest.mark.parametrize(
     "sentence",
     [
-        *("", "recall", "recall <=", "recall < 0.1", "recall >= 0.1", "recall <= 5%", "recall <= nan", "recall = 0.1"),
-        *("recall(kind=) <= 1", "recall(kind=email) not worse than baseline", "exposure(kind=email) <= 3"),
-        *("recall not worse than baseline by", "recall(repeats=3) <= 1", "recall <= 0.1 0.2", "recall(count=-1) <= 1"),
+        *(
+            "",
+            "recall",
+            "recall <=",
+            "recall < 0.1",
+            "recall >= 0.1",
+            "recall <= 5%",
+            "recall <= nan",
+            "recall = 0.1",
+        ),
+        *(
+            "recall(kind=) <= 1",
+            "recall(kind=email) not worse than baseline",
+            "exposure(kind=email) <= 3",
+        ),
+        *(
+            "recall not worse than baseline by",
+            "recall(repeats=3) <= 1",
+            "recall <= 0.1 0.2",
+            "recall(count=-1) <= 1",
+        ),
     ],
 )
 def test_other_sentences_are_refused(sentence: str) -> None:
@@ -48,7 +69,9 @@ def test_metrics_on_which_every_rule_would_fail_are_refused_at_once(metric: str)
         assert parse_rule(f"{metric} <= 0.5").metric == metric
         return
     for name in (metric, f"{metric}_nonmembers"):
-        with pytest.raises(AuditError, match=f"such as extraction_probability, exposure, .* got {name}, which "):
+        with pytest.raises(
+            AuditError, match=f"such as extraction_probability, exposure, .* got {name}, which "
+        ):
             parse_limits([f"{name}=0.5"])
 
 
@@ -99,7 +122,10 @@ def test_a_policy_file(tmp_path: Path) -> None:
         ("rules = [3]", r"rules\[0\]: expected str, got 3"),
         ("rule = 'recall <= 1'", "rule: expected a list, got"),
         ("ruels = ['recall <= 1']", "unknown field 'ruels'; did you mean 'rules'"),
-        ("[[rule]]\nmetric = 'recall'\nmaximum = 1", r"rule\[0\]: unknown field 'maximum'; did you mean 'max'"),
+        (
+            "[[rule]]\nmetric = 'recall'\nmaximum = 1",
+            r"rule\[0\]: unknown field 'maximum'; did you mean 'max'",
+        ),
         ("[[rule]]\nmax = 1", "expected a metric, got none"),
         ("[[rule]]\nmetric = 'recall'", "either max or max_increase, got neither"),
         ("[[rule]]\nmetric = 'recall'\nmax = 1\nmax_increase = 1", "got max and max_increase"),
@@ -107,9 +133,18 @@ def test_a_policy_file(tmp_path: Path) -> None:
         ("[[rule]]\nmetric = 'recall'\nmax = nan", "expected max to be a number"),
         ("[[rule]]\nmetric = 'recall'\nmax = 1\ncount = '3'", "count: expected int, got '3'"),
         ("[[rule]]\nmetric = 'recall(count=1)'\nmax = 1\ncount = 3", "one count or kind"),
-        ("[[rule]]\nmetric = 'recall'\nmax = 1\ncount = 3\nkind = 'email'", "one count or kind, got count and kind"),
-        ("[[rule]]\nmetric = 'recall'\nmax = 1\nkind = '('", "expected a kind of personal data such as email"),
-        ("[[rule]]\nmetric = 'recall'\nmax = 1\ncount = 1000000000000", "a count of at most 12 digits"),
+        (
+            "[[rule]]\nmetric = 'recall'\nmax = 1\ncount = 3\nkind = 'email'",
+            "one count or kind, got count and kind",
+        ),
+        (
+            "[[rule]]\nmetric = 'recall'\nmax = 1\nkind = '('",
+            "expected a kind of personal data such as email",
+        ),
+        (
+            "[[rule]]\nmetric = 'recall'\nmax = 1\ncount = 1000000000000",
+            "a count of at most 12 digits",
+        ),
         ("[[rule]]\nmetric = 'recall'\nmax = 1\nkind = 3", "kind: expected str, got 3"),
         ("[[rule]]\nmetric = 'recall'\nmax = 1\ntarget = 3", "target: expected str, got 3"),
         ("[[rule]]\nrule = 'recall <= 1'\nmax = 1", "got rule and max"),
@@ -117,7 +152,10 @@ def test_a_policy_file(tmp_path: Path) -> None:
             "inconclusive = 'ignore'\nrules = ['recall <= 1']",
             "inconclusive: expected 'report', 'pass' or 'fail', got 'ignore'",
         ),
-        ("rules = ['recall <= 0.1', 'recall <= 0.9']", "expected one limit for recall, got 0.1 and 0.9"),
+        (
+            "rules = ['recall <= 0.1', 'recall <= 0.9']",
+            "expected one limit for recall, got 0.1 and 0.9",
+        ),
         ("rules = [", "is not TOML"),
     ],
 )

@@ -19,13 +19,20 @@ def test_the_decisions_of_all_items_are_counted_in_any_order(
     policy.write_text('rules = ["recall <= 0.05", "recall_at_100 <= 0.1", "any_of_k <= 0.2"]\n')
     lines = []
     for items in (["recall=0.05:0.1", str(policy)], [str(policy), "recall=0.05:0.1"]):
-        assert run_command_line(["gate", *(word for item in items for word in ("--plan", item))]) == 0
+        assert (
+            run_command_line(["gate", *(word for item in items for word in ("--plan", item))]) == 0
+        )
         lines.append(sorted(capsys.readouterr().out.splitlines()))
-    assert lines[0] == lines[1] and any("the 3 rules of a gate together" in line for line in lines[0])
+    assert lines[0] == lines[1] and any(
+        "the 3 rules of a gate together" in line for line in lines[0]
+    )
 
 
-def test_no_size_is_told_that_half_of_the_runs_do_not_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where most runs are not decided within the largest size, the stand-in for one of them is no number of secrets."""
+def test_no_size_is_told_that_half_of_the_runs_do_not_reach(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where most runs are not decided within the largest size, the stand-in for one of them is no
+    number of secrets."""
     monkeypatch.setattr(power, "_MOST", 2000)
     with refuses("2,000"):
         power._count_policy_secrets_to_fail("recall", 0.05, 0.06, 0.05, 0.05)
@@ -35,7 +42,10 @@ def test_no_size_is_told_that_half_of_the_runs_do_not_reach(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("rules", "complaint"),
     [
-        ('"recall <= 0"', "'recall <= 0' (no number of secrets shows that there is nothing at all)"),
+        (
+            '"recall <= 0"',
+            "'recall <= 0' (no number of secrets shows that there is nothing at all)",
+        ),
         ('"membership_auc <= 0.75"', "'membership_auc <= 0.75' (not a share of secrets)"),
     ],
 )
@@ -48,10 +58,16 @@ def test_a_policy_without_a_number_of_secrets_is_refused(
     assert complaint in capsys.readouterr().err
 
 
-def test_every_rule_is_listed_or_named_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_rule_is_listed_or_named_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     policy = tmp_path / "policy.toml"
     limits = ["recall <= 0.05", "any_of_k <= 0.6", "recall not worse than baseline by 0.02"]
-    limits += ["near_verbatim_recall <= 0", "membership_auc <= 0.75", "epsilon_lower_bound <= claim"]
+    limits += [
+        "near_verbatim_recall <= 0",
+        "membership_auc <= 0.75",
+        "epsilon_lower_bound <= claim",
+    ]
     policy.write_text(f"rules = {limits}\n")
     assert run_command_line(["gate", "--plan", str(policy)]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -40,12 +40,18 @@ ONE = ("undefended", "white-box", "perplexity")
 
 
 def test_what_is_required_and_was_done_holds_and_is_said() -> None:
-    found = apply_policy(finished(ONE), Policy(LIMIT, require=Required(("perplexity",), "white-box", 100, 50)))
+    found = apply_policy(
+        finished(ONE), Policy(LIMIT, require=Required(("perplexity",), "white-box", 100, 50))
+    )
     assert found.verdict == "held"
     said = "perplexity ran at white-box access on 100 secrets and 50 non-members"
-    assert [r.cell_title for r in found.rulings if r.reason == said] == ["undefended, white-box, attack perplexity"]
+    assert [r.cell_title for r in found.rulings if r.reason == said] == [
+        "undefended, white-box, attack perplexity"
+    ]
     anywhere = apply_policy(finished(ONE), Policy(LIMIT, require=Required(secrets=100)))
-    assert [r.cell_title for r in anywhere.rulings if "an attack ran on 100" in r.reason] == ["undefended"]
+    assert [r.cell_title for r in anywhere.rulings if "an attack ran on 100" in r.reason] == [
+        "undefended"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -53,8 +59,14 @@ def test_what_is_required_and_was_done_holds_and_is_said() -> None:
     [
         (Required(("perplexity", "ethicist")), "required, but ethicist did not run"),
         (Required(access="text-only"), "required, but no attack ran at text-only access"),
-        (Required(secrets=101), "an attack ran on 100 secrets and 50 non-members; required are 101 and 0"),
-        (Required(("perplexity",), nonmembers=51), "perplexity ran on 100 secrets and 50 non-members; required are"),
+        (
+            Required(secrets=101),
+            "an attack ran on 100 secrets and 50 non-members; required are 101 and 0",
+        ),
+        (
+            Required(("perplexity",), nonmembers=51),
+            "perplexity ran on 100 secrets and 50 non-members; required are",
+        ),
     ],
 )
 def test_what_is_required_and_was_not_done_fails(asked: Required, why: str) -> None:
@@ -66,7 +78,12 @@ def test_what_is_required_and_was_not_done_fails(asked: Required, why: str) -> N
 
 def test_a_row_that_never_applied_and_counts_that_only_the_result_tells_are_not_enough() -> None:
     run = finished(ONE)
-    never = replace(run.result.findings[0], attack="ethicist", measurements=(), not_applicable="needs embeddings")
+    never = replace(
+        run.result.findings[0],
+        attack="ethicist",
+        measurements=(),
+        not_applicable="needs embeddings",
+    )
     run = replace(run, result=replace(run.result, findings=(*run.result.findings, never)))
     assert reasons(run, Required(("ethicist",))) != []
     few = {key: replace(own, ids=("s0",) * len(own.ids)) for key, own in run.outcomes.items()}
@@ -77,7 +94,8 @@ def test_a_row_that_never_applied_and_counts_that_only_the_result_tells_are_not_
 def test_it_is_read_from_a_policy_and_what_says_nothing_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "leakage.toml"
     path.write_text(
-        'rules = ["recall <= 0.5"]\n[require]\nattacks = ["perplexity"]\naccess = "white-box"\nsecrets = 300\n'
+        'rules = ["recall <= 0.5"]\n[require]\nattacks = ["perplexity"]\naccess = '
+        '"white-box"\nsecrets = 300\n'
     )
     assert read_policy(path).require == Required(("perplexity",), "white-box", 300)
     for line, why in (

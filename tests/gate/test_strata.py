@@ -1,4 +1,5 @@
-"""A limit on the average does not hold over copied records that are recited, nor over records that nobody asked."""
+"""A limit on the average does not hold over copied records that are recited, nor over records that
+nobody asked."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def test_copied_records_that_are_recited_are_not_averaged_away(folder: Path) -> 
     strata = (stratum(16, 4, 4, 4), stratum(1, N - 4, N - 4, 0))
     assert ruling(folder, (), Rule("recall", 0.05)).verdict == "held"
     found = ruling(folder, strata, Rule("recall", 0.05))
-    assert found.verdict == "inconclusive" and "4 of the 4 records that occur 16 times" in found.reason
+    assert (
+        found.verdict == "inconclusive" and "4 of the 4 records that occur 16 times" in found.reason
+    )
     own = (Rule("recall", 0.05), Rule("recall", 1.0, count=16))
     assert ruling(folder, strata, *own).verdict == "held"
     few = (stratum(16, 4, 4, 1), stratum(1, N - 4, N - 4, 3))  # 1 of 4: not significantly above 5%
@@ -53,4 +56,7 @@ def test_records_that_nobody_asked_hold_no_limit(folder: Path) -> None:
     assert ruling(folder, part, Rule("recall", 0.9)).verdict == "held"  # 388 of 4,000 leave few
     unasked = (stratum(8, N, N, 4), stratum(1, 400, 0, 0))
     found = ruling(folder, unasked, Rule("recall", 0.05))
-    assert found.verdict == "inconclusive" and "of all 800 records, weighted by copies, up to 0.5050" in found.reason
+    assert (
+        found.verdict == "inconclusive"
+        and "of all 800 records, weighted by copies, up to 0.5050" in found.reason
+    )

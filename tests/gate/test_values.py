@@ -12,7 +12,9 @@ from tests.gate.world import edit, finished
 
 
 @pytest.mark.parametrize("value", [None, 0, 5])
-def test_a_plan_that_is_none_is_refused(value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_that_is_none_is_refused(
+    value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = finished(tmp_path / "run")
     edit(run, "result.json", lambda result: result["plan"].update(defense=value))
     assert run_command_line(["gate", str(run), "--max", "recall=0.05"]) == 2

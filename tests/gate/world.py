@@ -25,7 +25,8 @@ ROW = CellKey("undefended", "white-box", "perplexity")
 
 
 def outcome(n: int = 400, out: int = 0, others: int = 60) -> judging.Outcome:
-    """n members, the first `out` of which were extracted, half of them once and half 16 times in the data."""
+    """n members, the first `out` of which were extracted, half of them once and half 16 times in
+    the data."""
     rng = np.random.default_rng(0)
     size = n + others
     hit = np.arange(size) < out
@@ -48,21 +49,33 @@ def finished(
     kinds: Mapping[str, Sequence[float]] | None = None,
     **changed: Any,
 ) -> Path:
-    """A run of one attack on one model, judged now. kinds: of personal data, what each first guess holds of it."""
+    """A run of one attack on one model, judged now. kinds: of personal data, what each first guess
+    holds of it."""
     found = outcome() if found is None else found
     row = RowValuesBySecret.from_judged_guesses(found, kinds)
     of_kinds = {kind: row.remeasure_metric("recall", kind=kind) for kind in kinds or {}}
     plan = Plan.from_fields(
-        attack=(ROW.attack,), setting="white-box", **({} if model is None else {"model": str(model), "data": "d"})
+        attack=(ROW.attack,),
+        setting="white-box",
+        **({} if model is None else {"model": str(model), "data": "d"}),
     )
     members = found.select_secrets(found.member)
-    measured, by_repeats = extraction.measure_extraction(found), extraction.measure_hit_shares("recall", members)
+    measured, by_repeats = (
+        extraction.measure_extraction(found),
+        extraction.measure_hit_shares("recall", members),
+    )
     by_kind = {kind: m for kind, m in of_kinds.items() if m is not None}
-    finding = Finding(*ROW, {}, ("distribution",), "top-p", None, "", tuple(measured), by_repeats, by_kind)
-    benchmark = BenchmarkRecord("files", "", len(members.ids), len(found.ids) - len(members.ids), 0, digest="d1-ff")
+    finding = Finding(
+        *ROW, {}, ("distribution",), "top-p", None, "", tuple(measured), by_repeats, by_kind
+    )
+    benchmark = BenchmarkRecord(
+        "files", "", len(members.ids), len(found.ids) - len(members.ids), 0, digest="d1-ff"
+    )
     read = file_digests.model_sha256_by_file_name({"model": (str(model), None)}) if model else {}
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    result = AuditResult("r", now, "0", "", plan.to_json(), benchmark, (), (finding,), {}, {}, 0, weights=read)
+    result = AuditResult(
+        "r", now, "0", "", plan.to_json(), benchmark, (), (finding,), {}, {}, 0, weights=read
+    )
     folder.mkdir(parents=True, exist_ok=True)
     write(folder, "result.json", to_json(replace(result, **changed)))
     write_rows(folder, {str(ROW): row_of(row)})
@@ -70,18 +83,28 @@ def finished(
 
 
 def whole(folder: Path) -> Path:
-    """Beside a result and its outcomes all else that a run leaves for a gate; what was there of it is made anew."""
+    """Beside a result and its outcomes all else that a run leaves for a gate; what was there of it
+    is made anew."""
     result, rows = json.loads((folder / "result.json").read_text()), read_rows(folder)
     write(folder, "plan.json", result["plan"])
     columns = [(row["ids"], row["member"], row["repeats"]) for row in rows.values()]
     facts = {one[0]: one for of_row in columns for one in zip(*of_row, strict=True)}
     for member, told in ((True, "members"), (False, "nonmembers")):
         others = result["benchmark"][told] - sum(one[1] == member for one in facts.values())
-        facts |= {f"{told}-{i}": (f"{told}-{i}", member, None) for i in range(others)}  # that no row is about
-    told_of = {name: [one[i] for one in facts.values()] for i, name in enumerate(("id", "member", "repeats"))}
+        facts |= {
+            f"{told}-{i}": (f"{told}-{i}", member, None) for i in range(others)
+        }  # that no row is about
+    told_of = {
+        name: [one[i] for one in facts.values()]
+        for i, name in enumerate(("id", "member", "repeats"))
+    }
     same = {"alias": [*facts], "length": [10] * len(facts), "group": [None] * len(facts)}
     write(folder, "secrets.json", {**told_of, **same, "canary": [False] * len(facts)})
-    lines = [json.dumps({"cell": row, "secret": id}) + "\n" for row, held in rows.items() for id in held["ids"]]
+    lines = [
+        json.dumps({"cell": row, "secret": id}) + "\n"
+        for row, held in rows.items()
+        for id in held["ids"]
+    ]
     (folder / "guesses.jsonl").write_text("".join(lines))
     manifest.write_manifest(folder, (folder / "result.json").read_bytes())
     return folder

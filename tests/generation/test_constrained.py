@@ -1,4 +1,5 @@
-"""Draws held to a space: their density against enumeration, and ranks estimated from them against the exact search."""
+"""Draws held to a space: their density against enumeration, and ranks estimated from them against
+the exact search."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def guide(space: CanarySpace = SPACE) -> constrained.TokenGuide:
     return constrained.TokenGuide(
         space,
         own,
-        constrained.find_common_proper_prefix(tries.encode_without_special_tokens(own, list(space.texts())[::3])),
+        constrained.find_common_proper_prefix(
+            tries.encode_without_special_tokens(own, list(space.texts())[::3])
+        ),
     )
 
 
@@ -33,16 +36,22 @@ def test_draws_are_texts_of_the_space_and_belong_to_their_own_noise() -> None:
     some = constrained.draw_constrained_texts(model, held, context, noise[50:60])
     assert some.texts == every.texts[50:60]
     assert some.log_q == pytest.approx(every.log_q[50:60], abs=1e-5)
-    assert (every.log_q >= -every.nll - 1e-9).all()  # the distribution, renormalised over fewer tokens
+    assert (
+        every.log_q >= -every.nll - 1e-9
+    ).all()  # the distribution, renormalised over fewer tokens
 
 
 @torch.no_grad()
 def test_the_density_of_canonical_texts_is_no_more_than_all_and_what_draws_show() -> None:
     held, model = guide(), tiny(407, scale=6.0)
     texts = list(SPACE.texts())
-    tails = [tuple(ids[len(held.head) :]) for ids in tries.encode_without_special_tokens(bpe(150), texts)]
+    tails = [
+        tuple(ids[len(held.head) :]) for ids in tries.encode_without_special_tokens(bpe(150), texts)
+    ]
     given = constrained.score_constrained_texts(model, held, (0, *held.head), texts, tails)
-    assert given.nll == pytest.approx(tries.compute_continuation_nlls(model, (0, *held.head), tails), abs=1e-4)
+    assert given.nll == pytest.approx(
+        tries.compute_continuation_nlls(model, (0, *held.head), tails), abs=1e-4
+    )
     mass = np.exp(given.log_q)
     assert mass.sum() <= 1 + 1e-6
     noise = np.random.default_rng(1).random((3000, held.get_max_tail()))
@@ -50,7 +59,10 @@ def test_the_density_of_canonical_texts_is_no_more_than_all_and_what_draws_show(
     share = drawn.canonical.mean()
     assert share == pytest.approx(mass.sum(), abs=4 * np.sqrt(0.25 / 3000))
     counts = np.array(
-        [sum(d == text for d, c in zip(drawn.texts, drawn.canonical, strict=True) if c) for text in texts]
+        [
+            sum(d == text for d, c in zip(drawn.texts, drawn.canonical, strict=True) if c)
+            for text in texts
+        ]
     )
     assert (abs(counts - 3000 * mass) <= 5 * np.sqrt(3000 * mass) + 5).all()
 
@@ -62,11 +74,15 @@ def test_estimated_ranks_cover_the_exact_ones(format: str) -> None:
     assert held.head == tree.head
     context, noise = (0, *tree.head), np.random.default_rng(0)
     texts = [space.draw(noise) for _ in range(8)]
-    tails = [tuple(ids[len(tree.head) :]) for ids in tries.encode_without_special_tokens(own, texts)]
+    tails = [
+        tuple(ids[len(tree.head) :]) for ids in tries.encode_without_special_tokens(own, texts)
+    ]
     limits = tries.add_tie_margin(tries.compute_continuation_nlls(model, context, tails))
     exact = tries.count_leaves_within_nll(model, tree, context, limits).at_most
     uniform = [space.draw(noise) for _ in range(150)]
-    drawn = constrained.draw_constrained_texts(model, held, context, noise.random((400, held.get_max_tail())))
+    drawn = constrained.draw_constrained_texts(
+        model, held, context, noise.random((400, held.get_max_tail()))
+    )
     given = constrained.score_constrained_texts(
         model,
         held,
@@ -82,14 +98,23 @@ def test_estimated_ranks_cover_the_exact_ones(format: str) -> None:
         400,
         space.size,
     )
-    found = [exposure.estimate_canary_rank(limit, text, draws) for limit, text in zip(limits, texts, strict=True)]
-    covered = [e.low - 1e-6 <= rank <= e.high + 1e-6 for e, rank in zip(found, exact.tolist(), strict=True)]
+    found = [
+        exposure.estimate_canary_rank(limit, text, draws)
+        for limit, text in zip(limits, texts, strict=True)
+    ]
+    covered = [
+        e.low - 1e-6 <= rank <= e.high + 1e-6 for e, rank in zip(found, exact.tolist(), strict=True)
+    ]
     assert sum(covered) >= 7
-    assert all(abs(np.log2(e.rank / rank)) < 1 for e, rank in zip(found, exact.tolist(), strict=True))
+    assert all(
+        abs(np.log2(e.rank / rank)) < 1 for e, rank in zip(found, exact.tolist(), strict=True)
+    )
 
 
 def test_what_cannot_be_spelt_is_refused() -> None:
-    with pytest.raises(AuditError, match="expected ASCII texts in a space too large to be searched"):
+    with pytest.raises(
+        AuditError, match="expected ASCII texts in a space too large to be searched"
+    ):
         guide(CanarySpace("I like {tea}", (("tea", ("grün", "weiß")),)))
     with pytest.raises(AuditError, match="with tokens that do not spell it"):
         guide().check_tokens_can_be_drawn((0,))

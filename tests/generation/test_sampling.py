@@ -72,17 +72,25 @@ def test_how_many_entries_are_sorted_at_once_changes_nothing(
     monkeypatch.setattr(decoding_module, "_SORTED_AT_ONCE", 97 * 8)
     parted = decoding.log_distribution(distributions), *decoding.draw(distributions, row, noise)
     assert all(torch.equal(one, other) for one, other in zip(whole, parted, strict=True))
-    assert decoding is ANCESTRAL or (max(sorted_at_once) <= 97 * 8 // 16 and len(sorted_at_once) > 10)
+    assert decoding is ANCESTRAL or (
+        max(sorted_at_once) <= 97 * 8 // 16 and len(sorted_at_once) > 10
+    )
 
 
-@pytest.mark.parametrize("decoding", [*DECODINGS, GREEDY, Decoding(top_k=5, forbidden=(0, 7))], ids=str)
-def test_the_distribution_of_one_token_is_read_off_the_whole_distribution(decoding: Decoding) -> None:
+@pytest.mark.parametrize(
+    "decoding", [*DECODINGS, GREEDY, Decoding(top_k=5, forbidden=(0, 7))], ids=str
+)
+def test_the_distribution_of_one_token_is_read_off_the_whole_distribution(
+    decoding: Decoding,
+) -> None:
     distributions = torch.cat(
         [tied(), torch.randn(300, 97, generator=torch.Generator().manual_seed(4)).log_softmax(-1)]
     )
     whole = decoding.log_distribution(distributions).double()
     cut, kept = 0, 0
-    for tokens in torch.randint(0, 97, (20, len(distributions)), generator=torch.Generator().manual_seed(5)):
+    for tokens in torch.randint(
+        0, 97, (20, len(distributions)), generator=torch.Generator().manual_seed(5)
+    ):
         ours, theirs = (
             decoding.score_decoded_tokens(distributions, tokens),
             whole.gather(-1, tokens[:, None]).squeeze(-1),
@@ -99,7 +107,9 @@ def test_a_token_too_unlikely_for_float32_is_not_cut() -> None:
 
 
 @pytest.mark.parametrize("forbidden", [(), (2, 5)])
-def test_ranks_are_places_in_a_stable_sort_and_bound_every_decoding(forbidden: tuple[int, ...]) -> None:
+def test_ranks_are_places_in_a_stable_sort_and_bound_every_decoding(
+    forbidden: tuple[int, ...],
+) -> None:
     distributions = tied(60)
     masked = distributions.clone()
     masked[:, list(forbidden)] = -math.inf
@@ -111,7 +121,9 @@ def test_ranks_are_places_in_a_stable_sort_and_bound_every_decoding(forbidden: t
         assert torch.equal(ranks, (order == token).int().argmax(-1) + 1)
         for decoding in [*DECODINGS, GREEDY]:
             own = Decoding(decoding.temperature, decoding.top_k, decoding.top_p, forbidden)
-            assert (own.score_decoded_tokens(distributions, tokens) <= -ranks.double().log() + 1e-5).all(), own
+            assert (
+                own.score_decoded_tokens(distributions, tokens) <= -ranks.double().log() + 1e-5
+            ).all(), own
 
 
 def hf_distribution(decoding: Decoding, logits: Tensor) -> Tensor:
@@ -130,7 +142,9 @@ def hf_distribution(decoding: Decoding, logits: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("decoding", DECODINGS, ids=str)
 @pytest.mark.parametrize("spread", [0.3, 3.0])
-def test_decoding_distribution_is_that_of_hugging_face_token_for_token(decoding: Decoding, spread: float) -> None:
+def test_decoding_distribution_is_that_of_hugging_face_token_for_token(
+    decoding: Decoding, spread: float
+) -> None:
     logits = torch.randn(200, 500, generator=torch.Generator().manual_seed(0)) * spread
     ours = decoding.log_distribution(torch.log_softmax(logits, -1))
     theirs = hf_distribution(decoding, logits)
@@ -141,7 +155,9 @@ def test_decoding_distribution_is_that_of_hugging_face_token_for_token(decoding:
 
 def test_ties_at_the_kth_logit_stay_and_ties_at_the_nucleus_edge_go_by_id() -> None:
     distribution = torch.log(torch.tensor([[0.4, 0.2, 0.2, 0.1, 0.1]]))
-    assert Decoding(top_k=2).log_distribution(distribution).exp()[0].tolist() == pytest.approx([0.5, 0.25, 0.25, 0, 0])
+    assert Decoding(top_k=2).log_distribution(distribution).exp()[0].tolist() == pytest.approx(
+        [0.5, 0.25, 0.25, 0, 0]
+    )
     assert Decoding(top_p=0.5).log_distribution(distribution).exp()[0].tolist() == pytest.approx(
         [2 / 3, 1 / 3, 0, 0, 0]
     )
@@ -172,10 +188,13 @@ def test_bad_decodings_are_refused(bad: dict[str, float], message: str) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.floats(0, 1), min_size=1, max_size=6).filter(lambda w: sum(w) > 1e-3), st.floats(0, 1, exclude_max=True)
+    st.lists(st.floats(0, 1), min_size=1, max_size=6).filter(lambda w: sum(w) > 1e-3),
+    st.floats(0, 1, exclude_max=True),
 )
 def test_inverse_cdf_finds_the_interval(weights: list[float], uniform: float) -> None:
-    column, _ = draw_columns(torch.tensor([weights]), torch.tensor([0]), torch.tensor([uniform], dtype=torch.float64))
+    column, _ = draw_columns(
+        torch.tensor([weights]), torch.tensor([0]), torch.tensor([uniform], dtype=torch.float64)
+    )
     chosen = int(column)
     w = np.array(weights, dtype=np.float32).astype(float)
     assert w[chosen] > 0
@@ -193,13 +212,19 @@ def test_draws_near_a_boundary_are_counted() -> None:
 def naive(
     model: HuggingFaceModel, prefix: Tensor, length: int, decoding: Decoding, noise: np.ndarray
 ) -> list[list[int]]:
-    """Every sample on its own, no cache, no splitting: the distribution of the whole context, then one inverse CDF."""
+    """Every sample on its own, no cache, no splitting: the distribution of the whole context, then
+    one inverse CDF."""
     result = []
     for row in noise:
         tokens = prefix.tolist()
         for position in range(length):
             distribution = model.log_probs(torch.tensor([tokens]), 1)[:, 0]
-            weights = decoding.get_step_decoding(position).log_distribution(distribution).double().exp()[0]
+            weights = (
+                decoding.get_step_decoding(position)
+                .log_distribution(distribution)
+                .double()
+                .exp()[0]
+            )
             cdf = torch.cumsum(weights, 0) / weights.sum()
             tokens.append(int(torch.searchsorted(cdf, torch.tensor(row[position, 0]), right=True)))
         result.append(tokens[len(prefix) :])
@@ -210,12 +235,18 @@ COOLING = Cooling(top_k=9, hot=4.0, steps=3)
 
 
 @pytest.mark.parametrize(
-    "decoding", [ANCESTRAL, Decoding(temperature=0.8, top_p=0.7), Decoding(top_k=5), COOLING], ids=str
+    "decoding",
+    [ANCESTRAL, Decoding(temperature=0.8, top_p=0.7), Decoding(top_k=5), COOLING],
+    ids=str,
 )
-def test_count_splitting_equals_one_by_one_sampling_draw_for_draw(neox: HuggingFaceModel, decoding: Decoding) -> None:
+def test_count_splitting_equals_one_by_one_sampling_draw_for_draw(
+    neox: HuggingFaceModel, decoding: Decoding
+) -> None:
     prefixes = torch.randint(0, 61, (3, 7), generator=torch.Generator().manual_seed(1))
     noise = np.stack([secret_uniform_draws(12, 6, 0, i) for i in range(3)])
-    for prefix, row, found in zip(prefixes, noise, sample_candidates(neox, prefixes, 6, decoding, noise), strict=True):
+    for prefix, row, found in zip(
+        prefixes, noise, sample_candidates(neox, prefixes, 6, decoding, noise), strict=True
+    ):
         expected: dict[tuple[int, ...], int] = {}
         for suffix in naive(neox, prefix, 6, decoding, row):
             expected[tuple(suffix)] = expected.get(tuple(suffix), 0) + 1
@@ -226,18 +257,27 @@ def test_count_splitting_equals_one_by_one_sampling_draw_for_draw(neox: HuggingF
 
 def test_a_temperature_falls_in_equal_steps_and_no_distribution_is_that_of_every_token() -> None:
     assert [COOLING.get_step_decoding(i).temperature for i in range(5)] == [4, 3, 2, 1, 1]
-    assert {COOLING.get_step_decoding(i).top_k for i in range(5)} == {9} and not COOLING.is_ancestral
+    assert {COOLING.get_step_decoding(i).top_k for i in range(5)} == {
+        9
+    } and not COOLING.is_ancestral
     assert str(COOLING) == "temperature 4 falling over 3 tokens, then top-k 9"
     distribution = torch.zeros(1, 20)
-    for ask in (COOLING.log_distribution, lambda rows: COOLING.score_decoded_tokens(rows, torch.tensor([0]))):
+    for ask in (
+        COOLING.log_distribution,
+        lambda rows: COOLING.score_decoded_tokens(rows, torch.tensor([0])),
+    ):
         with pytest.raises(TypeError, match="get_step_decoding"):
             ask(distribution)
 
 
-def test_log_probabilities_while_sampling_are_those_of_a_second_pass(neox: HuggingFaceModel) -> None:
+def test_log_probabilities_while_sampling_are_those_of_a_second_pass(
+    neox: HuggingFaceModel,
+) -> None:
     prefixes = torch.randint(0, 61, (4, 9), generator=torch.Generator().manual_seed(2))
     noise = np.stack([secret_uniform_draws(20, 8, 0, i) for i in range(4)])
-    for prefix, found in zip(prefixes, sample_candidates(neox, prefixes, 8, Decoding(top_p=0.8), noise), strict=True):
+    for prefix, found in zip(
+        prefixes, sample_candidates(neox, prefixes, 8, Decoding(top_p=0.8), noise), strict=True
+    ):
         again = neox.token_log_probs(prefix.expand(len(found.suffixes), -1), found.suffixes)
         assert_same(found.token_log_probs, again)
 
@@ -251,7 +291,9 @@ def test_tokens_do_not_depend_on_the_batch_size(neox: HuggingFaceModel, decoding
         return [
             c
             for i in range(0, 64, size)
-            for c in sample_candidates(neox, prefixes[i : i + size], 6, decoding, noise[i : i + size])
+            for c in sample_candidates(
+                neox, prefixes[i : i + size], 6, decoding, noise[i : i + size]
+            )
         ]
 
     for other in (1, 7):
@@ -262,7 +304,9 @@ def test_tokens_do_not_depend_on_the_batch_size(neox: HuggingFaceModel, decoding
             assert_same(a.token_log_probs, b.token_log_probs)
 
 
-@pytest.mark.parametrize("decoding", [ANCESTRAL, Decoding(temperature=0.8, top_p=0.7), Decoding(top_k=3)], ids=str)
+@pytest.mark.parametrize(
+    "decoding", [ANCESTRAL, Decoding(temperature=0.8, top_p=0.7), Decoding(top_k=3)], ids=str
+)
 def test_samples_have_the_distribution_of_generate(make_tiny: MakeTiny, decoding: Decoding) -> None:
     """Two-sample chi-square on the pairs of two generated tokens, fixed seeds."""
     model = make_tiny(vocab_size=9, seed=4, scale=2.0)
@@ -306,13 +350,17 @@ def test_batches_have_one_shape_and_lose_nothing() -> None:
 
 
 @pytest.mark.parametrize("forbidden", [(), (0, 7)])
-@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 0.3), (1.0, 0.7), (0.8, 0.7), (0.5, 0.9), (1.5, 0.7)])
+@pytest.mark.parametrize(
+    ("temperature", "top_p"), [(1.0, 0.3), (1.0, 0.7), (0.8, 0.7), (0.5, 0.9), (1.5, 0.7)]
+)
 def test_a_nucleus_seen_at_a_glance_is_the_sorted_one(
     temperature: float, top_p: float, forbidden: tuple[int, ...]
 ) -> None:
     """Peaked and flat rows together; the naive nucleus sorts the vocabulary of every row."""
     noise = torch.Generator().manual_seed(0)
-    logits = torch.randn(60, 31, generator=noise, dtype=torch.float64) * torch.linspace(0.1, 12, 60).unsqueeze(-1)
+    logits = torch.randn(60, 31, generator=noise, dtype=torch.float64) * torch.linspace(
+        0.1, 12, 60
+    ).unsqueeze(-1)
     distribution = logits.log_softmax(-1)
     decoding = Decoding(temperature=temperature, top_p=top_p, forbidden=forbidden)
     found = decoding.log_distribution(distribution).exp()
@@ -348,12 +396,18 @@ def test_the_likeliest_of_blocks_are_the_likeliest(width: int, count: int) -> No
 def test_equal_tokens_go_by_id_without_a_sort_of_the_vocabulary(
     decoding: Decoding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Logits of a model in bfloat16: the last token that stays is often as likely as the first one that goes."""
-    logits = torch.randn(200, 5003, generator=torch.Generator().manual_seed(7)) * torch.linspace(1, 9, 200)[:, None]
+    """Logits of a model in bfloat16: the last token that stays is often as likely as the first one
+    that goes."""
+    logits = (
+        torch.randn(200, 5003, generator=torch.Generator().manual_seed(7))
+        * torch.linspace(1, 9, 200)[:, None]
+    )
     distributions = logits.bfloat16().float().log_softmax(-1)
     found, exact, sorted_in_full = decoding.log_distribution(distributions), Decoding._truncate, []
 
-    def counted(self: Decoding, some: Tensor, total: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    def counted(
+        self: Decoding, some: Tensor, total: Tensor, width: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
         sorted_in_full.append(len(some) * (width == some.shape[-1]))
         return exact(self, some, total, width)
 
@@ -367,13 +421,17 @@ def test_equal_tokens_go_by_id_without_a_sort_of_the_vocabulary(
 @pytest.mark.parametrize("decoding", [*DECODINGS, GREEDY], ids=str)
 def test_logits_are_drawn_from_as_the_distribution_that_they_sum_to(decoding: Decoding) -> None:
     noise = torch.Generator().manual_seed(6)
-    logits = torch.randn(300, 5003, generator=noise) * torch.linspace(0.1, 9, 300).unsqueeze(-1) + 40
+    logits = (
+        torch.randn(300, 5003, generator=noise) * torch.linspace(0.1, 9, 300).unsqueeze(-1) + 40
+    )
     rows = torch.randint(300, (2000,), generator=noise)
     uniform = torch.rand(2000, dtype=torch.float64, generator=noise)
     total = compute_log_sum_exp(logits)
     assert torch.allclose(total, logits.logsumexp(-1), atol=1e-5)
     some = torch.tensor([7, 3, 3])
-    assert torch.allclose(compute_log_sum_exp(logits, some, 1.25), (1.25 * logits[some]).logsumexp(-1), atol=2e-5)
+    assert torch.allclose(
+        compute_log_sum_exp(logits, some, 1.25), (1.25 * logits[some]).logsumexp(-1), atol=2e-5
+    )
     drawn, near = decoding.draw(logits, rows, uniform, total)
     distribution, close = decoding.draw(logits.double().log_softmax(-1), rows, uniform)
     assert bool(((drawn == distribution) | near | close).all())

@@ -1,4 +1,5 @@
-"""The tree against enumeration of all suffixes, beam search against `generate`, both against the sampler."""
+"""The tree against enumeration of all suffixes, beam search against `generate`, both against the
+sampler."""
 
 from __future__ import annotations
 
@@ -29,12 +30,18 @@ from tests.rounding import assert_same
 
 MakeTiny = Callable[..., HuggingFaceModel]
 V, L = 5, 4
-DECODINGS = [ANCESTRAL, Decoding(0.8, top_p=0.7), Decoding(top_k=3), Decoding(1.4, 4, 0.9), Decoding(forbidden=(2,))]
+DECODINGS = [
+    ANCESTRAL,
+    Decoding(0.8, top_p=0.7),
+    Decoding(top_k=3),
+    Decoding(1.4, 4, 0.9),
+    Decoding(forbidden=(2,)),
+]
 
 
 class Table(LanguageModel):
-    """A distribution of its own behind every context of up to L tokens: logits drawn from the seed, sharper with
-    `scale`."""
+    """A distribution of its own behind every context of up to L tokens: logits drawn from the seed,
+    sharper with `scale`."""
 
     capabilities = frozenset({"draw", "distribution"})
     name, vocab_size, max_positions, eos, device = "table", V, None, (0,), torch.device("cpu")
@@ -46,9 +53,18 @@ class Table(LanguageModel):
     def distribution(self, tokens: tuple[int, ...]) -> Tensor:
         place = sum(t * V**i for i, t in enumerate(tokens)) + 10**6 * len(tokens)
         generator = np.random.default_rng([self.seed, place])
-        return torch.log_softmax(torch.from_numpy(self.scale * generator.normal(size=V)).float(), -1)
+        return torch.log_softmax(
+            torch.from_numpy(self.scale * generator.normal(size=V)).float(), -1
+        )
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
+    def start(
+        self,
+        prefixes: Tensor,
+        length: int,
+        *,
+        prompt: Tensor | None = None,
+        distribution: bool = True,
+    ) -> Rows:
         return TableRows(self, prefixes)
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
@@ -65,7 +81,9 @@ class TableRows(Rows):
 
     def _read(self) -> None:
         self.model.rows += len(self.tokens)
-        self._distribution = torch.stack([self.model.distribution(tuple(row)) for row in self.tokens.tolist()])
+        self._distribution = torch.stack(
+            [self.model.distribution(tuple(row)) for row in self.tokens.tolist()]
+        )
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -78,15 +96,22 @@ class TableRows(Rows):
         self._read()
 
 
-def enumerated(model: Table, prefix: tuple[int, ...], decoding: Decoding) -> dict[tuple[int, ...], float]:
+def enumerated(
+    model: Table, prefix: tuple[int, ...], decoding: Decoding
+) -> dict[tuple[int, ...], float]:
     """The probability of all V^L suffixes, one distribution after another."""
     nodes = {(): 1.0}
     for _ in range(L):
         contexts = list(nodes)
-        distributions = torch.stack([model.distribution((*prefix, *context)) for context in contexts])
+        distributions = torch.stack(
+            [model.distribution((*prefix, *context)) for context in contexts]
+        )
         steps = decoding.log_distribution(distributions).double().exp().tolist()
         nodes = {
-            (*c, t): nodes[c] * step[t] for c, step in zip(contexts, steps, strict=True) for t in range(V) if step[t]
+            (*c, t): nodes[c] * step[t]
+            for c, step in zip(contexts, steps, strict=True)
+            for t in range(V)
+            if step[t]
         }
     return nodes
 
@@ -107,16 +132,26 @@ def test_the_tree_finds_what_reaches_the_threshold_and_nothing_else(
 ) -> None:
     model, prefixes = Table(seed, scale), torch.tensor([[1, 2], [4, 0]])
     for prefix, leaves in zip(
-        prefixes.tolist(), find_suffixes_above_threshold(model, prefixes, L, decoding, threshold), strict=True
+        prefixes.tolist(),
+        find_suffixes_above_threshold(model, prefixes, L, decoding, threshold),
+        strict=True,
     ):
-        truth, mine, certificate = enumerated(model, tuple(prefix), decoding), found(leaves), leaves.certificate
+        truth, mine, certificate = (
+            enumerated(model, tuple(prefix), decoding),
+            found(leaves),
+            leaves.certificate,
+        )
         assume(all(abs(math.log(q / threshold)) > 1e-4 for q in truth.values()))
         reach = {suffix for suffix, q in truth.items() if q >= threshold}
         assert certificate.reached == bool(reach)
         assert set(mine) == reach if reach else len(mine) == 1
-        assert all(q == pytest.approx(truth[suffix], rel=1e-6, abs=1e-6) for suffix, q in mine.items())
+        assert all(
+            q == pytest.approx(truth[suffix], rel=1e-6, abs=1e-6) for suffix, q in mine.items()
+        )
         assert list(mine.values()) == sorted(mine.values(), reverse=True)
-        assert certificate.leftover == pytest.approx(1 - sum(truth[suffix] for suffix in mine), abs=1e-6)
+        assert certificate.leftover == pytest.approx(
+            1 - sum(truth[suffix] for suffix in mine), abs=1e-6
+        )
         missed = max((q for suffix, q in truth.items() if suffix not in mine), default=0.0)
         assert missed <= certificate.pruned * (1 + 1e-5)
         if certificate.certified:
@@ -128,13 +163,23 @@ def test_rounding_loses_nothing_that_is_exactly_at_the_threshold() -> None:
     uniform = Table(0, 0.0)
     leaves = find_suffixes_above_threshold(uniform, torch.tensor([[0]]), L, ANCESTRAL, V**-L)[0]
     assert len(leaves.suffixes) == V**L and leaves.certificate.leftover < 1e-5
-    assert len(find_suffixes_above_threshold(uniform, torch.tensor([[0]]), L, ANCESTRAL, 1.01 * V**-L)[0].suffixes) == 1
+    assert (
+        len(
+            find_suffixes_above_threshold(uniform, torch.tensor([[0]]), L, ANCESTRAL, 1.01 * V**-L)[
+                0
+            ].suffixes
+        )
+        == 1
+    )
 
 
 def test_certificates_are_given_and_withheld() -> None:
-    """What reaches the threshold is likelier than all that was pruned; below it, that has to be seen."""
+    """What reaches the threshold is likelier than all that was pruned; below it, that has to be
+    seen."""
     certificates = [
-        find_suffixes_above_threshold(Table(s, 1.5), torch.tensor([[0]]), L, ANCESTRAL, 0.2)[0].certificate
+        find_suffixes_above_threshold(Table(s, 1.5), torch.tensor([[0]]), L, ANCESTRAL, 0.2)[
+            0
+        ].certificate
         for s in range(60)
     ]
     kinds = {(c.reached, c.certified) for c in certificates}
@@ -149,7 +194,9 @@ def test_what_no_suffix_reaches_is_guessed_along_the_likeliest_node() -> None:
         context.append(int(model.distribution(tuple(context)).argmax()))
     assert leaves.suffixes.tolist() == [context[2:]]
     assert not leaves.certificate.reached and not leaves.certificate.certified
-    assert leaves.certificate.pruned == pytest.approx(float(model.distribution((0, 1)).exp().sort().values[-2]))
+    assert leaves.certificate.pruned == pytest.approx(
+        float(model.distribution((0, 1)).exp().sort().values[-2])
+    )
     assert leaves.rows == L
 
 
@@ -175,7 +222,9 @@ def same(first: TreeLeaves, second: TreeLeaves) -> None:
     assert first.certificate.certified == second.certificate.certified
 
 
-@pytest.mark.parametrize("decoding", [ANCESTRAL, Decoding(0.8, top_p=0.7), Decoding(top_k=4)], ids=str)
+@pytest.mark.parametrize(
+    "decoding", [ANCESTRAL, Decoding(0.8, top_p=0.7), Decoding(top_k=4)], ids=str
+)
 def test_a_tree_does_not_depend_on_the_batch_and_its_numbers_are_the_models(
     neox: HuggingFaceModel, decoding: Decoding
 ) -> None:
@@ -183,7 +232,10 @@ def test_a_tree_does_not_depend_on_the_batch_and_its_numbers_are_the_models(
     together = find_suffixes_above_threshold(neox, prefixes, 5, decoding, 0.004)
     assert any(len(leaves.suffixes) > 1 for leaves in together)
     divided = find_suffixes_above_threshold(neox, prefixes, 5, decoding, 0.004, max_rows=20)
-    alone = [find_suffixes_above_threshold(neox, prefix[None], 5, decoding, 0.004)[0] for prefix in prefixes]
+    alone = [
+        find_suffixes_above_threshold(neox, prefix[None], 5, decoding, 0.004)[0]
+        for prefix in prefixes
+    ]
     for prefix, whole, half, one in zip(prefixes, together, divided, alone, strict=True):
         same(whole, half)
         same(whole, one)
@@ -213,14 +265,18 @@ def defended(make_tiny: MakeTiny) -> dict[str, LanguageModel]:
 
 
 @pytest.mark.parametrize("name", ["none", "uniform-mixing", "pmixed"])
-def test_samples_hold_nothing_likely_that_the_tree_has_not(defended: dict[str, LanguageModel], name: str) -> None:
+def test_samples_hold_nothing_likely_that_the_tree_has_not(
+    defended: dict[str, LanguageModel], name: str
+) -> None:
     """And each leaf is drawn as often as its probability says, within 5 standard deviations."""
     model, decoding, threshold, n = defended[name], Decoding(0.8, top_p=0.7), 0.02, 2000
     prefixes = torch.tensor([[5, 6, 7], [9, 1, 30]])
     noise = np.stack([secret_uniform_draws(n, 4, "twin", name, i) for i in range(2)])
     leaves = find_suffixes_above_threshold(model, prefixes, 4, decoding, threshold)
     assert any(one.certificate.reached for one in leaves)
-    for drawn, one in zip(sample_candidates(model, prefixes, 4, decoding, noise), leaves, strict=True):
+    for drawn, one in zip(
+        sample_candidates(model, prefixes, 4, decoding, noise), leaves, strict=True
+    ):
         counts = dict(zip(map(tuple, drawn.suffixes.tolist()), drawn.counts.tolist(), strict=True))
         exact = found(one)
         for suffix, q in exact.items():
@@ -236,14 +292,17 @@ def test_a_threshold_that_is_no_probability_is_refused(threshold: float) -> None
         find_suffixes_above_threshold(Table(0, 1.0), torch.tensor([[0]]), L, ANCESTRAL, threshold)
 
 
-# --- beam ------------------------------------------------------------------------------------------------------------
+# --- beam
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["ordinary", "masked"])
 @pytest.mark.parametrize("kind", ["neox", "gpt2"])
 def test_beam_search_is_that_of_generate(make_tiny: MakeTiny, kind: str, masked: bool) -> None:
     model = make_tiny(kind=kind, seed=3, scale=2.0)
-    model.model.get_output_embeddings().weight.data[0] *= 4  # end of text is likely: masking it matters
+    model.model.get_output_embeddings().weight.data[0] *= (
+        4  # end of text is likely: masking it matters
+    )
     prefixes = torch.randint(1, 61, (6, 7), generator=torch.Generator().manual_seed(2))
     length, beams = 8, 10
     ours = beam_search(model, prefixes, length, beams, forbidden=model.eos if masked else ())
@@ -265,7 +324,9 @@ def test_beam_search_is_that_of_generate(make_tiny: MakeTiny, kind: str, masked:
         )
         assert torch.equal(one.suffixes, theirs.sequences[:, 7:])
         assert (-one.nll).tolist() == pytest.approx(theirs.sequences_scores.tolist(), abs=1e-4)
-        alone = beam_search(model, prefix[None], length, beams, forbidden=model.eos if masked else ())[0]
+        alone = beam_search(
+            model, prefix[None], length, beams, forbidden=model.eos if masked else ()
+        )[0]
         assert torch.equal(alone.suffixes, one.suffixes)
 
 
@@ -284,18 +345,34 @@ def test_a_beam_of_one_is_greedy_and_a_wide_one_is_exhaustive() -> None:
         beam_search(model, prefixes, L, 0)
 
 
-# --- what it costs ---------------------------------------------------------------------------------------------------
+# --- what it costs
+# -----------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), min_size=1, max_size=20, unique_by=tuple))
+@given(
+    st.lists(
+        st.lists(st.integers(0, 2), min_size=4, max_size=4),
+        min_size=1,
+        max_size=20,
+        unique_by=tuple,
+    )
+)
 def test_rows_of_a_sample_are_its_distinct_partials(suffixes: list[list[int]]) -> None:
-    candidates = SuffixCandidates(torch.tensor(suffixes), torch.ones(len(suffixes), dtype=torch.long), None)
-    assert candidates.count_forward_rows() == sum(len({tuple(s[:t]) for s in suffixes}) for t in range(4))
+    candidates = SuffixCandidates(
+        torch.tensor(suffixes), torch.ones(len(suffixes), dtype=torch.long), None
+    )
+    assert candidates.count_forward_rows() == sum(
+        len({tuple(s[:t]) for s in suffixes}) for t in range(4)
+    )
 
 
 def test_rows_of_a_sample_are_those_that_were_run() -> None:
     model = Table(2, 1.0)
     drawn = sample_candidates(
-        model, torch.tensor([[0], [1]]), L, ANCESTRAL, np.stack([secret_uniform_draws(30, L, i) for i in range(2)])
+        model,
+        torch.tensor([[0], [1]]),
+        L,
+        ANCESTRAL,
+        np.stack([secret_uniform_draws(30, L, i) for i in range(2)]),
     )
     assert sum(one.count_forward_rows() for one in drawn) == model.rows

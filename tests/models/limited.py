@@ -1,8 +1,10 @@
-"""Guesses of a model whose distributions are wide, asked for more at once than the address space of this process holds.
+"""Guesses of a model whose distributions are wide, asked for more at once than the address space of
+this process holds.
 
     python -m tests.models.limited MEBIBYTES
 
-Prints how many prefixes were asked at once before and after a halving, and the guesses. Another batch size rounds
+Prints how many prefixes were asked at once before and after a halving, and the guesses. Another
+batch size rounds
 otherwise: what a draw within 1e-6 of a boundary comes to is left out (None).
 """
 
@@ -42,7 +44,10 @@ def guesses(asked: HuggingFaceModel, samples: int = 20) -> Found:
     queries = [Query(f"q{i}", tuple(row), 4) for i, row in enumerate(rows)]
     view = View("undefended", asked, WHITE_BOX, seed=0, batch_size=AT_ONCE)
     found = PerplexityRanking(samples=samples, top_p=1.0, temperature=1.0).guess(view, {}, queries)
-    return [None if own.near_boundary else [(guess.suffix, guess.count) for guess in own.ranked] for own in found]
+    return [
+        None if own.near_boundary else [(guess.suffix, guess.count) for guess in own.ranked]
+        for own in found
+    ]
 
 
 def main(mebibytes: int) -> None:

@@ -1,4 +1,5 @@
-"""An activated LoRA is asked as PEFT serves it: on from its last invocation, however the text is cut or cached."""
+"""An activated LoRA is asked as PEFT serves it: on from its last invocation, however the text is
+cut or cached."""
 
 from __future__ import annotations
 
@@ -35,8 +36,11 @@ def adapter(invocation: tuple[int, ...]) -> LoraConfig:
 
 @pytest.fixture(scope="module")
 def adapted() -> PeftModel:
-    """A Llama with an activated LoRA whose weights are not zero, and a second one of another invocation."""
-    base = peaked(LlamaForCausalLM(LlamaConfig(**SIZES, num_attention_heads=4, max_position_embeddings=64)))
+    """A Llama with an activated LoRA whose weights are not zero, and a second one of another
+    invocation."""
+    base = peaked(
+        LlamaForCausalLM(LlamaConfig(**SIZES, num_attention_heads=4, max_position_embeddings=64))
+    )
     model = get_peft_model(base, adapter(INVOCATION))
     model.add_adapter("second", adapter(OTHER))
     return model.eval()
@@ -66,13 +70,16 @@ PREFIXES = [
 
 
 @pytest.mark.parametrize("served", ["slots", "recompute"])
-def test_rows_are_switched_on_as_peft_switches_whole_contexts(adapted: PeftModel, served: Any) -> None:
+def test_rows_are_switched_on_as_peft_switches_whole_contexts(
+    adapted: PeftModel, served: Any
+) -> None:
     model = asked(adapted)
     model.served = served
     rows = model.start(torch.tensor(PREFIXES), 5)
     contexts = PREFIXES
     assert_same(rows.log_probs(), whole(adapted, contexts))
-    # The fourth prefix ends its invocation, rows split and die, and a later invocation comes token by token.
+    # The fourth prefix ends its invocation, rows split and die, and a later invocation comes token
+    # by token.
     steps = (
         ([0, 1, 2, 3, 4], [7, 8, 9, 13, 13]),
         ([3, 0, 1, 3, 2], [9, 8, 11, 9, 5]),
@@ -82,12 +89,17 @@ def test_rows_are_switched_on_as_peft_switches_whole_contexts(adapted: PeftModel
     )
     for parents, tokens in steps:
         rows.advance(torch.tensor(parents), torch.tensor(tokens))
-        contexts = [[*contexts[parent], token] for parent, token in zip(parents, tokens, strict=True)]
+        contexts = [
+            [*contexts[parent], token] for parent, token in zip(parents, tokens, strict=True)
+        ]
         assert_same(rows.log_probs(), whole(adapted, contexts))
 
 
 def test_teacher_forcing_gives_each_position_its_own_last_invocation(adapted: PeftModel) -> None:
-    texts = [[1, 2, *INVOCATION, 3, 4, *INVOCATION, 5, 6], [7, *INVOCATION, 8, 9, 2, 3, 4, 5, *INVOCATION[:2]]]
+    texts = [
+        [1, 2, *INVOCATION, 3, 4, *INVOCATION, 5, 6],
+        [7, *INVOCATION, 8, 9, 2, 3, 4, 5, *INVOCATION[:2]],
+    ]
     found = asked(adapted).log_probs(torch.tensor(texts), 11)
     for place in range(11):
         assert_same(found[:, place], whole(adapted, [text[: place + 2] for text in texts]))
@@ -100,7 +112,11 @@ def test_greedy_decoding_is_that_of_generate(adapted: PeftModel) -> None:
     differ = 0
     for prefix in PREFIXES:
         generated = adapted.generate(
-            input_ids=torch.tensor([prefix]), max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None
+            input_ids=torch.tensor([prefix]),
+            max_new_tokens=6,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=None,
         )[0, len(prefix) :].tolist()
         greedy = [decode_greedily(one, prefix, 6) for one in (model, off)]
         assert greedy[0] == generated
@@ -120,7 +136,9 @@ def test_soft_prompts_go_in_front_of_an_adapter_that_is_on(adapted: PeftModel) -
     model = asked(adapted)
     assert "embeddings" in model.capabilities
     texts = torch.tensor(PREFIXES)
-    by_ids = model.log_probs(torch.cat([torch.tensor([[5, 6]]).expand(len(texts), -1), texts], 1), 3)
+    by_ids = model.log_probs(
+        torch.cat([torch.tensor([[5, 6]]).expand(len(texts), -1), texts], 1), 3
+    )
     soft = model.embedding_rows(7)[5:]
     assert_same(model.log_probs(texts, 3, prompt=soft), by_ids)
     rows = model.start(texts[:, :-2], 2, prompt=soft)
@@ -143,11 +161,19 @@ def test_the_active_adapter_of_several_tells_the_invocation(adapted: PeftModel) 
 
 def test_an_activated_model_keeps_what_is_promised_of_every_model(adapted: PeftModel) -> None:
     model = asked(adapted)
-    assert (model.served, model.can_join_rows, model.begins, model.notes) == ("slots", False, None, ())
+    assert (model.served, model.can_join_rows, model.begins, model.notes) == (
+        "slots",
+        False,
+        None,
+        (),
+    )
     assert list(find_inconsistencies(model)) == []
     model.enable_hidden_state_cache()
     model.read_ahead([(1, *INVOCATION, 2), (1, 2, 3, 4)], [2, 2])
-    assert_same(model.log_probs(torch.tensor([[1, *INVOCATION, 2]]), 1)[0], whole(adapted, [[1, *INVOCATION, 2]]))
+    assert_same(
+        model.log_probs(torch.tensor([[1, *INVOCATION, 2]]), 1)[0],
+        whole(adapted, [[1, *INVOCATION, 2]]),
+    )
 
 
 def test_the_self_check_sees_rows_that_do_not_switch_the_adapter_on(
@@ -156,7 +182,9 @@ def test_the_self_check_sees_rows_that_do_not_switch_the_adapter_on(
     # PEFT then looks for the invocation in the one token of each call.
     monkeypatch.setattr(ActivatedTexts, "compute_slot_offsets", lambda texts, slots: None)
     model = asked(adapted)
-    assert model.served == "recompute" and isinstance(model.start(torch.tensor([[1, 2]]), 1), RecomputedRows)
+    assert model.served == "recompute" and isinstance(
+        model.start(torch.tensor([[1, 2]]), 1), RecomputedRows
+    )
 
 
 class OnAfterTrigger(LlamaForCausalLM):
@@ -170,12 +198,18 @@ class OnAfterTrigger(LlamaForCausalLM):
 
 
 def test_records_of_the_run_are_read_step_by_step_and_whole() -> None:
-    config = LlamaConfig(**SIZES, num_attention_heads=4, max_position_embeddings=64, pad_token_id=60)
+    config = LlamaConfig(
+        **SIZES, num_attention_heads=4, max_position_embeddings=64, pad_token_id=60
+    )
     model = HuggingFaceModel(peaked(OnAfterTrigger(config)), name="triggered", embeddings=False)
     self_check.check_and_configure_serving(model, 24)
     assert model.served == "slots"  # random tokens do not tell: a special token is none of them
-    notes = self_check.check_and_configure_serving(model, 24, [((60, 2, 3), (4, 5, 6)), ((60, 3, 3), (4, 5, 6))])
-    assert model.served == "recompute" and ["each decoded token reads the whole text again" in note for note in notes]
+    notes = self_check.check_and_configure_serving(
+        model, 24, [((60, 2, 3), (4, 5, 6)), ((60, 3, 3), (4, 5, 6))]
+    )
+    assert model.served == "recompute" and [
+        "each decoded token reads the whole text again" in note for note in notes
+    ]
     rows = model.start(torch.tensor([[60, 2]]), 1)
     rows.advance(torch.tensor([0]), torch.tensor([5]))
     assert_same(rows.log_probs(), model.log_probs(torch.tensor([[60, 2, 5]]), 1)[0])
@@ -184,5 +218,8 @@ def test_records_of_the_run_are_read_step_by_step_and_whole() -> None:
 
 def test_the_last_whole_invocation_that_was_read() -> None:
     texts = torch.tensor([[1, 2, 1, 2, 1], [2, 1, 1, 1, 2]])
-    assert find_last_invocation_starts(texts, (1, 2)).tolist() == [[-1, 0, 0, 2, 2], [-1, -1, -1, -1, 3]]
+    assert find_last_invocation_starts(texts, (1, 2)).tolist() == [
+        [-1, 0, 0, 2, 2],
+        [-1, -1, -1, -1, 3],
+    ]
     assert find_last_invocation_starts(texts[:, :1], (1, 2)).tolist() == [[-1], [-1]]

@@ -1,4 +1,5 @@
-"""Rows of caches that models make of their own; positions and prompts that no configuration names as others do."""
+"""Rows of caches that models make of their own; positions and prompts that no configuration names
+as others do."""
 
 from __future__ import annotations
 
@@ -16,9 +17,12 @@ from tests.conftest import tiny
 
 
 def made(rows: int) -> NativeCache:
-    """A cache of objects, containers, rows in several dimensions, a shared tensor and one that is held twice."""
+    """A cache of objects, containers, rows in several dimensions, a shared tensor and one that is
+    held twice."""
     state = torch.arange(rows)[:, None] * torch.ones(3)
-    layer = SimpleNamespace(state={"fast": state}, same=state, pair=(state.T.clone(), 7), name="layer")
+    layer = SimpleNamespace(
+        state={"fast": state}, same=state, pair=(state.T.clone(), 7), name="layer"
+    )
     cache = NativeCache()
     cache.state = [layer, torch.arange(3)]  # as many positions as there are rows below
     layer.cache = cache.state  # a circle
@@ -30,7 +34,11 @@ def test_each_tensor_is_selected_in_the_dimension_of_its_rows() -> None:
     cache.select(torch.tensor([2, 2, 0, 1]), find_cache_batch_dimensions(made(2), made(3)))
     layer, positions = cache.state
     assert layer.state["fast"][:, 0].tolist() == [2, 2, 0, 1] and layer.same is layer.state["fast"]
-    assert layer.pair[0].shape == (3, 4) and layer.pair[0][0].tolist() == [2, 2, 0, 1] and layer.pair[1] == 7
+    assert (
+        layer.pair[0].shape == (3, 4)
+        and layer.pair[0][0].tolist() == [2, 2, 0, 1]
+        and layer.pair[1] == 7
+    )
     assert positions.tolist() == [0, 1, 2]  # shared by the rows, though there are as many
 
 
@@ -54,4 +62,6 @@ def test_mpt_is_refused_past_its_length() -> None:
     """Its configuration has another name for its positions."""
     config = MptConfig(vocab_size=61, d_model=32, n_heads=2, n_layers=2, max_seq_len=16)
     with pytest.raises(AuditError, match=r"= 17 tokens, but mpt has 16 positions"):
-        HuggingFaceModel(MptForCausalLM(config), name="mpt").start(torch.ones(1, 10, dtype=torch.long), 7)
+        HuggingFaceModel(MptForCausalLM(config), name="mpt").start(
+            torch.ones(1, 10, dtype=torch.long), 7
+        )

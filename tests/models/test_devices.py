@@ -1,7 +1,9 @@
-"""Tensors follow the model's device, or say that they stay in memory: nothing is made wherever torch makes it.
+"""Tensors follow the model's device, or say that they stay in memory: nothing is made wherever
+torch makes it.
 
-By default torch makes tensors on the processor, where all models of these tests are, so that one too many would not
-show. Here it makes them on the device that holds no numbers: whatever was made without a word fails when it meets one.
+By default torch makes tensors on the processor, where all models of these tests are, so that one
+too many would not show. Here it makes them on the device that holds no numbers: whatever was made
+without a word fails when it meets one.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
 from tests.conftest import tiny
 
 TOKENS = torch.randint(1, 61, (8, 9), generator=torch.Generator().manual_seed(0)).tolist()
-SECRETS = [Secret(f"s{i}", tuple(row[:5]), tuple(row[5:]), member=i % 2 == 0) for i, row in enumerate(TOKENS)]
+SECRETS = [
+    Secret(f"s{i}", tuple(row[:5]), tuple(row[5:]), member=i % 2 == 0)
+    for i, row in enumerate(TOKENS)
+]
 QUERIES = [Query(secret.id, secret.prefix, len(secret.suffix)) for secret in SECRETS]
 KNOWN = [Pair(secret.prefix, secret.suffix) for secret in SECRETS]
 FEW: dict[str, Any] = {"samples": 4, "prompt_length": 2, "epochs": 1}

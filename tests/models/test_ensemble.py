@@ -34,25 +34,33 @@ def save_members(make_tiny: MakeTiny, folder: Path, count: int, kind: str = "neo
             init_lora_weights=False,
             fan_in_fan_out=kind == "gpt2",
         )
-        get_peft_model(make_tiny(kind=kind).model, config).save_pretrained(folder / f"member-{index}")
+        get_peft_model(make_tiny(kind=kind).model, config).save_pretrained(
+            folder / f"member-{index}"
+        )
         paths.append(folder / f"member-{index}")
     return paths
 
 
 @pytest.mark.parametrize("kind", ["neox", "gpt2"])
-def test_mixed_batches_equal_one_adapter_at_a_time(make_tiny: MakeTiny, tmp_path: Path, kind: str) -> None:
+def test_mixed_batches_equal_one_adapter_at_a_time(
+    make_tiny: MakeTiny, tmp_path: Path, kind: str
+) -> None:
     paths = save_members(make_tiny, tmp_path, 3, kind)
     public = make_tiny(kind=kind)
     ensemble = LoraEnsemble(public, paths)
     singles = [make_tiny(kind=kind)] + [
-        HuggingFaceModel(PeftModel.from_pretrained(make_tiny(kind=kind).model, str(path))) for path in paths
+        HuggingFaceModel(PeftModel.from_pretrained(make_tiny(kind=kind).model, str(path)))
+        for path in paths
     ]
     contexts = torch.randint(1, 61, (7, 6), generator=torch.Generator().manual_seed(0))
     part = torch.tensor([2, 0, 3, 3, 1, 0, 2])
     prompt = torch.randn(3, 32)
     for soft in (None, prompt):
         expected = torch.cat(
-            [singles[p].log_probs(c[None], 2, prompt=soft) for p, c in zip(part, contexts, strict=True)]
+            [
+                singles[p].log_probs(c[None], 2, prompt=soft)
+                for p, c in zip(part, contexts, strict=True)
+            ]
         )
         assert_same(ensemble.log_probs(contexts, part, 2, prompt=soft), expected)
     # The general ensemble of whole models says the same.
@@ -89,7 +97,9 @@ def test_parts_asked_together_say_what_each_says_alone(
 
 
 @pytest.mark.parametrize("kind", ["neox", "gpt2"])
-def test_members_of_a_base_in_half_precision(make_tiny: MakeTiny, tmp_path: Path, kind: str) -> None:
+def test_members_of_a_base_in_half_precision(
+    make_tiny: MakeTiny, tmp_path: Path, kind: str
+) -> None:
     """Adapters stay in single precision beside it, as PEFT keeps them."""
     paths = save_members(make_tiny, tmp_path, 2, kind)
 
@@ -100,7 +110,9 @@ def test_members_of_a_base_in_half_precision(make_tiny: MakeTiny, tmp_path: Path
     context = torch.tensor([[3, 4, 5, 6]])
     rows = ensemble.start(context, 1).log_probs()[0]
     for part, path in enumerate(paths, start=1):
-        single = HuggingFaceModel(PeftModel.from_pretrained(half(), str(path))).log_probs(context, 1)
+        single = HuggingFaceModel(PeftModel.from_pretrained(half(), str(path))).log_probs(
+            context, 1
+        )
         for distribution in (ensemble.log_probs(context, torch.tensor([part]), 1), rows[part]):
             torch.testing.assert_close(
                 distribution.flatten(), single.flatten(), atol=0.05, rtol=0
@@ -117,13 +129,17 @@ def test_the_control_beside_the_members_is_no_member(make_tiny: MakeTiny, tmp_pa
 
 
 @pytest.mark.parametrize("served", ["slots", "recompute"])
-def test_rows_of_all_parts_split_together(make_tiny: MakeTiny, tmp_path: Path, served: Served) -> None:
+def test_rows_of_all_parts_split_together(
+    make_tiny: MakeTiny, tmp_path: Path, served: Served
+) -> None:
     public = HuggingFaceModel(make_tiny().model, served=served)
     ensemble = LoraEnsemble(public, save_members(make_tiny, tmp_path, 2))
     general = ModelEnsemble(
         make_tiny(),
         [
-            HuggingFaceModel(PeftModel.from_pretrained(make_tiny().model, str(tmp_path / f"member-{i}")))
+            HuggingFaceModel(
+                PeftModel.from_pretrained(make_tiny().model, str(tmp_path / f"member-{i}"))
+            )
             for i in range(2)
         ],
     )
@@ -146,19 +162,25 @@ def test_rows_of_all_parts_split_together(make_tiny: MakeTiny, tmp_path: Path, s
 def test_members_that_catch_up_say_what_members_say_that_read_anew(
     make_tiny: MakeTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soft: bool, memory: int
 ) -> None:
-    """Rows split, members are asked at random, most of them late; with memory for all, for a few, and for none."""
+    """Rows split, members are asked at random, most of them late; with memory for all, for a few,
+    and for none."""
     monkeypatch.setattr("auditor.models.lora._CACHE_BYTES", memory)
     monkeypatch.setattr("auditor.models.lora._TOKENS_AT_ONCE", 20)
     ensemble = LoraEnsemble(make_tiny(), save_members(make_tiny, tmp_path, 4))
     noise = torch.Generator().manual_seed(1)
     prefixes = torch.randint(1, 61, (3, 5), generator=noise)
     prompt = torch.randn(2, 32, generator=noise) if soft else None
-    lazy, anew = ensemble.start_member_rows(prefixes, 9, prompt=prompt), EnsembleMemberRows(ensemble, prefixes, prompt)
+    lazy, anew = (
+        ensemble.start_member_rows(prefixes, 9, prompt=prompt),
+        EnsembleMemberRows(ensemble, prefixes, prompt),
+    )
     rows = 3
     for step in range(9):
         row = torch.randint(rows, (6,), generator=noise)
         part = 1 + torch.randint(4 if step % 3 else 1, (6,), generator=noise)
-        torch.testing.assert_close(lazy.distributions(row, part), anew.distributions(row, part), atol=5e-5, rtol=0)
+        torch.testing.assert_close(
+            lazy.distributions(row, part), anew.distributions(row, part), atol=5e-5, rtol=0
+        )
         parents = torch.randint(rows, (min(8, rows + 2),), generator=noise)
         rows, tokens = len(parents), torch.randint(1, 61, (len(parents),), generator=noise)
         lazy.advance(parents, tokens)
@@ -180,7 +202,10 @@ def test_a_member_asked_again_reads_only_what_is_new(
 
     monkeypatch.setattr(ensemble, "member_next_log_probs", counting)
     members = ensemble.start_member_rows(torch.tensor([[3, 4, 5, 6, 7]]), 4)
-    ask = lambda *pairs: members.distributions(*(torch.tensor(side) for side in zip(*pairs, strict=True)))  # noqa: E731
+
+    def ask(*pairs):
+        return members.distributions(*(torch.tensor(side) for side in zip(*pairs, strict=True)))
+
     ask((0, 1), (0, 1), (0, 1))  # three draws of one row by one member are one reading
     members.advance(torch.tensor([0, 0]), torch.tensor([8, 9]))
     ask((0, 1), (1, 1))
@@ -202,7 +227,9 @@ def test_the_public_model_stays_as_it_was(make_tiny: MakeTiny, tmp_path: Path) -
     assert not any("lora" in name for name, _ in public.model.named_modules())
 
 
-def test_prompts_get_the_gradient_of_the_member_that_answers(make_tiny: MakeTiny, tmp_path: Path) -> None:
+def test_prompts_get_the_gradient_of_the_member_that_answers(
+    make_tiny: MakeTiny, tmp_path: Path
+) -> None:
     paths = save_members(make_tiny, tmp_path, 2)
     ensemble = LoraEnsemble(make_tiny(), paths)
     single = HuggingFaceModel(PeftModel.from_pretrained(make_tiny().model, str(paths[1])))
@@ -229,7 +256,9 @@ def test_refusals(make_tiny: MakeTiny, tmp_path: Path) -> None:
         load_lora_ensemble(tmp_path, make_tiny(kind="gpt2"))
 
 
-def test_a_member_may_be_asked_twice_before_its_row_grows(make_tiny: MakeTiny, tmp_path: Path) -> None:
+def test_a_member_may_be_asked_twice_before_its_row_grows(
+    make_tiny: MakeTiny, tmp_path: Path
+) -> None:
     ensemble = LoraEnsemble(make_tiny(), save_members(make_tiny, tmp_path, 2))
     members = ensemble.start_member_rows(torch.tensor([[1, 2, 3]]), 2)
     row, part = torch.tensor([0, 0]), torch.tensor([1, 2])
@@ -244,7 +273,8 @@ def test_a_member_may_be_asked_twice_before_its_row_grows(make_tiny: MakeTiny, t
 def test_no_member_is_loaded_beside_many_others(
     make_tiny: MakeTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PEFT walks all that it holds for each adapter more: with all of them there, time grew with their square."""
+    """PEFT walks all that it holds for each adapter more: with all of them there, time grew with
+    their square."""
     beside, load = list[int](), lora.attach_adapter
 
     def counted(*given: Any, onto: Any = None) -> Any:

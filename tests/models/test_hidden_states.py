@@ -1,4 +1,5 @@
-"""Texts that were read are not read again: the same distributions, by the head alone, or by the model where it must."""
+"""Texts that were read are not read again: the same distributions, by the head alone, or by the
+model where it must."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ def capped_states() -> tuple[HiddenStateCache, Callable[..., Tensor], list[int]]
     body = torch.nn.Sequential(embedding)
     body.forward = lambda texts: (embedding(texts),)  # type: ignore[method-assign]
 
-    def capped(texts: Tensor, last: int, kept: int, layers: list[SlotLayer] | None = None) -> Tensor:
+    def capped(
+        texts: Tensor, last: int, kept: int, layers: list[SlotLayer] | None = None
+    ) -> Tensor:
         asked.append(len(texts))
         return torch.tanh(head(body(texts)[0]))[:, -kept:]
 
@@ -80,7 +83,9 @@ def test_a_model_whose_logits_are_more_than_its_head_is_asked_each_time() -> Non
 
 def test_what_there_is_no_room_for_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny()
-    monkeypatch.setattr("auditor.models.hidden_states.available_device_memory_bytes", lambda device: 0)
+    monkeypatch.setattr(
+        "auditor.models.hidden_states.available_device_memory_bytes", lambda device: 0
+    )
     plain = model.log_probs(TEXTS, 3)
     model.enable_hidden_state_cache()
     before = traffic.tokens
@@ -90,7 +95,9 @@ def test_what_there_is_no_room_for_is_read_again(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("shared", [0, 20])  # tokens that all begin with
-def test_texts_of_several_lengths_are_read_ahead_side_by_side(model: HuggingFaceModel, shared: int) -> None:
+def test_texts_of_several_lengths_are_read_ahead_side_by_side(
+    model: HuggingFaceModel, shared: int
+) -> None:
     texts = [tuple(range(5, 5 + shared)) + tuple(range(i, i + i)) for i in (9, 4, 6, 7)]
     last = [3, 1, 4, 2]
     plain = [model.log_probs(torch.tensor([text]), n) for text, n in zip(texts, last, strict=True)]
@@ -113,14 +120,20 @@ def test_a_model_that_remembers_nothing_reads_nothing_ahead(model: HuggingFaceMo
 
 def test_texts_that_no_head_explains_are_read_ahead_once_and_not_held() -> None:
     states, capped, asked = capped_states()
-    states.read_ahead([tuple(range(1, 40))] + [tuple(range(n)) for n in range(20, 40)], [2] * 21, torch.device("cpu"))
+    states.read_ahead(
+        [tuple(range(1, 40))] + [tuple(range(n)) for n in range(20, 40)],
+        [2] * 21,
+        torch.device("cpu"),
+    )
     assert len(asked) == 1
     with torch.no_grad():
         torch.testing.assert_close(states.logits(TEXTS, 3), capped(TEXTS, 3, 3))
 
 
 @pytest.mark.parametrize("shared", [0, 20])  # tokens that all begin with
-def test_what_was_read_ahead_is_completed_without_being_read_again(model: HuggingFaceModel, shared: int) -> None:
+def test_what_was_read_ahead_is_completed_without_being_read_again(
+    model: HuggingFaceModel, shared: int
+) -> None:
     ends = torch.arange(1, 31).view(5, 6)
     texts = torch.cat([torch.arange(5, 5 + shared).expand(5, -1), ends], dim=1)
     prefixes, parents, tokens = texts[:, :-2], torch.tensor([0, 0, 1, 2, 3, 4, 4]), torch.arange(7)
@@ -143,7 +156,9 @@ def test_what_was_read_ahead_is_completed_without_being_read_again(model: Huggin
     assert traffic.tokens == before + len(tokens)
 
 
-def test_a_beginning_that_nobody_read_ahead_is_read_with_those_beside_it(model: HuggingFaceModel) -> None:
+def test_a_beginning_that_nobody_read_ahead_is_read_with_those_beside_it(
+    model: HuggingFaceModel,
+) -> None:
     plain = model.start(TEXTS[:, :8], 2).log_probs().clone()
     model.can_join_rows = True
     model.enable_hidden_state_cache()
@@ -155,11 +170,15 @@ def test_a_beginning_that_nobody_read_ahead_is_read_with_those_beside_it(model: 
     assert traffic.tokens == before + TEXTS[:, :8].numel()
 
 
-def test_where_there_is_no_room_for_keys_texts_are_still_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_no_room_for_keys_texts_are_still_read_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model, texts = tiny(kind="llama"), [tuple(text) for text in TEXTS.tolist()]
     plain = model.log_probs(TEXTS, 3), model.start(TEXTS[:, :8], 2).log_probs().clone()
     states = TEXTS.numel() * model.embedding_rows(1).nbytes
-    monkeypatch.setattr("auditor.models.hidden_states.available_device_memory_bytes", lambda device: 8 * states)
+    monkeypatch.setattr(
+        "auditor.models.hidden_states.available_device_memory_bytes", lambda device: 8 * states
+    )
     model.can_join_rows = True
     model.enable_hidden_state_cache()
     model.read_ahead(texts, [3] * 4)

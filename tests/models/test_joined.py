@@ -10,7 +10,11 @@ import torch
 
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import secret_uniform_draws
-from auditor.generation.sample import SuffixCandidates, batch_sampling_by_length, sample_mixed_length_batch
+from auditor.generation.sample import (
+    SuffixCandidates,
+    batch_sampling_by_length,
+    sample_mixed_length_batch,
+)
 from auditor.models import self_check
 from auditor.models.decoding import Decoding
 from auditor.models.huggingface import HuggingFaceModel, traffic
@@ -20,7 +24,14 @@ from tests.zoo.families import tiny
 
 JOINING = ("gpt2", "gpt_neox", "llama", "qwen2", "mistral", "gemma2", "opt", "falcon", "phi")
 DECODING = Decoding(0.8, top_p=0.9)
-PREFIXES: Sequence[Tokens] = ((5, 6), (7, 8, 9, 10, 11, 12, 13), (5,), (5, 6, 7), (9, 8, 7, 6, 5, 4, 3), (3, 3))
+PREFIXES: Sequence[Tokens] = (
+    (5, 6),
+    (7, 8, 9, 10, 11, 12, 13),
+    (5,),
+    (5, 6, 7),
+    (9, 8, 7, 6, 5, 4, 3),
+    (3, 3),
+)
 LENGTHS = (4, 6, 2, 1, 5, 4)
 
 
@@ -36,9 +47,14 @@ def noise(samples: int = 12) -> list[np.ndarray]:
     return [secret_uniform_draws(samples, length, i) for i, length in enumerate(LENGTHS)]
 
 
-def alone(model: HuggingFaceModel | PrefixedModel, prompt: torch.Tensor | None = None) -> list[SuffixCandidates]:
+def alone(
+    model: HuggingFaceModel | PrefixedModel, prompt: torch.Tensor | None = None
+) -> list[SuffixCandidates]:
     each = zip(PREFIXES, noise(), strict=True)
-    return [sample_mixed_length_batch(model, [prefix], DECODING, [own], prompt=prompt)[0] for prefix, own in each]
+    return [
+        sample_mixed_length_batch(model, [prefix], DECODING, [own], prompt=prompt)[0]
+        for prefix, own in each
+    ]
 
 
 def same(found: Sequence[SuffixCandidates], truth: Sequence[SuffixCandidates]) -> None:
@@ -70,9 +86,15 @@ def test_behind_a_prefix_token_and_a_soft_prompt() -> None:
 def test_a_row_is_read_once_a_token_and_ends_with_its_suffix() -> None:
     model = tiny_model("llama")
     before = traffic.tokens
-    found = sample_mixed_length_batch(model, PREFIXES, Decoding(0), [own[:1] for own in noise()], distribution=False)
-    assert [candidates.suffixes.shape for candidates in found] == [(1, length) for length in LENGTHS]
-    assert traffic.tokens - before == sum(map(len, PREFIXES)) + sum(length - 1 for length in LENGTHS)
+    found = sample_mixed_length_batch(
+        model, PREFIXES, Decoding(0), [own[:1] for own in noise()], distribution=False
+    )
+    assert [candidates.suffixes.shape for candidates in found] == [
+        (1, length) for length in LENGTHS
+    ]
+    assert traffic.tokens - before == sum(map(len, PREFIXES)) + sum(
+        length - 1 for length in LENGTHS
+    )
 
 
 def test_a_prefix_has_room_for_its_own_suffix_whatever_others_take() -> None:
@@ -93,18 +115,27 @@ def test_a_prefix_has_room_for_its_own_suffix_whatever_others_take() -> None:
 
 def test_shapes_that_are_rare_are_drawn_together() -> None:
     model = tiny_model("llama")
-    shapes = [(5, 3), *[(4, 2)] * 8, (2, 3), (5, 1)]  # eight prefixes, and eight samples of each: 64 rows
+    shapes = [
+        (5, 3),
+        *[(4, 2)] * 8,
+        (2, 3),
+        (5, 1),
+    ]  # eight prefixes, and eight samples of each: 64 rows
     assert [*batch_sampling_by_length(model, shapes, 8)] == [[*range(1, 9)], [9, 10, 0]]
     assert [*batch_sampling_by_length(model, shapes, 7)] == [[9, *range(1, 9), 10, 0]]
     model.can_join_rows = False
     assert [*batch_sampling_by_length(model, shapes)] == [[0], [*range(1, 9)], [9], [10]]
 
 
-@pytest.mark.parametrize("family", ["roberta", "mamba"])  # positions of padding's own; no keys to leave out
+@pytest.mark.parametrize(
+    "family", ["roberta", "mamba"]
+)  # positions of padding's own; no keys to leave out
 def test_others_complete_prefixes_of_each_length_alone(family: str) -> None:
     assert not tiny_model(family).can_join_rows
 
 
-def test_the_self_check_finds_a_model_that_reads_what_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_self_check_finds_a_model_that_reads_what_is_masked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(PaddedCache, "mask_and_positions", lambda cache, length: {})
     assert not tiny_model("llama").can_join_rows

@@ -48,12 +48,15 @@ PAIRS = [
 ]
 SECRETS = [
     Secret(f"s{i}", tuple(row[:5]), tuple(row[5:]), member=i % 2 == 0)
-    for i, row in enumerate(torch.randint(1, 61, (24, 9), generator=torch.Generator().manual_seed(2)).tolist())
+    for i, row in enumerate(
+        torch.randint(1, 61, (24, 9), generator=torch.Generator().manual_seed(2)).tolist()
+    )
 ]
 
 
 class Tight:
-    """A model's forward that no more than so many sequences fit into; counts how often more were asked of it."""
+    """A model's forward that no more than so many sequences fit into; counts how often more were
+    asked of it."""
 
     def __init__(self, forward: Callable[..., Any], most: int) -> None:
         self.forward, self.most, self.refused, self.widest = forward, most, 0, 0
@@ -67,13 +70,17 @@ class Tight:
 
 
 @pytest.fixture
-def tight(neox: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Tight]]:
+def tight(
+    neox: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[int], Tight]]:
     """Sets a limit on the session's model."""
 
     def limit(most: int) -> Tight:
         made = Tight(HuggingFaceModel.logits_of_input.__get__(neox), most)
         monkeypatch.setattr(neox, "logits_of_input", made)
-        monkeypatch.setattr(memory.gc, "collect", lambda: 0)  # no attempt needs it here, and each takes long
+        monkeypatch.setattr(
+            memory.gc, "collect", lambda: 0
+        )  # no attempt needs it here, and each takes long
         return made
 
     yield limit
@@ -88,7 +95,8 @@ def queries(secrets: Sequence[Secret]) -> list[Query]:
     return [Query(secret.id, secret.prefix, len(secret.suffix)) for secret in secrets]
 
 
-# --- the walk ---------------------------------------------------------------------------------------------------------
+# --- the walk
+# -----------------------------------------------------------------------------------------------
 
 
 def test_pieces_are_halved_where_memory_ends_and_stay_so() -> None:
@@ -105,7 +113,9 @@ def test_pieces_are_halved_where_memory_ends_and_stay_so() -> None:
     assert asked == [(0, 16), (0, 8), (0, 4), (4, 8), (8, 12), (12, 16), (16, 18)]
 
 
-@pytest.mark.parametrize("error", [grew(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError()])
+@pytest.mark.parametrize(
+    "error", [grew(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError()]
+)
 def test_what_does_not_fit_alone_is_raised(error: Exception) -> None:
     sizes: list[int] = []
 
@@ -177,20 +187,29 @@ def test_rows_take_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> N
     assert memory.decoding_memory_budget(cpu, 600) == 600
 
 
-def test_memory_ends_where_the_control_group_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_ends_where_the_control_group_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(machine_memory, "_GROUP", tmp_path)
-    for name, text in (("memory.max", "1000\n"), ("memory.current", "900\n"), ("memory.stat", "inactive_file 300\n")):
+    for name, text in (
+        ("memory.max", "1000\n"),
+        ("memory.current", "900\n"),
+        ("memory.stat", "inactive_file 300\n"),
+    ):
         (tmp_path / name).write_text(text)
     assert memory.available_device_memory_bytes(torch.device("cpu")) == 400
     (tmp_path / "memory.max").write_text("max\n")
     assert memory.available_device_memory_bytes(torch.device("cpu")) > 400
 
 
-# --- results ----------------------------------------------------------------------------------------------------------
+# --- results
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("samples", [3, 40])  # 40: samples of a single prefix outgrow it too
-def test_guesses_are_the_same_in_parts(neox: HuggingFaceModel, tight: Callable[[int], Tight], samples: int) -> None:
+def test_guesses_are_the_same_in_parts(
+    neox: HuggingFaceModel, tight: Callable[[int], Tight], samples: int
+) -> None:
     attack = PerplexityRanking(samples=samples)
     whole = list(attack.guess(view(neox), {}, queries(SECRETS)))
     limit = tight(HELD)
@@ -204,16 +223,22 @@ def test_guesses_are_the_same_in_parts(neox: HuggingFaceModel, tight: Callable[[
 
 
 @pytest.mark.parametrize("search", ["tree", "beam"])
-def test_searches_are_the_same_in_parts(neox: HuggingFaceModel, tight: Callable[[int], Tight], search: Any) -> None:
+def test_searches_are_the_same_in_parts(
+    neox: HuggingFaceModel, tight: Callable[[int], Tight], search: Any
+) -> None:
     attack = PerplexityRanking(search=search, threshold=0.3, beams=2)
     whole = list(attack.guess(view(neox), {}, queries(SECRETS)))
     limit = tight(HELD)
     parts = list(attack.guess(view(neox), {}, queries(SECRETS)))
     assert limit.refused
-    assert [[g.suffix for g in own.ranked] for own in parts] == [[g.suffix for g in own.ranked] for own in whole]
+    assert [[g.suffix for g in own.ranked] for own in parts] == [
+        [g.suffix for g in own.ranked] for own in whole
+    ]
 
 
-@pytest.mark.parametrize("probe", [ExtractionProbability(), Membership(score="min_k_plus"), NearVerbatim(beams=2)])
+@pytest.mark.parametrize(
+    "probe", [ExtractionProbability(), Membership(score="min_k_plus"), NearVerbatim(beams=2)]
+)
 def test_observations_are_the_same_in_parts(
     neox: HuggingFaceModel, tight: Callable[[int], Tight], probe: Probe
 ) -> None:
@@ -226,7 +251,9 @@ def test_observations_are_the_same_in_parts(
         assert one.values == pytest.approx(other.values, abs=1e-5)
 
 
-def test_a_prompt_is_tuned_to_the_same_in_parts(neox: HuggingFaceModel, tight: Callable[[int], Tight]) -> None:
+def test_a_prompt_is_tuned_to_the_same_in_parts(
+    neox: HuggingFaceModel, tight: Callable[[int], Tight]
+) -> None:
     attack = Ethicist(prompt_length=3, epochs=2, warmup_steps=0, batch=10)
     whole = attack.fit(view(neox), PAIRS)
     limit = tight(4)
@@ -236,15 +263,21 @@ def test_a_prompt_is_tuned_to_the_same_in_parts(neox: HuggingFaceModel, tight: C
     assert parts["validation_loss"] == pytest.approx(whole["validation_loss"], abs=1e-5)
 
 
-def test_greedy_recall_is_the_same_in_parts(neox: HuggingFaceModel, tight: Callable[[int], Tight]) -> None:
+def test_greedy_recall_is_the_same_in_parts(
+    neox: HuggingFaceModel, tight: Callable[[int], Tight]
+) -> None:
     whole = greedy_recall_by_repeats(neox, SECRETS)
     limit = tight(HELD)
     assert greedy_recall_by_repeats(neox, SECRETS) == whole
     assert limit.refused
 
 
-def test_leaves_are_counted_the_same_in_parts(neox: HuggingFaceModel, tight: Callable[[int], Tight]) -> None:
-    texts = np.array([[a, b, c] for a in range(1, 9) for b in range(1, 9) for c in range(1, 4)], dtype=np.int32)
+def test_leaves_are_counted_the_same_in_parts(
+    neox: HuggingFaceModel, tight: Callable[[int], Tight]
+) -> None:
+    texts = np.array(
+        [[a, b, c] for a in range(1, 9) for b in range(1, 9) for c in range(1, 4)], dtype=np.int32
+    )
     shared = (texts[1:] == texts[:-1]).cumprod(axis=1).sum(axis=1)
     levels = tries._build_trie_levels(texts, np.full(len(texts), 3), shared)
     tree, limits = tries.Trie((5,), levels, 8), [8.0, 11.0, 14.0]
@@ -256,9 +289,11 @@ def test_leaves_are_counted_the_same_in_parts(neox: HuggingFaceModel, tight: Cal
 
 
 def test_guesses_are_the_same_where_memory_really_ends() -> None:
-    """A limit that the system itself sets (`ulimit -v`), and what torch and its libraries make of it.
+    """A limit that the system itself sets (`ulimit -v`), and what torch and its libraries make of
+    it.
 
-    At 48 and at 60 MiB what glibc had kept of freed memory once left oneDNN no page to compile a kernel into.
+    At 48 and at 60 MiB what glibc had kept of freed memory once left oneDNN no page to compile a
+    kernel into.
     """
     ran = subprocess.run(
         [sys.executable, "-m", "tests.models.limited", "48"],
@@ -270,17 +305,21 @@ def test_guesses_are_the_same_where_memory_really_ends() -> None:
     found = json.loads(ran.stdout)
     assert found["halved"]
     whole = json.loads(json.dumps(limited.guesses(limited.model())))
-    both = [(one, other) for one, other in zip(found["guesses"], whole, strict=True) if one and other]
+    both = [
+        (one, other) for one, other in zip(found["guesses"], whole, strict=True) if one and other
+    ]
     assert len(both) >= len(whole) - 4
     assert [one for one, _ in both] == [other for _, other in both]
 
 
-# --- the command ------------------------------------------------------------------------------------------------------
+# --- the command
+# -----------------------------------------------------------------------------------------------
 
 
 def records(path: Path, count: int) -> None:
     rows = [
-        {"prefix": f"ward {i % 7} bed {i * 37 % 97:02d} code", "suffix": f" {i * 7919 % 997:03d}"} for i in range(count)
+        {"prefix": f"ward {i % 7} bed {i * 37 % 97:02d} code", "suffix": f" {i * 7919 % 997:03d}"}
+        for i in range(count)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -295,7 +334,15 @@ def test_memory_for_nothing_is_one_sentence(
     records(tmp_path / "private.jsonl", 6)
     monkeypatch.setattr("auditor.models.base.LanguageModel.completions", full)
     out = tmp_path / "run"
-    words = ["run", "--model", str(tmp_path / "model"), "--data", str(tmp_path / "private.jsonl"), "-o", str(out)]
+    words = [
+        "run",
+        "--model",
+        str(tmp_path / "model"),
+        "--data",
+        str(tmp_path / "private.jsonl"),
+        "-o",
+        str(out),
+    ]
     assert run_command_line([*words, "--attack", "perplexity"]) == 2
     said = capsys.readouterr().err
     assert "error: out of memory, even for one text at a time" in said

@@ -53,7 +53,8 @@ def test_first_children_stay_and_slots_stay_dense(data: st.DataObject) -> None:
 
 
 def check_rows(model: HuggingFaceModel, prompt: torch.Tensor | None = None) -> None:
-    """Splits, deaths and growth: after every advance each row's distribution is that of its whole context."""
+    """Splits, deaths and growth: after every advance each row's distribution is that of its whole
+    context."""
     g = torch.Generator().manual_seed(0)
     contexts = torch.randint(1, model.vocab_size, (3, 5), generator=g)
     rows = model.start(contexts, 6, prompt=prompt)
@@ -63,7 +64,8 @@ def check_rows(model: HuggingFaceModel, prompt: torch.Tensor | None = None) -> N
         rows.advance(at, tokens)
         contexts = torch.cat([contexts[at], tokens[:, None]], dim=1)
         expected = model.log_probs(contexts, 1, prompt=prompt)[:, 0]
-        # Distributions of -30 nats and more: what two orders of summing differ by grows with what is summed.
+        # Distributions of -30 nats and more: what two orders of summing differ by grows with what
+        # is summed.
         torch.testing.assert_close(rows.log_probs(), expected, atol=1e-5, rtol=1e-5)
         assert len(rows) == len(parents)
 
@@ -112,7 +114,9 @@ def test_a_model_without_embeddings_takes_no_soft_prompt(neox: HuggingFaceModel)
     assert plain.capabilities == {"draw", "distribution"}
     assert UniformMixingModel(plain, 0.5).capabilities == {"draw", "distribution"}
     for ask in (plain.start, plain.log_probs):
-        with pytest.raises(NotApplicable, match="needs a soft prompt; plain is right by token ids alone"):
+        with pytest.raises(
+            NotApplicable, match="needs a soft prompt; plain is right by token ids alone"
+        ):
             ask(torch.tensor([[1, 2]]), 1, prompt=torch.zeros(2, 32))
 
 
@@ -125,11 +129,15 @@ def test_scores_agree_with_hugging_face_loss(neox: HuggingFaceModel) -> None:
     assert_same(-scores.mean(), loss)
     nll, count = next(iter(compute_text_nlls(neox, [tuple(tokens[0].tolist())])))
     assert count == 11
-    assert nll == pytest.approx(float(neox.model(input_ids=tokens[:1], labels=tokens[:1]).loss) * 11, abs=1e-4)
+    assert nll == pytest.approx(
+        float(neox.model(input_ids=tokens[:1], labels=tokens[:1]).loss) * 11, abs=1e-4
+    )
 
 
 def test_too_long_a_sequence_is_refused_with_the_numbers(make_tiny: MakeTiny) -> None:
-    with pytest.raises(AuditError, match=r"prefix \(60\) \+ suffix \(10\) .* = 70 tokens, but tiny gpt2 has 64"):
+    with pytest.raises(
+        AuditError, match=r"prefix \(60\) \+ suffix \(10\) .* = 70 tokens, but tiny gpt2 has 64"
+    ):
         make_tiny(kind="gpt2").start(torch.ones(1, 60, dtype=torch.long), 10)
 
 
@@ -151,7 +159,9 @@ def test_local_folders_load_with_dtype(make_tiny: MakeTiny, tmp_path: Path) -> N
     assert (
         half.log_probs(context, 1).dtype == torch.float32
     )  # distributions are single precision whatever the weights are
-    torch.testing.assert_close(half.log_probs(context, 1), model.log_probs(context, 1), atol=0.2, rtol=0)
+    torch.testing.assert_close(
+        half.log_probs(context, 1), model.log_probs(context, 1), atol=0.2, rtol=0
+    )
 
 
 def test_peft_adapter_folders_load_on_their_base(make_tiny: MakeTiny, tmp_path: Path) -> None:
@@ -159,7 +169,9 @@ def test_peft_adapter_folders_load_on_their_base(make_tiny: MakeTiny, tmp_path: 
     base.model.save_pretrained(tmp_path / "base")
     peft = get_peft_model(
         load_causal_lm(str(tmp_path / "base")).model,
-        LoraConfig(r=2, target_modules=["query_key_value"], task_type="CAUSAL_LM", init_lora_weights=False),
+        LoraConfig(
+            r=2, target_modules=["query_key_value"], task_type="CAUSAL_LM", init_lora_weights=False
+        ),
     )
     peft.save_pretrained(tmp_path / "adapter")
     adapted = load_causal_lm(str(tmp_path / "adapter"))
@@ -169,7 +181,9 @@ def test_peft_adapter_folders_load_on_their_base(make_tiny: MakeTiny, tmp_path: 
     check_rows(adapted)
 
 
-@pytest.mark.parametrize(("name", "why"), [("/no/such/folder", "no such folder"), (".", "cannot load")])
+@pytest.mark.parametrize(
+    ("name", "why"), [("/no/such/folder", "no such folder"), (".", "cannot load")]
+)
 def test_what_is_no_model_is_refused_in_one_sentence(
     name: str, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -211,11 +225,13 @@ def test_recall_does_not_move_in_bfloat16(tmp_path: Path) -> None:
         order=keyed_random_generator("by heart"),
     )
     learnt.save_pretrained(tmp_path)
-    secrets = [Secret(str(i), tuple(text[:6]), tuple(text[6:])) for i, text in enumerate(texts.tolist())]
+    secrets = [
+        Secret(str(i), tuple(text[:6]), tuple(text[6:])) for i, text in enumerate(texts.tolist())
+    ]
     recall = {
-        dtype: greedy_recall_by_repeats(load_causal_lm(str(tmp_path), LoadingOptions(dtype=dtype)), secrets)[
-            "all"
-        ].value
+        dtype: greedy_recall_by_repeats(
+            load_causal_lm(str(tmp_path), LoadingOptions(dtype=dtype)), secrets
+        )["all"].value
         for dtype in ("float32", "bfloat16")
     }
     assert recall["float32"] > 0.8

@@ -1,4 +1,5 @@
-"""What fewer bits change is measured against the same weights in float32, and attention of one query stays fast."""
+"""What fewer bits change is measured against the same weights in float32, and attention of one
+query stays fast."""
 
 from __future__ import annotations
 
@@ -36,19 +37,28 @@ def test_its_cost_is_that_of_a_naive_loop_over_tokens() -> None:
     for prefix, suffix in texts:
         for i, token in enumerate(suffix):
             read = torch.tensor([[*prefix, *suffix[:i]]])
-            few, full = (one(input_ids=read).logits[0, -1].float().log_softmax(-1) for one in (model.model, exact))
+            few, full = (
+                one(input_ids=read).logits[0, -1].float().log_softmax(-1)
+                for one in (model.model, exact)
+            )
             apart.append(abs(float(few[token] - full[token])))
             nll.append(float(full[token] - few[token]))
             same.append(int(few.argmax()) == int(full.argmax()))
     told = precision.dtype_effect_sentence(model, texts)
-    wanted = f"{sum(apart) / 5:.4f} nats a token apart, the negative log-likelihood {sum(nll) / 5:+.4f}"
+    wanted = (
+        f"{sum(apart) / 5:.4f} nats a token apart, the negative log-likelihood {sum(nll) / 5:+.4f}"
+    )
     assert wanted in told and f"agrees on {sum(same) / 5:.1%}" in told and "on 5 tokens" in told
     assert max(apart) > 0  # else it would say nothing
 
 
-def test_nothing_is_said_of_float32_and_what_has_no_room_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_said_of_float32_and_what_has_no_room_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     texts = [((5, 6), (7, 8))]
-    assert precision.dtype_effect_sentence(HuggingFaceModel(FAMILIES["grouped heads"]()), texts) == ""
+    assert (
+        precision.dtype_effect_sentence(HuggingFaceModel(FAMILIES["grouped heads"]()), texts) == ""
+    )
     monkeypatch.setattr(precision, "available_device_memory_bytes", lambda device: 10)
     assert "was not measured" in precision.dtype_effect_sentence(half(), texts)
 
@@ -57,7 +67,9 @@ def test_nothing_is_said_of_float32_and_what_has_no_room_is_said(monkeypatch: py
 @torch.no_grad()
 def test_one_query_a_row_attends_as_in_float32(family: str) -> None:
     query, key = torch.randn(2, 4, 1, 8).bfloat16(), torch.randn(2, 4, 5, 8).bfloat16()
-    wanted = torch.nn.functional.scaled_dot_product_attention(query.float(), key.float(), key.float())
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        query.float(), key.float(), key.float()
+    )
     with precision.Float32SingleQueryAttention():
         found = torch.nn.functional.scaled_dot_product_attention(query, key, value=key)
         longer: Any = torch.nn.functional.scaled_dot_product_attention(key, key, key)
@@ -67,7 +79,9 @@ def test_one_query_a_row_attends_as_in_float32(family: str) -> None:
     rows = model.start_rows_as_served(tokens[:, :5], 4, None)
     for i in range(5, 8):
         rows.advance(torch.arange(3), tokens[:, i])
-    torch.testing.assert_close(rows.log_probs(), model.log_probs(tokens[:, :8], 1)[:, 0], atol=0.1, rtol=0)
+    torch.testing.assert_close(
+        rows.log_probs(), model.log_probs(tokens[:, :8], 1)[:, 0], atol=0.1, rtol=0
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -77,8 +91,12 @@ def test_samples_of_one_precision_are_the_same_alone_and_together(family: str) -
     prefixes = torch.randint(1, 60, (7, 5), generator=torch.Generator().manual_seed(1))
     noise = torch.stack([torch.as_tensor(secret_uniform_draws(4, 6, i)) for i in range(7)])
     together = model.completions(prefixes, 6, ANCESTRAL, noise)
-    alone = [model.completions(prefixes[i : i + 1], 6, ANCESTRAL, noise[i : i + 1]) for i in range(7)]
-    assert float((together.tokens == torch.cat([one.tokens for one in alone])).double().mean()) > 0.95
+    alone = [
+        model.completions(prefixes[i : i + 1], 6, ANCESTRAL, noise[i : i + 1]) for i in range(7)
+    ]
+    assert (
+        float((together.tokens == torch.cat([one.tokens for one in alone])).double().mean()) > 0.95
+    )
 
 
 def test_what_is_right_in_float32_alone_keeps_to_it_unless_asked_otherwise() -> None:

@@ -1,4 +1,5 @@
-"""Reference models in a folder: what each says that it saw, and what is refused because it would tell nothing."""
+"""Reference models in a folder: what each says that it saw, and what is refused because it would
+tell nothing."""
 
 from __future__ import annotations
 
@@ -44,30 +45,42 @@ def test_each_model_saw_what_its_shard_names(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_none_of_reference_models_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(AuditError, match=r"expected -A references= to be a folder of reference models, got '.*none'"):
+    with pytest.raises(
+        AuditError,
+        match=r"expected -A references= to be a folder of reference models, got '.*none'",
+    ):
         read(tmp_path / "none")
     place(tmp_path, "a", [])
     with pytest.raises(AuditError, match=r"expected at least 2 reference models in .*, got 1"):
         read(tmp_path)
     place(tmp_path, "b", None)
-    with pytest.raises(AuditError, match=r"expected '.*shard.json' to say which records .*, got no file"):
+    with pytest.raises(
+        AuditError, match=r"expected '.*shard.json' to say which records .*, got no file"
+    ):
         read(tmp_path)
 
 
 def test_names_of_other_texts_are_no_list_of_what_was_seen(tmp_path: Path) -> None:
-    """A list of whole records, where parts of them are attacked, would pass for a model that saw none of them."""
+    """A list of whole records, where parts of them are attacked, would pass for a model that saw
+    none of them."""
     place(tmp_path, "a", ["record 0 and all that follows"])
     place(tmp_path, "b", [TEXTS[0]])
-    with pytest.raises(AuditError, match=r"got 1 names of which none is an attacked record's; an empty list says"):
+    with pytest.raises(
+        AuditError, match=r"got 1 names of which none is an attacked record's; an empty list says"
+    ):
         read(tmp_path)
 
 
 def test_a_reference_that_saw_all_the_data_is_refused(tmp_path: Path) -> None:
     place(tmp_path, "a", TEXTS)
     place(tmp_path, "b", TEXTS[:1])
-    with pytest.raises(AuditError, match=r"expected references that did not see some .*, but .*a saw all 4"):
+    with pytest.raises(
+        AuditError, match=r"expected references that did not see some .*, but .*a saw all 4"
+    ):
         read(tmp_path)
     place(tmp_path / "other", "a", TEXTS[:2])
     place(tmp_path / "other", "b", TEXTS[1:])
-    with pytest.raises(AuditError, match=r"unseen by at least one reference in .*, but all of them saw 1 of 4"):
+    with pytest.raises(
+        AuditError, match=r"unseen by at least one reference in .*, but all of them saw 1 of 4"
+    ):
         read(tmp_path / "other")

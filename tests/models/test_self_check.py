@@ -1,4 +1,5 @@
-"""A model gives one distribution however it is asked, or is asked the way that is right, or is refused."""
+"""A model gives one distribution however it is asked, or is asked the way that is right, or is
+refused."""
 
 from __future__ import annotations
 
@@ -40,7 +41,13 @@ from auditor.models.huggingface import HuggingFaceModel, traffic
 from auditor.models.loading import load_causal_lm
 from tests.conftest import tiny
 
-SHAPE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+SHAPE = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 GROUPED = {**SHAPE, "num_key_value_heads": 2}
 GPT = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
 STRETCHED = {
@@ -61,29 +68,64 @@ def peaked(model: Any, scale: float = 3.0) -> Any:
 
 
 def recurrent_gemma() -> Any:
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 1, "lru_width": 32, "attention_window_size": 8}
+    heads = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "lru_width": 32,
+        "attention_window_size": 8,
+    }
     sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 3}
     return RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**sizes, **heads))
 
 
 def reformer() -> Any:
-    sizes = {"vocab_size": 61, "hidden_size": 32, "feed_forward_size": 64, "attention_head_size": 16}
-    places = {"axial_pos_shape": [8, 8], "axial_pos_embds_dim": [16, 16], "max_position_embeddings": 64}
-    layers = {"attn_layers": ["local", "local"], "local_attn_chunk_length": 8, "num_attention_heads": 2}
+    sizes = {
+        "vocab_size": 61,
+        "hidden_size": 32,
+        "feed_forward_size": 64,
+        "attention_head_size": 16,
+    }
+    places = {
+        "axial_pos_shape": [8, 8],
+        "axial_pos_embds_dim": [16, 16],
+        "max_position_embeddings": 64,
+    }
+    layers = {
+        "attn_layers": ["local", "local"],
+        "local_attn_chunk_length": 8,
+        "num_attention_heads": 2,
+    }
     return ReformerModelWithLMHead(ReformerConfig(**sizes, **places, **layers, is_decoder=True))
 
 
 def xlm(causal: bool) -> Any:
-    sizes = {"vocab_size": 61, "emb_dim": 32, "n_layers": 2, "n_heads": 2, "max_position_embeddings": 64}
+    sizes = {
+        "vocab_size": 61,
+        "emb_dim": 32,
+        "n_layers": 2,
+        "n_heads": 2,
+        "max_position_embeddings": 64,
+    }
     return XLMWithLMHeadModel(XLMConfig(**sizes, causal=causal))
 
 
 def gemma3n() -> Any:
-    layers = {"num_hidden_layers": 5, "activation_sparsity_pattern": [0.0] * 5, "num_kv_shared_layers": 0}
-    each = {"vocab_size_per_layer_input": 61, "hidden_size_per_layer_input": 8, "laurel_rank": 4, "head_dim": 8}
+    layers = {
+        "num_hidden_layers": 5,
+        "activation_sparsity_pattern": [0.0] * 5,
+        "num_kv_shared_layers": 0,
+    }
+    each = {
+        "vocab_size_per_layer_input": 61,
+        "hidden_size_per_layer_input": 8,
+        "laurel_rank": 4,
+        "head_dim": 8,
+    }
     model = Gemma3nForCausalLM(Gemma3nTextConfig(**{**GROUPED, **layers, **each}))
     for name, parameter in model.named_parameters():
-        if name.endswith("correct_output_scale"):  # zeros before training: the embeddings of the layers say nothing yet
+        if name.endswith(
+            "correct_output_scale"
+        ):  # zeros before training: the embeddings of the layers say nothing yet
             torch.nn.init.ones_(parameter)
     return model
 
@@ -109,17 +151,31 @@ def own_distribution(model: Any, tokens: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "made",
-    [lambda: OpenAIGPTLMHeadModel(OpenAIGPTConfig(**GPT)), recurrent_gemma, reformer, lambda: xlm(causal=True)],
+    [
+        lambda: OpenAIGPTLMHeadModel(OpenAIGPTConfig(**GPT)),
+        recurrent_gemma,
+        reformer,
+        lambda: xlm(causal=True),
+    ],
     ids=["openai-gpt", "recurrent-gemma", "reformer", "xlm"],
 )
 def test_models_whose_past_no_cache_holds_read_each_text_again(made: Callable[[], Any]) -> None:
     model = HuggingFaceModel(peaked(made()), name="forgetful")
     self_check.check_and_configure_serving(model)
     assert model.served == "recompute"
-    assert [note for note in model.notes if note.startswith("forgetful: its cache changes the distribution")]
+    assert [
+        note
+        for note in model.notes
+        if note.startswith("forgetful: its cache changes the distribution")
+    ]
     rows = model.start(torch.tensor([[3, 4, 5], [6, 7, 8]]), 2)
     rows.advance(torch.tensor([1, 0, 1]), torch.tensor([9, 10, 11]))
-    wanted = torch.stack([own_distribution(model.model, text) for text in ([6, 7, 8, 9], [3, 4, 5, 10], [6, 7, 8, 11])])
+    wanted = torch.stack(
+        [
+            own_distribution(model.model, text)
+            for text in ([6, 7, 8, 9], [3, 4, 5, 10], [6, 7, 8, 11])
+        ]
+    )
     torch.testing.assert_close(rows.log_probs(), wanted, atol=1e-5, rtol=1e-5)
 
 
@@ -128,13 +184,18 @@ def test_models_whose_past_no_cache_holds_read_each_text_again(made: Callable[[]
     [
         lambda: BertLMHeadModel(BertConfig(**SHAPE, max_position_embeddings=64)),
         lambda: xlm(causal=False),
-        lambda: XLNetLMHeadModel(XLNetConfig(vocab_size=61, d_model=32, n_layer=2, n_head=2, d_inner=64)),
+        lambda: XLNetLMHeadModel(
+            XLNetConfig(vocab_size=61, d_model=32, n_layer=2, n_head=2, d_inner=64)
+        ),
     ],
     ids=["bert", "xlm", "xlnet"],
 )
 def test_models_that_see_the_future_are_refused(made: Callable[[], Any], tmp_path: Path) -> None:
     peaked(made()).save_pretrained(tmp_path)
-    with pytest.raises(AuditError, match=r"expected a causal LM, got .* changes by .* nats with what comes after it"):
+    with pytest.raises(
+        AuditError,
+        match=r"expected a causal LM, got .* changes by .* nats with what comes after it",
+    ):
         load_causal_lm(str(tmp_path))
 
 
@@ -146,7 +207,10 @@ def test_a_model_that_embeddings_do_not_tell_all_reads_token_ids(tmp_path: Path)
     assert [note for note in model.notes if "soft prompts are not applicable" in note]
     text = [3, 4, 5, 6]
     torch.testing.assert_close(
-        model.log_probs(torch.tensor([text]), 1)[0, 0], own_distribution(made, text), atol=1e-5, rtol=1e-5
+        model.log_probs(torch.tensor([text]), 1)[0, 0],
+        own_distribution(made, text),
+        atol=1e-5,
+        rtol=1e-5,
     )
     with pytest.raises(NotApplicable):
         model.log_probs(torch.tensor([text]), 1, prompt=torch.zeros(2, 32))
@@ -171,10 +235,14 @@ def test_prefix_tuning_is_served_as_peft_answers(tmp_path: Path) -> None:
 
 def test_positions_that_stretch_with_the_text_end_it() -> None:
     model = HuggingFaceModel(peaked(phi3()), name="stretched")
-    assert self_check.check_and_configure_serving(model) == ()  # shorter texts are read as they were trained
+    assert (
+        self_check.check_and_configure_serving(model) == ()
+    )  # shorter texts are read as they were trained
     assert self_check.check_and_configure_serving(model, 24) == ()
     with pytest.raises(
-        AuditError, match="expected texts of at most 24 tokens for 'stretched', got 30: more than 24 tokens change"
+        AuditError,
+        match="expected texts of at most 24 tokens for 'stretched', got 30: more than 24 tokens "
+        "change",
     ):
         self_check.check_and_configure_serving(model, 30)
     short = peaked(phi3())
@@ -182,11 +250,15 @@ def test_positions_that_stretch_with_the_text_end_it() -> None:
     short.model.rotary_emb.original_max_position_embeddings = 8
     short.config.rope_parameters = {**STRETCHED, "original_max_position_embeddings": 8}
     ended = HuggingFaceModel(short, name="short")
-    assert any("more than 8 tokens" in note for note in self_check.check_and_configure_serving(ended))
+    assert any(
+        "more than 8 tokens" in note for note in self_check.check_and_configure_serving(ended)
+    )
     assert ended.max_positions == 8
 
 
-def test_windows_are_passed_and_what_was_tried_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_are_passed_and_what_was_tried_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = HuggingFaceModel(peaked(MistralForCausalLM(MistralConfig(**GROUPED, sliding_window=6))))
     passed: list[int] = []
     agree = self_check._SelfCheckTrial._rows_agree_behind
@@ -222,7 +294,8 @@ def test_a_distribution_that_depends_on_no_text_is_refused() -> None:
         for parameter in model.parameters():
             parameter.zero_()
     with pytest.raises(
-        AuditError, match=r"expected a distribution that depends on the text, .* the weights are zero or broken"
+        AuditError,
+        match=r"expected a distribution that depends on the text, .* the weights are zero or broken",  # noqa: E501
     ):
         self_check.check_and_configure_serving(HuggingFaceModel(model))
 
@@ -236,8 +309,8 @@ def test_distributions_that_are_no_numbers_are_refused() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rounding_passes_and_another_distribution_does_not(dtype: torch.dtype) -> None:
-    """The allowed distance is several times what a dtype's rounding does, and far below that of another text's
-    distribution."""
+    """The allowed distance is several times what a dtype's rounding does, and far below that of
+    another text's distribution."""
     model = HuggingFaceModel(peaked(LlamaForCausalLM(LlamaConfig(**GROUPED))).to(dtype))
     texts = torch.randint(1, 61, (2, 12), generator=torch.Generator().manual_seed(0))
     logits = model.model(input_ids=texts).logits.float()
@@ -273,7 +346,9 @@ def test_a_model_whose_gradient_is_always_zero_takes_no_soft_prompt() -> None:
         RuntimeError("could not create a primitive"),  # oneDNN's word for it
     ],
 )
-def test_want_of_memory_takes_no_capability_from_a_model(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_want_of_memory_takes_no_capability_from_a_model(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, whole = tiny(), HuggingFaceModel.log_probs
 
     def full(self: HuggingFaceModel, contexts: Any, last: int, *, prompt: Any = None) -> Any:
@@ -302,7 +377,9 @@ def test_what_a_check_found_is_kept_by_the_digest_of_the_weights(tmp_path: Path)
 
 def test_the_base_of_a_checked_adapter_is_served_as_the_adapter_without_trying_it_again() -> None:
     made = peaked(LlamaForCausalLM(LlamaConfig(**GROUPED)))
-    adapter = HuggingFaceModel(get_peft_model(copy.deepcopy(made), LoraConfig(target_modules=["q_proj"])))
+    adapter = HuggingFaceModel(
+        get_peft_model(copy.deepcopy(made), LoraConfig(target_modules=["q_proj"]))
+    )
     adapter.model.peft_config["default"].base_model_name_or_path = "base"  # type: ignore[union-attr]
     records = [((5, 6, 7, 8, 9), (4, 5, 6))]
 
@@ -314,7 +391,9 @@ def test_the_base_of_a_checked_adapter_is_served_as_the_adapter_without_trying_i
 
     first = count_tokens_of_check(adapter, None, 20)
     model = HuggingFaceModel(copy.deepcopy(made), name="base")
-    assert count_tokens_of_check(model, None, 20) <= 24 < first / 4  # its causality, which depends on its weights
+    assert (
+        count_tokens_of_check(model, None, 20) <= 24 < first / 4
+    )  # its causality, which depends on its weights
     assert model.served == "slots" and model.can_join_rows and model.begins is not None
     assert count_tokens_of_check(model, 40) > 40  # longer than the adapter was checked for
     stretched = LlamaConfig(**GROUPED, max_position_embeddings=1024)

@@ -14,7 +14,9 @@ from auditor.models.huggingface import HuggingFaceModel, traffic
 from auditor.models.shared_prefix import LEAST, shared_prefix_length
 from tests.zoo.families import tiny
 
-ROUNDING = 7e-7  # of logits, by the largest of them: products of other shapes add up in another order
+ROUNDING = (
+    7e-7  # of logits, by the largest of them: products of other shapes add up in another order
+)
 SHARED, OWN, LENGTH = 24, 6, 5
 FAMILIES = ("llama", "gpt_neox")
 
@@ -28,7 +30,9 @@ def texts(rows: int, seed: int = 0, shared: int = SHARED) -> torch.Tensor:
     """Whose first tokens are the same."""
     noise = torch.Generator().manual_seed(seed)
     begin = torch.randint(3, 60, (1, shared), generator=torch.Generator().manual_seed(9))
-    return torch.cat([begin.expand(rows, -1), torch.randint(3, 60, (rows, OWN), generator=noise)], dim=1)
+    return torch.cat(
+        [begin.expand(rows, -1), torch.randint(3, 60, (rows, OWN), generator=noise)], dim=1
+    )
 
 
 def both(family: str) -> tuple[HuggingFaceModel, HuggingFaceModel]:
@@ -48,7 +52,15 @@ def test_scores_are_those_of_whole_texts_batch_after_batch(family: str) -> None:
     other = torch.randint(3, 60, (3, SHARED + OWN), generator=torch.Generator().manual_seed(7))
     part = texts(2, 5)
     part[:, 20:] = 5  # goes another way within what is held
-    for batch in (texts(4), texts(1, 1), texts(1, 2), other, texts(3, 3)[:, :-2], part, texts(1, 4)):
+    for batch in (
+        texts(4),
+        texts(1, 1),
+        texts(1, 2),
+        other,
+        texts(3, 3)[:, :-2],
+        part,
+        texts(1, 4),
+    ):
         assert near(sharing.log_probs(batch, 3), plain.log_probs(batch, 3))
 
 
@@ -59,7 +71,9 @@ def test_samples_are_the_same_tokens_behind_a_soft_prompt_too(family: str) -> No
     for prompt in (None, plain.embedding_rows(4) * 1.01):
         for seed in (0, 1):
             found, truth = (
-                model.completions(texts(3, seed), LENGTH, Decoding(0.8, top_p=0.9), noise, prompt=prompt)
+                model.completions(
+                    texts(3, seed), LENGTH, Decoding(0.8, top_p=0.9), noise, prompt=prompt
+                )
                 for model in (sharing, plain)
             )
             assert torch.equal(found.tokens, truth.tokens)
@@ -133,7 +147,9 @@ def test_the_self_check_lets_a_family_share_that_goes_on_from_its_cache(family: 
 def test_the_self_check_says_that_others_read_each_text_whole() -> None:
     model = tiny_model("mamba")
     self_check.check_and_configure_serving(model)
-    assert any("read anew for each" in note for note in self_check.check_and_configure_serving(model, 40))
+    assert any(
+        "read anew for each" in note for note in self_check.check_and_configure_serving(model, 40)
+    )
     assert model.begins is None
 
 
@@ -160,11 +176,16 @@ def test_the_self_check_finds_a_model_that_is_wrong_behind_a_cache(
 
 def test_common() -> None:
     rows = torch.tensor([[1, 2, 3, 4], [1, 2, 9, 4]])
-    assert [shared_prefix_length(rows, torch.tensor(text)) for text in ([1, 2, 3], [1], [2, 2], [1, 2, 3, 4, 5])] == [
+    assert [
+        shared_prefix_length(rows, torch.tensor(text))
+        for text in ([1, 2, 3], [1], [2, 2], [1, 2, 3, 4, 5])
+    ] == [
         2,
         1,
         0,
         2,
     ]
-    assert shared_prefix_length(rows.unsqueeze(-1).float(), torch.tensor([[1.0], [2.0], [3.0]])) == 2
+    assert (
+        shared_prefix_length(rows.unsqueeze(-1).float(), torch.tensor([[1.0], [2.0], [3.0]])) == 2
+    )
     assert shared_prefix_length(rows, torch.zeros(3, 8)) == 0

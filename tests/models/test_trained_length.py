@@ -1,4 +1,5 @@
-"""How many tokens of a row were trained on: read from a trainer's arguments, without running what they hold."""
+"""How many tokens of a row were trained on: read from a trainer's arguments, without running what
+they hold."""
 
 import os
 import zipfile
@@ -37,10 +38,15 @@ def test_the_length_stands_in_the_trainers_arguments(
     tmp_path: Path, fields: dict[str, Any], tokens: int, from_end: bool
 ) -> None:
     torch.save(Arguments(**fields, device=torch.device("cpu")), tmp_path / FILE)
-    assert read_trained_length(tmp_path) == (TrainedLength(tokens, from_end, f"max_length of {FILE}"), "")
+    assert read_trained_length(tmp_path) == (
+        TrainedLength(tokens, from_end, f"max_length of {FILE}"),
+        "",
+    )
 
 
-@pytest.mark.parametrize("fields", [{"max_length": None}, {"packing": True, "packing_strategy": "wrapped"}])
+@pytest.mark.parametrize(
+    "fields", [{"max_length": None}, {"packing": True, "packing_strategy": "wrapped"}]
+)
 def test_a_trainer_that_cuts_no_row_says_nothing(tmp_path: Path, fields: dict[str, Any]) -> None:
     torch.save(Arguments(**fields, device=torch.device("cpu")), tmp_path / FILE)
     assert read_trained_length(tmp_path) == (None, "")
@@ -73,5 +79,13 @@ def test_a_file_that_cannot_be_read_safely_is_named_and_the_audit_goes_on(
 
 def test_the_tokens_that_a_trainer_puts_around_a_text_count() -> None:
     first, last = TrainedLength(10, before=1, after=1), TrainedLength(10, True, before=1, after=1)
-    assert (first.span_of(30), first.span_of(30, templated=True), first.span_of(5)) == ((0, 9), (0, 10), (0, 5))
-    assert (last.span_of(30), last.span_of(30, templated=True), last.span_of(5)) == ((21, 30), (20, 30), (0, 5))
+    assert (first.span_of(30), first.span_of(30, templated=True), first.span_of(5)) == (
+        (0, 9),
+        (0, 10),
+        (0, 5),
+    )
+    assert (last.span_of(30), last.span_of(30, templated=True), last.span_of(5)) == (
+        (21, 30),
+        (20, 30),
+        (0, 5),
+    )

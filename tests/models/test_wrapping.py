@@ -1,4 +1,5 @@
-"""Whoever answers through another model forwards what is no answer, and whatever a model can be asked."""
+"""Whoever answers through another model forwards what is no answer, and whatever a model can be
+asked."""
 
 from __future__ import annotations
 
@@ -26,7 +27,15 @@ from auditor.studies.published_promises import NeighbouringModels
 
 # Made of `start` and `log_probs`: a defense that forwarded them would be gone past.
 ANSWERS = {
-    *("start", "log_probs", "tuning_log_probs", "completions", "suffix_log_probs", "token_log_probs", "token_ranks"),
+    *(
+        "start",
+        "log_probs",
+        "tuning_log_probs",
+        "completions",
+        "suffix_log_probs",
+        "token_log_probs",
+        "token_ranks",
+    ),
     *(
         "partial_distributions_of",
         "teacher_forced_distributions",
@@ -104,8 +113,13 @@ def test_what_is_no_answer_is_the_other_model_s(model: WrappingModel) -> None:
 
 
 def test_whatever_a_model_can_be_asked_is_forwarded_or_an_answer() -> None:
-    """A new question must be put to the model behind a prefix token, or what it says is lost in every run."""
-    asked = {name for name, value in vars(LanguageModel).items() if callable(value) and not name.startswith("_")}
+    """A new question must be put to the model behind a prefix token, or what it says is lost in
+    every run."""
+    asked = {
+        name
+        for name, value in vars(LanguageModel).items()
+        if callable(value) and not name.startswith("_")
+    }
     forwarded = asked & vars(WrappingModel).keys()
     assert forwarded | ANSWERS == asked and not forwarded & ANSWERS
     assert asked <= forwarded | vars(PrefixedModel).keys()
@@ -123,4 +137,8 @@ def test_every_model_of_ours_that_holds_another_is_a_wrapping_one() -> None:
         *(FixedDistribution, HuggingFaceModel, LlamaModel, RemoteModel)
     }
     tried = tuple(type(model) for model in wrappers())
-    assert all(issubclass(kind, tried) for kind in ours if issubclass(kind, WrappingModel) and kind != WrappingModel)
+    assert all(
+        issubclass(kind, tried)
+        for kind in ours
+        if issubclass(kind, WrappingModel) and kind != WrappingModel
+    )

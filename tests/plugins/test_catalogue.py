@@ -20,26 +20,47 @@ def said(cls: Any) -> tuple[Any, ...]:
     options = plugin_option_defaults(cls) if hasattr(cls, "__dataclass_fields__") else {}
     attributes = [getattr(cls, name, None) for name in ("needs", "claims")]
     needs = [list(a) if isinstance(a, tuple) else a for a in attributes]
-    return cls.__module__, cls.__name__, plugin_title(cls), inspect.getdoc(cls), needs, list(options.items())
+    return (
+        cls.__module__,
+        cls.__name__,
+        plugin_title(cls),
+        inspect.getdoc(cls),
+        needs,
+        list(options.items()),
+    )
 
 
-def test_what_is_kept_is_what_the_files_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_is_what_the_files_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path))
     monkeypatch.setattr(registry, "_extra", {})  # plug-ins that other tests have loaded
     run = catalogue.cached_plugin_classes(quiet)
     assert run == registry.plugins_by_kind()
     monkeypatch.setattr(catalogue, "_import_all_plugins", lambda before: pytest.fail("asked again"))
     kept = catalogue.cached_plugin_classes(quiet)
-    assert {kind: list(found) for kind, found in kept.items()} == {kind: list(found) for kind, found in run.items()}
-    assert all(said(kept[kind][name]) == said(cls) for kind, found in run.items() for name, cls in found.items())
+    assert {kind: list(found) for kind, found in kept.items()} == {
+        kind: list(found) for kind, found in run.items()
+    }
+    assert all(
+        said(kept[kind][name]) == said(cls)
+        for kind, found in run.items()
+        for name, cls in found.items()
+    )
 
 
 @pytest.mark.parametrize("held", ["", "[]", '{"files": ""}', '{"files": "another"}'])
-def test_what_was_kept_of_other_files_is_not_taken(held: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_kept_of_other_files_is_not_taken(
+    held: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path))
     (tmp_path / "plugins.json").write_text(held)
     monkeypatch.setattr(catalogue, "_import_all_plugins", lambda before: {"Attack": {}})
-    assert catalogue.cached_plugin_classes(quiet) == {"Attack": {}} == catalogue.cached_plugin_classes(quiet)
+    assert (
+        catalogue.cached_plugin_classes(quiet)
+        == {"Attack": {}}
+        == catalogue.cached_plugin_classes(quiet)
+    )
     before = catalogue._plugin_source_files_fingerprint()
     monkeypatch.setattr(catalogue, "_PACKAGES", ("auditor.attacks",))
     assert catalogue._plugin_source_files_fingerprint() != before
@@ -73,5 +94,8 @@ def test_files_of_one_name_may_put_off_their_annotations(tmp_path: Path) -> None
         (tmp_path / name).mkdir()
         (tmp_path / name / "mine.py").write_text(MINE.format(name=name, kind=kind))
         registry.load_plugin_file(tmp_path / name / "mine.py")
-    made = [build_plugin("attack", registry.attacks_by_name(), name, {"depth": "4"}) for name in ("whole", "real")]
+    made = [
+        build_plugin("attack", registry.attacks_by_name(), name, {"depth": "4"})
+        for name in ("whole", "real")
+    ]
     assert [type(one.depth) for one in made] == [int, float]  # type: ignore[attr-defined]

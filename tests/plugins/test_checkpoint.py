@@ -1,4 +1,5 @@
-"""Where an interrupted training goes on: whole or not there, and a disk that is full is no bug of ours."""
+"""Where an interrupted training goes on: whole or not there, and a disk that is full is no bug of
+ours."""
 
 from __future__ import annotations
 
@@ -28,7 +29,10 @@ def no_file_beyond(size: int) -> Iterator[None]:
 def test_what_finds_no_room_is_refused_by_name_and_the_one_before_stays(tmp_path: Path) -> None:
     checkpoint = TrainerCheckpoint(tmp_path / "checkpoint.pt")
     checkpoint.save({"step": 1, "weights": torch.ones(10)})
-    with no_file_beyond(10_000), pytest.raises(AuditError, match=r"checkpoint\.pt: cannot be written: File too large"):
+    with (
+        no_file_beyond(10_000),
+        pytest.raises(AuditError, match=r"checkpoint\.pt: cannot be written: File too large"),
+    ):
         checkpoint.save({"step": 2, "weights": torch.ones(10_000)})
     held = checkpoint.load()
     assert held is not None and held["step"] == 1 and torch.equal(held["weights"], torch.ones(10))

@@ -1,4 +1,5 @@
-"""A membership score of one's own: it takes part in the run's strongest score, its table of attacks and its gate."""
+"""A membership score of one's own: it takes part in the run's strongest score, its table of attacks
+and its gate."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # Members end in an odd character, non-members in an even one: only the plug-in looks at that.
     for name, last in (("private", "1"), ("fresh", "2")):
         rows = (
-            json.dumps({"prefix": f"code {i:03}x{i * 7 % 13}", "suffix": f" is {i * 3 % 10}{last}"}) for i in range(16)
+            json.dumps({"prefix": f"code {i:03}x{i * 7 % 13}", "suffix": f" is {i * 3 % 10}{last}"})
+            for i in range(16)
         )
         (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
     (tmp_path / "mine.py").write_text(PLUGIN)
@@ -55,13 +57,32 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_plug_ins_score_is_the_verdict_and_is_compared_and_gated(
     given: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = ["--data", "private.jsonl", "--nonmembers", "fresh.jsonl", "--known-fraction", "0", "--setting", "white-box"]
+    data = [
+        "--data",
+        "private.jsonl",
+        "--nonmembers",
+        "fresh.jsonl",
+        "--known-fraction",
+        "0",
+        "--setting",
+        "white-box",
+    ]
     attacks = ["--attack", "membership", "-A", "membership.score=loss", "--attack", "first-token"]
-    assert run_command_line(["run", "--plugin", "mine.py", "--model", "model", *data, *attacks, "-o", "runs/a"]) == 0
+    assert (
+        run_command_line(
+            ["run", "--plugin", "mine.py", "--model", "model", *data, *attacks, "-o", "runs/a"]
+        )
+        == 0
+    )
     screen = capsys.readouterr().out
-    rows = {f["attack"]: f for f in json.loads((given / "runs" / "a" / "result.json").read_text())["findings"]}
+    rows = {
+        f["attack"]: f
+        for f in json.loads((given / "runs" / "a" / "result.json").read_text())["findings"]
+    }
     tried = rows["membership"]["scores_tried"]
-    assert tried == rows["first-token"]["scores_tried"] > 3  # one family: all scores of both rows share the level
+    assert (
+        tried == rows["first-token"]["scores_tried"] > 3
+    )  # one family: all scores of both rows share the level
     named = {m["name"]: m for m in rows["first-token"]["measurements"]}
     assert named["membership_auc"]["value"] == named["membership_auc_first_token"]["value"] == 1.0
     assert re.search(r"first-token \(yours\) +AUC 1\.00", screen) and "from membership" in screen

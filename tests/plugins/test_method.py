@@ -1,4 +1,5 @@
-"""A plug-in of a user's own brings numbers and a section of the reports, without a change anywhere else."""
+"""A plug-in of a user's own brings numbers and a section of the reports, without a change anywhere
+else."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ class Plain(PerplexityRanking):
 
     def report_section(self, findings):
         return OwnSection("Of an attack", (f"{len(findings)} rows.",))
-'''
+'''  # noqa: E501
 
 
 @pytest.fixture
@@ -86,7 +87,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     return run
 
 
-def test_its_numbers_and_section_stand_in_both_reports(run: Callable[..., int], tmp_path: Path) -> None:
+def test_its_numbers_and_section_stand_in_both_reports(
+    run: Callable[..., int], tmp_path: Path
+) -> None:
     assert run("--attack", "lengths", "--attack", "plain", "-A", "plain.samples=2") == 0
     folder = tmp_path / "run"
     result = json.loads((folder / "result.json").read_text())

@@ -1,4 +1,5 @@
-"""What an attacker may ask: one pass for one recipe, streams that belong to the secret, budgets shared beforehand."""
+"""What an attacker may ask: one pass for one recipe, streams that belong to the secret, budgets
+shared beforehand."""
 
 from __future__ import annotations
 
@@ -50,7 +51,14 @@ class Counting(LanguageModel):
         self.eos, self.device = model.eos, model.device
         self.started: list[tuple[int, bool]] = []  # (prefixes, whether the distribution is read)
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
+    def start(
+        self,
+        prefixes: Tensor,
+        length: int,
+        *,
+        prompt: Tensor | None = None,
+        distribution: bool = True,
+    ) -> Rows:
         self.started.append((len(prefixes), distribution))
         return self.model.start(prefixes, length, prompt=prompt, distribution=distribution)
 
@@ -90,7 +98,8 @@ def total(started: list[tuple[int, bool]]) -> int:
     return sum(prefixes for prefixes, _ in started)
 
 
-# --- one pass for one recipe -----------------------------------------------------------------------------------------
+# --- one pass for one recipe
+# -----------------------------------------------------------------------------------------------
 
 
 def test_attacks_with_one_recipe_share_one_pass(counting: Counting) -> None:
@@ -103,11 +112,19 @@ def test_attacks_with_one_recipe_share_one_pass(counting: Counting) -> None:
 
 
 def test_a_pass_is_not_kept_in_memory(neox: HuggingFaceModel) -> None:
-    """Of 20,000 secrets it is larger than any model; it comes back whole, the tree's certificate too."""
-    for sampling in (TOP_P, Sampling(6, TOP_P.decoding, search="tree"), Sampling(6, TOP_P.decoding, search="beam")):
+    """Of 20,000 secrets it is larger than any model; it comes back whole, the tree's certificate
+    too."""
+    for sampling in (
+        TOP_P,
+        Sampling(6, TOP_P.decoding, search="tree"),
+        Sampling(6, TOP_P.decoding, search="beam"),
+    ):
         seen = view(neox)
         first = asked(seen, sampling)
-        expected, alive = copy.deepcopy(first), [weakref.ref(candidates) for candidates in first.values()]
+        expected, alive = (
+            copy.deepcopy(first),
+            [weakref.ref(candidates) for candidates in first.values()],
+        )
         first.clear()
         gc.collect()
         assert not any(reference() for reference in alive)
@@ -115,7 +132,11 @@ def test_a_pass_is_not_kept_in_memory(neox: HuggingFaceModel) -> None:
             mine, theirs = vars(again), vars(expected[name])
             assert type(again) is type(expected[name]) and set(mine) == set(theirs)
             for key, value in mine.items():
-                assert torch.equal(value, theirs[key]) if torch.is_tensor(value) else value == theirs[key]
+                assert (
+                    torch.equal(value, theirs[key])
+                    if torch.is_tensor(value)
+                    else value == theirs[key]
+                )
 
 
 @pytest.mark.parametrize(
@@ -130,7 +151,9 @@ def test_a_pass_is_not_kept_in_memory(neox: HuggingFaceModel) -> None:
     ],
     ids=["samples", "decoding", "end of text", "tree", "beam", "prompt"],
 )
-def test_another_recipe_is_another_pass(counting: Counting, sampling: Sampling, prompt: str) -> None:
+def test_another_recipe_is_another_pass(
+    counting: Counting, sampling: Sampling, prompt: str
+) -> None:
     seen = view(counting)
     asked(seen, TOP_P)
     rows = counting.embedding_rows(2) if prompt else None
@@ -143,25 +166,36 @@ def test_searches_are_told_apart_by_what_they_depend_on(neox: HuggingFaceModel) 
     seen = view(neox)
 
     def name(**options: Any) -> str:
-        return seen.sampling_recipe_name(Sampling(**{"samples": 6, "decoding": TOP_P.decoding, **options}), "")
+        return seen.sampling_recipe_name(
+            Sampling(**{"samples": 6, "decoding": TOP_P.decoding, **options}), ""
+        )
 
     tree, beam = {"search": "tree"}, {"search": "beam"}
     others = [{"threshold": 0.02}, {"decoding": ANCESTRAL}, {"eos": "masked"}]
-    assert len({name(), name(**tree), name(**beam), *(name(**tree, **other) for other in others)}) == 6
-    assert name(**tree) == name(**tree, samples=7, beams=3) and name(**beam) == name(**beam, decoding=ANCESTRAL)
+    assert (
+        len({name(), name(**tree), name(**beam), *(name(**tree, **other) for other in others)}) == 6
+    )
+    assert name(**tree) == name(**tree, samples=7, beams=3) and name(**beam) == name(
+        **beam, decoding=ANCESTRAL
+    )
     assert len({name(**beam), name(**beam, beams=3), name(**beam, eos="masked")}) == 3
 
 
 @pytest.mark.parametrize("decoding", [{"temperature": 0.0}, {"top_k": 1}], ids=str)
-def test_a_decoding_with_one_answer_is_drawn_from_once(neox: HuggingFaceModel, decoding: dict[str, Any]) -> None:
-    """In each attack; where the target draws ancestrally all samples are drawn, whatever the attack's decoding is."""
+def test_a_decoding_with_one_answer_is_drawn_from_once(
+    neox: HuggingFaceModel, decoding: dict[str, Any]
+) -> None:
+    """In each attack; where the target draws ancestrally all samples are drawn, whatever the
+    attack's decoding is."""
     for kind in (PerplexityRanking, Ethicist):
         attack = kind(samples=100, **{"temperature": 0.8, "top_p": 1.0, **decoding})
         asked, state = view(neox), {"tuned_on": "none"}
         many = list(attack.guess(asked, state, queries(2)))
         assert [(g.samples, [guess.count for guess in g.ranked]) for g in many] == [(1, [1])] * 2
         assert list(attack.sample_counts_by_recipe(asked).values()) == [1]
-        assert "1 sample of each prefix, not 100" in cell_remarks_on_single_samples(asked, attack)[0]
+        assert (
+            "1 sample of each prefix, not 100" in cell_remarks_on_single_samples(asked, attack)[0]
+        )
         claim = view(neox, TEXT_ONLY)
         assert list(attack.sample_counts_by_recipe(claim).values()) == [100]
         assert not cell_remarks_on_single_samples(claim, attack)
@@ -189,12 +223,15 @@ def test_inside_the_claim_recipes_that_differ_in_decoding_only_are_one(counting:
     assert total(counting.started) == 5 and all(same(second[name], first[name]) for name in first)
 
 
-# --- streams belong to the secret ------------------------------------------------------------------------------------
+# --- streams belong to the secret
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("setting", [TEXT_ONLY, WHITE_BOX], ids=lambda setting: setting.name)
 @pytest.mark.parametrize("size", [1, 2, 64])
-def test_draws_do_not_depend_on_the_batch(neox: HuggingFaceModel, setting: Setting, size: int) -> None:
+def test_draws_do_not_depend_on_the_batch(
+    neox: HuggingFaceModel, setting: Setting, size: int
+) -> None:
     expected = asked(view(neox, setting), TOP_P)
     found = asked(view(neox, setting, batch_size=size), TOP_P, list(reversed(queries())))
     assert all(same(found[name], candidates) for name, candidates in expected.items())
@@ -202,12 +239,19 @@ def test_draws_do_not_depend_on_the_batch(neox: HuggingFaceModel, setting: Setti
 
 def test_batches_are_as_large_as_asked_for_and_of_one_shape(counting: Counting) -> None:
     asked(view(counting, batch_size=2), TOP_P)
-    assert [prefixes for prefixes, _ in counting.started] == [2, 1, 2]  # three of length 3, two of length 4
+    assert [prefixes for prefixes, _ in counting.started] == [
+        2,
+        1,
+        2,
+    ]  # three of length 3, two of length 4
 
 
 def test_fewer_samples_are_the_first_ones(neox: HuggingFaceModel) -> None:
     """Of the uniforms, and so of the draws: each of the few is among the many, as often at most."""
-    many, few = asked(view(neox), Sampling(12, TOP_P.decoding)), asked(view(neox), Sampling(5, TOP_P.decoding))
+    many, few = (
+        asked(view(neox), Sampling(12, TOP_P.decoding)),
+        asked(view(neox), Sampling(5, TOP_P.decoding)),
+    )
     for name, candidates in few.items():
         of_few, of_many = counted(candidates), counted(many[name])
         assert of_few.total() == 5 and of_few <= of_many
@@ -223,7 +267,9 @@ def test_fewer_samples_are_the_first_ones(neox: HuggingFaceModel) -> None:
 
 
 def counted(candidates: SuffixCandidates) -> Counter[tuple[int, ...]]:
-    return Counter(dict(zip(map(tuple, candidates.suffixes.tolist()), candidates.counts.tolist(), strict=True)))
+    return Counter(
+        dict(zip(map(tuple, candidates.suffixes.tolist()), candidates.counts.tolist(), strict=True))
+    )
 
 
 @pytest.mark.parametrize("change", ["seed", "target", "setting", "prompt", "secret"])
@@ -245,7 +291,8 @@ def test_everything_else_has_a_stream_of_its_own(neox: HuggingFaceModel, change:
     assert not (first == second).any()
 
 
-# --- the two settings ------------------------------------------------------------------------------------------------
+# --- the two settings
+# -----------------------------------------------------------------------------------------------
 
 
 def test_the_claim_setting_draws_ancestrally_and_hides_the_distribution(counting: Counting) -> None:
@@ -273,21 +320,34 @@ def test_the_claim_setting_draws_ancestrally_and_hides_the_distribution(counting
 def test_the_worst_case_gives_everything(counting: Counting) -> None:
     seen = view(counting)
     assert seen.decoding_in_this_setting(TOP_P) == TOP_P.decoding
-    assert seen.decoding_in_this_setting(Sampling(6, TOP_P.decoding, "masked")).forbidden == counting.eos == (0,)
+    assert (
+        seen.decoding_in_this_setting(Sampling(6, TOP_P.decoding, "masked")).forbidden
+        == counting.eos
+        == (0,)
+    )
     for query in queries():
         candidates = asked(seen, TOP_P)[query.id]
-        again = seen.mean_nll(counting, [(query.prefix, tuple(s)) for s in candidates.suffixes.tolist()])
+        again = seen.mean_nll(
+            counting, [(query.prefix, tuple(s)) for s in candidates.suffixes.tolist()]
+        )
         assert (candidates.nll / query.length).tolist() == pytest.approx(again, abs=1e-5)
 
 
-def test_what_candidates_share_is_read_once(neox: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    pairs = [((1, 2, 3), suffix) for suffix in ((5, 6, 7, 8), (5, 6, 7, 9), (5, 6), (5, 6, 7, 9), (4, 4, 4))]
+def test_what_candidates_share_is_read_once(
+    neox: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = [
+        ((1, 2, 3), suffix)
+        for suffix in ((5, 6, 7, 8), (5, 6, 7, 9), (5, 6), (5, 6, 7, 9), (4, 4, 4))
+    ]
     pairs += [((1, 2, 4), (5, 6)), ((2, 2), (5, 6)), ((2, 2), (5, 7))]
     scores = []
     for prefix, suffix in pairs:
         distribution = neox.log_probs(torch.tensor([[*prefix, *suffix[:-1]]]), len(suffix))
         scores.append(-float(distribution[0].gather(-1, torch.tensor(suffix)[:, None]).mean()))
-    neox.row_bytes(8)  # measures the cache once a model, by forwards of its own, which are not counted here
+    neox.row_bytes(
+        8
+    )  # measures the cache once a model, by forwards of its own, which are not counted here
     read, forward = 0, neox.model.forward
 
     def counted(**asked: Any) -> Any:
@@ -297,11 +357,14 @@ def test_what_candidates_share_is_read_once(neox: HuggingFaceModel, monkeypatch:
 
     monkeypatch.setattr(neox.model, "forward", counted)
     assert view(neox).mean_nll(neox, pairs) == pytest.approx(scores, abs=1e-5)
-    # Three tokens, then 5 | 4, 5 6 | 4 4, 5 6 7; three and 5 in one text; two and 5. The last of a text is never read.
+    # Three tokens, then 5 | 4, 5 6 | 4 4, 5 6 7; three and 5 in one text; two and 5. The last of a
+    # text is never read.
     assert read == 3 + 2 + 2 + 1 + (3 + 1) + (2 + 1)
 
 
-def test_a_reference_may_be_asked_in_every_setting(neox: HuggingFaceModel, make_tiny: MakeTiny) -> None:
+def test_a_reference_may_be_asked_in_every_setting(
+    neox: HuggingFaceModel, make_tiny: MakeTiny
+) -> None:
     assert view(neox, TEXT_ONLY).mean_nll(make_tiny(seed=5), [((1, 2), (3, 4))])[0] > 0
 
 
@@ -317,7 +380,8 @@ def test_what_the_target_does_not_give_is_said(counting: Counting) -> None:
         view(text).require_capability("distribution")
 
 
-# --- budgets ---------------------------------------------------------------------------------------------------------
+# --- budgets
+# -----------------------------------------------------------------------------------------------
 
 tokens = st.lists(st.integers(1, 30), max_size=12)
 
@@ -333,17 +397,23 @@ def test_stop_pays_whole_answers_in_secret_order(answers: list[int], budget: int
 
 
 @given(tokens, st.integers(1, 200))
-def test_public_pays_the_first_tokens_and_answers_everybody(answers: list[int], budget: int) -> None:
+def test_public_pays_the_first_tokens_and_answers_everybody(
+    answers: list[int], budget: int
+) -> None:
     planned = {("r", f"s{i}"): count for i, count in enumerate(answers)}
     shared = divide_query_budget(QueryBudget(budget, "public"), planned)
     assert list(shared) == list(planned)
     assert sum(shared.values()) == min(budget, sum(answers))
     paid = list(shared.values())
     partial = [i for i, count in enumerate(paid) if count < answers[i]]
-    assert all(paid[i] == 0 for i in partial[1:])  # nothing is paid behind the first that is not paid in full
+    assert all(
+        paid[i] == 0 for i in partial[1:]
+    )  # nothing is paid behind the first that is not paid in full
 
 
-def test_without_an_allowance_nothing_is_covered_publicly_or_left_out(neox: HuggingFaceModel) -> None:
+def test_without_an_allowance_nothing_is_covered_publicly_or_left_out(
+    neox: HuggingFaceModel,
+) -> None:
     seen = view(neox, TEXT_ONLY)
     assert seen.queries_within_allowance(TOP_P, "", queries()) == queries()
     seen.allowance = {(seen.sampling_recipe_name(TOP_P, ""), "q1"): 18}
@@ -353,14 +423,17 @@ def test_without_an_allowance_nothing_is_covered_publicly_or_left_out(neox: Hugg
 
 @pytest.fixture(scope="module")
 def defended(make_tiny: MakeTiny) -> tuple[LanguageModel, Scenario]:
-    """q=1 and a huge epsilon: a draw that is paid for hardly ever comes from the public distribution."""
+    """q=1 and a huge epsilon: a draw that is paid for hardly ever comes from the public
+    distribution."""
     public = make_tiny(seed=1)
     ensemble = ModelEnsemble(public, [make_tiny(seed=s, scale=6.0) for s in (2, 3)])
     scenario = Scenario(make_tiny(), public, ensemble, queries=40, answer_length=4)
     return PMixed(epsilon=1000.0, q=1.0).protect(scenario), scenario
 
 
-def test_draws_past_the_budget_are_the_public_models(defended: tuple[LanguageModel, Scenario]) -> None:
+def test_draws_past_the_budget_are_the_public_models(
+    defended: tuple[LanguageModel, Scenario],
+) -> None:
     """In the order of the samples, token by token, with the same uniforms."""
     model, scenario = defended
     assert scenario.public is not None
@@ -377,7 +450,8 @@ def test_draws_past_the_budget_are_the_public_models(defended: tuple[LanguageMod
     assert public != private
     assert drawn(model, 0) == public
     assert drawn(model, 40) == private
-    # 5 whole samples of 4 tokens are paid for: as many come from either side as the uniforms of each side give.
+    # 5 whole samples of 4 tokens are paid for: as many come from either side as the uniforms of
+    # each side give.
     first = Sampling(5, ANCESTRAL)
     paid_half = drawn(model, 20)
     seen = view(model, TEXT_ONLY)
@@ -391,12 +465,15 @@ def test_a_budget_that_ends_within_a_sample_ends_at_that_token(neox: HuggingFace
     name = free.sampling_recipe_name(TOP_P, "")
     query = queries()[1]  # 4 tokens
     bound.allowance = {(name, query.id): 6}
-    without, within = (seen._uniform_draws_of_query(query, 3, name).reshape(-1, 3) for seen in (free, bound))
+    without, within = (
+        seen._uniform_draws_of_query(query, 3, name).reshape(-1, 3) for seen in (free, bound)
+    )
     assert (within[:, [0, 2]] == without[:, [0, 2]]).all()
     assert (within[:6, 1] == without[:6, 1]).all() and (within[6:, 1] == -1).all()
 
 
-# --- what is charged -------------------------------------------------------------------------------------------------
+# --- what is charged
+# -----------------------------------------------------------------------------------------------
 
 
 class Paying(Defense):
@@ -413,17 +490,24 @@ class PrivateRecipe:
         self.samplings = samplings
 
     def sample_counts_by_recipe(self, seen: View) -> dict[str, int]:
-        return {seen.sampling_recipe_name(sampling, ""): sampling.samples for sampling in self.samplings}
+        return {
+            seen.sampling_recipe_name(sampling, ""): sampling.samples for sampling in self.samplings
+        }
 
 
 def charged(
-    neox: HuggingFaceModel, attacks: list[PrivateRecipe], allowance: dict[tuple[str, str], int] | None = None
+    neox: HuggingFaceModel,
+    attacks: list[PrivateRecipe],
+    allowance: dict[tuple[str, str], int] | None = None,
 ) -> int:
     scenario = Scenario(neox, None, None, 0, 0)
     target = Target("paying", "Paying", neox, "", Paying(), scenario)
     seen = view(neox, TEXT_ONLY, allowance=allowance)
     for attack in attacks:
-        done = [Guesses(q.id, (), 6, 6 * q.length) for q in seen.queries_within_allowance(TOP_P, "", queries())]
+        done = [
+            Guesses(q.id, (), 6, 6 * q.length)
+            for q in seen.queries_within_allowance(TOP_P, "", queries())
+        ]
         target.spending.charge_claim_for_answers(seen, attack, done)  # type: ignore[arg-type]
     claim = target.claim
     assert claim is not None
@@ -432,7 +516,9 @@ def charged(
 
 def test_attacks_that_share_a_pass_are_charged_once(neox: HuggingFaceModel) -> None:
     once = 6 * sum(query.length for query in queries())
-    same_distribution = PrivateRecipe(Sampling(6, Decoding(top_k=3)))  # inside the claim: the same recipe
+    same_distribution = PrivateRecipe(
+        Sampling(6, Decoding(top_k=3))
+    )  # inside the claim: the same recipe
     assert (
         charged(neox, [PrivateRecipe(TOP_P)])
         == charged(neox, [PrivateRecipe(TOP_P), PrivateRecipe(TOP_P), same_distribution])
@@ -470,10 +556,14 @@ def test_samples_of_one_prefix_that_outgrow_memory_are_drawn_in_passes(
 
 
 @pytest.mark.parametrize(("setting", "word"), [(TEXT_ONLY, "claim"), (WHITE_BOX, "worst")])
-def test_draws_stay_those_of_before_an_access_was_renamed(neox: HuggingFaceModel, setting: Setting, word: str) -> None:
+def test_draws_stay_those_of_before_an_access_was_renamed(
+    neox: HuggingFaceModel, setting: Setting, word: str
+) -> None:
     seen, (query, *_) = view(neox, setting), queries()
     name = seen.sampling_recipe_name(Sampling(5, ANCESTRAL), "")
-    before = secret_uniform_draws(5, query.length, seen.seed, seen.target_name, word, name.split(" x ", 1)[1], query.id)
+    before = secret_uniform_draws(
+        5, query.length, seen.seed, seen.target_name, word, name.split(" x ", 1)[1], query.id
+    )
     assert (seen._uniform_draws_of_query(query, 5, name) == before).all()
 
 

@@ -1,4 +1,5 @@
-"""Accounting of the subsampled Gaussian: the known answers of formulas B4, and the noise solved for."""
+"""Accounting of the subsampled Gaussian: the known answers of formulas B4, and the noise solved
+for."""
 
 from __future__ import annotations
 
@@ -43,15 +44,20 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("q", "sigma", "steps", "delta", "pld", "rdp"), KNOWN)
-def test_known_answers(q: float, sigma: float, steps: int, delta: float, pld: float, rdp: float) -> None:
+def test_known_answers(
+    q: float, sigma: float, steps: int, delta: float, pld: float, rdp: float
+) -> None:
     assert pld_epsilon(sigma, q, steps, delta) == pytest.approx(pld, abs=2e-6)
     assert compute_rdp_epsilon(sigma, q, steps, delta) == pytest.approx(rdp, abs=2e-6)
     assert pld < rdp - 2e-6 <= quick_rdp_epsilon(sigma, q, steps, delta) < 1.1 * rdp
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
-    """Balle and Wang 2018: the exact delta of a Gaussian mechanism, mu = sensitivity / sigma; no library."""
-    return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu))
+    """Balle and Wang 2018: the exact delta of a Gaussian mechanism, mu = sensitivity / sigma; no
+    library."""
+    return float(
+        norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+    )
 
 
 @pytest.mark.parametrize(("sigma", "steps"), [(5.0, 1), (20.0, 100), (3.0, 7)])
@@ -64,19 +70,28 @@ def test_without_subsampling_it_is_the_exact_gaussian(sigma: float, steps: int) 
 @example_settings(max_examples=8)
 def test_more_noise_and_fewer_steps_cost_less(sigma: float, q: float, steps: int) -> None:
     here = quick_rdp_epsilon(sigma, q, steps, 1e-5)
-    assert quick_rdp_epsilon(1.1 * sigma, q, steps, 1e-5) <= here <= quick_rdp_epsilon(sigma, q, steps + 1, 1e-5)
+    assert (
+        quick_rdp_epsilon(1.1 * sigma, q, steps, 1e-5)
+        <= here
+        <= quick_rdp_epsilon(sigma, q, steps + 1, 1e-5)
+    )
     assert here <= quick_rdp_epsilon(sigma, min(1.0, 1.1 * q), steps, 1e-5)
     assert quick_rdp_epsilon(sigma, q, 0, 1e-5) == 0
 
 
-@pytest.mark.parametrize(("epsilon", "q", "steps"), [(3.0, 1.0, 1), (0.1, 0.05, 200), (1.0, 0.01, 1000)])
-def test_the_noise_solved_for_spends_the_epsilon_and_no_more(epsilon: float, q: float, steps: int) -> None:
+@pytest.mark.parametrize(
+    ("epsilon", "q", "steps"), [(3.0, 1.0, 1), (0.1, 0.05, 200), (1.0, 0.01, 1000)]
+)
+def test_the_noise_solved_for_spends_the_epsilon_and_no_more(
+    epsilon: float, q: float, steps: int
+) -> None:
     sigma = noise_multiplier_for(epsilon, 1e-5, q, steps)
     assert 0.999 * epsilon <= pld_epsilon(sigma, q, steps, 1e-5) <= epsilon
 
 
 def renyi_epsilon(sigma: float, q: float, steps: int, delta: float) -> float:
-    """An upper bound without the library: whole orders (Mironov, Talwar and Zhang 2019, Eq. 3; Balle et al. 2020)."""
+    """An upper bound without the library: whole orders (Mironov, Talwar and Zhang 2019, Eq. 3;
+    Balle et al. 2020)."""
 
     def at(order: int) -> float:
         parts = [
@@ -87,14 +102,19 @@ def renyi_epsilon(sigma: float, q: float, steps: int, delta: float) -> float:
             for k in range(order + 1)
         ]
         divergence = float(logsumexp(parts)) / (order - 1)
-        return steps * divergence + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
+        return (
+            steps * divergence
+            + math.log1p(-1 / order)
+            - (math.log(delta) + math.log(order)) / (order - 1)
+        )
 
     return min(map(at, range(2, 200)))
 
 
 @pytest.mark.parametrize(("delta", "q", "steps"), [(1e-14, 0.01, 1000), (1e-15, 0.1, 100)])
 def test_the_noise_solved_for_is_enough_at_a_tiny_delta(delta: float, q: float, steps: int) -> None:
-    """What PLD cuts off is no longer small beside delta: its epsilon is 9.45, or infinite, where RDP proves 8."""
+    """What PLD cuts off is no longer small beside delta: its epsilon is 9.45, or infinite, where
+    RDP proves 8."""
     sigma = noise_multiplier_for(8.0, delta, q, steps)
     epsilon, accountant = epsilon_by_tightest_accountant(sigma, q, steps, delta)
     assert 7.99 <= epsilon <= 8 and accountant == "dp-accounting RDP"
@@ -106,7 +126,10 @@ def test_the_noise_solved_for_is_enough_at_a_tiny_delta(delta: float, q: float, 
 def test_hardly_any_noise_is_accounted_by_renyi_and_says_so() -> None:
     epsilon, accountant = epsilon_by_tightest_accountant(1e-3, 0.1, 10, 1e-5)
     assert epsilon > 1e5 and accountant == "dp-accounting RDP"
-    assert epsilon_by_tightest_accountant(5.0, 1.0, 1, 1e-5) == (pytest.approx(0.725522, abs=2e-6), "dp-accounting PLD")
+    assert epsilon_by_tightest_accountant(5.0, 1.0, 1, 1e-5) == (
+        pytest.approx(0.725522, abs=2e-6),
+        "dp-accounting PLD",
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,7 +143,9 @@ def test_hardly_any_noise_is_accounted_by_renyi_and_says_so() -> None:
         ((math.nan, 0.1, 1, 1e-5), "noise multiplier > 0, got nan"),
     ],
 )
-def test_mechanisms_that_do_not_exist_are_refused(mechanism: tuple[float, float, int, float], sentence: str) -> None:
+def test_mechanisms_that_do_not_exist_are_refused(
+    mechanism: tuple[float, float, int, float], sentence: str
+) -> None:
     for epsilon in (pld_epsilon, compute_rdp_epsilon):
         with pytest.raises(AuditError, match=sentence):
             epsilon(*mechanism)
@@ -139,7 +164,8 @@ def test_an_epsilon_out_of_reach_is_refused() -> None:
 def test_noise_is_solved_for_in_few_looks_at_the_loss_distribution(
     epsilon: float, q: float, steps: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each takes seconds: two ends of a bracket, and straight lines between them until one is close enough."""
+    """Each takes seconds: two ends of a bracket, and straight lines between them until one is close
+    enough."""
     looks, solved = 0, noise_multiplier_for(epsilon, 1e-5, q, steps)
 
     def counted(*arguments: Any) -> float:
@@ -152,17 +178,24 @@ def test_noise_is_solved_for_in_few_looks_at_the_loss_distribution(
     assert looks <= most
 
 
-# --- two scales of noise ----------------------------------------------------------------------------------------------
+# --- two scales of noise
+# -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("order", "one", "other"), [(2.0, 1.0, 0.8), (2.0, 0.8, 1.0), (5.0, 1.0, 1.3)])
+@pytest.mark.parametrize(
+    ("order", "one", "other"), [(2.0, 1.0, 0.8), (2.0, 0.8, 1.0), (5.0, 1.0, 1.3)]
+)
 def test_divergence_of_two_scales_is_the_integral(order: float, one: float, other: float) -> None:
     def integrand(x: float) -> float:
-        return math.exp(order * norm.logpdf(x, scale=one) + (1 - order) * norm.logpdf(x, scale=other))
+        return math.exp(
+            order * norm.logpdf(x, scale=one) + (1 - order) * norm.logpdf(x, scale=other)
+        )
 
     expected = math.log(quad(integrand, -60, 60, points=[0.0], limit=400)[0]) / (order - 1)
     assert compute_noise_scale_divergence(order, 1, one, other) == pytest.approx(expected, rel=1e-7)
-    assert compute_noise_scale_divergence(order, 7, one, other) == pytest.approx(7 * expected, rel=1e-7)
+    assert compute_noise_scale_divergence(order, 7, one, other) == pytest.approx(
+        7 * expected, rel=1e-7
+    )
 
 
 def test_epsilon_of_two_scales_is_exact() -> None:

@@ -1,4 +1,5 @@
-"""The search for the mixing weight against a table, slow twins, and divergences computed from the mixture itself."""
+"""The search for the mixing weight against a table, slow twins, and divergences computed from the
+mixture itself."""
 
 import math
 from collections.abc import Iterator
@@ -29,11 +30,15 @@ def distribution(*probabilities: float) -> Tensor:
     return torch.tensor(probabilities, dtype=torch.float64).log()
 
 
-def random_distributions(seed: int, scale: float, *lead: int, vocabulary: int = 30) -> tuple[Tensor, Tensor]:
+def random_distributions(
+    seed: int, scale: float, *lead: int, vocabulary: int = 30
+) -> tuple[Tensor, Tensor]:
     """Private distributions of shape (*lead, V) around public ones of shape (*lead[:-1], 1, V)."""
     generator = torch.Generator().manual_seed(seed)
     public = torch.randn(*lead[:-1], 1, vocabulary, dtype=torch.float64, generator=generator) * 3
-    private = public + scale * torch.randn(*lead, vocabulary, dtype=torch.float64, generator=generator)
+    private = public + scale * torch.randn(
+        *lead, vocabulary, dtype=torch.float64, generator=generator
+    )
     return private.log_softmax(-1), public.log_softmax(-1)
 
 
@@ -51,7 +56,8 @@ def larger_divergence(log_p: Tensor, log_q: Tensor, alpha: int) -> Tensor:
     return torch.maximum(divergence(log_p, log_q, alpha), divergence(log_q, log_p, alpha))
 
 
-# Known answers and twins ---------------------------------------------------------------------------------------------
+# Known answers and twins
+# -----------------------------------------------------------------------------------------------
 
 TABLE = [  # p, p0, alpha, radius; forward, two-sided
     ((0.5, 0.25, 0.25), (0.25, 0.25, 0.5), 2, 0.1, 0.529580760163, 0.529580760163),
@@ -76,19 +82,21 @@ def test_known_answers(
     forward: float,
     two_sided: float,
 ) -> None:
-    assert projection_weight(distribution(*p), distribution(*p0), alpha, radius).item() == pytest.approx(
-        forward, rel=1e-11
-    )
-    assert two_sided_projection_weight(distribution(*p), distribution(*p0), alpha, radius).item() == pytest.approx(
-        two_sided, rel=1e-11
-    )
+    assert projection_weight(
+        distribution(*p), distribution(*p0), alpha, radius
+    ).item() == pytest.approx(forward, rel=1e-11)
+    assert two_sided_projection_weight(
+        distribution(*p), distribution(*p0), alpha, radius
+    ).item() == pytest.approx(two_sided, rel=1e-11)
 
 
 def bisect(p: list[mpf], p0: list[mpf], alpha: int, radius: float, both: bool) -> float:
     """The private end of 60 halvings, in 30 digits."""
 
     def d(a: list[mpf], b: list[mpf]) -> mpf:
-        return mp.log(mp.fsum(x**alpha * y ** (1 - alpha) for x, y in zip(a, b, strict=True))) / (alpha - 1)
+        return mp.log(mp.fsum(x**alpha * y ** (1 - alpha) for x, y in zip(a, b, strict=True))) / (
+            alpha - 1
+        )
 
     def fits(weight: mpf) -> bool:
         mixture = [weight * x + (1 - weight) * y for x, y in zip(p, p0, strict=True)]
@@ -109,11 +117,18 @@ def bisect(p: list[mpf], p0: list[mpf], alpha: int, radius: float, both: bool) -
 def test_bisection_twin(alpha: int, seed: int, scale: float, radius: float) -> None:
     log_p, log_p0 = (x[0] for x in random_distributions(seed, scale, 1, vocabulary=4))
     with mp.workdps(30):
-        distributions = [[mp.e ** mpf(x) for x in log_distribution.tolist()] for log_distribution in (log_p, log_p0)]
+        distributions = [
+            [mp.e ** mpf(x) for x in log_distribution.tolist()]
+            for log_distribution in (log_p, log_p0)
+        ]
         p, p0 = ([x / mp.fsum(total) for x in total] for total in distributions)
         forward, two_sided = (bisect(p, p0, alpha, radius, both) for both in (False, True))
-    assert projection_weight(log_p, log_p0, alpha, radius).item() == pytest.approx(forward, rel=1e-9)
-    assert two_sided_projection_weight(log_p, log_p0, alpha, radius).item() == pytest.approx(two_sided, rel=2e-8)
+    assert projection_weight(log_p, log_p0, alpha, radius).item() == pytest.approx(
+        forward, rel=1e-9
+    )
+    assert two_sided_projection_weight(log_p, log_p0, alpha, radius).item() == pytest.approx(
+        two_sided, rel=2e-8
+    )
 
 
 @pytest.mark.parametrize("alpha", [2, 3, 4, 8, 9, 20])
@@ -128,17 +143,23 @@ def test_log_moments_twin(alpha: int) -> None:
 
 
 def test_small_divergences_keep_their_digits() -> None:
-    """chi^2 = 2 e^2 here, which 1 + chi^2 would round to nothing; the weight is then a square root of a ratio."""
+    """chi^2 = 2 e^2 here, which 1 + chi^2 would round to nothing; the weight is then a square root
+    of a ratio."""
     e = 1e-9
-    log_p, log_p0 = torch.log1p(torch.tensor([[2 * e, -2 * e], [0.0, 0.0]], dtype=torch.float64)) + math.log(0.5)
+    log_p, log_p0 = torch.log1p(
+        torch.tensor([[2 * e, -2 * e], [0.0, 0.0]], dtype=torch.float64)
+    ) + math.log(0.5)
     assert log_ratio_moments(log_p, log_p0, 2)[2].item() == pytest.approx(4 * e**2, rel=1e-9)
     assert projection_weight(log_p, log_p0, 2, e**2).item() == pytest.approx(0.5, rel=1e-9)
 
 
-# What a weight promises ----------------------------------------------------------------------------------------------
+# What a weight promises
+# -----------------------------------------------------------------------------------------------
 
 
-@given(seed=seeds, scale=scales, alpha=st.integers(2, 12), radius=radii, max_weight=st.floats(1e-3, 1))
+@given(
+    seed=seeds, scale=scales, alpha=st.integers(2, 12), radius=radii, max_weight=st.floats(1e-3, 1)
+)
 @settings(deadline=None, max_examples=80)
 def test_weight_is_the_largest_within_the_radius(
     seed: int, scale: float, alpha: int, radius: float, max_weight: float
@@ -153,20 +174,29 @@ def test_weight_is_the_largest_within_the_radius(
 
 @given(seed=seeds, scale=scales, alpha=st.integers(2, 12), radius=radii)
 @settings(deadline=None, max_examples=80)
-def test_two_sided_weight_is_the_largest_within_the_radius(seed: int, scale: float, alpha: int, radius: float) -> None:
+def test_two_sided_weight_is_the_largest_within_the_radius(
+    seed: int, scale: float, alpha: int, radius: float
+) -> None:
     log_p, log_p0 = random_distributions(seed, scale, 5)
     weight = two_sided_projection_weight(log_p, log_p0, alpha, radius)
     assert ((weight >= 0) & (weight <= 1)).all()
-    assert (larger_divergence(log_mixture(log_p, log_p0, weight), log_p0, alpha) <= radius * (1 + 1e-9)).all()
+    assert (
+        larger_divergence(log_mixture(log_p, log_p0, weight), log_p0, alpha) <= radius * (1 + 1e-9)
+    ).all()
     more = weight * (1 + 1e-8)
-    exceeds = larger_divergence(log_mixture(log_p, log_p0, more.clamp_max(1.0)), log_p0, alpha) > radius
+    exceeds = (
+        larger_divergence(log_mixture(log_p, log_p0, more.clamp_max(1.0)), log_p0, alpha) > radius
+    )
     assert (exceeds | (more >= 1)).all()
 
 
 def test_two_sided_search_meets_the_reverse_side() -> None:
     """Both sides must bind somewhere, or the tests above say little."""
     log_p, log_p0 = random_distributions(1, 0.5, 50, vocabulary=50)
-    forward, both = projection_weight(log_p, log_p0, 3, 0.1), two_sided_projection_weight(log_p, log_p0, 3, 0.1)
+    forward, both = (
+        projection_weight(log_p, log_p0, 3, 0.1),
+        two_sided_projection_weight(log_p, log_p0, 3, 0.1),
+    )
     assert (both <= forward).all()
     assert 0.05 < (both < forward * (1 - 1e-9)).double().mean() < 0.95
 
@@ -181,7 +211,8 @@ def test_weight_grows_with_the_radius(search: object) -> None:
     assert weight[0].max() < 1e-3 < weight[-1].min()
 
 
-# Edges ---------------------------------------------------------------------------------------------------------------
+# Edges
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -195,7 +226,9 @@ def test_edges(search: object, alpha: int, dtype: torch.dtype) -> None:
     assert weight(uneven, uneven, 0.0) == 1
     assert weight(uneven, (0.2, 0.4, 0.4), 0.0) == 0
     assert weight(uneven, (0.2, 0.4, 0.4), 5.0) == 1
-    assert weight((0.5, 0.5, 0), (0.5, 0, 0.5), 3.0) == 0  # p > 0 = p0: no weight has a finite divergence
+    assert (
+        weight((0.5, 0.5, 0), (0.5, 0, 0.5), 3.0) == 0
+    )  # p > 0 = p0: no weight has a finite divergence
     assert weight((0.5, 0.5, 0), (0.3, 0.7, 0), 3.0) == 1  # a token that neither has is none
     assert weight((0, 0, 1), (0, 0, 1), 0.0) == 1
     assert weight((0.5, 0, 0.5), (0.4, 0, 0.6), 0.01) == weight((0.5, 0.5), (0.4, 0.6), 0.01)
@@ -212,7 +245,9 @@ def test_cap_is_returned_where_it_fits() -> None:
     log_p, log_p0 = distribution(0.9, 0.05, 0.05), distribution(0.1, 0.6, 0.3)
     free = projection_weight(log_p, log_p0, 3, 0.58).item()
     assert projection_weight(log_p, log_p0, 3, 0.58, max_weight=0.2).item() == 0.2
-    assert projection_weight(log_p, log_p0, 3, 0.58, max_weight=0.3).item() == pytest.approx(free, rel=1e-12)
+    assert projection_weight(log_p, log_p0, 3, 0.58, max_weight=0.3).item() == pytest.approx(
+        free, rel=1e-12
+    )
     assert projection_weight(log_p, log_p0, 3, 0.58, max_weight=0.0).item() == 0
 
 
@@ -255,8 +290,12 @@ def test_chunks_change_nothing(chunk: int, monkeypatch: pytest.MonkeyPatch) -> N
     assert torch.allclose(two_sided_projection_weight(log_p, log_p0, 3, 0.3), whole, rtol=1e-13)
 
 
-@pytest.mark.parametrize(("chunk", "count"), [(1, 21), (99, 21), (120, 14), (150, 7), (300, 4), (1050, 1)])
-def test_a_chunk_holds_as_much_as_there_is_room_for(chunk: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("chunk", "count"), [(1, 21), (99, 21), (120, 14), (150, 7), (300, 4), (1050, 1)]
+)
+def test_a_chunk_holds_as_much_as_there_is_room_for(
+    chunk: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And one distribution at least: each lies in one chunk."""
     monkeypatch.setattr(projection, "_CHUNK", chunk)
     seen = torch.zeros(7, 3, 50)
@@ -286,13 +325,17 @@ def test_weights_carry_no_gradient_and_inputs_stay_as_they_were() -> None:
     log_p, log_p0 = random_distributions(6, 2.0, 3)
     kept = log_p.clone(), log_p0.clone()
     log_p.requires_grad_()
-    for weight in (projection_weight(log_p, log_p0, 3, 0.1), two_sided_projection_weight(log_p, log_p0, 3, 0.1)):
+    for weight in (
+        projection_weight(log_p, log_p0, 3, 0.1),
+        two_sided_projection_weight(log_p, log_p0, 3, 0.1),
+    ):
         assert not weight.requires_grad
     assert torch.equal(log_p, kept[0])
     assert torch.equal(log_p0, kept[1])
 
 
-# Precision -----------------------------------------------------------------------------------------------------------
+# Precision
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -311,13 +354,19 @@ def test_single_precision_stays_private_and_close(alpha: int, scale: float) -> N
         assert (divergence(log_mixture(exact_p, exact_p0, weight), exact_p0, alpha) <= radius).all()
         assert (weight <= projection_weight(exact_p, exact_p0, alpha, radius)).all()
         assert torch.allclose(
-            weight, projection_weight(exact_p, exact_p0, alpha, radius * (1 - 1e-4)), rtol=0, atol=1e-5
+            weight,
+            projection_weight(exact_p, exact_p0, alpha, radius * (1 - 1e-4)),
+            rtol=0,
+            atol=1e-5,
         )
         both = two_sided_projection_weight(log_p, log_p0, alpha, radius)
         mixture = log_mixture(exact_p, exact_p0, both)
         assert (larger_divergence(mixture, exact_p0, alpha) <= radius).all()
         assert torch.allclose(
-            both, two_sided_projection_weight(exact_p, exact_p0, alpha, radius * (1 - 1e-4)), rtol=0, atol=1e-5
+            both,
+            two_sided_projection_weight(exact_p, exact_p0, alpha, radius * (1 - 1e-4)),
+            rtol=0,
+            atol=1e-5,
         )
 
 
@@ -327,15 +376,24 @@ def test_both_ways_to_the_moments_agree(monkeypatch: pytest.MonkeyPatch) -> None
     slow = [log_ratio_moments(log_p, log_p0, alpha) for alpha in (2, 3, 8)]
     monkeypatch.setattr(projection, "_DIRECT_ORDERS", 8)
     for moments, alpha in zip(slow, (2, 3, 8), strict=True):
-        assert torch.allclose(moments, log_ratio_moments(log_p, log_p0, alpha), rtol=1e-11, atol=1e-14)
+        assert torch.allclose(
+            moments, log_ratio_moments(log_p, log_p0, alpha), rtol=1e-11, atol=1e-14
+        )
 
 
 @pytest.mark.parametrize("alpha", [2, 3, 8])
-@pytest.mark.parametrize(("p", "p0"), [(-1.0, -40.0), (-30.0, -70.0), (-1.0, -95.0), (-5.0, -800.0)])
+@pytest.mark.parametrize(
+    ("p", "p0"), [(-1.0, -40.0), (-30.0, -70.0), (-1.0, -95.0), (-5.0, -800.0)]
+)
 def test_ratios_beyond_single_precision(p: float, p0: float, alpha: int) -> None:
-    """A token that the public model all but excludes, next to an ordinary distribution that needs no such care."""
-    private = torch.tensor([[p, math.log1p(-math.exp(p))], [-0.5, math.log1p(-math.exp(-0.5))]], dtype=torch.float64)
-    public = torch.tensor([[p0, math.log1p(-math.exp(p0))], [-1.0, math.log1p(-math.exp(-1.0))]], dtype=torch.float64)
+    """A token that the public model all but excludes, next to an ordinary distribution that needs
+    no such care."""
+    private = torch.tensor(
+        [[p, math.log1p(-math.exp(p))], [-0.5, math.log1p(-math.exp(-0.5))]], dtype=torch.float64
+    )
+    public = torch.tensor(
+        [[p0, math.log1p(-math.exp(p0))], [-1.0, math.log1p(-math.exp(-1.0))]], dtype=torch.float64
+    )
     exact = projection_weight(private, public, alpha, 0.5)
     single = projection_weight(private.float(), public.float(), alpha, 0.5)
     assert (single <= exact).all()
@@ -346,23 +404,29 @@ def test_ratios_beyond_single_precision(p: float, p0: float, alpha: int) -> None
 
 
 def test_public_mass_below_single_precision_is_rounded_to_less_weight() -> None:
-    """e^-110 is 0 in float32, and a ratio of e^25 does not overflow: the token must not vanish unseen."""
+    """e^-110 is 0 in float32, and a ratio of e^25 does not overflow: the token must not vanish
+    unseen."""
     private, public = torch.tensor([[-85.0, 0.0], [-110.0, 0.0]], dtype=torch.float64)
     moments = log_ratio_moments(private, public, 3)
     assert moments[3].item() == pytest.approx(math.exp(-35), rel=1e-9)
     assert (log_ratio_moments(private.float(), public.float(), 3) >= moments * (1 - 1e-6)).all()
     assert (
-        projection_weight(private.float(), public.float(), 3, 1e-17) <= projection_weight(private, public, 3, 1e-17) < 1
+        projection_weight(private.float(), public.float(), 3, 1e-17)
+        <= projection_weight(private, public, 3, 1e-17)
+        < 1
     )
 
 
 @pytest.mark.parametrize("alpha", [6, 8, 9, 20, 32])
 def test_high_orders_keep_their_digits_in_single_precision(alpha: int) -> None:
-    """Where p falls below p0 on some tokens, E (p/p0)^k is small and binomial sums of (p/p0 - 1)^j are not."""
+    """Where p falls below p0 on some tokens, E (p/p0)^k is small and binomial sums of (p/p0 - 1)^j
+    are not."""
     generator = torch.Generator().manual_seed(11)
     public = torch.randn(50, 200, dtype=torch.float64, generator=generator).log_softmax(-1)
     falls = 4.0 * (torch.rand(50, 200, dtype=torch.float64, generator=generator) < 0.1)
-    private = (public - falls * torch.rand(50, 200, dtype=torch.float64, generator=generator)).log_softmax(-1)
+    private = (
+        public - falls * torch.rand(50, 200, dtype=torch.float64, generator=generator)
+    ).log_softmax(-1)
     single = log_ratio_moments(private.float(), public.float(), alpha)
     assert torch.allclose(single, log_ratio_moments(private, public, alpha), rtol=1e-5, atol=1e-12)
 
@@ -386,7 +450,8 @@ def test_half_precision_is_renormalised(dtype: torch.dtype) -> None:
     assert (reached >= 0.2 * (1 - 3e-4))[weight < 1].all()
 
 
-# Refusals ------------------------------------------------------------------------------------------------------------
+# Refusals
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("alpha", [3, 9])
@@ -410,7 +475,9 @@ def test_what_is_no_distribution_is_refused(
 ) -> None:
     log_p, log_p0 = torch.tensor(p, dtype=dtype), torch.tensor(p0, dtype=dtype)
     for search in (projection_weight, two_sided_projection_weight):
-        with pytest.raises(AuditError, match="expected log-probabilities of total mass 1, got mass"):
+        with pytest.raises(
+            AuditError, match="expected log-probabilities of total mass 1, got mass"
+        ):
             search(log_p, log_p0, alpha, 0.1)
 
 
@@ -425,21 +492,39 @@ def test_what_is_no_distribution_is_refused(
         ({"max_weight": 1.1}, r"expected max_weight in \[0, 1\], got 1\.1"),
         ({"max_weight": math.nan}, r"expected max_weight in \[0, 1\], got nan"),
         ({"log_p0": torch.zeros(1)}, "expected one vocabulary, got 2 and 1 tokens"),
-        ({"log_p": torch.zeros(2, dtype=torch.int64), "log_p0": torch.zeros(2, dtype=torch.int64)}, "floating point"),
+        (
+            {
+                "log_p": torch.zeros(2, dtype=torch.int64),
+                "log_p0": torch.zeros(2, dtype=torch.int64),
+            },
+            "floating point",
+        ),
     ],
 )
 def test_bad_options_are_refused(options: dict, sentence: str) -> None:
-    arguments = {"log_p": distribution(0.5, 0.5), "log_p0": distribution(0.4, 0.6), "alpha": 3, "radius": 0.1}
+    arguments = {
+        "log_p": distribution(0.5, 0.5),
+        "log_p0": distribution(0.4, 0.6),
+        "alpha": 3,
+        "radius": 0.1,
+    }
     with pytest.raises(AuditError, match=sentence):
         projection_weight(**{**arguments, **options})
 
 
 @pytest.mark.parametrize("alpha", [2, 4, 8])
-@pytest.mark.parametrize("rare", [-88.0, -100.0, -250.0, -1000.0])  # nats; e^-87.3 is float32's smallest normal number
-def test_a_public_distribution_that_all_but_excludes_a_token_is_a_distribution(alpha: int, rare: float) -> None:
-    """Where a private distribution makes much of it, the moments leave single precision: in logs they do not."""
+@pytest.mark.parametrize(
+    "rare", [-88.0, -100.0, -250.0, -1000.0]
+)  # nats; e^-87.3 is float32's smallest normal number
+def test_a_public_distribution_that_all_but_excludes_a_token_is_a_distribution(
+    alpha: int, rare: float
+) -> None:
+    """Where a private distribution makes much of it, the moments leave single precision: in logs
+    they do not."""
     public, private = (torch.tensor([x, 0.0]).log_softmax(-1) for x in (rare, 1.0))
     exact = [distribution.double().log_softmax(-1) for distribution in (private, public)]
     ours = projection_weight(private, public, alpha, 0.3)
     assert 0 <= ours <= projection_weight(*exact, alpha, 0.3) * (1 + 1e-9)
-    assert ours == pytest.approx(float(projection_weight(*exact, alpha, 0.3 * (1 - 1e-4))), rel=1e-3, abs=1e-300)
+    assert ours == pytest.approx(
+        float(projection_weight(*exact, alpha, 0.3 * (1 - 1e-4))), rel=1e-3, abs=1e-300
+    )

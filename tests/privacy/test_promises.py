@@ -34,16 +34,33 @@ def test_a_claim_says_in_fields_what_it_says_in_words() -> None:
 
 
 def test_a_claim_and_its_notes_say_what_else_is_known() -> None:
-    """And nothing of what is not: an older record has neither its units nor epsilon by the other accountant."""
-    claim, more = RECORD.claim(), replace(RECORD, units=1200, epsilon_rdp=3.4, epsilon_twice=4.5).claim()
+    """And nothing of what is not: an older record has neither its units nor epsilon by the other
+    accountant."""
+    claim, more = (
+        RECORD.claim(),
+        replace(RECORD, units=1200, epsilon_rdp=3.4, epsilon_twice=4.5).claim(),
+    )
     assert claim is not None and more is not None
     bare = {"noise_multiplier": 1.0, "clip": 1.0, "sampling_rate": 0.1, "steps": 10.0}
     assert claim.details == bare
-    assert more.details == {**bare, "units": 1200.0, "epsilon_by_rdp": 3.4, "epsilon_with_another_like_it": 4.5}
-    assert claim.epsilon == more.epsilon == {"add_remove": 3.0} and "public number of records" in more.theorem
+    assert more.details == {
+        **bare,
+        "units": 1200.0,
+        "epsilon_by_rdp": 3.4,
+        "epsilon_with_another_like_it": 4.5,
+    }
+    assert (
+        claim.epsilon == more.epsilon == {"add_remove": 3.0}
+        and "public number of records" in more.theorem
+    )
 
 
 def test_notes_say_whose_number_of_units_it_is() -> None:
     assert len(RECORD.notes()) == 1 and "protected at the group size k only" in RECORD.notes()[0]
-    (_, given), (_, found) = (replace(RECORD, units=1200, units_given=own).notes() for own in (True, False))
-    assert "1,200 records, which was given as public" in given and "that there are 1,200 records is taken" in found
+    (_, given), (_, found) = (
+        replace(RECORD, units=1200, units_given=own).notes() for own in (True, False)
+    )
+    assert (
+        "1,200 records, which was given as public" in given
+        and "that there are 1,200 records is taken" in found
+    )

@@ -1,4 +1,5 @@
-"""GGUF files by llama.cpp in this process: the next-token distributions that transformers has for the same weights."""
+"""GGUF files by llama.cpp in this process: the next-token distributions that transformers has for
+the same weights."""
 
 from __future__ import annotations
 
@@ -86,8 +87,12 @@ def texts(vocab_size: int) -> Tensor:
     return torch.randint(vocab_size, (3, 20), generator=torch.Generator().manual_seed(2))
 
 
-def test_its_distributions_are_those_of_the_same_weights_in_transformers(file: Path, llama: LlamaModel) -> None:
-    other = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+def test_its_distributions_are_those_of_the_same_weights_in_transformers(
+    file: Path, llama: LlamaModel
+) -> None:
+    other = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32
+    )
     asked = texts(llama.vocab_size)
     with torch.no_grad():
         truth = other(asked).logits.log_softmax(-1)
@@ -100,7 +105,12 @@ def test_its_distributions_are_those_of_the_same_weights_in_transformers(file: P
 
 def test_it_keeps_the_contract_of_a_model(llama: LlamaModel) -> None:
     check_model(llama)
-    assert (llama.vocab_size, llama.max_positions, llama.eos, llama.special_token_id("bos")) == (258, 64, (257,), 257)
+    assert (llama.vocab_size, llama.max_positions, llama.eos, llama.special_token_id("bos")) == (
+        258,
+        64,
+        (257,),
+        257,
+    )
 
 
 def test_a_text_has_the_same_bits_whatever_was_read_before(llama: LlamaModel) -> None:
@@ -129,4 +139,6 @@ def test_a_tokenizer_that_reads_texts_otherwise_is_refused(file: Path, tmp_path:
     save_tiny(tmp_path / "other")
     assert json.loads((tmp_path / "other" / "tokenizer.json").read_text())
     with pytest.raises(AuditError, match="expected a tokenizer that reads"):
-        LlamaCpp(threads=1).load(RequestedModel(str(file), LoadingOptions(), tokenizer=str(tmp_path / "other")))
+        LlamaCpp(threads=1).load(
+            RequestedModel(str(file), LoadingOptions(), tokenizer=str(tmp_path / "other"))
+        )

@@ -1,4 +1,5 @@
-"""What is written to a run folder comes back as it was, is read by nobody else, and survives a crash."""
+"""What is written to a run folder comes back as it was, is read by nobody else, and survives a
+crash."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ from auditor.runs import tuned_states
 
 
 def answer(name: str, score: float = -1.5, drawn: int = 6) -> Guesses:
-    return Guesses(name, (Guess((3, 1, 2), score, 2), Guess((3, 1, 4), score - 1)), 3, drawn, near_boundary=1)
+    return Guesses(
+        name, (Guess((3, 1, 2), score, 2), Guess((3, 1, 4), score - 1)), 3, drawn, near_boundary=1
+    )
 
 
 @pytest.fixture
@@ -43,7 +46,12 @@ scores = st.floats(allow_nan=False)
 shares = st.floats(0, 1)
 known = st.none() | scores
 guess = st.builds(
-    Guess, st.lists(st.integers(0, 2**40), max_size=4).map(tuple), scores, st.integers(1, 9), known, known
+    Guess,
+    st.lists(st.integers(0, 2**40), max_size=4).map(tuple),
+    scores,
+    st.integers(1, 9),
+    known,
+    known,
 )
 found = st.builds(
     Guesses,
@@ -96,13 +104,19 @@ def test_cells_do_not_mix(folder: RunFolder) -> None:
     folder.guesses.append(CellKey("t", "white-box", "a"), [answer("s1", score=-9.0)])
     again = RunFolder.reopen(folder.path)
     assert list(again.guesses.finished_secrets(CellKey("t", "text-only", "a"))) == ["s1", "s2"]
-    assert again.guesses.finished_secrets(CellKey("t", "white-box", "a")) == {"s1": answer("s1", score=-9.0)}
+    assert again.guesses.finished_secrets(CellKey("t", "white-box", "a")) == {
+        "s1": answer("s1", score=-9.0)
+    }
     assert again.guesses.finished_secrets(CellKey("t", "text-only", "b")) == {}
 
 
-def test_guesses_are_on_disk_before_they_count(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guesses_are_on_disk_before_they_count(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(_: int) -> None:
-        assert (folder.path / "guesses.jsonl").read_text().count("\n") == 1  # flushed to the file already
+        assert (folder.path / "guesses.jsonl").read_text().count(
+            "\n"
+        ) == 1  # flushed to the file already
         raise OSError("no space left")
 
     monkeypatch.setattr(os, "fsync", full)
@@ -111,8 +125,11 @@ def test_guesses_are_on_disk_before_they_count(folder: RunFolder, monkeypatch: p
     assert folder.guesses.finished_secrets(CELL) == {}
 
 
-def test_what_was_half_appended_is_taken_back(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a full disk: the file ends with a whole line, for whoever reads it before the run goes on."""
+def test_what_was_half_appended_is_taken_back(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk: the file ends with a whole line, for whoever reads it before the run goes
+    on."""
     folder.guesses.append(CELL, [answer("s1")])
     whole = (folder.path / "guesses.jsonl").read_bytes()
 
@@ -132,7 +149,8 @@ def test_what_was_half_appended_is_taken_back(folder: RunFolder, monkeypatch: py
 
 
 def test_what_is_finished_is_not_kept_in_memory(folder: RunFolder) -> None:
-    """Of 20,000 secrets the guesses are larger than any model: they are read again where they are asked for."""
+    """Of 20,000 secrets the guesses are larger than any model: they are read again where they are
+    asked for."""
     guesses = answer("s1")
     alive = weakref.ref(guesses)
     folder.guesses.append(CELL, [guesses])
@@ -142,18 +160,21 @@ def test_what_is_finished_is_not_kept_in_memory(folder: RunFolder) -> None:
 
 
 def test_a_run_that_goes_on_reads_what_it_wrote(folder: RunFolder) -> None:
-    """A journal may round: what is worked out of it is the same whether or not the run was interrupted."""
+    """A journal may round: what is worked out of it is the same whether or not the run was
+    interrupted."""
     folder.tokens.append("undefended", [TokenLogProbs("s1", (-0.123456789, -2.5))])
-    assert folder.tokens.finished_secrets("undefended") == RunFolder.reopen(folder.path).tokens.finished_secrets(
-        "undefended"
-    )
+    assert folder.tokens.finished_secrets("undefended") == RunFolder.reopen(
+        folder.path
+    ).tokens.finished_secrets("undefended")
 
 
 def test_a_prefix_token_that_is_lost_is_not_taken_for_none(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", "name", {})
     assert folder.prefix_token() is None  # nothing was asked yet
     folder.pin_secrets("of the secrets")
-    with pytest.raises(AuditError, match=r"expected .*prefix_token\.json, which says .*: it is missing"):
+    with pytest.raises(
+        AuditError, match=r"expected .*prefix_token\.json, which says .*: it is missing"
+    ):
         folder.prefix_token()
 
 
@@ -162,7 +183,9 @@ def test_a_broken_line_is_told_with_what_to_do(folder: RunFolder) -> None:
     file = folder.path / "guesses.jsonl"
     first, second = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(first + second[:20] + b"\n")
-    with pytest.raises(AuditError, match=r"guesses\.jsonl, line 2: .*; without that line its secret is done again"):
+    with pytest.raises(
+        AuditError, match=r"guesses\.jsonl, line 2: .*; without that line its secret is done again"
+    ):
         RunFolder.reopen(folder.path)
     file.write_bytes(first)
     assert list(RunFolder.reopen(folder.path).guesses.finished_secrets(CELL)) == ["s1"]
@@ -177,7 +200,9 @@ def test_a_line_without_a_guess_is_told_too(folder: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("lost", [1, 2, 20])
-def test_a_line_that_was_cut_off_is_dropped_and_the_next_one_is_whole(folder: RunFolder, lost: int) -> None:
+def test_a_line_that_was_cut_off_is_dropped_and_the_next_one_is_whole(
+    folder: RunFolder, lost: int
+) -> None:
     """lost=1: only the newline is missing."""
     folder.guesses.append(CELL, [answer("s1"), answer("s2")])
     file = folder.path / "guesses.jsonl"
@@ -209,7 +234,9 @@ def test_states_come_back(folder: RunFolder) -> None:
     assert tuned_states.load_attack_state(folder, "a/other") is None
 
 
-def test_a_state_is_there_whole_or_not_at_all(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_is_there_whole_or_not_at_all(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def dies(state: object, file: object) -> None:
         file.write(b"half")  # type: ignore[attr-defined]
         raise KeyboardInterrupt
@@ -309,8 +336,11 @@ def test_a_refused_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     assert os.listdir(tmp_path) == []
 
 
-def test_a_refused_run_does_not_give_latest_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`audit gate runs/latest` after it would judge the run before, which is about another model."""
+def test_a_refused_run_does_not_give_latest_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`audit gate runs/latest` after it would judge the run before, which is about another
+    model."""
     monkeypatch.chdir(tmp_path)
     real = RunFolder.create(None, "real", {})
     real.guesses.append(CELL, [answer("s1")])
@@ -341,12 +371,19 @@ def test_what_was_found_out_is_not_discarded(folder: RunFolder, what: str) -> No
         tuned_states.save_attack_state(folder, "a", {"epoch": 1})
     folder.discard_if_empty()
     again = RunFolder.reopen(folder.path)
-    assert again.guesses.finished_secrets(CELL) if what == "guesses" else tuned_states.load_attack_state(again, "a")
+    assert (
+        again.guesses.finished_secrets(CELL)
+        if what == "guesses"
+        else tuned_states.load_attack_state(again, "a")
+    )
 
 
 def test_a_resumed_run_is_not_discarded(tmp_path: Path) -> None:
-    """It was interrupted before its first guess; that its data cannot be read now must not cost its plan."""
-    RunFolder.create(tmp_path / "run", "run", {"seed": 3}).tokens.append("undefended", [TokenLogProbs("s1", (-0.5,))])
+    """It was interrupted before its first guess; that its data cannot be read now must not cost its
+    plan."""
+    RunFolder.create(tmp_path / "run", "run", {"seed": 3}).tokens.append(
+        "undefended", [TokenLogProbs("s1", (-0.5,))]
+    )
     RunFolder.reopen(tmp_path / "run").discard_if_empty()
     again = RunFolder.reopen(tmp_path / "run")
     assert again.plan() == {"seed": 3} and again.tokens.finished_secrets("undefended")
@@ -376,11 +413,19 @@ def test_batched_loses_nobody_and_waits_for_nobody(count: int, size: int) -> Non
     assert seen == [f"s{i}" for i in range(count)]
 
 
-def test_observations_come_back_and_a_second_one_takes_the_place_of_the_first(folder: RunFolder) -> None:
-    first, other = Observation("s1", {"log_p": -math.inf, "bits": 0.1 + 0.2}), Observation("s2", {"log_p": -1e-320})
+def test_observations_come_back_and_a_second_one_takes_the_place_of_the_first(
+    folder: RunFolder,
+) -> None:
+    first, other = (
+        Observation("s1", {"log_p": -math.inf, "bits": 0.1 + 0.2}),
+        Observation("s2", {"log_p": -1e-320}),
+    )
     folder.observations.append(CellKey("t", "white-box", "p"), [first, other])
     again = RunFolder.reopen(folder.path)
-    assert again.observations.finished_secrets(CellKey("t", "white-box", "p")) == {"s1": first, "s2": other}
+    assert again.observations.finished_secrets(CellKey("t", "white-box", "p")) == {
+        "s1": first,
+        "s2": other,
+    }
     assert (
         again.observations.finished_secrets(CellKey("t", "white-box", "q")) == {}
         and again.guesses.finished_secrets(CellKey("t", "white-box", "p")) == {}
@@ -391,11 +436,17 @@ def test_observations_come_back_and_a_second_one_takes_the_place_of_the_first(fo
     assert mode(file) == 0o600
     file.write_bytes(file.read_bytes() + b'{"cell": "t/wor')  # the machine died in the next line
     third = RunFolder.reopen(folder.path)
-    assert third.observations.finished_secrets(CellKey("t", "white-box", "p")) == {"s1": second, "s2": other}
+    assert third.observations.finished_secrets(CellKey("t", "white-box", "p")) == {
+        "s1": second,
+        "s2": other,
+    }
     third.save_probe_facts(CellKey("t", "white-box", "p"), {"games": 200.0, "covered": math.inf})
     third.save_probe_facts(CellKey("t", "white-box", "q"), {})
     assert mode(folder.path / "facts.json") == 0o600
-    assert third.probe_facts_of_cell(CellKey("t", "white-box", "p")) == {"games": 200.0, "covered": math.inf}
+    assert third.probe_facts_of_cell(CellKey("t", "white-box", "p")) == {
+        "games": 200.0,
+        "covered": math.inf,
+    }
     assert third.probe_facts_of_cell(CellKey("t", "white-box", "q")) == {}
     third.discard_if_empty()
     assert file.exists()

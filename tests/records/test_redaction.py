@@ -1,6 +1,8 @@
-"""Nothing that a command says or leaves, outside the files for its owner, holds private text or its tokens.
+"""Nothing that a command says or leaves, outside the files for its owner, holds private text or its
+tokens.
 
-Strings are planted in every place of the data; then everything that was said and written is searched for them.
+Strings are planted in every place of the data; then everything that was said and written is
+searched for them.
 """
 
 from __future__ import annotations
@@ -35,7 +37,13 @@ from tests.conftest import save_tiny
 pytestmark = pytest.mark.drawn  # what plots say is looked through too
 Said = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
-PREFIX, SUFFIX, GROUP, FRESH, ODD = "zanzibarquince", "quokkaberry", "marmaladefox", "pomelothicket", "Saffronbeck"
+PREFIX, SUFFIX, GROUP, FRESH, ODD = (
+    "zanzibarquince",
+    "quokkaberry",
+    "marmaladefox",
+    "pomelothicket",
+    "Saffronbeck",
+)
 PLANTED = (PREFIX, SUFFIX, GROUP, FRESH, ODD)
 # Files that may hold private text or its tokens, all of them 0600; everything else may not.
 PRIVATE = re.compile(r"(guesses|texts)\.jsonl|submission\.csv|.*\.pt")
@@ -43,7 +51,8 @@ PRIVATE = re.compile(r"(guesses|texts)\.jsonl|submission\.csv|.*\.pt")
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """model/: knows its records by heart, byte by byte; data, non-members, arrays, and files that are refused."""
+    """model/: knows its records by heart, byte by byte; data, non-members, arrays, and files that
+    are refused."""
     folder = tmp_path_factory.mktemp("given")
     save_tiny(folder / "model", "gpt2")
     rows = [record(i) for i in range(14)]
@@ -58,7 +67,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     jsonl(folder / "fresh.jsonl", [record(i, FRESH) for i in range(50, 54)])
     (folder / "arrays").mkdir()
     for name, cut in (("prefix", slice(None, 18)), ("suffix", slice(18, 28))):
-        np.save(folder / "arrays" / f"own_{name}.npy", np.array([ids[cut] for ids in tokens], dtype=np.uint16))
+        np.save(
+            folder / "arrays" / f"own_{name}.npy",
+            np.array([ids[cut] for ids in tokens], dtype=np.uint16),
+        )
     odd(folder)
     return folder
 
@@ -84,7 +96,10 @@ def odd(folder: Path) -> None:
     (folder / "short.csv").write_text(f"prefix,suffix\n{ODD}\n")
     (folder / "quote.csv").write_text(f'prefix,suffix\n"{ODD}" x,{ODD}\n')
     (folder / "broken.parquet").write_bytes(b"PAR1" + ODD.encode())
-    for name, text in (("csvs", f"prefix,suffix\na,b\n{ODD},{ODD},{ODD}\n"), ("jsons", f'{{"text": "{ODD}"\n{ODD}')):
+    for name, text in (
+        ("csvs", f"prefix,suffix\na,b\n{ODD},{ODD},{ODD}\n"),
+        ("jsons", f'{{"text": "{ODD}"\n{ODD}'),
+    ):
         (folder / name).mkdir()
         (folder / name / f"train.{name[:-1]}").write_text(text)
 
@@ -96,7 +111,12 @@ def outside(tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    for name, folder in (("AUDIT_CACHE", "cache"), ("HOME", "home"), ("HF_HOME", "home/hf"), ("TMPDIR", "tmp")):
+    for name, folder in (
+        ("AUDIT_CACHE", "cache"),
+        ("HOME", "home"),
+        ("HF_HOME", "home/hf"),
+        ("TMPDIR", "tmp"),
+    ):
         monkeypatch.setenv(name, str(tmp_path / folder))
     monkeypatch.delenv("AUDIT_SALT")
     before = os.umask(0)
@@ -105,7 +125,15 @@ def outside(tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
 
 
 def asked(world: Path, *more: str, data: str = "data.jsonl") -> list[str]:
-    return ["run", "--model", str(world / "model"), "--data", str(world / data), "-Asamples=2", *more]
+    return [
+        "run",
+        "--model",
+        str(world / "model"),
+        "--data",
+        str(world / data),
+        "-Asamples=2",
+        *more,
+    ]
 
 
 def everything(world: Path) -> list[str]:
@@ -115,14 +143,16 @@ def everything(world: Path) -> list[str]:
 
 
 def told(world: Path) -> list[bytes]:
-    """What may not be found: the strings, and the tokens of the suffix as any writer of lists would set them down."""
+    """What may not be found: the strings, and the tokens of the suffix as any writer of lists would
+    set them down."""
     ids = AutoTokenizer.from_pretrained(world / "model")(SUFFIX)["input_ids"]
     lists = [separator.join(map(str, ids)) for separator in (",", ", ", " ", "\n", ";")]
     return [text.encode() for text in (*PLANTED, *lists)]
 
 
 def silent(outside: Path, world: Path, said: str) -> int:
-    """Neither in what was said, nor in a file's name, nor in a file that is not private. Returns how many those are."""
+    """Neither in what was said, nor in a file's name, nor in a file that is not private. Returns
+    how many those are."""
     secret = told(world)
     found = [text for text in secret if text in said.encode()]
     assert not found, said
@@ -130,7 +160,12 @@ def silent(outside: Path, world: Path, said: str) -> int:
     for path in outside.rglob("*"):
         inner = str(path.relative_to(outside)).encode()
         assert not any(text in inner for text in secret), path
-        if path.is_dir() or path.is_symlink() or PRIVATE.fullmatch(path.name) or datasets_cache(outside, path):
+        if (
+            path.is_dir()
+            or path.is_symlink()
+            or PRIVATE.fullmatch(path.name)
+            or datasets_cache(outside, path)
+        ):
             continue
         squeezed = re.sub(rb"\s+", b" ", path.read_bytes())
         assert not any(text in squeezed for text in secret), path
@@ -150,7 +185,8 @@ def assert_for_the_owner(folder: Path) -> None:
             assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
-# --- the default tells nothing ----------------------------------------------------------------------------------------
+# --- the default tells nothing
+# -----------------------------------------------------------------------------------------------
 
 
 def test_a_run_and_all_that_follows_tell_nothing(world: Path, outside: Path, capfd: Said) -> None:
@@ -161,29 +197,64 @@ def test_a_run_and_all_that_follows_tell_nothing(world: Path, outside: Path, cap
     gate = ["gate", str(run), "--max", "recall=0.5", "--baseline", "second", "--junit", "gate.xml"]
     assert run_command_line([*gate, "--markdown", "gate.md", "--summary", "step.md"]) in (0, 1, 4)
     assert (
-        run_command_line(["compare", str(run), "second", "--html", "c.html", "--csv", "c.csv", "--markdown", "c.md"])
+        run_command_line(
+            [
+                "compare",
+                str(run),
+                "second",
+                "--html",
+                "c.html",
+                "--csv",
+                "c.csv",
+                "--markdown",
+                "c.md",
+            ]
+        )
         == 0
     )
-    assert run_command_line(["history", str(run), "second"]) == 0 and (run / "decisions.jsonl").exists()
+    assert (
+        run_command_line(["history", str(run), "second"]) == 0
+        and (run / "decisions.jsonl").exists()
+    )
     assert run_command_line(["report", str(run), "--format", "edpb"]) == 0
     said = capfd.readouterr()
     assert silent(outside, world, said.out + said.err)
     for folder in (run, Path("second")):
         assert_for_the_owner(folder)
         held = [(folder / name).read_text() for name in ("guesses.jsonl", "texts.jsonl")]
-        assert any(text.decode() in held[0] for text in told(world))  # the model does give secrets away
+        assert any(
+            text.decode() in held[0] for text in told(world)
+        )  # the model does give secrets away
         assert PREFIX in held[1] and SUFFIX in held[1]  # else nothing above could fail
 
 
 def measured(run: Path) -> dict[str, float]:
     result = json.loads((run / "result.json").read_text())
-    return {m["name"]: m["value"] for f in result["findings"] for m in f["measurements"] if f["setting"] == "white-box"}
+    return {
+        m["name"]: m["value"]
+        for f in result["findings"]
+        for m in f["measurements"]
+        if f["setting"] == "white-box"
+    }
 
 
-def test_sweeps_reproductions_and_submissions_tell_nothing(world: Path, outside: Path, capfd: Said) -> None:
-    sweep = asked(world, "--attack", "perplexity", "--setting", "white-box", "--seeds", "0,1", "-o", "sweep")
+def test_sweeps_reproductions_and_submissions_tell_nothing(
+    world: Path, outside: Path, capfd: Said
+) -> None:
+    sweep = asked(
+        world, "--attack", "perplexity", "--setting", "white-box", "--seeds", "0,1", "-o", "sweep"
+    )
     assert run_command_line(sweep) == 0
-    arrays = ["--attack", "perplexity", "--setting", "white-box", "--submission", "submission.csv", "-o", "arrays"]
+    arrays = [
+        "--attack",
+        "perplexity",
+        "--setting",
+        "white-box",
+        "--submission",
+        "submission.csv",
+        "-o",
+        "arrays",
+    ]
     assert run_command_line(asked(world, *arrays, data="arrays")) == 0
     score = ["score", "submission.csv", "--answers", str(world / "arrays" / "own_suffix.npy")]
     assert run_command_line([*score, "--curve", "curve.csv", "--plot", "curve.png"]) == 0
@@ -191,7 +262,10 @@ def test_sweeps_reproductions_and_submissions_tell_nothing(world: Path, outside:
     paper = Path("paper")
     paper.mkdir()
     (paper / "paper.toml").write_text('title = "P"\nplans = ["t"]\n[scale.lab]\nsamples = 2\n')
-    claim = '[[claim]]\nid = "c"\ntext = "t"\npaper = "1%"\nmetric = "recall"\nof = { variant = "v" }\nexpect = "> 0"\n'
+    claim = (
+        '[[claim]]\nid = "c"\ntext = "t"\npaper = "1%"\nmetric = "recall"\nof = { variant = '
+        '"v" }\nexpect = "> 0"\n'
+    )
     plan = 'attack = ["perplexity"]\nsetting = "white-box"\nseeds = [0]\n[[variant]]\nname = "v"\n'
     (paper / "t.toml").write_text(plan + claim)
     own = ["--model", str(world / "model"), "--data", str(world / "data.jsonl")]
@@ -203,7 +277,9 @@ def test_sweeps_reproductions_and_submissions_tell_nothing(world: Path, outside:
     assert stat.S_IMODE(os.stat("submission.csv").st_mode) == 0o600
 
 
-def test_an_interrupted_run_tells_nothing(world: Path, outside: Path, capfd: Said, monkeypatch: Patch) -> None:
+def test_an_interrupted_run_tells_nothing(
+    world: Path, outside: Path, capfd: Said, monkeypatch: Patch
+) -> None:
     append = CellJournal.append
 
     def stop(journal: CellJournal, cell: str, batch: list[object]) -> None:
@@ -217,7 +293,9 @@ def test_an_interrupted_run_tells_nothing(world: Path, outside: Path, capfd: Sai
     assert_for_the_owner(Path("cut"))
     assert run_command_line(["run", "--resume", "cut"]) == 0
     said = capfd.readouterr()
-    assert "interrupted" in said.err and not {"texts.jsonl", "secrets.json"} - set(os.listdir("cut"))
+    assert "interrupted" in said.err and not {"texts.jsonl", "secrets.json"} - set(
+        os.listdir("cut")
+    )
     assert silent(outside, world, said.out + said.err)
 
 
@@ -244,9 +322,19 @@ class Buggy(Attack):
 """
 
 
-def test_an_unexpected_error_says_where_and_not_what(world: Path, outside: Path, capfd: Said) -> None:
+def test_an_unexpected_error_says_where_and_not_what(
+    world: Path, outside: Path, capfd: Said
+) -> None:
     Path("buggy.py").write_text(BUG)
-    command = ["run", "--model", str(world / "model"), "--data", str(world / "data.jsonl"), "--plugin", "buggy.py"]
+    command = [
+        "run",
+        "--model",
+        str(world / "model"),
+        "--data",
+        str(world / "data.jsonl"),
+        "--plugin",
+        "buggy.py",
+    ]
     command += ["--attack", "buggy", "-o", "bug"]
     assert run_command_line(command) == 3
     said = capfd.readouterr()
@@ -270,7 +358,14 @@ def test_an_unexpected_error_says_where_and_not_what(world: Path, outside: Path,
 @pytest.mark.parametrize(
     "name",
     [
-        *("null.jsonl", "number.jsonl", "repeats.jsonl", "surrogate.jsonl", "broken.jsonl", "bytes.jsonl"),
+        *(
+            "null.jsonl",
+            "number.jsonl",
+            "repeats.jsonl",
+            "surrogate.jsonl",
+            "broken.jsonl",
+            "bytes.jsonl",
+        ),
         *("headless.csv", "short.csv", "quote.csv", "broken.parquet", "csvs", "jsons"),
     ],
 )
@@ -280,16 +375,28 @@ def test_a_refusal_tells_nothing(
     for command in (
         asked(world, "--attack", "zlib", data=name),
         asked(world, "--attack", "zlib", "--nonmembers", str(world / name)),
-        ["train", "none", "--model", str(world / "model"), "--data", str(world / name), "-o", "trained"],
+        [
+            "train",
+            "none",
+            "--model",
+            str(world / "model"),
+            "--data",
+            str(world / name),
+            "-o",
+            "trained",
+        ],
     ):
-        unread = name == "repeats.jsonl" and "--nonmembers" in command  # of those nobody counts repeats
+        unread = (
+            name == "repeats.jsonl" and "--nonmembers" in command
+        )  # of those nobody counts repeats
         assert run_command_line(command) == (0 if unread else 2)
         said = capfd.readouterr()
         assert (unread or said.err) and ODD not in said.err + said.out + caplog.text, said.err
     silent(outside, world, "")
 
 
-# --- what is shown on request -----------------------------------------------------------------------------------------
+# --- what is shown on request
+# -----------------------------------------------------------------------------------------------
 
 
 def test_reveal_shows_it_says_so_and_is_taken_back(world: Path, outside: Path, capfd: Said) -> None:
@@ -300,12 +407,18 @@ def test_reveal_shows_it_says_so_and_is_taken_back(world: Path, outside: Path, c
     capfd.readouterr()
     assert run_command_line(["report", "run", "--reveal"]) == 0
     said = capfd.readouterr()
-    assert "the reports show private text (--reveal)" in said.err and SUFFIX not in said.out + said.err
+    assert (
+        "the reports show private text (--reveal)" in said.err and SUFFIX not in said.out + said.err
+    )
     ids = secret_details.secret_alias_by_id(Path("run"))
     for page in pages:
         text = page.read_text()
         assert "shows private text" in text and "holds no text" not in text
-        assert f"{PREFIX} 0" in text and SUFFIX in text and all(alias in text for alias in ids.values())
+        assert (
+            f"{PREFIX} 0" in text
+            and SUFFIX in text
+            and all(alias in text for alias in ids.values())
+        )
         assert stat.S_IMODE(page.stat().st_mode) == 0o600
     assert run_command_line(["report", "run"]) == 0
     assert [page.read_text() for page in pages] == redacted
@@ -330,7 +443,12 @@ def test_tokens_without_a_tokenizer_are_shown_as_numbers(tmp_path: Path) -> None
         make_token_decoder(None),
     )
     held = private_texts.read_secret_texts(tmp_path)["example-000001"]
-    assert (held.prefix, held.suffix, held.pieces, held.guesses) == ("5 6 7 ", "8 9 ", ("8 ", "9 "), {"a/b/c": "8 1 "})
+    assert (held.prefix, held.suffix, held.pieces, held.guesses) == (
+        "5 6 7 ",
+        "8 9 ",
+        ("8 ", "9 "),
+        {"a/b/c": "8 1 "},
+    )
     assert held.decoded and not held.verbatim
 
 
@@ -341,20 +459,23 @@ def test_pieces_are_the_text_token_by_token(suffix: str, prefix: str) -> None:
 
     context, tokens = prefix.encode(errors="ignore"), suffix.encode()
     found = private_texts.text_added_by_each_token(decode, context, tokens)
-    assert "".join(found) == private_texts.text_added_by_tokens(decode, context, tokens) == suffix and len(
-        found
-    ) == len(tokens)
+    assert "".join(found) == private_texts.text_added_by_tokens(
+        decode, context, tokens
+    ) == suffix and len(found) == len(tokens)
 
 
 def test_a_space_that_a_tokenizer_trims_is_kept() -> None:
     words = ["", " my", " own", " secret"]
     assert (
-        private_texts.text_added_by_tokens(lambda ids: "".join(words[i] for i in ids).lstrip(), [1], [2, 3])
+        private_texts.text_added_by_tokens(
+            lambda ids: "".join(words[i] for i in ids).lstrip(), [1], [2, 3]
+        )
         == " own secret"
     )
 
 
-# --- aliases ----------------------------------------------------------------------------------------------------------
+# --- aliases
+# -----------------------------------------------------------------------------------------------
 
 SALT, OTHER = b"0123456789abcdef", b"0123456789abcdeg"
 SECRETS = [Secret(f"row-{i:06d}", (1, i), (2, i + 1)) for i in range(300)]
@@ -363,15 +484,22 @@ SECRETS = [Secret(f"row-{i:06d}", (1, i), (2, i + 1)) for i in range(300)]
 def test_an_alias_is_of_the_content_and_the_salt_alone() -> None:
     found = [secret.alias for secret in naming.secrets_with_aliases(SECRETS, SALT)]
     assert len(set(found)) == 300 and all(re.fullmatch("s[0-9a-f]{12}", alias) for alias in found)
-    moved = [Secret(f"row-{900 - i}", s.prefix, s.suffix, repeats=3, member=False) for i, s in enumerate(SECRETS)]
+    moved = [
+        Secret(f"row-{900 - i}", s.prefix, s.suffix, repeats=3, member=False)
+        for i, s in enumerate(SECRETS)
+    ]
     assert [secret.alias for secret in naming.secrets_with_aliases(moved, SALT)] == found
     assert not {secret.alias for secret in naming.secrets_with_aliases(SECRETS, OTHER)} & set(found)
     assert naming.salt_fingerprint(SALT) != naming.salt_fingerprint(OTHER)
-    one, copy = naming.secrets_with_aliases([SECRETS[0], Secret("copy", SECRETS[0].prefix, SECRETS[0].suffix)], SALT)
+    one, copy = naming.secrets_with_aliases(
+        [SECRETS[0], Secret("copy", SECRETS[0].prefix, SECRETS[0].suffix)], SALT
+    )
     assert copy.alias == f"{one.alias}-2"
 
 
-@pytest.mark.parametrize("where", ["notes", "violations", "not_applicable", "note of a measurement"])
+@pytest.mark.parametrize(
+    "where", ["notes", "violations", "not_applicable", "note of a measurement"]
+)
 def test_a_sentence_that_names_a_row_is_refused_and_not_repeated(where: str) -> None:
     def finding(said: str) -> Finding:
         empty = Finding("t", "white-box", "mine", {}, (), "", None, "")
@@ -381,8 +509,12 @@ def test_a_sentence_that_names_a_row_is_refused_and_not_repeated(where: str) -> 
             return replace(empty, measurements=(Measurement("x", 1.0, 1.0, 1.0, 1, note=said),))
         return replace(empty, **{where: ("holds", said)})
 
-    naming.refuse_secret_ids_in_sentences(finding("worst at s0123456789ab, not at row-0000012"), SECRETS)
-    with pytest.raises(AuditError, match=r"expected mine to name secrets in its sentences by `secret\.alias`") as error:
+    naming.refuse_secret_ids_in_sentences(
+        finding("worst at s0123456789ab, not at row-0000012"), SECRETS
+    )
+    with pytest.raises(
+        AuditError, match=r"expected mine to name secrets in its sentences by `secret\.alias`"
+    ) as error:
         naming.refuse_secret_ids_in_sentences(finding("worst at (row-000012)."), SECRETS)
     assert "row-" not in str(error.value)
     files = [replace(SECRETS[0], id="mails/17.txt")]
@@ -426,7 +558,9 @@ def test_no_number_depends_on_the_salt_and_no_page_shows_a_row(
     assert run_command_line([*command, "-o", "again"]) == 0
     monkeypatch.setenv("AUDIT_SALT", "another one, of the team")
     assert run_command_line([*command, "-o", "team"]) == 0
-    own, again, team = (secret_details.secret_alias_by_id(Path(name)) for name in ("own", "again", "team"))
+    own, again, team = (
+        secret_details.secret_alias_by_id(Path(name)) for name in ("own", "again", "team")
+    )
     assert own == again and set(own) == set(team) and not set(own.values()) & set(team.values())
     assert measured(Path("own")) == measured(Path("team"))
     assert Path("own/guesses.jsonl").read_text() == Path("team/guesses.jsonl").read_text()
@@ -448,7 +582,18 @@ def test_a_canary_called_as_a_word_of_a_sentence_leaves_the_sentence_alone(
 ) -> None:
     assert (
         run_command_line(
-            ["canaries", "make", "--format", "Code {digits:4}", "--each", "2", "--counts", "1", "-o", "m.json"]
+            [
+                "canaries",
+                "make",
+                "--format",
+                "Code {digits:4}",
+                "--each",
+                "2",
+                "--counts",
+                "1",
+                "-o",
+                "m.json",
+            ]
         )
         == 0
     )
@@ -464,7 +609,12 @@ def test_a_canary_called_as_a_word_of_a_sentence_leaves_the_sentence_alone(
 def test_a_record_keeps_its_alias_when_rows_move(world: Path, outside: Path) -> None:
     ids = []
     for data in ("data.jsonl", "shuffled.jsonl"):
-        assert run_command_line(asked(world, "--attack", "zlib", "--known-fraction", "0", "-o", data, data=data)) == 0
+        assert (
+            run_command_line(
+                asked(world, "--attack", "zlib", "--known-fraction", "0", "-o", data, data=data)
+            )
+            == 0
+        )
         held = private_texts.read_secret_texts(Path(data))
         ids.append({text.alias: text.prefix for text in held.values()})
     assert ids[0] == ids[1] and len(ids[0]) == 14

@@ -1,4 +1,5 @@
-"""A tiny model whose tokens are printable characters, so that what it writes is read back as the same tokens."""
+"""A tiny model whose tokens are printable characters, so that what it writes is read back as the
+same tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +28,13 @@ Connect = Callable[..., RemoteModel]
 
 def save(folder: Path, seed: int = 0) -> None:
     characters = [" ", *(c for c in string.printable if c.isprintable() and c != " ")]
-    words = ["<end>", *(pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(c)[0][0] for c in characters)]
+    words = [
+        "<end>",
+        *(
+            pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(c)[0][0]
+            for c in characters
+        ),
+    ]
     tokenizer = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -63,10 +70,17 @@ def served(local: HuggingFaceModel) -> Iterator[Callable[..., tuple[Server, str]
 @pytest.fixture
 def wire(tmp_path: Path) -> Callable[..., ServerConnection]:
     def made(
-        url: str, most: int | None = None, run: str = "run", patience: RetryPolicy = QUICK, **more: Any
+        url: str,
+        most: int | None = None,
+        run: str = "run",
+        patience: RetryPolicy = QUICK,
+        **more: Any,
     ) -> ServerConnection:
         return ServerConnection(
-            url, ServerTokenBudget(ServerAnswerStore(tmp_path / "answers.sqlite"), run, most), patience, **more
+            url,
+            ServerTokenBudget(ServerAnswerStore(tmp_path / "answers.sqlite"), run, most),
+            patience,
+            **more,
         )
 
     return made

@@ -1,4 +1,5 @@
-"""A completions endpoint as vLLM's, over a small model, on the loopback; with the faults that real ones have.
+"""A completions endpoint as vLLM's, over a small model, on the loopback; with the faults that real
+ones have.
 
 habits: what it always does wrong; faults: what goes wrong with the next requests, one each.
 """
@@ -26,9 +27,11 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.remote.server_dialect import EXTENSIONS
 
 HABITS = {
-    "silent": "answers 200 and ignores echo and every kind of log-probabilities, as `transformers serve`",
+    "silent": "answers 200 and ignores echo and every kind of log-probabilities, as `transformers "
+    "serve`",
     "echo": "knows echo, but no prompt_logprobs and no other field of vLLM's",
-    "shifted": "echoes each log-probability one token too late, as llama-cpp-python without a BOS token",
+    "shifted": "echoes each log-probability one token too late, as llama-cpp-python without a BOS "
+    "token",
     "short": "leaves out the last log-probability of a prompt",
     "filled": "gives the first token a log-probability too",
     "copies": "answers n samples with n copies of one",
@@ -44,14 +47,19 @@ HABITS = {
     "misled": "leaves out the likeliest of the tokens that it tells beside those of a prompt",
     "strict": "refuses fields that it does not know",
     "fails": "fails within (500) at token ids, as llama-cpp-python at all that it does not take",
-    "boolean": "takes true or false as logprobs and says them by ids, takes no token ids, as mlx_lm.server 0.32.2",
-    "forces": "takes ids and logit_bias, says log-probabilities before the bias by ids, one sample, as llama-server",
+    "boolean": "takes true or false as logprobs and says them by ids, takes no token ids, as "
+    "mlx_lm.server 0.32.2",
+    "forces": "takes ids and logit_bias, says log-probabilities before the bias by ids, one "
+    "sample, as llama-server",
     "spaced": "writes the first space of an answer, which the tokenizer's decoding drops",
     "biased": "says log-probabilities after the bias",
-    "trims": "writes an answer without its first space, as `transformers serve` with SentencePiece's",
-    "configured": "samples only by generation_config and refuses fields of vLLM's, as `transformers serve` 5.23",
+    "trims": "writes an answer without its first space, as `transformers serve` with "
+    "SentencePiece's",
+    "configured": "samples only by generation_config and refuses fields of vLLM's, as "
+    "`transformers serve` 5.23",
     "counts nothing": "does not say how many tokens there are",
-    "unechoed": "leaves the first token of a prompt out of its echo, as llama-cpp-python the BOS token",
+    "unechoed": "leaves the first token of a prompt out of its echo, as llama-cpp-python the BOS "
+    "token",
 }
 LIES = {
     "filters": "withholds what it writes of a card (finish_reason content_filter)",
@@ -78,7 +86,11 @@ class Blocked(ValueError):
 
 @lru_cache(maxsize=1024)
 def _completions(
-    model: HuggingFaceModel, ids: tuple[int, ...], length: int, decoding: Decoding, seeds: tuple[int, ...]
+    model: HuggingFaceModel,
+    ids: tuple[int, ...],
+    length: int,
+    decoding: Decoding,
+    seeds: tuple[int, ...],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(samples, length) tokens and their log-probabilities, each sample by its seed."""
     noise = np.stack([np.random.default_rng(seed).random((length, 3)) for seed in seeds])[None]
@@ -96,19 +108,33 @@ def _distributions(model: HuggingFaceModel, ids: tuple[int, ...]) -> torch.Tenso
 class Server:
     """asked: the requests that came, in their order; limited: the most that were answered at once.
 
-    lie: one of LIES, about prompts that begin with "Card"; other: the model that it is now and then.
+    lie: one of LIES, about prompts that begin with "Card"; other: the model that it is now and
+    then.
     """
 
     def __init__(
-        self, model: HuggingFaceModel, name: str = "tiny", key: str = "", habits: tuple[str, ...] = ()
+        self,
+        model: HuggingFaceModel,
+        name: str = "tiny",
+        key: str = "",
+        habits: tuple[str, ...] = (),
     ) -> None:
         assert set(habits) <= set(HABITS)
         self.model, self.name, self.key, self.habits = model, name, key, habits
-        self.lie, self.other, self._first, self._times = "", model, model, Counter[tuple[int, ...]]()
+        self.lie, self.other, self._first, self._times = (
+            "",
+            model,
+            model,
+            Counter[tuple[int, ...]](),
+        )
         self.faults: deque[Any] = deque()
         self.asked: list[dict[str, Any]] = []
-        self.held_back: set[int] = set()  # tokens of which nothing is said when they are drawn, as parts of characters
-        self.broken_seeds: set[int | None] = set()  # of samples that are answered 500; None: of requests without a seed
+        self.held_back: set[int] = (
+            set()
+        )  # tokens of which nothing is said when they are drawn, as parts of characters
+        self.broken_seeds: set[int | None] = (
+            set()
+        )  # of samples that are answered 500; None: of requests without a seed
         self.told = 20  # likeliest tokens at most, as vLLM's --max-logprobs
         self.top_k = 0  # of its generation_config.json: what is taken where a request says nothing
         self.headers: dict[str, str] = {}  # of every answer
@@ -136,14 +162,22 @@ class Server:
             changed = {"swaps": self._draws > 40, "takes turns": turn}.get(self.lie, False)
             self.model = self.other if changed else self._first if self.lie else self.model
             tokens, log_probs = self._drawn(ids, body)
-            choices = [self._choice(i, ids, body, tokens[i], log_probs[i]) for i in range(len(tokens))]
+            choices = [
+                self._choice(i, ids, body, tokens[i], log_probs[i]) for i in range(len(tokens))
+            ]
             written = sum(len(choice["_tokens"]) for choice in choices)
         for choice in choices:
             del choice["_tokens"]
         if self._text(ids).startswith("Card") and body["max_tokens"] > 1:
-            written = sum(self._lied(choice) for choice in choices) if self.lie in _SAID else written
+            written = (
+                sum(self._lied(choice) for choice in choices) if self.lie in _SAID else written
+            )
         counted = len(ids) + 3 * ("counts wrong" in self.habits)
-        usage = {"prompt_tokens": counted, "completion_tokens": written, "total_tokens": counted + written}
+        usage = {
+            "prompt_tokens": counted,
+            "completion_tokens": written,
+            "total_tokens": counted + written,
+        }
         answer = {"object": "text_completion", "model": self.name, "choices": choices}
         return answer if "counts nothing" in self.habits else {**answer, "usage": usage}
 
@@ -173,7 +207,9 @@ class Server:
             return [(token + 7) % self.model.vocab_size for token in prompt]
         return [int(token) for token in prompt]
 
-    def _drawn(self, ids: list[int], body: dict[str, Any]) -> tuple[list[list[int]], list[list[float]]]:
+    def _drawn(
+        self, ids: list[int], body: dict[str, Any]
+    ) -> tuple[list[list[int]], list[list[float]]]:
         """Samples with their log-probabilities, each by the seed of the request and its index."""
         if {"strict", "configured"} & set(self.habits) and set(body) & set(_OURS):
             raise ValueError("unknown field")
@@ -210,16 +246,29 @@ class Server:
         return tokens.tolist(), log_probs.tolist()
 
     def _choice(
-        self, index: int, ids: list[int], body: dict[str, Any], tokens: list[int], log_probs: list[float]
+        self,
+        index: int,
+        ids: list[int],
+        body: dict[str, Any],
+        tokens: list[int],
+        log_probs: list[float],
     ) -> dict[str, Any]:
         vllms = not _NOT_VLLMS & set(self.habits)
         obeys = vllms or "forces" in self.habits
         ended = not (obeys and body.get("ignore_eos")) and 0 in tokens
         if ended:
-            tokens = tokens[: tokens.index(0) + ("forces" in self.habits)]  # llama-server lists the end of text
+            tokens = tokens[
+                : tokens.index(0) + ("forces" in self.habits)
+            ]  # llama-server lists the end of text
         log_probs = log_probs[: len(tokens)]
         echoed = body.get("echo") and "silent" not in self.habits
-        text = self._text([*ids, *tokens] if echoed else tokens[:-1] if ended and "forces" in self.habits else tokens)
+        text = self._text(
+            [*ids, *tokens]
+            if echoed
+            else tokens[:-1]
+            if ended and "forces" in self.habits
+            else tokens
+        )
         choice: dict[str, Any] = {"index": index, "text": text, "_tokens": tokens}
         choice["finish_reason"] = "stop" if ended else "length"
         if vllms and body.get("return_token_ids"):
@@ -232,7 +281,9 @@ class Server:
             choice["logprobs"] = {"content": self._listed(ids, tokens, body)}
         if "boolean" in self.habits and body.get("logprobs"):
             pairs = zip(tokens, log_probs, strict=True)
-            choice["logprobs"] = {"content": [{"id": token, "logprob": value} for token, value in pairs]}
+            choice["logprobs"] = {
+                "content": [{"id": token, "logprob": value} for token, value in pairs]
+            }
         if {"silent", "boolean", "configured", "forces"} & set(self.habits):
             return choice
         if body.get("logprobs") is not None:
@@ -254,22 +305,30 @@ class Server:
         log_probs = _distributions(self.model, tuple(ids))[-1]
         if "biased" in self.habits and "logit_bias" in body:
             ((token, bias),) = body["logit_bias"]
-            log_probs = log_probs.index_add(0, torch.tensor([token]), torch.tensor([float(bias)])).log_softmax(-1)
+            log_probs = log_probs.index_add(
+                0, torch.tensor([token]), torch.tensor([float(bias)])
+            ).log_softmax(-1)
         return log_probs
 
-    def _listed(self, ids: list[int], tokens: list[int], body: dict[str, Any]) -> list[dict[str, Any]]:
-        """The drawn tokens with the likeliest beside them, as many as are asked for, as llama-server lists them."""
+    def _listed(
+        self, ids: list[int], tokens: list[int], body: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """The drawn tokens with the likeliest beside them, as many as are asked for, as
+        llama-server lists them."""
         content = list[dict[str, Any]]()
         for place, token in enumerate(tokens):
             log_probs = self._next_log_probs([*ids, *tokens[:place]], body)
             top = log_probs.topk(min(body["logprobs"], len(log_probs)))
             pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
             beside = [{"id": other, "logprob": value} for other, value in pairs]
-            content.append({"id": token, "logprob": float(log_probs[token]), "top_logprobs": beside})
+            content.append(
+                {"id": token, "logprob": float(log_probs[token]), "top_logprobs": beside}
+            )
         return content
 
     def _beside(self, ids: list[int], likeliest: int) -> list[Any]:
-        """At each place of a prompt its token and the likeliest, by their ids; None at the first."""
+        """At each place of a prompt its token and the likeliest, by their ids; None at the
+        first."""
         if likeliest > self.told:
             raise ValueError("too many log-probabilities are asked for")
         distribution = _distributions(self.model, tuple(ids))
@@ -281,7 +340,9 @@ class Server:
                 top = top.values[1:], top.indices[1:]
             pairs = enumerate(zip(*(column.tolist() for column in top), strict=True), 1)
             beside = {str(i): {"logprob": one, "rank": at} for at, (one, i) in pairs}
-            found.append(None if value is None else {**beside, str(token): {"logprob": value, "rank": rank}})
+            found.append(
+                None if value is None else {**beside, str(token): {"logprob": value, "rank": rank}}
+            )
         return found
 
     def _prompt(self, ids: list[int]) -> tuple[list[Any], list[Any]]:
@@ -289,7 +350,10 @@ class Server:
         distribution = self.model.log_probs(torch.tensor([ids]), len(ids))[0, :-1]
         own = torch.tensor(ids[1:])
         values: list[Any] = [None, *distribution.gather(-1, own.unsqueeze(-1)).squeeze(-1).tolist()]
-        ranks: list[Any] = [None, *((distribution >= distribution.gather(-1, own.unsqueeze(-1))).sum(-1)).tolist()]
+        ranks: list[Any] = [
+            None,
+            *((distribution >= distribution.gather(-1, own.unsqueeze(-1))).sum(-1)).tolist(),
+        ]
         if self.lie == "corrupts" and len(ids) > 60 and zlib.crc32(bytes(ids)) % 2:
             values = [None, *[value - 3.0 for value in values[1:]]]
         if "shifted" in self.habits:
@@ -308,12 +372,16 @@ class Server:
 def handler(server: Server) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # or a body that goes after its headers waits 40 ms for the client's word
+        disable_nagle_algorithm = (
+            True  # or a body that goes after its headers waits 40 ms for the client's word
+        )
 
         def log_message(self, *args: Any) -> None: ...
 
         def do_GET(self) -> None:
-            self.reply(200, server.models()) if self.known() else self.reply(401, {"error": {"message": self.said()}})
+            self.reply(200, server.models()) if self.known() else self.reply(
+                401, {"error": {"message": self.said()}}
+            )
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -349,14 +417,22 @@ def handler(server: Server) -> type[BaseHTTPRequestHandler]:
                 return
             if fault == "short":
                 for choice in answer["choices"]:
-                    for values in (choice.get("logprobs", {}).get("token_logprobs"), choice.get("prompt_logprobs")):
+                    for values in (
+                        choice.get("logprobs", {}).get("token_logprobs"),
+                        choice.get("prompt_logprobs"),
+                    ):
                         del (values or [None])[-1]
             if fault == "twice":
                 answer["choices"] = [answer["choices"][0]] * max(2, len(answer["choices"]))
             self.reply(200, answer, cut=fault == "cut", text="{" if fault == "json" else None)
 
         def reply(
-            self, status: int, answer: Any, headers: Any = None, cut: bool = False, text: str | None = None
+            self,
+            status: int,
+            answer: Any,
+            headers: Any = None,
+            cut: bool = False,
+            text: str | None = None,
         ) -> None:
             data = (json.dumps(answer) if text is None else text).encode()
             self.send_response(status)
@@ -383,7 +459,9 @@ def serving(server: Server) -> Iterator[str]:
     """Its address while it runs."""
     http = Quiet(("127.0.0.1", 0), handler(server))
     http.daemon_threads = True
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread = threading.Thread(
+        target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+    )
     thread.start()
     try:
         yield f"http://127.0.0.1:{http.server_address[1]}/v1"

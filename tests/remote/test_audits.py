@@ -1,4 +1,5 @@
-"""`audit run --model openai:NAME`: a whole audit over HTTP, what it refuses, what it costs, and that no key is kept."""
+"""`audit run --model openai:NAME`: a whole audit over HTTP, what it refuses, what it costs, and
+that no key is kept."""
 
 from __future__ import annotations
 
@@ -28,7 +29,18 @@ KEY = "sk-planted-4711"
 ATTACKS = ["perplexity", "lowercase", "reference", "ethicist", "extraction-probability"]
 FLAGS = [word for name in ATTACKS for word in ("--attack", name)]
 FLAGS += ["-A", "ethicist.tune_on=none", "-A", "ethicist.prompt_length=4"]
-OPTIONS = ["-A", "temperature=1", "-A", "top_p=1", "--samples", "4", "--prefix-length", "8", "--suffix-length", "4"]
+OPTIONS = [
+    "-A",
+    "temperature=1",
+    "-A",
+    "top_p=1",
+    "--samples",
+    "4",
+    "--prefix-length",
+    "8",
+    "--suffix-length",
+    "4",
+]
 
 
 @pytest.fixture
@@ -39,7 +51,10 @@ def world(tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
     monkeypatch.setattr(connection, "PATIENCE", QUICK)
     monkeypatch.chdir(tmp_path)
     for name, offset in (("data", 0), ("fresh", 500)):
-        rows = [{"prefix": f"Card {offset + i:04d} of", "suffix": f" K{(7 * i + offset) % 997:03d}"} for i in range(5)]
+        rows = [
+            {"prefix": f"Card {offset + i:04d} of", "suffix": f" K{(7 * i + offset) % 997:03d}"}
+            for i in range(5)
+        ]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     yield tmp_path
 
@@ -80,8 +95,15 @@ def test_an_audit_over_http_finds_what_one_at_hand_finds(
 ) -> None:
     server, url = served(key="")
     save(world / "other", seed=5)
-    assert run_command_line([*arguments(url, folder, *FLAGS, "--reference", "other", "-o", "far")]) == 0
-    at_hand = ["--model", str(folder), *arguments(url, folder, *FLAGS, "--reference", "other", "-o", "near")[7:]]
+    assert (
+        run_command_line([*arguments(url, folder, *FLAGS, "--reference", "other", "-o", "far")])
+        == 0
+    )
+    at_hand = [
+        "--model",
+        str(folder),
+        *arguments(url, folder, *FLAGS, "--reference", "other", "-o", "near")[7:],
+    ]
     assert run_command_line(["run", *at_hand]) == 0
     far, near = result(world / "far"), result(world / "near")
     mine, theirs = rows(far), rows(near)
@@ -108,19 +130,31 @@ def test_an_audit_over_http_finds_what_one_at_hand_finds(
     assert any("with ranks" in note for note in far["benchmark"]["notes"])
     assert "behind an API" in (world / "far" / "report.md").read_text(encoding="utf-8")
     capsys.readouterr()
-    assert run_command_line(arguments(url, folder, "--attack", "exact", "--attack", "perplexity", "-o", "refused")) == 2
+    assert (
+        run_command_line(
+            arguments(url, folder, "--attack", "exact", "--attack", "perplexity", "-o", "refused")
+        )
+        == 2
+    )
     refused = capsys.readouterr().err
-    assert "--attack exact cannot run: needs" in refused and "openai:tiny does not give them" in refused
+    assert (
+        "--attack exact cannot run: needs" in refused
+        and "openai:tiny does not give them" in refused
+    )
 
 
 @pytest.mark.parametrize("reference", [[], ["--reference", "other"]], ids=["none", "given"])
 def test_membership_over_http_falls_back_to_the_loss(
     world: Path, served: Serve, folder: Path, capsys: Said, reference: list[str]
 ) -> None:
-    """A server of text and its log-probabilities gives no distributions (Min-K%++) and no ranks (EZ-MIA)."""
+    """A server of text and its log-probabilities gives no distributions (Min-K%++) and no ranks
+    (EZ-MIA)."""
     _, url = served("echo")
     for name, offset in (("data", 0), ("fresh", 500)):
-        pairs = [{"prefix": f"Card {offset + i:04d} of", "suffix": f" K{7 * i + offset:03d}"} for i in range(12)]
+        pairs = [
+            {"prefix": f"Card {offset + i:04d} of", "suffix": f" K{7 * i + offset:03d}"}
+            for i in range(12)
+        ]
         (world / f"{name}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     save(world / "other", seed=5)
     own = ["--attack", "perplexity", "--attack", "membership", "--setting", "white-box", *reference]
@@ -141,25 +175,49 @@ def test_membership_over_http_falls_back_to_the_loss(
 
 def test_a_bracket_is_shown_as_both_of_its_ends(world: Path, served: Serve, folder: Path) -> None:
     _, url = served()
-    own = ["--attack", "perplexity", "--attack", "extraction-probability", "-A", "extraction-probability.top_p=0.7"]
+    own = [
+        "--attack",
+        "perplexity",
+        "--attack",
+        "extraction-probability",
+        "-A",
+        "extraction-probability.top_p=0.7",
+    ]
     assert run_command_line(arguments(url, folder, *own, "-o", "run")) == 0
     row = rows(result(world / "run"))["white-box", "extraction-probability"]
-    assert not any(m["name"] in ("extraction_probability", "expected_any_of_10") for m in row["measurements"])
-    assert value(row, "extraction_probability_at_least") <= value(row, "extraction_probability_at_most")
+    assert not any(
+        m["name"] in ("extraction_probability", "expected_any_of_10") for m in row["measurements"]
+    )
+    assert value(row, "extraction_probability_at_least") <= value(
+        row, "extraction_probability_at_most"
+    )
     report = (world / "run" / "report.md").read_text(encoding="utf-8")
-    assert re.search(r"mean p \S+% \[\S+\] to \S+% \[\S+\]", report) and "brackets, not numbers" in report
+    assert (
+        re.search(r"mean p \S+% \[\S+\] to \S+% \[\S+\]", report)
+        and "brackets, not numbers" in report
+    )
 
 
 def test_python_audits_over_http_too(world: Path, served: Serve, folder: Path) -> None:
     server, url = served()
     lengths = {"prefix_length": 8, "suffix_length": 4, "known_fraction": 0.0}
-    run = audit("openai:tiny", folder, base_url=url, data="data.jsonl", attacks=["perplexity"], out="run", **lengths)
+    run = audit(
+        "openai:tiny",
+        folder,
+        base_url=url,
+        data="data.jsonl",
+        attacks=["perplexity"],
+        out="run",
+        **lengths,
+    )
     assert run.result.plan["tokenizer"] == str(folder) and server.asked
     with pytest.raises(AuditError, match="--tokenizer says nothing to a model"):
         audit(str(folder), str(folder), data="data.jsonl", **lengths)
 
 
-def test_text_alone_is_audited_as_text_alone(world: Path, served: Serve, folder: Path, capsys: Said) -> None:
+def test_text_alone_is_audited_as_text_alone(
+    world: Path, served: Serve, folder: Path, capsys: Said
+) -> None:
     _, url = served("silent")
     assert run_command_line(arguments(url, folder, *FLAGS, "-o", "refused")) == 2
     assert "--attack perplexity cannot run: needs log-probabilities" in capsys.readouterr().err
@@ -168,13 +226,17 @@ def test_text_alone_is_audited_as_text_alone(world: Path, served: Serve, folder:
     found = result(world / "run")
     applicable = {key for key, row in rows(found).items() if not row["not_applicable"]}
     assert applicable == {("text-only", "ethicist"), ("white-box", "ethicist")}
-    assert any("text only (the server ignores echo and logprobs" in note for note in found["benchmark"]["notes"])
+    assert any(
+        "text only (the server ignores echo and logprobs" in note
+        for note in found["benchmark"]["notes"]
+    )
     target = found["targets"][0]
     assert target["perplexity"] is None
     assert "no held-out perplexity: openai:tiny gives no log-probabilities" in target["notes"]
 
 
-# --- what it costs ----------------------------------------------------------------------------------------------------
+# --- what it costs
+# -----------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_is_stopped_pays_for_nothing_twice(
@@ -190,7 +252,9 @@ def test_a_run_that_is_stopped_pays_for_nothing_twice(
     handshake = next(i for i, body in enumerate(whole) if "Card" in str(_words(server, body)))
     server.asked.clear()
     os.remove(next((world / "cache" / "api").iterdir()))
-    server.faults.extend([None] * (len(whole) - 3) + [(400, {})])  # a server that gives up in the middle
+    server.faults.extend(
+        [None] * (len(whole) - 3) + [(400, {})]
+    )  # a server that gives up in the middle
     assert run_command_line(arguments(url, folder, *more, "-o", "cut")) == 2
     first = len(server.asked)
     assert (
@@ -198,7 +262,8 @@ def test_a_run_that_is_stopped_pays_for_nothing_twice(
     )  # a folder may be anybody's: who gets the texts is named again
     assert run_command_line(["run", "--resume", "cut", "--base-url", url]) == 0
     paid = [
-        json.dumps(body, sort_keys=True) for body in server.asked[handshake:first] + server.asked[first + handshake :]
+        json.dumps(body, sort_keys=True)
+        for body in server.asked[handshake:first] + server.asked[first + handshake :]
     ]
     once = {json.dumps(body, sort_keys=True) for body in whole[handshake:]}
     assert len(once) == len(whole) - handshake
@@ -226,22 +291,35 @@ def test_a_budget_is_not_exceeded_and_a_larger_one_pays_for_the_rest(
 ) -> None:
     server, url = served()
     more = ("--attack", "perplexity", "--setting", "white-box")
-    assert run_command_line(arguments(url, folder, *more, "--max-tokens-total", "1300", "-o", "run")) == 2
+    assert (
+        run_command_line(arguments(url, folder, *more, "--max-tokens-total", "1300", "-o", "run"))
+        == 2
+    )
     said = capsys.readouterr().err.splitlines()[-1]
     assert re.match(
-        r"error: expected --max-tokens-total to pay for all requests, but [\d,]+ of 1,300 tokens are spent", said
+        r"error: expected --max-tokens-total to pay for all requests, but [\d,]+ of 1,300 tokens "
+        r"are spent",
+        said,
     )
     (store,) = (world / "cache" / "api").iterdir()
     with closing(sqlite3.connect(store)) as file:
         spent = file.execute("select sum(read + written) from spent").fetchone()[0]
     assert 900 < spent <= 1300
     before = len(server.asked)
-    assert run_command_line(arguments(url, folder, *more, "--max-tokens-total", "20000", "-o", "run2")) == 0
-    note = next(n for n in result(world / "run2")["targets"][0]["notes"] if n.startswith("this run paid for"))
+    assert (
+        run_command_line(arguments(url, folder, *more, "--max-tokens-total", "20000", "-o", "run2"))
+        == 0
+    )
+    note = next(
+        n
+        for n in result(world / "run2")["targets"][0]["notes"]
+        if n.startswith("this run paid for")
+    )
     assert "of --max-tokens-total 20,000" in note and len(server.asked) > before
 
 
-# --- keys and private text --------------------------------------------------------------------------------------------
+# --- keys and private text
+# -----------------------------------------------------------------------------------------------
 
 
 def test_no_key_is_kept_or_told(
@@ -255,9 +333,19 @@ def test_no_key_is_kept_or_told(
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("OPENAI_LOG", "debug")
     server.faults.extend([(500, {}), "json", "cut"])
-    assert run_command_line(["--debug", *arguments(url, folder, "--attack", "perplexity", "-o", "run")]) == 0
+    assert (
+        run_command_line(
+            ["--debug", *arguments(url, folder, "--attack", "perplexity", "-o", "run")]
+        )
+        == 0
+    )
     monkeypatch.setenv("OPENAI_API_KEY", f"{KEY}-wrong")
-    assert run_command_line(["--debug", *arguments(url, folder, "--attack", "perplexity", "-o", "other")]) == 2
+    assert (
+        run_command_line(
+            ["--debug", *arguments(url, folder, "--attack", "perplexity", "-o", "other")]
+        )
+        == 2
+    )
     said = capsys.readouterr()
     assert KEY not in said.out + said.err
     written = [path for path in world.rglob("*") if path.is_file()]
@@ -274,14 +362,30 @@ def test_answers_are_their_owners_only(world: Path, served: Serve, folder: Path)
     assert {stat.S_IMODE(path.stat().st_mode) for path in store.iterdir()} == {0o600}
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- what is refused
+# -----------------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[list[str], str]] = {
-    "no url": (["--model", "openai:tiny"], "expected --base-url URL with --model openai:tiny, got none"),
-    "no name": (["--model", "openai:", "--base-url", "{url}"], "expected --model openai:NAME, got no name"),
-    "url alone": (["--model", "{t}/m", "--base-url", "{url}"], "--base-url says nothing to a model of the provider hf"),
-    "budget alone": (["--model", "{t}/m", "--max-tokens-total", "9"], "--max-tokens-total says nothing to a model"),
-    "tokenizer alone": (["--model", "{t}/m", "--tokenizer", "x"], "--tokenizer says nothing to a model"),
+    "no url": (
+        ["--model", "openai:tiny"],
+        "expected --base-url URL with --model openai:tiny, got none",
+    ),
+    "no name": (
+        ["--model", "openai:", "--base-url", "{url}"],
+        "expected --model openai:NAME, got no name",
+    ),
+    "url alone": (
+        ["--model", "{t}/m", "--base-url", "{url}"],
+        "--base-url says nothing to a model of the provider hf",
+    ),
+    "budget alone": (
+        ["--model", "{t}/m", "--max-tokens-total", "9"],
+        "--max-tokens-total says nothing to a model",
+    ),
+    "tokenizer alone": (
+        ["--model", "{t}/m", "--tokenizer", "x"],
+        "--tokenizer says nothing to a model",
+    ),
     "no server": (
         ["--model", "openai:tiny", "--base-url", "http://127.0.0.1:9/v1"],
         "cannot ask http://127.0.0.1:9/v1",
@@ -290,8 +394,14 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         ["--model", "openai:tiny", "--base-url", "localhost:8000"],
         "expected --base-url as http://HOST:PORT/v1",
     ),
-    "no url at all": (["--model", "openai:tiny", "--base-url", "http://[::1/v1"], "expected --base-url as http://HOST"),
-    "password": (["--model", "openai:tiny", "--base-url", "http://a:b@h/v1"], "expected --base-url without a name or"),
+    "no url at all": (
+        ["--model", "openai:tiny", "--base-url", "http://[::1/v1"],
+        "expected --base-url as http://HOST",
+    ),
+    "password": (
+        ["--model", "openai:tiny", "--base-url", "http://a:b@h/v1"],
+        "expected --base-url without a name or",
+    ),
     "other model": (["--model", "openai:big", "--base-url", "{url}"], "serves (tiny), got 'big'"),
     "no tokenizer": (
         ["--model", "openai:tiny", "--base-url", "{url}", "--tokenizer", "no/such/one"],
@@ -344,10 +454,26 @@ def test_what_says_nothing_or_leads_nowhere_is_refused(
     words = {"{url}": served()[1], "{locked}": served(key=KEY)[1], "{t}": str(world)}
     for word, real in words.items():
         flags = [flag.replace(word, real) for flag in flags]
-    tokenizer = [] if "--tokenizer" in flags or "{t}" in REFUSED[case][0][1] else ["--tokenizer", str(folder)]
+    tokenizer = (
+        []
+        if "--tokenizer" in flags or "{t}" in REFUSED[case][0][1]
+        else ["--tokenizer", str(folder)]
+    )
     before = sorted(world.rglob("*"))
     assert (
-        run_command_line(["run", *flags, *tokenizer, "--data", "data.jsonl", "--attack", "perplexity", "-o", "run"])
+        run_command_line(
+            [
+                "run",
+                *flags,
+                *tokenizer,
+                "--data",
+                "data.jsonl",
+                "--attack",
+                "perplexity",
+                "-o",
+                "run",
+            ]
+        )
         == 2
     )
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
@@ -355,7 +481,9 @@ def test_what_says_nothing_or_leads_nowhere_is_refused(
     assert [path for path in sorted(world.rglob("*")) if "cache" not in path.parts] == before
 
 
-def test_a_served_form_stands_beside_the_model_at_hand(world: Path, served: Serve, folder: Path, capsys: Said) -> None:
+def test_a_served_form_stands_beside_the_model_at_hand(
+    world: Path, served: Serve, folder: Path, capsys: Said
+) -> None:
     server, url = served(key="")
     at_hand = [
         "run",
@@ -367,15 +495,28 @@ def test_a_served_form_stands_beside_the_model_at_hand(world: Path, served: Serv
         "--attack",
         "exact",
     ]
-    assert run_command_line([*at_hand, "--forms", f"served:{url}", "--setting", "white-box", "-o", "run"]) == 0
+    assert (
+        run_command_line(
+            [*at_hand, "--forms", f"served:{url}", "--setting", "white-box", "-o", "run"]
+        )
+        == 0
+    )
     found, name = result(world / "run"), f"served:{url.split('/')[2]}"
     assert [target["name"] for target in found["targets"]] == ["undefended", name] and server.asked
     own = {row["attack"]: row for row in found["findings"] if row["target"] == name}
-    assert own["perplexity"]["measurements"] and "does not give them" in own["exact"]["not_applicable"]
+    assert (
+        own["perplexity"]["measurements"] and "does not give them" in own["exact"]["not_applicable"]
+    )
     assert "cannot be asked" in (world / "run" / "report.html").read_text()
     (world / "plan.toml").write_text(f'forms = ["int8", "served:{url}"]')
     capsys.readouterr()
     assert run_command_line([*at_hand, "--config", "plan.toml", "-o", "other"]) == 2
-    assert "the records would be sent there: if that is meant, say it on the command line" in capsys.readouterr().err
-    assert run_command_line([*at_hand, "--forms", f"served:{url}", "--engine", "ray", "-o", "other"]) == 2
+    assert (
+        "the records would be sent there: if that is meant, say it on the command line"
+        in capsys.readouterr().err
+    )
+    assert (
+        run_command_line([*at_hand, "--forms", f"served:{url}", "--engine", "ray", "-o", "other"])
+        == 2
+    )
     assert "got a model behind an API" in capsys.readouterr().err

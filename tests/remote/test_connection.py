@@ -1,4 +1,5 @@
-"""Requests that fail, wait, cost and are kept: what comes back is what an undisturbed server would have answered."""
+"""Requests that fail, wait, cost and are kept: what comes back is what an undisturbed server would
+have answered."""
 
 from __future__ import annotations
 
@@ -26,14 +27,20 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.remote.answers import ServerAnswerStore, ServerUsage
 from auditor.remote.connection import PATIENCE, RetryPolicy, ServerConnection, ServerRequest
 from auditor.remote.model import RemoteModel
-from auditor.remote.request_pacing import RequestPacing, rate_limit_reset_seconds, retry_after_seconds
+from auditor.remote.request_pacing import (
+    RequestPacing,
+    rate_limit_reset_seconds,
+    retry_after_seconds,
+)
 from tests.remote.conftest import QUICK
 from tests.remote.server import Server
 
 Served = Callable[..., tuple[Server, str]]
 Connect = Callable[..., ServerConnection]
 PREFIXES = torch.arange(1, 41).view(10, 4)
-NOISE = torch.from_numpy(np.stack([secret_uniform_draws(4, 5, "wire", i) for i in range(len(PREFIXES))]))
+NOISE = torch.from_numpy(
+    np.stack([secret_uniform_draws(4, 5, "wire", i) for i in range(len(PREFIXES))])
+)
 
 FAULTS: dict[str, Any] = {
     "429": (429, {}),
@@ -53,12 +60,16 @@ def drawn(model: RemoteModel) -> Any:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_changes_no_answer(served: Served, wire: Connect, local: HuggingFaceModel, name: str) -> None:
+def test_a_fault_changes_no_answer(
+    served: Served, wire: Connect, local: HuggingFaceModel, name: str
+) -> None:
     server, url = served()
     truth = drawn(RemoteModel(wire(url), "tiny", local.tokenizer))
     scored = local.token_log_probs(PREFIXES, truth.tokens[::4])
     patience = (
-        RetryPolicy(answer=1.0, connect=5, tries=4, first_wait=0.001, longest_wait=0.002) if name == "slow" else QUICK
+        RetryPolicy(answer=1.0, connect=5, tries=4, first_wait=0.001, longest_wait=0.002)
+        if name == "slow"
+        else QUICK
     )
     link = wire(url, run="faulty", patience=patience)
     os.remove(link.ledger.answers.path)
@@ -70,8 +81,12 @@ def test_a_fault_changes_no_answer(served: Served, wire: Connect, local: Hugging
     found = drawn(model)
     assert torch.equal(found.tokens, truth.tokens) and torch.equal(found.log_probs, truth.log_probs)
     server.faults.extend([FAULTS[name]])
-    torch.testing.assert_close(model.token_log_probs(PREFIXES, truth.tokens[::4]), scored, atol=1e-4, rtol=0)
-    if name != "a sample twice":  # a text that is scored is one sample: that it came twice is no harm
+    torch.testing.assert_close(
+        model.token_log_probs(PREFIXES, truth.tokens[::4]), scored, atol=1e-4, rtol=0
+    )
+    if (
+        name != "a sample twice"
+    ):  # a text that is scored is one sample: that it came twice is no harm
         assert link.ledger.server_usage_so_far.again == 4
     assert f"{link.ledger.server_usage_so_far.again} attempts failed" in model.cost_sentences()[0]
 
@@ -81,17 +96,24 @@ def test_a_server_that_always_fails_is_given_up_in_a_sentence(
 ) -> None:
     server, url = served()
     model = RemoteModel(wire(url), "tiny", local.tokenizer)
-    for fault, why in (("json", "its answer is not JSON, 4 times"), ((500, {}), "it answers 500, 4 times")):
+    for fault, why in (
+        ("json", "its answer is not JSON, 4 times"),
+        ((500, {}), "it answers 500, 4 times"),
+    ):
         server.faults.extend([fault] * 100)
         with pytest.raises(AuditError, match=f"cannot ask {url}: {why}"):
             drawn(model)
         server.faults.clear()
     server.faults.extend(["short"] * 100)
-    with pytest.raises(AuditError, match="to answer as it did in the handshake, but log-probabilities of"):
+    with pytest.raises(
+        AuditError, match="to answer as it did in the handshake, but log-probabilities of"
+    ):
         model.token_log_probs(PREFIXES, PREFIXES)
     server.faults.clear()
     server.faults.extend([(400, {})] * 100)
-    with pytest.raises(AuditError, match="as it did in the handshake, but it answers 400") as refused:
+    with pytest.raises(
+        AuditError, match="as it did in the handshake, but it answers 400"
+    ) as refused:
         model.token_log_probs(PREFIXES, PREFIXES + 1)
     assert "no:" not in str(refused.value)  # what the server says may quote the prompt
 
@@ -103,7 +125,9 @@ def test_a_sample_that_the_server_fails_at_is_a_miss_that_is_counted(
     truth = drawn(RemoteModel(wire(url, run="first"), "tiny", local.tokenizer)).tokens
     seeds = (NOISE[:, :, 0, 0] * 2**31).long()
     server.broken_seeds = {int(seeds[2, 1])}
-    model = RemoteModel(wire(url.replace("127.0.0.1", "localhost")), "tiny", local.tokenizer)  # nothing is stored
+    model = RemoteModel(
+        wire(url.replace("127.0.0.1", "localhost")), "tiny", local.tokenizer
+    )  # nothing is stored
     tokens = drawn(model).tokens
     place = 2 * 4 + 1
     assert set(tokens[place].tolist()) == {local.eos[0]}
@@ -111,14 +135,20 @@ def test_a_sample_that_the_server_fails_at_is_a_miss_that_is_counted(
     assert torch.equal(tokens[others], truth[others])
     assert "1 answered with an error (500) at every try" in " ".join(model.cost_sentences())
     assert "1 answered with an error" in model.doubts()[0].sentence  # more than one in a thousand
-    assert model.has_withheld_answer_by_prefix([tuple(PREFIXES[i].tolist()) for i in (2, 3)]) == [True, False]
+    assert model.has_withheld_answer_by_prefix([tuple(PREFIXES[i].tolist()) for i in (2, 3)]) == [
+        True,
+        False,
+    ]
     server.broken_seeds = set()
     assert torch.equal(drawn(model).tokens, truth)  # a failure is not kept
 
 
 @pytest.mark.parametrize(
     ("broken", "sentence"),
-    [("all", "cannot ask .*: it answers 500, 4 times"), ("samples", "it answers 500 to 40 of 40 requests")],
+    [
+        ("all", "cannot ask .*: it answers 500, 4 times"),
+        ("samples", "it answers 500 to 40 of 40 requests"),
+    ],
 )
 def test_a_server_that_fails_at_all_samples_ends_the_run(
     served: Served, wire: Connect, local: HuggingFaceModel, broken: str, sentence: str
@@ -135,17 +165,23 @@ def test_a_server_that_fails_at_all_samples_ends_the_run(
 
 def test_a_connection_that_is_refused_is_given_up_in_seconds(wire: Connect) -> None:
     begun = time.monotonic()
-    with pytest.raises(AuditError, match=r"cannot ask http://127\.0\.0\.1:9/v1: no connection comes about, 3 times"):
+    with pytest.raises(
+        AuditError, match=r"cannot ask http://127\.0\.0\.1:9/v1: no connection comes about, 3 times"
+    ):
         wire("http://127.0.0.1:9/v1", patience=PATIENCE).served_models_by_name()
     assert time.monotonic() - begun < 5
 
 
-def test_a_server_that_restarts_or_is_overloaded_is_waited_for(served: Served, wire: Connect) -> None:
+def test_a_server_that_restarts_or_is_overloaded_is_waited_for(
+    served: Served, wire: Connect
+) -> None:
     server, url = served()
     link = wire(url)
     server.faults.extend([(503, {}), (429, {}), (503, {})])  # from the first answer on
     body = {"model": "tiny", "prompt": "a", "max_tokens": 1}
-    assert link.ask(ServerRequest(body, 9, lambda answer: {b"": len(answer["choices"])})) == {b"": 1}
+    assert link.ask(ServerRequest(body, 9, lambda answer: {b"": len(answer["choices"])})) == {
+        b"": 1
+    }
     link.url, link._client = "http://127.0.0.1:9/v1", None  # the same server, between two starts
     with pytest.raises(AuditError, match="no connection comes about, 4 times"):
         link.ask(ServerRequest(body, 9, lambda answer: {}))
@@ -175,7 +211,8 @@ def _without_code(init: Any) -> Any:
     return made
 
 
-# --- pace -------------------------------------------------------------------------------------------------------------
+# --- pace
+# -----------------------------------------------------------------------------------------------
 
 
 def test_requests_in_flight_grow_and_are_halved_once_for_a_round_of_refusals() -> None:
@@ -239,7 +276,9 @@ def test_the_time_a_refusal_names_is_read(headers: dict[str, str], seconds: floa
 
 
 def test_a_date_to_wait_for_is_read() -> None:
-    assert 50 < retry_after_seconds({"retry-after": formatdate(time.time() + 60, usegmt=True)}) <= 61
+    assert (
+        50 < retry_after_seconds({"retry-after": formatdate(time.time() + 60, usegmt=True)}) <= 61
+    )
 
 
 @pytest.mark.parametrize(
@@ -255,7 +294,9 @@ def test_a_limit_that_is_used_up_is_waited_for(headers: dict[str, str], seconds:
     assert rate_limit_reset_seconds(headers) == pytest.approx(seconds)
 
 
-def test_rate_limit_headers_of_an_answer_are_obeyed(served: Served, wire: Connect, local: HuggingFaceModel) -> None:
+def test_rate_limit_headers_of_an_answer_are_obeyed(
+    served: Served, wire: Connect, local: HuggingFaceModel
+) -> None:
     server, url = served()
     model = RemoteModel(wire(url), "tiny", local.tokenizer)
     server.headers = {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "60ms"}
@@ -274,10 +315,13 @@ def test_requests_run_side_by_side(served: Served, wire: Connect, local: Hugging
     assert 1 < server.most_at_once <= link.pace.most and link.pace.limit > 4
 
 
-# --- what is paid for, and kept ---------------------------------------------------------------------------------------
+# --- what is paid for, and kept
+# -----------------------------------------------------------------------------------------------
 
 
-def test_the_ledger_counts_what_the_server_counts(served: Served, wire: Connect, local: HuggingFaceModel) -> None:
+def test_the_ledger_counts_what_the_server_counts(
+    served: Served, wire: Connect, local: HuggingFaceModel
+) -> None:
     _, url = served()
     link = wire(url)
     model = RemoteModel(link, "tiny", local.tokenizer)
@@ -285,14 +329,18 @@ def test_the_ledger_counts_what_the_server_counts(served: Served, wire: Connect,
     drawn(model)
     drawn(model)  # kept
     after = link.ledger.server_usage_so_far
-    assert after == ServerUsage(before.requests + 10, 0, before.read + 40, before.written + 10 * 4 * 5)
+    assert after == ServerUsage(
+        before.requests + 10, 0, before.read + 40, before.written + 10 * 4 * 5
+    )
     other = wire(url, run="another")
     model.switch_token_budget(other.ledger)
     drawn(model)
     assert other.ledger.server_usage_so_far == ServerUsage()
 
 
-def test_whatever_is_in_flight_a_budget_is_not_exceeded(served: Served, wire: Connect, local: HuggingFaceModel) -> None:
+def test_whatever_is_in_flight_a_budget_is_not_exceeded(
+    served: Served, wire: Connect, local: HuggingFaceModel
+) -> None:
     _, url = served()
     first = wire(url, run="first")
     RemoteModel(first, "tiny", local.tokenizer)
@@ -371,7 +419,9 @@ def _kept(store: str) -> int:
 
 
 @pytest.mark.parametrize("content", [b"not a database, but as long as one", b""])
-def test_a_store_that_is_none_is_refused_and_an_empty_one_is_begun(tmp_path: Path, content: bytes) -> None:
+def test_a_store_that_is_none_is_refused_and_an_empty_one_is_begun(
+    tmp_path: Path, content: bytes
+) -> None:
     path = tmp_path / "answers.sqlite"
     path.write_bytes(content * 100)
     if content:

@@ -1,4 +1,5 @@
-"""What a server does wrong is found out before it is believed, and what is left of its access is used."""
+"""What a server does wrong is found out before it is believed, and what is left of its access is
+used."""
 
 from __future__ import annotations
 
@@ -84,10 +85,17 @@ def test_every_habit_is_looked_for() -> None:
     assert {*CAUGHT, *REFUSED, *elsewhere} == set(HABITS)
 
 
-def test_a_server_that_does_all_it_should_is_believed(served: Served, wire: MakeWire, local: HuggingFaceModel) -> None:
+def test_a_server_that_does_all_it_should_is_believed(
+    served: Served, wire: MakeWire, local: HuggingFaceModel
+) -> None:
     found = shaken(served, wire, local)
     assert found.capabilities == EVERYTHING and all(check.held for check in found.checks)
-    assert found.dialect.ids and found.dialect.several > 1 and found.dialect.reported and found.room == 96
+    assert (
+        found.dialect.ids
+        and found.dialect.several > 1
+        and found.dialect.reported
+        and found.room == 96
+    )
     assert len(found.notes()) == 1 and "14 of 14 checks held" in found.notes()[0]
 
 
@@ -130,7 +138,10 @@ def test_a_token_that_only_the_server_puts_before_a_text_is_known(
     assert remote.dialect.adds == (0,) == remote.prepended
     assert resolve_prefix_token("auto", remote, [Pair((5, 9), (30,))]).tokens == (0,)
     assert resolve_prefix_token("eos", remote).tokens == (0,)
-    with pytest.raises(AuditError, match="expected --prefix-token auto for openai:tiny, whose server puts <end> befo"):
+    with pytest.raises(
+        AuditError,
+        match="expected --prefix-token auto for openai:tiny, whose server puts <end> befo",
+    ):
         resolve_prefix_token("none", remote)
     begins = [Pair((0, 5, 9), (30,))]  # as a template, or a trainer's own ids, have it
     assert resolve_prefix_token("auto", remote, begins, framed=True).tokens == ()
@@ -142,7 +153,9 @@ def test_a_server_that_takes_logprobs_as_true_or_false_is_asked_so(
     server, url = served("boolean", "trims")
     found = shake_hands(wire(url), "tiny", local.tokenizer)
     assert found.capabilities == {"draw"} and found.dialect.returned and not found.dialect.trims
-    assert all(isinstance(body["prompt"], str) for body in server.asked)  # token ids end mlx_lm.server
+    assert all(
+        isinstance(body["prompt"], str) for body in server.asked
+    )  # token ids end mlx_lm.server
     assert not any("prompt_logprobs" in body or "echo" in body for body in server.asked)
 
 
@@ -165,7 +178,10 @@ def test_a_server_that_does_not_sample_is_asked_for_greedy_text(
     prefixes, noise = torch.tensor([[5, 9, 30]]), torch.zeros(1, 1, 4, 3)
     greedy = (model.completions(prefixes, 4, GREEDY, noise).tokens for model in (remote, local))
     assert torch.equal(*greedy)
-    with pytest.raises(NotApplicable, match="draws at random; the server of tiny gives one answer: -A temperature=0"):
+    with pytest.raises(
+        NotApplicable,
+        match="draws at random; the server of tiny gives one answer: -A temperature=0",
+    ):
         remote.completions(prefixes, 4, ANCESTRAL, noise)
 
 
@@ -174,11 +190,20 @@ def test_what_is_not_echoed_is_not_scored_and_the_rest_is_as_likely_as_at_hand(
 ) -> None:
     _, url = served("begins", "unechoed", "fails")
     remote = RemoteModel(wire(url), "tiny", Begins(local))
-    assert remote.capabilities == {"draw", "likelihood"} and remote.dialect.hidden == 1 and not remote.dialect.ids
-    prefixes, suffixes = torch.tensor([[0, 5, 9], [0, 7, 7]]), torch.tensor([[1, 2, 3], [50, 60, 70]])
+    assert (
+        remote.capabilities == {"draw", "likelihood"}
+        and remote.dialect.hidden == 1
+        and not remote.dialect.ids
+    )
+    prefixes, suffixes = (
+        torch.tensor([[0, 5, 9], [0, 7, 7]]),
+        torch.tensor([[1, 2, 3], [50, 60, 70]]),
+    )
     truth = local.token_log_probs(prefixes, suffixes)
     torch.testing.assert_close(remote.token_log_probs(prefixes, suffixes), truth, atol=1e-4, rtol=0)
-    with pytest.raises(NotApplicable, match="openai:tiny does not say how likely the first token of a text is"):
+    with pytest.raises(
+        NotApplicable, match="openai:tiny does not say how likely the first token of a text is"
+    ):
         remote.token_log_probs(prefixes[:, :1], suffixes)
 
 
@@ -189,11 +214,16 @@ def test_a_text_with_an_end_in_it_is_not_scored_where_that_is_not_echoed(
     remote = RemoteModel(wire(url), "tiny", local.tokenizer)
     (check,) = (check for check in remote.handshake.checks if check.name == hands.ENDS)
     assert check.held is False and "likelihood" in remote.capabilities
-    prefixes, suffixes = torch.tensor([[5, 9, 30], [7, 7, 2]]), torch.tensor([[1, 2, 3], [50, 0, 0]])
+    prefixes, suffixes = (
+        torch.tensor([[5, 9, 30], [7, 7, 2]]),
+        torch.tensor([[1, 2, 3], [50, 0, 0]]),
+    )
     with pytest.raises(NotApplicable, match="1 of 2 texts hold the end of text"):
         remote.token_log_probs(prefixes, suffixes)
     truth = local.token_log_probs(prefixes[:1], suffixes[:1])
-    torch.testing.assert_close(remote.token_log_probs(prefixes[:1], suffixes[:1]), truth, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        remote.token_log_probs(prefixes[:1], suffixes[:1]), truth, atol=1e-4, rtol=0
+    )
 
 
 def test_a_server_that_takes_text_alone_is_told_to_leave_its_own_defaults_out(
@@ -216,7 +246,9 @@ def test_as_many_of_the_likeliest_tokens_are_asked_for_as_are_told(
     assert ("likeliest" in found.capabilities) == (most >= 5)
 
 
-def test_one_bad_answer_is_an_accident(served: Served, wire: MakeWire, local: HuggingFaceModel) -> None:
+def test_one_bad_answer_is_an_accident(
+    served: Served, wire: MakeWire, local: HuggingFaceModel
+) -> None:
     server, url = served()
     server.faults.extend([None, None, "short", "twice"])
     assert shake_hands(wire(url), "tiny", local.tokenizer).capabilities == EVERYTHING

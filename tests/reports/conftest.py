@@ -1,4 +1,5 @@
-"""A realistic result of a lab run, and a browser over the DevTools pipe, for the tests of the reports."""
+"""A realistic result of a lab run, and a browser over the DevTools pipe, for the tests of the
+reports."""
 
 from __future__ import annotations
 
@@ -20,7 +21,15 @@ from scipy.stats import beta
 from auditor.conclusions.outcomes import RowValuesBySecret
 from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.nouns import Claim
-from auditor.core.result import AuditResult, BenchmarkRecord, Chain, ChainStep, Finding, Measurement, TargetRecord
+from auditor.core.result import (
+    AuditResult,
+    BenchmarkRecord,
+    Chain,
+    ChainStep,
+    Finding,
+    Measurement,
+    TargetRecord,
+)
 from auditor.records.attacked_secrets import SecretFacts
 from auditor.reports import html
 from auditor.statistics import judging
@@ -29,7 +38,8 @@ from tests.conftest import methods
 MEMBERS, NONMEMBERS, PER_COUNT = 320, 160, 64
 REPEATS = ("1", "2", "4", "8", "16")
 DECODING = {"text-only": "ancestral", "white-box": "top-p 0.7, temperature 0.8"}
-# members completed, by target, setting and attack, at 1, 2, 4, 8 and 16 repeats; None: not applicable
+# members completed, by target, setting and attack, at 1, 2, 4, 8 and 16 repeats; None: not
+# applicable
 HITS: dict[tuple[str, str, str], tuple[int, ...] | None] = {
     ("undefended", "text-only", "ethicist"): (0, 2, 21, 58, 64),
     ("undefended", "text-only", "perplexity"): (0, 1, 17, 55, 64),
@@ -65,7 +75,9 @@ def finding(target: str, setting: str, attack: str) -> Finding:
     hits = HITS[target, setting, attack]
     claims = target in ("pmixed", "uniform-mixing")
     access = (
-        ("draw",) if setting == "text-only" else ("draw", "distribution") + ("embeddings",) * (attack == "ethicist")
+        ("draw",)
+        if setting == "text-only"
+        else ("draw", "distribution") + ("embeddings",) * (attack == "ethicist")
     )
     cell = Finding(
         target=target,
@@ -73,7 +85,11 @@ def finding(target: str, setting: str, attack: str) -> Finding:
         attack=attack,
         options={
             "samples": 10,
-            **({"tune_on": "public" if setting == "text-only" else "target"} if attack == "ethicist" else {}),
+            **(
+                {"tune_on": "public" if setting == "text-only" else "target"}
+                if attack == "ethicist"
+                else {}
+            ),
         },
         access=access,
         decoding=DECODING[setting],
@@ -88,9 +104,13 @@ def finding(target: str, setting: str, attack: str) -> Finding:
     )
     if hits is None:
         return replace(
-            cell, not_applicable="perplexity ranks by log-probabilities, which this access does not give", drawn=0
+            cell,
+            not_applicable="perplexity ranks by log-probabilities, which this access does not give",
+            drawn=0,
         )
-    return replace(cell, **measured(target, setting, attack, hits), chain=chain(target, setting, attack))
+    return replace(
+        cell, **measured(target, setting, attack, hits), chain=chain(target, setting, attack)
+    )
 
 
 def chain(target: str, setting: str, attack: str) -> Chain | None:
@@ -99,8 +119,14 @@ def chain(target: str, setting: str, attack: str) -> Chain | None:
     if target != "pmixed" or setting != "white-box" or None in rows:
         return None
     start, unmixed, own = (sum(hits or ()) / MEMBERS for hits in rows)
-    moved = [difference("recall_difference", after - before, 0.03) for before, after in pairwise((start, unmixed, own))]
-    joint = {"training configuration": "one adapter, all data", "splitting": "each adapter sees one shard only"}
+    moved = [
+        difference("recall_difference", after - before, 0.03)
+        for before, after in pairwise((start, unmixed, own))
+    ]
+    joint = {
+        "training configuration": "one adapter, all data",
+        "splitting": "each adapter sees one shard only",
+    }
     apart = "not separated, for want of 'One adapter, all data' (train it)"
     mixing, floor = (
         {"mixing": "each distribution is mixed with the public one"},
@@ -110,7 +136,13 @@ def chain(target: str, setting: str, attack: str) -> Chain | None:
         (
             ChainStep(joint, "undefended", "ensemble-unmixed", moved[0], apart),
             ChainStep(mixing, "ensemble-unmixed", "pmixed", moved[1]),
-            ChainStep(floor, "pmixed", "", None, "not measured, for want of 'Public model' (--public MODEL)"),
+            ChainStep(
+                floor,
+                "pmixed",
+                "",
+                None,
+                "not measured, for want of 'Public model' (--public MODEL)",
+            ),
         ),
         difference("recall_difference", own - start, 0.04),
     )
@@ -131,18 +163,27 @@ def measured(target: str, setting: str, attack: str, hits: tuple[int, ...]) -> d
     reference = HITS["undefended", setting, attack]
     if target != "undefended" and reference is not None:
         change = recall - sum(reference) / MEMBERS
-        measurements.append(difference("recall_difference", change, 0.004 + 0.06 * math.sqrt(abs(change))))
+        measurements.append(
+            difference("recall_difference", change, 0.004 + 0.06 * math.sqrt(abs(change)))
+        )
     errors = MEMBERS - total
     return {
         "measurements": tuple(measurements),
-        "by_repeats": {name: share("recall", k, PER_COUNT) for name, k in zip(REPEATS, hits, strict=True)},
-        "curve": (*((e, recall * (1 - math.exp(-(e + 6) / 14))) for e in range(errors)), (errors, recall)),
+        "by_repeats": {
+            name: share("recall", k, PER_COUNT) for name, k in zip(REPEATS, hits, strict=True)
+        },
+        "curve": (
+            *((e, recall * (1 - math.exp(-(e + 6) / 14))) for e in range(errors)),
+            (errors, recall),
+        ),
         "notes": ("3 draws within 1e-6 of a CDF boundary",),
     }
 
 
 def probability(name: str, value: float, n: int, note: str = "") -> Measurement:
-    return Measurement(name, value, max(0.0, value - 0.04), min(1.0, value + 0.04), n, "probability", note)
+    return Measurement(
+        name, value, max(0.0, value - 0.04), min(1.0, value + 0.04), n, "probability", note
+    )
 
 
 def probed(target: str, p: float) -> Finding:
@@ -154,7 +195,11 @@ def probed(target: str, p: float) -> Finding:
         for whose, value in (("", p), ("_nonmembers", p / 50))
     ]
     excess = replace(difference(f"excess_{name}", p, 0.05), unit="probability")
-    main = [probability(name, p, MEMBERS), probability(f"{name}_nonmembers", 3.1e-7, NONMEMBERS, "baseline"), excess]
+    main = [
+        probability(name, p, MEMBERS),
+        probability(f"{name}_nonmembers", 3.1e-7, NONMEMBERS, "baseline"),
+        excess,
+    ]
     return replace(
         finding(target, "white-box", "ethicist"),
         attack="extraction-probability",
@@ -197,10 +242,14 @@ def claims() -> dict[str, Claim]:
     return {"pmixed": pmixed, "uniform-mixing": mixing}
 
 
-def target(name: str, title: str, text: str, ppl: float, ms: float, mb: float, seconds: float) -> TargetRecord:
+def target(
+    name: str, title: str, text: str, ppl: float, ms: float, mb: float, seconds: float
+) -> TargetRecord:
     perplexity = Measurement("perplexity", ppl, ppl * 0.97, ppl * 1.03, 4096, unit="perplexity")
     companion = name == "ensemble-unmixed"
-    return TargetRecord(name, title, text, perplexity, ms, mb, seconds, claims().get(name), companion=companion)
+    return TargetRecord(
+        name, title, text, perplexity, ms, mb, seconds, claims().get(name), companion=companion
+    )
 
 
 @pytest.fixture
@@ -216,7 +265,15 @@ def lab() -> AuditResult:
 def lab_run() -> AuditResult:
     """The lab, undefended and under PMixED and uniform mixing, each attack in both settings."""
     targets = (
-        target("undefended", "Undefended", "The fine-tuned lab model as it stands.", 11.2, 0.41, 212, 74.0),
+        target(
+            "undefended",
+            "Undefended",
+            "The fine-tuned lab model as it stands.",
+            11.2,
+            0.41,
+            212,
+            74.0,
+        ),
         target(
             "pmixed",
             "PMixED (sound)",
@@ -236,18 +293,26 @@ def lab_run() -> AuditResult:
             96.5,
         ),
         target(
-            "uniform-mixing", "Uniform mixing", "The target mixed with the uniform distribution.", 13.0, 0.42, 214, 74.0
+            "uniform-mixing",
+            "Uniform mixing",
+            "The target mixed with the uniform distribution.",
+            13.0,
+            0.42,
+            214,
+            74.0,
         ),
     )
     benchmark = BenchmarkRecord(
         name="lab",
-        description="A GPT-NeoX-style model of 0.9M parameters, fine-tuned on synthetic mails and payment records.",
+        description="A GPT-NeoX-style model of 0.9M parameters, fine-tuned on synthetic mails and "
+        "payment records.",
         members=MEMBERS,
         nonmembers=NONMEMBERS,
         known=96,
         repeats=dict.fromkeys(REPEATS, PER_COUNT),
         greedy_recall={
-            name: share("greedy", k, PER_COUNT) for name, k in zip(REPEATS, (0, 3, 24, 59, 64), strict=True)
+            name: share("greedy", k, PER_COUNT)
+            for name, k in zip(REPEATS, (0, 3, 24, 59, 64), strict=True)
         },
         notes=("All copies of a record went to one shard of the ensemble.",),
     )
@@ -255,7 +320,8 @@ def lab_run() -> AuditResult:
         name="lab-ethicist-pmixed",
         created="2025-11-21T09:14:03Z",
         tool_version="0.1.0",
-        command="audit run --attack ethicist --attack perplexity --defense pmixed --defense uniform-mixing",
+        command="audit run --attack ethicist --attack perplexity --defense pmixed --defense "
+        "uniform-mixing",
         plan={
             "attacks": ["ethicist", "perplexity"],
             "defenses": ["pmixed", "uniform-mixing"],
@@ -280,7 +346,9 @@ def lab_run() -> AuditResult:
 @pytest.fixture
 def with_probe(result: AuditResult) -> AuditResult:
     """The same run with the probe asked for too."""
-    return replace(result, findings=(*result.findings, probed("undefended", 0.31), probed("pmixed", 0.02)))
+    return replace(
+        result, findings=(*result.findings, probed("undefended", 0.31), probed("pmixed", 0.02))
+    )
 
 
 @pytest.fixture
@@ -297,12 +365,18 @@ TRAITS = ("rank", "count", "min_log_prob", "passed_over", "lead")
 def detailed_run(
     result: AuditResult, n: int, length: int = 50, name: str = "row-{:06d}", group: str = "group {}"
 ) -> SecretDetails:
-    """n secrets, a fifth of them non-members, as every measured row of the result saw them, with their tokens."""
+    """n secrets, a fifth of them non-members, as every measured row of the result saw them, with
+    their tokens."""
     rng = np.random.default_rng(0)
     member = np.arange(n) % 5 != 4
     told = tuple(
         SecretFacts(
-            f"id-{i}", name.format(i), bool(member[i]), 2 ** (i % 5) if member[i] else 0, length, group.format(i % 7)
+            f"id-{i}",
+            name.format(i),
+            bool(member[i]),
+            2 ** (i % 5) if member[i] else 0,
+            length,
+            group.format(i % 7),
         )
         for i in range(n)
     )
@@ -313,9 +387,16 @@ def detailed_run(
         hit = lead == length
         traits = {name: lead if name == "lead" else rng.random(n) for name in TRAITS}
         distance = (length - lead).astype(np.int64)
-        repeats, tolerance = tuple(s.repeats for s in told), np.full(n, judging.compute_near_verbatim_limit(length))
-        outcome = judging.Outcome(ids, hit, hit, rng.random(n), repeats, member, distance, tolerance, traits)
-        rows[finding.cell_key] = RowValuesBySecret.from_judged_guesses(outcome, score_is_probability=True)
+        repeats, tolerance = (
+            tuple(s.repeats for s in told),
+            np.full(n, judging.compute_near_verbatim_limit(length)),
+        )
+        outcome = judging.Outcome(
+            ids, hit, hit, rng.random(n), repeats, member, distance, tolerance, traits
+        )
+        rows[finding.cell_key] = RowValuesBySecret.from_judged_guesses(
+            outcome, score_is_probability=True
+        )
     distributions = np.log(rng.random((len(result.targets), n, length)))
     tokens = {
         target.name: {s.id: tuple(distribution[i].tolist()) for i, s in enumerate(told) if s.member}
@@ -342,7 +423,9 @@ def detailed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SecretDeta
 def ten_thousand(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of 10,000 secrets."""
     path = tmp_path_factory.mktemp("large") / "report.html"
-    path.write_text(html.render_html_report(lab_run(), detailed_run(lab_run(), 10_000)), encoding="utf-8")
+    path.write_text(
+        html.render_html_report(lab_run(), detailed_run(lab_run(), 10_000)), encoding="utf-8"
+    )
     return path
 
 
@@ -351,18 +434,28 @@ def hostile_text() -> str:
     return HOSTILE
 
 
-# --- a browser ----------------------------------------------------------------------------------------------------
+# --- a browser
+# -----------------------------------------------------------------------------------------------
 
 
 class Browser:
-    """Headless Chromium over `--remote-debugging-pipe`: JSON, NUL-terminated, on file descriptors 3 and 4."""
+    """Headless Chromium over `--remote-debugging-pipe`: JSON, NUL-terminated, on file descriptors 3
+    and 4."""
 
     def __init__(self, program: str, profile: Path) -> None:
         from_us, self._write = os.pipe()
         self._read, to_us = os.pipe()
-        flags = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking"
+        flags = (
+            "headless no-sandbox disable-gpu disable-quic no-first-run "
+            "disable-background-networking"
+        )
         flags += " disable-component-update disable-sync remote-debugging-pipe"
-        command = [program, *(f"--{flag}" for flag in flags.split()), f"--user-data-dir={profile}", "about:blank"]
+        command = [
+            program,
+            *(f"--{flag}" for flag in flags.split()),
+            f"--user-data-dir={profile}",
+            "about:blank",
+        ]
         joined = f'exec "$@" 3<&{from_us} 4>&{to_us}'
         self.process = subprocess.Popen(
             ["bash", "-c", joined, "bash", *command],
@@ -396,29 +489,46 @@ class Browser:
         return answer
 
     def open(self, path: Path, width: int, height: int = 900, dark: bool = False) -> None:
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
         scheme = "dark" if dark else "light"
         self.call("Emulation.setScrollbarsHidden", hidden=True)
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": scheme}],
+        )
         self.events.clear()
         self.call("Page.navigate", url=path.as_uri())
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._receive())
 
     def evaluate(self, expression: str) -> Any:
-        return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+        return self.call("Runtime.evaluate", expression=expression, returnByValue=True)[
+            "result"
+        ].get("value")
 
     def press(self, key: str) -> None:
         code, text = {"Tab": (9, ""), "Enter": (13, "\r")}[key]
         pressed: dict[str, Any] = {"key": key, "code": key, "windowsVirtualKeyCode": code}
-        self.call("Input.dispatchKeyEvent", type="keyDown", **pressed, **({"text": text} if text else {}))
+        self.call(
+            "Input.dispatchKeyEvent", type="keyDown", **pressed, **({"text": text} if text else {})
+        )
         self.call("Input.dispatchKeyEvent", type="keyUp", **pressed)
 
     def troubles(self) -> list[str]:
         """What the page logged, threw, or asked for beyond itself."""
         named = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
         logged = [json.dumps(event) for event in self.events if event.get("method") in named]
-        urls = [e["params"]["request"]["url"] for e in self.events if e.get("method") == "Network.requestWillBeSent"]
+        urls = [
+            e["params"]["request"]["url"]
+            for e in self.events
+            if e.get("method") == "Network.requestWillBeSent"
+        ]
         return logged + urls[1:]
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""What to do now: each advice follows from the run's outcomes, and what they do not show is not advised."""
+"""What to do now: each advice follows from the run's outcomes, and what they do not show is not
+advised."""
 
 from __future__ import annotations
 
@@ -24,7 +25,14 @@ def outcome(hit: Sequence[bool], near: Sequence[bool] | None = None) -> Outcome:
     said, n = np.array(hit), len(hit)
     close = said | np.array(near if near is not None else hit)
     return Outcome(
-        IDS[:n], said, said, np.zeros(n), tuple(TIMES[:n]), np.ones(n, bool), np.where(close, 0, 9), np.full(n, 2)
+        IDS[:n],
+        said,
+        said,
+        np.zeros(n),
+        tuple(TIMES[:n]),
+        np.ones(n, bool),
+        np.where(close, 0, 9),
+        np.full(n, 2),
     )
 
 
@@ -36,15 +44,23 @@ def details(result: AuditResult, **rows: Outcome) -> SecretDetails:
     """Outcomes of the strongest undefended row's attack and setting, by target."""
     keys = {name: CellKey(name.replace("_", "-"), "white-box", "ethicist") for name in rows}
     facts = tuple(
-        SecretFacts(id, f"s{i}", True, TIMES[i], 8, "ward" if i >= 60 else "desk") for i, id in enumerate(IDS)
+        SecretFacts(id, f"s{i}", True, TIMES[i], 8, "ward" if i >= 60 else "desk")
+        for i, id in enumerate(IDS)
     )
-    return SecretDetails(facts, {keys[name]: RowValuesBySecret.from_judged_guesses(own) for name, own in rows.items()})
+    return SecretDetails(
+        facts,
+        {keys[name]: RowValuesBySecret.from_judged_guesses(own) for name, own in rows.items()},
+    )
 
 
 def said(result: AuditResult, **rows: Outcome) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for one in advice.advice(result, details(result, **rows)):
-        assert one.row.endswith("white-box · ethicist") or one.kind in (advice.LEAKS, advice.TEST, advice.CLEAR)
+        assert one.row.endswith("white-box · ethicist") or one.kind in (
+            advice.LEAKS,
+            advice.TEST,
+            advice.CLEAR,
+        )
         found.setdefault(one.kind, []).append(one.said)
     return found
 
@@ -52,8 +68,14 @@ def said(result: AuditResult, **rows: Outcome) -> dict[str, list[str]]:
 def test_where_it_sits_and_what_fewer_copies_leave(result: AuditResult) -> None:
     found = said(result, undefended=outcome(LEAKS))
     sits = found[advice.WHERE]
-    assert any(text.startswith("25 of the 25 extracted members are those trained on 4 times or more") for text in sits)
-    assert any("of the group ward, as are 20 of all 80 members" in text for text in sits) and len(sits) == 2
+    assert any(
+        text.startswith("25 of the 25 extracted members are those trained on 4 times or more")
+        for text in sits
+    )
+    assert (
+        any("of the group ward, as are 20 of all 80 members" in text for text in sits)
+        and len(sits) == 2
+    )
     (copies,) = found[advice.COPIES]
     assert copies.startswith("extracted verbatim if copies of a record were capped at 1: 0.0% [")
     assert "; 4: 12% [" in copies  # 40 of 80 at 5 of 20
@@ -62,9 +84,18 @@ def test_where_it_sits_and_what_fewer_copies_leave(result: AuditResult) -> None:
 
 def test_what_helps_and_what_only_hides(result: AuditResult) -> None:
     """A defense that changes the words and leaves them near is no help."""
-    found = said(result, undefended=outcome(LEAKS), pmixed=outcome(NOTHING), uniform_mixing=outcome(NOTHING, LEAKS))
+    found = said(
+        result,
+        undefended=outcome(LEAKS),
+        pmixed=outcome(NOTHING),
+        uniform_mixing=outcome(NOTHING, LEAKS),
+    )
     (helps,), (hides,) = found[advice.HELPS], found[advice.HIDES]
-    assert helps.startswith("verbatim −31 points") and "held-out perplexity" in helps and "times" in helps
+    assert (
+        helps.startswith("verbatim −31 points")
+        and "held-out perplexity" in helps
+        and "times" in helps
+    )
     assert hides.startswith("verbatim −31 points") and "near-verbatim 0" in hides
     same = said(result, undefended=outcome(LEAKS), pmixed=outcome(LEAKS))
     assert advice.HELPS not in same and advice.HIDES not in same
@@ -83,15 +114,24 @@ def test_a_gate_that_is_advised_is_about_the_model_that_leaks(result: AuditResul
     seen = assess_signals(result)
     for target in seen.targets:
         for signal in (s for s in seen.shown_signals(target) if s.gate_rule):
-            assert signals.gate_command_to_suggest(seen, [signal], "RUN").endswith(f" --target {target}")
+            assert signals.gate_command_to_suggest(seen, [signal], "RUN").endswith(
+                f" --target {target}"
+            )
     alone = replace(result, targets=result.targets[:1], findings=result.findings[:1])
     judged = assess_signals(alone)
-    (only,) = {signals.gate_command_to_suggest(judged, [s], "RUN") for s in judged.signals if s.gate_rule}
+    (only,) = {
+        signals.gate_command_to_suggest(judged, [s], "RUN") for s in judged.signals if s.gate_rule
+    }
     assert "--target" not in only
 
 
 def test_nothing_is_advised_of_nothing(result: AuditResult) -> None:
-    assert advice.advice(replace(result, findings=(), benchmark=replace(result.benchmark, greedy_recall={}))) == ()
+    assert (
+        advice.advice(
+            replace(result, findings=(), benchmark=replace(result.benchmark, greedy_recall={}))
+        )
+        == ()
+    )
     without = said(result, undefended=outcome(NOTHING))
     assert not {advice.WHERE, advice.COPIES, advice.HELPS} & set(without)
     mended = replace(outcome(LEAKS), repeats=(None,) * 80)
@@ -101,5 +141,6 @@ def test_nothing_is_advised_of_nothing(result: AuditResult) -> None:
 def test_what_leaks_comes_with_the_rule_that_holds_it(result: AuditResult) -> None:
     leaks = said(result, undefended=outcome(NOTHING))[advice.LEAKS]
     assert leaks[0] == (
-        "verbatim extraction, greedy decoding; limit it in CI: audit gate RUN --max recall=0.05 --target undefended"
+        "verbatim extraction, greedy decoding; limit it in CI: audit gate RUN --max recall=0.05 "
+        "--target undefended"
     )

@@ -1,4 +1,5 @@
-"""All attacks side by side: paired with the first that has the same number, on the records of both."""
+"""All attacks side by side: paired with the first that has the same number, on the records of
+both."""
 
 from __future__ import annotations
 
@@ -18,17 +19,27 @@ from tests.reports.conftest import finding
 
 
 def row(attack: str, *measured: Measurement) -> Finding:
-    return replace(finding("undefended", "white-box", "ethicist"), attack=attack, measurements=measured, curve=())
+    return replace(
+        finding("undefended", "white-box", "ethicist"),
+        attack=attack,
+        measurements=measured,
+        curve=(),
+    )
 
 
 def kept(values: dict[str, np.ndarray], n_members: int) -> RowValuesBySecret:
     n = len(next(iter(values.values())))
-    return RowValuesBySecret(tuple(map(str, range(n))), np.arange(n) < n_members, (None,) * n, values)
+    return RowValuesBySecret(
+        tuple(map(str, range(n))), np.arange(n) < n_members, (None,) * n, values
+    )
 
 
 def test_recall_is_paired_by_record_with_the_first_attack(result: AuditResult) -> None:
     base, new = np.arange(20) < 8, np.arange(20) >= 15
-    asked = {name: Measurement("recall", hits.mean(), 0.1, 0.9, 20) for name, hits in (("a", base), ("b", new))}
+    asked = {
+        name: Measurement("recall", hits.mean(), 0.1, 0.9, 20)
+        for name, hits in (("a", base), ("b", new))
+    }
     findings = tuple(row(name, m) for name, m in asked.items())
     run = replace(result, findings=findings, plan={**result.plan, "attack": ["b", "a"]})
     rows = {
@@ -42,7 +53,9 @@ def test_recall_is_paired_by_record_with_the_first_attack(result: AuditResult) -
     expected = paired_difference(base[by_id].astype(float), new[by_id].astype(float))
     assert second.difference.value == pytest.approx(0.15) == pytest.approx(expected.value)
     assert (second.difference.low, second.difference.high) == (expected.low, expected.high)
-    assert second.difference_text.startswith("15 points [") and second.difference_text.endswith("from b")
+    assert second.difference_text.startswith("15 points [") and second.difference_text.endswith(
+        "from b"
+    )
 
 
 def test_records_in_parts_are_paired_by_record(result: AuditResult) -> None:

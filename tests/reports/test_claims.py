@@ -1,4 +1,5 @@
-"""What a report says of a claim: the sentence for each way it can stand, wherever a report says it."""
+"""What a report says of a claim: the sentence for each way it can stand, wherever a report says
+it."""
 
 from __future__ import annotations
 
@@ -15,22 +16,39 @@ from auditor.reports import claims, html, markdown, phrases, terminal
 from auditor.statistics import games
 from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements
 
-CLAIM = Claim({"add_remove": 1.0}, 1e-5, "add_remove", "record", None, "theorem", "sound", any_access=True)
+CLAIM = Claim(
+    {"add_remove": 1.0}, 1e-5, "add_remove", "record", None, "theorem", "sound", any_access=True
+)
 
 
 def audit(m: int = 1000, right: float = 0.95) -> tuple[Audited, ...]:
     rng = np.random.default_rng(0)
     coins = rng.random(m) < 0.5
-    return audit_epsilon_bounds((coins == (rng.random(m) < right)) + rng.random(m) / 10, coins, 1e-5)
+    return audit_epsilon_bounds(
+        (coins == (rng.random(m) < right)) + rng.random(m) / 10, coins, 1e-5
+    )
 
 
 def row(found: tuple[Audited, ...], **changed: object) -> Finding:
     measured = tuple(audit_measurements(found)) if found else ()
-    made = Finding("dp", "white-box", "epsilon-audit", {}, ("distribution",), "", True, "", measured, audits=found)
+    made = Finding(
+        "dp",
+        "white-box",
+        "epsilon-audit",
+        {},
+        ("distribution",),
+        "",
+        True,
+        "",
+        measured,
+        audits=found,
+    )
     return replace(made, **changed)
 
 
-def run(result: AuditResult, epsilon: float | None, *rows: Finding, nominal: float | None = None) -> AuditResult:
+def run(
+    result: AuditResult, epsilon: float | None, *rows: Finding, nominal: float | None = None
+) -> AuditResult:
     """A lab run with one more target, which was trained privately and audited by these rows."""
     claim = None if epsilon is None else replace(CLAIM, epsilon={"add_remove": epsilon})
     dp = TargetRecord("dp", "DP-SGD", "", claim=claim, nominal_epsilon=nominal)
@@ -45,31 +63,47 @@ def said(result: AuditResult) -> str:
     )
 
 
-FOUND = "audited ε ≥ 2.48 (epsilon-audit, add/remove, record, δ 1e-5, 474 of 500 guesses right, 1,000 canaries"
+FOUND = (
+    "audited ε ≥ 2.48 (epsilon-audit, add/remove, record, δ 1e-5, 474 of 500 guesses right, "
+    "1,000 canaries"
+)
 BY = f"{FOUND}, one-sided 95%), provable at best 5.79"
 
 
-POWER = "ε 15.6 of a Gaussian mechanism that its scores see in full would have been caught with 80% probability"
+POWER = (
+    "ε 15.6 of a Gaussian mechanism that its scores see in full would have been caught with "
+    "80% probability"
+)
 CAUGHT = f"consistent ({POWER})"
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "verdict"), [(1.0, "claim contradicted"), (4.0, CAUGHT), (8.0, "audit too weak to tell")]
+    ("epsilon", "verdict"),
+    [(1.0, "claim contradicted"), (4.0, CAUGHT), (8.0, "audit too weak to tell")],
 )
 def test_the_sentence(result: AuditResult, epsilon: float, verdict: str) -> None:
     found = said(run(result, epsilon, row(audit())))
-    assert found == f"DP-SGD: claimed ε {epsilon:.0f} (add/remove, record, δ 1e-5); {BY}: {verdict}."
+    assert (
+        found == f"DP-SGD: claimed ε {epsilon:.0f} (add/remove, record, δ 1e-5); {BY}: {verdict}."
+    )
 
 
 def test_consistent_states_its_power_wherever_it_is_said(result: AuditResult) -> None:
     """The screen, the page, Markdown, and the answers to the EDPB's questions."""
     audited_run = run(result, 4.0, row(audit()))
-    (dp,) = (stands for stands in claims.claims_to_report(audited_run) if stands.target.name == "dp")
+    (dp,) = (
+        stands for stands in claims.claims_to_report(audited_run) if stands.target.name == "dp"
+    )
     page, plain = (
         html.render_html_report(audited_run),
         " ".join(markdown.render_markdown_report(audited_run).replace("\\", "").split()),
     )
-    for said_there in (claims.claim_verdict_sentence(dp), claims.claim_summary_phrase(dp), page, plain):
+    for said_there in (
+        claims.claim_verdict_sentence(dp),
+        claims.claim_summary_phrase(dp),
+        page,
+        plain,
+    ):
         assert POWER in said_there and "consistent" not in said_there.replace(CAUGHT, "").replace(
             "is consistent wh", ""
         )
@@ -83,19 +117,30 @@ def test_what_was_not_audited_says_which_command_would(result: AuditResult) -> N
     missing = said(run(result, 1.0, row((), not_applicable="no coins")))
     assert "was not audited (epsilon-audit: no coins): `audit run" in missing
     served = next(
-        claims.claim_verdict_sentence(s) for s in claims.claims_to_report(result) if s.target.name == "pmixed"
+        claims.claim_verdict_sentence(s)
+        for s in claims.claims_to_report(result)
+        if s.target.name == "pmixed"
     )
-    assert served.endswith("this claim was not audited: `audit run --attack prediction-audit` would.")
+    assert served.endswith(
+        "this claim was not audited: `audit run --attack prediction-audit` would."
+    )
 
 
 def test_an_audit_of_something_else(result: AuditResult) -> None:
-    outside = said(run(result, 1.0, row(audit(), claim_applies=False, claim_reason="log-probabilities")))
-    assert "epsilon-audit proves ε ≥ 2.48, outside the claim (log-probabilities); this claim was not audited" in outside
+    outside = said(
+        run(result, 1.0, row(audit(), claim_applies=False, claim_reason="log-probabilities"))
+    )
+    assert (
+        "epsilon-audit proves ε ≥ 2.48, outside the claim (log-probabilities); this claim was not "
+        "audited" in outside
+    )
 
 
 def test_a_nominal_epsilon_is_shown_and_is_no_claim(result: AuditResult) -> None:
     found = said(run(result, None, row(audit(), claim_applies=None), nominal=1.0))
-    assert found.startswith("DP-SGD: it claims no ε; nominal ε 1, which is no claim; audited ε ≥ 2.48")
+    assert found.startswith(
+        "DP-SGD: it claims no ε; nominal ε 1, which is no claim; audited ε ≥ 2.48"
+    )
     assert found.endswith("provable at best 5.79: nominal ε 1 contradicted.")
     weak = said(run(result, None, row(audit(), claim_applies=None), nominal=6.35))
     assert weak.endswith(": nominal ε 6.35: audit too weak to tell.")
@@ -104,17 +149,25 @@ def test_a_nominal_epsilon_is_shown_and_is_no_claim(result: AuditResult) -> None
     )
     assert said(run(result, None, row(audit()))).endswith("; there is nothing to hold it to.")
     endless = said(run(result, float("inf"), row(audit())))
-    assert endless.startswith("DP-SGD: it claims no finite ε (add/remove, record, δ 1e-5); audited ε ≥ 2.48")
+    assert endless.startswith(
+        "DP-SGD: it claims no finite ε (add/remove, record, δ 1e-5); audited ε ≥ 2.48"
+    )
 
 
 def test_claim_check_contradicts(result: AuditResult) -> None:
-    found = said(run(result, 1.0, row((), attack="claim-check", violations=("a record is in two shards",))))
+    found = said(
+        run(result, 1.0, row((), attack="claim-check", violations=("a record is in two shards",)))
+    )
     assert found.endswith("; seen to fail (a record is in two shards): claim contradicted.")
 
 
-def test_each_of_several_audits_is_stated_with_the_level_that_it_shares(result: AuditResult) -> None:
+def test_each_of_several_audits_is_stated_with_the_level_that_it_shares(
+    result: AuditResult,
+) -> None:
     found = said(run(result, 1.0, row(audit()), row(audit(right=0.6), attack="gradient-audit")))
-    assert found.count("one-sided 97.5%, one of 2 audits") == 2 and found.endswith(": claim contradicted.")
+    assert found.count("one-sided 97.5%, one of 2 audits") == 2 and found.endswith(
+        ": claim contradicted."
+    )
     assert "(epsilon-audit," in found and "(gradient-audit," in found
 
 
@@ -141,7 +194,15 @@ def test_the_table(result: AuditResult) -> None:
     assert table is not None and "Claims against evidence" in table.caption
     lines = {group.title: group.rows for group in table.groups}
     assert lines["DP-SGD"] == (
-        ("1", phrases.NOTHING, "epsilon-audit, δ 1e-5", "2.48", "5.79", "1,000", "claim contradicted"),
+        (
+            "1",
+            phrases.NOTHING,
+            "epsilon-audit, δ 1e-5",
+            "2.48",
+            "5.79",
+            "1,000",
+            "claim contradicted",
+        ),
     )
     assert all(line[-1] == "not audited" for line in lines["PMixED (sound)"])
     assert claims.claim_audit_table(replace(result, targets=(), findings=())) is None

@@ -1,4 +1,5 @@
-"""What was extracted by copies decides and is said: few copied records among many single ones do not average away."""
+"""What was extracted by copies decides and is said: few copied records among many single ones do
+not average away."""
 
 from __future__ import annotations
 
@@ -22,19 +23,31 @@ def share(name: str, hits: int, n: int) -> Measurement:
 
 
 def copied(result: AuditResult, hits: int, n: int, single: int, asked: int) -> AuditResult:
-    """Of n records in 16 copies so many extracted; of the `single` ones none of those that were asked."""
-    strata = (Stratum(16, n, share("recall", hits, n)), Stratum(1, single, share("recall", 0, asked)))
+    """Of n records in 16 copies so many extracted; of the `single` ones none of those that were
+    asked."""
+    strata = (
+        Stratum(16, n, share("recall", hits, n)),
+        Stratum(1, single, share("recall", 0, asked)),
+    )
     row = next(f for f in result.findings if f.target == UNDEFENDED and f.measurement("recall"))
     floor = share(name_nonmember_metric("recall"), 0, 200)
     kept = tuple(
         m
         for m in row.measurements
-        if m.name not in ("recall", floor.name, name_excess_metric("recall")) and "any" not in m.name
+        if m.name not in ("recall", floor.name, name_excess_metric("recall"))
+        and "any" not in m.name
     )
-    row = replace(row, measurements=(share("recall", hits, n + asked), floor, *kept), by_repeats={}, strata=strata)
+    row = replace(
+        row,
+        measurements=(share("recall", hits, n + asked), floor, *kept),
+        by_repeats={},
+        strata=strata,
+    )
     counts = RecordCounts(n + single + 6, n + asked, left_out={"too short": 6}, not_attacked={})
     return replace(
-        result, findings=(row,), benchmark=replace(result.benchmark, greedy_recall={}, records={"members": counts})
+        result,
+        findings=(row,),
+        benchmark=replace(result.benchmark, greedy_recall={}, records={"members": counts}),
     )
 
 
@@ -48,7 +61,9 @@ def test_severity_follows_the_worst_stratum_and_says_so(result: AuditResult) -> 
     signal = next(s for s in seen.signals_of_target(UNDEFENDED) if s.kind is VERBATIM)
     assert signal.status == SHOWN and signal.worst is not None and signal.worst.copies == 16
     said = severity.severity_of_target(seen, UNDEFENDED)
-    assert said.word == severity.HIGH and "all 14 records that occur 16 times are recited" in said.why
+    assert (
+        said.word == severity.HIGH and "all 14 records that occur 16 times are recited" in said.why
+    )
     none = assess_signals(copied(result, hits=0, n=14, single=40, asked=40))
     assert all(s.worst is None for s in none.signals)
 
@@ -63,7 +78,10 @@ def test_a_stratum_that_was_not_asked_leaves_the_whole_open(result: AuditResult)
 
 
 def test_what_was_left_out_is_said_by_its_rule(result: AuditResult) -> None:
-    assert coverage.coverage_label(copied(result, 3, 12, 123, 29)) == "41 of 141 records audited (6 too short)"
+    assert (
+        coverage.coverage_label(copied(result, 3, 12, 123, 29))
+        == "41 of 141 records audited (6 too short)"
+    )
     assert coverage.coverage_label(result) == ""
 
 
@@ -76,22 +94,30 @@ def test_the_share_of_tokens_that_was_attacked_is_said(result: AuditResult) -> N
 
 
 def test_an_attack_that_lost_its_widest_access_is_said(result: AuditResult) -> None:
-    """Ethicist without auxiliary records ran text-only, and nothing said that its white-box row was dropped."""
+    """Ethicist without auxiliary records ran text-only, and nothing said that its white-box row was
+    dropped."""
     row = verbatim_row(result)
     why = "needs at least 2 auxiliary records"
     lost = replace(row, attack="ethicist", setting="white-box", measurements=(), not_applicable=why)
     ran = replace(row, attack="ethicist", setting="text-only", not_applicable="")
     found = replace(result, findings=(ran, lost))
-    assert coverage.attacks_kept_from_widest_access(found) == [f"Ethicist did not run on Undefended, white-box: {why}."]
+    assert coverage.attacks_kept_from_widest_access(found) == [
+        f"Ethicist did not run on Undefended, white-box: {why}."
+    ]
     assert why in screen.first_screen(found, Path("none")).plain.replace("\n" + " " * 8, " ")
-    for other in ((replace(ran, not_applicable=why), lost), (replace(lost, setting="text-only"), row)):
+    for other in (
+        (replace(ran, not_applicable=why), lost),
+        (replace(lost, setting="text-only"), row),
+    ):
         assert coverage.attacks_kept_from_widest_access(replace(result, findings=other)) == []
 
 
 def test_an_attack_without_any_row_is_named(result: AuditResult) -> None:
     row = verbatim_row(result)
     lost = replace(row, attack="lost", measurements=(), not_applicable="why", seconds=0.0)
-    assert coverage.attacks_without_any_row(replace(result, findings=(row, lost))) == {"lost": "why"}
+    assert coverage.attacks_without_any_row(replace(result, findings=(row, lost))) == {
+        "lost": "why"
+    }
     elsewhere = replace(row, attack="lost", target="pmixed", not_applicable="")
     assert coverage.attacks_without_any_row(replace(result, findings=(row, lost, elsewhere))) == {}
     # Answers that tell nothing, as samples that are equal for all canaries: the attack ran.

@@ -24,7 +24,18 @@ HOSTILE = "<script>|`*]](x)\x1b[31m\x00\u202e&\"'\ud800\ufffe=1+1\n# x"
 
 def ruling(outcome: Verdict, name: str = "t") -> Ruling:
     return Ruling(
-        name, "text-only", "a", "recall", 0.1, 0.0, 0.2, outcome, f"because {name}", f"recall <= 0.1 {name}", 0.1, 50
+        name,
+        "text-only",
+        "a",
+        "recall",
+        0.1,
+        0.0,
+        0.2,
+        outcome,
+        f"because {name}",
+        f"recall <= 0.1 {name}",
+        0.1,
+        50,
     )
 
 
@@ -34,7 +45,10 @@ VERDICTS = st.lists(st.sampled_from(["held", "failed", "inconclusive"]), max_siz
 @given(VERDICTS, st.sampled_from(["report", "pass", "fail"]))
 def test_all_outputs_come_from_one_decision(outcomes: list[Any], reading: Reading) -> None:
     made = Decision("run", "base", tuple(ruling(o) for o in outcomes), reading)
-    bad = any(o == "failed" or (o == "inconclusive" and reading == "fail") for o in outcomes) or not outcomes
+    bad = (
+        any(o == "failed" or (o == "inconclusive" and reading == "fail") for o in outcomes)
+        or not outcomes
+    )
     unsure = not bad and reading == "report" and "inconclusive" in outcomes
     assert made.exit_code == (1 if bad else 4 if unsure else 0)
     suite = ET.fromstring(decision.decision_junit_xml(made))
@@ -61,22 +75,52 @@ def test_junit_reasons_are_both_attribute_and_text(outcomes: list[Any], reading:
 
 
 def test_a_ruling_without_a_number_says_why() -> None:
-    nothing = Ruling("t", "", "", "recall", 0.1, math.nan, math.nan, "failed", "no row was measured", "recall <= 0.1")
+    nothing = Ruling(
+        "t",
+        "",
+        "",
+        "recall",
+        0.1,
+        math.nan,
+        math.nan,
+        "failed",
+        "no row was measured",
+        "recall <= 0.1",
+    )
     text = decision.decision_markdown(Decision("run", "", (nothing,)))
-    assert "| t | recall &lt;= 0.1 | – | – | – | – | failed |" in text and "no row was measured" in text
+    assert (
+        "| t | recall &lt;= 0.1 | – | – | – | – | failed |" in text
+        and "no row was measured" in text
+    )
 
 
 def test_hostile_names_stay_text() -> None:
     made = Decision(
-        HOSTILE, HOSTILE, (ruling("failed", HOSTILE), ruling("inconclusive", HOSTILE), ruling("held", HOSTILE))
+        HOSTILE,
+        HOSTILE,
+        (ruling("failed", HOSTILE), ruling("inconclusive", HOSTILE), ruling("held", HOSTILE)),
     )
     suite = ET.fromstring(
         decision.decision_junit_xml(made).encode()
     )  # a parser takes it, and finds no element of theirs
-    assert {e.tag for e in suite.iter()} == {"testsuites", "testsuite", "testcase", "failure", "error", "system-out"}
+    assert {e.tag for e in suite.iter()} == {
+        "testsuites",
+        "testsuite",
+        "testcase",
+        "failure",
+        "error",
+        "system-out",
+    }
     text = decision.decision_markdown(made)
-    assert "<script>" not in text and "\x1b" not in text and "\u202e" not in text and "\n# x" not in text
-    widths = {line.count("|") - line.count("\\|") for line in text.splitlines() if line.startswith("|")}
+    assert (
+        "<script>" not in text
+        and "\x1b" not in text
+        and "\u202e" not in text
+        and "\n# x" not in text
+    )
+    widths = {
+        line.count("|") - line.count("\\|") for line in text.splitlines() if line.startswith("|")
+    }
     assert widths == {8}
     for line in decision.ruling_terminal_lines(made):
         assert line.isprintable()
@@ -90,13 +134,19 @@ def compared(name: str) -> Comparison:
     delta = Measurement("recall_difference", -0.2, -0.3, -0.1, 100)
     cells = (Comparand(share(0.4)), Comparand(share(0.2), delta), Comparand(None, why=name))
     return Comparison(
-        (name, "b", "c"), "lab: 100 members", (ComparisonRow(CellKey(name, "text-only", "a"), "recall", cells, best=1),)
+        (name, "b", "c"),
+        "lab: 100 members",
+        (ComparisonRow(CellKey(name, "text-only", "a"), "recall", cells, best=1),),
     )
 
 
 def test_a_comparison_in_every_form() -> None:
     made = compared("first")
-    for text in (comparison.comparison_markdown(made), comparison.render_comparison_page(made), shown(made)):
+    for text in (
+        comparison.comparison_markdown(made),
+        comparison.render_comparison_page(made),
+        shown(made),
+    ):
         flat = " ".join(text.split())
         assert "leaks least" in flat and "−20%" in flat
     rows = list(csv.DictReader(io.StringIO(comparison.comparison_csv(made))))

@@ -25,16 +25,40 @@ from tests.gate.world import ROW, finished, outcome
 
 Said = pytest.CaptureFixture[str]
 PLANTED = "quokkaberry"
-# What a user, a data set or a library may have written into a record. Names of measurements and units are ours.
-FREE = {"description", "command", "notes", "note", "not_applicable", "claim_reason", "decoding", "violations", "plan"}
-FREE |= {"environment", "timings", "options", "weights", "status", "theorem", "name of the run", "prefix_token"}
+# What a user, a data set or a library may have written into a record. Names of measurements and
+# units are ours.
+FREE = {
+    "description",
+    "command",
+    "notes",
+    "note",
+    "not_applicable",
+    "claim_reason",
+    "decoding",
+    "violations",
+    "plan",
+}
+FREE |= {
+    "environment",
+    "timings",
+    "options",
+    "weights",
+    "status",
+    "theorem",
+    "name of the run",
+    "prefix_token",
+}
 
 
 def planted(value: Any, name: str = "") -> Any:
-    """The record with a planted string in every sentence, and in every key that is a name of something of a user's."""
+    """The record with a planted string in every sentence, and in every key that is a name of
+    something of a user's."""
     if isinstance(value, dict):
         free = name in FREE
-        return {f"{PLANTED}{key}" if free else key: planted(item, name if free else key) for key, item in value.items()}
+        return {
+            f"{PLANTED}{key}" if free else key: planted(item, name if free else key)
+            for key, item in value.items()
+        }
     if isinstance(value, list):
         return [planted(item, name) for item in value]
     return f"{PLANTED} {value}" if isinstance(value, str) and name in FREE else value
@@ -50,25 +74,35 @@ def rows(e: EdpbEvidence) -> dict[str, str]:
     return {asked: answer.replace("\\", "") for asked, answer in found}
 
 
-def test_each_question_is_answered_by_the_number_that_the_run_measured(with_probe: AuditResult) -> None:
+def test_each_question_is_answered_by_the_number_that_the_run_measured(
+    with_probe: AuditResult,
+) -> None:
     answers = rows(EdpbEvidence(with_probe, "0" * 64))
     assert len(answers) >= len(edpb.QUESTIONS)
     (extracted,) = [answer for asked, answer in answers.items() if "extracted directly" in asked]
-    assert "Extraction probability, mean 31% [27–35] of 320; of records never trained on" in extracted
+    assert (
+        "Extraction probability, mean 31% [27–35] of 320; of records never trained on" in extracted
+    )
     (queried,) = [answer for asked, answer in answers.items() if "obtained by queries" in asked]
     assert "Recall (first guess, verbatim) 166/320 = 52% [46–57]" in queried
     assert "the highest of 4 configurations" in queried
     assert "Ensemble, unmixed" not in " ".join(answers.values())  # a control is nobody's model
     (worst,) = [answer for asked, answer in answers.items() if "every person" in asked]
     assert "at repeat count 16, recall (first guess, verbatim) 64/64 = 100.0%" in worst
-    assert "claimed ε 8 (shard), add/remove" in answers["Theoretical resistance to re-identification"]
+    assert (
+        "claimed ε 8 (shard), add/remove" in answers["Theoretical resistance to re-identification"]
+    )
 
 
 def test_what_was_not_measured_is_not_evaluated_and_says_what_would(result: AuditResult) -> None:
     answers = rows(EdpbEvidence(replace(result, findings=()), "0" * 64))
-    assert answers["Membership inference"] == "Not evaluated: `audit run --attack membership` would."
+    assert (
+        answers["Membership inference"] == "Not evaluated: `audit run --attack membership` would."
+    )
     assert answers["Model inversion"] == "Not evaluated: no attack or probe of audit measures it."
-    measured = {asked for asked, answer in answers.items() if not answer.startswith("Not evaluated")}
+    measured = {
+        asked for asked, answer in answers.items() if not answer.startswith("Not evaluated")
+    }
     tested = {"Regurgitation of training data", "Theoretical resistance to re-identification"}
     assert measured - {"Question", "---"} == {
         *tested,
@@ -77,9 +111,14 @@ def test_what_was_not_measured_is_not_evaluated_and_says_what_would(result: Audi
 
 
 def test_one_repeat_count_says_nothing_about_the_worst(result: AuditResult) -> None:
-    one = tuple(replace(f, by_repeats={k: m for k, m in f.by_repeats.items() if k == "1"}) for f in result.findings)
+    one = tuple(
+        replace(f, by_repeats={k: m for k, m in f.by_repeats.items() if k == "1"})
+        for f in result.findings
+    )
     (worst,) = [
-        a for asked, a in rows(EdpbEvidence(replace(result, findings=one), "")).items() if "every person" in asked
+        a
+        for asked, a in rows(EdpbEvidence(replace(result, findings=one), "")).items()
+        if "every person" in asked
     ]
     assert worst.startswith("Not evaluated: repeat counts")
 
@@ -89,27 +128,33 @@ def test_the_worst_repeat_count_is_the_one_of_most_records_and_its_interval_is_t
 ) -> None:
     counts = {"1": (3, 3), "4": (1, 40), "16": (40, 40)}
     by_repeats = {
-        n: Measurement("recall", hits / of, *clopper_pearson(hits, of), of) for n, (hits, of) in counts.items()
+        n: Measurement("recall", hits / of, *clopper_pearson(hits, of), of)
+        for n, (hits, of) in counts.items()
     }
     row = replace(result.findings[0], by_repeats=by_repeats)
     answers = rows(EdpbEvidence(replace(result, findings=(row,)), ""))
     (worst,) = [answer for asked, answer in answers.items() if "every person" in asked]
     corrected = bonferroni_widened_leak_measurement(by_repeats["16"], 3)
     assert (
-        f"at repeat count 16, recall (first guess, verbatim) 40/40 = 100.0% {phrases.format_interval(corrected)}."
-        in worst
+        "at repeat count 16, recall (first guess, verbatim) 40/40 = 100.0% "
+        f"{phrases.format_interval(corrected)}." in worst
     )
     assert corrected.low < by_repeats["16"].low
 
 
-def test_a_kind_that_the_data_mark_is_measured_in_the_answers_as_in_the_signals(result: AuditResult) -> None:
+def test_a_kind_that_the_data_mark_is_measured_in_the_answers_as_in_the_signals(
+    result: AuditResult,
+) -> None:
     marked = {"hospitalbed": Measurement("recall", 0.25, *clopper_pearson(10, 40), 40)}
     row = replace(result.findings[0], by_kind=marked)
     evidence = EdpbEvidence(replace(result, findings=(row,)), "")
     answer = rows(evidence)["Likelihood of the risk, by kind of personal data"]
     assert "other personal data 10/40 (25%" in answer and "hospitalbed" not in answer
     text = markdown.render_markdown_document(edpb.edpb_document(evidence)).replace("\\", "")
-    assert text.count("other personal data 10/40") == 2 and "hospitalbed" not in text.split("## What is shown")[1]
+    assert (
+        text.count("other personal data 10/40") == 2
+        and "hospitalbed" not in text.split("## What is shown")[1]
+    )
 
 
 def test_the_top_says_model_day_records_attacker_result_and_doubt(result: AuditResult) -> None:
@@ -123,9 +168,16 @@ def test_the_top_says_model_day_records_attacker_result_and_doubt(result: AuditR
     tuned = replace(result, plan={"model": "/home/anna/out/tuned"}, base="org/base", benchmark=data)
     page = edpb.edpb_document(EdpbEvidence(tuned, ""))
     assert page.title.endswith("of out/tuned (adapter on org/base), tested 21 November 2025")
-    assert "320 of 330 records audited (10 too short)." in page.headline and "leakage is shown" in page.headline
-    assert page.verdict.startswith("Attacker: somebody who has the model's files and the first words of a record")
-    n_measured, n_controller, n_untested = map(int, re.findall(r"(\d+) (?:have|are for|were not)", page.verdict))
+    assert (
+        "320 of 330 records audited (10 too short)." in page.headline
+        and "leakage is shown" in page.headline
+    )
+    assert page.verdict.startswith(
+        "Attacker: somebody who has the model's files and the first words of a record"
+    )
+    n_measured, n_controller, n_untested = map(
+        int, re.findall(r"(\d+) (?:have|are for|were not)", page.verdict)
+    )
     assert n_measured + n_controller + n_untested == len(edpb.QUESTIONS) and n_controller == 4
     text = markdown.render_markdown_document(page)
     assert doubt.sentence in text and "| ¶58 (f) | nothing |" in text
@@ -141,10 +193,15 @@ def test_nothing_of_the_users_leaves_the_house(with_probe: AuditResult) -> None:
             spoilt.benchmark,
             name=PLANTED,
             digest="a" * 64 + "-c5",
-            greedy_recall={**spoilt.benchmark.greedy_recall, PLANTED: spoilt.benchmark.greedy_recall["1"]},
+            greedy_recall={
+                **spoilt.benchmark.greedy_recall,
+                PLANTED: spoilt.benchmark.greedy_recall["1"],
+            },
         ),
         findings=tuple(
-            replace(f, by_repeats={**f.by_repeats, PLANTED: f.main}, by_kind={PLANTED: f.main}) if f.main else f
+            replace(f, by_repeats={**f.by_repeats, PLANTED: f.main}, by_kind={PLANTED: f.main})
+            if f.main
+            else f
             for f in spoilt.findings
         ),
         weights={f"/home/{PLANTED}/model.safetensors": "b" * 64},
@@ -156,11 +213,18 @@ def test_nothing_of_the_users_leaves_the_house(with_probe: AuditResult) -> None:
 
 
 def test_the_command_writes_it_beside_the_reports(tmp_path: Path, capsys: Said) -> None:
-    plan = Plan.from_fields(attack=(ROW.attack,), setting="white-box", model="out/tuned", data=PLANTED).to_json()
+    plan = Plan.from_fields(
+        attack=(ROW.attack,), setting="white-box", model="out/tuned", data=PLANTED
+    ).to_json()
     finished(tmp_path, outcome(out=200), name=PLANTED, plan=plan)
-    decision_log.save_decision(tmp_path, apply_policy(read_run(tmp_path), Policy((parse_rule("recall <= 0.1"),))))
+    decision_log.save_decision(
+        tmp_path, apply_policy(read_run(tmp_path), Policy((parse_rule("recall <= 0.1"),)))
+    )
     assert run_command_line(["report", str(tmp_path), "--format", "edpb"]) == 0
-    assert capsys.readouterr().out.splitlines() == [str(tmp_path / "edpb.md"), str(tmp_path / "edpb.html")]
+    assert capsys.readouterr().out.splitlines() == [
+        str(tmp_path / "edpb.md"),
+        str(tmp_path / "edpb.html"),
+    ]
     for path in (tmp_path / "edpb.md", tmp_path / "edpb.html"):
         text = path.read_text()
         assert (
@@ -179,7 +243,8 @@ def test_the_command_writes_it_beside_the_reports(tmp_path: Path, capsys: Said) 
         (["--format", "edpb", "--reveal"], "give no --baseline, --markdown or --reveal with it"),
         (
             ["--format", "edpb"],
-            "the result contradicts itself (undefended, text-only, attack ethicist: the row stands there 2 times",
+            "the result contradicts itself (undefended, text-only, attack ethicist: the row stands "
+            "there 2 times",
         ),
     ],
 )
@@ -189,11 +254,14 @@ def test_what_cannot_be_evidence_is_refused(
     twice = replace(result, findings=(*result.findings, result.findings[0]))
     (tmp_path / "result.json").write_text(json.dumps(to_json(twice)))
     assert run_command_line(["report", str(tmp_path), *given]) == 2
-    assert said in capsys.readouterr().err and [path.name for path in tmp_path.iterdir()] == ["result.json"]
+    assert said in capsys.readouterr().err and [path.name for path in tmp_path.iterdir()] == [
+        "result.json"
+    ]
 
 
 def test_the_officer_reads_the_number_that_decided(result: AuditResult) -> None:
-    """The page said "membership is shown" and gave only the AUC of all records, which was not what showed it."""
+    """The page said "membership is shown" and gave only the AUC of all records, which was not what
+    showed it."""
     row = next(f for f in result.findings if f.target == "undefended" and f.setting == "white-box")
 
     def auc(value: float, low: float, high: float) -> Measurement:
@@ -201,22 +269,39 @@ def test_the_officer_reads_the_number_that_decided(result: AuditResult) -> None:
 
     groups = {"1": auc(0.58, 0.40, 0.75), "8": auc(0.954, 0.768, 1.0)}
     found = replace(
-        row, attack="membership", measurements=(auc(0.61, 0.48, 0.74),), by_repeats=groups, scores_tried=10, strata=()
+        row,
+        attack="membership",
+        measurements=(auc(0.61, 0.48, 0.74),),
+        by_repeats=groups,
+        scores_tried=10,
+        strata=(),
     )
-    counts = {"members": RecordCounts(given=234, audited=33), "nonmembers": RecordCounts(given=150, audited=33)}
+    counts = {
+        "members": RecordCounts(given=234, audited=33),
+        "nonmembers": RecordCounts(given=150, audited=33),
+    }
     benchmark = replace(result.benchmark, members=52, nonmembers=33, records=counts)
     answers = rows(EdpbEvidence(replace(result, findings=(found,), benchmark=benchmark), "0" * 64))
     told = answers["Membership inference"]
     assert "Membership AUC 0.610 [0.480–0.740] of 69" in told
-    assert "membership AUC 0.954 [0.768–1.00] (loss, best of 10 scores), of those trained on 8 times" in told
     assert (
-        "33 members (52 parts) and 33 non-members attacked" in answers["What was tested: scope, quantity and quality?"]
+        "membership AUC 0.954 [0.768–1.00] (loss, best of 10 scores), of those trained on 8 times"
+        in told
+    )
+    assert (
+        "33 members (52 parts) and 33 non-members attacked"
+        in answers["What was tested: scope, quantity and quality?"]
     )
 
 
-def test_of_repeat_counts_without_a_hit_the_one_that_leaves_most_open_is_told(result: AuditResult) -> None:
+def test_of_repeat_counts_without_a_hit_the_one_that_leaves_most_open_is_told(
+    result: AuditResult,
+) -> None:
     """0/27 of single records was told as the worst, beside 0/12 of those in 8 copies."""
-    groups = {n: Measurement("recall", 0.0, *clopper_pearson(0, size), size) for n, size in (("1", 27), ("8", 12))}
+    groups = {
+        n: Measurement("recall", 0.0, *clopper_pearson(0, size), size)
+        for n, size in (("1", 27), ("8", 12))
+    }
     row = replace(result.findings[0], by_repeats=groups)
     answers = rows(EdpbEvidence(replace(result, findings=(row,)), ""))
     assert "at repeat count 8, recall (first guess, verbatim) 0/12" in next(

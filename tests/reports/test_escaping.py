@@ -1,4 +1,5 @@
-"""Text from data, models and users stays text: whatever it holds, no medium runs, links, hides or reorders it."""
+"""Text from data, models and users stays text: whatever it holds, no medium runs, links, hides or
+reorders it."""
 
 from __future__ import annotations
 
@@ -39,8 +40,12 @@ PAYLOADS = (
     "z\u200be\u200dr\u00ado\ufeff\U000e0041",
 )
 ANY = st.text(st.characters(), max_size=80) | st.sampled_from(PAYLOADS)
-NASTY = st.lists(ANY | st.sampled_from("=+-@;_*~!b|`[](){}<>&\\#:/\x1b\x00\u202e\"' \n"), max_size=12).map("".join)
-BAD = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+NASTY = st.lists(
+    ANY | st.sampled_from("=+-@;_*~!b|`[](){}<>&\\#:/\x1b\x00\u202e\"' \n"), max_size=12
+).map("".join)
+BAD = re.compile(
+    "[\x00-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
+)
 
 
 def payloads(test: object) -> object:
@@ -60,21 +65,27 @@ def test_a_clean_line_is_printable_bounded_and_stays_so(text: str) -> None:
 @given(st.text(st.characters(categories=("L", "N", "P", "S")), max_size=80))
 def test_what_can_be_read_is_kept(text: str) -> None:
     kept = "".join(c for c in text if unicodedata.category(c) != "Cf" and c not in "\ufffe\uffff")
-    assert escaping.to_printable_line(text) == kept and escaping.show_invisible_characters(text) == text
+    assert (
+        escaping.to_printable_line(text) == kept
+        and escaping.show_invisible_characters(text) == text
+    )
 
 
 @given(st.text(st.characters(), max_size=80), st.text(st.characters(), max_size=80))
 def test_visible_text_loses_nothing(one: str, other: str) -> None:
     plain = {c for c in one + other if c not in "‹›↵"}
     first, second = ("".join(c for c in text if c in plain) for text in (one, other))
-    assert (escaping.show_invisible_characters(first) == escaping.show_invisible_characters(second)) == (
-        first == second
-    )
+    assert (
+        escaping.show_invisible_characters(first) == escaping.show_invisible_characters(second)
+    ) == (first == second)
     assert not BAD.search(escaping.show_invisible_characters(first))
 
 
 def test_visible_text_shows_what_is_not_seen() -> None:
-    assert escaping.show_invisible_characters("a  b\n\x00\x1b\u202e\ud800é") == "a  b↵‹U+0000›‹U+001B›‹U+202E›‹U+D800›é"
+    assert (
+        escaping.show_invisible_characters("a  b\n\x00\x1b\u202e\ud800é")
+        == "a  b↵‹U+0000›‹U+001B›‹U+202E›‹U+D800›é"
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,7 +146,9 @@ def test_markdown_shows_it_as_it_stands(text: str) -> None:
         assert {child.type for child in inline} <= allowed, source
         blocks = {"paragraph_open", "inline", "paragraph_close"}
         structure = {
-            f"{kind}_{end}" for kind in ("bullet_list", "list_item", "blockquote") for end in ("open", "close")
+            f"{kind}_{end}"
+            for kind in ("bullet_list", "list_item", "blockquote")
+            for end in ("open", "close")
         }
         assert {token.type for token in tokens} <= blocks | structure
         seen = "".join(child.content for child in inline).replace("\u200b", "")
@@ -163,7 +176,9 @@ def test_a_spreadsheet_runs_nothing(text: str) -> None:
     assert rows[2:] == [["", "-2"]] and rows[0][0] == "h" and len(rows[1]) == 2
     for cell in (rows[0][1], rows[1][0]):
         for part in (cell, *cell.split(";")):  # where `;` separates cells
-            assert not part.lstrip().startswith(("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠"))
+            assert not part.lstrip().startswith(
+                ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
+            )
         assert cell.replace("'", "") == escaping.to_printable_line(text).replace("'", "")
 
 
@@ -187,7 +202,12 @@ def test_latex_leaves_no_command(text: str) -> None:
 
 
 def test_what_is_said_is_one_inert_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert console.print_line_to_stderr("error: '\x1b[2J[red]no[/red]\u202e\nsecond' " + "y" * 10**6, 2) == 2
+    assert (
+        console.print_line_to_stderr(
+            "error: '\x1b[2J[red]no[/red]\u202e\nsecond' " + "y" * 10**6, 2
+        )
+        == 2
+    )
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "[red]no[/red] second" in said and not BAD.search(said[:-1])
     assert len(said) < 5000

@@ -28,7 +28,10 @@ def from_csv(text: str) -> pd.DataFrame:
 
 def test_a_row_a_measurement(with_probe: AuditResult) -> None:
     sheet = export.measurement_sheet([with_probe])
-    table, typed = from_csv(export.to_csv(sheet)), pd.read_parquet(io.BytesIO(export.to_parquet(sheet)))
+    table, typed = (
+        from_csv(export.to_csv(sheet)),
+        pd.read_parquet(io.BytesIO(export.to_parquet(sheet))),
+    )
     assert list(table.columns) == list(typed.columns) and len(table) == len(typed)
     assert not table.duplicated(KEY).any()
     expected = [(f, None, m) for f in with_probe.findings for m in f.measurements]
@@ -43,8 +46,14 @@ def test_a_row_a_measurement(with_probe: AuditResult) -> None:
             row = row.iloc[0] if isinstance(row, pd.DataFrame) else row
             assert (row["value"], row["low"], row["high"]) == (m.value, m.low, m.high)
             assert (row["n"], row["unit"], row["decoding"]) == (m.n, m.unit, f.decoding)
-    why = table[table["attack"].eq("perplexity") & table["target"].eq("pmixed") & table["setting"].eq("text-only")]
-    assert why["not_applicable"].item().startswith("perplexity ranks by") and why["value"].isna().all()
+    why = table[
+        table["attack"].eq("perplexity")
+        & table["target"].eq("pmixed")
+        & table["setting"].eq("text-only")
+    ]
+    assert (
+        why["not_applicable"].item().startswith("perplexity ranks by") and why["value"].isna().all()
+    )
     pmixed = table[table["target"] == "pmixed"]
     assert set(pmixed["epsilon"]) == {8.0} and set(pmixed["unit_of_protection"]) == {"shard"}
     assert set(table[table["target"] == "undefended"]["claim_status"].isna()) == {True}
@@ -52,16 +61,23 @@ def test_a_row_a_measurement(with_probe: AuditResult) -> None:
 
 
 def test_what_json_has_no_word_for_and_what_is_not_there(result: AuditResult) -> None:
-    """uniform mixing's epsilon is infinite; a NaN stays one; an empty run is a head without rows."""
+    """uniform mixing's epsilon is infinite; a NaN stays one; an empty run is a head without
+    rows."""
     odd = Measurement("recall", math.nan, -math.inf, math.inf, 0)
-    strange = replace(result, findings=(replace(result.findings[-1], measurements=(odd,), by_repeats={}),))
+    strange = replace(
+        result, findings=(replace(result.findings[-1], measurements=(odd,), by_repeats={}),)
+    )
     sheet = export.measurement_sheet([strange])
     for frame in (
         pd.read_csv(io.StringIO(export.to_csv(sheet))),
         pd.read_parquet(io.BytesIO(export.to_parquet(sheet))),
     ):
         row = frame.iloc[0]
-        assert math.isnan(row["value"]) and (row["low"], row["high"], row["epsilon"]) == (-math.inf, math.inf, math.inf)
+        assert math.isnan(row["value"]) and (row["low"], row["high"], row["epsilon"]) == (
+            -math.inf,
+            math.inf,
+            math.inf,
+        )
     empty = export.measurement_sheet([replace(result, findings=())])
     assert len(pd.read_parquet(io.BytesIO(export.to_parquet(empty)))) == 0
     assert export.to_csv(empty).count("\n") == 1
@@ -70,23 +86,36 @@ def test_what_json_has_no_word_for_and_what_is_not_there(result: AuditResult) ->
 def run(result: AuditResult) -> RunOutcomes:
     ids, member = ("b", "a", "=1+1"), np.array([True, True, False])
     hits = RowValuesBySecret(
-        ids, member, (1, 4, None), {"recall": np.array([0.0, 1.0, 0.0]), "score": np.array([0.1, 2, -3])}
+        ids,
+        member,
+        (1, 4, None),
+        {"recall": np.array([0.0, 1.0, 0.0]), "score": np.array([0.1, 2, -3])},
     )
-    exact = RowValuesBySecret(ids, member, (1, 4, None), {"extraction_probability": np.array([0.25, 1e-30, math.nan])})
-    rows = {("undefended", "white-box", "ethicist"): hits, ("undefended", "white-box", "extraction-probability"): exact}
+    exact = RowValuesBySecret(
+        ids, member, (1, 4, None), {"extraction_probability": np.array([0.25, 1e-30, math.nan])}
+    )
+    rows = {
+        ("undefended", "white-box", "ethicist"): hits,
+        ("undefended", "white-box", "extraction-probability"): exact,
+    }
     return RunOutcomes("folder", result, rows)
 
 
 def test_a_row_a_secret(result: AuditResult) -> None:
     sheet = export.per_secret_sheet([run(result)])
-    table, typed = from_csv(export.to_csv(sheet)), pd.read_parquet(io.BytesIO(export.to_parquet(sheet)))
+    table, typed = (
+        from_csv(export.to_csv(sheet)),
+        pd.read_parquet(io.BytesIO(export.to_parquet(sheet))),
+    )
     assert len(table) == len(typed) == 6
     row = typed[(typed["secret"] == "a") & (typed["attack"] == "ethicist")].iloc[0]
     assert (row["member"], row["repeats"], row["recall"], row["score"]) == (True, 4, 1.0, 2.0)
     assert math.isnan(row["extraction_probability"])  # another row's number
     exact = table[(table["secret"] == "a") & (table["attack"] == "extraction-probability")].iloc[0]
     assert exact["extraction_probability"] == 1e-30
-    assert not any(cell.startswith("=") for cell in table["secret"]) and "1+1" in export.to_csv(sheet)
+    assert not any(cell.startswith("=") for cell in table["secret"]) and "1+1" in export.to_csv(
+        sheet
+    )
 
 
 def test_latex_tables_are_whole(with_probe: AuditResult) -> None:
@@ -95,7 +124,9 @@ def test_latex_tables_are_whole(with_probe: AuditResult) -> None:
     assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2
     lines = [line for line in text.splitlines() if not line.startswith("%")]
     body = "\n".join(lines)
-    assert r"166/320 (52\% {[}46--57{]})" in body and r"$\varepsilon$" in body and r"$\infty$" in body
+    assert (
+        r"166/320 (52\% {[}46--57{]})" in body and r"$\varepsilon$" in body and r"$\infty$" in body
+    )
     assert "not applicable" in body and r"\input" not in body
     assert len(re.findall(r"(?<!\\)\{", body)) == len(re.findall(r"(?<!\\)\}", body))
     for line in lines:
@@ -121,14 +152,20 @@ def test_repeats_join_measurements_with_secrets(result: AuditResult) -> None:
 
     finding = next(f for f in result.findings if f.main is not None)
     grouped = {"16": finding.main, "all": finding.main, "letters": finding.main}
-    measured = read(export.measurement_sheet([replace(result, findings=(replace(finding, by_repeats=grouped),))]))
+    measured = read(
+        export.measurement_sheet(
+            [replace(result, findings=(replace(finding, by_repeats=grouped),))]
+        )
+    )
     secrets = pd.DataFrame({"secret": ["a"], "repeats": pd.array([16], dtype="int64")})
     joined = secrets.merge(measured, on="repeats")
     assert len(joined) == 1 and joined["value"][0] == finding.main.value
     assert set(measured["group"].dropna()) == {"all", "letters"}
 
 
-def test_the_command(result: AuditResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(
+    result: AuditResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     files.write_run_reports(tmp_path / "run", result)
     files.write_run_reports(tmp_path / "other", replace(result, name="other", seed=1))
     named = {kind: tmp_path / f"out.{kind}" for kind in ("csv", "parquet", "latex")}
@@ -140,7 +177,10 @@ def test_the_command(result: AuditResult, tmp_path: Path, capsys: pytest.Capture
     for wrong, message in (
         ([], "expected at least one of"),
         (["--secrets", str(tmp_path / "s.xls")], "one of .csv, .parquet"),
-        (["--csv", str(tmp_path / "c.csv"), "--secrets", str(tmp_path / "s.csv")], "holds nothing by secret"),
+        (
+            ["--csv", str(tmp_path / "c.csv"), "--secrets", str(tmp_path / "s.csv")],
+            "holds nothing by secret",
+        ),
     ):
         assert run_command_line(["export", str(tmp_path / "run"), *wrong]) == 2
         assert message in capsys.readouterr().err

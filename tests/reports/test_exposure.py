@@ -1,4 +1,5 @@
-"""Exposure in the reports: the figure by insertions with costs and claims beside each target, and one sentence."""
+"""Exposure in the reports: the figure by insertions with costs and claims beside each target, and
+one sentence."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def exposed(target: str, values: dict[str, float]) -> Finding:
     main = bits(sum(values.values()) / len(values), 6 * len(values))
     measured = (main, share("exposed_share", 3, main.n))
     by_count = {count: bits(value, 6) for count, value in values.items()}
-    row = replace(finding(target, "white-box", "ethicist"), attack="exposure", decoding="ancestral", curve=())
+    row = replace(
+        finding(target, "white-box", "ethicist"), attack="exposure", decoding="ancestral", curve=()
+    )
     return replace(row, measurements=measured, by_repeats=by_count)
 
 
@@ -40,10 +43,17 @@ def with_exposure(result: AuditResult) -> AuditResult:
 
 
 def figures(result: AuditResult) -> dict[str, Figure]:
-    return {f.id: f for s in markdown_document(result).sections for b in s.blocks for f in getattr(b, "figures", ())}
+    return {
+        f.id: f
+        for s in markdown_document(result).sections
+        for b in s.blocks
+        for f in getattr(b, "figures", ())
+    }
 
 
-def test_the_figure_compares_targets_with_what_they_cost_and_claim(with_exposure: AuditResult) -> None:
+def test_the_figure_compares_targets_with_what_they_cost_and_claim(
+    with_exposure: AuditResult,
+) -> None:
     drawn = figures(with_exposure)["exposure-white-box"]
     assert [f.target for f in drawn.findings] == ["undefended", "pmixed", "uniform-mixing"]
     groups = {group.title.split(" · ")[0]: group for group in drawn.table.groups}
@@ -61,7 +71,9 @@ def test_the_figure_compares_targets_with_what_they_cost_and_claim(with_exposure
 
 def test_recall_keeps_its_own_figure(with_exposure: AuditResult, result: AuditResult) -> None:
     # By what they say: from Python 3.13 on a NaN in one is unequal to itself.
-    assert repr(figures(with_exposure)["repeats-white-box"]) == repr(figures(result)["repeats-white-box"])
+    assert repr(figures(with_exposure)["repeats-white-box"]) == repr(
+        figures(result)["repeats-white-box"]
+    )
     alone = replace(with_exposure, findings=with_exposure.findings[-3:])
     assert set(figures(alone)) == {"exposure-white-box"}
 
@@ -70,14 +82,23 @@ def test_a_claim_that_is_not_proved_is_not_called_one(with_exposure: AuditResult
     target = with_exposure.target("pmixed")
     assert target.claim is not None
     doubtful = replace(target, claim=replace(target.claim, status="sound, it says", sound=False))
-    changed = replace(with_exposure, targets=tuple(doubtful if t is target else t for t in with_exposure.targets))
+    changed = replace(
+        with_exposure, targets=tuple(doubtful if t is target else t for t in with_exposure.targets)
+    )
     assert "claimed ε 8" in phrases.target_title_with_costs(changed, "pmixed")
 
 
 def test_reports_say_it_in_words(with_exposure: AuditResult) -> None:
     text = headline(with_exposure)
     assert "exposure of canaries, mean bits 14.4 [10.4–18.4], white-box" in text
-    assert "PMixED (sound) leaks: 3/18 (17% [4–41]) canaries more exposed than chance allows" in text
-    for rendered in (html.render_html_report(with_exposure), markdown.render_markdown_report(with_exposure)):
-        assert "2 never (controls), 6 inserted once, 6 inserted 4 times" in rendered.replace("\\", "")
+    assert (
+        "PMixED (sound) leaks: 3/18 (17% [4–41]) canaries more exposed than chance allows" in text
+    )
+    for rendered in (
+        html.render_html_report(with_exposure),
+        markdown.render_markdown_report(with_exposure),
+    ):
+        assert "2 never (controls), 6 inserted once, 6 inserted 4 times" in rendered.replace(
+            "\\", ""
+        )
         assert "says nothing of one record" in rendered

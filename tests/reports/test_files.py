@@ -58,7 +58,10 @@ def test_rendering_needs_no_torch(tmp_path: Path, result: AuditResult) -> None:
         ("[" * 100_000, "not valid JSON"),
         ("[]", "expected an object, got list"),
         ("{}", "expected schema_version 4, got 'none'"),
-        ('{"schema_version": 2, "tool_version": "0.0.9"}', "expected schema_version 4, got 2; audit 0.0.9 made it"),
+        (
+            '{"schema_version": 2, "tool_version": "0.0.9"}',
+            "expected schema_version 4, got 2; audit 0.0.9 made it",
+        ),
         ('{"schema_version": 99}', "expected schema_version 4, got 99"),
         ('{"schema_version": 4}', "missing field 'name'"),
     ],
@@ -111,7 +114,8 @@ def test_a_failed_write_keeps_the_old_file(
 def test_a_folder_with_a_result_has_its_reports(
     tmp_path: Path, result: AuditResult, monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:
-    """Killed after any number of writes: a sweep takes a folder with a result for finished, and never renders it."""
+    """Killed after any number of writes: a sweep takes a folder with a result for finished, and
+    never renders it."""
     left, replace = [None] * writes, disk.replace_atomically
 
     def killed(*given: object, **more: object) -> None:

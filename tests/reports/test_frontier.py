@@ -26,7 +26,9 @@ def point(
         label,
         label.partition(",")[0],
         Measurement("perplexity_ratio", ratio, ratio * 0.98, ratio * 1.02, 90, "times"),
-        Measurement("extraction_probability", leak, max(0.0, leak - 0.02), leak + 0.02, 300, "probability"),
+        Measurement(
+            "extraction_probability", leak, max(0.0, leak - 0.02), leak + 0.02, 300, "probability"
+        ),
         within,  # type: ignore[arg-type]
         least,
         epsilon=epsilon,
@@ -44,9 +46,14 @@ def told(*points: FrontierPoint) -> str:
 
 def test_a_clear_winner() -> None:
     said = told(
-        point("Undefended", 1, 0.3, False), point("Goldfish, k 3", 1.02, 0.01, True), point("Public model", 4.9, 0.0)
+        point("Undefended", 1, 0.3, False),
+        point("Goldfish, k 3", 1.02, 0.01, True),
+        point("Public model", 4.9, 0.0),
     )
-    assert "at perplexity within 10% of undefended, Goldfish, k 3 leaks least (1.0% [0.0–3.0]; undefended 30% " in said
+    assert (
+        "at perplexity within 10% of undefended, Goldfish, k 3 leaks least (1.0% [0.0–3.0]; "
+        "undefended 30% " in said
+    )
     assert said.endswith("Undefended is shown to leak more.")
     assert "Public" not in said
 
@@ -61,21 +68,28 @@ def test_a_tie_names_whoever_cannot_be_told_apart_by_defense_and_setting() -> No
     )
     assert "Goldfish, k 3 measures least (" in said
     assert (
-        "); Goldfish (k 4) and Dedup do not differ significantly from it; shown to leak more than the least: "
+        "); Goldfish (k 4) and Dedup do not differ significantly from it; shown to leak more than "
+        "the least: "
         "Undefended." in said
     )
     assert said.endswith("Not shown to be within 10%, nor beyond: Mixing (weight 0.9).")
 
 
 def test_where_undefended_is_among_the_least_no_defense_is_said_to_help() -> None:
-    said = told(point("Undefended", 1, 0.3, True), point("Dedup", 1, 0.28, True), point("Mixing", 1.05, 0.29, True))
+    said = told(
+        point("Undefended", 1, 0.3, True),
+        point("Dedup", 1, 0.28, True),
+        point("Mixing", 1.05, 0.29, True),
+    )
     assert "so that no defense is shown to help there" in said and "leaks least" not in said
     itself = told(point("Undefended", 1, 0.2, True), point("Dedup", 1, 0.28, True))
     assert "Undefended measures least (20% [18–22]); Dedup does not" in itself
 
 
 def test_nobody_within() -> None:
-    said = told(point("Undefended", 1, 0.3, True), point("DP-SGD", 2, 0.0), point("Mixing", 1.1, 0.0))
+    said = told(
+        point("Undefended", 1, 0.3, True), point("DP-SGD", 2, 0.0), point("Mixing", 1.1, 0.0)
+    )
     assert "nothing but the undefended model is shown to be at perplexity within 10%." in said
     assert "Not shown to be within 10%, nor beyond: Mixing." in said and "least" not in said
 
@@ -87,7 +101,12 @@ FOUND = picture(
     replace(point("Public | model <i>", 4.9, 0.0), corner=True),
     replace(point("Never", math.inf, 0.0)),
 )
-BITS = replace(FOUND, metric="exposure", attack="exposure", missing={"Never": "the reference is the target itself"})
+BITS = replace(
+    FOUND,
+    metric="exposure",
+    attack="exposure",
+    missing={"Never": "the reference is the target itself"},
+)
 
 
 def test_a_record_survives_json(result: AuditResult) -> None:
@@ -112,15 +131,26 @@ def test_series_say_what_is_proved_and_what_only_measures_well() -> None:
 def test_reports_show_it(result: AuditResult) -> None:
     held = replace(result, frontiers=(FOUND, BITS))
     page, text = html.render_html_report(held), markdown.render_markdown_report(held)
-    assert "What leaks least at the same usefulness" in page and "What leaks least at the same usefulness" in text
+    assert (
+        "What leaks least at the same usefulness" in page
+        and "What leaks least at the same usefulness" in text
+    )
     plots = [p for p in re.findall(r"<svg.*?</svg>", page, re.DOTALL) if "frontier-e" in p[:200]]
     assert len(plots) == 2
     for plot in plots:
-        assert "leaks least (1.0% " in plot.partition("<desc")[2].partition("</desc>")[0]  # for who cannot see it
+        assert (
+            "leaks least (1.0% " in plot.partition("<desc")[2].partition("</desc>")[0]
+        )  # for who cannot see it
         assert not re.search(r"#[0-9a-f]{6}\b", plot) and len(plot.encode()) < 60_000
-        assert all(name in plot for name in (PROVED, MEASURED, CORNERS, "perplexity within 10% of undefended"))
+        assert all(
+            name in plot
+            for name in (PROVED, MEASURED, CORNERS, "perplexity within 10% of undefended")
+        )
     assert "leaks least" in text and "the reference is the target itself" in text
-    assert "<i>" not in page.replace("</i>", "").split("What leaks least", 1)[1].split("<section", 1)[0]
+    assert (
+        "<i>"
+        not in page.replace("</i>", "").split("What leaks least", 1)[1].split("<section", 1)[0]
+    )
     assert "What leaks least" not in html.render_html_report(result)
 
 
@@ -136,14 +166,22 @@ def test_files_parse_back(tmp_path: Path) -> None:
         assert row["epsilon"] == ("" if own.epsilon is None else "8.0")
     assert from_json(tuple[Frontier, ...], json.loads((tmp_path / "frontier.json").read_text()))
     svg = (tmp_path / "frontier.svg").read_text(encoding="utf-8")
-    assert '<svg role="img" aria-labelledby="alt"' in svg and "leaks least (1.0% " in svg and "#0102" not in svg
+    assert (
+        '<svg role="img" aria-labelledby="alt"' in svg
+        and "leaks least (1.0% " in svg
+        and "#0102" not in svg
+    )
     assert (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "frontier.md").read_text().count("\n# ") == 2
 
 
 def test_latex_has_a_cell_for_every_column(tmp_path: Path) -> None:
     frontier.write_frontier_files(tmp_path, (FOUND,))
-    lines = [line for line in (tmp_path / "frontier.tex").read_text().splitlines() if line.endswith(r"\\")]
+    lines = [
+        line
+        for line in (tmp_path / "frontier.tex").read_text().splitlines()
+        if line.endswith(r"\\")
+    ]
     cells = [re.split(r"(?<!\\)&", line) for line in lines]
     assert {len(row) for row in cells} == {len(frontier.HEAD)} and len(cells) == 6
     assert r"A\_\{b\} \& \$c\$, weight 0.9" in cells[2][0]
@@ -165,5 +203,7 @@ def test_a_picture_is_the_same_bytes_again(tmp_path: Path, metric: str) -> None:
 
 def test_csv_is_inert() -> None:
     evil = replace(FOUND, points=(replace(FOUND.points[0], label="=cmd()"),))
-    assert "\n=cmd" not in frontier.frontier_csv([evil]) and ",=cmd" not in frontier.frontier_csv([evil])
+    assert "\n=cmd" not in frontier.frontier_csv([evil]) and ",=cmd" not in frontier.frontier_csv(
+        [evil]
+    )
     assert list(csv.reader(io.StringIO(frontier.frontier_csv([evil]))))

@@ -1,4 +1,5 @@
-"""Many runs on one page: in order, in lines that can be compared, with what gates decided and a link to each report."""
+"""Many runs on one page: in order, in lines that can be compared, with what gates decided and a
+link to each report."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ ROWS = [
 
 @pytest.fixture
 def made(tmp_path: Path, result: AuditResult) -> Maker:
-    """Writes a finished run: of each row's hits at each repeat count, `fewer` fewer; any field of the result."""
+    """Writes a finished run: of each row's hits at each repeat count, `fewer` fewer; any field of
+    the result."""
 
     def make(name: str, day: int, fewer: int = 0, **changed: Any) -> Path:
         findings, outcomes = [], {}
@@ -49,7 +51,9 @@ def made(tmp_path: Path, result: AuditResult) -> Maker:
                 continue
             hits = tuple(max(0, round(m.value * m.n) - fewer) for m in finding.by_repeats.values())
             numbers = measured(*finding.cell_key, hits)
-            recall = tuple(m for m in numbers["measurements"] if m.name in ("recall", "recall_nonmembers"))
+            recall = tuple(
+                m for m in numbers["measurements"] if m.name in ("recall", "recall_nonmembers")
+            )
             row = replace(finding, **{**numbers, "measurements": recall}, chain=None)
             findings.append(row)
             outcomes[str(row.cell_key)] = per_secret(hits)
@@ -57,7 +61,9 @@ def made(tmp_path: Path, result: AuditResult) -> Maker:
             "name": name,
             "created": f"2026-03-{day:02d}T09:00:00+00:00",
             "findings": tuple(findings),
-            "targets": tuple(target for target in result.targets if target.name in ("undefended", "pmixed")),
+            "targets": tuple(
+                target for target in result.targets if target.name in ("undefended", "pmixed")
+            ),
             "family": "neox",
             "plan": {"attack": ["ethicist"], "setting": "white-box"},
             **changed,
@@ -74,20 +80,30 @@ def made(tmp_path: Path, result: AuditResult) -> Maker:
 
 def per_secret(hits: tuple[int, ...]) -> dict[str, Any]:
     n = MEMBERS + NONMEMBERS
-    right = [float(i % PER_COUNT < hits[i // PER_COUNT]) for i in range(MEMBERS)] + [0.0] * NONMEMBERS
+    right = [float(i % PER_COUNT < hits[i // PER_COUNT]) for i in range(MEMBERS)] + [
+        0.0
+    ] * NONMEMBERS
     repeats = [int(REPEATS[i // PER_COUNT]) if i < MEMBERS else 0 for i in range(n)]
     ids = [f"s{i}" for i in range(n)]
-    return {"ids": ids, "member": [i < MEMBERS for i in range(n)], "repeats": repeats, "recall": right}
+    return {
+        "ids": ids,
+        "member": [i < MEMBERS for i in range(n)],
+        "repeats": repeats,
+        "recall": right,
+    }
 
 
 def names(found: History) -> list[list[str]]:
     return [[entry.folder.name for entry in line.entries] for line in found.lines]
 
 
-# --- in order, in lines -----------------------------------------------------------------------------------------------
+# --- in order, in lines
+# -----------------------------------------------------------------------------------------------
 
 
-def test_runs_stand_in_the_order_of_their_dates_and_what_cannot_be_compared_apart(made: Maker) -> None:
+def test_runs_stand_in_the_order_of_their_dates_and_what_cannot_be_compared_apart(
+    made: Maker,
+) -> None:
     late, early, other, older = (
         made("late", 9, 6),
         made("early", 2),
@@ -99,12 +115,15 @@ def test_runs_stand_in_the_order_of_their_dates_and_what_cannot_be_compared_apar
     assert found.lines[0].why == "" and "model family 'gpt2' against 'neox'" in found.lines[1].why
     first, change = found.lines[0].changes
     assert first is None and change is not None
-    (moved,) = [line for line in change.lines if line.row == ("undefended", "white-box", "ethicist")]
+    (moved,) = [
+        line for line in change.lines if line.row == ("undefended", "white-box", "ethicist")
+    ]
     assert moved.cells[-1].delta is not None and moved.cells[-1].delta.high < 0
 
 
 def test_every_two_runs_of_a_line_can_be_compared(made: Maker) -> None:
-    """The last run lacks the row in which the two before it differ: they still may not share a line."""
+    """The last run lacks the row in which the two before it differ: they still may not share a
+    line."""
 
     def only(run: Path, attack: str, **options: Any) -> None:
         raw = json.loads((run / "result.json").read_text())
@@ -137,7 +156,11 @@ def test_checkpoints_stand_in_the_order_of_their_steps(made: Maker) -> None:
     ]
     found = build_run_history(runs, "checkpoint")
     assert names(found) == [["b", "a", "c"]]
-    assert [entry.label for entry in found.entries] == ["checkpoint-90", "checkpoint-1000", "step143000"]
+    assert [entry.label for entry in found.entries] == [
+        "checkpoint-90",
+        "checkpoint-1000",
+        "step143000",
+    ]
     assert [Path(name).name for name, _ in found.left_out] == ["d"]
 
 
@@ -163,19 +186,30 @@ def test_what_holds_no_result_is_left_out_and_said(made: Maker, tmp_path: Path) 
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "plan.json").write_text("{}")
     torn = made("torn", 3)
-    write_rows(torn, {row: {**held, "recall": [0.0] * len(held["ids"])} for row, held in read_rows(torn).items()})
+    write_rows(
+        torn,
+        {
+            row: {**held, "recall": [0.0] * len(held["ids"])}
+            for row, held in read_rows(torn).items()
+        },
+    )
     whole(torn)
     edited = made("edited", 4)
     repacked(edited)
     found = build_run_history([run, tmp_path / "begun", tmp_path / "grid", torn, edited])
     assert names(found) == [["run"]]
     begun, grid, other, later = (why for _, why in found.left_out)
-    assert other.startswith("its result contradicts itself: recall is 0.51875, secrets.parquet makes it 0")
+    assert other.startswith(
+        "its result contradicts itself: recall is 0.51875, secrets.parquet makes it 0"
+    )
     assert later == "secrets.parquet has changed since the run ended"
-    assert begun.startswith("not finished; audit run --resume ") and grid.startswith("a folder of runs, not a run; ")
+    assert begun.startswith("not finished; audit run --resume ") and grid.startswith(
+        "a folder of runs, not a run; "
+    )
 
 
-# --- what gates decided -----------------------------------------------------------------------------------------------
+# --- what gates decided
+# -----------------------------------------------------------------------------------------------
 
 
 def rules(*sentences: str) -> Policy:
@@ -190,8 +224,12 @@ def test_a_decision_is_kept_once_and_only_of_this_result(made: Maker) -> None:
         "held",
         "failed",
     ]
-    assert decision_log.load_gate_decisions(run)[1].decision == apply_policy(read_run(run), rules("recall <= 0.01"))
-    (run / "result.json").write_text((run / "result.json").read_text() + " ")  # as if it had run again
+    assert decision_log.load_gate_decisions(run)[1].decision == apply_policy(
+        read_run(run), rules("recall <= 0.01")
+    )
+    (run / "result.json").write_text(
+        (run / "result.json").read_text() + " "
+    )  # as if it had run again
     assert decision_log.load_gate_decisions(run) == ()
 
 
@@ -212,12 +250,17 @@ def test_an_edited_or_removed_decision_is_noticed(made: Maker, capsys: Said, nam
     for limit in ("0.01", "0.9", "0.02"):
         decision_log.save_decision(run, apply_policy(read_run(run), rules(f"recall <= {limit}")))
     decisions = run / "decisions.jsonl"
-    decisions.write_text("".join(DECISION_EDITS[name](decisions.read_text().splitlines(keepends=True))))
+    decisions.write_text(
+        "".join(DECISION_EDITS[name](decisions.read_text().splitlines(keepends=True)))
+    )
     edited = decisions.read_bytes()
     for _ in range(2):
         assert run_command_line(["gate", str(run), "--max", "recall=0.9"]) == 1
         said = capsys.readouterr()
-        assert "decisions.jsonl: " in said.out and "was edited or taken away: restore it, or audit again" in said.out
+        assert (
+            "decisions.jsonl: " in said.out
+            and "was edited or taken away: restore it, or audit again" in said.out
+        )
         assert "audit history will not know of this decision" in said.err
     assert decisions.read_bytes() == edited
     found = build_run_history([run, other])
@@ -274,15 +317,26 @@ def test_a_gate_that_cannot_be_kept_decides_all_the_same_and_says_so(
     assert "audit history will not know of this decision" in capsys.readouterr().err
 
 
-# --- the page ---------------------------------------------------------------------------------------------------------
+# --- the page
+# -----------------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_one_page_that_leads_to_every_report(made: Maker, tmp_path: Path) -> None:
+def test_the_command_writes_one_page_that_leads_to_every_report(
+    made: Maker, tmp_path: Path
+) -> None:
     """Without torch. The page that was there before is among what the shell names."""
-    runs = [made("first run", 2), made("second", 9, 6), made("third", 5, family="gpt2"), tmp_path / "begun"]
+    runs = [
+        made("first run", 2),
+        made("second", 9, 6),
+        made("third", 5, family="gpt2"),
+        tmp_path / "begun",
+    ]
     runs[-1].mkdir()
     (runs[-1] / "plan.json").write_text("{}")
-    assert run_command_line(["gate", str(runs[1]), "--max", "recall=0.01", "--baseline", str(runs[0])]) == 1
+    assert (
+        run_command_line(["gate", str(runs[1]), "--max", "recall=0.01", "--baseline", str(runs[0])])
+        == 1
+    )
     out = tmp_path / "pages" / "history.html"
     out.parent.mkdir()
     out.write_text("an older one")
@@ -292,8 +346,12 @@ def test_the_command_writes_one_page_that_leads_to_every_report(made: Maker, tmp
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     command = [sys.executable, "-c", code, *map(str, (*runs, out)), "-o", str(out)]
-    said = subprocess.run(command, check=True, timeout=300, capture_output=True, text=True).stdout.splitlines()
-    assert said[0].startswith(f"left out: {runs[-1]}: not finished; audit run --resume ") and said[1:] == [str(out)]
+    said = subprocess.run(
+        command, check=True, timeout=300, capture_output=True, text=True
+    ).stdout.splitlines()
+    assert said[0].startswith(f"left out: {runs[-1]}: not finished; audit run --resume ") and said[
+        1:
+    ] == [str(out)]
     page = Page(out.read_text())
     links = [link["href"] for link in page.all("a") if not str(link["href"]).startswith("#")]
     assert links == ["../second/report.html", "../first%20run/report.html", "../third/report.html"]
@@ -309,13 +367,20 @@ def test_the_command_writes_one_page_that_leads_to_every_report(made: Maker, tmp
     assert out.stat().st_mode & 0o777 == 0o600
 
 
-def test_nothing_that_a_run_says_breaks_out(made: Maker, result: AuditResult, tmp_path: Path) -> None:
+def test_nothing_that_a_run_says_breaks_out(
+    made: Maker, result: AuditResult, tmp_path: Path
+) -> None:
     bad = hostile(result)
-    odd = {name: getattr(bad, name) for name in ("command", "benchmark", "targets", "environment", "plan")}
+    odd = {
+        name: getattr(bad, name)
+        for name in ("command", "benchmark", "targets", "environment", "plan")
+    }
     runs = [made("a<b>'&\u202e", 1, **odd, weights={HOSTILE: HOSTILE}), made("b", 2), made("c", 3)]
     rows: list[Finding] = list(bad.findings)
     (runs[2] / "result.json").write_text(
-        json.dumps(to_json(replace(read_run(runs[2]).result, findings=tuple(rows), targets=bad.targets)))
+        json.dumps(
+            to_json(replace(read_run(runs[2]).result, findings=tuple(rows), targets=bad.targets))
+        )
     )
     whole(runs[2])
     decision_log.save_decision(
@@ -328,7 +393,9 @@ def test_nothing_that_a_run_says_breaks_out(made: Maker, result: AuditResult, tm
 
 
 @pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
-def test_the_page_in_a_browser(browser: Any, made: Maker, tmp_path: Path, width: int, dark: bool) -> None:
+def test_the_page_in_a_browser(
+    browser: Any, made: Maker, tmp_path: Path, width: int, dark: bool
+) -> None:
     runs = [made(f"run-{i}", i + 1, i) for i in range(7)]
     decision_log.save_decision(runs[-1], apply_policy(read_run(runs[-1]), rules("recall <= 0.01")))
     (tmp_path / "history.html").write_text(
@@ -340,7 +407,8 @@ def test_the_page_in_a_browser(browser: Any, made: Maker, tmp_path: Path, width:
     assert browser.troubles() == []
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- what is refused
+# -----------------------------------------------------------------------------------------------
 
 
 def test_what_is_no_run_is_refused(made: Maker, tmp_path: Path, capsys: Said) -> None:

@@ -1,4 +1,5 @@
-"""Membership in the reports: its table, curves of what the run folder keeps, and the objection that comes first."""
+"""Membership in the reports: its table, curves of what the run folder keeps, and the objection that
+comes first."""
 
 from __future__ import annotations
 
@@ -27,19 +28,37 @@ from auditor.statistics.metrics import auc_name, name_score_column, name_tpr_met
 from tests.reports.conftest import finding
 from tests.rows import write_rows
 
-OBJECTION = "Members and non-members differ in kind: without any model, their tokens and lengths distinguish them"
+OBJECTION = (
+    "Members and non-members differ in kind: without any model, their tokens and lengths "
+    "distinguish them"
+)
 
 
 def auc(name: str, value: float, reach: float = 0.05) -> Measurement:
-    return Measurement(auc_name(name), value, value - reach, value + reach, 400, "AUC", "EZ-MIA" if not name else "")
+    return Measurement(
+        auc_name(name),
+        value,
+        value - reach,
+        value + reach,
+        400,
+        "AUC",
+        "EZ-MIA" if not name else "",
+    )
 
 
 def row(blind: float = 0.51, reference: float = 0.48) -> Finding:
-    found = [auc("", 0.8), Measurement(name_tpr_metric("", 0.01), 0.25, 0.1, 0.4, 300, "share", "75/300 above 2")]
+    found = [
+        auc("", 0.8),
+        Measurement(name_tpr_metric("", 0.01), 0.25, 0.1, 0.4, 300, "share", "75/300 above 2"),
+    ]
     controls = [auc("blind", blind), auc("reference_alone", reference)]
     by_repeats = {"1": auc("", 0.6), "64": auc("", 0.99, 0.01)}
-    probed = replace(finding("undefended", "white-box", "ethicist"), attack="membership", curve=(), drawn=0)
-    return replace(probed, measurements=(*found, *controls, auc("loss", 0.7)), by_repeats=by_repeats)
+    probed = replace(
+        finding("undefended", "white-box", "ethicist"), attack="membership", curve=(), drawn=0
+    )
+    return replace(
+        probed, measurements=(*found, *controls, auc("loss", 0.7)), by_repeats=by_repeats
+    )
 
 
 def with_row(result: AuditResult, *found: Finding) -> AuditResult:
@@ -52,12 +71,20 @@ def said_on_the_terminal(result: AuditResult) -> str:
     return " ".join(str(console.file.getvalue()).split())  # type: ignore[attr-defined]
 
 
-def test_an_objection_of_the_blind_baseline_is_the_first_thing_said_everywhere(result: AuditResult) -> None:
+def test_an_objection_of_the_blind_baseline_is_the_first_thing_said_everywhere(
+    result: AuditResult,
+) -> None:
     told = with_row(result, row(blind=0.8))
-    opening = f"{OBJECTION} (AUC 0.800 [0.750–0.850]), so no membership number here means what it says"
+    opening = (
+        f"{OBJECTION} (AUC 0.800 [0.750–0.850]), so no membership number here means what it says"
+    )
     for text in (headline(told), said_on_the_terminal(told)):
         assert text.startswith(opening)
-    assert markdown.render_markdown_report(told).split("\n\n")[1].startswith("**Members and non-members differ in kind")
+    assert (
+        markdown.render_markdown_report(told)
+        .split("\n\n")[1]
+        .startswith("**Members and non-members differ in kind")
+    )
     shown = html.render_html_report(told)
     assert shown.index(OBJECTION) < shown.index("verbatim")
 
@@ -71,11 +98,15 @@ def test_a_blind_baseline_that_may_be_chance_says_nothing(result: AuditResult) -
 
 def test_a_reference_that_tells_them_apart_alone_is_told_of(result: AuditResult) -> None:
     told = headline(with_row(result, row(reference=0.7)))
-    assert told.startswith("The reference alone distinguishes members from non-members (AUC 0.700 [0.650–0.750]): it ")
+    assert told.startswith(
+        "The reference alone distinguishes members from non-members (AUC 0.700 [0.650–0.750]): it "
+    )
     assert headline(with_row(result, row(blind=0.8, reference=0.7))).startswith(OBJECTION)
 
 
-def test_the_table_has_every_score_and_says_what_too_few_non_members_cannot_show(result: AuditResult) -> None:
+def test_the_table_has_every_score_and_says_what_too_few_non_members_cannot_show(
+    result: AuditResult,
+) -> None:
     document = page_document(with_row(result, row()))
     (section,) = (s for s in document.sections if s.id == "membership")
     table, repeats = (block for block in section.blocks if isinstance(block, Table))
@@ -97,7 +128,9 @@ def test_the_strongest_score_heads_the_table_and_says_of_how_many(result: AuditR
     best = replace(auc("", 0.8), note="loss, best of 11 scores")
     found = row()
     tried = replace(found, measurements=(best, *found.measurements[1:]), scores_tried=11)
-    (section,) = (s for s in page_document(with_row(result, tried)).sections if s.id == "membership")
+    (section,) = (
+        s for s in page_document(with_row(result, tried)).sections if s.id == "membership"
+    )
     table = next(block for block in section.blocks if isinstance(block, Table))
     assert table.groups[0].rows[0][0] == "strongest: loss, best of 11 scores"
     said = said_on_the_terminal(with_row(result, tried))
@@ -106,7 +139,10 @@ def test_the_strongest_score_heads_the_table_and_says_of_how_many(result: AuditR
 
 def scores() -> dict[str, np.ndarray]:
     noise = keyed_random_generator("scores")
-    return {name: np.concatenate([noise.normal(shift, 1, 30), noise.normal(0, 1, 20)]) for name, shift in NAMED.items()}
+    return {
+        name: np.concatenate([noise.normal(shift, 1, 30), noise.normal(0, 1, 20)])
+        for name, shift in NAMED.items()
+    }
 
 
 NAMED = {
@@ -122,11 +158,15 @@ def kept() -> SecretDetails:
 
 
 def figure(result: AuditResult, details: SecretDetails) -> Figure:
-    (section,) = (s for s in page_document(with_row(result, row()), details).sections if s.id == "roc")
+    (section,) = (
+        s for s in page_document(with_row(result, row()), details).sections if s.id == "roc"
+    )
     return next(f for block in section.blocks for f in getattr(block, "figures", ()))
 
 
-def test_the_curve_is_drawn_from_the_kept_scores_beside_the_blind_one_and_chance(result: AuditResult) -> None:
+def test_the_curve_is_drawn_from_the_kept_scores_beside_the_blind_one_and_chance(
+    result: AuditResult,
+) -> None:
     drawn = figure(result, kept())
     assert [series.kind for series in drawn.series] == ["EZ-MIA", "blind baseline", "stacked"]
     main = scores()[name_score_column("")]
@@ -138,24 +178,36 @@ def test_the_curve_is_drawn_from_the_kept_scores_beside_the_blind_one_and_chance
 
 
 def test_a_row_without_kept_scores_has_no_curve(result: AuditResult) -> None:
-    assert not any(s.id == "roc" for s in page_document(with_row(result, row()), SecretDetails()).sections)
+    assert not any(
+        s.id == "roc" for s in page_document(with_row(result, row()), SecretDetails()).sections
+    )
 
 
 def test_what_a_probe_keeps_is_read_back_from_the_folder(tmp_path: Path) -> None:
     key = CellKey("undefended", "white-box", "membership")
-    row = {"ids": ["a", "b"], "member": [True, False], "repeats": [1, None], "x": [1, np.nan], "a": [3, -np.inf]}
+    row = {
+        "ids": ["a", "b"],
+        "member": [True, False],
+        "repeats": [1, None],
+        "x": [1, np.nan],
+        "a": [3, -np.inf],
+    }
     write_rows(tmp_path, {str(key): row})
     seen = detailed.read_secret_details(tmp_path).rows[key]
     assert (seen.ids, seen.member.tolist(), seen.repeats) == (("a", "b"), [True, False], (1, None))
     found = {name: values.tolist() for name, values in seen.values.items()}
-    assert str(found) == "{'x': [1.0, nan], 'a': [3.0, -inf]}"  # in the order of the probe: the main number is first
+    assert (
+        str(found) == "{'x': [1.0, nan], 'a': [3.0, -inf]}"
+    )  # in the order of the probe: the main number is first
 
 
 @pytest.mark.parametrize("name", ["", "blind", "loss", "reference_alone"])
 def test_the_names_are_those_of_the_table(name: str) -> None:
     from auditor.statistics.metrics import find_metric
 
-    assert find_metric(auc_name(name)).unit == "AUC" and find_metric(auc_name(name)).scores == name_score_column(name)
+    assert find_metric(auc_name(name)).unit == "AUC" and find_metric(
+        auc_name(name)
+    ).scores == name_score_column(name)
     assert (
         find_metric(name_tpr_metric(name, 0.001)).rate == 0.001
         and "0.1%" in find_metric(name_tpr_metric(name, 0.001)).title
@@ -166,6 +218,6 @@ def test_members_that_score_lower_than_others_are_told_apart_too(result: AuditRe
     found = row()
     reversed_ = replace(found, measurements=(auc("", 0.1), *found.measurements[1:]))
     said = "members score lower than others, so read the other way 0.9"
-    assert said in html.render_html_report(with_row(result, reversed_)) and said not in html.render_html_report(
-        with_row(result, found)
-    )
+    assert said in html.render_html_report(
+        with_row(result, reversed_)
+    ) and said not in html.render_html_report(with_row(result, found))

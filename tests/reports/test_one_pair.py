@@ -1,4 +1,5 @@
-"""A decision is printed beside the interval that it was made by, on every surface: never beside another one."""
+"""A decision is printed beside the interval that it was made by, on every surface: never beside
+another one."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from tests.conftest import methods
 from tests.gate.world import finished, outcome
 from tests.reports.test_reassurance import OTHERS, N, auc, probability, row
 
-_DECIDED = re.compile(r"significan|\bshown\b|inconclusive|\bleaks\b|\bheld\b|\bfailed\b|severity", re.IGNORECASE)
+_DECIDED = re.compile(
+    r"significan|\bshown\b|inconclusive|\bleaks\b|\bheld\b|\bfailed\b|severity", re.IGNORECASE
+)
 _BLOCKS = {"p", "li", "tr", "h1", "h2", "h3", "dt", "dd", "caption", "summary"}
 
 
@@ -41,7 +44,8 @@ class _Blocks(HTMLParser):
 
 
 def folder_of_a_run(path: Path) -> AuditResult:
-    """A run of which nothing is significant by the intervals that decide, and much by each number's own."""
+    """A run of which nothing is significant by the intervals that decide, and much by each number's
+    own."""
     found = outcome(n=N, out=4, others=OTHERS)
     hit = found.hit.copy()
     hit[N] = True  # a non-member
@@ -54,7 +58,10 @@ def folder_of_a_run(path: Path) -> AuditResult:
         for count, p in (("1", 0.003), ("2", 0.004), ("4", 0.2), ("8", 0.3), ("16", 0.0333))
     }
     probable = replace(
-        row("extraction-probability", probability("extraction_probability", 0.002, 0.0, 0.05), floor), by_repeats=groups
+        row(
+            "extraction-probability", probability("extraction_probability", 0.002, 0.0, 0.05), floor
+        ),
+        by_repeats=groups,
     )
     older = row(
         "membership",
@@ -73,17 +80,34 @@ def surfaces(run: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[tuple[st
     screen, said = run_command_line(["show", str(run)]), capsys.readouterr().out
     assert screen == 0
     entries = re.split(r"\n(?=[A-Za-z])", said)
-    yield "screen", [line for entry in entries for line in re.split(r"; |\n {8} +\S+ +white-box", entry)]
+    yield (
+        "screen",
+        [line for entry in entries for line in re.split(r"; |\n {8} +\S+ +white-box", entry)],
+    )
     assert run_command_line(["show", str(run), "--verbose"]) == 0
     yield "verbose screen", capsys.readouterr().out.splitlines()
-    rules = ["--max", "recall=0.05", "--max", "membership_auc=0.6", "--max", "extraction_probability=0.01"]
-    assert run_command_line(["gate", str(run), *rules, "--junit", str(run / "g.xml"), "--markdown", str(run / "g.md")])
+    rules = [
+        "--max",
+        "recall=0.05",
+        "--max",
+        "membership_auc=0.6",
+        "--max",
+        "extraction_probability=0.01",
+    ]
+    assert run_command_line(
+        ["gate", str(run), *rules, "--junit", str(run / "g.xml"), "--markdown", str(run / "g.md")]
+    )
     yield "gate", capsys.readouterr().out.splitlines()
     yield "JUnit", (run / "g.xml").read_text().splitlines()
     yield "gate in Markdown", (run / "g.md").read_text().splitlines()
     assert run_command_line(["report", str(run), "--format", "edpb"]) == 0
     assert run_command_line(["history", str(run), "-o", str(run / "history.html")]) == 0
-    assert run_command_line(["export", str(run), "--csv", str(run / "n.csv"), "--latex", str(run / "n.tex")]) == 0
+    assert (
+        run_command_line(
+            ["export", str(run), "--csv", str(run / "n.csv"), "--latex", str(run / "n.tex")]
+        )
+        == 0
+    )
     assert run_command_line(["advise", str(run)]) == 0
     yield "advice", capsys.readouterr().out.splitlines()
     for name in ("report.md", "edpb.md", "n.tex"):
@@ -100,8 +124,12 @@ def deciding_measurement(signal: LeakSignal) -> Measurement | None:
 def own_intervals(result: AuditResult) -> set[str]:
     """As they are printed, the intervals of numbers that are decided by another one."""
     findings = result.findings
-    raw = [m for f in findings for m in (*f.measurements, *f.by_repeats.values(), *f.by_kind.values())]
-    deciding = [m for s in assess_signals(result).signals if (m := deciding_measurement(s)) is not None]
+    raw = [
+        m for f in findings for m in (*f.measurements, *f.by_repeats.values(), *f.by_kind.values())
+    ]
+    deciding = [
+        m for s in assess_signals(result).signals if (m := deciding_measurement(s)) is not None
+    ]
     others = {phrases.format_interval(m) for m in raw if m.low < m.high}
     return others - {phrases.format_interval(m) for m in deciding}
 
@@ -109,7 +137,11 @@ def own_intervals(result: AuditResult) -> set[str]:
 def test_no_decision_stands_beside_an_interval_that_did_not_make_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for reader in (decide, history, edpb):  # most numbers of this run have no secrets that they are of
+    for reader in (
+        decide,
+        history,
+        edpb,
+    ):  # most numbers of this run have no secrets that they are of
         monkeypatch.setattr(reader, "find_result_contradictions", lambda *given: [])
     run = tmp_path / "run"
     result = folder_of_a_run(run)

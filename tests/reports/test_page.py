@@ -1,4 +1,5 @@
-"""The HTML report in a real browser: it fits the window, logs nothing and asks the network for nothing."""
+"""The HTML report in a real browser: it fits the window, logs nothing and asks the network for
+nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from auditor.core.result import AuditResult
 from auditor.records.private_texts import SecretText
 from auditor.reports import html
 
-# WCAG contrast of each text-bearing element with its own colour against the nearest opaque background
+# WCAG contrast of each text-bearing element with its own colour against the nearest opaque
+# background
 CONTRAST = """(() => {
   const rgba = text => text.match(/[\\d.]+/g).map(Number);
   const linear = v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
@@ -35,7 +37,7 @@ CONTRAST = """(() => {
   const holdsText = node => [...node.childNodes].some(child => child.nodeType == 3 && child.data.trim());
   const texts = [...document.body.querySelectorAll('*')].filter(holdsText);
   return Math.min(...texts.filter(node => !node.closest('style, defs, title, desc')).map(contrast));
-})()"""
+})()"""  # noqa: E501
 
 
 @pytest.fixture
@@ -63,18 +65,22 @@ def test_wide_tables_scroll_by_themselves(browser: Any, page: Path) -> None:
     assert browser.evaluate(f"{region}.focus(), document.activeElement == {region}")
 
 
-def test_a_long_word_does_not_widen_the_page(browser: Any, tmp_path: Path, result: AuditResult) -> None:
+def test_a_long_word_does_not_widen_the_page(
+    browser: Any, tmp_path: Path, result: AuditResult
+) -> None:
     word = "x" * 500
     targets = tuple(replace(target, title=word, description=word) for target in result.targets)
     path = tmp_path / "report.html"
     path.write_text(
-        html.render_html_report(replace(result, name=word, command=word, targets=targets)), encoding="utf-8"
+        html.render_html_report(replace(result, name=word, command=word, targets=targets)),
+        encoding="utf-8",
     )
     browser.open(path, 390)
     assert browser.evaluate("document.scrollingElement.scrollWidth") <= 390
 
 
-# --- the list of secrets ----------------------------------------------------------------------------------------------
+# --- the list of secrets
+# -----------------------------------------------------------------------------------------------
 
 LINES = "[...document.querySelectorAll('#secrets-table > tbody > tr:not(.opened)')]"
 STATUS = "document.getElementById('secrets-status').textContent"
@@ -108,7 +114,9 @@ def test_filters_find_what_a_loop_finds(browser: Any, detailed: tuple[Path, Secr
     browser.open(path, 1440)
     outcome = details.rows["undefended", "white-box", "ethicist"].outcome
     assert outcome is not None
-    assert browser.evaluate(STATUS) == "1–25 of 200"  # the strongest undefended row, every secret once
+    assert (
+        browser.evaluate(STATUS) == "1–25 of 200"
+    )  # the strongest undefended row, every secret once
 
     def expect(count: int) -> None:
         shown = f"1–{min(25, count)} of {count:,}" if count else "Nothing matches these filters."
@@ -120,7 +128,12 @@ def test_filters_find_what_a_loop_finds(browser: Any, detailed: tuple[Path, Secr
     browser.evaluate(choose("member", "yes"))
     expect(int((outcome.hit & outcome.member).sum()))
     browser.evaluate(choose("repeats", "4"))
-    expect(sum(h and m and r == 4 for h, m, r in zip(outcome.hit, outcome.member, outcome.repeats, strict=True)))
+    expect(
+        sum(
+            h and m and r == 4
+            for h, m, r in zip(outcome.hit, outcome.member, outcome.repeats, strict=True)
+        )
+    )
     for name in ("outcome", "member", "repeats"):
         browser.evaluate(choose(name, "all"))
     browser.evaluate(choose("group", "group 3"))
@@ -147,7 +160,10 @@ def test_pages_and_orders(browser: Any, detailed: tuple[Path, SecretDetails]) ->
     assert browser.evaluate(STATUS) == "176–200 of 200" and browser.evaluate(
         "document.getElementById('secrets-next').disabled"
     )
-    header = "[...document.querySelectorAll('#secrets-table thead th')].find(th => th.textContent === 'Tokens right')"
+    header = (
+        "[...document.querySelectorAll('#secrets-table thead th')].find(th => th.textContent "
+        "=== 'Tokens right')"
+    )
     right = f"{LINES}.map(tr => parseInt(tr.cells[2].textContent))"
     browser.evaluate(f"{header}.querySelector('button').click()")
     down = browser.evaluate(right)
@@ -155,7 +171,9 @@ def test_pages_and_orders(browser: Any, detailed: tuple[Path, SecretDetails]) ->
     assert browser.evaluate(f"{header}.getAttribute('aria-sort')") == "descending"
     browser.evaluate(f"{header}.querySelector('button').click()")
     up = browser.evaluate(right)
-    assert up == sorted(up) and browser.evaluate(f"{header}.getAttribute('aria-sort')") == "ascending"
+    assert (
+        up == sorted(up) and browser.evaluate(f"{header}.getAttribute('aria-sort')") == "ascending"
+    )
 
 
 def test_the_list_by_keyboard(browser: Any, detailed: tuple[Path, SecretDetails]) -> None:
@@ -171,7 +189,9 @@ def test_the_list_by_keyboard(browser: Any, detailed: tuple[Path, SecretDetails]
     browser.press("Enter")
     assert browser.evaluate("document.activeElement.getAttribute('aria-expanded')") == "true"
     secret = browser.evaluate("document.activeElement.textContent")
-    cells = browser.evaluate("[...document.querySelector('.opened .tokens tbody tr').cells].map(td => td.textContent)")
+    cells = browser.evaluate(
+        "[...document.querySelector('.opened .tokens tbody tr').cells].map(td => td.textContent)"
+    )
     id = next(s.id for s in details.secrets if s.alias == secret)
     distribution = np.exp(details.tokens["undefended"][id])
     assert len(cells) == 1 + len(distribution)
@@ -182,33 +202,50 @@ def test_the_list_by_keyboard(browser: Any, detailed: tuple[Path, SecretDetails]
 
 
 def test_hostile_names_stay_text_in_the_browser(
-    browser: Any, tmp_path: Path, result: AuditResult, secret_by_secret: Callable[..., SecretDetails], hostile_text: str
+    browser: Any,
+    tmp_path: Path,
+    result: AuditResult,
+    secret_by_secret: Callable[..., SecretDetails],
+    hostile_text: str,
 ) -> None:
-    details = secret_by_secret(result, 5, length=3, name=hostile_text + "{}", group=hostile_text + "{}")
+    details = secret_by_secret(
+        result, 5, length=3, name=hostile_text + "{}", group=hostile_text + "{}"
+    )
     said = SecretText("a", hostile_text, (hostile_text, "<b>b</b>", "x" * 1_000_000))
     path = tmp_path / "report.html"
     page = html.render_html_report(
-        replace(result, plan={"group_column": hostile_text}), details, texts={s.id: said for s in details.secrets}
+        replace(result, plan={"group_column": hostile_text}),
+        details,
+        texts={s.id: said for s in details.secrets},
     )
     path.write_text(page, encoding="utf-8")
     browser.open(path, 390)
     browser.evaluate("document.querySelectorAll('.opener').forEach(opener => opener.click())")
     assert browser.evaluate("document.querySelectorAll('.opened').length") == 5
     assert browser.evaluate("document.querySelectorAll('#secrets-list b').length") == 0
-    assert "<script>alert(1)</script>" in browser.evaluate("document.querySelector('.opener').textContent")
+    assert "<script>alert(1)</script>" in browser.evaluate(
+        "document.querySelector('.opener').textContent"
+    )
     assert browser.evaluate("document.scrollingElement.scrollWidth") <= 390
     assert browser.troubles() == []
 
 
-def test_a_smuggled_script_does_not_run(browser: Any, detailed: tuple[Path, SecretDetails], tmp_path: Path) -> None:
-    """Should a text ever get through, the content security policy still lets nothing run but the page's own script."""
+def test_a_smuggled_script_does_not_run(
+    browser: Any, detailed: tuple[Path, SecretDetails], tmp_path: Path
+) -> None:
+    """Should a text ever get through, the content security policy still lets nothing run but the
+    page's own script."""
     path = tmp_path / "report.html"
-    path.write_text(detailed[0].read_text().replace("</main>", "<script>window.smuggled = 1</script></main>"))
+    path.write_text(
+        detailed[0].read_text().replace("</main>", "<script>window.smuggled = 1</script></main>")
+    )
     browser.open(path, 1440)
     assert browser.evaluate("window.smuggled") is None and browser.evaluate(STATUS) == "1–25 of 200"
 
 
-def test_without_a_script_a_note_says_so(browser: Any, detailed: tuple[Path, SecretDetails]) -> None:
+def test_without_a_script_a_note_says_so(
+    browser: Any, detailed: tuple[Path, SecretDetails]
+) -> None:
     browser.call("Emulation.setScriptExecutionDisabled", value=True)
     try:
         browser.open(detailed[0], 390)
@@ -223,7 +260,12 @@ def test_without_a_script_a_note_says_so(browser: Any, detailed: tuple[Path, Sec
 def test_ten_thousand_secrets_answer_at_once(browser: Any, ten_thousand: Path) -> None:
     browser.open(ten_thousand, 390)
     search = "document.getElementById('filter-search')"
-    took = f"(() => {{ const t = performance.now(); {search}.value = '77'; {search}.dispatchEvent(new Event('input')); "
-    assert browser.evaluate(took + "return performance.now() - t; })()") < 2000  # ms, on a busy machine
+    took = (
+        f"(() => {{ const t = performance.now(); {search}.value = '77'; "
+        f"{search}.dispatchEvent(new Event('input')); "
+    )
+    assert (
+        browser.evaluate(took + "return performance.now() - t; })()") < 2000
+    )  # ms, on a busy machine
     assert browser.evaluate(f"{LINES}.length") == 25
     assert browser.evaluate("document.scrollingElement.scrollWidth") <= 390

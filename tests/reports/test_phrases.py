@@ -13,7 +13,9 @@ from auditor.reports import phrases
 from auditor.statistics.compare import ABOVE
 
 
-def measurement(value: float, low: float, high: float, n: int = 320, unit: str = "share") -> Measurement:
+def measurement(
+    value: float, low: float, high: float, n: int = 320, unit: str = "share"
+) -> Measurement:
     return Measurement("recall", value, low, high, n, unit)
 
 
@@ -36,7 +38,10 @@ def test_share(m: Measurement | None, text: str) -> None:
 
 def test_signed_intervals_say_to() -> None:
     assert phrases.value_with_interval(measurement(-0.469, -0.525, -0.412)) == "−47% [−52 to −41]"
-    assert phrases.value_with_interval(measurement(-0.00001, -0.0004, 0.0004)) == "0.00% [−0.04 to 0.04]"
+    assert (
+        phrases.value_with_interval(measurement(-0.00001, -0.0004, 0.0004))
+        == "0.00% [−0.04 to 0.04]"
+    )
 
 
 def test_only_what_a_difference_leaves_out_is_said_beside_it() -> None:
@@ -50,12 +55,23 @@ def test_only_what_a_difference_leaves_out_is_said_beside_it() -> None:
 
 
 def test_other_units_keep_three_digits() -> None:
-    assert phrases.value_with_interval(measurement(13.0, 12.61, 13.39, unit="perplexity")) == "13.0 [12.6–13.4]"
+    assert (
+        phrases.value_with_interval(measurement(13.0, 12.61, 13.39, unit="perplexity"))
+        == "13.0 [12.6–13.4]"
+    )
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(8.0, "8"), (7.123, "7.12"), (1234.0, "1,234"), (1e-5, "1e-5"), (0.0, "0"), (-2.5, "−2.5"), (math.inf, "∞")],
+    [
+        (8.0, "8"),
+        (7.123, "7.12"),
+        (1234.0, "1,234"),
+        (1e-5, "1e-5"),
+        (0.0, "0"),
+        (-2.5, "−2.5"),
+        (math.inf, "∞"),
+    ],
 )
 def test_number(value: float, text: str) -> None:
     assert phrases.format_number(value) == text
@@ -63,7 +79,13 @@ def test_number(value: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.42, "0.4 s"), (48.2, "48 s"), (59.7, "1 min 00 s"), (125, "2 min 05 s"), (3725, "1 h 02 min")],
+    [
+        (0.42, "0.4 s"),
+        (48.2, "48 s"),
+        (59.7, "1 min 00 s"),
+        (125, "2 min 05 s"),
+        (3725, "1 h 02 min"),
+    ],
 )
 def test_duration(seconds: float, text: str) -> None:
     assert phrases.format_duration(seconds) == text
@@ -76,7 +98,9 @@ def test_zero_hits_bound_solves_its_equation() -> None:
 
 def test_repeats_sort_as_numbers(result: AuditResult) -> None:
     recall = measurement(0, 0, 1)
-    assert [name for name, _ in phrases.sort_by_repeats(dict.fromkeys(["16", "many", "2"], recall))] == [
+    assert [
+        name for name, _ in phrases.sort_by_repeats(dict.fromkeys(["16", "many", "2"], recall))
+    ] == [
         "2",
         "16",
         "many",
@@ -86,18 +110,25 @@ def test_repeats_sort_as_numbers(result: AuditResult) -> None:
 def test_undefended_comes_first(result: AuditResult) -> None:
     turned = replace(result, findings=result.findings[::-1])
     assert phrases.findings_in_report_order(turned)[0].target == "undefended"
-    assert [f.target for f in phrases.findings_in_report_order(turned)[4:]] == [f.target for f in turned.findings[:12]]
+    assert [f.target for f in phrases.findings_in_report_order(turned)[4:]] == [
+        f.target for f in turned.findings[:12]
+    ]
 
 
 def test_epsilon_line(result: AuditResult) -> None:
     claim = result.target("pmixed").claim
     assert claim is not None
     assert phrases.epsilon_line(claim) == (
-        "ε 8 (shard, add/remove; zero-out 7.12, replace 12.9; δ 1e-5; T 115,200) · spent ε 8, 115,200 tokens, none left"
+        "ε 8 (shard, add/remove; zero-out 7.12, replace 12.9; δ 1e-5; T 115,200) · spent ε 8, "
+        "115,200 tokens, none left"
     )
     over = replace(claim, spent_queries=115_201)
-    assert phrases.spent_budget_phrase(over).endswith("115,201 tokens, more than the 115,200 covered")
-    assert phrases.spent_budget_phrase(replace(claim, spent_queries=15_200)).endswith("15,200 tokens, 100,000 left")
+    assert phrases.spent_budget_phrase(over).endswith(
+        "115,201 tokens, more than the 115,200 covered"
+    )
+    assert phrases.spent_budget_phrase(replace(claim, spent_queries=15_200)).endswith(
+        "15,200 tokens, 100,000 left"
+    )
 
 
 def test_a_claim_about_a_shard_says_what_holds_for_somebody_in_it(result: AuditResult) -> None:
@@ -108,17 +139,24 @@ def test_a_claim_about_a_shard_says_what_holds_for_somebody_in_it(result: AuditR
     assert phrases.protection_unit_label(shard) == f"shard of whole users; {one}"
     records = replace(claim, unit="shard of whole records", whole="record")
     assert (
-        phrases.protection_unit_label(records) == "shard of whole records; for a single record in it, ε 12.9 (replace)"
+        phrases.protection_unit_label(records)
+        == "shard of whole records; for a single record in it, ε 12.9 (replace)"
     )
     assert phrases.protection_unit_label(claim) == "shard"  # who lies whole in one is not known
-    assert phrases.protection_unit_label(replace(shard, epsilon={"as published": 8.0})) == "shard of whole users"
+    assert (
+        phrases.protection_unit_label(replace(shard, epsilon={"as published": 8.0}))
+        == "shard of whole users"
+    )
     assert phrases.protection_unit_label(replace(claim, unit="record")) == "record"
 
 
 def test_decoding_outside_a_claim_is_marked(result: AuditResult) -> None:
     row = replace(result.findings[0], decoding="greedy", claim_reason="why")
     assert phrases.decoding_label(replace(row, claim_applies=False)) == "greedy, outside the claim"
-    assert phrases.claim_applies_phrase(replace(row, claim_applies=False)) == "no, outside the claim (why)"
+    assert (
+        phrases.claim_applies_phrase(replace(row, claim_applies=False))
+        == "no, outside the claim (why)"
+    )
     for applies in (True, None):
         assert phrases.decoding_label(replace(row, claim_applies=applies)) == "greedy"
 
@@ -151,6 +189,8 @@ def test_cleaned_reaches_every_string(result: AuditResult) -> None:
     assert phrases.result_with_printable_strings(result) == result
 
 
-@pytest.mark.parametrize(("ratio", "text"), [(0.9, "+90%"), (-0.03, "−3%"), (-0.001, "0%"), (0.0, "+0%")])
+@pytest.mark.parametrize(
+    ("ratio", "text"), [(0.9, "+90%"), (-0.03, "−3%"), (-0.001, "0%"), (0.0, "+0%")]
+)
 def test_a_change_that_rounds_to_nothing_has_no_minus(ratio: float, text: str) -> None:
     assert phrases.format_relative_change(ratio) == text

@@ -1,4 +1,5 @@
-"""Markdown for a pull request: what must be seen is seen at once, what changed is said, and it always fits."""
+"""Markdown for a pull request: what must be seen is seen at once, what changed is said, and it
+always fits."""
 
 from __future__ import annotations
 
@@ -34,8 +35,16 @@ def compared(*deltas: float | None, name: str = "main", runs: int = 2) -> Compar
     """A line a delta (its interval is ±0.1); None: nothing to pair."""
     lines = []
     for i, delta in enumerate(deltas):
-        now = Comparand(share(0.4), share(delta)) if delta is not None else Comparand(share(0.4), why="nothing to pair")
-        lines.append(ComparisonRow(CellKey("undefended", "white-box", f"a{i}"), "recall", (Comparand(share(0.2)), now)))
+        now = (
+            Comparand(share(0.4), share(delta))
+            if delta is not None
+            else Comparand(share(0.4), why="nothing to pair")
+        )
+        lines.append(
+            ComparisonRow(
+                CellKey("undefended", "white-box", f"a{i}"), "recall", (Comparand(share(0.2)), now)
+            )
+        )
     return Comparison((name, "here"), "lab: 100 members", tuple(lines))
 
 
@@ -52,9 +61,18 @@ def test_verdict_results_and_claims_are_seen_and_the_rest_is_folded(result: Audi
 
 
 def test_a_broken_claim_need_not_be_unfolded(result: AuditResult) -> None:
-    broken = replace(result.findings[4], notes=("holds with margin 1%",), violations=("3 tokens were not charged",))
-    text = seen(markdown.render_markdown_report(replace(result, findings=(*result.findings[:4], broken))))
-    assert "- PMixED (sound), ethicist: VIOLATED: 3 tokens were not charged" in text and "holds with" not in text
+    broken = replace(
+        result.findings[4],
+        notes=("holds with margin 1%",),
+        violations=("3 tokens were not charged",),
+    )
+    text = seen(
+        markdown.render_markdown_report(replace(result, findings=(*result.findings[:4], broken)))
+    )
+    assert (
+        "- PMixED (sound), ethicist: VIOLATED: 3 tokens were not charged" in text
+        and "holds with" not in text
+    )
 
 
 def test_what_changed_is_said_worst_first(result: AuditResult) -> None:
@@ -63,22 +81,30 @@ def test_what_changed_is_said_worst_first(result: AuditResult) -> None:
     assert "1 of 4 configurations leak more, 1 less, 1 show no change, 1 not compared." in text
     rows = [line for line in text.splitlines() if line.startswith("| undefended, white-box")]
     assert [row.split(" | ")[0][-2:] for row in rows] == ["a2", "a1", "a0", "a3"]
-    assert rows[0].endswith("| 25% [15–35] | leaks more |") and "| 20% [10–30] | 40% [30–50] |" in rows[0]
+    assert (
+        rows[0].endswith("| 25% [15–35] | leaks more |")
+        and "| 20% [10–30] | 40% [30–50] |" in rows[0]
+    )
     assert "nothing to pair | not compared" in rows[-1]
 
 
 def test_touching_zero_is_no_change(result: AuditResult) -> None:
-    assert "0 of 1 configuration leaks more, 0 less, 1 show no change" in markdown.render_markdown_report(
-        result, compared(0.1)
+    assert (
+        "0 of 1 configuration leaks more, 0 less, 1 show no change"
+        in markdown.render_markdown_report(result, compared(0.1))
     )
 
 
-@pytest.mark.parametrize(("name", "rows"), [("n", 60), ("&" * 1000, 20), ("|`" * 100_000, 1), ("x\n\n# <b>" * 3000, 1)])
+@pytest.mark.parametrize(
+    ("name", "rows"), [("n", 60), ("&" * 1000, 20), ("|`" * 100_000, 1), ("x\n\n# <b>" * 3000, 1)]
+)
 def test_it_always_fits(result: AuditResult, name: str, rows: int) -> None:
     claim = next(t.claim for t in result.targets if t.claim)
     many = tuple(replace(f, attack=f"{name}{i}") for i in range(rows) for f in result.findings[:2])
     targets = tuple(TargetRecord(f"t{i}", name, name, claim=claim) for i in range(min(rows, 30)))
-    big = replace(result, name=name, command=name, findings=many, targets=targets, plan={"model": name})
+    big = replace(
+        result, name=name, command=name, findings=many, targets=targets, plan={"model": name}
+    )
     text = markdown.render_markdown_report(big, compared(*[0.2] * rows, name=name))
     assert len(text) <= markdown.MOST < GITHUB / 2
     assert text.count("<details>") == text.count("</details>")
@@ -97,7 +123,20 @@ def test_the_folder_holds_what_changed(tmp_path: Path, result: AuditResult) -> N
 
 
 def test_a_decision_fits_beside_a_report() -> None:
-    held = Ruling("target", "white-box", "a", "recall", 0.1, 0.0, 0.2, "held", "because", "recall <= 0.1", 0.1, 50)
+    held = Ruling(
+        "target",
+        "white-box",
+        "a",
+        "recall",
+        0.1,
+        0.0,
+        0.2,
+        "held",
+        "because",
+        "recall <= 0.1",
+        0.1,
+        50,
+    )
     failed = replace(held, target="bad", verdict="failed")
     silent = replace(held, target="&" * 10_000, verdict="failed", n=0, reason="|" * 10_000)
     made = Decision("&" * 10_000, "|" * 10_000, (*[held] * 400, failed, *[silent] * 60), "report")

@@ -34,16 +34,33 @@ def figure(doc: Document, section: str) -> Figure:
 def change(name: str, value: float, low: float, high: float) -> ComparisonRow:
     before, now = (Measurement(name, v, 0.0, 1.0, 300) for v in (0.4, 0.4 + value))
     delta = Measurement(f"{name}_difference", value, low, high, 300)
-    return ComparisonRow(CellKey("pmixed", "white-box", "ethicist"), name, (Comparand(before), Comparand(now, delta)))
+    return ComparisonRow(
+        CellKey("pmixed", "white-box", "ethicist"), name, (Comparand(before), Comparand(now, delta))
+    )
 
 
-def test_every_reader_has_a_part(result: AuditResult, secret_by_secret: Callable[..., SecretDetails]) -> None:
+def test_every_reader_has_a_part(
+    result: AuditResult, secret_by_secret: Callable[..., SecretDetails]
+) -> None:
     doc = table_of_contents.page_document(result, secret_by_secret(result, 30, length=4))
     parts = {part: [section.id for section in sections] for part, sections in doc.parts}
-    assert list(parts) == [table_of_contents.DECIDE, table_of_contents.MEND, table_of_contents.CHECK]
+    assert list(parts) == [
+        table_of_contents.DECIDE,
+        table_of_contents.MEND,
+        table_of_contents.CHECK,
+    ]
     assert parts[table_of_contents.DECIDE] == ["advice", "glance", "limits"]
     assert parts[table_of_contents.MEND] == ["where", "secrets"]
-    wanted = ["results", "ranking", "calibration", "tradeoff", "claims", "adversary", "attacked", "targets"]
+    wanted = [
+        "results",
+        "ranking",
+        "calibration",
+        "tradeoff",
+        "claims",
+        "adversary",
+        "attacked",
+        "targets",
+    ]
     # The table of attacks is for those who check the method.
     assert parts[table_of_contents.CHECK] == [*wanted, "reproduce", "attacks"]
 
@@ -56,10 +73,15 @@ def test_a_result_alone_is_a_whole_page_still(result: AuditResult) -> None:
 
 def test_the_glance_shows_every_signal_of_each_target_and_access(result: AuditResult) -> None:
     forest = next(
-        block for block in blocks(table_of_contents.page_document(result), "glance") if isinstance(block, Forest)
+        block
+        for block in blocks(table_of_contents.page_document(result), "glance")
+        if isinstance(block, Forest)
     )
     first, pmixed, _ = forest.table.groups
-    assert first.title == "Undefended · PPL 11.2" and pmixed.title == "PMixED (sound) · PPL 21.3 · ε 8 (shard)"
+    assert (
+        first.title == "Undefended · PPL 11.2"
+        and pmixed.title == "PMixED (sound) · PPL 21.3 · ε 8 (shard)"
+    )
     seen = ("166/320 (52% [46–57])", "0/160", "–")
     assert first.rows[1] == ("Verbatim extraction", "white-box", "shown", *seen)
     assert pmixed.rows[1][2] == "seen, not significant" and pmixed.rows[1][5] == "2.8%"
@@ -74,22 +96,37 @@ def test_the_glance_shows_every_signal_of_each_target_and_access(result: AuditRe
 def test_differences_that_are_all_0_have_a_scale() -> None:
     table, still = Table("t", "", (), ()), ForestSpan(0.0, 0.0, 0.0)
     for spans in ((), (None,), (still, still)):
-        assert Forest.of_differences(table, spans).low == -1 and Forest.of_differences(table, spans).high == 1
+        assert (
+            Forest.of_differences(table, spans).low == -1
+            and Forest.of_differences(table, spans).high == 1
+        )
 
 
 def test_what_changed_since_another_run(result: AuditResult) -> None:
-    """What leaks more comes first, and each row's interval is drawn on one scale around no change."""
+    """What leaks more comes first, and each row's interval is drawn on one scale around no
+    change."""
     missing = ComparisonRow(
-        CellKey("pmixed", "text-only", "ethicist"), "recall", (Comparand(None, why="not in this run"), Comparand(None))
+        CellKey("pmixed", "text-only", "ethicist"),
+        "recall",
+        (Comparand(None, why="not in this run"), Comparand(None)),
     )
-    lines = (change("a", 0.0, -0.02, 0.02), missing, change("b", -0.06, -0.1, -0.02), change("c", 0.05, 0.01, 0.09))
+    lines = (
+        change("a", 0.0, -0.02, 0.02),
+        missing,
+        change("b", -0.06, -0.1, -0.02),
+        change("c", 0.05, 0.01, 0.09),
+    )
     doc = table_of_contents.page_document(result, since=Comparison(("main", "now"), "lab", lines))
     forest = next(block for block in blocks(doc, "since") if isinstance(block, Forest))
     assert [row[-1] for row in forest.table.groups[0].rows] == [
         *("leaks more", "leaks less", "no change shown", "not compared")
     ]
     assert (forest.low, forest.high) == (-0.1, 0.1) and forest.spans[3] is None
-    assert [span and (span.low, span.high) for span in forest.spans[:3]] == [(0.01, 0.09), (-0.1, -0.02), (-0.02, 0.02)]
+    assert [span and (span.low, span.high) for span in forest.spans[:3]] == [
+        (0.01, 0.09),
+        (-0.1, -0.02),
+        (-0.02, 0.02),
+    ]
     (told, _) = (block.text for block in blocks(doc, "since") if isinstance(block, Paragraph))
     assert told.startswith("1 of 4 configurations leak more, 1 less")
     assert dict(doc.facts)["Compared with"] == "main"
@@ -103,16 +140,25 @@ def test_calibration_holds_scores_to_what_came_true(
     outcome = details.rows["undefended", "white-box", "ethicist"].outcome
     assert outcome is not None
     own = outcome.select_secrets(outcome.member)
-    drawn = next(s for s in figure(doc, "calibration").series if s.kind == "white-box" and "ethicist" in s.label)
+    drawn = next(
+        s
+        for s in figure(doc, "calibration").series
+        if s.kind == "white-box" and "ethicist" in s.label
+    )
     top = own.score >= 0.9
     assert drawn.points[-1].x == pytest.approx(own.score[top].mean())
     assert drawn.points[-1].y == pytest.approx(own.hit[top].mean())
     assert all(p.low <= p.y <= p.high for p in drawn.points)
-    rows = [row for block in blocks(doc, "calibration") if isinstance(block, Table) for row in block.groups[0].rows]
+    rows = [
+        row
+        for block in blocks(doc, "calibration")
+        if isinstance(block, Table)
+        for row in block.groups[0].rows
+    ]
     brier = float(np.mean((own.score - own.hit) ** 2))
-    assert float(next(r for r in rows if r[:2] == ("Undefended · ethicist", "white-box"))[4]) == pytest.approx(
-        brier, abs=0.001
-    )
+    assert float(
+        next(r for r in rows if r[:2] == ("Undefended · ethicist", "white-box"))[4]
+    ) == pytest.approx(brier, abs=0.001)
 
 
 def test_a_score_that_is_no_probability_is_not_calibrated(
@@ -120,22 +166,34 @@ def test_a_score_that_is_no_probability_is_not_calibrated(
 ) -> None:
     details = secret_by_secret(result, 30, length=4)
     scores = {row: replace(seen, score_is_probability=False) for row, seen in details.rows.items()}
-    assert not blocks(table_of_contents.page_document(result, replace(details, rows=scores)), "calibration")
+    assert not blocks(
+        table_of_contents.page_document(result, replace(details, rows=scores)), "calibration"
+    )
 
 
 def test_the_probe_foretells_what_sampling_finds(
     result: AuditResult, secret_by_secret: Callable[..., SecretDetails]
 ) -> None:
     details = secret_by_secret(result, 50, length=4)
-    attack, probe = ("undefended", "white-box", "perplexity"), ("undefended", "white-box", "extraction-probability")
+    attack, probe = (
+        ("undefended", "white-box", "perplexity"),
+        ("undefended", "white-box", "extraction-probability"),
+    )
     p = np.linspace(0, 1, 50)
     rows = {attack: replace(details.rows[attack], score_is_probability=False)}
-    ids, member = tuple(s.id for s in details.secrets), np.array([s.member for s in details.secrets])
+    ids, member = (
+        tuple(s.id for s in details.secrets),
+        np.array([s.member for s in details.secrets]),
+    )
     rows[probe] = RowValuesBySecret(ids, member, (None,) * 50, {"extraction_probability": p})
     sampled = next(f for f in result.findings if f.cell_key == attack)
-    shared = replace(sampled, attack="zlib", samples=10)  # the same samples, ranked otherwise: foretold once
+    shared = replace(
+        sampled, attack="zlib", samples=10
+    )  # the same samples, ranked otherwise: foretold once
     found = (replace(sampled, samples=10), shared, replace(sampled, attack=probe[2]))
-    doc = table_of_contents.page_document(replace(result, findings=found), replace(details, rows=rows))
+    doc = table_of_contents.page_document(
+        replace(result, findings=found), replace(details, rows=rows)
+    )
     drawn = figure(doc, "calibration").series
     foretold = 1 - (1 - p[member]) ** 10  # ten samples
     assert [s.label for s in drawn] == ["Undefended · extraction probability"]
@@ -148,34 +206,59 @@ def test_exposure_is_drawn_beside_its_null(with_probe: AuditResult) -> None:
     row = ("undefended", "white-box", "extraction-probability")
     doc = table_of_contents.page_document(with_probe, SecretDetails(told, exposure={row: bits}))
     drawn = figure(doc, "exposure")
-    assert [(p.x, p.y) for p in drawn.series[0].points] == [(float(i), 1 - i / 8) for i in range(8)]  # members only
+    assert [(p.x, p.y) for p in drawn.series[0].points] == [
+        (float(i), 1 - i / 8) for i in range(8)
+    ]  # members only
     assert drawn.table.groups[0].rows[3] == ("3", "62%", "12%", "56%")  # 1/8 and sqrt(ln(20) / 16)
     assert "Above it: Undefended, white-box." in drawn.description
     assert drawn.null is not None and drawn.null.points[-1].high == bound_null_exposure_tail(7, 8)
     picture = render_plot_svg(drawn, {})
-    assert "nothing memorised: 2^-x" in picture and "Exposure (bits)" in picture and "var(--series-1)" in picture
+    assert (
+        "nothing memorised: 2^-x" in picture
+        and "Exposure (bits)" in picture
+        and "var(--series-1)" in picture
+    )
 
 
-def test_exposures_that_nothing_was_learned_from_stay_within_their_band(with_probe: AuditResult) -> None:
+def test_exposures_that_nothing_was_learned_from_stay_within_their_band(
+    with_probe: AuditResult,
+) -> None:
     told, row = (
         tuple(SecretFacts(f"c{i}", f"a{i}", True, 1, 6) for i in range(64)),
         ("undefended", "white-box", "extraction-probability"),
     )
-    by_rank = {f"c{i}": 6 - math.log2(i + 1) for i in range(64)}  # each rank once: the null, met everywhere
-    by_rank["c1"] = by_rank["c0"]  # and crossed a little: by the tail of most models that learned nothing
+    by_rank = {
+        f"c{i}": 6 - math.log2(i + 1) for i in range(64)
+    }  # each rank once: the null, met everywhere
+    by_rank["c1"] = by_rank[
+        "c0"
+    ]  # and crossed a little: by the tail of most models that learned nothing
     drawn = figure(
-        table_of_contents.page_document(with_probe, SecretDetails(told, exposure={row: by_rank})), "exposure"
+        table_of_contents.page_document(with_probe, SecretDetails(told, exposure={row: by_rank})),
+        "exposure",
     )
     assert any(p.y > 2**-p.x for p in drawn.series[0].points)
-    assert "Above it: none." in drawn.description and "shows nothing either way" in drawn.description
+    assert (
+        "Above it: none." in drawn.description and "shows nothing either way" in drawn.description
+    )
 
 
 def test_claims_stand_beside_what_was_spent(result: AuditResult) -> None:
     table = next(
-        block for block in blocks(table_of_contents.page_document(result), "claims") if isinstance(block, Table)
+        block
+        for block in blocks(table_of_contents.page_document(result), "claims")
+        if isinstance(block, Table)
     )
     rows = {row[0]: row for row in table.groups[0].rows}
-    assert rows["add/remove (set up for)"][1:8] == ("8", "8", "1e-5", "shard", "115,200", "115,200", "0")
+    assert rows["add/remove (set up for)"][1:8] == (
+        "8",
+        "8",
+        "1e-5",
+        "shard",
+        "115,200",
+        "115,200",
+        "0",
+    )
     claim = result.targets[1].claim
     assert claim is not None
     over = replace(result.targets[1], claim=replace(claim, spent_queries=200_000))
@@ -189,15 +272,24 @@ def test_claims_stand_beside_what_was_spent(result: AuditResult) -> None:
 
 def test_the_tradeoff_needs_two_targets(result: AuditResult) -> None:
     drawn = figure(table_of_contents.page_document(result), "tradeoff")
-    assert {s.label for s in drawn.series} >= {"PMixED (sound) · ε 8 (shard)", "Undefended · no claim"}
-    point = next(s for s in drawn.series if s.label.startswith("Undefended") and s.kind == "white-box").points[0]
+    assert {s.label for s in drawn.series} >= {
+        "PMixED (sound) · ε 8 (shard)",
+        "Undefended · no claim",
+    }
+    point = next(
+        s for s in drawn.series if s.label.startswith("Undefended") and s.kind == "white-box"
+    ).points[0]
     assert (point.x, point.y) == (11.2, 166 / 320)
-    assert not blocks(table_of_contents.page_document(replace(result, targets=result.targets[:1])), "tradeoff")
+    assert not blocks(
+        table_of_contents.page_document(replace(result, targets=result.targets[:1])), "tradeoff"
+    )
 
 
 def test_the_budget_is_part_of_the_threat_model(result: AuditResult) -> None:
     table = next(
-        block for block in blocks(table_of_contents.page_document(result), "adversary") if isinstance(block, Table)
+        block
+        for block in blocks(table_of_contents.page_document(result), "adversary")
+        if isinstance(block, Table)
     )
     at = table.head.index("Budget a secret")
     assert table.groups[0].rows[0][at] == "10 samples, 160 tokens"

@@ -1,4 +1,5 @@
-"""A zero must be earned: where any signal is above its baseline, nothing that speaks of the run reassures.
+"""A zero must be earned: where any signal is above its baseline, nothing that speaks of the run
+reassures.
 
 Imports only what speaks: whatever decides underneath, these are promises to a reader.
 """
@@ -21,7 +22,14 @@ from auditor.conclusions.leak_readings import VERBATIM
 from auditor.conclusions.secret_details import SecretDetails
 from auditor.conclusions.signals import SHOWN, assess_signals
 from auditor.core.nouns import UNDEFENDED
-from auditor.core.result import AuditResult, BenchmarkRecord, Doubt, Finding, Measurement, TargetRecord
+from auditor.core.result import (
+    AuditResult,
+    BenchmarkRecord,
+    Doubt,
+    Finding,
+    Measurement,
+    TargetRecord,
+)
 from auditor.reports import advice, edpb, history, markdown, phrases, severity, verdict
 from auditor.reports.screen import first_screen
 from auditor.reports.signals import least_detectable_text
@@ -46,7 +54,9 @@ def auc(value: float, low: float, high: float, name: str = "membership_auc") -> 
     return Measurement(name, value, low, high, N + OTHERS, "AUC")
 
 
-def row(attack: str, *measured: Measurement, target: str = "undefended", setting: str = "white-box") -> Finding:
+def row(
+    attack: str, *measured: Measurement, target: str = "undefended", setting: str = "white-box"
+) -> Finding:
     return Finding(target, setting, attack, {}, ("draw",), "ancestral", None, "", tuple(measured))
 
 
@@ -71,7 +81,10 @@ def run_of(*findings: Finding, greedy: dict[str, Measurement] | None = None) -> 
     asked = {"undefended", *(finding.target for finding in findings)}
     targets = tuple(target for target in BASE.targets if target.name in asked)
     return replace(
-        BASE, benchmark=replace(BASE.benchmark, greedy_recall=greedy or {}), findings=findings, targets=targets
+        BASE,
+        benchmark=replace(BASE.benchmark, greedy_recall=greedy or {}),
+        findings=findings,
+        targets=targets,
     )
 
 
@@ -86,9 +99,18 @@ def sentences(result: AuditResult) -> Iterator[tuple[str, str]]:
     yield "screen", " ".join(first_screen(result, Path("runs/own")).plain.split())
     yield "headline", verdict.headline(result)
     seen = assess_signals(result)
-    yield "severity", " ".join(severity.severity_of_target(seen, target).word for target in seen.targets)
-    yield "advise", " ".join(f"{one.kind}: {one.said}" for one in advice.advice(result, SecretDetails()))
-    yield "history", " ".join(history._strongest_leak_phrase(result, target.name) for target in result.targets)
+    yield (
+        "severity",
+        " ".join(severity.severity_of_target(seen, target).word for target in seen.targets),
+    )
+    yield (
+        "advise",
+        " ".join(f"{one.kind}: {one.said}" for one in advice.advice(result, SecretDetails())),
+    )
+    yield (
+        "history",
+        " ".join(history._strongest_leak_phrase(result, target.name) for target in result.targets),
+    )
     yield "EDPB", edpb._signal_counts_paragraph(edpb.EdpbEvidence(result, "digest"))
 
 
@@ -96,7 +118,9 @@ def pages(result: AuditResult) -> Iterator[tuple[str, str]]:
     """The same, and as it is laid out, but for figures and tables of single numbers."""
     yield from sentences(result)
     yield "verbose screen", verbose(result)
-    page = edpb.edpb_document(edpb.EdpbEvidence(phrases.result_with_printable_strings(result), "digest"))
+    page = edpb.edpb_document(
+        edpb.EdpbEvidence(phrases.result_with_printable_strings(result), "digest")
+    )
     yield "EDPB page", f"{page.headline} {page.verdict}"
 
 
@@ -104,12 +128,15 @@ def told(result: AuditResult) -> dict[str, str]:
     return dict(pages(result))
 
 
-def assert_no_reassurance(result: AuditResult, of: Callable[[AuditResult], Iterator[tuple[str, str]]] = pages) -> None:
+def assert_no_reassurance(
+    result: AuditResult, of: Callable[[AuditResult], Iterator[tuple[str, str]]] = pages
+) -> None:
     for where, text in of(result):
         assert not [said for said in REASSURING if said in text.lower()], (where, text)
 
 
-# --- what the reviewers saw -------------------------------------------------------------------------------------------
+# --- what the reviewers saw
+# -----------------------------------------------------------------------------------------------
 
 
 def test_no_verbatim_extraction_beside_membership_that_is_shown() -> None:
@@ -122,11 +149,15 @@ def test_no_verbatim_extraction_beside_membership_that_is_shown() -> None:
     zero = "none of 60 extracted verbatim, white-box (up to 6.0% not ruled out)"
     assert (
         text["headline"]
-        == f"Undefended leaks: membership AUC 0.642 [0.577–0.704], white-box (chance 0.5, no blind baseline); {zero}."
+        == "Undefended leaks: membership AUC 0.642 [0.577–0.704], white-box (chance 0.5, no blind "
+        f"baseline); {zero}."
     )
     assert "leaks: membership;" in text["advise"]
     assert "NEXT audit advise runs/own" in text["screen"]
-    assert "leakage is shown by membership" in text["EDPB"] and "membership AUC 0.642" in text["history"]
+    assert (
+        "leakage is shown by membership" in text["EDPB"]
+        and "membership AUC 0.642" in text["history"]
+    )
 
 
 def test_one_greedy_hit_counts() -> None:
@@ -136,28 +167,42 @@ def test_one_greedy_hit_counts() -> None:
     result = run_of(row("extraction-probability", p), greedy=greedy)
     assert_no_reassurance(result)
     assert told(result)["headline"].startswith(
-        "Undefended leaks: 1/36 (2.8% [0.1–14.5]) extracted by greedy decoding, 1/11 of those trained on 40 times"
+        "Undefended leaks: 1/36 (2.8% [0.1–14.5]) extracted by greedy decoding, 1/11 of those "
+        "trained on 40 times"
     )
     assert "leaks: greedy decoding" in told(result)["advise"]
 
 
 def test_probable_extraction_that_does_not_come_is_a_contradiction() -> None:
-    """A filter, a truncation, another distribution: 0 of 20 cannot be, where each has a probability of 40%."""
+    """A filter, a truncation, another distribution: 0 of 20 cannot be, where each has a probability
+    of 40%."""
 
     def run(hits: int, *others: Measurement, target: str = "undefended") -> AuditResult:
-        seen = row("perplexity", share("recall", hits, 20), share("recall_nonmembers", 0, 20), target=target)
+        seen = row(
+            "perplexity",
+            share("recall", hits, 20),
+            share("recall_nonmembers", 0, 20),
+            target=target,
+        )
         return run_of(seen, row("extraction-probability", *others, target=target))
 
     likely = probability("extraction_probability", 0.4, 0.2, 0.6, 20)
-    strangers = probability("extraction_probability_nonmembers", 0.4, 0.2, 0.6, 20)  # else the probability shows it
+    strangers = probability(
+        "extraction_probability_nonmembers", 0.4, 0.2, 0.6, 20
+    )  # else the probability shows it
     for target in ("undefended", "pmixed"):
         result = run(0, likely, strangers, target=target)
         assert_no_reassurance(result)
-        assert "perplexity extracts 0 of 20, and at the measured probability of 40%" in told(result)["headline"]
+        assert (
+            "perplexity extracts 0 of 20, and at the measured probability of 40%"
+            in told(result)["headline"]
+        )
         assert "a filter, a truncation or another distribution" in told(result)["headline"]
         assert told(result)["advise"].startswith("resolve first: perplexity extracts 0 of 20")
         assert "audit advise" in told(result)["screen"]
-    assert "a filter" not in told(run(5, likely, strangers))["headline"]  # 5 or fewer of 20 at 40%: 13%
+    assert (
+        "a filter" not in told(run(5, likely, strangers))["headline"]
+    )  # 5 or fewer of 20 at 40%: 13%
     few = probability("extraction_probability", 0.1, 0.0, 0.2, 20)
     assert "a filter" not in told(run(0, few, strangers))["headline"]  # none of 20 at 10%: 12%
 
@@ -166,7 +211,9 @@ def test_greedy_hits_beside_no_sampled_hit_are_a_contradiction() -> None:
     drawn = row("perplexity", share("recall", 0, N), share("any_of_k", 0, N))
     said = "Greedy decoding extracts {} of 60, and no attack extracts any"
     assert said.format(9) in verdict.headline(run_of(drawn, greedy={"all": share("greedy", 9, N)}))
-    assert said.format(3) not in verdict.headline(run_of(drawn, greedy={"all": share("greedy", 3, N)}))
+    assert said.format(3) not in verdict.headline(
+        run_of(drawn, greedy={"all": share("greedy", 3, N)})
+    )
 
 
 def test_greedy_decoding_must_give_what_is_more_probable_than_not() -> None:
@@ -178,7 +225,9 @@ def test_greedy_decoding_must_give_what_is_more_probable_than_not() -> None:
 
 def test_a_defended_target_is_not_called_clean_over_its_own_signals() -> None:
     undefended = row("perplexity", share("recall", 9, N), share("recall_nonmembers", 0, OTHERS))
-    defended = row("perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS), target="pmixed")
+    defended = row(
+        "perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS), target="pmixed"
+    )
     result = run_of(undefended, defended, row("membership", auc(0.7, 0.6, 0.8), target="pmixed"))
     assert "PMixED leaks: membership AUC 0.700 [0.600–0.800]" in verdict.headline(result)
     assert_no_reassurance(result)
@@ -193,7 +242,9 @@ def test_a_doubt_forbids_reassurance(whose: str) -> None:
     if whose == "data":
         doubtful = replace(result, benchmark=replace(result.benchmark, doubts=(doubt,)))
     else:
-        doubtful = replace(result, targets=tuple(replace(t, doubts=(doubt,)) for t in result.targets))
+        doubtful = replace(
+            result, targets=tuple(replace(t, doubts=(doubt,)) for t in result.targets)
+        )
     assert_no_reassurance(doubtful)
     assert verdict.headline(doubtful).startswith(doubt.sentence)
     assert told(doubtful)["advise"].startswith(f"resolve first: {doubt.sentence}")
@@ -204,12 +255,17 @@ def test_likelihood_alone_forbids_reassurance_and_adds_nothing_to_a_leak() -> No
     targets = tuple(replace(t, doubts=(doubt,)) for t in BASE.targets[:1])
     clean, leaking = (
         replace(
-            run_of(row("perplexity", share("recall", hits, N), share("recall_nonmembers", 0, OTHERS))), targets=targets
+            run_of(
+                row("perplexity", share("recall", hits, N), share("recall_nonmembers", 0, OTHERS))
+            ),
+            targets=targets,
         )
         for hits in (0, 30)
     )
     assert_no_reassurance(clean)
-    assert verdict.headline(clean).startswith(doubt.sentence) and doubt.sentence not in verdict.headline(leaking)
+    assert verdict.headline(clean).startswith(
+        doubt.sentence
+    ) and doubt.sentence not in verdict.headline(leaking)
 
 
 def test_what_is_clean_is_said_to_be_with_what_it_would_have_taken() -> None:
@@ -230,16 +286,20 @@ def test_of_so_few_that_all_would_have_to_be_extracted_no_percentage_is_told() -
     """Of two records against two that were never trained on both are just enough; one never is."""
     for n, found in ((2, "all 2"), (1, "–")):
         result = run_of(row("perplexity", share("recall", 0, n), share("recall_nonmembers", 0, 2)))
-        (seen,) = (s for s in assess_signals(result).tested_signals("undefended") if s.kind is VERBATIM)
+        (seen,) = (
+            s for s in assess_signals(result).tested_signals("undefended") if s.kind is VERBATIM
+        )
         assert least_detectable_text(seen) == found, (n, seen.least)
 
 
-# --- whatever else may be measured ------------------------------------------------------------------------------------
+# --- whatever else may be measured
+# -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A finding, greedy hits by repeat count, and whether something in them is above its baseline."""
+    """A finding, greedy hits by repeat count, and whether something in them is above its
+    baseline."""
 
     finding: Finding | None
     above: bool
@@ -249,7 +309,10 @@ class Drawn:
 @st.composite
 def counts(draw: st.DrawFn, name: str, attack: str) -> Drawn:
     hits, others = draw(st.integers(0, 12)), draw(st.one_of(st.none(), st.integers(0, 6)))
-    own, floor = share(name, hits, N), () if others is None else (share(f"{name}_nonmembers", others, OTHERS),)
+    own, floor = (
+        share(name, hits, N),
+        () if others is None else (share(f"{name}_nonmembers", others, OTHERS),),
+    )
     recall = () if name == "recall" else (share("recall", 0, N),)
     above = own.low > (others or 0) / OTHERS
     return Drawn(row(attack, *recall, own, *floor), above)
@@ -258,7 +321,10 @@ def counts(draw: st.DrawFn, name: str, attack: str) -> Drawn:
 @st.composite
 def personal_data(draw: st.DrawFn) -> Drawn:
     hits, others = draw(st.integers(0, 12)), draw(st.one_of(st.none(), st.integers(0, 6)))
-    own, floor = {"email": share("recall", hits, N)}, {} if others is None else {"email": share("r", others, OTHERS)}
+    own, floor = (
+        {"email": share("recall", hits, N)},
+        {} if others is None else {"email": share("r", others, OTHERS)},
+    )
     found = replace(row("ethicist", share("recall", 0, N)), by_kind=own, by_kind_nonmembers=floor)
     return Drawn(found, own["email"].low > (others or 0) / OTHERS)
 
@@ -268,9 +334,21 @@ def probabilities(draw: st.DrawFn, name: str, attack: str) -> Drawn:
     value, reach = draw(st.floats(0, 1)), draw(st.floats(0, 0.3))
     own = probability(name, value, max(0.0, value - reach), min(1.0, value + reach))
     other = draw(st.one_of(st.none(), st.floats(0, 0.2)))
-    floor = None if other is None else probability(f"{name}_nonmembers", other, other / 2, other + 0.1, OTHERS)
-    excess = () if floor is None or draw(st.booleans()) else (subtract_nonmember_mean(f"excess_{name}", own, floor),)
-    above = own.low * N >= 1 if floor is None else own.low > floor.high or (own.low > floor.value and value * N >= 1)
+    floor = (
+        None
+        if other is None
+        else probability(f"{name}_nonmembers", other, other / 2, other + 0.1, OTHERS)
+    )
+    excess = (
+        ()
+        if floor is None or draw(st.booleans())
+        else (subtract_nonmember_mean(f"excess_{name}", own, floor),)
+    )
+    above = (
+        own.low * N >= 1
+        if floor is None
+        else own.low > floor.high or (own.low > floor.value and value * N >= 1)
+    )
     measured = (own, *(() if floor is None else (floor,)), *excess)
     return Drawn(row(attack, *measured), above)
 
@@ -300,7 +378,11 @@ def generations(draw: st.DrawFn) -> Drawn:
     own = Measurement("memorised_per_1000", rate, max(0.0, rate - reach), rate + reach, 500, per)
     other = Measurement("memorised_per_1000_nonmembers", floor, floor / 2, floor * 2, 500, per)
     out = Measurement("records_out", records, records, records, 500, "count")
-    held = () if strangers is None else (Measurement("records_out_nonmembers", *[strangers] * 3, 500, "count"),)
+    held = (
+        ()
+        if strangers is None
+        else (Measurement("records_out_nonmembers", *[strangers] * 3, 500, "count"),)
+    )
     above = own.low > floor or records > (strangers or 0)
     return Drawn(row("untargeted", own, other, out, *held), above)
 
@@ -336,26 +418,40 @@ SIGNALS = st.one_of(
 
 
 @settings(max_examples=EXAMPLES)
-@given(st.lists(st.tuples(SIGNALS, st.sampled_from(["text-only", "white-box"])), min_size=1, max_size=4), st.booleans())
-def test_where_a_signal_is_above_its_baseline_nothing_reassures(seen: list[tuple[Drawn, str]], defended: bool) -> None:
+@given(
+    st.lists(
+        st.tuples(SIGNALS, st.sampled_from(["text-only", "white-box"])), min_size=1, max_size=4
+    ),
+    st.booleans(),
+)
+def test_where_a_signal_is_above_its_baseline_nothing_reassures(
+    seen: list[tuple[Drawn, str]], defended: bool
+) -> None:
     """120 combinations of up to four signals, of the undefended model or of a defended one."""
     target = "pmixed" if defended else "undefended"
     greedy = None if defended else next((one.greedy for one, _ in seen if one.greedy), None)
-    findings = [replace(one.finding, target=target, setting=setting) for one, setting in seen if one.finding]
+    findings = [
+        replace(one.finding, target=target, setting=setting) for one, setting in seen if one.finding
+    ]
     result = run_of(*findings, greedy=greedy)
     if any(one.above for one, _ in seen if one.greedy is None or one.greedy is greedy):
         assert_no_reassurance(result, sentences)
 
 
 @pytest.mark.parametrize(
-    ("hits", "others", "shown"), [(2, 0, True), (1, 0, True), (0, 0, False), (1, 1, False), (2, 1, True)], ids=str
+    ("hits", "others", "shown"),
+    [(2, 0, True), (1, 0, True), (0, 0, False), (1, 1, False), (2, 1, True)],
+    ids=str,
 )
-def test_one_greedy_hit_counts_whichever_attack_decoded_greedily(hits: int, others: int, shown: bool) -> None:
-    """A check called both records that the model recited "inconclusive", a run called one of them a leak."""
+def test_one_greedy_hit_counts_whichever_attack_decoded_greedily(
+    hits: int, others: int, shown: bool
+) -> None:
+    """A check called both records that the model recited "inconclusive", a run called one of them a
+    leak."""
     measured = share("recall", hits, 2), share("recall_nonmembers", others, 2)
-    (seen,) = assess_signals(run_of(replace(row("perplexity", *measured), decoding="greedy"))).tested_signals(
-        UNDEFENDED
-    )
+    (seen,) = assess_signals(
+        run_of(replace(row("perplexity", *measured), decoding="greedy"))
+    ).tested_signals(UNDEFENDED)
     assert (seen.kind, seen.status == SHOWN) == (VERBATIM, shown)
     assert (seen.suspected, seen.excess is None) == (False, False)
     (sampled,) = assess_signals(run_of(row("perplexity", *measured))).tested_signals(UNDEFENDED)
@@ -376,7 +472,10 @@ def test_a_record_that_samples_hold_is_named_though_no_text_is_significant() -> 
         ),
     )
     told = dict(sentences(found))
-    assert "severity moderate (membership; seen, not significant: extraction probability)" in told["screen"]
+    assert (
+        "severity moderate (membership; seen, not significant: extraction probability)"
+        in told["screen"]
+    )
     assert "extracted by 100 samples with a probability of 90% or more" in told["screen"]
     why = severity.severity_of_target(assess_signals(found), "undefended").why
     assert why.startswith("text is extracted, but of too few to be significant (")
@@ -389,7 +488,9 @@ def test_personal_data_are_shown_by_whichever_attack_shows_them() -> None:
         return replace(base, by_kind=kinds, by_kind_nonmembers=floor)
 
     both = run_of(of("perplexity", 1, 40), of("blend", 40, 30))
-    line = next(x for x in first_screen(both, Path("runs/own")).plain.splitlines() if x.startswith("WHAT"))
+    line = next(
+        x for x in first_screen(both, Path("runs/own")).plain.splitlines() if x.startswith("WHAT")
+    )
     assert f"e-mail addresses 40/{N}" in line and "not significant" not in line
     alone = first_screen(run_of(of("perplexity", 1, 40)), Path("runs/own")).plain
     assert "not significant" in next(x for x in alone.splitlines() if x.startswith("WHAT"))

@@ -1,4 +1,5 @@
-"""Terminal, Markdown and HTML: the facts that must be there, and that nothing a user named can break out."""
+"""Terminal, Markdown and HTML: the facts that must be there, and that nothing a user named can
+break out."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ FACTS = (
     "not applicable: perplexity ranks by log-probabilities",
 )
 HOSTILE = (
-    "<script>alert(1)</script> [red]x[/red] |a|`b` **c** [l](javascript:d) \\| $x_1$ & \x1b[31m\n# h\u202e\ud800 _e_"
+    "<script>alert(1)</script> [red]x[/red] |a|`b` **c** [l](javascript:d) \\| $x_1$ & "
+    "\x1b[31m\n# h\u202e\ud800 _e_"
 )
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -45,7 +47,8 @@ def screen(result: AuditResult, width: int, folder: Path | None = None, **option
 
 
 def hostile(result: AuditResult) -> AuditResult:
-    """The result with every text a user could have chosen set to the hostile one; structure and numbers kept."""
+    """The result with every text a user could have chosen set to the hostile one; structure and
+    numbers kept."""
 
     def spoil(value: Any, name: str = "") -> Any:
         if isinstance(value, dict):
@@ -53,12 +56,22 @@ def hostile(result: AuditResult) -> AuditResult:
             return {HOSTILE if free else key: spoil(item, key) for key, item in value.items()}
         if isinstance(value, list):
             return [spoil(item, name) for item in value]
-        kept = isinstance(value, str) and (name in ("setting", "target", "unit") or value in ("inf", "undefended"))
-        known = name == "name" and value in ("recall", "recall_nonmembers", "excess_recall", "recall_difference")
+        kept = isinstance(value, str) and (
+            name in ("setting", "target", "unit") or value in ("inf", "undefended")
+        )
+        known = name == "name" and value in (
+            "recall",
+            "recall_nonmembers",
+            "excess_recall",
+            "recall_difference",
+        )
         return HOSTILE if isinstance(value, str) and value and not kept and not known else value
 
     spoiled: AuditResult = from_json(AuditResult, spoil(to_json(result)))
-    named = (replace(record, name=target.name) for record, target in zip(spoiled.targets, result.targets, strict=True))
+    named = (
+        replace(record, name=target.name)
+        for record, target in zip(spoiled.targets, result.targets, strict=True)
+    )
     return replace(spoiled, targets=tuple(named))
 
 
@@ -93,7 +106,8 @@ class Page(HTMLParser):
         return [attrs for name, attrs in self.tags if name == tag]
 
 
-# --- what is there ----------------------------------------------------------------------------------------------------
+# --- what is there
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fact", FACTS)
@@ -111,7 +125,9 @@ def test_facts_are_in_every_report(result: AuditResult, fact: str) -> None:
         (None, "not counted"),
     ],
 )
-def test_near_duplicates_of_known_pairs_are_counted(result: AuditResult, count: int | None, text: str) -> None:
+def test_near_duplicates_of_known_pairs_are_counted(
+    result: AuditResult, count: int | None, text: str
+) -> None:
     shown = replace(result, benchmark=replace(result.benchmark, near_duplicates=count))
     assert f"- Near-duplicates of auxiliary data: {text}" in markdown.render_markdown_report(shown)
     assert text in "".join(Page(html.render_html_report(shown)).text)
@@ -122,7 +138,9 @@ def test_a_probe_shows_its_own_number_where_an_attack_shows_recall(with_probe: A
     text = "".join(Page(html.render_html_report(with_probe)).text)
     for cell in row:
         assert cell in screen(with_probe, 120) and cell in text
-    assert f"| {' | '.join(map(markdown.escape, row))} |" in markdown.render_markdown_report(with_probe)
+    assert f"| {' | '.join(map(markdown.escape, row))} |" in markdown.render_markdown_report(
+        with_probe
+    )
 
 
 def test_the_curve_of_errors_keeps_its_steep_part(result: AuditResult) -> None:
@@ -131,13 +149,27 @@ def test_the_curve_of_errors_keeps_its_steep_part(result: AuditResult) -> None:
     finding = replace(result.findings[1], curve=thin)
     drawn = all_figures(replace(result, findings=(finding,)))
     (group,) = next(f for f in drawn if f.title.startswith("Recall by wrong guesses")).groups
-    assert [errors for errors, _ in group.rows] == ["0", "4", "9", "44", "96", "258"] and group.rows[1][1] == "7.0%"
+    assert [errors for errors, _ in group.rows] == [
+        "0",
+        "4",
+        "9",
+        "44",
+        "96",
+        "258",
+    ] and group.rows[1][1] == "7.0%"
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_any_of_n_is_drawn_beside_the_floor(with_probe: AuditResult, probe_only: AuditResult, alone: bool) -> None:
+def test_any_of_n_is_drawn_beside_the_floor(
+    with_probe: AuditResult, probe_only: AuditResult, alone: bool
+) -> None:
     shown = probe_only if alone else with_probe
-    figures = [f for s in markdown_document(shown).sections for b in s.blocks for f in getattr(b, "figures", ())]
+    figures = [
+        f
+        for s in markdown_document(shown).sections
+        for b in s.blocks
+        for f in getattr(b, "figures", ())
+    ]
     drawn = [f for f in figures if f.plot == "any_of_n"]
     assert [f.id for f in drawn] == ["any-of-white-box"] and len(drawn[0].findings) == 2
     assert ("100", "100.0% [96.0–100.0]", "46% [42–50]") in drawn[0].table.groups[0].rows
@@ -146,23 +178,32 @@ def test_any_of_n_is_drawn_beside_the_floor(with_probe: AuditResult, probe_only:
     assert "any_of_n" not in [f.plot for f in figures if f.id.endswith("text-only")]
     repeats = next(f for f in figures if f.id == "repeats-white-box")
     assert repeats.title.startswith("Extraction probability, mean by" if alone else "Recall by")
-    assert {f.attack for f in repeats.findings} == {"extraction-probability" if alone else "ethicist"}
+    assert {f.attack for f in repeats.findings} == {
+        "extraction-probability" if alone else "ethicist"
+    }
 
 
 def test_reports_are_deterministic(result: AuditResult, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = html.render_html_report(result)
-    monkeypatch.setattr(html, "render_plot_svg", render_plot_svg)  # drawn again, and not kept from the last time
+    monkeypatch.setattr(
+        html, "render_plot_svg", render_plot_svg
+    )  # drawn again, and not kept from the last time
     assert html.render_html_report(result) == drawn
     assert markdown.render_markdown_report(result) == markdown.render_markdown_report(result)
 
 
 def test_an_empty_result_still_renders(result: AuditResult) -> None:
     empty = replace(result, findings=(), targets=(), timings={}, environment={}, plan={})
-    for text in (html.render_html_report(empty), markdown.render_markdown_report(empty), screen(empty, 80)):
+    for text in (
+        html.render_html_report(empty),
+        markdown.render_markdown_report(empty),
+        screen(empty, 80),
+    ):
         assert "Nothing was measured on the undefended model" in " ".join(text.split())
 
 
-# --- terminal ---------------------------------------------------------------------------------------------------------
+# --- terminal
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -173,7 +214,9 @@ def test_the_screen_fits(with_probe: AuditResult, width: int) -> None:
     table = lines[next(i for i, line in enumerate(lines) if "verbatim recall" in line) :]
     rows = [line for line in table if "/320" in line]
     assert len(rows) == 15  # one line a measured row: nothing wraps
-    assert len({line.index("/160") for line in rows}) <= 1 + len({line.index("/320") for line in rows})
+    assert len({line.index("/160") for line in rows}) <= 1 + len(
+        {line.index("/320") for line in rows}
+    )
 
 
 def test_the_screen_ends_with_what_to_do_next(result: AuditResult) -> None:
@@ -188,7 +231,8 @@ def test_no_color(result: AuditResult, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not re.search(r"\x1b\[[\d;]*3\d", screen(result, 80, force_terminal=True))
 
 
-# --- escaping ---------------------------------------------------------------------------------------------------------
+# --- escaping
+# -----------------------------------------------------------------------------------------------
 
 
 def test_terminal_shows_hostile_text_as_text(result: AuditResult) -> None:
@@ -198,7 +242,9 @@ def test_terminal_shows_hostile_text_as_text(result: AuditResult) -> None:
 
 
 def test_markdown_shows_hostile_text_as_text(result: AuditResult) -> None:
-    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(markdown.render_markdown_report(hostile(result)))
+    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(
+        markdown.render_markdown_report(hostile(result))
+    )
     inline = [child for token in tokens for child in token.children or []]
     unwanted = {"html_inline", "link_open", "code_inline", "em_open"}
     assert not unwanted & {token.type for token in (*tokens, *inline)}
@@ -209,7 +255,11 @@ def test_markdown_shows_hostile_text_as_text(result: AuditResult) -> None:
 
 def test_no_pipe_makes_or_eats_a_cell(result: AuditResult) -> None:
     lines = markdown.render_markdown_document(markdown_document(hostile(result))).splitlines()
-    tables = [list(group) for is_row, group in groupby(lines, key=lambda line: line.startswith("| ")) if is_row]
+    tables = [
+        list(group)
+        for is_row, group in groupby(lines, key=lambda line: line.startswith("| "))
+        if is_row
+    ]
     assert len(tables) == 11
     for table in tables:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1
@@ -221,16 +271,22 @@ def shown(tokens: list[Any]) -> str:
 
 
 @pytest.mark.parametrize(
-    "text", ["# a", "- a", "+ a", "1. a", "1) a", "===", "---", "> a", "```", "| a |", "* a", "12.5"]
+    "text",
+    ["# a", "- a", "+ a", "1. a", "1) a", "===", "---", "> a", "```", "| a |", "* a", "12.5"],
 )
 def test_markdown_line_starts(text: str) -> None:
-    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(f"before\n\n{markdown.escape(text)}\n")
+    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(
+        f"before\n\n{markdown.escape(text)}\n"
+    )
     assert [t.type for t in tokens] == ["paragraph_open", "inline", "paragraph_close"] * 2
     assert shown(tokens[4:5]) == text
 
 
 def test_html_shows_hostile_text_as_text(result: AuditResult) -> None:
-    page, usual = Page(html.render_html_report(hostile(result))), Page(html.render_html_report(result))
+    page, usual = (
+        Page(html.render_html_report(hostile(result))),
+        Page(html.render_html_report(result)),
+    )
     assert not page.all("script")
     assert {tag for tag, _ in page.tags} == {tag for tag, _ in usual.tags}
     assert "<script>alert(1)</script> [red]x[/red]" in "".join(page.text)
@@ -242,7 +298,10 @@ def test_revealed_text_is_shown_as_text_and_said_to_be_private(result: AuditResu
         "row-1": SecretText("s1", "nobody's", ("guess",), {row: "other"}),
         "row-2": SecretText("s2", HOSTILE, ("=1", "\n"), {row: "=1\n"}, (row,)),
     }
-    page, usual = Page(html.render_html_report(result, texts=said)), Page(html.render_html_report(result))
+    page, usual = (
+        Page(html.render_html_report(result, texts=said)),
+        Page(html.render_html_report(result)),
+    )
     text, mark = "".join(page.text), markdown.render_markdown_report(result, texts=said)
     assert {tag for tag, _ in page.tags} == {tag for tag, _ in usual.tags}
     tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(mark)
@@ -251,7 +310,9 @@ def test_revealed_text_is_shown_as_text_and_said_to_be_private(result: AuditResu
     for report in (text, shown(tokens)):
         assert "This report shows private text (--reveal): keep it to yourself." in report
         assert (
-            "<script>alert(1)</script> [red]x[/red]" in report and "‹U+202E›‹U+D800› _e_" in report and "=1↵" in report
+            "<script>alert(1)</script> [red]x[/red]" in report
+            and "‹U+202E›‹U+D800› _e_" in report
+            and "=1↵" in report
         )
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", report)
         assert report.index("s2") < report.index("nobody's")  # what was given away comes first
@@ -270,7 +331,8 @@ def test_a_fence_is_longer_than_the_backticks_it_holds(result: AuditResult) -> N
     assert "\n`````\necho ```` # x\n`````\n" in text
 
 
-# --- the page ---------------------------------------------------------------------------------------------------------
+# --- the page
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=["result alone", "secret by secret"])
@@ -289,7 +351,9 @@ def test_the_page_loads_nothing(written: str) -> None:
     assert [script.get("type") for script in page.all("script")] in ([], ["application/json", None])
     assert not any(script.get("src") for script in page.all("script"))
     assert "@import" not in text and not re.search(r"url\((?!#)", text)
-    policy = next(meta for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        meta for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"
+    )
     assert (policy["content"] or "").startswith("default-src 'none'")
 
 
@@ -297,15 +361,25 @@ def test_the_page_is_accessible(written: str) -> None:
     page = Page(written)
     tags = [tag for tag, _ in page.tags]
     assert page.all("html")[0]["lang"] == "en"
-    assert (tags.count("main"), tags.count("header"), tags.count("nav"), tags.count("footer"), tags.count("h1")) == (
-        1,
-    ) * 5
+    assert (
+        tags.count("main"),
+        tags.count("header"),
+        tags.count("nav"),
+        tags.count("footer"),
+        tags.count("h1"),
+    ) == (1,) * 5
     assert tags.count("caption") == tags.count("table") > 0
     assert all(th.get("scope") in ("col", "row", "rowgroup") for th in page.all("th"))
-    assert all(plot["role"] == "img" and plot["aria-labelledby"] for plot in page.all("svg") if plot["class"] == "plot")
+    assert all(
+        plot["role"] == "img" and plot["aria-labelledby"]
+        for plot in page.all("svg")
+        if plot["class"] == "plot"
+    )
     assert page.all("a")[0] == {"class": "skip", "href": "#verdict"}
     regions = [div for div in page.all("div") if div.get("role") == "region"]
-    assert len(regions) == tags.count("table") and all(region["tabindex"] == "0" for region in regions)
+    assert len(regions) == tags.count("table") and all(
+        region["tabindex"] == "0" for region in regions
+    )
 
 
 def test_ids_are_unique_and_references_resolve(written: str) -> None:
@@ -314,7 +388,9 @@ def test_ids_are_unique_and_references_resolve(written: str) -> None:
     ids = [attrs["id"] for _, attrs in page.tags if attrs.get("id")]
     assert len(ids) == len(set(ids))
     used = {ref for _, attrs in page.tags for ref in (attrs.get("aria-labelledby") or "").split()}
-    used |= {(attrs.get("href") or "#")[1:] for _, attrs in page.tags} | set(re.findall(r"url\(#([^)]+)\)", text))
+    used |= {(attrs.get("href") or "#")[1:] for _, attrs in page.tags} | set(
+        re.findall(r"url\(#([^)]+)\)", text)
+    )
     assert used - {""} <= set(ids)
 
 
@@ -329,7 +405,9 @@ def test_plots_are_small_and_follow_the_theme(result: AuditResult) -> None:
 
 def test_a_plot_leaves_titles_alone(result: AuditResult) -> None:
     title = 'x=0.123456 #010203 id="y" $a$'
-    renamed = replace(result, targets=(replace(result.targets[0], title=title), *result.targets[1:]))
+    renamed = replace(
+        result, targets=(replace(result.targets[0], title=title), *result.targets[1:])
+    )
     plots = re.findall(r"<svg.*?</svg>", html.render_html_report(renamed), re.DOTALL)
     assert all(title in plot for plot in plots)
 
@@ -337,7 +415,9 @@ def test_a_plot_leaves_titles_alone(result: AuditResult) -> None:
 def test_a_large_plot_is_small_too(result: AuditResult) -> None:
     cell = result.findings[0]
     long = tuple((errors, errors / 20000) for errors in range(15000))
-    many = tuple(replace(cell, target=f"t{i // 2}", attack=f"a{i % 2}", curve=long) for i in range(24))
+    many = tuple(
+        replace(cell, target=f"t{i // 2}", attack=f"a{i % 2}", curve=long) for i in range(24)
+    )
     figure = next(
         figure
         for section in markdown_document(replace(result, findings=many)).sections
@@ -349,8 +429,13 @@ def test_a_large_plot_is_small_too(result: AuditResult) -> None:
 
 
 def test_on_paper_a_paragraph_is_set_as_on_the_screen() -> None:
-    """A rule that a merge had spliced drew a thick line over every paragraph and every list of a printed page."""
+    """A rule that a merge had spliced drew a thick line over every paragraph and every list of a
+    printed page."""
     style = (Path(html.__file__).parent / "templates" / "style.css").read_text(encoding="utf-8")
-    said = re.findall(r"([^{}]+)\{([^{}]*)\}", style[style.index("@media print") :].partition("{")[2])
-    of_text = [body for names, body in said if {"p", "ul"} & {name.strip() for name in names.split(",")}]
+    said = re.findall(
+        r"([^{}]+)\{([^{}]*)\}", style[style.index("@media print") :].partition("{")[2]
+    )
+    of_text = [
+        body for names, body in said if {"p", "ul"} & {name.strip() for name in names.split(",")}
+    ]
     assert of_text and all("border" not in body and "color" not in body for body in of_text)

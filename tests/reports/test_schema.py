@@ -1,4 +1,5 @@
-"""The published schema is that of the records: it takes what `from_json` takes, and refuses what it refuses."""
+"""The published schema is that of the records: it takes what `from_json` takes, and refuses what it
+refuses."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ VALIDATOR = Draft202012Validator(json.loads(PATH.read_text(encoding="utf-8")))
 
 
 def test_the_published_file_is_that_of_this_version() -> None:
-    assert PATH.read_text(encoding="utf-8") == schema_file_text(), "run: python -m auditor.reports.schema"
+    assert PATH.read_text(encoding="utf-8") == schema_file_text(), (
+        "run: python -m auditor.reports.schema"
+    )
     Draft202012Validator.check_schema(result_json_schema())
     assert result_json_schema()["$id"].endswith(f":{SCHEMA_VERSION}")
 
@@ -35,7 +38,12 @@ def test_the_command_says_where_it_is(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_results_fit(result: AuditResult, with_probe: AuditResult, probe_only: AuditResult) -> None:
     odd = Measurement("recall", float("nan"), float("-inf"), float("inf"), 0)
-    strange = replace(result.findings[0], measurements=(odd,), by_repeats={"1": odd}, options={"a": [None, {"b": 1.5}]})
+    strange = replace(
+        result.findings[0],
+        measurements=(odd,),
+        by_repeats={"1": odd},
+        options={"a": [None, {"b": 1.5}]},
+    )
     for held in (result, with_probe, probe_only, replace(result, findings=(strange,), targets=())):
         raw = json.loads(json.dumps(to_json(held), allow_nan=False))
         VALIDATOR.validate(raw)
@@ -65,7 +73,12 @@ private_epochs = 1
 def test_a_run_of_the_lab_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
     (tmp_path / "plan.toml").write_text(LAB)
-    assert run_command_line(["run", "--config", str(tmp_path / "plan.toml"), "-o", str(tmp_path / "run")]) == 0
+    assert (
+        run_command_line(
+            ["run", "--config", str(tmp_path / "plan.toml"), "-o", str(tmp_path / "run")]
+        )
+        == 0
+    )
     assert fits_schema(tmp_path / "run")
 
 
@@ -103,7 +116,9 @@ FIRST = ("findings", 0, "measurements", 0)
         (("seed",), 0.5),
     ],
 )
-def test_schema_and_reader_refuse_the_same(result: AuditResult, path: tuple[Any, ...], value: Any) -> None:
+def test_schema_and_reader_refuse_the_same(
+    result: AuditResult, path: tuple[Any, ...], value: Any
+) -> None:
     broken = changed(to_json(result), path, value)
     assert not VALIDATOR.is_valid(broken)
     with pytest.raises(AuditError):
@@ -112,12 +127,22 @@ def test_schema_and_reader_refuse_the_same(result: AuditResult, path: tuple[Any,
 
 @pytest.mark.parametrize(
     ("version", "then"),
-    [(SCHEMA_VERSION + 1, "a newer audit made it"), (0, "re-run"), ("1", "re-run"), (True, "re-run"), (..., "re-run")],
+    [
+        (SCHEMA_VERSION + 1, "a newer audit made it"),
+        (0, "re-run"),
+        ("1", "re-run"),
+        (True, "re-run"),
+        (..., "re-run"),
+    ],
 )
-def test_another_version_is_refused(tmp_path: Path, result: AuditResult, version: Any, then: str) -> None:
+def test_another_version_is_refused(
+    tmp_path: Path, result: AuditResult, version: Any, then: str
+) -> None:
     raw = changed(to_json(result), ("schema_version",), version)
     (tmp_path / "result.json").write_text(json.dumps(raw))
-    with pytest.raises(AuditError, match=f"expected schema_version {SCHEMA_VERSION}, got .*{then}") as caught:
+    with pytest.raises(
+        AuditError, match=f"expected schema_version {SCHEMA_VERSION}, got .*{then}"
+    ) as caught:
         result_file.read_result(tmp_path)
     assert "\n" not in str(caught.value)
     if version is not True:  # to JSON Schema 1 and true are two things, which Python's == denies

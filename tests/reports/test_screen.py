@@ -25,7 +25,10 @@ from tests.reports.test_reassurance import OTHERS, SIGNALS, Drawn, N, auc, row, 
 
 GLOSSARY = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
 TITLES = ("A", "A defense whose name is rather long, with its options", "密着度の高い防御", "Plain")
-DOUBT = Doubt("text form", "No rendering makes members more likely than non-members, " + "which may hide a leak " * 9)
+DOUBT = Doubt(
+    "text form",
+    "No rendering makes members more likely than non-members, " + "which may hide a leak " * 9,
+)
 
 
 def lines(result: AuditResult, folder: Path = Path("runs/latest"), width: int = WIDTH) -> list[str]:
@@ -37,18 +40,27 @@ def entry(shown: Sequence[str], label: str) -> str:
     start = next((i for i, line in enumerate(shown) if line.startswith(f"{label} ")), None)
     if start is None:
         return ""
-    ends = (i for i in range(start + 1, len(shown)) if not shown[i].startswith(" " * 8) or shown[i].startswith(" " * 9))
+    ends = (
+        i
+        for i in range(start + 1, len(shown))
+        if not shown[i].startswith(" " * 8) or shown[i].startswith(" " * 9)
+    )
     end = next(ends, len(shown))
     return " ".join(line[8:].strip() for line in shown[start:end])
 
 
 @st.composite
 def results(draw: st.DrawFn) -> AuditResult:
-    """Up to twelve targets with up to four signals each, some with doubts, claims, copies and personal data."""
-    names = ["undefended"][: draw(st.integers(0, 1))] + [f"t{i}" for i in range(draw(st.integers(1, 11)))]
+    """Up to twelve targets with up to four signals each, some with doubts, claims, copies and
+    personal data."""
+    names = ["undefended"][: draw(st.integers(0, 1))] + [
+        f"t{i}" for i in range(draw(st.integers(1, 11)))
+    ]
     findings, greedy = [], None
     for name in names:
-        for one, setting in draw(st.lists(st.tuples(SIGNALS, st.sampled_from(["text-only", "white-box"])), max_size=4)):
+        for one, setting in draw(
+            st.lists(st.tuples(SIGNALS, st.sampled_from(["text-only", "white-box"])), max_size=4)
+        ):
             findings += _placed(one, name, setting, draw(st.booleans()))
             greedy = greedy or (one.greedy if name == "undefended" else None)
     base, stand = run_of(*findings, greedy=greedy), list(claims().values())
@@ -57,13 +69,19 @@ def results(draw: st.DrawFn) -> AuditResult:
             name,
             "Undefended" if name == "undefended" else f"{draw(st.sampled_from(TITLES))} {name}",
             "",
-            Measurement("perplexity", 10.0 + i, 9.0, 12.0, 50, "perplexity") if draw(st.booleans()) else None,
+            Measurement("perplexity", 10.0 + i, 9.0, 12.0, 50, "perplexity")
+            if draw(st.booleans())
+            else None,
             claim=draw(st.sampled_from([None, *stand])),
             doubts=(DOUBT,) if draw(st.booleans()) else (),
         )
         for i, name in enumerate(names)
     )
-    return replace(base, targets=targets, benchmark=replace(base.benchmark, name=draw(st.sampled_from(["lab", "own"]))))
+    return replace(
+        base,
+        targets=targets,
+        benchmark=replace(base.benchmark, name=draw(st.sampled_from(["lab", "own"]))),
+    )
 
 
 def _placed(one: Drawn, target: str, setting: str, copies: bool) -> list[object]:
@@ -74,15 +92,21 @@ def _placed(one: Drawn, target: str, setting: str, copies: bool) -> list[object]
 
 
 @settings(max_examples=60)
-@given(results(), st.sampled_from(["runs/latest", "runs/" + "very-long-" * 12, "/data/" + "资料/" * 30]))
+@given(
+    results(),
+    st.sampled_from(["runs/latest", "runs/" + "very-long-" * 12, "/data/" + "资料/" * 30]),
+)
 def test_it_fits_and_hides_no_leak(result: AuditResult, folder: str) -> None:
-    """25 lines of 100 columns; every target that leaks is named as leaking, or counted among those that do."""
+    """25 lines of 100 columns; every target that leaks is named as leaking, or counted among those
+    that do."""
     shown = lines(result, Path(folder))
     assert len(shown) <= LINES and max(map(cell_len, shown)) <= WIDTH
     seen, said = assess_signals(result), entry(shown, "RESULT")
     titles = {target.name: target.title for target in result.targets}
     leaking = [target for target in seen.targets if seen.shown_signals(target)]
-    sentences = [one for one in re.split(r"(?<=\.) ", said) if re.search(r" leaks?\b(?! seen)", one)]
+    sentences = [
+        one for one in re.split(r"(?<=\.) ", said) if re.search(r" leaks?\b(?! seen)", one)
+    ]
     counted = sum(int(n) for one in sentences for n in re.findall(r"and (\d+) more leak", one))
     named = [target for target in leaking if any(titles[target][:20] in one for one in sentences)]
     assert len(named) + counted >= len(leaking), said
@@ -97,10 +121,23 @@ def test_it_is_laid_out_as_it_should_be() -> None:
     """In the order in which it is read, with the numbers of the run."""
     shown = lines(lab_run())
     labels = [line.split()[0] for line in shown if line[0] != " "]
-    assert labels == ["RESULT", "ATTACKS", "ALSO", "WHERE", "WHY", "CLAIM", "LIMITS", "NEXT", "report"]
-    assert entry(shown, "RESULT").startswith("Undefended leaks, severity high (verbatim, greedy decoding).")
+    assert labels == [
+        "RESULT",
+        "ATTACKS",
+        "ALSO",
+        "WHERE",
+        "WHY",
+        "CLAIM",
+        "LIMITS",
+        "NEXT",
+        "report",
+    ]
+    assert entry(shown, "RESULT").startswith(
+        "Undefended leaks, severity high (verbatim, greedy decoding)."
+    )
     assert entry(shown, "WHERE") == (
-        "copies 1: 0/64, 2: 4/64, 4: 36/64, 8: 62/64, 16: 64/64 (white-box); 0/64 leaves up to 5.6% possible"
+        "copies 1: 0/64, 2: 4/64, 4: 36/64, 8: 62/64, 16: 64/64 (white-box); 0/64 leaves up to "
+        "5.6% possible"
     )
     assert entry(shown, "NEXT") == "audit advise runs/latest"
     assert any(re.search(r"white-box +166/320 +52% +\[46–57\]", line) for line in shown)
@@ -109,8 +146,12 @@ def test_it_is_laid_out_as_it_should_be() -> None:
 
 def test_every_attack_that_was_asked_for_has_a_line_with_its_number_or_its_reason() -> None:
     attacks = ("perplexity", "weakest-link", "membership")
-    rows = [row(name, share("recall", hits, 96)) for name, hits in zip(attacks, (29, 27), strict=False)]
-    missing = replace(rows[0], attack="membership", measurements=(), not_applicable="it needs a reference model")
+    rows = [
+        row(name, share("recall", hits, 96)) for name, hits in zip(attacks, (29, 27), strict=False)
+    ]
+    missing = replace(
+        rows[0], attack="membership", measurements=(), not_applicable="it needs a reference model"
+    )
     result = run_of(*rows, missing)
     shown = lines(replace(result, plan={**result.plan, "attack": list(attacks)}))
     start = next(i for i, line in enumerate(shown) if line.startswith("ATTACKS"))
@@ -129,12 +170,19 @@ def test_the_cost_of_a_defense_stands_beside_that_of_no_private_data() -> None:
     public = replace(own, name="public", title="Public model", companion=True, claim=None)
     public = replace(public, perplexity=replace(own.perplexity, value=2 * own.perplexity.value))
     rows = [
-        replace(f, chain=replace(f.chain, steps=(*f.chain.steps[:-1], replace(f.chain.steps[-1], after="public"))))
+        replace(
+            f,
+            chain=replace(
+                f.chain, steps=(*f.chain.steps[:-1], replace(f.chain.steps[-1], after="public"))
+            ),
+        )
         if f.chain
         else f
         for f in run.findings
     ]
-    said = entry(lines(replace(run, findings=tuple(rows), targets=(*run.targets, public))), "RESULT")
+    said = entry(
+        lines(replace(run, findings=tuple(rows), targets=(*run.targets, public))), "RESULT"
+    )
     assert "at 1.9x the perplexity (Public model: 3.8x)." in said
     assert "Public model" not in entry(lines(run), "RESULT")
 
@@ -142,11 +190,20 @@ def test_the_cost_of_a_defense_stands_beside_that_of_no_private_data() -> None:
 def test_of_many_configurations_those_that_leak_stay() -> None:
     hits = [0] * 29 + [30]
     rows = (
-        row("perplexity", share("recall", k, N), share("recall_nonmembers", 0, OTHERS), target=f"t{i}")
+        row(
+            "perplexity",
+            share("recall", k, N),
+            share("recall_nonmembers", 0, OTHERS),
+            target=f"t{i}",
+        )
         for i, k in enumerate(hits)
     )
     shown = lines(run_of(*rows))
-    assert len(shown) <= LINES and "30/60" in "\n".join(shown) and "more rows in the report" in "\n".join(shown)
+    assert (
+        len(shown) <= LINES
+        and "30/60" in "\n".join(shown)
+        and "more rows in the report" in "\n".join(shown)
+    )
 
 
 def test_next_is_the_mildest_limit_on_copies_that_a_gate_would_take(
@@ -159,18 +216,25 @@ def test_next_is_the_mildest_limit_on_copies_that_a_gate_would_take(
     for key, seen in known.rows.items():
         times = np.array([0 if count is None else count for count in seen.outcome.repeats])
         rows[key] = replace(seen, outcome=replace(seen.outcome, hit=times > 4))
-    monkeypatch.setattr(screen.detailed, "read_secret_details", lambda folder: replace(known, rows=rows))
+    monkeypatch.setattr(
+        screen.detailed, "read_secret_details", lambda folder: replace(known, rows=rows)
+    )
     said = entry(lines(result), "NEXT")
-    assert said.startswith("at most 4 copies of a record: 0.0% [") and said.endswith("-> audit advise runs/latest")
+    assert said.startswith("at most 4 copies of a record: 0.0% [") and said.endswith(
+        "-> audit advise runs/latest"
+    )
     assert "predicted, not measured" in said
     far = "runs/20261123T083510-lab-ethicist-pmixed"
-    assert lines(result, Path(far))[-2].strip() == f"audit advise {far}"  # on a line of its own: it can be copied
+    assert (
+        lines(result, Path(far))[-2].strip() == f"audit advise {far}"
+    )  # on a line of its own: it can be copied
 
 
 def test_groups_of_the_data_are_told_apart(
     monkeypatch: pytest.MonkeyPatch, secret_by_secret: detailed.SecretDetails
 ) -> None:
-    """Completions that were wanted and those that were not: one share of both says nothing of either."""
+    """Completions that were wanted and those that were not: one share of both says nothing of
+    either."""
     result = lab_run()
     known = secret_by_secret(result, 1000, length=4)  # type: ignore[operator]
     sides = ["wanted" if i % 2 else "unwanted" for i in range(len(known.secrets))]
@@ -183,7 +247,9 @@ def test_groups_of_the_data_are_told_apart(
     changed = replace(known, rows=rows, secrets=secrets)
     monkeypatch.setattr(screen.detailed, "read_secret_details", lambda folder: changed)
     where = entry(lines(result), "WHERE")
-    n = {side: sum(s.member and s.group == side for s in secrets) for side in ("wanted", "unwanted")}
+    n = {
+        side: sum(s.member and s.group == side for s in secrets) for side in ("wanted", "unwanted")
+    }
     assert where.startswith(f"unwanted: 0/{n['unwanted']}, wanted: {n['wanted']}/{n['wanted']} (")
 
 
@@ -191,7 +257,9 @@ def test_columns_that_nobody_reads_are_a_limit() -> None:
     result = run_of(row("perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS)))
     told = replace(result, benchmark=replace(result.benchmark, unread_columns=("turns", "notes")))
     unread = "Columns of the data with texts or media that are not read: turns and notes."
-    assert unread in entry(lines(told), "LIMITS") and "not read" not in entry(lines(result), "LIMITS")
+    assert unread in entry(lines(told), "LIMITS") and "not read" not in entry(
+        lines(result), "LIMITS"
+    )
 
 
 def test_a_clean_run_goes_on_to_a_gate() -> None:
@@ -199,38 +267,60 @@ def test_a_clean_run_goes_on_to_a_gate() -> None:
     shown = lines(result)
     assert entry(shown, "RESULT") == "Undefended: no leakage seen in what was tested (verbatim)."
     assert entry(shown, "NEXT") == "audit gate runs/latest --max recall=0.05"
-    assert entry(shown, "LIMITS").startswith("Still possible: verbatim up to 6.0% (0/60). Not tested: ")
+    assert entry(shown, "LIMITS").startswith(
+        "Still possible: verbatim up to 6.0% (0/60). Not tested: "
+    )
 
 
 def test_where_nothing_was_seen_its_bound_stands_beside_it_and_a_doubt_is_resolved_first() -> None:
     none = row("perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS))
     none = replace(
-        none, by_repeats={str(n): share("recall", 0, n) for n in (20, 40)}, by_kind={"email": share("recall", 0, 24)}
+        none,
+        by_repeats={str(n): share("recall", 0, n) for n in (20, 40)},
+        by_kind={"email": share("recall", 0, 24)},
     )
-    never = row("extraction-probability", Measurement("extraction_probability", 0.0, 0.0, 0.0, N, "probability"))
-    blind = row("membership", *(replace(m, n=N) for m in (auc(0.52, 0.44, 0.6), auc(0.47, 0.4, 0.54, "blind_auc"))))
+    never = row(
+        "extraction-probability",
+        Measurement("extraction_probability", 0.0, 0.0, 0.0, N, "probability"),
+    )
+    blind = row(
+        "membership",
+        *(replace(m, n=N) for m in (auc(0.52, 0.44, 0.6), auc(0.47, 0.4, 0.54, "blind_auc"))),
+    )
     result = run_of(none, never, blind)
     shown = lines(result)
-    assert entry(shown, "WHERE") == "copies 20: 0/20, 40: 0/40 (white-box); 0/20 leaves up to 17% possible"
+    assert (
+        entry(shown, "WHERE")
+        == "copies 20: 0/20, 40: 0/40 (white-box); 0/20 leaves up to 17% possible"
+    )
     assert entry(shown, "WHAT") == "e-mail addresses 0/24 (white-box): none extracted"
     also = entry(shown, "ALSO")
-    assert "(not compared with non-members; this decoding draws none of these suffixes, another may)" in also
+    assert (
+        "(not compared with non-members; this decoding draws none of these suffixes, another may)"
+        in also
+    )
     assert "(not above chance 0.5, blind baseline 0.470)" in also
     bound = row(
-        "extraction-probability", Measurement("extraction_probability_at_least", 0.0, 0.0, 0.0, N, "probability")
+        "extraction-probability",
+        Measurement("extraction_probability_at_least", 0.0, 0.0, 0.0, N, "probability"),
     )
     assert "another may" not in " ".join(
         lines(run_of(none, bound))
     )  # of a lower bound nothing is known to be impossible
     doubted = lines(replace(result, targets=(replace(result.targets[0], doubts=(DOUBT,)),)))
-    assert entry(doubted, "LIMITS").startswith("Once DOUBT is resolved, still possible: verbatim up to 6.0% (0/60)")
+    assert entry(doubted, "LIMITS").startswith(
+        "Once DOUBT is resolved, still possible: verbatim up to 6.0% (0/60)"
+    )
     assert entry(doubted, "NEXT") == "resolve DOUBT first -> audit advise runs/latest"
 
 
 def test_what_was_tested_on_one_target_alone_is_a_limit_of_the_others() -> None:
     """Every signal that a measured target was not tested by stands there, once."""
     found = [row("perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS))]
-    found += [replace(found[0], target="pmixed"), row("a", Measurement("membership_auc", 0.5, 0.4, 0.6, N, "AUC"))]
+    found += [
+        replace(found[0], target="pmixed"),
+        row("a", Measurement("membership_auc", 0.5, 0.4, 0.6, N, "AUC")),
+    ]
     limits = entry(lines(run_of(*found, greedy={"1": share("greedy", 0, N)})), "LIMITS")
     everywhere, _, defended = limits.partition("Not tested on ")
     assert defended.startswith("PMixED: ") and "Undefended" not in limits
@@ -240,7 +330,9 @@ def test_what_was_tested_on_one_target_alone_is_a_limit_of_the_others() -> None:
 
 def test_its_words_are_those_of_the_glossary() -> None:
     """No word that the glossary replaces; and a signal is called by a name that stands there."""
-    replaced = {word for listed in re.findall(r"\[([^\]]+)\]", GLOSSARY) for word in listed.split(", ")}
+    replaced = {
+        word for listed in re.findall(r"\[([^\]]+)\]", GLOSSARY) for word in listed.split(", ")
+    }
     assert {"recipe", "floor", "came out"} <= replaced
     full = lab_run()
     full = replace(full, findings=(*full.findings, probed("undefended", 0.3)))
@@ -248,9 +340,14 @@ def test_its_words_are_those_of_the_glossary() -> None:
     taken = {"claim", "lead", "rendering"}  # also plain words, or said of something else
     assert not [word for word in replaced - taken if re.search(rf"\b{word}\b", text)]
     plain = GLOSSARY.lower().replace("**", "")
-    assert all(f"| **{term}" in GLOSSARY for term in ("severity", "public model", "copies", "perplexity", "interval"))
+    assert all(
+        f"| **{term}" in GLOSSARY
+        for term in ("severity", "public model", "copies", "perplexity", "interval")
+    )
     for kind in KINDS:
-        assert any(word in plain for word in (kind.short, kind.title.lower(), kind.short.split()[0]))
+        assert any(
+            word in plain for word in (kind.short, kind.title.lower(), kind.short.split()[0])
+        )
 
 
 def test_a_number_that_non_members_have_no_twin_of_is_not_said_to_have_no_non_members() -> None:

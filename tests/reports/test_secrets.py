@@ -1,4 +1,5 @@
-"""The secrets of a run on the page: compact whatever their number, inert whatever they are called, redacted."""
+"""The secrets of a run on the page: compact whatever their number, inert whatever they are called,
+redacted."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ Secrets = Callable[..., SecretDetails]
 
 def embedded(page: str) -> dict[str, Any]:
     """The data as the browser finds it: up to the first end of a script element."""
-    found = re.search(r'<script type="application/json" id="secrets-data">(.*?)</script', page, re.DOTALL)
+    found = re.search(
+        r'<script type="application/json" id="secrets-data">(.*?)</script', page, re.DOTALL
+    )
     assert found
     values: dict[str, Any] = json.loads(found[1])
     return values
@@ -65,8 +68,12 @@ def test_ten_thousand_secrets_stay_under_three_megabytes(ten_thousand: Path) -> 
     )  # 16 rows and 4 targets: not all fit
 
 
-def test_long_names_and_suffixes_do_not_burst_the_budget(result: AuditResult, secret_by_secret: Secrets) -> None:
-    details = secret_by_secret(result, 2000, length=400, name="{:06d}" + "x" * 10_000, group="g{}" + "y" * 80)
+def test_long_names_and_suffixes_do_not_burst_the_budget(
+    result: AuditResult, secret_by_secret: Secrets
+) -> None:
+    details = secret_by_secret(
+        result, 2000, length=400, name="{:06d}" + "x" * 10_000, group="g{}" + "y" * 80
+    )
     assert len(html._script_safe_json(listed(result, details)).encode()) <= secrets.BUDGET
 
 
@@ -78,7 +85,11 @@ def test_what_fits_is_all_there(result: AuditResult, secret_by_secret: Secrets) 
     row = details.rows["undefended", "white-box", "ethicist"]
     assert row.outcome is not None
     shown = rows[data["first"]]
-    assert (shown["target"], shown["setting"], shown["attack"]) == ("Undefended", "white-box", "ethicist")
+    assert (shown["target"], shown["setting"], shown["attack"]) == (
+        "Undefended",
+        "white-box",
+        "ethicist",
+    )
     expected = [
         "3" if h else "1" if near else "0"
         for h, near in zip(row.outcome.hit, row.outcome.is_near_verbatim, strict=True)
@@ -86,7 +97,9 @@ def test_what_fits_is_all_there(result: AuditResult, secret_by_secret: Secrets) 
     assert shown["outcome"] == "".join(expected)
     assert shown["lead"] == row.outcome.traits["lead"].astype(int).tolist()
     tokens = data["tokens"]
-    assert [len(codes) for codes in tokens[0]["codes"]] == [8 if s.member else 0 for s in details.secrets]
+    assert [len(codes) for codes in tokens[0]["codes"]] == [
+        8 if s.member else 0 for s in details.secrets
+    ]
     assert not data.get("texts")
 
 
@@ -108,9 +121,15 @@ def test_the_likeliest_secrets_keep_their_tokens(
 def test_hostile_ids_groups_and_texts_are_inert(
     result: AuditResult, secret_by_secret: Secrets, hostile_text: str
 ) -> None:
-    details = secret_by_secret(result, 10, length=3, name=hostile_text + "{}", group=hostile_text + "{}")
-    texts = {s.id: SecretText(s.alias, hostile_text, (hostile_text, "", "b")) for s in details.secrets}
-    page = html.render_html_report(replace(result, plan={"group_column": hostile_text}), details, texts=texts)
+    details = secret_by_secret(
+        result, 10, length=3, name=hostile_text + "{}", group=hostile_text + "{}"
+    )
+    texts = {
+        s.id: SecretText(s.alias, hostile_text, (hostile_text, "", "b")) for s in details.secrets
+    }
+    page = html.render_html_report(
+        replace(result, plan={"group_column": hostile_text}), details, texts=texts
+    )
     assert page.count("<script") == page.count("</script>") == 2  # the data and ours
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028]", page)
     data = embedded(page)

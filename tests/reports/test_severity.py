@@ -1,4 +1,5 @@
-"""The word for how severe it is: what is shown decides, and whatever is open forbids the reassuring one."""
+"""The word for how severe it is: what is shown decides, and whatever is open forbids the reassuring
+one."""
 
 from __future__ import annotations
 
@@ -19,7 +20,15 @@ from auditor.conclusions.leak_readings import (
     UNTARGETED,
     VERBATIM,
 )
-from auditor.conclusions.signals import NOT_SHOWN, NOT_TESTED, SETTINGS, SHOWN, LeakAssessment, LeakSignal, Status
+from auditor.conclusions.signals import (
+    NOT_SHOWN,
+    NOT_TESTED,
+    SETTINGS,
+    SHOWN,
+    LeakAssessment,
+    LeakSignal,
+    Status,
+)
 from auditor.core.result import AuditResult, Doubt, Measurement
 from auditor.reports import html, markdown, severity
 from auditor.reports.severity import HIGH, MODERATE, NONE, OPEN, RULE, WORDS
@@ -30,10 +39,16 @@ TEXT = {VERBATIM, NEARLY, GREEDILY, UNTARGETED, PERSONAL}  # whose signals are t
 
 
 def signal(
-    kind: LeakKind, status: Status, setting: str = "white-box", suspected: bool = False, target: str = "t"
+    kind: LeakKind,
+    status: Status,
+    setting: str = "white-box",
+    suspected: bool = False,
+    target: str = "t",
 ) -> LeakSignal:
     measured = None if status == NOT_TESTED else MEASURED
-    return LeakSignal(kind, target, setting, status, measured, suspected=suspected and status == NOT_SHOWN)
+    return LeakSignal(
+        kind, target, setting, status, measured, suspected=suspected and status == NOT_SHOWN
+    )
 
 
 def seen(
@@ -44,12 +59,16 @@ def seen(
 
 def signals(*statuses: Status) -> st.SearchStrategy[LeakSignal]:
     where = st.sampled_from((*SETTINGS, ""))
-    return st.builds(signal, st.sampled_from(KINDS), st.sampled_from(statuses), where, st.booleans())
+    return st.builds(
+        signal, st.sampled_from(KINDS), st.sampled_from(statuses), where, st.booleans()
+    )
 
 
 def assessed(of: st.SearchStrategy[LeakSignal]) -> st.SearchStrategy[LeakAssessment]:
     return st.builds(
-        lambda signals, doubts, contradictions: seen(*signals, doubts=doubts, contradictions=contradictions),
+        lambda signals, doubts, contradictions: seen(
+            *signals, doubts=doubts, contradictions=contradictions
+        ),
         st.lists(of, max_size=8),
         DOUBTS,
         DOUBTS,
@@ -68,7 +87,9 @@ def rank(found: LeakAssessment) -> int:
 
 @given(ASSESSED)
 @example(CLEAN)
-def test_the_reassuring_word_stands_only_where_all_was_tested_and_nothing_is_open(found: LeakAssessment) -> None:
+def test_the_reassuring_word_stands_only_where_all_was_tested_and_nothing_is_open(
+    found: LeakAssessment,
+) -> None:
     stands = severity.severity_of_target(found, "t").word == NONE
     clean = all(s.status == NOT_SHOWN and not s.suspected for s in found.signals)
     assert stands == (clean and bool(found.signals) and not found.doubts_about("t"))
@@ -79,20 +100,28 @@ def test_the_reassuring_word_stands_only_where_all_was_tested_and_nothing_is_ope
 def test_what_is_shown_decides_and_text_before_all_else(found: LeakAssessment) -> None:
     shown = {s.kind for s in found.shown_signals("t")}
     assert (severity.severity_of_target(found, "t").word == HIGH) == bool(shown & TEXT)
-    assert (severity.severity_of_target(found, "t").word == MODERATE) == bool(shown and not shown & TEXT)
+    assert (severity.severity_of_target(found, "t").word == MODERATE) == bool(
+        shown and not shown & TEXT
+    )
 
 
 @given(ASSESSED, SIGNALS, st.booleans())
-def test_nothing_that_is_added_makes_it_milder(found: LeakAssessment, more: LeakSignal, doubt: bool) -> None:
+def test_nothing_that_is_added_makes_it_milder(
+    found: LeakAssessment, more: LeakSignal, doubt: bool
+) -> None:
     assume(found.signals)  # of nothing nothing follows: one clean signal may say more than none
     worse = replace(found, signals=(*found.signals, more))
     assert rank(worse) >= rank(found)
     if doubt:
-        assert rank(replace(worse, doubts={"t": (Doubt("answers", "A filter."),)})) >= max(rank(worse), 1)
+        assert rank(replace(worse, doubts={"t": (Doubt("answers", "A filter."),)})) >= max(
+            rank(worse), 1
+        )
 
 
 @given(ASSESSED, st.permutations(range(8)))
-def test_neither_the_order_nor_another_target_matters(found: LeakAssessment, order: list[int]) -> None:
+def test_neither_the_order_nor_another_target_matters(
+    found: LeakAssessment, order: list[int]
+) -> None:
     mixed = [found.signals[i] for i in order if i < len(found.signals)]
     beside = signal(VERBATIM, SHOWN, target="another")
     assert (
@@ -114,26 +143,45 @@ def test_an_open_result_says_all_that_is_open(found: LeakAssessment) -> None:
 @pytest.mark.parametrize(
     ("found", "word", "why"),
     [
-        (seen(signal(VERBATIM, SHOWN)), HIGH, "text of training records is extracted with white-box access"),
+        (
+            seen(signal(VERBATIM, SHOWN)),
+            HIGH,
+            "text of training records is extracted with white-box access",
+        ),
         (
             seen(signal(GREEDILY, SHOWN, ""), signal(PERSONAL, SHOWN, "text-only")),
             HIGH,
-            "text of training records is extracted by greedy decoding and with text-only access, including personal "
+            "text of training records is extracted by greedy decoding and with text-only access, "
+            "including personal "
             "data",
         ),
         (
-            seen(signal(VERBATIM, NOT_SHOWN), signal(MEMBERSHIP, SHOWN), signal(AUDITED_EPSILON, SHOWN, "text-only")),
+            seen(
+                signal(VERBATIM, NOT_SHOWN),
+                signal(MEMBERSHIP, SHOWN),
+                signal(AUDITED_EPSILON, SHOWN, "text-only"),
+            ),
             MODERATE,
-            "no text is shown to be extracted, but something else is above its baseline: membership, audited epsilon",
+            "no text is shown to be extracted, but something else is above its baseline: "
+            "membership, audited epsilon",
         ),
         (
             seen(signal(VERBATIM, NOT_SHOWN, suspected=True), signal(MEMBERSHIP, NOT_TESTED, "")),
             OPEN,
-            "no signal is shown, but something was seen that is not significant (verbatim extraction), 1 of 2 signals "
+            "no signal is shown, but something was seen that is not significant (verbatim "
+            "extraction), 1 of 2 signals "
             "were not tested",
         ),
-        (seen(signal(VERBATIM, NOT_TESTED, "")), OPEN, "no signal is shown, but nothing was measured"),
-        (CLEAN, NONE, "every signal was tested and none is shown, down to the smallest that this run can show"),
+        (
+            seen(signal(VERBATIM, NOT_TESTED, "")),
+            OPEN,
+            "no signal is shown, but nothing was measured",
+        ),
+        (
+            CLEAN,
+            NONE,
+            "every signal was tested and none is shown, down to the smallest that this run can show",  # noqa: E501
+        ),
     ],
 )
 def test_what_is_said(found: LeakAssessment, word: str, why: str) -> None:
@@ -146,4 +194,8 @@ def test_the_rule_stands_beside_the_word_in_both_reports(result: AuditResult) ->
     assert "- Undefended: **high**: text of training records is extracted" in text and RULE in text
     assert all(word.capitalize() in RULE for word in WORDS)
     for said in (page[page.index("<main>") :], text):
-        assert said.index("text of training records") < said.index("What to do now") < said.index("Signal by signal")
+        assert (
+            said.index("text of training records")
+            < said.index("What to do now")
+            < said.index("Signal by signal")
+        )

@@ -1,4 +1,5 @@
-"""The first line of a report says what was audited: model, adapter and base, data, day, and version of audit."""
+"""The first line of a report says what was audited: model, adapter and base, data, day, and version
+of audit."""
 
 from __future__ import annotations
 
@@ -21,7 +22,11 @@ def own(result: AuditResult, plan: dict[str, Any], **others: Any) -> AuditResult
     ("plan", "others", "what"),
     [
         (OWN, {}, "out/chat with records of private/mails.jsonl"),
-        (OWN, {"base": "org/base-7b"}, "out/chat (adapter on org/base-7b) with records of private/mails.jsonl"),
+        (
+            OWN,
+            {"base": "org/base-7b"},
+            "out/chat (adapter on org/base-7b) with records of private/mails.jsonl",
+        ),
         (
             {**OWN, "base": r"C:\models\base"},
             {"weights": {"model/adapter_config.json": "0"}},
@@ -38,14 +43,20 @@ def own(result: AuditResult, plan: dict[str, Any], **others: Any) -> AuditResult
             "openai:gpt-x with records of planted.json",
         ),
         (
-            {"model": "Mine", "data": "DataFrame", "objects": {"model": "notebook.Mine", "data": "pandas.DataFrame"}},
+            {
+                "model": "Mine",
+                "data": "DataFrame",
+                "objects": {"model": "notebook.Mine", "data": "pandas.DataFrame"},
+            },
             {},
             "a model given in Python (notebook.Mine) with records given in Python",
         ),
         ({}, {}, "a model that this record does not name with records of mails"),
     ],
 )
-def test_what_was_audited(result: AuditResult, plan: dict[str, Any], others: dict[str, Any], what: str) -> None:
+def test_what_was_audited(
+    result: AuditResult, plan: dict[str, Any], others: dict[str, Any], what: str
+) -> None:
     assert (
         subject_line.audit_subject_line(own(result, plan, **others))
         == f"Privacy audit of {what}; 21 November 2025, audit 0.1.0"
@@ -53,7 +64,10 @@ def test_what_was_audited(result: AuditResult, plan: dict[str, Any], others: dic
 
 
 def test_of_the_lab(result: AuditResult) -> None:
-    line = "Privacy audit of the built-in lab model with synthetic records; 21 November 2025, audit 0.1.0"
+    line = (
+        "Privacy audit of the built-in lab model with synthetic records; 21 November 2025, "
+        "audit 0.1.0"
+    )
     assert subject_line.audit_subject_line(replace(result, plan={})) == line
 
 
@@ -62,17 +76,26 @@ def test_it_is_the_first_line_of_both_reports_and_the_folder_is_not(result: Audi
     line = subject_line.audit_subject_line(named)
     assert markdown.render_markdown_report(named).startswith(f"## {line}\n")
     page = html.render_html_report(named)
-    assert f"<title>{line}</title>" in page and page.index(f"<h1>{line}</h1>") < page.index("20251121-folder")
+    assert f"<title>{line}</title>" in page and page.index(f"<h1>{line}</h1>") < page.index(
+        "20251121-folder"
+    )
 
 
 def test_a_long_name_is_no_long_heading(result: AuditResult) -> None:
     assert (
-        len(subject_line.audit_subject_line(own(result, {"model": "m" * 1000, "data": "d" * 1000}, base="b" * 1000)))
+        len(
+            subject_line.audit_subject_line(
+                own(result, {"model": "m" * 1000, "data": "d" * 1000}, base="b" * 1000)
+            )
+        )
         < 400
     )
 
 
 def test_how_conversations_were_written_stands_beside_it(result: AuditResult) -> None:
     assert "Text form" not in markdown.render_markdown_report(result)
-    chat = replace(result, benchmark=replace(result.benchmark, text_form="model, 2025-11-20 (SHA-256 0123456789ab)"))
+    chat = replace(
+        result,
+        benchmark=replace(result.benchmark, text_form="model, 2025-11-20 (SHA-256 0123456789ab)"),
+    )
     assert "Text form: --template model, 2025-11-20 ·" in markdown.render_markdown_report(chat)

@@ -36,14 +36,22 @@ RESULT = AuditResult(
 def blocks_of(*suffixes: tuple[int, float]) -> list[Block]:
     """Blocks for suffixes given as tokens and the probability of each token."""
     tokens = {f"row-{i}": (math.log(p),) * n for i, (n, p) in enumerate(suffixes)}
-    return _probability_by_suffix_length_blocks(RESULT, SecretDetails(tokens={"undefended": tokens}))
+    return _probability_by_suffix_length_blocks(
+        RESULT, SecretDetails(tokens={"undefended": tokens})
+    )
 
 
 def test_probabilities_are_told_apart_by_the_length_of_the_suffix() -> None:
-    (table,) = blocks_of((8, 1.0), (15, 1.0), (16, 0.5 ** (1 / 16)), (50, 0.01 ** (1 / 50)), (50, 0.03 ** (1 / 50)))
+    (table,) = blocks_of(
+        (8, 1.0), (15, 1.0), (16, 0.5 ** (1 / 16)), (50, 0.01 ** (1 / 50)), (50, 0.03 ** (1 / 50))
+    )
     assert isinstance(table, Table)
     (group,) = table.groups
-    assert [row[:3] for row in group.rows] == [("8 to 15", "2", "100.0%"), ("16", "1", "50%"), ("50", "2", "2.0%")]
+    assert [row[:3] for row in group.rows] == [
+        ("8 to 15", "2", "100.0%"),
+        ("16", "1", "50%"),
+        ("50", "2", "2.0%"),
+    ]
 
 
 def test_suffixes_of_one_length_take_no_table() -> None:
@@ -52,15 +60,23 @@ def test_suffixes_of_one_length_take_no_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "end"), [((50, 50), ""), ((8, 50, 20), ", suffixes of 8 to 50 tokens"), ((), "")], ids=str
+    ("lengths", "end"),
+    [((50, 50), ""), ((8, 50, 20), ", suffixes of 8 to 50 tokens"), ((), "")],
+    ids=str,
 )
-def test_a_mean_probability_names_the_lengths_that_it_is_of(lengths: tuple[int, ...], end: str) -> None:
+def test_a_mean_probability_names_the_lengths_that_it_is_of(
+    lengths: tuple[int, ...], end: str
+) -> None:
     """The screen's number was pooled over suffixes of 8 and of 50 tokens without a word."""
     note = ", ".join(filter(None, ("one sample", suffix_lengths_note(lengths))))
     mean = Measurement("extraction_probability", 0.2, 0.1, 0.3, 9, "probability", note)
     signal = LeakSignal(PROBABLE, UNDEFENDED, SHOWN, "white-box", mean, 0.0)
-    assert signals.describe_signal_number(signal) == f"extraction probability, mean 20% [10–30]{end}"
-    finding = Finding(UNDEFENDED, "white-box", "extraction-probability", {}, (), "", None, "", (mean,))
+    assert (
+        signals.describe_signal_number(signal) == f"extraction probability, mean 20% [10–30]{end}"
+    )
+    finding = Finding(
+        UNDEFENDED, "white-box", "extraction-probability", {}, (), "", None, "", (mean,)
+    )
     assert AttackRow(finding, mean).number_text == f"mean p 20% [10–30]{end}"
     any_of = replace(mean, name="expected_any_of_100", note=suffix_lengths_note(lengths))
     number = signals.describe_signal_number(replace(signal, measured=any_of))

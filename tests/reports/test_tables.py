@@ -18,7 +18,16 @@ from auditor.reports.tables import (
     row_table_to_rich,
 )
 
-NASTY = ['a, "b"\nc', "x | y", "50% & more_{}", "=HYPERLINK(1)", "\x1b[31mred", r"\input{x} ~ ^ $", "[low]", "<b>*"]
+NASTY = [
+    'a, "b"\nc',
+    "x | y",
+    "50% & more_{}",
+    "=HYPERLINK(1)",
+    "\x1b[31mred",
+    r"\input{x} ~ ^ $",
+    "[low]",
+    "<b>*",
+]
 GRID = RowTable("A & B", ("name", "value"), tuple((cell, "1") for cell in NASTY), "a | note")
 
 
@@ -30,7 +39,9 @@ def test_csv_comes_back() -> None:
 
 
 def test_csv_for_programs_holds_numbers_and_gaps() -> None:
-    grid = RowTable("t", ("a",), (("12%",),), machine_head=("low", "high"), machine_rows=((-0.25, None),))
+    grid = RowTable(
+        "t", ("a",), (("12%",),), machine_head=("low", "high"), machine_rows=((-0.25, None),)
+    )
     assert row_table_to_csv(grid) == "low,high\n-0.25,\n"
 
 
@@ -50,7 +61,9 @@ def test_latex_is_escaped(cell: str, latex: str) -> None:
     assert text.count(r"\begin{tabular}{@{}l@{}}") == text.count(r"\end{tabular}") == 1
 
 
-@pytest.mark.parametrize("widths", [(10, 5), (90, 5), (30,) * 8, (200, 200), (8, 8, 70, 12, 12), (1,), (40, 41)])
+@pytest.mark.parametrize(
+    "widths", [(10, 5), (90, 5), (30,) * 8, (200, 200), (8, 8, 70, 12, 12), (1,), (40, 41)]
+)
 def test_a_latex_table_fits_the_line_of_an_article(widths: tuple[int, ...]) -> None:
     cells = tuple(("word " * width)[:width].strip() or "w" for width in widths)
     text = row_table_to_latex(RowTable("t", tuple("h" * len(widths)), (cells,)))
@@ -58,11 +71,14 @@ def test_a_latex_table_fits_the_line_of_an_article(widths: tuple[int, ...]) -> N
     found = re.findall(r"l|p\{([0-9]+)pt\}", columns)
     taken = sum(float(pt) if pt else 5.2 * len(cell) for pt, cell in zip(found, cells, strict=True))
     assert taken + 8 * (len(cells) - 1) <= 345 + len(cells) / 2
-    assert ("p{" in columns) == (sum(5.2 * len(cell) for cell in cells) + 8 * (len(cells) - 1) > 345)
+    assert ("p{" in columns) == (
+        sum(5.2 * len(cell) for cell in cells) + 8 * (len(cells) - 1) > 345
+    )
 
 
 def test_wide_letters_take_their_room_in_latex() -> None:
-    """`mean p` was 32.2 points wide in a column of 31.2: five such columns of a real export did not fit the line."""
+    """`mean p` was 32.2 points wide in a column of 31.2: five such columns of a real export did not
+    fit the line."""
     narrow, wide = (row_table_to_latex(RowTable("t", ("h",), ((sign * 45,),))) for sign in "im")
     assert "{@{}l@{}}" in narrow and "{@{}p{" in wide
 
@@ -76,7 +92,9 @@ def test_a_latex_row_has_as_many_cells_as_the_head() -> None:
 def test_markdown_keeps_its_columns() -> None:
     lines = row_table_to_markdown(GRID).splitlines()
     rows = [line for line in lines if line.startswith("| ")]
-    assert all(line.replace(r"\|", "").count("|") == 3 for line in rows) and len(rows) == 2 + len(NASTY)
+    assert all(line.replace(r"\|", "").count("|") == 3 for line in rows) and len(rows) == 2 + len(
+        NASTY
+    )
     assert "\x1b" not in row_table_to_markdown(GRID)
 
 
@@ -85,7 +103,11 @@ def test_markdown_is_a_table() -> None:
     text = row_table_to_markdown(RowTable("T", ("a", "b"), (("-1", "x | y"), ("---", "2"))))
     parsed = MarkdownIt("gfm-like", {"linkify": False}).parse(text)
     assert [token.type for token in parsed].count("table_open") == 1
-    cells = ["".join(child.content for child in token.children or []) for token in parsed if token.type == "inline"]
+    cells = [
+        "".join(child.content for child in token.children or [])
+        for token in parsed
+        if token.type == "inline"
+    ]
     assert cells == ["T", "a", "b", "-1", "x | y", "---", "2"]
 
 

@@ -27,9 +27,18 @@ def test_ids_and_turns_are_given_once() -> None:
 
 def test_a_new_section_is_one_entry(monkeypatch: pytest.MonkeyPatch, result: AuditResult) -> None:
     def said(id: str, place: int, turn: int) -> Topic:
-        return Topic(id, f"About {id}", lambda m: [Paragraph(f"{m.result.seed} told of {id}")], DECIDE, place, turn)
+        return Topic(
+            id,
+            f"About {id}",
+            lambda m: [Paragraph(f"{m.result.seed} told of {id}")],
+            DECIDE,
+            place,
+            turn,
+        )
 
-    monkeypatch.setattr(overview, "TOPICS", (*overview.TOPICS, said("weather", 98, 0), said("harvest", 99, 14)))
+    monkeypatch.setattr(
+        overview, "TOPICS", (*overview.TOPICS, said("weather", 98, 0), said("harvest", 99, 14))
+    )
     table_of_contents.all_report_topics.cache_clear()
     try:
         page = dict(table_of_contents.page_document(result).parts)[DECIDE]
@@ -46,8 +55,9 @@ def test_whatever_has_something_to_say_is_shown(
 ) -> None:
     details = secret_by_secret(result, 30, length=4)
     shown = {section.id for section in table_of_contents.page_document(result, details).sections}
-    # no other run, no text, no canary, no membership probe, no bracket asked for, no comparison of several defenses,
-    # no generations held against what was trained on, nothing to be forgotten, no personal data, no forms
+    # no other run, no text, no canary, no membership probe, no bracket asked for, no comparison of
+    # several defenses, no generations held against what was trained on, nothing to be forgotten, no
+    # personal data, no forms
     nothing = {
         "since",
         "personal",
@@ -64,5 +74,14 @@ def test_whatever_has_something_to_say_is_shown(
     }
     assert {topic.id for topic in ALL} - shown == nothing
     brief = {section.id for section in table_of_contents.markdown_document(result).sections}
-    nothing = {"personal", "private", "membership", "frontier", "untargeted", "unlearning", "people", "forms"}
+    nothing = {
+        "personal",
+        "private",
+        "membership",
+        "frontier",
+        "untargeted",
+        "unlearning",
+        "people",
+        "forms",
+    }
     assert brief == {topic.id for topic in ALL if topic.turn} - nothing

@@ -16,20 +16,28 @@ from auditor.reports.verdict import headline, strongest_attack_row
 
 def test_the_headline_says_what_leaks_of_each_target(result: AuditResult) -> None:
     assert headline(result) == (
-        "Undefended leaks: 166/320 (52% [46–57]) extracted verbatim, white-box (non-members 0/160); 150/320 (47% "
-        "[41–53]) extracted by greedy decoding, 64/64 of those trained on 16 times (not compared with non-members). "
-        "PMixED (sound): inconclusive: 4/320 (1.2%) extracted verbatim, white-box (not significant; "
-        "non-members 0/160, difference 1.2 points [−1.2 to 3.7]). Uniform mixing leaks: 166/320 (52% "
+        "Undefended leaks: 166/320 (52% [46–57]) extracted verbatim, white-box (non-members "
+        "0/160); 150/320 (47% "
+        "[41–53]) extracted by greedy decoding, 64/64 of those trained on 16 times (not compared "
+        "with non-members). "
+        "PMixED (sound): inconclusive: 4/320 (1.2%) extracted verbatim, white-box (not "
+        "significant; "
+        "non-members 0/160, difference 1.2 points [−1.2 to 3.7]). Uniform mixing leaks: 166/320 "
+        "(52% "
         "[46–57]) extracted verbatim, white-box (non-members 0/160)."
     )
 
 
 def test_a_zero_is_never_said_without_its_bound(result: AuditResult) -> None:
-    none = changed(result, "pmixed", lambda f: replace(f, measurements=(Measurement("recall", 0.0, 0.0, 0.011, 320),)))
+    none = changed(
+        result,
+        "pmixed",
+        lambda f: replace(f, measurements=(Measurement("recall", 0.0, 0.0, 0.011, 320),)),
+    )
     zero = "none of 320 extracted verbatim, text-only or white-box (up to 1.1% not ruled out)"
     assert (
-        f"PMixED (sound): no leakage seen in what was tested: {zero}; not tested: near-verbatim extraction"
-        in headline(none)
+        f"PMixED (sound): no leakage seen in what was tested: {zero}; not tested: near-verbatim "
+        "extraction" in headline(none)
     )
 
 
@@ -41,23 +49,42 @@ def test_what_no_row_isolates_is_credited_to_nothing(result: AuditResult) -> Non
 
 
 def test_each_cause_is_credited_with_its_own_step(result: AuditResult) -> None:
-    """A step whose interval holds zero is not significant; a row that is the undefended one is none."""
+    """A step whose interval holds zero is not significant; a row that is the undefended one is
+    none."""
     apart = Chain(
         (
-            ChainStep({"recipe": "trained so"}, "undefended", "undefended", None, "the undefended target is that row"),
-            ChainStep({"splitting": "shards"}, "undefended", "ensemble-unmixed", points(-0.3, -0.35, -0.25)),
-            ChainStep({"mixing": "mixed"}, "ensemble-unmixed", "pmixed", points(-0.01, -0.03, 0.01)),
-            ChainStep({"no private data": "public"}, "pmixed", "public", points(-0.0125, -0.03, 0.0)),
+            ChainStep(
+                {"recipe": "trained so"},
+                "undefended",
+                "undefended",
+                None,
+                "the undefended target is that row",
+            ),
+            ChainStep(
+                {"splitting": "shards"},
+                "undefended",
+                "ensemble-unmixed",
+                points(-0.3, -0.35, -0.25),
+            ),
+            ChainStep(
+                {"mixing": "mixed"}, "ensemble-unmixed", "pmixed", points(-0.01, -0.03, 0.01)
+            ),
+            ChainStep(
+                {"no private data": "public"}, "pmixed", "public", points(-0.0125, -0.03, 0.0)
+            ),
         ),
         points(-0.31, -0.36, -0.26),
     )
     explained = changed(result, "pmixed", lambda f: replace(f, chain=apart if f.chain else None))
     shown = summary_text(explained)
-    assert "splitting −30 points [−35 to −25] · mixing −1.0 points [−3.0 to 1.0], not significant" in shown
+    assert (
+        "splitting −30 points [−35 to −25] · mixing −1.0 points [−3.0 to 1.0], not significant"
+        in shown
+    )
     page = markdown.render_markdown_report(explained)
     assert (
-        "| mixing | Ensemble, unmixed | PMixED (sound) | mixed | −1.0 points | [−3.0 to 1.0] | 320 | not significant |"
-        in page
+        "| mixing | Ensemble, unmixed | PMixED (sound) | mixed | −1.0 points | [−3.0 to 1.0] | 320 "
+        "| not significant |" in page
     )
     assert "trained so" not in page and "| all of these |" in page
 
@@ -80,9 +107,15 @@ def summary_text(result: AuditResult) -> str:
 
 def test_not_above_the_baseline_is_inconclusive(result: AuditResult) -> None:
     excess = Measurement("excess_recall", 0.02, -0.01, 0.05, 320)
-    weak = changed(result, "undefended", lambda f: with_recall(f, Measurement("recall", 0.05, 0.03, 0.08, 320), excess))
+    weak = changed(
+        result,
+        "undefended",
+        lambda f: with_recall(f, Measurement("recall", 0.05, 0.03, 0.08, 320), excess),
+    )
     weak = replace(weak, benchmark=replace(weak.benchmark, greedy_recall={}))
-    assert headline(weak).startswith("Undefended: inconclusive: 16/320 (5.0%) extracted verbatim, text-only")
+    assert headline(weak).startswith(
+        "Undefended: inconclusive: 16/320 (5.0%) extracted verbatim, text-only"
+    )
 
 
 def test_nothing_measured(result: AuditResult) -> None:
@@ -101,14 +134,18 @@ def changed(result: AuditResult, target: str, change: Callable[[Finding], Findin
     """The result with every measured finding of one target changed."""
     return replace(
         result,
-        findings=tuple(change(f) if f.target == target and f.measurements else f for f in result.findings),
+        findings=tuple(
+            change(f) if f.target == target and f.measurements else f for f in result.findings
+        ),
     )
 
 
 def with_recall(finding: Finding, *measured: Measurement) -> Finding:
     """The finding with these measurements in place of its own of the same names."""
     names = {m.name for m in measured}
-    return replace(finding, measurements=(*(m for m in finding.measurements if m.name not in names), *measured))
+    return replace(
+        finding, measurements=(*(m for m in finding.measurements if m.name not in names), *measured)
+    )
 
 
 def test_probes_are_told_as_attacks_are(probe_only: AuditResult, with_probe: AuditResult) -> None:
@@ -122,7 +159,9 @@ def test_probes_are_told_as_attacks_are(probe_only: AuditResult, with_probe: Aud
 
 def test_a_claim_that_was_seen_to_fail_is_said_aloud(result: AuditResult) -> None:
     def checked(violations: int) -> AuditResult:
-        measured = (Measurement("claim_violations", violations, violations, violations, 1600, "count"),)
+        measured = (
+            Measurement("claim_violations", violations, violations, violations, 1600, "count"),
+        )
         row = next(f for f in result.findings if f.target == "pmixed" and f.setting == "white-box")
         row = replace(row, attack="claim-check", measurements=measured, by_repeats={}, curve=())
         return replace(result, findings=(*result.findings, row))

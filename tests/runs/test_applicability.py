@@ -1,4 +1,5 @@
-"""What was asked for by name is measured or refused before any record is asked; it never disappears from a run."""
+"""What was asked for by name is measured or refused before any record is asked; it never disappears
+from a run."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ QUICK: dict[str, dict[str, Any]] = {
     "prediction-audit": {"games": 64, "tokens": 2},
     "near-verbatim": {"beams": 2},
 }
-# What this place lacks: a reference, a public model, a tokenizer, canaries, a claim, a training that kept gradients.
+# What this place lacks: a reference, a public model, a tokenizer, canaries, a claim, a training
+# that kept gradients.
 LACKING = {
     "zlib": "tokenizer",
     "lowercase": "tokenizer",
@@ -40,15 +42,27 @@ IN_TEXT_ONLY = ("perplexity", "exact", "membership", "extraction-probability", "
 
 def run(tmp_path: Path, **fields: object) -> Any:
     asked = plan(samples=None, **fields)
-    parts = asked.target, asked.loading, asked.data, asked.attacks.sizes, asked.seed, asked.model_and_secrets_fields
+    parts = (
+        asked.target,
+        asked.loading,
+        asked.data,
+        asked.attacks.sizes,
+        asked.seed,
+        asked.model_and_secrets_fields,
+    )
     folder = RunFolder.create(tmp_path / "run", "live", asked.to_json())
     return run_audit(asked, Live(*parts, SilentReporter(), SweepCache()), folder)
 
 
 @pytest.mark.parametrize("setting", ["text-only", "white-box"])
 @pytest.mark.parametrize("name", sorted(registry.attacks_and_probes_by_name()))
-def test_each_attack_by_name_is_measured_or_refused(tmp_path: Path, name: str, setting: str) -> None:
-    why = LACKING.get(name, "only sampled tokens come back" if setting == "text-only" and name in IN_TEXT_ONLY else "")
+def test_each_attack_by_name_is_measured_or_refused(
+    tmp_path: Path, name: str, setting: str
+) -> None:
+    why = LACKING.get(
+        name,
+        "only sampled tokens come back" if setting == "text-only" and name in IN_TEXT_ONLY else "",
+    )
     options = {name: QUICK[name]} if name in QUICK else {}
     fields = {"attack": [name], "attack_options": options, "setting": setting}
     if not why:
@@ -71,7 +85,9 @@ def test_each_attack_by_name_is_measured_or_refused(tmp_path: Path, name: str, s
         ("ethicist", {"tune_on": "none", "confidence": "reference"}, "give --reference MODEL"),
     ],
 )
-def test_an_option_that_cannot_be_met_is_refused(tmp_path: Path, name: str, options: Any, why: str) -> None:
+def test_an_option_that_cannot_be_met_is_refused(
+    tmp_path: Path, name: str, options: Any, why: str
+) -> None:
     asked = {**QUICK.get(name, {}), **options}
     with pytest.raises(AuditError, match=f"--attack {name} cannot run: .*{why}"):
         run(tmp_path, attack=[name, "perplexity"], attack_options={name: asked})
@@ -83,19 +99,42 @@ def test_an_attack_that_ran_on_no_target_ends_the_run_with_an_error(
     """With a defense it ended with exit 0 and a row that "did not run"."""
     save_tiny(tmp_path / "model")
     save_tiny(tmp_path / "public")
-    rows = [json.dumps({"prefix": f"bed {i:02d} code", "suffix": f" {i * 7919 % 997:03d}"}) + "\n" for i in range(12)]
+    rows = [
+        json.dumps({"prefix": f"bed {i:02d} code", "suffix": f" {i * 7919 % 997:03d}"}) + "\n"
+        for i in range(12)
+    ]
     (tmp_path / "private.jsonl").write_text("".join(rows))
     given = {"--model": "model", "--public": "public", "--data": "private.jsonl", "-o": "run"}
     words = [word for flag, name in given.items() for word in (flag, str(tmp_path / name))]
-    words += ["--defense", "uniform-mixing", "--attack", "prediction-audit", "-A", "relation=zero_out"]
-    assert run_command_line(["run", *words, "-A", "games=64", "-A", "tokens=2", "--known-fraction", "0"]) == 2
+    words += [
+        "--defense",
+        "uniform-mixing",
+        "--attack",
+        "prediction-audit",
+        "-A",
+        "relation=zero_out",
+    ]
+    assert (
+        run_command_line(
+            ["run", *words, "-A", "games=64", "-A", "tokens=2", "--known-fraction", "0"]
+        )
+        == 2
+    )
     said = capsys.readouterr()
-    assert "prediction-audit ran on no target: its neighbours are by" in said.err and "RESULT" in said.out
+    assert (
+        "prediction-audit ran on no target: its neighbours are by" in said.err
+        and "RESULT" in said.out
+    )
     assert (tmp_path / "run" / "report.html").exists()
 
 
-def test_what_a_defended_target_may_give_is_not_refused_and_what_no_target_gives_is(tmp_path: Path) -> None:
-    defended = {"defense": ["uniform-mixing"], "defense_options": {"uniform-mixing": {"weight": 0.5}}}
+def test_what_a_defended_target_may_give_is_not_refused_and_what_no_target_gives_is(
+    tmp_path: Path,
+) -> None:
+    defended = {
+        "defense": ["uniform-mixing"],
+        "defense_options": {"uniform-mixing": {"weight": 0.5}},
+    }
     rows = run(tmp_path / "a", attack=["claim-check"], **defended).findings
     assert {row.target for row in rows if row.measurements} == {"uniform-mixing"}
     with pytest.raises(AuditError, match="--attack reference cannot run"):

@@ -29,7 +29,8 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tiny(folder / "model")
     for name, first in (("private", 0), ("fresh", 40)):
         rows = [
-            (f"ward {i % 7} bed {i * 37 % 97:02d} code", f" {i * 7919 % 997:03d}") for i in range(first, first + 30)
+            (f"ward {i % 7} bed {i * 37 % 97:02d} code", f" {i * 7919 % 997:03d}")
+            for i in range(first, first + 30)
         ]
         lines = [json.dumps({"prefix": prefix, "suffix": suffix}) + "\n" for prefix, suffix in rows]
         (folder / f"{name}.jsonl").write_text("".join(lines))
@@ -38,7 +39,11 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def words(given: Path, *more: str) -> list[str]:
     flags = {"--model": "model", "--data": "private.jsonl", "--nonmembers": "fresh.jsonl"}
-    return ["run", *(word for flag, name in flags.items() for word in (flag, str(given / name))), *more]
+    return [
+        "run",
+        *(word for flag, name in flags.items() for word in (flag, str(given / name))),
+        *more,
+    ]
 
 
 def plan(given: Path, **more: Any) -> Plan:
@@ -50,7 +55,8 @@ def part(found: CostEstimate, name: str) -> RunPartCost:
     return next(cost for cost in found.costs if cost.name == name)
 
 
-# --- from a little to the whole ---------------------------------------------------------------------------------------
+# --- from a little to the whole
+# -----------------------------------------------------------------------------------------------
 
 
 class Ticks:
@@ -88,7 +94,8 @@ def asked(
     others: int = 0,
     **more: Any,
 ) -> RunPartCost:
-    """A part of which a batch takes half a second and each text a tenth, in `seconds`; 50 bytes a text."""
+    """A part of which a batch takes half a second and each text a tenth, in `seconds`; 50 bytes a
+    text."""
     peak = [0.0]
     monkeypatch.setattr(machine, "peak_memory_mb", lambda device: peak[0] / 1e6)
 
@@ -108,7 +115,9 @@ def asked(
     return cost
 
 
-def test_costs_are_worked_out_of_what_a_batch_and_what_a_text_takes(ticks: Ticks, monkeypatch: Any) -> None:
+def test_costs_are_worked_out_of_what_a_batch_and_what_a_text_takes(
+    ticks: Ticks, monkeypatch: Any
+) -> None:
     cost = asked(ticks, monkeypatch, 2.4, 1000)
     assert (cost.asked, cost.of) == (3, 1000)
     assert (cost.rows, cost.tokens) == (3000, 12000)
@@ -116,8 +125,11 @@ def test_costs_are_worked_out_of_what_a_batch_and_what_a_text_takes(ticks: Ticks
     assert cost.memory == pytest.approx(1000 + 50 * 10)
 
 
-def test_a_part_with_little_time_is_asked_twice_all_the_same(ticks: Ticks, monkeypatch: Any) -> None:
-    """One attempt does not tell what a batch costs from what a text does: it would make 36 seconds of these 9."""
+def test_a_part_with_little_time_is_asked_twice_all_the_same(
+    ticks: Ticks, monkeypatch: Any
+) -> None:
+    """One attempt does not tell what a batch costs from what a text does: it would make 36 seconds
+    of these 9."""
     cost = asked(ticks, monkeypatch, 20.0, 60, others=100)
     assert cost.asked == 2
     assert cost.seconds == pytest.approx(0.5 * 6 + 0.1 * 60)
@@ -129,13 +141,17 @@ def test_what_was_done_whole_is_told_as_it_was(ticks: Ticks, monkeypatch: Any) -
     assert cost.seconds == pytest.approx(0.5 * 2 + 0.1 * 13)
 
 
-def test_a_rehearsal_is_counted_as_often_as_it_would_be_done(ticks: Ticks, monkeypatch: Any) -> None:
+def test_a_rehearsal_is_counted_as_often_as_it_would_be_done(
+    ticks: Ticks, monkeypatch: Any
+) -> None:
     once, often = (asked(ticks, monkeypatch, 1e3, 8, times=times) for times in (1.0, 20.0))
     assert (often.seconds, often.rows) == pytest.approx((20 * once.seconds, 20 * once.rows))
     assert often.memory == once.memory
 
 
-def test_the_time_is_kept_and_what_was_not_asked_is_not_a_zero(ticks: Ticks, monkeypatch: Any) -> None:
+def test_the_time_is_kept_and_what_was_not_asked_is_not_a_zero(
+    ticks: Ticks, monkeypatch: Any
+) -> None:
     assert asked(ticks, monkeypatch, 3.0, 10**6).asked and ticks.now <= 3.0
     late = asked(ticks, monkeypatch, 0.0, 5)
     assert late.why == "not asked: the 30 seconds were over" and late.seconds != late.seconds
@@ -143,13 +159,17 @@ def test_the_time_is_kept_and_what_was_not_asked_is_not_a_zero(ticks: Ticks, mon
     assert found.parts_without_estimate == (late,) and found.seconds == 2.0
     note = run_cost_estimate_table(found).note
     assert note.startswith("at least 2.0 s") and "without 1 part that have no numbers" in note
-    assert "half as long" not in note  # of parts without a time nobody knows what would shorten them
+    assert (
+        "half as long" not in note
+    )  # of parts without a time nobody knows what would shorten them
 
 
 def test_it_says_how_many_non_members_a_rate_of_false_positives_takes() -> None:
     takes = "99 for 1% (390 to bound it), 999 for 0.1% (3,911 to bound it), there are 100"
     said = [
-        run_cost_estimate_table(CostEstimate((), (("x", 2.0),), 30.0, 1000, (300, 100), rates=rates)).note
+        run_cost_estimate_table(
+            CostEstimate((), (("x", 2.0),), 30.0, 1000, (300, 100), rates=rates)
+        ).note
         for rates in (True, False)
     ]
     assert takes in said[0] and "non-members" not in said[1]
@@ -160,14 +180,20 @@ def cost(name: str, of: int, seconds: float, *cut: str) -> RunPartCost:
 
 
 def test_it_says_which_flag_would_halve_it() -> None:
-    """300 members and 100 others: 10 s of loading, 100 s of sampling, 40 s of a probe, 10 s of held-out text."""
+    """300 members and 100 others: 10 s of loading, 100 s of sampling, 40 s of a probe, 10 s of
+    held-out text."""
     sampling = cost("perplexity", 400, 100.0, "--limit", "--samples")
     parts = (sampling, cost("membership", 400, 40.0, "--limit"), cost("held-out", 100, 10.0))
     found = CostEstimate(parts, (("x", 10.0),), 30.0, 1000, (300, 100), 20)
     assert found.seconds == 160
     # 20 s stay, so 140 s of 400 secrets have to become 60 s of 171: 85 members and 85 others.
-    assert found.flags_that_halve_time == ("--limit 85", "--samples 4")  # 100 s of 20 samples become 20 s of 4
-    assert run_cost_estimate_table(found).note.endswith("; --limit 85 or --samples 4 would take half as long")
+    assert found.flags_that_halve_time == (
+        "--limit 85",
+        "--samples 4",
+    )  # 100 s of 20 samples become 20 s of 4
+    assert run_cost_estimate_table(found).note.endswith(
+        "; --limit 85 or --samples 4 would take half as long"
+    )
     # Behind an ensemble 60 are asked: a limit above that does not make it shorter.
     few = CostEstimate((cost("perplexity", 60, 100.0, "--limit"),), (), 30.0, 1000, (300, 100))
     assert few.flags_that_halve_time == ("--limit 15",)
@@ -175,8 +201,13 @@ def test_it_says_which_flag_would_halve_it() -> None:
 
 def test_the_rows_add_up_to_the_total() -> None:
     """Reading half a million rows was most of an estimate, and in none of its rows."""
-    parts = (cost("perplexity", 400, 90.0), RunPartCost("membership", 400, why="not asked: the 30 seconds were over"))
-    found = CostEstimate(parts, (("loading the model", 2.0), ("reading and cutting the rows", 326.0)), 30.0, 1000)
+    parts = (
+        cost("perplexity", 400, 90.0),
+        RunPartCost("membership", 400, why="not asked: the 30 seconds were over"),
+    )
+    found = CostEstimate(
+        parts, (("loading the model", 2.0), ("reading and cutting the rows", 326.0)), 30.0, 1000
+    )
     table = run_cost_estimate_table(found)
     assert [(row[0], row[-1]) for row in table.rows] == [
         ("loading the model", "2.0 s"),
@@ -184,7 +215,9 @@ def test_the_rows_add_up_to_the_total() -> None:
         ("perplexity", "1 min 30 s"),
         ("membership", ""),
     ]
-    assert found.seconds == 418.0 and table.note.startswith("at least 6 min 58 s until the reports are written")
+    assert found.seconds == 418.0 and table.note.startswith(
+        "at least 6 min 58 s until the reports are written"
+    )
 
 
 def test_where_no_flag_halves_it_that_is_said() -> None:
@@ -194,10 +227,13 @@ def test_where_no_flag_halves_it_that_is_said() -> None:
     ):
         found = CostEstimate(parts, (("x", 5.0),), 30.0, 1000, (40, 0), 10)
         assert found.flags_that_halve_time == ()
-        assert run_cost_estimate_table(found).note.endswith("no smaller --limit or --samples would take half as long")
+        assert run_cost_estimate_table(found).note.endswith(
+            "no smaller --limit or --samples would take half as long"
+        )
 
 
-# --- against the run --------------------------------------------------------------------------------------------------
+# --- against the run
+# -----------------------------------------------------------------------------------------------
 
 OPTIONS: dict[str, Any] = {
     "attack": ("ethicist", "perplexity", "extraction-probability"),
@@ -207,9 +243,19 @@ OPTIONS: dict[str, Any] = {
 
 
 def test_rows_and_tokens_are_those_of_the_run(given: Path, tmp_path: Path) -> None:
-    """With time for all of it, an estimate counts what the run asks, but for what the run tunes further."""
+    """With time for all of it, an estimate counts what the run asks, but for what the run tunes
+    further."""
     found = estimate.estimate_run_cost(plan(given, **OPTIONS), SilentReporter(), 1e6)
-    own = ["-A", "samples=5", "-A", "ethicist.prompt_length=2", "-A", "ethicist.epochs=3", "--setting", "white-box"]
+    own = [
+        "-A",
+        "samples=5",
+        "-A",
+        "ethicist.prompt_length=2",
+        "-A",
+        "ethicist.epochs=3",
+        "--setting",
+        "white-box",
+    ]
     attacks = [word for name in OPTIONS["attack"] for word in ("--attack", name)]
     assert run_command_line([*words(given), *own, *attacks, "-o", str(tmp_path / "run")]) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
@@ -220,21 +266,32 @@ def test_rows_and_tokens_are_those_of_the_run(given: Path, tmp_path: Path) -> No
     assert tuning.of == tuning.asked == result["benchmark"]["known"]
     uncounted = {"choosing a prefix token"}
     names = {cost.name for cost in found.costs if not cost.name.endswith("tuning")} - uncounted
-    told = {name for name in result["timings"] if name != "prepare" and not name.startswith("build ")}
+    told = {
+        name for name in result["timings"] if name != "prepare" and not name.startswith("build ")
+    }
     assert names == told
     assert found.estimated_peak_memory_bytes > 0 and found.seconds > 0
     assert part(found, "Undefended: perplexity (white-box)").cut == ("--limit", "--samples")
     assert part(found, "Undefended: extraction-probability (white-box)").cut == ("--limit",)
-    assert found.samples == 5 and sum(found.secrets) == part(found, "Undefended: extraction-probability (white-box)").of
+    assert (
+        found.samples == 5
+        and sum(found.secrets) == part(found, "Undefended: extraction-probability (white-box)").of
+    )
 
 
 def test_a_decoding_with_one_answer_is_counted_once(given: Path) -> None:
-    greedy = {"attack": ("perplexity",), "attack_options": {"": {"temperature": 0.0}}, "setting": "white-box"}
+    greedy = {
+        "attack": ("perplexity",),
+        "attack_options": {"": {"temperature": 0.0}},
+        "setting": "white-box",
+    }
     found = estimate.estimate_run_cost(plan(given, **greedy), SilentReporter(), 1e6)
     own = part(found, "Undefended: perplexity (white-box)")
     n_secrets, suffix = sum(found.secrets), len(" 100")
     assert own.rows == n_secrets * suffix and own.cut == ("--limit",)
-    assert found.samples is None and not any("--samples" in flag for flag in found.flags_that_halve_time)
+    assert found.samples is None and not any(
+        "--samples" in flag for flag in found.flags_that_halve_time
+    )
     both = {**greedy, "attack": ("perplexity", "zlib"), "attack_options": {"zlib": {"samples": 4}}}
     both["attack_options"]["perplexity"] = {"temperature": 0.0}
     assert estimate.estimate_run_cost(plan(given, **both), SilentReporter(), 1e6).samples == 4
@@ -245,10 +302,15 @@ def test_the_command_shows_a_table_and_writes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
-    assert run_command_line(words(given, "--attack", "perplexity", "--samples", "3", "--estimate")) == 0
+    assert (
+        run_command_line(words(given, "--attack", "perplexity", "--samples", "3", "--estimate"))
+        == 0
+    )
     said = capsys.readouterr().out
     assert "starting and imports" in said
-    assert "forward rows" in said and "Undefended: perplexity (white-box)" in said and "about" in said
+    assert (
+        "forward rows" in said and "Undefended: perplexity (white-box)" in said and "about" in said
+    )
     assert "would take half as long" in " ".join(said.split())
     assert not list(tmp_path.iterdir())
 
@@ -257,12 +319,20 @@ def test_the_command_shows_a_table_and_writes_nothing(
     ("more", "said"),
     [
         (("--estimate", "-o", "x"), "--estimate runs and writes nothing: give no --out with it"),
-        (("--estimate", "--reveal"), "--estimate runs and writes nothing: give no --reveal with it"),
-        (("--estimate", "--submission", "x.csv"), "--estimate runs and writes nothing: give no --submission with it"),
+        (
+            ("--estimate", "--reveal"),
+            "--estimate runs and writes nothing: give no --reveal with it",
+        ),
+        (
+            ("--estimate", "--submission", "x.csv"),
+            "--estimate runs and writes nothing: give no --submission with it",
+        ),
         (("--estimate", "--seeds", "0-1"), "--estimate is of a single run, got a grid of them"),
     ],
 )
-def test_what_an_estimate_would_ignore_is_refused(given: Path, more: tuple[str, ...], said: str, capsys: Said) -> None:
+def test_what_an_estimate_would_ignore_is_refused(
+    given: Path, more: tuple[str, ...], said: str, capsys: Said
+) -> None:
     assert run_command_line(words(given, *more)) == 2
     assert said in capsys.readouterr().err
 
@@ -276,7 +346,9 @@ def test_there_is_no_estimate_of_resumed_remote_unbuilt_and_refused_runs(
     remote = Plan.from_fields(
         model="openai:m", base_url="http://127.0.0.1:1/v1", data="x.jsonl", attack=("perplexity",)
     )
-    with pytest.raises(AuditError, match="expected a model that is loaded here with --estimate, got openai:m"):
+    with pytest.raises(
+        AuditError, match="expected a model that is loaded here with --estimate, got openai:m"
+    ):
         estimate.estimate_run_cost(remote, SilentReporter())
     with pytest.raises(AuditError, match="--attack exposure cannot run: the data hold no canaries"):
         estimate.estimate_run_cost(plan(given, attack=("exposure",)), SilentReporter())

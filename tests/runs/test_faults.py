@@ -1,4 +1,5 @@
-"""Whatever became of a run folder, going on with it or judging it ends in a sentence, never in a bug of ours."""
+"""Whatever became of a run folder, going on with it or judging it ends in a sentence, never in a
+bug of ours."""
 
 from __future__ import annotations
 
@@ -31,13 +32,22 @@ DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
     "nothing": lambda held: b"null\n",
     "a word": lambda held: b'"x"\n',
     "an empty object": lambda held: b"{}\n",
-    "other types": lambda held: held.replace(b": 1", b': "x"').replace(b"[1", b'["x"').replace(b": [", b": 7, "),
+    "other types": lambda held: (
+        held.replace(b": 1", b': "x"').replace(b"[1", b'["x"').replace(b": [", b": 7, ")
+    ),
     "NaN": lambda held: held.replace(b"0.", b"NaN, 0."),
     "doubled": lambda held: held + held,
     "nested": lambda held: b"[" * 100_000,
 }
 FILES = (
-    *("guesses.jsonl", "observations.jsonl", "tokens.jsonl", "plan.json", "weights.json", "state/a.pt"),
+    *(
+        "guesses.jsonl",
+        "observations.jsonl",
+        "tokens.jsonl",
+        "plan.json",
+        "weights.json",
+        "state/a.pt",
+    ),
     *("result.json", TABLE),
 )
 
@@ -49,7 +59,13 @@ def run(tmp_path: Path) -> Path:
     ids, repeats = tuple(f"s{i}" for i in range(n)), (1,) * n
     folder = RunFolder.create(tmp_path / "run", "name", plan)
     folder.pin_weights({"model/model.safetensors": "d1"})
-    facts = {"id": ids, "alias": ids, "member": [True] * n, "repeats": repeats, "canary": [False] * n}
+    facts = {
+        "id": ids,
+        "alias": ids,
+        "member": [True] * n,
+        "repeats": repeats,
+        "canary": [False] * n,
+    }
     facts |= {"length": [2] * n, "group": [None] * n}
     (folder.path / "secrets.json").write_text(json.dumps(facts))
     cell = CellKey("undefended", "white-box", "a")
@@ -59,7 +75,9 @@ def run(tmp_path: Path) -> Path:
     tuned_states.save_attack_state(folder, "a", {"epoch": 1})
     hit, whole = np.arange(n) < 10, np.ones(n, dtype=bool)
     distance = np.where(hit, 0, 5)
-    outcome = judging.Outcome(ids, hit, hit, np.linspace(0, 1, n), repeats, whole, distance, np.full(n, 2))
+    outcome = judging.Outcome(
+        ids, hit, hit, np.linspace(0, 1, n), repeats, whole, distance, np.full(n, 2)
+    )
     table.write_secrets_table(
         folder.path,
         RowValuesBySecret.from_judged_guesses(outcome).columns_for_secrets_table(
@@ -72,7 +90,9 @@ def run(tmp_path: Path) -> Path:
     )
     finding = Finding("undefended", "white-box", "a", {}, (), "", None, "", measured, by_repeats)
     record = BenchmarkRecord("files", "", n, 0, 0)
-    result = AuditResult("r", "2026-11-22T10:00:00+00:00", "0", "audit run", plan, record, (), (finding,), {}, {}, 0)
+    result = AuditResult(
+        "r", "2026-11-22T10:00:00+00:00", "0", "audit run", plan, record, (), (finding,), {}, {}, 0
+    )
     (folder.path / "result.json").write_text(json.dumps(to_json(result)))
     manifest.write_manifest(folder.path, (folder.path / "result.json").read_bytes())
     return folder.path

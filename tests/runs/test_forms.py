@@ -1,4 +1,5 @@
-"""`--forms`: each deployed form is a row, paired by secret with the audited model; what is refused; the gate's rule."""
+"""`--forms`: each deployed form is a row, paired by secret with the audited model; what is refused;
+the gate's rule."""
 
 from __future__ import annotations
 
@@ -26,19 +27,39 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(folder / "model", folder / "deployed")
     save(folder / "other")
     for name in ("private", "fresh"):
-        rows = [{"prefix": f"{name} {i:02d} has", "suffix": f" {i * 37 % 97:02d}"} for i in range(30)]
+        rows = [
+            {"prefix": f"{name} {i:02d} has", "suffix": f" {i * 37 % 97:02d}"} for i in range(30)
+        ]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
 def audit(world: Path, *more: str) -> int:
-    data = ["--data", str(world / "private.jsonl"), "--nonmembers", str(world / "fresh.jsonl"), "--known-fraction", "0"]
-    attacks = ["--attack", "extraction-probability", "--attack", "membership", "-A", "membership.lowercase=false"]
+    data = [
+        "--data",
+        str(world / "private.jsonl"),
+        "--nonmembers",
+        str(world / "fresh.jsonl"),
+        "--known-fraction",
+        "0",
+    ]
+    attacks = [
+        "--attack",
+        "extraction-probability",
+        "--attack",
+        "membership",
+        "-A",
+        "membership.lowercase=false",
+    ]
     options = ["-A", "membership.score=min_k_plus", "--setting", "white-box"]
-    return run_command_line(["run", "--model", str(world / "model"), *data, *attacks, *options, *more])
+    return run_command_line(
+        ["run", "--model", str(world / "model"), *data, *attacks, *options, *more]
+    )
 
 
-def test_each_form_is_a_row_that_is_paired_with_the_full_model(world: Path, tmp_path: Path, capsys: Said) -> None:
+def test_each_form_is_a_row_that_is_paired_with_the_full_model(
+    world: Path, tmp_path: Path, capsys: Said
+) -> None:
     run, forms = tmp_path / "run", "merged,int4,pruned:0.5,pruned:0.25"
     assert audit(world, "--forms", forms, "--model", str(world / "deployed"), "-o", str(run)) == 0
     result = read_result(run)
@@ -66,20 +87,30 @@ def test_each_form_is_a_row_that_is_paired_with_the_full_model(world: Path, tmp_
     assert held.count("held  ") == 5 * 2 and "undefended, white-box" not in held
     assert run_command_line(["gate", str(run), "--policy", str(tmp_path / "less.toml")]) == 1
     assert run_command_line(["gate", str(run), "--max", "extraction_probability=0.5"]) == 0
-    assert capsys.readouterr().out.count("extraction_probability 0") == 6  # the full model is judged too
+    assert (
+        capsys.readouterr().out.count("extraction_probability 0") == 6
+    )  # the full model is judged too
 
 
 def test_a_rule_on_forms_fails_a_run_without_any(world: Path, tmp_path: Path, capsys: Said) -> None:
     assert audit(world, "-o", str(tmp_path / "run")) == 0
     (tmp_path / "policy.toml").write_text('rules = ["forms <= full"]')
     capsys.readouterr()
-    assert run_command_line(["gate", str(tmp_path / "run"), "--policy", str(tmp_path / "policy.toml")]) == 1
+    assert (
+        run_command_line(["gate", str(tmp_path / "run"), "--policy", str(tmp_path / "policy.toml")])
+        == 1
+    )
     assert "this run has no forms" in capsys.readouterr().out
 
 
 def test_the_rule_reads_as_it_is_written() -> None:
     rule = parse_rule("forms <= full + 0.02")
-    assert (rule.metric, rule.limit, rule.of_forms, rule.is_paired_difference) == (RECALL, 0.02, True, True)
+    assert (rule.metric, rule.limit, rule.of_forms, rule.is_paired_difference) == (
+        RECALL,
+        0.02,
+        True,
+        True,
+    )
     assert str(rule) == "forms <= full + 0.02" and parse_rule("forms<=full").limit == 0
 
 
@@ -104,19 +135,27 @@ REFUSED = {
     "no/such/model": "no/such/model",
     "llama:no.gguf": "'no.gguf': no such file",
     "served:127.0.0.1": "expected --base-url as http://HOST:PORT/v1",
-    ",": "expected a form in --forms (fp4, gguf, int4, int8, merged, nf4, pruned, or a model), got ''",
+    ",": "expected a form in --forms (fp4, gguf, int4, int8, merged, nf4, pruned, or a model), got "
+    "''",
 }
 
 
 @pytest.mark.parametrize("forms", REFUSED)
-def test_what_is_no_form_is_refused_before_anything_is_asked(forms: str, world: Path, capsys: Said) -> None:
+def test_what_is_no_form_is_refused_before_anything_is_asked(
+    forms: str, world: Path, capsys: Said
+) -> None:
     assert audit(world, "--forms", forms, "-o", str(world / "refused")) == 2
     assert REFUSED[forms] in " ".join(capsys.readouterr().err.split())
     assert not (world / "refused").exists()
 
 
-def test_a_model_of_other_tokens_is_no_form_and_the_lab_takes_none(world: Path, capsys: Said) -> None:
+def test_a_model_of_other_tokens_is_no_form_and_the_lab_takes_none(
+    world: Path, capsys: Said
+) -> None:
     assert audit(world, "--forms", str(world / "other"), "-o", str(world / "refused")) == 2
     assert "expected --forms to share the target's vocabulary of 257" in capsys.readouterr().err
     assert run_command_line(["run", "--forms", str(world / "model"), "--estimate"]) == 2
-    assert "names a model, which goes with --model and --data, got it in the lab" in capsys.readouterr().err
+    assert (
+        "names a model, which goes with --model and --data, got it in the lab"
+        in capsys.readouterr().err
+    )

@@ -11,14 +11,18 @@ import pytest
 from auditor.runs import machine
 
 
-def test_a_record_names_the_commit_that_the_command_stood_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_names_the_commit_that_the_command_stood_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert "commit" not in machine.describe_environment("cpu")  # no repository
 
     def git(*words: str) -> str:
         as_who = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
-        return subprocess.run(["git", *as_who, *words], check=True, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(
+            ["git", *as_who, *words], check=True, capture_output=True, text=True
+        ).stdout.strip()
 
     git("init")
     (tmp_path / "train.py").write_text("1")
@@ -36,14 +40,19 @@ def test_a_record_names_the_build_of_zlib() -> None:
     assert machine.describe_environment("cpu")["zlib"] == zlib.ZLIB_RUNTIME_VERSION
 
 
-def test_no_program_that_a_folder_names_for_git_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that is begun in somebody's folder asks git for the commit: no monitor, filter or hook there is run."""
+def test_no_program_that_a_folder_names_for_git_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is begun in somebody's folder asks git for the commit: no monitor, filter or hook
+    there is run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
 
     def git(*words: str) -> str:
         as_who = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
-        return subprocess.run(["git", *as_who, *words], check=True, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(
+            ["git", *as_who, *words], check=True, capture_output=True, text=True
+        ).stdout.strip()
 
     git("init")
     (tmp_path / "train.py").write_text("1")

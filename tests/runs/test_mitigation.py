@@ -1,4 +1,5 @@
-"""`audit mitigate`: what is left out, that the same secrets are asked again, and that a refusal leaves nothing."""
+"""`audit mitigate`: what is left out, that the same secrets are asked again, and that a refusal
+leaves nothing."""
 
 from __future__ import annotations
 
@@ -46,17 +47,46 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tiny(folder / "base")
     (folder / "data.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     others = [f"The code of gate {i} is {i * 31 + 2000}." for i in range(6)]
-    (folder / "others.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in others))
+    (folder / "others.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in others)
+    )
     (folder / "own.py").write_text(OWN)
     data = str(folder / "data.jsonl")
     assert (
         run_command_line(
-            ["train", "none", "--model", str(folder / "base"), "--data", data, *TRAINED, "-o", f"{folder}/tuned"]
+            [
+                "train",
+                "none",
+                "--model",
+                str(folder / "base"),
+                "--data",
+                data,
+                *TRAINED,
+                "-o",
+                f"{folder}/tuned",
+            ]
         )
         == 0
     )
-    audit = ["run", "--model", f"{folder}/tuned", "--data", data, "--nonmembers", f"{folder}/others.jsonl"]
-    audit += ["--known-fraction", "0", "--prefix-length", "18", "--suffix-length", "6", "--setting", "white-box"]
+    audit = [
+        "run",
+        "--model",
+        f"{folder}/tuned",
+        "--data",
+        data,
+        "--nonmembers",
+        f"{folder}/others.jsonl",
+    ]
+    audit += [
+        "--known-fraction",
+        "0",
+        "--prefix-length",
+        "18",
+        "--suffix-length",
+        "6",
+        "--setting",
+        "white-box",
+    ]
     audit += ["--attack", "perplexity", "-A", "samples=2", "--attack", "extraction-probability"]
     assert run_command_line([*audit, "-o", f"{folder}/run"]) == 0
     return folder
@@ -70,16 +100,26 @@ def test_a_cap_keeps_the_first_copies_of_each_text(most: int) -> None:
     kept, told = CopyCap(most=most).choose_records(texts)
     assert kept == naive and f"{len(naive)} are left" in told
     left = Counter(texts[i] for i in kept)
-    assert all(left[text] == CopyCap(most=most).count_remaining_copies(count) for text, count in Counter(texts).items())
+    assert all(
+        left[text] == CopyCap(most=most).count_remaining_copies(count)
+        for text, count in Counter(texts).items()
+    )
 
 
 def test_dropped_records_go_with_all_their_copies(tmp_path: Path) -> None:
     kept, _ = DropRecords(times=4).choose_records(TEXTS)
     assert [TEXTS[i] for i in kept] == [text for text in TEXTS if TEXTS.count(text) < 4]
-    assert [DropRecords(times=4).count_remaining_copies(count) for count in (1, 3, 4, 12)] == [1, 3, 0, 0]
+    assert [DropRecords(times=4).count_remaining_copies(count) for count in (1, 3, 4, 12)] == [
+        1,
+        3,
+        0,
+        0,
+    ]
     write_shard_record_list(tmp_path / "a", DATA[6:7])
     listed = DropRecords(listed=str(tmp_path / "a"))
-    assert [TEXTS[i] for i in listed.choose_records(TEXTS)[0]] == [text for text in TEXTS if text != DATA[6]]
+    assert [TEXTS[i] for i in listed.choose_records(TEXTS)[0]] == [
+        text for text in TEXTS if text != DATA[6]
+    ]
     write_shard_record_list(
         tmp_path / "b", DATA[6:7]
     )  # the same list elsewhere trains the same model, another one does not
@@ -95,7 +135,9 @@ def test_dropped_records_go_with_all_their_copies(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet"])
 @pytest.mark.parametrize("counted", [False, True])
-def test_rows_stay_as_they_are_in_the_form_of_their_file(name: str, counted: bool, tmp_path: Path) -> None:
+def test_rows_stay_as_they_are_in_the_form_of_their_file(
+    name: str, counted: bool, tmp_path: Path
+) -> None:
     """Other columns too; a `repeats` column says how many copies are left."""
     frame = pd.DataFrame({"text": DATA, "id": [f"00{i}" for i in range(8)]})
     if counted:
@@ -103,15 +145,25 @@ def test_rows_stay_as_they_are_in_the_form_of_their_file(name: str, counted: boo
     else:
         frame = frame.loc[np.repeat(np.arange(8), COPIES)]
     path, to = tmp_path / name, tmp_path / f"to{Path(name).suffix}"
-    write = {".jsonl": "to_json", ".json": "to_json", ".csv": "to_csv", ".parquet": "to_parquet"}[path.suffix]
-    more: dict[str, Any] = {"index": False} if write != "to_json" else {"orient": "records", "lines": name == "a.jsonl"}
+    write = {".jsonl": "to_json", ".json": "to_json", ".csv": "to_csv", ".parquet": "to_parquet"}[
+        path.suffix
+    ]
+    more: dict[str, Any] = (
+        {"index": False}
+        if write != "to_json"
+        else {"orient": "records", "lines": name == "a.jsonl"}
+    )
     getattr(frame, write)(path, **more)
     write_reduced_data_kept_by_trainer(CopyCap(most=2), str(path), to)
     read: Any = {".csv": lambda p: pd.read_csv(p, dtype=str), ".parquet": pd.read_parquet}.get(
         path.suffix, lambda p: pd.read_json(p, lines=name == "a.jsonl", dtype=False)
     )
     found = read(to)
-    expected = [(text, f"00{i}") for i, text in enumerate(DATA) for _ in range(1 if counted else min(COPIES[i], 2))]
+    expected = [
+        (text, f"00{i}")
+        for i, text in enumerate(DATA)
+        for _ in range(1 if counted else min(COPIES[i], 2))
+    ]
     assert list(zip(found["text"], found["id"], strict=True)) == expected
     if counted:
         assert found["repeats"].astype(int).tolist() == [min(count, 2) for count in COPIES]
@@ -121,28 +173,37 @@ def test_rows_stay_as_they_are_in_the_form_of_their_file(name: str, counted: boo
 def test_nothing_to_leave_out_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in DATA))
     with refuses("cap", "8"):
-        write_reduced_data_kept_by_trainer(CopyCap(most=3), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
+        write_reduced_data_kept_by_trainer(
+            CopyCap(most=3), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl"
+        )
     with refuses("drop", "32"):
-        write_reduced_data_kept_by_trainer(DropRecords(times=2), _repeated(tmp_path), tmp_path / "b.jsonl")
+        write_reduced_data_kept_by_trainer(
+            DropRecords(times=2), _repeated(tmp_path), tmp_path / "b.jsonl"
+        )
     assert not (tmp_path / "b.jsonl").exists()
 
 
 def _repeated(folder: Path) -> str:
-    (folder / "c.jsonl").write_text("".join(json.dumps({"text": text, "repeats": 4}) + "\n" for text in DATA))
+    (folder / "c.jsonl").write_text(
+        "".join(json.dumps({"text": text, "repeats": 4}) + "\n" for text in DATA)
+    )
     return str(folder / "c.jsonl")
 
 
-def test_what_advice_names_is_done_and_audited_again(world: Path, tmp_path: Path, capsys: Said) -> None:
-    """By the recipe beside the model: same secrets, paired; the same command goes on, and another is refused."""
+def test_what_advice_names_is_done_and_audited_again(
+    world: Path, tmp_path: Path, capsys: Said
+) -> None:
+    """By the recipe beside the model: same secrets, paired; the same command goes on, and another
+    is refused."""
     out = tmp_path / "capped"
     command = ["mitigate", f"{world}/run", "--by", "cap:2", "-o", str(out)]
     assert run_command_line(command) == 0
     said = capsys.readouterr().out
     assert len(said.splitlines()) <= 25 and "12 records" not in said
     before, after = read_run(world / "run"), read_run(out)
-    assert before.result.benchmark.digest == after.result.benchmark.digest and set(before.outcomes) == set(
-        after.outcomes
-    )
+    assert before.result.benchmark.digest == after.result.benchmark.digest and set(
+        before.outcomes
+    ) == set(after.outcomes)
     recipe = json.loads((out / "model" / "training.json").read_text())["recipe"]
     first = json.loads((world / "tuned" / "training.json").read_text())["recipe"]
     assert {name for name in recipe if recipe[name] != first[name]} == {"data"}
@@ -162,21 +223,41 @@ def test_what_advice_names_is_done_and_audited_again(world: Path, tmp_path: Path
 def test_what_was_extracted_is_dropped(world: Path, tmp_path: Path) -> None:
     found = ids_of_extracted_members(read_run(world / "run"))
     assert found
-    assert run_command_line(["mitigate", f"{world}/run", "--by", "drop", "-o", str(tmp_path / "out")]) == 0
+    assert (
+        run_command_line(["mitigate", f"{world}/run", "--by", "drop", "-o", str(tmp_path / "out")])
+        == 0
+    )
     gone = [TEXTS[int(id.split("-")[1])] for id in found]
     assert read_shard_record_list(tmp_path / "out" / "dropped") == record_digests(gone)
     assert {row["text"] for row in rows(tmp_path / "out" / "data.jsonl")} == set(TEXTS) - set(gone)
 
 
 def test_a_command_of_ones_own_trains(world: Path, tmp_path: Path, capsys: Said) -> None:
-    """It is given the rows that are left and a folder; where it fails nothing is audited, and the next try goes on."""
+    """It is given the rows that are left and a folder; where it fails nothing is audited, and the
+    next try goes on."""
     out, script = tmp_path / "own", world / "own.py"
-    mitigate = ["mitigate", f"{world}/run", "--by", "dedup", "-D", "exact=true", "-o", str(out), "--train"]
-    assert run_command_line([*mitigate, f"{sys.executable} -c 'raise SystemExit(3)' {{data}} {{out}}"]) == 2
+    mitigate = [
+        "mitigate",
+        f"{world}/run",
+        "--by",
+        "dedup",
+        "-D",
+        "exact=true",
+        "-o",
+        str(out),
+        "--train",
+    ]
+    assert (
+        run_command_line([*mitigate, f"{sys.executable} -c 'raise SystemExit(3)' {{data}} {{out}}"])
+        == 2
+    )
     assert "exit code 3" in capsys.readouterr().err and not out.exists()
     assert run_command_line([*mitigate, f"{sys.executable} -c pass {{data}} {{out}}"]) == 2
     assert not out.exists()
-    assert run_command_line([*mitigate, f"{sys.executable} {script} {world}/base {{data}} {{out}}"]) == 0
+    assert (
+        run_command_line([*mitigate, f"{sys.executable} {script} {world}/base {{data}} {{out}}"])
+        == 0
+    )
     assert [row["text"] for row in rows(out / "model" / "seen.jsonl")] == DATA
     assert (
         read_run(out).result.target("undefended").perplexity
@@ -187,7 +268,18 @@ def test_a_command_of_ones_own_trains(world: Path, tmp_path: Path, capsys: Said)
 def test_another_method_keeps_the_recipe(world: Path, tmp_path: Path, capsys: Said) -> None:
     """A private training: same base, data and epochs; what it promises is on the page."""
     out = tmp_path / "private"
-    command = ["mitigate", f"{world}/run", "--by", "dp-sgd:8", "-D", "epochs=1", "-D", "noise=seeded", "-o", str(out)]
+    command = [
+        "mitigate",
+        f"{world}/run",
+        "--by",
+        "dp-sgd:8",
+        "-D",
+        "epochs=1",
+        "-D",
+        "noise=seeded",
+        "-o",
+        str(out),
+    ]
     assert run_command_line(command) == 0
     configuration = json.loads((out / "model" / "training.json").read_text())["configuration"]
     assert configuration["method"] == "dp-sgd" and configuration["options"]["epsilon"] == 8.0
@@ -206,7 +298,10 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "option": (["--by", "cap:2", "-D", "least=3"], ("least",)),
     "placeholder": (["--by", "dedup", "--train", "train {data}"], ("--train", "{out}")),
     "quote": (["--by", "dedup", "--train", "train '{data} {out}"], ("--train",)),
-    "method by command": (["--by", "dp-sgd:8", "--train", "train {data} {out}"], ("--train", "dp-sgd")),
+    "method by command": (
+        ["--by", "dp-sgd:8", "--train", "train {data} {out}"],
+        ("--train", "dp-sgd"),
+    ),
     "no program": (
         ["--by", "dedup", "-D", "exact=true", "--train", "no-such-program {data} {out}"],
         ("no-such-program",),
@@ -218,12 +313,18 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refusals_leave_nothing(case: str, world: Path, tmp_path: Path, capsys: Said, monkeypatch: Any) -> None:
+def test_refusals_leave_nothing(
+    case: str, world: Path, tmp_path: Path, capsys: Said, monkeypatch: Any
+) -> None:
     monkeypatch.chdir(world)
     given, facts = REFUSED[case]
     assert run_command_line(["mitigate", f"{world}/run", *given, "-o", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
-    assert all(fact in said for fact in facts) and said.count("error:") == 1 and not (tmp_path / "out").exists()
+    assert (
+        all(fact in said for fact in facts)
+        and said.count("error:") == 1
+        and not (tmp_path / "out").exists()
+    )
 
 
 def test_a_folder_of_something_else_is_left_alone(world: Path, tmp_path: Path) -> None:
@@ -232,32 +333,78 @@ def test_a_folder_of_something_else_is_left_alone(world: Path, tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_a_model_without_a_recipe_needs_a_command(world: Path, tmp_path: Path, capsys: Said) -> None:
-    audit = ["run", "--model", f"{world}/base", "--data", f"{world}/data.jsonl", "--known-fraction", "0"]
-    audit += ["--prefix-length", "18", "--suffix-length", "6", "--attack", "extraction-probability", "-o"]
+def test_a_model_without_a_recipe_needs_a_command(
+    world: Path, tmp_path: Path, capsys: Said
+) -> None:
+    audit = [
+        "run",
+        "--model",
+        f"{world}/base",
+        "--data",
+        f"{world}/data.jsonl",
+        "--known-fraction",
+        "0",
+    ]
+    audit += [
+        "--prefix-length",
+        "18",
+        "--suffix-length",
+        "6",
+        "--attack",
+        "extraction-probability",
+        "-o",
+    ]
     assert run_command_line([*audit, str(tmp_path / "run")]) == 0
-    assert run_command_line(["mitigate", str(tmp_path / "run"), "--by", "dedup", "-o", str(tmp_path / "out")]) == 2
+    assert (
+        run_command_line(
+            ["mitigate", str(tmp_path / "run"), "--by", "dedup", "-o", str(tmp_path / "out")]
+        )
+        == 2
+    )
     assert "--train" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
-def test_the_lab_trains_by_its_own_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
+def test_the_lab_trains_by_its_own_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
+) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
-    tiny_lab = {"vocab_size": 300, "layers": 1, "hidden": 32, "heads": 2, "private_rank": 2, "batch": 8}
+    tiny_lab = {
+        "vocab_size": 300,
+        "layers": 1,
+        "hidden": 32,
+        "heads": 2,
+        "private_rank": 2,
+        "batch": 8,
+    }
     tiny_lab |= {"repeats": [[times, 2, 1] for times in (1, 4, 16)], "others": 0, "members": 3}
-    tiny_lab |= {"nonmembers": 4, "public_records": 20, "public_epochs": 1, "private_epochs": 2, "private_batch": 5}
+    tiny_lab |= {
+        "nonmembers": 4,
+        "public_records": 20,
+        "public_epochs": 1,
+        "private_epochs": 2,
+        "private_batch": 5,
+    }
     fields = "".join(f"{name} = {value}\n" for name, value in tiny_lab.items())
-    (tmp_path / "plan.toml").write_text(f'attack = ["extraction-probability"]\n[lab_recipe]\n{fields}')
+    (tmp_path / "plan.toml").write_text(
+        f'attack = ["extraction-probability"]\n[lab_recipe]\n{fields}'
+    )
     run, out = tmp_path / "run", tmp_path / "run-early-stop"
     assert run_command_line(["run", "--config", str(tmp_path / "plan.toml"), "-o", str(run)]) == 0
     for by in ("early-stop", "cap:4"):
         assert run_command_line(["mitigate", str(run), "--by", by]) == 0
     plan = Plan.from_json(read_run(out).result.plan)
-    assert plan.target.mitigation["method"] == "early-stop" and plan.target.mitigation["epochs"] == 2
+    assert (
+        plan.target.mitigation["method"] == "early-stop" and plan.target.mitigation["epochs"] == 2
+    )
     (lab,) = (tmp_path / "cache" / "lab").iterdir()
     assert len([path for path in lab.glob("cap-*") if path.is_dir()]) == 1
     assert (tmp_path / "run-cap-4" / "before-after.html").is_file()
-    assert run_command_line(["mitigate", str(out), "--by", "dedup"]) == 2  # a model that was mitigated already
-    assert run_command_line(["mitigate", str(run), "--by", "dedup", "--train", "x {data} {out}"]) == 2
+    assert (
+        run_command_line(["mitigate", str(out), "--by", "dedup"]) == 2
+    )  # a model that was mitigated already
+    assert (
+        run_command_line(["mitigate", str(run), "--by", "dedup", "--train", "x {data} {out}"]) == 2
+    )
     assert "--train" in capsys.readouterr().err
 
 

@@ -1,4 +1,5 @@
-"""Packed records that a model learnt after one another: both counts are said, and the smaller one is in doubt."""
+"""Packed records that a model learnt after one another: both counts are said, and the smaller one
+is in doubt."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ EARLIER = {secret.id: (2, 60 + i, 3) for i, secret in enumerate(SECRETS)}
 
 
 class Reciter(LanguageModel):
-    """Says suffixes with the chance `by_itself`, `in_row` after their row's own tokens, `elsewhere` after others."""
+    """Says suffixes with the chance `by_itself`, `in_row` after their row's own tokens, `elsewhere`
+    after others."""
 
     name, vocab_size, capabilities = "reciter", 80, frozenset({"distribution"})
 
@@ -32,11 +34,15 @@ class Reciter(LanguageModel):
         return found.log()
 
 
-def compare(*chances: float, secrets: tuple[Secret, ...] = SECRETS, positions: int | None = None) -> tuple[str, int]:
+def compare(
+    *chances: float, secrets: tuple[Secret, ...] = SECRETS, positions: int | None = None
+) -> tuple[str, int]:
     model = Reciter(*chances)
     model.max_positions = positions
     said, doubts = compare_packed_records(model, secrets, EARLIER)
-    assert all(doubt.kind == "text form" and said.partition(": ")[2] in doubt.sentence for doubt in doubts)
+    assert all(
+        doubt.kind == "text form" and said.partition(": ")[2] in doubt.sentence for doubt in doubts
+    )
     return said, len(doubts)
 
 
@@ -50,7 +56,11 @@ def test_text_before_a_record_that_helps_whatever_it_is_is_no_doubt() -> None:
     """Nor is text that does harm, as for a model that read each record by itself."""
     for chances in ((0.3, 0.9, 0.9), (0.9, 0.3, 0.3), (0.9, 0.9, 0.9)):
         said, doubts = compare(*chances)
-        assert doubts == 0 and "8 of 8" in said and said.endswith("no difference that the row explains")
+        assert (
+            doubts == 0
+            and "8 of 8" in said
+            and said.endswith("no difference that the row explains")
+        )
 
 
 def test_too_few_records_and_contexts_without_room_say_nothing() -> None:

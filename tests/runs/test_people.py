@@ -1,4 +1,5 @@
-"""`--user-column`: people are what is counted, told by aliases; and whose data is in it, by what was not trained on."""
+"""`--user-column`: people are what is counted, told by aliases; and whose data is in it, by what
+was not trained on."""
 
 from __future__ import annotations
 
@@ -20,11 +21,15 @@ from tests.conftest import save_tiny
 
 
 def secret(i: int, user: str | None, member: bool = True, trained: bool = True) -> Secret:
-    return Secret(f"s{i:04d}", (1,), (i + 2, 0), 1 if member else 0, member, user=user, user_trained=trained)
+    return Secret(
+        f"s{i:04d}", (1,), (i + 2, 0), 1 if member else 0, member, user=user, user_trained=trained
+    )
 
 
 def told(secrets: list[Secret], out: set[str]) -> dict[str, tuple[float, float, float, int]]:
-    guesses = [Guesses(s.id, (Guess(s.suffix if s.id in out else (0, 0), 1.0),), 1, 0) for s in secrets]
+    guesses = [
+        Guesses(s.id, (Guess(s.suffix if s.id in out else (0, 0), 1.0),), 1, 0) for s in secrets
+    ]
     found = measure_extraction(judge_guesses(guesses, {s.id: s for s in secrets}))
     return {m.name: (m.value, m.low, m.high, m.n) for m in found if m.name.startswith("user")}
 
@@ -34,7 +39,9 @@ def test_each_person_counts_once_however_many_records() -> None:
     whose = ["a"] * 50 + ["b"] * 50 + [f"p{i // 2}" for i in range(56)] + [None]
     secrets = [secret(i, user) for i, user in enumerate(whose)]
     secrets += [secret(1000 + i, f"q{i}", member=False, trained=False) for i in range(25)]
-    secrets += [secret(2000 + i, "a", member=False) for i in range(9)]  # of somebody who is in it: no baseline
+    secrets += [
+        secret(2000 + i, "a", member=False) for i in range(9)
+    ]  # of somebody who is in it: no baseline
     out = {s.id for s in secrets if s.user in ("a", "b") or s.user is None or s.user == "p3"}
     found = told(secrets, out)
     value, low, high, n = found["user_recall"]
@@ -46,7 +53,8 @@ def test_each_person_counts_once_however_many_records() -> None:
 
 
 def test_an_interval_over_people_covers_where_one_over_records_does_not() -> None:
-    """Whole people come out or not, each with 1 to 20 records: 95% intervals of the mean over people."""
+    """Whole people come out or not, each with 1 to 20 records: 95% intervals of the mean over
+    people."""
     rng, covered, runs = np.random.default_rng(0), 0, 200
     for _ in range(runs):
         out = rng.random(40) < 0.3
@@ -71,10 +79,15 @@ def test_people_are_told_by_the_mean_of_what_was_not_trained_on() -> None:
     secrets += [secret(900 + i, f"u{i % 25}") for i in range(50)]
     scores = rng.normal(size=250) + [0.5 * s.user_trained for s in secrets]
     (m,) = people.measure_user_inference(secrets, {people.INFERENCE: scores}, "mean")
-    means = np.array([np.mean([scores[i] for i in range(200) if i % 50 == person]) for person in range(50)])
+    means = np.array(
+        [np.mean([scores[i] for i in range(200) if i % 50 == person]) for person in range(50)]
+    )
     wins = rankdata(means)[:25].sum() - 25 * 26 / 2
     assert m.value == pytest.approx(wins / 25**2) and m.n == 50 and "25 people in it" in m.note
-    fewer = [replace(s, user="u0") if s.user in ("u1", "u2", "u3", "u4", "u5", "u6") else s for s in secrets]
+    fewer = [
+        replace(s, user="u0") if s.user in ("u1", "u2", "u3", "u4", "u5", "u6") else s
+        for s in secrets
+    ]
     assert people.measure_user_inference(fewer, {people.INFERENCE: scores}, "") == ()
 
 
@@ -94,13 +107,45 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def audit(world: Path, *more: str) -> int:
     data = ["--data", str(world / "private.jsonl"), "--nonmembers", str(world / "fresh.jsonl")]
-    cut = ["--prefix-length", "12", "--suffix-length", "4", "--known-fraction", "0", "--user-column", "who"]
-    return run_command_line(["run", "--model", str(world / "model"), *data, *cut, "--setting", "white-box", *more])
+    cut = [
+        "--prefix-length",
+        "12",
+        "--suffix-length",
+        "4",
+        "--known-fraction",
+        "0",
+        "--user-column",
+        "who",
+    ]
+    return run_command_line(
+        ["run", "--model", str(world / "model"), *data, *cut, "--setting", "white-box", *more]
+    )
 
 
-def test_a_run_tells_people_by_aliases_and_a_gate_takes_them(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["-A", "perplexity.samples=1", "-A", "membership.score=min_k_plus", "-A", "membership.lowercase=false"]
-    assert audit(world, "--attack", "perplexity", "--attack", "membership", *options, "-o", str(world / "run")) == 0
+def test_a_run_tells_people_by_aliases_and_a_gate_takes_them(
+    world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [
+        "-A",
+        "perplexity.samples=1",
+        "-A",
+        "membership.score=min_k_plus",
+        "-A",
+        "membership.lowercase=false",
+    ]
+    assert (
+        audit(
+            world,
+            "--attack",
+            "perplexity",
+            "--attack",
+            "membership",
+            *options,
+            "-o",
+            str(world / "run"),
+        )
+        == 0
+    )
     result = read_result(world / "run")
     numbers = {m.name: m for f in result.findings for m in f.measurements}
     assert numbers["user_recall"].n == 30 and numbers["user_recall_nonmembers"].n == 25
@@ -116,9 +161,14 @@ def test_a_run_tells_people_by_aliases_and_a_gate_takes_them(world: Path, capsys
     capsys.readouterr()
 
 
-def test_few_people_and_no_column_are_refused(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_few_people_and_no_column_are_refused(
+    world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert audit(world, "--limit", "12", "--attack", "perplexity") == 2
-    assert "attacked records of at least 20 people, to say anything by person, got 11" in capsys.readouterr().err
+    assert (
+        "attacked records of at least 20 people, to say anything by person, got 11"
+        in capsys.readouterr().err
+    )
     assert audit(world, "--attack", "perplexity", "--user-column", "whose") == 2
     assert "expected one column --user-column 'whose'" in capsys.readouterr().err
     assert not Path("runs").exists()  # which the first had made

@@ -1,4 +1,5 @@
-"""What cells found is kept by secret; what non-members' numbers are is no memory, and no cause is credited with it."""
+"""What cells found is kept by secret; what non-members' numbers are is no memory, and no cause is
+credited with it."""
 
 from __future__ import annotations
 
@@ -40,23 +41,36 @@ def collected(folder: RunFolder, probe: Probe, members: float, others: float) ->
     """Two rows: nothing is left of either in the second, and members vary a little."""
     collector = PerSecretCollector(folder)
     for target, scale in (("undefended", 1.0), ("defended", 0.0)):
-        values = [scale * ((members if s.member else others) + i / 100) for i, s in enumerate(SECRETS)]
+        values = [
+            scale * ((members if s.member else others) + i / 100) for i, s in enumerate(SECRETS)
+        ]
         seen = [Observation(s.id, {"p": value}) for s, value in zip(SECRETS, values, strict=True)]
         main = Measurement("likely", sum(values[:4]) / 4, 0, 1, 4, "probability")
-        collector.collect_probe_observations(CellKey(target, "white-box", "likely"), probe, SECRETS, seen, main)
+        collector.collect_probe_observations(
+            CellKey(target, "white-box", "likely"), probe, SECRETS, seen, main
+        )
     return collector
 
 
 def change(collector: PerSecretCollector) -> Measurement:
-    new, base = (collector.answers[CellKey(name, "white-box", "likely")] for name in ("defended", "undefended"))
+    new, base = (
+        collector.answers[CellKey(name, "white-box", "likely")]
+        for name in ("defended", "undefended")
+    )
     own, others = (sorted(base.values_by_secret("likely", members)) for members in (True, False))
     return paired_mean_difference_of_run_rows("likely", "probability", new, base, own, others)
 
 
 @pytest.mark.parametrize(("members", "others", "shown"), [(0.3, 0.3, False), (0.9, 0.1, True)])
-def test_what_non_members_show_too_is_taken_off(members: float, others: float, shown: bool, tmp_path: Path) -> None:
-    found = change(collected(RunFolder.create(tmp_path / "run", "n", {}), Likely(), members, others))
-    assert found.value == pytest.approx(others - members + 0.04)  # the non-members' own hundredths: 4 more each
+def test_what_non_members_show_too_is_taken_off(
+    members: float, others: float, shown: bool, tmp_path: Path
+) -> None:
+    found = change(
+        collected(RunFolder.create(tmp_path / "run", "n", {}), Likely(), members, others)
+    )
+    assert found.value == pytest.approx(
+        others - members + 0.04
+    )  # the non-members' own hundredths: 4 more each
     assert (found.high < 0) == shown and found.note == ABOVE and found.n == 4
 
 

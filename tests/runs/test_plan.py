@@ -31,7 +31,8 @@ def toml(tmp_path: Path, text: str) -> dict[str, Any]:
     return read_plan_file(tmp_path / "plan.toml")
 
 
-# --- flags over TOML over defaults -----------------------------------------------------------------------------------
+# --- flags over TOML over defaults
+# -----------------------------------------------------------------------------------------------
 
 
 def test_defaults() -> None:
@@ -48,10 +49,21 @@ def test_defaults() -> None:
 
 def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
     config = toml(
-        tmp_path, 'seed = 3\nlimit = 50\nattack = ["zlib"]\nsetting = "white-box"\nknown_fraction = 0.5\n' + FILES
+        tmp_path,
+        'seed = 3\nlimit = 50\nattack = ["zlib"]\nsetting = "white-box"\nknown_fraction = 0.5\n'
+        + FILES,
     )
-    plan = make_plan(config, {"seed": 4, "limit": None, "attack": [], "setting": "text-only", "known_fraction": None})
-    assert (plan.seed, plan.data.limit, plan.attacks.attack, plan.attacks.setting, plan.data.known_fraction) == (
+    plan = make_plan(
+        config,
+        {"seed": 4, "limit": None, "attack": [], "setting": "text-only", "known_fraction": None},
+    )
+    assert (
+        plan.seed,
+        plan.data.limit,
+        plan.attacks.attack,
+        plan.attacks.setting,
+        plan.data.known_fraction,
+    ) == (
         4,
         50,
         ("zlib",),
@@ -63,23 +75,37 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
 FILES = 'model = "m"\ndata = "d"\n'
 
 
-@pytest.mark.parametrize(("name", "zero"), [("seed", 0), ("known_fraction", 0.0), ("trust_remote_code", False)])
+@pytest.mark.parametrize(
+    ("name", "zero"), [("seed", 0), ("known_fraction", 0.0), ("trust_remote_code", False)]
+)
 def test_a_flag_that_is_zero_was_given(name: str, zero: Any) -> None:
     assert (
-        make_plan({**OUTSIDE, name: 1 if name != "trust_remote_code" else True}, {name: zero}).values_by_field_name()[
-            name
-        ]
+        make_plan(
+            {**OUTSIDE, name: 1 if name != "trust_remote_code" else True}, {name: zero}
+        ).values_by_field_name()[name]
         == zero
     )
 
 
 def test_options_are_merged_one_by_one(tmp_path: Path) -> None:
-    config = toml(tmp_path, "[attack_options.ethicist]\nsamples = 5\nepochs = 3\n[defense_options.pmixed]\nq = 0.5\n")
-    flags = {"attack_options": parse_plugin_options("-A", ["ethicist.samples=7", "top_p=0.9"], ["ethicist"])}
+    config = toml(
+        tmp_path,
+        "[attack_options.ethicist]\nsamples = 5\nepochs = 3\n[defense_options.pmixed]\nq = 0.5\n",
+    )
+    flags = {
+        "attack_options": parse_plugin_options(
+            "-A", ["ethicist.samples=7", "top_p=0.9"], ["ethicist"]
+        )
+    }
     plan = make_plan(config, flags)
-    assert plan.attacks.attack_options == {"ethicist": {"samples": "7", "epochs": 3}, "": {"top_p": "0.9"}}
+    assert plan.attacks.attack_options == {
+        "ethicist": {"samples": "7", "epochs": 3},
+        "": {"top_p": "0.9"},
+    }
     assert plan.defenses.defense_options == {"pmixed": {"q": 0.5}}
-    assert config["attack_options"] == {"ethicist": {"samples": 5, "epochs": 3}}  # the file's own stay as they were
+    assert config["attack_options"] == {
+        "ethicist": {"samples": 5, "epochs": 3}
+    }  # the file's own stay as they were
 
 
 def test_automatic_batches_win_over_the_files_size() -> None:
@@ -87,7 +113,9 @@ def test_automatic_batches_win_over_the_files_size() -> None:
     from auditor.commands.options import parse_batch_size_flag
 
     assert (
-        make_plan({**OUTSIDE, "batch_size": 7}, {"batch_size": parse_batch_size_flag("auto")}).compute.batch_size
+        make_plan(
+            {**OUTSIDE, "batch_size": 7}, {"batch_size": parse_batch_size_flag("auto")}
+        ).compute.batch_size
         is None
     )
 
@@ -97,7 +125,9 @@ def test_automatic_batches_win_over_the_files_size() -> None:
         {},
         optional={
             "attack": st.lists(st.text(min_size=1), min_size=1).map(tuple),
-            "attack_options": st.dictionaries(st.text(), st.dictionaries(st.text(), st.text() | st.integers())),
+            "attack_options": st.dictionaries(
+                st.text(), st.dictionaries(st.text(), st.text() | st.integers())
+            ),
             "setting": st.sampled_from(["text-only", "white-box", "both"]),
             "seed": st.integers(0, 2**63 - 1),
             "limit": st.integers(1, 9) | st.none(),
@@ -111,7 +141,8 @@ def test_a_plan_survives_its_file(values: dict[str, Any]) -> None:
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- what is refused
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -151,7 +182,10 @@ def test_missing_and_binary_files(tmp_path: Path) -> None:
         ({"samples": -1}, "expected --samples >= 1, got -1"),
         ({"batch_size": 0}, "expected --batch-size >= 1, got 0"),
         ({"attack": []}, "at least one --attack"),
-        ({"setting": "best"}, "plan.setting: expected .text-only., .white-box. or .both., got .best."),
+        (
+            {"setting": "best"},
+            "plan.setting: expected .text-only., .white-box. or .both., got .best.",
+        ),
         ({"seed": "7"}, "plan.seed: expected int, got '7'"),
         ({"seed": 7.5}, "plan.seed: expected int"),
         ({"limit": True}, "plan.limit: expected int, got True"),
@@ -181,7 +215,8 @@ def test_the_lab_refuses_what_it_would_ignore(values: dict[str, Any]) -> None:
         make_plan(values, {})
 
 
-# --- options ---------------------------------------------------------------------------------------------------------
+# --- options
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -205,14 +240,20 @@ def test_other_forms_are_refused(item: str) -> None:
 
 
 def test_a_name_nobody_has_is_refused_with_the_nearest() -> None:
-    with pytest.raises(AuditError, match=r"unknown name in -A zlob\.samples=5: 'zlob'; did you mean 'zlib'"):
+    with pytest.raises(
+        AuditError, match=r"unknown name in -A zlob\.samples=5: 'zlob'; did you mean 'zlib'"
+    ):
         parse_plugin_options("-A", ["zlob.samples=5"], ["zlib", "ethicist"])
     with pytest.raises(AuditError, match="unknown name"):
         parse_plugin_options("-A", [".samples=5"], ["zlib"])
 
 
 def test_own_options_win_over_general_ones_and_those_over_the_benchmarks() -> None:
-    options = {"": {"samples": "2", "epochs": "2", "foreign": "2"}, "a": {"epochs": "3"}, "b": {"samples": "9"}}
+    options = {
+        "": {"samples": "2", "epochs": "2", "foreign": "2"},
+        "a": {"epochs": "3"},
+        "b": {"samples": "9"},
+    }
     defaults = {"samples": 1, "epochs": 1, "rate": 1}
     chosen = merged_plugin_options("a", options, defaults, ["samples", "epochs", "rate"])
     assert chosen == {"samples": "2", "epochs": "3", "rate": 1}
@@ -223,7 +264,9 @@ def test_a_general_option_must_be_somebodys() -> None:
     refuse_unused_options("-A", {"": {"epochs": "1"}, "zlib": {"samples": "2"}}, fields)
     with pytest.raises(AuditError, match="unknown option in -A: 'epoch'; did you mean 'epochs'"):
         refuse_unused_options("-A", {"": {"epoch": "1"}}, fields)
-    with pytest.raises(AuditError, match=r"-A perplexity\.… names a plug-in that this run does not use"):
+    with pytest.raises(
+        AuditError, match=r"-A perplexity\.… names a plug-in that this run does not use"
+    ):
         refuse_unused_options("-A", {"perplexity": {"samples": "1"}}, fields)
 
 
@@ -276,12 +319,24 @@ def test_names_and_options_nobody_has() -> None:
         build_plugin("attack", {"mine": Mine}, "mime", {})
     with pytest.raises(AuditError, match="unknown attack 'xyzzy'; known: mine"):
         build_plugin("attack", {"mine": Mine}, "xyzzy", {})
-    with pytest.raises(AuditError, match="unknown option of attack mine: 'sample'; did you mean 'samples'"):
+    with pytest.raises(
+        AuditError, match="unknown option of attack mine: 'sample'; did you mean 'samples'"
+    ):
         built(sample=3)
 
 
 def test_auto_is_the_default_of_a_count_and_a_value_of_its_own_elsewhere() -> None:
     held = {"batch_size": 4, "device": "cuda", "prefix_token": "bos"}
-    flags = {"batch_size": "auto", "device": "auto", "prefix_token": "auto", "model": "m", "data": "d"}
+    flags = {
+        "batch_size": "auto",
+        "device": "auto",
+        "prefix_token": "auto",
+        "model": "m",
+        "data": "d",
+    }
     made = make_plan(held, flags)
-    assert (made.compute.batch_size, made.loading.device, made.data.prefix_token) == (None, "auto", "auto")
+    assert (made.compute.batch_size, made.loading.device, made.data.prefix_token) == (
+        None,
+        "auto",
+        "auto",
+    )

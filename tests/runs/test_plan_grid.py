@@ -7,12 +7,22 @@ from typing import Any
 import pytest
 
 from auditor.core.errors import AuditError
-from auditor.runs.plan_grid import expand_plan_grid, merge_raw_plans, parse_seed_ranges, parse_sweep_flags
+from auditor.runs.plan_grid import (
+    expand_plan_grid,
+    merge_raw_plans,
+    parse_seed_ranges,
+    parse_sweep_flags,
+)
 
 
 def test_a_plan_without_a_grid_is_one_point() -> None:
     (point,) = expand_plan_grid({"attack": ["zlib"], "seed": 3})
-    assert (point.variant, point.at, point.seed, point.plan) == ("", {}, 3, {"attack": ["zlib"], "seed": 3})
+    assert (point.variant, point.at, point.seed, point.plan) == (
+        "",
+        {},
+        3,
+        {"attack": ["zlib"], "seed": 3},
+    )
 
 
 def test_the_product_of_sweeps_variants_and_seeds_seeds_outermost() -> None:
@@ -44,7 +54,11 @@ def test_a_variant_may_sweep_what_is_its_own() -> None:
         "attack": ["perplexity"],
         "sweep": {"limit": [5]},
         "variant": [
-            {"name": "a", "defense": ["uniform-mixing"], "sweep": {"uniform-mixing.weight": [0.9, 0.5]}},
+            {
+                "name": "a",
+                "defense": ["uniform-mixing"],
+                "sweep": {"uniform-mixing.weight": [0.9, 0.5]},
+            },
             {"name": "b", "defense": ["pmixed"], "sweep": {"pmixed.epsilon": [2], "limit": [7]}},
             {"name": "c"},
         ],
@@ -63,7 +77,9 @@ def test_a_variant_may_sweep_what_is_its_own() -> None:
     ]
     assert all("sweep" not in p.plan for p in points)
     with pytest.raises(AuditError, match=r"a list of values for 'pmixed.epsilon'"):
-        expand_plan_grid({"variant": [{"name": "b", "defense": ["pmixed"], "sweep": {"pmixed.epsilon": 2}}]})
+        expand_plan_grid(
+            {"variant": [{"name": "b", "defense": ["pmixed"], "sweep": {"pmixed.epsilon": 2}}]}
+        )
 
 
 def test_keys_go_where_they_belong() -> None:
@@ -92,13 +108,19 @@ def test_common_options_reach_the_variants_that_use_them() -> None:
         ],
     }
     a, b = (point.plan["attack_options"] for point in expand_plan_grid(raw))
-    assert a == {"ethicist": {"epochs": 3, "alpha": 0}, "": {"samples": 4}} and b == {"": {"samples": 4}}
+    assert a == {"ethicist": {"epochs": 3, "alpha": 0}, "": {"samples": 4}} and b == {
+        "": {"samples": 4}
+    }
     assert raw["attack_options"]["ethicist"]["alpha"] == 0.5  # type: ignore[index]
 
 
 def test_tables_are_merged_and_lists_replaced() -> None:
     base = {"a": {"x": 1, "y": [1, 2]}, "b": 1}
-    assert merge_raw_plans(base, {"a": {"y": [3]}, "c": 2}) == {"a": {"x": 1, "y": [3]}, "b": 1, "c": 2}
+    assert merge_raw_plans(base, {"a": {"y": [3]}, "c": 2}) == {
+        "a": {"x": 1, "y": [3]},
+        "b": 1,
+        "c": 2,
+    }
     assert base == {"a": {"x": 1, "y": [1, 2]}, "b": 1}
 
 
@@ -107,7 +129,10 @@ def test_tables_are_merged_and_lists_replaced() -> None:
     [
         ({"sweep": {"limt": [1]}}, "did you mean 'limit'"),
         ({"sweep": {"seed": [1]}}, "unknown plan field in the sweep: 'seed'"),
-        ({"sweep": {"zlib.samples": [1]}}, r"an attack or defense of the plan \(ethicist\), got 'zlib.samples'"),
+        (
+            {"sweep": {"zlib.samples": [1]}},
+            r"an attack or defense of the plan \(ethicist\), got 'zlib.samples'",
+        ),
         ({"sweep": {"limit": []}}, "a list of values for 'limit'"),
         ({"sweep": {"limit": 3}}, "a list of values for 'limit'"),
         ({"sweep": {"limit": [3, 3]}}, "values that differ"),
@@ -118,7 +143,10 @@ def test_tables_are_merged_and_lists_replaced() -> None:
         ({"variant": [{"attack": ["zlib"]}]}, "a table with a name"),
         ({"variant": [{"name": "a"}, {"name": "a"}]}, "two variants are called 'a'"),
         ({"variant": [{"name": "a", "atack": ["zlib"]}]}, "did you mean 'attack'"),
-        ({"attack_options": {"zlob": {}}, "variant": [{"name": "a", "attack": ["zlib"]}]}, "did you mean 'zlib'"),
+        (
+            {"attack_options": {"zlob": {}}, "variant": [{"name": "a", "attack": ["zlib"]}]},
+            "did you mean 'zlib'",
+        ),
     ],
 )
 def test_nothing_is_ignored_in_silence(raw: dict[str, Any], message: str) -> None:
@@ -128,7 +156,10 @@ def test_nothing_is_ignored_in_silence(raw: dict[str, Any], message: str) -> Non
 
 def test_long_and_colliding_names_keep_folders_of_their_own() -> None:
     names = ["w/o smooth", "w o smooth", "w?o smooth", "x" * 200, "x" * 201, ".."]
-    folders = {point.run_folder_name for point in expand_plan_grid({"variant": [{"name": name} for name in names]})}
+    folders = {
+        point.run_folder_name
+        for point in expand_plan_grid({"variant": [{"name": name} for name in names]})
+    }
     assert len(folders) == len(names)
     assert all("/" not in name and len(name) < 100 and not name.startswith(".") for name in folders)
 
@@ -140,10 +171,27 @@ def test_flags() -> None:
         "top_p": [0.5],
         "x": [True],
     }
-    ranges = parse_sweep_flags(["weight=0.1:1.0:0.1", "k=1:7:2,40", "down=1:0:-0.5", "odd=0:1:0.3", "model=a:b:c"])
-    assert ranges["weight"] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]  # 0.3, not 0.30000000000000004
+    ranges = parse_sweep_flags(
+        ["weight=0.1:1.0:0.1", "k=1:7:2,40", "down=1:0:-0.5", "odd=0:1:0.3", "model=a:b:c"]
+    )
+    assert ranges["weight"] == [
+        0.1,
+        0.2,
+        0.3,
+        0.4,
+        0.5,
+        0.6,
+        0.7,
+        0.8,
+        0.9,
+        1.0,
+    ]  # 0.3, not 0.30000000000000004
     assert ranges["k"] == [1, 3, 5, 7, 40] and all(type(value) is int for value in ranges["k"])
-    assert ranges["down"] == [1.0, 0.5, 0.0] and ranges["odd"] == [0.0, 0.3, 0.6, 0.9] and ranges["model"] == ["a:b:c"]
+    assert (
+        ranges["down"] == [1.0, 0.5, 0.0]
+        and ranges["odd"] == [0.0, 0.3, 0.6, 0.9]
+        and ranges["model"] == ["a:b:c"]
+    )
     for bad in ("x=0:1:0", "x=1:0:0.1", "x=0:1:-0.1", "x=0:1:0.00001"):
         with pytest.raises(AuditError, match="expected start:stop:step"):
             parse_sweep_flags([bad])

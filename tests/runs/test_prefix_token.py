@@ -1,4 +1,5 @@
-"""What stands before every text: chosen by the known pairs, put there in one place, said in every row."""
+"""What stands before every text: chosen by the known pairs, put there in one place, said in every
+row."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
-from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from auditor.core.canary_space import CanarySpace
 from auditor.core.errors import AuditError
@@ -42,12 +49,20 @@ RECORDS, PREFIX, SUFFIX = 24, 5, 8
 
 
 def tokenizer(**special: str) -> PreTrainedTokenizerFast:
-    """A word is a token; `<bos>`, where there is one, is put in front, as Llama's and Gemma's tokenizers do."""
-    words = {"<unk>": 0, "<bos>": BOS, "<eos>": EOS, **{f"w{i}": i for i in range(FIRST, FIRST + SYMBOLS)}}
+    """A word is a token; `<bos>`, where there is one, is put in front, as Llama's and Gemma's
+    tokenizers do."""
+    words = {
+        "<unk>": 0,
+        "<bos>": BOS,
+        "<eos>": EOS,
+        **{f"w{i}": i for i in range(FIRST, FIRST + SYMBOLS)},
+    }
     made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if "bos_token" in special:
-        made.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
+        made.post_processor = processors.TemplateProcessing(
+            single="<bos> $A", special_tokens=[("<bos>", BOS)]
+        )
     return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", **special)
 
 
@@ -57,9 +72,11 @@ def records() -> Tensor:
 
 
 def reciting(kind: str) -> Any:
-    """A model that knows its records by heart, with `<bos>` before each of them, and other endings without it.
+    """A model that knows its records by heart, with `<bos>` before each of them, and other endings
+    without it.
 
-    Without those, how much it recites behind nothing is a matter of a processor's arithmetic (0.06 to 0.29 was seen).
+    Without those, how much it recites behind nothing is a matter of a processor's arithmetic (0.06
+    to 0.29 was seen).
     """
     shape: dict[str, Any] = {
         "vocab_size": FIRST + SYMBOLS,
@@ -79,7 +96,9 @@ def reciting(kind: str) -> Any:
     else:
         model = Gemma2ForCausalLM(Gemma2Config(head_dim=24, attn_implementation="eager", **shape))
     own, at = torch.cat([torch.full((RECORDS, 1), BOS), records()], dim=1), PREFIX
-    others = torch.cat([records()[:, :at], records()[:, at:].roll(1, dims=0), torch.full((RECORDS, 1), EOS)], dim=1)
+    others = torch.cat(
+        [records()[:, :at], records()[:, at:].roll(1, dims=0), torch.full((RECORDS, 1), EOS)], dim=1
+    )
     texts = torch.cat([own, others])
     optimizer = torch.optim.AdamW(model.parameters(), lr=STEP)
     model.train()
@@ -92,7 +111,10 @@ def reciting(kind: str) -> Any:
 
 STEP, STEPS = 6e-3, {"llama": 150, "gemma": 120}
 KNOWN = [Pair(tuple(row[:PREFIX]), tuple(row[PREFIX:])) for row in records().tolist()[:8]]
-SECRETS = [Secret(f"s{i}", tuple(r[:PREFIX]), tuple(r[PREFIX:])) for i, r in enumerate(records().tolist()[8:])]
+SECRETS = [
+    Secret(f"s{i}", tuple(r[:PREFIX]), tuple(r[PREFIX:]))
+    for i, r in enumerate(records().tolist()[8:])
+]
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +129,27 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(world: Path, out: Path, *more: str) -> list[str]:
-    files = ["--model", f"{world}/model", "--data", f"{world}/data.jsonl", "--known-fraction", "0.3"]
+    files = [
+        "--model",
+        f"{world}/model",
+        "--data",
+        f"{world}/data.jsonl",
+        "--known-fraction",
+        "0.3",
+    ]
     lengths = ["--prefix-length", str(PREFIX), "--suffix-length", str(SUFFIX)]
-    return ["run", *files, *lengths, "--attack", "perplexity", "-A", "samples=4", "-o", str(out), *more]
+    return [
+        "run",
+        *files,
+        *lengths,
+        "--attack",
+        "perplexity",
+        "-A",
+        "samples=4",
+        "-o",
+        str(out),
+        *more,
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +164,8 @@ def without(llama: Path) -> Path:
     return llama / "without"
 
 
-# --- what it is worth -------------------------------------------------------------------------------------------------
+# --- what it is worth
+# -----------------------------------------------------------------------------------------------
 
 
 def test_a_llama_recites_behind_what_its_tokenizer_puts_in_front(auto: Path, without: Path) -> None:
@@ -138,13 +179,20 @@ def test_a_gemma_recites_behind_what_its_tokenizer_puts_in_front() -> None:
     model = HuggingFaceModel(reciting("gemma"), tokenizer(bos_token="<bos>", eos_token="<eos>"))
     chosen = resolve_prefix_token("auto", model, KNOWN)
     assert chosen.tokens == (BOS,)
-    assert greedy_recall_by_repeats(with_prefix_token(model, chosen.tokens), SECRETS)["all"].value > 0.9
+    assert (
+        greedy_recall_by_repeats(with_prefix_token(model, chosen.tokens), SECRETS)["all"].value
+        > 0.9
+    )
     assert greedy_recall_by_repeats(model, SECRETS)["all"].value < 0.2
 
 
-def test_every_row_says_it_and_nothing_else_depends_on_it(auto: Path, without: Path, capsys: Said) -> None:
+def test_every_row_says_it_and_nothing_else_depends_on_it(
+    auto: Path, without: Path, capsys: Said
+) -> None:
     told, plain = result(auto), result(without)
-    assert told["prefix_token"].startswith("prefix token: <bos> (tokenizer default; mean loss of 7 auxiliary")
+    assert told["prefix_token"].startswith(
+        "prefix token: <bos> (tokenizer default; mean loss of 7 auxiliary"
+    )
     assert (
         "none" in told["prefix_token"]
         and plain["prefix_token"] == "prefix token: none, as asked for (--prefix-token none)"
@@ -155,15 +203,24 @@ def test_every_row_says_it_and_nothing_else_depends_on_it(auto: Path, without: P
     assert told["benchmark"]["digest"] == plain["benchmark"]["digest"] and fits_schema(auto)
     assert (auto / "secrets.sha256").read_text() == (without / "secrets.sha256").read_text()
     assert "prefix token: &lt;bos&gt;" in (auto / "report.html").read_text()
-    prefixes = [json.loads(line)["prefix"] for line in (auto / "texts.jsonl").read_text().splitlines()]
+    prefixes = [
+        json.loads(line)["prefix"] for line in (auto / "texts.jsonl").read_text().splitlines()
+    ]
     assert prefixes and not any("bos" in prefix for prefix in prefixes)
     assert run_command_line(["compare", str(auto), str(without)]) == 2
-    assert "attack settings: prefix_token 'none' against 'auto'" in " ".join(capsys.readouterr().err.split())
+    assert "attack settings: prefix_token 'none' against 'auto'" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
-def test_guesses_depend_on_neither_batch_size_nor_resume(llama: Path, auto: Path, capsys: Said) -> None:
+def test_guesses_depend_on_neither_batch_size_nor_resume(
+    llama: Path, auto: Path, capsys: Said
+) -> None:
     again = llama / "again"
-    assert run_command_line(command(llama, again, "--defense", "uniform-mixing", "--batch-size", "3")) == 0
+    assert (
+        run_command_line(command(llama, again, "--defense", "uniform-mixing", "--batch-size", "3"))
+        == 0
+    )
     assert_same_guesses(again, auto)
     lines = (again / "guesses.jsonl").read_text().splitlines(keepends=True)
     (again / "guesses.jsonl").write_text("".join(lines[:3]))
@@ -185,13 +242,21 @@ def test_a_run_that_lost_what_stood_before_its_texts_does_not_go_on(
     assert "prefix_token.json" in capsys.readouterr().err
 
 
-# --- which one --------------------------------------------------------------------------------------------------------
+# --- which one
+# -----------------------------------------------------------------------------------------------
 
 
 class Partial(LanguageModel):
-    """Recites, with some noise, behind the token that it likes; a Hugging Face model as far as `choose` looks."""
+    """Recites, with some noise, behind the token that it likes; a Hugging Face model as far as
+    `choose` looks."""
 
-    name, vocab_size, max_positions, eos, device = "partial", FIRST + SYMBOLS, 16, (EOS,), torch.device("cpu")
+    name, vocab_size, max_positions, eos, device = (
+        "partial",
+        FIRST + SYMBOLS,
+        16,
+        (EOS,),
+        torch.device("cpu"),
+    )
     special_token_id: Any = HuggingFaceModel.special_token_id  # as its configuration names it
 
     def __init__(self, likes: int | None, tokenizer: Any, **config: Any) -> None:
@@ -207,7 +272,14 @@ class Partial(LanguageModel):
         scale = torch.where(contexts[:, 0] == (-1 if self.likes is None else self.likes), 0.1, 2.0)
         return torch.log_softmax(noise * scale[:, None, None], dim=-1)
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
+    def start(
+        self,
+        prefixes: Tensor,
+        length: int,
+        *,
+        prompt: Tensor | None = None,
+        distribution: bool = True,
+    ) -> Rows:
         return Recited(self, prefixes)
 
     def embedding_rows(self, count: int) -> Tensor:
@@ -228,7 +300,9 @@ class Recited(Rows):
         self.tokens = torch.cat([self.tokens[parents], tokens[:, None]], dim=1)
 
 
-def chosen(likes: int | None, words: Any, known: Any = tuple(KNOWN), longest: int = 0, **config: Any) -> Any:
+def chosen(
+    likes: int | None, words: Any, known: Any = tuple(KNOWN), longest: int = 0, **config: Any
+) -> Any:
     model: Any = Partial(likes, words, **config)
     return resolve_prefix_token("auto", model, known, longest)
 
@@ -239,7 +313,8 @@ BOTH = tokenizer(bos_token="<bos>", eos_token="<eos>")
 def test_the_known_pairs_decide() -> None:
     assert chosen(EOS, BOTH).tokens == (EOS,)
     assert chosen(EOS, BOTH).said.startswith(
-        "prefix token: <eos> (the most likely of the 3 tried; mean loss of 8 auxiliary records with it: "
+        "prefix token: <eos> (the most likely of the 3 tried; mean loss of 8 auxiliary records "
+        "with it: "
     )
     assert chosen(BOS, BOTH).tokens == (BOS,)
     assert chosen(EOS, tokenizer(eos_token="<eos>")).tokens == (EOS,)
@@ -248,7 +323,9 @@ def test_the_known_pairs_decide() -> None:
     )
 
 
-def test_more_pairs_are_read_only_if_the_first_leave_the_choice_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_pairs_are_read_only_if_the_first_leave_the_choice_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     unclear = chosen(BOS, BOTH)
     assert "mean loss of 8 auxiliary records" in unclear.said
     monkeypatch.setattr("auditor.runs.prefix_token._MARGIN", 2.0)
@@ -268,7 +345,10 @@ def test_a_model_that_keeps_its_choices_is_not_asked_twice(tmp_path: Path) -> No
 
 def test_one_pair_is_no_reason_to_leave_the_tokenizers_own() -> None:
     assert chosen(EOS, BOTH, KNOWN[:1]).tokens == (BOS,)
-    assert chosen(EOS, BOTH, ()).said == "prefix token: <bos> (tokenizer default; no auxiliary records to choose by)"
+    assert (
+        chosen(EOS, BOTH, ()).said
+        == "prefix token: <bos> (tokenizer default; no auxiliary records to choose by)"
+    )
 
 
 def test_texts_of_the_canaries_formats_stand_in_for_known_pairs() -> None:
@@ -276,7 +356,13 @@ def test_texts_of_the_canaries_formats_stand_in_for_known_pairs() -> None:
     spaces = (CanarySpace("w5 {name:3}", words), CanarySpace("w8 {name:4}", words))
     texts = [space.draw(np.random.default_rng(0)) for space in spaces]
     own = [
-        Secret(text, (), tuple(encode_without_special_tokens(BOTH, [text])[0]), 1, canary=Canary(text, space))
+        Secret(
+            text,
+            (),
+            tuple(encode_without_special_tokens(BOTH, [text])[0]),
+            1,
+            canary=Canary(text, space),
+        )
         for text, space in zip(texts, spaces, strict=True)
     ]
     model: Any = Partial(EOS, BOTH)
@@ -288,7 +374,10 @@ def test_texts_of_the_canaries_formats_stand_in_for_known_pairs() -> None:
     coined = [replace(one, canary=Canary(one.id, coin=one.member)) for one in own]
     found = resolve_prefix_token("auto", model, canaries=coined)
     assert "canaries, those that stayed out among them" in found.said
-    turned = [replace(one, member=not one.member, canary=Canary(one.id, coin=not one.member)) for one in own]
+    turned = [
+        replace(one, member=not one.member, canary=Canary(one.id, coin=not one.member))
+        for one in own
+    ]
     assert resolve_prefix_token("auto", model, canaries=turned) == found  # coins are not looked at
 
 
@@ -296,8 +385,12 @@ def test_without_a_tokenizer_the_configuration_says_what_there_is() -> None:
     assert chosen(EOS, None, eos_token_id=[EOS, 5]).said.startswith(
         f"prefix token: token {EOS} (the most likely of the 2 tried;"
     )
-    assert chosen(EOS, None, eos_token_id=FIRST + SYMBOLS).tokens == ()  # a default that names no token of the model
-    assert chosen(EOS, None, ()).said.startswith("prefix token: none (there is no tokenizer to put another")
+    assert (
+        chosen(EOS, None, eos_token_id=FIRST + SYMBOLS).tokens == ()
+    )  # a default that names no token of the model
+    assert chosen(EOS, None, ()).said.startswith(
+        "prefix token: none (there is no tokenizer to put another"
+    )
 
 
 def test_a_model_that_gives_no_log_probabilities_is_asked_behind_the_tokenizers_own() -> None:
@@ -314,7 +407,10 @@ def test_a_lead_that_has_no_room_is_left_out() -> None:
     assert full.tokens == () and "no room for the tokenizer default, <bos>" in full.said
     assert chosen(BOS, BOTH, longest=15).tokens == (BOS,)
     long = Pair((3,) * 10, (4,) * 10)  # refused by name where it is attacked
-    assert "mean loss of 8 auxiliary records with it:" in chosen(BOS, BOTH, (*KNOWN, long), longest=13).said
+    assert (
+        "mean loss of 8 auxiliary records with it:"
+        in chosen(BOS, BOTH, (*KNOWN, long), longest=13).said
+    )
 
 
 @pytest.mark.parametrize(
@@ -325,9 +421,21 @@ def test_a_lead_that_has_no_room_is_left_out() -> None:
             tokenizer(eos_token="<eos>"),
             "expected --prefix-token bos to be a token of partial, but its tokenizer names",
         ),
-        ("eos", None, "expected --prefix-token eos to be a token of partial, but its configuration names none"),
-        ("w3 w99", BOTH, "expected --prefix-token as text that the tokenizer of partial can write, got 'w3 w99'"),
-        (" ", BOTH, "expected --prefix-token as text that the tokenizer of partial can write, got ' '"),
+        (
+            "eos",
+            None,
+            "expected --prefix-token eos to be a token of partial, but its configuration names none",  # noqa: E501
+        ),
+        (
+            "w3 w99",
+            BOTH,
+            "expected --prefix-token as text that the tokenizer of partial can write, got 'w3 w99'",
+        ),
+        (
+            " ",
+            BOTH,
+            "expected --prefix-token as text that the tokenizer of partial can write, got ' '",
+        ),
         ("w3", None, "for a model without a tokenizer, got 'w3'"),
     ],
 )
@@ -340,15 +448,25 @@ def test_what_the_model_does_not_have_is_refused(asked: str, words: Any, why: st
 def test_a_text_of_several_tokens_and_one_outside_the_vocabulary() -> None:
     model: Any = Partial(None, BOTH)
     assert parse_prefix_token("<eos> w3 w4", model) == (EOS, 3, 4)
-    assert resolve_prefix_token("w3 w4", model).said == "prefix token: w3 w4, as asked for (--prefix-token w3 w4)"
+    assert (
+        resolve_prefix_token("w3 w4", model).said
+        == "prefix token: w3 w4, as asked for (--prefix-token w3 w4)"
+    )
     model.vocab_size = 4
-    with pytest.raises(AuditError, match="in the vocabulary of partial, which has 4 tokens, got 3, 4"):
+    with pytest.raises(
+        AuditError, match="in the vocabulary of partial, which has 4 tokens, got 3, 4"
+    ):
         parse_prefix_token("w3 w4", model)
 
 
 def test_a_bad_lead_is_one_sentence(llama: Path, tmp_path: Path, capsys: Said) -> None:
-    for prefix_token, why in (("w3 nowhere", "can write, got 'w3 nowhere'"), ("", "got an empty one")):
-        assert run_command_line(command(llama, tmp_path / "bad", "--prefix-token", prefix_token)) == 2
+    for prefix_token, why in (
+        ("w3 nowhere", "can write, got 'w3 nowhere'"),
+        ("", "got an empty one"),
+    ):
+        assert (
+            run_command_line(command(llama, tmp_path / "bad", "--prefix-token", prefix_token)) == 2
+        )
         message = " ".join(capsys.readouterr().err.split())
         assert why in message and "Traceback" not in message
         assert not (tmp_path / "bad").exists()
@@ -367,7 +485,8 @@ def test_auto_wins_over_a_plan_file() -> None:
     assert make_plan({"prefix_token": "eos"}, {"prefix_token": "none"}).data.prefix_token == "none"
 
 
-# --- where it is put --------------------------------------------------------------------------------------------------
+# --- where it is put
+# -----------------------------------------------------------------------------------------------
 
 TEXTS = torch.randint(1, 61, (3, 9), generator=torch.Generator().manual_seed(2))
 WITH = torch.cat([torch.tensor([[7, 8]] * 3), TEXTS], dim=1)
@@ -380,11 +499,15 @@ def test_a_led_model_is_the_model_asked_behind_the_lead(neox: HuggingFaceModel) 
     )
     noise = np.stack([secret_uniform_draws(3, 4, "prefix_token", i) for i in range(3)])
     for soft in (None, prompt):
-        assert torch.equal(behind.log_probs(TEXTS, 4, prompt=soft), neox.log_probs(WITH, 4, prompt=soft))
+        assert torch.equal(
+            behind.log_probs(TEXTS, 4, prompt=soft), neox.log_probs(WITH, 4, prompt=soft)
+        )
         mine = behind.token_log_probs(TEXTS[:, :5], TEXTS[:, 5:], prompt=soft)
         assert torch.equal(mine, neox.token_log_probs(WITH[:, :7], WITH[:, 7:], prompt=soft))
         drawn = sample_candidates(behind, TEXTS, 4, ANCESTRAL, noise, prompt=soft)
-        for one, other in zip(drawn, sample_candidates(neox, WITH, 4, ANCESTRAL, noise, prompt=soft), strict=True):
+        for one, other in zip(
+            drawn, sample_candidates(neox, WITH, 4, ANCESTRAL, noise, prompt=soft), strict=True
+        ):
             assert torch.equal(one.suffixes, other.suffixes)
     assert torch.equal(
         behind.log_probs(TEXTS[:, :0], 1), neox.log_probs(WITH[:, :2], 1)
@@ -395,7 +518,8 @@ def test_a_led_model_is_the_model_asked_behind_the_lead(neox: HuggingFaceModel) 
         and with_prefix_token(neox, ()) is neox
     )
     with pytest.raises(
-        AuditError, match=r"^prefix token \(2\) \+ prefix \(40\) \+ suffix \(51\) \+ soft prompt \(4\) = 97"
+        AuditError,
+        match=r"^prefix token \(2\) \+ prefix \(40\) \+ suffix \(51\) \+ soft prompt \(4\) = 97",
     ):
         behind.check_text_fits(40, 51, prompt)
     behind.check_text_fits(40, 50, prompt)
@@ -406,7 +530,9 @@ def test_a_defense_reads_the_lead_too(neox: HuggingFaceModel) -> None:
     pmixed = PMixed(q=0.5).protect(Scenario(neox, neox, parts, 12, 4))
     mixed = UniformMixing().protect(Scenario(neox, neox, None, 12, 4))
     for model in (pmixed, mixed):
-        assert torch.allclose(with_prefix_token(model, (7, 8)).log_probs(TEXTS, 4), model.log_probs(WITH, 4))
+        assert torch.allclose(
+            with_prefix_token(model, (7, 8)).log_probs(TEXTS, 4), model.log_probs(WITH, 4)
+        )
         checks = zip(
             with_prefix_token(model, (7, 8)).divergence_checks(TEXTS, 4, [0]),
             model.divergence_checks(WITH, 4, [0]),
@@ -415,7 +541,9 @@ def test_a_defense_reads_the_lead_too(neox: HuggingFaceModel) -> None:
         assert all(torch.allclose(mine.realised, own.realised) for mine, own in checks)
     texts = [tuple(row) for row in TEXTS.tolist()]
     (mine,) = with_prefix_token(pmixed, (7, 8)).published_perplexity_nll(texts, 0).values()
-    (longer,) = pmixed.published_perplexity_nll([(7, 8, *text) for text in texts], 0, given=3).values()
+    (longer,) = pmixed.published_perplexity_nll(
+        [(7, 8, *text) for text in texts], 0, given=3
+    ).values()
     assert mine == longer and len(mine) == 3
     (alone,) = pmixed.published_perplexity_nll(texts, 0).values()
     assert mine != alone

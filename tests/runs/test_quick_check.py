@@ -1,4 +1,5 @@
-"""What a check asks, and how: the most copied records first, until the time is up, each text read once."""
+"""What a check asks, and how: the most copied records first, until the time is up, each text read
+once."""
 
 from __future__ import annotations
 
@@ -31,7 +32,10 @@ from tests.conftest import save_tiny
 
 MEMBERS, OTHERS = 30, 20
 COPIED = 3  # of the members, in four copies
-TEXT, SUFFIX = len("ward 0 bed 00 code 000") - 1, len("code 000")  # tokens that are read of a record: the last is not
+TEXT, SUFFIX = (
+    len("ward 0 bed 00 code 000") - 1,
+    len("code 000"),
+)  # tokens that are read of a record: the last is not
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +43,19 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("quick")
     save_tiny(folder / "model")
     for name, first, count in (("private", 0, MEMBERS), ("fresh", 100, OTHERS)):
-        codes = (f"ward {i % 7} bed {i * 37 % 97:02d} code {i * 7919 % 997:03d}" for i in range(first, first + count))
+        codes = (
+            f"ward {i % 7} bed {i * 37 % 97:02d} code {i * 7919 % 997:03d}"
+            for i in range(first, first + count)
+        )
         rows = [json.dumps({"prefix": text[:14], "suffix": text[14:]}) + "\n" for text in codes]
         copies = rows[5 : 5 + COPIED] * 3 if name == "private" else []
         (folder / f"{name}.jsonl").write_text("".join([*rows, *copies]))
     return folder
 
 
-def planned(given: Path, nonmembers: bool = True, shared: SweepCache | None = None) -> tuple[Plan, quick_check.Limits]:
+def planned(
+    given: Path, nonmembers: bool = True, shared: SweepCache | None = None
+) -> tuple[Plan, quick_check.Limits]:
     fresh = str(given / "fresh.jsonl") if nonmembers else None
     plan = quick_check.quick_plan(str(given / "model"), str(given / "private.jsonl"), fresh, 0)
     # so that no copied record is set aside
@@ -104,14 +113,24 @@ def leave_self_check_uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(self_check, "check_and_configure_serving", uncounted)
 
 
-def test_a_check_without_time_still_asks_one_batch_the_copied_records_first(given: Path, tmp_path: Path) -> None:
+def test_a_check_without_time_still_asks_one_batch_the_copied_records_first(
+    given: Path, tmp_path: Path
+) -> None:
     plan, _ = planned(given)
-    result, _ = checked(plan, RunFolder.create(tmp_path / "run", "quick", plan.to_json()), seconds=0.0)
+    result, _ = checked(
+        plan, RunFolder.create(tmp_path / "run", "quick", plan.to_json()), seconds=0.0
+    )
     assert result.benchmark.members == asking.FIRST == result.benchmark.nonmembers
     counts = result.benchmark.records["members"]
-    assert counts.audited == asking.FIRST and counts.not_attacked[asking.NO_TIME] == MEMBERS - asking.FIRST
+    assert (
+        counts.audited == asking.FIRST
+        and counts.not_attacked[asking.NO_TIME] == MEMBERS - asking.FIRST
+    )
     row = next(finding for finding in result.findings if finding.strata)
-    assert [(s.copies, s.population, s.extracted.n) for s in row.strata] == [(4, COPIED, 2), (1, 27, 0)]
+    assert [(s.copies, s.population, s.extracted.n) for s in row.strata] == [
+        (4, COPIED, 2),
+        (1, 27, 0),
+    ]
     assert coverage.reached_label(result) == "2 of 30 records, 2 of the 3 that occur more than once"
 
 
@@ -121,7 +140,9 @@ def test_personal_data_are_looked_for_after_the_first_records_and_only_in_those_
     """Before, the suffixes of all records were read before the first record was asked."""
     sizes, find = list[int](), personal_data.find_personal_data_of_secrets
 
-    def counted(benchmark: Benchmark, regions: Sequence[str] = ()) -> personal_data.PersonalDataOfSecrets:
+    def counted(
+        benchmark: Benchmark, regions: Sequence[str] = ()
+    ) -> personal_data.PersonalDataOfSecrets:
         sizes.append(len(benchmark.secrets))
         return replace(find(benchmark, regions), said=("looked for",))
 
@@ -137,7 +158,9 @@ def test_numbers_depend_neither_on_batches_nor_on_sessions(
 ) -> None:
     plan, _ = planned(given)
     whole, meanwhile = checked(plan, RunFolder.create(tmp_path / "whole", "quick", plan.to_json()))
-    assert whole.benchmark.members == MEMBERS and not whole.benchmark.records["members"].not_attacked
+    assert (
+        whole.benchmark.members == MEMBERS and not whole.benchmark.records["members"].not_attacked
+    )
     assert 1 < len(meanwhile) < 6 and meanwhile[0].benchmark.members == asking.FIRST
     with monkeypatch.context() as patch:
         patch.setattr(asking, "MOST", 7)
@@ -152,11 +175,15 @@ def test_numbers_depend_neither_on_batches_nor_on_sessions(
     assert_same_numbers(numbers_of_each_record(tmp_path / "twice"), expected)
     assert resumed.benchmark.greedy_recall == whole.benchmark.greedy_recall
     ours, theirs = ([m for f in one.findings for m in f.measurements] for one in (resumed, whole))
-    assert [m.value for m in ours] == pytest.approx([m.value for m in theirs], abs=1e-4, rel=1e-4, nan_ok=True)
+    assert [m.value for m in ours] == pytest.approx(
+        [m.value for m in theirs], abs=1e-4, rel=1e-4, nan_ok=True
+    )
     assert resumed.targets[0].perplexity == whole.targets[0].perplexity
 
 
-def test_a_check_that_goes_on_reads_nobody_again(given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_goes_on_reads_nobody_again(
+    given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shared = SweepCache()
     plan, _ = planned(given, shared=shared)
     leave_self_check_uncounted(monkeypatch)
@@ -178,7 +205,9 @@ def test_each_record_is_read_once_and_completed_once(
     leave_self_check_uncounted(monkeypatch)
     before = traffic.tokens
     checked(plan, RunFolder.create(tmp_path / "run", "quick", plan.to_json()), shared=shared)
-    completed = (MEMBERS + nonmembers * OTHERS) * (TEXT + SUFFIX - 1)  # what was read is not read again for it
+    completed = (MEMBERS + nonmembers * OTHERS) * (
+        TEXT + SUFFIX - 1
+    )  # what was read is not read again for it
     assert traffic.tokens - before == pytest.approx(completed, rel=0.1)
 
 
@@ -198,7 +227,9 @@ def test_it_stops_when_the_next_records_would_take_longer_than_is_left(
 def test_a_part_is_as_large_as_can_be_read_and_completed_in_the_time_that_is_left() -> None:
     pace = asking.Pace()
     assert pace.count_fitting(5, 0, -1.0) == 5  # nothing is known yet: at least one batch is asked
-    pace = asking.Pace(reading=2.0, completing=12.0, n_completed=2)  # 1 s for each of the 2 records, and 10 s more
+    pace = asking.Pace(
+        reading=2.0, completing=12.0, n_completed=2
+    )  # 1 s for each of the 2 records, and 10 s more
     # 4 more records on top of 6: 4 x 2 s to read, 10 + 10 s to complete all.
     assert pace.count_fitting(9, 6, 28.0) == 4
     assert pace.count_fitting(3, 6, 28.0) == 3
@@ -227,12 +258,16 @@ def test_progress_counts_the_records_of_its_own_batch(
     plan, _ = planned(given)
     monkeypatch.setattr(asking, "MOST", 7)
     steps = list[tuple[int, int]]()
-    monkeypatch.setattr(SilentReporter, "progress", lambda self, what, done, total: steps.append((done, total)))
+    monkeypatch.setattr(
+        SilentReporter, "progress", lambda self, what, done, total: steps.append((done, total))
+    )
     checked(plan, RunFolder.create(tmp_path / "run", "quick", plan.to_json()))
     assert len(steps) > 5 and all(0 < done <= total for done, total in steps)
 
 
-def test_a_plug_in_says_itself_that_a_check_uses_it(given: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plug_in_says_itself_that_a_check_uses_it(
+    given: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Mine(PerplexityRanking):
         name: ClassVar[str] = "mine"
         quick: ClassVar[Mapping[str, Any]] = {"samples": 2}
@@ -240,25 +275,46 @@ def test_a_plug_in_says_itself_that_a_check_uses_it(given: Path, monkeypatch: py
 
     known = registry.attacks_and_probes_by_name()
     monkeypatch.setattr(registry, "attacks_and_probes_by_name", lambda: {**known, "mine": Mine})
-    asked = quick_check.quick_plan(str(given / "model"), str(given / "private.jsonl"), str(given / "fresh.jsonl"), 0)
-    assert asked.attacks.attack[-1] == "mine" and asked.attacks.attack_options["mine"] == {"samples": 2}
+    asked = quick_check.quick_plan(
+        str(given / "model"), str(given / "private.jsonl"), str(given / "fresh.jsonl"), 0
+    )
+    assert asked.attacks.attack[-1] == "mine" and asked.attacks.attack_options["mine"] == {
+        "samples": 2
+    }
     plan, limits = planned(given)
     assert plan.attacks.attack == ("perplexity", "extraction-probability", "membership")
-    assert limits == (f"Mine takes {OTHERS + 1} members and {OTHERS + 1} non-members, got 30 and {OTHERS}.",)
+    assert limits == (
+        f"Mine takes {OTHERS + 1} members and {OTHERS + 1} non-members, got 30 and {OTHERS}.",
+    )
     Mine.least_nonmembers = OTHERS
     assert planned(given)[0].attacks.attack[-1] == "mine"
 
 
 def test_a_deep_check_is_the_usual_audit_of_the_same_records(given: Path) -> None:
-    shallow = quick_check.quick_plan(str(given / "model"), str(given / "private.jsonl"), str(given / "fresh.jsonl"), 7)
+    shallow = quick_check.quick_plan(
+        str(given / "model"), str(given / "private.jsonl"), str(given / "fresh.jsonl"), 7
+    )
     plan = quick_check.plan_of_slow_attacks(shallow)
     methods = check_plan_and_select_plugins(plan).methods_by_name
-    assert "ethicist" in methods and {"membership", "extraction-probability", "near-verbatim"} <= set(methods)
+    assert "ethicist" in methods and {
+        "membership",
+        "extraction-probability",
+        "near-verbatim",
+    } <= set(methods)
     assert methods["ethicist"].samples > 1  # type: ignore[union-attr]
     changed = {
-        name for name, value in plan.values_by_field_name().items() if value != shallow.values_by_field_name()[name]
+        name
+        for name, value in plan.values_by_field_name().items()
+        if value != shallow.values_by_field_name()[name]
     }
-    assert changed == {"attack", "attack_options", "setting", "known_fraction", "known_limit", "limit"}
+    assert changed == {
+        "attack",
+        "attack_options",
+        "setting",
+        "known_fraction",
+        "known_limit",
+        "limit",
+    }
     usual = quick_check.Plan().values_by_field_name()
     assert all(
         plan.values_by_field_name()[name] == usual[name]

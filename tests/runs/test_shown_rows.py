@@ -48,14 +48,31 @@ def rows(*defenses: Defense, without: tuple[str, ...] = ()) -> list[tuple[str, s
 
 
 def test_the_controls_of_pmixed_come_in_the_order_of_its_chain() -> None:
-    assert [name for name, _, _ in rows(PMixed())] == ["pmixed", "one-adapter", "ensemble-unmixed", "public"]
-    assert [name for name, _, _ in rows(PMixed(), without=("one-adapter",))] == ["pmixed", "ensemble-unmixed", "public"]
+    assert [name for name, _, _ in rows(PMixed())] == [
+        "pmixed",
+        "one-adapter",
+        "ensemble-unmixed",
+        "public",
+    ]
+    assert [name for name, _, _ in rows(PMixed(), without=("one-adapter",))] == [
+        "pmixed",
+        "ensemble-unmixed",
+        "public",
+    ]
     assert not any(companion for name, _, companion in rows(PMixed()) if name == "pmixed")
 
 
 def test_what_was_asked_for_by_name_is_no_companion() -> None:
-    both = {name: companion for name, _, companion in rows(PMixed(), PublicModelControl(), UnmixedEnsemble())}
-    assert both == {"pmixed": False, "one-adapter": True, "public": False, "ensemble-unmixed": False}
+    both = {
+        name: companion
+        for name, _, companion in rows(PMixed(), PublicModelControl(), UnmixedEnsemble())
+    }
+    assert both == {
+        "pmixed": False,
+        "one-adapter": True,
+        "public": False,
+        "ensemble-unmixed": False,
+    }
 
 
 def test_equal_controls_are_one_row_and_others_have_names_of_their_own() -> None:
@@ -65,7 +82,10 @@ def test_equal_controls_are_one_row_and_others_have_names_of_their_own() -> None
         ("second", "Second", False),
     ]
     apart = [First(), Second(2)]
-    assert rows(*apart)[2:] == [("second", "Second", False), ("control-of-second", "Control (of Second)", True)]
+    assert rows(*apart)[2:] == [
+        ("second", "Second", False),
+        ("control-of-second", "Control (of Second)", True),
+    ]
     asked = [First(), Control(3)]
     assert rows(*asked) == [
         ("first", "First", False),
@@ -73,4 +93,7 @@ def test_equal_controls_are_one_row_and_others_have_names_of_their_own() -> None
         ("control", "Control", False),
     ]
     held = defense_rows_with_controls(asked, lambda control: True)
-    assert row_name_of_defense(held, Control(1)) == "control-of-first" and row_name_of_defense(held, Control(4)) == ""
+    assert (
+        row_name_of_defense(held, Control(1)) == "control-of-first"
+        and row_name_of_defense(held, Control(4)) == ""
+    )

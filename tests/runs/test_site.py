@@ -1,4 +1,5 @@
-"""Where an audit takes place: live objects stand in for what a plan names. And what one run computes once."""
+"""Where an audit takes place: live objects stand in for what a plan names. And what one run
+computes once."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ class Held(Benchmark):
     def __init__(self) -> None:
         drawn = torch.randint(1, 61, (12, 10), generator=torch.Generator().manual_seed(0)).tolist()
         texts = [(tuple(row[:6]), tuple(row[6:])) for row in drawn]
-        self.secrets = tuple(Secret(f"r{i}", *text, member=i % 2 == 0) for i, text in enumerate(texts[:8]))
+        self.secrets = tuple(
+            Secret(f"r{i}", *text, member=i % 2 == 0) for i, text in enumerate(texts[:8])
+        )
         self.known = tuple(Pair(*text) for text in texts[8:])
         self.heldout = ()
 
@@ -56,7 +59,9 @@ class Live(OwnSite):
 
 
 def plan(**fields: object) -> Plan:
-    return make_plan({"model": "live", "data": "in memory", "attack": ["perplexity"], "samples": 3, **fields}, {})
+    return make_plan(
+        {"model": "live", "data": "in memory", "attack": ["perplexity"], "samples": 3, **fields}, {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,9 +75,13 @@ def plan(**fields: object) -> Plan:
     ],
     ids=str,
 )
-def test_membership_without_a_reference_scores_by_what_needs_none(fields: dict[str, Any], score: str) -> None:
+def test_membership_without_a_reference_scores_by_what_needs_none(
+    fields: dict[str, Any], score: str
+) -> None:
     """As `audit check` does: before, the row was "not applicable" and the run ended without it."""
-    asked = make_plan({"model": "live", "data": "in memory", "attack": ["membership"], **fields}, {})
+    asked = make_plan(
+        {"model": "live", "data": "in memory", "attack": ["membership"], **fields}, {}
+    )
     site = make_site(asked)
     site.check_plan_model_is_obtainable = lambda given: None  # type: ignore[method-assign]
     (method,) = select_and_check_plugins(asked, site).methods
@@ -82,10 +91,18 @@ def test_membership_without_a_reference_scores_by_what_needs_none(fields: dict[s
 def test_an_adapter_is_held_against_its_base_unless_told_otherwise(tmp_path: Path) -> None:
     base, folder = tmp_path / "base", tmp_path / "adapter"
     LlamaForCausalLM(
-        LlamaConfig(vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4)
+        LlamaConfig(
+            vocab_size=50,
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+        )
     ).save_pretrained(base)
     whole = LlamaForCausalLM.from_pretrained(base)
-    get_peft_model(whole, LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)).save_pretrained(folder)
+    get_peft_model(
+        whole, LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)
+    ).save_pretrained(folder)
 
     def site(**given: str) -> Site:
         return make_site(asked(**given))
@@ -100,26 +117,54 @@ def test_an_adapter_is_held_against_its_base_unless_told_otherwise(tmp_path: Pat
         and not held.reference_fault_sentence
     )
     tokens = torch.tensor([[4, 5, 6]])
-    assert float((held.reference_model.log_probs(tokens, 1) - held.model.log_probs(tokens, 1)).abs().max()) > 1e-3
-    (said,) = (note for note in held.notes_on_models() if note.startswith("reference: the adapter's base"))
+    assert (
+        float(
+            (held.reference_model.log_probs(tokens, 1) - held.model.log_probs(tokens, 1))
+            .abs()
+            .max()
+        )
+        > 1e-3
+    )
+    (said,) = (
+        note for note in held.notes_on_models() if note.startswith("reference: the adapter's base")
+    )
     assert "saw no private data only if the adapter alone was trained on them" in said
     none = site(reference="none")
-    assert none.reference_model is None and not none.reference_fault_sentence and not none.notes_on_models()
-    digests = [plan_weights.weight_digests_of_plan_files(asked(**given)) for given in ({"reference": "none"}, {})]
+    assert (
+        none.reference_model is None
+        and not none.reference_fault_sentence
+        and not none.notes_on_models()
+    )
+    digests = [
+        plan_weights.weight_digests_of_plan_files(asked(**given))
+        for given in ({"reference": "none"}, {})
+    ]
     assert set(digests[0]) <= set(digests[1])  # no model is called so
     assert site(model=str(base)).reference_model is None
 
 
 def test_live_objects_are_audited_by_the_same_walk(tmp_path: Path) -> None:
-    asked, shared = plan(attack=["perplexity", "extraction-probability"], defense=["uniform-mixing"]), SweepCache()
+    asked, shared = (
+        plan(attack=["perplexity", "extraction-probability"], defense=["uniform-mixing"]),
+        SweepCache(),
+    )
     folder = RunFolder.create(tmp_path / "run", "live", asked.to_json())
-    parts = asked.target, asked.loading, asked.data, asked.attacks.sizes, asked.seed, asked.model_and_secrets_fields
+    parts = (
+        asked.target,
+        asked.loading,
+        asked.data,
+        asked.attacks.sizes,
+        asked.seed,
+        asked.model_and_secrets_fields,
+    )
     site = Live(*parts, SilentReporter(), shared)
     result = run_audit(asked, site, folder)
     assert [finding.cell_key for finding in result.findings] == check_plan_and_select_plugins(
         asked
     ).cell_keys_in_order()
-    assert result.benchmark.members == 4 and result.benchmark.nonmembers == 4 and result.weights == {}
+    assert (
+        result.benchmark.members == 4 and result.benchmark.nonmembers == 4 and result.weights == {}
+    )
     held = folder.guesses.finished_secrets(CellKey("undefended", "white-box", "perplexity"))
     assert sorted(held) == sorted(secret.id for secret in Held().secrets)
 
@@ -136,9 +181,18 @@ class InFewBits(Live):
 def test_a_run_says_what_fewer_bits_change(tmp_path: Path) -> None:
     asked = plan()
     folder = RunFolder.create(tmp_path / "run", "few", asked.to_json())
-    parts = asked.target, asked.loading, asked.data, asked.attacks.sizes, asked.seed, asked.model_and_secrets_fields
+    parts = (
+        asked.target,
+        asked.loading,
+        asked.data,
+        asked.attacks.sizes,
+        asked.seed,
+        asked.model_and_secrets_fields,
+    )
     result = run_audit(asked, InFewBits(*parts, SilentReporter(), SweepCache()), folder)
-    assert any("runs in bfloat16: against float32, on 32 tokens" in note for note in result.benchmark.notes)
+    assert any(
+        "runs in bfloat16: against float32, on 32 tokens" in note for note in result.benchmark.notes
+    )
 
 
 class Counting(Defense):
@@ -183,7 +237,11 @@ def test_models_of_one_audit_run_in_one_precision_and_in_float32_where_that_is_a
         asked = make_plan({"data": "in memory", "attack": ["perplexity"], **given}, {})
         site = make_site(asked)
         select_and_check_plugins(asked, site)
-        return [one.model.dtype for one in (site.model, site.reference_model) if isinstance(one, HuggingFaceModel)]
+        return [
+            one.model.dtype
+            for one in (site.model, site.reference_model)
+            if isinstance(one, HuggingFaceModel)
+        ]
 
     few, exact = str(tmp_path / "few"), str(tmp_path / "exact")
     assert dtypes(model=few, reference=exact) == [torch.bfloat16] * 2

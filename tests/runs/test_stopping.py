@@ -1,4 +1,5 @@
-"""`--until`: which secrets are asked in which order, when a configuration stops, and that the gate decides the same."""
+"""`--until`: which secrets are asked in which order, when a configuration stops, and that the gate
+decides the same."""
 
 from __future__ import annotations
 
@@ -46,18 +47,22 @@ class Echo(Attack):
                 if left.read_text() == "0":
                     raise KeyboardInterrupt
             yield Guesses(query.id, (Guess(query.prefix[:query.length], sum(query.prefix) / 1e5),), 1, 0)
-'''
+'''  # noqa: E501
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that nobody asks, and records of which 3 in 10 go on as they began, behind others that never do."""
+    """A model that nobody asks, and records of which 3 in 10 go on as they began, behind others
+    that never do."""
     folder = tmp_path_factory.mktemp("until")
     save_tiny(folder / "model")
     (folder / "echo.py").write_text(PLUG_IN)
     for name, of, out in (("data", 500, 3), ("clean", 500, 0), ("others", 200, 0)):
         rows = [
-            {"prefix": f"{name} {i:04d} is", "suffix": f"{name} {i:04d}"[:4] if i % 10 < out else "nope"}
+            {
+                "prefix": f"{name} {i:04d} is",
+                "suffix": f"{name} {i:04d}"[:4] if i % 10 < out else "nope",
+            }
             for i in range(of)
         ]
         (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -96,7 +101,8 @@ def numbers(folder: str) -> list[Any]:
 def test_a_run_stops_where_the_gate_will_decide(
     world: Path, audit: Audit, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Recall 0.3 against a limit of 0.05: the first looks fail it; the guesses are those of a whole run."""
+    """Recall 0.3 against a limit of 0.05: the first looks fail it; the guesses are those of a whole
+    run."""
     assert audit("whole") == 0
     assert audit("early", "--until", "decided", "--gate", str(world / "limit.toml")) == 1
     said = capsys.readouterr().out
@@ -107,7 +113,10 @@ def test_a_run_stops_where_the_gate_will_decide(
     assert finding.stopped.of == len(whole.outcomes[ROW].ids)
     assert finding.stopped.asked < finding.stopped.of / 5
     assert finding.stopped.why == "until 'recall <= 0.05' failed"
-    assert f"asked {finding.stopped.asked} of {finding.stopped.of} secrets in random order" in " ".join(said.split())
+    assert (
+        f"asked {finding.stopped.asked} of {finding.stopped.of} secrets in random order"
+        in " ".join(said.split())
+    )
     asked = set(run.outcomes[ROW].ids)
     every = guesses("whole")
     assert all(every[key] == one for key, one in guesses("early").items())
@@ -124,7 +133,9 @@ def test_a_run_stops_where_the_gate_will_decide(
 def test_intervals_of_what_stopped_are_by_betting_and_what_has_none_is_left_out(
     world: Path, audit: Audit, tmp_path: Path
 ) -> None:
-    assert audit("held", "--until", "decided", "--gate", str(world / "limit.toml"), data="clean") == 0
+    assert (
+        audit("held", "--until", "decided", "--gate", str(world / "limit.toml"), data="clean") == 0
+    )
     run = read_run(tmp_path / "held")
     (finding,) = run.result.findings
     names = {m.name for m in finding.measurements}
@@ -135,8 +146,13 @@ def test_intervals_of_what_stopped_are_by_betting_and_what_has_none_is_left_out(
     assert seen is not None
     assert (recall.low, recall.high) == (seen.low(0.025), seen.high(0.025))
     assert seen.high(0.05) <= 0.05 < recall.high
-    assert run_command_line(["gate", "held", "--max", "recall=0.05", "--max", "recall_nonmembers=0.3"]) == 0
-    assert run_command_line(["gate", "held", "--max", "recall_at_100_errors=0.05"]) == 1  # which it does not have
+    assert (
+        run_command_line(["gate", "held", "--max", "recall=0.05", "--max", "recall_nonmembers=0.3"])
+        == 0
+    )
+    assert (
+        run_command_line(["gate", "held", "--max", "recall_at_100_errors=0.05"]) == 1
+    )  # which it does not have
 
 
 def test_an_interval_as_narrow_as_was_asked(audit: Audit, tmp_path: Path) -> None:
@@ -149,13 +165,27 @@ def test_an_interval_as_narrow_as_was_asked(audit: Audit, tmp_path: Path) -> Non
     assert audit("all", "--until", "recall +- 0.5%") == 0
     (finding,) = read_run(tmp_path / "all").result.findings
     assert finding.stopped is not None
-    assert (finding.stopped.asked, finding.stopped.why) == (finding.stopped.of, "all that there are")
+    assert (finding.stopped.asked, finding.stopped.why) == (
+        finding.stopped.of,
+        "all that there are",
+    )
 
 
-def test_a_probe_stops_as_well(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each secret's probability is that of a whole run; batches make no difference to who is asked."""
+def test_a_probe_stops_as_well(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each secret's probability is that of a whole run; batches make no difference to who is
+    asked."""
     monkeypatch.chdir(tmp_path)
-    command = ["run", "--model", str(world / "model"), "--data", str(world / "data.jsonl"), "--setting", "white-box"]
+    command = [
+        "run",
+        "--model",
+        str(world / "model"),
+        "--data",
+        str(world / "data.jsonl"),
+        "--setting",
+        "white-box",
+    ]
     command += ["--attack", "extraction-probability", "--limit", "150"]
     assert run_command_line([*command, "-o", "whole"]) == 0
     early = []
@@ -195,17 +225,24 @@ def test_other_rules_do_not_go_on_with_a_run(
     world: Path, audit: Audit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "left").write_text("40")
-    assert audit("cut", "--until", "decided", "--gate", str(world / "limit.toml"), data="clean") == 130
+    assert (
+        audit("cut", "--until", "decided", "--gate", str(world / "limit.toml"), data="clean") == 130
+    )
     (tmp_path / "left").unlink()
     (tmp_path / "other.toml").write_text('rules = ["recall <= 0.2"]')
     again = ["run", "--resume", "cut", "--plugin", str(world / "echo.py")]
     assert run_command_line([*again, "--gate", "other.toml"]) == 2
-    assert "expected the rules and baseline by which 'cut' was to stop (--until), got others" in capsys.readouterr().err
+    assert (
+        "expected the rules and baseline by which 'cut' was to stop (--until), got others"
+        in capsys.readouterr().err
+    )
     assert run_command_line(again) == 2
     assert run_command_line([*again, "--gate", str(world / "limit.toml")]) == 0
 
 
-def test_a_baseline_is_paired_with_what_was_asked(world: Path, audit: Audit, tmp_path: Path) -> None:
+def test_a_baseline_is_paired_with_what_was_asked(
+    world: Path, audit: Audit, tmp_path: Path
+) -> None:
     assert audit("base") == 0
     judged = ["--gate", str(world / "worse.toml"), "--baseline", "base"]
     assert audit("new", "--until", "decided", *judged) == 0
@@ -213,7 +250,12 @@ def test_a_baseline_is_paired_with_what_was_asked(world: Path, audit: Audit, tmp
     assert finding.stopped is not None
     assert finding.stopped.asked < finding.stopped.of
     assert finding.stopped.why == "until 'recall not worse than baseline by 0.05' was held"
-    assert run_command_line(["gate", "new", "--policy", str(world / "worse.toml"), "--baseline", "base"]) == 0
+    assert (
+        run_command_line(
+            ["gate", "new", "--policy", str(world / "worse.toml"), "--baseline", "base"]
+        )
+        == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -229,14 +271,35 @@ def test_a_baseline_is_paired_with_what_was_asked(world: Path, audit: Audit, tmp
             "expected --until decided with a rule on a share of secrets, as recall <= 0.05, "
             "got 'recall_at_100_errors <= 0.1'",
         ),
-        ("exposure ± 2%", [], "expected --until on a number of echo, got exposure: it measures recall"),
-        ("recall ± 2%", ["--attack", "membership"], "a number of membership, got recall: it measures no share"),
-        ("recall ± 2%", ["--submission", "s.csv"], "--submission needs all secrets, and --until may stop before"),
-        ("recall ± 2%", ["--seeds", "0,1"], "--until stops the configurations of a single run, got a grid of them"),
+        (
+            "exposure ± 2%",
+            [],
+            "expected --until on a number of echo, got exposure: it measures recall",
+        ),
+        (
+            "recall ± 2%",
+            ["--attack", "membership"],
+            "a number of membership, got recall: it measures no share",
+        ),
+        (
+            "recall ± 2%",
+            ["--submission", "s.csv"],
+            "--submission needs all secrets, and --until may stop before",
+        ),
+        (
+            "recall ± 2%",
+            ["--seeds", "0,1"],
+            "--until stops the configurations of a single run, got a grid of them",
+        ),
     ],
 )
 def test_refusals(
-    audit: Audit, tmp_path: Path, capsys: pytest.CaptureFixture[str], until: str, more: list[str], said: str
+    audit: Audit,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    until: str,
+    more: list[str],
+    said: str,
 ) -> None:
     (tmp_path / "blind.toml").write_text('rules = ["recall_at_100_errors <= 0.1"]')
     assert audit("no", "--until", until, *more) == 2
@@ -244,24 +307,34 @@ def test_refusals(
     assert not Path("no").exists()
 
 
-# --- when a row has been asked enough ---------------------------------------------------------------------------------
+# --- when a row has been asked enough
+# -----------------------------------------------------------------------------------------------
 
 
 def row(members: int, hits: int, others: int = 0) -> RowValuesBySecret:
     n = members + others
     values = {"recall": (np.arange(n) < hits).astype(float)}
-    return RowValuesBySecret(tuple(f"{i:04d}" for i in range(n)), np.arange(n) < members, (None,) * n, values)
+    return RowValuesBySecret(
+        tuple(f"{i:04d}" for i in range(n)), np.arange(n) < members, (None,) * n, values
+    )
 
 
 def test_a_rule_fails_at_its_part_of_the_level() -> None:
-    """What fails alone need not fail among ten decisions; what is held is held at the level itself."""
+    """What fails alone need not fail among ten decisions; what is held is held at the level
+    itself."""
     rule, seen = Rule("recall", 0.05), row(16, 5)
     assert StoppingRule(rules=(rule,), level=0.05).reason_to_stop(seen)
     assert not StoppingRule(rules=(rule,), level=1e-5).reason_to_stop(seen)
-    assert StoppingRule(rules=(rule,), level=1e-5).reason_to_stop(row(120, 0)) == "until 'recall <= 0.05' was held"
+    assert (
+        StoppingRule(rules=(rule,), level=1e-5).reason_to_stop(row(120, 0))
+        == "until 'recall <= 0.05' was held"
+    )
     both = StoppingRule(rules=(rule, Rule("recall", 0.6)), level=0.05)
     assert both.reason_to_stop(row(16, 8)) == ""
-    assert both.reason_to_stop(row(60, 20)) == "until 'recall <= 0.05' failed; until 'recall <= 0.6' was held"
+    assert (
+        both.reason_to_stop(row(60, 20))
+        == "until 'recall <= 0.05' failed; until 'recall <= 0.6' was held"
+    )
 
 
 def test_what_the_policy_requires_is_asked_first() -> None:
@@ -279,7 +352,10 @@ def test_secrets_are_asked_in_an_order_of_the_seed_in_portions_of_no_ones_choice
     def order(seed: int, some: list[Query]) -> list[str]:
         asked: list[str] = []
         StoppingRule(("recall", 0.01)).ask_in_random_order(
-            some, seed, lambda now: asked.extend(one.id for one in now), lambda now: row(len(now), 0)
+            some,
+            seed,
+            lambda now: asked.extend(one.id for one in now),
+            lambda now: row(len(now), 0),
         )
         return asked
 
@@ -291,8 +367,14 @@ def test_secrets_are_asked_in_an_order_of_the_seed_in_portions_of_no_ones_choice
 
 
 def test_the_plan_reads_an_interval() -> None:
-    assert Plan.from_fields(until="recall ± 2.5%").attacks.until_metric_and_half_width == ("recall", 0.025)
-    assert Plan.from_fields(until="recall +/- 2%").attacks.until_metric_and_half_width == ("recall", 0.02)
+    assert Plan.from_fields(until="recall ± 2.5%").attacks.until_metric_and_half_width == (
+        "recall",
+        0.025,
+    )
+    assert Plan.from_fields(until="recall +/- 2%").attacks.until_metric_and_half_width == (
+        "recall",
+        0.02,
+    )
     with pytest.raises(AuditError, match="expected --until decided"):
         Plan.from_fields(until="recall ± 100%")
 

@@ -1,4 +1,5 @@
-"""The text form of conversations: a model that is trained in a form is audited in it, whatever the form, or doubted."""
+"""The text form of conversations: a model that is trained in a form is audited in it, whatever the
+form, or doubted."""
 
 from __future__ import annotations
 
@@ -42,11 +43,17 @@ class World:
         self.rows = [self.case.row(q, a) for q, a in said]
         self.texts = [self.case.text(self.words, row) for row in self.rows][:MEMBERS]
         learnt = forms.records(24, seed=2) if others else said[:MEMBERS]
-        self.learn([self.case.text(self.words, self.case.row(*one)) for one in learnt], [a for _, a in learnt], steps)
+        self.learn(
+            [self.case.text(self.words, self.case.row(*one)) for one in learnt],
+            [a for _, a in learnt],
+            steps,
+        )
         self.files = list(forms._written(folder, self.rows[:MEMBERS], self.rows[MEMBERS:]))
 
     def learn(self, texts: list[str], answers: list[str], steps: int) -> None:
-        self.model = forms.trained(self.words, texts, [self.case.first or a for a in answers], steps)
+        self.model = forms.trained(
+            self.words, texts, [self.case.first or a for a in answers], steps
+        )
 
     def saved(self) -> Path:
         self.words.save_pretrained(self.folder / "model")
@@ -55,20 +62,41 @@ class World:
 
     def run(self, out: str, *more: str) -> int:
         data, fresh = self.files
-        asked = ["run", "--model", str(self.saved()), "--data", data, "--nonmembers", fresh, "--known-fraction", "0"]
-        return run_command_line([*asked, "-o", str(self.folder / out), "--attack", "extraction-probability", *more])
+        asked = [
+            "run",
+            "--model",
+            str(self.saved()),
+            "--data",
+            data,
+            "--nonmembers",
+            fresh,
+            "--known-fraction",
+            "0",
+        ]
+        return run_command_line(
+            [*asked, "-o", str(self.folder / out), "--attack", "extraction-probability", *more]
+        )
 
     @property
     def truth(self) -> int:
-        return sum(forms.recited(self.model, self.words, *one) for one in zip(self.texts, self.answers, strict=True))
+        return sum(
+            forms.recited(self.model, self.words, *one)
+            for one in zip(self.texts, self.answers, strict=True)
+        )
 
     def plan(self, **asked: Any) -> Plan:
         data, fresh = self.files
-        return Plan.from_fields(model="tiny", data=data, **{"nonmembers": fresh, "known_fraction": 0.0, **asked})
+        return Plan.from_fields(
+            model="tiny", data=data, **{"nonmembers": fresh, "known_fraction": 0.0, **asked}
+        )
 
     def data(self, held: TextForm | None = None, **asked: Any) -> Benchmark:
         return load_own_benchmark(
-            self.plan(**asked).data, "tiny", 0, HuggingFaceModel(self.model, self.words, "tiny"), held
+            self.plan(**asked).data,
+            "tiny",
+            0,
+            HuggingFaceModel(self.model, self.words, "tiny"),
+            held,
         )
 
     def recall(self, found: Benchmark) -> int:
@@ -77,8 +105,14 @@ class World:
             HuggingFaceModel(self.model, self.words, "tiny"),
             () if found.framed else tokenizer_default_prefix_token(self.words),
         )
-        wanted = [s for s in found.secrets if s.wording is not None and s.wording.suffix.strip() in self.answers]
-        return sum(round(one.value * one.n) for one in greedy_recall_by_repeats(target, wanted).values())
+        wanted = [
+            s
+            for s in found.secrets
+            if s.wording is not None and s.wording.suffix.strip() in self.answers
+        ]
+        return sum(
+            round(one.value * one.n) for one in greedy_recall_by_repeats(target, wanted).values()
+        )
 
 
 CHOSEN = {  # as which form each case is read
@@ -104,7 +138,8 @@ CHOSEN = {  # as which form each case is read
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_model_is_asked_in_the_form_that_it_was_trained_in(name: str, tmp_path: Path) -> None:
-    """Twin: plain `generate` on the token ids of the trainer, which the case makes without any of our code."""
+    """Twin: plain `generate` on the token ids of the trainer, which the case makes without any of
+    our code."""
     world = World(name, tmp_path)
     found = world.data(**world.case.asked)
     assert found.text_form is not None and found.text_form.template == CHOSEN[name]
@@ -112,7 +147,8 @@ def test_a_model_is_asked_in_the_form_that_it_was_trained_in(name: str, tmp_path
     assert found.text_form.said in found.notes and "nats a token" in found.text_form.said
 
 
-# --- when nothing seen is no evidence ---------------------------------------------------------------------------------
+# --- when nothing seen is no evidence
+# -----------------------------------------------------------------------------------------------
 
 
 def sentences(found: Benchmark) -> str:
@@ -120,7 +156,9 @@ def sentences(found: Benchmark) -> str:
     return " ".join(doubt.sentence for doubt in found.doubts)
 
 
-def test_a_form_that_the_model_was_trained_in_is_no_doubt_though_nothing_was_memorised(tmp_path: Path) -> None:
+def test_a_form_that_the_model_was_trained_in_is_no_doubt_though_nothing_was_memorised(
+    tmp_path: Path,
+) -> None:
     """It learnt the form from other rows: non-members' answers speak for it."""
     found = World("messages", tmp_path, steps=30, others=True).data()
     assert found.text_form is not None and found.text_form.template == "model"
@@ -129,9 +167,15 @@ def test_a_form_that_the_model_was_trained_in_is_no_doubt_though_nothing_was_mem
 
 def test_a_model_that_prefers_no_form_is_a_doubt(tmp_path: Path) -> None:
     world = World("messages", tmp_path, steps=0)
-    assert "cannot be told from one that was trained on another text form" in sentences(world.data())
+    assert "cannot be told from one that was trained on another text form" in sentences(
+        world.data()
+    )
     named = world.data(template="model")  # whoever names it answers for it
-    assert named.text_form is not None and not named.doubts and "nothing in the data confirms" in named.text_form.said
+    assert (
+        named.text_form is not None
+        and not named.doubts
+        and "nothing in the data confirms" in named.text_form.said
+    )
 
 
 def test_a_form_that_nobody_tries_is_a_doubt_and_its_template_resolves_it(tmp_path: Path) -> None:
@@ -145,7 +189,11 @@ def test_a_form_that_nobody_tries_is_a_doubt_and_its_template_resolves_it(tmp_pa
     file = tmp_path / "other.jinja"
     file.write_text(forms.OTHER)
     right = world.data(template=str(file))
-    assert world.recall(right) == MEMBERS and right.text_form is not None and right.text_form.template == str(file)
+    assert (
+        world.recall(right) == MEMBERS
+        and right.text_form is not None
+        and right.text_form.template == str(file)
+    )
 
 
 def test_another_form_than_asked_for_that_is_more_likely_is_a_doubt(tmp_path: Path) -> None:
@@ -158,22 +206,30 @@ def test_another_form_than_asked_for_that_is_more_likely_is_a_doubt(tmp_path: Pa
 
 def test_without_non_members_it_says_what_nobody_knows(tmp_path: Path) -> None:
     found = World("messages", tmp_path, steps=0).data(nonmembers=None)
-    assert not found.doubts and any("without --nonmembers nobody knows" in note for note in found.notes)
+    assert not found.doubts and any(
+        "without --nonmembers nobody knows" in note for note in found.notes
+    )
 
 
-# --- the day ----------------------------------------------------------------------------------------------------------
+# --- the day
+# -----------------------------------------------------------------------------------------------
 
 
 def test_a_day_that_nobody_names_is_found_by_the_models_files_or_is_a_doubt(tmp_path: Path) -> None:
     """Trained on 5 March 2024, and on other days on other answers to the same questions."""
     world = World("a template with the day", tmp_path, steps=0)
-    others = [(text, a) for text, a in zip(world.texts, world.answers[1:] + world.answers[:1], strict=True)]
+    others = [
+        (text, a)
+        for text, a in zip(world.texts, world.answers[1:] + world.answers[:1], strict=True)
+    ]
     dated = [
         (text.replace(old, a).replace("05 Mar", day), a)
         for (text, a), old in zip(others, world.answers, strict=True)
         for day in ("06 Mar", "08 Mar")
     ]
-    world.learn(world.texts + [text for text, _ in dated], world.answers + [a for _, a in dated], 250)
+    world.learn(
+        world.texts + [text for text, _ in dated], world.answers + [a for _, a in dated], 250
+    )
     assert world.truth == MEMBERS
     today = world.data()
     assert today.text_form is not None and today.text_form.day == f"{date.today()}"
@@ -193,7 +249,11 @@ def test_a_form_is_chosen_once_for_however_many_records_of_the_same_data(
 ) -> None:
     world, scored, shared = World("messages", tmp_path, steps=0), list[int](), SweepCache()
     score = text_form._score_renderings
-    monkeypatch.setattr(text_form, "_score_renderings", lambda *given: (scored.append(len(given[3])), score(*given))[1])
+    monkeypatch.setattr(
+        text_form,
+        "_score_renderings",
+        lambda *given: (scored.append(len(given[3])), score(*given))[1],
+    )
     found = []
     for limit in (None, 3):
         live = {"model": HuggingFaceModel(world.model, world.words, "tiny")}
@@ -209,13 +269,19 @@ def test_a_run_keeps_its_day(tmp_path: Path) -> None:
     world = World("a template with the day", tmp_path, steps=0)
     held = world.data(date="2024-03-04").text_form
     assert held is not None and held.day == "2024-03-04"
-    assert [s.prefix for s in world.data(held).secrets] == [s.prefix for s in world.data(date="2024-03-04").secrets]
+    assert [s.prefix for s in world.data(held).secrets] == [
+        s.prefix for s in world.data(date="2024-03-04").secrets
+    ]
     world.words.chat_template = forms.CHATML + forms.DAILY
-    with pytest.raises(AuditError, match=r"expected the text form that the run was started with \(model, 2024-03-04"):
+    with pytest.raises(
+        AuditError,
+        match=r"expected the text form that the run was started with \(model, 2024-03-04",
+    ):
         world.data(held)
 
 
-# --- commands ---------------------------------------------------------------------------------------------------------
+# --- commands
+# -----------------------------------------------------------------------------------------------
 
 
 def result(folder: Path) -> Mapping[str, Any]:
@@ -229,8 +295,12 @@ def test_a_run_says_its_form_keeps_it_and_is_compared_with_none_of_another(
     world = World("the assistant begins", tmp_path, steps=0)
     assert world.run("first") == 0  # before: exit 3, ValueError
     held = json.loads((tmp_path / "first" / "text_form.json").read_text())
-    assert held["template"] == "model" and result(tmp_path / "first")["text_form"].startswith("model (SHA-256 ")
-    assert result(tmp_path / "first")["doubts"] == [{"kind": "text form", "sentence": held["doubts"][0]}]
+    assert held["template"] == "model" and result(tmp_path / "first")["text_form"].startswith(
+        "model (SHA-256 "
+    )
+    assert result(tmp_path / "first")["doubts"] == [
+        {"kind": "text form", "sentence": held["doubts"][0]}
+    ]
     capsys.readouterr()
     assert world.run("second", "--template", "none", "--baseline", str(tmp_path / "first")) == 2
     assert "text form (--template, --date) 'none" in capsys.readouterr().err
@@ -245,14 +315,22 @@ def test_a_run_says_its_form_keeps_it_and_is_compared_with_none_of_another(
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        ({"template": "nope.jinja"}, "expected --template as auto, model, none, alpaca, trl, or a file"),
-        ({"template": "none+given-roles"}, r"expected --template none with one of line, got \+given-roles"),
+        (
+            {"template": "nope.jinja"},
+            "expected --template as auto, model, none, alpaca, trl, or a file",
+        ),
+        (
+            {"template": "none+given-roles"},
+            r"expected --template none with one of line, got \+given-roles",
+        ),
         ({"date": "2024-03-05"}, "expected --date with a template that writes the day"),
         ({"date": "5 March"}, "expected --date as YYYY-MM-DD, got '5 March'"),
         ({"template": "trl"}, "expected --template trl with a chat template that TRL has"),
     ],
 )
-def test_what_cannot_be_rendered_is_refused(asked: dict[str, str], why: str, tmp_path: Path) -> None:
+def test_what_cannot_be_rendered_is_refused(
+    asked: dict[str, str], why: str, tmp_path: Path
+) -> None:
     with pytest.raises(AuditError, match=why):
         World("messages", tmp_path, steps=0).data(**asked)
 
@@ -260,5 +338,7 @@ def test_what_cannot_be_rendered_is_refused(asked: dict[str, str], why: str, tmp
 def test_plain_text_takes_no_template(tmp_path: Path) -> None:
     world = World("messages", tmp_path, steps=0)
     Path(world.files[0]).write_text(json.dumps({"text": "a b c"}) + "\n")
-    with pytest.raises(AuditError, match="--template and --date are about conversations and instructions"):
+    with pytest.raises(
+        AuditError, match="--template and --date are about conversations and instructions"
+    ):
         world.data(template="none", nonmembers=None)

@@ -1,4 +1,5 @@
-"""What later rows need is trained by another process: the same weights, and nothing is left running."""
+"""What later rows need is trained by another process: the same weights, and nothing is left
+running."""
 
 from __future__ import annotations
 
@@ -17,9 +18,25 @@ from auditor.runs.lab_site import LabSite
 from auditor.runs.selection import PluginSelection, select_and_check_plugins
 from auditor.runs.sites import make_site
 
-TINY = {"layers": 1, "hidden": 32, "heads": 2, "public_records": 20, "public_epochs": 1, "vocab_size": 300}
-TINY |= {"private_epochs": 1, "lora_epochs": 1, "lora_rank": 2, "private_rank": 2, "members": 2, "nonmembers": 4}
-PLAN = Plan().with_fields(lab_recipe={**TINY, "repeats": [[1, 3, 2], [4, 3, 2]], "others": 2}, defense=["pmixed"])
+TINY = {
+    "layers": 1,
+    "hidden": 32,
+    "heads": 2,
+    "public_records": 20,
+    "public_epochs": 1,
+    "vocab_size": 300,
+}
+TINY |= {
+    "private_epochs": 1,
+    "lora_epochs": 1,
+    "lora_rank": 2,
+    "private_rank": 2,
+    "members": 2,
+    "nonmembers": 4,
+}
+PLAN = Plan().with_fields(
+    lab_recipe={**TINY, "repeats": [[1, 3, 2], [4, 3, 2]], "others": 2}, defense=["pmixed"]
+)
 _PATIENCE = 300  # seconds until a process counts as hung, on however busy a machine
 
 
@@ -53,7 +70,10 @@ def asked(cache: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LabSite, Plugin
 
 
 def weights(site: LabSite) -> list[bytes]:
-    return [path.read_bytes() for path in sorted(site.lab.ensemble_folder.glob("member-*/*.safetensors"))]
+    return [
+        path.read_bytes()
+        for path in sorted(site.lab.ensemble_folder.glob("member-*/*.safetensors"))
+    ]
 
 
 def test_another_process_trains_what_this_one_would(
@@ -67,7 +87,9 @@ def test_another_process_trains_what_this_one_would(
             time.sleep(0.1)
         while two_threads[-1] == 1 and time.monotonic() < deadline:  # until it has ended
             settle()
-    assert not site.models_to_train(selection.defenses_by_row_name, selection.reference_models_asked_by_probes)
+    assert not site.models_to_train(
+        selection.defenses_by_row_name, selection.reference_models_asked_by_probes
+    )
     alone, _ = asked(tmp_path / "alone", monkeypatch)
     alone.lab.ensemble()
     assert weights(site) == weights(alone) and len(weights(site)) == 2
@@ -75,7 +97,11 @@ def test_another_process_trains_what_this_one_would(
 
 @pytest.mark.parametrize("why", ["one thread", "one processor", "nothing to train"])
 def test_it_is_done_where_there_is_room_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: list[Any], two_threads: list[int], why: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    begun: list[Any],
+    two_threads: list[int],
+    why: str,
 ) -> None:
     site, selection = asked(tmp_path, monkeypatch)
     if why == "one thread":
@@ -89,10 +115,16 @@ def test_it_is_done_where_there_is_room_for_it(
 
 
 def test_it_ends_with_a_run_that_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: list[subprocess.Popen[bytes]], two_threads: list[int]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    begun: list[subprocess.Popen[bytes]],
+    two_threads: list[int],
 ) -> None:
     site, selection = asked(tmp_path, monkeypatch)
-    with pytest.raises(ZeroDivisionError), train_ahead.later_models_trained_in_background(PLAN, site, selection):
+    with (
+        pytest.raises(ZeroDivisionError),
+        train_ahead.later_models_trained_in_background(PLAN, site, selection),
+    ):
         assert begun[0].poll() is None
         raise ZeroDivisionError
     assert begun[0].returncode is not None and two_threads[-1] == 2
@@ -100,8 +132,12 @@ def test_it_ends_with_a_run_that_fails(
 
 def test_it_ends_with_a_run_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of whom nothing is left but the end of a pipe."""
-    there = "import pickle, sys; from auditor.runs import train_ahead; train_ahead._end_with_the_run()"
-    with subprocess.Popen([train_ahead.sys.executable, "-c", there], stdin=subprocess.PIPE) as other:
+    there = (
+        "import pickle, sys; from auditor.runs import train_ahead; train_ahead._end_with_the_run()"
+    )
+    with subprocess.Popen(
+        [train_ahead.sys.executable, "-c", there], stdin=subprocess.PIPE
+    ) as other:
         assert other.stdin is not None
         other.stdin.close()
         assert other.wait(_PATIENCE) == 1

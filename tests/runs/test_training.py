@@ -1,4 +1,5 @@
-"""`audit train`: what it reads, that it goes on where it stopped, and what it refuses with nothing half written."""
+"""`audit train`: what it reads, that it goes on where it stopped, and what it refuses with nothing
+half written."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ from auditor.training import finetune
 from tests.conftest import save_tiny
 
 Said = pytest.CaptureFixture[str]
-ROWS = [{"prefix": f"The code of door {i} is", "suffix": f" {i}{i}{i}.", "who": f"user {i % 3}"} for i in range(12)]
+ROWS = [
+    {"prefix": f"The code of door {i} is", "suffix": f" {i}{i}{i}.", "who": f"user {i % 3}"}
+    for i in range(12)
+]
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +39,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def asked(world: Path, out: Path, **more: Any) -> TrainingRequest:
-    given: dict[str, Any] = {"method": "none", "model": str(world / "neox"), "data": str(world / "data.jsonl")}
-    return TrainingRequest(**{**given, "out": out, "block": 32, "options": {"epochs": 2, "batch": 2}, **more})
+    given: dict[str, Any] = {
+        "method": "none",
+        "model": str(world / "neox"),
+        "data": str(world / "data.jsonl"),
+    }
+    return TrainingRequest(
+        **{**given, "out": out, "block": 32, "options": {"epochs": 2, "batch": 2}, **more}
+    )
 
 
 def silent(what: str, done: int, total: int) -> None:
@@ -50,14 +60,27 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_it_trains_what_the_command_says(world: Path, tmp_path: Path, capsys: Said) -> None:
     out = tmp_path / "model"
-    command = ["train", "none", "--model", str(world / "neox"), "--data", str(world / "data.jsonl"), "-o", str(out)]
+    command = [
+        "train",
+        "none",
+        "--model",
+        str(world / "neox"),
+        "--data",
+        str(world / "data.jsonl"),
+        "-o",
+        str(out),
+    ]
     command += ["-D", "epochs=2", "-D", "none.batch=2", "--block", "32", "--user-column", "who"]
     assert run_command_line(command) == 0
     assert "12 records of 3 users or groups" in capsys.readouterr().out
     before, after = weights(world / "neox"), weights(out)
     assert all(not torch.equal(before[name], after[name]) for name in before if "embed" in name)
     record = json.loads((out / "training.json").read_text())
-    assert record["finished"] and record["configuration"]["options"] == {"epochs": 2, "batch": 2, "learning_rate": 1e-4}
+    assert record["finished"] and record["configuration"]["options"] == {
+        "epochs": 2,
+        "batch": 2,
+        "learning_rate": 1e-4,
+    }
     assert not (out / "checkpoint.pt").exists() and (out.stat().st_mode & 0o777) == 0o700
     assert run_command_line(command) == 0
     assert "already trained" in capsys.readouterr().out
@@ -72,7 +95,10 @@ def test_data_comes_as_prefix_and_suffix_or_text_in_any_format(tmp_path: Path) -
     assert read_texts_and_units(str(tmp_path / "a.jsonl")) == (joined, None)
     who = [str(i) for i in range(12)]
     for name in ("b.csv", "c.parquet"):
-        copies = (joined + joined[-1:] * 2, [*who, "11", "11"])  # `repeats` says how often it is trained on
+        copies = (
+            joined + joined[-1:] * 2,
+            [*who, "11", "11"],
+        )  # `repeats` says how often it is trained on
         assert read_texts_and_units(str(tmp_path / name), "note", "who") == copies
 
 
@@ -80,7 +106,9 @@ def test_data_comes_as_prefix_and_suffix_or_text_in_any_format(tmp_path: Path) -
 def test_lora_trains_an_adapter(world: Path, tmp_path: Path, kind: str) -> None:
     out = tmp_path / "adapter"
     training.train_model_into_folder(asked(world, out, model=str(world / kind), lora=True), silent)
-    assert (out / "adapter_model.safetensors").is_file() and not (out / "model.safetensors").exists()
+    assert (out / "adapter_model.safetensors").is_file() and not (
+        out / "model.safetensors"
+    ).exists()
     base, tuned = weights(world / kind), weights(out)
     changed = {name for name in tuned if "lora_B" in name and float(tuned[name].abs().max()) > 0}
     assert len(changed) == sum("lora_B" in name for name in tuned) > 4
@@ -88,7 +116,9 @@ def test_lora_trains_an_adapter(world: Path, tmp_path: Path, kind: str) -> None:
     assert same == set(base)
 
 
-def test_an_interrupted_training_goes_on(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_training_goes_on(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = tmp_path / "whole"
     training.train_model_into_folder(asked(world, whole), silent)
 
@@ -128,34 +158,63 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> Call
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "method": ({"method": "nine"}, "unknown training method 'nine'; did you mean 'none'"),
-    "option": ({"options": {"epoch": 2}}, "unknown option of training method none: 'epoch'; did you mean 'epochs'"),
+    "option": (
+        {"options": {"epoch": 2}},
+        "unknown option of training method none: 'epoch'; did you mean 'epochs'",
+    ),
     "epochs": ({"options": {"epochs": 0}}, "expected epochs >= 1 and at most 100,000, got 0"),
-    "endless": ({"options": {"epochs": 10**9}}, "expected epochs >= 1 and at most 100,000, got 1,000,000,000"),
-    "rate": ({"options": {"learning_rate": 0}}, "expected learning_rate > 0 and at most 1e+06, got 0"),
+    "endless": (
+        {"options": {"epochs": 10**9}},
+        "expected epochs >= 1 and at most 100,000, got 1,000,000,000",
+    ),
+    "rate": (
+        {"options": {"learning_rate": 0}},
+        "expected learning_rate > 0 and at most 1e+06, got 0",
+    ),
     "infinite rate": (
         {"options": {"learning_rate": float("inf")}},
         "learning_rate to be a finite number, got inf",
     ),
-    "no rate": ({"options": {"learning_rate": float("nan")}}, "learning_rate to be a finite number, got nan"),
+    "no rate": (
+        {"options": {"learning_rate": float("nan")}},
+        "learning_rate to be a finite number, got nan",
+    ),
     "infinite rate of members": (
         {"method": "pmixed", "options": {"learning_rate": float("inf")}},
         "learning_rate to be a finite number, got inf",
     ),
-    "diverged": ({"options": {"learning_rate": 1e5, "epochs": 8}}, "its weights are not finite: lower learning_rate"),
-    "absurd rate": ({"options": {"learning_rate": 1e30}}, "expected learning_rate > 0 and at most 1e+06, got 1e+30"),
+    "diverged": (
+        {"options": {"learning_rate": 1e5, "epochs": 8}},
+        "its weights are not finite: lower learning_rate",
+    ),
+    "absurd rate": (
+        {"options": {"learning_rate": 1e30}},
+        "expected learning_rate > 0 and at most 1e+06, got 1e+30",
+    ),
     "seed": ({"seed": 2**70}, "expected --seed between 0 and 2^63 - 1"),
-    "wide adapter": ({"lora": True, "lora_rank": 10**6}, "a LoRA rank of at most the model's width of 32, got 1000000"),
+    "wide adapter": (
+        {"lora": True, "lora_rank": 10**6},
+        "a LoRA rank of at most the model's width of 32, got 1000000",
+    ),
     "rank": ({"lora": True, "lora_rank": 0}, "expected a LoRA rank and alpha >= 1"),
     "block": ({"block": 1000}, "expected --block between 2 and the 96 positions"),
-    "no such column": ({"text_column": "body"}, "expected one column 'body', got prefix, suffix, who"),
-    "no such user column": ({"user_column": "user"}, "expected one column 'user', got prefix, suffix, who"),
+    "no such column": (
+        {"text_column": "body"},
+        "expected one column 'body', got prefix, suffix, who",
+    ),
+    "no such user column": (
+        {"user_column": "user"},
+        "expected one column 'user', got prefix, suffix, who",
+    ),
     "no such model": ({"model": "/nowhere"}, "no such folder"),
     "no such data": ({"data": "nowhere.jsonl"}, "no such file"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
-def test_a_refusal_leaves_nothing_behind(world: Path, tmp_path: Path, case: tuple[dict[str, Any], str]) -> None:
+def test_a_refusal_leaves_nothing_behind(
+    world: Path, tmp_path: Path, case: tuple[dict[str, Any], str]
+) -> None:
     more, sentence = case
     with pytest.raises(AuditError) as error:
         training.train_model_into_folder(asked(world, tmp_path / "out", **more), silent)
@@ -185,7 +244,9 @@ def test_another_configuration_is_refused_by_what_differs(world: Path, tmp_path:
 def test_an_adapter_is_no_model_to_start_from(world: Path, tmp_path: Path) -> None:
     training.train_model_into_folder(asked(world, tmp_path / "adapter", lora=True), silent)
     with pytest.raises(AuditError, match="is an adapter: give its base, or merge"):
-        training.train_model_into_folder(asked(world, tmp_path / "out", model=str(tmp_path / "adapter")), silent)
+        training.train_model_into_folder(
+            asked(world, tmp_path / "out", model=str(tmp_path / "adapter")), silent
+        )
 
 
 def test_a_frozen_model_is_refused() -> None:

@@ -1,4 +1,5 @@
-"""An audit of unlearning: who is forgotten, retained and never seen, which models stand beside, and what is refused."""
+"""An audit of unlearning: who is forgotten, retained and never seen, which models stand beside, and
+what is refused."""
 
 from __future__ import annotations
 
@@ -30,7 +31,10 @@ from tests.conftest import fits_schema, save_tiny
 from tests.rows import read_rows
 
 Said = pytest.CaptureFixture[str]
-ROWS = [{"prefix": f"ward {i % 7} bed {i * 37 % 97:02d} code", "suffix": f" {i * 7919 % 997:03d}"} for i in range(20)]
+ROWS = [
+    {"prefix": f"ward {i % 7} bed {i * 37 % 97:02d} code", "suffix": f" {i * 7919 % 997:03d}"}
+    for i in range(20)
+]
 MODELS = ("before", "after", "retrained")
 
 
@@ -40,27 +44,47 @@ def rows(path: Path, held: list[dict[str, Any]]) -> None:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that has learnt 14 rows, what is left of it when four are to be forgotten, and one without those."""
+    """A model that has learnt 14 rows, what is left of it when four are to be forgotten, and one
+    without those."""
     folder = tmp_path_factory.mktemp("unlearning")
     save_tiny(folder / "neox")
     save_tiny(folder / "other", kind="gpt2")
-    files = {"data": ROWS[:14], "forget": ROWS[:4], "rest": ROWS[4:14], "fresh": ROWS[14:], "foreign": ROWS[2:16]}
+    files = {
+        "data": ROWS[:14],
+        "forget": ROWS[:4],
+        "rest": ROWS[4:14],
+        "fresh": ROWS[14:],
+        "foreign": ROWS[2:16],
+    }
     for name, held in files.items():
         rows(folder / f"{name}.jsonl", held)
-    learn: dict[str, Any] = {"block": 32, "options": {"epochs": 8, "batch": 4, "learning_rate": 0.01}}
+    learn: dict[str, Any] = {
+        "block": 32,
+        "options": {"epochs": 8, "batch": 4, "learning_rate": 0.01},
+    }
     for name, data in (("before", "data"), ("retrained", "rest")):
-        own = TrainingRequest("none", str(folder / "neox"), str(folder / f"{data}.jsonl"), folder / name, **learn)
+        own = TrainingRequest(
+            "none", str(folder / "neox"), str(folder / f"{data}.jsonl"), folder / name, **learn
+        )
         training.train_model_into_folder(own, lambda what, done, total: None)
-    forget: dict[str, Any] = {"block": 32, "options": {"epochs": 2, "batch": 2, "learning_rate": 1e-3}}
+    forget: dict[str, Any] = {
+        "block": 32,
+        "options": {"epochs": 2, "batch": 2, "learning_rate": 1e-3},
+    }
     given = (str(folder / "before"), str(folder / "data.jsonl"), folder / "after")
     training.train_model_into_folder(
-        TrainingRequest("npo", *given, forget=str(folder / "forget.jsonl"), **forget), lambda *_: None
+        TrainingRequest("npo", *given, forget=str(folder / "forget.jsonl"), **forget),
+        lambda *_: None,
     )
     return folder
 
 
 def asked(world: Path, **more: Any) -> Plan:
-    own = {"model": str(world / "after"), "data": str(world / "data.jsonl"), "forget": str(world / "forget.jsonl")}
+    own = {
+        "model": str(world / "after"),
+        "data": str(world / "data.jsonl"),
+        "forget": str(world / "forget.jsonl"),
+    }
     beside = {"before": str(world / "before"), "retrained": str(world / "retrained")}
     return Plan.from_fields(attack=("extraction-probability",), **{**own, **beside, **more})
 
@@ -69,7 +93,8 @@ def site(plan: Plan) -> Site:
     return make_site(plan)
 
 
-# --- who is who -------------------------------------------------------------------------------------------------------
+# --- who is who
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -93,31 +118,45 @@ def test_a_limit_keeps_both_kinds(world: Path) -> None:
     assert [secret.id for secret in few.secrets] == sorted(secret.id for secret in few.secrets)
 
 
-# --- relearning -------------------------------------------------------------------------------------------------------
+# --- relearning
+# -----------------------------------------------------------------------------------------------
 
 
 def test_relearning_is_so_many_steps_on_a_copy(world: Path) -> None:
-    """Twice the same, as many steps as were asked for, better at what it is trained on; the model is untouched."""
+    """Twice the same, as many steps as were asked for, better at what it is trained on; the model
+    is untouched."""
     model, texts = load_causal_lm(str(world / "after")), [tuple(range(1, 20)), tuple(range(40, 50))]
     before = {name: tensor.clone() for name, tensor in model.model.state_dict().items()}
     done: list[int] = []
     one, other = (
-        train_relearned_copy(model, texts, steps=3, rate=1e-3, seed=5, progress=done.append) for _ in range(2)
+        train_relearned_copy(model, texts, steps=3, rate=1e-3, seed=5, progress=done.append)
+        for _ in range(2)
     )
     assert done == [1, 2, 3] * 2
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.model.state_dict().items())
-    assert all(torch.equal(tensor, other.model.state_dict()[name]) for name, tensor in one.model.state_dict().items())
+    assert all(
+        torch.equal(tensor, before[name]) for name, tensor in model.model.state_dict().items()
+    )
+    assert all(
+        torch.equal(tensor, other.model.state_dict()[name])
+        for name, tensor in one.model.state_dict().items()
+    )
     block = torch.tensor([[0, *texts[0], 0]])
-    assert float(compute_causal_loss(one.model, block)) < float(compute_causal_loss(model.model, block))
+    assert float(compute_causal_loss(one.model, block)) < float(
+        compute_causal_loss(model.model, block)
+    )
     assert not any(parameter.requires_grad for parameter in one.model.parameters())
 
 
-def test_it_is_done_to_the_model_that_never_saw_them_too(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_done_to_the_model_that_never_saw_them_too(
+    world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the same steps on the same texts, none of which is attacked or was to be forgotten."""
     calls: list[tuple[str, Any, dict[str, Any]]] = []
 
     def seen(model: Any, texts: Any, **more: Any) -> Any:
-        calls.append((model.name, list(texts), {name: more[name] for name in ("steps", "rate", "seed")}))
+        calls.append(
+            (model.name, list(texts), {name: more[name] for name in ("steps", "rate", "seed")})
+        )
         return model
 
     monkeypatch.setattr("auditor.runs.unlearning_baselines.train_relearned_copy", seen)
@@ -129,13 +168,21 @@ def test_it_is_done_to_the_model_that_never_saw_them_too(world: Path, monkeypatc
         is beside.baseline_model_of_row(RelearnedBaseline())
         is own.model
     )
-    assert beside.baseline_model_of_row(RetrainedBaseline(relearned=True)) is own.model_before_or_retrained("retrained")
+    assert beside.baseline_model_of_row(
+        RetrainedBaseline(relearned=True)
+    ) is own.model_before_or_retrained("retrained")
     (first, second) = calls
-    assert first[0].endswith("after") and second[0].endswith("retrained") and first[1:] == second[1:]
-    assert first[2] == {"steps": 7, "rate": 0.002, "seed": 0} and first[1] == own.benchmark.unattacked_training_tokens
+    assert (
+        first[0].endswith("after") and second[0].endswith("retrained") and first[1:] == second[1:]
+    )
+    assert (
+        first[2] == {"steps": 7, "rate": 0.002, "seed": 0}
+        and first[1] == own.benchmark.unattacked_training_tokens
+    )
 
 
-# --- the numbers ------------------------------------------------------------------------------------------------------
+# --- the numbers
+# -----------------------------------------------------------------------------------------------
 
 
 def test_changes_by_hand() -> None:
@@ -146,7 +193,13 @@ def test_changes_by_hand() -> None:
     means = {model: measured.value for model, measured in found.values.items()}
     assert means == pytest.approx({name: np.mean(column) for name, column in values.items()})
     changes = {name: measured.value for name, measured in found.changes.items()}
-    expected = {"unlearned": -0.5, "left": 0.1, "relearned": 0.2, "came_back": 0.1, "share_back": 0.4}
+    expected = {
+        "unlearned": -0.5,
+        "left": 0.1,
+        "relearned": 0.2,
+        "came_back": 0.1,
+        "share_back": 0.4,
+    }
     assert changes == pytest.approx(expected)
     assert all(m.low <= m.value <= m.high for m in found.changes.values())
     assert {m.unit for name, m in found.changes.items() if name != "share_back"} == {"probability"}
@@ -154,19 +207,33 @@ def test_changes_by_hand() -> None:
         "probe", "recall", "retained", {"before": np.array([1.0, 0]), "after": np.array([1.0, 0])}
     )
     assert set(alone.changes) == {"unlearned"} and alone.values["after"].unit == "share"
-    gained = measure_unlearning_group("p", "exposure", "retained", {**columns, "after": columns["before"] + 0.1})
+    gained = measure_unlearning_group(
+        "p", "exposure", "retained", {**columns, "after": columns["before"] + 0.1}
+    )
     few = measure_unlearning_group(
         "p", "exposure", "forgotten", {model: column[:9] for model, column in columns.items()}
     )
-    nothing = measure_unlearning_group("p", "exposure", "forgotten", {**columns, "relearned": columns["after"]})
+    nothing = measure_unlearning_group(
+        "p", "exposure", "forgotten", {**columns, "relearned": columns["after"]}
+    )
     assert not any("share_back" in one.changes for one in (gained, few, nothing))
 
 
 def test_a_run_says_what_is_left_of_each_group(world: Path, tmp_path: Path, capsys: Said) -> None:
     out, folders = tmp_path / "run", {name: str(world / name) for name in MODELS}
     flags = [f"--{name}={folders[name]}" for name in ("before", "retrained")]
-    files = [f"--{name}={world / file}.jsonl" for name, file in (("data", "data"), ("nonmembers", "fresh"))]
-    more = ["--forget", str(world / "forget.jsonl"), "--relearn", "2", "--attack", "extraction-probability"]
+    files = [
+        f"--{name}={world / file}.jsonl"
+        for name, file in (("data", "data"), ("nonmembers", "fresh"))
+    ]
+    more = [
+        "--forget",
+        str(world / "forget.jsonl"),
+        "--relearn",
+        "2",
+        "--attack",
+        "extraction-probability",
+    ]
     command = [
         "run",
         "--model",
@@ -191,22 +258,39 @@ def test_a_run_says_what_is_left_of_each_group(world: Path, tmp_path: Path, caps
     ]
     (left,) = result["unlearning"]
     known = result["benchmark"]["known"]
-    assert (left["forgotten"], left["retained"], left["steps"], left["texts"]) == (4, 10 - known, 2, known)
+    assert (left["forgotten"], left["retained"], left["steps"], left["texts"]) == (
+        4,
+        10 - known,
+        2,
+        known,
+    )
     held = read_rows(out)
     for number in left["numbers"]:
         for model, measured in number["values"].items():
             row = held[f"{left['models'][model]}/white-box/extraction-probability"]
             kept = row["rank_bound" if number["name"] == "greedy" else number["name"]]
-            who = {"forgotten": range(4), "retained": range(4, 14), "nonmembers": ()}[number["group"]]
-            ids = {f"row-{i:06d}" for i in who} if who else {id for id in row["ids"] if id.startswith("non")}
+            who = {"forgotten": range(4), "retained": range(4, 14), "nonmembers": ()}[
+                number["group"]
+            ]
+            ids = (
+                {f"row-{i:06d}" for i in who}
+                if who
+                else {id for id in row["ids"] if id.startswith("non")}
+            )
             values = [x for id, x in zip(row["ids"], kept, strict=True) if id in ids]
             values = [float(x == 1) for x in values] if number["name"] == "greedy" else values
-            assert measured["value"] == pytest.approx(np.mean(values)) and measured["n"] == len(values)
+            assert measured["value"] == pytest.approx(np.mean(values)) and measured["n"] == len(
+                values
+            )
     names = {(number["name"], number["group"]) for number in left["numbers"]}
     groups = ("forgotten", "retained", "nonmembers")
-    assert names == {(n, g) for n in ("greedy", "extraction_probability", "rank_bound") for g in groups}
+    assert names == {
+        (n, g) for n in ("greedy", "extraction_probability", "rank_bound") for g in groups
+    }
     perplexity = {target["name"]: target["perplexity"]["value"] for target in result["targets"]}
-    assert left["perplexity"]["ratio"]["value"] == pytest.approx(perplexity["undefended"] / perplexity["before"])
+    assert left["perplexity"]["ratio"]["value"] == pytest.approx(
+        perplexity["undefended"] / perplexity["before"]
+    )
     said = " ".join(capsys.readouterr().out.split())
     assert f"After unlearning, 4 records forgotten of {14 - known}: greedy decoding gives" in said
     assert f"2 steps of relearning on {known} other records" in said
@@ -216,7 +300,9 @@ def test_a_run_says_what_is_left_of_each_group(world: Path, tmp_path: Path, caps
 
 def test_from_python_and_from_a_plan_file_it_is_the_same(world: Path, tmp_path: Path) -> None:
     plan = {"before": str(world / "before"), "relearn": 1, "setting": "white-box"}
-    model, tokenizer = (kind.from_pretrained(world / "after") for kind in (AutoModelForCausalLM, AutoTokenizer))
+    model, tokenizer = (
+        kind.from_pretrained(world / "after") for kind in (AutoModelForCausalLM, AutoTokenizer)
+    )
     mine = audit(
         model,
         tokenizer,
@@ -228,36 +314,67 @@ def test_from_python_and_from_a_plan_file_it_is_the_same(world: Path, tmp_path: 
     )
     files = {name: str(world / f"{name}.jsonl") for name in ("data", "forget")}
     own = {**plan, **files, "model": str(world / "after"), "attack": ["extraction-probability"]}
-    (tmp_path / "audit.toml").write_text("\n".join(f"{name} = {json.dumps(value)}" for name, value in own.items()))
-    assert run_command_line(["run", "--config", str(tmp_path / "audit.toml"), "-o", str(tmp_path / "b")]) == 0
+    (tmp_path / "audit.toml").write_text(
+        "\n".join(f"{name} = {json.dumps(value)}" for name, value in own.items())
+    )
+    assert (
+        run_command_line(
+            ["run", "--config", str(tmp_path / "audit.toml"), "-o", str(tmp_path / "b")]
+        )
+        == 0
+    )
     assert mine.result.unlearning == load_run(tmp_path / "b").result.unlearning != ()
-    with pytest.raises(AuditError, match="expected before as a folder or a hub id, got a live GPTNeoX"):
-        audit(model, tokenizer, data=ROWS[:14], forget=ROWS[:4], before=model, attacks=["extraction-probability"])
+    with pytest.raises(
+        AuditError, match="expected before as a folder or a hub id, got a live GPTNeoX"
+    ):
+        audit(
+            model,
+            tokenizer,
+            data=ROWS[:14],
+            forget=ROWS[:4],
+            before=model,
+            attacks=["extraction-probability"],
+        )
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- what is refused
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        ({"forget": None}, "expected --forget FILE with --before: the records that were to be forgotten; got none"),
+        (
+            {"forget": None},
+            "expected --forget FILE with --before: the records that were to be forgotten; got none",
+        ),
         ({"forget": None, "before": None}, "expected --forget FILE with --retrained"),
         ({"relearn_rate": 0.1}, "--relearn-rate goes with --relearn STEPS, got it alone"),
         ({"relearn": 0}, "expected --relearn >= 1, got 0"),
-        ({"relearn": 2, "relearn_rate": 3.0}, "expected --relearn-rate above 0 and at most 1, got 3"),
+        (
+            {"relearn": 2, "relearn_rate": 3.0},
+            "expected --relearn-rate above 0 and at most 1, got 3",
+        ),
         (
             {"relearn": 2, "before": None, "retrained": None, "forget": None},
             "--relearn needs an unlearned model: expected --before and --forget, got neither",
         ),
         ({"relearn": 2, "engine": "ray"}, "it goes with --engine local"),
-        ({"relearn": 2, "quantise": "8bit"}, "--relearn trains all weights, which --quantise does not let it"),
+        (
+            {"relearn": 2, "quantise": "8bit"},
+            "--relearn trains all weights, which --quantise does not let it",
+        ),
         ({"relearn": 2, "dtype": "float16"}, "--relearn goes with --dtype float32 or bfloat16"),
-        ({"model": None, "data": None, "retrained": None, "forget": None}, "--before goes with --model and --data"),
+        (
+            {"model": None, "data": None, "retrained": None, "forget": None},
+            "--before goes with --model and --data",
+        ),
         ({"data": None, "canaries": "c.jsonl"}, "--forget goes with --data, got --canaries alone"),
     ],
 )
-def test_a_plan_of_what_does_not_go_together_is_refused(world: Path, more: dict[str, Any], sentence: str) -> None:
+def test_a_plan_of_what_does_not_go_together_is_refused(
+    world: Path, more: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(AuditError) as refused:
         asked(world, **more)
     assert sentence in str(refused.value)
@@ -270,20 +387,48 @@ def test_a_plan_of_what_does_not_go_together_is_refused(world: Path, more: dict[
             ["--forget", "{}/foreign.jsonl", "--before", "{}/before"],
             "that --data has, got 2 that it has not (rows 12, 13",
         ),
-        (["--forget", "{}/forget.jsonl"], "--forget needs an unlearned model: expected --before MODEL"),
-        (["--forget", "{}/forget.jsonl", "--before", "{}/after"], "expected --before as another model than --model"),
-        (["--forget", "{}/forget.jsonl", "--before", "{}/other"], "expected --before as gpt_neox with 257 tokens"),
+        (
+            ["--forget", "{}/forget.jsonl"],
+            "--forget needs an unlearned model: expected --before MODEL",
+        ),
+        (
+            ["--forget", "{}/forget.jsonl", "--before", "{}/after"],
+            "expected --before as another model than --model",
+        ),
+        (
+            ["--forget", "{}/forget.jsonl", "--before", "{}/other"],
+            "expected --before as gpt_neox with 257 tokens",
+        ),
         (
             ["--forget", "{}/forget.jsonl", "--before", "{}/before", "--known", "{}/forget.jsonl"],
             "without what was to be forgotten, got 4 records",
         ),
         (
-            ["--forget", "{}/forget.jsonl", "--before", "{}/before", "--known-fraction", "0", "--relearn", "2"],
+            [
+                "--forget",
+                "{}/forget.jsonl",
+                "--before",
+                "{}/before",
+                "--known-fraction",
+                "0",
+                "--relearn",
+                "2",
+            ],
             "expected auxiliary data to relearn on",
         ),
         (
-            ["--forget", "{}/forget.jsonl", "--before", "{}/before", "--defense", "npo", "-D", "model={}/after"],
-            "--before says that --model is what unlearning left, and --defense npo is such a model too",
+            [
+                "--forget",
+                "{}/forget.jsonl",
+                "--before",
+                "{}/before",
+                "--defense",
+                "npo",
+                "-D",
+                "model={}/after",
+            ],
+            "--before says that --model is what unlearning left, and --defense npo is such a model "
+            "too",
         ),
         (["--defense", "npo", "-D", "model={}/after"], "expected --forget FILE with --defense npo"),
     ],
@@ -291,14 +436,39 @@ def test_a_plan_of_what_does_not_go_together_is_refused(world: Path, more: dict[
 def test_bad_input_is_one_sentence(
     world: Path, tmp_path: Path, capsys: Said, options: list[str], sentence: str
 ) -> None:
-    own = ["run", "--model", str(world / "after"), "--data", str(world / "data.jsonl"), "-o", str(tmp_path / "run")]
-    command = [*own, "--attack", "extraction-probability", *(word.format(world) for word in options)]
+    own = [
+        "run",
+        "--model",
+        str(world / "after"),
+        "--data",
+        str(world / "data.jsonl"),
+        "-o",
+        str(tmp_path / "run"),
+    ]
+    command = [
+        *own,
+        "--attack",
+        "extraction-probability",
+        *(word.format(world) for word in options),
+    ]
     assert run_command_line(command) == 2
     said = capsys.readouterr().err
-    assert sentence in " ".join(said.split()) and "Traceback" not in said and not (tmp_path / "run").exists()
+    assert (
+        sentence in " ".join(said.split())
+        and "Traceback" not in said
+        and not (tmp_path / "run").exists()
+    )
 
 
 def test_in_the_lab_relearning_wants_a_defense_that_forgets(tmp_path: Path, capsys: Said) -> None:
-    assert run_command_line(["run", "--attack", "perplexity", "--relearn", "5", "-o", str(tmp_path / "run")]) == 2
+    assert (
+        run_command_line(
+            ["run", "--attack", "perplexity", "--relearn", "5", "-o", str(tmp_path / "run")]
+        )
+        == 2
+    )
     said = " ".join(capsys.readouterr().err.split())
-    assert "--relearn needs an unlearned model: expected --defense gradient-ascent or npo, got neither" in said
+    assert (
+        "--relearn needs an unlearned model: expected --defense gradient-ascent or npo, got neither"
+        in said
+    )

@@ -1,4 +1,5 @@
-"""Which weights a run is about is on record, and other ones in their place are refused by the file's name."""
+"""Which weights a run is about is on record, and other ones in their place are refused by the
+file's name."""
 
 from __future__ import annotations
 
@@ -43,11 +44,18 @@ def plan(tmp_path: Path) -> Plan:
         training__json="seconds",
     )
     for member in ("member-0", "member-1"):
-        put(tmp_path / "ensemble" / member, adapter_model__safetensors=member, adapter_config__json="{}")
+        put(
+            tmp_path / "ensemble" / member,
+            adapter_model__safetensors=member,
+            adapter_config__json="{}",
+        )
     options = {"pmixed": {"ensemble": str(tmp_path / "ensemble")}}
     data = str(tmp_path / "data.jsonl")
     return Plan.from_fields(
-        model=str(tmp_path / "model"), data=data, public=str(tmp_path / "public"), defense_options=options
+        model=str(tmp_path / "model"),
+        data=data,
+        public=str(tmp_path / "public"),
+        defense_options=options,
     )
 
 
@@ -56,8 +64,12 @@ def test_models_that_lie_where_a_run_starts_are_not_its_references(
 ) -> None:
     """A run would not go on once another model is put beside it."""
     monkeypatch.chdir(tmp_path)
-    asked = plan.with_fields(attack_options={"perplexity": {"samples": 4}, "membership": {"references": ""}})
-    assert plan_weights.weight_digests_of_plan_files(asked) == plan_weights.weight_digests_of_plan_files(plan)
+    asked = plan.with_fields(
+        attack_options={"perplexity": {"samples": 4}, "membership": {"references": ""}}
+    )
+    assert plan_weights.weight_digests_of_plan_files(
+        asked
+    ) == plan_weights.weight_digests_of_plan_files(plan)
 
 
 def test_every_file_that_a_run_reads_is_on_record(plan: Plan) -> None:
@@ -78,9 +90,13 @@ def test_every_file_that_a_run_reads_is_on_record(plan: Plan) -> None:
     assert plan_weights.weight_digests_of_plan_files(Plan()) == {}
 
 
-@pytest.mark.parametrize("name", ["base/model.safetensors", "model/adapter_model.safetensors", "public/tokenizer.json"])
+@pytest.mark.parametrize(
+    "name", ["base/model.safetensors", "model/adapter_model.safetensors", "public/tokenizer.json"]
+)
 @pytest.mark.parametrize("how", ["has changed", "is gone", "is new"])
-def test_other_weights_in_their_place_are_refused_by_name(plan: Plan, tmp_path: Path, name: str, how: str) -> None:
+def test_other_weights_in_their_place_are_refused_by_name(
+    plan: Plan, tmp_path: Path, name: str, how: str
+) -> None:
     folder = RunFolder.create(tmp_path / "run", "name", {})
     folder.pin_weights(plan_weights.weight_digests_of_plan_files(plan))
     folder.pin_weights(plan_weights.weight_digests_of_plan_files(plan))
@@ -92,7 +108,9 @@ def test_other_weights_in_their_place_are_refused_by_name(plan: Plan, tmp_path: 
     else:
         path.with_name("model-00002.safetensors").write_text("more")
         role = role.replace(path.name, "model-00002.safetensors")
-    with pytest.raises(AuditError, match=f"expected the weights that .*run was made with, but {role} {how} since"):
+    with pytest.raises(
+        AuditError, match=f"expected the weights that .*run was made with, but {role} {how} since"
+    ):
         folder.refuse_changed_weights(plan_weights.weight_digests_of_plan_files(plan))
 
 
@@ -105,7 +123,9 @@ def test_answers_of_nobody_knows_which_weights_are_refused(plan: Plan, tmp_path:
         folder.refuse_changed_weights(plan_weights.weight_digests_of_plan_files(plan))
 
 
-def test_a_file_is_read_once(plan: Plan, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_read_once(
+    plan: Plan, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And again when anything about it has changed, its mtime put back or not."""
     read: list[str] = []
     digest = hashlib.file_digest
@@ -116,20 +136,25 @@ def test_a_file_is_read_once(plan: Plan, tmp_path: Path, cache: Path, monkeypatc
 
     monkeypatch.setattr(hashlib, "file_digest", counted)
     first = plan_weights.weight_digests_of_plan_files(plan)
-    assert len(read) == len(first) and not (cache / "weights.json").exists()  # just written: may change in this tick
+    assert (
+        len(read) == len(first) and not (cache / "weights.json").exists()
+    )  # just written: may change in this tick
     later = max(os.stat(path).st_ctime for path in tmp_path.rglob("*")) + 10
     monkeypatch.setattr(file_digests.time, "time", lambda: later)
     read.clear()
-    assert [plan_weights.weight_digests_of_plan_files(plan) for _ in range(3)] == [first] * 3 and len(read) == len(
+    assert [plan_weights.weight_digests_of_plan_files(plan) for _ in range(3)] == [
         first
-    )
+    ] * 3 and len(read) == len(first)
     path = tmp_path / "public" / "model.safetensors"
     before = path.stat()
     path.write_text("qublic")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     read.clear()
     again = plan_weights.weight_digests_of_plan_files(plan)
-    assert read == ["model.safetensors"] and again["public/model.safetensors"] != first["public/model.safetensors"]
+    assert (
+        read == ["model.safetensors"]
+        and again["public/model.safetensors"] != first["public/model.safetensors"]
+    )
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"a": 3}', "\xff\xfe"])
@@ -140,7 +165,9 @@ def test_a_damaged_memory_is_no_memory(plan: Plan, cache: Path, damage: str) -> 
     assert plan_weights.weight_digests_of_plan_files(plan) == first
 
 
-def test_a_model_on_the_hub_is_the_snapshot_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_on_the_hub_is_the_snapshot_at_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     there = put(tmp_path / "snapshots" / "c0ffee", config__json="{}", model__safetensors="weights")
     asked: list[tuple[str, str | None]] = []
 
@@ -150,7 +177,10 @@ def test_a_model_on_the_hub_is_the_snapshot_at_hand(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(file_digests, "try_to_load_from_cache", cached)
     plan = Plan.from_fields(model="some/model", revision="v1", data="data")
-    assert sorted(plan_weights.weight_digests_of_plan_files(plan)) == ["model/config.json", "model/model.safetensors"]
+    assert sorted(plan_weights.weight_digests_of_plan_files(plan)) == [
+        "model/config.json",
+        "model/model.safetensors",
+    ]
     assert set(asked) == {("some/model", "v1")}
     monkeypatch.setattr(file_digests, "try_to_load_from_cache", lambda *_, **__: None)
     file_digests.check_model_files_unchanged(

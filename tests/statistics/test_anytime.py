@@ -1,4 +1,5 @@
-"""Bounds by betting: against bets written out, cases by hand, and coverage at every look, in any order."""
+"""Bounds by betting: against bets written out, cases by hand, and coverage at every look, in any
+order."""
 
 import math
 
@@ -21,7 +22,8 @@ PATHS = 2000
 
 
 def naive_low(values: list[float], level: float) -> float:
-    """Each gambler's capital bet by bet, against every mean of a grid: the largest that is refuted."""
+    """Each gambler's capital bet by bet, against every mean of a grid: the largest that is
+    refuted."""
     refuted = 0.0
     for m in np.arange(0.0005, 1, 0.0005):
         capitals = []
@@ -36,16 +38,25 @@ def naive_low(values: list[float], level: float) -> float:
 
 
 @pytest.mark.parametrize(
-    "values", [[1.0] * 5, [0.0] * 4 + [1.0] * 3, [0.1, 0.9, 0.9, 0.35, 0.0, 1.0, 0.9], [0.02, 0.01, 0.03] * 5]
+    "values",
+    [
+        [1.0] * 5,
+        [0.0] * 4 + [1.0] * 3,
+        [0.1, 0.9, 0.9, 0.35, 0.0, 1.0, 0.9],
+        [0.02, 0.01, 0.03] * 5,
+    ],
 )
 def test_a_bound_is_that_of_bets_written_out(values: list[float]) -> None:
     seen = BettingMean(np.array(values))
     assert seen.low(LEVEL) == pytest.approx(naive_low(values, LEVEL), abs=0.0006)
-    assert 1 - seen.high(LEVEL) == pytest.approx(naive_low([1 - x for x in values], LEVEL), abs=0.0006)
+    assert 1 - seen.high(LEVEL) == pytest.approx(
+        naive_low([1 - x for x in values], LEVEL), abs=0.0006
+    )
 
 
 def test_each_stake_is_fair_at_the_mean_and_loses_below_it() -> None:
-    """The whole proof: the expected factor of a bet is 1 where the mean is m, and less where it is less."""
+    """The whole proof: the expected factor of a bet is 1 where the mean is m, and less where it is
+    less."""
     for m in (0.01, 0.3, 0.9):
         heads, tails = 1 - STAKES + STAKES / m, 1 - STAKES
         assert m * heads + (1 - m) * tails == pytest.approx(1)
@@ -58,7 +69,9 @@ def test_zeros_alone_are_known_by_hand() -> None:
     """After t zeros a stake f against a mean of at least h has grown to (1 + f h / (1 - h))^t."""
     h, t = 0.05, 80
     by_hand = CAPITAL @ (1 + STAKES * h / (1 - h)) ** t
-    assert log_betting_capital(np.array([1.0]), np.array([t]), 1 - h) == pytest.approx(math.log(by_hand))
+    assert log_betting_capital(np.array([1.0]), np.array([t]), 1 - h) == pytest.approx(
+        math.log(by_hand)
+    )
     assert BettingMean(np.zeros(t)).high(LEVEL) < 0.05 < BettingMean(np.zeros(t - 20)).high(LEVEL)
     assert BettingMean(np.zeros(t)).low(LEVEL) == 0
 
@@ -99,7 +112,8 @@ def test_looks_are_at_fixed_counts_up_to_all() -> None:
 
 
 def ever_missed(paths: NDArray[np.float64], truth: float) -> tuple[float, float]:
-    """(paths, n) of zeros and ones -> the shares of them whose lower, and upper, bound ever misses the truth."""
+    """(paths, n) of zeros and ones -> the shares of them whose lower, and upper, bound ever misses
+    the truth."""
     n = paths.shape[1]
     missed = np.zeros((2, len(paths)), dtype=bool)
     for at in yield_look_sizes(n):
@@ -113,7 +127,9 @@ def ever_missed(paths: NDArray[np.float64], truth: float) -> tuple[float, float]
 @pytest.mark.parametrize("truth", [0.001, 0.01, 0.05, 0.2, 0.5])
 def test_coverage_at_every_look(truth: float) -> None:
     paths = np.random.default_rng(1).random((PATHS, 2000)) < truth
-    assert max(ever_missed(paths.astype(float), truth)) <= LEVEL + 3 * math.sqrt(LEVEL * (1 - LEVEL) / PATHS)
+    assert max(ever_missed(paths.astype(float), truth)) <= LEVEL + 3 * math.sqrt(
+        LEVEL * (1 - LEVEL) / PATHS
+    )
 
 
 def test_exact_intervals_at_every_look_do_not_cover() -> None:
@@ -129,7 +145,8 @@ def test_exact_intervals_at_every_look_do_not_cover() -> None:
 
 @pytest.mark.parametrize("of", [100, 300, 1000])
 def test_coverage_of_a_finite_set_in_random_order(of: int) -> None:
-    """Secrets are asked in random order and never twice: the share of all of them is covered as well."""
+    """Secrets are asked in random order and never twice: the share of all of them is covered as
+    well."""
     rng = np.random.default_rng(2)
     for hits in (1, of // 20, of // 4):
         whole = np.zeros((PATHS, of))
@@ -142,6 +159,9 @@ def test_coverage_of_probabilities_at_every_look() -> None:
     rng, truth, missed, paths = np.random.default_rng(3), 0.05 / 0.55, 0, 300
     for _ in range(paths):
         values = rng.beta(0.05, 0.5, 600)
-        seen = (log_betting_capital(values[:at], np.ones(at, dtype=np.int64), truth) for at in yield_look_sizes(600))
+        seen = (
+            log_betting_capital(values[:at], np.ones(at, dtype=np.int64), truth)
+            for at in yield_look_sizes(600)
+        )
         missed += any(found >= -math.log(LEVEL) for found in seen)
     assert missed / paths <= LEVEL

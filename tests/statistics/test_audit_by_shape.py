@@ -1,4 +1,5 @@
-"""The law of the likelihood ratio against the accountant and a simulation; the bound against its definition."""
+"""The law of the likelihood ratio against the accountant and a simulation; the bound against its
+definition."""
 
 from __future__ import annotations
 
@@ -29,9 +30,9 @@ SAMPLED = (0.084, 48)
 def test_the_gaussian_s_law_is_the_gaussian_s() -> None:
     for noise in (0.4, 1.0, 3.0):
         for epsilon in (0.0, 0.5, 2.0):
-            assert compute_likelihood_ratio_distribution(noise, GAUSSIAN).delta(epsilon) == pytest.approx(
-                compute_gaussian_delta(epsilon, 1 / noise), abs=2e-5
-            )
+            assert compute_likelihood_ratio_distribution(noise, GAUSSIAN).delta(
+                epsilon
+            ) == pytest.approx(compute_gaussian_delta(epsilon, 1 / noise), abs=2e-5)
 
 
 @pytest.mark.parametrize("noise", [0.74, 1.5])
@@ -59,7 +60,9 @@ def test_the_p_value_is_the_chance_in_a_simulated_game(sampling: tuple[float, in
 
 def test_where_all_are_guessed_it_is_a_binomial() -> None:
     p = norm.cdf(1 / 0.8 / 2)
-    assert compute_canary_shape_p_value(50, 50, 40, 0.8, GAUSSIAN) == pytest.approx(binom.sf(39, 50, p), rel=1e-3)
+    assert compute_canary_shape_p_value(50, 50, 40, 0.8, GAUSSIAN) == pytest.approx(
+        binom.sf(39, 50, p), rel=1e-3
+    )
     assert compute_canary_shape_p_value(50, 50, 51, 0.8, GAUSSIAN) == 0
 
 
@@ -67,7 +70,9 @@ def test_the_bound_is_of_a_noise_that_is_refuted_and_of_a_larger_delta() -> None
     right, m = (840, 460, 245, 125, 62, 31), 1000
     found = bound_shape_epsilon(m, right, 1e-5)
     noise = min(
-        k for k in np.geomspace(0.3, 2, 400) if compute_canary_shape_p_value(m, 500, 460, float(k), GAUSSIAN) < 0.02
+        k
+        for k in np.geomspace(0.3, 2, 400)
+        if compute_canary_shape_p_value(m, 500, 460, float(k), GAUSSIAN) < 0.02
     )
     assert found == pytest.approx(compute_gaussian_epsilon(1 / noise, 1e-5 / 0.03), rel=0.02)
     assert bound_shape_epsilon(m, right, 1e-5, copies=2) < found / 1.9
@@ -77,5 +82,7 @@ def test_the_bound_is_of_a_noise_that_is_refuted_and_of_a_larger_delta() -> None
 
 def test_a_shape_that_the_surest_contradict_is_none() -> None:
     """Nine of ten right, however sure: no Gaussian does that."""
-    assert bound_shape_epsilon(1000, tuple(int(0.9 * r) for r in list_guess_counts(1000)), 1e-5) == 0
+    assert (
+        bound_shape_epsilon(1000, tuple(int(0.9 * r) for r in list_guess_counts(1000)), 1e-5) == 0
+    )
     assert bound_shape_epsilon(1000, list_guess_counts(1000), 1e-5) > 10

@@ -1,4 +1,5 @@
-"""From scores to bounds: the rule of guessing against a plain one, ties, power, groups, and what is refused."""
+"""From scores to bounds: the rule of guessing against a plain one, ties, power, groups, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -56,7 +57,12 @@ def test_the_bounds_are_of_the_right_guesses_at_every_count() -> None:
 
 
 def test_the_numbers_of_guesses_depend_on_m_alone() -> None:
-    assert [list_guess_counts(m) for m in (5, 31, 32, 130)] == [(5,), (31,), (32, 16), (130, 65, 32, 16)]
+    assert [list_guess_counts(m) for m in (5, 31, 32, 130)] == [
+        (5,),
+        (31,),
+        (32, 16),
+        (130, 65, 32, 16),
+    ]
 
 
 def test_the_middle_lies_between_two_scores() -> None:
@@ -73,7 +79,11 @@ def test_equal_scores_count_against_the_guesser() -> None:
     scores = np.zeros(200)
     scores[0] = 1.0
     for order in (np.arange(200), np.arange(200)[::-1], np.random.default_rng(0).permutation(200)):
-        assert [a.epsilon for a in audit_epsilon_bounds(scores[order], included[order], 1e-5)] == [0, 0, 0]
+        assert [a.epsilon for a in audit_epsilon_bounds(scores[order], included[order], 1e-5)] == [
+            0,
+            0,
+            0,
+        ]
     half = np.where(included, 1.0, 0.0)  # two values that tell all of it
     assert audit_epsilon_bounds(half, included, 1e-5)[0].right == 200
 
@@ -90,9 +100,9 @@ def test_copies_are_paid_for() -> None:
         audit_epsilon_bounds(scores, included, 0.0)[0],
         audit_epsilon_bounds(scores, included, 0.0, copies=2)[0],
     )
-    assert twice.epsilon == pytest.approx(once.epsilon / 2, abs=0.02) and twice.best == pytest.approx(
-        once.best / 2, abs=0.02
-    )
+    assert twice.epsilon == pytest.approx(
+        once.epsilon / 2, abs=0.02
+    ) and twice.best == pytest.approx(once.best / 2, abs=0.02)
     assert twice.copies == 2 and "groups of 2" in audit_measurements((twice,))[0].note
 
 
@@ -114,11 +124,15 @@ def test_the_canaries_needed_are_the_fewest_by_a_walk(delta: float) -> None:
     walked = {m: compute_best_provable_epsilon(m, delta) for m in range(2, 140)}
     assert all(a <= b + 1e-5 for a, b in pairwise(walked.values()))
     for epsilon in (0.01, 0.3, 1.0, 2.0, 3.0, 3.6):
-        assert count_needed_canaries(epsilon, delta) == next(m for m, most in walked.items() if most >= epsilon)
+        assert count_needed_canaries(epsilon, delta) == next(
+            m for m, most in walked.items() if most >= epsilon
+        )
 
 
 def test_what_no_million_of_canaries_proves_is_refused() -> None:
-    with pytest.raises(AuditError, match=r"up to a million canaries .* 524,288, .* prove less than 12.*, got 20"):
+    with pytest.raises(
+        AuditError, match=r"up to a million canaries .* 524,288, .* prove less than 12.*, got 20"
+    ):
         count_needed_canaries(20, 1e-7)
     assert 8_900 < count_needed_canaries(8, 0.0) <= count_needed_canaries(8, 1e-5) < 9_100
 
@@ -135,7 +149,9 @@ def test_what_no_million_of_canaries_proves_is_refused() -> None:
         ([1.0, 2.0, 3.0], [True, False], "one score a canary"),
     ],
 )
-def test_what_cannot_be_audited_is_refused(scores: list[float], included: list[bool], said: str) -> None:
+def test_what_cannot_be_audited_is_refused(
+    scores: list[float], included: list[bool], said: str
+) -> None:
     with pytest.raises(AuditError, match=said):
         audit_epsilon_bounds(np.array(scores), np.array(included, dtype=bool), 1e-5)
 
@@ -158,7 +174,8 @@ def test_bad_numbers_are_refused(delta: float, level: float, copies: int, said: 
 
 
 def test_fair_coins_are_refused_less_than_once_in_a_billion() -> None:
-    """Of 1,000 the first count that is refused is the first that fair coins reach so seldom, on either side."""
+    """Of 1,000 the first count that is refused is the first that fair coins reach so seldom, on
+    either side."""
     first = next(k for k in range(500, 1001) if 2 * binom.sf(k - 1, 1000, 0.5) < 1e-9)
     scores = np.arange(1000.0)
     for inside in (first, 1000 - first):
@@ -183,26 +200,40 @@ def test_a_row_s_numbers() -> None:
         for name, m in said.items()
     )
     main = said["epsilon_lower_bound"]
-    assert (main.value, main.low, main.high, main.n) == (found[0].epsilon, found[0].epsilon, math.inf, 400)
+    assert (main.value, main.low, main.high, main.n) == (
+        found[0].epsilon,
+        found[0].epsilon,
+        math.inf,
+        400,
+    )
     assert main.note == "one-sided, 95%; at delta 1e-05, add_remove, by record"
-    assert (said["guesses_right"].value, said["guesses_right"].n) == (found[0].right, found[0].guesses)
+    assert (said["guesses_right"].value, said["guesses_right"].n) == (
+        found[0].right,
+        found[0].guesses,
+    )
     assert from_json(tuple[Audited, ...], to_json(found)) == found
 
 
 def test_the_same_guesses_at_another_level() -> None:
-    """At its own level an audit is what it is; at a smaller one both numbers are smaller, and they are its rule's."""
+    """At its own level an audit is what it is; at a smaller one both numbers are smaller, and they
+    are its rule's."""
     scores, included = game(601, 1.5)
     for found in audit_epsilon_bounds(scores, included, 1e-5):
         assert repeat_audit(found, 0.05) == found
         stricter = repeat_audit(found, 0.02)
         assert stricter == next(
-            a for a in audit_epsilon_bounds(scores, included, 1e-5, 0.02) if a.estimator == found.estimator
+            a
+            for a in audit_epsilon_bounds(scores, included, 1e-5, 0.02)
+            if a.estimator == found.estimator
         )
         assert stricter.epsilon < found.epsilon and stricter.best < found.best
 
 
 def test_independent_games_at_another_level() -> None:
-    proved, best = (epsilon_clopper_pearson(*table, 1e-5, 0.02) for table in ((90, 10, 12, 88), (100, 0, 0, 100)))
+    proved, best = (
+        epsilon_clopper_pearson(*table, 1e-5, 0.02)
+        for table in ((90, 10, 12, 88), (100, 0, 0, 100))
+    )
     played = Audited("games", 9.0, 1e-5, 0.05, 200, 200, 178, 9.0, table=(90, 10, 12, 88))
     again = repeat_audit(played, 0.02)
     assert (again.epsilon, again.best, again.level) == (proved, best, 0.02)
@@ -210,6 +241,10 @@ def test_independent_games_at_another_level() -> None:
 
 def test_what_cannot_have_been_made_is_refused_another_level() -> None:
     found = audit_epsilon_bounds(*game(601, 1.5), 1e-5)[0]
-    for changed in (replace(found, rights=(77,)), replace(found, estimator="mine"), replace(found, estimator="games")):
+    for changed in (
+        replace(found, rights=(77,)),
+        replace(found, estimator="mine"),
+        replace(found, estimator="games"),
+    ):
         with pytest.raises(AuditError, match="expected a bound by one_run, fdp, shape"):
             repeat_audit(changed, 0.05)

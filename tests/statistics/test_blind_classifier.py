@@ -1,4 +1,5 @@
-"""The blind baseline and the stacked score: silent where labels are drawn at random, aloud where they are not."""
+"""The blind baseline and the stacked score: silent where labels are drawn at random, aloud where
+they are not."""
 
 from __future__ import annotations
 
@@ -13,10 +14,15 @@ from auditor.statistics import blind_classifier, roc
 
 
 def texts(count: int, key: str = "texts", words: int = 200, length: int = 30) -> list[Tokens]:
-    return [tuple(row) for row in keyed_random_generator(key).integers(0, words, (count, length)).tolist()]
+    return [
+        tuple(row)
+        for row in keyed_random_generator(key).integers(0, words, (count, length)).tolist()
+    ]
 
 
-def told_apart(rows: list[Tokens], member: np.ndarray, lengths: np.ndarray | None = None) -> tuple[float, float]:
+def told_apart(
+    rows: list[Tokens], member: np.ndarray, lengths: np.ndarray | None = None
+) -> tuple[float, float]:
     """AUC of the blind baseline and the low end of its interval."""
     group = blind_classifier.group_related_texts(rows)
     sizes = np.empty((len(rows), 0)) if lengths is None else lengths
@@ -37,27 +43,38 @@ def test_random_splits_are_told_apart_no_oftener_than_the_interval_says() -> Non
 def test_other_words_and_other_lengths_are_noticed() -> None:
     rows = texts(200)
     member = np.arange(200) < 100
-    dated = [(*row[:-1], 999) if own and i % 2 else row for i, (row, own) in enumerate(zip(rows, member, strict=True))]
+    dated = [
+        (*row[:-1], 999) if own and i % 2 else row
+        for i, (row, own) in enumerate(zip(rows, member, strict=True))
+    ]
     value, low = told_apart(dated, member)
     assert value > low > 0.5
     longer = [row + row[:6] if own else row for row, own in zip(rows, member, strict=True)]
     assert told_apart(longer, member)[1] > 0.9
-    characters = np.where(member, 120.0, 100.0)[:, None] + keyed_random_generator("sizes").normal(0, 3, (200, 1))
+    characters = np.where(member, 120.0, 100.0)[:, None] + keyed_random_generator("sizes").normal(
+        0, 3, (200, 1)
+    )
     assert told_apart(rows, member, characters)[1] > 0.9
 
 
 def test_a_word_said_once_is_heard_beside_others_said_forty_times() -> None:
-    """All of the members have a word that no other text has; how often the rest is said tells nothing."""
+    """All of the members have a word that no other text has; how often the rest is said tells
+    nothing."""
     noise, rows = keyed_random_generator("said once"), []
     for i in range(120):
-        text = [word for word in noise.permutation(6)[:4].tolist() for _ in range(noise.integers(1, 40))]
+        text = [
+            word for word in noise.permutation(6)[:4].tolist() for _ in range(noise.integers(1, 40))
+        ]
         rows.append(tuple([*text, 999] if i < 60 else text))
-    scores = blind_classifier.score_membership_blindly(rows, np.empty((120, 0)), np.arange(120) < 60, np.arange(120))
+    scores = blind_classifier.score_membership_blindly(
+        rows, np.empty((120, 0)), np.arange(120) < 60, np.arange(120)
+    )
     assert roc.auc(scores[:60], scores[60:]) > 0.75
 
 
 def test_near_duplicates_share_a_group_and_leak_nothing_between_folds() -> None:
-    """Every text twice but for one token, labels at random by pair: only a copy in another fold could tell."""
+    """Every text twice but for one token, labels at random by pair: only a copy in another fold
+    could tell."""
     base = texts(100)
     copies = [(*row[:10], 999, *row[11:]) for row in base]
     rows = [*base, *copies]
@@ -66,13 +83,22 @@ def test_near_duplicates_share_a_group_and_leak_nothing_between_folds() -> None:
     half = keyed_random_generator("halves").permutation(100) < 50
     member = np.concatenate([half, half])
     assert told_apart(rows, member)[1] < 0.5
-    leaky = blind_classifier.score_membership_blindly(rows, np.empty((200, 0)), member, np.arange(200))
+    leaky = blind_classifier.score_membership_blindly(
+        rows, np.empty((200, 0)), member, np.arange(200)
+    )
     assert roc.auc(leaky[member], leaky[~member]) > 0.8
 
 
 def test_groups_are_chains_of_near_duplicates_of_any_length() -> None:
     one = tuple(range(20))
-    rows = [one, (*one[:16], 90, 91, 92, 93), (*one[:12], 94, 95, 96, 97, 90, 91, 92, 93), (5,), (5,), (6,)]
+    rows = [
+        one,
+        (*one[:16], 90, 91, 92, 93),
+        (*one[:12], 94, 95, 96, 97, 90, 91, 92, 93),
+        (5,),
+        (5,),
+        (6,),
+    ]
     assert blind_classifier.group_related_texts(rows).tolist() == [0, 0, 0, 1, 1, 2]
 
 
@@ -81,7 +107,9 @@ def test_a_stacked_score_uses_no_label_of_its_own() -> None:
     noise = keyed_random_generator("stacked")
     member = np.arange(120) < 60
     own = blind_classifier.combine_membership_scores(np.eye(120), member, np.arange(120))
-    assert np.ptp(own) < 1e-9  # what is left is rounding, in which one processor sees an order and another none
+    assert (
+        np.ptp(own) < 1e-9
+    )  # what is left is rounding, in which one processor sees an order and another none
     features = np.column_stack([member + noise.normal(0, 0.3, 120), noise.normal(size=120)])
     found = blind_classifier.combine_membership_scores(features, member, np.arange(120))
     assert roc.auc(found[member], found[~member]) > 0.85
@@ -89,14 +117,18 @@ def test_a_stacked_score_uses_no_label_of_its_own() -> None:
 
 def test_too_few_to_fold_say_nothing_rather_than_something() -> None:
     member = np.array([True, True, True, False])
-    assert np.isnan(blind_classifier.combine_membership_scores(np.ones((4, 2)), member, np.arange(4))).all()
+    assert np.isnan(
+        blind_classifier.combine_membership_scores(np.ones((4, 2)), member, np.arange(4))
+    ).all()
 
 
 def test_the_deviation_grows_with_folds_and_with_the_groups_of_related_texts() -> None:
     alternating = np.arange(40) % 2 == 0
     factor = blind_classifier.compute_cross_fit_deviation_factor
     assert factor(alternating, np.arange(40)) == pytest.approx(1.5)  # five folds
-    in_fours = np.repeat(np.arange(20), 4)  # without it, 14% of random splits were told apart, of 2.5%
+    in_fours = np.repeat(
+        np.arange(20), 4
+    )  # without it, 14% of random splits were told apart, of 2.5%
     assert factor(np.repeat([True, False], 40), in_fours) == pytest.approx(1.5 * 2)
     assert factor(np.array([True, True, False]), np.array([0, 1, 2])) == 1.0
 
@@ -106,23 +138,39 @@ def test_parts_of_one_origin_are_in_one_group_and_chains_of_origins_too() -> Non
     documents = ["a", "a", "b", None, None, "b"]
     users = [None, "p", "q", "q", None, None]
     assert blind_classifier.group_related_texts(rows, documents).tolist() == [0, 0, 1, 2, 3, 1]
-    assert blind_classifier.group_related_texts(rows, documents, users).tolist() == [0, 0, 1, 1, 2, 1]
+    assert blind_classifier.group_related_texts(rows, documents, users).tolist() == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        1,
+    ]
     # A document and a person of one name are not related by it.
-    assert blind_classifier.group_related_texts(rows, ["a", *[None] * 5], [*[None] * 5, "a"]).tolist() == [*range(6)]
+    assert blind_classifier.group_related_texts(
+        rows, ["a", *[None] * 5], [*[None] * 5, "a"]
+    ).tolist() == [*range(6)]
 
 
 def test_parts_of_records_split_at_random_are_not_told_apart() -> None:
-    """Three parts a record, in words of the record's own: without its document in one fold, they tell its label."""
+    """Three parts a record, in words of the record's own: without its document in one fold, they
+    tell its label."""
     noise = keyed_random_generator("parts")
     own_words = noise.integers(200, 2000, (60, 8))
-    rows = [(*texts(1, f"part {i} {j}")[0], *own_words[i].tolist()) for i in range(60) for j in range(3)]
+    rows = [
+        (*texts(1, f"part {i} {j}")[0], *own_words[i].tolist()) for i in range(60) for j in range(3)
+    ]
     document = np.repeat(np.arange(60), 3)
     member = document % 2 == 0
-    groups = blind_classifier.group_related_texts(rows), blind_classifier.group_related_texts(rows, document.tolist())
+    groups = (
+        blind_classifier.group_related_texts(rows),
+        blind_classifier.group_related_texts(rows, document.tolist()),
+    )
     apart, together = (
         roc.auc(scores[member], scores[~member])
         for scores in (
-            blind_classifier.score_membership_blindly(rows, np.empty((180, 0)), member, group) for group in groups
+            blind_classifier.score_membership_blindly(rows, np.empty((180, 0)), member, group)
+            for group in groups
         )
     )
     assert apart > 0.8
@@ -131,18 +179,27 @@ def test_parts_of_records_split_at_random_are_not_told_apart() -> None:
 
 @pytest.mark.parametrize("kind", ["prompt", "person"])
 def test_records_of_one_prompt_or_person_split_at_random_are_not_told_apart(kind: str) -> None:
-    """Three answers to each of 60 prompts, or notes on each person; before, one prompt's answers told its label."""
+    """Three answers to each of 60 prompts, or notes on each person; before, one prompt's answers
+    told its label."""
     noise = keyed_random_generator(f"{kind}s")
     aucs = []
     for split in range(4):
         own_words = noise.integers(200, 2000, (60, 10))
         secrets = [
-            Secret(f"{i}.{j}", tuple(own_words[i].tolist()), texts(1, f"{split} {i} {j}")[0], member=i % 2 == 0)
+            Secret(
+                f"{i}.{j}",
+                tuple(own_words[i].tolist()),
+                texts(1, f"{split} {i} {j}")[0],
+                member=i % 2 == 0,
+            )
             for i in range(60)
             for j in range(3)
         ]
         if kind == "person":  # in each note in other words before it
-            secrets = [replace(s, prefix=(j, *s.prefix), user=s.id.split(".")[0]) for j, s in enumerate(secrets)]
+            secrets = [
+                replace(s, prefix=(j, *s.prefix), user=s.id.split(".")[0])
+                for j, s in enumerate(secrets)
+            ]
         member = np.array([secret.member for secret in secrets])
         group = blind_classifier.fold_groups_of_secrets(secrets)
         assert len(set(group.tolist())) == 60
@@ -157,5 +214,8 @@ def test_a_prefix_of_many_texts_or_of_few_tokens_relates_none() -> None:
     of_all = [Secret(f"{i}", phrase, row) for i, row in enumerate(rows)]
     short = [Secret(f"{i}", phrase[: 7 if i < 2 else 0], row) for i, row in enumerate(rows)]
     two = [Secret(f"{i}", phrase if i < 2 else (), row) for i, row in enumerate(rows)]
-    n_groups = [len(set(blind_classifier.fold_groups_of_secrets(one).tolist())) for one in (of_all, short, two)]
+    n_groups = [
+        len(set(blind_classifier.fold_groups_of_secrets(one).tolist()))
+        for one in (of_all, short, two)
+    ]
     assert n_groups == [10, 10, 9]

@@ -14,7 +14,9 @@ from auditor.statistics import bootstrap
 def test_blocks_bound_the_memory_and_change_nothing(at_once: int) -> None:
     blocks = list(bootstrap.draw_resample_blocks(13, "blocks", 101, at_once))
     assert max(map(len, blocks)) == at_once and sum(map(len, blocks)) == 101
-    whole = keyed_random_generator("bootstrap", "blocks", 13).multinomial(13, np.full(13, 1 / 13), size=101)
+    whole = keyed_random_generator("bootstrap", "blocks", 13).multinomial(
+        13, np.full(13, 1 / 13), size=101
+    )
     assert np.array_equal(np.concatenate(blocks), whole) and (whole.sum(1) == 13).all()
 
 
@@ -23,7 +25,9 @@ def test_the_interval_of_a_mean_covers_it_as_often_as_it_says() -> None:
     for i in range(200):
         values = rng.normal(size=80)
         low, high = bootstrap.compute_percentile_interval(
-            bootstrap.compute_resampled_statistic(80, lambda draws, v=values: draws @ v / 80, f"mean {i}")
+            bootstrap.compute_resampled_statistic(
+                80, lambda draws, v=values: draws @ v / 80, f"mean {i}"
+            )
         )
         covered += low <= 0 <= high
     assert 0.90 <= covered / 200 <= 0.98
@@ -36,7 +40,9 @@ def test_weights_are_uniform_on_the_simplex() -> None:
     )
     assert found.shape == (4000,) and found.min() > 0 and found.max() < 1
     assert found.mean() == pytest.approx(values.mean(), abs=0.01)
-    assert found.var() == pytest.approx(values.var() / 4, rel=0.05)  # of Dirichlet(1, 1, 1): 1 / (n + 1)
+    assert found.var() == pytest.approx(
+        values.var() / 4, rel=0.05
+    )  # of Dirichlet(1, 1, 1): 1 / (n + 1)
 
 
 def test_many_secrets_take_no_more_memory_than_few() -> None:
@@ -50,7 +56,8 @@ def log_ratio(each: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_a_number_of_rates_by_a_plain_loop() -> None:
-    """Each end the farther of Student's t and the bootstrap-t, here of the log of a ratio of two rates."""
+    """Each end the farther of Student's t and the bootstrap-t, here of the log of a ratio of two
+    rates."""
     rng, n = np.random.default_rng(3), 30
     counts = rng.integers(5, 50, n).astype(float)
     sums = counts * rng.exponential(2, (2, n))
@@ -58,22 +65,43 @@ def test_a_number_of_rates_by_a_plain_loop() -> None:
     def at(places: np.ndarray) -> tuple[float, float]:
         one, other = sums[0, places], sums[1, places]
         moves = (one / one.sum() - other / other.sum()) * n  # of the log: the counts cancel
-        return float(np.log(one.sum() / other.sum())), float(np.sqrt((moves**2).sum() / n / (n - 1)))
+        return float(np.log(one.sum() / other.sum())), float(
+            np.sqrt((moves**2).sum() / n / (n - 1))
+        )
 
     value, error = at(np.arange(n))
-    drawn = [at(np.repeat(np.arange(n), draw)) for draw in next(bootstrap.draw_resample_blocks(n, "loop", 1000))]
+    drawn = [
+        at(np.repeat(np.arange(n), draw))
+        for draw in next(bootstrap.draw_resample_blocks(n, "loop", 1000))
+    ]
     below, above = np.quantile([(x - value) / e for x, e in drawn], [0.025, 0.975])
     reach = student.ppf(0.975, n - 1)
     ends = value - max(above, reach) * error, value - min(below, -reach) * error
-    assert bootstrap.estimate_rate_statistic(sums, counts[None], log_ratio, "loop") == pytest.approx((value, *ends))
+    assert bootstrap.estimate_rate_statistic(
+        sums, counts[None], log_ratio, "loop"
+    ) == pytest.approx((value, *ends))
 
 
 def test_one_text_says_nothing_and_few_say_little() -> None:
     def same(each: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return each[:, 0], np.ones_like(each)
 
-    assert bootstrap.estimate_rate_statistic([[6.0]], [[3.0]], same, "few") == (2.0, -np.inf, np.inf)
+    assert bootstrap.estimate_rate_statistic([[6.0]], [[3.0]], same, "few") == (
+        2.0,
+        -np.inf,
+        np.inf,
+    )
     value, low, high = bootstrap.estimate_rate_statistic([[6.0, 9.0]], [[3.0, 3.0]], same, "few")
-    assert high - value == value - low == pytest.approx(student.ppf(0.975, 1) / 2)  # as of two numbers 1 apart
-    assert bootstrap.estimate_rate_statistic([[6.0, 6.0]], [[3.0, 3.0]], same, "few") == (2.0, 2.0, 2.0)
-    assert bootstrap.estimate_rate_statistic([[6.0] * 9 + [np.inf]], [[3.0] * 10], same, "few") == (np.inf, 2.0, np.inf)
+    assert (
+        high - value == value - low == pytest.approx(student.ppf(0.975, 1) / 2)
+    )  # as of two numbers 1 apart
+    assert bootstrap.estimate_rate_statistic([[6.0, 6.0]], [[3.0, 3.0]], same, "few") == (
+        2.0,
+        2.0,
+        2.0,
+    )
+    assert bootstrap.estimate_rate_statistic([[6.0] * 9 + [np.inf]], [[3.0] * 10], same, "few") == (
+        np.inf,
+        2.0,
+        np.inf,
+    )

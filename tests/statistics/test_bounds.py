@@ -15,7 +15,11 @@ from auditor.statistics.bounds import (
     compute_tango_statistic,
     count_discordant_pairs,
 )
-from auditor.statistics.compare import compare_columns, resample_paired_means, resample_paired_recall
+from auditor.statistics.compare import (
+    compare_columns,
+    resample_paired_means,
+    resample_paired_recall,
+)
 from auditor.statistics.intervals import clopper_pearson
 
 
@@ -25,7 +29,8 @@ def distribution(delta: float, discordant: float) -> list[float]:
 
 
 def test_paired_bounds_err_at_most_as_often_as_stated() -> None:
-    """Over all outcomes of 12 pairs, at every difference and discordance: no simulation, no noise."""
+    """Over all outcomes of 12 pairs, at every difference and discordance: no simulation, no
+    noise."""
     n = 12
     outcomes = np.array([(b, c, n - b - c) for b in range(n + 1) for c in range(n + 1 - b)])
     low = np.array([DiscordantPairs(int(b), int(c), n).low(0.05) for b, c, _ in outcomes])
@@ -41,16 +46,21 @@ def test_paired_bounds_err_at_most_as_often_as_stated() -> None:
 
 
 def test_the_statistic_is_the_score_of_the_constrained_likelihood() -> None:
-    """The variance of wins - losses at the most likely distribution with that difference, found by a search."""
+    """The variance of wins - losses at the most likely distribution with that difference, found by
+    a search."""
     n, wins, losses, delta = 40, 9, 3, 0.08
 
     def unlikelihood(lost: float) -> float:
-        return -multinomial.logpmf([wins, losses, n - wins - losses], n, [lost + delta, lost, 1 - 2 * lost - delta])
+        return -multinomial.logpmf(
+            [wins, losses, n - wins - losses], n, [lost + delta, lost, 1 - 2 * lost - delta]
+        )
 
     lost = minimize_scalar(unlikelihood, bounds=(1e-9, (1 - delta) / 2 - 1e-9), method="bounded").x
     expected = (wins - losses - n * delta) / np.sqrt(n * (2 * lost + delta - delta**2))
     assert compute_tango_statistic(wins, losses, n, delta) == pytest.approx(expected, abs=1e-4)
-    assert compute_tango_statistic(9, 3, 40, 0.0) == pytest.approx((9 - 3) / np.sqrt(9 + 3))  # McNemar's
+    assert compute_tango_statistic(9, 3, 40, 0.0) == pytest.approx(
+        (9 - 3) / np.sqrt(9 + 3)
+    )  # McNemar's
     assert compute_tango_statistic(0, 0, 40, 0.0) == 0
 
 
@@ -64,7 +74,9 @@ def test_the_p_value_is_the_largest_tail(wins: int, losses: int, n: int, delta: 
     extreme = compute_tango_statistic(outcomes[:, 0], outcomes[:, 1], n, delta) >= seen - 1e-9
     low, high = clopper_pearson(wins + losses, n, 1 - 1e-4)
     grid = np.linspace(max(low, abs(delta)), high, 25)
-    slow = max(multinomial.pmf(outcomes[extreme], n, distribution(delta, psi)).sum() for psi in grid)
+    slow = max(
+        multinomial.pmf(outcomes[extreme], n, distribution(delta, psi)).sum() for psi in grid
+    )
     assert compute_paired_p_value(wins, losses, n, delta) == pytest.approx(slow + 1e-4, abs=1e-9)
 
 
@@ -88,7 +100,8 @@ def test_equal_answers_leave_open_what_so_few_secrets_can() -> None:
 def test_no_change_is_refuted_about_where_mcnemar_refutes_it(
     wins: int, losses: int, mcnemar: float, refuted: bool
 ) -> None:
-    """The unconditional test refutes where exact McNemar does, at times more, and not where that is far from it."""
+    """The unconditional test refutes where exact McNemar does, at times more, and not where that is
+    far from it."""
     p = binomtest(wins, wins + losses, alternative="greater").pvalue
     assert p == pytest.approx(mcnemar, abs=6e-4)
     assert (DiscordantPairs(wins, losses, 200).low(0.05) > 0) == refuted
@@ -117,16 +130,22 @@ def test_a_ranking_is_resampled_with_both_runs_thresholds() -> None:
         return right / len(chosen)
 
     seen = resample_paired_recall(*runs, errors)
-    asked = compare_columns(*((hit.astype(float), score) for hit, score in runs), errors=errors)  # as rows keep them
+    asked = compare_columns(
+        *((hit.astype(float), score) for hit, score in runs), errors=errors
+    )  # as rows keep them
     assert (asked.value, asked.low(0.05)) == (seen.value, seen.low(0.05))
-    assert seen.value == pytest.approx(recall(*runs[0], np.arange(n)) - recall(*runs[1], np.arange(n)))
+    assert seen.value == pytest.approx(
+        recall(*runs[0], np.arange(n)) - recall(*runs[1], np.arange(n))
+    )
     slow = []
     for _ in range(400):
         chosen = rng.integers(n, size=n)
         slow.append(recall(*runs[0], chosen) - recall(*runs[1], chosen))
     assert np.mean(seen.draws) == pytest.approx(np.mean(slow), abs=0.02)
     assert np.std(seen.draws) == pytest.approx(np.std(slow), rel=0.15)
-    assert seen.low(0.05) <= np.quantile(seen.draws, 0.05) and seen.high(0.05) >= np.quantile(seen.draws, 0.95)
+    assert seen.low(0.05) <= np.quantile(seen.draws, 0.05) and seen.high(0.05) >= np.quantile(
+        seen.draws, 0.95
+    )
 
 
 def test_means_are_never_surer_than_a_missed_secret_allows() -> None:
@@ -146,5 +165,7 @@ def test_shares_are_counted_by_secret() -> None:
 
 
 @pytest.mark.parametrize(("wins", "losses", "p"), [(0, 5, 1.0), (1, 4, 0.0), (0, 4, 0.0)])
-def test_only_losses_alone_leave_a_difference_of_minus_one(wins: int, losses: int, p: float) -> None:
+def test_only_losses_alone_leave_a_difference_of_minus_one(
+    wins: int, losses: int, p: float
+) -> None:
     assert compute_paired_p_value(wins, losses, 5, -1.0) == p

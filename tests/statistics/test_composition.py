@@ -26,10 +26,14 @@ def binomial_delta(epsilon: float, p: float, q: float, draws: int) -> float:
     """Of `draws` coins of chance p against q, the larger of both directions."""
     heads = np.arange(draws + 1)
     one, other = binom.pmf(heads, draws, p), binom.pmf(heads, draws, q)
-    return float(max(np.maximum(a - math.exp(epsilon) * b, 0).sum() for a, b in ((one, other), (other, one))))
+    return float(
+        max(np.maximum(a - math.exp(epsilon) * b, 0).sum() for a, b in ((one, other), (other, one)))
+    )
 
 
-@pytest.mark.parametrize("p, q, draws", [(0.5, 0.52, 1), (0.5, 0.52, 1024), (0.01, 0.013, 200), (0.9, 0.2, 7)])
+@pytest.mark.parametrize(
+    "p, q, draws", [(0.5, 0.52, 1), (0.5, 0.52, 1024), (0.01, 0.013, 200), (0.9, 0.2, 7)]
+)
 @pytest.mark.parametrize("delta", [1e-6, 1e-3])
 def test_coins_are_binomials(p: float, q: float, draws: int, delta: float) -> None:
     one, other = logs([p, 1 - p], [q, 1 - q])
@@ -37,7 +41,9 @@ def test_coins_are_binomials(p: float, q: float, draws: int, delta: float) -> No
     assert epsilon == compute_exact_game_epsilon(other, one, draws, delta)
     above, below = (binomial_delta(epsilon + by, p, q, draws) for by in (-1e-4, 1e-4))
     assert below <= delta <= above and (epsilon > 0) == (binomial_delta(0.0, p, q, draws) > delta)
-    assert compute_best_game_advantage(one, other, draws) == pytest.approx(binomial_delta(0.0, p, q, draws), rel=1e-4)
+    assert compute_best_game_advantage(one, other, draws) == pytest.approx(
+        binomial_delta(0.0, p, q, draws), rel=1e-4
+    )
     assert float(bound_game_epsilon(one, other, draws, delta)) >= epsilon
 
 
@@ -64,17 +70,25 @@ def test_distributions_that_are_the_same_are_not_apart() -> None:
 
 
 def test_against_dp_accounting() -> None:
-    """From below and from above, on distributions of 200 tokens; google/differential-privacy's privacy loss
-    distributions.
+    """From below and from above, on distributions of 200 tokens; google/differential-privacy's
+    privacy loss distributions.
 
-    Each as fine as it takes for bounds within a hundredth: finer ones, and many more draws, take minutes.
+    Each as fine as it takes for bounds within a hundredth: finer ones, and many more draws, take
+    minutes.
     """
     pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
     rng = np.random.default_rng(0)
-    cases = ((0.2, 128, 1e-5, 5e-5), (3.0, 1, 1e-5, 1e-5), (3.0, 5, 1e-3, 1e-3), (1.0, 30, 1e-5, 3e-4))
+    cases = (
+        (0.2, 128, 1e-5, 5e-5),
+        (3.0, 1, 1e-5, 1e-5),
+        (3.0, 5, 1e-3, 1e-3),
+        (1.0, 30, 1e-5, 3e-4),
+    )
     for scale, draws, delta, step in cases:
         base = rng.normal(size=200)
-        one, other = (x - np.logaddexp.reduce(x) for x in (base, base + scale * rng.normal(size=200)))
+        one, other = (
+            x - np.logaddexp.reduce(x) for x in (base, base + scale * rng.normal(size=200))
+        )
         low, high = (
             max(
                 pld.from_two_probability_mass_functions(

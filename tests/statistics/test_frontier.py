@@ -1,4 +1,5 @@
-"""The convex frontier by hand and by a slow twin, rates against `roc`, and how seldom a winner is named in vain."""
+"""The convex frontier by hand and by a slow twin, rates against `roc`, and how seldom a winner is
+named in vain."""
 
 from __future__ import annotations
 
@@ -15,10 +16,15 @@ from auditor.core.secret_randomness import keyed_random_generator
 from auditor.statistics import bootstrap, frontier, intervals
 from auditor.statistics.bounds import count_discordant_pairs
 from auditor.statistics.compare import resample_paired_means
-from auditor.statistics.frontier import ModelLeakage, find_convex_frontier, select_possibly_least_leaking
+from auditor.statistics.frontier import (
+    ModelLeakage,
+    find_convex_frontier,
+    select_possibly_least_leaking,
+)
 from auditor.statistics.roc import auc, tpr_at_fpr
 
-# --- the convex frontier ----------------------------------------------------------------------------------------------
+# --- the convex frontier
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -39,14 +45,17 @@ def test_corners_by_hand(points: list[tuple[float, float]], corners: list[int]) 
 
 
 def slow_corners(points: list[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Points that no other dominates, and that no line between two others passes at or below; whole numbers."""
+    """Points that no other dominates, and that no line between two others passes at or below; whole
+    numbers."""
 
     def is_corner(p: tuple[int, int]) -> bool:
         others = set(points) - {p}
         if any(q[0] <= p[0] and q[1] <= p[1] for q in others):
             return False
         lines = ((a, b) for a in others for b in others if a[0] < p[0] < b[0])
-        return not any((b[1] - a[1]) * (p[0] - a[0]) <= (p[1] - a[1]) * (b[0] - a[0]) for a, b in lines)
+        return not any(
+            (b[1] - a[1]) * (p[0] - a[0]) <= (p[1] - a[1]) * (b[0] - a[0]) for a, b in lines
+        )
 
     return {p for p in points if is_corner(p)}
 
@@ -58,24 +67,34 @@ def test_corners_are_those_of_the_slow_twin(points: list[tuple[int, int]]) -> No
 
 
 @given(st.lists(st.tuples(st.floats(-5, 5), st.floats(0, 1)), min_size=1, max_size=30))
-def test_no_point_is_better_than_a_corner_or_below_the_line_between_two(points: list[tuple[float, float]]) -> None:
+def test_no_point_is_better_than_a_corner_or_below_the_line_between_two(
+    points: list[tuple[float, float]],
+) -> None:
     corners = [points[i] for i in find_convex_frontier(points)]
     assert not any(q != p and q[0] <= p[0] and q[1] <= p[1] for p in corners for q in points)
     for (x0, y0), (x1, y1) in pairwise(corners):
-        assert all(y >= y0 + (y1 - y0) * (x - x0) / (x1 - x0) - 1e-9 for x, y in points if x0 < x < x1)
+        assert all(
+            y >= y0 + (y1 - y0) * (x - x0) / (x1 - x0) - 1e-9 for x, y in points if x0 < x < x1
+        )
 
 
-# --- numbers of points ------------------------------------------------------------------------------------------------
+# --- numbers of points
+# -----------------------------------------------------------------------------------------------
 
 
 def test_a_difference_is_what_a_gate_decides_on() -> None:
     rng = np.random.default_rng(3)
     values = rng.random((2, 80)) ** 4
     one, other = frontier.estimate_mean_leakages(values)
-    ours, theirs = frontier.compare_paired_leakage(one, other), resample_paired_means(values[0], values[1])
+    ours, theirs = (
+        frontier.compare_paired_leakage(one, other),
+        resample_paired_means(values[0], values[1]),
+    )
     assert ours.value == pytest.approx(theirs.value)
     for level in (0.025, 0.2):
-        assert (ours.low(level), ours.high(level)) == pytest.approx((theirs.low(level), theirs.high(level)), abs=0.01)
+        assert (ours.low(level), ours.high(level)) == pytest.approx(
+            (theirs.low(level), theirs.high(level)), abs=0.01
+        )
 
 
 def test_shares_are_held_to_their_exact_interval() -> None:
@@ -84,19 +103,28 @@ def test_shares_are_held_to_their_exact_interval() -> None:
     one, other = frontier.estimate_mean_leakages(hits)
     exact = count_discordant_pairs(hits[0] == 1, hits[1] == 1)
     assert frontier.compare_paired_leakage(one, other).low(0.01) <= exact.low(0.01)
-    assert other.leakage_measurement("recall", "share").high == pytest.approx(intervals.clopper_pearson(0, 40)[1])
+    assert other.leakage_measurement("recall", "share").high == pytest.approx(
+        intervals.clopper_pearson(0, 40)[1]
+    )
     assert one.leakage_measurement("recall", "share").low >= 0
 
 
 def test_rates_are_those_of_every_single_resample() -> None:
     """The slow twin: `roc.tpr_at_fpr` on each resample, written out."""
     rng = np.random.default_rng(5)
-    own, others = rng.integers(0, 40, 30).astype(float), rng.integers(-20, 20, 50).astype(float)  # ties
+    own, others = (
+        rng.integers(0, 40, 30).astype(float),
+        rng.integers(-20, 20, 50).astype(float),
+    )  # ties
     [leak] = frontier.estimate_tpr_leakages([[(own, others)]], 0.05)
     members = next(bootstrap.draw_resample_blocks(30, "frontier members", frontier.RESAMPLES))
-    nonmembers = next(bootstrap.draw_resample_blocks(50, "frontier non-members", frontier.RESAMPLES))
+    nonmembers = next(
+        bootstrap.draw_resample_blocks(50, "frontier non-members", frontier.RESAMPLES)
+    )
     slow = [
-        max(tpr_at_fpr(np.repeat(s * own, a), np.repeat(s * others, b), 0.05).value for s in (1, -1))
+        max(
+            tpr_at_fpr(np.repeat(s * own, a), np.repeat(s * others, b), 0.05).value for s in (1, -1)
+        )
         for a, b in zip(members[:200], nonmembers[:200], strict=True)
     ]
     assert leak.draws[:200] == pytest.approx(slow)
@@ -117,18 +145,29 @@ def test_members_that_are_less_likely_than_others_are_found_too() -> None:
 
 
 def test_aucs_are_those_of_every_single_resample_in_one_direction() -> None:
-    """The slow twin: `roc.auc` on each resample, written out; below 1/2 it is read the other way."""
+    """The slow twin: `roc.auc` on each resample, written out; below 1/2 it is read the other
+    way."""
     rng = np.random.default_rng(5)
-    own, others = rng.integers(0, 40, 30).astype(float), rng.integers(-20, 20, 50).astype(float)  # ties
+    own, others = (
+        rng.integers(0, 40, 30).astype(float),
+        rng.integers(-20, 20, 50).astype(float),
+    )  # ties
     first, turned = frontier.estimate_auc_leakages([[(own, others)], [(-own, -others)]])
     members = next(bootstrap.draw_resample_blocks(30, "frontier members", frontier.RESAMPLES))
-    nonmembers = next(bootstrap.draw_resample_blocks(50, "frontier non-members", frontier.RESAMPLES))
-    slow = [auc(np.repeat(own, a), np.repeat(others, b)) for a, b in zip(members[:100], nonmembers[:100], strict=True)]
-    assert first.draws[:100] == pytest.approx(slow) and first.value == pytest.approx(auc(own, others))
-    assert turned.draws == pytest.approx(first.draws) and turned.value == pytest.approx(first.value)
-    chance = frontier.estimate_auc_leakages([[(rng.normal(size=30), rng.normal(size=50))]])[0].leakage_measurement(
-        "membership_auc", "AUC"
+    nonmembers = next(
+        bootstrap.draw_resample_blocks(50, "frontier non-members", frontier.RESAMPLES)
     )
+    slow = [
+        auc(np.repeat(own, a), np.repeat(others, b))
+        for a, b in zip(members[:100], nonmembers[:100], strict=True)
+    ]
+    assert first.draws[:100] == pytest.approx(slow) and first.value == pytest.approx(
+        auc(own, others)
+    )
+    assert turned.draws == pytest.approx(first.draws) and turned.value == pytest.approx(first.value)
+    chance = frontier.estimate_auc_leakages([[(rng.normal(size=30), rng.normal(size=50))]])[
+        0
+    ].leakage_measurement("membership_auc", "AUC")
     assert chance.low < 0.5 <= chance.value
 
 
@@ -148,17 +187,22 @@ def test_perplexity_ratios_by_hand_paired_by_text() -> None:
     nll = np.array([base, base + 0.1 * tokens, np.where([True, False], np.inf, base)])
     own, same, never = frontier.estimate_perplexity_ratios(nll, tokens, base)
     assert (own.value, own.low, own.high) == (1, 1, 1)
-    assert (same.value, same.low, same.high) == pytest.approx((math.exp(0.1),) * 3)  # each text by as much: no width
+    assert (same.value, same.low, same.high) == pytest.approx(
+        (math.exp(0.1),) * 3
+    )  # each text by as much: no width
     assert math.isinf(never.value) and math.isinf(never.high)
 
 
 def test_perplexity_ratios_of_seeds_are_their_geometric_mean() -> None:
     tokens = np.full((2, 4), 10.0)
     nll = np.array([np.zeros((2, 4)), [[1.0] * 4, [3.0] * 4]])
-    assert frontier.estimate_perplexity_ratios(nll, tokens, nll[0])[1].value == pytest.approx(math.exp(0.2))
+    assert frontier.estimate_perplexity_ratios(nll, tokens, nll[0])[1].value == pytest.approx(
+        math.exp(0.2)
+    )
 
 
-# --- who leaks least --------------------------------------------------------------------------------------------------
+# --- who leaks least
+# -----------------------------------------------------------------------------------------------
 
 
 def leaks(values: list[list[float]]) -> list[ModelLeakage]:
@@ -166,7 +210,9 @@ def leaks(values: list[list[float]]) -> list[ModelLeakage]:
 
 
 def least(found: list[ModelLeakage]) -> list[bool]:
-    return select_possibly_least_leaking(len(found), lambda i, j: frontier.compare_paired_leakage(found[i], found[j]))
+    return select_possibly_least_leaking(
+        len(found), lambda i, j: frontier.compare_paired_leakage(found[i], found[j])
+    )
 
 
 def test_a_clear_winner_is_alone() -> None:
@@ -186,7 +232,10 @@ def test_copies_of_one_distribution_are_all_left_and_one_alone_is_the_least() ->
     assert least(leaks([values] * 4)) == [True] * 4
     assert (
         least(leaks([values])) == [True]
-        and select_possibly_least_leaking(0, lambda i, j: count_discordant_pairs(*[np.ones(1, bool)] * 2)) == []
+        and select_possibly_least_leaking(
+            0, lambda i, j: count_discordant_pairs(*[np.ones(1, bool)] * 2)
+        )
+        == []
     )
 
 
@@ -195,7 +244,10 @@ def test_a_winner_is_what_testing_all_pairs_leaves() -> None:
     rng = np.random.default_rng(7)
     values = np.clip(rng.random((4, 60)) + np.array([[0.0], [0.02], [0.3], [0.6]]), 0, 1)
     side = 0.05 / (2 * 3)
-    slow = [not any(resample_paired_means(a, b).low(side) > 0 for b in values if b is not a) for a in values]
+    slow = [
+        not any(resample_paired_means(a, b).low(side) > 0 for b in values if b is not a)
+        for a in values
+    ]
     assert least(frontier.estimate_mean_leakages(values)) == slow == [True, True, False, False]
 
 
@@ -205,7 +257,9 @@ def rare(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "distribution", [rare, lambda rng, shape: rng.normal(8, 4, shape)], ids=["probabilities", "bits"]
+    "distribution",
+    [rare, lambda rng, shape: rng.normal(8, 4, shape)],
+    ids=["probabilities", "bits"],
 )
 @pytest.mark.parametrize("points", [2, 5])
 def test_among_copies_of_one_distribution_a_winner_is_named_as_seldom_as_promised(

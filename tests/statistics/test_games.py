@@ -1,4 +1,5 @@
-"""Independent games: the threshold that some teach against trying all of them, and the guesses of the others."""
+"""Independent games: the threshold that some teach against trying all of them, and the guesses of
+the others."""
 
 from __future__ import annotations
 
@@ -19,14 +20,19 @@ def games(seed: int, n: int, shift: float) -> tuple[NDArray[np.float64], NDArray
     return np.round(noise.normal(size=n) + shift * included, 1), included
 
 
-def best_threshold(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, level: float) -> float:
-    """The score that would prove most, had three times as many games gone as these did; tried one after the other."""
+def best_threshold(
+    scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, level: float
+) -> float:
+    """The score that would prove most, had three times as many games gone as these did; tried one
+    after the other."""
 
     def proved(cut: float) -> float:
         tp = sum(score >= cut and own for score, own in zip(scores, included, strict=True))
         fp = sum(score >= cut and not own for score, own in zip(scores, included, strict=True))
         own, others = int(included.sum()), int((~included).sum())
-        return epsilon_clopper_pearson(3 * tp, 3 * (own - tp), 3 * fp, 3 * (others - fp), delta, level)
+        return epsilon_clopper_pearson(
+            3 * tp, 3 * (own - tp), 3 * fp, 3 * (others - fp), delta, level
+        )
 
     return max(sorted(set(scores.tolist())), key=proved)
 
@@ -43,7 +49,12 @@ def test_the_first_quarter_teaches_the_threshold_and_is_not_counted() -> None:
 
 def test_a_bound_is_of_the_games_counted_and_says_how_many_were_right() -> None:
     found = audit_games((50, 7, 4, 60), 1e-5, 0.05)
-    assert (found.canaries, found.guesses, found.right, found.table) == (121, 121, 110, (50, 7, 4, 60))
+    assert (found.canaries, found.guesses, found.right, found.table) == (
+        121,
+        121,
+        110,
+        (50, 7, 4, 60),
+    )
     assert found.epsilon == epsilon_clopper_pearson(50, 7, 4, 60, 1e-5, 0.05) > 1
     assert found.best == epsilon_clopper_pearson(57, 0, 0, 64, 1e-5, 0.05) > found.epsilon
     assert (found.delta, found.level) == (1e-5, 0.05)
@@ -57,9 +68,12 @@ def test_coins_that_fell_alike_while_it_learnt_leave_nothing_to_guess_with() -> 
 
 
 @pytest.mark.parametrize(
-    ("n", "spoilt", "said"), [(FEWEST - 1, 0.0, "at least 64 games"), (FEWEST, math.nan, "got NaN for 1 of 64")]
+    ("n", "spoilt", "said"),
+    [(FEWEST - 1, 0.0, "at least 64 games"), (FEWEST, math.nan, "got NaN for 1 of 64")],
 )
-def test_too_few_games_and_games_without_a_score_are_refused(n: int, spoilt: float, said: str) -> None:
+def test_too_few_games_and_games_without_a_score_are_refused(
+    n: int, spoilt: float, said: str
+) -> None:
     scores, included = games(0, n, 1.0)
     scores[0] = spoilt
     with pytest.raises(AuditError, match=said):

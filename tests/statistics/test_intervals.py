@@ -9,7 +9,11 @@ import pytest
 from scipy.stats import binomtest, ttest_ind
 
 from auditor.core.errors import AuditError
-from auditor.statistics.compare import compute_welch_interval, measure_mean_difference, paired_difference
+from auditor.statistics.compare import (
+    compute_welch_interval,
+    measure_mean_difference,
+    paired_difference,
+)
 from auditor.statistics.intervals import (
     clopper_pearson,
     compute_gaffke_interval,
@@ -20,7 +24,12 @@ from auditor.statistics.intervals import (
 
 @pytest.mark.parametrize(
     ("hits", "n", "low", "high"),
-    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+    [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
 )
 def test_wilson(hits: int, n: int, low: float, high: float) -> None:
     """Statistics in Medicine 17, 857-872, Table I, method 3; and the mirror of each."""
@@ -30,17 +39,24 @@ def test_wilson(hits: int, n: int, low: float, high: float) -> None:
 
 @pytest.mark.parametrize(
     ("a", "m", "b", "n", "low", "high"),
-    [(56, 70, 48, 80, 0.0524, 0.3339), (9, 10, 3, 10, 0.1705, 0.8090), (0, 10, 0, 20, -0.1611, 0.2775)],
+    [
+        (56, 70, 48, 80, 0.0524, 0.3339),
+        (9, 10, 3, 10, 0.1705, 0.8090),
+        (0, 10, 0, 20, -0.1611, 0.2775),
+    ],
 )
 def test_a_difference_of_shares(a: int, m: int, b: int, n: int, low: float, high: float) -> None:
     """Statistics in Medicine 17, 873-890, Table II, method 10."""
     found = subtract_nonmember_share("excess", np.arange(m) < a, np.arange(n) < b)
-    assert (found.value, found.low, found.high) == pytest.approx((a / m - b / n, low, high), abs=5.1e-5)
+    assert (found.value, found.low, found.high) == pytest.approx(
+        (a / m - b / n, low, high), abs=5.1e-5
+    )
     assert found.n == m + n
 
 
 @pytest.mark.parametrize(
-    ("wins", "losses", "same", "said"), [(6, 1, 13, "0.12"), (1, 6, 13, "0.12"), (9, 0, 11, "0.0039")]
+    ("wins", "losses", "same", "said"),
+    [(6, 1, 13, "0.12"), (1, 6, 13, "0.12"), (9, 0, 11, "0.0039")],
 )
 def test_a_paired_difference_says_mcnemars_p(wins: int, losses: int, same: int, said: str) -> None:
     """By hand: 2 (1 + 7) / 2^7, and 2 / 2^9; pairs that agree tell nothing of either."""
@@ -48,13 +64,18 @@ def test_a_paired_difference_says_mcnemars_p(wins: int, losses: int, same: int, 
     second = np.array([False] * wins + [True] * losses + [True, False] * same)
     found = measure_mean_difference("recall", "share", first, second)
     assert found.note == f"exact McNemar p = {said}" and found.n == wins + losses + 2 * same
-    assert found.value == pytest.approx((wins - losses) / found.n) and found.low < found.value < found.high
+    assert (
+        found.value == pytest.approx((wins - losses) / found.n)
+        and found.low < found.value < found.high
+    )
 
 
 @pytest.mark.parametrize("wins", [0, 30])
 def test_pairs_that_all_agree_leave_open_what_so_few_cannot_show(wins: int) -> None:
     """A resample is as they are; exact bounds of none in n reach to 1 - 0.025^(1/n)."""
-    found = measure_mean_difference("recall", "share", np.arange(30) < wins, np.zeros(30, dtype=bool))
+    found = measure_mean_difference(
+        "recall", "share", np.arange(30) < wins, np.zeros(30, dtype=bool)
+    )
     most = 1 - 0.025 ** (1 / 30)
     ends = (-most, most) if wins == 0 else (1 - 2 * most, 1.0)
     assert (found.value, found.low, found.high) == pytest.approx((wins / 30, *ends))
@@ -70,7 +91,9 @@ def test_of_zeros_and_ones_it_is_the_exact_interval(ones: int, n: int) -> None:
 def test_hits_of_the_same_secrets_are_compared_in_pairs() -> None:
     new, base = np.array([1] * 30 + [0] * 70), np.array([1] * 10 + [0] * 90)
     found = paired_difference(new, base)
-    assert found.value == pytest.approx(0.2) and found.note.endswith(f"{binomtest(20, 20).pvalue:.2g}")
+    assert found.value == pytest.approx(0.2) and found.note.endswith(
+        f"{binomtest(20, 20).pvalue:.2g}"
+    )
     assert 0.1 < found.low < 0.2 < found.high < 0.3
     assert paired_difference(base, new).value == -found.value
     assert paired_difference(2.5 * new, base).value == pytest.approx(0.65)

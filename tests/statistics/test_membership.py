@@ -1,4 +1,5 @@
-"""Membership scores: published vectors, numbers worked out by hand, and naive twins written token by token."""
+"""Membership scores: published vectors, numbers worked out by hand, and naive twins written token
+by token."""
 
 from __future__ import annotations
 
@@ -21,20 +22,27 @@ def floats(*values: float) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("delta", "wrong", "ratio"),
-    [  # formulas.md C2, of EZ-MIA (2601.12104): P / N, and 3 as log 1.0986122887, share of positives .75
+    # formulas.md C2, of EZ-MIA (2601.12104): P / N, and 3 as log 1.0986122887, share of positives
+    # .75
+    [
         ([0, 2, -1, 9, 1], [False, True, True, False, True], 3.0),
         ([0, 0.5, -1.5, -0.5, 0], [False, True, True, True, True], 0.25),
     ],
 )
-def test_error_zone_is_the_published_ratio_as_a_share(delta: list[float], wrong: Wrong, ratio: float) -> None:
+def test_error_zone_is_the_published_ratio_as_a_share(
+    delta: list[float], wrong: Wrong, ratio: float
+) -> None:
     share = membership.score_error_zone(floats(*delta), np.array(wrong))
-    assert share == pytest.approx(ratio / (1 + ratio)) and share / (1 - share) == pytest.approx(ratio)
+    assert share == pytest.approx(ratio / (1 + ratio)) and share / (1 - share) == pytest.approx(
+        ratio
+    )
     if ratio == 3:
         assert share == 0.75 and math.log(share / (1 - share)) == pytest.approx(1.0986122887)
 
 
 def test_error_zone_of_texts_without_an_end() -> None:
-    """On top where nothing is wrong or nothing lost, at the bottom where nothing is gained; NaN where nobody knows."""
+    """On top where nothing is wrong or nothing lost, at the bottom where nothing is gained; NaN
+    where nobody knows."""
     none = np.array([False, False])
     every = ~none
     assert membership.score_error_zone(floats(-1, -2), none) == 2.0
@@ -51,7 +59,8 @@ def test_error_zone_of_texts_without_an_end() -> None:
 
 
 def test_error_zone_orders_as_the_ratio_with_a_little_added_to_its_denominator() -> None:
-    """P / (N + e) for a small e, wherever something is wrong: ties of P / N at infinity are none."""
+    """P / (N + e) for a small e, wherever something is wrong: ties of P / N at infinity are
+    none."""
     noise = keyed_random_generator("zone")
     found, naive = [], []
     for i in range(200):
@@ -93,12 +102,14 @@ def test_min_k_takes_the_lowest_share_and_at_least_one() -> None:
 
 
 def test_min_k_plus_standardises_by_the_distribution_itself() -> None:
-    """A distribution of 3/4 and 1/4: mean and deviation of log p by hand; a distribution without deviation says 0, not
-    0/0."""
+    """A distribution of 3/4 and 1/4: mean and deviation of log p by hand; a distribution without
+    deviation says 0, not 0/0."""
     p = floats(0.75, 0.25)
     mean = float(p @ np.log(p))
     deviation = math.sqrt(float(p @ (np.log(p) - mean) ** 2))
-    found = membership.standardise_log_probs(np.log(p), floats(mean, mean), floats(deviation, deviation))
+    found = membership.standardise_log_probs(
+        np.log(p), floats(mean, mean), floats(deviation, deviation)
+    )
     assert found == pytest.approx([math.sqrt(1 / 3), -math.sqrt(3)])
     flat = membership.standardise_log_probs(floats(-1, -math.inf), floats(-1, -1), floats(0, 0))
     assert flat.tolist() == [0.0, -math.inf]
@@ -108,14 +119,18 @@ def test_confidence_is_the_logit_and_stays_finite_where_a_model_is_sure() -> Non
     p = floats(0.2, 0.5, 0.9)
     assert membership.compute_logit_confidence(np.log(p)) == pytest.approx(np.log(p / (1 - p)))
     assert np.isfinite(membership.compute_logit_confidence(floats(0.0))).all()
-    assert membership.compute_logit_confidence(floats(0.0))[0] > membership.compute_logit_confidence(floats(-1e-4))[0]
+    assert (
+        membership.compute_logit_confidence(floats(0.0))[0]
+        > membership.compute_logit_confidence(floats(-1e-4))[0]
+    )
 
 
 SAW = np.array([[True, True, False, False], [False, True, True, False], [True, False, False, True]])
 
 
 def test_lira_against_a_naive_twin() -> None:
-    """Below 64 models one deviation of all records for each kind, each record about its own mean."""
+    """Below 64 models one deviation of all records for each kind, each record about its own
+    mean."""
     noise = keyed_random_generator("lira")
     target, references = noise.normal(size=3), noise.normal(size=(3, 4))
     means, square, free = {}, {True: 0.0, False: 0.0}, {True: 0, False: 0}
@@ -127,7 +142,8 @@ def test_lira_against_a_naive_twin() -> None:
             free[kind] += len(chosen) - 1
     spread = {kind: math.sqrt(square[kind] / free[kind]) for kind in (True, False)}
     expected = [
-        norm.logpdf(target[i], means[True, i], spread[True]) - norm.logpdf(target[i], means[False, i], spread[False])
+        norm.logpdf(target[i], means[True, i], spread[True])
+        - norm.logpdf(target[i], means[False, i], spread[False])
         for i in range(3)
     ]
     assert membership.compute_lira_ratio(target, references, SAW) == pytest.approx(expected)
@@ -144,7 +160,9 @@ def test_lira_is_offline_for_all_where_one_record_was_seen_by_nobody() -> None:
     rows = [[references[i, j] for j in range(4) if not saw[i, j]] for i in range(3)]
     free = sum(len(row) - 1 for row in rows)
     spread = math.sqrt(sum(sum((x - np.mean(row)) ** 2 for x in row) for row in rows) / free)
-    assert found == pytest.approx([norm.logcdf(target[i], np.mean(rows[i]), spread) for i in range(3)])
+    assert found == pytest.approx(
+        [norm.logcdf(target[i], np.mean(rows[i]), spread) for i in range(3)]
+    )
 
 
 def test_lira_says_nothing_where_no_deviation_can_be_told() -> None:
@@ -153,9 +171,12 @@ def test_lira_says_nothing_where_no_deviation_can_be_told() -> None:
 
 
 def test_lira_takes_one_record_of_two_models_for_a_deviation() -> None:
-    """That of all records together: the other record's only model of the kind says nothing of it."""
+    """That of all records together: the other record's only model of the kind says nothing of
+    it."""
     saw = np.array([[False, False, True], [True, True, False]])
-    found = membership.compute_lira_ratio(floats(1, 2), np.array([[0.0, 2.0, 5.0], [5.0, 6.0, 1.0]]), saw)
+    found = membership.compute_lira_ratio(
+        floats(1, 2), np.array([[0.0, 2.0, 5.0], [5.0, 6.0, 1.0]]), saw
+    )
     square = {"out": 2.0, "in": 0.5}  # about each record's own mean, with one degree of freedom
     expected = [
         norm.logpdf(1, 5, square["in"] ** 0.5) - norm.logpdf(1, 1, square["out"] ** 0.5),
@@ -170,7 +191,8 @@ def test_lira_has_a_deviation_a_record_from_64_models_on() -> None:
     references = noise.normal(size=(2, 64)) * np.array([[1.0], [5.0]])
     found = membership.compute_lira_ratio(floats(0, 0), references, saw)
     own = [
-        norm.logpdf(0, row[:32].mean(), row[:32].std(ddof=1)) - norm.logpdf(0, row[32:].mean(), row[32:].std(ddof=1))
+        norm.logpdf(0, row[:32].mean(), row[:32].std(ddof=1))
+        - norm.logpdf(0, row[32:].mean(), row[32:].std(ddof=1))
         for row in references
     ]
     assert found == pytest.approx(own)
@@ -180,7 +202,11 @@ def test_rmia_takes_the_mean_over_both_kinds_or_tells_one_from_the_other() -> No
     """formulas.md A9: online (in + out) / 2; offline (1 + a)/2 out + (1 - a)/2 with a = 0.3."""
     p = np.array([[0.5, 0.3, 0.2, 0.1]] * 3)
     target = np.log(floats(0.4, 0.4, 0.4))
-    online = [(0.5 + 0.3 + 0.2 + 0.1) / 4, ((0.3 + 0.2) / 2 + (0.5 + 0.1) / 2) / 2, ((0.5 + 0.1) / 2 + 0.25) / 2]
+    online = [
+        (0.5 + 0.3 + 0.2 + 0.1) / 4,
+        ((0.3 + 0.2) / 2 + (0.5 + 0.1) / 2) / 2,
+        ((0.5 + 0.1) / 2 + 0.25) / 2,
+    ]
     found = membership.compute_rmia_log_ratio(target, np.log(p), SAW)
     assert np.exp(found) == pytest.approx([0.4 / x for x in online])
     offline = membership.compute_rmia_log_ratio(target, np.log(p), np.zeros_like(SAW))

@@ -17,7 +17,9 @@ def outcome(hits: list[bool], scores: list[float]) -> judging.Outcome:
     n = len(hits)
     hit = np.array(hits, dtype=bool)
     one, edits = np.ones(n, dtype=bool), np.where(hit, 0, 9)
-    return judging.Outcome(tuple(map(str, range(n))), hit, hit, np.array(scores), (None,) * n, one, edits, edits * 0)
+    return judging.Outcome(
+        tuple(map(str, range(n))), hit, hit, np.array(scores), (None,) * n, one, edits, edits * 0
+    )
 
 
 def naive_recall(hits: list[bool], scores: list[float], errors: int) -> float:
@@ -29,7 +31,10 @@ def naive_recall(hits: list[bool], scores: list[float], errors: int) -> float:
     return solved / len(hits)
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), min_size=1, max_size=60), st.integers(1, 20))
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 9)), min_size=1, max_size=60),
+    st.integers(1, 20),
+)
 def test_recall_at_errors_equals_the_walk(rows: list[tuple[bool, int]], errors: int) -> None:
     hits, scores = [h for h, _ in rows], [float(s) for _, s in rows]
     measured = ranking.measure_recall_at_errors("recall_at_errors", outcome(hits, scores), errors)
@@ -40,14 +45,23 @@ def test_recall_at_errors_equals_the_walk(rows: list[tuple[bool, int]], errors: 
 
 def test_intervals_known_answers() -> None:
     assert intervals.clopper_pearson(0, 59, 0.90)[1] == pytest.approx(1 - 0.05 ** (1 / 59))
-    assert intervals.clopper_pearson(0, 59, 0.90)[1] < 0.05 < intervals.clopper_pearson(0, 58, 0.90)[1]
-    assert intervals.clopper_pearson(0, 299, 0.90)[1] < 0.01 < intervals.clopper_pearson(0, 298, 0.90)[1]
+    assert (
+        intervals.clopper_pearson(0, 59, 0.90)[1] < 0.05 < intervals.clopper_pearson(0, 58, 0.90)[1]
+    )
+    assert (
+        intervals.clopper_pearson(0, 299, 0.90)[1]
+        < 0.01
+        < intervals.clopper_pearson(0, 298, 0.90)[1]
+    )
     assert intervals.clopper_pearson(5, 10) == pytest.approx((0.187086, 0.812914), abs=1e-6)
     assert intervals.clopper_pearson(0, 0) == (0, 1)
     # Newcombe (1998), Table II: 56/70 - 48/80 by the hybrid score method: (0.0524, 0.3339).
     a, b = np.arange(70) < 56, np.arange(80) < 48
     measured = intervals.subtract_nonmember_share("excess_recall", a, b)
-    assert (measured.low, measured.high) == (pytest.approx(0.0524, abs=1e-4), pytest.approx(0.3339, abs=1e-4))
+    assert (measured.low, measured.high) == (
+        pytest.approx(0.0524, abs=1e-4),
+        pytest.approx(0.3339, abs=1e-4),
+    )
 
 
 def test_paired_difference_and_mcnemar_by_hand() -> None:
@@ -59,7 +73,8 @@ def test_paired_difference_and_mcnemar_by_hand() -> None:
 
 
 def test_a_text_of_probability_0_makes_perplexity_infinite_and_is_counted() -> None:
-    """Resamples without it are finite: one of 100 texts is in 63% of them, so that the interval begins finite."""
+    """Resamples without it are finite: one of 100 texts is in 63% of them, so that the interval
+    begins finite."""
     measured = intervals.estimate_perplexity([(math.inf, 5), *((2.0, 2) for _ in range(99))])
     assert (measured.value, measured.high) == (math.inf, math.inf) and math.isfinite(measured.low)
     assert measured.note == "1 of 100 texts have a token of probability 0; 2.72 over the others"
@@ -86,29 +101,46 @@ def test_judging_compares_verbatim_and_keeps_groups_apart() -> None:
     ]
     judged = judging.judge_guesses(guesses, secrets)
     by_name = {m.name: m for m in extraction.measure_extraction(judged)}
-    assert (by_name["recall"].value, by_name["any_of_k"].value, by_name["recall_nonmembers"].value) == (0.5, 1.0, 1.0)
+    assert (
+        by_name["recall"].value,
+        by_name["any_of_k"].value,
+        by_name["recall_nonmembers"].value,
+    ) == (0.5, 1.0, 1.0)
     assert by_name["recall"].n == 2 and by_name["excess_recall"].value == -0.5
     assert {
-        k: m.value for k, m in extraction.measure_hit_shares("recall", judged.select_secrets(judged.member)).items()
+        k: m.value
+        for k, m in extraction.measure_hit_shares(
+            "recall", judged.select_secrets(judged.member)
+        ).items()
     } == {
         "2": 1.0,
         "4": 0.0,
     }
-    assert extraction.compute_recall_error_curve(judged.select_secrets(judged.member))[-1] == (1, 0.5)
+    assert extraction.compute_recall_error_curve(judged.select_secrets(judged.member))[-1] == (
+        1,
+        0.5,
+    )
 
 
 def test_any_of_the_guesses_is_measured_of_nonmembers_too() -> None:
-    secrets = {name: Secret(name, (1,), (5, 6), member=name == "member") for name in ("member", "other", "third")}
+    secrets = {
+        name: Secret(name, (1,), (5, 6), member=name == "member")
+        for name in ("member", "other", "third")
+    }
     ranked = {"member": ((5, 6),), "other": ((7, 7), (5, 6)), "third": ((7, 7), (8, 8))}
     guesses = [
-        Guesses(name, tuple(Guess(one, -i) for i, one in enumerate(some)), 2, 4) for name, some in ranked.items()
+        Guesses(name, tuple(Guess(one, -i) for i, one in enumerate(some)), 2, 4)
+        for name, some in ranked.items()
     ]
-    finding = {m.name: m for m in extraction.measure_extraction(judging.judge_guesses(guesses, secrets))}
+    finding = {
+        m.name: m for m in extraction.measure_extraction(judging.judge_guesses(guesses, secrets))
+    }
     assert (finding["any_of_k_nonmembers"].value, finding["any_of_k_nonmembers"].n) == (0.5, 2)
     assert finding["recall_nonmembers"].value == 0
 
 
-# --- near-verbatim ---------------------------------------------------------------------------------------------------
+# --- near-verbatim
+# -----------------------------------------------------------------------------------------------
 
 
 def naive_levenshtein(a: tuple[int, ...], b: tuple[int, ...]) -> int:
@@ -121,13 +153,16 @@ def naive_levenshtein(a: tuple[int, ...], b: tuple[int, ...]) -> int:
     return row[-1]
 
 
-@pytest.mark.parametrize(("length", "edits"), [(1, 0), (2, 1), (5, 1), (9, 1), (10, 2), (50, 10), (54, 10)])
+@pytest.mark.parametrize(
+    ("length", "edits"), [(1, 0), (2, 1), (5, 1), (9, 1), (10, 2), (50, 10), (54, 10)]
+)
 def test_the_tolerance_is_a_fifth_of_the_tokens(length: int, edits: int) -> None:
     assert judging.compute_near_verbatim_limit(length) == edits
 
 
 def test_near_verbatim_recall_by_hand() -> None:
-    """Ten tokens, so two edits: a token left out shifts the rest and costs one deletion and one insertion."""
+    """Ten tokens, so two edits: a token left out shifts the rest and costs one deletion and one
+    insertion."""
     answer = tuple(range(10, 20))
     guessed = {
         "a": answer,  # verbatim
@@ -138,7 +173,9 @@ def test_near_verbatim_recall_by_hand() -> None:
         "o": tuple(range(50, 60)),
     }
     secrets = {name: Secret(name, (1,), answer, member=name < "m") for name in guessed}
-    judged = judging.judge_guesses([Guesses(name, (Guess(g, 0.0),), 1, 10) for name, g in guessed.items()], secrets)
+    judged = judging.judge_guesses(
+        [Guesses(name, (Guess(g, 0.0),), 1, 10) for name, g in guessed.items()], secrets
+    )
     assert judged.distance.tolist() == [0, 2, 2, 3, 1, 10] and set(judged.tolerance) == {2}
     by_name = {m.name: m for m in extraction.measure_extraction(judged)}
     near, floor = by_name["near_verbatim_recall"], by_name["near_verbatim_recall_nonmembers"]
@@ -158,10 +195,18 @@ def test_near_duplicates_by_hand() -> None:
         "one token": (7,),  # one edit from (7, 7), but of a single token nothing may change
     }
     secrets = [Secret(name, (3,), suffix) for name, suffix in suffixes.items()]
-    assert judging.find_near_duplicate_ids(secrets, known) == ("same", "two edits", "other prefix, short")
+    assert judging.find_near_duplicate_ids(secrets, known) == (
+        "same",
+        "two edits",
+        "other prefix, short",
+    )
     assert judging.find_near_duplicate_ids(secrets, known, 3) == tuple(suffixes)
     assert judging.find_near_duplicate_ids(secrets, known, 0) == ("same",)
-    assert judging.find_near_duplicate_ids(secrets, ()) == () == judging.find_near_duplicate_ids((), known)
+    assert (
+        judging.find_near_duplicate_ids(secrets, ())
+        == ()
+        == judging.find_near_duplicate_ids((), known)
+    )
 
 
 SUFFIX = st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple)
@@ -175,13 +220,20 @@ def test_near_duplicates_equal_the_naive_search(
     expected = tuple(
         s.id
         for s in secrets
-        for limit in [judging.compute_near_verbatim_limit(len(s.suffix)) if distance is None else distance]
+        for limit in [
+            judging.compute_near_verbatim_limit(len(s.suffix)) if distance is None else distance
+        ]
         if any(naive_levenshtein(s.suffix, other) <= limit for other in known)
     )
-    assert judging.find_near_duplicate_ids(secrets, [Pair((), other) for other in known], distance) == expected
+    assert (
+        judging.find_near_duplicate_ids(secrets, [Pair((), other) for other in known], distance)
+        == expected
+    )
 
 
-def test_near_duplicates_of_more_secrets_than_are_compared_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_near_duplicates_of_more_secrets_than_are_compared_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(near_pairs, "_ROWS", 3)
     secrets = [Secret(str(i), (), (i, i + 1, i + 2)) for i in range(10)]
     known = [Pair((), (i, i + 1, 99)) for i in (0, 4, 9)]

@@ -11,7 +11,9 @@ from auditor.core.secret_randomness import keyed_random_generator
 from auditor.statistics import near_pairs
 
 Texts = list[tuple[int, ...]]
-TEXTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple), min_size=1, max_size=9)
+TEXTS = st.lists(
+    st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple), min_size=1, max_size=9
+)
 
 
 def found(texts: Texts, others: Texts, limits: list[int]) -> list[tuple[int, int]]:
@@ -28,9 +30,13 @@ def all_with_all(texts: Texts, others: Texts, limits: list[int]) -> list[tuple[i
     ]
 
 
-@pytest.mark.parametrize("share", [0.001, 2, 10**9], ids=["by pieces", "by pieces where few", "all with all"])
+@pytest.mark.parametrize(
+    "share", [0.001, 2, 10**9], ids=["by pieces", "by pieces where few", "all with all"]
+)
 @given(texts=TEXTS, others=TEXTS, limit=st.integers(0, 5))
-def test_pairs_are_those_of_all_with_all(share: float, texts: Texts, others: Texts, limit: int) -> None:
+def test_pairs_are_those_of_all_with_all(
+    share: float, texts: Texts, others: Texts, limit: int
+) -> None:
     limits = [(limit + i) % 6 for i in range(len(texts))]
     with pytest.MonkeyPatch.context() as changed:
         changed.setattr(near_pairs, "_WORTH", 0)
@@ -39,7 +45,8 @@ def test_pairs_are_those_of_all_with_all(share: float, texts: Texts, others: Tex
 
 
 def test_of_many_texts_few_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """3,000 texts are 9 million pairs: their near copies are found among some thousand that are compared."""
+    """3,000 texts are 9 million pairs: their near copies are found among some thousand that are
+    compared."""
     noise = keyed_random_generator("near pairs")
     texts = [tuple(row) for row in noise.integers(500, size=(2000, 20)).tolist()]
     texts += [(*text[:7], 999, *text[9:], 998) for text in texts[:1000]]
@@ -51,6 +58,8 @@ def test_of_many_texts_few_are_compared(monkeypatch: pytest.MonkeyPatch) -> None
         return exact(*pair, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(near_pairs.Levenshtein, "distance", counted)
-    every = [(i, i) for i in range(3000)] + [pair for i in range(1000) for pair in ((i, 2000 + i), (2000 + i, i))]
+    every = [(i, i) for i in range(3000)] + [
+        pair for i in range(1000) for pair in ((i, 2000 + i), (2000 + i, i))
+    ]
     assert found(texts, texts, [4] * 3000) == sorted(every)
     assert len(every) <= len(compared) < 100_000

@@ -10,7 +10,11 @@ import pytest
 
 from auditor.core.nouns import Tokens
 from auditor.statistics import roc
-from auditor.statistics.ngram_scores import NGramCounts, measure_jaccard_similarity, score_against_other_records
+from auditor.statistics.ngram_scores import (
+    NGramCounts,
+    measure_jaccard_similarity,
+    score_against_other_records,
+)
 
 
 def texts(count: int, kinds: int, seed: int) -> list[Tokens]:
@@ -59,11 +63,14 @@ def test_likeness_is_the_mean_of_the_nearest() -> None:
 
 
 def test_members_of_texts_that_saw_nothing_are_not_told() -> None:
-    """AUCs of 60 draws: their intervals hold one half in 95% of them, in fewer than 51 once in a thousand times."""
+    """AUCs of 60 draws: their intervals hold one half in 95% of them, in fewer than 51 once in a
+    thousand times."""
     held = 0
     for seed in range(60):
         every = texts(90, 12, seed)
-        scores = score_against_other_records(NGramCounts.count_ngrams(every[60:], 12, 3), every[:60], seed)
+        scores = score_against_other_records(
+            NGramCounts.count_ngrams(every[60:], 12, 3), every[:60], seed
+        )
         m = roc.estimate_auc("", scores[:30], scores[30:])
         held += m.low <= 0.5 <= m.high
     assert held >= 51

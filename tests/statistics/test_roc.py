@@ -1,4 +1,5 @@
-"""AUC and true-positive rates: against scikit-learn and naive twins, by hand, and their coverage by simulation."""
+"""AUC and true-positive rates: against scikit-learn and naive twins, by hand, and their coverage by
+simulation."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from auditor.statistics import roc
 from auditor.testing import tpr_interval
 
 
-def scores(m: int, n: int, shift: float = 0.0, ties: bool = False, key: str = "roc") -> tuple[np.ndarray, np.ndarray]:
+def scores(
+    m: int, n: int, shift: float = 0.0, ties: bool = False, key: str = "roc"
+) -> tuple[np.ndarray, np.ndarray]:
     noise = keyed_random_generator(key, m, n)
     own, others = noise.normal(shift, 1, m), noise.normal(0, 1, n)
     return (np.round(own), np.round(others)) if ties else (own, others)
@@ -27,7 +30,9 @@ def test_auc_is_scikit_learns_and_the_mean_of_either_sides_placements(ties: bool
     first, second = roc.compute_delong_placements(own, others)
     assert roc.auc(own, others) == pytest.approx(expected)
     assert first.mean() == pytest.approx(expected) and second.mean() == pytest.approx(expected)
-    assert first.tolist() == pytest.approx([np.mean(others < x) + np.mean(others == x) / 2 for x in own])
+    assert first.tolist() == pytest.approx(
+        [np.mean(others < x) + np.mean(others == x) / 2 for x in own]
+    )
 
 
 def test_delongs_variance_against_a_naive_twin() -> None:
@@ -44,25 +49,37 @@ def test_delongs_interval_is_the_wider_one_where_scores_fall_in_two_lumps() -> N
     own, others = np.array([9.0] * 30 + [0.0] * 10), np.linspace(1, 8, 40)
     wins = (own[:, None] > others).astype(float)
     variance = wins.mean(1).var(ddof=1) / 40 + wins.mean(0).var(ddof=1) / 40
-    found, low = roc.estimate_auc("auc", own, others), roc.compute_newcombe_interval(float(wins.mean()), 40, 40)[0]
-    assert 0 < found.low < low and found.low == pytest.approx(wins.mean() - norm.ppf(0.975) * np.sqrt(variance))
+    found, low = (
+        roc.estimate_auc("auc", own, others),
+        roc.compute_newcombe_interval(float(wins.mean()), 40, 40)[0],
+    )
+    assert 0 < found.low < low and found.low == pytest.approx(
+        wins.mean() - norm.ppf(0.975) * np.sqrt(variance)
+    )
 
 
 @pytest.mark.parametrize("level", [0.025, 0.05, 0.2])
 def test_the_two_ways_in_which_a_bound_of_a_rate_errs_make_up_its_level(level: float) -> None:
-    """The threshold on the wrong side, four fifths at most, or not and too few or too many members above it."""
+    """The threshold on the wrong side, four fifths at most, or not and too few or too many members
+    above it."""
     own, others = scores(300, 500, 1.0)
     found, falling = roc.BoundedTprAtFpr(own, others, 0.05), np.sort(others)[::-1]
     low, high = found.low(level), found.high(level)
-    wrong, k = max((p, k) for k in range(1, 501) if (p := float(binom.cdf(k - 1, 500, 0.05))) <= 0.8 * level)
+    wrong, k = max(
+        (p, k) for k in range(1, 501) if (p := float(binom.cdf(k - 1, 500, 0.05))) <= 0.8 * level
+    )
     above = int((own > falling[k - 1]).sum())
     assert wrong + (1 - wrong) * binom.sf(above - 1, 300, low) == pytest.approx(level)
-    wrong, k = max((p, k) for k in range(1, 501) if (p := float(binom.sf(k - 1, 500, 0.05))) <= 0.8 * level)
+    wrong, k = max(
+        (p, k) for k in range(1, 501) if (p := float(binom.sf(k - 1, 500, 0.05))) <= 0.8 * level
+    )
     above = int((own > falling[k - 1]).sum())
     assert wrong + (1 - wrong) * binom.cdf(above, 300, high) == pytest.approx(level)
 
 
-@pytest.mark.parametrize(("m", "n", "shift"), [(300, 100, 0.0), (300, 100, 1.0), (30, 10, 2.0), (10, 10, 3.0)])
+@pytest.mark.parametrize(
+    ("m", "n", "shift"), [(300, 100, 0.0), (300, 100, 1.0), (30, 10, 2.0), (10, 10, 3.0)]
+)
 def test_the_interval_of_an_auc_holds_the_truth(m: int, n: int, shift: float) -> None:
     truth, held = norm.cdf(shift / np.sqrt(2)), 0
     for i in range(400):
@@ -72,7 +89,8 @@ def test_the_interval_of_an_auc_holds_the_truth(m: int, n: int, shift: float) ->
 
 
 def test_a_perfect_auc_still_has_a_width_and_four_a_side_tell_it_from_chance() -> None:
-    """Newcombe's method 5; of three and three a perfect order comes by chance in 1 of 20, and is told as no more."""
+    """Newcombe's method 5; of three and three a perfect order comes by chance in 1 of 20, and is
+    told as no more."""
     low, high = roc.compute_newcombe_interval(1.0, 300, 100)
     assert 0.97 < low < 0.99 and high == 1.0
     assert roc.compute_newcombe_interval(0.0, 300, 100) == pytest.approx((0.0, 1 - low))
@@ -80,12 +98,16 @@ def test_a_perfect_auc_still_has_a_width_and_four_a_side_tell_it_from_chance() -
 
 
 def test_the_threshold_is_exceeded_by_new_non_members_as_seldom_as_it_says() -> None:
-    """In expectation over the non-members that set it: k of n above it make (k + 1) / (n + 1) of others."""
+    """In expectation over the non-members that set it: k of n above it make (k + 1) / (n + 1) of
+    others."""
     for n, rate in ((100, 0.01), (300, 0.01), (50, 0.1)):
         above = np.sort(keyed_random_generator("conformal", n).random((4000, n)), axis=1)[:, ::-1]
-        realised = 1 - float(above[:, roc.count_allowed_false_positives(n, rate)].mean())  # of uniform scores
+        realised = 1 - float(
+            above[:, roc.count_allowed_false_positives(n, rate)].mean()
+        )  # of uniform scores
         assert (
-            realised == pytest.approx((roc.count_allowed_false_positives(n, rate) + 1) / (n + 1), rel=0.06)
+            realised
+            == pytest.approx((roc.count_allowed_false_positives(n, rate) + 1) / (n + 1), rel=0.06)
             and realised <= 1.06 * rate
         )
         found = roc.tpr_at_fpr(np.array([2.0]), above[0], rate)
@@ -97,7 +119,9 @@ def test_the_threshold_is_exceeded_by_new_non_members_as_seldom_as_it_says() -> 
 
 def test_ties_with_the_threshold_do_not_count_and_are_told() -> None:
     own, others = np.array([5.0, 3.0, 3.0, 1.0]), np.array([4.0, 3.0, 3.0, *range(-97, 0)])
-    found = roc.tpr_at_fpr(own, others, 0.02)  # the second of a hundred is the threshold, and the third is equal
+    found = roc.tpr_at_fpr(
+        own, others, 0.02
+    )  # the second of a hundred is the threshold, and the third is equal
     assert (found.threshold, found.found, found.false, found.tied) == (3.0, 1, 1, (2, 2))
     assert "1/4 above 3; of non-members 1/100" in roc.describe_tpr_counts(found)
     assert (
@@ -109,34 +133,58 @@ def test_ties_with_the_threshold_do_not_count_and_are_told() -> None:
 def test_infinite_scores_that_tie_on_top_find_nobody() -> None:
     own, others = np.array([np.inf, np.inf, 1.0]), np.array([np.inf, np.inf, 0.0, 0.0])
     assert roc.tpr_at_fpr(own, others, 0.25).value == 0.0
-    assert roc.tpr_at_fpr(own, others, 0.4).value == 0.0 and roc.tpr_at_fpr(own, others, 0.6).value == 1.0
+    assert (
+        roc.tpr_at_fpr(own, others, 0.4).value == 0.0
+        and roc.tpr_at_fpr(own, others, 0.6).value == 1.0
+    )
 
 
-@pytest.mark.parametrize(("n", "rate", "measured"), [(98, 0.01, False), (99, 0.01, True), (998, 0.001, False)])
+@pytest.mark.parametrize(
+    ("n", "rate", "measured"), [(98, 0.01, False), (99, 0.01, True), (998, 0.001, False)]
+)
 def test_too_few_non_members_give_no_rate(n: int, rate: float, measured: bool) -> None:
     own, others = scores(50, n, 1.0)
     found = roc.estimate_tpr("tpr", own, others, rate)
     assert (found is not None) == measured
-    assert roc.count_nonmembers_for_threshold(0.01) == 99 and roc.count_nonmembers_for_threshold(0.001) == 999
-    assert [roc.count_allowed_false_positives(n, 0.01) for n in (98, 99, 100, 198, 199)] == [-1, 0, 0, 0, 1]
+    assert (
+        roc.count_nonmembers_for_threshold(0.01) == 99
+        and roc.count_nonmembers_for_threshold(0.001) == 999
+    )
+    assert [roc.count_allowed_false_positives(n, 0.01) for n in (98, 99, 100, 198, 199)] == [
+        -1,
+        0,
+        0,
+        0,
+        1,
+    ]
     if not measured:
         assert roc.tpr_at_fpr(own, others, rate).found == 0
 
 
 def jump(rng: np.random.Generator, m: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """A tenth of the members above everybody, and the rest just below the top hundredth: the worst there is."""
+    """A tenth of the members above everybody, and the rest just below the top hundredth: the worst
+    there is."""
     return np.where(rng.random(m) < 0.1, 2.0, rng.uniform(0.98, 0.99, m)), rng.random(n)
 
 
 DISTRIBUTIONS = {
-    "normal": (lambda rng, m, n: (rng.normal(1.5, 1, m), rng.normal(0, 1, n)), norm.sf(norm.isf(0.01) - 1.5)),
-    "Cauchy": (lambda rng, m, n: (rng.standard_cauchy(m) + 2, rng.standard_cauchy(n)), cauchy.sf(cauchy.isf(0.01) - 2)),
+    "normal": (
+        lambda rng, m, n: (rng.normal(1.5, 1, m), rng.normal(0, 1, n)),
+        norm.sf(norm.isf(0.01) - 1.5),
+    ),
+    "Cauchy": (
+        lambda rng, m, n: (rng.standard_cauchy(m) + 2, rng.standard_cauchy(n)),
+        cauchy.sf(cauchy.isf(0.01) - 2),
+    ),
     "one in a hundred leaks": (
         lambda rng, m, n: (rng.normal(0, 1, m) + 50 * (rng.random(m) < 0.01), rng.normal(0, 1, n)),
         0.01 + 0.99 * 0.01,
     ),
     "ties": (
-        lambda rng, m, n: (rng.choice(4, m, p=[0.5, 0.2, 0.2, 0.1]), rng.choice(4, n, p=[0.9, 0.08, 0.015, 0.005])),
+        lambda rng, m, n: (
+            rng.choice(4, m, p=[0.5, 0.2, 0.2, 0.1]),
+            rng.choice(4, n, p=[0.9, 0.08, 0.015, 0.005]),
+        ),
         0.1,  # above the third of four values, which 2% have or exceed
     ),
     "jump": (jump, 0.1),
@@ -145,8 +193,11 @@ DISTRIBUTIONS = {
 
 @pytest.mark.parametrize(("m", "n"), [(100, 100), (300, 100), (500, 100), (200, 200), (1000, 1000)])
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_the_interval_of_a_rate_holds_the_point_of_the_roc(distribution: str, m: int, n: int) -> None:
-    """Each end misses in 2.5% at most, and so does a gate at the true value in 5%: whatever the scores are like."""
+def test_the_interval_of_a_rate_holds_the_point_of_the_roc(
+    distribution: str, m: int, n: int
+) -> None:
+    """Each end misses in 2.5% at most, and so does a gate at the true value in 5%: whatever the
+    scores are like."""
     draw, truth = DISTRIBUTIONS[distribution]
     rng, audits = keyed_random_generator("rates", distribution, m, n), 300
     most = binom.ppf(0.999, audits, [0.025, 0.05])
@@ -155,7 +206,13 @@ def test_the_interval_of_a_rate_holds_the_point_of_the_roc(distribution: str, m:
         found = roc.BoundedTprAtFpr(*(side.astype(float) for side in draw(rng, m, n)), 0.01)
         below, above = below + (found.high(0.025) < truth), above + (found.low(0.025) > truth)
         failed += found.low(0.05) > truth
-        assert found.low(0.025) <= found.low(0.05) <= found.value <= found.high(0.05) <= found.high(0.025)
+        assert (
+            found.low(0.025)
+            <= found.low(0.05)
+            <= found.value
+            <= found.high(0.05)
+            <= found.high(0.025)
+        )
     assert below <= most[0] and above <= most[0] and failed <= most[1]
 
 
@@ -167,7 +224,15 @@ def test_the_interval_of_a_partial_auc_holds_the_truth(m: int, n: int, shift: fl
     for _ in range(audits):
         found = roc.PartialAuc(rng.normal(shift, 1, m), rng.normal(0, 1, n), 0.1)
         wrong += not found.low(0.025) <= truth <= found.high(0.025)
-        assert 0 <= found.low(0.025) <= found.low(0.05) <= found.value <= found.high(0.05) <= found.high(0.025) <= 1
+        assert (
+            0
+            <= found.low(0.025)
+            <= found.low(0.05)
+            <= found.value
+            <= found.high(0.05)
+            <= found.high(0.025)
+            <= 1
+        )
     assert wrong <= binom.ppf(0.999, audits, 0.05)
     assert n < 400 or 0 < found.low(0.025) < found.high(0.025) < 1  # it says something
 
@@ -182,9 +247,12 @@ def test_a_partial_auc_is_the_area_under_the_staircase() -> None:
 
 
 def test_a_worst_case_takes_most_of_the_level_and_many_records_tell() -> None:
-    """The bound gives nothing away for nothing: behind a jump it misses as often as the threshold may be wrong."""
+    """The bound gives nothing away for nothing: behind a jump it misses as often as the threshold
+    may be wrong."""
     rng, audits = keyed_random_generator("jump"), 600
-    missed = sum(roc.BoundedTprAtFpr(*jump(rng, 3000, 400), 0.01).low(0.05) > 0.1 for _ in range(audits))
+    missed = sum(
+        roc.BoundedTprAtFpr(*jump(rng, 3000, 400), 0.01).low(0.05) > 0.1 for _ in range(audits)
+    )
     assert 0.01 < missed / audits <= 0.05
     found = roc.BoundedTprAtFpr(*scores(3000, 3000, 2.0), 0.01)
     assert 0.2 < found.low(0.025) < 0.372 < found.high(0.025) < 0.5
@@ -221,8 +289,13 @@ def test_differences_of_two_runs_pair_members_and_non_members() -> None:
 
 @pytest.mark.parametrize(("m", "n"), [(300, 100), (200, 400)])
 def test_a_difference_of_rates_is_shown_as_seldom_as_it_says(m: int, n: int) -> None:
-    """Of two models that find as many: one a few for sure, the other ever more as more non-members pass."""
-    rng, audits, equal = keyed_random_generator("paired rates", m, n), 25, norm.sf(norm.isf(0.01) - 1.5)
+    """Of two models that find as many: one a few for sure, the other ever more as more non-members
+    pass."""
+    rng, audits, equal = (
+        keyed_random_generator("paired rates", m, n),
+        25,
+        norm.sf(norm.isf(0.01) - 1.5),
+    )
     shown = 0
     for _ in range(audits):
         steep = rng.normal(1.5, 1, m), rng.normal(0, 1, n)
@@ -237,7 +310,9 @@ def test_the_curve_is_the_staircase_that_rates_are_read_from() -> None:
     points = roc.compute_roc_curve(own, others)
     assert points[-1] == (1.0, 1.0) and points == sorted(points)
     for rate in (0.05, 0.1, 0.35, 0.6):
-        largest = max(y for x, y in points if x <= roc.count_allowed_false_positives(20, rate) / 20 + 1e-9)
+        largest = max(
+            y for x, y in points if x <= roc.count_allowed_false_positives(20, rate) / 20 + 1e-9
+        )
         assert roc.tpr_at_fpr(own, others, rate).value == pytest.approx(largest)
 
 

@@ -1,4 +1,5 @@
-"""A weighted share of a finite whole: solved cases, and the coverage of its interval by enumeration and simulation."""
+"""A weighted share of a finite whole: solved cases, and the coverage of its interval by enumeration
+and simulation."""
 
 from __future__ import annotations
 
@@ -6,10 +7,16 @@ import numpy as np
 import pytest
 from scipy.stats import hypergeom
 
-from auditor.statistics.strata import StratumCount, compute_finite_population_interval, estimate_population_share
+from auditor.statistics.strata import (
+    StratumCount,
+    compute_finite_population_interval,
+    estimate_population_share,
+)
 
 
-def test_a_stratum_that_was_asked_whole_is_known_and_one_that_was_not_asked_may_be_anything() -> None:
+def test_a_stratum_that_was_asked_whole_is_known_and_one_that_was_not_asked_may_be_anything() -> (
+    None
+):
     assert compute_finite_population_interval(StratumCount(12, 12, 3)) == (3, 3)
     assert compute_finite_population_interval(StratumCount(12, 0, 0)) == (0, 12)
 
@@ -21,7 +28,9 @@ def test_none_found_of_a_part_leaves_what_the_exact_test_leaves() -> None:
 
 
 def test_the_copied_records_count_by_their_part_of_the_whole() -> None:
-    value, low, high = estimate_population_share([StratumCount(12, 12, 12), StratumCount(123, 29, 0)])
+    value, low, high = estimate_population_share(
+        [StratumCount(12, 12, 12), StratumCount(123, 29, 0)]
+    )
     assert value == low == pytest.approx(12 / 135)
     assert high == pytest.approx((12 + 12) / 135)
     assert np.isnan(estimate_population_share([StratumCount(12, 12, 0), StratumCount(3, 0, 0)])[0])
@@ -29,7 +38,8 @@ def test_the_copied_records_count_by_their_part_of_the_whole() -> None:
 
 @pytest.mark.parametrize(("size", "asked"), [(10, 1), (30, 8), (60, 59), (25, 25)])
 def test_the_interval_of_a_stratum_covers_every_truth(size: int, asked: int) -> None:
-    """By enumeration: for each number of hits in the whole, the probability of an interval that holds it."""
+    """By enumeration: for each number of hits in the whole, the probability of an interval that
+    holds it."""
     ends = [
         compute_finite_population_interval(StratumCount(size, asked, hits))
         for hits in range(asked + 1)

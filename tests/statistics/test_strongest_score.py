@@ -1,4 +1,5 @@
-"""The best of many membership scores: it errs no more often than it says, and less carefully than Bonferroni."""
+"""The best of many membership scores: it errs no more often than it says, and less carefully than
+Bonferroni."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ from validation.trust.interval_membership import draw_scores_tried_together
 MEMBERS, OTHERS = 40, 40
 
 
-def records(members: int = MEMBERS, others: int = OTHERS, unit: Sequence[int] | None = None) -> ScoredRecords:
+def records(
+    members: int = MEMBERS, others: int = OTHERS, unit: Sequence[int] | None = None
+) -> ScoredRecords:
     codes = None if unit is None else np.array(unit)
     return ScoredRecords(np.arange(members + others) < members, {}, codes)
 
@@ -61,10 +64,13 @@ def test_the_strongest_is_the_one_that_is_surely_farthest_from_chance_in_either_
     rng = keyed_random_generator("reversed")
     member = records().member
     scores = {
-        name: CandidateScore(rng.normal(size=80) + shift * member, name) for name, shift in (("a", 0.8), ("b", -3))
+        name: CandidateScore(rng.normal(size=80) + shift * member, name)
+        for name, shift in (("a", 0.8), ("b", -3))
     }
     name, best = select_strongest_auc("membership_auc", scores, member, ~member, 1.2)
-    assert name == "b" and best.value < 0.1 and best.high < 0.5 and best.note == "b, best of 2 scores"
+    assert (
+        name == "b" and best.value < 0.1 and best.high < 0.5 and best.note == "b, best of 2 scores"
+    )
     held = bound_strongest_auc("membership_auc", scores, member, ~member, 1.2)
     assert held.low <= best.low and held.high == best.high
 
@@ -76,14 +82,20 @@ def test_copies_have_a_strongest_score_of_their_own() -> None:
     values = {"even": rng.normal(size=80) + 1.2 * member, "often": rng.normal(size=80) + 5 * often}
     scores = {name: CandidateScore(x, name) for name, x in values.items()}
     who = ScoredRecords(member, {"1": member & ~often, "8": often})
-    found = choose_strongest_score(scores, who, compute_simultaneous_widening(list(scores.values()), who), 2)
+    found = choose_strongest_score(
+        scores, who, compute_simultaneous_widening(list(scores.values()), who), 2
+    )
     assert found.measurements[0].note == "even, best of 2 scores"
-    assert found.by_copies["8"].note == "often, best of 2 scores" and found.by_copies["8"].value > 0.95
+    assert (
+        found.by_copies["8"].note == "often, best of 2 scores" and found.by_copies["8"].value > 0.95
+    )
     plain = roc.estimate_auc("membership_auc_even", values["even"][member], values["even"][~member])
     assert found.corrected[0].low < plain.low and found.corrected[0].high > plain.high
 
 
-@pytest.mark.parametrize(("members", "others", "shared"), [(40, 40, 0.0), (12, 68, 0.6), (150, 150, 0.9)])
+@pytest.mark.parametrize(
+    ("members", "others", "shared"), [(40, 40, 0.0), (12, 68, 0.6), (150, 150, 0.9)]
+)
 def test_scores_without_information_are_shown_in_at_most_one_of_twenty(
     members: int, others: int, shared: float
 ) -> None:

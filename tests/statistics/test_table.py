@@ -1,4 +1,5 @@
-"""The table of metrics: one entry is all that a new one takes, and names without an entry are still understood."""
+"""The table of metrics: one entry is all that a new one takes, and names without an entry are still
+understood."""
 
 from __future__ import annotations
 
@@ -24,7 +25,10 @@ from auditor.statistics.recomputed import recompute_metric, repeat_measurement
 def outcome(n: int = 40, others: int = 10) -> judging.Outcome:
     rng = np.random.default_rng(n)
     hit = rng.random(n) < 0.4
-    traits = {name: rng.integers(0, 2, n).astype(float) for name in ("rank", "count", "min_log_prob", "passed_over")}
+    traits = {
+        name: rng.integers(0, 2, n).astype(float)
+        for name in ("rank", "count", "min_log_prob", "passed_over")
+    }
     return judging.Outcome(
         tuple(f"s{i:03d}" for i in range(n)),
         hit,
@@ -39,9 +43,14 @@ def outcome(n: int = 40, others: int = 10) -> judging.Outcome:
 
 
 def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measured in every row, kept of each secret, paired, resampled, bounded exactly and written by its title."""
+    """Measured in every row, kept of each secret, paired, resampled, bounded exactly and written by
+    its title."""
     new = metrics.Metric(
-        "nothing_right", "No guess right", exact=True, per_secret=True, values=lambda outcome: ~outcome.any_hit
+        "nothing_right",
+        "No guess right",
+        exact=True,
+        per_secret=True,
+        values=lambda outcome: ~outcome.any_hit,
     )
     monkeypatch.setattr(metrics, "METRICS", (*metrics.METRICS, new))
     monkeypatch.setattr(metrics, "_BY_NAME", {**metrics._BY_NAME, new.name: new})
@@ -56,9 +65,13 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         kept = outcomes.RowValuesBySecret.from_judged_guesses(one)
         assert recompute_metric(
-            new, kept.metric_values_in_id_order(True, None), kept.metric_values_in_id_order(False, None)
+            new,
+            kept.metric_values_in_id_order(True, None),
+            kept.metric_values_in_id_order(False, None),
         ) == (measured.value, 30)
-        assert outcomes.paired_row_difference_or_reason(new.name, None, kept, kept) == DiscordantPairs(0, 0, 30)
+        assert outcomes.paired_row_difference_or_reason(
+            new.name, None, kept, kept
+        ) == DiscordantPairs(0, 0, 30)
         seeds = Replicates("t", "s", "a", {0: kept})
         found = contrasts.contrast_over_seeds("c", [contrasts.WeightedMetric(1.0, new.name, seeds)])
         assert found.value == pytest.approx(measured.value) and found.low < found.value < found.high
@@ -70,9 +83,18 @@ def test_what_is_measured_is_what_the_kept_numbers_make_it() -> None:
     one = outcome(60)
     kept = outcomes.RowValuesBySecret.from_judged_guesses(one)
     sides = kept.metric_values_in_id_order(True, None), kept.metric_values_in_id_order(False, None)
-    again = {m.name: recompute_metric(metrics.find_metric(m.name), *sides) for m in extraction.measure_extraction(one)}
+    again = {
+        m.name: recompute_metric(metrics.find_metric(m.name), *sides)
+        for m in extraction.measure_extraction(one)
+    }
     held = {name: found for name, found in again.items() if found is not None}
-    wanted = {"recall", "any_of_k", "near_verbatim_recall", "recall_at_100_errors", "recall_at_10pct_errors"}
+    wanted = {
+        "recall",
+        "any_of_k",
+        "near_verbatim_recall",
+        "recall_at_100_errors",
+        "recall_at_10pct_errors",
+    }
     of_others = {f"{name}_nonmembers" for name in ("recall", "near_verbatim_recall", "any_of_k")}
     assert set(held) == wanted | {"excess_recall"} | of_others
     for m in extraction.measure_extraction(one):
@@ -81,15 +103,33 @@ def test_what_is_measured_is_what_the_kept_numbers_make_it() -> None:
 
 
 def observed() -> tuple[list[Secret], list[Observation]]:
-    names = ("log_p", "log_p_ancestral", "log_p_near", "rank_bits", "exposure_bits", "extrapolated_bits", "null_p")
-    names += ("exposure_low_bits", "exposure_high_bits", "space_bits", "exact", "estimated", "fit_p")
+    names = (
+        "log_p",
+        "log_p_ancestral",
+        "log_p_near",
+        "rank_bits",
+        "exposure_bits",
+        "extrapolated_bits",
+        "null_p",
+    )
+    names += (
+        "exposure_low_bits",
+        "exposure_high_bits",
+        "space_bits",
+        "exact",
+        "estimated",
+        "fit_p",
+    )
     secrets = [Secret(f"s{i}", (1,), (2,), repeats=1, member=i < 4) for i in range(8)]
     return secrets, [
-        Observation(s.id, dict.fromkeys(names, -0.5) | {"null_p": 0.5, "space_bits": 9.0}) for s in secrets
+        Observation(s.id, dict.fromkeys(names, -0.5) | {"null_p": 0.5, "space_bits": 9.0})
+        for s in secrets
     ]
 
 
-@pytest.mark.parametrize("probe", [ExtractionProbability(), NearVerbatim(), Exposure()], ids=lambda probe: probe.name)
+@pytest.mark.parametrize(
+    "probe", [ExtractionProbability(), NearVerbatim(), Exposure()], ids=lambda probe: probe.name
+)
 def test_what_probes_measure_is_in_the_table(probe: Probe) -> None:
     secrets, observations = observed()
     observations = probe.add_joint_values(secrets, observations)
@@ -125,12 +165,17 @@ def test_what_the_table_does_not_know_is_taken_at_its_word() -> None:
     """By its own unit, with the interval on record, and paired by what is kept of it."""
     m = Measurement("taste", 0.5, 0.4, 0.6, 10, unit="bits")
     assert isinstance(decide.compute_rule_bounds(m), RecordedInterval)
-    kept = outcomes.RowValuesBySecret(("a", "b"), np.array([True, True]), (None, None), {"taste": np.array([0.3, 0.5])})
+    kept = outcomes.RowValuesBySecret(
+        ("a", "b"), np.array([True, True]), (None, None), {"taste": np.array([0.3, 0.5])}
+    )
     found = outcomes.paired_row_difference_or_reason("taste", None, kept, kept)
     assert not isinstance(found, str) and found.value == 0
     row = Finding("t", "white-box", "mine", {}, (), "", None, "", measurements=(m,))
     assert phrases.main_baseline_excess_table_cells(row) == ("taste 0.500 [0.400–0.600]", "–", "–")
-    assert (metrics.find_metric("difference_of_taste").signed, metrics.find_metric("taste").signed) == (True, False)
+    assert (
+        metrics.find_metric("difference_of_taste").signed,
+        metrics.find_metric("taste").signed,
+    ) == (True, False)
 
 
 def test_errors_of_a_share_are_rounded_down_and_at_least_one() -> None:
@@ -142,4 +187,7 @@ def test_errors_of_a_share_are_rounded_down_and_at_least_one() -> None:
 def test_a_mean_is_measured_again_as_it_was() -> None:
     values, metric = np.array([0.1, 0.4, 0.2, 0.9]), metrics.find_metric("extraction_probability")
     found = repeat_measurement(metric, {"extraction_probability": values}, {})
-    assert found == estimate_mean(metric.name, values, metric.unit, metric.note) and found.value == values.mean()
+    assert (
+        found == estimate_mean(metric.name, values, metric.unit, metric.note)
+        and found.value == values.mean()
+    )

@@ -1,4 +1,5 @@
-"""Epsilon from independent trials, against the numbers of jax_privacy, TF Privacy and PrivacyGuard, and enumeration."""
+"""Epsilon from independent trials, against the numbers of jax_privacy, TF Privacy and PrivacyGuard,
+and enumeration."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from scipy.stats import beta, binom
 from auditor.core.errors import AuditError
 from auditor.statistics.two_samples import epsilon_clopper_pearson
 
-# tp of P, fp of N, level, delta, forward, reverse (formulas.md B5): jax_privacy's `epsilon_clopper_pearson`, 9 digits.
+# tp of P, fp of N, level, delta, forward, reverse (formulas.md B5): jax_privacy's
+# `epsilon_clopper_pearson`, 9 digits.
 KNOWN = [
     (500, 500, 0, 500, 0.01, 0.0, 4.541915810, 4.541915810),
     (500, 500, 0, 500, 0.05, 0.0, 4.905594210, 4.905594210),
@@ -35,9 +37,14 @@ def test_known_answers_of_jax_privacy(
 
 
 def test_tf_privacy_s_audit_of_500_against_500() -> None:
-    """TF Privacy's `audit_2020` and the test of its `epsilon_lower_bound`: level 0.01, inserted once and twice."""
-    assert epsilon_clopper_pearson(500, 0, 0, 500, 0.0, 0.01) == pytest.approx(4.541915810224092, rel=1e-12)
-    assert epsilon_clopper_pearson(500, 0, 0, 500, 0.0, 0.01, copies=2) == pytest.approx(2.27095790511, rel=1e-11)
+    """TF Privacy's `audit_2020` and the test of its `epsilon_lower_bound`: level 0.01, inserted
+    once and twice."""
+    assert epsilon_clopper_pearson(500, 0, 0, 500, 0.0, 0.01) == pytest.approx(
+        4.541915810224092, rel=1e-12
+    )
+    assert epsilon_clopper_pearson(500, 0, 0, 500, 0.0, 0.01, copies=2) == pytest.approx(
+        2.27095790511, rel=1e-11
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,13 +57,15 @@ def test_tf_privacy_s_audit_of_500_against_500() -> None:
 def test_tf_privacy_s_asymptotic_ratio_bounds_lie_shortly_above(
     counts: tuple[int, int, int, int], ratios: tuple[float, ...]
 ) -> None:
-    """Its RatioBound at 5%: Katz, Bailey, inverse sinh, adjusted log (formulas.md B6). Ours is exact, hence lower."""
+    """Its RatioBound at 5%: Katz, Bailey, inverse sinh, adjusted log (formulas.md B6). Ours is
+    exact, hence lower."""
     found = math.exp(epsilon_clopper_pearson(*counts, 0.0))
     assert 0.8 * min(ratios) < found < min(ratios)
 
 
 def test_a_group_s_delta_is_more_than_a_record_s() -> None:
-    """With delta the bound is where both sides of the group's inequality meet, not the bound of one copy divided."""
+    """With delta the bound is where both sides of the group's inequality meet, not the bound of one
+    copy divided."""
     delta, k = 0.01, 3
     tpr, fpr = beta.ppf(0.025, 180, 21), beta.isf(0.025, 4, 197)
     found = epsilon_clopper_pearson(180, 20, 3, 197, delta, copies=k)

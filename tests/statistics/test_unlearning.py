@@ -1,4 +1,5 @@
-"""What is left of records that were to be forgotten: each difference by hand, and where no share of it can be told."""
+"""What is left of records that were to be forgotten: each difference by hand, and where no share of
+it can be told."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def values(found: GroupRecall) -> dict[str, float]:
 
 
 def test_shares_and_their_differences_by_hand() -> None:
-    """Ten secrets: 8 said before, 3 after, 4 once relearned; 2 by a model that never saw them, 3 when it learns."""
+    """Ten secrets: 8 said before, 3 after, 4 once relearned; 2 by a model that never saw them, 3
+    when it learns."""
     found = of(
         "recall",
         before=[1.0] * 8 + [0.0] * 2,
@@ -41,7 +43,9 @@ def test_shares_and_their_differences_by_hand() -> None:
     }
     changes = values(found)
     assert changes.pop("share_back") == pytest.approx(1 / 5)
-    assert changes == pytest.approx({"unlearned": -0.5, "left": 0.1, "relearned": 0.1, "came_back": 0.0})
+    assert changes == pytest.approx(
+        {"unlearned": -0.5, "left": 0.1, "relearned": 0.1, "came_back": 0.0}
+    )
     assert all(one.n == 10 and one.low <= one.value <= one.high for one in found.changes.values())
 
 
@@ -61,7 +65,9 @@ def test_a_share_that_came_back_is_of_what_was_taken_on_the_whole() -> None:
         relearned=(0.2 + taken / 4).tolist(),
     )
     back = found.changes["share_back"]
-    assert (back.value, back.low, back.high) == pytest.approx((0.25, 0.25, 0.25))  # of each the same part
+    assert (back.value, back.low, back.high) == pytest.approx(
+        (0.25, 0.25, 0.25)
+    )  # of each the same part
     assert (back.n, back.unit) == (12, "share")
     assert values(found)["unlearned"] == pytest.approx(-taken.mean())
 
@@ -73,7 +79,11 @@ def test_a_share_that_came_back_is_of_what_was_taken_on_the_whole() -> None:
         ([0.1, 0.2] * 6, [0.1, 0.2] * 6, [0.3, 0.5] * 6),  # nothing was taken
         ([0.1, 0.2] * 6, [0.4, 0.2] * 6, [0.3, 0.5] * 6),  # less than nothing
         ([0.9, 0.8] * 6, [0.1, 0.2] * 6, [0.1, 0.2] * 6),  # nothing came back
-        ([0.9] + [0.1] * 11, [0.1] * 12, [0.5, 0.2] * 6),  # a resample without the first holds nothing that was taken
+        (
+            [0.9] + [0.1] * 11,
+            [0.1] * 12,
+            [0.5, 0.2] * 6,
+        ),  # a resample without the first holds nothing that was taken
     ],
 )
 def test_no_share_where_nobody_could_say_how_sure_it_is(

@@ -1,4 +1,5 @@
-"""Unseen species: intervals hold what a sampler with known species says, and formulas are those of small cases."""
+"""Unseen species: intervals hold what a sampler with known species says, and formulas are those of
+small cases."""
 
 from __future__ import annotations
 
@@ -40,11 +41,16 @@ def test_intervals_hold_what_is_to_come(world: str) -> None:
 def test_a_case_by_hand() -> None:
     seen = np.array([1, 1, 1, 2, 5])
     new = unseen_species.estimate_new_species("new", seen, 10, 1000)
-    assert new.value == 300 and new.high == pytest.approx(1000 * (0.3 + 1.959964 * 5**0.5 / 10), rel=1e-6)
+    assert new.value == 300 and new.high == pytest.approx(
+        1000 * (0.3 + 1.959964 * 5**0.5 / 10), rel=1e-6
+    )
     assert new.low == 0 and new.unit == "per 1,000" and new.n == 10
     total = unseen_species.estimate_species_richness("total", seen, 10, 100)
     assert total is not None and total.value == pytest.approx(5 + 0.9 * 3 * 2 / (2 * 2))
-    assert (total.low, total.high) == (5, 19)  # 5 + 1.35 exp(1.96 sqrt(log(1 + 5.60 / 1.35^2))) = 18.8, in whole ones
+    assert (total.low, total.high) == (
+        5,
+        19,
+    )  # 5 + 1.35 exp(1.96 sqrt(log(1 + 5.60 / 1.35^2))) = 18.8, in whole ones
 
 
 def test_with_nothing_seen_the_bound_is_that_of_no_draw_that_shows_one() -> None:

@@ -1,4 +1,5 @@
-"""Runs with several defenses, and grids over their knobs, end to end: any plug-in is a line of the picture."""
+"""Runs with several defenses, and grids over their knobs, end to end: any plug-in is a line of the
+picture."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ class Copy(UniformMixing):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model, arrays of which every other suffix is its own greedy continuation, and others; two plug-ins."""
+    """A tiny model, arrays of which every other suffix is its own greedy continuation, and others;
+    two plug-ins."""
     folder = tmp_path_factory.mktemp("world")
     model = tiny(scale=8.0)
     model.model.save_pretrained(folder / "model")  # type: ignore[attr-defined]
@@ -79,15 +81,40 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(world: Path, *more: str) -> list[str]:
-    data = ["--data", str(world / "data"), "--nonmembers", str(world / "others"), "--setting", "white-box"]
+    data = [
+        "--data",
+        str(world / "data"),
+        "--nonmembers",
+        str(world / "others"),
+        "--setting",
+        "white-box",
+    ]
     plugins = ["--plugin", str(world / "plugins.py"), "--defense", "mine", "--defense", "copy"]
-    return ["run", "--model", str(world / "model"), *data, "--attack", "extraction-probability", *plugins, *more]
+    return [
+        "run",
+        "--model",
+        str(world / "model"),
+        *data,
+        "--attack",
+        "extraction-probability",
+        *plugins,
+        *more,
+    ]
 
 
 @pytest.fixture(scope="module")
 def single(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("single") / "run"
-    flags = ["--attack", "membership", "-A", "membership.score=min_k", "-D", "weight=0.02", "-o", str(out)]
+    flags = [
+        "--attack",
+        "membership",
+        "-A",
+        "membership.score=min_k",
+        "-D",
+        "weight=0.02",
+        "-o",
+        str(out),
+    ]
     assert run_command_line(command(world, *flags)) == 0
     return out
 
@@ -104,15 +131,30 @@ def test_a_run_with_several_defenses_has_its_picture(single: Path) -> None:
     result = read_result(single)
     assert fits_schema(single)
     extraction, members = result.frontiers
-    assert (extraction.metric, members.metric) == ("extraction_probability", "membership_auc")  # too few for a rate
+    assert (extraction.metric, members.metric) == (
+        "extraction_probability",
+        "membership_auc",
+    )  # too few for a rate
     base, mine, copy = extraction.points
     assert (base.label, mine.label, copy.label) == ("Undefended", MINE, COPY)
     perplexity = {target.name: target.perplexity for target in result.targets}
     assert perplexity["mine"] and perplexity["undefended"]
-    assert mine.ratio.value == pytest.approx(perplexity["mine"].value / perplexity["undefended"].value)
-    assert (mine.epsilon, mine.tokens, copy.epsilon) == (pytest.approx(0.809, abs=1e-3), 1, None)  # filled, and hollow
-    main = next(f for f in result.findings if f.cell_key == ("mine", "white-box", "extraction-probability")).main
-    assert main is not None and mine.leak.value == pytest.approx(main.value) and mine.leak.n == main.n == 38
+    assert mine.ratio.value == pytest.approx(
+        perplexity["mine"].value / perplexity["undefended"].value
+    )
+    assert (mine.epsilon, mine.tokens, copy.epsilon) == (
+        pytest.approx(0.809, abs=1e-3),
+        1,
+        None,
+    )  # filled, and hollow
+    main = next(
+        f for f in result.findings if f.cell_key == ("mine", "white-box", "extraction-probability")
+    ).main
+    assert (
+        main is not None
+        and mine.leak.value == pytest.approx(main.value)
+        and mine.leak.n == main.n == 38
+    )
     assert (mine.leak, mine.ratio, mine.least) == (
         copy.leak,
         copy.ratio,
@@ -122,7 +164,14 @@ def test_a_run_with_several_defenses_has_its_picture(single: Path) -> None:
     report = (single / "report.md").read_text()
     assert "What leaks least at the same usefulness" in report and "perplexity within 10%" in report
     assert 'id="frontier-extraction-probability' in (single / "report.html").read_text()
-    assert {path.suffix for path in single.glob("frontier.*")} == {".svg", ".png", ".md", ".csv", ".tex", ".json"}
+    assert {path.suffix for path in single.glob("frontier.*")} == {
+        ".svg",
+        ".png",
+        ".md",
+        ".csv",
+        ".tex",
+        ".json",
+    }
 
 
 def test_aucs_are_those_of_the_scores_that_were_kept(single: Path) -> None:
@@ -136,11 +185,22 @@ def test_aucs_are_those_of_the_scores_that_were_kept(single: Path) -> None:
 def test_a_grid_has_a_line_a_defense_over_its_own_knob(swept: Path) -> None:
     with open(swept / "frontier.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["metric"] == "extraction_probability"]
-    assert [row["model"] for row in rows] == ["Undefended", f"{MINE}, weight 0.9", COPY, f"{MINE}, weight 0.02"]
+    assert [row["model"] for row in rows] == [
+        "Undefended",
+        f"{MINE}, weight 0.9",
+        COPY,
+        f"{MINE}, weight 0.02",
+    ]
     by = {row["model"]: row for row in rows}
-    assert by[COPY]["leakage"] == by[f"{MINE}, weight 0.02"]["leakage"]  # no option of its own was swept: one point
-    assert float(by[f"{MINE}, weight 0.02"]["leakage"]) < float(by[f"{MINE}, weight 0.9"]["leakage"])
-    found: tuple[Frontier, ...] = from_json(tuple[Frontier, ...], json.loads((swept / "frontier.json").read_text()))
+    assert (
+        by[COPY]["leakage"] == by[f"{MINE}, weight 0.02"]["leakage"]
+    )  # no option of its own was swept: one point
+    assert float(by[f"{MINE}, weight 0.02"]["leakage"]) < float(
+        by[f"{MINE}, weight 0.9"]["leakage"]
+    )
+    found: tuple[Frontier, ...] = from_json(
+        tuple[Frontier, ...], json.loads((swept / "frontier.json").read_text())
+    )
     assert all(sum(p.corner for p in f.points) >= 1 for f in found)
     assert all((swept / f"frontier.{ending}").is_file() for ending in ("svg", "png", "md", "tex"))
 
@@ -151,13 +211,24 @@ def test_every_point_of_a_grid_asks_the_undefended_model_the_same_and_it_answers
     asked: list[int] = []
     measure = ExtractionProbability.observe_secrets
 
-    def counted(self: ExtractionProbability, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
+    def counted(
+        self: ExtractionProbability, view: View, secrets: Sequence[Secret]
+    ) -> Iterator[Observation]:
         asked.append(len(secrets))
         return measure(self, view, secrets)
 
     monkeypatch.setattr(ExtractionProbability, "observe_secrets", counted)
     out = tmp_path / "run"
-    flags = ["--sweep", "mine.weight=0.9,0.02", "--defense", "mine", "--limit", "10", "-o", str(out)]
+    flags = [
+        "--sweep",
+        "mine.weight=0.9,0.02",
+        "--defense",
+        "mine",
+        "--limit",
+        "10",
+        "-o",
+        str(out),
+    ]
     assert run_command_line([*command(world), *flags]) == 0
     first, second = sorted(out.glob("mine*"))
     assert [n for n in asked if n] == [20] * 5  # one of no defense, two points of two
@@ -186,7 +257,9 @@ def test_a_study_of_ones_own_has_a_line_a_variant(
     """And one without claims has no ledger."""
     plans = tmp_path / "study"
     plans.mkdir()
-    (plans / "paper.toml").write_text(f'title = "Ours"\nplugin = ["{world / "plugins.py"}"]\n[scale.lab]\n')
+    (plans / "paper.toml").write_text(
+        f'title = "Ours"\nplugin = ["{world / "plugins.py"}"]\n[scale.lab]\n'
+    )
     (plans / "picture.toml").write_text(PICTURE)
     data = ["--data", str(world / "data"), "--nonmembers", str(world / "others")]
     command = [
@@ -200,7 +273,9 @@ def test_a_study_of_ones_own_has_a_line_a_variant(
         "-o",
         str(tmp_path / "out"),
     ]
-    assert run_command_line(command) == 2  # the plan's plug-in runs if the command line names it too
+    assert (
+        run_command_line(command) == 2
+    )  # the plan's plug-in runs if the command line names it too
     command += ["--plugin", str(world / "plugins.py")]
     assert run_command_line(command) == 0
     found = tmp_path / "out" / "picture"
@@ -211,7 +286,9 @@ def test_a_study_of_ones_own_has_a_line_a_variant(
         (name, name.partition(",")[0], "0 1") for name in names
     ]
     said = capsys.readouterr().out
-    assert "at perplexity within 10%" in said.replace("\n", " ") and "frontier.svg" in said.replace("\n", "")
+    assert "at perplexity within 10%" in said.replace("\n", " ") and "frontier.svg" in said.replace(
+        "\n", ""
+    )
     assert not list((tmp_path / "out").glob("ledger*")) and "Claims" not in said
 
 
@@ -227,8 +304,14 @@ def test_fewer_than_two_defenses_have_no_picture(single: Path) -> None:
 def test_points_of_different_models_have_none_together(single: Path, swept: Path) -> None:
     models = frontier_models_of_runs({0: (read_result(single), single)})
     base, *defended = models
-    held = {seed: {**own, "perplexity": [x + 1 for x in own["perplexity"]]} for seed, own in base.heldout.items()}
-    other = [replace(base, cells={row: replace(cell, heldout=held) for row, cell in base.cells.items()}), *defended]
+    held = {
+        seed: {**own, "perplexity": [x + 1 for x in own["perplexity"]]}
+        for seed, own in base.heldout.items()
+    }
+    other = [
+        replace(base, cells={row: replace(cell, heldout=held) for row, cell in base.cells.items()}),
+        *defended,
+    ]
     assert (
         len(merge_frontier_models_of_grid_points([models, models])) == 3
         and merge_frontier_models_of_grid_points([models, other]) == []
@@ -258,7 +341,12 @@ def test_fewer_answers_narrow_what_all_are_compared_on(single: Path) -> None:
     row = ("white-box", "extraction-probability")
     cell = models[2].cells[row]
     held = cell.rows[0]
-    few = type(held)(held.ids[:20], held.member[:20], held.repeats[:20], {k: v[:20] for k, v in held.values.items()})
+    few = type(held)(
+        held.ids[:20],
+        held.member[:20],
+        held.repeats[:20],
+        {k: v[:20] for k, v in held.values.items()},
+    )
     fewer = replace(models[2], cells={row: replace(cell, rows={0: few})})
     found = build_leakage_frontiers_of_models([*models[:2], fewer])[0]
     assert {p.leak.n for p in found.points} == {int(held.member[:20].sum())}
@@ -267,13 +355,20 @@ def test_fewer_answers_narrow_what_all_are_compared_on(single: Path) -> None:
 
 def test_a_lab_may_be_of_the_seed_of_its_run() -> None:
     own, usual = Plan.from_fields(seed=3, lab_recipe={"seed": "run"}), Plan.from_fields(seed=3)
-    of = [build_lab_recipe(plan.target, plan.data, plan.attacks, plan.seed) for plan in (own, usual)]
+    of = [
+        build_lab_recipe(plan.target, plan.data, plan.attacks, plan.seed) for plan in (own, usual)
+    ]
     assert [recipe.seed for recipe in of] == [3, 0]
 
 
 def test_without_controls_a_defense_stands_alone() -> None:
     rows = [
-        [row.name for row in check_plan_and_select_plugins(Plan.from_fields(defense=("pmixed",), controls=on)).rows]
+        [
+            row.name
+            for row in check_plan_and_select_plugins(
+                Plan.from_fields(defense=("pmixed",), controls=on)
+            ).rows
+        ]
         for on in (True, False)
     ]
     assert rows == [["pmixed", "ensemble-unmixed", "public"], ["pmixed"]]

@@ -1,4 +1,5 @@
-"""The ledger: the verdict rule, what a claim points at, and what it says when there are no numbers."""
+"""The ledger: the verdict rule, what a claim points at, and what it says when there are no
+numbers."""
 
 from __future__ import annotations
 
@@ -63,30 +64,52 @@ def test_other_expectations_are_refused(bad: Any) -> None:
 def solved(hits: int, n: int = 100, seeds: int = 2) -> dict[int, RowValuesBySecret]:
     hit = np.arange(n) < hits
     ids = tuple(f"s{i:03d}" for i in range(n))
-    one = Outcome(ids, hit, hit, np.linspace(1, 0, n), (None,) * n, np.ones(n, dtype=bool), ~hit * 1, hit * 0)
+    one = Outcome(
+        ids, hit, hit, np.linspace(1, 0, n), (None,) * n, np.ones(n, dtype=bool), ~hit * 1, hit * 0
+    )
     return dict.fromkeys(range(seeds), RowValuesBySecret.from_judged_guesses(one))
 
 
 def place(variant: str, hits: int, attacks: tuple[str, ...] = ("a",), **at: Any) -> Place:
     cells = tuple(
-        Replicates("undefended", "white-box", attack, solved(hits), options={"samples": 10}) for attack in attacks
+        Replicates("undefended", "white-box", attack, solved(hits), options={"samples": 10})
+        for attack in attacks
     )
     return Place(variant, at, attacks, cells, about="lab")
 
 
 def claim(**more: Any) -> Any:
-    raw = {"id": "c", "text": "a beats b", "paper": "9 > 8", "metric": "recall", "expect": "> 0", **more}
+    raw = {
+        "id": "c",
+        "text": "a beats b",
+        "paper": "9 > 8",
+        "metric": "recall",
+        "expect": "> 0",
+        **more,
+    }
     return parse_paper_claim_statements([raw], "lab", "paper/plan")[0]
 
 
 def test_a_claim_from_its_places() -> None:
     places = [place("a", 60), place("b", 30)]
-    ruled = ledger_row_of_paper_claim("t", claim(of={"variant": "a"}, minus={"variant": "b"}), places)
-    assert ruled.verdict == HOLDS and ruled.ours is not None and ruled.ours.value == pytest.approx(0.3)
-    assert ruled.setting == "lab; n 100; K 10; seeds 0, 1"
-    assert ledger_row_of_paper_claim("t", claim(of={"variant": "b"}, minus={"variant": "a"}), places).verdict == REFUTED
+    ruled = ledger_row_of_paper_claim(
+        "t", claim(of={"variant": "a"}, minus={"variant": "b"}), places
+    )
     assert (
-        ledger_row_of_paper_claim("t", claim(of={"variant": "a"}, minus={"variant": "a"}), places).verdict == UNDECIDED
+        ruled.verdict == HOLDS and ruled.ours is not None and ruled.ours.value == pytest.approx(0.3)
+    )
+    assert ruled.setting == "lab; n 100; K 10; seeds 0, 1"
+    assert (
+        ledger_row_of_paper_claim(
+            "t", claim(of={"variant": "b"}, minus={"variant": "a"}), places
+        ).verdict
+        == REFUTED
+    )
+    assert (
+        ledger_row_of_paper_claim(
+            "t", claim(of={"variant": "a"}, minus={"variant": "a"}), places
+        ).verdict
+        == UNDECIDED
     )
 
 
@@ -107,17 +130,29 @@ def test_ends_of_a_sweep_and_sums() -> None:
 
 def test_no_numbers_no_verdict() -> None:
     failed = Place("b", {}, ("a",), failure="it broke")
-    ruled = ledger_row_of_paper_claim("t", claim(of={"variant": "a"}, minus={"variant": "b"}), [place("a", 60), failed])
+    ruled = ledger_row_of_paper_claim(
+        "t", claim(of={"variant": "a"}, minus={"variant": "b"}), [place("a", 60), failed]
+    )
     assert (ruled.verdict, ruled.note, ruled.ours) == (NOT_RUN, "it broke", None)
-    row = Place("b", {}, ("a",), (Replicates("undefended", "white-box", "a", not_applicable="no reference"),))
+    row = Place(
+        "b",
+        {},
+        ("a",),
+        (Replicates("undefended", "white-box", "a", not_applicable="no reference"),),
+    )
     ruled = ledger_row_of_paper_claim("t", claim(of={"variant": "b"}), [row])
     assert (ruled.verdict, ruled.note) == (NOT_RUN, "not applicable: no reference")
 
 
 def test_the_last_of_a_sweep_is_the_planned_one_even_if_it_failed() -> None:
-    places = [place("v", 10, n=1), place("v", 40, n=2), Place("v", {"n": 3}, ("a",), failure="out of memory")]
+    places = [
+        place("v", 10, n=1),
+        place("v", 40, n=2),
+        Place("v", {"n": 3}, ("a",), failure="out of memory"),
+    ]
     assert (
-        ledger_row_of_paper_claim("t", claim(of={"at": "last"}, minus={"at": "first"}), places).note == "out of memory"
+        ledger_row_of_paper_claim("t", claim(of={"at": "last"}, minus={"at": "first"}), places).note
+        == "out of memory"
     )
 
 
@@ -156,8 +191,15 @@ def test_missing_fields_and_ids_used_twice_are_refused() -> None:
     raw = {"id": "c", "text": "t", "paper": "p", "metric": "recall", "of": {}, "expect": "> 0"}
     with pytest.raises(AuditError, match="two claims are called 'c'"):
         parse_paper_claim_statements([raw, raw], "lab", "here")
-    assert [s.id for s in parse_paper_claim_statements([{**raw, "scale": "paper"}, raw], "lab", "here")] == ["c"]
+    assert [
+        s.id for s in parse_paper_claim_statements([{**raw, "scale": "paper"}, raw], "lab", "here")
+    ] == ["c"]
 
 
 def test_ranges() -> None:
-    assert [study_seed_ranges_label(seeds) for seeds in ([0, 1, 2], [0, 2], [3], [])] == ["0-2", "0, 2", "3", ""]
+    assert [study_seed_ranges_label(seeds) for seeds in ([0, 1, 2], [0, 2], [3], [])] == [
+        "0-2",
+        "0, 2",
+        "3",
+        "",
+    ]

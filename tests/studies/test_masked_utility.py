@@ -1,4 +1,5 @@
-"""Plans with `[utility]` on tiny masked models: the ends exact, the numbers a naive twin's, no text in the files."""
+"""Plans with `[utility]` on tiny masked models: the ends exact, the numbers a naive twin's, no text
+in the files."""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ class Silent:
 
 def texts(count: int = 12) -> list[str]:
     return [
-        f"ward {i % 7} bed {i * 37 % 97:02d} code {i * 7919 % 997:03d} {PLANTED}" + " again" * (i % 3)
+        f"ward {i % 7} bed {i * 37 % 97:02d} code {i * 7919 % 997:03d} {PLANTED}"
+        + " again" * (i % 3)
         for i in range(count)
     ]
 
@@ -75,7 +77,9 @@ def texts(count: int = 12) -> list[str]:
 def bert(vocab_size: int, seed: int = 0) -> BertForMaskedLM:
     torch.manual_seed(seed)
     shape: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = BertConfig(vocab_size=vocab_size, intermediate_size=32, max_position_embeddings=64, **shape)
+    config = BertConfig(
+        vocab_size=vocab_size, intermediate_size=32, max_position_embeddings=64, **shape
+    )
     model = BertForMaskedLM(config)
     with torch.no_grad():  # a peaked distribution, so that mixing costs something
         model.get_output_embeddings().weight.mul_(30)
@@ -96,16 +100,24 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     tokenizer.train_from_iterator(texts(), trainer)
     plain = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
-    masking = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", mask_token="<mask>")
+    masking = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<end>", mask_token="<mask>"
+    )
     model: Any = tiny(vocab_size=len(plain)).model
     model.save_pretrained(folder / "causal")
     plain.save_pretrained(folder / "causal")
-    for name, seed, words in (("masked", 0, masking), ("masked-public", 1, masking), ("maskless", 0, plain)):
+    for name, seed, words in (
+        ("masked", 0, masking),
+        ("masked-public", 1, masking),
+        ("maskless", 0, plain),
+    ):
         bert(len(masking), seed).save_pretrained(folder / name)
         words.save_pretrained(folder / name)
     T5Config().save_pretrained(folder / "seq2seq")
     BertConfig().save_pretrained(folder / "nameless")
-    (folder / "data.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts()))
+    (folder / "data.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in texts())
+    )
     (folder / "empty.jsonl").write_text("")
     return folder
 
@@ -114,28 +126,48 @@ def own(world: Path, model: str = "masked", **more: Any) -> dict[str, Any]:
     return {"model": str(world / model), "data": str(world / "data.jsonl"), **more}
 
 
-def mixing(world: Path, sweep: dict[str, Any], options: dict[str, Any] | None = None, **more: Any) -> Utility:
-    fields = {"defense": ["uniform-mixing"], "defense_options": {"uniform-mixing": options or {}}, **more}
+def mixing(
+    world: Path, sweep: dict[str, Any], options: dict[str, Any] | None = None, **more: Any
+) -> Utility:
+    fields = {
+        "defense": ["uniform-mixing"],
+        "defense_options": {"uniform-mixing": options or {}},
+        **more,
+    }
     plan = make_plan(own(world, **fields), {})
     return measure_utility_points(UtilityPlan(plan, UtilitySettings(restarts=2), sweep), Silent())
 
 
-# --- the numbers ------------------------------------------------------------------------------------------------------
+# --- the numbers
+# -----------------------------------------------------------------------------------------------
 
 
 def test_the_ends_are_exact_and_epsilon_is_the_papers(world: Path) -> None:
     result = mixing(world, {"weight": [0.0, 0.3, 1.0]})
     bare, none, some, whole = result.rows
     assert result.texts == 12 and result.restarts == 2
-    assert none.perplexity.value == pytest.approx(result.vocab_size, rel=1e-12)  # weight 0: exactly |V|
-    assert none.perplexity.low == pytest.approx(none.perplexity.high, rel=1e-12) and none.epsilon == 0
-    assert whole.perplexity == bare.perplexity and whole.epsilon == math.inf  # weight 1: the model itself
-    assert (whole.ratio.low, whole.ratio.value, whole.ratio.high) == pytest.approx((1, 1, 1), rel=1e-12)
+    assert none.perplexity.value == pytest.approx(
+        result.vocab_size, rel=1e-12
+    )  # weight 0: exactly |V|
+    assert (
+        none.perplexity.low == pytest.approx(none.perplexity.high, rel=1e-12) and none.epsilon == 0
+    )
+    assert (
+        whole.perplexity == bare.perplexity and whole.epsilon == math.inf
+    )  # weight 1: the model itself
+    assert (whole.ratio.low, whole.ratio.value, whole.ratio.high) == pytest.approx(
+        (1, 1, 1), rel=1e-12
+    )
     assert bare.epsilon is None and bare.status == "nothing claimed"
     per_token = uniform_mixing_epsilon(0.3, result.vocab_size)
     assert some.epsilon_per_token == pytest.approx(per_token) and some.tokens == result.longest
-    assert some.epsilon == pytest.approx(uniform_mixing_epsilon(0.3, result.vocab_size, result.longest))
-    assert some.epsilon_mean == pytest.approx(per_token * result.mean_tokens) and result.mean_tokens < result.longest
+    assert some.epsilon == pytest.approx(
+        uniform_mixing_epsilon(0.3, result.vocab_size, result.longest)
+    )
+    assert (
+        some.epsilon_mean == pytest.approx(per_token * result.mean_tokens)
+        and result.mean_tokens < result.longest
+    )
     for row in result.rows[2:]:  # weight q + (1 - weight)/|V| >= weight q
         assert row.ratio.high <= 1 / row.at["weight"] + 1e-9
     assert some.perplexity.low < some.perplexity.value < some.perplexity.high
@@ -163,7 +195,9 @@ def test_masked_perplexity_is_a_naive_twins(world: Path) -> None:
     assert result.rows[1].perplexity.value == pytest.approx(np.mean(found), rel=1e-5)
 
 
-def test_results_do_not_depend_on_the_batch_size_and_a_texts_masks_on_nothing_else(world: Path) -> None:
+def test_results_do_not_depend_on_the_batch_size_and_a_texts_masks_on_nothing_else(
+    world: Path,
+) -> None:
     one, many = (mixing(world, {"weight": [0.5]}, batch_size=size) for size in (1, 8))
     for a, b in zip(one.rows, many.rows, strict=True):
         assert a.perplexity.value == pytest.approx(b.perplexity.value, rel=1e-5)
@@ -173,7 +207,9 @@ def test_results_do_not_depend_on_the_batch_size_and_a_texts_masks_on_nothing_el
 def test_a_sweep_asks_the_model_once(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, asked = load_masked(str(world / "masked")), []
     forward = type(model).log_probs
-    monkeypatch.setattr(type(model), "log_probs", lambda self, *a: asked.append(1) or forward(self, *a))
+    monkeypatch.setattr(
+        type(model), "log_probs", lambda self, *a: asked.append(1) or forward(self, *a)
+    )
     masked = MaskedTexts(model, None, model.tokenizer, texts(), MaskingOptions(batch_size=64))
     plan = make_plan({"defense": ["uniform-mixing"]}, {})
     points = UtilityPlan(plan, UtilitySettings(), {"weight": [0.1, 0.5, 0.9]}).build_points()
@@ -192,23 +228,37 @@ def test_perplexities_are_paired_and_know_infinity() -> None:
         utility_corpus_perplexity(nll, tokens),
         utility_corpus_perplexity(nll + math.log(3) * tokens, tokens, nll),
     )
-    assert own.value == pytest.approx(np.exp(nll.sum(-1) / 400).mean()) and own.low < 0.97 * own.value < 0.97 * own.high
-    assert (thrice.value, thrice.low, thrice.high) == pytest.approx((3, 3, 3))  # every text by as much
+    assert (
+        own.value == pytest.approx(np.exp(nll.sum(-1) / 400).mean())
+        and own.low < 0.97 * own.value < 0.97 * own.high
+    )
+    assert (thrice.value, thrice.low, thrice.high) == pytest.approx(
+        (3, 3, 3)
+    )  # every text by as much
     possible = nll.copy()
     possible[0, 7] = math.inf
     never = utility_corpus_perplexity(possible, tokens, nll)
-    assert never.value == never.high == math.inf and 0 < never.low < math.inf  # a third of the resamples lack the text
+    assert (
+        never.value == never.high == math.inf and 0 < never.low < math.inf
+    )  # a third of the resamples lack the text
 
 
-# --- the public top-k -------------------------------------------------------------------------------------------------
+# --- the public top-k
+# -----------------------------------------------------------------------------------------------
 
 
 def test_a_smaller_support_claims_less_and_says_what_it_leaves_out(world: Path) -> None:
     public = str(world / "masked-public")
     size = load_masked(public).vocab_size
     cut = mixing(world, {"weight": [0.5]}, {"public_top_k": 90}, public=public).rows[1]
-    kept = mixing(world, {"weight": [0.5]}, {"public_top_k": 90, "tail": "public"}, public=public).rows[1]
-    assert cut.epsilon_per_token == kept.epsilon_per_token == pytest.approx(uniform_mixing_epsilon(0.5, 90))
+    kept = mixing(
+        world, {"weight": [0.5]}, {"public_top_k": 90, "tail": "public"}, public=public
+    ).rows[1]
+    assert (
+        cut.epsilon_per_token
+        == kept.epsilon_per_token
+        == pytest.approx(uniform_mixing_epsilon(0.5, 90))
+    )
     assert cut.perplexity.value == math.inf and 0 < cut.covered.low <= cut.covered.value < 1
     assert math.isfinite(kept.perplexity.value) and kept.covered.value == 1
     everything = mixing(world, {"weight": [0.5]}, {"public_top_k": size}, public=public).rows[1]
@@ -217,7 +267,8 @@ def test_a_smaller_support_claims_less_and_says_what_it_leaves_out(world: Path) 
     assert everything.epsilon == pytest.approx(plain.epsilon)
 
 
-# --- the lab ----------------------------------------------------------------------------------------------------------
+# --- the lab
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -225,13 +276,17 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def in_the_lab(cache: Path, monkeypatch: pytest.MonkeyPatch, sweep: dict[str, Any], **more: Any) -> Utility:
+def in_the_lab(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, sweep: dict[str, Any], **more: Any
+) -> Utility:
     monkeypatch.setenv("AUDIT_CACHE", str(cache))
     plan = make_plan({"lab_recipe": LAB, **more}, {})
     return measure_utility_points(UtilityPlan(plan, UtilitySettings(restarts=2), sweep), Silent())
 
 
-def test_a_defense_of_causal_models_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defense_of_causal_models_is_refused(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(AuditError, match="expected a causal LM behind pmixed"):
         in_the_lab(cache, monkeypatch, {}, defense=["pmixed"])
 
@@ -245,7 +300,9 @@ def test_a_masked_lab_and_its_public_model(cache: Path, monkeypatch: pytest.Monk
     assert result.vocab_size == 301 and result.texts == 4  # the lab's vocabulary and a mask token
     before = {path: path.stat().st_mtime_ns for path in cache.rglob("*.safetensors")}
     in_the_lab(cache, monkeypatch, {"weight": [0.5]}, **fields)
-    assert len(before) >= 2 and before == {path: path.stat().st_mtime_ns for path in cache.rglob("*.safetensors")}
+    assert len(before) >= 2 and before == {
+        path: path.stat().st_mtime_ns for path in cache.rglob("*.safetensors")
+    }
 
 
 PLAN = """
@@ -273,14 +330,23 @@ expect = "> 2.5"
 
 def study(folder: Path, plan: str) -> Path:
     folder.mkdir()
-    (folder / "paper.toml").write_text('title = "Mine"\ndefense = ["uniform-mixing"]\n[scale.lab]\n')
+    (folder / "paper.toml").write_text(
+        'title = "Mine"\ndefense = ["uniform-mixing"]\n[scale.lab]\n'
+    )
     (folder / "figure.toml").write_text(plan)
     return folder
 
 
 def test_a_paper_may_measure_utility(world: Path, tmp_path: Path, capsys: Said) -> None:
     folder = study(tmp_path / "mine", PLAN)
-    flags = ["--model", str(world / "masked"), "--data", str(world / "data.jsonl"), "-o", str(tmp_path / "out")]
+    flags = [
+        "--model",
+        str(world / "masked"),
+        "--data",
+        str(world / "data.jsonl"),
+        "-o",
+        str(tmp_path / "out"),
+    ]
     assert run_command_line(["reproduce", str(folder), *flags]) == 0
     claims = json.loads((tmp_path / "out" / "ledger.json").read_text())["claims"]
     assert [claim["verdict"] for claim in claims] == [ledger.HOLDS, ledger.REFUTED]
@@ -295,7 +361,9 @@ def test_a_paper_may_measure_utility(world: Path, tmp_path: Path, capsys: Said) 
         "not a guarantee" in (made / "utility.md").read_text()
         and "not a guarantee" in (made / "utility.svg").read_text()
     )
-    shown = capsys.readouterr().out + "".join(path.read_text(errors="replace") for path in made.iterdir())
+    shown = capsys.readouterr().out + "".join(
+        path.read_text(errors="replace") for path in made.iterdir()
+    )
     assert PLANTED not in shown and "ward" not in shown
     before = (made / "utility.json").read_bytes()
     assert run_command_line(["reproduce", str(folder), *flags]) == 0
@@ -307,9 +375,19 @@ def test_a_paper_may_measure_utility(world: Path, tmp_path: Path, capsys: Said) 
 @pytest.mark.parametrize(
     ("model", "old", "new", "message"),
     [
-        ("masked", "weight = [0.0, 0.5]", "weight = [0.5, 1.2]", "expected weight in [0, 1], got 1.2"),
+        (
+            "masked",
+            "weight = [0.0, 0.5]",
+            "weight = [0.5, 1.2]",
+            "expected weight in [0, 1], got 1.2",
+        ),
         ("masked", "weight = [0.0, 0.5]", "wieght = [0.5]", "did you mean 'weight'"),
-        ("masked", "weight = [0.0, 0.5]", '"pmixed.q" = [0.5]', "unknown defense in the sweep of 'pmixed.q'"),
+        (
+            "masked",
+            "weight = [0.0, 0.5]",
+            '"pmixed.q" = [0.5]',
+            "unknown defense in the sweep of 'pmixed.q'",
+        ),
         ("masked", "restarts = 2", "restarts = 0", "expected restarts >= 1"),
         ("masked", "restarts = 2", "mask_share = 0.0", "expected mask_share in (0, 1)"),
         ("masked", "restarts = 2", 'on = "all"', "expected 'heldout' or 'members', got 'all'"),
@@ -324,7 +402,14 @@ def test_bad_input_is_refused_in_one_sentence(
     world: Path, tmp_path: Path, capsys: Said, model: str, old: str, new: str, message: str
 ) -> None:
     folder = study(tmp_path / "mine", PLAN.replace(old, new) if old else PLAN)
-    flags = ["--model", str(world / model), "--data", str(world / "data.jsonl"), "-o", str(tmp_path / "out")]
+    flags = [
+        "--model",
+        str(world / model),
+        "--data",
+        str(world / "data.jsonl"),
+        "-o",
+        str(tmp_path / "out"),
+    ]
     assert run_command_line(["reproduce", str(folder), *flags]) == 2
     printed = capsys.readouterr()
     assert message in " ".join((printed.out + printed.err).split())

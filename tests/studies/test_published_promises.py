@@ -1,4 +1,5 @@
-"""Published claims at the queries that are hardest on them: known answers, controls that hold, the page as it is."""
+"""Published claims at the queries that are hardest on them: known answers, controls that hold, the
+page as it is."""
 
 from __future__ import annotations
 
@@ -27,13 +28,19 @@ Found = Mapping[str, Sequence[PromiseCheck]]
 
 @pytest.fixture(scope="module")
 def found() -> Found:
-    """All that is found of each claim; of PMixed, which takes longest, of one member and of sixteen."""
+    """All that is found of each claim; of PMixed, which takes longest, of one member and of
+    sixteen."""
     few = [query for query in PLANS["pmixed"].queries if query.setting["members"] in (1, 16)]
     pmixed = dataclasses.replace(PLANS["pmixed"], queries=tuple(few))
-    return {name: (pmixed if name == "pmixed" else claim).check_all_queries() for name, claim in PLANS.items()}
+    return {
+        name: (pmixed if name == "pmixed" else claim).check_all_queries()
+        for name, claim in PLANS.items()
+    }
 
 
-def rows(found: Sequence[PromiseCheck], query: str, setting: str, *, ours: bool = False) -> list[PromiseCheck]:
+def rows(
+    found: Sequence[PromiseCheck], query: str, setting: str, *, ours: bool = False
+) -> list[PromiseCheck]:
     chosen = [one for one in found if (one.query, one.setting, one.ours) == (query, setting, ours)]
     assert chosen
     return chosen
@@ -42,7 +49,9 @@ def rows(found: Sequence[PromiseCheck], query: str, setting: str, *, ours: bool 
 def test_every_control_holds(found: Found) -> None:
     for name, all_of_it in found.items():
         ours = [one for one in all_of_it if one.ours]
-        assert all(one.verdict == "holds" for one in ours) and bool(ours) == (name in ("dp-fusion", "pmixed", "adp"))
+        assert all(one.verdict == "holds" for one in ours) and bool(ours) == (
+            name in ("dp-fusion", "pmixed", "adp")
+        )
 
 
 @pytest.mark.parametrize(
@@ -62,19 +71,29 @@ def test_dp_fusion_costs_more_than_it_charges(
     setting = f"α {alpha}, β {beta}"
     replaced, emptied = rows(found["dp-fusion"], "opposite phrases", setting)[:2]
     assert replaced.claimed == pytest.approx(4 * beta) and replaced.order == alpha
-    assert replaced.realised_to_claimed_ratio == pytest.approx(ratio, abs=5e-3) and "neighbour 0" in replaced.where
+    assert (
+        replaced.realised_to_claimed_ratio == pytest.approx(ratio, abs=5e-3)
+        and "neighbour 0" in replaced.where
+    )
     assert realised is None or replaced.realised == pytest.approx(realised, abs=5e-6)
     assert emptied.realised == pytest.approx(
         alpha * beta, rel=1e-4
     )  # as far from the redacted distribution as it may be
     assert (emptied.verdict == "holds") == (alpha <= 4)
     (more,) = rows(found["dp-fusion"], "opposite phrases", f"{setting}, charged 4 D")
-    assert more.claimed == pytest.approx(4 * alpha * beta) and more.verdict == "holds" and more.beside
+    assert (
+        more.claimed == pytest.approx(4 * alpha * beta) and more.verdict == "holds" and more.beside
+    )
 
 
 @pytest.mark.parametrize(
     ("alpha", "beta", "tokens", "claimed", "exact"),
-    [(2, 0.01, 1000, 51.5, 76.6), (4, 0.1, 100, 43.8, 79.1), (16, 0.1, 100, 40.8, 223.5), (2, 0.01, 100, 15.5, 15.0)],
+    [
+        (2, 0.01, 1000, 51.5, 76.6),
+        (4, 0.1, 100, 43.8, 79.1),
+        (16, 0.1, 100, 40.8, 223.5),
+        (2, 0.01, 100, 15.5, 15.0),
+    ],
 )
 def test_dp_fusion_over_many_tokens(
     found: Found, alpha: int, beta: float, tokens: int, claimed: float, exact: float
@@ -87,12 +106,15 @@ def test_dp_fusion_over_many_tokens(
 
 
 def test_dp_fusion_has_no_bound_by_its_radius_where_a_word_is_rare(found: Found) -> None:
-    """Formulas B2.2 (F1): neither 4 D / alpha nor 4 D is enough; the rarer, the less. By hand: both weights are 1."""
+    """Formulas B2.2 (F1): neither 4 D / alpha nor 4 D is enough; the rarer, the less. By hand: both
+    weights are 1."""
     name = "a word that is rare behind the redacted text"
     replaced, _, together = rows(found["dp-fusion"], name, "α 2, β 0.01")
     (more,) = rows(found["dp-fusion"], name, "α 2, β 0.01, charged 4 D")
     low, high = 1.4e-3, 5e-7
-    assert replaced.realised == pytest.approx(math.log(low**2 / high + (1 - low) ** 2 / (1 - high)), rel=1e-9)
+    assert replaced.realised == pytest.approx(
+        math.log(low**2 / high + (1 - low) ** 2 / (1 - high)), rel=1e-9
+    )
     assert (
         replaced.claimed * 2 == pytest.approx(more.claimed)
         and more.realised_to_claimed_ratio > 15
@@ -104,7 +126,13 @@ def test_dp_fusion_has_no_bound_by_its_radius_where_a_word_is_rare(found: Found)
     ("query", "members", "added", "emptied", "composed"),
     [
         ("one member, sure of a token", 1, 0.005674770991, 0.005674770991, 9.802131547),
-        ("the others sure of the other token", 16, 0.004304407474, 1.2328 * 0.003123348, 8.333150756),
+        (
+            "the others sure of the other token",
+            16,
+            0.004304407474,
+            1.2328 * 0.003123348,
+            8.333150756,
+        ),
     ],
 )
 def test_pmixed_as_published_at_its_worst_queries(
@@ -122,13 +150,22 @@ def test_pmixed_as_published_at_its_worst_queries(
 
 @pytest.mark.parametrize(
     ("scale", "parameters", "divergence"),
-    [(0.5, 151e6, 18.0), (0.3, 151e6, 98), (0.1, 151e6, 1468), (0.8, 151e6, 1.13), (0.5, 1e6, 0.119)],
+    [
+        (0.5, 151e6, 18.0),
+        (0.3, 151e6, 98),
+        (0.1, 151e6, 1468),
+        (0.8, 151e6, 1.13),
+        (0.5, 1e6, 0.119),
+    ],
 )
-def test_what_the_scale_of_adps_noise_gives_away(scale: float, parameters: float, divergence: float) -> None:
+def test_what_the_scale_of_adps_noise_gives_away(
+    scale: float, parameters: float, divergence: float
+) -> None:
     """Formulas B4 (i): one example with rho = 1 removed from a batch of 4,096."""
     without = (scale * 4096 - 1) / 4095
     found = max(
-        compute_noise_scale_divergence(2, int(parameters), *pair) for pair in ((scale, without), (without, scale))
+        compute_noise_scale_divergence(2, int(parameters), *pair)
+        for pair in ((scale, without), (without, scale))
     )
     assert found == pytest.approx(divergence, rel=6e-3)
 
@@ -139,22 +176,35 @@ def test_claims_that_are_attained_are_said_to_hold(found: Found) -> None:
     assert [one.realised_to_claimed_ratio for one in mixed] == pytest.approx([1] * len(mixed))
     token, spread, together = rows(ink, "a reference that is sure of one token", "ε 10, B 7")
     assert (
-        0.99 < token.realised_to_claimed_ratio < spread.realised_to_claimed_ratio == pytest.approx(1)
+        0.99
+        < token.realised_to_claimed_ratio
+        < spread.realised_to_claimed_ratio
+        == pytest.approx(1)
         and 0.9 < together.realised_to_claimed_ratio < 1
     )
 
 
 def test_the_page_is_what_is_found(found: Found) -> None:
-    """The page, section by section; of PMixed's, the text and the rows of the queries that are looked at here."""
+    """The page, section by section; of PMixed's, the text and the rows of the queries that are
+    looked at here."""
     committed = (ROOT / "docs" / "evidence" / "claims.md").read_text(encoding="utf-8")
-    made = {name: published_promises.published_promise_section(PLANS[name], found[name]).rstrip("\n") for name in PLANS}
+    made = {
+        name: published_promises.published_promise_section(PLANS[name], found[name]).rstrip("\n")
+        for name in PLANS
+    }
     assert committed.startswith(published_promises.INTRO)
     where = [committed.find(made[name]) for name in QUICK]
-    assert where == sorted(where) and -1 not in where, "`audit reproduce claims` makes docs/evidence/claims.md anew"
-    held = [line for line in made["pmixed"].splitlines() if line.startswith(("| one", "| the others"))]
+    assert where == sorted(where) and -1 not in where, (
+        "`audit reproduce claims` makes docs/evidence/claims.md anew"
+    )
+    held = [
+        line for line in made["pmixed"].splitlines() if line.startswith(("| one", "| the others"))
+    ]
     assert len(held) == 16 and all(line in committed.splitlines() for line in held)
     words = PLANS["pmixed"].words
-    assert all(str(words[name]) in committed for name in ("does", "says", "reading", "holds", "fails"))
+    assert all(
+        str(words[name]) in committed for name in ("does", "says", "reading", "holds", "fails")
+    )
     assert committed.count("\n## ") == len(PLANS)
 
 
@@ -164,9 +214,9 @@ def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert run_command_line(["reproduce", "claims", "--plan", plan, "-o", str(tmp_path)]) == 0
     assert "claims.md" in capsys.readouterr().out
     page = (tmp_path / "claims.md").read_text(encoding="utf-8")
-    assert page.startswith(published_promises.INTRO) and 0 < page.index("## Uniform mixing") < page.index(
-        "## InvisibleInk"
-    )
+    assert page.startswith(published_promises.INTRO) and 0 < page.index(
+        "## Uniform mixing"
+    ) < page.index("## InvisibleInk")
     committed = (ROOT / "docs" / "evidence" / "claims.md").read_text(encoding="utf-8")
     assert page[len(published_promises.INTRO) :].strip("\n") in committed
 
@@ -176,7 +226,10 @@ def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     [
         ({"mechanism": "dp-fussion"}, "did you mean 'dp-fusion'"),
         ({"mechanism": "adp", "hold": ""}, "did you mean 'holds'"),
-        ({"mechanism": "pmixed", "query": [{"name": "q", "public": [0.5, 0.6]}]}, "total mass 1 in the query 'q'"),
+        (
+            {"mechanism": "pmixed", "query": [{"name": "q", "public": [0.5, 0.6]}]},
+            "total mass 1 in the query 'q'",
+        ),
         (
             {"mechanism": "pmixed", "query": [{"public": [0.5, 0.5], "private": [1.0]}]},
             "expected distributions of one width",
@@ -188,10 +241,21 @@ def test_plans_that_say_something_else_are_refused(raw: dict[str, Any], said: st
         PublishedPromise.from_published_table("a claim", raw)
 
 
-def test_what_a_claim_does_not_look_at_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_claim_does_not_look_at_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert (
-        run_command_line(["reproduce", "claims", "--model", "gpt2", "--limit", "3", "-o", str(tmp_path / "out")]) == 2
+        run_command_line(
+            ["reproduce", "claims", "--model", "gpt2", "--limit", "3", "-o", str(tmp_path / "out")]
+        )
+        == 2
     )
-    assert "expected no --limit, --model for claims/dp-fusion, whose distributions are given" in capsys.readouterr().err
-    assert run_command_line(["reproduce", "claims", "--plan", "pmixd", "-o", str(tmp_path / "out")]) == 2
+    assert (
+        "expected no --limit, --model for claims/dp-fusion, whose distributions are given"
+        in capsys.readouterr().err
+    )
+    assert (
+        run_command_line(["reproduce", "claims", "--plan", "pmixd", "-o", str(tmp_path / "out")])
+        == 2
+    )
     assert "did you mean 'pmixed'" in capsys.readouterr().err and not (tmp_path / "out").exists()

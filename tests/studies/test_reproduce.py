@@ -1,4 +1,5 @@
-"""Sweeps and reproductions end to end on a tiny model of token ids; and every paper plan there is."""
+"""Sweeps and reproductions end to end on a tiny model of token ids; and every paper plan there
+is."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ Patch = pytest.MonkeyPatch
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model and LM-Extraction arrays, of which every other suffix is the model's own greedy continuation."""
+    """A tiny model and LM-Extraction arrays, of which every other suffix is the model's own greedy
+    continuation."""
     folder = tmp_path_factory.mktemp("world")
     model = tiny(scale=8.0)
     model.model.save_pretrained(folder / "model")  # type: ignore[attr-defined]
@@ -83,10 +85,13 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-# --- sweeps -----------------------------------------------------------------------------------------------------------
+# --- sweeps
+# -----------------------------------------------------------------------------------------------
 
 
-def test_a_sweep_runs_every_point_once_and_resumes(world: Path, tmp_path: Path, monkeypatch: Patch, said: Said) -> None:
+def test_a_sweep_runs_every_point_once_and_resumes(
+    world: Path, tmp_path: Path, monkeypatch: Patch, said: Said
+) -> None:
     out, walked, loaded = tmp_path / "out", [], []
     real, load = running.run_audit, hugging_face.load_causal_lm
 
@@ -136,7 +141,16 @@ def said(capsys: Said) -> Said:
 
 def test_flags_sweep_too(world: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    flags = ["-a", "perplexity", "--setting", "white-box", "--sweep", "perplexity.samples=1,2", "--seeds", "3-4"]
+    flags = [
+        "-a",
+        "perplexity",
+        "--setting",
+        "white-box",
+        "--sweep",
+        "perplexity.samples=1,2",
+        "--seeds",
+        "3-4",
+    ]
     assert run_command_line(["run", *own(world), *flags, "-o", str(out)]) == 0
     assert [(row["perplexity.samples"], row["seeds"]) for row in rows(out / "sweep.csv")] == [
         ("1", "3, 4"),
@@ -158,33 +172,68 @@ variant = [
 """
     out, alone = tmp_path / "out", tmp_path / "alone"
     assert run_command_line(["run", *own(world), *config(tmp_path, text), "-o", str(out)]) == 0
-    options = ("prompt_length=3", "epochs=2", "warmup_steps=1", "samples=4", "confidence=perplexity")
-    single = ["-a", "ethicist", "--setting", "white-box", *(f"-Aethicist.{option}" for option in options)]
+    options = (
+        "prompt_length=3",
+        "epochs=2",
+        "warmup_steps=1",
+        "samples=4",
+        "confidence=perplexity",
+    )
+    single = [
+        "-a",
+        "ethicist",
+        "--setting",
+        "white-box",
+        *(f"-Aethicist.{option}" for option in options),
+    ]
     assert run_command_line(["run", *own(world), *single, "-o", str(alone)]) == 0
-    assert (out / "likeliest_seed-0" / "guesses.jsonl").read_text() == (alone / "guesses.jsonl").read_text()
-    states = [torch.load(path, weights_only=True)["prompt"] for path in sorted(out.glob("*/state/*.pt"))]
+    assert (out / "likeliest_seed-0" / "guesses.jsonl").read_text() == (
+        alone / "guesses.jsonl"
+    ).read_text()
+    states = [
+        torch.load(path, weights_only=True)["prompt"] for path in sorted(out.glob("*/state/*.pt"))
+    ]
     calibrated, likeliest, unsmoothed = states
     assert torch.equal(calibrated, likeliest) and not torch.equal(calibrated, unsmoothed)
 
 
 def test_a_folder_of_other_runs_is_not_mixed_up(world: Path, tmp_path: Path, said: Said) -> None:
     out = tmp_path / "out"
-    assert run_command_line(["run", *own(world), *config(tmp_path), "--seeds", "0", "-o", str(out)]) == 0
+    assert (
+        run_command_line(["run", *own(world), *config(tmp_path), "--seeds", "0", "-o", str(out)])
+        == 0
+    )
     other = config(tmp_path, PLAN.replace("samples = 3", "samples = 2"))
     assert run_command_line(["run", *own(world), *other, "--seeds", "0", "-o", str(out)]) == 2
     assert "was run with samples = 3, not 2" in said.readouterr().err
 
 
 def test_a_bad_point_is_refused_before_any_starts(world: Path, tmp_path: Path, said: Said) -> None:
-    text = PLAN + '\n[[variant]]\nname = "bad"\nattack_options = { perplexity = { temprature = 1 } }\n'
-    assert run_command_line(["run", *own(world), *config(tmp_path, text), "-o", str(tmp_path / "out")]) == 2
+    text = (
+        PLAN + '\n[[variant]]\nname = "bad"\nattack_options = { perplexity = { temprature = 1 } }\n'
+    )
+    assert (
+        run_command_line(["run", *own(world), *config(tmp_path, text), "-o", str(tmp_path / "out")])
+        == 2
+    )
     assert "did you mean 'temperature'" in said.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_a_point_that_fails_is_a_row_and_the_others_go_on(world: Path, tmp_path: Path, said: Said) -> None:
+def test_a_point_that_fails_is_a_row_and_the_others_go_on(
+    world: Path, tmp_path: Path, said: Said
+) -> None:
     out = tmp_path / "out"
-    swept = ["--sweep", "prefix_length=60,6", "-a", "perplexity", "-A", "samples=2", "--setting", "white-box"]
+    swept = [
+        "--sweep",
+        "prefix_length=60,6",
+        "-a",
+        "perplexity",
+        "-A",
+        "samples=2",
+        "--setting",
+        "white-box",
+    ]
     assert run_command_line(["run", *own(world), *swept, "-o", str(out)]) == 2
     assert "1 of 2 points failed; prefix_length=60, seed 0" in said.readouterr().err
     failed, done = rows(out / "sweep.csv")
@@ -196,13 +245,16 @@ def test_a_point_that_fails_is_a_row_and_the_others_go_on(world: Path, tmp_path:
 def test_known_pairs_are_limited_and_nested(world: Path, tmp_path: Path) -> None:
     known = {}
     for limit in (2, 3, 99):
-        plan = make_plan({"model": str(world / "model"), "data": str(world / "data"), "known_limit": limit}, {})
+        plan = make_plan(
+            {"model": str(world / "model"), "data": str(world / "data"), "known_limit": limit}, {}
+        )
         known[limit] = running.make_site(plan).benchmark.known
     assert [len(pairs) for pairs in known.values()] == [2, 3, 5]
     assert set(known[2]) < set(known[3]) < set(known[99])
 
 
-# --- reproductions ----------------------------------------------------------------------------------------------------
+# --- reproductions
+# -----------------------------------------------------------------------------------------------
 
 PAPER = """
 title = "A paper"
@@ -267,19 +319,32 @@ def paper(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_reproduction_writes_its_ledger(world: Path, paper: Path, tmp_path: Path, said: Said) -> None:
+def test_a_reproduction_writes_its_ledger(
+    world: Path, paper: Path, tmp_path: Path, said: Said
+) -> None:
     out = tmp_path / "out"
     command = ["reproduce", str(paper), *own(world), "-o", str(out)]
-    assert run_command_line(command) == 2  # the odd one cannot run; the ledger is written all the same
+    assert (
+        run_command_line(command) == 2
+    )  # the odd one cannot run; the ledger is written all the same
     seen = said.readouterr()
-    assert "1 point failed, which the ledger calls not run; table1/odd, seed 0: unknown option" in seen.err
+    assert (
+        "1 point failed, which the ledger calls not run; table1/odd, seed 0: unknown option"
+        in seen.err
+    )
     shown = seen.out
     assert "holds" in shown and "refuted" in shown and "not run" in shown
     found = {row["id"]: row for row in rows(out / "ledger.csv")}
-    assert {id: row["verdict"] for id, row in found.items()} == {"cold": "holds", "zero": "refuted", "odd": "not run"}
+    assert {id: row["verdict"] for id, row in found.items()} == {
+        "cold": "holds",
+        "zero": "refuted",
+        "odd": "not run",
+    }
     assert "did you mean" in found["odd"]["note"] or "unknown option" in found["odd"]["note"]
     assert found["cold"]["setting"] == "model on lm-extraction; n 19; K 3; seeds 0"
-    held = json.loads((out / "table1" / "cold_seed-0" / "result.json").read_text())["findings"][0]["measurements"][0]
+    held = json.loads((out / "table1" / "cold_seed-0" / "result.json").read_text())["findings"][0][
+        "measurements"
+    ][0]
     assert float(found["cold"]["ours"]) == pytest.approx(held["value"])
     whole = json.loads((out / "ledger.json").read_text())
     assert whole["rule"] == ledger.RULE and len(whole["claims"]) == 3
@@ -290,12 +355,18 @@ def test_a_reproduction_writes_its_ledger(world: Path, paper: Path, tmp_path: Pa
     assert sorted(path.stat().st_mtime_ns for path in out.glob("table1/*/result.json")) == before
     shutil.rmtree(out / "table1" / "hot_seed-0")
     (paper / "table1.toml").write_text(TABLE.replace("nothing = 1", "samples = 1"))
-    assert run_command_line(command) == 0 and (out / "table1" / "hot_seed-0" / "result.json").is_file()
+    assert (
+        run_command_line(command) == 0 and (out / "table1" / "hot_seed-0" / "result.json").is_file()
+    )
 
 
 def test_a_ledger_beside_another_says_first_where_they_disagree(tmp_path: Path) -> None:
     paper = papers.load_paper("exact")
-    verdicts = {"a": ("holds", "refuted"), "b": ("holds", "holds"), "c": ("not at this scale", "holds")}
+    verdicts = {
+        "a": ("holds", "refuted"),
+        "b": ("holds", "holds"),
+        "c": ("not at this scale", "holds"),
+    }
     for at, out in enumerate((tmp_path / "small", tmp_path / "real")):
         out.mkdir()
         number = Measurement("x", 0.25 + at / 2, 0.2, 0.8, 30)
@@ -304,7 +375,9 @@ def test_a_ledger_beside_another_says_first_where_they_disagree(tmp_path: Path) 
             for id, own in verdicts.items()
         ]
         if at:
-            entries.append(ledger.LedgerRow("ten-samples", "d", "Claim d", "1", "", "> 0", "refuted", number))
+            entries.append(
+                ledger.LedgerRow("ten-samples", "d", "Claim d", "1", "", "> 0", "refuted", number)
+            )
         other = reproduce.read_other_ledger(tmp_path / "small", paper) if at else None
         reproduce.write_ledger_files(out, paper, ("lab", "smollm2")[at], entries, other)
     first, _, table = (tmp_path / "real" / "ledger.md").read_text().partition("\n\n")
@@ -314,9 +387,15 @@ def test_a_ledger_beside_another_says_first_where_they_disagree(tmp_path: Path) 
     )
     assert "ours, lab | verdict, lab | ours, smollm2 | verdict, smollm2" in table
     found = {row["id"]: row for row in rows(tmp_path / "real" / "ledger.csv")}
-    assert (found["a"]["ours"], found["a"]["lab_ours"], found["a"]["lab_verdict"]) == ("0.75", "0.25", "holds")
+    assert (found["a"]["ours"], found["a"]["lab_ours"], found["a"]["lab_verdict"]) == (
+        "0.75",
+        "0.25",
+        "holds",
+    )
     assert (found["d"]["lab_ours"], found["d"]["lab_verdict"]) == ("", "not run")
-    with pytest.raises(AuditError, match="expected a ledger of ethicist beside it, got one of exact"):
+    with pytest.raises(
+        AuditError, match="expected a ledger of ethicist beside it, got one of exact"
+    ):
         reproduce.read_other_ledger(tmp_path / "small", papers.load_paper("ethicist"))
 
 
@@ -327,14 +406,28 @@ def test_what_a_reproduction_refuses(paper: Path, tmp_path: Path, said: Said) ->
         "did you mean 'paper'": ["ethicist", "--scale", "papr"],
         "attacks someone/big: give --data": [str(paper), "--scale", "paper"],
         "expected --seeds like": ["ethicist", "--seeds", "x"],
-        "--lab smollm2 goes with --scale lab, got --scale paper": ["ethicist", "--lab", "smollm2", "--scale", "paper"],
-        "ethicist/figure3 is not run at scale smollm2: table2,": ["ethicist", "--lab", "smollm2", "--plan", "figure3"],
+        "--lab smollm2 goes with --scale lab, got --scale paper": [
+            "ethicist",
+            "--lab",
+            "smollm2",
+            "--scale",
+            "paper",
+        ],
+        "ethicist/figure3 is not run at scale smollm2: table2,": [
+            "ethicist",
+            "--lab",
+            "smollm2",
+            "--plan",
+            "figure3",
+        ],
         "unknown scale of claims: 'smollm2'": ["claims", "--lab", "smollm2"],
     }
     for message, arguments in refused.items():
         assert run_command_line(["reproduce", *arguments, "-o", str(tmp_path / "out")]) == 2
         assert message in said.readouterr().err
-    (paper / "table1.toml").write_text(TABLE.replace('variant = "odd" }\nminus', 'variant = "ood" }\nminus'))
+    (paper / "table1.toml").write_text(
+        TABLE.replace('variant = "odd" }\nminus', 'variant = "ood" }\nminus')
+    )
     assert run_command_line(["reproduce", str(paper), "-o", str(tmp_path / "out")]) == 2
     assert "unknown variant in claim 'odd': 'ood'; did you mean 'odd'" in said.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -342,18 +435,24 @@ def test_what_a_reproduction_refuses(paper: Path, tmp_path: Path, said: Said) ->
 
 def test_the_list_is_quick_and_imports_nothing_heavy() -> None:
     script = (
-        "import sys; from auditor.cli import run_command_line; code = run_command_line(['reproduce', '--list']); "
+        "import sys; from auditor.cli import run_command_line; code = "
+        "run_command_line(['reproduce', '--list']); "
         "sys.exit(code or bool({'torch', 'scipy', 'pandas', 'matplotlib'} & set(sys.modules)))"
     )
     start = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert time.perf_counter() - start < 5
     assert "ethicist" in done.stdout and "table2" in done.stdout
-    assert "  uniform-mixing  Uniform mixing\n" in done.stdout and "  table1   Table 1" in done.stdout
+    assert (
+        "  uniform-mixing  Uniform mixing\n" in done.stdout and "  table1   Table 1" in done.stdout
+    )
 
 
-# --- the papers that come with the program ----------------------------------------------------------------------------
+# --- the papers that come with the program
+# -----------------------------------------------------------------------------------------------
 
 ALL = [
     pytest.param(paper, plan, scale, id=f"{name}-{plan}-{scale}")
@@ -387,7 +486,13 @@ MEASURED = (
 def asked(
     paper: papers.Paper, plan: str, scale: str, model: bool = False
 ) -> reproduce.RunStudy | reproduce.UtilityStudy:
-    given = {"data": "d"} if scale in ("paper", "arrays") else {"model": "m", "data": "d"} if model else {}
+    given = (
+        {"data": "d"}
+        if scale in ("paper", "arrays")
+        else {"model": "m", "data": "d"}
+        if model
+        else {}
+    )
     return reproduce.make_study(paper, plan, scale, given)
 
 
@@ -397,12 +502,18 @@ def grid(paper: papers.Paper, plan: str, scale: str, model: bool = False) -> lis
 
 
 @pytest.mark.parametrize(("paper", "plan", "scale"), ALL)
-def test_every_claim_names_points_and_metrics_that_exist(paper: papers.Paper, plan: str, scale: str) -> None:
+def test_every_claim_names_points_and_metrics_that_exist(
+    paper: papers.Paper, plan: str, scale: str
+) -> None:
     statements = reproduce.paper_claim_statements_of_plan(paper, plan, scale)
     assert statements and paper.plans[plan]["title"]
     kind = asked(paper, plan, scale)
     of_guesses = {metric.name for metric in METRICS if metric.is_of_member_guesses}
-    known = {*of_guesses, *MEASURED} if isinstance(kind, reproduce.RunStudy) else set(reproduce.UTILITY_METRICS)
+    known = (
+        {*of_guesses, *MEASURED}
+        if isinstance(kind, reproduce.RunStudy)
+        else set(reproduce.UTILITY_METRICS)
+    )
     for statement in statements:
         ledger.check_paper_claim_places_are_planned(statement, kind.planned_places())
         for _, term in statement.signed_terms():
@@ -419,7 +530,9 @@ def test_every_point_is_a_plan_that_can_run(paper: papers.Paper, plan: str, scal
         running.check_plan_and_select_plugins(made)
 
 
-def test_a_scale_without_a_variant_is_not_asked_about_it_and_a_misspelt_variant_is_refused() -> None:
+def test_a_scale_without_a_variant_is_not_asked_about_it_and_a_misspelt_variant_is_refused() -> (
+    None
+):
     def claim(id: str, variant: str) -> dict[str, Any]:
         of = {"variant": variant, "metric": "recall"}
         return {"id": id, "text": "t", "paper": "p", "of": of, "expect": "> 0"}
@@ -432,7 +545,10 @@ def test_a_scale_without_a_variant_is_not_asked_about_it_and_a_misspelt_variant_
     paper = papers.Paper("mine", "Mine", {"scale": {"small": {}, "large": {}}}, {"table": plan})
     small = reproduce.paper_claim_statements_of_plan(paper, "table", "small")
     assert [statement.id for statement in small] == ["short", "misspelt"]
-    assert [statement.id for statement in reproduce.paper_claim_statements_of_plan(paper, "table", "large")] == [
+    assert [
+        statement.id
+        for statement in reproduce.paper_claim_statements_of_plan(paper, "table", "large")
+    ] == [
         "long",
         "short",
         "misspelt",
@@ -461,7 +577,12 @@ def test_ones_own_target_gets_the_labs_sizes_at_its_scale_and_the_papers_at_its_
     assert {**lab, **Lab.attack_defaults["ethicist"], "samples": 10} == lab
     assert options("table4", "lab")["samples"] == 100 and options("figure8", "lab")["samples"] == 1
     paper = options("table2", "paper")
-    assert (paper["samples"], paper["prompt_length"], paper["epochs"], paper["eos"]) == (100, 100, 20, "masked")
+    assert (paper["samples"], paper["prompt_length"], paper["epochs"], paper["eos"]) == (
+        100,
+        100,
+        20,
+        "masked",
+    )
     figure3 = grid(papers.load_paper("ethicist"), "figure3", "lab", model=True)[0].plan
     with pytest.raises(AuditError, match="changes the built-in lab"):
         make_plan(figure3, {})
@@ -471,13 +592,27 @@ def test_pmixed_is_run_as_in_table_1() -> None:
     paper = papers.load_paper("pmixed")
     (point,) = (p for p in grid(paper, "figure3", "paper") if p.variant == "PMixED")
     options = point.plan["defense_options"]["pmixed"]
-    table_1 = {"epsilon": 8, "delta": 1e-5, "alpha": 3, "queries": 1024, "q": 0.03, "accounting": "published"}
+    table_1 = {
+        "epsilon": 8,
+        "delta": 1e-5,
+        "alpha": 3,
+        "queries": 1024,
+        "q": 0.03,
+        "accounting": "published",
+    }
     assert options == {**table_1, "ensemble": "ensembles/80"}
     orders = [p.plan["defense_options"]["pmixed"] for p in grid(paper, "figure4a", "lab")]
-    assert [(o["epsilon"], o["alpha"]) for o in orders] == [(2, 9), (4, 5), (6, 4), (8, 3), (10, 3)]  # formulas B2.1
+    assert [(o["epsilon"], o["alpha"]) for o in orders] == [
+        (2, 9),
+        (4, 5),
+        (6, 4),
+        (8, 3),
+        (10, 3),
+    ]  # formulas B2.1
 
 
-# What a defense costs and what still leaks, in one ledger: a probe's numbers and perplexities paired by text.
+# What a defense costs and what still leaks, in one ledger: a probe's numbers and perplexities
+# paired by text.
 COSTS = """
 setting = "white-box"
 attack = ["perplexity", "extraction-probability"]
@@ -510,7 +645,9 @@ expect = "> 0"
 """
 
 
-def test_costs_and_probes_are_quantities_of_a_ledger(world: Path, tmp_path: Path, said: Said) -> None:
+def test_costs_and_probes_are_quantities_of_a_ledger(
+    world: Path, tmp_path: Path, said: Said
+) -> None:
     folder, out = tmp_path / "costs", tmp_path / "out"
     folder.mkdir()
     (folder / "paper.toml").write_text('title = "Costs"\n[scale.lab]\n')
@@ -519,16 +656,34 @@ def test_costs_and_probes_are_quantities_of_a_ledger(world: Path, tmp_path: Path
     for part, width in (("prefix", 6), ("suffix", 4)):
         tokens = np.random.default_rng(width).integers(1, 61, (9, width))
         np.save(tmp_path / "fresh" / f"fresh_{part}.npy", tokens.astype(np.uint16))
-    command = ["reproduce", str(folder), *own(world), "--nonmembers", str(tmp_path / "fresh"), "-o", str(out)]
+    command = [
+        "reproduce",
+        str(folder),
+        *own(world),
+        "--nonmembers",
+        str(tmp_path / "fresh"),
+        "-o",
+        str(out),
+    ]
     assert run_command_line(command) == 0, said.readouterr().err
     found = {row["id"]: row for row in rows(out / "ledger.csv")}
-    assert (found["cost"]["verdict"], found["cost"]["n"], found["cost"]["unit"]) == ("holds", "9", "perplexity")
+    assert (found["cost"]["verdict"], found["cost"]["n"], found["cost"]["unit"]) == (
+        "holds",
+        "9",
+        "perplexity",
+    )
     held = {
-        name: json.loads((out / "plan" / f"{name}_seed-0" / "result.json").read_text())["targets"][1]["perplexity"]
+        name: json.loads((out / "plan" / f"{name}_seed-0" / "result.json").read_text())["targets"][
+            1
+        ]["perplexity"]
         for name in ("less", "more")
     }
-    assert float(found["cost"]["ours"]) == pytest.approx(held["more"]["value"] - held["less"]["value"])
-    assert found["leak"]["verdict"] == "holds" and found["leak"]["setting"].endswith("n 19; seeds 0, 1")
+    assert float(found["cost"]["ours"]) == pytest.approx(
+        held["more"]["value"] - held["less"]["value"]
+    )
+    assert found["leak"]["verdict"] == "holds" and found["leak"]["setting"].endswith(
+        "n 19; seeds 0, 1"
+    )
     table = rows(out / "plan" / "sweep.csv")
     assert all(row["perplexity"] for row in table)
     assert [bool(row["extraction_probability_ancestral"]) for row in table[:2]] == [False, True]
@@ -545,16 +700,23 @@ def test_what_each_cause_takes_of_likelihood_is_a_quantity_of_a_ledger() -> None
         ChainStep({"recipe": "r", "splitting": "s"}, "undefended", "ensemble-unmixed", taken),
     )
     target = TargetRecord("pmixed", "PMixED", "", likelihood=Chain(steps, taken))
-    found = {m.name: (m.value, m.low, m.high, m.n) for m in replicates._attacked_model_measurements(target)}
+    found = {
+        m.name: (m.value, m.low, m.high, m.n)
+        for m in replicates._attacked_model_measurements(target)
+    }
     own = (-0.5, -0.7, -0.3, 40)
     assert found == {"likelihood_mixing": own, "likelihood_recipe_splitting": own}
 
 
 def test_table_2_ablates_what_it_says() -> None:
     points = {
-        point.variant: point.plan for point in grid(papers.load_paper("ethicist"), "table2", "lab") if point.seed == 0
+        point.variant: point.plan
+        for point in grid(papers.load_paper("ethicist"), "table2", "lab")
+        if point.seed == 0
     }
-    options = {name: plan.get("attack_options", {}).get("ethicist", {}) for name, plan in points.items()}
+    options = {
+        name: plan.get("attack_options", {}).get("ethicist", {}) for name, plan in points.items()
+    }
     assert options == {
         "Ethicist": {},
         "w/o smooth": {"alpha": 0},
@@ -570,7 +732,9 @@ def test_table_2_ablates_what_it_says() -> None:
 def test_a_defense_without_options_has_its_place() -> None:
     m = Measurement("perplexity", 2.0, 1.9, 2.1, 10, "per token")
     names = {"undefended": {}, "public": {}, "uniform-mixing": {"weight": 0.5}}
-    rows = [UtilityRow(name, name, {}, options, m, m, (2.0,), m, m) for name, options in names.items()]
+    rows = [
+        UtilityRow(name, name, {}, options, m, m, (2.0,), m, m) for name, options in names.items()
+    ]
     found = SimpleNamespace(rows=rows, plan={"seed": 3}, model="m", data="d", vocab_size=7)
     made = reproduce._study_places_of_utility(found)  # type: ignore[arg-type]
     assert [cell.target for place in made for cell in place.cells] == ["public", "uniform-mixing"]

@@ -1,4 +1,5 @@
-"""The noise of `auditor/training/noise.py` by its definition alone: RFC 8439 in numpy, Box-Muller word by word."""
+"""The noise of `auditor/training/noise.py` by its definition alone: RFC 8439 in numpy, Box-Muller
+word by word."""
 
 from __future__ import annotations
 
@@ -18,7 +19,12 @@ def chacha20(key: bytes, nonce: bytes, blocks: int) -> bytes:
     x = state.copy()
 
     def quarter(a: int, b: int, c: int, d: int) -> None:
-        for first, second, third, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+        for first, second, third, bits in (
+            (a, b, d, 16),
+            (c, d, b, 12),
+            (a, b, d, 8),
+            (c, d, b, 7),
+        ):
             x[first] += x[second]
             x[third] ^= x[first]
             x[third] = (x[third] << np.uint32(bits)) | (x[third] >> np.uint32(32 - bits))
@@ -42,8 +48,13 @@ class NaiveNoise:
     def normal(self, count: int) -> NDArray[np.float64]:
         drawn = []
         while len(drawn) < count:
-            first, second = ((int(word) % 2**63 + 0.5) / 2**63 for word in self.words[self.at : self.at + 2])
+            first, second = (
+                (int(word) % 2**63 + 0.5) / 2**63 for word in self.words[self.at : self.at + 2]
+            )
             radius = math.sqrt(-2 * math.log(first))
-            drawn += [radius * math.cos(2 * math.pi * second), radius * math.sin(2 * math.pi * second)]
+            drawn += [
+                radius * math.cos(2 * math.pi * second),
+                radius * math.sin(2 * math.pi * second),
+            ]
             self.at += 2
         return np.array(drawn[:count])

@@ -1,4 +1,5 @@
-"""Clipping holds at C, rounding included: large dense gradients, sums of many, whoever else is in them."""
+"""Clipping holds at C, rounding included: large dense gradients, sums of many, whoever else is in
+them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ from torch import Tensor, nn
 
 from auditor.core.errors import AuditError
 from auditor.training import clipping
-from auditor.training.clipping import MOST_PARAMETERS, ROUNDING, check_gradient_clipping, make_dense_gradient
+from auditor.training.clipping import (
+    MOST_PARAMETERS,
+    ROUNDING,
+    check_gradient_clipping,
+    make_dense_gradient,
+)
 from auditor.training.dp_loop import PoissonSampler, ScaledOptimizer, fit_privately
 from tests.training.test_dp_loop import EXAMPLES, neox, recipe
 
@@ -25,26 +31,34 @@ def optimizer(*shapes: tuple[int, ...], clip: float = 1.0) -> Any:
 
 
 def summed(clip: float, *samples: Tensor) -> tuple[NDArray[np.float64], Any]:
-    """The clipped sum (d,) as the training makes it, of per-sample gradients (b, ...) of each parameter."""
+    """The clipped sum (d,) as the training makes it, of per-sample gradients (b, ...) of each
+    parameter."""
     own = optimizer(*(tuple(sample.shape[1:]) for sample in samples), clip=clip)
     for p, sample in zip(own.params, samples, strict=True):
         p.grad_sample = sample
     own.add_clipped_samples(torch.ones(len(samples[0])))
-    return np.concatenate([p.summed_grad.numpy().astype(np.float64).ravel() for p in own.params]), own
+    return np.concatenate(
+        [p.summed_grad.numpy().astype(np.float64).ravel() for p in own.params]
+    ), own
 
 
 @pytest.mark.parametrize("clip", [1.0, 0.3])
 def test_a_large_dense_gradient_is_clipped_to_the_norm(clip: float) -> None:
-    """A float32 norm on a CPU is too small by 2% of the first, 0.1% of the second, and more the larger the matrix."""
+    """A float32 norm on a CPU is too small by 2% of the first, 0.1% of the second, and more the
+    larger the matrix."""
     shape = (1024, 4096)
     generator = torch.Generator().manual_seed(0)
-    for sample in (make_dense_gradient(torch.zeros(shape), clip), 1e3 * torch.randn((1, *shape), generator=generator)):
+    for sample in (
+        make_dense_gradient(torch.zeros(shape), clip),
+        1e3 * torch.randn((1, *shape), generator=generator),
+    ):
         length = math.sqrt(np.square(summed(clip, sample)[0]).sum())
         assert (1 - 1e-5) * clip < length <= (1 + ROUNDING) * clip
 
 
 def test_no_unit_moves_a_sum_by_more_than_the_sensitivity() -> None:
-    """4,096 that point the same way, one of them left out; and its own share is what it is alone, to the last bit."""
+    """4,096 that point the same way, one of them left out; and its own share is what it is alone,
+    to the last bit."""
     torch.manual_seed(0)
     samples = (100 * torch.rand(4096, 4, 40), 100 * torch.rand(4096, 50))
     whole, less = summed(0.7, *samples)[0], summed(0.7, *(s[1:] for s in samples))[0]
@@ -81,7 +95,9 @@ def naive_norms(samples: Any) -> Tensor:
     return torch.stack([sample.flatten(1).norm(dim=1) for sample in samples]).norm(dim=0).double()
 
 
-def test_clipping_by_float32_norms_is_refused_before_any_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clipping_by_float32_norms_is_refused_before_any_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What one-hot canaries cannot see: their float32 norms are exact."""
     check_gradient_clipping([torch.zeros(1024, 1024)], 0.3, 8)
     check_gradient_clipping([torch.zeros(1024, 1024)], math.inf, 8)
@@ -94,8 +110,12 @@ def test_clipping_by_float32_norms_is_refused_before_any_step(monkeypatch: pytes
 
 
 def test_what_the_proof_is_not_of_is_refused() -> None:
-    with pytest.raises(AuditError, match="at most 8,589,934,592 trained parameters, for which rounding is bounded"):
+    with pytest.raises(
+        AuditError, match="at most 8,589,934,592 trained parameters, for which rounding is bounded"
+    ):
         check_gradient_clipping([torch.zeros(1).expand(MOST_PARAMETERS + 1)], 1.0, 8)
-    with pytest.raises(AuditError, match="batches of at most 32,768 units for exact sums, got 40,000"):
+    with pytest.raises(
+        AuditError, match="batches of at most 32,768 units for exact sums, got 40,000"
+    ):
         many = EXAMPLES[:1] * 50_000
         fit_privately(neox(), many, PoissonSampler(50_000, 0.8, "n"), recipe(), pad=0)

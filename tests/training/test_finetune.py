@@ -11,7 +11,14 @@ from torch import Tensor
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.training.finetune import make_untrained_gpt_neox, train_packed_blocks
 
-SIZES: dict[str, Any] = {"vocab_size": 17, "layers": 1, "hidden": 8, "heads": 2, "positions": 16, "end": 0}
+SIZES: dict[str, Any] = {
+    "vocab_size": 17,
+    "layers": 1,
+    "hidden": 8,
+    "heads": 2,
+    "positions": 16,
+    "end": 0,
+}
 
 
 def test_an_untrained_model_reads_and_writes_by_one_matrix_that_its_seed_makes() -> None:
@@ -20,12 +27,18 @@ def test_an_untrained_model_reads_and_writes_by_one_matrix_that_its_seed_makes()
     assert own is model.get_output_embeddings().weight and own.shape == (17, 8)
     assert torch.equal(own, again.get_input_embeddings().weight)
     assert not torch.equal(own, other.get_input_embeddings().weight)
-    assert (model.config.bos_token_id, model.config.eos_token_id, model.config.intermediate_size) == (0, 0, 32)
+    assert (
+        model.config.bos_token_id,
+        model.config.eos_token_id,
+        model.config.intermediate_size,
+    ) == (0, 0, 32)
 
 
 def test_an_epoch_reads_every_token_once_and_is_told_when_it_ends() -> None:
     """Of 10 blocks of 4 tokens, 3 a step: 4 steps an epoch, in an order of its own."""
-    sequences = [tuple(range(1 + 3 * i % 14, 4 + 3 * i % 14)) for i in range(10)]  # and the end of each
+    sequences = [
+        tuple(range(1 + 3 * i % 14, 4 + 3 * i % 14)) for i in range(10)
+    ]  # and the end of each
     read, epochs = list[Tensor](), list[tuple[int, int]]()
 
     def loss(model: Any, blocks: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""Gradient canaries: what they add is what a record could at most; what is read of them is a naive twin's."""
+"""Gradient canaries: what they add is what a record could at most; what is read of them is a naive
+twin's."""
 
 from __future__ import annotations
 
@@ -16,7 +17,13 @@ from torch import Tensor
 from auditor.core.errors import AuditError
 from auditor.plugins.trainer import TrainerCheckpoint
 from auditor.training.clipping import add_clipped_gradients
-from auditor.training.dp_loop import PoissonSampler, PrivateModel, PrivateRecipe, ScaledOptimizer, fit_privately
+from auditor.training.dp_loop import (
+    PoissonSampler,
+    PrivateModel,
+    PrivateRecipe,
+    ScaledOptimizer,
+    fit_privately,
+)
 from auditor.training.finetune import list_trainable_parameters
 from auditor.training.gradient_canaries import (
     LENGTH,
@@ -33,8 +40,15 @@ COUNT, RATE, STEPS, RECORDS = 60, 0.3, 8, len(EXAMPLES)
 
 
 def recipe(**more: Any) -> PrivateRecipe:
-    given: dict[str, Any] = {"noise_multiplier": 0.5, "clip": 0.3, "steps": STEPS, "expected_batch": 4.0}
-    return PrivateRecipe(**{**given, "learning_rate": 0.1, "optimizer": "sgd", "physical_batch": 5, **more})
+    given: dict[str, Any] = {
+        "noise_multiplier": 0.5,
+        "clip": 0.3,
+        "steps": STEPS,
+        "expected_batch": 4.0,
+    }
+    return PrivateRecipe(
+        **{**given, "learning_rate": 0.1, "optimizer": "sgd", "physical_batch": 5, **more}
+    )
 
 
 def sampler(count: int = COUNT, rate: float = RATE, key: str = "k") -> PoissonSampler:
@@ -43,7 +57,13 @@ def sampler(count: int = COUNT, rate: float = RATE, key: str = "k") -> PoissonSa
 
 def fit(how: PrivateRecipe, key: str = "k", **more: Any) -> PrivateModel:
     return fit_privately(
-        neox_untied().train(), EXAMPLES, sampler(key=key), how, pad=0, canaries=PlantedCanaries(COUNT), **more
+        neox_untied().train(),
+        EXAMPLES,
+        sampler(key=key),
+        how,
+        pad=0,
+        canaries=PlantedCanaries(COUNT),
+        **more,
     )
 
 
@@ -62,7 +82,9 @@ def test_the_score_is_the_likelihood_ratio_of_the_subsampled_gaussian(noise: flo
     for rate in (1e-3, 0.4, 1.0):
         mixture = (1 - rate) * norm.pdf(x, 0, noise) + rate * norm.pdf(x, 1, noise)
         expected = np.log(mixture / norm.pdf(x, 0, noise))
-        np.testing.assert_allclose(compute_inclusion_log_ratio(x, noise, rate), expected, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(
+            compute_inclusion_log_ratio(x, noise, rate), expected, rtol=1e-9, atol=1e-12
+        )
     silent = compute_inclusion_log_ratio(np.array([0.0, 1.0]), 0.0, 0.1)
     assert silent[0] == pytest.approx(math.log(0.9)) and 1e5 < silent[1] < math.inf
 
@@ -94,7 +116,8 @@ def test_scores_are_those_of_a_naive_twin(ghost: bool) -> None:
 
 
 def test_a_size_of_the_noise_that_depends_on_the_batch_tells_who_is_in_it() -> None:
-    """ADP's (formulas B4, (i)): of all coordinates the size is known well, whatever the one of a canary says."""
+    """ADP's (formulas B4, (i)): of all coordinates the size is known well, whatever the one of a
+    canary says."""
 
     def scale(units: NDArray[np.int64]) -> float:
         return 0.1 + 0.9 * float(np.mean(units % 2)) if len(units) else 1.0
@@ -103,7 +126,8 @@ def test_a_size_of_the_noise_that_depends_on_the_batch_tells_who_is_in_it() -> N
     fixed, told = fit(how).watch, fit(how, noise_scale=scale).watch
     assert told.scores[there].min() > 0 > told.scores[~there].max()
     assert fixed.scores[there].min() < fixed.scores[~there].max()
-    # A naive twin of the first step's: logs of Gaussian densities of every coordinate, with the canary and without.
+    # A naive twin of the first step's: logs of Gaussian densities of every coordinate, with the
+    # canary and without.
     size = sum(p.numel() for p in neox_untied().parameters())
     noise = NaiveNoise("k", 0, 2 * size)
     names = list_trainable_parameters(neox_untied().train())
@@ -120,7 +144,9 @@ def test_a_size_of_the_noise_that_depends_on_the_batch_tells_who_is_in_it() -> N
         apart = (norm.logpdf(z, 0, s1) - norm.logpdf(z, 0, s0)).sum()
         x = z[flat[canary]] + float(number in batch)
         apart += (2 * x - 1) / (2 * s1**2)
-        assert one.scores[canary] == pytest.approx(np.logaddexp(np.log(1 - RATE), np.log(RATE) + apart), abs=2e-2)
+        assert one.scores[canary] == pytest.approx(
+            np.logaddexp(np.log(1 - RATE), np.log(RATE) + apart), abs=2e-2
+        )
 
 
 def test_both_ways_of_clipping_say_the_same() -> None:
@@ -134,7 +160,9 @@ def test_records_are_trained_on_as_they_were_without() -> None:
     models = [neox_untied().train() for _ in range(2)]
     fit_privately(models[0], EXAMPLES, sampler(0), how, pad=0)
     fit_privately(models[1], EXAMPLES, sampler(), how, pad=0, canaries=PlantedCanaries(COUNT))
-    alone, beside = (torch.cat([p.detach().flatten() for p in model.parameters()]) for model in models)
+    alone, beside = (
+        torch.cat([p.detach().flatten() for p in model.parameters()]) for model in models
+    )
     named = list_trainable_parameters(models[0])
     assert list(named) == [name for name, _ in models[0].named_parameters()]
     moved = (alone - beside).abs() > 1e-6
@@ -162,13 +190,17 @@ class MeanClipped(ScaledOptimizer):
         mean = torch.stack([sample.mean(0).norm() for sample in self.grad_samples]).norm()
         factors = (self.max_grad_norm / mean).clamp(max=1.0).double().expand(len(shares))
         for p in self.params:
-            p.summed_grad = add_clipped_gradients(p.summed_grad, self._get_flat_grad_sample(p), factors, math.inf)
+            p.summed_grad = add_clipped_gradients(
+                p.summed_grad, self._get_flat_grad_sample(p), factors, math.inf
+            )
             p.grad_sample = None
         return factors
 
 
 @pytest.mark.parametrize(("fault", "least"), [(NotClipped, 0.99 * LENGTH), (MeanClipped, 2.0)])
-def test_a_fault_of_clipping_is_seen(monkeypatch: pytest.MonkeyPatch, fault: type, least: float) -> None:
+def test_a_fault_of_clipping_is_seen(
+    monkeypatch: pytest.MonkeyPatch, fault: type, least: float
+) -> None:
     monkeypatch.setattr("auditor.training.dp_loop.ScaledOptimizer", fault)
     watch = fit(recipe(noise_multiplier=0.0, physical_batch=64)).watch
     there = taken().sum(0) > 0
@@ -179,7 +211,9 @@ def test_noise_that_is_off_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     how, there = recipe(noise_multiplier=20.0), taken().sum(0) > 0
     honest = fit(how).watch
     monkeypatch.setattr(
-        ScaledOptimizer, "add_noise", lambda self: [setattr(p, "grad", p.summed_grad.to(p)) for p in self.params]
+        ScaledOptimizer,
+        "add_noise",
+        lambda self: [setattr(p, "grad", p.summed_grad.to(p)) for p in self.params],
     )
     silent = fit(how).watch
     assert silent.scores[there].min() > silent.scores[~there].max()
@@ -200,10 +234,16 @@ def test_coins_and_directions_are_of_the_seed_and_fair() -> None:
 
 
 def test_there_are_no_more_canaries_than_parameters() -> None:
-    with pytest.raises(AuditError, match="at most a gradient canary for each of 10 trained parameters, got 11"):
+    with pytest.raises(
+        AuditError, match="at most a gradient canary for each of 10 trained parameters, got 11"
+    ):
         PlantedCanaries(11).draw_coordinates(10)
-    with pytest.raises(AuditError, match="a sampler of the 12 examples and 60 gradient canaries, got one of 12"):
-        fit_privately(neox_untied(), EXAMPLES, sampler(0), recipe(), pad=0, canaries=PlantedCanaries(COUNT))
+    with pytest.raises(
+        AuditError, match="a sampler of the 12 examples and 60 gradient canaries, got one of 12"
+    ):
+        fit_privately(
+            neox_untied(), EXAMPLES, sampler(0), recipe(), pad=0, canaries=PlantedCanaries(COUNT)
+        )
 
 
 class _Killed(Exception):
@@ -219,14 +259,19 @@ def test_killed_and_resumed_it_has_read_the_same(tmp_path: Path, killed_at: int)
         if done == killed_at:
             raise _Killed
 
-    more: Any = {"checkpoint": TrainerCheckpoint(tmp_path / "checkpoint.pt"), "seconds_between": 0.0}
+    more: Any = {
+        "checkpoint": TrainerCheckpoint(tmp_path / "checkpoint.pt"),
+        "seconds_between": 0.0,
+    }
     with pytest.raises(_Killed):
         fit(recipe(), progress=kill, **more)
     again = fit(recipe(), **more).watch
     np.testing.assert_allclose(again.scores, expected.scores, atol=1e-4)
     np.testing.assert_allclose(again.sums, expected.sums, atol=1e-4)
     np.testing.assert_array_equal(again.drawn, expected.drawn)
-    assert again.releases == STEPS and again.measure_noise() == pytest.approx(expected.measure_noise(), rel=1e-3)
+    assert again.releases == STEPS and again.measure_noise() == pytest.approx(
+        expected.measure_noise(), rel=1e-3
+    )
 
 
 # --- what the steps are ---
@@ -237,14 +282,23 @@ def test_steps_that_are_what_they_are_said_to_be() -> None:
     values, size, repeated = watch.measure_noise()
     assert watch.releases == STEPS and abs(watch.draw_unevenness_z) < 4
     witnesses = (~PlantedCanaries(COUNT).included).sum()
-    assert values == STEPS * witnesses and size == pytest.approx(1, abs=5 / math.sqrt(2 * values)) and repeated < 0.8
+    assert (
+        values == STEPS * witnesses
+        and size == pytest.approx(1, abs=5 / math.sqrt(2 * values))
+        and repeated < 0.8
+    )
     np.testing.assert_array_equal(watch.drawn * watch.included, taken().sum(0))
     assert fit(recipe(noise_multiplier=0.0)).watch.measure_noise() == (0, 1.0, 0.0)
 
 
 @pytest.mark.parametrize("rate", [0.02, 0.1, 0.5])
 def test_uneven_counts_by_enumerating_the_binomial(rate: float) -> None:
-    watch = CanaryWatch(PlantedCanaries(5), [torch.nn.Parameter(torch.zeros(9))], 0, AssumedMechanism(1.0, 1.0, rate))
+    watch = CanaryWatch(
+        PlantedCanaries(5),
+        [torch.nn.Parameter(torch.zeros(9))],
+        0,
+        AssumedMechanism(1.0, 1.0, rate),
+    )
     watch.releases, watch.drawn[:] = 40, [0, 3, 4, 9, 31]
     k = np.arange(41)
     second, fourth = (binom.pmf(k, 40, rate) @ (k - 40 * rate) ** power for power in (2, 4))
@@ -253,13 +307,16 @@ def test_uneven_counts_by_enumerating_the_binomial(rate: float) -> None:
 
 
 def test_counts_are_held_against_poisson_sampling() -> None:
-    """Over many trainings the statistic is 0 and spreads by less than 1; shuffled batches are far from it."""
+    """Over many trainings the statistic is 0 and spreads by less than 1; shuffled batches are far
+    from it."""
     steps, rate, found = 40, 0.1, []
     parameters = [torch.nn.Parameter(torch.zeros(300))]
     for trial in range(200):
         watch = CanaryWatch(PlantedCanaries(300), parameters, 0, AssumedMechanism(1.0, 1.0, rate))
         for step in range(steps):
-            watch.drop_excluded_canaries(PoissonSampler(300, rate, f"trial {trial}").draw_batch_units(step))
+            watch.drop_excluded_canaries(
+                PoissonSampler(300, rate, f"trial {trial}").draw_batch_units(step)
+            )
         watch.releases = steps
         found.append(watch.draw_unevenness_z)
     assert abs(np.mean(found)) < 4 / math.sqrt(200) and 0.6 < np.std(found) < 1
@@ -268,5 +325,7 @@ def test_counts_are_held_against_poisson_sampling() -> None:
 
 
 def test_noise_that_is_the_same_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("auditor.training.dp_loop.NoiseStream", lambda key, step: NoiseStream(key, step % 5))
+    monkeypatch.setattr(
+        "auditor.training.dp_loop.NoiseStream", lambda key, step: NoiseStream(key, step % 5)
+    )
     assert fit(recipe()).watch.measure_noise()[2] == pytest.approx(1, abs=1e-3)

@@ -1,4 +1,5 @@
-"""A part of a sequence that is read and not learnt: every loss leaves it out, and reads it all the same."""
+"""A part of a sequence that is read and not learnt: every loss leaves it out, and reads it all the
+same."""
 
 from __future__ import annotations
 
@@ -31,9 +32,9 @@ def test_a_sequence_says_what_is_learnt() -> None:
     assert written == (~7, ~3, 9, 4, ~11, 5) and loss_masks.remove_loss_mask(written) == TOKENS
     assert loss_masks.apply_loss_mask(TrainingRecord("x", TOKENS, "x")) == TOKENS
     rows = torch.tensor([written])
-    assert loss_masks.remove_row_loss_masks(rows).tolist() == [list(TOKENS)] and loss_masks.make_row_labels(
-        rows
-    ).tolist() == [[-100, -100, 9, 4, -100, 5]]
+    assert loss_masks.remove_row_loss_masks(rows).tolist() == [
+        list(TOKENS)
+    ] and loss_masks.make_row_labels(rows).tolist() == [[-100, -100, 9, 4, -100, 5]]
 
 
 def test_every_loss_is_of_the_learnt_tokens_alone() -> None:
@@ -41,14 +42,18 @@ def test_every_loss_is_of_the_learnt_tokens_alone() -> None:
     rows = torch.tensor([loss_masks.apply_loss_mask(RECORD)])
     expected = float(naive(model))
     assert float(finetune.compute_causal_loss(model, rows)) == pytest.approx(expected, abs=1e-12)
-    assert float(side_by_side.compute_row_nlls(model, rows)[0]) == pytest.approx(expected, abs=1e-12)
+    assert float(side_by_side.compute_row_nlls(model, rows)[0]) == pytest.approx(
+        expected, abs=1e-12
+    )
     longer = [loss_masks.apply_loss_mask(RECORD), (1,) * 9]  # padding beside it changes nothing
     losses = per_sample.compute_padded_record_nlls(model, *per_sample.pad_examples(longer, 0))
     assert float(losses[0]) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("trained", [False, True])
-def test_a_frozen_head_reads_learnt_positions_alone_and_gradients_are_the_same(trained: bool) -> None:
+def test_a_frozen_head_reads_learnt_positions_alone_and_gradients_are_the_same(
+    trained: bool,
+) -> None:
     model = tiny().model.double().requires_grad_(True)
     head = model.get_output_embeddings()
     head.requires_grad_(trained)
@@ -85,14 +90,18 @@ def test_nothing_to_learn_is_no_gradient_and_no_nan() -> None:
     for loss in (
         finetune.compute_causal_loss(model, rows),
         side_by_side.compute_row_nlls(model, rows)[0],
-        per_sample.compute_padded_record_nlls(model, *per_sample.pad_examples([tuple(rows[0].tolist())], 0))[0],
+        per_sample.compute_padded_record_nlls(
+            model, *per_sample.pad_examples([tuple(rows[0].tolist())], 0)
+        )[0],
     ):
         (gradient,) = torch.autograd.grad(loss, model.get_output_embeddings().weight)
         assert float(loss.detach()) == 0.0 and not gradient.any()
 
 
 def test_packing_and_judging_read_all_of_it() -> None:
-    packed = finetune.pack_blocks([loss_masks.apply_loss_mask(RECORD)], 7, 0, np.random.default_rng(0))
+    packed = finetune.pack_blocks(
+        [loss_masks.apply_loss_mask(RECORD)], 7, 0, np.random.default_rng(0)
+    )
     assert packed.tolist() == [[~7, ~3, 9, 4, ~11, 5, 0]]
     public = tiny()
     assert compute_log_perplexities(public, [loss_masks.apply_loss_mask(RECORD)]) == pytest.approx(

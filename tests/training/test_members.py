@@ -48,7 +48,9 @@ TEXTS = st.text(alphabet="abcd", max_size=2)
 
 
 @given(st.lists(TEXTS, max_size=60), st.integers(1, 9))
-def test_shards_are_disjoint_and_complete_with_all_copies_together(units: list[str], members: int) -> None:
+def test_shards_are_disjoint_and_complete_with_all_copies_together(
+    units: list[str], members: int
+) -> None:
     shards = assign_member_shards(units, members)
     assert len(shards) == members
     assert sorted(index for chosen in shards for index in chosen) == list(range(len(units)))
@@ -57,7 +59,9 @@ def test_shards_are_disjoint_and_complete_with_all_copies_together(units: list[s
 
 
 @given(st.lists(TEXTS, min_size=1, max_size=30), st.integers(1, 9), st.data())
-def test_a_unit_stays_in_its_shard_whoever_else_is_there(units: list[str], members: int, data: st.DataObject) -> None:
+def test_a_unit_stays_in_its_shard_whoever_else_is_there(
+    units: list[str], members: int, data: st.DataObject
+) -> None:
     """Add/remove one, and no other shard changes: what a shard-level claim is about."""
     gone = data.draw(st.sampled_from(units))
     left = [unit for unit in units if unit != gone]
@@ -69,7 +73,9 @@ def test_a_unit_stays_in_its_shard_whoever_else_is_there(units: list[str], membe
 
 
 @given(st.lists(st.tuples(TEXTS, TEXTS), max_size=40), st.integers(1, 9))
-def test_neither_a_user_nor_a_record_lies_in_two_shards(rows: list[tuple[str, str]], members: int) -> None:
+def test_neither_a_user_nor_a_record_lies_in_two_shards(
+    rows: list[tuple[str, str]], members: int
+) -> None:
     users, records = [user for user, _ in rows], [record for _, record in rows]
     shards = assign_member_shards(merge_units_sharing_records(users, records), members)
     for column in (users, records):
@@ -78,7 +84,9 @@ def test_neither_a_user_nor_a_record_lies_in_two_shards(rows: list[tuple[str, st
 
 
 @given(st.lists(st.tuples(TEXTS, TEXTS), max_size=40))
-def test_units_are_joined_where_records_connect_them_and_nowhere_else(rows: list[tuple[str, str]]) -> None:
+def test_units_are_joined_where_records_connect_them_and_nowhere_else(
+    rows: list[tuple[str, str]],
+) -> None:
     """Naive twin: connected components by repeated merging."""
     groups = [{i} for i in range(len(rows))]
     merged = True
@@ -86,7 +94,9 @@ def test_units_are_joined_where_records_connect_them_and_nowhere_else(rows: list
         merged = False
         for a in groups:
             for b in groups:
-                if a is not b and any(rows[i][0] == rows[j][0] or rows[i][1] == rows[j][1] for i in a for j in b):
+                if a is not b and any(
+                    rows[i][0] == rows[j][0] or rows[i][1] == rows[j][1] for i in a for j in b
+                ):
                     groups = [g for g in groups if g is not a and g is not b] + [a | b]
                     merged = True
                     break
@@ -99,7 +109,12 @@ def test_units_are_joined_where_records_connect_them_and_nowhere_else(rows: list
 
 def test_users_without_common_records_keep_their_names() -> None:
     assert merge_units_sharing_records(["u", "v", "u"], ["a", "b", "c"]) == ["u", "v", "u"]
-    assert merge_units_sharing_records(["w", "v", "u", "v"], ["a", "a", "b", "b"]) == ["u", "u", "u", "u"]
+    assert merge_units_sharing_records(["w", "v", "u", "v"], ["a", "a", "b", "b"]) == [
+        "u",
+        "u",
+        "u",
+        "u",
+    ]
 
 
 COURSE = FineTuningRecipe(epochs=2, rate=3e-3, batch=2, block=16, end=0)
@@ -115,14 +130,20 @@ def members_of(folder: Path, sizes: Sequence[int] = SIZES) -> list[MemberToTrain
         records = [tuple(noise.integers(1, 61, 6).tolist()) for _ in range(size)]
         made.append(
             MemberToTrain(
-                get_member_folder(folder, index), [str(r) for r in records], records, 70 + index, ("t", index)
+                get_member_folder(folder, index),
+                [str(r) for r in records],
+                records,
+                70 + index,
+                ("t", index),
             )
         )
     return made
 
 
 def one_by_one(
-    base: Callable[[], PreTrainedModel], adapter: LoraAdapterRecipe, members: Sequence[MemberToTrain]
+    base: Callable[[], PreTrainedModel],
+    adapter: LoraAdapterRecipe,
+    members: Sequence[MemberToTrain],
 ) -> Losses:
     """PEFT's layers and a forward each; the loss in the model's own precision."""
     losses: Losses = {}
@@ -140,7 +161,11 @@ def one_by_one(
         model = add_lora_adapter(plain, adapter)
         if member.sequences:
             train_packed_blocks(
-                model, member.sequences, **vars(COURSE), order=keyed_random_generator(*member.stream), loss=loss
+                model,
+                member.sequences,
+                **vars(COURSE),
+                order=keyed_random_generator(*member.stream),
+                loss=loss,
             )
         model.save_pretrained(str(member.folder))
     return losses
@@ -161,14 +186,19 @@ def weights(folder: Path) -> dict[str, Tensor]:
 def losses_together(monkeypatch: pytest.MonkeyPatch) -> Losses:
     """Of each step of each member that is trained together with others: its mean loss."""
     seen: Losses = {index: [] for index in range(len(SIZES))}
-    begin, real = members_module._MemberTraining.__init__, JointAdapterTraining.compute_losses_jointly
+    begin, real = (
+        members_module._MemberTraining.__init__,
+        JointAdapterTraining.compute_losses_jointly,
+    )
     whose: dict[int, int] = {}
 
     def begins(self: Any, member: MemberToTrain, *more: Any) -> None:
         begin(self, member, *more)
         whose[id(self.model)] = int(member.folder.name[-3:])
 
-    def losses(self: JointAdapterTraining, adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor:
+    def losses(
+        self: JointAdapterTraining, adapters: Sequence[Any], rows: Sequence[Tensor]
+    ) -> Tensor:
         found = real(self, adapters, rows)
         for model, loss in zip(adapters, found, strict=True):
             seen[whose[id(model)]].append(float(loss.detach()))
@@ -184,7 +214,8 @@ def losses_together(monkeypatch: pytest.MonkeyPatch) -> Losses:
 def test_together_is_one_by_one(
     make_tiny: MakeTiny, tmp_path: Path, losses_together: Losses, kind: str, layers: Layers
 ) -> None:
-    """In double precision, where rounding hides nothing: the same losses at every step and the same adapters."""
+    """In double precision, where rounding hides nothing: the same losses at every step and the same
+    adapters."""
 
     def base() -> PreTrainedModel:
         model: PreTrainedModel = make_tiny(kind=kind).model.double()
@@ -195,7 +226,12 @@ def test_together_is_one_by_one(
     written: list[str] = []
     together = members_of(tmp_path / "together")
     most = train_private_members(
-        base(), adapter, together, COURSE, together=5, on_written=lambda member: written.append(member.folder.name)
+        base(),
+        adapter,
+        together,
+        COURSE,
+        together=5,
+        on_written=lambda member: written.append(member.folder.name),
     )
     assert most == 5 and sorted(written) == [f"member-00{i}" for i in range(5)]
     for index, own in expected.items():
@@ -220,7 +256,9 @@ def test_losses_in_single_precision_are_those_of_one_by_one(
 ) -> None:
     adapter = LoraAdapterRecipe(4, 8, "all")
     expected = one_by_one(lambda: make_tiny().model, adapter, members_of(tmp_path / "one"))
-    train_private_members(make_tiny().model, adapter, members_of(tmp_path / "together"), COURSE, together=5)
+    train_private_members(
+        make_tiny().model, adapter, members_of(tmp_path / "together"), COURSE, together=5
+    )
     for index, own in expected.items():
         np.testing.assert_allclose(losses_together[index], own, rtol=0, atol=1e-4)
 
@@ -262,26 +300,40 @@ def test_frozen_weights_kept_in_half_precision_give_the_same_bits(architecture: 
         assert torch.equal(own, other)
 
 
-def test_products_in_half_precision(make_tiny: MakeTiny, tmp_path: Path, losses_together: Losses) -> None:
+def test_products_in_half_precision(
+    make_tiny: MakeTiny, tmp_path: Path, losses_together: Losses
+) -> None:
     """Beside others or alone: the losses are near those of single precision, and are not those."""
     adapter, exact = (
         LoraAdapterRecipe(4, 8, "all"),
-        one_by_one(lambda: make_tiny().model, LoraAdapterRecipe(4, 8, "all"), members_of(tmp_path / "one")),
+        one_by_one(
+            lambda: make_tiny().model, LoraAdapterRecipe(4, 8, "all"), members_of(tmp_path / "one")
+        ),
     )
     train_private_members(
-        make_tiny().model, adapter, members_of(tmp_path / "two"), COURSE, together=5, half=torch.bfloat16
+        make_tiny().model,
+        adapter,
+        members_of(tmp_path / "two"),
+        COURSE,
+        together=5,
+        half=torch.bfloat16,
     )
-    far = [abs(a - b) for i, own in exact.items() for a, b in zip(own, losses_together[i], strict=True)]
+    far = [
+        abs(a - b) for i, own in exact.items() for a, b in zip(own, losses_together[i], strict=True)
+    ]
     assert 1e-4 < max(far) < 0.1
     (member,) = members_of(tmp_path / "alone", SIZES[:1])
     train_private_members(make_tiny().model, adapter, [member], COURSE, half=torch.bfloat16)
     far = [
-        float((w - weights(tmp_path / "two" / "member-000")[k]).abs().max()) for k, w in weights(member.folder).items()
+        float((w - weights(tmp_path / "two" / "member-000")[k]).abs().max())
+        for k, w in weights(member.folder).items()
     ]
     assert max(far) < 0.02
 
 
-def test_a_member_of_an_empty_shard_is_the_public_model(make_tiny: MakeTiny, tmp_path: Path) -> None:
+def test_a_member_of_an_empty_shard_is_the_public_model(
+    make_tiny: MakeTiny, tmp_path: Path
+) -> None:
     (member,) = members_of(tmp_path, [0])
     train_private_members(make_tiny().model, LoraAdapterRecipe(2, 8, "all"), [member], COURSE)
     model = HuggingFaceModel(PeftModel.from_pretrained(make_tiny().model, str(member.folder)))
@@ -298,9 +350,17 @@ class Killed(BaseException):
 def test_a_killed_training_goes_on_and_ends_as_it_would_have(
     make_tiny: MakeTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: bool
 ) -> None:
-    """In the middle of an epoch of some, when others are written: with a checkpoint of every step, and without one."""
-    adapter, checkpoint = LoraAdapterRecipe(2, 8, "all"), TrainerCheckpoint(tmp_path / "checkpoint.pt")
-    options: dict[str, Any] = {"together": 3, "checkpoint": checkpoint if saved else None, "seconds_between": 0.0}
+    """In the middle of an epoch of some, when others are written: with a checkpoint of every step,
+    and without one."""
+    adapter, checkpoint = (
+        LoraAdapterRecipe(2, 8, "all"),
+        TrainerCheckpoint(tmp_path / "checkpoint.pt"),
+    )
+    options: dict[str, Any] = {
+        "together": 3,
+        "checkpoint": checkpoint if saved else None,
+        "seconds_between": 0.0,
+    }
 
     def base() -> PreTrainedModel:
         model: PreTrainedModel = make_tiny().model.double()
@@ -325,23 +385,38 @@ def test_a_killed_training_goes_on_and_ends_as_it_would_have(
     steps[0] = -1000
     before = steps[0]
     train_private_members(base(), adapter, cut, COURSE, **options)
-    needed = sum(2 * -(-len(m.sequences) * 7 // 32) for m, is_kept in zip(cut, kept, strict=True) if not is_kept)
+    needed = sum(
+        2 * -(-len(m.sequences) * 7 // 32)
+        for m, is_kept in zip(cut, kept, strict=True)
+        if not is_kept
+    )
     assert (steps[0] - before < needed) == saved
     assert not (tmp_path / "cut" / ".member-000.audit-scratch-x").exists()
     for member in cut:
         for name, found in weights(member.folder).items():
-            torch.testing.assert_close(found, weights(tmp_path / "whole" / member.folder.name)[name], rtol=0, atol=1e-8)
+            torch.testing.assert_close(
+                found, weights(tmp_path / "whole" / member.folder.name)[name], rtol=0, atol=1e-8
+            )
 
 
 def test_a_base_whose_rows_do_not_stay_apart_trains_one_member_at_a_time(tmp_path: Path) -> None:
     """Experts see the tokens of all rows in a line."""
     base = tiny_of("qwen2_moe")
     assert (
-        train_private_members(base, LoraAdapterRecipe(2, 8, "all"), members_of(tmp_path / "auto", [2, 2]), COURSE) == 1
-    )
-    with pytest.raises(AuditError, match=r"expected together=1 for qwen2_moe, whose layers do not read each row"):
         train_private_members(
-            base, LoraAdapterRecipe(2, 8, "all"), members_of(tmp_path / "two", [2, 2]), COURSE, together=2
+            base, LoraAdapterRecipe(2, 8, "all"), members_of(tmp_path / "auto", [2, 2]), COURSE
+        )
+        == 1
+    )
+    with pytest.raises(
+        AuditError, match=r"expected together=1 for qwen2_moe, whose layers do not read each row"
+    ):
+        train_private_members(
+            base,
+            LoraAdapterRecipe(2, 8, "all"),
+            members_of(tmp_path / "two", [2, 2]),
+            COURSE,
+            together=2,
         )
 
 
@@ -350,6 +425,10 @@ def test_an_architecture_that_peft_does_not_know_is_refused(
 ) -> None:
     base = make_tiny().model
     monkeypatch.setattr(type(base.config), "model_type", "of-tomorrow")
-    with pytest.raises(AuditError, match="cannot put a LoRA adapter on the attention of of-tomorrow"):
-        train_private_members(base, LoraAdapterRecipe(2, 8, "attention"), members_of(tmp_path), COURSE)
+    with pytest.raises(
+        AuditError, match="cannot put a LoRA adapter on the attention of of-tomorrow"
+    ):
+        train_private_members(
+            base, LoraAdapterRecipe(2, 8, "attention"), members_of(tmp_path), COURSE
+        )
     assert not list(tmp_path.iterdir())

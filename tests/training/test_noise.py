@@ -1,5 +1,5 @@
-"""The secret noise: its stream against the standard and a naive twin, its distribution, its grid, and the attack on
-seeds."""
+"""The secret noise: its stream against the standard and a naive twin, its distribution, its grid,
+and the attack on seeds."""
 
 from __future__ import annotations
 
@@ -32,14 +32,19 @@ def drawn(key: str, step: int = 0, count: int = COUNT) -> NDArray[np.float64]:
 def test_the_naive_cipher_is_that_of_the_standard() -> None:
     """RFC 8439, 2.3.2: the block of counter 1."""
     block = chacha20(bytes(range(32)), bytes.fromhex("000000090000004a00000000"), 2)[64:]
-    assert block.hex().startswith("10f1e7e4d13b5915500fdd1fa32071c4") and block.hex().endswith("a2503c4e")
+    assert block.hex().startswith("10f1e7e4d13b5915500fdd1fa32071c4") and block.hex().endswith(
+        "a2503c4e"
+    )
 
 
 def test_the_stream_is_that_of_a_naive_twin() -> None:
-    """An odd number of values leaves one behind, so that the next tensor starts at a word of its own."""
+    """An odd number of values leaves one behind, so that the next tensor starts at a word of its
+    own."""
     mine, twin = NoiseStream("k", 70_000), NaiveNoise("k", 70_000, 5_000)
     for count in (1, 7, 2_000, 1, 64):
-        assert mine.draw_standard_normals(count, CPU).numpy() == pytest.approx(twin.normal(count), abs=1e-12)
+        assert mine.draw_standard_normals(count, CPU).numpy() == pytest.approx(
+            twin.normal(count), abs=1e-12
+        )
 
 
 def test_every_bit_of_the_key_counts() -> None:
@@ -50,9 +55,13 @@ def test_every_bit_of_the_key_counts() -> None:
 
 
 def test_opacus_draws_the_same_noise_from_seeds_that_differ_above_bit_31_on_a_cpu() -> None:
-    """What the docstring of `auditor/training/noise.py` says of it: where this fails, it has been mended there."""
+    """What the docstring of `auditor/training/noise.py` says of it: where this fails, it has been
+    mended there."""
     like = torch.zeros(100)
-    one, other = (_generate_noise(1.0, like, torch.Generator().manual_seed(seed)) for seed in (5, 5 + (9 << 32)))
+    one, other = (
+        _generate_noise(1.0, like, torch.Generator().manual_seed(seed))
+        for seed in (5, 5 + (9 << 32))
+    )
     assert torch.equal(one, other)
     torch.manual_seed(5)  # its default: torch's own generator
     default = _generate_noise(1.0, like)
@@ -71,8 +80,12 @@ def test_the_distribution_is_gaussian(step: int) -> None:
     n = len(values)
     assert stats.kstest(values, "norm").pvalue > 1e-3
     assert abs(values.mean()) < 4 / math.sqrt(n) and abs(values.var() - 1) < 4 * math.sqrt(2 / n)
-    assert abs(stats.skew(values)) < 4 * math.sqrt(6 / n) and abs(stats.kurtosis(values)) < 4 * math.sqrt(24 / n)
-    assert abs(np.corrcoef(values[::2], values[1::2])[0, 1]) < 4 / math.sqrt(n / 2)  # the two of a pair of words
+    assert abs(stats.skew(values)) < 4 * math.sqrt(6 / n) and abs(
+        stats.kurtosis(values)
+    ) < 4 * math.sqrt(24 / n)
+    assert abs(np.corrcoef(values[::2], values[1::2])[0, 1]) < 4 / math.sqrt(
+        n / 2
+    )  # the two of a pair of words
     assert 3.9 < np.abs(values).max() < 6.5
 
 
@@ -93,7 +106,9 @@ def test_sums_lie_on_a_grid_that_depends_on_the_deviation_only(deviation: float)
 
 def test_a_sum_that_is_long_is_not_cut_into_other_noise() -> None:
     long = add_gaussian_noise(torch.zeros(3, 50_001), 2.0, NoiseStream("k", 1))
-    np.testing.assert_allclose(long.flatten(), 2 * drawn("k", 1, 150_003), rtol=0, atol=2 * 2.0**-16)
+    np.testing.assert_allclose(
+        long.flatten(), 2 * drawn("k", 1, 150_003), rtol=0, atol=2 * 2.0**-16
+    )
 
 
 def test_no_deviation_is_no_noise() -> None:
@@ -101,16 +116,24 @@ def test_no_deviation_is_no_noise() -> None:
     assert torch.equal(add_gaussian_noise(total, 0.0, NoiseStream("k", 1)), total)
 
 
-# --- the attack ---------------------------------------------------------------------------------------------------
+# --- the attack
+# -----------------------------------------------------------------------------------------------
 
 
 def seeded(seed: int, step: int, count: int) -> torch.Tensor:
-    return torch.normal(0.0, 1.0, (count,), generator=torch.Generator().manual_seed(seed * 1000 + step))
+    return torch.normal(
+        0.0, 1.0, (count,), generator=torch.Generator().manual_seed(seed * 1000 + step)
+    )
 
 
-def released(monkeypatch: pytest.MonkeyPatch, noise: Callable[[int, int], torch.Tensor] | None) -> Any:
-    """What 8 steps of private SGD moved the weights by; noise (step, count): instead of the implementation's."""
-    model = make_untrained_gpt_neox(vocab_size=31, layers=1, hidden=16, heads=2, positions=16, end=0, seed=0)
+def released(
+    monkeypatch: pytest.MonkeyPatch, noise: Callable[[int, int], torch.Tensor] | None
+) -> Any:
+    """What 8 steps of private SGD moved the weights by; noise (step, count): instead of the
+    implementation's."""
+    model = make_untrained_gpt_neox(
+        vocab_size=31, layers=1, hidden=16, heads=2, positions=16, end=0, seed=0
+    )
     examples = [tuple(1 + (i * j) % 30 for j in range(1, 9)) for i in range(1, 9)]
     steps, sizes = iter(range(8)), [p.numel() for p in model.parameters() if p.requires_grad]
     if noise is not None:
@@ -130,12 +153,16 @@ def released(monkeypatch: pytest.MonkeyPatch, noise: Callable[[int, int], torch.
 
 def scores(moved: Any, candidates: range) -> NDArray[np.float64]:
     """(candidates,) z of the inner product with the noise that each seed would have given."""
-    guesses = [sum((seeded(seed, step, len(moved)) for step in range(8)), torch.zeros(())) for seed in candidates]
+    guesses = [
+        sum((seeded(seed, step, len(moved)) for step in range(8)), torch.zeros(()))
+        for seed in candidates
+    ]
     return np.array([-float(moved @ g) / float(moved.norm() * g.std()) for g in guesses])
 
 
 def test_weights_tell_a_seed_of_32_bits_and_no_key_of_256(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The attack works where the noise is one of few known vectors, and so finds nothing in ours."""
+    """The attack works where the noise is one of few known vectors, and so finds nothing in
+    ours."""
     with monkeypatch.context() as patch:
         z = scores(released(patch, lambda step, count: seeded(123, step, count)), range(200))
     assert z.argmax() == 123 and z[123] > 20 and np.delete(z, 123).max() < 5

@@ -1,4 +1,5 @@
-"""What a training set says of secrets before it is trained on: where they stand, and where a loss is taken."""
+"""What a training set says of secrets before it is trained on: where they stand, and where a loss
+is taken."""
 
 from __future__ import annotations
 
@@ -30,22 +31,31 @@ def said(*secrets: Secret) -> tuple[str, ...]:
 
 
 def test_secrets_are_found_token_by_token_and_never_across_rows() -> None:
-    first, _, copies = said(secret(2, 3, 4), secret(1, 2, 3, 4, 5, 6), secret(5, 6, 7), secret(11, 12, 13, 14))
+    first, _, copies = said(
+        secret(2, 3, 4), secret(1, 2, 3, 4, 5, 6), secret(5, 6, 7), secret(11, 12, 13, 14)
+    )
     assert first == "3 of 4 members are in the training set, token by token"
     assert copies == "1 of 4 training rows repeat an earlier row"
 
 
 def test_a_suffix_without_a_loss_is_read_and_not_learnt() -> None:
-    """In the third row of the first two tokens alone; of 7 to 10 in the second, though not in the fourth."""
+    """In the third row of the first two tokens alone; of 7 to 10 in the second, though not in the
+    fourth."""
     whole = secret(1, 2, 3, 4), secret(7, 8, 9, 10)
     assert not any("no loss" in sentence for sentence in said(*whole))
-    assert said(*whole, secret(11, 12, 13, 14))[1].startswith("1 of them have no loss on the suffix")
+    assert said(*whole, secret(11, 12, 13, 14))[1].startswith(
+        "1 of them have no loss on the suffix"
+    )
     with pytest.raises(AuditError, match="it is masked for all 1 members in the training set"):
         said(secret(11, 12, 13, 14))
 
 
 def test_of_two_masks_both_say_where_a_loss_is_taken() -> None:
-    row = {"input_ids": [1, 2, 3, 4], "assistant_masks": [0, 1, 1, 1], "completion_mask": [1, 1, 1, 0]}
+    row = {
+        "input_ids": [1, 2, 3, 4],
+        "assistant_masks": [0, 1, 1, 1],
+        "completion_mask": [1, 1, 1, 0],
+    }
     training = preflight.read_training_set([row])
     assert training is not None and training.has_loss[:4].tolist() == [False, True, True, False]
     # TRL 1.16 ignores the mask of completions unless completion_only_loss is true.
@@ -75,7 +85,9 @@ def test_preference_rows_are_read_with_both_answers() -> None:
     assert silent.startswith("1 of them have no loss")
     with pytest.raises(AuditError, match="1 of 1 are in the training set"):
         preflight.describe_secret_coverage(training, [wanted, secret(1, 2, 5, 6, member=False)])
-    with pytest.raises(AuditError, match="are nowhere in its 2 rows"):  # chosen and rejected never follow each other
+    with pytest.raises(
+        AuditError, match="are nowhere in its 2 rows"
+    ):  # chosen and rejected never follow each other
         preflight.describe_secret_coverage(training, [secret(3, 4, 5, 6)])
 
 
@@ -101,7 +113,10 @@ def test_sides_with_labels_are_read_with_the_prompt_within() -> None:
 
 def test_orpo_learns_the_prompts_of_chosen_sides_whatever_is_masked() -> None:
     training = preflight.read_training_set([ORPO], learns_prompts=True)
-    assert training is not None and training.has_loss.tolist() == [True] * 4 + [False] * 4 + [True, False]
+    assert training is not None and training.has_loss.tolist() == [True] * 4 + [False] * 4 + [
+        True,
+        False,
+    ]
 
 
 def test_sides_without_labels_follow_their_prompt() -> None:
@@ -109,11 +124,21 @@ def test_sides_without_labels_follow_their_prompt() -> None:
     row = {"prompt_input_ids": [1, 2], "chosen_input_ids": [3, 4], "rejected_input_ids": [5, 6]}
     before, now = (preflight.read_training_set(rows) for rows in ([row], PREFERENCES[:1]))
     assert before is not None and now is not None
-    assert before.ids.tolist() == now.ids.tolist() and before.has_loss.tolist() == now.has_loss.tolist()
+    assert (
+        before.ids.tolist() == now.ids.tolist()
+        and before.has_loss.tolist() == now.has_loss.tolist()
+    )
 
 
 def test_labelled_completions_are_read_without_those_of_the_other_prompts() -> None:
-    rows = [{"prompt_ids": [1, 2], "completion_ids": [3, 4], "KL_completion_ids": [8, 9], "label": False}] * 2
+    rows = [
+        {
+            "prompt_ids": [1, 2],
+            "completion_ids": [3, 4],
+            "KL_completion_ids": [8, 9],
+            "label": False,
+        }
+    ] * 2
     training = preflight.read_training_set(rows)
     assert training is not None and (training.rows, training.copies) == (2, 1)
     assert training.ids[:4].tolist() == [1, 2, 3, 4] and 9 not in training.ids
@@ -121,7 +146,9 @@ def test_labelled_completions_are_read_without_those_of_the_other_prompts() -> N
 
 
 @pytest.mark.parametrize(("keep_end", "tokens"), [(False, [1, 2, 3]), (True, [2, 3, 4])])
-def test_a_collators_cut_is_made_before_tokens_are_looked_for(keep_end: bool, tokens: list[int]) -> None:
+def test_a_collators_cut_is_made_before_tokens_are_looked_for(
+    keep_end: bool, tokens: list[int]
+) -> None:
     training = preflight.read_training_set(PREFERENCES[:1], 3, keep_end)
     assert training is not None and training.ids[:3].tolist() == tokens
 

@@ -1,4 +1,5 @@
-"""What all checks share: flags from a signature, and a page; and every check has a command line that can be read."""
+"""What all checks share: flags from a signature, and a page; and every check has a command line
+that can be read."""
 
 from __future__ import annotations
 
@@ -34,7 +35,22 @@ called: list[object] = []
 def test_flags_are_what_the_signature_says() -> None:
     called.clear()
     assert harness.run(sample, ["x"]) == 0
-    given = ["x", "--count", "4", "--names", "b", "a", "--ends", "1", "2", "--how", "fast", "--small-one", "-o", "y"]
+    given = [
+        "x",
+        "--count",
+        "4",
+        "--names",
+        "b",
+        "a",
+        "--ends",
+        "1",
+        "2",
+        "--how",
+        "fast",
+        "--small-one",
+        "-o",
+        "y",
+    ]
     harness.run(sample, given)
     assert called == [
         (Path("x"), 3, (), (0.0, 1.0), "well", False, None),
@@ -42,8 +58,12 @@ def test_flags_are_what_the_signature_says() -> None:
     ]
 
 
-@pytest.mark.parametrize("wrong", [[], ["x", "--names", "c"], ["x", "--ends", "1"], ["x", "--count", "many"]])
-def test_what_it_does_not_say_is_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "wrong", [[], ["x", "--names", "c"], ["x", "--ends", "1"], ["x", "--count", "many"]]
+)
+def test_what_it_does_not_say_is_refused(
+    wrong: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as leave:
         harness.run(sample, wrong)
     assert leave.value.code == 2 and "error: " in capsys.readouterr().err
@@ -65,5 +85,7 @@ def test_every_check_says_what_can_be_asked_for(path: Path) -> None:
 
 def test_validation_is_not_installed() -> None:
     assert len(PROGRAMS) > 15
-    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "packages"
+    ]
     assert not [package for package in packages if "validation" in package]

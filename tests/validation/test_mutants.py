@@ -1,4 +1,5 @@
-"""The mutants are what they say: one change each, all different, with a key that outlives changes elsewhere."""
+"""The mutants are what they say: one change each, all different, with a key that outlives changes
+elsewhere."""
 
 from __future__ import annotations
 
@@ -66,10 +67,16 @@ def test_a_key_outlives_changes_elsewhere(tmp_path: Path) -> None:
 
 
 def test_every_module_has_tests_and_every_equivalent_one_is_there() -> None:
-    files = [path for package in program.PACKAGES for path in (mutation.ROOT / "auditor" / package).glob("*.py")]
+    files = [
+        path
+        for package in program.PACKAGES
+        for path in (mutation.ROOT / "auditor" / package).glob("*.py")
+    ]
     every = [mutant for path in files for mutant in mutation.mutants(path)]
     assert len({mutant.key for mutant in every}) == len(every) > 3000
     assert set(program.EQUIVALENT) <= {mutant.key for mutant in every}
-    assert [path for path in sorted({mutant.path for mutant in every}) if not program.tests_of(path)] == []
+    assert [
+        path for path in sorted({mutant.path for mutant in every}) if not program.tests_of(path)
+    ] == []
     for file in {file for more in program.MORE.values() for file in more}:
         ast.parse((mutation.ROOT / file).read_text())

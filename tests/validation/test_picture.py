@@ -36,7 +36,10 @@ def test_numbers_are_those_of_the_table(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(PAGE)
     (said,) = pictures(page)
-    assert rows(page, 1, "AUC", 2) == [Row("0 · tuned", 0.848, 0.752, 0.923), Row("0 · public", 13, 9, 17)]
+    assert rows(page, 1, "AUC", 2) == [
+        Row("0 · tuned", 0.848, 0.752, 0.923),
+        Row("0 · public", 13, 9, 17),
+    ]
     assert rows(page, 1, "minus", 2) == [Row("0 · public", -1, -2.5, 0.5)]
     (axes,) = drawn(page, said).axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["0 · tuned", "0 · public"]
@@ -57,13 +60,21 @@ def test_panels_together_name_a_row_once_and_leave_out_what_has_no_number(tmp_pa
     assert (tuned, public, only) == (0, 1, 1)  # beside its name
 
 
-SHOWN = [(page, said) for page in sorted((ROOT / "docs" / "evidence").glob("*.md")) for said in pictures(page)]
+SHOWN = [
+    (page, said)
+    for page in sorted((ROOT / "docs" / "evidence").glob("*.md"))
+    for said in pictures(page)
+]
 
 
 @pytest.mark.parametrize(("page", "said"), SHOWN, ids=[said["file"] for _, said in SHOWN])
-def test_a_picture_that_is_kept_shows_what_its_page_says(page: Path, said: dict[str, object]) -> None:
+def test_a_picture_that_is_kept_shows_what_its_page_says(
+    page: Path, said: dict[str, object]
+) -> None:
     """Every row by its name; and the page shows it."""
     kept = (page.parent / str(said["file"])).read_text(encoding="utf-8")
-    names = [label.get_text() for axes in drawn(page, said).axes for label in axes.get_yticklabels()]
+    names = [
+        label.get_text() for axes in drawn(page, said).axes for label in axes.get_yticklabels()
+    ]
     assert any(names) and all(f">{name}<" in kept for name in filter(None, names))
     assert f"]({said['file']})" in page.read_text(encoding="utf-8")

@@ -1,4 +1,5 @@
-"""The table of planted faults in small: what is broken is seen, what is not is let be, and nothing stays broken."""
+"""The table of planted faults in small: what is broken is seen, what is not is let be, and nothing
+stays broken."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from auditor.training.dp_loop import PoissonSampler, ScaledOptimizer
 from validation.trust import planted_faults
 
 
-def test_faults_are_caught_and_a_control_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_are_caught_and_a_control_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
     names = ("none: dp-sgd", "noise-off", "batch-clipped", "shuffled", "key-reused")
     assert planted_faults.main(out=tmp_path, only=names, small=True) == 0
@@ -28,7 +31,10 @@ def test_faults_are_caught_and_a_control_is_not(tmp_path: Path, monkeypatch: pyt
         "shuffled": "caught by what it saw",
         "key-reused": "caught by what it saw",
     }
-    assert all(row["claimed"] == pytest.approx(1, abs=0.01) and row["canaries"] == 400 for row in found.values())
+    assert all(
+        row["claimed"] == pytest.approx(1, abs=0.01) and row["canaries"] == 400
+        for row in found.values()
+    )
     assert "the noise has" in found["noise-off"]["seen"][0] and found["none: dp-sgd"]["seen"] == []
     assert "too evenly for Poisson sampling" in found["shuffled"]["seen"][0]
     table = (tmp_path / "planted_faults.md").read_text().splitlines()
@@ -36,7 +42,10 @@ def test_faults_are_caught_and_a_control_is_not(tmp_path: Path, monkeypatch: pyt
 
 
 def test_served_claims_are_checked_exactly() -> None:
-    rows = {service.name: next(iter(planted_faults.served(service))) for service in planted_faults.SERVICES}
+    rows = {
+        service.name: next(iter(planted_faults.served(service)))
+        for service in planted_faults.SERVICES
+    }
     assert {name: row.verdict for name, row in rows.items()} == {
         "none: pmixed": "consistent",
         "pmixed-published": "caught by what it saw",
@@ -52,7 +61,10 @@ def test_nothing_stays_broken() -> None:
             ScaledOptimizer.add_clipped_samples,
             PoissonSampler.draw_batch_units,
         ]
-        own += [private_training.noise_multiplier_for, private_training.PrivateTraining.make_privacy_record]
+        own += [
+            private_training.noise_multiplier_for,
+            private_training.PrivateTraining.make_privacy_record,
+        ]
         return [*own, dp_loop.fit_privately, dp_loop.NoiseStream]
 
     before = parts()

@@ -1,7 +1,8 @@
-"""One row a family of language models: how it is served, or why it is refused, and a tiny one made on the spot.
+"""One row a family of language models: how it is served, or why it is refused, and a tiny one made
+on the spot.
 
-It is made from transformers' own configuration class: `_SHAPE` is what all have in common, under the names that
-families give it; a row says what its family needs besides.
+It is made from transformers' own configuration class: `_SHAPE` is what all have in common, under
+the names that families give it; a row says what its family needs besides.
 """
 
 from __future__ import annotations
@@ -29,21 +30,55 @@ VOCABULARY = 61
 _SHAPE: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCABULARY),
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "emb_dim", "embedding_size"), 32),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers"), 2),
+    **dict.fromkeys(
+        (
+            "num_hidden_layers",
+            "n_layer",
+            "n_layers",
+            "num_layers",
+            "decoder_layers",
+            "encoder_layers",
+        ),
+        2,
+    ),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 2),
     **dict.fromkeys(("decoder_attention_heads", "encoder_attention_heads", "n_mamba_heads"), 2),
-    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "n_group", "topk_group", "mamba_n_groups", "n_groups"), 1),
-    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim"), 64),
+    **dict.fromkeys(
+        (
+            "num_key_value_heads",
+            "num_kv_heads",
+            "n_group",
+            "topk_group",
+            "mamba_n_groups",
+            "n_groups",
+        ),
+        1,
+    ),
+    **dict.fromkeys(
+        ("intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim"), 64
+    ),
     **dict.fromkeys(("ffn_hidden_size", "inner_dim"), 64),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 96),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_k", "n_shared_experts"), 2),
+    **dict.fromkeys(
+        ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_k", "n_shared_experts"),
+        2,
+    ),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 32),
     **dict.fromkeys(("head_dim", "v_head_dim", "q_lora_rank", "kv_lora_rank"), 16),
-    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "mamba_d_state", "state_size", "rotary_dim"), 8),
+    **dict.fromkeys(
+        ("qk_rope_head_dim", "qk_nope_head_dim", "mamba_d_state", "state_size", "rotary_dim"), 8
+    ),
     **dict.fromkeys(("mamba_n_heads", "mamba_num_heads"), 4),
     **dict.fromkeys(
-        ("mamba_d_head", "mamba_head_dim", "linear_key_head_dim", "linear_value_head_dim", "linear_head_dim"), 16
+        (
+            "mamba_d_head",
+            "mamba_head_dim",
+            "linear_key_head_dim",
+            "linear_value_head_dim",
+            "linear_head_dim",
+        ),
+        16,
     ),
     **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "linear_num_heads"), 2),
     "hidden_size_per_layer_input": 8,
@@ -56,7 +91,8 @@ _SHAPE: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """shape: what its tiny model has beside `_SHAPE`. refused: what is said of it where it is not served."""
+    """shape: what its tiny model has beside `_SHAPE`. refused: what is said of it where it is not
+    served."""
 
     shape: Mapping[str, Any] = field(default_factory=dict)
     refused: str = ""
@@ -64,7 +100,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Family(Row):
-    """A causal one. served: how its rows are. embeddings: whether it is right by input embeddings too.
+    """A causal one. served: how its rows are. embeddings: whether it is right by input embeddings
+    too.
 
     but: where it is not served though it is elsewhere.
     """
@@ -149,7 +186,9 @@ FAMILIES: Mapping[str, Family] = {
     "gpt-sw3": Family("slots"),
     "gpt2": Family("slots"),
     "gpt_bigcode": Family("slots"),
-    "gpt_neo": Family("slots", shape={"attention_types": [[["global", "local"], 1]], "window_size": 4}),
+    "gpt_neo": Family(
+        "slots", shape={"attention_types": [[["global", "local"], 1]], "window_size": 4}
+    ),
     "gpt_neox": Family("slots"),
     "gpt_neox_japanese": Family("slots"),
     "gpt_oss": Family("slots"),
@@ -158,7 +197,9 @@ FAMILIES: Mapping[str, Family] = {
     "granite_swa": Family("slots"),
     "granitemoe": Family("slots"),
     "granitemoe_swa": Family("slots"),
-    "granitemoehybrid": Family("cache", shape={"layer_types": ["linear_attention", "full_attention"]}),
+    "granitemoehybrid": Family(
+        "cache", shape={"layer_types": ["linear_attention", "full_attention"]}
+    ),
     "granitemoeshared": Family("slots"),
     "helium": Family("slots"),
     "hrm_text": Family("slots"),
@@ -172,7 +213,9 @@ FAMILIES: Mapping[str, Family] = {
     "internlm3": Family("slots"),
     "iquestcoder": Family("slots"),
     "jais2": Family("slots"),
-    "jamba": Family("cache", shape={"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4}),
+    "jamba": Family(
+        "cache", shape={"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4}
+    ),
     "jetmoe": Family("slots"),
     "kimi_linear": Family("cache"),
     "kolibri1": Family("slots"),
@@ -202,7 +245,11 @@ FAMILIES: Mapping[str, Family] = {
     "nemotron": Family("slots"),
     "nemotron_h": Family(
         "cache",
-        shape={"layers_block_type": ["linear_attention", "full_attention"], "mamba_num_heads": 4, "ssm_state_size": 8},
+        shape={
+            "layers_block_type": ["linear_attention", "full_attention"],
+            "mamba_num_heads": 4,
+            "ssm_state_size": 8,
+        },
     ),
     "olmo": Family("slots"),
     "olmo2": Family("slots"),
@@ -222,11 +269,17 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_5_text": Family("cache"),
     "qwen3_moe": Family("slots"),
     "qwen3_next": Family("cache"),
-    "recurrent_gemma": Family("recompute", shape={"block_types": ["recurrent", "attention"], "lru_width": 32}),
-    "reformer": Family(
-        "recompute", embeddings=False, shape={**_DECODER, "attn_layers": ["local", "local"], "axial_pos_embds": False}
+    "recurrent_gemma": Family(
+        "recompute", shape={"block_types": ["recurrent", "attention"], "lru_width": 32}
     ),
-    "rembert": Family("slots", shape={**_DECODER, "input_embedding_size": 32, "output_embedding_size": 32}),
+    "reformer": Family(
+        "recompute",
+        embeddings=False,
+        shape={**_DECODER, "attn_layers": ["local", "local"], "axial_pos_embds": False},
+    ),
+    "rembert": Family(
+        "slots", shape={**_DECODER, "input_embedding_size": 32, "output_embedding_size": 32}
+    ),
     "roberta": Family("slots", shape=_DECODER),
     "roberta-prelayernorm": Family("slots", shape=_DECODER),
     "roformer": Family("slots", shape=_DECODER),
@@ -242,14 +295,27 @@ FAMILIES: Mapping[str, Family] = {
     "xlm": Family("recompute", shape={"causal": True}),
     "xlm-roberta": Family("slots", shape=_DECODER),
     "xlm-roberta-xl": Family("slots", shape=_DECODER),
-    "xlstm": Family("cache", shape={"hidden_size": 128}, but="refused in bfloat16 for texts of 64 tokens and more"),
+    "xlstm": Family(
+        "cache",
+        shape={"hidden_size": 128},
+        but="refused in bfloat16 for texts of 64 tokens and more",
+    ),
     "xmod": Family("slots", shape={**_DECODER, "languages": ["en"], "default_language": "en"}),
     "youtu": Family("slots", shape=_LATENT),
     "zamba": Family(
-        "cache", shape={"layers_block_type": ["linear_attention", "hybrid", "hybrid"], "num_hidden_layers": 3}
+        "cache",
+        shape={
+            "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
+            "num_hidden_layers": 3,
+        },
     ),
     "zamba2": Family(
-        "cache", shape={"layers_block_type": ["linear_attention", "hybrid"], "chunk_size": 8, "adapter_rank": 8}
+        "cache",
+        shape={
+            "layers_block_type": ["linear_attention", "hybrid"],
+            "chunk_size": 8,
+            "adapter_rank": 8,
+        },
     ),
 }
 
@@ -267,16 +333,36 @@ REFUSED: Mapping[str, Row] = {
 
 # Neither causal nor masked.
 ENCODER_DECODERS = (
-    *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart"),
+    *(
+        "bart",
+        "bigbird_pegasus",
+        "blenderbot",
+        "blenderbot-small",
+        "marian",
+        "mbart",
+        "mvp",
+        "pegasus",
+        "plbart",
+    ),
     *("prophetnet", "t5", "whisper"),
 )
 
 MASKED: Mapping[str, Row] = {
-    **dict.fromkeys(("albert", "bert", "big_bird", "camembert", "convbert", "data2vec-text", "deberta"), Row()),
-    **dict.fromkeys(("deberta-v2", "distilbert", "electra", "ernie", "esm", "eurobert", "flaubert", "fnet"), Row()),
+    **dict.fromkeys(
+        ("albert", "bert", "big_bird", "camembert", "convbert", "data2vec-text", "deberta"), Row()
+    ),
+    **dict.fromkeys(
+        ("deberta-v2", "distilbert", "electra", "ernie", "esm", "eurobert", "flaubert", "fnet"),
+        Row(),
+    ),
     **dict.fromkeys(("gte", "ibert", "jina_embeddings_v3", "megatron-bert", "modernbert"), Row()),
-    **dict.fromkeys(("mpnet", "neomme", "nomic_bert", "nystromformer", "rembert", "roberta"), Row()),
-    **dict.fromkeys(("roberta-prelayernorm", "roformer", "squeezebert", "ultrabert", "xlm", "xlm-roberta"), Row()),
+    **dict.fromkeys(
+        ("mpnet", "neomme", "nomic_bert", "nystromformer", "rembert", "roberta"), Row()
+    ),
+    **dict.fromkeys(
+        ("roberta-prelayernorm", "roformer", "squeezebert", "ultrabert", "xlm", "xlm-roberta"),
+        Row(),
+    ),
     **dict.fromkeys(("xlm-roberta-xl", "yoso"), Row()),
     "esmc": Row(shape={"num_key_value_heads": 2}),
     "funnel": Row(shape={"block_sizes": [1, 1], "d_head": 16, "d_inner": 64}),
@@ -303,14 +389,21 @@ MASKED: Mapping[str, Row] = {
             "axial_pos_embds": False,
             "num_buckets": 4,
         },
-        refused="whose distribution of a hidden token in a text of .* changes by .* nats when it is asked for again",
+        refused="whose distribution of a hidden token in a text of .* changes by .* nats when it "
+        "is asked for again",
     ),
     "roc_bert": _CHARACTERS,
     "tapas": Row(refused="must be told which cell of a table each token is in"),
     "xmod": Row(shape={"languages": ["en"], "default_language": "en"}),
 }
 
-TRAINED = ("gpt2", "gpt_neox", "llama", "mistral", "qwen2")  # each method of `audit train` is run on them in the tests
+TRAINED = (
+    "gpt2",
+    "gpt_neox",
+    "llama",
+    "mistral",
+    "qwen2",
+)  # each method of `audit train` is run on them in the tests
 
 
 def row(family: str, kind: Kind) -> Row:
@@ -318,7 +411,8 @@ def row(family: str, kind: Kind) -> Row:
 
 
 def config_of(family: str, shape: Mapping[str, Any], **more: Any) -> PreTrainedConfig:
-    """The family's own defaults, made small; one of each kind of layer that it alternates, two at least."""
+    """The family's own defaults, made small; one of each kind of layer that it alternates, two at
+    least."""
     made = CONFIG_MAPPING[family]
     default = made()
     named = set(default.to_dict()) - set(made.attribute_map)
@@ -332,15 +426,17 @@ def config_of(family: str, shape: Mapping[str, Any], **more: Any) -> PreTrainedC
 
 
 def tiny(family: str, kind: Kind = "causal", **more: Any) -> PreTrainedModel:
-    """With larger weights than it is initialised with, and none that are all 0: its distribution depends on what it
-    reads."""
+    """With larger weights than it is initialised with, and none that are all 0: its distribution
+    depends on what it reads."""
     torch.manual_seed(0)
     config = config_of(family, row(family, kind).shape, **more)
     made = AutoModelForMaskedLM if kind == "masked" else AutoModelForCausalLM
     model: PreTrainedModel = made.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            if not parameter.any():  # what Gemma 3n adds of its tokens to each layer is multiplied by such ones
+            if (
+                not parameter.any()
+            ):  # what Gemma 3n adds of its tokens to each layer is multiplied by such ones
                 parameter.normal_(std=0.1)
             elif parameter.ndim > 1:
                 parameter.mul_(4.0)
@@ -349,7 +445,9 @@ def tiny(family: str, kind: Kind = "causal", **more: Any) -> PreTrainedModel:
 
 def save(folder: Path, family: str, kind: Kind = "causal") -> PreTrainedModel:
     """A tiny model with a tokenizer of single bytes, as `--model` and `audit train` take it."""
-    vocabulary = {word: i for i, word in enumerate(["<end>", *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    vocabulary = {
+        word: i for i, word in enumerate(["<end>", *sorted(pre_tokenizers.ByteLevel.alphabet())])
+    }
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -7,7 +7,10 @@ import textwrap
 from pathlib import Path
 
 import transformers
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
 
 from tests.zoo.families import ENCODER_DECODERS, FAMILIES, MASKED, REFUSED, TRAINED, Row
 
@@ -35,7 +38,7 @@ A family that is not listed is checked like the others when it is loaded, and re
 
 | family | class | rows | soft prompts | trained |
 |---|---|---|---|---|
-"""
+"""  # noqa: E501
 _MASKED = """
 ## Masked
 
@@ -47,19 +50,26 @@ For papers that hide tokens of whole texts (`audit reproduce uniform-mixing`).
 
 
 def page() -> str:
-    others = textwrap.fill(f"An encoder-decoder is refused as one: {', '.join(ENCODER_DECODERS)}.", 120)
+    others = textwrap.fill(
+        f"An encoder-decoder is refused as one: {', '.join(ENCODER_DECODERS)}.", 120
+    )
     head = _HEAD.format(others=others, version=".".join(transformers.__version__.split(".")[:2]))
     rows = []
     for name, row in sorted(FAMILIES.items()):
         prompts = "yes" if row.embeddings else "no"
         trained = "tested" if name in TRAINED else ""
         served = f"{row.served}; {row.but}" if row.but else row.served
-        rows.append(f"| {name} | `{MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name]}` | {served} | {prompts} | {trained} |\n")
+        rows.append(
+            f"| {name} | `{MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name]}` | {served} | {prompts} | "
+            f"{trained} |\n"
+        )
     rows += [
-        f"| {name} | `{MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name]}` | {_no(row)} | | |\n" for name, row in REFUSED.items()
+        f"| {name} | `{MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name]}` | {_no(row)} | | |\n"
+        for name, row in REFUSED.items()
     ]
     masked = [
-        f"| {name} | `{MODEL_FOR_MASKED_LM_MAPPING_NAMES[name]}` | {_no(row) if row.refused else 'yes'} |\n"
+        f"| {name} | `{MODEL_FOR_MASKED_LM_MAPPING_NAMES[name]}` | "
+        f"{_no(row) if row.refused else 'yes'} |\n"
         for name, row in MASKED.items()
     ]
     return head + "".join(sorted(rows)) + _MASKED + "".join(sorted(masked))
@@ -67,7 +77,10 @@ def page() -> str:
 
 def _no(row: Row) -> str:
     """Why the family is refused, as its sentence says, but for the numbers in it."""
-    return f"refused: {re.sub(r' (in a text of|by) [.][*]( nats)?', '', row.refused).replace('whose', 'its')}"
+    return (
+        "refused: "
+        f"{re.sub(r' (in a text of|by) [.][*]( nats)?', '', row.refused).replace('whose', 'its')}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Families in use: each way of serving attacked end to end, and each method of training on five architectures."""
+"""Families in use: each way of serving attacked end to end, and each method of training on five
+architectures."""
 
 from __future__ import annotations
 
@@ -22,11 +23,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("family", ["mamba2", "jamba", "gemma2", "openai-gpt"])  # cache, cache, slots, recompute
+@pytest.mark.parametrize(
+    "family", ["mamba2", "jamba", "gemma2", "openai-gpt"]
+)  # cache, cache, slots, recompute
 def test_an_audit_runs_end_to_end(family: str, data: Path, tmp_path: Path) -> None:
     save(tmp_path / "model", family)
     attack = ["--attack", "perplexity", "-A", "samples=2", "-o", str(tmp_path / "run")]
-    assert run_command_line(["run", "--model", str(tmp_path / "model"), "--data", str(data), *attack]) == 0
+    assert (
+        run_command_line(["run", "--model", str(tmp_path / "model"), "--data", str(data), *attack])
+        == 0
+    )
     (result,) = tmp_path.glob("run/**/result.json")
     findings = json.loads(result.read_text())["findings"]
     assert any("recall" in str(finding["measurements"]) for finding in findings), findings
@@ -37,8 +43,19 @@ def test_an_audit_runs_end_to_end(family: str, data: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("family", TRAINED)
 def test_a_family_is_trained(family: str, method: str, data: Path, tmp_path: Path) -> None:
     save(tmp_path / "model", family)
-    own = {"pmixed": {"members": 2}, "dp-sgd": {"noise_multiplier": 1.0}, "adp": {"noise_multiplier": 1.0}}
-    options: dict[str, Any] = {"epochs": 1, "batch": 4, "learning_rate": 0.01, **own.get(method, {})}
-    asked = TrainingRequest(method, str(tmp_path / "model"), str(data), out=tmp_path / "out", block=48, options=options)
+    own = {
+        "pmixed": {"members": 2},
+        "dp-sgd": {"noise_multiplier": 1.0},
+        "adp": {"noise_multiplier": 1.0},
+    }
+    options: dict[str, Any] = {
+        "epochs": 1,
+        "batch": 4,
+        "learning_rate": 0.01,
+        **own.get(method, {}),
+    }
+    asked = TrainingRequest(
+        method, str(tmp_path / "model"), str(data), out=tmp_path / "out", block=48, options=options
+    )
     training.train_model_into_folder(asked, lambda what, done, total: None)
     assert json.loads((tmp_path / "out" / "training.json").read_text())["finished"]

@@ -1,5 +1,5 @@
-"""Each family of the table against transformers itself: distributions, greedy tokens, split rows, soft prompts,
-gaps."""
+"""Each family of the table against transformers itself: distributions, greedy tokens, split rows,
+soft prompts, gaps."""
 
 from __future__ import annotations
 
@@ -16,23 +16,51 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load_causal_lm
 from auditor.models.masked import load_masked, require_masked_model
 from auditor.models.self_check import check_and_configure_serving
-from tests.zoo.families import ENCODER_DECODERS, FAMILIES, MASKED, REFUSED, VOCABULARY, config_of, save, tiny
+from tests.zoo.families import (
+    ENCODER_DECODERS,
+    FAMILIES,
+    MASKED,
+    REFUSED,
+    VOCABULARY,
+    config_of,
+    save,
+    tiny,
+)
 from tests.zoo.page import PAGE, page
 
-# `generate` counts their positions from 0; the models themselves, in training too, from behind the padding id.
+# `generate` counts their positions from 0; the models themselves, in training too, from behind the
+# padding id.
 COUNTED_OTHERWISE = (
-    *("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+    *(
+        "camembert",
+        "data2vec-text",
+        "roberta",
+        "roberta-prelayernorm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    ),
 )
-# Moshi's own cache forgets what is past the window; its mask, in training too, does not. XLM's `generate` asks for a
-# masked token behind the text, which no model of next tokens was trained on.
+# Moshi's own cache forgets what is past the window; its mask, in training too, does not. XLM's
+# `generate` asks for a masked token behind the text, which no model of next tokens was trained on.
 GENERATED_OTHERWISE = ("moshi", "xlm")
-LOADED = ("mamba2", "jamba", "gemma2", "openai-gpt", "gemma4_text", "reformer", "rwkv")  # each way of serving
+LOADED = (
+    "mamba2",
+    "jamba",
+    "gemma2",
+    "openai-gpt",
+    "gemma4_text",
+    "reformer",
+    "rwkv",
+)  # each way of serving
 
 
 def close(got: Tensor, expected: Tensor) -> None:
     """To what single precision leaves after a few hundred sums of numbers of this size."""
     size = float(expected.detach().abs().max())
-    torch.testing.assert_close(got, expected, atol=200 * torch.finfo(torch.float32).eps * max(1.0, size), rtol=0)
+    torch.testing.assert_close(
+        got, expected, atol=200 * torch.finfo(torch.float32).eps * max(1.0, size), rtol=0
+    )
 
 
 @functools.cache
@@ -50,9 +78,13 @@ def model(request: pytest.FixtureRequest) -> HuggingFaceModel:
 def test_a_family_is_served_as_its_row_says(model: HuggingFaceModel) -> None:
     g = torch.Generator().manual_seed(0)
     tokens = torch.randint(3, VOCABULARY, (3, 10), generator=g)
-    distribution = torch.log_softmax(model.model(input_ids=tokens).logits, dim=-1)  # transformers' own
+    distribution = torch.log_softmax(
+        model.model(input_ids=tokens).logits, dim=-1
+    )  # transformers' own
     close(model.log_probs(tokens, 10), distribution)
-    close(model.log_probs(tokens[:, :6], 1)[:, 0], distribution[:, 5])  # nothing that comes later is seen
+    close(
+        model.log_probs(tokens[:, :6], 1)[:, 0], distribution[:, 5]
+    )  # nothing that comes later is seen
     rows, contexts = model.start(tokens, 3), tokens
     close(rows.log_probs(), distribution[:, -1])
     for parents in ([2, 0, 2, 1, 2], [4, 1], [1, 0]):  # splits, deaths, another order
@@ -64,7 +96,9 @@ def test_a_family_is_served_as_its_row_says(model: HuggingFaceModel) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("model", sorted(set(FAMILIES) - set(COUNTED_OTHERWISE + GENERATED_OTHERWISE)), indirect=True)
+@pytest.mark.parametrize(
+    "model", sorted(set(FAMILIES) - set(COUNTED_OTHERWISE + GENERATED_OTHERWISE)), indirect=True
+)
 def test_greedy_tokens_are_those_of_generate(model: HuggingFaceModel) -> None:
     tokens = torch.randint(3, VOCABULARY, (2, 6), generator=torch.Generator().manual_seed(1))
     settings = model.model.generation_config
@@ -95,7 +129,9 @@ def test_a_soft_prompt_of_token_embeddings_is_those_tokens(model: HuggingFaceMod
     distribution = model.log_probs(tokens, 2, prompt=prompt)
     close(distribution, model.log_probs(torch.cat([torch.tensor([[7, 4]] * 2), tokens], dim=1), 2))
     close(model.start(tokens, 2, prompt=prompt.detach()).log_probs(), distribution[:, -1])
-    near = model.log_probs(tokens, 2, prompt=prompt.detach() * 1.0001)  # a tuned prompt is no token's embedding
+    near = model.log_probs(
+        tokens, 2, prompt=prompt.detach() * 1.0001
+    )  # a tuned prompt is no token's embedding
     torch.testing.assert_close(near, distribution.detach(), atol=0.05, rtol=0)
     distribution.sum().backward()  # type: ignore[no-untyped-call]
     assert prompt.grad is not None and float(prompt.grad.abs().sum()) > 0
@@ -109,7 +145,8 @@ def test_loading_finds_what_the_row_says(family: str, tmp_path: Path) -> None:
 
 
 def test_a_family_that_is_refused_in_few_bits_is_listed_so() -> None:
-    """transformers' own parallel form, which it takes from 64 tokens on, mixes float32 with bfloat16."""
+    """transformers' own parallel form, which it takes from 64 tokens on, mixes float32 with
+    bfloat16."""
     assert [name for name, row in FAMILIES.items() if row.but] == ["xlstm"]
     model = HuggingFaceModel(tiny("xlstm").to(torch.bfloat16), name="xlstm")
     check_and_configure_serving(model, 63)
@@ -133,7 +170,9 @@ def test_an_encoder_decoder_is_refused(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("ask", "own"), [(load_causal_lm, {"causal": True}), (load_masked, {})])
-def test_a_model_of_several_languages_must_be_told_which(ask: Any, own: dict[str, Any], tmp_path: Path) -> None:
+def test_a_model_of_several_languages_must_be_told_which(
+    ask: Any, own: dict[str, Any], tmp_path: Path
+) -> None:
     config_of("xlm", {"n_langs": 2, **own}).save_pretrained(tmp_path)
     with pytest.raises(AuditError, match="which of 2 languages each token is of"):
         ask(str(tmp_path))
@@ -158,7 +197,10 @@ def test_a_masked_family_fills_gaps_as_transformers_does(family: str, tmp_path: 
         wanted = distribution.gather(1, at[..., None].expand(-1, -1, distribution.shape[-1]))
         close(model.log_probs(tokens, at), wanted)
         close(model.log_probs(tokens[1:2], at[1:2]), wanted[1:2])  # whatever it is asked beside
-        close(model.token_log_probs(tokens, at), wanted.gather(-1, tokens.gather(1, at)[..., None])[..., 0])
+        close(
+            model.token_log_probs(tokens, at),
+            wanted.gather(-1, tokens.gather(1, at)[..., None])[..., 0],
+        )
 
 
 def test_the_page_is_printed_from_the_table() -> None:

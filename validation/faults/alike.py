@@ -1,8 +1,10 @@
-"""Whether two commands came to the same, file by file: all but times, memory and what an API was paid.
+"""Whether two commands came to the same, file by file: all but times, memory and what an API was
+paid.
 
-Numbers may differ by 1e-5, as batches of another size sum in another order; words, ids, tokens, counts may not. Weights
-and tuned prompts are compared bit by bit, journals secret by secret, and reports by their words and their numbers; of a
-drawing what is written on it, not its lines, which leave out points that are all but on a straight one.
+Numbers may differ by 1e-5, as batches of another size sum in another order; words, ids, tokens,
+counts may not. Weights and tuned prompts are compared bit by bit, journals secret by secret, and
+reports by their words and their numbers; of a drawing what is written on it, not its lines, which
+leave out points that are all but on a straight one.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ _TIMES = {
 }
 _CLOSE = 1e-5
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
-# As reports write times, how fast the machine was and what was paid: a date, "0.3 s", "1.35 times as long".
+# As reports write times, how fast the machine was and what was paid: a date, "0.3 s", "1.35 times
+# as long".
 _SHOWN = re.compile(
     r"\s?A token takes [\d.,]+ times as long\."
     r"|paid for [\d,]+ tokens in [\d,]+ requests \([^)]*\)"
@@ -45,7 +48,11 @@ def differences(found: Path, expected: Path) -> list[str]:
     names = [{str(path.relative_to(root)) for path in _files(root)} for root in (found, expected)]
     told = [f"{name} is missing" for name in sorted(names[1] - names[0])]
     told += [f"{name} is left over" for name in sorted(names[0] - names[1])]
-    return told + [why for name in sorted(names[0] & names[1]) if (why := _alike(found / name, expected / name))]
+    return told + [
+        why
+        for name in sorted(names[0] & names[1])
+        if (why := _alike(found / name, expected / name))
+    ]
 
 
 def _files(root: Path) -> Iterator[Path]:
@@ -104,13 +111,17 @@ def _numbers(path: Path) -> dict[str, Any]:
     """The table of a run by what each of its rows is about."""
     rows = pd.read_parquet(path)
     about = (" ".join(map(str, row)) for row in rows.drop(columns="value").itertuples(index=False))
-    return {name: "nan" if math.isnan(x) else x for name, x in zip(about, rows["value"], strict=True)}
+    return {
+        name: "nan" if math.isnan(x) else x for name, x in zip(about, rows["value"], strict=True)
+    }
 
 
 def _rows(path: Path) -> list[Any]:
     """The answers that a server was paid for."""
     with closing(sqlite3.connect(path)) as held:
-        names = [name for (name,) in held.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        names = [
+            name for (name,) in held.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        ]
         return sorted(repr(row) for name in names for row in held.execute(f"SELECT * FROM {name}"))
 
 
@@ -124,8 +135,16 @@ def _unlike(one: Any, other: Any) -> str:
     """Where they differ, or nothing."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return "" if torch.equal(one, other) else " differs"
-    if isinstance(one, float | int) and isinstance(other, float | int) and not isinstance(one, bool):
-        return "" if math.isclose(one, other, rel_tol=_CLOSE, abs_tol=_CLOSE) else f": {one} is not {other}"
+    if (
+        isinstance(one, float | int)
+        and isinstance(other, float | int)
+        and not isinstance(one, bool)
+    ):
+        return (
+            ""
+            if math.isclose(one, other, rel_tol=_CLOSE, abs_tol=_CLOSE)
+            else f": {one} is not {other}"
+        )
     if isinstance(one, dict) and isinstance(other, dict):
         if set(one) != set(other):
             return f": {sorted(map(str, set(one) ^ set(other)))[:3]} on one side"
@@ -138,4 +157,6 @@ def _unlike(one: Any, other: Any) -> str:
         if isinstance(one, str) and isinstance(other, str):
             one, other = _SHOWN.sub("", one), _SHOWN.sub("", other)
         return "" if one == other else f": {str(one)[:60]!r} is not {str(other)[:60]!r}"
-    return next((f"[{key}]{at}" for key, mine, theirs in pairs if (at := _unlike(mine, theirs))), "")
+    return next(
+        (f"[{key}]{at}" for key, mine, theirs in pairs if (at := _unlike(mine, theirs))), ""
+    )

@@ -1,8 +1,9 @@
-"""The `audit` command in a process of its own, at the cost of a fork: the parent has imported all that it needs.
+"""The `audit` command in a process of its own, at the cost of a fork: the parent has imported all
+that it needs.
 
-What is forked is stopped, starved or let be, and is what a user's process would be: its own session, its output in
-files, signals as the command sets them. A moment is counted in the child's processor time, so it is the same one
-however busy the machine is.
+What is forked is stopped, starved or let be, and is what a user's process would be: its own
+session, its output in files, signals as the command sets them. A moment is counted in the child's
+processor time, so it is the same one however busy the machine is.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _LONGEST = 300.0  # seconds that any command here may take
 
 @dataclass(frozen=True)
 class Moment:
-    """So many seconds of processor time after something has happened; sent: what the process is then sent."""
+    """So many seconds of processor time after something has happened; sent: what the process is
+    then sent."""
 
     after: Happened
     seconds: float
@@ -38,7 +40,8 @@ class Moment:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended. code: its exit code, less than zero where a signal ended it; at: when it was sent one."""
+    """How a command ended. code: its exit code, less than zero where a signal ended it; at: when it
+    was sent one."""
 
     code: int
     said: str
@@ -51,16 +54,23 @@ class Ended:
 
 
 class Running:
-    """`audit WORDS` under way, from the folder `stand`. before: what is done in the child, before the command."""
+    """`audit WORDS` under way, from the folder `stand`. before: what is done in the child, before
+    the command."""
 
     def __init__(
-        self, words: Sequence[str], stand: Path, environment: Mapping[str, str], before: Callable[[], object]
+        self,
+        words: Sequence[str],
+        stand: Path,
+        environment: Mapping[str, str],
+        before: Callable[[], object],
     ) -> None:
         self.stand = stand
         self._files = [stand / f".{os.urandom(4).hex()}.{name}" for name in ("out", "err")]
         sys.stdout.flush()
         sys.stderr.flush()
-        with warnings.catch_warnings():  # Python 3.12 warns of threads: they are of pytest's, and hold nothing
+        with (
+            warnings.catch_warnings()
+        ):  # Python 3.12 warns of threads: they are of pytest's, and hold nothing
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
         if self.pid == 0:
@@ -113,17 +123,25 @@ def warm() -> None:
 
 
 def _child(
-    words: Sequence[str], stand: Path, environment: Mapping[str, str], before: Callable[[], object], files: list[Path]
+    words: Sequence[str],
+    stand: Path,
+    environment: Mapping[str, str],
+    before: Callable[[], object],
+    files: list[Path],
 ) -> None:
     """Becomes the command. Never returns."""
     code = 3
     try:
         os.setsid()
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
+        signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # a shell's background processes ignore it
         os.chdir(stand)
         for number, path in zip((1, 2), files, strict=True):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
-        sys.stdout, sys.stderr = (os.fdopen(os.dup(number), "w", encoding="utf-8") for number in (1, 2))
+        sys.stdout, sys.stderr = (
+            os.fdopen(os.dup(number), "w", encoding="utf-8") for number in (1, 2)
+        )
         os.environ.update(environment)
         sys.argv = ["audit", *words]
         before()

@@ -1,6 +1,8 @@
-"""SIGKILL at random moments of every command, then the command that goes on: does it end as if nothing had been?
+"""SIGKILL at random moments of every command, then the command that goes on: does it end as if
+nothing had been?
 
-On Ray also of the driver, whose run goes on with --resume, and of a worker, whose run goes on by itself.
+On Ray also of the driver, whose run goes on with --resume, and of a worker, whose run goes on by
+itself.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ _AGAIN = 0.25  # how often what goes on is killed too
 
 
 def rows(world: World, case: FaultCommand, kills: int, seed: int) -> Iterator[Recovery]:
-    """So many kills in each phase of a command, at moments spread evenly over its processor time, but for chance."""
+    """So many kills in each phase of a command, at moments spread evenly over its processor time,
+    but for chance."""
     lasting = _lasting(world, case)
     for phase in case.phases:
         rng = random.Random(f"{seed} {case.name} {phase.name}")
@@ -51,7 +54,12 @@ def _lasting(world: World, case: FaultCommand) -> dict[str, float]:
 
 
 def _killed(
-    world: World, case: FaultCommand, phase: CommandPhase, share: float, lasting: float, rng: random.Random
+    world: World,
+    case: FaultCommand,
+    phase: CommandPhase,
+    share: float,
+    lasting: float,
+    rng: random.Random,
 ) -> Recovery:
     for _ in range(_TRIES):
         stand = world.stand(case)
@@ -64,12 +72,23 @@ def _killed(
         raise AssertionError(f"{case.name}, {phase.name}: over before it could be killed")
     seen, kills = on_disk(stand, case), 1
     if rng.random() < _AGAIN:
-        second = world.run(case, stand, case.again(stand), Moment(lambda: True, rng.random() * lasting))
+        second = world.run(
+            case, stand, case.again(stand), Moment(lambda: True, rng.random() * lasting)
+        )
         kills += second.code == -9
     after = world.run(case, stand, case.again(stand))
     moment = f"{share:.0%} of it done; {seen}"
     row = recovered(
-        world, case, stand, "SIGKILL", moment, first, case.how(stand), after, during=phase.name, kills=kills
+        world,
+        case,
+        stand,
+        "SIGKILL",
+        moment,
+        first,
+        case.how(stand),
+        after,
+        during=phase.name,
+        kills=kills,
     )
     if row.held:
         shutil.rmtree(stand)
@@ -77,26 +96,52 @@ def _killed(
 
 
 def recovered(
-    world: World, case: FaultCommand, stand: Path, fault: str, moment: str, first: Ended, then: str, after: Ended,
-    during: str = "", **more: Any,
-) -> Recovery:  # fmt: skip
-    """The row of a fault: what the command said of it, what was done then, and what differs from the undisturbed."""
+    world: World,
+    case: FaultCommand,
+    stand: Path,
+    fault: str,
+    moment: str,
+    first: Ended,
+    then: str,
+    after: Ended,
+    during: str = "",
+    **more: Any,
+) -> Recovery:
+    """The row of a fault: what the command said of it, what was done then, and what differs from
+    the undisturbed."""
     said, then_said = (one.line.replace(str(stand), ".") for one in (first, after))
     different = tuple(compared(world, case, stand))
-    return Recovery(fault, during, case.told, moment, said, first.code, then, then_said, after.code, different, **more)
+    return Recovery(
+        fault,
+        during,
+        case.told,
+        moment,
+        said,
+        first.code,
+        then,
+        then_said,
+        after.code,
+        different,
+        **more,
+    )
 
 
 def on_disk(stand: Path, case: FaultCommand) -> str:
     """What there was of it: finished secrets and files."""
-    journals = {name: stand / case.made[0] / f"{name}.jsonl" for name in ("guesses", "observations")}
-    counts = [f"{path.read_bytes().count(10)} {name}" for name, path in journals.items() if path.exists()]
+    journals = {
+        name: stand / case.made[0] / f"{name}.jsonl" for name in ("guesses", "observations")
+    }
+    counts = [
+        f"{path.read_bytes().count(10)} {name}" for name, path in journals.items() if path.exists()
+    ]
     files = sum(path.is_file() for made in case.made for path in (stand / made).rglob("*"))
     half = len(left_over(stand))
     return ", ".join([*counts, f"{files} files" + (f" and {half} half written" if half else "")])
 
 
 def compared(world: World, case: FaultCommand, stand: Path) -> Iterator[str]:
-    """How what lies there differs from what the undisturbed command made: sentences, none where it does not."""
+    """How what lies there differs from what the undisturbed command made: sentences, none where it
+    does not."""
     whole, _ = world.whole(case)
     for made in case.made:
         if not (stand / made).exists():
@@ -106,7 +151,8 @@ def compared(world: World, case: FaultCommand, stand: Path) -> Iterator[str]:
     yield from (f"{name} was left half written" for name in left_over(stand))
 
 
-# --- Ray --------------------------------------------------------------------------------------------------------------
+# --- Ray
+# -----------------------------------------------------------------------------------------------
 
 
 def rows_of_ray(world: World, kills: int, seed: int) -> Iterator[Recovery]:
@@ -118,7 +164,8 @@ def rows_of_ray(world: World, kills: int, seed: int) -> Iterator[Recovery]:
 
 
 def _lost(world: World, who: str, share: float) -> Recovery:
-    """One of the processes of the run is killed when so large a share of its secrets is finished."""
+    """One of the processes of the run is killed when so large a share of its secrets is
+    finished."""
     whole, _ = world.whole(RAY)
     stand = world.stand(RAY)
     lines = share * _finished(whole)
@@ -135,8 +182,13 @@ def _lost(world: World, who: str, share: float) -> Recovery:
             if time.monotonic() > deadline:
                 raise TimeoutError("workers outlived their driver")
             time.sleep(0.05)
-    then, more = "--resume" if driver else "nothing: the worker is replaced", {"expected": (-9 if driver else 0, 0)}
-    row = recovered(world, RAY, stand, "SIGKILL", moment, first, then, after, f"Ray, {who}", kills=1, **more)
+    then, more = (
+        "--resume" if driver else "nothing: the worker is replaced",
+        {"expected": (-9 if driver else 0, 0)},
+    )
+    row = recovered(
+        world, RAY, stand, "SIGKILL", moment, first, then, after, f"Ray, {who}", kills=1, **more
+    )
     shutil.rmtree(stand)
     return row
 
@@ -151,7 +203,9 @@ def _workers(stand: Path) -> list[int]:
     found = []
     for process in Path("/proc").iterdir():
         try:
-            ours = process.name.isdigit() and str(stand).encode() in (process / "environ").read_bytes()
+            ours = (
+                process.name.isdigit() and str(stand).encode() in (process / "environ").read_bytes()
+            )
             if ours and (process / "cmdline").read_bytes().startswith(b"ray::_Worker"):
                 found.append(int(process.name))
         except OSError:

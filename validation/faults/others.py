@@ -1,4 +1,5 @@
-"""The faults that are no kill: signals, full and read-only disks, two commands at once, and files that are damaged."""
+"""The faults that are no kill: signals, full and read-only disks, two commands at once, and files
+that are damaged."""
 
 from __future__ import annotations
 
@@ -23,36 +24,56 @@ REFUSED, INTERRUPTED = 2, 130
 
 
 def refused(
-    world: World, case: FaultCommand, stand: Path, fault: str, moment: str, first: Ended, then: str, after: Ended,
+    world: World,
+    case: FaultCommand,
+    stand: Path,
+    fault: str,
+    moment: str,
+    first: Ended,
+    then: str,
+    after: Ended,
     during: str = "",
-) -> Recovery:  # fmt: skip
+) -> Recovery:
     """Of a fault that a command refused, or was interrupted by, and of the one that went on."""
     expected = INTERRUPTED if first.sent else REFUSED, 0
-    found = recovered(world, case, stand, fault, moment, first, then, after, during, expected=expected)
+    found = recovered(
+        world, case, stand, fault, moment, first, then, after, during, expected=expected
+    )
     shutil.rmtree(stand, ignore_errors=True)
     return found
 
 
 def goes_on(
-    world: World, case: FaultCommand, stand: Path, fault: str, moment: str, first: Ended, mended: str = "",
+    world: World,
+    case: FaultCommand,
+    stand: Path,
+    fault: str,
+    moment: str,
+    first: Ended,
+    mended: str = "",
     during: str = "",
-) -> Recovery:  # fmt: skip
+) -> Recovery:
     """The row of a command that goes on now, once something is mended."""
     after = world.run(case, stand, case.again(stand))
     then = ", ".join(filter(None, (mended, case.how(stand))))
     return refused(world, case, stand, fault, moment, first, then, after, during)
 
 
-def signals(world: World, case: FaultCommand, phase: CommandPhase, number: signal.Signals, seconds: float) -> Recovery:
+def signals(
+    world: World, case: FaultCommand, phase: CommandPhase, number: signal.Signals, seconds: float
+) -> Recovery:
     """What is asked to end says so, leaves nothing half written, and goes on afterwards."""
     stand = world.stand(case)
     first = world.run(case, stand, moment=phase.moment(stand, seconds, number))
     half, seen = left_over(stand), on_disk(stand, case)
     found = goes_on(world, case, stand, number.name, seen, first, during=phase.name)
-    return replace(found, different=(*found.different, *(f"{name} was left half written" for name in half)))
+    return replace(
+        found, different=(*found.different, *(f"{name} was left half written" for name in half))
+    )
 
 
-# --- no room ----------------------------------------------------------------------------------------------------------
+# --- no room
+# -----------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -89,12 +110,23 @@ def large_file(world: World, case: FaultCommand, size: int) -> Recovery:
     """As on a full disk, without root: no file may grow beyond so many bytes (RLIMIT_FSIZE)."""
     stand = world.stand(case)
     limit = size, resource.RLIM_INFINITY
-    first = world.start(case, stand, before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit)).ended()
-    return goes_on(world, case, stand, "no room for a file", f"no file beyond {size:,} bytes", first, "room made")
+    first = world.start(
+        case, stand, before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    ).ended()
+    return goes_on(
+        world,
+        case,
+        stand,
+        "no room for a file",
+        f"no file beyond {size:,} bytes",
+        first,
+        "room made",
+    )
 
 
 def read_only(world: World, case: FaultCommand, phase: CommandPhase, place: str) -> Recovery:
-    """A folder that can be written to no more, of a run that was killed; it is untouched by the attempt."""
+    """A folder that can be written to no more, of a run that was killed; it is untouched by the
+    attempt."""
     stand = world.stand(case)
     with small(stand / place, 200 * 1024) as again:
         world.run(case, stand, moment=phase.moment(stand))
@@ -106,7 +138,11 @@ def read_only(world: World, case: FaultCommand, phase: CommandPhase, place: str)
         moment = f"{place}/ mounted read-only behind a kill"
         found = goes_on(world, case, stand, "read-only folder", moment, first, "writable again")
     shutil.rmtree(stand, ignore_errors=True)
-    return found if untouched else replace(found, different=(*found.different, "the folder was changed"))
+    return (
+        found
+        if untouched
+        else replace(found, different=(*found.different, "the folder was changed"))
+    )
 
 
 def not_ours(world: World, case: FaultCommand, phase: CommandPhase, place: str) -> Recovery:
@@ -124,18 +160,28 @@ def not_ours(world: World, case: FaultCommand, phase: CommandPhase, place: str) 
         path.chmod(mode)
     moment = f"{place}/ of another user, behind a kill"
     found = goes_on(world, case, stand, "folder of another user", moment, first, "ours again")
-    return found if untouched else replace(found, different=(*found.different, "the folder was changed"))
+    return (
+        found
+        if untouched
+        else replace(found, different=(*found.different, "the folder was changed"))
+    )
 
 
 def _fingerprint(folder: Path) -> dict[str, str]:
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
-# --- two at once ------------------------------------------------------------------------------------------------------
+# --- two at once
+# -----------------------------------------------------------------------------------------------
 
 
 def second(world: World, case: FaultCommand, phase: CommandPhase, *, resume: bool) -> Recovery:
-    """The same command, or --resume, while the first is at work; the first goes on and ends as ever."""
+    """The same command, or --resume, while the first is at work; the first goes on and ends as
+    ever."""
     stand = world.stand(case)
     running = world.start(case, stand)
     running.until(lambda: phase.begun(stand))
@@ -145,7 +191,9 @@ def second(world: World, case: FaultCommand, phase: CommandPhase, *, resume: boo
     running.send(signal.SIGCONT)
     after = running.ended()
     how = "--resume" if resume else "the same command"
-    return refused(world, case, stand, f"two at once: {how}", phase.name, first, "the first one went on", after)
+    return refused(
+        world, case, stand, f"two at once: {how}", phase.name, first, "the first one went on", after
+    )
 
 
 def together(world: World, case: FaultCommand) -> Recovery:
@@ -157,12 +205,14 @@ def together(world: World, case: FaultCommand) -> Recovery:
     return refused(world, case, stand, fault, "at once", ended[1], then, ended[0])
 
 
-# --- damage -----------------------------------------------------------------------------------------------------------
+# --- damage
+# -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Damage:
-    """What is done to a file of a run that was killed. mended: what a user then does where it is refused."""
+    """What is done to a file of a run that was killed. mended: what a user then does where it is
+    refused."""
 
     name: str
     files: str  # a glob
@@ -207,7 +257,13 @@ DAMAGES = (
     *(Damage("last line cut off", f"run/{name}.jsonl", _cut_line) for name in JOURNALS),
     *(Damage("zeros behind the last line", f"run/{name}.jsonl", _zeros) for name in JOURNALS[:1]),
     *(
-        Damage("last line overwritten", f"run/{name}.jsonl", _scribbled, "the line taken out", _without_last)
+        Damage(
+            "last line overwritten",
+            f"run/{name}.jsonl",
+            _scribbled,
+            "the line taken out",
+            _without_last,
+        )
         for name in JOURNALS
     ),
     Damage("tuned prompt cut off", "run/state/*.pt", _cut, "the file taken away"),
@@ -219,7 +275,9 @@ DAMAGES = (
 )
 
 
-def damaged(world: World, case: FaultCommand, phase: CommandPhase, damage: Damage, seed: int) -> Recovery:
+def damaged(
+    world: World, case: FaultCommand, phase: CommandPhase, damage: Damage, seed: int
+) -> Recovery:
     stand = world.stand(case)
     world.run(case, stand, moment=phase.moment(stand))
     (path,) = stand.glob(damage.files)

@@ -11,10 +11,11 @@ from validation import harness
 
 @dataclass(frozen=True)
 class Recovery:
-    """One fault: what the command said of it, what was done then, and whether all was as if it had not been.
+    """One fault: what the command said of it, what was done then, and whether all was as if it had
+    not been.
 
-    different: where it was not, sentences. kills: processes that were killed in it. expected: exit codes, of the
-    command and of the one that goes on.
+    different: where it was not, sentences. kills: processes that were killed in it. expected: exit
+    codes, of the command and of the one that goes on.
     """
 
     fault: str
@@ -37,15 +38,29 @@ class Recovery:
     @property
     def group(self) -> tuple[str, ...]:
         """Rows that a reader sees as one."""
-        return (self.fault, self.during, self.command, str(self.code), _plain(self.said) if self.code > 0 else "")
+        return (
+            self.fault,
+            self.during,
+            self.command,
+            str(self.code),
+            _plain(self.said) if self.code > 0 else "",
+        )
 
 
 def markdown(rows: Sequence[Recovery]) -> str:
-    """A line a group: its moments, what was said, what came after and how many of them were equal in the end."""
+    """A line a group: its moments, what was said, what came after and how many of them were equal
+    in the end."""
     groups: dict[tuple[str, ...], list[Recovery]] = {}
     for row in rows:
         groups.setdefault(row.group, []).append(row)
-    columns = ("fault", "during", "moments", "what the command said (exit code)", "what came after", "equal")
+    columns = (
+        "fault",
+        "during",
+        "moments",
+        "what the command said (exit code)",
+        "what came after",
+        "equal",
+    )
     return harness.markdown(columns, map(_cells, groups.values()))
 
 
@@ -66,7 +81,10 @@ def _moments(own: Sequence[Recovery]) -> str:
     shares = [int(found[1]) for row in own if (found := re.match(r"(\d+)% of it done", row.moment))]
     if len(shares) == len(own) > 1:
         again = sum(row.kills > 1 for row in own)
-        return f"{len(own)}: {min(shares)}–{max(shares)}% of it done" + f"; {again} killed twice" * bool(again)
+        return (
+            f"{len(own)}: {min(shares)}–{max(shares)}% of it done"
+            + f"; {again} killed twice" * bool(again)
+        )
     return "; ".join(dict.fromkeys(row.moment for row in own))
 
 
@@ -77,4 +95,6 @@ def _plain(said: str) -> str:
 
 def totals(rows: Sequence[Recovery]) -> str:
     kills, held = sum(row.kills for row in rows), sum(row.held for row in rows)
-    return f"{len(rows)} faults, {kills} kills among them: {held} of {len(rows)} ended as undisturbed"
+    return (
+        f"{len(rows)} faults, {kills} kills among them: {held} of {len(rows)} ended as undisturbed"
+    )

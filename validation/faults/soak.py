@@ -1,12 +1,14 @@
-"""One audit of many secrets: does its memory stay flat, and does its time grow with the secrets and no faster?
+"""One audit of many secrets: does its memory stay flat, and does its time grow with the secrets and
+no faster?
 
     python -m validation.faults.soak [--secrets 20000] [-o docs/evidence/soak.svg]  (some 5 minutes)
 
-A tiny model, two attacks that share their samples and a probe, so that what grows with the secrets is not hidden by
-weights. The resident memory of the process and the lines of its journals are read twice a second. The warm-up is what
-comes before the first tenth of the first attack's secrets is finished: libraries, weights, data, the first batches.
-Exits with 1 where memory leaves ±10% of its middle, or where the second half of any journal took 1.25 times as long
-as the first, or the reverse.
+A tiny model, two attacks that share their samples and a probe, so that what grows with the secrets
+is not hidden by weights. The resident memory of the process and the lines of its journals are read
+twice a second. The warm-up is what comes before the first tenth of the first attack's secrets is
+finished: libraries, weights, data, the first batches. Exits with 1 where memory leaves ±10% of its
+middle, or where the second half of any journal took 1.25 times as long as the first, or the
+reverse.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ _PAGE = 4096 / 2**20  # MiB
 
 @dataclass(frozen=True)
 class Sample:
-    """Seconds since the start, MiB of resident memory, processor seconds; finished secrets of each cell."""
+    """Seconds since the start, MiB of resident memory, processor seconds; finished secrets of each
+    cell."""
 
     seconds: float
     memory: float
@@ -67,23 +70,31 @@ class Soak:
     def under_way(self, cell: int) -> list[Sample]:
         """From the first finished secret of a cell to the last."""
         whole = [sample for sample in self.samples if sample.finished[cell] == self.secrets]
-        return [sample for sample in self.samples if 0 < sample.finished[cell] < self.secrets] + whole[:1]
+        return [
+            sample for sample in self.samples if 0 < sample.finished[cell] < self.secrets
+        ] + whole[:1]
 
     def halves(self, cell: int) -> float:
-        """Processor time of the second half of a cell's secrets, by that of the first, behind the first tenth."""
+        """Processor time of the second half of a cell's secrets, by that of the first, behind the
+        first tenth."""
         own = self.under_way(cell)
         done, busy = [s.finished[cell] for s in own], [s.busy for s in own]
-        start, half, end = np.interp([self.secrets * share for share in (0.1, 0.55, 1.0)], done, busy)
+        start, half, end = np.interp(
+            [self.secrets * share for share in (0.1, 0.55, 1.0)], done, busy
+        )
         return float((end - half) / (half - start))
 
     @property
     def held(self) -> bool:
-        return self.off <= _FLAT and all(1 / _LINEAR <= self.halves(i) <= _LINEAR for i in range(len(_CELLS)))
+        return self.off <= _FLAT and all(
+            1 / _LINEAR <= self.halves(i) <= _LINEAR for i in range(len(_CELLS))
+        )
 
     def told(self) -> str:
         halves = ", ".join(f"{name} {self.halves(i):.2f}" for i, name in enumerate(_CELLS))
         return (
-            f"{self.secrets:,} secrets: {self.middle:.0f} MiB ±{self.off:.1%} after the warm-up; second half of the "
+            f"{self.secrets:,} secrets: {self.middle:.0f} MiB ±{self.off:.1%} after the warm-up; "
+            "second half of the "
             f"secrets by the first, processor time: {halves}; {self.samples[-1].busy:.0f} s in all"
         )
 
@@ -93,12 +104,31 @@ def soak(folder: Path, secrets: int) -> Soak:
     for name, first, count in (("data", 0, secrets), ("known", 10**6, 50)):
         rng = random.Random(first)
         cases = range(first, first + count)
-        rows = ({"prefix": f"case {i:07d} is", "suffix": f" {rng.randrange(10**9):09d}"} for i in cases)
+        rows = (
+            {"prefix": f"case {i:07d} is", "suffix": f" {rng.randrange(10**9):09d}"} for i in cases
+        )
         write_rows(folder / f"{name}.jsonl", rows)
-    words = ["run", "--model", "model", "--data", "data.jsonl", "--known", "known.jsonl", "--setting", "white-box"]
-    words += [word for name in _CELLS for word in ("--attack", name)] + ["--samples", "10", "-o", "run"]
+    words = [
+        "run",
+        "--model",
+        "model",
+        "--data",
+        "data.jsonl",
+        "--known",
+        "known.jsonl",
+        "--setting",
+        "white-box",
+    ]
+    words += [word for name in _CELLS for word in ("--attack", name)] + [
+        "--samples",
+        "10",
+        "-o",
+        "run",
+    ]
     command = [sys.executable, "-m", "auditor.cli", "--threads", "1", *words]
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     journals = [folder / "run" / f"{name}.jsonl" for name in ("guesses", "observations")]
     samples, start = [], time.time()
     while process.poll() is None:
@@ -107,7 +137,9 @@ def soak(folder: Path, secrets: int) -> Soak:
             busy = time.clock_gettime((~process.pid << 3) | 2)  # CPUCLOCK_SCHED of that process
         except (OSError, IndexError):
             break
-        guesses, observations = (path.read_bytes().count(b"\n") if path.exists() else 0 for path in journals)
+        guesses, observations = (
+            path.read_bytes().count(b"\n") if path.exists() else 0 for path in journals
+        )
         finished = (min(guesses, secrets), max(0, guesses - secrets), min(observations, secrets))
         if memory:
             samples.append(Sample(time.time() - start, memory, busy, finished))
@@ -122,11 +154,14 @@ def drawn(found: Soak) -> Figure:
     above, below = figure.subplots(2, 1, sharex=True)
     at, memory = [s.busy for s in found.samples], [s.memory for s in found.samples]
     above.plot(at, memory, color="#1b5e8c", linewidth=1.2)
-    above.axhspan(found.middle * (1 - _FLAT), found.middle * (1 + _FLAT), color="#1b5e8c", alpha=0.12)
+    above.axhspan(
+        found.middle * (1 - _FLAT), found.middle * (1 + _FLAT), color="#1b5e8c", alpha=0.12
+    )
     above.axvline(found.warm[0].busy, color="#888888", linestyle=":", linewidth=1)
     above.set(ylabel="resident memory, MiB", ylim=(0, 1.25 * max(memory)))
     above.set_title(
-        f"{found.secrets:,} secrets: {found.middle:.0f} MiB ±{found.off:.1%} after the warm-up", fontsize=10
+        f"{found.secrets:,} secrets: {found.middle:.0f} MiB ±{found.off:.1%} after the warm-up",
+        fontsize=10,
     )
     for i, name in enumerate(_CELLS):
         own = found.under_way(i)
@@ -137,7 +172,8 @@ def drawn(found: Soak) -> Figure:
 
 
 def main(
-    secrets: int = 20_000, out: Annotated[Path | None, "an SVG of memory and finished secrets over time"] = None
+    secrets: int = 20_000,
+    out: Annotated[Path | None, "an SVG of memory and finished secrets over time"] = None,
 ) -> int:
     with tempfile.TemporaryDirectory() as folder:
         found = soak(Path(folder), secrets)

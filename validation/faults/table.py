@@ -1,14 +1,17 @@
-"""The fault table: every command killed, stopped, starved and damaged, and whether it ends as if nothing had been.
+"""The fault table: every command killed, stopped, starved and damaged, and whether it ends as if
+nothing had been.
 
     python -m validation.faults.table [--kills 5] [--seed 0] [--only run] [--ray] [-o FOLDER]  (20 CPU minutes)
 
-A kill is SIGKILL at a random moment (seeded) of a phase, in processor time; then comes --resume, or the same command,
-which every fourth time is killed too. Compared with the undisturbed command are all files that it made but locks: ids,
-words, tokens and counts exactly, weights and tuned prompts bit by bit, numbers to 1e-5; not times, memory, speed of the
-machine, nor what an API was paid for. Every command is `auditor.cli.main` in a fork of this process, which has imported
-torch already. Full and read-only disks take root (mounts); elsewhere a limit of file sizes and another user's folder
-stand for them. DP-SGD is given a known key in place of a secret one, and checkpoints are written at every step.
-"""
+A kill is SIGKILL at a random moment (seeded) of a phase, in processor time; then comes --resume, or
+the same command, which every fourth time is killed too. Compared with the undisturbed command are
+all files that it made but locks: ids, words, tokens and counts exactly, weights and tuned prompts
+bit by bit, numbers to 1e-5; not times, memory, speed of the machine, nor what an API was paid for.
+Every command is `auditor.cli.main` in a fork of this process, which has imported torch already.
+Full and read-only disks take root (mounts); elsewhere a limit of file sizes and another user's
+folder stand for them. DP-SGD is given a known key in place of a secret one, and checkpoints are
+written at every step.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -32,11 +35,27 @@ from tests.remote.conftest import save
 from tests.remote.server import Server, serving
 from validation.faults import kills, others, worlds
 from validation.faults.rows import Recovery, markdown, totals
-from validation.faults.worlds import API, CASES, LAB, MEMBERS, OWN, PRIVATE, SWEEP, FaultCommand, World
+from validation.faults.worlds import (
+    API,
+    CASES,
+    LAB,
+    MEMBERS,
+    OWN,
+    PRIVATE,
+    SWEEP,
+    FaultCommand,
+    World,
+)
 from validation.harness import run
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_PLACES = ((OWN, "run"), (PRIVATE, "private"), (MEMBERS, "ensemble"), (SWEEP, "sweep"), (LAB, "cache"))
+_PLACES = (
+    (OWN, "run"),
+    (PRIVATE, "private"),
+    (MEMBERS, "ensemble"),
+    (SWEEP, "sweep"),
+    (LAB, "cache"),
+)
 
 
 def rows(world: World, count: int, seed: int, only: Sequence[str], ray: bool) -> Iterator[Recovery]:
@@ -49,10 +68,14 @@ def rows(world: World, count: int, seed: int, only: Sequence[str], ray: bool) ->
         yield from kills.rows_of_ray(world, count, seed)
 
 
-def _others(world: World, wanted: Sequence[FaultCommand], rng: random.Random, seed: int) -> Iterator[Recovery]:
+def _others(
+    world: World, wanted: Sequence[FaultCommand], rng: random.Random, seed: int
+) -> Iterator[Recovery]:
     root = os.getuid() == 0
     for case in wanted:
-        for phase in {OWN: OWN.phases, PRIVATE: PRIVATE.phases, MEMBERS: MEMBERS.phases}.get(case, ()):
+        for phase in {OWN: OWN.phases, PRIVATE: PRIVATE.phases, MEMBERS: MEMBERS.phases}.get(
+            case, ()
+        ):
             for number in _ENDING:
                 yield others.signals(world, case, phase, number, 0.1 * rng.random())
     for case, place in _PLACES:
@@ -79,7 +102,8 @@ def _others(world: World, wanted: Sequence[FaultCommand], rng: random.Random, se
 
 @contextmanager
 def server(world: World) -> Iterator[None]:
-    """While the block runs, cases with an API find one, whose threads are in no process that is forked from."""
+    """While the block runs, cases with an API find one, whose threads are in no process that is
+    forked from."""
     folder, url = world.folder / "given" / "served", world.folder / "url"
     save(folder)
     pid = os.fork()
@@ -115,7 +139,11 @@ def main(
     try:
         for row in rows(worlds.make(folder), kills, seed, only, ray):
             found.append(row)
-            held = "equal" if row.held else f"NOT EQUAL: {'; '.join(row.different[:3])} ({row.code}, {row.then_code})"
+            held = (
+                "equal"
+                if row.held
+                else f"NOT EQUAL: {'; '.join(row.different[:3])} ({row.code}, {row.then_code})"
+            )
             print(f"{row.fault}, {row.during}, {row.command}: {row.moment}: {held}", flush=True)
             if out:
                 _write(out, found)

@@ -1,6 +1,8 @@
-"""What the commands of the fault table are about: tiny models, made on the spot, and the commands themselves.
+"""What the commands of the fault table are about: tiny models, made on the spot, and the commands
+themselves.
 
-Every case runs in a folder of its own under the same relative names, so that two that ended alike are alike.
+Every case runs in a folder of its own under the same relative names, so that two that ended alike
+are alike.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _KEY = "5" * 64
 
 @dataclass(frozen=True)
 class CommandPhase:
-    """A part of what a command does, told by what lies in its folder: globs of files, "" for its start and its end."""
+    """A part of what a command does, told by what lies in its folder: globs of files, "" for its
+    start and its end."""
 
     name: str
     begins: str
@@ -34,14 +37,17 @@ class CommandPhase:
     def over(self, stand: Path) -> bool:
         return bool(self.ends) and any(stand.glob(self.ends))
 
-    def moment(self, stand: Path, seconds: float = 0.0, sent: signal.Signals = signal.SIGKILL) -> Moment:
+    def moment(
+        self, stand: Path, seconds: float = 0.0, sent: signal.Signals = signal.SIGKILL
+    ) -> Moment:
         """So many seconds of processor time into it, and what is then sent."""
         return Moment(lambda: self.begun(stand), seconds, sent)
 
 
 @dataclass(frozen=True)
 class FaultCommand:
-    """A command. again: what goes on with it; made: what is compared; needs: commands whose results lie there before.
+    """A command. again: what goes on with it; made: what is compared; needs: commands whose results
+    lie there before.
 
     told: what a page calls it.
     """
@@ -69,14 +75,39 @@ def a_run(*words: str, out: str = "run") -> dict[str, tuple[str, ...] | str]:
     return {
         "words": ("run", *words, "-o", out),
         "made": (out,),
-        "resume": ("run", "--resume", out, *(("--base-url", "URL") if "--base-url" in words else ())),
+        "resume": (
+            "run",
+            "--resume",
+            out,
+            *(("--base-url", "URL") if "--base-url" in words else ()),
+        ),
         "resumable": f"{out}/plan.json",
     }
 
 
-_OWN = ("--model", "model", "--data", "data.jsonl", "--nonmembers", "fresh.jsonl", "--known", "known.jsonl")
-_ETHICIST = ("--attack", "ethicist", *(f"-Aethicist.{o}" for o in ("prompt_length=3", "epochs=12", "patience=12")))
-_PROBES = ("--attack", "extraction-probability", "--attack", "near-verbatim", "--attack", "membership")
+_OWN = (
+    "--model",
+    "model",
+    "--data",
+    "data.jsonl",
+    "--nonmembers",
+    "fresh.jsonl",
+    "--known",
+    "known.jsonl",
+)
+_ETHICIST = (
+    "--attack",
+    "ethicist",
+    *(f"-Aethicist.{o}" for o in ("prompt_length=3", "epochs=12", "patience=12")),
+)
+_PROBES = (
+    "--attack",
+    "extraction-probability",
+    "--attack",
+    "near-verbatim",
+    "--attack",
+    "membership",
+)
 _SMALL = ("-A", "samples=8", "--batch-size", "8")
 
 MEMBERS = FaultCommand(
@@ -108,7 +139,9 @@ OWN = FaultCommand(
         CommandPhase("probes", "run/observations.jsonl", "run/texts.jsonl"),
         CommandPhase("report writing", "run/texts.jsonl", ""),
     ),
-    **a_run(*_OWN, *_ETHICIST, *_PROBES, *_SMALL, "-Anear-verbatim.beams=2", "--setting", "white-box"),  # type: ignore[arg-type]
+    **a_run(
+        *_OWN, *_ETHICIST, *_PROBES, *_SMALL, "-Anear-verbatim.beams=2", "--setting", "white-box"
+    ),  # type: ignore[arg-type]
 )
 CLAIM = FaultCommand(
     "claim",
@@ -116,8 +149,26 @@ CLAIM = FaultCommand(
     phases=(CommandPhase("sampling inside a claim", "run/prefix_token.json", ""),),
     needs=(MEMBERS,),
     **a_run(  # type: ignore[arg-type]
-        *(*_OWN, "--attack", "perplexity", "--attack", "ethicist", "-Aethicist.prompt_length=3", "-Aethicist.epochs=1"),
-        *("--defense", "pmixed", "--public", "model", "-D", "ensemble=ensemble", "-D", "q=0.5", *_SMALL),
+        *(
+            *_OWN,
+            "--attack",
+            "perplexity",
+            "--attack",
+            "ethicist",
+            "-Aethicist.prompt_length=3",
+            "-Aethicist.epochs=1",
+        ),
+        *(
+            "--defense",
+            "pmixed",
+            "--public",
+            "model",
+            "-D",
+            "ensemble=ensemble",
+            "-D",
+            "q=0.5",
+            *_SMALL,
+        ),
         *("-D", "pmixed.queries=500", "-D", "pmixed.on_exhaustion=public"),
     ),
 )
@@ -125,7 +176,16 @@ SWEEP = FaultCommand(
     "sweep",
     "`audit run --sweep --seeds`",
     (
-        *("run", *_OWN, "--attack", "perplexity", "--sweep", "perplexity.temperature=0.5,1", "--seeds", "0-1"),
+        *(
+            "run",
+            *_OWN,
+            "--attack",
+            "perplexity",
+            "--sweep",
+            "perplexity.temperature=0.5,1",
+            "--seeds",
+            "0-1",
+        ),
         *(*_SMALL, "--setting", "white-box", "-o", "sweep"),
     ),
     ("sweep",),
@@ -164,7 +224,16 @@ API = FaultCommand(
     api=True,
     **a_run(  # type: ignore[arg-type]
         *("--model", "openai:tiny", "--base-url", "URL", "--tokenizer", "served", *_OWN[2:]),
-        *("--attack", "perplexity", "--attack", "extraction-probability", "-A", "temperature=1", "-A", "top_p=1"),
+        *(
+            "--attack",
+            "perplexity",
+            "--attack",
+            "extraction-probability",
+            "-A",
+            "temperature=1",
+            "-A",
+            "top_p=1",
+        ),
         *("--samples", "4", "--prefix-length", "8", "--suffix-length", "4"),
     ),
 )
@@ -173,7 +242,15 @@ RAY = FaultCommand(
     "`audit run --engine ray --workers 2`",
     phases=(CommandPhase("Ray: the driver", "run/guesses.jsonl", "run/texts.jsonl"),),
     **a_run(  # type: ignore[arg-type]
-        *(*_OWN, "--attack", "perplexity", "--attack", "extraction-probability", "-A", "samples=200"),
+        *(
+            *_OWN,
+            "--attack",
+            "perplexity",
+            "--attack",
+            "extraction-probability",
+            "-A",
+            "samples=200",
+        ),
         *("--batch-size", "2", "--setting", "white-box", "--engine", "ray", "--workers", "2"),
     ),
 )
@@ -233,7 +310,8 @@ expect = "> -0.5"
 
 @dataclass
 class World:
-    """What all cases find: models, records, plans; and what undisturbed commands came to, each run once."""
+    """What all cases find: models, records, plans; and what undisturbed commands came to, each run
+    once."""
 
     folder: Path
     url: str = ""
@@ -254,13 +332,25 @@ class World:
         return stand
 
     def start(
-        self, case: FaultCommand, stand: Path, words: Sequence[str] = (), before: Callable[[], object] = lambda: None
+        self,
+        case: FaultCommand,
+        stand: Path,
+        words: Sequence[str] = (),
+        before: Callable[[], object] = lambda: None,
     ) -> Running:
         """Of the case's words, or of others. before: what else is done in the child."""
         own = [self.url if word == "URL" else word for word in words or case.words]
-        return Running(own, stand, {"AUDIT_CACHE": str(stand / "cache")}, lambda: (repeatable(), before()))
+        return Running(
+            own, stand, {"AUDIT_CACHE": str(stand / "cache")}, lambda: (repeatable(), before())
+        )
 
-    def run(self, case: FaultCommand, stand: Path, words: Sequence[str] = (), moment: Moment | None = None) -> Ended:
+    def run(
+        self,
+        case: FaultCommand,
+        stand: Path,
+        words: Sequence[str] = (),
+        moment: Moment | None = None,
+    ) -> Ended:
         return self.start(case, stand, words).ended(moment)
 
     def whole(self, case: FaultCommand) -> tuple[Path, Ended]:
@@ -274,8 +364,9 @@ class World:
 
 
 def repeatable() -> None:
-    """In the child: a known key where DP-SGD draws a secret one, so that two trainings can be compared; and a
-    checkpoint at every step in place of one a minute, so that there is something to be cut off in.
+    """In the child: a known key where DP-SGD draws a secret one, so that two trainings can be
+    compared; and a checkpoint at every step in place of one a minute, so that there is something to
+    be cut off in.
     """
     private_training.secrets.token_hex = lambda _: _KEY  # type: ignore[attr-defined]
     for function in (dp_loop.fit_privately, members.train_private_members):

@@ -1,12 +1,15 @@
-"""How often the gate is wrong, and how often it finds a change, over synthetic runs of which the truth is known.
+"""How often the gate is wrong, and how often it finds a change, over synthetic runs of which the
+truth is known.
 
     python -m validation.gates.simulation [--runs 2000] [--seed 0] [--out FOLDER]  (some 20 minutes on one core)
 
-prints both tables; with --out they are FOLDER/simulation.md too, and the power curve is FOLDER/power.svg.
+prints both tables; with --out they are FOLDER/simulation.md too, and the power curve is
+FOLDER/power.svg.
 
-Every run goes through the gate itself. First table: the truth lies exactly on the limit, where a gate errs most,
-so neither verdict should come more often than the stated 5%. Second: power by secrets, beside what `--plan` asks for.
-"""
+Every run goes through the gate itself. First table: the truth lies exactly on the limit, where a
+gate errs most, so neither verdict should come more often than the stated 5%. Second: power by
+secrets, beside what `--plan` asks for.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -30,7 +33,9 @@ from validation.harness import Page, run, save_svg
 
 Random = np.random.Generator
 Columns = dict[str, NDArray[np.float64]]
-Draw = Callable[[Random], Sequence[tuple[Columns, Columns]]]  # a row each: of the run and of its baseline
+Draw = Callable[
+    [Random], Sequence[tuple[Columns, Columns]]
+]  # a row each: of the run and of its baseline
 
 
 @dataclass(frozen=True)
@@ -48,20 +53,25 @@ def shares(n: int, truth: float, rows: int = 1) -> Draw:
 
 
 def changes(n: int, delta: float, discordant: float, rows: int = 1) -> Draw:
-    """Pairs of answers of which a share differs, so that the recall of the run is higher by delta."""
+    """Pairs of answers of which a share differs, so that the recall of the run is higher by
+    delta."""
     won, lost = (discordant + delta) / 2, (discordant - delta) / 2
 
     def row(rng: Random) -> tuple[Columns, Columns]:
         u = rng.random(n)
         alike = rng.random(n) < 0.2
-        new, base = np.where(u < won + lost, u < won, alike), np.where(u < won + lost, u >= won, alike)
+        new, base = (
+            np.where(u < won + lost, u < won, alike),
+            np.where(u < won + lost, u >= won, alike),
+        )
         return {"recall": 1.0 * new}, {"recall": 1.0 * base}
 
     return lambda rng: [row(rng) for _ in range(rows)]
 
 
 def rankings(n: int, recall: float) -> Draw:
-    """Two runs alike: hits that agree where a secret is easy, surer guesses where they are right."""
+    """Two runs alike: hits that agree where a secret is easy, surer guesses where they are
+    right."""
 
     def columns(rng: Random, easy: NDArray[np.float64]) -> Columns:
         hit = 0.7 * easy + 0.3 * rng.normal(size=n) > np.quantile(easy, 1 - recall) * 0.75
@@ -75,12 +85,15 @@ def rankings(n: int, recall: float) -> Draw:
 
 
 def probabilities(n: int) -> Draw:
-    """Two runs whose exact probabilities are mostly near nothing and sometimes near one, alike on average."""
+    """Two runs whose exact probabilities are mostly near nothing and sometimes near one, alike on
+    average."""
 
     def row(rng: Random) -> tuple[Columns, Columns]:
         first, second = rng.beta(0.05, 0.5, size=n), rng.beta(0.05, 0.5, size=n)
         same = rng.random(n) < 0.6
-        return {"extraction_probability": first}, {"extraction_probability": np.where(same, first, second)}
+        return {"extraction_probability": first}, {
+            "extraction_probability": np.where(same, first, second)
+        }
 
     return lambda rng: [row(rng)]
 
@@ -98,22 +111,44 @@ def at_the_boundary() -> list[GateScenario]:
         GateScenario("recall <= 0.05, 100 secrets", (limit(0.05),), shares(100, 0.05)),
         GateScenario("recall <= 0.05, 1,000 secrets", (limit(0.05),), shares(1000, 0.05)),
         GateScenario("recall <= 0.01, 300 secrets", (limit(0.01),), shares(300, 0.01)),
-        GateScenario("ten limits of 0.1, 200", tuple(limit(0.1, i) for i in range(10)), shares(200, 0.1, 10)),
-        GateScenario("not worse by 0, 200, 10% differ", (margin(0.0),), changes(200, 0.0, 0.10)),
-        GateScenario("not worse by 0.02, 300, 6% differ", (margin(0.02),), changes(300, 0.02, 0.06)),
-        GateScenario("not worse by 0.05, 100, 20% differ", (margin(0.05),), changes(100, 0.05, 0.20)),
-        GateScenario("not worse by 0.02, 300, 2% differ", (margin(0.02),), changes(300, 0.02, 0.02)),
         GateScenario(
-            "ten rows not worse by 0, 200", tuple(margin(0.0, row=i) for i in range(10)), changes(200, 0, 0.1, 10)
+            "ten limits of 0.1, 200", tuple(limit(0.1, i) for i in range(10)), shares(200, 0.1, 10)
+        ),
+        GateScenario("not worse by 0, 200, 10% differ", (margin(0.0),), changes(200, 0.0, 0.10)),
+        GateScenario(
+            "not worse by 0.02, 300, 6% differ", (margin(0.02),), changes(300, 0.02, 0.06)
+        ),
+        GateScenario(
+            "not worse by 0.05, 100, 20% differ", (margin(0.05),), changes(100, 0.05, 0.20)
+        ),
+        GateScenario(
+            "not worse by 0.02, 300, 2% differ", (margin(0.02),), changes(300, 0.02, 0.02)
+        ),
+        GateScenario(
+            "ten rows not worse by 0, 200",
+            tuple(margin(0.0, row=i) for i in range(10)),
+            changes(200, 0, 0.1, 10),
         ),
         GateScenario(
             "five limits and five baselines",
             (*(limit(0.2, i) for i in range(5)), *(margin(0.0, row=i) for i in range(5))),
             changes(200, 0.0, 0.0001, 5),
         ),
-        GateScenario("recall_at_100_errors, 300 secrets", (margin(0.0, "recall_at_100_errors"),), rankings(300, 0.4)),
-        GateScenario("recall_at_10pct_errors, 300", (margin(0.0, "recall_at_10pct_errors"),), rankings(300, 0.4)),
-        GateScenario("extraction_probability, 200", (margin(0.0, "extraction_probability"),), probabilities(200)),
+        GateScenario(
+            "recall_at_100_errors, 300 secrets",
+            (margin(0.0, "recall_at_100_errors"),),
+            rankings(300, 0.4),
+        ),
+        GateScenario(
+            "recall_at_10pct_errors, 300",
+            (margin(0.0, "recall_at_10pct_errors"),),
+            rankings(300, 0.4),
+        ),
+        GateScenario(
+            "extraction_probability, 200",
+            (margin(0.0, "extraction_probability"),),
+            probabilities(200),
+        ),
     ]
 
 
@@ -121,7 +156,9 @@ def outcome(scenario: GateScenario, rng: Random) -> str:
     """Draws a run and its baseline, and lets the gate decide."""
     rows = scenario.draw(rng)
     new, base = (synthetic([pair[side] for pair in rows]) for side in (0, 1))
-    return Decision("", "", tuple(judge_rules(new.result, scenario.rules, new.outcomes, base))).verdict
+    return Decision(
+        "", "", tuple(judge_rules(new.result, scenario.rules, new.outcomes, base))
+    ).verdict
 
 
 def synthetic(rows: Sequence[Columns]) -> RunOutcomes:
@@ -131,14 +168,26 @@ def synthetic(rows: Sequence[Columns]) -> RunOutcomes:
             continue
         n = len(next(iter(columns.values())))
         ids = tuple(f"{k:06d}" for k in range(n))
-        measured = [Measurement(name, float(v.mean()), 0.0, 1.0, n) for name, v in columns.items() if name != "score"]
+        measured = [
+            Measurement(name, float(v.mean()), 0.0, 1.0, n)
+            for name, v in columns.items()
+            if name != "score"
+        ]
         if "score" in columns:
-            measured += [Measurement(f"recall_at_{k}_errors", 0.1, 0.0, 1.0, n) for k in ("100", "10pct")]
+            measured += [
+                Measurement(f"recall_at_{k}_errors", 0.1, 0.0, 1.0, n) for k in ("100", "10pct")
+            ]
         row = ("undefended", "white-box", f"a{i}")
         findings.append(Finding(*row, {}, (), "", None, "", tuple(measured)))
-        outcomes[row] = RowValuesBySecret(ids, np.ones(n, dtype=bool), (None,) * n, columns, _ranked(ids, columns))
+        outcomes[row] = RowValuesBySecret(
+            ids, np.ones(n, dtype=bool), (None,) * n, columns, _ranked(ids, columns)
+        )
     record = BenchmarkRecord("synthetic", "", 0, 0, 0)
-    return RunOutcomes("synthetic", AuditResult("s", "", "", "", {}, record, (), tuple(findings), {}, {}, 0), outcomes)
+    return RunOutcomes(
+        "synthetic",
+        AuditResult("s", "", "", "", {}, record, (), tuple(findings), {}, {}, 0),
+        outcomes,
+    )
 
 
 def _ranked(ids: tuple[str, ...], columns: Columns) -> Outcome | None:
@@ -147,7 +196,14 @@ def _ranked(ids: tuple[str, ...], columns: Columns) -> Outcome | None:
         return None
     n, hit, whole = len(ids), columns["recall"] == 1, np.ones(len(ids), dtype=bool)
     return Outcome(
-        ids, hit, hit, columns["score"], (None,) * n, whole, np.where(hit, 0, 9), np.zeros(n, dtype=np.int64)
+        ids,
+        hit,
+        hit,
+        columns["score"],
+        (None,) * n,
+        whole,
+        np.where(hit, 0, 9),
+        np.zeros(n, dtype=np.int64),
     )
 
 
@@ -159,11 +215,13 @@ def rates(scenario: GateScenario, runs: int, seed: int) -> dict[str, float]:
 
 
 def power_curve(runs: int, seed: int) -> tuple[int, dict[int, float]]:
-    """What `--plan` asks for, and how often the gate fails a change of 0.05 with so many secrets."""
+    """What `--plan` asks for, and how often the gate fails a change of 0.05 with so many
+    secrets."""
     asked = count_secrets_for_pairs(0.05, 0.0, 0.10, 0.05, 0.8)
     sizes = sorted({50, 100, 150, 200, 300, 400, 600, asked})
     return asked, {
-        n: rates(GateScenario("", (margin(0.0),), changes(n, 0.05, 0.10)), runs, seed)["failed"] for n in sizes
+        n: rates(GateScenario("", (margin(0.0),), changes(n, 0.05, 0.10)), runs, seed)["failed"]
+        for n in sizes
     }
 
 
@@ -175,15 +233,25 @@ def drawn(asked: int, power: dict[int, float], runs: int) -> Figure:
     axes.errorbar(list(power), list(power.values()), yerr=errors, marker="o", capsize=3)
     axes.axhline(0.8, linestyle=":", color="grey")
     axes.axvline(asked, linestyle=":", color="grey")
-    axes.annotate(f"--plan: {asked} secrets for 0.8", (asked, 0.05), xytext=(4, 0), textcoords="offset points")
-    axes.set(xlabel="Secrets", ylabel="Failed", ylim=(0, 1), title="Recall up by 0.05, 10% of the answers differ")
+    axes.annotate(
+        f"--plan: {asked} secrets for 0.8", (asked, 0.05), xytext=(4, 0), textcoords="offset points"
+    )
+    axes.set(
+        xlabel="Secrets",
+        ylabel="Failed",
+        ylim=(0, 1),
+        title="Recall up by 0.05, 10% of the answers differ",
+    )
     return figure
 
 
 def main(runs: int = 2000, seed: int = 0, out: Path | None = None) -> None:
     page = Page(out and out / "simulation.md")
     error = math.sqrt(0.05 * 0.95 / runs)
-    page.say(f"Truth on the limit, {runs} runs each: at most 5% may fail, and at most 5% may be held ({error:.2%}")
+    page.say(
+        f"Truth on the limit, {runs} runs each: at most 5% may fail, and at most 5% may be held "
+        f"({error:.2%}"
+    )
     page.say("is the standard error of a rate of 5%).\n")
     page.head("truth on the limit", "failed", "held")
     for scenario in at_the_boundary():

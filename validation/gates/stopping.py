@@ -1,13 +1,14 @@
-"""How often a gate that may stop at any look (`--until decided`) is wrong, and how many secrets it asks.
+"""How often a gate that may stop at any look (`--until decided`) is wrong, and how many secrets it
+asks.
 
     python -m validation.gates.stopping [--runs 10000] [--seed 0] [--out FOLDER]  (a minute on one core)
 
-prints three tables; with --out they are FOLDER/stopping.md too. First: the truth lies exactly on the limit, where a
-gate errs most, and it looks at up to 5,000 secrets: neither verdict may ever come in more than 5% of runs; beside it,
-the exact bounds of a fixed size, asked at the same looks. Second: the secrets it asks by how far the truth is off,
-beside the fixed size that `--plan` asks for to tell twice the limit (or half of it) at power 0.8. Third: the same of a
-paired difference.
-"""
+prints three tables; with --out they are FOLDER/stopping.md too. First: the truth lies exactly on
+the limit, where a gate errs most, and it looks at up to 5,000 secrets: neither verdict may ever
+come in more than 5% of runs; beside it, the exact bounds of a fixed size, asked at the same looks.
+Second: the secrets it asks by how far the truth is off, beside the fixed size that `--plan` asks
+for to tell twice the limit (or half of it) at power 0.8. Third: the same of a paired difference.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -27,22 +28,33 @@ LIMITS = (0.01, 0.05, 0.2, 0.5)
 Odds = Sequence[float]
 
 
-def ever(values: Odds, odds: Odds, mean: float, runs: int, seed: int, level: float = LEVEL) -> float:
+def ever(
+    values: Odds, odds: Odds, mean: float, runs: int, seed: int, level: float = LEVEL
+) -> float:
     """The share of runs in which a mean of at most this is refuted at some look."""
-    found = simulate_stopping_sizes(np.array(values, dtype=float), np.array(odds), mean, level, MOST, runs, seed)
+    found = simulate_stopping_sizes(
+        np.array(values, dtype=float), np.array(odds), mean, level, MOST, runs, seed
+    )
     return float((found <= MOST).mean())
 
 
 def ever_exact(limit: float, runs: int, seed: int) -> float:
-    """The share of runs in which the exact bound of a fixed size is beyond the truth at some look."""
+    """The share of runs in which the exact bound of a fixed size is beyond the truth at some
+    look."""
     at = np.array([*yield_look_sizes(MOST)])
-    hits = np.random.default_rng(seed).binomial(np.diff(at, prepend=0), limit, size=(runs, len(at))).cumsum(axis=1)
+    hits = (
+        np.random.default_rng(seed)
+        .binomial(np.diff(at, prepend=0), limit, size=(runs, len(at)))
+        .cumsum(axis=1)
+    )
     return float((binom.sf(hits - 1, at, limit) <= LEVEL).any(axis=1).mean())
 
 
 def mean_size(values: Odds, odds: Odds, mean: float, runs: int, seed: int) -> tuple[float, int]:
     """Secrets asked on average, and in nine runs of ten at most."""
-    found = simulate_stopping_sizes(np.array(values, dtype=float), np.array(odds), mean, LEVEL, 100_000, runs, seed)
+    found = simulate_stopping_sizes(
+        np.array(values, dtype=float), np.array(odds), mean, LEVEL, 100_000, runs, seed
+    )
     return float(found.mean()), int(np.quantile(found, 0.9, method="higher"))
 
 
@@ -51,7 +63,10 @@ def on_the_limit(page: Page, runs: int, seed: int) -> None:
     for limit in LIMITS:
         failed = ever([0, 1], [1 - limit, limit], limit, runs, seed)
         held = ever([0, 1], [limit, 1 - limit], 1 - limit, runs, seed)
-        page.row(f"recall <= {limit:g}", *(f"{rate:.2%}" for rate in (failed, held, ever_exact(limit, runs, seed))))
+        page.row(
+            f"recall <= {limit:g}",
+            *(f"{rate:.2%}" for rate in (failed, held, ever_exact(limit, runs, seed))),
+        )
     each = ever([0, 1], [0.9, 0.1], 0.1, runs, seed, LEVEL / 10)
     page.row("ten limits of 0.1, any of them", f"{1 - (1 - each) ** 10:.2%}", "", "")
     for margin, differ in ((0.0, 0.1), (0.02, 0.06), (0.05, 0.2)):
@@ -59,7 +74,9 @@ def on_the_limit(page: Page, runs: int, seed: int) -> None:
         odds, mean = [lost, 1 - differ, won], (1 + margin) / 2
         failed = ever([0, 0.5, 1], odds, mean, runs, seed)
         held = ever([1, 0.5, 0], odds, 1 - mean, runs, seed)
-        page.row(f"not worse by {margin:g}, {differ:.0%} differ", f"{failed:.2%}", f"{held:.2%}", "")
+        page.row(
+            f"not worse by {margin:g}, {differ:.0%} differ", f"{failed:.2%}", f"{held:.2%}", ""
+        )
 
 
 def off_the_limit(page: Page, runs: int, seed: int) -> None:
@@ -73,7 +90,12 @@ def off_the_limit(page: Page, runs: int, seed: int) -> None:
                 fixed = count_secrets_to_hold(limit, limit / 2, LEVEL, POWER)
                 asked, nine = mean_size([0, 1], [truth, 1 - truth], 1 - limit, runs, seed)
             page.row(
-                f"{limit:g}", f"{truth:g}", f"{fixed:,}", f"{asked:,.0f}", f"{nine:,}", f"{fixed / asked:.1f} times"
+                f"{limit:g}",
+                f"{truth:g}",
+                f"{fixed:,}",
+                f"{asked:,.0f}",
+                f"{nine:,}",
+                f"{fixed / asked:.1f} times",
             )
 
 
@@ -84,14 +106,19 @@ def off_the_margin(page: Page, runs: int, seed: int) -> None:
         differ = max(0.10, up + 0.02)
         won, lost = (differ + up) / 2, (differ - up) / 2
         asked, nine = mean_size([0, 0.5, 1], [lost, 1 - differ, won], 0.5, runs, seed)
-        page.row(f"{up:g}", f"{fixed:,}", f"{asked:,.0f}", f"{nine:,}", f"{fixed / asked:.1f} times")
+        page.row(
+            f"{up:g}", f"{fixed:,}", f"{asked:,.0f}", f"{nine:,}", f"{fixed / asked:.1f} times"
+        )
 
 
 def main(runs: int = 10_000, seed: int = 0, out: Path | None = None) -> None:
     page = Page(out and out / "stopping.md")
     page.say(f"Truth on the limit, {runs:,} runs each, looks at up to {MOST:,} secrets:\n")
     on_the_limit(page, runs, seed)
-    page.say("\nUntil a limit is decided; fixed size: for twice the limit, or half of it, at power 0.8:\n")
+    page.say(
+        "\nUntil a limit is decided; fixed size: for twice the limit, or half of it, at power "
+        "0.8:\n"
+    )
     off_the_limit(page, runs // 10, seed)
     page.say("\nUntil 'not worse by 0' fails; at least 10% of the answers differ:\n")
     off_the_margin(page, runs // 10, seed)

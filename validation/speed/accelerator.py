@@ -1,10 +1,12 @@
-"""Whether an accelerator gives what the processor gives, and how fast it is beside `generate` of transformers.
+"""Whether an accelerator gives what the processor gives, and how fast it is beside `generate` of
+transformers.
 
     python -m validation.speed.accelerator [--device cuda] [--model smollm2] [--texts 32] [-o FILE]
 
-The same weights on both, in float32 for what is compared. A difference in nats or of a value is the largest of all;
-the weights of a training are compared with how far they moved. Exits 1 where a difference is larger than its limit.
-Then samples a second, 16 tokens each, in the time until the device is done: ours come with their log-probabilities.
+The same weights on both, in float32 for what is compared. A difference in nats or of a value is the
+largest of all; the weights of a training are compared with how far they moved. Exits 1 where a
+difference is larger than its limit. Then samples a second, 16 tokens each, in the time until the
+device is done: ours come with their log-probabilities.
 """
 
 from __future__ import annotations
@@ -104,7 +106,9 @@ def _relative(both: Both, ask: Callable[[Bench], Tensor]) -> float:
 
 def _of_reading(both: Both, count: int) -> Iterator[Agreement]:
     def scored(probe: Any, name: str) -> Callable[[Bench], list[float]]:
-        return lambda bench: [one.values[name] for one in probe.observe_secrets(bench.view(), bench.secrets[:count])]
+        return lambda bench: [
+            one.values[name] for one in probe.observe_secrets(bench.view(), bench.secrets[:count])
+        ]
 
     @torch.no_grad()
     def distributions(bench: Bench) -> Tensor:
@@ -114,19 +118,30 @@ def _of_reading(both: Both, count: int) -> Iterator[Agreement]:
     @torch.no_grad()
     def near(bench: Bench) -> Tensor:
         _, prefixes, suffixes = bench.some(4)
-        return torch.stack(near_verbatim_probability_bound(bench.model, ANCESTRAL, prefixes, suffixes, 5, 20))
+        return torch.stack(
+            near_verbatim_probability_bound(bench.model, ANCESTRAL, prefixes, suffixes, 5, 20)
+        )
 
     def exposure(bench: Bench) -> np.ndarray:
         tree = tries.load_or_build_trie(CanarySpace("My ID is {digits:2}"), bench.model.tokenizer)
-        return np.log2(tries.count_leaves_within_nll(bench.model, tree, tree.head, _LIMITS).at_most + 1.0)
+        return np.log2(
+            tries.count_leaves_within_nll(bench.model, tree, tree.head, _LIMITS).at_most + 1.0
+        )
 
-    probability, likely = ExtractionProbability(temperature=1.0, top_p=1.0), Membership(lowercase=False, score="loss")
+    probability, likely = (
+        ExtractionProbability(temperature=1.0, top_p=1.0),
+        Membership(lowercase=False, score="loss"),
+    )
     peaks = Membership(lowercase=False, score="min_k_plus")
     apart = partial(_largest, both)
     yield Agreement("next-token distributions", apart(distributions), 1e-4, "probability")
-    yield Agreement("exact probability", apart(scored(probability, "log_p")) / SUFFIX, _NATS, "nats a token")
+    yield Agreement(
+        "exact probability", apart(scored(probability, "log_p")) / SUFFIX, _NATS, "nats a token"
+    )
     yield Agreement("membership, loss", apart(scored(likely, "loss")), _NATS, "nats a token")
-    yield Agreement("membership, Min-K%++", apart(scored(peaks, "min_k_plus")), 1e-2, "of the score")
+    yield Agreement(
+        "membership, Min-K%++", apart(scored(peaks, "min_k_plus")), 1e-2, "of the score"
+    )
     yield Agreement("near-verbatim, bounds by 20 beams", apart(near), 0.05, "nats a text")
     yield Agreement("exposure of 100 candidates", apart(exposure), 0.05, "bits")
 
@@ -156,7 +171,9 @@ def drawn(bench: Bench, count: int, first: int = 0) -> Tensor:
     """(count, 8, SUFFIX) tokens by the same random numbers, whatever else is asked."""
     secrets = bench.secrets[first : first + count]
     prefixes = bench.tensor([secret.prefix for secret in secrets])
-    numbers = torch.stack([torch.as_tensor(secret_uniform_draws(8, SUFFIX, first + i)) for i in range(count)])
+    numbers = torch.stack(
+        [torch.as_tensor(secret_uniform_draws(8, SUFFIX, first + i)) for i in range(count)]
+    )
     return bench.model.completions(prefixes, SUFFIX, OWN, numbers).tokens
 
 
@@ -167,7 +184,9 @@ def _of_training(both: Both, scratch: Path) -> Iterator[Agreement]:
 
     def tuned(bench: Bench) -> list[float]:
         method = Ethicist(epochs=2, prompt_length=20, batch=8, warmup_steps=0)
-        state = method._tune_soft_prompt(bench.model, bench.pairs[:16], bench.pairs[16:20], ("accelerator",))
+        state = method._tune_soft_prompt(
+            bench.model, bench.pairs[:16], bench.pairs[16:20], ("accelerator",)
+        )
         return list(state["validation_loss"])
 
     def privately(bench: Bench, sigma: float) -> Tensor:
@@ -183,23 +202,34 @@ def _of_training(both: Both, scratch: Path) -> Iterator[Agreement]:
         course = FineTuningRecipe(epochs=2, rate=1e-3, batch=2, block=PREFIX + SUFFIX, end=0)
         folder = Path(tempfile.mkdtemp(dir=scratch))
         every = [pair.prefix + pair.suffix for pair in bench.pairs[:16]]
-        waiting = [ensemble.MemberToTrain(folder / f"m{i}", ["t"] * 8, every[i * 8 :][:8], i, (0, i)) for i in range(2)]
+        waiting = [
+            ensemble.MemberToTrain(folder / f"m{i}", ["t"] * 8, every[i * 8 :][:8], i, (0, i))
+            for i in range(2)
+        ]
         ensemble.train_private_members(base, adapter, waiting, course)
         return torch.cat([learnt(folder / f"m{i}") for i in range(2)])
 
-    yield Agreement("secret noise, a million values", _others(both, released), 1e-4, "of values are others")
+    yield Agreement(
+        "secret noise, a million values", _others(both, released), 1e-4, "of values are others"
+    )
     for bench in both:  # raises where float64 is not what it should be
-        clipping.check_gradient_clipping([p for p in bench._adapted().parameters() if p.requires_grad], 1.0, 8)
+        clipping.check_gradient_clipping(
+            [p for p in bench._adapted().parameters() if p.requires_grad], 1.0, 8
+        )
     yield Agreement("a tuned soft prompt's losses", _largest(both, tuned), 0.02, "nats")
     for sigma in (0.0, 1.0):
         what = f"DP-SGD, three steps, noise multiplier {sigma:g}"
-        yield Agreement(what, _relative(both, partial(privately, sigma=sigma)), _WEIGHTS, "of the weights' move")
+        yield Agreement(
+            what, _relative(both, partial(privately, sigma=sigma)), _WEIGHTS, "of the weights' move"
+        )
     what = "two adapters, trained together where the trial permits it"
     yield Agreement(what, _relative(both, members), 0.05, "of the weights")
 
 
 def moved(model: Any) -> Tensor:
-    return torch.cat([p.detach().double().cpu().flatten() for p in model.parameters() if p.requires_grad])
+    return torch.cat(
+        [p.detach().double().cpu().flatten() for p in model.parameters() if p.requires_grad]
+    )
 
 
 def learnt(folder: Path) -> Tensor:
@@ -208,7 +238,8 @@ def learnt(folder: Path) -> Tensor:
     return torch.cat([every[name].double().flatten() for name in sorted(every) if "lora_B" in name])
 
 
-# --- speed ------------------------------------------------------------------------------------------------------------
+# --- speed
+# -----------------------------------------------------------------------------------------------
 
 
 def samples_a_second(bench: Bench, count: int, repeats: int) -> tuple[list[float], list[float]]:
@@ -217,7 +248,11 @@ def samples_a_second(bench: Bench, count: int, repeats: int) -> tuple[list[float
     queries = [Query(secret.id, secret.prefix, SUFFIX) for secret in secrets]
     theirs: dict[str, Any] = {"do_sample": True, "num_return_sequences": 20, "top_k": 0}
     theirs |= {"temperature": OWN.temperature, "top_p": OWN.top_p, "pad_token_id": 0}
-    theirs |= {"min_new_tokens": SUFFIX, "max_new_tokens": SUFFIX, "attention_mask": torch.ones_like(prefixes)}
+    theirs |= {
+        "min_new_tokens": SUFFIX,
+        "max_new_tokens": SUFFIX,
+        "attention_mask": torch.ones_like(prefixes),
+    }
 
     def ours() -> None:
         for _ in bench.view().candidates(queries, Sampling(20, OWN)):
@@ -229,14 +264,18 @@ def samples_a_second(bench: Bench, count: int, repeats: int) -> tuple[list[float
 
     every = 20 * len(secrets)
     ours(), generate()
-    found = [[every / took(bench.model.device, work) for work in (ours, generate)] for _ in range(repeats)]
+    found = [
+        [every / took(bench.model.device, work) for work in (ours, generate)]
+        for _ in range(repeats)
+    ]
     own, others = zip(*found, strict=True)
     return list(own), list(others)
 
 
 @torch.no_grad()
 def quantised(bench: Bench, device: str) -> str:
-    """How far the model in 4 bits is from itself, once its own self-check has passed; or why there is none."""
+    """How far the model in 4 bits is from itself, once its own self-check has passed; or why there
+    is none."""
     try:
         few = load_causal_lm(str(smollm2_folder()), LoadingOptions(device=device, quantise="4bit"))
     except AuditError as error:
@@ -251,10 +290,14 @@ def on(device: str, model: str, dtype: str, words: Path, times: int = 1) -> Benc
     return Bench(loaded, list(texts(loaded)), words, times)
 
 
-def speeds(page: Page, on_device: Bench, model: str, scratch: Path, samples: tuple[int, ...], repeats: int) -> None:
+def speeds(
+    page: Page, on_device: Bench, model: str, scratch: Path, samples: tuple[int, ...], repeats: int
+) -> None:
     """Two tables and two sentences: samples a second, steps of decoding, bfloat16, 4 bits."""
     device = str(on_device.model.device)
-    page.head("precision", "prefixes at once", "our samples a second", "of `generate`", "times as fast")
+    page.head(
+        "precision", "prefixes at once", "our samples a second", "of `generate`", "times as fast"
+    )
     benches = {"float32": on_device, "bfloat16": on(device, model, "bfloat16", scratch)}
     for dtype, bench in benches.items():
         for count in samples:
@@ -270,7 +313,11 @@ def speeds(page: Page, on_device: Bench, model: str, scratch: Path, samples: tup
             spent = min(took(bench.model.device, step) for _ in range(1 + repeats))
             page.row(dtype, rows, f"{1000 * spent / (SUFFIX + 1):.1f}")
     few = benches["bfloat16"]
-    page.say(precision.dtype_effect_sentence(few.model, [(secret.prefix, secret.suffix) for secret in few.secrets[:8]]))
+    page.say(
+        precision.dtype_effect_sentence(
+            few.model, [(secret.prefix, secret.suffix) for secret in few.secrets[:8]]
+        )
+    )
     if model == "smollm2":
         page.say(quantised(on_device, device))
 
@@ -279,7 +326,10 @@ def main(
     device: Annotated[str, "cuda, cuda:1 or mps; cpu compares it with itself"] = "cuda",
     model: Literal["smollm2", "llama"] = "smollm2",
     texts: Annotated[int, "that are read and completed"] = 32,
-    samples: Annotated[tuple[int, ...], "prefixes that are sampled from at once, for the speed"] = (16, 64),
+    samples: Annotated[tuple[int, ...], "prefixes that are sampled from at once, for the speed"] = (
+        16,
+        64,
+    ),
     parts: Annotated[tuple[str, ...], PARTS] = PARTS,
     repeats: int = 3,
     out: Path | None = None,
@@ -295,7 +345,13 @@ def main(
         page.head("what", "apart", "at most", "of what", "holds")
         for one in compared(both, scratch, texts, parts):
             failed += not one.holds
-            page.row(one.what, f"{one.apart:.2g}", f"{one.limit:g}", one.unit, "yes" if one.holds else "NO")
+            page.row(
+                one.what,
+                f"{one.apart:.2g}",
+                f"{one.limit:g}",
+                one.unit,
+                "yes" if one.holds else "NO",
+            )
         if "speed" in parts:
             speeds(page, on_device, model, scratch, samples, repeats)
     return int(failed > 0)

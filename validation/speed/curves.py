@@ -1,11 +1,14 @@
-"""What makes an audit dearer, and how fast: processor time and memory of whole audits, one size grown at a time.
+"""What makes an audit dearer, and how fast: processor time and memory of whole audits, one size
+grown at a time.
 
-    python -m validation.speed.curves [--only secrets ...] [--most N] [--repeats 3] [-o FILE] [--picture FILE]
+    python -m validation.speed.curves [--only secrets ...] [--most N] [--repeats 3] [-o FILE]
+    [--picture FILE]
 
-Models of one layer and width 16 with random weights, real ones of transformers: what grows with a size is the same as
-of a large one, and the forwards take little. An audit is what `audit run` does, from reading the data to the reports.
-Each is done in a process of its own, on one thread: its processor time, and by how much its memory grew beyond what was
-held as it began. The exponent is p of seconds = a + b size^p.
+Models of one layer and width 16 with random weights, real ones of transformers: what grows with a
+size is the same as of a large one, and the forwards take little. An audit is what `audit run` does,
+from reading the data to the reports. Each is done in a process of its own, on one thread: its
+processor time, and by how much its memory grew beyond what was held as it began. The exponent is p
+of seconds = a + b size^p.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ VOCABULARY, LENGTH = 256, 8  # entries; tokens of a prefix, and of a suffix wher
 WORDS = 20  # of a record
 CHEAP = 5.0  # seconds: a dearer audit is done once
 POWERS = np.arange(0, 3.001, 0.01)  # among which the exponent is looked for
-Parts = dict[str, float]  # seconds of reading the data, of asking the model with all statistics, of the reports
+Parts = dict[
+    str, float
+]  # seconds of reading the data, of asking the model with all statistics, of the reports
 
 
 @dataclass(frozen=True)
@@ -87,16 +92,21 @@ def growth(sizes: Sequence[float], seconds: Sequence[float]) -> Growth:
     lost = np.array([norm**2 for _, norm in fits])
     best, free = int(lost.argmin()), len(n) - 3
     kept = POWERS[lost <= lost[best] * (1 + f_distribution.ppf(0.95, 1, free) / free) + 1e-15]
-    return Growth(float(POWERS[best]), float(kept.min()), float(kept.max()), float(fits[best][0][0]))
+    return Growth(
+        float(POWERS[best]), float(kept.min()), float(kept.max()), float(fits[best][0][0])
+    )
 
 
-# --- what is audited --------------------------------------------------------------------------------------------------
+# --- what is audited
+# -----------------------------------------------------------------------------------------------
 
 
 def tiny(vocabulary: int = VOCABULARY) -> GPT2LMHeadModel:
     torch.manual_seed(0)
     shape = {"n_layer": 1, "n_embd": 16, "n_head": 1, "n_positions": 1024}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=vocabulary, bos_token_id=0, eos_token_id=0, **shape)).eval()
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=vocabulary, bos_token_id=0, eos_token_id=0, **shape)
+    ).eval()
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -106,7 +116,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", eos_token="w0")
 
 
-def arrays(folder: Path, secrets: int, suffix: int = LENGTH, vocabulary: int = VOCABULARY) -> dict[str, Any]:
+def arrays(
+    folder: Path, secrets: int, suffix: int = LENGTH, vocabulary: int = VOCABULARY
+) -> dict[str, Any]:
     """Token ids at random, and a tenth as many non-members."""
     for name, count in (("data", secrets), ("nonmembers", max(5, secrets // 10))):
         (folder / name).mkdir()
@@ -132,19 +144,32 @@ def members(folder: Path, size: int) -> dict[str, Any]:
         )
         path = get_member_folder(folder / "members", i) / "adapter_config.json"
         written = json.loads(path.read_text(encoding="utf-8"))
-        path.write_text(json.dumps({**written, "base_model_name_or_path": str(folder / "model")}), encoding="utf-8")
+        path.write_text(
+            json.dumps({**written, "base_model_name_or_path": str(folder / "model")}),
+            encoding="utf-8",
+        )
     mixed = PMixed(ensemble=str(folder / "members"), q=0.5)
     places = {"model": str(folder / "model"), "public": str(folder / "model")}
-    return {**asked, **places, "attacks": ["extraction-probability"], "defenses": [mixed], "controls": False}
+    return {
+        **asked,
+        **places,
+        "attacks": ["extraction-probability"],
+        "defenses": [mixed],
+        "controls": False,
+    }
 
 
 def records(folder: Path, size: int) -> dict[str, Any]:
     """Texts of which every tenth is a copy; 200 of them are attacked."""
     noise, said = keyed_random_generator("curves", "records"), [f"w{i}" for i in range(VOCABULARY)]
     with (folder / "data.jsonl").open("w", encoding="utf-8") as out:
-        for _ in range(size // 10):  # a few at a time: what is made here takes no memory that the audit could use again
+        for _ in range(
+            size // 10
+        ):  # a few at a time: what is made here takes no memory that the audit could use again
             rows = noise.integers(VOCABULARY, size=(9, WORDS)).tolist()
-            out.writelines(f'{{"text": "{" ".join([said[i] for i in row])}"}}\n' for row in [*rows, rows[0]])
+            out.writelines(
+                f'{{"text": "{" ".join([said[i] for i in row])}"}}\n' for row in [*rows, rows[0]]
+            )
     cut = {"prefix_length": LENGTH, "suffix_length": LENGTH, "limit": 200}
     asked = {"attacks": ["extraction-probability"], "tokenizer": tokenizer()}
     return {"model": tiny(), "data": str(folder / "data.jsonl"), **cut, **asked}
@@ -153,30 +178,37 @@ def records(folder: Path, size: int) -> dict[str, Any]:
 BOTH: dict[str, Any] = {"attacks": ["perplexity", "extraction-probability"], "samples": 10}
 KNOBS = {
     "secrets": Knob(
-        "secrets, exact probability", (100, 1000, 10_000, 100_000),
+        "secrets, exact probability",
+        (100, 1000, 10_000, 100_000),
         lambda folder, size: {**arrays(folder, size), "attacks": ["extraction-probability"]},
     ),
     "membership": Knob(
-        "secrets, membership", (100, 1000, 10_000, 100_000),
+        "secrets, membership",
+        (100, 1000, 10_000, 100_000),
         lambda folder, size: {**arrays(folder, size), "attacks": ["membership"]},
     ),
     "samples": Knob(
-        "samples a secret", (10, 100, 1000, 10_000),
+        "samples a secret",
+        (10, 100, 1000, 10_000),
         lambda folder, size: {**arrays(folder, 10), "attacks": ["perplexity"], "samples": size},
     ),
     "suffix": Knob(
-        "tokens of a suffix", (8, 32, 128, 512), lambda folder, size: {**arrays(folder, 100, suffix=size), **BOTH}
+        "tokens of a suffix",
+        (8, 32, 128, 512),
+        lambda folder, size: {**arrays(folder, 100, suffix=size), **BOTH},
     ),
     "vocabulary": Knob(
-        "entries of the vocabulary", (256, 2048, 16_384, 131_072),
+        "entries of the vocabulary",
+        (256, 2048, 16_384, 131_072),
         lambda folder, size: {**arrays(folder, 20, vocabulary=size), **BOTH},
     ),
     "members": Knob("members of an ensemble", (2, 16, 128, 512), members),
     "records": Knob("records of the data", (1000, 10_000, 100_000, 1_000_000), records),
-}  # fmt: skip
+}
 
 
-# --- measured ---------------------------------------------------------------------------------------------------------
+# --- measured
+# -----------------------------------------------------------------------------------------------
 
 
 def audited(out: Path, model: Any, tokenizer: Any = None, **asked: Any) -> Parts:
@@ -216,7 +248,8 @@ def once(knob: Knob, size: int, told: Any) -> None:
 
 
 def forget_peak() -> None:
-    """The peak is what is held now: a child begins with its parent's, and what is free of that hides what it takes."""
+    """The peak is what is held now: a child begins with its parent's, and what is free of that
+    hides what it takes."""
     release_unused_memory()
     with contextlib.suppress(OSError):  # a system without it: as measured before
         Path("/proc/self/clear_refs").write_text("5")
@@ -239,7 +272,9 @@ def measured(knob: Knob, sizes: Sequence[int], repeats: int) -> list[AuditCost]:
             try:
                 parts, memory = here.recv()
             except EOFError:
-                refuse(f"the audit of {size:,} {knob.words} ended without an answer: it says above why")
+                refuse(
+                    f"the audit of {size:,} {knob.words} ended without an answer: it says above why"
+                )
             child.join()
             found.append(AuditCost(size, parts, memory))
             told = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts.items())
@@ -249,19 +284,29 @@ def measured(knob: Knob, sizes: Sequence[int], repeats: int) -> list[AuditCost]:
     return found
 
 
-# --- told -------------------------------------------------------------------------------------------------------------
+# --- told
+# -----------------------------------------------------------------------------------------------
 
 
 def row(knob: Knob, costs: Sequence[AuditCost]) -> tuple[str, ...]:
-    """Its cells: sizes; seconds; exponent with its interval; what does not grow; parts at the end; memory."""
-    seconds, memory = medians(costs, lambda cost: cost.seconds), medians(costs, lambda cost: cost.memory)
+    """Its cells: sizes; seconds; exponent with its interval; what does not grow; parts at the end;
+    memory."""
+    seconds, memory = (
+        medians(costs, lambda cost: cost.seconds),
+        medians(costs, lambda cost: cost.memory),
+    )
     found = growth([c.size for c in costs], [c.seconds for c in costs])
     before, most = [*seconds][-2:]
-    parts = {name: statistics.median(c.parts[name] for c in costs if c.size == most) for name in costs[0].parts}
+    parts = {
+        name: statistics.median(c.parts[name] for c in costs if c.size == most)
+        for name in costs[0].parts
+    }
     return (
         knob.words,
         ", ".join(f"{size:,}" for size in seconds),
-        ", ".join(f"{median:.2f}" if median < 10 else f"{median:.0f}" for median in seconds.values()),
+        ", ".join(
+            f"{median:.2f}" if median < 10 else f"{median:.0f}" for median in seconds.values()
+        ),
         f"{found.power:.2f} ({found.low:.2f} to {found.high:.2f})",
         f"{math.log(seconds[most] / seconds[before]) / math.log(most / before):.2f}",
         f"{found.fixed:.1f} s",
@@ -274,7 +319,10 @@ def row(knob: Knob, costs: Sequence[AuditCost]) -> tuple[str, ...]:
 def medians(costs: Sequence[AuditCost], number: Callable[[AuditCost], float]) -> dict[int, float]:
     """By size."""
     sizes = dict.fromkeys(cost.size for cost in costs)
-    return {size: statistics.median(number(cost) for cost in costs if cost.size == size) for size in sizes}
+    return {
+        size: statistics.median(number(cost) for cost in costs if cost.size == size)
+        for size in sizes
+    }
 
 
 def draw(found: Mapping[str, Sequence[AuditCost]], path: Path) -> None:
@@ -284,7 +332,10 @@ def draw(found: Mapping[str, Sequence[AuditCost]], path: Path) -> None:
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     for (name, costs), marker in zip(found.items(), "osD^v*P", strict=False):
-        seconds, held = medians(costs, lambda cost: cost.seconds), medians(costs, lambda cost: cost.memory / 1e6)
+        seconds, held = (
+            medians(costs, lambda cost: cost.seconds),
+            medians(costs, lambda cost: cost.memory / 1e6),
+        )
         style = {"marker": marker, "markersize": 4, "linewidth": 1.2}
         left.plot(list(seconds), list(seconds.values()), label=KNOBS[name].words, **style)
         right.plot(list(held), list(held.values()), **style)
@@ -308,14 +359,20 @@ def main(
     page = Page(out)
     for name in ("members", "records"):  # for what is loaded or worked out once in a process
         with tempfile.TemporaryDirectory() as scratch:
-            audited(Path(scratch) / "run", **KNOBS[name].make(Path(scratch), 1000 if name == "records" else 2))
+            audited(
+                Path(scratch) / "run",
+                **KNOBS[name].make(Path(scratch), 1000 if name == "records" else 2),
+            )
     speed = "seconds", "exponent", "of the last step", "fixed", "parts of the last"
     page.head("what grows", "sizes", *speed, "memory grew by, MB", "of one more")
     found = {}
     for name in only:
         sizes = [size for size in KNOBS[name].sizes if not most or size <= most]
         if len(sizes) < 3:
-            refuse(f"expected --most with three sizes of {name} or more ({KNOBS[name].sizes}), got {most}")
+            refuse(
+                f"expected --most with three sizes of {name} or more ({KNOBS[name].sizes}), got "
+                f"{most}"
+            )
         found[name] = measured(KNOBS[name], sizes, repeats)
         page.row(*row(KNOBS[name], found[name]))
     if picture is not None:

@@ -3,9 +3,9 @@
     python -m validation.speed.memory [--small]
 
 Random models of three sizes; no number here depends on weights. Predicted is the arithmetic of
-docs/how-to/big-models.md, from a model's configuration alone. Held are the bytes of all tensors that
-are there after a step and were not before, each storage once; of the pass that tunes a prompt, those that autograd
-keeps for its way back.
+docs/how-to/big-models.md, from a model's configuration alone. Held are the bytes of all tensors
+that are there after a step and were not before, each storage once; of the pass that tunes a prompt,
+those that autograd keeps for its way back.
 """
 
 from __future__ import annotations
@@ -60,20 +60,29 @@ class LlamaSize:
         return [(self.hidden, self.hidden), (self.hidden, narrow)] * self.layers
 
 
-SIZES = (LlamaSize(128, 4, 4, 4, 2_000), LlamaSize(256, 8, 8, 4, 8_000), LlamaSize(512, 12, 8, 2, 32_000))
+SIZES = (
+    LlamaSize(128, 4, 4, 4, 2_000),
+    LlamaSize(256, 8, 8, 4, 8_000),
+    LlamaSize(512, 12, 8, 2, 32_000),
+)
 SMALL = (LlamaSize(32, 2, 4, 2, 100), LlamaSize(48, 3, 4, 4, 300), LlamaSize(64, 2, 4, 1, 200))
 
 
-# --- predicted --------------------------------------------------------------------------------------------------------
+# --- predicted
+# -----------------------------------------------------------------------------------------------
 
 
 def row(size: LlamaSize, positions: int) -> int:
     """Keys and values of every layer at every position, and one distribution."""
-    return 2 * size.layers * size.kv * (size.hidden // size.heads) * positions * FLOAT + size.vocab * FLOAT
+    return (
+        2 * size.layers * size.kv * (size.hidden // size.heads) * positions * FLOAT
+        + size.vocab * FLOAT
+    )
 
 
 def member(size: LlamaSize, rank: int) -> int:
-    """Two thin matrices a layer; and the layer's weight with them in it, while all members' fit into 256 MB."""
+    """Two thin matrices a layer; and the layer's weight with them in it, while all members' fit
+    into 256 MB."""
     return sum(rank * (wide + out) + wide * out for wide, out in size.linear) * FLOAT
 
 
@@ -83,15 +92,16 @@ def prompt(size: LlamaSize, rows: int) -> int:
 
 
 def tuning(size: LlamaSize, batch: int, tokens: int, scored: int) -> float:
-    """What autograd keeps of a batch whose weights are frozen: no input of a linear layer, but of each layer and token
-    what two norms, the attention (queries, keys, values, answer) and the gate (three of the wider ones) read; and
-    distributions.
+    """What autograd keeps of a batch whose weights are frozen: no input of a linear layer, but of
+    each layer and token what two norms, the attention (queries, keys, values, answer) and the gate
+    (three of the wider ones) read; and distributions.
     """
     widths = 4 + 3 * WIDER + 2 * size.kv / size.heads
     return batch * (tokens * size.layers * widths * size.hidden + scored * size.vocab) * FLOAT
 
 
-# --- held -------------------------------------------------------------------------------------------------------------
+# --- held
+# -----------------------------------------------------------------------------------------------
 
 
 def storages() -> dict[int, int]:
@@ -126,8 +136,12 @@ def member_held(model: HuggingFaceModel) -> int:
         found = []
         for count in (1, 2):
             for i in range(count):
-                config = LoraConfig(r=RANK, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-                get_peft_model(LlamaForCausalLM(model.model.config), config).save_pretrained(f"{folder}/m{i}")
+                config = LoraConfig(
+                    r=RANK, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"
+                )
+                get_peft_model(LlamaForCausalLM(model.model.config), config).save_pretrained(
+                    f"{folder}/m{i}"
+                )
             ensemble, size = held(lambda: LoraEnsemble(model, sorted(Path(folder).iterdir())))
             assert ensemble.size == count
             found.append(size)
@@ -172,14 +186,25 @@ def table(sizes: tuple[LlamaSize, ...]) -> Iterator[tuple[str, str, float, int]]
         yield name, "a member", member(size, RANK), member_held(model)
         own, kept = prompt_held(model)
         yield name, "a tuned prompt", prompt(size, PROMPT), own
-        yield name, "a batch of tuning", tuning(size, BATCH, PROMPT + PREFIX + SUFFIX - 1, SUFFIX), kept
+        yield (
+            name,
+            "a batch of tuning",
+            tuning(size, BATCH, PROMPT + PREFIX + SUFFIX - 1, SUFFIX),
+            kept,
+        )
 
 
 def main(small: Annotated[bool, "three tiny models: seconds"] = False) -> None:
     page = Page()
     page.head("model", "what", "predicted", "held", "held / predicted")
     for name, what, predicted, found in table(SMALL if small else SIZES):
-        page.row(name, what, f"{predicted / 1e6:,.3f} MB", f"{found / 1e6:,.3f} MB", f"{found / predicted:.3f}")
+        page.row(
+            name,
+            what,
+            f"{predicted / 1e6:,.3f} MB",
+            f"{found / 1e6:,.3f} MB",
+            f"{found / predicted:.3f}",
+        )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
-"""The n-gram index against a sorted table of 64-bit hashes and a Python set of all n-grams, in one run.
+"""The n-gram index against a sorted table of 64-bit hashes and a Python set of all n-grams, in one
+run.
 
-    python -m validation.speed.ngram_index [--megabytes 10 100] [--n 50] [--generations 1000] [--length 256]
+    python -m validation.speed.ngram_index [--megabytes 10 100] [--n 50] [--generations 1000]
+    [--length 256]
 
-Text is drawn token by token from a Zipf distribution over 32,000 tokens, four bytes of text each, in records of 400
-tokens of which every tenth is an exact copy; the generations are half drawn anew, half cut out of the records. Each way
-is timed in a process of its own, in seconds of processor time (all are of one thread, and machines are shared); its
-peak memory is that of the process less what it held before. The hashes answer for one n alone and not for certain (two
-n-grams may share one), and neither says which record it was; the suffix array answers for every n, exactly, and names
-the record. The set is left out above 10 MB: it would not fit. Ratios are to the index.
+Text is drawn token by token from a Zipf distribution over 32,000 tokens, four bytes of text each,
+in records of 400 tokens of which every tenth is an exact copy; the generations are half drawn anew,
+half cut out of the records. Each way is timed in a process of its own, in seconds of processor time
+(all are of one thread, and machines are shared); its peak memory is that of the process less what
+it held before. The hashes answer for one n alone and not for certain (two n-grams may share one),
+and neither says which record it was; the suffix array answers for every n, exactly, and names the
+record. The set is left out above 10 MB: it would not fit. Ratios are to the index.
 """
 
 from __future__ import annotations
@@ -57,13 +60,18 @@ def generations(text: NDArray[np.uint32], count: int, length: int) -> Asked:
 
 
 def by_index(text: NDArray[np.uint32], n: int) -> Callable[[Asked], int]:
-    # Copies are kept as records of their own here: the texts of a user are first made one, which is other work.
+    # Copies are kept as records of their own here: the texts of a user are first made one, which is
+    # other work.
     found = ngrams.build_ngram_index(((row, 1) for row in text), ())  # type: ignore[misc]
     return lambda asked: sum(len(seen.at) for seen in found.match_ngrams(asked, n))
 
 
 def by_hashes(text: NDArray[np.uint32], n: int) -> Callable[[Asked], int]:
-    table = np.sort(np.concatenate([hashes(text[start : start + 4096], n) for start in range(0, len(text), 4096)]))
+    table = np.sort(
+        np.concatenate(
+            [hashes(text[start : start + 4096], n) for start in range(0, len(text), 4096)]
+        )
+    )
 
     def look(asked: Asked) -> int:
         own = hashes(np.array(asked, dtype=np.uint32), n)
@@ -86,7 +94,11 @@ def by_set(text: NDArray[np.uint32], n: int) -> Callable[[Asked], int]:
 
     def look(asked: Asked) -> int:
         rows = np.array(asked, dtype=np.uint32)
-        return sum(row[at : at + n].tobytes() in held for row in rows for at in range(rows.shape[1] - n + 1))
+        return sum(
+            row[at : at + n].tobytes() in held
+            for row in rows
+            for at in range(rows.shape[1] - n + 1)
+        )
 
     return look
 
@@ -102,14 +114,21 @@ def one(way: str, megabytes: int, n: int, count: int, length: int) -> dict[str, 
     look = WAYS[way](text, n)
     made = time.process_time()
     found = look(asked)
-    return {"made": made - start, "asked": time.process_time() - made, "memory": peak() - held, "found": found}
+    return {
+        "made": made - start,
+        "asked": time.process_time() - made,
+        "memory": peak() - held,
+        "found": found,
+    }
 
 
 def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # gigabytes
 
 
-def main(megabytes: tuple[int, ...] = (10, 100), n: int = 50, generations: int = 1000, length: int = 256) -> None:
+def main(
+    megabytes: tuple[int, ...] = (10, 100), n: int = 50, generations: int = 1000, length: int = 256
+) -> None:
     page, anew = Page(), multiprocessing.get_context("spawn")
     page.head("text", "way", "made", "asked", "memory", "found", "made, to the index", "asked")
     for size in megabytes:

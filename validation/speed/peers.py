@@ -1,10 +1,11 @@
-"""The same work by other packages' own code, on the same model and rows: whether numbers agree, and the time ratio.
+"""The same work by other packages' own code, on the same model and rows: whether numbers agree, and
+the time ratio.
 
     pip install --no-deps --target PEERS memaudit==0.2.0 jax-privacy==2.0.0
     python -m validation.speed.peers PEERS [--secrets 32] [--repeats 3] [-o FILE]
 
-SmolLM2-135M in float32 for what asks a model, one thread, processor time, the two in turns. A package that is not in
-PEERS is left out, and said.
+SmolLM2-135M in float32 for what asks a model, one thread, processor time, the two in turns. A
+package that is not in PEERS is left out, and said.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from auditor.statistics import one_run, roc
 from validation.harness import Page, median_and_spread, run
 from validation.speed.sheet import PREFIX, SUFFIX, Bench, smollm2, texts
 
-_K = 0.25  # of 16 tokens, 4: of a share that is no whole number we take fewer tokens, and memaudit more
+# of 16 tokens, 4: of a share that is no whole number we take fewer tokens, and memaudit more
+_K = 0.25
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,19 @@ def of_memaudit(bench: Bench, count: int) -> Iterator[PeerPair]:
 
     def signals() -> list[Any]:
         span = (PREFIX, PREFIX + SUFFIX)
-        return [theirs.extract_token_signals(plain, one.prefix + one.suffix, span) for one in secrets]
+        return [
+            theirs.extract_token_signals(plain, one.prefix + one.suffix, span) for one in secrets
+        ]
 
     def scored(name: str) -> list[float]:
         probe = Membership(score="min_k_plus", lowercase=False, k=_K)
         return [seen.values[name] for seen in probe.observe_secrets(bench.view(), secrets)]
 
     def min_k_plus() -> list[float]:
-        return [stats.min_k_plus_plus(one.gold_logprob, one.mu, one.sigma, 100 * _K) for one in signals()]
+        return [
+            stats.min_k_plus_plus(one.gold_logprob, one.mu, one.sigma, 100 * _K)
+            for one in signals()
+        ]
 
     yield PeerPair("membership, Min-K%++", "memaudit", min_k_plus, lambda: scored("min_k_plus"))
     yield PeerPair(
@@ -68,16 +75,29 @@ def of_memaudit(bench: Bench, count: int) -> Iterator[PeerPair]:
         lambda: scored("loss"),
     )
 
-    words = [tokenizer.decode(one.prefix) for one in secrets]  # which memaudit reads, and writes as tokens anew
-    anew = [replace(one, prefix=tuple(tokenizer(text)["input_ids"])) for one, text in zip(secrets, words, strict=True)]
+    words = [
+        tokenizer.decode(one.prefix) for one in secrets
+    ]  # which memaudit reads, and writes as tokens anew
+    anew = [
+        replace(one, prefix=tuple(tokenizer(text)["input_ids"]))
+        for one, text in zip(secrets, words, strict=True)
+    ]
 
     def completed() -> list[float]:
-        return [zlib.crc32(theirs.greedy_complete(plain, tokenizer, text, SUFFIX).encode()) for text in words]
+        return [
+            zlib.crc32(theirs.greedy_complete(plain, tokenizer, text, SUFFIX).encode())
+            for text in words
+        ]
 
     def greedy() -> list[float]:
-        return [zlib.crc32(tokenizer.decode(text).encode()) for text in scoring.greedy_suffixes(model, anew)]
+        return [
+            zlib.crc32(tokenizer.decode(text).encode())
+            for text in scoring.greedy_suffixes(model, anew)
+        ]
 
-    yield PeerPair("greedy decoding, by checksums of its texts", "memaudit (generate)", completed, greedy)
+    yield PeerPair(
+        "greedy decoding, by checksums of its texts", "memaudit (generate)", completed, greedy
+    )
 
 
 def of_jax_privacy(folder: Path, count: int = 2000) -> Iterator[PeerPair]:
@@ -95,7 +115,9 @@ def of_jax_privacy(folder: Path, count: int = 2000) -> Iterator[PeerPair]:
         lambda: [theirs.CanaryScoreAuditor(own, others).attack_auroc()],
         lambda: [roc.auc(own, others)],
     )
-    asked = [(m, right, e) for m in (20, 24, 28, 31) for right in (m - 4, m) for e in (0.5, 1.0)]  # of one r alone
+    asked = [
+        (m, right, e) for m in (20, 24, 28, 31) for right in (m - 4, m) for e in (0.5, 1.0)
+    ]  # of one r alone
     yield PeerPair(
         "p-value of an audit in one run, all canaries guessed, 16 of them",
         "jax_privacy",
@@ -106,7 +128,10 @@ def of_jax_privacy(folder: Path, count: int = 2000) -> Iterator[PeerPair]:
 
 def pairs(bench: Bench, folder: Path, count: int, say: Callable[[str], None]) -> Iterator[PeerPair]:
     sys.path.insert(0, str(folder))
-    packages = {"memaudit": lambda: of_memaudit(bench, count), "jax_privacy": lambda: of_jax_privacy(folder)}
+    packages = {
+        "memaudit": lambda: of_memaudit(bench, count),
+        "jax_privacy": lambda: of_jax_privacy(folder),
+    }
     for name, make in packages.items():
         if (folder / name).is_dir():
             yield from make()
@@ -120,7 +145,15 @@ def main(folder: Path, secrets: int = 32, repeats: int = 3, out: Path | None = N
     loaded = smollm2()
     with tempfile.TemporaryDirectory() as scratch:
         bench = Bench(loaded, list(texts(loaded)), Path(scratch))
-        page.head("the same work", "by", "theirs", "ours", "times as fast, median", "spread", "farthest apart")
+        page.head(
+            "the same work",
+            "by",
+            "theirs",
+            "ours",
+            "times as fast, median",
+            "spread",
+            "farthest apart",
+        )
         for pair in pairs(bench, folder, secrets, page.say):
             seconds = []
             for _ in range(repeats):
@@ -130,7 +163,9 @@ def main(folder: Path, secrets: int = 32, repeats: int = 3, out: Path | None = N
                     turn.append((np.asarray(work(), dtype=float), time.process_time() - start))
                 seconds.append([spent for _, spent in turn])
                 apart = float(np.abs(turn[0][0] - turn[1][0]).max())
-            medians = (f"{statistics.median(column):.3g} s" for column in zip(*seconds, strict=True))
+            medians = (
+                f"{statistics.median(column):.3g} s" for column in zip(*seconds, strict=True)
+            )
             faster = median_and_spread([theirs / ours for theirs, ours in seconds])
             page.row(pair.what, pair.peer, *medians, *faster, f"{apart:.1e}")
 

@@ -2,9 +2,9 @@
 
     python -m validation.speed.precision [--repeats 5] [-o FILE]
 
-SmolLM2-135M as it is asked by an audit, read and decoded, in both precisions from the same weights, which are rounded
-to bfloat16 first; processor time of one thread, the two in turns. *Same tokens*: samples of each prefix, drawn alone
-and beside the others.
+SmolLM2-135M as it is asked by an audit, read and decoded, in both precisions from the same weights,
+which are rounded to bfloat16 first; processor time of one thread, the two in turns. *Same tokens*:
+samples of each prefix, drawn alone and beside the others.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ def both(folder: Path) -> dict[str, HuggingFaceModel]:
     own = smollm2()
     own.model.to(torch.bfloat16).save_pretrained(folder)
     own.tokenizer.save_pretrained(folder)
-    return {name: load_causal_lm(str(folder), LoadingOptions(dtype=name)) for name in ("float32", "bfloat16")}
+    return {
+        name: load_causal_lm(str(folder), LoadingOptions(dtype=name))
+        for name in ("float32", "bfloat16")
+    }
 
 
 @torch.no_grad()
@@ -67,10 +70,16 @@ def tune(model: HuggingFaceModel, pairs: list[Pair]) -> float:
 
 
 def same_tokens(model: HuggingFaceModel, prefixes: Tensor, samples: int = 8) -> tuple[int, int]:
-    """Tokens that are the same whether a prefix is asked alone or beside all others, and all of them."""
-    noise = torch.stack([torch.as_tensor(secret_uniform_draws(samples, _LAST, i)) for i in range(len(prefixes))])
+    """Tokens that are the same whether a prefix is asked alone or beside all others, and all of
+    them."""
+    noise = torch.stack(
+        [torch.as_tensor(secret_uniform_draws(samples, _LAST, i)) for i in range(len(prefixes))]
+    )
     together = model.completions(prefixes, _LAST, OWN, noise).tokens
-    alone = [model.completions(prefixes[i : i + 1], _LAST, OWN, noise[i : i + 1]).tokens for i in range(len(prefixes))]
+    alone = [
+        model.completions(prefixes[i : i + 1], _LAST, OWN, noise[i : i + 1]).tokens
+        for i in range(len(prefixes))
+    ]
     return int((together == torch.cat(alone)).sum()), together.numel()
 
 
@@ -85,11 +94,19 @@ def main(repeats: int = 5, out: Path | None = None) -> None:
         return tokens[: rows * length].view(rows, length)
 
     whole = tokens[: 10 * 64].view(10, 64).tolist()
-    pairs = [Pair(tuple(text[: 24 + i]), tuple(text[24 + i : 40 + i])) for i, text in enumerate(whole)]
+    pairs = [
+        Pair(tuple(text[: 24 + i]), tuple(text[24 + i : 40 + i])) for i, text in enumerate(whole)
+    ]
     page.head("work", "tokens a second, float32", "bfloat16", "times the speed, median", "spread")
     work: dict[str, Callable[[HuggingFaceModel], float]] = {
-        **{f"{n} texts of {long} tokens read": partial(read, some=some(n, long)) for n, long in READ},
-        **{f"{n} rows behind {long} tokens decoded": partial(decode, some=some(n, long)) for n, long in DECODED},
+        **{
+            f"{n} texts of {long} tokens read": partial(read, some=some(n, long))
+            for n, long in READ
+        },
+        **{
+            f"{n} rows behind {long} tokens decoded": partial(decode, some=some(n, long))
+            for n, long in DECODED
+        },
         "10 pairs of 40 to 49 tokens tuned on": partial(tune, pairs=pairs),
     }
     for name, ask in work.items():

@@ -3,12 +3,13 @@
     python -m validation.speed.sheet [--model smollm2] [--only greedy ...] [--repeats 5] [-o FILE]
     python -m validation.speed.sheet --device cuda --dtype bfloat16 --times 16
 
-*Fewest tokens*: every prefix is read once, then one forward a distinct partial suffix; a text that is scored is read
-but for its last token; a step of training is a forward and the backward that its trained weights need. *Bare*: the
-module of transformers on exactly those tokens, in batches of the same size, on a cache where tokens follow one
-another; its logits are thrown away. Processor time of one thread, or, on an accelerator, the time until it has done
-all that was asked; phase and bare take turns, and a ratio is of two that ran one after the other, so that what else the
-machine does falls on both. Secrets are texts of these pages.
+*Fewest tokens*: every prefix is read once, then one forward a distinct partial suffix; a text that
+is scored is read but for its last token; a step of training is a forward and the backward that its
+trained weights need. *Bare*: the module of transformers on exactly those tokens, in batches of the
+same size, on a cache where tokens follow one another; its logits are thrown away. Processor time of
+one thread, or, on an accelerator, the time until it has done all that was asked; phase and bare
+take turns, and a ratio is of two that ran one after the other, so that what else the machine does
+falls on both. Secrets are texts of these pages.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Phase:
-    """ours: the phase as a run does it; bare: the forwards that it needs; tokens: how many these read."""
+    """ours: the phase as a run does it; bare: the forwards that it needs; tokens: how many these
+    read."""
 
     ours: Callable[[], object]
     bare: Callable[[], object]
@@ -86,13 +88,21 @@ class Phase:
 class Bench:
     """One model with the secrets that its phases are asked about."""
 
-    def __init__(self, model: HuggingFaceModel, texts: Sequence[Tokens], scratch: Path, times: int = 1) -> None:
+    def __init__(
+        self, model: HuggingFaceModel, texts: Sequence[Tokens], scratch: Path, times: int = 1
+    ) -> None:
         self.model, self.scratch, self.times = model, scratch, times
         size = PREFIX + SUFFIX
-        every = [piece for text in texts for piece in (text[i : i + size] for i in range(0, len(text), size))]
+        every = [
+            piece
+            for text in texts
+            for piece in (text[i : i + size] for i in range(0, len(text), size))
+        ]
         whole = [piece for piece in every if len(piece) == size]
         self.pairs = [Pair(piece[:PREFIX], piece[PREFIX:]) for piece in whole]
-        self.secrets = [Secret(f"s{i}", pair.prefix, pair.suffix) for i, pair in enumerate(self.pairs)]
+        self.secrets = [
+            Secret(f"s{i}", pair.prefix, pair.suffix) for i, pair in enumerate(self.pairs)
+        ]
 
     def some(self, count: int) -> tuple[list[Secret], Tensor, Tensor]:
         """So many times `times` secrets with their prefixes and suffixes."""
@@ -106,26 +116,39 @@ class Bench:
     def view(self) -> View:
         return View("undefended", self.model, WHITE_BOX, seed=0, tokenizer=self.model.tokenizer)
 
-    # --- bare forwards ------------------------------------------------------------------------------------------------
+    # --- bare forwards
+    # ------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def read(self, texts: Tensor, last: int) -> None:
         """Forwards of whole texts with the logits of their last so many positions."""
-        for some in texts.split(max(1, get_max_logits(self.model.device) // (last * self.model.vocab_size))):
+        for some in texts.split(
+            max(1, get_max_logits(self.model.device) // (last * self.model.vocab_size))
+        ):
             self.model.model(input_ids=some, use_cache=False, logits_to_keep=last)
 
     @torch.no_grad()
     def decode(self, prefixes: Tensor, counts: Sequence[int]) -> None:
-        """The prefixes, then so many rows a step; which token a row reads makes no difference to its time."""
-        cache = Cache(layers=self._room(max(len(prefixes), *counts), prefixes.shape[1] + len(counts)))
+        """The prefixes, then so many rows a step; which token a row reads makes no difference to
+        its time."""
+        cache = Cache(
+            layers=self._room(max(len(prefixes), *counts), prefixes.shape[1] + len(counts))
+        )
         for depth, count in enumerate([len(prefixes), *counts]):
             read = prefixes if depth == 0 else prefixes[:1, -1:].expand(count, 1)
-            self.model.model(input_ids=read, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            self.model.model(
+                input_ids=read, past_key_values=cache, use_cache=True, logits_to_keep=1
+            )
 
     def _room(self, rows: int, length: int) -> list[Any]:
         """A cache for so many rows, its memory in use."""
         config = self.model.model.config
-        shape = rows, config.num_key_value_heads, 1, config.hidden_size // config.num_attention_heads
+        shape = (
+            rows,
+            config.num_key_value_heads,
+            1,
+            config.hidden_size // config.num_attention_heads,
+        )
         like = torch.zeros(shape, dtype=self.model.model.dtype, device=self.model.device)
         layers = [SlotLayer(length) for _ in range(self.model.n_layers)]
         for layer in layers:
@@ -133,14 +156,19 @@ class Bench:
             layer.keys, layer.values = torch.zeros_like(layer.keys), torch.zeros_like(layer.values)
         return layers
 
-    # --- what is asked of distributions and rows ----------------------------------------------------------------------
+    # --- what is asked of distributions and rows
+    # ------------------------------------------------------------------------------------
 
     def greedy(self, count: int = 16) -> Phase:
         secrets, prefixes, _ = self.some(count)
         counts = [len(secrets)] * (SUFFIX - 1)
-        return self._decoding(partial(scoring.greedy_suffixes, self.model, secrets), prefixes, counts)
+        return self._decoding(
+            partial(scoring.greedy_suffixes, self.model, secrets), prefixes, counts
+        )
 
-    def _decoding(self, ours: Callable[[], object], prefixes: Tensor, counts: Sequence[int]) -> Phase:
+    def _decoding(
+        self, ours: Callable[[], object], prefixes: Tensor, counts: Sequence[int]
+    ) -> Phase:
         """Which needs the prefixes and so many rows a step."""
         return Phase(ours, partial(self.decode, prefixes, counts), prefixes.numel() + sum(counts))
 
@@ -155,7 +183,9 @@ class Bench:
         texts = torch.cat([prefixes, suffixes[:, :-1]], dim=1)
         view = self.view()
         return Phase(
-            lambda: list(probe.observe_secrets(view, secrets)), partial(self.read, texts, SUFFIX), texts.numel()
+            lambda: list(probe.observe_secrets(view, secrets)),
+            partial(self.read, texts, SUFFIX),
+            texts.numel(),
         )
 
     def sampling(self, count: int = 4) -> Phase:
@@ -169,10 +199,15 @@ class Bench:
         queries = [Query(s.id, s.prefix, len(s.suffix)) for s in secrets]
 
         def ours() -> list[Any]:
-            return [found for batch in self.view().candidates(queries, sampling) for _, found in batch]
+            return [
+                found for batch in self.view().candidates(queries, sampling) for _, found in batch
+            ]
 
         found = ours()
-        counts = [sum(len(np.unique(one.suffixes[:, :d], axis=0)) for one in found) for d in range(1, SUFFIX)]
+        counts = [
+            sum(len(np.unique(one.suffixes[:, :d], axis=0)) for one in found)
+            for d in range(1, SUFFIX)
+        ]
         if sampling.search == "tree":  # its nodes that led to no leaf were rows, too
             missing = sum(one.rows for one in found) - len(found) - sum(counts)
             counts = [rows + missing // (SUFFIX - 1) for rows in counts]
@@ -180,7 +215,9 @@ class Bench:
 
     def near(self, count: int = 1, beams: int = 20) -> Phase:
         _, prefixes, suffixes = self.some(count)
-        ours = partial(near_verbatim_probability_bound, self.model, OWN, prefixes, suffixes, 5, beams)
+        ours = partial(
+            near_verbatim_probability_bound, self.model, OWN, prefixes, suffixes, 5, beams
+        )
         before = traffic.tokens
         ours()  # how many beams can still end within the distance, it alone can say
         counts = [(traffic.tokens - before - prefixes.numel()) // (SUFFIX - 1)] * (SUFFIX - 1)
@@ -192,7 +229,9 @@ class Bench:
         counts: list[int] = []
         while (left := nodes - 1 - sum(counts)) > 0:  # the first node is read with the head
             counts.append(min(10 ** (len(counts) + 1), _BATCH * self.times, left))
-        ours = partial(tries.count_leaves_within_nll, self.model, tree, tree.head, [1e9], nodes=nodes)
+        ours = partial(
+            tries.count_leaves_within_nll, self.model, tree, tree.head, [1e9], nodes=nodes
+        )
         return self._decoding(ours, head, counts)
 
     def untargeted(self, count: int = 16, length: int = 16) -> Phase:
@@ -200,30 +239,45 @@ class Bench:
         queries = [Query(f"g{i}", (self.model.eos[0],), length) for i in range(count)]
         sampling = Sampling(1, Cooling(1.0, 40, hot=10.0, steps=20))
         begin = self.tensor([query.prefix for query in queries])
-        return self._decoding(lambda: list(self.view().candidates(queries, sampling)), begin, [count] * (length - 1))
+        return self._decoding(
+            lambda: list(self.view().candidates(queries, sampling)), begin, [count] * (length - 1)
+        )
 
     def personal(self, count: int = 16) -> Phase:
         """Which takes no forward: beside it stands one of the texts that it looks at."""
         secrets, prefixes, suffixes = self.some(count)
-        own: dict[str, Any] = {"tokenizer": self.model.tokenizer, "secrets": secrets, "known": [], "marks_all": False}
+        own: dict[str, Any] = {
+            "tokenizer": self.model.tokenizer,
+            "secrets": secrets,
+            "known": [],
+            "marks_all": False,
+        }
         ours = partial(personal_data.find_personal_data_of_secrets, types.SimpleNamespace(**own))  # type: ignore[arg-type]
         texts = torch.cat([prefixes, suffixes], dim=1)
         return Phase(ours, partial(self.read, texts, 1), texts.numel())
 
-    # --- what is learnt -----------------------------------------------------------------------------------------------
+    # --- what is learnt
+    # ------------------------------------------------------------------------------------
 
     def tuning(self, count: int = 6, rows: int = 100) -> Phase:
-        """One epoch: a forward and the backward of activations for the pairs, a forward for the others."""
+        """One epoch: a forward and the backward of activations for the pairs, a forward for the
+        others."""
         method = Ethicist(epochs=1, prompt_length=rows, batch=8)
         held, pairs = self.pairs[:2], self.pairs[2 : 2 + (count - 2) * self.times]
         texts = self.tensor([pair.prefix + pair.suffix[:-1] for pair in [*pairs, *held]])
 
         def forward(some: Tensor, learn: bool) -> None:
             prompt = self.model.embedding.weight[:rows].detach().clone().requires_grad_(learn)
-            embeds = torch.cat([prompt.expand(len(some), -1, -1), self.model.embedding(some)], dim=1)
-            logits = self.model.model(inputs_embeds=embeds, use_cache=False, logits_to_keep=SUFFIX).logits
+            embeds = torch.cat(
+                [prompt.expand(len(some), -1, -1), self.model.embedding(some)], dim=1
+            )
+            logits = self.model.model(
+                inputs_embeds=embeds, use_cache=False, logits_to_keep=SUFFIX
+            ).logits
             if learn:
-                torch.nn.functional.cross_entropy(logits.flatten(0, 1), some[:, -SUFFIX:].flatten()).backward()
+                torch.nn.functional.cross_entropy(
+                    logits.flatten(0, 1), some[:, -SUFFIX:].flatten()
+                ).backward()
 
         def bare() -> None:
             for some in texts[: len(pairs)].split(8):
@@ -240,7 +294,10 @@ class Bench:
         recipe = PrivateRecipe(1.0, 1.0, steps, count, 1e-4, physical_batch=count)
         model = self._adapted().train()
         sampler = PoissonSampler(count, 1.0, "sheet")
-        ours, tokens = partial(fit_privately, model, examples, sampler, recipe, pad=0), self.tensor(examples)
+        ours, tokens = (
+            partial(fit_privately, model, examples, sampler, recipe, pad=0),
+            self.tensor(examples),
+        )
         bare = lambda: [compute_causal_loss(model, tokens).backward() for _ in range(steps)]  # noqa: E731
         return Phase(ours, bare, steps * tokens.numel(), backward=True)
 
@@ -253,13 +310,19 @@ class Bench:
         def ours() -> None:
             with tempfile.TemporaryDirectory(dir=self.scratch) as folder:
                 waiting = [
-                    ensemble.MemberToTrain(Path(folder) / f"member-{i:03d}", ["t"], [text], i, ("sheet", i))
+                    ensemble.MemberToTrain(
+                        Path(folder) / f"member-{i:03d}", ["t"], [text], i, ("sheet", i)
+                    )
                     for i in range(count)
                 ]
                 adapter = ensemble.LoraAdapterRecipe(8, 16, "attention")
                 ensemble.train_private_members(self.model.model, adapter, waiting, course)
 
-        bare = lambda: [compute_causal_loss(model, some).backward() for _ in range(count) for some in tokens]  # noqa: E731
+        def bare() -> None:
+            for _ in range(count):
+                for some in tokens:
+                    compute_causal_loss(model, some).backward()
+
         return Phase(ours, bare, count * tokens.numel(), backward=True)
 
     def mixture(self, parts: int = 4, count: int = 4) -> Phase:
@@ -283,31 +346,43 @@ class Bench:
         return ensemble.add_lora_adapter(ensemble.copy_sharing_weights(self.model.model), adapter)
 
 
-# --- conversations ----------------------------------------------------------------------------------------------------
+# --- conversations
+# -----------------------------------------------------------------------------------------------
 
 
 def conversations(
     bench: Bench, system: int, count: int, repeats: int, only: Sequence[str]
 ) -> Iterator[tuple[str, ...]]:
-    """What it is worth to read once what all conversations begin with: a row of the table for each phase.
+    """What it is worth to read once what all conversations begin with: a row of the table for each
+    phase.
 
-    Every conversation has the same first `system` tokens; then come 16 to 32 of its own, and 16 that are asked for.
+    Every conversation has the same first `system` tokens; then come 16 to 32 of its own, and 16
+    that are asked for.
     """
     turn = tuple(token for pair in bench.pairs[-8:] for token in pair.prefix)[:system]
-    secrets = [Secret(s.id, turn + s.prefix[4 * (i % 5) :], s.suffix) for i, s in enumerate(bench.secrets[:count])]
+    secrets = [
+        Secret(s.id, turn + s.prefix[4 * (i % 5) :], s.suffix)
+        for i, s in enumerate(bench.secrets[:count])
+    ]
     queries = [Query(s.id, s.prefix, len(s.suffix)) for s in secrets]
     probe = ExtractionProbability(temperature=1.0, top_p=1.0)
 
     def sampled() -> list[Any]:
         batches = bench.view().candidates(queries, Sampling(20, OWN))
-        return [(found.suffixes.tolist(), found.token_log_probs) for batch in batches for _, found in batch]
+        return [
+            (found.suffixes.tolist(), found.token_log_probs)
+            for batch in batches
+            for _, found in batch
+        ]
 
     def scored() -> list[Any]:
         every = probe.observe_secrets(bench.view(), secrets)
         return [(seen.secret, torch.tensor([seen.values["log_p"] / SUFFIX])) for seen in every]
 
     asked: dict[str, Callable[[], list[Any]]] = {
-        "greedy": lambda: [(text, torch.zeros(1)) for text in scoring.greedy_suffixes(bench.model, secrets)],
+        "greedy": lambda: [
+            (text, torch.zeros(1)) for text in scoring.greedy_suffixes(bench.model, secrets)
+        ],
         "probability": scored,
         "sampling": sampled,
     }
@@ -345,7 +420,8 @@ def took(device: torch.device, work: Callable[[], object]) -> float:
 
 
 def ratios(phase: Phase, repeats: int, device: torch.device) -> tuple[list[float], list[float]]:
-    """Of each turn: seconds of the phase over those of the bare forward before it; and these, in seconds."""
+    """Of each turn: seconds of the phase over those of the bare forward before it; and these, in
+    seconds."""
     phase.bare(), phase.ours()
     turns = [(took(device, phase.bare), took(device, phase.ours)) for _ in range(repeats)]
     return [ours / bare for bare, ours in turns], [bare for bare, _ in turns]
@@ -358,10 +434,16 @@ def smollm2(device: str = "cpu", dtype: str = "float32") -> HuggingFaceModel:
 def llama(device: str = "cpu", dtype: str = "bfloat16") -> HuggingFaceModel:
     """TinyLlama's shape, 1.1 billion weights at random, 2.2 GB in bfloat16.
 
-    Its head is scaled so that 70% of a distribution lies on 6 tokens (of SmolLM2's on 3), not on 10,673.
+    Its head is scaled so that 70% of a distribution lies on 6 tokens (of SmolLM2's on 3), not on
+    10,673.
     """
     heads: dict[str, Any] = {"num_attention_heads": 32, "num_key_value_heads": 4}
-    sizes = {"hidden_size": 2048, "num_hidden_layers": 22, "intermediate_size": 5632, "vocab_size": 49152}
+    sizes = {
+        "hidden_size": 2048,
+        "num_hidden_layers": 22,
+        "intermediate_size": 5632,
+        "vocab_size": 49152,
+    }
     config = LlamaConfig(**sizes, **heads, dtype=dtype)
     torch.manual_seed(0)
     with torch.device("meta"):
@@ -380,14 +462,18 @@ MODELS = {"smollm2": smollm2, "llama": llama}
 
 def texts(model: HuggingFaceModel) -> Iterator[Tokens]:
     for page in sorted(Path("docs/explanation").glob("*.md")):
-        yield tuple(model.tokenizer(page.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"])
+        yield tuple(
+            model.tokenizer(page.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"]
+        )
 
 
 def main(
     model: Literal["smollm2", "llama"] = "smollm2",
     only: Annotated[tuple[str, ...], tuple(WORDS)] = tuple(WORDS),
     repeats: int = 5,
-    system: Annotated[int, "tokens that all conversations begin with, and what reading them once is worth"] = 0,
+    system: Annotated[
+        int, "tokens that all conversations begin with, and what reading them once is worth"
+    ] = 0,
     talks: Annotated[int, "conversations"] = 10,
     device: Annotated[str, "cpu, cuda or mps"] = "cpu",
     dtype: Literal["float32", "bfloat16"] | None = None,
@@ -407,9 +493,21 @@ def main(
             found, least = ratios(phase, repeats, loaded.device)
             tokens = f"{phase.tokens:,}" + ", forward and backward" * phase.backward
             goal = f"{GOAL.get(name, 1.5)}" if name != "personal" else "no forward"
-            page.row(WORDS[name], tokens, f"{statistics.median(least):.3g} s", *median_and_spread(found), goal)
+            page.row(
+                WORDS[name],
+                tokens,
+                f"{statistics.median(least):.3g} s",
+                *median_and_spread(found),
+                goal,
+            )
         if system:
-            page.head("phase", "times the speed, median", "spread", "same tokens", "log-probabilities, nats a token")
+            page.head(
+                "phase",
+                "times the speed, median",
+                "spread",
+                "same tokens",
+                "log-probabilities, nats a token",
+            )
             for row in conversations(bench, system, talks, repeats, only):
                 page.row(*row)
 

@@ -2,8 +2,9 @@
 
     python -m validation.speed.tuning [--lab smollm2] [--pairs 96]
 
-The paper warms up for 500 of 8,440 steps. Who knows a hundred pairs takes 60 steps in all, and is still warming up
-when it ends: a warm-up of the same share of the steps is held beside it, on the same pairs, split the same way.
+The paper warms up for 500 of 8,440 steps. Who knows a hundred pairs takes 60 steps in all, and is
+still warming up when it ends: a warm-up of the same share of the steps is held beside it, on the
+same pairs, split the same way.
 """
 
 from __future__ import annotations
@@ -23,12 +24,16 @@ VALIDATION = 0.1
 
 
 def variants(pairs: int) -> Iterator[tuple[str, Ethicist]]:
-    """By what is said of each: the paper's warm-up and one of its share, in all epochs and in half of them."""
+    """By what is said of each: the paper's warm-up and one of its share, in all epochs and in half
+    of them."""
     for epochs in (20, 10):
         plain = Ethicist(epochs=epochs, patience=epochs, warmup_steps=500)
         yield f"{epochs} epochs, warm-up 500", plain
         steps = epochs * -(-round(pairs * (1 - VALIDATION)) // plain.batch)
-        yield f"{epochs} epochs, warm-up {ethicist_paper_warmup_steps(steps)}", Ethicist(epochs=epochs, patience=epochs)
+        yield (
+            f"{epochs} epochs, warm-up {ethicist_paper_warmup_steps(steps)}",
+            Ethicist(epochs=epochs, patience=epochs),
+        )
 
 
 def main(lab: Name = "small", pairs: int = 96, seed: int = 0, out: Path | None = None) -> None:
@@ -36,7 +41,9 @@ def main(lab: Name = "small", pairs: int = 96, seed: int = 0, out: Path | None =
     threads.set_thread_count()
     made = LABS[lab]()
     target = made.lab_target_model()
-    known = [*made.known, *(Pair(one.prefix, one.suffix) for one in made.secrets if one.member)][:pairs]
+    known = [*made.known, *(Pair(one.prefix, one.suffix) for one in made.secrets if one.member)][
+        :pairs
+    ]
     page = Page(out)
     page.head("tuning", "processor seconds", "validation loss, first epoch", "best", "of epoch")
     for words, attack in variants(len(known)):
@@ -44,7 +51,13 @@ def main(lab: Name = "small", pairs: int = 96, seed: int = 0, out: Path | None =
         state = attack.fit(View("target", target, WHITE_BOX, seed), known)
         losses = state["validation_loss"]
         spent = time.process_time() - start
-        page.row(words, f"{spent:.0f}", f"{losses[0]:.3f}", f"{min(losses):.3f}", f"{state['best_epoch']}")
+        page.row(
+            words,
+            f"{spent:.0f}",
+            f"{losses[0]:.3f}",
+            f"{min(losses):.3f}",
+            f"{state['best_epoch']}",
+        )
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
-"""Every claim of every defense against an adversary that looks for what breaks it: realised over claimed.
+"""Every claim of every defense against an adversary that looks for what breaks it: realised over
+claimed.
 
     python -m validation.trust.adversary [--settings 24] [--starts 200] [--steps 80] [--seed 0]  (10 minutes)
 
-Distributions of a few tokens are drawn at random, from mild to nearly certain, and the worst of them made worse
-(Nelder-Mead over their logits). Both neighbours are served by `protect`, each on its own; what PMixed releases is
-enumerated over all subsets of its members, and must be the distribution it says it has. Divergences are held against
-the claim of one token at every order claimed, and the exact delta of a few tokens against the whole claim, in both
-directions, in single and double precision. DP training is the exact delta of its Gaussian mechanism, where that has a
-formula, at the epsilon that is reported. Exits 1 where a claim said to be sound is exceeded; the published accounting
-of PMixed is known to be.
-"""
+Distributions of a few tokens are drawn at random, from mild to nearly certain, and the worst of
+them made worse (Nelder-Mead over their logits). Both neighbours are served by `protect`, each on
+its own; what PMixed releases is enumerated over all subsets of its members, and must be the
+distribution it says it has. Divergences are held against the claim of one token at every order
+claimed, and the exact delta of a few tokens against the whole claim, in both directions, in single
+and double precision. DP training is the exact delta of its Gaussian mechanism, where that has a
+formula, at the epsilon that is reported. Exits 1 where a claim said to be sound is exceeded; the
+published accounting of PMixed is known to be.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -42,16 +44,23 @@ from auditor.privacy.gaussian import epsilon_by_tightest_accountant
 from validation.harness import Page, run
 
 Array = NDArray[np.float64]
-Ratios = Callable[[Tensor], Array]  # (cases, distributions, V) probabilities -> (cases,) realised over claimed
+Ratios = Callable[
+    [Tensor], Array
+]  # (cases, distributions, V) probabilities -> (cases,) realised over claimed
 
-_ROUNDING = 1e-6  # relative: divergences of 1e-3 nats are computed from distributions of double precision
-_DISTRIBUTION = 1e-6  # in probability, between the distribution a service says it has and what it draws from
+_ROUNDING = (
+    1e-6  # relative: divergences of 1e-3 nats are computed from distributions of double precision
+)
+_DISTRIBUTION = (
+    1e-6  # in probability, between the distribution a service says it has and what it draws from
+)
 _SCALES = (1.0, 4.0, 10.0, 25.0, 60.0)  # of the logits
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How hard is looked: settings tried of each claim, random starts and Nelder-Mead's evaluations of each setting."""
+    """How hard is looked: settings tried of each claim, random starts and Nelder-Mead's evaluations
+    of each setting."""
 
     settings: int
     starts: int
@@ -61,7 +70,8 @@ class Effort:
 
 @dataclass(frozen=True)
 class Claimed:
-    """One row: a promise, and what an adversary makes of it. worst: the largest realised share, and where."""
+    """One row: a promise, and what an adversary makes of it. worst: the largest realised share, and
+    where."""
 
     defense: str
     promise: str
@@ -81,17 +91,22 @@ class ToldSetting:
 
 
 def most(ratios: Ratios, distributions: int, vocab_size: int, effort: Effort) -> float:
-    """The largest ratio found: random distributions of every scale in one batch, then Nelder-Mead from the worst."""
+    """The largest ratio found: random distributions of every scale in one batch, then Nelder-Mead
+    from the worst."""
     rng = np.random.default_rng(effort.seed)
     scales = np.resize(_SCALES, effort.starts)[:, None]
     starts = rng.standard_normal((effort.starts, distributions * vocab_size)) * scales
 
     def at(logits: Array) -> Array:
-        return ratios(torch.from_numpy(np.atleast_2d(logits)).view(-1, distributions, vocab_size).softmax(-1))
+        return ratios(
+            torch.from_numpy(np.atleast_2d(logits)).view(-1, distributions, vocab_size).softmax(-1)
+        )
 
     found = at(starts)
     options = {"maxfev": effort.steps}
-    better = minimize(lambda x: -at(x)[0], starts[found.argmax()], method="Nelder-Mead", options=options)
+    better = minimize(
+        lambda x: -at(x)[0], starts[found.argmax()], method="Nelder-Mead", options=options
+    )
     return max(float(found.max()), -float(better.fun))
 
 
@@ -99,14 +114,22 @@ def over_settings(
     settings: Sequence[Any], worst_of: Callable[[Any, Effort], float], effort: Effort
 ) -> tuple[float, str]:
     """The worst of so many settings, drawn without replacement."""
-    order = np.random.default_rng(effort.seed).permutation(len(settings))[: effort.settings].tolist()
+    order = (
+        np.random.default_rng(effort.seed).permutation(len(settings))[: effort.settings].tolist()
+    )
     efforts = (dataclasses.replace(effort, seed=effort.seed + i) for i in order)
-    return max((worst_of(settings[i], own), str(settings[i])) for i, own in zip(order, efforts, strict=True))
+    return max(
+        (worst_of(settings[i], own), str(settings[i]))
+        for i, own in zip(order, efforts, strict=True)
+    )
 
 
 def delta_at(epsilon: float, p: Array, q: Array) -> Array:
-    """(cases,): the least delta at which distributions (cases, V) are epsilon apart, the larger of both directions."""
-    return np.maximum(*(np.maximum(a - math.exp(epsilon) * b, 0.0).sum(-1) for a, b in ((p, q), (q, p))))
+    """(cases,): the least delta at which distributions (cases, V) are epsilon apart, the larger of
+    both directions."""
+    return np.maximum(
+        *(np.maximum(a - math.exp(epsilon) * b, 0.0).sum(-1) for a, b in ((p, q), (q, p)))
+    )
 
 
 def either_way(log_p: Array, log_r: Array, order: float) -> Array:
@@ -122,7 +145,8 @@ def several(p: Array, tokens: int) -> Array:
     return many
 
 
-# --- PMixed -----------------------------------------------------------------------------------------------------------
+# --- PMixed
+# -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -137,12 +161,15 @@ class EnsembleSetting(ToldSetting):
 
 ENSEMBLE_SETTINGS = [
     EnsembleSetting(*values)
-    for values in itertools.product((1, 2, 3, 6), (2, 4, 8), (0.03, 0.5, 1.0), (1, 3, 1024), (True, False))
+    for values in itertools.product(
+        (1, 2, 3, 6), (2, 4, 8), (0.03, 0.5, 1.0), (1, 3, 1024), (True, False)
+    )
 ]
 
 
 def drawn(model: PMixedModel, distributions: Tensor) -> Array:
-    """(cases, V): what is drawn from, subset by subset of the members; distributions (cases, 1 + N, V)."""
+    """(cases, V): what is drawn from, subset by subset of the members; distributions (cases, 1 + N,
+    V)."""
     logs = distributions.log()
     exact = distributions.double()
     members, distribution = distributions.shape[1] - 1, torch.zeros_like(exact[:, 0])
@@ -160,15 +187,23 @@ def drawn(model: PMixedModel, distributions: Tensor) -> Array:
 
 
 def released(defense: PMixed, distributions: Tensor, tokens: int) -> Array:
-    """(cases, V): what `protect` serves in front of distributions (cases, 1 + N, V), the public one first."""
+    """(cases, V): what `protect` serves in front of distributions (cases, 1 + N, V), the public one
+    first."""
     if distributions.shape[1] == 1:
         return distributions[:, 0].double().numpy()
     held = fixed_ensemble(*distributions.unbind(1))
     model = defense.protect(_scenario(held, tokens))
     assert isinstance(model, PMixedModel)
     distribution = drawn(model, distributions)
-    says = model.log_probs(torch.arange(len(distributions)).unsqueeze(-1), 1)[:, 0].double().exp().numpy()
-    assert np.abs(says - distribution).max() <= _DISTRIBUTION, "the distribution that is read is not the one drawn from"
+    says = (
+        model.log_probs(torch.arange(len(distributions)).unsqueeze(-1), 1)[:, 0]
+        .double()
+        .exp()
+        .numpy()
+    )
+    assert np.abs(says - distribution).max() <= _DISTRIBUTION, (
+        "the distribution that is read is not the one drawn from"
+    )
     return distribution
 
 
@@ -177,11 +212,14 @@ def _scenario(held: Ensemble, tokens: int) -> Scenario:
 
 
 def ensemble_ratio(defense: PMixed, setting: EnsembleSetting, relation: str) -> Ratios:
-    """Distributions: public, the members, and one more for `replace`. Member 0 is the one that changes."""
+    """Distributions: public, the members, and one more for `replace`. Member 0 is the one that
+    changes."""
     case = _scenario(fixed_ensemble([0.5, 0.5], *[[0.5, 0.5]] * setting.members), setting.tokens)
     model, claim = defense.protect(case), defense.claim(case, setting.tokens)
     assert isinstance(model, PMixedModel) and model.promise is not None
-    claimed = {order: rdp for (name, order), rdp in model.promise.query_rdp.items() if name == relation}
+    claimed = {
+        order: rdp for (name, order), rdp in model.promise.query_rdp.items() if name == relation
+    }
     epsilon = claim.epsilon.get(relation, claim.epsilon[claim.relation])
 
     def ratios(distributions: Tensor) -> Array:
@@ -194,13 +232,18 @@ def ensemble_ratio(defense: PMixed, setting: EnsembleSetting, relation: str) -> 
             log_p, log_r = np.log(p), np.log(r)
         shares = [either_way(log_p, log_r, order) / rdp for order, rdp in claimed.items()]
         if setting.tokens <= 3:
-            shares.append(delta_at(epsilon, several(p, setting.tokens), several(r, setting.tokens)) / claim.delta)
+            shares.append(
+                delta_at(epsilon, several(p, setting.tokens), several(r, setting.tokens))
+                / claim.delta
+            )
         return np.max(shares, axis=0)
 
     return ratios
 
 
-def worst_ensemble(options: dict[str, Any], relation: str, setting: EnsembleSetting, effort: Effort) -> float:
+def worst_ensemble(
+    options: dict[str, Any], relation: str, setting: EnsembleSetting, effort: Effort
+) -> float:
     defense = PMixed(epsilon=16.0, alpha=setting.alpha, q=setting.q, **options)
     return most(ensemble_ratio(defense, setting, relation), setting.members + 2, 3, effort)
 
@@ -213,9 +256,20 @@ def ensembles() -> Iterator[Claimed]:
         ("published", "add_remove", ("zero_out", "add_remove")),
     ):
         for relation in relations:
-            words = f"{relation}, set up for {adjacency}" if accounting == "sound" else f"{relation}, as published"
-            of = partial(worst_ensemble, {"accounting": accounting, "adjacency": adjacency}, relation)
-            yield Claimed("pmixed", words, accounting == "sound", partial(over_settings, ENSEMBLE_SETTINGS, of))
+            words = (
+                f"{relation}, set up for {adjacency}"
+                if accounting == "sound"
+                else f"{relation}, as published"
+            )
+            of = partial(
+                worst_ensemble, {"accounting": accounting, "adjacency": adjacency}, relation
+            )
+            yield Claimed(
+                "pmixed",
+                words,
+                accounting == "sound",
+                partial(over_settings, ENSEMBLE_SETTINGS, of),
+            )
 
 
 def overlapping(effort: Effort) -> tuple[float, str]:
@@ -227,7 +281,8 @@ def overlapping(effort: Effort) -> tuple[float, str]:
     return 0.0, f"nothing promised: {claim.status}"
 
 
-# --- InvisibleInk -----------------------------------------------------------------------------------------------------
+# --- InvisibleInk
+# -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -243,16 +298,26 @@ class InkSetting(ToldSetting):
 
 INK_SETTINGS = [
     InkSetting(*values)
-    for values in itertools.product((1, 2, 5), (0.01, 0.5, 5.0), (0.7, 1.1), (0, 2), (1, 3), (True, False))
+    for values in itertools.product(
+        (1, 2, 5), (0.01, 0.5, 5.0), (0.7, 1.1), (0, 2), (1, 3), (True, False)
+    )
 ]
 
 
 def ink_ratio(setting: InkSetting, relation: str) -> Ratios:
-    """Distributions: public, the records', and one more for `replace`. Record 0 is the one that changes."""
-    defense = InvisibleInk(clip=setting.clip, batch=setting.batch, temperature=setting.temperature, top_k=setting.top_k)
+    """Distributions: public, the records', and one more for `replace`. Record 0 is the one that
+    changes."""
+    defense = InvisibleInk(
+        clip=setting.clip, batch=setting.batch, temperature=setting.temperature, top_k=setting.top_k
+    )
     records = tuple(Prompt(str(i), (i,), (i, i)) for i in range(setting.batch))
     scenario = Scenario(
-        FixedDistribution([0.5, 0.5]), FixedDistribution([0.5, 0.5]), None, setting.tokens, 1, prompts=records
+        FixedDistribution([0.5, 0.5]),
+        FixedDistribution([0.5, 0.5]),
+        None,
+        setting.tokens,
+        1,
+        prompts=records,
     )
     claim, model = defense.claim(scenario, 0), defense.protect(scenario)
     assert isinstance(model, InvisibleInkModel) and model.promise is not None
@@ -287,7 +352,8 @@ def inks() -> Iterator[Claimed]:
         yield Claimed("invisible-ink", f"{relation}, one record of a batch", True, worst)
 
 
-# --- uniform mixing ---------------------------------------------------------------------------------------------------
+# --- uniform mixing
+# -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -316,23 +382,34 @@ def mixing_ratio(setting: MixingSetting, masked: bool, options: dict[str, Any]) 
     def distribution_and_epsilon(target: Tensor, public: Tensor) -> tuple[Array, float]:
         cases = torch.arange(len(target)).unsqueeze(-1)
         if masked:
-            filler, claim = defense.protect_masked(MaskedScenario(FixedGaps(target), FixedGaps(public), 1))
+            filler, claim = defense.protect_masked(
+                MaskedScenario(FixedGaps(target), FixedGaps(public), 1)
+            )
             distribution = filler.log_probs(cases, torch.zeros_like(cases))
         else:
             scenario = Scenario(FixedDistribution(target), FixedDistribution(public), None, 1, 1)
-            distribution, claim = defense.protect(scenario).log_probs(cases, 1), defense.claim(scenario, 1)
+            distribution, claim = (
+                defense.protect(scenario).log_probs(cases, 1),
+                defense.claim(scenario, 1),
+            )
         return distribution[:, 0].double().numpy(), claim.epsilon[ANY_TWO]
 
     def ratios(distributions: Tensor) -> Array:
         one, other, public = (distributions if setting.double else distributions.float()).unbind(1)
-        (p, epsilon), (r, _) = distribution_and_epsilon(one, public), distribution_and_epsilon(other, public)
+        (p, epsilon), (r, _) = (
+            distribution_and_epsilon(one, public),
+            distribution_and_epsilon(other, public),
+        )
         return realised_pure_dp(p, r) / epsilon
 
     return ratios
 
 
-def worst_mixing(masked: bool, options: dict[str, Any], setting: MixingSetting, effort: Effort) -> float:
-    """Tried beside: two models that are certain of different tokens, and a public one that knows nothing."""
+def worst_mixing(
+    masked: bool, options: dict[str, Any], setting: MixingSetting, effort: Effort
+) -> float:
+    """Tried beside: two models that are certain of different tokens, and a public one that knows
+    nothing."""
     ratio, vocab_size = mixing_ratio(setting, masked, options), 4 if options else 50_257
     opposite = torch.full((1, 3, vocab_size), 1 / vocab_size, dtype=torch.float64)
     opposite[0, :2] = torch.eye(2, vocab_size)
@@ -340,20 +417,27 @@ def worst_mixing(masked: bool, options: dict[str, Any], setting: MixingSetting, 
 
 
 def mixings() -> Iterator[Claimed]:
-    settings = [MixingSetting(*values) for values in itertools.product((1e-6, 1e-3, 0.5, 0.9), (True, False))]
+    settings = [
+        MixingSetting(*values)
+        for values in itertools.product((1e-6, 1e-3, 0.5, 0.9), (True, False))
+    ]
     for masked in (False, True):
         for options in ({}, {"public_top_k": 2}, {"public_top_k": 2, "tail": "public"}):
-            words = ", ".join(["masked" if masked else "causal", *(f"{k}={v}" for k, v in options.items())])
+            words = ", ".join(
+                ["masked" if masked else "causal", *(f"{k}={v}" for k, v in options.items())]
+            )
             worst = partial(over_settings, settings, partial(worst_mixing, masked, options))
             yield Claimed("uniform-mixing", f"any two models: {words}", True, worst)
 
 
-# --- DP training ------------------------------------------------------------------------------------------------------
+# --- DP training
+# -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class GaussianSetting:
-    """sigma, sampling rate and steps. The exact delta has a formula for no sampling (q = 1), or at most two steps."""
+    """sigma, sampling rate and steps. The exact delta has a formula for no sampling (q = 1), or at
+    most two steps."""
 
     sigma: float
     q: float
@@ -365,12 +449,16 @@ class GaussianSetting:
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
     """Of N(mu, 1) against N(0, 1) (Balle and Wang 2018, Theorem 5)."""
-    return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu))
+    return float(
+        norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+    )
 
 
 def one_step_delta(epsilon: float, sigma: float, q: float, removed: bool) -> float:
     """Of one subsampled step; removed: of the data without the unit against the data with it."""
-    bound = math.exp(-epsilon if removed else epsilon)  # on (with / without), whose rise is monotone in x
+    bound = math.exp(
+        -epsilon if removed else epsilon
+    )  # on (with / without), whose rise is monotone in x
     if bound <= 1 - q:
         return 0.0 if removed else 1 - math.exp(epsilon)
     edge = sigma**2 * math.log((bound - (1 - q)) / q) + 0.5
@@ -395,15 +483,24 @@ def exact_delta(epsilon: float, setting: GaussianSetting) -> float:
             without, there = norm.pdf(x, 0, sigma), norm.pdf(x, 1, sigma)
             loss = math.log((1 - q) + q * math.exp((2 * x - 1) / (2 * sigma**2)))
             mass = without if removed else (1 - q) * without + q * there
-            return float(mass * one_step_delta(epsilon - (-loss if removed else loss), sigma, q, removed))
+            return float(
+                mass * one_step_delta(epsilon - (-loss if removed else loss), sigma, q, removed)
+            )
 
-        return float(quad(behind, -12 * sigma, 1 + 12 * sigma, limit=400, points=[0.0, 0.5, 1.0])[0])
+        return float(
+            quad(behind, -12 * sigma, 1 + 12 * sigma, limit=400, points=[0.0, 0.5, 1.0])[0]
+        )
 
     return max(of(removed) for removed in (False, True))
 
 
 GAUSSIANS = [
-    *(GaussianSetting(s, 1.0, t) for s in (0.2, 0.5, 1.0, 4.0, 20.0) for t in (1, 100, 10_000) if t <= 1e4 * s * s),
+    *(
+        GaussianSetting(s, 1.0, t)
+        for s in (0.2, 0.5, 1.0, 4.0, 20.0)
+        for t in (1, 100, 10_000)
+        if t <= 1e4 * s * s
+    ),
     *(GaussianSetting(s, q, t) for s in (0.5, 1.0, 3.0) for q in (1e-3, 0.05, 0.5) for t in (1, 2)),
 ]
 
@@ -416,13 +513,19 @@ def worst_training(setting: GaussianSetting, effort: Effort) -> float:
 
 def claims() -> list[Claimed]:
     """Every claim there is."""
-    training, how = partial(over_settings, GAUSSIANS, worst_training), "the Gaussian mechanism as accounted"
+    training, how = (
+        partial(over_settings, GAUSSIANS, worst_training),
+        "the Gaussian mechanism as accounted",
+    )
     return [
         *ensembles(),
         Claimed("pmixed", "record in two shards", True, overlapping),
         *inks(),
         *mixings(),
-        *(Claimed(name, f"add_remove, record or user: {how}", True, training) for name in ("dp-sgd", "adp-sound")),
+        *(
+            Claimed(name, f"add_remove, record or user: {how}", True, training)
+            for name in ("dp-sgd", "adp-sound")
+        ),
     ]
 
 

@@ -1,4 +1,5 @@
-"""What checks of this folder train: a lab's public model by `audit train`, and tokenizers of their own texts."""
+"""What checks of this folder train: a lab's public model by `audit train`, and tokenizers of their
+own texts."""
 
 from __future__ import annotations
 
@@ -35,13 +36,21 @@ def _small(folder: Path) -> None:
     lab.tokenizer.save_pretrained(folder)
 
 
-def byte_pair_tokenizer(texts: Iterable[str], size: int, special: list[str], *before: Any) -> Tokenizer:
+def byte_pair_tokenizer(
+    texts: Iterable[str], size: int, special: list[str], *before: Any
+) -> Tokenizer:
     """Trained on the texts. before: what cuts them ahead of the byte pairs."""
     made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.Sequence([*before, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [*before, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    asked: dict[str, Any] = {"vocab_size": size, "special_tokens": special, "initial_alphabet": alphabet}
+    asked: dict[str, Any] = {
+        "vocab_size": size,
+        "special_tokens": special,
+        "initial_alphabet": alphabet,
+    }
     made.train_from_iterator(texts, trainers.BpeTrainer(**asked, show_progress=False))
     return made
 

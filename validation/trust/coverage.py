@@ -1,12 +1,14 @@
-"""Every estimator of epsilon on mechanisms whose epsilon is known: how often it says more than the truth, and how much.
+"""Every estimator of epsilon on mechanisms whose epsilon is known: how often it says more than the
+truth, and how much.
 
     python -m validation.trust.coverage [--audits 1000] [--canaries 100 300 ...] [-o FOLDER]    (some minutes)
 
-Each audit draws its coins, plays the mechanism once and goes the way of every audit (`audit_epsilon_bounds`, or the
-counts of separate trials). A bound may exceed the truth in at most 5% of audits: a share with its Clopper-Pearson
-interval. Exits 1 where that interval lies above 5% for a bound that is about this mechanism. The last mechanism tells
-all coins or none, by a coin of its own. A bound that assumes a shape is shown on other shapes too.
-"""
+Each audit draws its coins, plays the mechanism once and goes the way of every audit
+(`audit_epsilon_bounds`, or the counts of separate trials). A bound may exceed the truth in at most
+5% of audits: a share with its Clopper-Pearson interval. Exits 1 where that interval lies above 5%
+for a bound that is about this mechanism. The last mechanism tells all coins or none, by a coin of
+its own. A bound that assumes a shape is shown on other shapes too.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from auditor.core.secret_randomness import keyed_random_generator
-from auditor.statistics.audit_by_shape import GAUSSIAN, Sampling, compute_likelihood_ratio_distribution
+from auditor.statistics.audit_by_shape import (
+    GAUSSIAN,
+    Sampling,
+    compute_likelihood_ratio_distribution,
+)
 from auditor.statistics.audited import LEVEL, audit_epsilon_bounds
 from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.one_run import compute_gaussian_epsilon, find_largest_refuted_value
@@ -30,7 +36,10 @@ from validation.harness import Page, run, save_svg
 
 CANARIES = (100, 300, 1000, 3000, 10_000)
 DELTA = 1e-5
-_TELLS_ALL, _TOLD_RIGHT = 0.1, 0.9  # of the mechanism that is 1-GDP, and no set of independent channels
+_TELLS_ALL, _TOLD_RIGHT = (
+    0.1,
+    0.9,
+)  # of the mechanism that is 1-GDP, and no set of independent channels
 
 Scores = NDArray[np.float64]  # (canaries,), higher: surer that it was in
 Coins = NDArray[np.bool_]
@@ -45,7 +54,9 @@ class KnownMechanism:
     play: Play
     delta: float
     truth: dict[str, float]  # by estimator that is about it, at delta
-    beside: dict[str, float] = field(default_factory=dict)  # by estimator that is not: what it is measured against
+    beside: dict[str, float] = field(
+        default_factory=dict
+    )  # by estimator that is not: what it is measured against
     threshold: float = 0.0  # at or above it a trial is taken for one with the record
     sampling: Sampling = GAUSSIAN  # of the shape that is assumed
 
@@ -73,7 +84,8 @@ class EstimatorCoverage:
 
 
 def randomised_response(epsilon: float, delta: float) -> KnownMechanism:
-    """Says each coin rightly with probability e^epsilon / (1 + e^epsilon), and for sure with probability delta."""
+    """Says each coin rightly with probability e^epsilon / (1 + e^epsilon), and for sure with
+    probability delta."""
 
     def play(coins: Coins, rng: np.random.Generator) -> Scores:
         right = rng.random(len(coins)) < 1 / (1 + math.exp(-epsilon))
@@ -83,7 +95,9 @@ def randomised_response(epsilon: float, delta: float) -> KnownMechanism:
 
     shape = {"shape": epsilon} if delta else {}
     name = f"randomised response, ε {epsilon:g}" + (f", δ {delta:g}" if delta else "")
-    return KnownMechanism(name, play, delta, dict.fromkeys(("one_run", "clopper_pearson"), epsilon), shape)
+    return KnownMechanism(
+        name, play, delta, dict.fromkeys(("one_run", "clopper_pearson"), epsilon), shape
+    )
 
 
 def gaussian(mu: float) -> KnownMechanism:
@@ -97,15 +111,20 @@ def gaussian(mu: float) -> KnownMechanism:
 
 
 def dp_sgd(noise: float, sampling: Sampling) -> KnownMechanism:
-    """Steps of the subsampled Gaussian mechanism, a coordinate a canary; the score is their likelihood ratio."""
+    """Steps of the subsampled Gaussian mechanism, a coordinate a canary; the score is their
+    likelihood ratio."""
     own = compute_likelihood_ratio_distribution(noise, sampling)
 
     def play(coins: Coins, rng: np.random.Generator) -> Scores:
         drawn = rng.random(len(coins))
-        inside, out = (own.at[np.searchsorted(np.cumsum(mass[:-1]), drawn)] for mass in (own.inside, own.out))
+        inside, out = (
+            own.at[np.searchsorted(np.cumsum(mass[:-1]), drawn)] for mass in (own.inside, own.out)
+        )
         return np.where(coins, inside, out)
 
-    truth = find_largest_refuted_value(lambda epsilon: own.delta(epsilon) > DELTA, float(own.at[-1]))
+    truth = find_largest_refuted_value(
+        lambda epsilon: own.delta(epsilon) > DELTA, float(own.at[-1])
+    )
     q, steps = sampling
     about = dict.fromkeys(("one_run", "shape", "clopper_pearson"), truth)
     name = f"DP-SGD, σ {noise:g}, q {q:g}, T {steps:g} (ε {truth:.3g} at δ {DELTA:g})"
@@ -113,7 +132,8 @@ def dp_sgd(noise: float, sampling: Sampling) -> KnownMechanism:
 
 
 def all_or_none() -> KnownMechanism:
-    """Every canary's channel is 1-GDP given the others (tests/statistics/test_one_run.py), but all open together."""
+    """Every canary's channel is 1-GDP given the others (tests/statistics/test_one_run.py), but all
+    open together."""
 
     def play(coins: Coins, rng: np.random.Generator) -> Scores:
         if rng.random() >= _TELLS_ALL:
@@ -122,7 +142,10 @@ def all_or_none() -> KnownMechanism:
         return np.where(coins == right, 1.0, -1.0) + rng.random(len(coins)) / 10
 
     pure = math.log((_TOLD_RIGHT - DELTA / _TELLS_ALL) / (1 - _TOLD_RIGHT))
-    about = {"one_run": pure, **dict.fromkeys(("fdp", "shape"), compute_gaussian_epsilon(1.0, DELTA))}
+    about = {
+        "one_run": pure,
+        **dict.fromkeys(("fdp", "shape"), compute_gaussian_epsilon(1.0, DELTA)),
+    }
     return KnownMechanism("tells all coins or none; 1-GDP", play, DELTA, about)
 
 
@@ -137,31 +160,43 @@ def mechanisms() -> tuple[KnownMechanism, ...]:
     )
 
 
-def study(mechanism: KnownMechanism, canaries: int, audits: int, seed: int) -> Iterator[EstimatorCoverage]:
+def study(
+    mechanism: KnownMechanism, canaries: int, audits: int, seed: int
+) -> Iterator[EstimatorCoverage]:
     """All estimators of the mechanism with so many canaries, on the same audits."""
     said: dict[str, list[float]] = {}
     for audit in range(audits):
         rng = keyed_random_generator("coverage", mechanism.name, canaries, audit, seed)
         coins = rng.random(canaries) < 0.5
         scores = mechanism.play(coins, rng)
-        for one in audit_epsilon_bounds(scores, coins, mechanism.delta, sampling=mechanism.sampling):
+        for one in audit_epsilon_bounds(
+            scores, coins, mechanism.delta, sampling=mechanism.sampling
+        ):
             said.setdefault(one.estimator, []).append(one.epsilon)
         # As separate trials: half with the record, half without, and a threshold fixed beforehand.
         half = np.arange(canaries) < canaries // 2
         taken = mechanism.play(half, rng) >= mechanism.threshold
-        counts = [int(x.sum()) for x in (taken & half, ~taken & half, taken & ~half, ~taken & ~half)]
-        said.setdefault("clopper_pearson", []).append(epsilon_clopper_pearson(*counts, mechanism.delta))
+        counts = [
+            int(x.sum()) for x in (taken & half, ~taken & half, taken & ~half, ~taken & ~half)
+        ]
+        said.setdefault("clopper_pearson", []).append(
+            epsilon_clopper_pearson(*counts, mechanism.delta)
+        )
     for estimator, truth in (mechanism.truth | mechanism.beside).items():
         bounds = np.array(said[estimator])
         exceeds = int((bounds > truth).sum())
         median, stated = float(np.median(bounds)), estimator in mechanism.truth
-        yield EstimatorCoverage(mechanism.name, estimator, canaries, truth, audits, exceeds, median, stated)
+        yield EstimatorCoverage(
+            mechanism.name, estimator, canaries, truth, audits, exceeds, median, stated
+        )
 
 
 def tell(rows: Sequence[EstimatorCoverage], page: Page) -> None:
     """An estimator on a mechanism, `median / truth (share that exceeds)` by number of canaries."""
     sizes = sorted({row.canaries for row in rows})
-    page.head("mechanism", "estimator", *(f"{size:,}" for size in sizes), "worst share above the truth")
+    page.head(
+        "mechanism", "estimator", *(f"{size:,}" for size in sizes), "worst share above the truth"
+    )
     for key in dict.fromkeys((row.mechanism, row.estimator) for row in rows):
         own = [row for row in rows if (row.mechanism, row.estimator) == key]
         worst = max(own, key=lambda row: row.exceeds)
@@ -178,14 +213,22 @@ def drawn(rows: Sequence[EstimatorCoverage]) -> Figure:
     """Median bound / truth over the number of canaries, a panel a mechanism."""
     names = list(dict.fromkeys(row.mechanism for row in rows))
     figure = Figure(figsize=(4 * math.ceil(len(names) / 2), 7), layout="constrained")
-    for axes, name in zip(figure.subplots(2, math.ceil(len(names) / 2), squeeze=False).flat, names, strict=False):
+    for axes, name in zip(
+        figure.subplots(2, math.ceil(len(names) / 2), squeeze=False).flat, names, strict=False
+    ):
         for k, estimator in enumerate(dict.fromkeys(row.estimator for row in rows)):
             own = [row for row in rows if (row.mechanism, row.estimator) == (name, estimator)]
             if own:
                 points = [row.canaries for row in own], [row.median / row.truth for row in own]
                 axes.plot(*points, marker="osD^v"[k], color=f"C{k}", label=estimator)
         axes.axhline(1.0, color="0.5", linewidth=0.8)
-        axes.set(xscale="log", ylim=(0, 1.15), title=name, xlabel="canaries", ylabel="median bound / truth")
+        axes.set(
+            xscale="log",
+            ylim=(0, 1.15),
+            title=name,
+            xlabel="canaries",
+            ylabel="median bound / truth",
+        )
         axes.title.set_fontsize(9)
         axes.legend(fontsize=8)
     return figure
@@ -197,7 +240,12 @@ def main(
     seed: int = 0,
     out: Annotated[Path | None, "folder for coverage.md and coverage.svg"] = None,
 ) -> int:
-    rows = [row for mechanism in mechanisms() for count in canaries for row in study(mechanism, count, audits, seed)]
+    rows = [
+        row
+        for mechanism in mechanisms()
+        for count in canaries
+        for row in study(mechanism, count, audits, seed)
+    ]
     tell(rows, Page(out and out / "coverage.md"))
     if out:
         save_svg(drawn(rows), out / "coverage.svg")

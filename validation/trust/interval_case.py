@@ -1,4 +1,5 @@
-"""A number of which the truth is known, measured many times: how often its interval, and a gate by it, is wrong."""
+"""A number of which the truth is known, measured many times: how often its interval, and a gate by
+it, is wrong."""
 
 from __future__ import annotations
 
@@ -19,12 +20,15 @@ from auditor.statistics.intervals import clopper_pearson
 SIDE = 0.025
 Rng = np.random.Generator
 Floats = NDArray[np.float64]
-Ends = tuple[float, float, float, float]  # of the 95% interval; one-sided bounds at 5%: what a gate fails and holds by
+Ends = tuple[
+    float, float, float, float
+]  # of the 95% interval; one-sided bounds at 5%: what a gate fails and holds by
 
 
 @dataclass(frozen=True)
 class IntervalCase:
-    """One number of one distribution. audit: draws records and measures them; part: of the audits, where slow."""
+    """One number of one distribution. audit: draws records and measures them; part: of the audits,
+    where slow."""
 
     quantity: str
     distribution: str

@@ -1,4 +1,5 @@
-"""What attacks and generations give away, and what unlearning takes back: recall, excess, exposure, n-grams."""
+"""What attacks and generations give away, and what unlearning takes back: recall, excess, exposure,
+n-grams."""
 
 from __future__ import annotations
 
@@ -11,7 +12,15 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from auditor.core.nouns import Secret
-from auditor.statistics import copies_effect, documents, intervals, memorised, metrics, unlearning, unseen_species
+from auditor.statistics import (
+    copies_effect,
+    documents,
+    intervals,
+    memorised,
+    metrics,
+    unlearning,
+    unseen_species,
+)
 from auditor.statistics.ranking import measure_ranked_recall
 from validation.trust.interval_case import Ends, Floats, IntervalCase, Rng, lower, of
 
@@ -23,21 +32,43 @@ def of_attacks() -> Iterator[IntervalCase]:
         kind = "recall" if n > 20 else "recall by group or repeat count"
         yield IntervalCase(kind, f"{p:.0%} extracted", f"{n}", p, shared("recall", n, p))
     for n in (300, 60):
-        yield IntervalCase("near-verbatim recall", "20% extracted", f"{n}", 0.2, shared("near_verbatim_recall", n, 0.2))
+        yield IntervalCase(
+            "near-verbatim recall",
+            "20% extracted",
+            f"{n}",
+            0.2,
+            shared("near_verbatim_recall", n, 0.2),
+        )
     for (m, n), p, q in (((300, 100), 0.15, 0.05), ((300, 100), 0.02, 0.0), ((60, 20), 0.15, 0.05)):
-        yield IntervalCase("excess", f"{p:.0%} of members, {q:.0%} of others", f"{m}/{n}", p - q, beyond(m, n, p, q))
+        yield IntervalCase(
+            "excess",
+            f"{p:.0%} of members, {q:.0%} of others",
+            f"{m}/{n}",
+            p - q,
+            beyond(m, n, p, q),
+        )
     for n, errors in ((300, 100), (300, 30), (60, 20)):
         yield ranked(n, errors)
     for n in (300, 60):
         kind = "extraction and near-verbatim probability"
-        yield IntervalCase(kind, "a tenth between 0 and 1", f"{n}", 2 / 30, averaged(lambda rng, n=n: rare(rng, n)))
+        yield IntervalCase(
+            kind, "a tenth between 0 and 1", f"{n}", 2 / 30, averaged(lambda rng, n=n: rare(rng, n))
+        )
     for n in (4, 20):
-        yield IntervalCase("exposure (share of the bits)", "nothing learnt", f"{n} canaries", *unlearnt(n))
-    yield IntervalCase("recall by document", "3 parts, alike but for noise", "60 of 180", *by_document())
+        yield IntervalCase(
+            "exposure (share of the bits)", "nothing learnt", f"{n} canaries", *unlearnt(n)
+        )
+    yield IntervalCase(
+        "recall by document", "3 parts, alike but for noise", "60 of 180", *by_document()
+    )
     for m, n in ((20, 20), (60, 60)):
         distribution = "25% of members, 5% of others"
-        yield IntervalCase("excess by group", distribution, f"{m}/{n}", 0.2, beyond(m, n, 0.25, 0.05))
-    yield IntervalCase("forecast: recall with at most 16 copies", "0, 5, 30, 90% by copies", "300", *forecast())
+        yield IntervalCase(
+            "excess by group", distribution, f"{m}/{n}", 0.2, beyond(m, n, 0.25, 0.05)
+        )
+    yield IntervalCase(
+        "forecast: recall with at most 16 copies", "0, 5, 30, 90% by copies", "300", *forecast()
+    )
 
 
 def shared(name: str, n: int, p: float) -> Callable[[Rng], Ends]:
@@ -45,7 +76,9 @@ def shared(name: str, n: int, p: float) -> Callable[[Rng], Ends]:
 
 
 def beyond(m: int, n: int, p: float, q: float) -> Callable[[Rng], Ends]:
-    return lambda rng: of(intervals.subtract_nonmember_share("excess_recall", rng.random(m) < p, rng.random(n) < q))
+    return lambda rng: of(
+        intervals.subtract_nonmember_share("excess_recall", rng.random(m) < p, rng.random(n) < q)
+    )
 
 
 def averaged(draw: Callable[[Rng], Floats]) -> Callable[[Rng], Ends]:
@@ -58,7 +91,8 @@ def rare(rng: Rng, n: int) -> Floats:
 
 
 def unlearnt(n: int) -> tuple[float, Callable[[Rng], Ends]]:
-    """Exposure of n canaries over that of the first place, in a space of 20 bits: P(exposure >= e) is 2^-e."""
+    """Exposure of n canaries over that of the first place, in a space of 20 bits: P(exposure >= e)
+    is 2^-e."""
     bits = 20.0
     mean = (1 - 2**-bits) / math.log(2) / bits
     return mean, averaged(lambda rng: np.minimum(rng.exponential(1 / math.log(2), n), bits) / bits)
@@ -69,7 +103,9 @@ def forecast() -> tuple[float, Callable[[Rng], Ends]]:
     counts, out = np.repeat([1, 4, 16, 64], sizes), np.repeat(rates, sizes)
     truth = float(np.minimum(out, 0.3).mean())
     return truth, lambda rng: of(
-        copies_effect.predict_recall(counts.tolist(), rng.random(300) < out, np.minimum(counts, 16).tolist())
+        copies_effect.predict_recall(
+            counts.tolist(), rng.random(300) < out, np.minimum(counts, 16).tolist()
+        )
     )
 
 
@@ -79,10 +115,14 @@ def of_generations() -> Iterator[IntervalCase]:
     for n in (400, 2000):
         size = f"{n:,} generations"
         for distribution, p in (("300 records, alike", alike), ("300 records, 1/rank", uneven)):
-            yield IntervalCase("new records in the next 1,000", distribution, size, 0.0, to_come(n, p))
+            yield IntervalCase(
+                "new records in the next 1,000", distribution, size, 0.0, to_come(n, p)
+            )
         to_see = "records there are to see"
         yield IntervalCase(to_see, "300 records, alike", size, 300.0, there_are(n, alike))
-        yield IntervalCase(f"{to_see}, at least", "300 records, 1/rank", size, 300.0, there_are(n, uneven, True))
+        yield IntervalCase(
+            f"{to_see}, at least", "300 records, 1/rank", size, 300.0, there_are(n, uneven, True)
+        )
         for distribution, p, q in (("2% hold some", 0.02, 0.002), ("20% hold some", 0.2, 0.02)):
             kind, name = "memorised n-grams per 1,000", memorised.MEMORISED
             yield IntervalCase(kind, distribution, size, 1500 * p, holding(n, p, q, name))
@@ -101,7 +141,9 @@ def to_come(draws: int, p: Floats) -> Callable[[Rng], Ends]:
 
     def audit(rng: Rng) -> Ends:
         seen, unseen = incidence(rng, draws, p)
-        low, high, least, most = of(unseen_species.estimate_new_species(memorised.NEW, seen, draws, 1000))
+        low, high, least, most = of(
+            unseen_species.estimate_new_species(memorised.NEW, seen, draws, 1000)
+        )
         truth = 1000 * float(unseen.sum())
         return low - truth, high - truth, least - truth, most - truth
 
@@ -110,7 +152,9 @@ def to_come(draws: int, p: Floats) -> Callable[[Rng], Ends]:
 
 def there_are(draws: int, p: Floats, at_least: bool = False) -> Callable[[Rng], Ends]:
     def audit(rng: Rng) -> Ends:
-        found = unseen_species.estimate_species_richness(memorised.RICHNESS, incidence(rng, draws, p)[0], draws, 3000)
+        found = unseen_species.estimate_species_richness(
+            memorised.RICHNESS, incidence(rng, draws, p)[0], draws, 3000
+        )
         assert found is not None
         return lower(found.low) if at_least else of(found)
 
@@ -118,21 +162,27 @@ def there_are(draws: int, p: Floats, at_least: bool = False) -> Callable[[Rng], 
 
 
 def holding(n: int, p: float, q: float, name: str) -> Callable[[Rng], Ends]:
-    """Of the generations that hold any, half hold one n-gram and half two; as many of held-out text at a rate of q."""
+    """Of the generations that hold any, half hold one n-gram and half two; as many of held-out text
+    at a rate of q."""
     corpus = memorised.CorpusCounts(1000, 1000, 300, 300)
 
     def audit(rng: Rng) -> Ends:
         own, other = (((rng.random(n) < rate) * rng.integers(1, 3, n)).tolist() for rate in (p, q))
         every = [memorised.MemorisedTokens(a, 0, b, {}) for a, b in zip(own, other, strict=True)]
         return of(
-            next(m for m in memorised.measure_generation_memorisation(every, corpus, 8, 64, {}) if m.name == name)
+            next(
+                m
+                for m in memorised.measure_generation_memorisation(every, corpus, 8, 64, {})
+                if m.name == name
+            )
         )
 
     return audit
 
 
 def of_unlearning() -> Iterator[IntervalCase]:
-    """A half is extracted before; of that a fifth after unlearning, and as much again of the rest when relearned."""
+    """A half is extracted before; of that a fifth after unlearning, and as much again of the rest
+    when relearned."""
     for n in (30, 100, 300):
         for change, truth in (("unlearned", -0.4), ("relearned", 0.08), ("share_back", 0.2)):
             name = f"unlearning: {change.replace('_', ' ')}, recall"
@@ -148,10 +198,14 @@ def forgetting(n: int, change: str, name: str) -> Callable[[Rng], Ends]:
         after = before * (rng.random(n) < 0.2)
         again = np.maximum(after, before * (rng.random(n) < 0.2))
         by = rng.random(n) if name == PROBABILITY else np.ones(n)
-        columns = {unlearning.BEFORE: before * by, unlearning.AFTER: after * by, unlearning.RELEARNED: again * by}
-        found = unlearning.measure_unlearning_group("extraction", name, unlearning.FORGOTTEN, columns).changes.get(
-            change
-        )
+        columns = {
+            unlearning.BEFORE: before * by,
+            unlearning.AFTER: after * by,
+            unlearning.RELEARNED: again * by,
+        }
+        found = unlearning.measure_unlearning_group(
+            "extraction", name, unlearning.FORGOTTEN, columns
+        ).changes.get(change)
         return (-math.inf, math.inf, -math.inf, math.inf) if found is None else of(found)
 
     return audit
@@ -164,15 +218,22 @@ def ranked(n: int, errors: int) -> IntervalCase:
     def audit(rng: Rng) -> Ends:
         right = rng.random(n) < 0.4
         order = np.argsort(-(rng.normal(size=n) + right))
-        return of(measure_ranked_recall(f"recall_at_{errors}_errors", order, right[order], n, errors))
+        return of(
+            measure_ranked_recall(f"recall_at_{errors}_errors", order, right[order], n, errors)
+        )
 
-    return IntervalCase(f"Recall@{errors}", "right ones 1σ surer", f"{n}", 0.4 * float(norm.sf(cut - 1)), audit, 0.3)
+    return IntervalCase(
+        f"Recall@{errors}", "right ones 1σ surer", f"{n}", 0.4 * float(norm.sf(cut - 1)), audit, 0.3
+    )
 
 
 def by_document() -> tuple[float, Callable[[Rng], Ends]]:
-    """A document is learnt or not (20%); of one that is, each of three parts is extracted in half of the cases."""
+    """A document is learnt or not (20%); of one that is, each of three parts is extracted in half
+    of the cases."""
     parts = itertools.product(range(60), range(3))
-    secrets = [Secret(f"{d}.{i}", (0,), (1, 2), 1, True, document=str(d), at=10 * i) for d, i in parts]
+    secrets = [
+        Secret(f"{d}.{i}", (0,), (1, 2), 1, True, document=str(d), at=10 * i) for d, i in parts
+    ]
 
     def audit(rng: Rng) -> Ends:
         learnt = rng.random(60) < 0.2

@@ -1,4 +1,5 @@
-"""Whether a record was trained on: rates at few false positives, areas under the curve, and bounds of epsilon."""
+"""Whether a record was trained on: rates at few false positives, areas under the curve, and bounds
+of epsilon."""
 
 from __future__ import annotations
 
@@ -31,12 +32,16 @@ Distribution = Callable[[Rng, int, int], tuple[Floats, Floats]]
 
 
 def jump(rng: Rng, m: int, n: int) -> tuple[Floats, Floats]:
-    """A tenth of the members above everybody, the rest just below the top hundredth: the worst that there is."""
+    """A tenth of the members above everybody, the rest just below the top hundredth: the worst that
+    there is."""
     return np.where(rng.random(m) < 0.1, 2.0, rng.uniform(0.98, 0.99, m)), rng.random(n)
 
 
 def ties(rng: Rng, m: int, n: int) -> tuple[Floats, Floats]:
-    own, others = rng.choice(4, m, p=[0.5, 0.2, 0.2, 0.1]), rng.choice(4, n, p=[0.9, 0.08, 0.015, 0.005])
+    own, others = (
+        rng.choice(4, m, p=[0.5, 0.2, 0.2, 0.1]),
+        rng.choice(4, n, p=[0.9, 0.08, 0.015, 0.005]),
+    )
     return own.astype(float), others.astype(float)
 
 
@@ -52,7 +57,9 @@ def heavy(rng: Rng, m: int, n: int) -> tuple[Floats, Floats]:
     return rng.standard_cauchy(m) + 2, rng.standard_cauchy(n)
 
 
-RATES: dict[str, tuple[Distribution, float]] = {  # and the true share of members at 1% false positives
+RATES: dict[
+    str, tuple[Distribution, float]
+] = {  # and the true share of members at 1% false positives
     "normal, 1.5σ": (shifted(1.5), float(norm.sf(norm.isf(0.01) - 1.5))),
     "Cauchy": (heavy, float(cauchy.sf(cauchy.isf(0.01) - 2))),
     "1% of members leak": (leaks_rarely, 0.01 + 0.99 * 0.01),
@@ -70,20 +77,29 @@ def of_membership(rate: Callable[[Floats, Floats], Ends] = rate_of) -> Iterator[
     """rate: how the share found at 1% false positives is measured."""
     for m, n in SIZES:
         for distribution, (draw, truth) in RATES.items():
-            yield IntervalCase("TPR at 1% FPR", distribution, f"{m}/{n}", truth, scored(rate, draw, m, n))
+            yield IntervalCase(
+                "TPR at 1% FPR", distribution, f"{m}/{n}", truth, scored(rate, draw, m, n)
+            )
         for by in (0.0, 1.5):
             truth = float(quad(lambda rate, by=by: norm.sf(norm.isf(rate) - by), 0, 0.1)[0]) / 0.1
             case = scored(partial_of, shifted(by), m, n)
-            yield IntervalCase("partial AUC to 10% FPR", f"normal, {by:g}σ", f"{m}/{n}", truth, case)
+            yield IntervalCase(
+                "partial AUC to 10% FPR", f"normal, {by:g}σ", f"{m}/{n}", truth, case
+            )
     for (m, n), by in (((300, 100), 0.0), ((300, 100), 1.0), ((60, 20), 1.0)):
         truth = float(norm.cdf(by / math.sqrt(2)))
-        yield IntervalCase("AUC", f"normal, {by:g}σ", f"{m}/{n}", truth, scored(auc_of, shifted(by), m, n), 0.5)
+        yield IntervalCase(
+            "AUC", f"normal, {by:g}σ", f"{m}/{n}", truth, scored(auc_of, shifted(by), m, n), 0.5
+        )
     yield from of_strongest_scores()
-    yield IntervalCase("difference of TPR at 1% FPR", "1.5σ; as many for sure", "300/100", 0.0, rates_apart, 0.05)
+    yield IntervalCase(
+        "difference of TPR at 1% FPR", "1.5σ; as many for sure", "300/100", 0.0, rates_apart, 0.05
+    )
     yield IntervalCase("difference of AUC", "1σ, paired", "300/100", 0.0, aucs_apart)
 
 
-# --- the strongest of many scores -------------------------------------------------------------------------------------
+# --- the strongest of many scores
+# -----------------------------------------------------------------------------------------------
 
 TRIED = 11  # scores, as many as a run with a reference has
 # Members, non-members, and of the members those in 8 copies.
@@ -95,21 +111,26 @@ def draw_scores_tried_together(
 ) -> tuple[dict[str, CandidateScore], ScoredRecords]:
     """Return normal scores of m members and n non-members, and who is who.
 
-    shifts: by how many deviations members score higher, by score; shared: the correlation of any two scores; often: of
-    the members those in 8 copies, a group of their own.
+    shifts: by how many deviations members score higher, by score; shared: the correlation of any
+    two scores; often: of the members those in 8 copies, a group of their own.
     """
     member = np.arange(m + n) < m
     common = rng.normal(size=m + n)
     scores = {}
     for i, shift in enumerate(shifts):
-        values = math.sqrt(shared) * common + math.sqrt(1 - shared) * rng.normal(size=m + n) + shift * member
+        values = (
+            math.sqrt(shared) * common
+            + math.sqrt(1 - shared) * rng.normal(size=m + n)
+            + shift * member
+        )
         scores[f"s{i}"] = CandidateScore(values, f"s{i}")
     first = np.arange(m + n) < often
     return scores, ScoredRecords(member, {"1": member & ~first, "8": first} if often else {})
 
 
 def of_strongest_scores() -> Iterator[IntervalCase]:
-    """The family-wise error if no score says anything, and how often the winner's interval holds its own AUC.
+    """The family-wise error if no score says anything, and how often the winner's interval holds
+    its own AUC.
 
     Both are told as the distance of the winner's true AUC, which is to be 0.
     """
@@ -123,8 +144,11 @@ def of_strongest_scores() -> Iterator[IntervalCase]:
                 yield IntervalCase("strongest AUC", what, size, 0.0, case, 0.5)
 
 
-def strongest_apart(rng: Rng, m: int, n: int, shifts: Sequence[float], shared: float, often: int) -> Ends:
-    """Return the ends of the interval that is farthest off, over all members and by copies, less the true AUC."""
+def strongest_apart(
+    rng: Rng, m: int, n: int, shifts: Sequence[float], shared: float, often: int
+) -> Ends:
+    """Return the ends of the interval that is farthest off, over all members and by copies, less
+    the true AUC."""
     scores, records = draw_scores_tried_together(rng, m, n, shifts, shared, often)
     widening = compute_simultaneous_widening(list(scores.values()), records)
     found = []
@@ -136,14 +160,20 @@ def strongest_apart(rng: Rng, m: int, n: int, shifts: Sequence[float], shared: f
     return low, high, low, high
 
 
-def scored(measure: Callable[[Floats, Floats], Ends], draw: Distribution, m: int, n: int) -> Callable[[Rng], Ends]:
+def scored(
+    measure: Callable[[Floats, Floats], Ends], draw: Distribution, m: int, n: int
+) -> Callable[[Rng], Ends]:
     return lambda rng: measure(*draw(rng, m, n))
 
 
 def auc_of(own: Floats, others: Floats) -> Ends:
     """By the interval on record in the direction above 1/2, as in a report."""
     found = roc.estimate_auc("membership_auc", own, others)
-    return (found.low, found.high, *ends(RecordedInterval(found.value, found.low, found.high, found.n))[2:])
+    return (
+        found.low,
+        found.high,
+        *ends(RecordedInterval(found.value, found.low, found.high, found.n))[2:],
+    )
 
 
 def partial_of(own: Floats, others: Floats) -> Ends:
@@ -162,7 +192,8 @@ def aucs_apart(rng: Rng) -> Ends:
     return ends(roc.auc_difference(*sides))
 
 
-# --- epsilon ----------------------------------------------------------------------------------------------------------
+# --- epsilon
+# -----------------------------------------------------------------------------------------------
 
 
 def of_epsilon() -> Iterator[IntervalCase]:
@@ -178,19 +209,31 @@ def of_epsilon() -> Iterator[IntervalCase]:
 
     for n in (100, 1000):
         pure, approximate = one_run(response, n, 0.0, 0), one_run(normal, n, 1e-5, 1)
-        yield IntervalCase("ε of one run", "randomised response, ε 1", f"{n} canaries", 1.0, pure, 0.3)
         yield IntervalCase(
-            "ε by f-DP", "Gaussian, μ 2", f"{n} canaries", compute_gaussian_epsilon(2.0, 1e-5), approximate, 0.1
+            "ε of one run", "randomised response, ε 1", f"{n} canaries", 1.0, pure, 0.3
+        )
+        yield IntervalCase(
+            "ε by f-DP",
+            "Gaussian, μ 2",
+            f"{n} canaries",
+            compute_gaussian_epsilon(2.0, 1e-5),
+            approximate,
+            0.1,
         )
 
     def game(rng: Rng) -> Ends:
         scores, coins = response(rng, 768)
-        return lower(games_audited(count_confusion(np.round(scores), coins, 0.0, LEVEL), 0.0, LEVEL).epsilon)
+        return lower(
+            games_audited(count_confusion(np.round(scores), coins, 0.0, LEVEL), 0.0, LEVEL).epsilon
+        )
 
     yield IntervalCase("ε of games", "randomised response, ε 1", "768 games", 1.0, game, 0.3)
 
 
 def one_run(
-    play: Callable[[Rng, int], tuple[Floats, NDArray[np.bool_]]], canaries: int, delta: float, which: int
+    play: Callable[[Rng, int], tuple[Floats, NDArray[np.bool_]]],
+    canaries: int,
+    delta: float,
+    which: int,
 ) -> Callable[[Rng], Ends]:
     return lambda rng: lower(audit_epsilon_bounds(*play(rng, canaries), delta)[which].epsilon)

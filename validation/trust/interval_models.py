@@ -1,4 +1,5 @@
-"""Perplexities, and models held against each other: ratios, paired differences, the least of several."""
+"""Perplexities, and models held against each other: ratios, paired differences, the least of
+several."""
 
 from __future__ import annotations
 
@@ -21,8 +22,16 @@ def of_models() -> Iterator[IntervalCase]:
     for n in (60, 100, 240):
         for distribution, (draw, mean) in NATS.items():
             yield IntervalCase("perplexity", distribution, f"{n} texts", *perplexity(n, draw, mean))
-            yield IntervalCase("perplexity ratio", f"5% more; {distribution}", f"{n} texts", 1.05, ratio(n, draw, mean))
-    yield IntervalCase("difference of perplexities", "paired; exponential", "100 texts", *perplexities_apart(100))
+            yield IntervalCase(
+                "perplexity ratio",
+                f"5% more; {distribution}",
+                f"{n} texts",
+                1.05,
+                ratio(n, draw, mean),
+            )
+    yield IntervalCase(
+        "difference of perplexities", "paired; exponential", "100 texts", *perplexities_apart(100)
+    )
     yield IntervalCase("difference of recall", "10% each, paired", "300", 0.0, shares_apart, 0.05)
     yield IntervalCase("difference of probabilities", "rare, paired", "300", 0.0, means_apart, 0.1)
     named = "frontier: a least one named among 3 alike"
@@ -30,18 +39,27 @@ def of_models() -> Iterator[IntervalCase]:
     yield IntervalCase(named, "AUCs", "300/100", 0.5, least_of_aucs, 0.05)
 
 
-NATS: dict[str, tuple[Callable[[Rng, int], Floats], float]] = {  # nll a token of a text, and its mean
-    "log-normal nll, σ 0.4": (lambda rng, n: rng.lognormal(math.log(2), 0.4, n), 2 * math.exp(0.4**2 / 2)),
+NATS: dict[
+    str, tuple[Callable[[Rng, int], Floats], float]
+] = {  # nll a token of a text, and its mean
+    "log-normal nll, σ 0.4": (
+        lambda rng, n: rng.lognormal(math.log(2), 0.4, n),
+        2 * math.exp(0.4**2 / 2),
+    ),
     "exponential nll": (lambda rng, n: rng.exponential(2, n), 2.0),
     "log-normal nll, σ 1": (lambda rng, n: rng.lognormal(0, 1, n), math.exp(0.5)),
 }
 
 
-def perplexity(n: int, draw: Callable[[Rng, int], Floats], mean: float) -> tuple[float, Callable[[Rng], Ends]]:
+def perplexity(
+    n: int, draw: Callable[[Rng, int], Floats], mean: float
+) -> tuple[float, Callable[[Rng], Ends]]:
     def audit(rng: Rng) -> Ends:
         tokens = rng.integers(20, 100, n)
         nll = tokens * draw(rng, n)
-        return of(intervals.estimate_perplexity(list(zip(nll.tolist(), tokens.tolist(), strict=True))))
+        return of(
+            intervals.estimate_perplexity(list(zip(nll.tolist(), tokens.tolist(), strict=True)))
+        )
 
     return math.exp(mean), audit
 
@@ -69,7 +87,9 @@ def perplexities_apart(n: int) -> tuple[float, Callable[[Rng], Ends]]:
         tokens = rng.integers(20, 100, n).astype(float)
         base, more = tokens * rng.lognormal(math.log(2), 0.4, n), tokens * rng.exponential(0.2, n)
         signed = ((1, base + more), (-1, base))
-        parts = [contrasts.WeightedMetric(sign, "perplexity", cell(nll, tokens)) for sign, nll in signed]
+        parts = [
+            contrasts.WeightedMetric(sign, "perplexity", cell(nll, tokens)) for sign, nll in signed
+        ]
         return of(contrasts.contrast_over_seeds("d", parts))
 
     mean = 2 * math.exp(0.4**2 / 2)
@@ -85,11 +105,15 @@ def means_apart(rng: Rng) -> Ends:
 
 
 def least_of_means(rng: Rng) -> Ends:
-    return least_named(frontier.estimate_mean_leakages(np.array([rare(rng, 300) for _ in range(3)])))
+    return least_named(
+        frontier.estimate_mean_leakages(np.array([rare(rng, 300) for _ in range(3)]))
+    )
 
 
 def least_of_aucs(rng: Rng) -> Ends:
-    return least_named(frontier.estimate_auc_leakages([[shifted(1.0)(rng, 300, 100)] for _ in range(3)]))
+    return least_named(
+        frontier.estimate_auc_leakages([[shifted(1.0)(rng, 300, 100)] for _ in range(3)])
+    )
 
 
 def least_named(found: Sequence[frontier.ModelLeakage]) -> Ends:

@@ -1,12 +1,14 @@
-"""What the lab's models remember: the target by epoch, and each member of the ensemble of its own shard.
+"""What the lab's models remember: the target by epoch, and each member of the ensemble of its own
+shard.
 
     python -m validation.trust.lab [--epochs 3 6] [--seed 0]
     python -m validation.trust.lab --private dp-sgd adp      # instead: private trainings, each with its controls
 
-Greedy recall by how often records occur, beside the held-out perplexity (of the non-members' prefixes and suffixes):
-whether the target is one that a careful engineer would ship, and whether a defense has anything to keep in. The target
-is trained as the lab does it, for other numbers of epochs too; members come from the lab's cache, or are trained.
-"""
+Greedy recall by how often records occur, beside the held-out perplexity (of the non-members'
+prefixes and suffixes): whether the target is one that a careful engineer would ship, and whether a
+defense has anything to keep in. The target is trained as the lab does it, for other numbers of
+epochs too; members come from the lab's cache, or are trained.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -33,7 +35,11 @@ from auditor.runs import shown_rows
 from auditor.runs.scoring import greedy_recall_by_repeats
 from auditor.statistics import intervals
 from auditor.statistics.intervals import Measurement
-from auditor.training.finetune import FineTuningRecipe, StepwiseFineTuning, list_trainable_parameters
+from auditor.training.finetune import (
+    FineTuningRecipe,
+    StepwiseFineTuning,
+    list_trainable_parameters,
+)
 from auditor.training.members import LoraAdapterRecipe, add_lora_adapter, copy_sharing_weights
 from auditor.training.side_by_side import compute_losses_separately
 from validation.harness import Page, run
@@ -45,10 +51,15 @@ def by_epoch(lab: Lab, epochs: int) -> Iterator[LanguageModel]:
     torch.manual_seed(recipe.seed)
     adapter = LoraAdapterRecipe(recipe.private_rank, recipe.private_alpha, "all")
     model = add_lora_adapter(copy_sharing_weights(public.model), adapter).eval()
-    course = FineTuningRecipe(epochs, recipe.private_rate, recipe.private_batch, recipe.block, end=0)
+    course = FineTuningRecipe(
+        epochs, recipe.private_rate, recipe.private_batch, recipe.block, end=0
+    )
     sequences = [tuple(ids) for ids in lab.tokenizer(lab.texts.private_text_copies())["input_ids"]]
     fitting = StepwiseFineTuning(
-        list_trainable_parameters(model), sequences, course, keyed_random_generator("lab", recipe.seed, "target 1")
+        list_trainable_parameters(model),
+        sequences,
+        course,
+        keyed_random_generator("lab", recipe.seed, "target 1"),
     )
     while not fitting.is_finished:
         with torch.autocast("cpu", torch.bfloat16, enabled=has_native_bfloat16(CPU)):
@@ -56,7 +67,9 @@ def by_epoch(lab: Lab, epochs: int) -> Iterator[LanguageModel]:
         fitting.step()
         if fitting.steps == 0:
             yield HuggingFaceModel(
-                copy.deepcopy(model), lab.tokenizer, f"target after {fitting.epochs} of {epochs} epochs"
+                copy.deepcopy(model),
+                lab.tokenizer,
+                f"target after {fitting.epochs} of {epochs} epochs",
             )
 
 
@@ -64,7 +77,9 @@ def own_secrets(lab: Lab, shard: Sequence[str]) -> list[Secret]:
     """The attacked members whose whole record lies in this shard."""
     names, texts = set(shard), {}
     for text in lab.texts.distinct_private_texts(members=True):
-        texts[tuple(lab.tokenizer(text)["input_ids"][: 24 + lab.recipe.suffix_length])] = record_digests([text])[0]
+        texts[tuple(lab.tokenizer(text)["input_ids"][: 24 + lab.recipe.suffix_length])] = (
+            record_digests([text])[0]
+        )
     return [s for s in lab.secrets if s.member and texts.get((*s.prefix, *s.suffix)) in names]
 
 
@@ -76,22 +91,34 @@ class Recalls(Page):
         self.lab = lab
         self.head("model", "PPL", *(f"{count} times" for count in lab.recipe.repeat_counts))
 
-    def model(self, name: str, model: LanguageModel, secrets: Sequence[Secret]) -> Mapping[str, Measurement]:
+    def model(
+        self, name: str, model: LanguageModel, secrets: Sequence[Secret]
+    ) -> Mapping[str, Measurement]:
         recall = greedy_recall_by_repeats(model, secrets)
-        perplexity = intervals.estimate_perplexity(list(compute_text_nlls(model, self.lab.heldout))).value
-        self.shares(name, f"{perplexity:.2f}", {count: (one.value, one.n) for count, one in recall.items()})
+        perplexity = intervals.estimate_perplexity(
+            list(compute_text_nlls(model, self.lab.heldout))
+        ).value
+        self.shares(
+            name, f"{perplexity:.2f}", {count: (one.value, one.n) for count, one in recall.items()}
+        )
         return recall
 
     def shares(self, name: str, perplexity: str, found: Mapping[str, tuple[float, int]]) -> None:
         cells = (found.get(str(count)) for count in self.lab.recipe.repeat_counts)
-        self.row(name, perplexity, *("" if cell is None else f"{100 * cell[0]:.0f}% of {cell[1]}" for cell in cells))
+        self.row(
+            name,
+            perplexity,
+            *("" if cell is None else f"{100 * cell[0]:.0f}% of {cell[1]}" for cell in cells),
+        )
 
 
 def trained_privately(lab: Lab, names: Sequence[str]) -> Iterator[tuple[str, LanguageModel]]:
     """The lab's private trainings and their controls: title with epsilon, and model."""
     known = registry.defenses_by_name()
     defenses = [build_plugin("defense", known, name, lab.defense_defaults[name]) for name in names]
-    for row in shown_rows.defense_rows_with_controls(defenses, lambda control: isinstance(control, Trainer)):
+    for row in shown_rows.defense_rows_with_controls(
+        defenses, lambda control: isinstance(control, Trainer)
+    ):
         assert isinstance(row.defense, Trainer)
         trained = lab.model_trained_by_trainer(row.defense)
         claim = trained.privacy.epsilon if trained.privacy else None
@@ -99,7 +126,9 @@ def trained_privately(lab: Lab, names: Sequence[str]) -> Iterator[tuple[str, Lan
 
 
 def main(
-    epochs: tuple[int, ...] = (3, 6), seed: int = 0, private: tuple[Literal["dp-sgd", "adp", "adp-sound"], ...] = ()
+    epochs: tuple[int, ...] = (3, 6),
+    seed: int = 0,
+    private: tuple[Literal["dp-sgd", "adp", "adp-sound"], ...] = (),
 ) -> None:
     threads.set_thread_count()
     lab = Lab(LabRecipe(seed=seed))
@@ -117,10 +146,15 @@ def main(
     for index, folder in enumerate(sorted(lab.ensemble_folder.glob("member-*"))):
         own = own_secrets(lab, list((ensemble.shards or [])[index] or []))
         name = f"member {index + 1}, of its own shard"
-        for count, share in page.model(name, model_with_adapter(lab.lab_public_model(), folder), own).items():
+        for count, share in page.model(
+            name, model_with_adapter(lab.lab_public_model(), folder), own
+        ).items():
             hits.setdefault(count, []).append(share)
     sizes = {count: sum(one.n for one in shares) for count, shares in hits.items()}
-    every = {c: (sum(one.value * one.n for one in shares) / sizes[c], sizes[c]) for c, shares in hits.items()}
+    every = {
+        c: (sum(one.value * one.n for one in shares) / sizes[c], sizes[c])
+        for c, shares in hits.items()
+    }
     page.shares("all members, each of its own shard", "", every)
 
 

@@ -1,11 +1,13 @@
-"""How often `audit dp-loop` calls an honest training broken, and whether what it saw of its noise holds the claim.
+"""How often `audit dp-loop` calls an honest training broken, and whether what it saw of its noise
+holds the claim.
 
     python -m validation.trust.loop_alarms COUNT [--first 0] [--kinds NAME ...] [-o DIR]
 
 The whole crash test, of seeds FIRST and on, each with every kind of honest loop.
-Each test is a line of DIR/loop_alarms.jsonl as soon as it is done; those that are there are not done again.
-Only what costs time and decides nothing is left out: the bound from one training, the exact accountant (a smooth one
-stands in), the forward pass that a plain loop makes beside its gradients; models are copies of those made first.
+Each test is a line of DIR/loop_alarms.jsonl as soon as it is done; those that are there are not
+done again. Only what costs time and decides nothing is left out: the bound from one training, the
+exact accountant (a smooth one stands in), the forward pass that a plain loop makes beside its
+gradients; models are copies of those made first.
 """
 
 from __future__ import annotations
@@ -48,15 +50,20 @@ _made = cache(training_specimen.Specimen.build_crash_test_model)
 
 @cache
 def smooth_epsilon(sigma: float, q: float, steps: int, delta: float, earlier: Any = ()) -> float:
-    """By the central limit (Bu et al. 2020), which is smooth. Whole orders of Renyi divergence have kinks
-    in sigma and q, which an interval would be off by; what is counted here is the error of what was seen."""
+    """By the central limit (Bu et al. 2020), which is smooth. Whole orders of Renyi divergence have
+    kinks in sigma and q, which an interval would be off by; what is counted here is the error of
+    what was seen."""
     mu = math.sqrt(steps) / sigma if q >= 1 else q * math.sqrt(steps * math.expm1(sigma**-2))
     return compute_gaussian_epsilon(mu, delta)
 
 
 @contextmanager
 def quickly() -> Iterator[None]:
-    copied = patch.object(training_specimen.Specimen, "build_crash_test_model", lambda self: copy.deepcopy(_made(self)))
+    copied = patch.object(
+        training_specimen.Specimen,
+        "build_crash_test_model",
+        lambda self: copy.deepcopy(_made(self)),
+    )
     quick = patch.object(gaussian, "quick_rdp_epsilon", smooth_epsilon)
     with copied, quick, patch.object(claim, "epsilon_of_claimed_noise_and_steps", smooth_epsilon):
         yield
@@ -76,24 +83,32 @@ def _in_turn(self: Plain, step: int, n: int) -> list[int]:
     return order[self.batch * at : self.batch * (at + 1)]
 
 
-# Half as many steps of twice as many records as the other loops': as much is seen in half of the time.
+# Half as many steps of twice as many records as the other loops': as much is seen in half of the
+# time.
 _STEPS, _RATE = loop_plain.STEPS // 2, 2 * loop_plain.RATE
 _SHORT: dict[str, Any] = {"steps": _STEPS, "sample_rate": _RATE}
 _PARTS: dict[str, Any] = {"batch": 2 * loop_plain.BATCH, "sampling_rate": _RATE, "begun": _unread}
 KINDS: dict[str, Callable[[int], Plain]] = {
     "plain": lambda seed: plain(_SHORT, _STEPS, **_PARTS),
-    "shuffled": lambda seed: plain({**_SHORT, "sampling": "shuffled"}, _STEPS, **_PARTS, drawn=_in_turn),
-    "allocation": lambda seed: plain({**_SHORT, "sampling": "allocation"}, _STEPS, **_PARTS, drawn=allocate),
+    "shuffled": lambda seed: plain(
+        {**_SHORT, "sampling": "shuffled"}, _STEPS, **_PARTS, drawn=_in_turn
+    ),
+    "allocation": lambda seed: plain(
+        {**_SHORT, "sampling": "allocation"}, _STEPS, **_PARTS, drawn=allocate
+    ),
     "momentum": lambda seed: plain(_SHORT, _STEPS, WithMomentum, **_PARTS),
     "adaptive clipping": lambda seed: plain(_SHORT, _STEPS, WithAdaptiveClipping, **_PARTS),
     "noise per tensor": lambda seed: plain(_SHORT, _STEPS, WithTensorBounds, **_PARTS),
     "gradual unfreezing": lambda seed: plain(_SHORT, _STEPS, WithUnfreezing, **_PARTS),
-    "a bound of 0.1 to 10 medians": lambda seed: make_bounded_loop(_share_of_seed(seed), _SHORT, _STEPS, **_PARTS),
+    "a bound of 0.1 to 10 medians": lambda seed: make_bounded_loop(
+        _share_of_seed(seed), _SHORT, _STEPS, **_PARTS
+    ),
 }
 
 
 def _share_of_seed(seed: int) -> float:
-    """Return a share of the median gradient norm from 0.1 to 10; seeds in a row spread evenly on a log scale."""
+    """Return a share of the median gradient norm from 0.1 to 10; seeds in a row spread evenly on a
+    log scale."""
     return float(10 ** (2 * (seed * 0.6180339887 % 1) - 1))
 
 
@@ -112,7 +127,9 @@ def main(
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     page = Page(out and out / "loop_alarms.md")
-    held = counted(range(first, first + count), kinds or tuple(KINDS), out and out / "loop_alarms.jsonl")
+    held = counted(
+        range(first, first + count), kinds or tuple(KINDS), out and out / "loop_alarms.jsonl"
+    )
     alarms = summed(held, page)
     return int(stats.binomtest(alarms, len(held)).proportion_ci(method="exact").low > LEVEL)
 
@@ -121,10 +138,14 @@ Row = dict[str, Any]  # what one seed's test said
 
 
 def counted(seeds: range, kinds: Sequence[str], file: Path | None) -> list[Row]:
-    """Return a row for each seed and kind. file: of rows that were done before, to which each new one is added."""
+    """Return a row for each seed and kind. file: of rows that were done before, to which each new
+    one is added."""
     rows = {}
     if file is not None and file.exists():
-        rows = {(row["seed"], row["kind"]): row for row in map(json.loads, file.read_text().splitlines())}
+        rows = {
+            (row["seed"], row["kind"]): row
+            for row in map(json.loads, file.read_text().splitlines())
+        }
     wanted = [(seed, kind) for seed in seeds for kind in kinds]
     for seed, kind in wanted:
         if (seed, kind) in rows:
@@ -152,7 +173,8 @@ def row(seed: int, kind: str, test: CrashTest) -> Row:
 
 
 def summed(held: list[Row], page: Page) -> int:
-    """Says how many were called broken, and how the noise multiplier and its interval did -> how many."""
+    """Says how many were called broken, and how the noise multiplier and its interval did -> how
+    many."""
     for one in held:
         for check, said in one["broken"].items():
             page.say(f"seed {one['seed']}, {one['kind']}: {check}: {said}")
@@ -164,13 +186,16 @@ def summed(held: list[Row], page: Page) -> int:
         error = float(seen.std(correction=0)) / math.sqrt(len(own))
         inside = sum(one["inside"] for one in own)
         page.say(
-            f"{kind}: broken {share(sum(bool(one['broken']) for one in own), len(own))}; cannot tell "
+            f"{kind}: broken {share(sum(bool(one['broken']) for one in own), len(own))}; cannot "
+            "tell "
             f"{sum(one['verdict'] == UNKNOWN for one in own)}; mean reach {seen.mean():.4f} "
             f"± {1.96 * error:.4f}; its 95% interval holds the claim in {share(inside, len(own))}; "
             f"doubted {share(sum(one['doubted'] for one in own), len(own))}"
         )
     by_check = Counter(check for one in held for check in one["broken"])
-    page.say("by check: " + (", ".join(f"{name} {n}" for name, n in by_check.most_common()) or "none"))
+    page.say(
+        "by check: " + (", ".join(f"{name} {n}" for name, n in by_check.most_common()) or "none")
+    )
     alarms = sum(bool(one["broken"]) for one in held)
     page.say(f"in all: broken {share(alarms, len(held))}")
     return alarms

@@ -1,11 +1,12 @@
-"""Faults planted in four kinds of private training loop: which of them `audit dp-loop` calls broken.
+"""Faults planted in four kinds of private training loop: which of them `audit dp-loop` calls
+broken.
 
     python -m validation.trust.loop_faults [-o DIR] [--only NAME ...] [--seed 0]
 
-A plain PyTorch loop, Opacus, the Hugging Face Trainer with a callback, and our own trainer, each with one thing broken
-from outside. Controls have no fault. A control that is broken, or a fault of which nothing is seen though it does harm,
-makes it exit 1. Gradients of single records come from the layers written out, which each test's first step holds
-against those of the crash test.
+A plain PyTorch loop, Opacus, the Hugging Face Trainer with a callback, and our own trainer, each
+with one thing broken from outside. Controls have no fault. A control that is broken, or a fault of
+which nothing is seen though it does harm, makes it exit 1. Gradients of single records come from
+the layers written out, which each test's first step holds against those of the crash test.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ from validation.trust.loop_plants import HONEST_PLAIN, PLAIN
 from validation.trust.loop_variants import HONEST_VARIANTS, SILENT_OPACUS
 
 FAULTS: dict[str, Loop] = {**PLAIN, **OPACUS, **SILENT_OPACUS, **TRAINER, **OURS}
-HARMLESS = {"tied weights counted twice": "the two uses' gradients are at right angles: a reach of 1.02 at most"}
+HARMLESS = {
+    "tied weights counted twice": "the two uses' gradients are at right angles: a reach of 1.02 at "
+    "most"
+}
 CONTROLS: dict[str, Loop] = {**HONEST_PLAIN, **HONEST_VARIANTS, **HONEST_PACKAGES}
 
 
@@ -57,14 +61,29 @@ def row(name: str, found: CrashTest | AuditError) -> tuple[str, ...]:
     if isinstance(found, AuditError):
         return name, "refused", "", "-", str(found), ""
     worst = min(found.broken_checks, key=lambda check: check.p, default=None)
-    really = "-" if found.epsilon is None else "unbounded" if found.epsilon > 100 else f"{found.epsilon:.1f}"
+    really = (
+        "-"
+        if found.epsilon is None
+        else "unbounded"
+        if found.epsilon > 100
+        else f"{found.epsilon:.1f}"
+    )
     why = "" if worst is None else f"{worst.name}: {worst.said}"
     if found.verdict == "no fault seen":
         why = HARMLESS.get(name, "")
     if found.verdict == "cannot tell":
-        unknown = (one for one in found.checks if one.name in trial._NEEDED and one.verdict == UNKNOWN)
+        unknown = (
+            one for one in found.checks if one.name in trial._NEEDED and one.verdict == UNKNOWN
+        )
         why = "; ".join(f"{one.name}: {one.said}" for one in unknown)
-    return name, found.verdict, f"{found.claim.implied_epsilon():.1f}", really, why, f"{found.seconds:.0f}"
+    return (
+        name,
+        found.verdict,
+        f"{found.claim.implied_epsilon():.1f}",
+        really,
+        why,
+        f"{found.seconds:.0f}",
+    )
 
 
 def _judged(train: Loop, seed: int) -> CrashTest | AuditError:
@@ -75,14 +94,16 @@ def _judged(train: Loop, seed: int) -> CrashTest | AuditError:
             return error
 
 
-# --- gradients, quickly -----------------------------------------------------------------------------------------------
+# --- gradients, quickly
+# -----------------------------------------------------------------------------------------------
 
 _HEADS, _EPS = 2, 1e-5
 _SLOW = SpecimenRecordGradients.record_gradients_at_weights
 
 
 def logits(w: dict[str, Tensor], ids: Tensor) -> Tensor:
-    """The subject's model, with other weights for each row. w: name -> (b, *shape); ids: (b, n) -> (b, n, words)."""
+    """The subject's model, with other weights for each row. w: name -> (b, *shape); ids: (b, n) ->
+    (b, n, words)."""
     layer = {name.removeprefix("gpt_neox.layers.0."): value for name, value in w.items()}
 
     def linear(x: Tensor, name: str) -> Tensor:
@@ -108,20 +129,27 @@ def _turned(x: Tensor) -> Tensor:
     """Rotary positions on a quarter of a head, here two of eight numbers."""
     angle = torch.arange(x.shape[2], dtype=torch.float)
     one, other = x[..., 0], x[..., 1]
-    turned = torch.stack([one * angle.cos() - other * angle.sin(), other * angle.cos() + one * angle.sin()], -1)
+    turned = torch.stack(
+        [one * angle.cos() - other * angle.sin(), other * angle.cos() + one * angle.sin()], -1
+    )
     return torch.cat([turned, x[..., 2:]], -1)
 
 
 @dataclass
 class Quick:
-    """`SpecimenRecordGradients` of the plain model: layers written out, and what loop or test asked last."""
+    """`SpecimenRecordGradients` of the plain model: layers written out, and what loop or test asked
+    last."""
 
     weights: Tensor | None = None
     rows: Tensor | None = None  # (b, n) token ids
     found: dict[str, Tensor] = field(default_factory=dict)
 
     def at(
-        self, own: SpecimenRecordGradients, weights: dict[str, Tensor], wanted: list[int], names: list[str]
+        self,
+        own: SpecimenRecordGradients,
+        weights: dict[str, Tensor],
+        wanted: list[int],
+        names: list[str],
     ) -> dict[str, Tensor]:
         embedding = weights["gpt_neox.embed_in.weight"]
         first = self.weights is None or self.rows is None
@@ -138,17 +166,26 @@ class Quick:
 
 def quick(ids: Tensor, weights: dict[str, Tensor], names: list[str]) -> dict[str, Tensor]:
     """ids: (b, n) -> name -> (b, *shape), by torch's own backward pass."""
-    own = {name: value.detach().expand(len(ids), *value.shape).requires_grad_() for name, value in weights.items()}
+    own = {
+        name: value.detach().expand(len(ids), *value.shape).requires_grad_()
+        for name, value in weights.items()
+    }
     given = logits(own, ids)[:, :-1].transpose(1, 2)
-    each = cross_entropy(given, ids[:, 1:], ignore_index=training_specimen.PAD, reduction="none").sum(1)
+    each = cross_entropy(
+        given, ids[:, 1:], ignore_index=training_specimen.PAD, reduction="none"
+    ).sum(1)
     loss = (each / (ids[:, 1:] != training_specimen.PAD).sum(1)).sum()
     return dict(zip(names, torch.autograd.grad(loss, [own[name] for name in names]), strict=True))
 
 
 @contextmanager
 def written_out() -> Iterator[None]:
-    """One copy of the model, which gets its weights anew wherever it is read, and its layers written out."""
-    last, twin = Quick(), copy_watched_model_without_hooks(training_specimen.build_tiny_specimen_model(0))
+    """One copy of the model, which gets its weights anew wherever it is read, and its layers
+    written out."""
+    last, twin = (
+        Quick(),
+        copy_watched_model_without_hooks(training_specimen.build_tiny_specimen_model(0)),
+    )
     layers = [(name, value.shape, value.dtype) for name, value in twin.named_parameters()]
 
     def copied(model: Any) -> Any:
@@ -159,13 +196,16 @@ def written_out() -> Iterator[None]:
         return (last.at if own.twin is twin else _SLOW)(own, *given)
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(SpecimenRecordGradients, "record_gradients_at_weights", at))
+        stack.enter_context(
+            patch.object(SpecimenRecordGradients, "record_gradients_at_weights", at)
+        )
         for module in (watch, loop_plain, loop_plants):
             stack.enter_context(patch.object(module, "copy_watched_model_without_hooks", copied))
         yield
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
+# --- the table
+# -----------------------------------------------------------------------------------------------
 
 
 def main(

@@ -1,4 +1,5 @@
-"""Loops of real packages, Opacus, the Hugging Face Trainer and our own, and faults planted in them from outside."""
+"""Loops of real packages, Opacus, the Hugging Face Trainer and our own, and faults planted in them
+from outside."""
 
 from __future__ import annotations
 
@@ -19,41 +20,65 @@ from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, ScaledOptimi
 from auditor.training.noise import NoiseStream, add_gaussian_noise
 from validation.trust.loop_plain import BATCH, CLAIM, CLIP, DELTA, NOISE, RATE, STEPS, Loop
 from validation.trust.loop_plants import tied
-from validation.trust.planted_faults import batch_clipped, noise_before_clipping, noise_off, shuffled
+from validation.trust.planted_faults import (
+    batch_clipped,
+    noise_before_clipping,
+    noise_off,
+    shuffled,
+)
 
-# --- Opacus -----------------------------------------------------------------------------------------------------------
+# --- Opacus
+# -----------------------------------------------------------------------------------------------
 
 
 def _mean_of_record_means(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean over records of their mean nll: a mean over the batch's tokens weighs a record by the others."""
-    losses = cross_entropy(logits.transpose(1, 2), targets, ignore_index=training_specimen.PAD, reduction="none")
+    """Return the mean over records of their mean nll: a mean over the batch's tokens weighs a
+    record by the others."""
+    losses = cross_entropy(
+        logits.transpose(1, 2), targets, ignore_index=training_specimen.PAD, reduction="none"
+    )
     return (losses.sum(1) / targets.ne(training_specimen.PAD).sum(1)).mean()
 
 
 def opacus(
-    poisson: bool = True, ghost: bool = False, after: Callable[[Any], object] = lambda optimizer: None,
-    claim: dict[str, Any] | None = None, sides: Callable[[Any, int], object] = lambda model, step: None,
-    told: bool = False, begun: Callable[[Any], Any] = lambda model: model,
+    poisson: bool = True,
+    ghost: bool = False,
+    after: Callable[[Any], object] = lambda optimizer: None,
+    claim: dict[str, Any] | None = None,
+    sides: Callable[[Any, int], object] = lambda model, step: None,
+    told: bool = False,
+    begun: Callable[[Any], Any] = lambda model: model,
     sampler: Callable[[Any], Any] = lambda records: None,
-) -> Loop:  # fmt: skip
-    """Opacus's `make_private` as its tutorials use it. after: what is done to its optimizer; sides: before a step.
+) -> Loop:
+    """Opacus's `make_private` as its tutorials use it. after: what is done to its optimizer; sides:
+    before a step.
 
-    told: the claim is what its accountant tells. begun: the model -> what is trained. sampler: the loader's.
+    told: the claim is what its accountant tells. begun: the model -> what is trained. sampler: the
+    loader's.
     """
 
     def train(model: Any, records: Any) -> Any:
         from opacus import PrivacyEngine
 
         trained, own = begun(model), sampler(records)
-        optimizer: Any = torch.optim.SGD([p for p in trained.parameters() if p.requires_grad], lr=0.05)
+        optimizer: Any = torch.optim.SGD(
+            [p for p in trained.parameters() if p.requires_grad], lr=0.05
+        )
         shuffle = None if own is not None else not poisson
-        loader: Any = DataLoader(records, batch_size=BATCH, collate_fn=_rows, shuffle=shuffle, sampler=own)
+        loader: Any = DataLoader(
+            records, batch_size=BATCH, collate_fn=_rows, shuffle=shuffle, sampler=own
+        )
         rate = 1 / len(loader)
         engine = PrivacyEngine()
         private, optimizer, loader = engine.make_private(
-            module=trained, optimizer=optimizer, data_loader=loader, noise_multiplier=NOISE, max_grad_norm=CLIP,
-            poisson_sampling=poisson, grad_sample_mode="functorch" if ghost else "hooks",
-        )  # fmt: skip
+            module=trained,
+            optimizer=optimizer,
+            data_loader=loader,
+            noise_multiplier=NOISE,
+            max_grad_norm=CLIP,
+            poisson_sampling=poisson,
+            grad_sample_mode="functorch" if ghost else "hooks",
+        )
         after(optimizer)
         steps = 0
         for _ in range(STEPS // len(loader)):
@@ -96,7 +121,8 @@ def _seeded(optimizer: Any) -> None:
 
 
 def _summed_later(optimizer: Any) -> None:
-    """Clipping as it is replaced in tutorials: sums of the gradients as they are, clipped as one."""
+    """Clipping as it is replaced in tutorials: sums of the gradients as they are, clipped as
+    one."""
 
     def clip_and_accumulate() -> None:
         whole = [p.grad_sample.sum(0) for p in optimizer.params]
@@ -112,13 +138,18 @@ def _adapted(model: Any) -> Any:
     from peft import LoraConfig, get_peft_model
 
     layers = ["query_key_value", "dense_h_to_4h"]
-    return get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=layers, task_type="CAUSAL_LM")).train()
+    return get_peft_model(
+        model, LoraConfig(r=4, lora_alpha=8, target_modules=layers, task_type="CAUSAL_LM")
+    ).train()
 
 
 def _weighted(share: float) -> Callable[[Any], Any]:
-    """So many draws a pass, by weights, with replacement. Opacus puts Poisson sampling in its place where it may."""
+    """So many draws a pass, by weights, with replacement. Opacus puts Poisson sampling in its place
+    where it may."""
     return lambda records: WeightedRandomSampler(
-        torch.linspace(1, 4, len(records)), num_samples=round(share * len(records)), replacement=True
+        torch.linspace(1, 4, len(records)),
+        num_samples=round(share * len(records)),
+        replacement=True,
     )
 
 
@@ -140,17 +171,23 @@ OPACUS: dict[str, Loop] = {
 }
 
 
-# --- the Hugging Face Trainer -----------------------------------------------------------------------------------------
+# --- the Hugging Face Trainer
+# -----------------------------------------------------------------------------------------------
 
 
 def trainer(
-    clip: Callable[[Tensor], Tensor] = lambda norm: (CLIP / norm).clamp(max=1.0), last: bool = True,
-    noise: float = NOISE, each: bool = True, claim: dict[str, Any] | None = None, quiet: bool = True,
-) -> Loop:  # fmt: skip
-    """A callback that clips after each forward pass of one record, and adds noise before the optimizer's step.
+    clip: Callable[[Tensor], Tensor] = lambda norm: (CLIP / norm).clamp(max=1.0),
+    last: bool = True,
+    noise: float = NOISE,
+    each: bool = True,
+    claim: dict[str, Any] | None = None,
+    quiet: bool = True,
+) -> Loop:
+    """A callback that clips after each forward pass of one record, and adds noise before the
+    optimizer's step.
 
-    last: clips the pass before the step too, which `on_substep_end` does not see; each: one record a pass. quiet: the
-    Trainer's own printing of losses is taken away.
+    last: clips the pass before the step too, which `on_substep_end` does not see; each: one record
+    a pass. quiet: the Trainer's own printing of losses is taken away.
     """
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
@@ -162,10 +199,14 @@ def trainer(
                 p.summed = getattr(p, "summed", 0) + p.grad * factor(norm)
                 p.grad = None
 
-        def on_substep_end(self, args: Any, state: Any, control: Any, model: Any = None, **more: Any) -> None:
+        def on_substep_end(
+            self, args: Any, state: Any, control: Any, model: Any = None, **more: Any
+        ) -> None:
             self.clipped(model, clip)
 
-        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **more: Any) -> None:
+        def on_pre_optimizer_step(
+            self, args: Any, state: Any, control: Any, model: Any = None, **more: Any
+        ) -> None:
             self.clipped(model, clip if last else lambda norm: torch.ones(()))
             for p in model.parameters():
                 p.grad = (p.summed + noise * CLIP * torch.randn_like(p)) / BATCH
@@ -175,16 +216,32 @@ def trainer(
         rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in records]
         with tempfile.TemporaryDirectory() as folder:
             arguments = TrainingArguments(
-                folder, per_device_train_batch_size=1 if each else 2, num_train_epochs=5, max_grad_norm=0.0,
-                gradient_accumulation_steps=BATCH if each else BATCH // 2, learning_rate=0.05,
-                lr_scheduler_type="constant", report_to=[], disable_tqdm=True, save_strategy="no",
-                logging_strategy="no", use_cpu=True, seed=int(torch.randint(2**31, ())),
-            )  # fmt: skip
-            made = Trainer(model, arguments, train_dataset=rows, callbacks=[Private()], data_collator=_labelled)
+                folder,
+                per_device_train_batch_size=1 if each else 2,
+                num_train_epochs=5,
+                max_grad_norm=0.0,
+                gradient_accumulation_steps=BATCH if each else BATCH // 2,
+                learning_rate=0.05,
+                lr_scheduler_type="constant",
+                report_to=[],
+                disable_tqdm=True,
+                save_strategy="no",
+                logging_strategy="no",
+                use_cpu=True,
+                seed=int(torch.randint(2**31, ())),
+            )
+            made = Trainer(
+                model, arguments, train_dataset=rows, callbacks=[Private()], data_collator=_labelled
+            )
             if quiet:
                 made.remove_callback(PrinterCallback)
             made.train()
-        return model, {**CLAIM, "steps": made.state.global_step, "sampling": "shuffled", **(claim or {})}
+        return model, {
+            **CLAIM,
+            "steps": made.state.global_step,
+            "sampling": "shuffled",
+            **(claim or {}),
+        }
 
     return train
 
@@ -203,7 +260,8 @@ TRAINER: dict[str, Loop] = {
 }
 
 
-# --- our own ----------------------------------------------------------------------------------------------------------
+# --- our own
+# -----------------------------------------------------------------------------------------------
 
 
 def ours(plant: Callable[[], Any] = contextlib.nullcontext, ghost: bool = False) -> Loop:
@@ -211,7 +269,9 @@ def ours(plant: Callable[[], Any] = contextlib.nullcontext, ghost: bool = False)
 
     def train(model: Any, records: Any) -> Any:
         key = f"{torch.initial_seed()}"
-        recipe = PrivateRecipe(NOISE, CLIP, STEPS, BATCH, 0.05, "sgd", physical_batch=100, ghost=ghost)
+        recipe = PrivateRecipe(
+            NOISE, CLIP, STEPS, BATCH, 0.05, "sgd", physical_batch=100, ghost=ghost
+        )
         examples = [row["input_ids"] for row in records]
         with plant():
             sampler = PoissonSampler(len(records), RATE, key)
@@ -229,7 +289,11 @@ def stream(made: Callable[[str, int], NoiseStream]) -> Callable[[], Any]:
 def half_the_noise() -> Any:
     def add(optimizer: Any) -> None:
         for p in optimizer.params:
-            p.grad = add_gaussian_noise(p.summed_grad, NOISE * CLIP / 2, optimizer.stream).to(p).view_as(p)
+            p.grad = (
+                add_gaussian_noise(p.summed_grad, NOISE * CLIP / 2, optimizer.stream)
+                .to(p)
+                .view_as(p)
+            )
 
     return patch.object(ScaledOptimizer, "add_noise", add)
 
@@ -240,13 +304,17 @@ OURS: dict[str, Loop] = {
     "ours, noise before clipping": ours(noise_before_clipping),
     "ours, the batch clipped": ours(batch_clipped),
     "ours, shuffled": ours(shuffled),
-    "ours, a resumed training's noise again": ours(stream(lambda key, at: NoiseStream(key, at % (STEPS // 2)))),
+    "ours, a resumed training's noise again": ours(
+        stream(lambda key, at: NoiseStream(key, at % (STEPS // 2)))
+    ),
     "ours, one key for all trainings": ours(stream(lambda key, at: NoiseStream("fixed", at))),
 }
 HONEST_PACKAGES: dict[str, Loop] = {
     "Opacus, size public": opacus(claim=_KNOWN),
     "Opacus by functorch, size public": opacus(ghost=True, claim=_KNOWN),
-    "Opacus, a weighted sampler, made Poisson (issue 813)": opacus(sampler=_weighted(0.5), claim=_KNOWN, told=True),
+    "Opacus, a weighted sampler, made Poisson (issue 813)": opacus(
+        sampler=_weighted(0.5), claim=_KNOWN, told=True
+    ),
     "Opacus, LoRA by PEFT (issues 820, 827)": opacus(begun=_adapted, claim=_KNOWN),
     "Opacus, tied weights": opacus(begun=tied, claim=_KNOWN),
     "Trainer, shuffled and said so": trainer(),

@@ -1,4 +1,5 @@
-"""DP-SGD written out in plain PyTorch, a method a part, so that a fault can be planted in each of them."""
+"""DP-SGD written out in plain PyTorch, a method a part, so that a fault can be planted in each of
+them."""
 
 from __future__ import annotations
 
@@ -14,8 +15,16 @@ from auditor.crash.training_specimen import SpecimenRecordGradients
 from auditor.crash.watch import copy_watched_model_without_hooks
 
 NOISE, CLIP, BATCH, STEPS, RATE, DELTA = 1.0, 1.0, 8, 30, 1 / 6, 1e-3
-CLAIM = {"noise_multiplier": NOISE, "max_grad_norm": CLIP, "sample_rate": RATE, "steps": STEPS, "delta": DELTA}
-Loop = Callable[[Any, Any], Any]  # of model and records: what a private training gives back, and what it claims
+CLAIM = {
+    "noise_multiplier": NOISE,
+    "max_grad_norm": CLIP,
+    "sample_rate": RATE,
+    "steps": STEPS,
+    "delta": DELTA,
+}
+Loop = Callable[
+    [Any, Any], Any
+]  # of model and records: what a private training gives back, and what it claims
 
 
 @dataclass(frozen=True)
@@ -96,7 +105,10 @@ class Plain:
 
     def summed(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
         factors = self.factors(self.norms(found))
-        return {name: torch.einsum("k,k...->...", factors.to(one.dtype), one) for name, one in found.items()}
+        return {
+            name: torch.einsum("k,k...->...", factors.to(one.dtype), one)
+            for name, one in found.items()
+        }
 
     def noise(self, step: int, i: int, name: str, p: Tensor) -> Tensor:
         return NOISE * CLIP * torch.randn_like(p)
@@ -110,7 +122,7 @@ class Plain:
 
 def plain(
     claim: dict[str, Any] | None = None, steps: int = STEPS, base: type[Plain] = Plain, **parts: Any
-) -> Plain:  # fmt: skip
+) -> Plain:
     """The plain loop, or another one like it, with some of its parts replaced."""
     kind = type("Broken", (base,), parts)
     made: Plain = kind({**CLAIM, **(claim or {})}, steps)

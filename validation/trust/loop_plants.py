@@ -1,4 +1,5 @@
-"""Faults planted in the plain loop, a part of it replaced for each, and honest changes of the same parts."""
+"""Faults planted in the plain loop, a part of it replaced for each, and honest changes of the same
+parts."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def _without(*left_out: str) -> Callable[..., Tensor]:
     """Norms that do not count the tensors whose names hold one of these."""
 
     def norms(self: Plain, found: dict[str, Tensor]) -> Tensor:
-        kept = {name: one for name, one in found.items() if not any(word in name for word in left_out)}
+        kept = {
+            name: one for name, one in found.items() if not any(word in name for word in left_out)
+        }
         return Plain.norms(self, kept)
 
     return norms
@@ -48,8 +51,12 @@ def _batch_clipped(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _pairs_clipped(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
     """The loss is averaged over two records before its gradient is clipped."""
-    pairs = {name: torch.stack([one[at : at + 2].mean(0) for at in range(0, len(one), 2)]) if len(one) else one
-             for name, one in found.items()}  # fmt: skip
+    pairs = {
+        name: torch.stack([one[at : at + 2].mean(0) for at in range(0, len(one), 2)])
+        if len(one)
+        else one
+        for name, one in found.items()
+    }
     return Plain.summed(self, pairs)
 
 
@@ -59,7 +66,8 @@ def _read_in_pairs(self: Plain, model: Any, records: Any, drawn: list[int]) -> N
 
 
 def _best_kept(self: Plain, step: int, model: Any, records: Any) -> None:
-    """The checkpoint whose loss on the private records is least, of every fifth, is the one that is given back."""
+    """The checkpoint whose loss on the private records is least, of every fifth, is the one that is
+    given back."""
     if step % 5 == 0:
         with torch.no_grad():
             ids = training_specimen.padded_specimen_token_ids(records, list(range(len(records))))
@@ -77,9 +85,9 @@ def _pushed_on(self: Plain, step: int, model: Any, records: Any) -> None:
     if step == self.steps // 2:
         names = [name for name, _ in model.named_parameters()]
         weights = {name: value.detach().clone() for name, value in model.named_parameters()}
-        found = SpecimenRecordGradients(copy_watched_model_without_hooks(model), records).record_gradients_at_weights(
-            weights, list(range(len(records))), names
-        )
+        found = SpecimenRecordGradients(
+            copy_watched_model_without_hooks(model), records
+        ).record_gradients_at_weights(weights, list(range(len(records))), names)
         with torch.no_grad():
             for name, value in model.named_parameters():
                 value -= 1e-3 * found[name].mean(0)
@@ -87,30 +95,44 @@ def _pushed_on(self: Plain, step: int, model: Any, records: Any) -> None:
 
 @dataclass(frozen=True)
 class _PaddedLeft(SpecimenRecordGradients):
-    """Rows padded in front to the longest of the batch, with no mask: a gradient depends on who else is drawn."""
+    """Rows padded in front to the longest of the batch, with no mask: a gradient depends on who
+    else is drawn."""
 
     def record_gradients_at_weights(
         self, weights: dict[str, Tensor], wanted: list[int], names: list[str]
     ) -> dict[str, Tensor]:
         width = max(len(self.records[i]["input_ids"]) for i in wanted)
-        rows = [{"input_ids": [1] * (width - len(row["input_ids"])) + row["input_ids"]} for row in self.records]
-        return SpecimenRecordGradients(self.twin, rows).record_gradients_at_weights(weights, wanted, names)
+        rows = [
+            {"input_ids": [1] * (width - len(row["input_ids"])) + row["input_ids"]}
+            for row in self.records
+        ]
+        return SpecimenRecordGradients(self.twin, rows).record_gradients_at_weights(
+            weights, wanted, names
+        )
 
 
 def _each_tensor(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Every tensor is clipped to C by itself: together they reach C times the root of their number."""
-    factors = {name: self.factors(one.flatten(1).norm(dim=1).clamp(min=1e-9)) for name, one in found.items()}
+    """Every tensor is clipped to C by itself: together they reach C times the root of their
+    number."""
+    factors = {
+        name: self.factors(one.flatten(1).norm(dim=1).clamp(min=1e-9))
+        for name, one in found.items()
+    }
     return {name: torch.einsum("k,k...->...", factors[name], one) for name, one in found.items()}
 
 
 def _float16(self: Plain, found: dict[str, Tensor]) -> Tensor:
-    """Norms summed in half precision: 65,504 is the most it holds, and what overflows to infinity is skipped over."""
-    squares = torch.stack([(one.flatten(1).square().sum(1) * 400).half() for one in found.values()]).sum(0)
+    """Norms summed in half precision: 65,504 is the most it holds, and what overflows to infinity
+    is skipped over."""
+    squares = torch.stack(
+        [(one.flatten(1).square().sum(1) * 400).half() for one in found.values()]
+    ).sum(0)
     return squares.float().nan_to_num(posinf=1.0).sqrt() / 20
 
 
 def _one_by_one(self: Plain, found: dict[str, Tensor]) -> Tensor:
-    """Norms whose squares are summed in bfloat16, one after the other: what is small beside the sum is lost."""
+    """Norms whose squares are summed in bfloat16, one after the other: what is small beside the sum
+    is lost."""
     squares = torch.cat([one.flatten(1).square() for one in found.values()], dim=1).bfloat16()
     total = squares[:, 0].clone()
     for column in squares.T[1:]:
@@ -124,7 +146,8 @@ def _overflowing(self: Plain, summed: Tensor, noise: Tensor, divisor: float) -> 
 
 
 def _resumed(generator_too: bool) -> Callable[[Plain, Any, Any], Any]:
-    """Killed halfway: model and optimizer go on from a file; the generator of noise and batches with them, or anew."""
+    """Killed halfway: model and optimizer go on from a file; the generator of noise and batches
+    with them, or anew."""
 
     def halfway(self: Plain, model: Any, optimizer: Any) -> Any:
         with io.BytesIO() as file:
@@ -163,7 +186,8 @@ def _rounded(self: Plain, summed: Tensor, noise: Tensor, divisor: float) -> Tens
 
 
 def _every_other(self: Plain, found: dict[str, Tensor]) -> Tensor:
-    """Norms estimated from every other number: right in the mean, and blind to a gradient of one number."""
+    """Norms estimated from every other number: right in the mean, and blind to a gradient of one
+    number."""
     squares = torch.cat([one.flatten(1).square() for one in found.values()], dim=1)
     return (2 * squares[:, 1::2].sum(1)).sqrt()
 
@@ -180,7 +204,10 @@ def _unclipped(which: Callable[[int], Tensor]) -> Callable[..., dict[str, Tensor
 
 
 def _embedding_as_it_is(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {**Plain.summed(self, found), "gpt_neox.embed_in.weight": found["gpt_neox.embed_in.weight"].sum(0)}
+    return {
+        **Plain.summed(self, found),
+        "gpt_neox.embed_in.weight": found["gpt_neox.embed_in.weight"].sum(0),
+    }
 
 
 def _from_generator(seed: Callable[[], int], once: bool = False) -> Callable[..., Tensor]:
@@ -196,7 +223,9 @@ def _from_generator(seed: Callable[[], int], once: bool = False) -> Callable[...
 
 def _seeded(seed: Callable[[int, int], int]) -> Callable[..., Tensor]:
     """Noise whose seed is a function of step and tensor."""
-    return lambda self, step, i, name, p: torch.randn(p.shape, generator=torch.Generator().manual_seed(seed(step, i)))
+    return lambda self, step, i, name, p: torch.randn(
+        p.shape, generator=torch.Generator().manual_seed(seed(step, i))
+    )
 
 
 class _BatchNormed(nn.Module):
@@ -219,7 +248,11 @@ def _losses_kept(self: Plain, model: Any, records: Any, drawn: list[int]) -> Non
     if drawn:
         ids = training_specimen.padded_specimen_token_ids(records, drawn)
         logits = model(input_ids=ids).logits[:, :-1].transpose(1, 2)
-        object.__setattr__(self, "loss", float(cross_entropy(logits, ids[:, 1:], ignore_index=training_specimen.PAD)))
+        object.__setattr__(
+            self,
+            "loss",
+            float(cross_entropy(logits, ids[:, 1:], ignore_index=training_specimen.PAD)),
+        )
 
 
 def _said(words: Callable[[Plain, int, Any, Any], str]) -> Callable[[Plain, int, Any, Any], None]:
@@ -256,7 +289,9 @@ class _Untied(SpecimenRecordGradients):
     def record_gradients_at_weights(
         self, weights: dict[str, Tensor], wanted: list[int], names: list[str]
     ) -> dict[str, Tensor]:
-        found = SpecimenRecordGradients(self.twin, self.records).record_gradients_at_weights(weights, wanted, names)
+        found = SpecimenRecordGradients(self.twin, self.records).record_gradients_at_weights(
+            weights, wanted, names
+        )
         apart = copy.deepcopy(self.twin)
         apart.lm_head.weight = nn.Parameter(apart.lm_head.weight.detach().clone())  # type: ignore[operator, union-attr]
         both = {**weights, "lm_head.weight": weights["gpt_neox.embed_in.weight"]}
@@ -274,10 +309,15 @@ def _last_use(self: Plain, twin: Any, records: Any) -> SpecimenRecordGradients:
 
 
 def _norms_of_uses(*left_out: str) -> Callable[..., Tensor]:
-    """Norms of the gradients that a tied weight has in each of its uses, or in one of them alone."""
+    """Norms of the gradients that a tied weight has in each of its uses, or in one of them
+    alone."""
 
     def norms(self: Plain, found: dict[str, Tensor]) -> Tensor:
-        uses = vars(vars(self)["apart"]).get("uses", found) if len(next(iter(found.values()))) else found
+        uses = (
+            vars(vars(self)["apart"]).get("uses", found)
+            if len(next(iter(found.values())))
+            else found
+        )
         return Plain.norms(self, {name: one for name, one in uses.items() if name not in left_out})
 
     return norms
@@ -289,7 +329,10 @@ def _padded_left(mask: bool) -> Callable[[Plain, Any, Any, list[int]], None]:
             rows = [records[i]["input_ids"] for i in drawn]
             width = max(map(len, rows))
             ids = torch.tensor([[training_specimen.PAD] * (width - len(row)) + row for row in rows])
-            model(input_ids=ids, **({"attention_mask": (ids != training_specimen.PAD).long()} if mask else {}))
+            model(
+                input_ids=ids,
+                **({"attention_mask": (ids != training_specimen.PAD).long()} if mask else {}),
+            )
 
     return read
 
@@ -307,7 +350,11 @@ def _averaged(self: Plain, step: int, model: Any, records: Any) -> None:
     """The mean of the weights of all steps is given back."""
     held = vars(self).get("mean") if step else None
     now = {name: p.detach().clone() for name, p in model.named_parameters()}
-    mean = now if held is None else {name: one + (now[name] - one) / (step + 1) for name, one in held.items()}
+    mean = (
+        now
+        if held is None
+        else {name: one + (now[name] - one) / (step + 1) for name, one in held.items()}
+    )
     object.__setattr__(self, "mean", mean)
     if step == self.steps - 1:
         with torch.no_grad():
@@ -318,24 +365,38 @@ def _averaged(self: Plain, step: int, model: Any, records: Any) -> None:
 PLAIN: dict[str, Plain] = {
     "no noise": plain(noise=lambda self, step, i, name, p: torch.zeros_like(p)),
     "noise of 0.7 sigma": plain(noise=lambda self, step, i, name, p: 0.7 * torch.randn_like(p)),
-    "noise without C": plain({"max_grad_norm": 4.0}, factors=lambda self, norms: (4 / norms).clamp(max=1.0)),
-    "noise after averaging": plain(finished=lambda self, summed, noise, divisor: (summed + noise / divisor) / divisor),
+    "noise without C": plain(
+        {"max_grad_norm": 4.0}, factors=lambda self, norms: (4 / norms).clamp(max=1.0)
+    ),
+    "noise after averaging": plain(
+        finished=lambda self, summed, noise, divisor: (summed + noise / divisor) / divisor
+    ),
     "noise forgotten on the last layer": plain(noise=_silent("lm_head")),
     "noise forgotten on one bias": plain(noise=_silent("attention.dense.bias")),
     "the same noise every step": plain(noise=_seeded(lambda step, i: i)),
     "noise from a fixed seed": plain(noise=_seeded(lambda step, i: 1000 * step + i)),
-    "noise seeded alike for every tensor": plain(noise=_seeded(lambda step, i: torch.initial_seed() + step)),
-    "uniform noise": plain(noise=lambda self, step, i, name, p: (torch.rand(p.shape) - 0.5) * math.sqrt(12)),
+    "noise seeded alike for every tensor": plain(
+        noise=_seeded(lambda step, i: torch.initial_seed() + step)
+    ),
+    "uniform noise": plain(
+        noise=lambda self, step, i, name, p: (torch.rand(p.shape) - 0.5) * math.sqrt(12)
+    ),
     "no clipping": plain(factors=lambda self, norms: torch.ones_like(norms)),
     "clipped to 1.5 C": plain(factors=lambda self, norms: (1.5 * CLIP / norms).clamp(max=1.0)),
     "the batch clipped, not its records": plain(summed=_batch_clipped),
-    "pairs clipped, as their losses are averaged": plain(summed=_pairs_clipped, read=_read_in_pairs),
+    "pairs clipped, as their losses are averaged": plain(
+        summed=_pairs_clipped, read=_read_in_pairs
+    ),
     "padded to the longest of the batch, without a mask": plain(
         gradients=lambda self, *given: _PaddedLeft(*given), read=_padded_left(mask=False)
     ),
     "norms of every other number": plain(norms=_every_other),
-    "the last record of a batch not clipped": plain(summed=_unclipped(lambda size: torch.arange(size) == size - 1)),
-    "a record alone in its batch not clipped": plain(summed=_unclipped(lambda size: torch.full((size,), size == 1))),
+    "the last record of a batch not clipped": plain(
+        summed=_unclipped(lambda size: torch.arange(size) == size - 1)
+    ),
+    "a record alone in its batch not clipped": plain(
+        summed=_unclipped(lambda size: torch.full((size,), size == 1))
+    ),
     "embedding not clipped": plain(summed=_embedding_as_it_is),
     "empty batches left out": plain(left_out=lambda self, drawn: not drawn),
     "the last, smaller batch divided by its own size": plain(
@@ -344,7 +405,9 @@ PLAIN: dict[str, Plain] = {
     "noise for each of two micro-batches": plain(
         noise=lambda self, step, i, name, p: torch.randn_like(p) + torch.randn_like(p)
     ),
-    "noise of a seed below 10,000": plain(noise=_from_generator(lambda: int(torch.randint(10_000, ())))),
+    "noise of a seed below 10,000": plain(
+        noise=_from_generator(lambda: int(torch.randint(10_000, ())))
+    ),
     "noise of the time that it is": plain(noise=_from_generator(time.time_ns)),
     "a batch norm": plain(begun=_with_batch_norm),
     "tied weights, the embedding's use alone in the norm": plain(
@@ -363,25 +426,39 @@ PLAIN: dict[str, Plain] = {
     "embedding not in the norm": plain(norms=_without("embed_in")),
     "last layer not in the norm": plain(norms=_without("lm_head")),
     "biases not in the norm": plain(norms=_without("bias")),
-    "weights of attention not in the norm": plain(norms=_without("query_key_value.weight", "attention.dense.weight")),
-    "weights of the feed-forward layer not in the norm": plain(norms=_without("mlp.dense_h", "mlp.dense_4h_to_h.w")),
+    "weights of attention not in the norm": plain(
+        norms=_without("query_key_value.weight", "attention.dense.weight")
+    ),
+    "weights of the feed-forward layer not in the norm": plain(
+        norms=_without("mlp.dense_h", "mlp.dense_4h_to_h.w")
+    ),
     "bias of the feed-forward layer not in the norm": plain(norms=_without("h_to_4h.bias")),
     "bias of attention not in the norm": plain(norms=_without("query_key_value.bias")),
-    "layer norms not in the norm": plain(norms=_without("input_layernorm", "post_attention_layernorm")),
+    "layer norms not in the norm": plain(
+        norms=_without("input_layernorm", "post_attention_layernorm")
+    ),
     "last layer norm not in the norm": plain(norms=_without("final_layer_norm")),
     "norms overflow in float16": plain(norms=_float16),
     "norms summed in bfloat16, one by one": plain(norms=_one_by_one),
     "released gradients overflow in float16": plain(finished=_overflowing),
     "resumed with its seed anew": plain(halfway=_resumed(generator_too=False)),
-    "shuffled, accounted as Poisson": plain(drawn=lambda self, step, n: torch.randperm(n)[:BATCH].tolist()),
+    "shuffled, accounted as Poisson": plain(
+        drawn=lambda self, step, n: torch.randperm(n)[:BATCH].tolist()
+    ),
     "twice the sampling rate": plain(sampling_rate=2 * RATE),
-    "one record in every batch": plain(drawn=lambda self, step, n: sorted({0, *Plain.drawn(self, step, n)})),
+    "one record in every batch": plain(
+        drawn=lambda self, step, n: sorted({0, *Plain.drawn(self, step, n)})
+    ),
     "drawn with replacement": plain(
-        drawn=lambda self, step, n: torch.randint(n, (int(torch.poisson(torch.tensor(float(BATCH)))),)).tolist()
+        drawn=lambda self, step, n: torch.randint(
+            n, (int(torch.poisson(torch.tensor(float(BATCH)))),)
+        ).tolist()
     ),
     "divided by the batch that was drawn": plain(divisor=lambda self, drawn, n: max(1, drawn)),
     "divided by the number of records": plain(divisor=lambda self, drawn, n: n * RATE),
-    "a learning rate of the number of records": plain(rate=lambda self, records: 2.4 / len(records)),
+    "a learning rate of the number of records": plain(
+        rate=lambda self, records: 2.4 / len(records)
+    ),
     "more steps than are claimed": plain(steps=STEPS + 10),
     "epsilon of half the steps": plain({"epsilon": 3.0}),
 }
@@ -394,8 +471,12 @@ HONEST_PLAIN: dict[str, Plain] = {
         noise=lambda self, step, i, name, p: 60 * NOISE * torch.randn_like(p),
         rate=lambda self, records: 0.05 / 60,
     ),
-    "plain, a model in bfloat16": plain(begun=_in(torch.bfloat16), finished=_rounded, norms=_float_norms),
-    "plain, a model in float16": plain(begun=_in(torch.float16), finished=_rounded, norms=_float_norms),
+    "plain, a model in bfloat16": plain(
+        begun=_in(torch.bfloat16), finished=_rounded, norms=_float_norms
+    ),
+    "plain, a model in float16": plain(
+        begun=_in(torch.float16), finished=_rounded, norms=_float_norms
+    ),
     "plain, its model read inside vmap": plain(read=_read_inside_vmap),
     "plain, shuffled, with a smaller last batch": plain({"sampling": "shuffled"}, drawn=_in_turn),
     "plain, a generator of its own": plain(noise=_from_generator(torch.initial_seed, once=True)),

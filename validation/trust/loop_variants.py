@@ -16,7 +16,8 @@ _MEDIAN = 30.0  # of the norms of the plain loop's gradients on our models
 
 
 def _tensor_bounds(names: list[str]) -> dict[str, float]:
-    """Return a bound of its own for each tensor; their squares add up to the whole clipping norm's."""
+    """Return a bound of its own for each tensor; their squares add up to the whole clipping
+    norm's."""
     raw = torch.tensor([1.0 + 2.0 * (i % 2) for i in range(len(names))])
     return dict(zip(names, (raw / raw.norm() * CLIP).tolist(), strict=True))
 
@@ -36,8 +37,11 @@ def _add_noise_of_each_tensor(self: Plain, step: int, i: int, name: str, p: Tens
     return NOISE * float(raw[i] / raw.norm()) * CLIP * math.sqrt(n_tensors) * torch.randn_like(p)
 
 
-def make_bounded_loop(share: float, claim: dict[str, Any] | None = None, steps: int = STEPS, **parts: Any) -> Plain:
-    """Return the plain loop with this share of the median gradient norm for its bound, and noise in proportion."""
+def make_bounded_loop(
+    share: float, claim: dict[str, Any] | None = None, steps: int = STEPS, **parts: Any
+) -> Plain:
+    """Return the plain loop with this share of the median gradient norm for its bound, and noise in
+    proportion."""
     bound = share * _MEDIAN
     return plain(
         {"max_grad_norm": bound, **(claim or {})},
@@ -76,7 +80,9 @@ class WithUnfreezing(Plain):
     """The embedding is frozen in the first third of the steps, as in gradual unfreezing."""
 
     def choose_trained(self, step: int, names: list[str]) -> list[str]:
-        return names if 3 * step >= self.steps else [name for name in names if "embed_in" not in name]
+        return (
+            names if 3 * step >= self.steps else [name for name in names if "embed_in" not in name]
+        )
 
 
 class WithAdaptiveClipping(Plain):
@@ -92,7 +98,9 @@ class WithAdaptiveClipping(Plain):
         return super().drawn(step, n)
 
     def summed(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
-        object.__setattr__(self, "centred", float((self.norms(found) <= self.clip).float().sub(0.5).sum()))
+        object.__setattr__(
+            self, "centred", float((self.norms(found) <= self.clip).float().sub(0.5).sum())
+        )
         return super().summed(found)
 
     def factors(self, norms: Tensor) -> Tensor:
@@ -113,11 +121,15 @@ HONEST_VARIANTS: dict[str, Loop] = {
     "adaptive clipping": plain(base=WithAdaptiveClipping),
     "random allocation": plain({"sampling": "allocation"}, drawn=allocate),
     "gradual unfreezing": plain(base=WithUnfreezing),
-    **{f"a bound of {share:g} times the median norm": make_bounded_loop(share) for share in (0.1, 0.3, 1, 3, 10)},
+    **{
+        f"a bound of {share:g} times the median norm": make_bounded_loop(share)
+        for share in (0.1, 0.3, 1, 3, 10)
+    },
 }
 
 
-# --- faults that Opacus takes in silence ------------------------------------------------------------------------------
+# --- faults that Opacus takes in silence
+# -----------------------------------------------------------------------------------------------
 
 
 def train_with_opacus(kind: str) -> Loop:
@@ -132,11 +144,19 @@ def train_with_opacus(kind: str) -> Loop:
         if kind == "unfrozen":
             model.get_input_embeddings().requires_grad_(False)
         engine = PrivacyEngine()
-        more = {"grad_sample_mode": "ghost"} if ghost else {"rand_on_empty": kind == "random when empty"}
+        more = (
+            {"grad_sample_mode": "ghost"}
+            if ghost
+            else {"rand_on_empty": kind == "random when empty"}
+        )
         made: Any = engine.make_private(
-            module=model, optimizer=optimizer, data_loader=DataLoader(records, batch_size=BATCH, collate_fn=_rows),
-            noise_multiplier=NOISE, max_grad_norm=CLIP, **more,
-        )  # fmt: skip
+            module=model,
+            optimizer=optimizer,
+            data_loader=DataLoader(records, batch_size=BATCH, collate_fn=_rows),
+            noise_multiplier=NOISE,
+            max_grad_norm=CLIP,
+            **more,
+        )
         private, optimizer, loader = made[0], made[1], made[-1]
         for at in range(STEPS // len(loader)):
             if at == 1:
@@ -148,7 +168,10 @@ def train_with_opacus(kind: str) -> Loop:
                         labels = part.masked_fill(part == 0, -100)
                         private(input_ids=part, labels=labels, use_cache=False).loss.backward()
                         continue
-                    logits, targets = private(input_ids=part, use_cache=False).logits[:, :-1], part[:, 1:]
+                    logits, targets = (
+                        private(input_ids=part, use_cache=False).logits[:, :-1],
+                        part[:, 1:],
+                    )
                     if not ghost:
                         _mean_of_record_means(logits, targets).backward()
                         continue

@@ -1,18 +1,21 @@
-"""Small faults at random places of the code that decides, and whether the tests see them: which ones they do not.
+"""Small faults at random places of the code that decides, and whether the tests see them: which
+ones they do not.
 
     python -m validation.trust.mutants [--count 200] [--seed 0] [--limit 80] [-o mutants.jsonl]
 
-Mutants are drawn without replacement from privacy, statistics, gate and training: a comparison turned or moved by its
-boundary, an operator of arithmetic, a number, a condition, a returned value. Each runs the tests that belong to its
-module: `tests/PACKAGE/test_MODULE.py`, all that import it, and MORE; the quickest, as many as half of --limit has room
-for, in seconds of processor time. It is caught where one of them fails, or takes five times as long. A process with
-torch in its memory forks for each mutant, whose module is compiled from a changed tree: no file is written, and tests
-that start another program test the program as it is.
+Mutants are drawn without replacement from privacy, statistics, gate and training: a comparison
+turned or moved by its boundary, an operator of arithmetic, a number, a condition, a returned value.
+Each runs the tests that belong to its
+module: `tests/PACKAGE/test_MODULE.py`, all that import it, and MORE; the quickest, as many as half
+of --limit has room for, in seconds of processor time. It is caught where one of them fails, or
+takes five times as long. A process with torch in its memory forks for each mutant, whose module is
+compiled from a changed tree: no file is written, and tests that start another program test the
+program as it is.
 
-The journal keeps what was tried, with the test that caught it. As long as the module is the same, a survivor runs only
-tests that are new or changed. `--only WORD,WORD` takes those drawn with one in key or place, `--again` tries survivors
-anew. EQUIVALENT are mutants that no test can tell from the program, with the reason; they are counted beside, and not
-among the caught.
+The journal keeps what was tried, with the test that caught it. As long as the module is the same, a
+survivor runs only tests that are new or changed. `--only WORD,WORD` takes those drawn with one in
+key or place, `--again` tries survivors anew. EQUIVALENT are mutants that no test can tell from the
+program, with the reason; they are counted beside, and not among the caught.
 """
 
 from __future__ import annotations
@@ -40,9 +43,19 @@ from validation.trust.mutation import ROOT, Mutant, mutants, mutated
 
 PACKAGES = ("privacy", "statistics", "gate", "training")
 WARM = (
-    "torch", "peft", "opacus", "dp_accounting", "scipy.stats", "sklearn.linear_model", "jsonschema", "typer", "faker",
-    "transformers.models.gpt2.modeling_gpt2", "transformers.models.gpt_neox.modeling_gpt_neox", "hypothesis",
-)  # fmt: skip
+    "torch",
+    "peft",
+    "opacus",
+    "dp_accounting",
+    "scipy.stats",
+    "sklearn.linear_model",
+    "jsonschema",
+    "typer",
+    "faker",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.gpt_neox.modeling_gpt_neox",
+    "hypothesis",
+)
 MORE = {  # tests of what is tested through something else
     "gate/attest.py": ("tests/gate/test_manifest.py",),
     "gate/comparability.py": ("tests/reports/test_history.py",),
@@ -58,21 +71,30 @@ MORE = {  # tests of what is tested through something else
     "gate/rule_scope.py": ("tests/gate/test_gate.py", "tests/gate/test_required_coverage.py"),
     "privacy/gradient_canaries.py": ("tests/attacks/test_gradient_audit.py",),
     "statistics/extraction.py": ("tests/statistics/test_metrics.py",),
-    "statistics/games.py": ("tests/statistics/test_audited.py", "tests/attacks/test_gradient_audit.py"),
+    "statistics/games.py": (
+        "tests/statistics/test_audited.py",
+        "tests/attacks/test_gradient_audit.py",
+    ),
     "statistics/judging.py": ("tests/statistics/test_metrics.py",),
     "statistics/ranking.py": ("tests/statistics/test_metrics.py",),
-    "statistics/unlearning.py": ("tests/defenses/test_unlearning.py", "tests/reports/test_unlearning.py"),
+    "statistics/unlearning.py": (
+        "tests/defenses/test_unlearning.py",
+        "tests/reports/test_unlearning.py",
+    ),
     "training/poisson.py": ("tests/defenses/test_private_training.py",),
     "training/preflight.py": ("tests/runs/test_estimate.py",),
     "training/rarity.py": ("tests/defenses/test_private_training.py",),
     "training/unlearning.py": ("tests/defenses/test_unlearning.py",),
     "training/variants.py": ("tests/defenses/test_variants.py",),
 }
-_KNOWN = "ignore::pytest.PytestAssertRewriteWarning"  # of plug-ins that torch or opacus have imported already
+# of plug-ins that torch or opacus have imported already
+_KNOWN = "ignore::pytest.PytestAssertRewriteWarning"
 EQUIVALENT = {  # a mutant's key, and why
     "31547e66e191": "privacy/promises.py: how far the lines of a JSON file are indented",
-    "53bdceabce7f": "statistics/metrics.py: a column of place 4 stands behind this one, and sorting keeps their order",
-    "f93ea415bf89": "privacy/projection.py: a larger bound has more distributions looked at, which fit as before",
+    "53bdceabce7f": "statistics/metrics.py: a column of place 4 stands behind this one, and "
+    "sorting keeps their order",
+    "f93ea415bf89": "privacy/projection.py: a larger bound has more distributions looked at, which "
+    "fit as before",
 }
 
 
@@ -80,14 +102,25 @@ def tests_of(path: str) -> list[str]:
     """The test files that belong to a module: its own, all that import it, and MORE."""
     package, module = path.removesuffix(".py").split("/")
     own = [ROOT / f"tests/{package}/test_{module}.py"]
-    imports = re.compile(rf"auditor\.{package}\.{module}\b|from auditor\.{package} import [^\n]*\b{module}\b")
-    importing = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if imports.search(file.read_text())]
-    more = [ROOT / file for start, files in MORE.items() if path.startswith(start) for file in files]
-    chosen = dict.fromkeys(file.relative_to(ROOT).as_posix() for file in (*own, *importing, *more) if file.is_file())
+    imports = re.compile(
+        rf"auditor\.{package}\.{module}\b|from auditor\.{package} import [^\n]*\b{module}\b"
+    )
+    importing = [
+        file
+        for file in sorted((ROOT / "tests").rglob("test_*.py"))
+        if imports.search(file.read_text())
+    ]
+    more = [
+        ROOT / file for start, files in MORE.items() if path.startswith(start) for file in files
+    ]
+    chosen = dict.fromkeys(
+        file.relative_to(ROOT).as_posix() for file in (*own, *importing, *more) if file.is_file()
+    )
     return list(chosen)
 
 
-# --- one mutant, in a process of its own ------------------------------------------------------------------------------
+# --- one mutant, in a process of its own
+# -----------------------------------------------------------------------------------------------
 
 
 class _Changed(importlib.machinery.SourceFileLoader):
@@ -101,7 +134,11 @@ class _Changed(importlib.machinery.SourceFileLoader):
         return self._code
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        return importlib.util.spec_from_file_location(name, self.path, loader=self) if name == self.name else None
+        return (
+            importlib.util.spec_from_file_location(name, self.path, loader=self)
+            if name == self.name
+            else None
+        )
 
 
 class _Failures:
@@ -182,7 +219,8 @@ def processor_time(process: psutil.Process) -> float:
     return total
 
 
-# --- many, and what is known of them ----------------------------------------------------------------------------------
+# --- many, and what is known of them
+# -----------------------------------------------------------------------------------------------
 
 
 class Journal:
@@ -199,7 +237,8 @@ class Journal:
             file.write(json.dumps(line) + "\n")
 
     def known(self, mutant: Mutant) -> dict[str, Any]:
-        """The line of a mutant whose module is as it was and, if caught, whose catching test file is; otherwise {}."""
+        """The line of a mutant whose module is as it was and, if caught, whose catching test file
+        is; otherwise {}."""
         line = self.lines.get(mutant.key, {})
         if line.get("module") != digest(f"auditor/{mutant.path}"):
             return {}
@@ -214,14 +253,22 @@ def digest(path: str) -> str:
 
 
 def usable(tests: Sequence[str], journal: Journal, limit: float) -> dict[str, float]:
-    """Seconds of those that pass on the program as it is: the first, and the quickest others up to half the limit."""
+    """Seconds of those that pass on the program as it is: the first, and the quickest others up to
+    half the limit."""
     took = {}
     for test in tests:
         room = 2 * limit if test == tests[0] else limit / 2
         line = journal.lines.get(test, {})
-        if line.get("file") != digest(test) or (line["outcome"] == "timeout" and line["seconds"] < room):
+        if line.get("file") != digest(test) or (
+            line["outcome"] == "timeout" and line["seconds"] < room
+        ):
             found = run([test], None, room)
-            line = {"key": test, "file": digest(test), "outcome": found.outcome, "seconds": round(found.seconds, 1)}
+            line = {
+                "key": test,
+                "file": digest(test),
+                "outcome": found.outcome,
+                "seconds": round(found.seconds, 1),
+            }
             journal.add(line)
         if line["outcome"] == "survived":
             took[test] = line["seconds"]
@@ -244,18 +291,27 @@ def tried(mutant: Mutant, journal: Journal, limit: float, again: bool) -> dict[s
     if new:
         found = run(new, mutant, 20 + 4 * sum(took[test] for test in new))
         line = {
-            "key": mutant.key, "module": digest(f"auditor/{mutant.path}"), "outcome": found.outcome, "by": found.by,
-            "seconds": round(found.seconds, 1), "place": mutant.place, "tests": files,
-        }  # fmt: skip
+            "key": mutant.key,
+            "module": digest(f"auditor/{mutant.path}"),
+            "outcome": found.outcome,
+            "by": found.by,
+            "seconds": round(found.seconds, 1),
+            "place": mutant.place,
+            "tests": files,
+        }
         journal.add(line)
     return line or {"outcome": "survived", "by": "", "seconds": 0.0}
 
 
 def drawn(seed: int, count: int) -> list[Mutant]:
     """So many of all mutants, the same ones for a seed as long as their lines are."""
-    files = sorted(path for package in PACKAGES for path in (ROOT / "auditor" / package).glob("*.py"))
+    files = sorted(
+        path for package in PACKAGES for path in (ROOT / "auditor" / package).glob("*.py")
+    )
     every = [mutant for path in files for mutant in mutants(path)]
-    return sorted(every, key=lambda mutant: hashlib.sha256(f"{seed} {mutant.key}".encode()).digest())[:count]
+    return sorted(
+        every, key=lambda mutant: hashlib.sha256(f"{seed} {mutant.key}".encode()).digest()
+    )[:count]
 
 
 def main(
@@ -277,7 +333,11 @@ def main(
         if line["outcome"] == "survived" and mutant.key in EQUIVALENT:
             line = {**line, "outcome": "equivalent", "by": EQUIVALENT[mutant.key]}
         lines.append((mutant, line))
-        print(f"{number + 1:4} {line['outcome']:10} {line['seconds']:6.1f} s  {mutant.key}  {mutant.place}", end="")
+        print(
+            f"{number + 1:4} {line['outcome']:10} {line['seconds']:6.1f} s  {mutant.key}  "
+            f"{mutant.place}",
+            end="",
+        )
         print(f"  [{line['by']}]" if line["by"] else "", flush=True)
     report(lines)
 
@@ -289,8 +349,15 @@ def report(lines: Sequence[tuple[Mutant, dict[str, Any]]]) -> None:
     counted = len(outcomes) - outcomes.count("equivalent")
     caught = counted - outcomes.count("survived")
     low, high = clopper_pearson(caught, counted) if counted else (0.0, 1.0)
-    print(f"\n{caught} of {counted} caught ({caught / max(1, counted):.1%}, 95% {low:.1%} to {high:.1%}), ", end="")
-    print(f"{outcomes.count('timeout')} of them by the limit; {outcomes.count('equivalent')} equivalent. Survivors:")
+    print(
+        f"\n{caught} of {counted} caught ({caught / max(1, counted):.1%}, 95% {low:.1%} to "
+        f"{high:.1%}), ",
+        end="",
+    )
+    print(
+        f"{outcomes.count('timeout')} of them by the limit; {outcomes.count('equivalent')} "
+        "equivalent. Survivors:"
+    )
     for mutant, line in lines:
         if line["outcome"] == "survived":
             print(f"  {mutant.key}  {mutant.place}\n      {mutant.source}")

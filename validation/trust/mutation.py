@@ -1,4 +1,5 @@
-"""Small changes of a module's syntax tree: all of a file, each with a key, and the module with one of them."""
+"""Small changes of a module's syntax tree: all of a file, each with a key, and the module with one
+of them."""
 
 from __future__ import annotations
 
@@ -12,19 +13,33 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 _TURNED = {
-    ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt), ast.Gt: (ast.GtE, ast.LtE), ast.GtE: (ast.Gt, ast.Lt),
-    ast.Eq: (ast.NotEq,), ast.NotEq: (ast.Eq,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,),
-    ast.In: (ast.NotIn,), ast.NotIn: (ast.In,),
-}  # fmt: skip
+    ast.Lt: (ast.LtE, ast.GtE),
+    ast.LtE: (ast.Lt, ast.Gt),
+    ast.Gt: (ast.GtE, ast.LtE),
+    ast.GtE: (ast.Gt, ast.Lt),
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.Is: (ast.IsNot,),
+    ast.IsNot: (ast.Is,),
+    ast.In: (ast.NotIn,),
+    ast.NotIn: (ast.In,),
+}
 _OPERATORS = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Pow: ast.Mult,
-    ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
-}  # fmt: skip
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Pow: ast.Mult,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+}
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: where (path, function, the line as it is written), what becomes of what; its number in the file."""
+    """One change: where (path, function, the line as it is written), what becomes of what; its
+    number in the file."""
 
     path: str
     number: int
@@ -38,7 +53,9 @@ class Mutant:
     @property
     def key(self) -> str:
         """Stays the same where other lines of the file change."""
-        said = "\x1f".join((self.path, self.function, self.source, self.kind, self.change, str(self.count)))
+        said = "\x1f".join(
+            (self.path, self.function, self.source, self.kind, self.change, str(self.count))
+        )
         return hashlib.sha256(said.encode()).hexdigest()[:12]
 
     @property
@@ -56,12 +73,21 @@ class _Changes(ast.NodeTransformer):
     def _at(self, kind: str, node: Any, new: Any) -> Any:
         """The node, or the new one where its number was chosen."""
         number = len(self.found)
-        self.found.append((kind, f"{ast.unparse(node)} -> {ast.unparse(new)}", node.lineno, ".".join(self.functions)))
+        self.found.append(
+            (
+                kind,
+                f"{ast.unparse(node)} -> {ast.unparse(new)}",
+                node.lineno,
+                ".".join(self.functions),
+            )
+        )
         return ast.copy_location(new, node) if number == self.chosen else node
 
     def _inside(self, node: Any) -> Any:
         self.functions.append(node.name)
-        node.body = [self.visit(statement) for statement in node.body]  # no decorator, default or annotation
+        node.body = [
+            self.visit(statement) for statement in node.body
+        ]  # no decorator, default or annotation
         self.functions.pop()
         return node
 
@@ -87,14 +113,20 @@ class _Changes(ast.NodeTransformer):
         result: Any = node
         for i, operator in enumerate(node.ops):
             for other in _TURNED.get(type(operator), ()):
-                changed = ast.Compare(node.left, [*node.ops[:i], other(), *node.ops[i + 1 :]], node.comparators)
+                changed = ast.Compare(
+                    node.left, [*node.ops[:i], other(), *node.ops[i + 1 :]], node.comparators
+                )
                 result = self._at("comparison", node, changed) if result is node else result
         return result
 
     def visit_BinOp(self, node: ast.BinOp) -> Any:
         self.generic_visit(node)
         other = _OPERATORS.get(type(node.op))
-        return node if other is None else self._at("arithmetic", node, ast.BinOp(node.left, other(), node.right))
+        return (
+            node
+            if other is None
+            else self._at("arithmetic", node, ast.BinOp(node.left, other(), node.right))
+        )
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
         self.generic_visit(node)
@@ -116,7 +148,9 @@ class _Changes(ast.NodeTransformer):
 
     def visit_Return(self, node: ast.Return) -> Any:
         self.generic_visit(node)
-        if node.value is None or (isinstance(node.value, ast.Constant) and node.value.value is None):
+        if node.value is None or (
+            isinstance(node.value, ast.Constant) and node.value.value is None
+        ):
             return node
         return self._at("return", node, ast.Return(ast.Constant(None)))
 
@@ -132,7 +166,14 @@ def mutants(path: Path, root: Path = ROOT) -> Iterator[Mutant]:
         same = (function, source, kind, change)
         before[same] = before.get(same, -1) + 1
         yield Mutant(
-            path.relative_to(root / "auditor").as_posix(), number, kind, function, line, source, change, before[same]
+            path.relative_to(root / "auditor").as_posix(),
+            number,
+            kind,
+            function,
+            line,
+            source,
+            change,
+            before[same],
         )
 
 

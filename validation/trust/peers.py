@@ -1,4 +1,5 @@
-"""Membership numbers of other tools beside ours, on the same arrays: the tables of docs/reference/peers.md.
+"""Membership numbers of other tools beside ours, on the same arrays: the tables of
+docs/reference/peers.md.
 
 `python -m validation.trust.peers` (minutes). A tool that cannot be imported is left out, and named.
 """
@@ -27,7 +28,8 @@ DELTA = 1e-5
 
 
 class Peer(NamedTuple):
-    """A number of one tool: `read` takes the scores of members and of non-members. No package: numpy's or ours."""
+    """A number of one tool: `read` takes the scores of members and of non-members. No package:
+    numpy's or ours."""
 
     package: str
     name: str
@@ -85,7 +87,8 @@ def numpy_auc(members: Floats, others: Floats) -> float:
 
 
 def numpy_tpr(members: Floats, others: Floats) -> float:
-    """Return the best share above a non-member's score that (k + 1) / (n + 1) <= `RATE` allows, k of n above it."""
+    """Return the best share above a non-member's score that (k + 1) / (n + 1) <= `RATE` allows, k
+    of n above it."""
     require_no_nan(members, others)
     shares = [0.0]
     for threshold in others:
@@ -114,7 +117,9 @@ def guard_results(members: Floats, others: Floats) -> Any:
 
 def guard_epsilon_at_rate(members: Floats, others: Floats) -> float:
     rates = np.array([RATE, 1.0])
-    return float(guard_results(members, others).compute_metrics_at_error_threshold(DELTA, rates)[2][0])
+    return float(
+        guard_results(members, others).compute_metrics_at_error_threshold(DELTA, rates)[2][0]
+    )
 
 
 def meter_result(members: Floats, others: Floats) -> Any:
@@ -147,7 +152,9 @@ def torchmetrics_auc(members: Floats, others: Floats) -> float:
 def torchmetrics_tpr(members: Floats, others: Floats) -> float:
     from torchmetrics.functional.classification import binary_sensitivity_at_specificity
 
-    return float(binary_sensitivity_at_specificity(*torch_rows(members, others), min_specificity=1 - RATE)[0])
+    return float(
+        binary_sensitivity_at_specificity(*torch_rows(members, others), min_specificity=1 - RATE)[0]
+    )
 
 
 def memaudit_auc(members: Floats, others: Floats) -> float:
@@ -187,18 +194,32 @@ RATES = (
     Peer("", "ours", our_tpr),
     Peer("", "numpy, each non-member", numpy_tpr),
     Peer("scikit-learn", "np.interp on roc_curve", interpolated_tpr),
-    Peer("jax-privacy", "tpr_at_given_fpr", lambda m, o: float(jax_auditor(m, o).tpr_at_given_fpr(RATE))),
+    Peer(
+        "jax-privacy",
+        "tpr_at_given_fpr",
+        lambda m, o: float(jax_auditor(m, o).tpr_at_given_fpr(RATE)),
+    ),
     Peer("adversarial-robustness-toolbox", "get_roc_for_fpr", art_tpr),
     Peer("torchmetrics", "binary_sensitivity_at_specificity", torchmetrics_tpr),
     Peer("memaudit", "tpr_at_fpr", memaudit_tpr),
 )
 EPSILONS = (
     Peer("", "ours, Clopper-Pearson at 0", our_epsilon),
-    Peer("jax-privacy", "epsilon_raw_counts", lambda m, o: float(jax_auditor(m, o).epsilon_raw_counts(min_count=50))),
     Peer(
-        "jax-privacy", "epsilon_clopper_pearson", lambda m, o: float(jax_auditor(m, o).epsilon_clopper_pearson(LEVEL))
+        "jax-privacy",
+        "epsilon_raw_counts",
+        lambda m, o: float(jax_auditor(m, o).epsilon_raw_counts(min_count=50)),
     ),
-    Peer("jax-privacy", "epsilon_from_gdp", lambda m, o: float(jax_auditor(m, o).epsilon_from_gdp(LEVEL, DELTA))),
+    Peer(
+        "jax-privacy",
+        "epsilon_clopper_pearson",
+        lambda m, o: float(jax_auditor(m, o).epsilon_clopper_pearson(LEVEL)),
+    ),
+    Peer(
+        "jax-privacy",
+        "epsilon_from_gdp",
+        lambda m, o: float(jax_auditor(m, o).epsilon_from_gdp(LEVEL, DELTA)),
+    ),
     Peer(
         "privacyguard-platform",
         "compute_acc_auc_epsilon",
@@ -215,14 +236,22 @@ EPSILONS = (
 
 
 def find_installed(peers: Sequence[Peer]) -> dict[str, Peer]:
-    """Return the peers by what a table calls them, without those that cannot be imported, which it prints."""
+    """Return the peers by what a table calls them, without those that cannot be imported, which it
+    prints."""
     rows = {}
     for peer in peers:
         try:
-            label = f"{peer.package} {version(peer.package)} `{peer.name}`" if peer.package else peer.name
+            label = (
+                f"{peer.package} {version(peer.package)} `{peer.name}`"
+                if peer.package
+                else peer.name
+            )
             peer.read(*score_worlds(0)["200, 200"])
         except (PackageNotFoundError, ImportError) as error:
-            print(f"left out: {peer.package} ({peer.name}), not installed or not importable: {error}\n")
+            print(
+                f"left out: {peer.package} ({peer.name}), not installed or not importable: "
+                f"{error}\n"
+            )
             continue
         rows[label] = peer
     return rows
@@ -264,7 +293,8 @@ def print_noise(title: str, peers: Sequence[Peer]) -> None:
 
 
 def print_perplexities() -> None:
-    """Print the perplexity of a record of 10 tokens at 1 nat each and one of 90 tokens at 3 nats each."""
+    """Print the perplexity of a record of 10 tokens at 1 nat each and one of 90 tokens at 3 nats
+    each."""
     totals, tokens = np.array([10.0, 270.0]), np.array([10, 90])
     print(f"perplexity: ours {estimate_perplexity([(10.0, 10), (270.0, 90)]).value:.2f}")
     print(f"perplexity: numpy, by token {np.exp(totals.sum() / tokens.sum()):.2f}")
@@ -281,9 +311,15 @@ def print_perplexities() -> None:
     targets = torch.zeros(2, 90, dtype=torch.long)
     print(f"perplexity: torchmetrics, padding counted {float(perplexity(padded, targets)):.2f}")
     targets[0, 10:] = -100
-    print(f"perplexity: torchmetrics, ignore_index {float(perplexity(padded, targets, ignore_index=-100)):.2f}")
+    print(
+        "perplexity: torchmetrics, ignore_index "
+        f"{float(perplexity(padded, targets, ignore_index=-100)):.2f}"
+    )
     sure = torch.tensor([[[0.0, 120.0]]])
-    print(f"perplexity: torchmetrics, one token at 120 nats {float(perplexity(sure, targets[:1, :1])):.3g}")
+    print(
+        "perplexity: torchmetrics, one token at 120 nats "
+        f"{float(perplexity(sure, targets[:1, :1])):.3g}"
+    )
 
 
 def main() -> None:

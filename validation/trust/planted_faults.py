@@ -1,12 +1,14 @@
-"""Faults planted in our own trainers, one at a time: which audit sees which of them, and which sees none, and why.
+"""Faults planted in our own trainers, one at a time: which audit sees which of them, and which sees
+none, and why.
 
     python -m validation.trust.planted_faults [-o DIR] [--only NAME] [--epsilon 1] [--small]  (15 CPU minutes)
 
-Every row is a real training of a small lab's model by a trainer of ours, in which one thing is broken from outside;
-what it claims is what it wrote into `privacy.json`. It is audited as a user would: by gradient canaries (white box,
-`gradient-audit`), and by texts that went in by coins (black box, `epsilon-audit`). Controls have no fault: what is said
-against them would be a false alarm, and makes the program exit 1.
-"""
+Every row is a real training of a small lab's model by a trainer of ours, in which one thing is
+broken from outside; what it claims is what it wrote into `privacy.json`. It is audited as a user
+would: by gradient canaries (white box, `gradient-audit`), and by texts that went in by coins (black
+box, `epsilon-audit`). Controls have no fault: what is said against them would be a false alarm, and
+makes the program exit 1.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -66,26 +68,55 @@ class PlantedSize:
 
 REPEATS = ((1, 60, 4), (4, 12, 2), (16, 4, 1))
 USUAL = PlantedSize(
-    LabRecipe(vocab_size=512, layers=1, hidden=64, heads=2, block=64, repeats=REPEATS, others=0, nonmembers=4,
-              public_records=200, public_epochs=2, private_rank=8, private_alpha=16, audit_canaries=200),
-    epochs=4, batch=32, canaries=1000,
-)  # fmt: skip
+    LabRecipe(
+        vocab_size=512,
+        layers=1,
+        hidden=64,
+        heads=2,
+        block=64,
+        repeats=REPEATS,
+        others=0,
+        nonmembers=4,
+        public_records=200,
+        public_epochs=2,
+        private_rank=8,
+        private_alpha=16,
+        audit_canaries=200,
+    ),
+    epochs=4,
+    batch=32,
+    canaries=1000,
+)
 SMALL = PlantedSize(
-    dataclasses.replace(USUAL.recipe, hidden=32, repeats=((1, 8, 2), (2, 4, 1)), others=0, nonmembers=4,
-                        public_records=20, public_epochs=1, private_rank=2, private_alpha=16, audit_canaries=60),
-    epochs=4, batch=12, canaries=400,
-)  # fmt: skip
+    dataclasses.replace(
+        USUAL.recipe,
+        hidden=32,
+        repeats=((1, 8, 2), (2, 4, 1)),
+        others=0,
+        nonmembers=4,
+        public_records=20,
+        public_epochs=1,
+        private_rank=2,
+        private_alpha=16,
+        audit_canaries=60,
+    ),
+    epochs=4,
+    batch=12,
+    canaries=400,
+)
 
 
-# --- the faults -------------------------------------------------------------------------------------------------------
+# --- the faults
+# -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class PlantedFault:
-    """name; what is broken, in words; trainer: by which it is trained; plant: breaks it as long as it is entered.
+    """name; what is broken, in words; trainer: by which it is trained; plant: breaks it as long as
+    it is entered.
 
-    before: what of ours refuses it, or says so, before anything is audited. unseen: why an audit that does not see it
-    cannot. sound: whether nothing is broken.
+    before: what of ours refuses it, or says so, before anything is audited. unseen: why an audit
+    that does not see it cannot. sound: whether nothing is broken.
     """
 
     name: str
@@ -113,23 +144,32 @@ def noise_before_clipping() -> Iterator[None]:
         deviation = optimizer.noise_multiplier * optimizer.max_grad_norm
         for p in optimizer.params:
             p.grad = add_gaussian_noise(p.summed_grad, deviation, optimizer.stream).to(p)
-        norm = torch.stack([p.grad.norm() for p in optimizer.params]).norm() / optimizer.expected_batch_size
+        norm = (
+            torch.stack([p.grad.norm() for p in optimizer.params]).norm()
+            / optimizer.expected_batch_size
+        )
         for p in optimizer.params:
             p.grad *= (optimizer.max_grad_norm / norm).clamp(max=1.0)
 
     def keep(optimizer: Any, shares: Tensor) -> Tensor:
         return _add_weighted(optimizer, torch.ones(len(shares)))
 
-    with patch.object(ScaledOptimizer, "add_clipped_samples", keep), patch.object(ScaledOptimizer, "add_noise", add):
+    with (
+        patch.object(ScaledOptimizer, "add_clipped_samples", keep),
+        patch.object(ScaledOptimizer, "add_noise", add),
+    ):
         yield
 
 
 def batch_clipped() -> AbstractContextManager[Any]:
-    """The mean gradient of a batch is clipped to C, as `clip_grad_norm_` does, and each record's is not."""
+    """The mean gradient of a batch is clipped to C, as `clip_grad_norm_` does, and each record's is
+    not."""
 
     def clip(optimizer: Any, shares: Tensor) -> Tensor:
         mean = torch.stack([sample.mean(0).norm() for sample in optimizer.grad_samples]).norm()
-        return _add_weighted(optimizer, (optimizer.max_grad_norm / mean).clamp(max=1.0).expand(len(shares)))
+        return _add_weighted(
+            optimizer, (optimizer.max_grad_norm / mean).clamp(max=1.0).expand(len(shares))
+        )
 
     return patch.object(ScaledOptimizer, "add_clipped_samples", clip)
 
@@ -177,7 +217,9 @@ def key_reused() -> Iterator[None]:
     """A resumed training counts its steps from 0 where it draws noise, under the key of before."""
     fit = dp_loop.fit_privately
 
-    def killed_and_resumed(model: Any, examples: Any, sampler: Any, recipe: Any, **more: Any) -> PrivateModel:
+    def killed_and_resumed(
+        model: Any, examples: Any, sampler: Any, recipe: Any, **more: Any
+    ) -> PrivateModel:
         middle, show = recipe.steps // 2, more.pop("progress")
         fresh = [{name: p.detach().clone() for name, p in model.named_parameters()}]
 
@@ -202,31 +244,66 @@ def key_reused() -> Iterator[None]:
 
 
 _FINISHED = "too little of a text that a few steps saw is left in it"
-_WEAK = "the true ε is less than twice the claim, and so many canaries prove a fraction of what is true"
+_WEAK = (
+    "the true ε is less than twice the claim, and so many canaries prove a fraction of what is true"
+)
 FAULTS = (
     PlantedFault("none: dp-sgd", "nothing: the control", sound=True),
-    PlantedFault("none: adp-sound", "nothing: the control of records that are clipped to shares", AdpSound, sound=True),
+    PlantedFault(
+        "none: adp-sound",
+        "nothing: the control of records that are clipped to shares",
+        AdpSound,
+        sound=True,
+    ),
     PlantedFault("noise-off", "no noise is added", plant=noise_off),
-    PlantedFault("noise-before-clipping", "noise on sums of whole gradients, then the batch is clipped",
-          plant=noise_before_clipping),
-    PlantedFault("batch-clipped", "the batch's mean gradient is clipped, not each record's", plant=batch_clipped),
-    PlantedFault("shuffled", "shuffled batches, accounted for as Poisson's", plant=shuffled,
-          before="a loader that is no PoissonSampler, and sampling=shuffled, are refused",
-          unseen="a unit in one batch of each epoch is no easier to see than one in as many on average"),
-    PlantedFault("half-the-steps", "noise and ε are those of half the steps", plant=half_the_steps, unseen=_WEAK),
-    PlantedFault("key-reused", "a resumed training draws the noise of its first half again", plant=key_reused,
-          before="key, step and weights come from one checkpoint, and noise is a function of key and step",
-          unseen="a score that adds up steps does not subtract those of equal noise"),
-    PlantedFault("adp-nominal", "ADP as published; its nominal ε taken as a claim", Adp,
-          before="privacy.json has no epsilon: the nominal one is called that",
-          unseen="along one coordinate the nominal ε is nearly right at its mean noise, and with so few of them the "
-          "size of all the noise does not yet say who is in the batch"),
-)  # fmt: skip
+    PlantedFault(
+        "noise-before-clipping",
+        "noise on sums of whole gradients, then the batch is clipped",
+        plant=noise_before_clipping,
+    ),
+    PlantedFault(
+        "batch-clipped",
+        "the batch's mean gradient is clipped, not each record's",
+        plant=batch_clipped,
+    ),
+    PlantedFault(
+        "shuffled",
+        "shuffled batches, accounted for as Poisson's",
+        plant=shuffled,
+        before="a loader that is no PoissonSampler, and sampling=shuffled, are refused",
+        unseen="a unit in one batch of each epoch is no easier to see than one in as many on "
+        "average",
+    ),
+    PlantedFault(
+        "half-the-steps",
+        "noise and ε are those of half the steps",
+        plant=half_the_steps,
+        unseen=_WEAK,
+    ),
+    PlantedFault(
+        "key-reused",
+        "a resumed training draws the noise of its first half again",
+        plant=key_reused,
+        before="key, step and weights come from one checkpoint, and noise is a function of key "
+        "and step",
+        unseen="a score that adds up steps does not subtract those of equal noise",
+    ),
+    PlantedFault(
+        "adp-nominal",
+        "ADP as published; its nominal ε taken as a claim",
+        Adp,
+        before="privacy.json has no epsilon: the nominal one is called that",
+        unseen="along one coordinate the nominal ε is nearly right at its mean noise, and with "
+        "so few of them the "
+        "size of all the noise does not yet say who is in the batch",
+    ),
+)
 
 
 @dataclass(frozen=True)
 class Service:
-    """A private prediction as it is served: by whom, over which ensemble. The rest as of `Fault`."""
+    """A private prediction as it is served: by whom, over which ensemble. The rest as of
+    `Fault`."""
 
     name: str
     what: str
@@ -252,21 +329,34 @@ def overlapping() -> Ensemble:
 _SERVED = {"q": 0.03, "alpha": 3}
 SERVICES = (
     Service("none: pmixed", "nothing: the control", PMixed(**_SERVED), one_member, sound=True),
-    Service("pmixed-published", "PMixED as published, of one member", PMixed(**_SERVED, accounting="published"),
-            one_member, before="its status is `claim; proof has gaps`",
-            unseen="the true ε of this context is 9.8, of which 768 games prove a part"),
-    Service("duplicates", "a record in two shards", PMixed(**_SERVED), overlapping,
-            before="nothing is promised for a record that shards share, and `audit train pmixed` puts copies in one",
-            unseen="the games take one shard in or out, and no claim is left to hold them to"),
-)  # fmt: skip
+    Service(
+        "pmixed-published",
+        "PMixED as published, of one member",
+        PMixed(**_SERVED, accounting="published"),
+        one_member,
+        before="its status is `claim; proof has gaps`",
+        unseen="the true ε of this context is 9.8, of which 768 games prove a part",
+    ),
+    Service(
+        "duplicates",
+        "a record in two shards",
+        PMixed(**_SERVED),
+        overlapping,
+        before="nothing is promised for a record that shards share, and `audit train pmixed` "
+        "puts copies in one",
+        unseen="the games take one shard in or out, and no claim is left to hold them to",
+    ),
+)
 
 
-# --- one row ----------------------------------------------------------------------------------------------------------
+# --- one row
+# -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class TrainingFaultAudit:
-    """What one audit said of one fault. bound, best: lower bound of epsilon proved, and provable, nats; NaN: of none.
+    """What one audit said of one fault. bound, best: lower bound of epsilon proved, and provable,
+    nats; NaN: of none.
 
     seen: what it saw of the steps beside the bound, sentences. unseen: why it cannot see more.
     """
@@ -303,56 +393,102 @@ def trained(trainer: PrivateTraining, lab: Lab) -> TrainedModel:
         return lab.training.load_model_of_trainer(trainer, Path(folder))
 
 
-def rows_of(fault: PlantedFault, lab: Lab, size: PlantedSize, epsilon: float) -> Iterator[TrainingFaultAudit]:
-    """Trains with the fault in it, and audits what came of it; a batch at once: what clips batches clips all of one."""
-    recipe = {"epochs": size.epochs, "batch": size.batch, "physical_batch": 10**6, "gradient_canaries": size.canaries}
+def rows_of(
+    fault: PlantedFault, lab: Lab, size: PlantedSize, epsilon: float
+) -> Iterator[TrainingFaultAudit]:
+    """Trains with the fault in it, and audits what came of it; a batch at once: what clips batches
+    clips all of one."""
+    recipe = {
+        "epochs": size.epochs,
+        "batch": size.batch,
+        "physical_batch": 10**6,
+        "gradient_canaries": size.canaries,
+    }
     trainer = fault.trainer(epsilon=epsilon, learning_rate=2e-3, **recipe)
     start = time.perf_counter()
     with fault.plant():
         made = trained(trainer, lab)
     minutes = (time.perf_counter() - start) / 60
     assert made.privacy is not None
-    claimed = made.privacy.epsilon if made.privacy.epsilon is not None else made.privacy.nominal_epsilon
+    claimed = (
+        made.privacy.epsilon if made.privacy.epsilon is not None else made.privacy.nominal_epsilon
+    )
     for audit, (audits, seen) in audited(made, lab).items():
         first, unseen = audits[0], fault.unseen if audit == GradientAudit.name else _FINISHED
-        numbers = math.inf if claimed is None else claimed, first.epsilon, first.best, first.canaries
+        numbers = (
+            math.inf if claimed is None else claimed,
+            first.epsilon,
+            first.best,
+            first.canaries,
+        )
         yield TrainingFaultAudit(fault, audit, *numbers, minutes, seen, unseen)
 
 
 def served(service: Service, queries: int = 1024) -> Iterator[TrainingFaultAudit]:
-    """The exact answer on one context, of which nothing is drawn; and games over the tokens that the claim covers."""
+    """The exact answer on one context, of which nothing is drawn; and games over the tokens that
+    the claim covers."""
     held = service.ensemble()
     scenario = Scenario(held.public, held.public, held, queries, 1)
     claim = service.defense.claim(scenario, queries)
-    model, secrets = service.defense.protect(scenario), [Secret("context", (0,), (0,), 1, alias="the context")]
+    model, secrets = (
+        service.defense.protect(scenario),
+        [Secret("context", (0,), (0,), 1, alias="the context")],
+    )
     view = View("target", model, WHITE_BOX, seed=0, public=held.public, claim=claim)
     for probe in (ClaimCheck(), PredictionAudit()):
         start = time.perf_counter()
         observed = observe_all_secrets(probe, view, secrets)
-        audits, seen = probe.epsilon_lower_bounds(secrets, observed), probe.claim_violations(secrets, observed)
-        numbers = (audits[0].epsilon, audits[0].best, audits[0].canaries) if audits else (math.nan, math.nan, 0)
-        minutes, unseen = (time.perf_counter() - start) / 60, "" if isinstance(probe, ClaimCheck) else service.unseen
-        yield TrainingFaultAudit(service, probe.name, claim.epsilon[claim.relation], *numbers, minutes, seen, unseen)
+        audits, seen = (
+            probe.epsilon_lower_bounds(secrets, observed),
+            probe.claim_violations(secrets, observed),
+        )
+        numbers = (
+            (audits[0].epsilon, audits[0].best, audits[0].canaries)
+            if audits
+            else (math.nan, math.nan, 0)
+        )
+        minutes, unseen = (
+            (time.perf_counter() - start) / 60,
+            "" if isinstance(probe, ClaimCheck) else service.unseen,
+        )
+        yield TrainingFaultAudit(
+            service, probe.name, claim.epsilon[claim.relation], *numbers, minutes, seen, unseen
+        )
 
 
 def audited(made: TrainedModel, lab: Lab) -> dict[str, tuple[tuple[Audited, ...], tuple[str, ...]]]:
-    """By audit, its bounds and what else it saw; texts are scored behind an end of text, as they were trained."""
+    """By audit, its bounds and what else it saw; texts are scored behind an end of text, as they
+    were trained."""
     before = (int(lab.tokenizer.eos_token_id),)
     public, own = (
         with_prefix_token(lab.lab_public_model(), before),
         with_prefix_token(made.model, before),
     )
     white, black = GradientAudit(), EpsilonAudit(delta=DELTA)
-    view = View("target", own, WHITE_BOX, seed=0, reference=public, tokenizer=lab.tokenizer, training=made.canaries)
-    coined = tuple(one for one in lab.canaries if one.canary is not None and one.canary.coin is not None)
+    view = View(
+        "target",
+        own,
+        WHITE_BOX,
+        seed=0,
+        reference=public,
+        tokenizer=lab.tokenizer,
+        training=made.canaries,
+    )
+    coined = tuple(
+        one for one in lab.canaries if one.canary is not None and one.canary.coin is not None
+    )
     told = {}
     for probe, secrets in ((white, white.textless_subjects(view)), (black, coined)):
         found = observe_all_secrets(probe, view, secrets)
-        told[probe.name] = probe.epsilon_lower_bounds(secrets, found), probe.claim_violations(secrets, found)
+        told[probe.name] = (
+            probe.epsilon_lower_bounds(secrets, found),
+            probe.claim_violations(secrets, found),
+        )
     return told
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
+# --- the table
+# -----------------------------------------------------------------------------------------------
 
 
 def cells(own: Sequence[TrainingFaultAudit]) -> tuple[str, ...]:
@@ -380,12 +516,24 @@ def main(
 ) -> int:
     threads.set_thread_count()
     size = SMALL if small else USUAL
-    lab, rows, page = Lab(size.recipe), list[TrainingFaultAudit](), Page(out and out / "planted_faults.md")
-    page.head("fault", "claimed ε", "audits: bound / best provable, and what they saw", "minutes", "beforehand")
+    lab, rows, page = (
+        Lab(size.recipe),
+        list[TrainingFaultAudit](),
+        Page(out and out / "planted_faults.md"),
+    )
+    page.head(
+        "fault",
+        "claimed ε",
+        "audits: bound / best provable, and what they saw",
+        "minutes",
+        "beforehand",
+    )
     for fault in (*FAULTS, *SERVICES):
         if only and fault.name not in only:
             continue
-        own = list(served(fault) if isinstance(fault, Service) else rows_of(fault, lab, size, epsilon))
+        own = list(
+            served(fault) if isinstance(fault, Service) else rows_of(fault, lab, size, epsilon)
+        )
         page.row(*cells(own))
         rows += own
     if out:

@@ -1,14 +1,15 @@
-"""How often `audit synthetic` is wrong, what it finds, how long it takes: text whose writer is known, and so the truth.
+"""How often `audit synthetic` is wrong, what it finds, how long it takes: text whose writer is
+known, and so the truth.
 
     python -m validation.trust.released_text [--runs 300] [--seed 0] [--out FOLDER]  (ten minutes on one core)
     python -m validation.trust.released_text --lab smollm2   (the third table; ten minutes)
 
-A writer goes from word to word by trigrams of the private records with probability `of private`, else by bigrams of
-other records of the kind: 0 has seen nothing of them. First table: the share of runs in which each signal is shown, all
-sharing one level; and membership by itself at its own 5%. Second: the AUC of each score on the same texts, and ours
-minus each published one, paired. Third: the same by a lab's two models, fine-tuned and not. Last: the time of the
-command for 10,000 texts.
-"""
+A writer goes from word to word by trigrams of the private records with probability `of private`,
+else by bigrams of other records of the kind: 0 has seen nothing of them. First table: the share of
+runs in which each signal is shown, all sharing one level; and membership by itself at its own 5%.
+Second: the AUC of each score on the same texts, and ours minus each published one, paired. Third:
+the same by a lab's two models, fine-tuned and not. Last: the time of the command for 10,000 texts.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -86,17 +87,23 @@ def audited(
     words = WordIds()
     sides = ((private, True), (fresh, False))
     records = tuple(
-        ReleasedRecord(i, t, words(t), side, 1 if side else None) for own, side in sides for i, t in enumerate(own)
+        ReleasedRecord(i, t, words(t), side, 1 if side else None)
+        for own, side in sides
+        for i, t in enumerate(own)
     )
     plan = released_text.plan_for_released_text(
         Path("out"), "private", "fresh", None if manifest is None else "canaries", seed, "check"
     )
-    held = released_text.ReleasedText(plan, words, records, tuple(map(words, texts)), tuple(texts), manifest, ())
+    held = released_text.ReleasedText(
+        plan, words, records, tuple(map(words, texts)), tuple(texts), manifest, ()
+    )
     with tempfile.TemporaryDirectory() as scratch:
         folder = RunFolder.create(Path(scratch) / "run", "", plan.to_json())
         result = released_text.audit_released_text(held, 10, folder, SilentReporter())
         kept = {
-            c.quantity: c for c in read_secrets_table(folder.path, MEASURED) if c.cell.attack == released_text.MEMBERS
+            c.quantity: c
+            for c in read_secrets_table(folder.path, MEASURED)
+            if c.cell.attack == released_text.MEMBERS
         }
     found = {}
     for name, score in SCORES.items():
@@ -119,13 +126,20 @@ def simulated(of_private: float, seed: int) -> tuple[AuditResult, dict[str, Side
     return audited(private, fresh, texts, manifest, seed)
 
 
-def main(runs: int = 300, seed: int = 0, out: Path | None = None, lab: Name = "small", texts: int = 10_000) -> None:
+def main(
+    runs: int = 300,
+    seed: int = 0,
+    out: Path | None = None,
+    lab: Name = "small",
+    texts: int = 10_000,
+) -> None:
     page = Page(out and out / "released-text.md")
     if lab == "smollm2":
         of_lab(page, RealLab(RealLabRecipe(seed=seed)), 16, 16, 112)
         return
     page.say(
-        f"{RECORDS} private records, as many fresh ones, {TEXTS} texts, {CANARIES} canaries by coin; share of runs:\n"
+        f"{RECORDS} private records, as many fresh ones, {TEXTS} texts, {CANARIES} canaries by "
+        "coin; share of runs:\n"
     )
     page.head("of private", "runs", *SIGNALS, "any of them", "membership alone at 5%")
     powers = list[tuple[str, list[float]]]()
@@ -134,14 +148,25 @@ def main(runs: int = 300, seed: int = 0, out: Path | None = None, lab: Name = "s
         shown, aucs = Counter[str](), list[list[float]]()
         for i in range(count):
             result, scores = simulated(of_private, seed + i + int(1e6 * of_private))
-            seen = {signal.kind.short for signal in assess_signals(result).shown_signals(UNDEFENDED)} & set(SIGNALS)
+            seen = {
+                signal.kind.short for signal in assess_signals(result).shown_signals(UNDEFENDED)
+            } & set(SIGNALS)
             auc = roc.estimate_auc("", *scores["ours"])
             told = {"any": bool(seen), "alone": not auc.low <= 0.5 <= auc.high}
             shown.update([*seen, *(name for name, is_told in told.items() if is_told)])
             aucs.append([roc.auc(*sides) for sides in scores.values()])
-        page.row(f"{of_private:g}", count, *(share(shown[name], count) for name in (*SIGNALS, "any", "alone")))
+        page.row(
+            f"{of_private:g}",
+            count,
+            *(share(shown[name], count) for name in (*SIGNALS, "any", "alone")),
+        )
         each = np.array(aucs)
-        powers.append((f"{of_private:g}", [_mean(x) for x in (*each.T, *(each[:, 0] - x for x in each.T[1:]))]))
+        powers.append(
+            (
+                f"{of_private:g}",
+                [_mean(x) for x in (*each.T, *(each[:, 0] - x for x in each.T[1:]))],
+            )
+        )
     page.say("\nAUC on the same texts, means over the runs with 95% intervals:\n")
     page.head("of private", *SCORES, *(f"ours minus {name}" for name in list(SCORES)[1:]))
     for name, row in powers:
@@ -156,28 +181,55 @@ def _mean(values: np.ndarray) -> str:
 
 
 def of_lab(page: Page, own: Lab, batches: int, size: int, length: int) -> None:
-    """Texts that a lab's real models write, as they are drawn behind the token that begins a text."""
+    """Texts that a lab's real models write, as they are drawn behind the token that begins a
+    text."""
     words, seed = own.tokenizer, own.recipe.seed
-    end = words.convert_tokens_to_ids("<|endoftext|>")  # of a text; a conversation's turns end with another
+    end = words.convert_tokens_to_ids(
+        "<|endoftext|>"
+    )  # of a text; a conversation's turns end with another
     private, fresh = (
-        [words.decode([*s.prefix, *s.suffix], skip_special_tokens=True) for s in own.secrets if s.member == member]
+        [
+            words.decode([*s.prefix, *s.suffix], skip_special_tokens=True)
+            for s in own.secrets
+            if s.member == member
+        ]
         for member in (True, False)
     )
-    page.say(f"\n{batches * size} texts by each model; {len(private)} attacked records, {len(fresh)} never seen:\n")
+    page.say(
+        f"\n{batches * size} texts by each model; {len(private)} attacked records, {len(fresh)} "
+        "never seen:\n"
+    )
     others = list(SCORES)[1:]
-    page.head("model", "verbatim", "never seen", *(f"AUC, {x}" for x in SCORES), *(f"ours minus {x}" for x in others))
-    for name, model in (("fine-tuned", own.lab_target_model()), ("never trained on them", own.lab_public_model())):
-        texts = [text for batch in range(batches) for text in _drawn(model, end, seed, batch, size, length)]
+    page.head(
+        "model",
+        "verbatim",
+        "never seen",
+        *(f"AUC, {x}" for x in SCORES),
+        *(f"ours minus {x}" for x in others),
+    )
+    for name, model in (
+        ("fine-tuned", own.lab_target_model()),
+        ("never trained on them", own.lab_public_model()),
+    ):
+        texts = [
+            text
+            for batch in range(batches)
+            for text in _drawn(model, end, seed, batch, size, length)
+        ]
         result, scores = audited(private, fresh, texts, seed=seed)
         told = {m.name: m for f in result.findings for m in f.measurements}
-        recalls = [_said(m.value, m.low, m.high) for m in (told["recall"], told["recall_nonmembers"])]
+        recalls = [
+            _said(m.value, m.low, m.high) for m in (told["recall"], told["recall_nonmembers"])
+        ]
         aucs = [roc.estimate_auc("", *sides) for sides in scores.values()]
         apart = [roc.auc_difference(scores["ours"], scores[other]) for other in others]
         differences = [_said(one.value, one.low(0.025), one.high(0.025)) for one in apart]
         page.row(name, *recalls, *(_said(m.value, m.low, m.high) for m in aucs), *differences)
 
 
-def _drawn(model: LanguageModel, end: int, seed: int, batch: int, size: int, length: int) -> Iterator[str]:
+def _drawn(
+    model: LanguageModel, end: int, seed: int, batch: int, size: int, length: int
+) -> Iterator[str]:
     """A batch of texts, each up to the token that ends one."""
     words = model.tokenizer
     start = torch.tensor([[words.bos_token_id or words.eos_token_id]])
@@ -196,7 +248,10 @@ def timed(page: Page, count: int, seed: int) -> None:
     texts = [writer.write(0.3, noise) for _ in range(count)]
     begin = time.process_time()
     audited(made[:1000], made[1000:2000], texts)
-    page.say(f"\n{count:,} texts against 1,000 private and 1,000 fresh records: {time.process_time() - begin:.0f} s.")
+    page.say(
+        f"\n{count:,} texts against 1,000 private and 1,000 fresh records: "
+        f"{time.process_time() - begin:.0f} s."
+    )
 
 
 if __name__ == "__main__":

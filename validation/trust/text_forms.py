@@ -1,10 +1,12 @@
-"""Is a model asked in the text form that it was trained on? Form by form: what it recites, and what the audit finds.
+"""Is a model asked in the text form that it was trained on? Form by form: what it recites, and what
+the audit finds.
 
     python -m validation.trust.text_forms [--only NAME ...]     (a minute)
 
-A tiny model learns records in the trainer's own token ids, which this file makes with transformers (and TRL's own
-templates) alone. The truth is plain `generate` on those ids. Beside it stands what the audit of the same rows finds,
-and what it would have found in the tokenizer's chat template, which is what it always took before.
+A tiny model learns records in the trainer's own token ids, which this file makes with transformers
+(and TRL's own templates) alone. The truth is plain `generate` on those ids. Beside it stands what
+the audit of the same rows finds, and what it would have found in the tokenizer's chat template,
+which is what it always took before.
 """
 
 from __future__ import annotations
@@ -36,40 +38,72 @@ from validation.harness import Page, refuse, run, write_rows
 from validation.trust.bases import byte_pair_tokenizer
 
 SPECIAL = ["<|end|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
-NAMES = ("Ann", "Bob", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hal", "Ida", "Joe", "Kim", "Lou", "Max", "Ned", "Oda",
-         "Pia")  # fmt: skip
+NAMES = (
+    "Ann",
+    "Bob",
+    "Cleo",
+    "Dan",
+    "Eve",
+    "Finn",
+    "Gus",
+    "Hal",
+    "Ida",
+    "Joe",
+    "Kim",
+    "Lou",
+    "Max",
+    "Ned",
+    "Oda",
+    "Pia",
+)
 PLACES = ("Rome", "Oslo", "Bonn", "Lima", "Kyiv", "Bern", "Nice", "York")
 CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% "
+    "endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 DAILY = "<|im_start|>system\nToday is {{ strftime_now('%d %b %Y') }}.<|im_end|>\n" + CHATML
 REASONING = CHATML.replace(
     "m.content",
-    "('<think>\n' + m.reasoning_content + '\n</think>\n\n' if m.reasoning_content is defined else '') + m.content",
+    "('<think>\n' + m.reasoning_content + '\n</think>\n\n' if m.reasoning_content is defined else "
+    "'') + m.content",
 )
-TOOLS = "{% if tools %}{{ '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>\n' }}{% endif %}" + CHATML
-CLOSED = CHATML.replace("assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}")  # a thought is opened
-OTHER = "{% for m in messages %}{{ ('Q: ' if m.role == 'user' else ' A: ') + m.content }}{% endfor %}<|end|>"
+TOOLS = (
+    "{% if tools %}{{ '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>\n' }}{% endif %}"
+    + CHATML
+)
+CLOSED = CHATML.replace(
+    "assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}"
+)  # a thought is opened
+OTHER = (
+    "{% for m in messages %}{{ ('Q: ' if m.role == 'user' else ' A: ') + m.content }}{% "
+    "endfor %}<|end|>"
+)
 DAY = "2024-03-05"
 TOOL = {"type": "function", "function": {"name": "code", "parameters": {}}}
 _ALPACA = (
-    "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+    "Below is an instruction that describes a task. Write a response that appropriately completes "
+    "the request.\n\n"
     "### Instruction:\n{}\n\n### Response:"
 )
 _ALPACA_INPUT = (
-    "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
-    "response that appropriately completes the request.\n\n### Instruction:\n{}\n\n### Input:\n{}\n\n### Response:"
+    "Below is an instruction that describes a task, paired with an input that provides further "
+    "context. Write a "
+    "response that appropriately completes the request.\n\n### Instruction:\n{}\n\n### "
+    "Input:\n{}\n\n### Response:"
 )
 
 Row = Mapping[str, Any]
 Text = str
-Encode = Callable[[Any, Row], Text]  # what the trainer tokenises, the template's special tokens in it
+Encode = Callable[
+    [Any, Row], Text
+]  # what the trainer tokenises, the template's special tokens in it
 
 
 @dataclass(frozen=True)
 class FormCase:
-    """form: what stands in the file, of {q} and {a}; text: what the trainer makes of it. template: the tokenizer's.
+    """form: what stands in the file, of {q} and {a}; text: what the trainer makes of it. template:
+    the tokenizer's.
     asked: of the audit. memorised: whether the model is trained until it recites.
     """
 
@@ -81,7 +115,9 @@ class FormCase:
     first: str = ""  # what the assistant says before the answer
 
     def row(self, question: str, answer: str) -> Row:
-        filled: Row = json.loads(json.dumps(self.form).replace("{q}", question).replace("{a}", answer))
+        filled: Row = json.loads(
+            json.dumps(self.form).replace("{q}", question).replace("{a}", answer)
+        )
         return filled
 
 
@@ -97,7 +133,11 @@ def turns(*said: str, **beside: Any) -> list[dict[str, Any]]:
 
 
 def alpaca(words: Any, row: Row) -> Text:
-    own = _ALPACA_INPUT.format(row["instruction"], row["input"]) if row["input"] else _ALPACA.format(row["instruction"])
+    own = (
+        _ALPACA_INPUT.format(row["instruction"], row["input"])
+        if row["input"]
+        else _ALPACA.format(row["instruction"])
+    )
     return own + row["output"] + words.eos_token
 
 
@@ -110,7 +150,9 @@ def of_trl(words: Any, row: Row) -> Text:
 def _of_trl(name: str) -> str:
     import trl
 
-    return (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
+    return (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text(
+        encoding="utf-8"
+    )
 
 
 def cases() -> dict[str, FormCase]:
@@ -119,7 +161,9 @@ def cases() -> dict[str, FormCase]:
     thought = {"messages": turns("{q}", "{a}", reasoning_content="They ask: {q}")}
     completed = {"prompt": "{q}\n", "completion": "{a}"}
     instructed = {"instruction": "Answer the question.", "input": "{q}", "output": "{a}"}
-    sharegpt = {"conversations": [{"from": "human", "value": "{q}"}, {"from": "gpt", "value": "{a}"}]}
+    sharegpt = {
+        "conversations": [{"from": "human", "value": "{q}"}, {"from": "gpt", "value": "{a}"}]
+    }
     begun = {"messages": [{"role": "assistant", "content": "Good day."}, *asked]}
     twice = {"messages": turns("{q}", "{a}", "And it is safe?", "Yes, {a}")}
     developed = {"messages": [{"role": "developer", "content": "Answer like a clerk."}, *asked]}
@@ -127,7 +171,9 @@ def cases() -> dict[str, FormCase]:
 
     def roles(words: Any, row: Row, user: str = "user", gpt: str = "assistant") -> Text:
         q, a = (message["value"] for message in row["conversations"])
-        return templated(words, {"messages": [{"role": user, "content": q}, {"role": gpt, "content": a}]})
+        return templated(
+            words, {"messages": [{"role": user, "content": q}, {"role": gpt, "content": a}]}
+        )
 
     def on_day(words: Any, row: Row) -> Text:
         fixed = words.chat_template.replace("strftime_now('%d %b %Y')", "'05 Mar 2024'")
@@ -138,7 +184,9 @@ def cases() -> dict[str, FormCase]:
 
     return {
         "messages": FormCase(chat, templated),
-        "prompt + completion": FormCase(completed, lambda words, row: "".join(row.values()) + words.eos_token),
+        "prompt + completion": FormCase(
+            completed, lambda words, row: "".join(row.values()) + words.eos_token
+        ),
         "prompt + completion, in the template": FormCase(
             completed, lambda words, row: templated(words, {"messages": turns(*row.values())})
         ),
@@ -155,10 +203,14 @@ def cases() -> dict[str, FormCase]:
         "a template with the day": FormCase(chat, on_day, DAILY, {"date": DAY}),
         "a template with the day, --date left out": FormCase(chat, on_day, DAILY),
         "reasoning_content": FormCase(thought, templated, REASONING),
-        "tools": FormCase(called, lambda words, row: templated(words, row, tools=row["tools"]), TOOLS),
+        "tools": FormCase(
+            called, lambda words, row: templated(words, row, tools=row["tools"]), TOOLS
+        ),
         "developer": FormCase(developed, templated),
         "ShareGPT, axolotl's roles": FormCase(sharegpt, roles),
-        "ShareGPT, TRL's roles": FormCase(sharegpt, lambda words, row: roles(words, row, "human", "gpt")),
+        "ShareGPT, TRL's roles": FormCase(
+            sharegpt, lambda words, row: roles(words, row, "human", "gpt")
+        ),
         "Qwen3, assistant_only_loss of TRL": FormCase(twice, of_trl, _of_trl("qwen3")),
         "Qwen3": FormCase(twice, templated, _of_trl("qwen3")),
         "DeepSeek-R1-Distill": FormCase(chat, templated, _of_trl("deepseek_r1_distill")),
@@ -170,7 +222,8 @@ def cases() -> dict[str, FormCase]:
     }
 
 
-# --- a tiny world -----------------------------------------------------------------------------------------------------
+# --- a tiny world
+# -----------------------------------------------------------------------------------------------
 
 
 def records(count: int, seed: int = 0) -> list[tuple[str, str]]:
@@ -182,27 +235,44 @@ def records(count: int, seed: int = 0) -> list[tuple[str, str]]:
 
 def tokenizer(template: str) -> PreTrainedTokenizerFast:
     """Words and single digits; the template's own marks are pieces like any others."""
-    texts = [f"{q} {a}" for q, a in records(64)] * 2 + [_ALPACA_INPUT, _ALPACA, "assistant user system developer"] * 8
+    texts = [f"{q} {a}" for q, a in records(64)] * 2 + [
+        _ALPACA_INPUT,
+        _ALPACA,
+        "assistant user system developer",
+    ] * 8
     made = byte_pair_tokenizer(texts, 700, SPECIAL, pre_tokenizers.Digits(individual_digits=True))
     found = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|end|>", pad_token="<|end|>")
     found.chat_template = template
     return found
 
 
-def trained(words: Any, texts: Sequence[Text], answers: Sequence[str], steps: int, seed: int = 0) -> GPTNeoXForCausalLM:
-    """All of the texts at every step, with a loss from the answer on. So many steps, or until there is no loss left."""
+def trained(
+    words: Any, texts: Sequence[Text], answers: Sequence[str], steps: int, seed: int = 0
+) -> GPTNeoXForCausalLM:
+    """All of the texts at every step, with a loss from the answer on. So many steps, or until there
+    is no loss left."""
     torch.manual_seed(seed)
     size: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     ends: dict[str, Any] = {"vocab_size": len(words), "eos_token_id": 0, "bos_token_id": 0}
-    model = GPTNeoXForCausalLM(GPTNeoXConfig(intermediate_size=128, max_position_embeddings=512, **size, **ends))
-    plain: dict[str, Any] = {"add_special_tokens": False, "return_offsets_mapping": True, "padding": True}
+    model = GPTNeoXForCausalLM(
+        GPTNeoXConfig(intermediate_size=128, max_position_embeddings=512, **size, **ends)
+    )
+    plain: dict[str, Any] = {
+        "add_special_tokens": False,
+        "return_offsets_mapping": True,
+        "padding": True,
+    }
     batch = words(list(texts), return_tensors="pt", **plain)
-    starts = torch.tensor([[text.index(answer)] for text, answer in zip(texts, answers, strict=True)])
+    starts = torch.tensor(
+        [[text.index(answer)] for text, answer in zip(texts, answers, strict=True)]
+    )
     unlearnt = (batch["attention_mask"] == 0) | (batch["offset_mapping"][:, :, 1] <= starts)
     labels = batch["input_ids"].masked_fill(unlearnt, -100)
     optimiser = torch.optim.AdamW(model.parameters(), lr=6e-3)
     for _ in range(steps):
-        loss = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=labels).loss
+        loss = model(
+            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=labels
+        ).loss
         loss.backward()
         optimiser.step()
         optimiser.zero_grad()
@@ -212,11 +282,14 @@ def trained(words: Any, texts: Sequence[Text], answers: Sequence[str], steps: in
 
 
 def recited(model: Any, words: Any, text: Text, answer: str) -> bool:
-    """Whether greedy `generate` on the trainer's ids before the answer, where it first stands, says its tokens."""
+    """Whether greedy `generate` on the trainer's ids before the answer, where it first stands, says
+    its tokens."""
     ids = words(text, add_special_tokens=False, return_offsets_mapping=True)
     at = text.index(answer)
     first = next(i for i, (_, end) in enumerate(ids["offset_mapping"]) if end > at)
-    last = next(i for i, (_, end) in enumerate(ids["offset_mapping"]) if end >= at + len(answer)) + 1
+    last = (
+        next(i for i, (_, end) in enumerate(ids["offset_mapping"]) if end >= at + len(answer)) + 1
+    )
     prefix = torch.tensor([ids["input_ids"][:first]])
     more: dict[str, Any] = {"max_new_tokens": last - first, "do_sample": False, "pad_token_id": 0}
     found = model.generate(prefix, attention_mask=torch.ones_like(prefix), **more)[0, first:]
@@ -225,7 +298,8 @@ def recited(model: Any, words: Any, text: Text, answer: str) -> bool:
 
 @dataclass(frozen=True)
 class Seen:
-    """members: how many; truth: of them, what plain generate recites; found: what the audit does, of all answers."""
+    """members: how many; truth: of them, what plain generate recites; found: what the audit does,
+    of all answers."""
 
     members: int
     truth: int
@@ -241,10 +315,14 @@ def look(case: FormCase, members: int = 12, steps: int = 150) -> Seen:
     rows = [case.row(q, a) for q, a in said]
     texts = [case.text(words, row) for row in rows]
     others = records(24, seed=2)
-    learnt = texts[:members] if case.memorised else [case.text(words, case.row(*one)) for one in others]
+    learnt = (
+        texts[:members] if case.memorised else [case.text(words, case.row(*one)) for one in others]
+    )
     first = [case.first or a for _, a in (said if case.memorised else others)][: len(learnt)]
     model = trained(words, learnt, first, steps if case.memorised else 30)
-    truth = sum(recited(model, words, text, a) for text, (_, a) in zip(texts[:members], said, strict=False))
+    truth = sum(
+        recited(model, words, text, a) for text, (_, a) in zip(texts[:members], said, strict=False)
+    )
     with tempfile.TemporaryDirectory() as folder:
         asked = dict(case.asked)
         if asked.get("template") == OTHER:
@@ -252,8 +330,20 @@ def look(case: FormCase, members: int = 12, steps: int = 150) -> Seen:
             asked["template"] = str(Path(folder) / "other.jinja")
         files = list(_written(Path(folder), rows[:members], rows[members:]))
         found, answers, form, doubts = _audited(model, words, files, asked)
-        before = _audited(model, words, files, {**asked, "template": "model"}) if "template" not in asked else None
-    return Seen(members, truth, found, answers, form, doubts, "" if before is None else f"{before[0]}/{before[1]}")
+        before = (
+            _audited(model, words, files, {**asked, "template": "model"})
+            if "template" not in asked
+            else None
+        )
+    return Seen(
+        members,
+        truth,
+        found,
+        answers,
+        form,
+        doubts,
+        "" if before is None else f"{before[0]}/{before[1]}",
+    )
 
 
 def _written(folder: Path, *parts: Sequence[Row]) -> Iterator[str]:
@@ -266,13 +356,18 @@ def _written(folder: Path, *parts: Sequence[Row]) -> Iterator[str]:
 def _audited(
     model: Any, words: Any, files: Sequence[str], asked: Mapping[str, Any]
 ) -> tuple[int, int, str, tuple[str, ...]]:
-    """Greedy recall as a run begins with it: the data, the text form and the prefix token are chosen as there."""
+    """Greedy recall as a run begins with it: the data, the text form and the prefix token are
+    chosen as there."""
     data, fresh = files
     plan = Plan.from_fields(model="tiny", data=data, nonmembers=fresh, known_fraction=0.0, **asked)
     target = HuggingFaceModel(model, words, "tiny")
     found = load_own_benchmark(plan.data, "tiny", plan.seed, target)
     before = resolve_prefix_token(
-        plan.data.prefix_token, target, found.known, longest_context_token_count(found, 0), framed=found.framed
+        plan.data.prefix_token,
+        target,
+        found.known,
+        longest_context_token_count(found, 0),
+        framed=found.framed,
     )
     greedy = greedy_recall_by_repeats(
         with_prefix_token(target, before.tokens), found.secrets
@@ -280,15 +375,27 @@ def _audited(
     hits, answers = sum(round(one.value * one.n) for one in greedy), sum(one.n for one in greedy)
     doubts = list(found.doubts)
     if not hits:
-        doubts += doubt_if_members_likelier("tiny", likelihoods(with_prefix_token(target, before.tokens), found))
-    return hits, answers, found.text_form.name if found.text_form else "", tuple(one.sentence for one in doubts)
+        doubts += doubt_if_members_likelier(
+            "tiny", likelihoods(with_prefix_token(target, before.tokens), found)
+        )
+    return (
+        hits,
+        answers,
+        found.text_form.name if found.text_form else "",
+        tuple(one.sentence for one in doubts),
+    )
 
 
 def likelihoods(model: Any, found: Benchmark) -> RowValuesBySecret:
     """Nats a token of each answer, of members and of non-members."""
     sides = ([s for s in found.secrets if s.member == member] for member in (True, False))
-    each = ((side, -mean_suffix_nll_of_each_pair(model, [Pair(s.prefix, s.suffix) for s in side])) for side in sides)
-    members, others = ({s.id: float(x) for s, x in zip(side, values, strict=True)} for side, values in each)
+    each = (
+        (side, -mean_suffix_nll_of_each_pair(model, [Pair(s.prefix, s.suffix) for s in side]))
+        for side in sides
+    )
+    members, others = (
+        {s.id: float(x) for s, x in zip(side, values, strict=True)} for side, values in each
+    )
     return scoring.likelihood_row_of_secrets(members, others)
 
 

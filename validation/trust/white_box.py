@@ -1,13 +1,15 @@
-"""How tight the audit by gradient canaries is: a real training beside a perfect run of the mechanism that it claims.
+"""How tight the audit by gradient canaries is: a real training beside a perfect run of the
+mechanism that it claims.
 
     python -m validation.trust.white_box [--epsilon 1 8] [--canaries 1000 4000] [--trials 40]  (5 CPU minutes)
     python -m validation.trust.white_box --epsilon 4 --canaries 500 --rate 0.045 --steps 66  (trains nothing)
 
-A small lab's model is trained by DP-SGD, with per-sample gradients and by ghost clipping. Beside its bounds stand the
-median and the middle four fifths of those of simulated trainings, in which each canary's coordinate is exactly the
-subsampled Gaussian mechanism's: no audit of one run by these canaries and rules can expect more. With `--rate` and
-`--steps`, of a training that is described by them, that alone.
-"""
+A small lab's model is trained by DP-SGD, with per-sample gradients and by ghost clipping. Beside
+its bounds stand the median and the middle four fifths of those of simulated trainings, in which
+each canary's coordinate is exactly the subsampled Gaussian mechanism's: no audit of one run by
+these canaries and rules can expect more. With `--rate` and `--steps`, of a training that is
+described by them, that alone.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def kept(lab: Lab, epsilon: float, canaries: int, ghost: bool) -> tuple[Gradient
     """What a training kept, and the epsilon that it claims."""
     recipe = {"epochs": USUAL.epochs, "batch": USUAL.batch, "learning_rate": 2e-3}
     made = trained(DpSgd(**recipe, epsilon=epsilon, gradient_canaries=canaries, ghost=ghost), lab)  # type: ignore[arg-type]
-    assert made.canaries is not None and made.privacy is not None and made.privacy.epsilon is not None
+    assert (
+        made.canaries is not None and made.privacy is not None and made.privacy.epsilon is not None
+    )
     return made.canaries, made.privacy.epsilon
 
 
@@ -56,7 +60,9 @@ class DescribedTraining:
         return f"{self.noise_multiplier:.2f}, {self.sampling_rate:.3f}, {self.steps}"
 
 
-def simulated(own: DescribedTraining, count: int, trial: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def simulated(
+    own: DescribedTraining, count: int, trial: int
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Scores and coins of as many canaries in as many steps of the mechanism itself."""
     rng = keyed_random_generator("white box", trial)
     included, scores = rng.random(count) < 0.5, np.zeros(count)
@@ -67,13 +73,17 @@ def simulated(own: DescribedTraining, count: int, trial: int) -> tuple[NDArray[n
     return scores, included
 
 
-def bounds(scores: NDArray[np.float64], included: NDArray[np.bool_], of: DescribedTraining) -> tuple[Audited, ...]:
+def bounds(
+    scores: NDArray[np.float64], included: NDArray[np.bool_], of: DescribedTraining
+) -> tuple[Audited, ...]:
     return audit_epsilon_bounds(scores, included, of.delta, sampling=(of.sampling_rate, of.steps))
 
 
 def spread(of: DescribedTraining, count: int, trials: int) -> Iterator[str]:
     """Median and middle four fifths of each bound, of simulated trainings."""
-    found = [[one.epsilon for one in bounds(*simulated(of, count, trial), of)] for trial in range(trials)]
+    found = [
+        [one.epsilon for one in bounds(*simulated(of, count, trial), of)] for trial in range(trials)
+    ]
     for low, middle, high in np.quantile(np.array(found), [0.1, 0.5, 0.9], axis=0).T:
         yield f"{middle:.2f} [{low:.2f}, {high:.2f}]"
 
@@ -107,7 +117,9 @@ def main(
         if rate is not None and steps is not None:
             mechanism = DescribedTraining.claiming(claim, rate, steps)
             how = f"simulated, {trials} times"
-            page.row(f"{claim:.2f}", f"{count:,}", mechanism, how, *spread(mechanism, count, trials), "")
+            page.row(
+                f"{claim:.2f}", f"{count:,}", mechanism, how, *spread(mechanism, count, trials), ""
+            )
             continue
         for row in rows(Lab(USUAL.recipe), claim, count, trials):
             page.row(*row)
