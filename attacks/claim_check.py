@@ -71,9 +71,8 @@ class ClaimCheck(Probe):
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
         for secret in secrets[:1]:
             contexts = torch.tensor([secret.prefix + secret.suffix[:1]], device=view.target.device)
-            view.target.divergence_checks(
-                contexts, 1, [0], self.order
-            )  # refuses if nothing is claimed
+            # refuses if nothing is claimed
+            view.target.divergence_checks(contexts, 1, [0], self.order)
 
     def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         view.require_capability(*self.required_capabilities)
@@ -185,18 +184,17 @@ class ClaimCheck(Probe):
                     worst.values[f"realised_{relation}"],
                     worst.values[f"claimed_{relation}"],
                 )
-                margin = max(
-                    0.0, 1 - _realised_to_claimed_ratio(realised, claimed)
-                )  # below 0 by rounding only
+                # below 0 by rounding only
+                margin = max(0.0, 1 - _realised_to_claimed_ratio(realised, claimed))
                 said.append(
                     f"holds with margin {margin:.1%}: "
                     f"{_realised_and_claimed_divergence_phrase(worst, relation)}"
                 )
         said += [
             f"nothing is claimed; by their own distributions ({relation.replace('_', ' ')}) the "
-            "queries looked at cost "
-            f"ε {data_dependent_epsilon_of_queries(observations, relation):.6g} at δ {DELTA:g}: "
-            "for the auditor alone"
+            "queries looked at cost ε "
+            f"{data_dependent_epsilon_of_queries(observations, relation):.6g} at δ {DELTA:g}: for "
+            "the auditor alone"
             for relation in relations_unclaimed_in_observations(observations)
         ]
         unlisted = int(observations.facts.get("unlisted_shards", 0))
@@ -222,8 +220,7 @@ class ClaimCheck(Probe):
                 )
                 said.append(
                     f"{_realised_and_claimed_divergence_phrase(worst, relation)}, at "
-                    f"{alias[worst.secret]}, position "
-                    f"{position:.0f}, neighbour {neighbour:.0f}"
+                    f"{alias[worst.secret]}, position {position:.0f}, neighbour {neighbour:.0f}"
                 )
         return tuple(said)
 
@@ -253,12 +250,10 @@ def summarise_claim_checks_of_text(
             cost = (float(realised.amax(-1).sum()), float(realised.max()), check.order)
             costs |= {f"{name}_{check.relation}": x for name, x in zip(_COST, cost, strict=True)}
             continue
-        broken |= ~(realised <= check.claimed * (1 + _SLACK) + _LEAST).all(
-            -1
-        )  # NaN is not within a claim
-        position, neighbour = divmod(
-            int(realised.argmax()), realised.shape[-1]
-        )  # a NaN is argmax's largest
+        # NaN is not within a claim
+        broken |= ~(realised <= check.claimed * (1 + _SLACK) + _LEAST).all(-1)
+        # a NaN is argmax's largest
+        position, neighbour = divmod(int(realised.argmax()), realised.shape[-1])
         most = float(realised[position, neighbour])
         seen = dict(
             zip(_SEEN, (most, check.claimed, check.order, neighbour, at[position]), strict=True)

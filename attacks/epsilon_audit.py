@@ -117,8 +117,7 @@ class EpsilonAudit(Probe):
         if view.setting is TEXT_ONLY and view.claim is not None and view.claim.queries is not None:
             raise NotApplicable(
                 f"the claim is for {view.claim.queries:,} drawn tokens, and these draws would not "
-                "be charged to it: "
-                "prediction-audit plays this game within them"
+                "be charged to it: prediction-audit plays this game within them"
             )
         suffixes = {secret.id: np.array(secret.suffix) for secret in secrets}
         queries = [Query(secret.id, secret.prefix, len(secret.suffix)) for secret in secrets]
@@ -212,13 +211,12 @@ class EpsilonAudit(Probe):
         )
         said = [
             f"{main.canaries:,} canaries, {inside:,} in and {main.canaries - inside:,} out by a "
-            "fair coin each, "
-            f"inserted {'once' if times == 1 else f'{times} times'}; {main.guesses:,} guessed, "
-            f"{main.right:,} right",
+            f"fair coin each, inserted {'once' if times == 1 else f'{times} times'}; "
+            f"{main.guesses:,} guessed, {main.right:,} right",
             f"scored by {self._inclusion_score_phrase(observations)}, of the secret alone",
             f"the bound is of ε at δ {main.delta:g} for {whose}, added or removed; it is too high "
-            "in at most "
-            f"{main.level:.0%} of audits; {main.canaries:,} canaries prove at most {main.best:.2f}",
+            f"in at most {main.level:.0%} of audits; {main.canaries:,} canaries prove at most "
+            f"{main.best:.2f}",
         ]
         if (claimed := observations.facts.get("claimed")) is not None:
             said.append(

@@ -125,14 +125,14 @@ class Ethicist(SamplingAttack):
             losses = state["validation_loss"]
             prompt = (
                 f"soft prompt of {self.prompt_length} rows tuned on the {state['tuned_on']} model; "
-                "best epoch "
-                f"{state['best_epoch']} of {len(losses)}, validation loss {min(losses):.3f} nats"
+                f"best epoch {state['best_epoch']} of {len(losses)}, validation loss "
+                f"{min(losses):.3f} nats"
             )
             if state["steps"] < self.warmup_steps:
                 prompt += (
                     f"; the warm-up of {self.warmup_steps} steps is longer than all "
-                    f"{state['steps']}: "
-                    f"-A warmup_steps={ethicist_paper_warmup_steps(state['steps'])} is the paper's "
+                    f"{state['steps']}: -A "
+                    f"warmup_steps={ethicist_paper_warmup_steps(state['steps'])} is the paper's "
                     "share of them"
                 )
         return (prompt, self._ranking_phrase_and_score_function(view)[0])
@@ -207,9 +207,8 @@ class Ethicist(SamplingAttack):
 
             def asked(size: int) -> float:
                 noise.set_state(state)  # a smaller batch, tried again, asks the same members
-                optimizer.zero_grad(
-                    set_to_none=True
-                )  # of what was learnt before memory was used up
+                # of what was learnt before memory was used up
+                optimizer.zero_grad(set_to_none=True)
                 return self._accumulate_mean_prompt_tuning_loss(
                     model, pairs, prompt, noise, size, learn
                 )
@@ -264,9 +263,8 @@ class Ethicist(SamplingAttack):
                     share * len(some) / len(alike),
                     self._prompt_tuning_loss(model, some, prompt, noise),
                 )
-                learn(
-                    loss * weight
-                )  # backward at once: gradients add up, graphs are not held together
+                # backward at once: gradients add up, graphs are not held together
+                learn(loss * weight)
                 total += weight * float(loss.detach())
         return total
 
@@ -373,8 +371,7 @@ def split_prompt_tuning_and_validation_pairs(
     if len(known) < 2:
         raise NotApplicable(
             "needs at least 2 auxiliary records to tune a prompt (train and validation), got "
-            f"{len(known)}: give "
-            "--known FILE or --known-fraction, or -A ethicist.tune_on=none"
+            f"{len(known)}: give --known FILE or --known-fraction, or -A ethicist.tune_on=none"
         )
     # Keyed by the seed alone: whatever a prompt is tuned on is validated on the same pairs.
     order = keyed_random_generator(seed, "known", "split").permutation(len(known))

@@ -148,13 +148,10 @@ class Exposure(Probe):
             "each canary is scored as a text of its own, among "
             f"{' or '.join(f'{n:,}' for n in sizes)}",
             f"{int(exposed.sum())} of {len(exposed)} canaries are more exposed than chance allows "
-            "(null p-value "
-            f"2^-exposure, by rank among {self.references:,} random texts where exposure is "
-            "estimated; Holm-corrected, "
-            f"{self.alpha:g})",
+            f"(null p-value 2^-exposure, by rank among {self.references:,} random texts where "
+            f"exposure is estimated; Holm-corrected, {self.alpha:g})",
             "exposure of a canary that was inserted k times is a fact about k records: hold it "
-            "against a claim for "
-            "groups of k, never against a record's epsilon",
+            "against a claim for groups of k, never against a record's epsilon",
         ]
         # What is estimated is not exact either, and has a sentence of its own.
         bounded = int((value_column(observations, "exact") == 0).sum()) - estimated
@@ -173,8 +170,7 @@ class Exposure(Probe):
         if unchecked:
             said.append(
                 f"whether a skew-normal distribution fits the references of {unchecked} canaries "
-                "was not checked "
-                "by the version that measured them: do not trust extrapolation"
+                "was not checked by the version that measured them: do not trust extrapolation"
             )
         poor = sum(o.values.get("fit_p", 1.0) < 0.05 for o in observations)
         if poor:
@@ -261,8 +257,8 @@ class _CanarySpaceRanking:
         # are counted.
         groups = [[limit] for limit in limits] if nodes else [list(limits)]
         searched = (
-            f"exposure on {view.target_name}, exact among {self.space.size:,} texts "
-            f"(quicker: {_QUICKER})"
+            f"exposure on {view.target_name}, exact among {self.space.size:,} texts (quicker: "
+            f"{_QUICKER})"
         )
         told = partial(view.progress, searched)
         counts = [

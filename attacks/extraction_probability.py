@@ -47,9 +47,8 @@ from auditor.statistics.metrics import AT_LEAST, AT_MOST, name_nonmember_metric
 from auditor.statistics.roc import compute_conformal_p_values, compute_conformal_threshold
 
 _SECRETS_AT_ONCE = 64
-_DISTRIBUTION_AT_ONCE = (
-    2**22
-)  # entries of the distribution that are sorted and counted at once: 32 MiB of float64
+# entries of the distribution that are sorted and counted at once: 32 MiB of float64
+_DISTRIBUTION_AT_ONCE = 2**22
 _ROUNDING = 1e-12  # what float noise may take from a probability that is exactly the one asked for
 
 
@@ -145,9 +144,8 @@ class ExtractionProbability(DistributionProbe):
                 near, _ = near_verbatim_probability_bound(
                     model, decoding, prefixes, suffixes, *width
                 )
-                seen["log_p_near"] = torch.maximum(
-                    near.cpu(), seen["log_p"]
-                )  # the suffix is near itself
+                # the suffix is near itself
+                seen["log_p_near"] = torch.maximum(near.cpu(), seen["log_p"])
             return [
                 Observation(secret.id, {name: float(values[i]) for name, values in seen.items()})
                 for i, secret in enumerate(batch)
@@ -337,10 +335,8 @@ class ExtractionProbability(DistributionProbe):
         if not exact:
             said.append(
                 "brackets, not numbers: the target tells the likeliest tokens and not the whole "
-                "distribution, so that "
-                "what the decoding makes of it is known to lie between two bounds (and members "
-                "stand beside no "
-                "threshold)"
+                "distribution, so that what the decoding makes of it is known to lie between two "
+                "bounds (and members stand beside no threshold)"
             )
         if impossible:
             said.append(
@@ -356,9 +352,8 @@ class ExtractionProbability(DistributionProbe):
     def _bracket_notes(self, secrets: Sequence[Secret]) -> Iterator[str]:
         yield (
             "two events: the baseline is of samples near the suffix, the suffix among them, and so "
-            "no less than "
-            "the exact number; the ceiling is of the suffix alone and says nothing of samples near "
-            "it"
+            "no less than the exact number; the ceiling is of the suffix alone and says nothing of "
+            "samples near it"
         )
         shortest = min(len(secret.suffix) for secret in secrets)
         for length in self.window_token_lengths():

@@ -88,10 +88,11 @@ class GradientAudit(Probe):
     ) -> tuple[Audited, ...]:
         seen, scores = observations.facts, value_column(observations, "score")
         unit = "user" if seen["per_user"] else "record"
+        # the shape of what it says of itself
         sampling = (
             seen["sampling_rate"],
             int(seen["steps"]),
-        )  # the shape of what it says of itself
+        )
         try:
             found = audit_epsilon_bounds(
                 scores, member_mask(secrets), seen["delta"], sampling=sampling
@@ -112,8 +113,7 @@ class GradientAudit(Probe):
         inside = sum(secret.member for secret in secrets)
         return (
             f"{len(secrets):,} gradient canaries, {inside:,} of them in the data by fair coins: "
-            "the auditor sees every "
-            "noisy sum of the training, and what the records added to it",
+            "the auditor sees every noisy sum of the training, and what the records added to it",
         )
 
 

@@ -30,10 +30,11 @@ class PerplexityRanking(SamplingAttack):
 
     name: ClassVar[str] = "perplexity"
     needs: ClassVar[tuple[str, ...]] = ("draw", "likelihood")
+    # greedy decoding: one candidate to rank
     quick: ClassVar[Mapping[str, Any]] = {
         "samples": 1,
         "temperature": 0,
-    }  # greedy decoding: one candidate to rank
+    }
 
     def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
         return [-mean_nll_of_candidates(candidates) for _, candidates in batch]
@@ -68,9 +69,8 @@ class ExactProbabilityRanking(SamplingAttack):
             )
 
     def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
-        leaves = [
-            candidates for _, candidates in batch if isinstance(candidates, TreeLeaves)
-        ]  # all of them are
+        # all of them are
+        leaves = [candidates for _, candidates in batch if isinstance(candidates, TreeLeaves)]
         return [candidates.log_q for candidates in leaves]
 
 

@@ -37,9 +37,8 @@ from auditor.statistics.metrics import auc_name, name_score_column
 from auditor.statistics.strongest_score import CandidateScore, measure_membership_score
 
 _SECRETS_AT_ONCE = 64
-_DISTRIBUTION_AT_ONCE = (
-    2**22
-)  # entries of the distribution whose moments are taken at once: 16 MiB of float32
+# entries of the distribution whose moments are taken at once: 16 MiB of float32
+_DISTRIBUTION_AT_ONCE = 2**22
 _LEAST_LOG = -1e4  # nats: e^x is 0 and so is its part in a moment, which of -inf would be no number
 _OF_TEXT = ("zlib", "lowercase")
 _OF_REFERENCE = ("reference", "reference_ratio", "min_k_plus_calibrated", "ez_mia", "wbc")
@@ -72,9 +71,8 @@ class Membership(Probe):
     needs: ClassVar[tuple[str, ...]] = ("likelihood",)
     quick: ClassVar[Mapping[str, Any]] = {"lowercase": False}  # no second reading of each text
     without_reference: ClassVar[Mapping[str, Any]] = {"score": "min_k_plus"}
-    without_distributions: ClassVar[Mapping[str, Any]] = {
-        "score": "loss"
-    }  # EZ-MIA takes ranks, which not all give
+    # EZ-MIA takes ranks, which not all give
+    without_distributions: ClassVar[Mapping[str, Any]] = {"score": "loss"}
     least_nonmembers: ClassVar[int] = roc.LEAST
     score: str = "ez_mia"
     text: Literal["suffix", "all"] = "suffix"
@@ -431,9 +429,8 @@ class Membership(Probe):
         member = member_mask(secrets)
         said = [
             "each record's stacked and blind score is by a classifier fitted to other records: no "
-            "label of its own, "
-            "its near-duplicates, document or person is used; its attacker knows some members and "
-            "some others",
+            "label of its own, its near-duplicates, document or person is used; its attacker knows "
+            "some members and some others",
         ]
         for rate in FALSE_POSITIVES:
             if (~member).sum() < roc.count_nonmembers_for_threshold(rate):
@@ -455,8 +452,7 @@ class Membership(Probe):
         if "blind" not in self._target_free_baseline_scores(observations):
             said.append(
                 "no blind baseline: too few unrelated records to fit a classifier, so whether "
-                "members and non-members "
-                "differ in kind is not known"
+                "members and non-members differ in kind is not known"
             )
         return (
             *said,
@@ -506,15 +502,13 @@ class Membership(Probe):
             if name == "blind":
                 yield (
                     "members and non-members differ in kind: without any model they are "
-                    "distinguished with AUC "
-                    f"{m.value:.3f} ({m.low:.3f} to {m.high:.3f}), so no membership number here "
-                    "means what it says"
+                    f"distinguished with AUC {m.value:.3f} ({m.low:.3f} to {m.high:.3f}), so no "
+                    "membership number here means what it says"
                 )
             else:
                 yield (
                     f"the reference alone tells members from non-members with AUC {m.value:.3f} "
-                    f"({m.low:.3f} to "
-                    f"{m.high:.3f}): it saw some of them, or the two differ in kind"
+                    f"({m.low:.3f} to {m.high:.3f}): it saw some of them, or the two differ in kind"
                 )
 
 
@@ -628,7 +622,6 @@ def _membership_token_statistics(
     away = distribution.clamp_min(_LEAST_LOG)  # a copy: what follows writes over it
     p = away.exp()
     mean = (p * away).sum(-1, keepdim=True)
-    deviation = (
-        away.sub_(mean).square_().mul_(p).sum(-1).sqrt()
-    )  # about the mean, where nothing cancels
+    # about the mean, where nothing cancels
+    deviation = away.sub_(mean).square_().mul_(p).sum(-1).sqrt()
     return own.double(), mean.squeeze(-1).double(), deviation.double(), ~leads

@@ -148,19 +148,16 @@ def near_verbatim_probability_bound(
     rows = model.start(prefixes, length)
     owner = torch.arange(count, device=suffixes.device)  # (rows,): whose beam a row is
     log_q = torch.zeros(count, dtype=torch.float64, device=suffixes.device)
-    edits = torch.arange(length + 1, device=suffixes.device).expand(
-        count, -1
-    )  # (rows, L+1): Levenshtein rows
+    # (rows, L+1): Levenshtein rows
+    edits = torch.arange(length + 1, device=suffixes.device).expand(count, -1)
     verbatim = torch.ones(count, dtype=torch.bool, device=suffixes.device)
     for position in range(length):
-        children = (
-            log_q.unsqueeze(-1) + decoding.log_distribution(rows.log_probs()).double()
-        )  # (rows, V)
+        # (rows, V)
+        children = log_q.unsqueeze(-1) + decoding.log_distribution(rows.log_probs()).double()
         aims = suffixes[owner]
         # Tokens that the suffix has nowhere all change the row alike: one row serves them together.
-        known, unknown = _edit_distances_of_beam_children(
-            edits, aims
-        )  # (rows, L, L+1), (rows, L+1)
+        # (rows, L, L+1), (rows, L+1)
+        known, unknown = _edit_distances_of_beam_children(edits, aims)
         near = (
             (_fewest_edits_beam_can_end_with(unknown, position + 1) <= distance)
             .unsqueeze(-1)

@@ -61,9 +61,8 @@ Array = NDArray[np.float64]
 
 _DRAWS = 2**20  # tokens of all games together, where the number of games is not given
 _AT_ONCE = 2**18  # tokens drawn at once
-_DISTRIBUTION_ELEMENTS = (
-    2**22
-)  # probabilities of all neighbours held at once: 32 MiB of float64 each
+# probabilities of all neighbours held at once: 32 MiB of float64 each
+_DISTRIBUTION_ELEMENTS = 2**22
 _SURE = 1e6  # nats: what a token that only one of the two can say counts
 PUBLIC = "any_two_models"  # the neighbour of a model that names none: the public one in its place
 _COUNTS = ("tp", "fn", "fp", "tn")
@@ -303,13 +302,12 @@ class PredictionAudit(Probe):
         )
         said = [
             f"{audit.canaries:,} games that count, each of {tokens:,} drawn tokens{of}; by a fair "
-            "coin the model "
-            f"answered, or its neighbour ({neighbour}); {audit.right:,} guesses right",
+            f"coin the model answered, or its neighbour ({neighbour}); {audit.right:,} guesses "
+            "right",
             f"the bound is too high in at most {audit.level:.0%} of audits, and so many games "
-            "prove at most "
-            f"{audit.best:.2f}; exactly, these games are {values[f'exact_{relation}']:.3g} nats "
-            "apart at δ "
-            f"{audit.delta:g}, total variation {values['advantage']:.3g}",
+            f"prove at most {audit.best:.2f}; exactly, these games are "
+            f"{values[f'exact_{relation}']:.3g} nats apart at δ {audit.delta:g}, total variation "
+            f"{values['advantage']:.3g}",
             "the auditor's own draws: they are not released, and not charged to the claim",
         ]
         if audit.relation not in (relation, PUBLIC) and f"claimed_{audit.relation}" in values:

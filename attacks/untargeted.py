@@ -93,9 +93,8 @@ class Untargeted(CorpusAttack):
             for i, (query, candidates) in enumerate(batch):
                 # One sample a generation, so one candidate.
                 own = {name: float(scores[i][0]) for name, scores in rankings.items()}
-                score = candidate_values_tensor(
-                    [own.get("perplexity", 0.0)]
-                )  # all alike without log-probabilities
+                # all alike without log-probabilities
+                score = candidate_values_tensor([own.get("perplexity", 0.0)])
                 yield replace(rank_candidates_as_guesses(query, candidates, score, 1), rankings=own)
 
     def candidate_scores_by_ranking(self, view: View, batch: Batch) -> Mapping[str, list[Tensor]]:
@@ -135,9 +134,8 @@ def read_untargeted_prompts(path: Path, tokenizer: Any) -> list[Tokens]:
             "one"
         )
     try:
-        lines = (
-            path.read_bytes().decode("utf-8-sig").splitlines()
-        )  # -sig: a file may begin with a BOM
+        # -sig: a file may begin with a BOM
+        lines = path.read_bytes().decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:  # from None: the error holds the whole file
         raise AuditError(
             f"{where}: expected UTF-8 text, got something else at byte {error.start}"

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["FinishedRun", "audit", "crash_test", "load_run"]
+# beside this folder in a checkout, in it when installed
 _BESIDE = (
     "attacks",
     "benchmarks",
     "defenses",
     "reports",
-)  # beside this folder in a checkout, in it when installed
+)
 
 
 def mixed_checkout_reason() -> str:
@@ -45,9 +46,8 @@ def mixed_checkout_reason() -> str:
         if (there := Path(spec.origin).resolve().parent) not in (here / name, here.parent / name):
             return (
                 f"expected all parts of auditor from one checkout, got auditor from {here} and "
-                f"auditor.{name} from "
-                f"{there}: run `pip install -c constraints.txt -e '.[dev]'` in the checkout that "
-                "is meant"
+                f"auditor.{name} from {there}: run `pip install -c constraints.txt -e '.[dev]'` in "
+                "the checkout that is meant"
             )
     return ""
 

@@ -121,9 +121,8 @@ class FinishedRun:
         return f"<audit {self.folder}: {escaping.to_printable_line(verdict.headline(self.result))}>"
 
     def _repr_html_(self) -> str:
-        table = self.to_frame().to_html(
-            max_rows=40, notebook=True
-        )  # pandas escapes the cells itself
+        # pandas escapes the cells itself
+        table = self.to_frame().to_html(max_rows=40, notebook=True)
         return f"<p>{escaping.escape_for_html(verdict.headline(self.result))}</p>{table}"
 
 
@@ -281,8 +280,7 @@ def _check_audit_arguments(
     if tokenizer is not None and all(isinstance(one, LanguageModel) for one in live.values()):
         raise AuditError(
             "expected a tokenizer beside a live transformers model only: a folder, a hub id or a "
-            "LanguageModel brings "
-            "its own"
+            "LanguageModel brings its own"
         )
     if "model" in live and (named := [name for name in _OF_LOADING if plan.get(name)]):
         raise AuditError(

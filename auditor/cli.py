@@ -59,6 +59,7 @@ app = typer.Typer(
     help=_HELP,
     epilog=f"Exit codes: {', '.join(f'{code} {said}' for code, said in EXIT_CODES.items())}.",
 )
+# --safe unless they are told otherwise
 READING = (
     show,
     report,
@@ -68,7 +69,7 @@ READING = (
     advise,
     export,
     attest,
-)  # --safe unless they are told otherwise
+)
 for panel, commands in {
     "audit a model": (check, run, synthetic, reproduce, list_plugins),
     "read and judge runs": (*READING, score),
@@ -105,9 +106,8 @@ def apply_global_flags(
         ),
     ] = None,
 ) -> None:
-    set_thread_count(
-        threads
-    )  # before any command imports torch, whose OpenMP reads the environment once
+    # before any command imports torch, whose OpenMP reads the environment once
+    set_thread_count(threads)
     console.debugging = debug
     if show:
         typer.echo(f"audit {__version__}")
@@ -179,13 +179,11 @@ def _run_command_for_exit_code(arguments: list[str]) -> int:
     try:
         context = _click_command().make_context("audit", arguments)
     except typer.Exit as leave:
-        return (
-            2 if leave.exit_code else 0
-        )  # --help, and completion for a shell that typer does not know
+        # --help, and completion for a shell that typer does not know
+        return 2 if leave.exit_code else 0
     except SystemExit as leave:
-        return (
-            2 if leave.code else 0
-        )  # --show-completion and --install-completion: no plug-in has run yet
+        # --show-completion and --install-completion: no plug-in has run yet
+        return 2 if leave.code else 0
     try:
         with context:
             context.command.invoke(context)

@@ -53,8 +53,7 @@ EXPOSURE = "exposure"
 LOGGED = (MEMBERS, OTHERS, LOSS, LOSS_OTHERS, EXPOSURE)
 NOT_CHECKED = (
     "whether the records are in the training set was not checked: its rows hold no token ids "
-    "(input_ids, or TRL's "
-    "prompt_ids with completion_ids, chosen_ids or rejected_ids)"
+    "(input_ids, or TRL's prompt_ids with completion_ids, chosen_ids or rejected_ids)"
 )
 _PANELS = (
     ("Probability that one sample is the suffix", (MEMBERS, OTHERS)),

@@ -70,8 +70,8 @@ def tpr_interval(
     found = roc.estimate_tpr(f"tpr_at_{100 * rate:g}pct_fpr", own, others, rate)
     if found is None:
         raise AuditError(
-            f"expected at least {roc.count_nonmembers_for_threshold(rate):,} "
-            f"non-members for a rate of {rate:.3g}, got {len(others):,}"
+            f"expected at least {roc.count_nonmembers_for_threshold(rate):,} non-members for a "
+            f"rate of {rate:.3g}, got {len(others):,}"
         )
     return found
 
@@ -281,9 +281,8 @@ def _measurement_faults(
     if not measured or len({one.name for one in measured}) != len(measured):
         yield f"expected measurements, each name once, got {[one.name for one in measured]}"
     for one in measured:
-        bounded = not (
-            math.isnan(one.low) and math.isnan(one.high)
-        )  # some numbers have no interval that holds
+        # some numbers have no interval that holds
+        bounded = not (math.isnan(one.low) and math.isnan(one.high))
         if (bounded and not one.low <= one.value <= one.high) or one.n < 1:
             yield f"expected {one.name} in its interval, of at least one secret, got {one}"
     if not all(probe.notes(asked, completed)):
@@ -398,9 +397,8 @@ def make_tiny_random_model(
         )
     with torch.no_grad():
         head = model.get_output_embeddings().weight
-        head.mul_(
-            scale / head.norm(dim=1, keepdim=True)
-        )  # rows of one norm: scale alone says how peaked
+        # rows of one norm: scale alone says how peaked
+        head.mul_(scale / head.norm(dim=1, keepdim=True))
     return HuggingFaceModel(model, name=f"tiny {kind}")
 
 

@@ -71,9 +71,8 @@ class AdaPMixed(Defense):
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
         return (
             "AdaPMixED without its noisy screening: the mixed ensemble answers every query; the "
-            "cost "
-            "of a query depends on the private data, so its epsilon is not a claim and only the "
-            "auditor may see it (claim-check)",
+            "cost of a query depends on the private data, so its epsilon is not a claim and only "
+            "the auditor may see it (claim-check)",
         )
 
     def cause_chain(self) -> tuple[Cause, ...]:

@@ -64,8 +64,7 @@ class CpDelta(Defense):
         if ensemble.size != len(_HALVES):
             raise AuditError(
                 f"expected an ensemble of {len(_HALVES)} members for cp-delta, got "
-                f"{ensemble.size}: "
-                f"audit train pmixed -D members={len(_HALVES)} makes one"
+                f"{ensemble.size}: audit train pmixed -D members={len(_HALVES)} makes one"
             )
         return CpDeltaModel(ensemble, self.distance, _HALVES)
 

@@ -138,11 +138,10 @@ class EarlyStop(Variant):
             for name, parameter in parameters.items():
                 parameter.copy_(best["of"][name])
         return (
-            f"stopped at step {best['step']:,} of {self.epochs * steps:,} "
-            f"(epoch {best['step'] / steps:.2f} of {self.epochs}), which had the lowest held-out "
-            f"loss of {len(losses)} looks: {best['loss']:.4g} nats a token, {losses[-1]:.4g} at "
-            "the "
-            "last look",
+            f"stopped at step {best['step']:,} of {self.epochs * steps:,} (epoch "
+            f"{best['step'] / steps:.2f} of {self.epochs}), which had the lowest held-out loss of "
+            f"{len(losses)} looks: {best['loss']:.4g} nats a token, {losses[-1]:.4g} at the last "
+            "look",
         )
 
     def _is_out_of_patience(self, losses: Sequence[float]) -> bool:

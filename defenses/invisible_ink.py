@@ -59,9 +59,8 @@ from auditor.privacy.accounting import (
 UNIT = "reference"
 _RELATIONS = ("zero_out", "replace")
 _MOST_BATCH, _MOST_EPSILON = 1024, 1000
-_PRIVATE_END = (
-    1 - 1e-12
-)  # a clip that is solved for costs no more than was asked, however it is rounded
+# a clip that is solved for costs no more than was asked, however it is rounded
+_PRIVATE_END = 1 - 1e-12
 # of the divergences that are looked at: the lowest whole one, where a bounded range uses most of
 # its zCDP
 _ORDER = 2
@@ -139,8 +138,8 @@ class InvisibleInk(Defense):
         batches = deal_records_into_context_batches(scenario, self.batch)
         said = [
             f"{len(batches.records)} batches of {self.batch} private records, read in the context "
-            "of the public model: "
-            "each is asked about its own records, and T counts the tokens of one batch"
+            "of the public model: each is asked about its own records, and T counts the tokens of "
+            "one batch"
         ]
         private = [prompt for prompt in scenario.prompts if prompt.record]
         elsewhere = sum(
@@ -149,14 +148,13 @@ class InvisibleInk(Defense):
         if elsewhere:
             said.append(
                 f"{elsewhere} records share their prefix with one of another batch, whose model "
-                "answers: "
-                "what is extracted of them is a lower bound"
+                "answers: what is extracted of them is a lower bound"
             )
         if not self.queries and not scenario.queries:
             said.append(
                 "no attack here draws tokens inside the claim, so epsilon is spent on one token "
-                "and records weigh "
-                "more than in service: give -D invisible-ink.queries=N, or add an attack that draws"
+                "and records weigh more than in service: give -D invisible-ink.queries=N, or add "
+                "an attack that draws"
             )
         return tuple(said)
 
@@ -187,10 +185,11 @@ class InvisibleInk(Defense):
             self._covered_token_count(scenario),
             self._clip_and_decoding_parameters(scenario),
         )
+        # beyond, no record has a say
         promise, spent = (
             InkLogRatioRange.from_ink_options(ink, self.batch),
             min(spent, queries),
-        )  # beyond, no record has a say
+        )
 
         def epsilon(tokens: int) -> dict[str, float]:
             return {
@@ -286,9 +285,8 @@ class InkLogRatioRange:
 
     @classmethod
     def from_ink_options(cls, ink: InkOptions, batch: int) -> InkLogRatioRange:
-        moved = ink.clip / (
-            batch * ink.temperature
-        )  # the most that a record out of its place moves phi / tau
+        # the most that a record out of its place moves phi / tau
+        moved = ink.clip / (batch * ink.temperature)
         # Twice, as the log-normaliser moves too; to replace a record is to take one out and put one
         # in.
         return cls({"zero_out": 2 * moved, "replace": 4 * moved})
@@ -313,9 +311,8 @@ def deal_records_into_context_batches(scenario: Scenario, size: int) -> InContex
     asked: dict[tuple[int, ...], int] = {}
     for prompt in scenario.prompts:
         if prompt.record:
-            asked.setdefault(
-                prompt.given, where[prompt.record]
-            )  # one prefix, one batch: the first record's answers
+            # one prefix, one batch: the first record's answers
+            asked.setdefault(prompt.given, where[prompt.record])
     for i, prompt in enumerate(prompt for prompt in scenario.prompts if not prompt.record):
         asked.setdefault(prompt.given, i % len(batches))
     return InContextRecordBatches(batches, size, asked)
@@ -340,9 +337,10 @@ class InvisibleInkModel(WrappingModel):
         self.held, self.ink, self.name, self.promise = held, ink, name, promise
         # A neighbour is a permuted ensemble around the one that knows the records.
         inner = held.inner if isinstance(held, PermutedEnsemble) else held
+        # tokens of a record in a context
         self.longest = (
             inner.batches.longest_record_token_count if isinstance(inner, InContextEnsemble) else 0
-        )  # tokens of a record in a context
+        )
         self.parts = 1 + held.size
         if self.max_positions is not None:
             self.max_positions -= self.longest  # the record in the context takes its room

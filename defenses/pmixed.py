@@ -238,8 +238,7 @@ class PMixed(Defense):
         if self.adjacency == "add_remove":
             return (
                 "sound up to an inequality that was checked numerically, not proved; for any "
-                "number of "
-                "members, which is public in the claims for zero-out and replace"
+                "number of members, which is public in the claims for zero-out and replace"
             )
         return "sound; the number of ensemble models is public"
 

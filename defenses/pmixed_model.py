@@ -161,9 +161,10 @@ class PMixedModel(WrappingModel):
             for values in (self.shares.keys(), self.shares.values())
         )
         # (radii, 1, ..., 1), each against the members (..., n).
+        # (radii, ..., n)
         by_radius = self.projection.mixing_weights_within_radius(
             log_p, log_p0, radii.view(-1, *(1,) * (log_p.ndim - 1))
-        )  # (radii, ..., n)
+        )
         weights = (torch.tensordot(shares, by_radius, 1) / log_p.shape[-2]).to(distributions.dtype)
         rest = (1 - weights.sum(-1, keepdim=True)).clamp_min(0.0)  # below 0 by rounding alone
         private = (weights.unsqueeze(-2) @ log_p.exp()).squeeze(-2)  # (..., V): summed over members
@@ -200,9 +201,8 @@ class PMixedModel(WrappingModel):
         # (tokens, asked members), as `weight` is.
         inside = inside[:, asked]
         parts = torch.cat([asked.new_zeros(1), 1 + asked])
-        distributions = self.ensemble.distributions(tokens[:, :-1], parts, len(uniforms))[
-            0
-        ]  # (tokens, parts, V)
+        # (tokens, parts, V)
+        distributions = self.ensemble.distributions(tokens[:, :-1], parts, len(uniforms))[0]
         size, (at, member) = inside.sum(-1), inside.nonzero(as_tuple=True)
         weight = torch.zeros(inside.shape, dtype=torch.float64, device=self.device)
         radii = self.radii[size[at]]

@@ -195,8 +195,7 @@ def _leak_concentration_sentences(
         ) is not None:
             yield (
                 f"{one.hits:,} of the {one.of_hits:,} extracted members are {one.part}, as are "
-                f"{one.members:,} of all "
-                f"{counted(one.of_members, 'member')} (Fisher p {one.p:.2g})"
+                f"{one.members:,} of all {counted(one.of_members, 'member')} (Fisher p {one.p:.2g})"
             )
 
 

@@ -27,10 +27,9 @@ from auditor.statistics.metrics import RECALL, SHARES, auc_name, find_metric, na
 
 _NOTE = (
     "Each attack that was asked for, in that order. A difference is that of the attack's number "
-    "and that of the first "
-    "attack with the same number, on the same records, with its 95% interval; these intervals are "
-    "not corrected for "
-    "the number of attacks. The bar spans the interval of a share or an AUC."
+    "and that of the first attack with the same number, on the same records, with its 95% "
+    "interval; these intervals are not corrected for the number of attacks. The bar spans the "
+    "interval of a share or an AUC."
 )
 
 

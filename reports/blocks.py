@@ -135,9 +135,8 @@ class Figure:
     text: frozenset[int] = frozenset()  # columns that hold no numbers
     of: str = ""  # whom the numbers are of, where the title does not say it
     axes: tuple[str, str] = ("", "")  # what series are drawn over: x, y
-    null: Series | None = (
-        None  # what the series would be by chance: a line, and what chance stays under
-    )
+    # what the series would be by chance: a line, and what chance stays under
+    null: Series | None = None
     labels: tuple[
         tuple[str, str], ...
     ] = ()  # what its legend says of targets beyond their titles, by name

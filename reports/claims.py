@@ -106,10 +106,8 @@ def _audited_bound_sentence(stands: ClaimEvidence, bound: BoundAgainstClaim) -> 
     # level: the share of LEVEL that this audit has (Bonferroni over all audits of the model).
     game = (
         f"{bound.row.attack}, {phrases.relation_label(audit.relation)}, {audit.unit}, δ "
-        f"{number(audit.delta)}, "
-        f"{audit.right:,} of {audit.guesses:,} guesses right, {audit.canaries_or_games_label}, "
-        "one-sided "
-        f"{100 * (1 - audit.level):.4g}%{shared}"
+        f"{number(audit.delta)}, {audit.right:,} of {audit.guesses:,} guesses right, "
+        f"{audit.canaries_or_games_label}, one-sided {100 * (1 - audit.level):.4g}%{shared}"
     )
     # Where no audit could have proved more than the promise, "provable at best" says so by itself.
     weak = (
@@ -158,8 +156,7 @@ def claim_audit_table(result: AuditResult) -> Table | None:
     )
     caption = (
         f"Claims against evidence: lower bounds of ε that are too high in at most {LEVEL:.0%} of "
-        "audits of a model, "
-        "all of its audits together"
+        "audits of a model, all of its audits together"
     )
     return Table("evidence-table", caption, head, groups, frozenset({0, 1, 3, 4, 5}))
 

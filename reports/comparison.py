@@ -20,8 +20,8 @@ from auditor.reports.escaping import csv_text, to_printable_line
 _BEST = "leaks least"
 NOTE = (
     "Brackets hold two-sided 95% intervals; differences are to the first run, paired secret by "
-    "secret. A run is marked "
-    f"“{_BEST}” only where it is below every other one significantly, corrected for runs and rows."
+    f"secret. A run is marked “{_BEST}” only where it is below every other one significantly, "
+    "corrected for runs and rows."
 )
 
 

@@ -18,8 +18,8 @@ def stratum_sentence_part(stratum: Stratum) -> str:
     if hits == m.n:
         records = counted(m.n, "record")
         return (
-            f"{'all' if whole else 'all asked,'} {records} {often} "
-            f"{'is' if m.n == 1 else 'are'} recited"
+            f"{'all' if whole else 'all asked,'} {records} {often} {'is' if m.n == 1 else 'are'} "
+            "recited"
         )
     return (
         f"{hits:,} of the {m.n:,}{'' if whole else ' asked'} records {often} "

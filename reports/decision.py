@@ -12,10 +12,11 @@ from auditor.reports.escaping import escape_for_markdown, to_printable_line
 from auditor.reports.markdown import truncated_table_markdown
 from auditor.reports.phrases import NOTHING, shorten
 
+# sentences below the table, and characters of one: the rest is in the JUnit file
 _MOST_SAID, _LONGEST = (
     10,
     300,
-)  # sentences below the table, and characters of one: the rest is in the JUnit file
+)
 _WORST = ("failed", "inconclusive", "held")
 # The head of a table of rulings, and which of its columns hold numbers.
 HEAD = (

@@ -246,8 +246,7 @@ def _claimed_epsilon_sentences(e: EdpbEvidence) -> list[str]:
         audited = "" if least is None else f", audited ε at least {phrases.format_number(least)}"
         found.append(
             f"{target.title}: claimed ε {phrases.promised_epsilon_with_unit(claim)}, "
-            f"{phrases.relation_label(claim.relation)}, "
-            f"δ {phrases.format_number(claim.delta)}, "
+            f"{phrases.relation_label(claim.relation)}, δ {phrases.format_number(claim.delta)}, "
             f"{phrases.covered_tokens_phrase(claim)}{audited}: "
             f"{claims.claim_verdict_phrase(stands)}."
         )
@@ -285,8 +284,7 @@ def _defense_effect_sentences(e: EdpbEvidence) -> list[str]:
             cost = f"; held-out perplexity {phrases.value_with_interval(lost)}" if lost else ""
             found.append(
                 f"{row_title_with_attack(e.result, row)}: "
-                f"{phrases.difference_with_interval(change)} "
-                f"against no defense{cost}."
+                f"{phrases.difference_with_interval(change)} against no defense{cost}."
             )
     return found
 

@@ -13,12 +13,9 @@ from auditor.reports.blocks import Group, Paragraph, Section, Table
 
 _WHAT_IT_IS = (
     "Measured numbers beside the questions, in our own words, that a supervisory authority may ask "
-    "of a model's file. "
-    "This is not legal advice, and no number here says that a model is anonymous: whether a "
-    "likelihood is "
-    "insignificant for every person, by all means reasonably likely to be used, is for the "
-    "controller and the "
-    "authority to say."
+    "of a model's file. This is not legal advice, and no number here says that a model is "
+    "anonymous: whether a likelihood is insignificant for every person, by all means reasonably "
+    "likely to be used, is for the controller and the authority to say."
 )
 _ATTACKERS = {
     "white-box": "somebody who has the model's files and the first words of a record",
@@ -95,7 +92,6 @@ def audit_scope_sentences(r: AuditResult) -> list[str]:
     return [
         f"{_attacked_label(r, 'members')} and {_attacked_label(r, 'nonmembers')} attacked, "
         f"{counted(r.benchmark.known, 'auxiliary record')}; "
-        f"{counted(len(measured), 'configuration')} of model, access "
-        f"and attack ({attacks}; {settings}){left}; {counted(drawn, 'token')} drawn, "
-        f"{counted(rows, 'forward row')}."
+        f"{counted(len(measured), 'configuration')} of model, access and attack ({attacks}; "
+        f"{settings}){left}; {counted(drawn, 'token')} drawn, {counted(rows, 'forward row')}."
     ]

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.text import Text
 
-LONGEST = (
-    4000  # characters of one piece of text: a line of a megabyte is not read, and buries what is
-)
+# characters of one piece of text: a line of a megabyte is not read, and buries what is
+LONGEST = 4000
 
 # ECMA-48: CSI behind `ESC [` or 0x9b; OSC up to BEL or `ESC \`, or as far as it goes; sequences of
 # two characters.
@@ -38,12 +37,10 @@ _UNPRINTABLE = re.compile(f"[{_CONTROL}]")
 _UNPRINTABLE_IN_LINES = re.compile(f"(?!\n)[{_CONTROL}]")
 _UNSEEN = re.compile(f"[{_ZERO_WIDTH}{_CONTROL}\ud800-\udfff]")
 
-_MARKDOWN = re.compile(
-    r"[\\`*|~$]|(?<![^\W_])_|_(?![^\W_])|\](?=[(\[:])"
-)  # a `]` matters only where a link could follow
-_MARKDOWN_LINE_START = re.compile(
-    r"^(\d*)([#+=-]|(?<=\d)[.)](?=\s|$))"
-)  # headings, rules, list items
+# a `]` matters only where a link could follow
+_MARKDOWN = re.compile(r"[\\`*|~$]|(?<![^\W_])_|_(?![^\W_])|\](?=[(\[:])")
+# headings, rules, list items
+_MARKDOWN_LINE_START = re.compile(r"^(\d*)([#+=-]|(?<=\d)[.)](?=\s|$))")
 # What GitHub links or notifies without being asked: addresses, mentions, issues. No backslash keeps
 # it from that.
 _MARKDOWN_LINK = re.compile(
@@ -52,9 +49,8 @@ _MARKDOWN_LINK = re.compile(
 _SPLIT = "&#8203;"  # a space without width
 
 # Spreadsheets also run what begins with the full-width forms of = + - @.
-_FORMULA = re.compile(
-    "(^|;\\s*)(?=[=+\\-@\uff1d\uff0b\uff0d\uff20])"
-)  # `;` separates cells in half the world
+# `;` separates cells in half the world
+_FORMULA = re.compile("(^|;\\s*)(?=[=+\\-@\uff1d\uff0b\uff0d\uff20])")
 
 _LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -102,9 +98,8 @@ def show_invisible_characters(text: str) -> str:
 
 
 def _show_invisible_character(match: re.Match[str]) -> str:
-    return (
-        "↵" if match[0] == "\n" else f"‹U+{ord(match[0]):04X}›"
-    )  # control pictures are in few fonts
+    # control pictures are in few fonts
+    return "↵" if match[0] == "\n" else f"‹U+{ord(match[0]):04X}›"
 
 
 def _cut_text_to_report_limit(text: str) -> str:

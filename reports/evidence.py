@@ -39,11 +39,9 @@ from auditor.statistics.roc import AUC
 
 _NOTE = (
     "Every share is written with its count and two-sided 95% interval. Non-members are records "
-    "that were never "
-    "trained on: what an attack completes of them is guessing, and the baseline for members if the "
-    "two are alike "
-    "otherwise. Excess is members minus non-members. PPL is perplexity on held-out text: lower is "
-    "more useful."
+    "that were never trained on: what an attack completes of them is guessing, and the baseline "
+    "for members if the two are alike otherwise. Excess is members minus non-members. PPL is "
+    "perplexity on held-out text: lower is more useful."
 )
 _NOTES = {  # by the unit of a row's main number
     "probability": " Rows with a mean p are the auditor's own: computed from the model's "
@@ -112,8 +110,8 @@ def _effect_causes_tables(result: AuditResult) -> list[Block]:
     )
     head = ("Step", "From", "To", "What changes", "Difference", "95% interval", "n", "Shown")
     caption = (
-        "What the effect of each defense is due to: the step from one control row to the "
-        "next, paired by secret"
+        "What the effect of each defense is due to: the step from one control row to the next, "
+        "paired by secret"
     )
     return [Table("causes-table", caption, head, groups, frozenset({4, 5, 6}))] if groups else []
 
@@ -198,9 +196,8 @@ def _calibration_blocks(result: AuditResult, details: SecretDetails) -> list[Blo
     title = "What a score foretells, and what came true"
     text = (
         "Members' first guesses in ten bins of their score, where it is a probability; below the "
-        "diagonal it boasts. "
-        "Of the extraction probability: the chance that any of an attack's samples is the secret, "
-        "and whether one was."
+        "diagonal it boasts. Of the extraction probability: the chance that any of an attack's "
+        "samples is the secret, and whether one was."
     )
     head = ("Mean score", "Right", "95% interval")
     axes = ("Score", "Share right")
@@ -322,8 +319,7 @@ def _privacy_utility_blocks(result: AuditResult) -> list[Block]:
     title = "What protection costs, and what it leaves"
     text = (
         "The strongest attack on each target. To the left more useful, downwards less leaks; ε is "
-        "what is promised of "
-        "its unit."
+        "what is promised of its unit."
     )
     head = ("Target", "ε promised", "Perplexity", "Recall")
     axes, groups = ("Perplexity on held-out text", "Recall"), (Group("", rows),)

@@ -113,10 +113,11 @@ def _sheet_row_and_claim_values(result: AuditResult, f: Finding) -> tuple[Value,
 
 def _measurement_sheet_rows(finding: Finding) -> Iterator[tuple[Value, ...]]:
     if finding.not_applicable:
+        # the last column of _MEASURED
         yield (
             *(None,) * (len(_MEASURED) - 1),
             finding.not_applicable,
-        )  # the last column of _MEASURED
+        )
     for m in finding.measurements:
         yield _measurement_sheet_values(m)
     for repeats, m in phrases.sort_by_repeats(finding.by_repeats):
@@ -186,9 +187,8 @@ def to_parquet(sheet: Sheet) -> bytes:
     schema = pa.schema(
         [(name, kinds[kind]) for name, kind in sheet.columns.items()], metadata=version
     )
-    columns = list(zip(*sheet.rows, strict=True)) or [()] * len(
-        schema
-    )  # no rows: zip gives no columns either
+    # no rows: zip gives no columns either
+    columns = list(zip(*sheet.rows, strict=True)) or [()] * len(schema)
     # None becomes null, NaN stays NaN.
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     buffer = io.BytesIO()

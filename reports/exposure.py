@@ -16,9 +16,8 @@ from auditor.statistics.exposure import bound_null_exposure_tail
 
 
 def _exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
-    members = {
-        secret.id for secret in details.secrets if secret.member
-    }  # any other shows the null, not the model
+    # any other shows the null, not the model
+    members = {secret.id for secret in details.secrets if secret.member}
     shown = []
     for f in phrases.findings_in_report_order(result):
         of = details.exposure.get(f.cell_key, {})
@@ -58,14 +57,12 @@ def _exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> list[B
     title = "Exposure of the canaries beside its null"
     text = (
         "Share of canaries with at least so many bits of exposure. Had none been memorised, a "
-        "canary's rank among its "
-        "alternatives would be uniform and the share 2^-x on average (dotted), and the whole line "
-        "would stay below the "
-        f"top of the shaded band with 95% probability (Dvoretzky–Kiefer–Wolfowitz, {n:,} canaries; "
-        "about so where "
-        "ranks are estimated). A line that rises above the band shows that some canaries were "
-        "memorised, not which; "
-        f"one that does not shows nothing either way. Above it: {', '.join(above) or 'none'}."
+        "canary's rank among its alternatives would be uniform and the share 2^-x on average "
+        "(dotted), and the whole line would stay below the top of the shaded band with 95% "
+        f"probability (Dvoretzky–Kiefer–Wolfowitz, {n:,} canaries; about so where ranks are "
+        "estimated). A line that rises above the band shows that some canaries were memorised, not "
+        "which; one that does not shows nothing either way. Above it: "
+        f"{', '.join(above) or 'none'}."
     )
     head = ("Bits", "Canaries with at least so many", "Without memorisation", "The band ends at")
     axes = ("Exposure (bits)", "Share with at least as much")

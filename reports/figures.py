@@ -51,8 +51,8 @@ def _recall_by_repeats_figures(
     what = "Recall" if attacked else phrases.metric_label(first.name)
     title = f"{what} by repetitions, {setting}"
     counted = (
-        "by how many copies of each --data holds, which may not be what was trained on, "
-        "with 95% intervals"
+        "by how many copies of each --data holds, which may not be what was trained on, with 95% "
+        "intervals"
     )
     seen = f"Share of secrets that {shown[0].attack} completed" if attacked else what
     description = f"{seen}, {counted}."
@@ -81,8 +81,8 @@ def _recall_by_wrong_guesses_figure(
 ) -> Figure:
     title = f"Recall by wrong guesses allowed, {setting}"
     description = (
-        "Share of secrets completed when guesses are taken surest first, until so many "
-        "of them were wrong."
+        "Share of secrets completed when guesses are taken surest first, until so many of them "
+        "were wrong."
     )
     head = ("Wrong guesses allowed", "Recall")
     groups = tuple(
@@ -97,8 +97,8 @@ def _any_of_n_samples_figure(
 ) -> Figure:
     title = f"Expected recall of any of n samples, {setting}"
     description = (
-        "Exact, without sampling: the mean probability that one of n samples is the "
-        "secret, word for word."
+        "Exact, without sampling: the mean probability that one of n samples is the secret, word "
+        "for word."
     )
     groups = []
     for f in shown:
@@ -121,8 +121,8 @@ def _exposure_figure(result: AuditResult, setting: str, shown: tuple[Finding, ..
     title = f"Exposure by insertions, {setting}"
     description = (
         "How far up the model ranks a canary among every text it could have been, by how often it "
-        "was inserted, with "
-        "95% intervals; dotted: what a canary that was never inserted has on average."
+        "was inserted, with 95% intervals; dotted: what a canary that was never inserted has on "
+        "average."
     )
     labels = tuple((f.target, phrases.target_title_with_costs(result, f.target)) for f in shown)
     groups = tuple(

@@ -72,8 +72,8 @@ def _leaks_least_sentence(f: Frontier, held: Sequence[FrontierPoint]) -> str:
     number = f"({phrases.value_with_interval(first.leak)}{beside})"
     if not equal:
         rest = (
-            f"{_models_grouped_by_defense_phrase(others)} "
-            f"{'is' if len(others) == 1 else 'are'} shown to leak more"
+            f"{_models_grouped_by_defense_phrase(others)} {'is' if len(others) == 1 else 'are'} "
+            "shown to leak more"
         )
         return f"{first.label} leaks least {number}: {rest}"
     verb = "does" if len(equal) == 1 else "do"
@@ -127,16 +127,12 @@ def _comparison_method_sentences(f: Frontier) -> str:
     # `select_possibly_least_leaking`.
     return (
         f"A model is within {phrases.format_percent(f.margin)}% where its whole 95% interval is, "
-        "of perplexity of the "
-        "same held-out texts over the undefended model's, paired by text. Each model within is "
-        "held against each "
-        "other one, paired by secret (bootstrap, never inside what so many secrets allow; exact of "
-        "shares), none "
-        "picked beforehand: whoever no other is shown to be below may be the least. All pairs are "
-        "tested so that the "
-        f"least is ruled out in {50 * f.level:g}% of all cases at most, and that among equals one "
-        "alone is named in "
-        f"at most {100 * f.level:g}%."
+        "of perplexity of the same held-out texts over the undefended model's, paired by text. "
+        "Each model within is held against each other one, paired by secret (bootstrap, never "
+        "inside what so many secrets allow; exact of shares), none picked beforehand: whoever no "
+        "other is shown to be below may be the least. All pairs are tested so that the least is "
+        f"ruled out in {50 * f.level:g}% of all cases at most, and that among equals one alone is "
+        f"named in at most {100 * f.level:g}%."
     )
 
 
@@ -154,14 +150,11 @@ def frontier_report_blocks(found: Sequence[Frontier]) -> list[Block]:
     )
     reading = (
         "To the left more useful, on an axis stretched around 1; downwards less leaks; bars are "
-        "95% intervals, a line "
-        "is one defense over its own knob. Filled: an ε is proved, of its unit, access and number "
-        "of tokens; hollow: "
-        "it only measures well, by these attacks. Ringed and joined: the convex frontier of the "
-        "values as measured, "
-        "which no test stands behind: no model lies below it, nor do lots drawn between two. Each "
-        "picture is by "
-        f"itself. {_comparison_method_sentences(found[0])}"
+        "95% intervals, a line is one defense over its own knob. Filled: an ε is proved, of its "
+        "unit, access and number of tokens; hollow: it only measures well, by these attacks. "
+        "Ringed and joined: the convex frontier of the values as measured, which no test stands "
+        "behind: no model lies below it, nor do lots drawn between two. Each picture is by itself. "
+        f"{_comparison_method_sentences(found[0])}"
     )
     return [
         Figures(frontier_figures(found)),

@@ -48,17 +48,15 @@ _ALONG: dict[By, str] = {
 }
 _READING = (
     "Runs are evenly spaced in their order; brackets and bars hold two-sided 95% intervals over "
-    "the choice of secrets. "
-    "They do not cover training again with another seed.",
+    "the choice of secrets. They do not cover training again with another seed.",
     "A change is between a run and the one before it in its line, paired secret by secret, each "
-    "row with its own 95% "
-    "interval: of twenty rows in which nothing changed, one is expected to show a change.",
+    "row with its own 95% interval: of twenty rows in which nothing changed, one is expected to "
+    "show a change.",
     "A gate's ruling is about one run and its rules. A gate that is not listed was not asked, or "
-    "its folder could not "
-    "be written to.",
+    "its folder could not be written to.",
     "Runs stand in one line where all of them attacked the same secrets of a model of the same "
-    "family with the same "
-    "attacks at the same settings; the checkpoint, the seed and the defenses may differ.",
+    "family with the same attacks at the same settings; the checkpoint, the seed and the defenses "
+    "may differ.",
     "Where nothing is shown, the upper end of an interval says how much may still be there.",
 )
 
@@ -357,9 +355,8 @@ def _model_identity_label(result: AuditResult) -> str:
     own = "lab" if plan.get("lab") in (None, "small") else str(plan["lab"])
     parts = [own if plan.get("model") is None else _last_path_part_label(str(plan["model"]))]
     parts += [f"revision {plan['revision']}"] if plan.get("revision") else []
-    digest = hashlib.sha256(json.dumps(sorted(result.weights.items())).encode()).hexdigest()[
-        :8
-    ]  # of all files together
+    # of all files together
+    digest = hashlib.sha256(json.dumps(sorted(result.weights.items())).encode()).hexdigest()[:8]
     parts += [f"weights {digest}"] if result.weights else []
     return " · ".join(parts + ([f"commit {_abbreviated_commit_label(commit)}"] if commit else []))
 

@@ -124,8 +124,7 @@ def _recall_by_length_figures(
     title = "Recall of the first tokens of a suffix"
     text = (
         "Share of members, of those with a suffix so long, whose first guess is right up to that "
-        "token, by the "
-        "strongest attack on each target."
+        "token, by the strongest attack on each target."
     )
     head, axes = ("First tokens", "Right", "95% interval"), ("Tokens from the start", "Recall")
     figure = Figure(
@@ -146,8 +145,8 @@ def _probability_by_position_figures(result: AuditResult, details: SecretDetails
             )
     title = "Probability of the true token, by its place in the suffix"
     text = (
-        "Mean over the members, each token given all that stands before it: where a "
-        "continuation gives itself away."
+        "Mean over the members, each token given all that stands before it: where a continuation "
+        "gives itself away."
     )
     head, axes = ("Token", "Mean probability"), ("Token of the suffix", "Mean probability")
     figure = Figure(
@@ -184,8 +183,8 @@ def _probability_by_suffix_length_blocks(
             groups.append(Group(target.title, tuple(rows)))
     caption = (
         "Probability of a whole suffix by its length, in one sample of the model's own "
-        "distribution: a short suffix is "
-        "more likely than a long one, so compare only suffixes of the same length"
+        "distribution: a short suffix is more likely than a long one, so compare only suffixes of "
+        "the same length"
     )
     head = ("Tokens of the suffix", "Secrets", "Mean probability", "95% interval")
     return (
@@ -263,8 +262,8 @@ def _revealed_secret_blocks(result: AuditResult, texts: Mapping[str, SecretText]
             break
         rows.append(shown)
     note = (
-        f"{len(rows):,} of {len(texts):,} secrets, most extracted first. Line ends are written "
-        "as ↵."
+        f"{len(rows):,} of {len(texts):,} secrets, most extracted first. Line ends are written as "
+        "↵."
     )
     if any(text.decoded for text in texts.values()):
         note += (

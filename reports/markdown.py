@@ -49,9 +49,8 @@ _MOST_TABLE, _MOST_TEXT, _MOST_CELL, _MOST_CLAIM, _MOST_CLAIMS, _MOST_POINTS = (
     3,
     12,
 )
-_MOST_VERDICT = (
-    400  # of a claim: an audit that is consistent names the violation it would have caught
-)
+# of a claim: an audit that is consistent names the violation it would have caught
+_MOST_VERDICT = 400
 _MOST_HEADLINE, _MOST_STANDINGS = 1_500, 8
 _AT_ONCE = ("advice", "glance", "results")  # sections that are not folded
 

@@ -38,27 +38,21 @@ _SHOWN = 60  # steps of a curve in its table
 # The threshold is formulas D1: the k-th highest of n non-members, k = floor((n + 1) rate).
 _NOTE = (
     "AUC is the probability that a member is ranked above a non-member; ties count half, 0.5 is "
-    "chance. The first line "
-    "is the strongest score, the one whose interval is farthest from chance: membership_auc, which "
-    "the verdict and "
-    "gates read. The AUCs have intervals that hold for all scores and all groups of copies "
-    "together (bootstrap of the "
-    "maximum), so the best of many is not overstated. A rate is the share of members above a "
-    "threshold that other "
+    "chance. The first line is the strongest score, the one whose interval is farthest from "
+    "chance: membership_auc, which the verdict and gates read. The AUCs have intervals that hold "
+    "for all scores and all groups of copies together (bootstrap of the maximum), so the best of "
+    "many is not overstated. A rate is the share of members above a threshold that other "
     "non-members exceed so often in expectation, the k-th highest of n non-members where k is (n + "
-    "1) times the rate, "
-    "rounded down; who ties with it is not found. With too few non-members its interval has no "
-    "lower end above 0. The "
-    "blind baseline and the reference have not seen the model: if they lie above 0.5, members "
-    "differ from non-members "
-    "in kind, and no number here means what it says. Stacked and blind scores are cross-fitted: no "
-    "label of a record, "
-    "or of its near duplicates, is used for its own."
+    "1) times the rate, rounded down; who ties with it is not found. With too few non-members its "
+    "interval has no lower end above 0. The blind baseline and the reference have not seen the "
+    "model: if they lie above 0.5, members differ from non-members in kind, and no number here "
+    "means what it says. Stacked and blind scores are cross-fitted: no label of a record, or of "
+    "its near duplicates, is used for its own."
 )
 _OLD_NOTE = (
     " An older version made this run: the first line is a score named beforehand, and the "
-    "intervals are not corrected. "
-    "The verdict takes the strongest score and corrects its interval for their number."
+    "intervals are not corrected. The verdict takes the strongest score and corrects its interval "
+    "for their number."
 )
 
 
@@ -200,10 +194,8 @@ def _roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list[Block
     title = "Members found by non-members mistaken for them"
     text = (
         "Both axes logarithmic, as few false positives are what counts; a curve begins at the "
-        "fewest that these "
-        "non-members can show. On the diagonal a score is no better than drawing lots; a blind "
-        "baseline above it needs "
-        "no model to get there."
+        "fewest that these non-members can show. On the diagonal a score is no better than drawing "
+        "lots; a blind baseline above it needs no model to get there."
     )
     head = ("False positives", "Members found")
     axes = ("Non-members taken for members", "Members found")

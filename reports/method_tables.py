@@ -28,19 +28,15 @@ from auditor.reports.topics import CHECK, Topic, table_groups_by_target
 
 _NEVER = (
     "A claim is consistent where an audit could have contradicted it and did not: that does not "
-    "prove it, and "
-    "beside it stands the smallest violation that it would have caught with 80% probability. An "
-    "audit "
-    "is too weak where it had no power to refute the claim, or where its games look at a part of "
-    "the tokens that the "
-    "claim covers, and these give away less than it by themselves. All audits of a model share the "
-    "error level equally."
+    "prove it, and beside it stands the smallest violation that it would have caught with 80% "
+    "probability. An audit is too weak where it had no power to refute the claim, or where its "
+    "games look at a part of the tokens that the claim covers, and these give away less than it by "
+    "themselves. All audits of a model share the error level equally."
 )
 
 _TRANSCRIPT = (
     "What this audit drew is no private release: it follows from --seed, and a claim about drawn "
-    "tokens is for "
-    "randomness that nobody knows."
+    "tokens is for randomness that nobody knows."
 )
 
 
@@ -133,8 +129,8 @@ def _adversary_access_blocks(result: AuditResult) -> list[Block]:
         grouped.setdefault(target, []).append((title, ", ".join(dict.fromkeys(who)), *rest))
     groups = tuple(Group("", tuple(rows)) for rows in grouped.values())
     caption = (
-        "What each attack could see, how and how often tokens were drawn, and whether the "
-        "claim covers it"
+        "What each attack could see, how and how often tokens were drawn, and whether the claim "
+        "covers it"
     )
     return [Bullets(explained), Table("access-table", caption, head, groups)]
 
@@ -179,8 +175,8 @@ def _near_duplicates_label(n: BenchmarkRecord) -> str:
     if not n.near_duplicates:
         return "none among the members"
     return (
-        f"{n.near_duplicates:,} of {n.members:,} members: these may come from the auxiliary "
-        "data, not from the model"
+        f"{n.near_duplicates:,} of {n.members:,} members: these may come from the auxiliary data, "
+        "not from the model"
     )
 
 
@@ -196,8 +192,8 @@ def _greedy_recall_table(n: BenchmarkRecord) -> Table:
     )
     head = ("Repetitions", "Members", "Greedy recall, undefended")
     caption = (
-        "Members by repetitions in the data that was read, and what greedy decoding alone "
-        "gives away"
+        "Members by repetitions in the data that was read, and what greedy decoding alone gives "
+        "away"
     )
     return Table("greedy-table", caption, head, (Group("", rows),), frozenset({1, 2}))
 
@@ -350,10 +346,8 @@ def _row_cost_table_row(
 def _reproduction_blocks(result: AuditResult) -> list[Block]:
     seeds = (
         f"Seed {result.seed}. Every secret owns its random numbers, keyed by seed, target, "
-        "sampling and secret, "
-        "so the guesses do not depend on batch size, workers or resuming. `audit export RUN --csv "
-        "FILE` writes every "
-        "measurement with its interval."
+        "sampling and secret, so the guesses do not depend on batch size, workers or resuming. "
+        "`audit export RUN --csv FILE` writes every measurement with its interval."
     )
     timings = (
         f"{phrases.format_duration(s):>14}  {phrases.make_label(stage)}"

@@ -23,6 +23,6 @@ def command_that_asks_the_rest(unasked: int, folder: Path) -> str:
     """Return the command that goes on with a check that ran out of time, and what it asks."""
     rest = f"asks the {counted(unasked, 'record')} that {'is' if unasked == 1 else 'are'} left"
     return (
-        f"audit check --resume {shlex.quote(escaping.to_printable_line(str(folder)))} "
-        f"--minutes 30    {rest}"
+        f"audit check --resume {shlex.quote(escaping.to_printable_line(str(folder)))} --minutes "
+        f"30    {rest}"
     )

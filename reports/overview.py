@@ -35,40 +35,34 @@ def _limitations_blocks(result: AuditResult) -> list[Block]:
     )
     unseen = (
         f"Zero hits is not zero leakage. Where {counted(n, 'member was', 'members were')} "
-        "attacked, the fewest of any "
-        f"target here, none extracted still leaves up to "
+        "attacked, the fewest of any target here, none extracted still leaves up to "
         f"{phrases.format_percent(phrases.recall_bound_at_zero_hits(n))}% possible (upper end of "
         "the 95% interval)."
     )
     limits = [
         *([unseen] if n else []),
         "An attack gives a lower bound. Other attacks, more samples, more auxiliary data or more "
-        "queries may extract "
-        "more.",
+        "queries may extract more.",
         "Recall counts verbatim completion of the attacked suffixes, near-verbatim recall a few "
-        "token edits more. "
-        "Neither counts paraphrase, partial disclosure, membership or attribute inference.",
+        "token edits more. Neither counts paraphrase, partial disclosure, membership or attribute "
+        "inference.",
         "The result is about these secrets. Records that are rarer, longer, more often repeated or "
-        "differently written "
-        "may leak more.",
+        "differently written may leak more.",
         "The intervals cover the choice of secrets, configuration by configuration. They do not "
-        "cover training again "
-        "with another seed, nor picking the best of many configurations afterwards.",
+        "cover training again with another seed, nor picking the best of many configurations "
+        "afterwards.",
     ]
     if claims:
         limits += [
             "Low measured recall does not prove a claim, and a claim says nothing about a "
-            "configuration where it does "
-            "not apply.",
+            "configuration where it does not apply.",
             "An ε holds for its unit, relation, access, decoding and number of drawn tokens. Every "
-            "further token "
-            "answered spends more; a claim about a shard is not one about a person.",
+            "further token answered spends more; a claim about a shard is not one about a person.",
         ]
     if result.benchmark.is_of_builtin_lab:
         limits.append(
             "The lab is a small model on synthetic records, and its attacks are sized to it (a few "
-            "samples a secret). "
-            "Its numbers show that the method works, not what your model leaks."
+            "samples a secret). Its numbers show that the method works, not what your model leaks."
         )
     return [Bullets(tuple(limits))]
 

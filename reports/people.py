@@ -32,8 +32,8 @@ def _extraction_by_person_blocks(result: AuditResult, details: SecretDetails) ->
         return _person_inference_blocks(result)
     said = Paragraph(
         "Each person counts once, however many records: intervals are over people. The baseline is "
-        "of people of whom "
-        "nothing was trained on. No file of a run holds their names: people have aliases."
+        "of people of whom nothing was trained on. No file of a run holds their names: people have "
+        "aliases."
     )
     head = ("Target", "Recall by person", "Baseline", "People with an extracted record")
     names = ("user_recall", "user_recall_nonmembers", "users_extracted")
@@ -67,8 +67,8 @@ def _person_inference_blocks(result: AuditResult) -> list[Block]:
         if (m := f.measurement(people.INFERENCE)) is not None
     ]
     what = (
-        "Whether somebody's data is in it, told from records of theirs that were not trained "
-        "on (0.5: chance)."
+        "Whether somebody's data is in it, told from records of theirs that were not trained on "
+        "(0.5: chance)."
     )
     return [Paragraph(" ".join((what, *found)))] if found else []
 

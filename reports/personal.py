@@ -75,9 +75,8 @@ def personal_data_by_kind_blocks(result: AuditResult, findings: Sequence[Finding
 
 _NOTE = (
     "Of the secrets whose suffix holds such data, those whose first guess holds it; of a secret "
-    "with several, the "
-    "share of them. Non-members are the baseline: what is guessed of records that were never "
-    "trained on."
+    "with several, the share of them. Non-members are the baseline: what is guessed of records "
+    "that were never trained on."
 )
 
 

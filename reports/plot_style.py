@@ -24,20 +24,22 @@ INK = "#010203"  # stand-ins that become CSS variables
 GRID = "#010204"
 COLOURS = [f"#0102{0x10 + i:02x}" for i in range(SERIES)]
 _ON_WHITE = ("#1f5fa8", "#b4470c", "#187a4c", "#8a3f86", "#8a6500", "#4d5866")  # as in style.css
+# for a file of its own
 LIGHT = {
     INK: "#1b2330",
     GRID: "#d5dae1",
     **dict(zip(COLOURS, _ON_WHITE, strict=True)),
-}  # for a file of its own
+}
 # 8, to 6 colours: the 25th target is the first to look like another one.
 MARKERS = "osD^vPX*"
 LINES = ["-", (0, (5, 2)), (0, (1.2, 1.6)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1))]
 FLOOR: Any = {"linestyle": (0, (1.2, 1.6)), "marker": ""}
 POINTS = 900  # over all lines of a plot: what keeps it under 60 KB
+# nothing that differs from one machine or day to the next
 METADATA: dict[str, dict[str, None]] = {
     ".svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
     ".png": {"Software": None},
-}  # nothing that differs from one machine or day to the next
+}
 STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: it can be searched, and read aloud
     "svg.hashsalt": "audit",  # without a salt ids are drawn at random, and no two files are alike
@@ -75,9 +77,8 @@ def styled_figure_context(style: Any) -> Iterator[tuple[Figure, Axes]]:
     with matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(style)
-        warnings.simplefilter(
-            "ignore", UserWarning
-        )  # glyphs the layout font lacks: the browser has its own
+        # glyphs the layout font lacks: the browser has its own
+        warnings.simplefilter("ignore", UserWarning)
         figure = Figure(figsize=(5, 3.2))
         FigureCanvasSVG(figure)  # attaches itself to the figure; saving as .png swaps it
         yield figure, figure.subplots()

@@ -65,12 +65,10 @@ def render_plot_svg(block: Block, titles: Mapping[str, str]) -> str:
             handles, labels = plot_frontier.frontier_legend_entries([block])
         else:
             handles, labels = _legend_entries(block, {**titles, **dict(block.labels)})
-        shown = [
-            " " + phrases.shorten(label, 60) for label in labels
-        ]  # matplotlib hides labels that open with `_`
-        columns = (
-            2 if max(map(len, shown), default=0) <= 26 else 1
-        )  # wider than the axes, it would shrink them
+        # matplotlib hides labels that open with `_`
+        shown = [" " + phrases.shorten(label, 60) for label in labels]
+        # wider than the axes, it would shrink them
+        columns = 2 if max(map(len, shown), default=0) <= 26 else 1
         figure.legend(
             handles,
             shown,

@@ -15,19 +15,14 @@ from auditor.statistics.metrics import name_nonmember_metric
 # and p <= prod 1/k.
 _NOTE = (
     "Two events. A sample near the suffix is at least so likely, under the configuration's own "
-    "decoding; the suffix "
-    "is one of them, so that this is never below the exact number. The suffix itself, token for "
-    "token, is exactly so "
-    "likely under that decoding, and at most so likely under every one that keeps the order of "
-    "tokens: temperature, "
-    "top-k, top-p, min-p, greedy, at each token another. That ceiling says nothing of samples near "
-    "the suffix, and "
-    "nothing of beam search, repetition penalties, forbidden tokens or another text in front; of n "
-    "samples one is the "
-    "suffix with at most n times that probability. A window is a part of the suffix, behind the "
-    "true text before it, "
-    "prefix included: where its ceiling is low, not even so short a part is extracted by whoever "
-    "has all before it."
+    "decoding; the suffix is one of them, so that this is never below the exact number. The suffix "
+    "itself, token for token, is exactly so likely under that decoding, and at most so likely "
+    "under every one that keeps the order of tokens: temperature, top-k, top-p, min-p, greedy, at "
+    "each token another. That ceiling says nothing of samples near the suffix, and nothing of beam "
+    "search, repetition penalties, forbidden tokens or another text in front; of n samples one is "
+    "the suffix with at most n times that probability. A window is a part of the suffix, behind "
+    "the true text before it, prefix included: where its ceiling is low, not even so short a part "
+    "is extracted by whoever has all before it."
 )
 
 
@@ -51,8 +46,8 @@ def _probability_bracket_blocks(result: AuditResult) -> list[Block]:
         )
         groups.append(Group(title, tuple(_probability_bracket_table_rows(f))))
     caption = (
-        "Around the exact extraction probability; above: the secrets of which it is 1 in so "
-        "many or more"
+        "Around the exact extraction probability; above: the secrets of which it is 1 in so many "
+        "or more"
     )
     table = Table("bracket-table", caption, head, tuple(groups), frozenset({1, 2, 3, 4}))
     return [
@@ -76,11 +71,8 @@ def _rank_bound_sentence(result: AuditResult, finding: Finding) -> str:
     beside = f" (non-members: {phrases.value_with_interval(floor)})" if floor else ""
     return (
         f"{row_title_with_attack(result, finding)}: whatever temperature, top-k or top-p the "
-        "product uses, "
-        "one sample is a "
-        f"member's suffix, token for token, with a probability of at most {mean} on "
-        f"average{beside}; for all but "
-        f"{above} of them it is below 1 in {one_in:,}."
+        "product uses, one sample is a member's suffix, token for token, with a probability of at "
+        f"most {mean} on average{beside}; for all but {above} of them it is below 1 in {one_in:,}."
     )
 
 

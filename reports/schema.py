@@ -24,9 +24,8 @@ def result_json_schema() -> dict[str, Any]:
     SCHEMA_VERSION."""
     whole = json_schema(AuditResult)
     whole["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
-    whole["required"].append(
-        "schema_version"
-    )  # an older record without one is of no version that could be read
+    # an older record without one is of no version that could be read
+    whole["required"].append("schema_version")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:audit-lm:result:{SCHEMA_VERSION}",

@@ -182,9 +182,8 @@ def _leak_state_sentence(
     cost = _perplexity_cost_label(result, targets)
     if level == _LEAKS:
         words = [severity.severity_of_target(seen, target).word for target in targets]
-        highest = max(
-            words, key=severity.WORDS.index
-        )  # of several the first that a reader must know
+        # of several the first that a reader must know
+        highest = max(words, key=severity.WORDS.index)
         return f"{named} {'leak' if len(targets) > 1 else 'leaks'}, severity {highest}{of}{cost}."
     if level == _CLEAR:
         return f"{named}: {signals.no_leakage_phrase(seen, *targets)}{of}{cost}."
@@ -332,8 +331,8 @@ def _nonmember_baseline_label(result: AuditResult, found: Sequence[LeakSignal]) 
     if not highest:
         if n := result.benchmark.nonmembers:
             return (
-                f"not measured of the {n:,} non-members: what guessing alone would extract is "
-                f"not known {how}"
+                f"not measured of the {n:,} non-members: what guessing alone would extract is not "
+                f"known {how}"
             )
         return f"no non-members: what guessing alone would extract is not known {how}"
     told = (
@@ -515,9 +514,10 @@ def _limitations_screen_entry(
         )
     items += [f"{given}."] if (given := coverage.coverage_label(result)) else []
     for targets, untested in signals.untested_kinds_to_report_by_targets(seen).items():
+        # some share one
         titles = dict.fromkeys(
             signals.target_title_or_undefended(result, target) for target in targets
-        )  # some share one
+        )
         on = f" on {_first_titles_label(list(titles), 2)}" if titles else ""
         items.append(f"Not tested{on}: {', '.join(kind.short for kind in untested)}.")
     items += (

@@ -69,8 +69,7 @@ def secret_list_block(
     if len(rows) < len(measured):
         notes.append(
             f"{len(measured) - len(rows)} of {len(measured)} rows are left out of this list to "
-            "keep the page small; "
-            "secrets.parquet has them."
+            "keep the page small; secrets.parquet has them."
         )
     tokens, shown, known = _page_token_view_by_target(
         result, details, texts or {}, BUDGET - _page_json_byte_count([facts, rows])
@@ -78,8 +77,7 @@ def secret_list_block(
     if shown < known:
         notes.append(
             f"The token view shows the {shown:,} secrets that the undefended model gives away "
-            f"most, of {known:,}; "
-            "secrets.parquet has all."
+            f"most, of {known:,}; secrets.parquet has all."
         )
     best = strongest_attack_row(result, UNDEFENDED) or measured[0]
     first = next((i for i, f in enumerate(measured[: len(rows)]) if f is best), 0)
@@ -96,9 +94,8 @@ def secret_list_block(
 
 
 def _page_json_byte_count(value: Any) -> int:
-    return len(
-        json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
-    )  # a lone surrogate has no UTF-8
+    # a lone surrogate has no UTF-8
+    return len(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 def _page_columns_of_secrets(details: SecretDetails) -> dict[str, Any]:
@@ -123,9 +120,8 @@ def _page_outcomes_and_scores_of_row(
     order = [place.get(secret.id) for secret in details.secrets]
     found = seen.outcome
     scores = next(iter(seen.values.values())) if found is None else found.score
-    lead = (
-        None if found is None else found.traits.get("lead")
-    )  # tokens of the suffix that are right from its start
+    # tokens of the suffix that are right from its start
+    lead = None if found is None else found.traits.get("lead")
     codes = ["."] * len(seen.ids)
     if found is not None:
         # The first that holds is taken: a hit is one of any_hit, and may be near as well.

@@ -40,16 +40,12 @@ _UNITS = {"bits": " bits", "nats": " nats", "per 1,000": " per 1,000"}
 _HEAD = ("Signal", "Access", "Result", "Measured", "Baseline", "Shown from")
 _NOTE = (
     "Shown: above its baseline with 95% confidence; the baseline is what the same method gives on "
-    "records that were "
-    "never trained on, or chance. Not shown: nothing beyond it was seen; “Shown from” is what "
-    "would have had to "
-    "be measured instead. Seen, not significant: above it, but chance could explain that. An "
-    "interval is the one that "
-    "decides: if several numbers share the level, it is corrected for them. Not tested: this run "
-    "cannot "
-    "say. By greedy decoding one record is enough, unless as large a share of non-members is "
-    "given. "
-    "The bar spans the interval, the dot is the number, an open ring the non-members."
+    "records that were never trained on, or chance. Not shown: nothing beyond it was seen; “Shown "
+    "from” is what would have had to be measured instead. Seen, not significant: above it, but "
+    "chance could explain that. An interval is the one that decides: if several numbers share the "
+    "level, it is corrected for them. Not tested: this run cannot say. By greedy decoding one "
+    "record is enough, unless as large a share of non-members is given. The bar spans the "
+    "interval, the dot is the number, an open ring the non-members."
 )
 
 
@@ -91,8 +87,8 @@ def describe_signal_number(signal: LeakSignal) -> str:
     if surely := DISCOVERABLE.parse_numbers(m.name):
         drawn, sure = counted(int(surely[0]), "sample"), phrases.format_percent(float(surely[1]))
         return (
-            f"{phrases.format_share_with_interval(m)} extracted by {drawn} with a probability "
-            f"of {sure}% or more"
+            f"{phrases.format_share_with_interval(m)} extracted by {drawn} with a probability of "
+            f"{sure}% or more"
         )
     chosen = f" ({m.note})" if m.name == auc_name("") and m.note else ""
     number = f"{phrases.lower_first(phrases.metric_label(m.name))} {phrases.value_with_interval(m)}"
@@ -173,9 +169,8 @@ def describe_signals_of_one_kind(of_a_kind: Sequence[LeakSignal]) -> str:
     if m.name == VIOLATIONS:
         return f"no violation of its claim in {counted(m.n, 'query', 'queries')}"
     if not all(map(_has_counted_secrets_and_found_none, of_a_kind)):
-        never = (
-            f"; {NEVER_DRAWN}" if m.name == PROBABLE.main and m.value == 0 else ""
-        )  # no bound: the number itself
+        # no bound: the number itself
+        never = f"; {NEVER_DRAWN}" if m.name == PROBABLE.main and m.value == 0 else ""
         corrected = corrected_interval_phrase(worst)
         never += f"; {corrected}" if corrected else ""
         baseline = describe_signal_baseline(worst)
@@ -296,9 +291,8 @@ def target_summary(result: AuditResult, seen: LeakAssessment, target: str) -> st
     named = target_title_or_undefended(result, target)
     shown, suspected, clear, untested = _signal_sentences_by_status(seen, target)
     if shown:
-        none = [
-            text for text in clear[:1] if text.startswith("none of")
-        ]  # that it is not told verbatim, beside
+        # that it is not told verbatim, beside
+        none = [text for text in clear[:1] if text.startswith("none of")]
         return f"{named} leaks: {'; '.join(shown + suspected + none)}."
     if not suspected and not clear:
         return f"{named}: nothing was measured."

@@ -36,10 +36,8 @@ from auditor.statistics import documents
 REVEALED = "This report shows private text (--reveal): keep it to yourself."
 READING = (
     "Undefended is the model as it was trained. Text-only access is text drawn at random, as an "
-    "API gives it; at "
-    "temperature 0 an API gives greedy decoding. White-box access is the model itself. Brackets "
-    "hold 95% intervals; "
-    "what is extracted of non-members is guessing."
+    "API gives it; at temperature 0 an API gives greedy decoding. White-box access is the model "
+    "itself. Brackets hold 95% intervals; what is extracted of non-members is guessing."
 )
 PARTS = (DECIDE, MEND, CHECK)
 

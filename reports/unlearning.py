@@ -35,14 +35,11 @@ _NAMES = {
 _USELESS = 1.5  # times the perplexity: beyond, little leaks because little is said
 _NOTE = (
     "Forgotten: members that the model was to forget; retained: the other members, the control; "
-    "non-members: the "
-    "baseline. Relearning trains a copy on records that were trained on before, none of which is "
-    "attacked or was to be "
-    "forgotten: what it brings back of the forgotten was still in the weights, unless the same "
-    "steps give as much to a "
-    "model that never saw them. Changes are paired by secret, with 95% intervals. A model that "
-    "lost its use forgets "
-    "too: perplexity on held-out text stands beside."
+    "non-members: the baseline. Relearning trains a copy on records that were trained on before, "
+    "none of which is attacked or was to be forgotten: what it brings back of the forgotten was "
+    "still in the weights, unless the same steps give as much to a model that never saw them. "
+    "Changes are paired by secret, with 95% intervals. A model that lost its use forgets too: "
+    "perplexity on held-out text stands beside."
 )
 
 

@@ -28,19 +28,14 @@ from auditor.statistics.metrics import RANKINGS, name_excess_metric, name_nonmem
 _SHOWN = 30  # records of a row
 _NOTE = (
     "A memorised n-gram is so many tokens in a row that stand in the training data and in no "
-    "held-out text; those that "
-    "overlap are one. The baseline is n-grams of held-out text, which nothing was trained on, "
-    "scaled to as many as "
-    "the training data have: so much is common to such texts and no memory. Common n-grams stand "
-    "in both, and count "
-    "for neither. The public model has not seen the training data either: what it writes of them "
-    "needs no memory. A "
-    "record is extracted where a generation holds an n-gram of it that no other record has; "
-    "held-out records that are "
-    "extracted so are the baseline. New records are those that the "
-    "next generations would add, by the records seen once (Good–Turing); those in the end, by the "
-    "records seen once "
-    "and twice, are a lower bound (Chao): more kinds of prompts reach others."
+    "held-out text; those that overlap are one. The baseline is n-grams of held-out text, which "
+    "nothing was trained on, scaled to as many as the training data have: so much is common to "
+    "such texts and no memory. Common n-grams stand in both, and count for neither. The public "
+    "model has not seen the training data either: what it writes of them needs no memory. A record "
+    "is extracted where a generation holds an n-gram of it that no other record has; held-out "
+    "records that are extracted so are the baseline. New records are those that the next "
+    "generations would add, by the records seen once (Good–Turing); those in the end, by the "
+    "records seen once and twice, are a lower bound (Chao): more kinds of prompts reach others."
 )
 
 
@@ -101,8 +96,8 @@ def _expected_further_records_table(result: AuditResult, shown: list[Finding]) -
     )
     # NEW: Good-Turing; RICHNESS: Chao's lower bound (`statistics.unseen_species`).
     caption = (
-        "Training records extracted, and how many more would with more generations, with "
-        "95% intervals"
+        "Training records extracted, and how many more would with more generations, with 95% "
+        "intervals"
     )
     return Table("to-come-table", caption, head, (Group("", told),), frozenset({1, 2, 3, 4}))
 
@@ -129,8 +124,8 @@ def _ranking_precision_tables(result: AuditResult, shown: list[Finding]) -> Iter
     if told:
         head = ("Target", *(RANKINGS[name].capitalize() for name in names))
         caption = (
-            "Of the first 100 generations of a ranking, near-duplicates left out, those "
-            "with a memorised n-gram"
+            "Of the first 100 generations of a ranking, near-duplicates left out, those with a "
+            "memorised n-gram"
         )
         yield Table(
             "rankings-table", caption, head, (Group("", told),), frozenset(range(1, len(head)))

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 _LEAST = 1e-5
-_STEPS = (
-    32  # of the largest number's last place: what sums of a few hundred terms lose in another order
-)
+# of the largest number's last place: what sums of a few hundred terms lose in another order
+_STEPS = 32
 
 
 def assert_same(ours: Tensor, theirs: Tensor, terms: int = 1) -> None:

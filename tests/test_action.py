@@ -99,11 +99,12 @@ def test_the_workflow_to_copy_fits_the_action() -> None:
         for step in steps
         if " baseline && cp " in step.get("run", "")
     )
+    # what a baseline is read from
     assert copied and set(copied[1].split(",")) == {
         RESULT,
         TABLE,
         MANIFEST,
-    }  # what a baseline is read from
+    }
     policies = re.findall(r"'(\w+\.toml)'", audit["with"]["policy"])
     assert [
         any(r.against_baseline for r in read_policy(EXAMPLE / name).rules) for name in policies

@@ -166,6 +166,7 @@ def test_tables_gate_and_report_of_a_finished_run(folder: Path, tmp_path: Path) 
     again = load_run(tmp_path / "run")
     frame, secrets = again.to_frame(), again.secrets
     assert again.result == run.result and len(frame) and frame.value.dtype == "float64"
+    # what a row is called
     own = [
         "kind",
         "target",
@@ -174,7 +175,7 @@ def test_tables_gate_and_report_of_a_finished_run(folder: Path, tmp_path: Path) 
         "secret",
         "quantity",
         "token",
-    ]  # what a row is called
+    ]
     assert not secrets.duplicated(own).any() and secrets.value.dtype == "float64"
     assert set(secrets.kind) == {"measured", "tokens"} and secrets.member.dtype == "boolean"
     hits = secrets[secrets.quantity == "hit"]

@@ -310,9 +310,8 @@ def test_trainers_say_what_they_are_and_train(
     trainer = kind(**{name: value for name, value in sizes.items() if name in fields})
     trainer.check(job)
     assert all(trainer.train(job))
-    folders = sorted((tmp_path / "out").glob("member-*")) or [
-        tmp_path / "out"
-    ]  # an ensemble is a folder of them
+    # an ensemble is a folder of them
+    folders = sorted((tmp_path / "out").glob("member-*")) or [tmp_path / "out"]
     assert len(folders) in (1, 2)
     for folder in folders:
         distribution, before = (

@@ -71,8 +71,8 @@ KNOWN_BY_NAME = {
 # Names of plug-ins that mean a kind of leakage, a score, a model's role, or nothing, where the core
 # says them.
 WORDS = (
-    "exposure membership near-verbatim untargeted perplexity zlib lowercase reference public "
-    "none lora"
+    "exposure membership near-verbatim untargeted perplexity zlib lowercase reference public none "
+    "lora"
 )
 
 

@@ -25,16 +25,13 @@ WIDTH = 100
 
 _VAGUE = (
     "above alike answered apart asked behind below beside both broken done drawn each every found "
-    "given held here "
-    "how it kept learnt left looked made meant mine named none one ones ours own read said seen "
-    "shown some spent "
-    "strange such taken theirs them there these they those told wanted what which who whole whom "
-    "whose why written"
+    "given held here how it kept learnt left looked made meant mine named none one ones ours own "
+    "read said seen shown some spent strange such taken theirs them there these they those told "
+    "wanted what which who whole whom whose why written"
 )
 _FUNCTION_WORDS = (
     "are as be been by had in is it its no none not of one ones other others own so such that "
-    "their them there these "
-    "they this those to was were what which who whom whose"
+    "their them there these they this those to was were what which who whom whose"
 )
 _OPENINGS = "As By How In None Of So To What Where Whether Which Who Whose Why"
 _PREPOSITIONS = "as at behind by for from in is of on to with"

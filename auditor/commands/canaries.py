@@ -160,8 +160,7 @@ def make(
         if own:
             raise AuditError(
                 f"expected {_option_names_as_typed_flags(own)} without "
-                f"{_option_names_as_typed_flags(of_audit)}: "
-                "canaries are for one or the other"
+                f"{_option_names_as_typed_flags(of_audit)}: canaries are for one or the other"
             )
         _write_audit_canaries_from_flags(
             coins, out, _parse_insertion_counts_flag("1" if counts is None else counts), seed

@@ -262,9 +262,8 @@ def open_progress_terminal(verbose: bool = True, interrupted: str = "") -> Itera
 
     class TimeLeft(TimeRemainingColumn):
         def render(self, task: Task) -> Text:
-            known = (
-                task.total is not None and task.time_remaining is not None
-            )  # rich writes -:--:-- where it is not
+            # rich writes -:--:-- where it is not
+            known = task.total is not None and task.time_remaining is not None
             return Text.assemble(super().render(task), " left of this step") if known else Text("")
 
     what = TextColumn("{task.description}", markup=False)

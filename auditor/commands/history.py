@@ -39,9 +39,8 @@ def history(
     from auditor.reports import history as reports
 
     before = out.resolve()
-    found = ordered(
-        [folder for folder in folders if folder.resolve() != before], by
-    )  # runs/* may name the page
+    # runs/* may name the page
+    found = ordered([folder for folder in folders if folder.resolve() != before], by)
     disk.replace_atomically(out, reports.render_history_page(found, out.parent))
     for name, why in found.left_out:
         typer.echo(f"left out: {name}: {why}")

@@ -190,9 +190,8 @@ def _flag_parameters(
     elif dataclasses.is_dataclass(kind):
         kinds = _annotated_type_hints(kind)
         for one in dataclasses.fields(kind):
-            needed = (
-                one.default is dataclasses.MISSING
-            )  # may follow ones with a default: all are keyword-only
+            # may follow ones with a default: all are keyword-only
+            needed = one.default is dataclasses.MISSING
             of = inspect.Parameter.empty if needed else one.default
             yield from _flag_parameters(
                 one.name, kinds[one.name], of, getattr(kind, "panel", panel)
@@ -252,9 +251,8 @@ def _value_from_flags(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:
 def _plan_flag_values_with_split_forms(values: Values) -> Values:
     """Lists of forms taken apart at their commas; of several models the first is attacked, the
     others are its forms."""
-    model, *named = values.pop("model", None) or [
-        None
-    ]  # a list: where forms are asked for, --model is repeatable
+    # a list: where forms are asked for, --model is repeatable
+    model, *named = values.pop("model", None) or [None]
     forms = [
         *named,
         *(form.strip() for given in values.pop("forms", None) or [] for form in given.split(",")),
@@ -354,8 +352,7 @@ class RisksNamedOnCommandLine:
             to = "" if value is True else f" to {value!r}"
             raise AuditError(
                 f"{where} sets {name}{to}, and {FIELDS[name].said.risk}: if that is meant, say it "
-                "on the command "
-                f"line as well, {_flag_with_value(name, value)}"
+                f"on the command line as well, {_flag_with_value(name, value)}"
             )
 
 
@@ -365,9 +362,8 @@ def _risky_plan_fields_as_flag_values(values: Mapping[str, Any]) -> tuple[tuple[
     for name in _RISKS:
         given = values.get(name)
         several = given if isinstance(given, list | tuple) else [given] if given else []
-        found += [
-            (name, one) for one in several if FIELDS[name].said.risky in str(one)
-        ]  # "": all are
+        # "": all are
+        found += [(name, one) for one in several if FIELDS[name].said.risky in str(one)]
     return tuple(found)
 
 

@@ -51,9 +51,8 @@ def flags_by_help_panel(command: Any, context: Any) -> dict[str, Rows]:
     for one, record in asked:
         if record is not None:  # None: a hidden flag
             panel, (written, told) = _help_panel_title(one, few), record
-            named = (
-                written.partition(" ")[0] if panel == "arguments" else written
-            )  # without its type
+            # without its type
+            named = written.partition(" ")[0] if panel == "arguments" else written
             found.setdefault(panel, []).append((named, " ".join(told.split())))
     for_help = found.pop(_HELP, [])
     # sorted() is stable: panels of one rank stay in the order of their first flags

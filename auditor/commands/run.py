@@ -136,8 +136,7 @@ def run(
     if resume is not None and (beside or options.given_flags(grid) or out is not None):
         raise AuditError(
             "--resume takes the plan from the run folder: give no other option with it, but those "
-            "that must be named "
-            "again, as --plugin and --base-url, where the plan asks for them"
+            "that must be named again, as --plugin and --base-url, where the plan asks for them"
         )
     _refuse_flags_beside_estimate_flag(single, resume, out, plan.get("submission"))
     # now: if this run is refused below, no older one is taken for it

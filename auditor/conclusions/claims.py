@@ -22,16 +22,16 @@ from auditor.statistics.audit_power import find_detectable_epsilon
 from auditor.statistics.audited import HELD, explain_powerless_audit, repeat_audit
 from auditor.statistics.bounds import LEVEL
 
+# of a training, and of so many drawn tokens
 BOUNDS, BOUNDS_OF_TOKENS = (
     "epsilon",
     "epsilon of tokens",
-)  # of a training, and of so many drawn tokens
+)
 Verdict = Literal["consistent", "claim contradicted", "audit too weak to tell"]
 CONSISTENT: Verdict = "consistent"  # it could have been contradicted, and was not
 CONTRADICTED: Verdict = "claim contradicted"
-TOO_WEAK: Verdict = (
-    "audit too weak to tell"  # it could not have contradicted the claim (`powerless_reason`)
-)
+# it could not have contradicted the claim (`powerless_reason`)
+TOO_WEAK: Verdict = "audit too weak to tell"
 
 
 @dataclass(frozen=True)
@@ -160,9 +160,8 @@ def _findings_with_distinct_epsilon_audits(rows: list[Finding]) -> list[tuple[Fi
     one audit."""
     found: dict[tuple[str, str, Audited], Finding] = {}
     for row in rows:
-        main = next(
-            (audit for audit in row.audits if audit.estimator in HELD), None
-        )  # no bound that assumes a shape
+        # no bound that assumes a shape
+        main = next((audit for audit in row.audits if audit.estimator in HELD), None)
         if main is not None and not row.not_applicable:
             key = (row.attack, str(row.options), main)
             # Of rows that are one audit, one that the claim is about stands for all.

@@ -18,9 +18,8 @@ from auditor.statistics.metrics import AT_LEAST, CONTROLS, RECALL, auc_name
 
 ANY, EXACT = "any_of_k", "extraction_probability"
 _ANCESTRAL = "ancestral"
-_IMPROBABLE = (
-    0.01  # fewer hits than this is likely to give contradict the probabilities that were measured
-)
+# fewer hits than this is likely to give contradict the probabilities that were measured
+_IMPROBABLE = 0.01
 
 
 def is_measured(m: Measurement | None) -> TypeGuard[Measurement]:
@@ -50,19 +49,16 @@ def member_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
     if blind := highest("blind"):
         why = (
             "Members and non-members differ in kind: without any model, their tokens and lengths "
-            "distinguish them "
-            f"({_auc_label(blind)}), so no membership number here means what it says, and what "
-            "members leak beyond "
-            "non-members may be that difference."
+            f"distinguish them ({_auc_label(blind)}), so no membership number here means what it "
+            "says, and what members leak beyond non-members may be that difference."
         )
         if not result.plan.get("user_column"):
             why += " Are several records of one person or text? Name its column: --user-column."
     elif reference := highest("reference_alone"):
         why = (
             "The reference alone distinguishes members from non-members "
-            f"({_auc_label(reference)}): it saw some of "
-            "them, or they differ in kind, and either way no membership number here means what it "
-            "says."
+            f"({_auc_label(reference)}): it saw some of them, or they differ in kind, and either "
+            "way no membership number here means what it says."
         )
     else:
         return ()
@@ -109,18 +105,15 @@ def _too_few_hits_sentence(probe: Finding, attack: Finding) -> str:
     if recall is None or not is_measured(probability):
         return ""
     hits = max(round(m.value * m.n) for m in (recall, other) if is_measured(m))
-    p = (
-        probability.value if probability.n == recall.n else probability.low
-    )  # the same secrets: their very mean
+    # the same secrets: their very mean
+    p = probability.value if probability.n == recall.n else probability.low
     if hits > recall.n * p - 1 or (tail := float(binom.cdf(hits, recall.n, p))) >= _IMPROBABLE:
         return ""
     return (
         f"{attack.attack} extracts {hits:,} of {recall.n:,}, and at the measured probability of "
-        f"{_percent_label(p)} a "
-        f"single sample of each would give about {recall.n * p:.0f} "
-        f"({_tail_probability_label(tail)} by chance): a "
-        "filter, a truncation or another distribution stands between what the model knows and what "
-        "was drawn."
+        f"{_percent_label(p)} a single sample of each would give about {recall.n * p:.0f} "
+        f"({_tail_probability_label(tail)} by chance): a filter, a truncation or another "
+        "distribution stands between what the model knows and what was drawn."
     )
 
 
@@ -144,9 +137,8 @@ def _greedy_contradiction_sentences(
         )
     for row in rows:
         for m in row.measurements:
-            level = m.name.removeprefix(
-                "discoverable_1_"
-            )  # the whole name where it begins otherwise
+            # the whole name where it begins otherwise
+            level = m.name.removeprefix("discoverable_1_")
             # As many secrets as greedy decoding was asked for: taken for the same ones.
             likely = (
                 round(m.value * m.n)
@@ -159,8 +151,7 @@ def _greedy_contradiction_sentences(
                 yield (
                     f"{likely:,} of {m.n:,} suffixes have an extraction probability of "
                     f"{_percent_label(_discoverable_level_or_zero(level))} or more, and greedy "
-                    "decoding, which must "
-                    f"give these, gives {given:,}."
+                    f"decoding, which must give these, gives {given:,}."
                 )
 
 

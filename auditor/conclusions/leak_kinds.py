@@ -74,9 +74,8 @@ class LeakReading:
         if isinstance(self.baseline, Measurement):
             return m.low > self.baseline.high
         if self.baseline is None and m.unit == "probability":
-            return (
-                m.low * m.n >= 1
-            )  # of whom nobody knows what strangers get: a hit is expected of one sample each
+            # of whom nobody knows what strangers get: a hit is expected of one sample each
+            return m.low * m.n >= 1
         return m.low > self._baseline_value or (self.either_way and m.high < self._baseline_value)
 
     @property
@@ -96,9 +95,8 @@ class LeakReading:
         if m.unit in ("share", "count"):
             return m.value > self._baseline_value
         if m.unit == "probability" and (self.baseline is None or m.value * m.n < 1):
-            return (
-                self.is_above_baseline
-            )  # of a probability below one in as many secrets no hit is expected
+            # of a probability below one in as many secrets no hit is expected
+            return self.is_above_baseline
         return self.is_above_baseline or m.low > self._baseline_value
 
     @property

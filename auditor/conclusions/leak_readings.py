@@ -46,9 +46,8 @@ from auditor.statistics.metrics import (
 NEAR, PROBABLY_NEAR, GREEDY = "near_verbatim_recall", "near_verbatim_probability", "greedy"
 EXPOSURE, EXPOSED = "exposure", "exposed_share"
 EPSILON, PROVABLE, VIOLATIONS = "epsilon_lower_bound", "epsilon_best_provable", "claim_violations"
-CHANCE_BITS = 1 / math.log(
-    2
-)  # mean exposure of a canary that was never inserted: -log2 of a uniform number
+# mean exposure of a canary that was never inserted: -log2 of a uniform number
+CHANCE_BITS = 1 / math.log(2)
 
 
 def _verbatim_leak_readings(finding: Finding) -> Iterator[LeakReading]:
@@ -175,9 +174,8 @@ PERSONAL = LeakKind(
 def _canary_exposure_leak_readings(finding: Finding) -> Iterator[LeakReading]:
     exposed = finding.measurement(EXPOSED)
     if is_measured(exposed):
-        yield LeakReading(
-            exposed, 0.0, row=finding.cell_key
-        )  # corrected over the canaries: one is one too many
+        # corrected over the canaries: one is one too many
+        yield LeakReading(exposed, 0.0, row=finding.cell_key)
     for reading in leak_readings_against_nonmembers(finding, EXPOSURE):
         yield reading if reading.baseline is not None else replace(reading, baseline=CHANCE_BITS)
 

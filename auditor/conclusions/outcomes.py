@@ -67,9 +67,8 @@ class RowValuesBySecret:
     outcome: Outcome | None = field(default=None, repr=False)
     kinds: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     score_is_probability: bool = False
-    anytime: bool = (
-        False  # how many were asked was decided by what was found: only bounds by betting hold
-    )
+    # how many were asked was decided by what was found: only bounds by betting hold
+    anytime: bool = False
 
     @classmethod
     def from_judged_guesses(
@@ -223,9 +222,8 @@ class RunOutcomes:
     name: str
     result: AuditResult
     outcomes: Mapping[CellKey, RowValuesBySecret]  # empty: no table in the folder
-    listed: AnsweredSecretIds = field(
-        default=NOT_KEPT, repr=False
-    )  # who was attacked, by the rest of its folder
+    # who was attacked, by the rest of its folder
+    listed: AnsweredSecretIds = field(default=NOT_KEPT, repr=False)
     edits: FolderEdits | None = NO_EDITS  # of its folder since it ended; None: it has no manifest
 
 
@@ -360,8 +358,8 @@ def _anytime_valid_row_difference_or_reason(
     """Of the secrets that both were asked for: those of the one that stopped first."""
     if about.errors or about.scores or about.signed or about.unit not in SHARES:
         return (
-            f"{about.name} has no bounds that hold at every look, and --until stopped one of "
-            "the two"
+            f"{about.name} has no bounds that hold at every look, and --until stopped one of the "
+            "two"
         )
     one, other = (
         rows.values_by_secret(about.per_secret_column_name, about.members, count)

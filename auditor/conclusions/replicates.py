@@ -26,12 +26,10 @@ class Replicates:
     setting: str
     attack: str
     rows: Mapping[int, RowValuesBySecret] = field(default_factory=dict)
-    measured: Mapping[int, Mapping[str, Measurement]] = field(
-        default_factory=dict
-    )  # of the finding and its target
-    heldout: Mapping[int, Mapping[str, Sequence[float]]] = field(
-        default_factory=dict
-    )  # nll by target's text
+    # of the finding and its target
+    measured: Mapping[int, Mapping[str, Measurement]] = field(default_factory=dict)
+    # nll by target's text
+    heldout: Mapping[int, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     not_applicable: str = ""
 

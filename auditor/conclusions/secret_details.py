@@ -42,9 +42,8 @@ class SecretDetails:
     tokens: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
     heldout: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     exposure: Mapping[CellKey, Mapping[str, float]] = field(default_factory=dict)
-    records: Mapping[CellKey, Mapping[str, Column]] = field(
-        default_factory=dict
-    )  # in generations, by quantity
+    # in generations, by quantity
+    records: Mapping[CellKey, Mapping[str, Column]] = field(default_factory=dict)
 
 
 def secret_fact_columns(

@@ -71,9 +71,8 @@ class LeakSignal:
     count: str = ""
     why: str = ""
     blind: Measurement | None = None
-    worst: Stratum | None = (
-        None  # of copied records, the number of copies of which most were extracted
-    )
+    # of copied records, the number of copies of which most were extracted
+    worst: Stratum | None = None
     looks: int = 1
     excess: Measurement | None = None
     alone: bool = True
@@ -176,9 +175,8 @@ def assess_signals(result: AuditResult) -> LeakAssessment:
     }
     of_data = (*member_mismatch_doubts(result), *result.benchmark.doubts)
     doubts = dict.fromkeys(targets, of_data)
-    leaking = {
-        signal.target for signal in signals if signal.status == SHOWN
-    }  # their likelihood says nothing more
+    # their likelihood says nothing more
+    leaking = {signal.target for signal in signals if signal.status == SHOWN}
     for record in result.targets:
         if record.name in doubts:
             said = (

@@ -84,9 +84,8 @@ def _group_recall_of_unlearning(
                 model: seen.values_by_secret(kept, group != NONMEMBERS)
                 for model, seen in columns.items()
             }
-            ids = (
-                sorted(set.intersection(*map(set, held.values()))) if held else []
-            )  # that all models were asked for
+            # that all models were asked for
+            ids = sorted(set.intersection(*map(set, held.values()))) if held else []
             if group != NONMEMBERS:
                 ids = [id for id in ids if (id in forgotten) == (group == FORGOTTEN)]
             found = {model: np.array([own[id] for id in ids]) for model, own in held.items()}
@@ -113,7 +112,6 @@ def _perplexities_around_unlearning(
         base, nll, tokens = np.array(
             [before["perplexity"], after["perplexity"], before["tokens"]], dtype=float
         )
-        found["ratio"] = estimate_perplexity_ratios(nll[None, None], tokens[None], base[None])[
-            0
-        ]  # one model, one seed
+        # one model, one seed
+        found["ratio"] = estimate_perplexity_ratios(nll[None, None], tokens[None], base[None])[0]
     return found

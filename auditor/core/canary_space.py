@@ -45,9 +45,8 @@ class CanarySpace:
     def __post_init__(self) -> None:
         if self.size < 2:
             raise AuditError(
-                f"expected a format that several texts fit, such as 'My ID is {{digits:6}}', got "
-                f"{self.format!r}, "
-                f"which {self.size} fits: an empty space"
+                "expected a format that several texts fit, such as 'My ID is {digits:6}', got "
+                f"{self.format!r}, which {self.size} fits: an empty space"
             )
         # neighbours are enough: whatever sorts between a text and one that it begins, it begins as
         # well
@@ -58,8 +57,8 @@ class CanarySpace:
         ):
             raise AuditError(
                 f"expected that no text of the format {self.format!r} begins another, but its "
-                "lists hold words that "
-                "begin others: let each slot of words end in a character that no word holds"
+                "lists hold words that begin others: let each slot of words end in a character "
+                "that no word holds"
             )
 
     @cached_property
@@ -191,7 +190,6 @@ def parse_canary_format(format: str) -> list[tuple[str, str]]:
         slot = (
             f"{name or '?'}{f'!{conversion}' if conversion else ''}{f':{count}' if count else ''}"
         )
-        found.append(
-            (text, "" if name is None else slot)
-        )  # None: no slot follows; `{{` is a brace already
+        # None: no slot follows; `{{` is a brace already
+        found.append((text, "" if name is None else slot))
     return found

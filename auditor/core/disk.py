@@ -48,9 +48,8 @@ def atomic_replacement_file(path: Path, *, sync: bool = False) -> Iterator[Path]
     scratch = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(
-            dir=path.parent, prefix=_BEFORE, suffix=_BEHIND
-        )  # mkstemp's are 0600
+        # mkstemp's are 0600
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=_BEFORE, suffix=_BEHIND)
         os.close(handle)
         scratch = Path(name)
         yield scratch
@@ -103,9 +102,8 @@ def append_durably(path: Path, text: str) -> int:
             file.flush()
             os.fsync(file.fileno())
         if new:
-            fsync(
-                path.parent
-            )  # which holds the name: without it a power cut could take the file away
+            # which holds the name: without it a power cut could take the file away
+            fsync(path.parent)
     except OSError as error:
         if begin is not None:
             with suppress(OSError):

@@ -65,9 +65,8 @@ _OF_A_PLACE = frozenset(
     )
     if hasattr(errno, name)
 )
-_IN_RUST = re.compile(
-    r"\(os error (\d+)\)"
-)  # as safetensors and tokenizers tell what the system said
+# as safetensors and tokenizers tell what the system said
+_IN_RUST = re.compile(r"\(os error (\d+)\)")
 
 
 def file_access_error(error: BaseException, ours: str) -> AuditError | None:
@@ -115,8 +114,7 @@ def out_of_memory_error(error: BaseException) -> AuditError | None:
         return None
     return AuditError(
         "out of memory, even for one text at a time: give it more, or take a smaller model or "
-        "precision "
-        "(--dtype bfloat16, --quantise 8bit, --device-map auto)"
+        "precision (--dtype bfloat16, --quantise 8bit, --device-map auto)"
     )
 
 

@@ -55,9 +55,8 @@ def locked_folder(folder: Path, mark: str) -> Iterator[None]:
     """
     made = not folder.exists()
     try:
-        folder.mkdir(
-            parents=True, exist_ok=True, mode=0o700
-        )  # what is trained and found here tells of the records
+        # what is trained and found here tells of the records
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise disk.unwritable_path_error(folder, error) from error
     with acquire_folder_lock(folder):

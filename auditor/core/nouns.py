@@ -106,9 +106,8 @@ class Secret:
     repeats: int | None = None
     member: bool = True
     canary: Canary | None = None
-    group: str | None = (
-        None  # a value of the column that the user names to have results shown by it
-    )
+    # a value of the column that the user names to have results shown by it
+    group: str | None = None
     wording: Wording | None = field(default=None, compare=False, repr=False)
     alias: str = ""  # nobody has named it yet
     document: str | None = None
@@ -118,9 +117,8 @@ class Secret:
         None
     )
     user_trained: bool = False  # whether any record of that person was trained on
-    copies: int | None = (
-        None  # of a member's record, near copies included: how often trained on; None: not known
-    )
+    # of a member's record, near copies included: how often trained on; None: not known
+    copies: int | None = None
 
 
 @dataclass(frozen=True)
@@ -220,14 +218,12 @@ class Guesses:
     ranked: tuple[Guess, ...]
     samples: int
     drawn: int  # tokens drawn from the target
-    near_boundary: int = (
-        0  # draws within 1e-6 of a CDF boundary, where float noise could have decided otherwise
-    )
+    # draws within 1e-6 of a CDF boundary, where float noise could have decided otherwise
+    near_boundary: int = 0
     rows: int = 0  # rows run through the target: distinct partial samples, or nodes of a search
     certificate: Certificate | None = None
-    rankings: dict[str, float] = field(
-        default_factory=dict
-    )  # of the first, scores by other rankings, higher surer
+    # of the first, scores by other rankings, higher surer
+    rankings: dict[str, float] = field(default_factory=dict)
 
 
 def evenly_spaced_secrets(secrets: Sequence[Secret], limit: int) -> list[Secret]:
@@ -267,9 +263,8 @@ class Claim:
     delta: float
     relation: str  # the relation the defense was set up for
     unit: str  # of protection: "shard", "any two models"
-    queries: (
-        int | None
-    )  # T: the drawn tokens the epsilons cover; None: any number, nothing is spent by asking
+    # T: the drawn tokens the epsilons cover; None: any number, nothing is spent by asking
+    queries: int | None
     theorem: str
     status: str  # "sound" | "claim; proof has gaps" | ...
     # whether the promise follows from what was done; else a reader is told that it is only claimed
@@ -279,11 +274,9 @@ class Claim:
     decoding: str = "ancestral"
     spent_queries: int = 0
     spent_epsilon: dict[str, float] = field(default_factory=dict)
-    any_two: bool = (
-        False  # whether it holds for any two models whatever: for every relation and unit there is
-    )
+    # whether it holds for any two models whatever: for every relation and unit there is
+    any_two: bool = False
     shard: bool = False  # whether the unit is a shard, of which single records are a part
-    whole: str = (
-        ""  # of a shard, what lies in one as a whole: "record", "user"; "": nobody can tell
-    )
+    # of a shard, what lies in one as a whole: "record", "user"; "": nobody can tell
+    whole: str = ""
     details: dict[str, float] = field(default_factory=dict)

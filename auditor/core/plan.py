@@ -141,8 +141,7 @@ class Plan:
                 if self.values_by_field_name()[name] is not None:
                     raise AuditError(
                         f"{flag_of_plan_field(name)} needs all secrets, and --until may stop "
-                        "before: give one of the "
-                        "two"
+                        "before: give one of the two"
                     )
 
     @property
@@ -185,9 +184,8 @@ class Plan:
         changed = {
             part: dataclasses.replace(getattr(self, part), **some) for part, some in parts.items()
         }
-        return dataclasses.replace(
-            self, **changed, **own
-        )  # by __post_init__ the whole plan is checked anew
+        # by __post_init__ the whole plan is checked anew
+        return dataclasses.replace(self, **changed, **own)
 
     def values_by_field_name(self) -> dict[str, Any]:
         return {
@@ -235,9 +233,8 @@ class DescribedField:
     help: str
 
 
-_HELP = re.compile(
-    r"^(\w+): (.+(?:\n    .+)*)", re.MULTILINE
-)  # a field in the docstring of its part
+# a field in the docstring of its part
+_HELP = re.compile(r"^(\w+): (.+(?:\n    .+)*)", re.MULTILINE)
 
 
 def _described_plan_fields(kind: Any, part: str = "") -> Iterator[tuple[str, DescribedField]]:
@@ -266,9 +263,8 @@ def _described_plan_fields(kind: Any, part: str = "") -> Iterator[tuple[str, Des
 
 
 FIELDS: Mapping[str, DescribedField] = dict(_described_plan_fields(Plan))
-IN_FILE = tuple(
-    name for name in FIELDS if name not in ("command", "objects")
-)  # what a plan file may hold
+# what a plan file may hold
+IN_FILE = tuple(name for name in FIELDS if name not in ("command", "objects"))
 
 
 def plan_field_names_with_rule(rules: FieldRule) -> tuple[str, ...]:

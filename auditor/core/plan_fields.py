@@ -11,6 +11,7 @@ from typing import Any
 NONE = "none"  # nothing, where the default is something
 AUTO = "auto"  # as the program finds best; of a count: not what the plan file says, but the default
 Options = dict[str, dict[str, Any]]  # plug-in name ("" for all) -> option -> value
+# of --help
 PANELS = (
     "target",
     "data",
@@ -20,26 +21,22 @@ PANELS = (
     "compute",
     "output",
     "advanced",
-)  # of --help
+)
 
 
 class FieldRule(enum.Flag):
     """What a field takes part in."""
 
-    SUBJECT = (
-        enum.auto()
-    )  # the digest of which model is attacked for which secrets: plans that agree in it share both
-    COMPARED = (
-        enum.auto()
-    )  # what attackers score with, tune on and look at: compared runs agree in it
+    # the digest of which model is attacked for which secrets: plans that agree in it share both
+    SUBJECT = enum.auto()
+    # what attackers score with, tune on and look at: compared runs agree in it
+    COMPARED = enum.auto()
     ATTACKS = enum.auto()  # attacks and nothing else: who runs none has no use of it
     OWN = enum.auto()  # a model and data of the user's own: the lab has its own
-    RECORDS = (
-        enum.auto()
-    )  # the records of --data: there are none where a model is asked for canaries alone
-    PROVIDED = (
-        enum.auto()
-    )  # how the model is loaded: its provider says which of these fields it heeds
+    # the records of --data: there are none where a model is asked for canaries alone
+    RECORDS = enum.auto()
+    # how the model is loaded: its provider says which of these fields it heeds
+    PROVIDED = enum.auto()
     PLACED = enum.auto()  # likewise: device and precision, of models loaded beside it too
 
 

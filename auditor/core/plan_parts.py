@@ -30,11 +30,12 @@ from auditor.core.plan_fields import (
 
 SMALL = "small"  # the lab of no other name
 DECIDED = "decided"
+# what is known of a conversation whose rest is attacked
 SYSTEM, USER, PARTIAL = (
     "system",
     "user",
     "partial",
-)  # what is known of a conversation whose rest is attacked
+)
 TURNS, ALL = ("assistant", USER, SYSTEM, "tool"), "all"  # whose turns may be attacked
 _SENT = "the records would be sent there"
 _WIDTH = re.compile(r"\s*([a-z][a-z0-9_]*)\s*(?:±|\+/?-)\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%\s*")
@@ -180,14 +181,13 @@ class LoadingOptions:
             if _CREDENTIAL.search(plain) and not _OF_TEXT.match(plain):  # the value is not quoted
                 raise AuditError(
                     "expected no credential in --model-arg, where records and reports would show "
-                    f"it, got {name}=...: "
-                    "a token for the hub comes from HF_TOKEN or `hf auth login`"
+                    f"it, got {name}=...: a token for the hub comes from HF_TOKEN or `hf auth "
+                    "login`"
                 )
         if self.device_map is not None and self.device != "cpu":
             raise AuditError(
                 "expected either --device or --device-map, which says where each part of a model "
-                "goes, got --device "
-                f"{self.device} and --device-map {self.device_map}"
+                f"goes, got --device {self.device} and --device-map {self.device_map}"
             )
 
 
@@ -312,9 +312,8 @@ class AttackPlan:
         if not self.attack:
             raise AuditError("expected at least one --attack, got none; `audit list` shows them")
         if self.until not in (None, DECIDED):
-            assert (
-                self.until_metric_and_half_width is not None
-            )  # the property raises for what it cannot read
+            # the property raises for what it cannot read
+            assert self.until_metric_and_half_width is not None
 
     @property
     def until_metric_and_half_width(self) -> tuple[str, float] | None:

@@ -48,19 +48,16 @@ class Audited:
     rights: tuple[
         int, ...
     ] = ()  # of the surest guesses, for each number of them that was looked at
-    sampling: tuple[float, int] | None = (
-        None  # rate and steps of the shape that "shape" assumes, and power is told of
-    )
+    # rate and steps of the shape that "shape" assumes, and power is told of
+    sampling: tuple[float, int] | None = None
     copies: int = 1  # how often each canary was inserted
     relation: str = "add_remove"
     unit: str = "record"
-    table: tuple[int, int, int, int] | None = (
-        None  # of games: tp, fn, fp, tn; canaries are then the games that count
-    )
+    # of games: tp, fn, fp, tn; canaries are then the games that count
+    table: tuple[int, int, int, int] | None = None
     tokens: int | None = None  # drawn in each game
-    covered: int | None = (
-        None  # tokens that the claim is for; None: any number, or there is no claim
-    )
+    # tokens that the claim is for; None: any number, or there is no claim
+    covered: int | None = None
     exact: float | None = None  # epsilon of these very games, from both next-token distributions
 
     @property
@@ -145,9 +142,8 @@ class Finding:
     claim_reason: str
     measurements: tuple[Measurement, ...] = ()
     by_repeats: dict[str, Measurement] = field(default_factory=dict)
-    by_kind: dict[str, Measurement] = field(
-        default_factory=dict
-    )  # of personal data: what first guesses hold of it
+    # of personal data: what first guesses hold of it
+    by_kind: dict[str, Measurement] = field(default_factory=dict)
     by_kind_nonmembers: dict[str, Measurement] = field(default_factory=dict)  # the floor
     curve: tuple[tuple[int, float], ...] = ()  # (wrong guesses allowed, recall)
     not_applicable: str = ""
@@ -157,20 +153,17 @@ class Finding:
     ] = ()  # how the claim was seen to fail, a sentence each; empty: it was not
     seconds: float = 0.0
     drawn: int = 0
-    samples: int = (
-        0  # of each prefix, drawn behind nothing but the prefix; 0: none, or behind a soft prompt
-    )
+    # of each prefix, drawn behind nothing but the prefix; 0: none, or behind a soft prompt
+    samples: int = 0
     rows: int = 0  # run through the target, shared passes included: what methods can be compared at
-    chain: Chain | None = (
-        None  # of a defended row where its control rows were measured: what its effect is due to
-    )
+    # of a defended row where its control rows were measured: what its effect is due to
+    chain: Chain | None = None
     audits: tuple[Audited, ...] = ()  # of a row that bounds epsilon; the (epsilon, delta) one first
     strata: tuple[Stratum, ...] = ()  # most copies first; empty: the data are not counted by copies
     # membership scores, of all rows, that `membership_auc` is the strongest of; 0: older record
     scores_tried: int = 0
-    stopped: StoppedEarly | None = (
-        None  # None: all secrets were to be asked, and intervals are of a fixed size
-    )
+    # None: all secrets were to be asked, and intervals are of a fixed size
+    stopped: StoppedEarly | None = None
 
     @property
     def decodes_greedily(self) -> bool:
@@ -214,15 +207,13 @@ class TargetRecord:
     peak_memory_mb: float | None = None
     training_seconds: float | None = None
     claim: Claim | None = None
-    nominal_epsilon: float | None = (
-        None  # as a paper prints it; promises nothing (the notes say why)
-    )
+    # as a paper prints it; promises nothing (the notes say why)
+    nominal_epsilon: float | None = None
     notes: tuple[str, ...] = ()
     other_perplexities: tuple[Measurement, ...] = ()  # of the same texts, as papers count them
     companion: bool = False  # a control, shown beside a defense and not asked for by name
-    likelihood: Chain | None = (
-        None  # how much more likely members' true tokens are than non-members', row by row
-    )
+    # how much more likely members' true tokens are than non-members', row by row
+    likelihood: Chain | None = None
     doubts: tuple[Doubt, ...] = ()  # about its answers alone
 
 
@@ -297,19 +288,16 @@ class RecordCounts:
     audited: int  # distinct records that are attacked
     copies: int = 0  # usable, the same secrets as an earlier record: audited with that record
     left_out: dict[str, int] = field(default_factory=dict)  # records that cannot be used, by reason
-    not_attacked: dict[str, int] = field(
-        default_factory=dict
-    )  # usable and distinct, by rule: auxiliary data, --limit
-    parts_left_out: dict[str, int] = field(
-        default_factory=dict
-    )  # parts of usable records, by reason
+    # usable and distinct, by rule: auxiliary data, --limit
+    not_attacked: dict[str, int] = field(default_factory=dict)
+    # parts of usable records, by reason
+    parts_left_out: dict[str, int] = field(default_factory=dict)
     # of the audited records: of texts all tokens, else those of suffixes and answers; 0: not
     # counted
     tokens: int = 0
     attacked_tokens: int = 0  # of them, tokens inside some attacked suffix
-    by_copies: dict[str, int] = field(
-        default_factory=dict
-    )  # members that could be attacked, by copies; "": not known
+    # members that could be attacked, by copies; "": not known
+    by_copies: dict[str, int] = field(default_factory=dict)
 
     @property
     def usable(self) -> int:
@@ -326,28 +314,24 @@ class BenchmarkRecord:
     nonmembers: int
     known: int
     repeats: dict[str, int] = field(default_factory=dict)
-    greedy_recall: dict[str, Measurement] = field(
-        default_factory=dict
-    )  # undefended target, by repeat count
+    # undefended target, by repeat count
+    greedy_recall: dict[str, Measurement] = field(default_factory=dict)
     greedy_nonmembers: Measurement | None = None  # measured where greedy decoding gives some member
     # of the secrets, without telling one (auditor/gate/comparability.py); "": an older record
     digest: str = ""
-    near_duplicates: int | None = (
-        None  # members whose suffix is nearly a known pair's; None: not counted
-    )
+    # members whose suffix is nearly a known pair's; None: not counted
+    near_duplicates: int | None = None
     canaries: dict[str, int] = field(default_factory=dict)  # how many, by insertions; "0": controls
     notes: tuple[str, ...] = ()
     kinds: dict[str, KindCount] = field(default_factory=dict)  # of personal data
     doubts: tuple[Doubt, ...] = ()  # about the data, and so about every row
-    text_form: str = (
-        ""  # how conversations are rendered: template, day and digest; "": there are none
-    )
+    # how conversations are rendered: template, day and digest; "": there are none
+    text_form: str = ""
     unread_columns: tuple[
         str, ...
     ] = ()  # of the data, that hold texts or turns and that no secret is made of
-    records: dict[str, RecordCounts] = field(
-        default_factory=dict
-    )  # of "members" and "nonmembers"; empty: not counted
+    # of "members" and "nonmembers"; empty: not counted
+    records: dict[str, RecordCounts] = field(default_factory=dict)
 
     @property
     def is_of_builtin_lab(self) -> bool:
@@ -442,9 +426,8 @@ class AuditResult:
     timings: dict[str, float]  # seconds by stage
     seed: int
     family: str = ""  # architecture and vocabulary of the attacked model; "": an older record
-    weights: dict[str, str] = field(
-        default_factory=dict
-    )  # "model/model.safetensors" -> SHA-256; empty in the lab
+    # "model/model.safetensors" -> SHA-256; empty in the lab
+    weights: dict[str, str] = field(default_factory=dict)
     # of an adapter that is attacked, the model that it is for; "": a whole model, or an older
     # record
     base: str = ""
@@ -454,16 +437,13 @@ class AuditResult:
         Frontier, ...
     ] = ()  # by measure of leakage; none where fewer than two defenses were measured
     unlearning: tuple[Unlearning, ...] = ()
-    methods: dict[str, str] = field(
-        default_factory=dict
-    )  # what each attack and probe there was declares to measure
-    metrics: dict[str, str] = field(
-        default_factory=dict
-    )  # titles of the numbers that plug-ins declare as their own
+    # what each attack and probe there was declares to measure
+    methods: dict[str, str] = field(default_factory=dict)
+    # titles of the numbers that plug-ins declare as their own
+    metrics: dict[str, str] = field(default_factory=dict)
     own_methods: tuple[str, ...] = ()  # attacks and probes that are the user's plug-ins
-    sections: dict[str, OwnSection] = field(
-        default_factory=dict
-    )  # what plug-ins add to the reports, by their names
+    # what plug-ins add to the reports, by their names
+    sections: dict[str, OwnSection] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
     def target(self, name: str) -> TargetRecord:

@@ -27,10 +27,11 @@ from auditor.core.errors import AuditError
 
 _GROUPS = Path("/sys/fs/cgroup")
 _LOAD = Path("/proc/loadavg")
+# seconds; the median of some looks, as what comes and goes takes no processor
 _LOOKS, _BETWEEN = (
     7,
     0.01,
-)  # seconds; the median of some looks, as what comes and goes takes no processor
+)
 _SPINS = "10000"  # a training step of the lab: 45 ms so, 42 spinning on, 62 asleep at once
 
 
@@ -114,13 +115,11 @@ def _idle_processor_count() -> float:
     try:
         running = []
         for _ in range(_LOOKS):
-            running.append(
-                int(_LOAD.read_text().split()[3].partition("/")[0])
-            )  # "running/all threads"
+            # "running/all threads"
+            running.append(int(_LOAD.read_text().split()[3].partition("/")[0]))
             time.sleep(_BETWEEN)
-        return (os.cpu_count() or 1) - (
-            statistics.median(running) - 1
-        )  # one of them is this process
+        # one of them is this process
+        return (os.cpu_count() or 1) - (statistics.median(running) - 1)
     except (OSError, ValueError, IndexError):
         return math.inf
 

@@ -139,8 +139,7 @@ def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
         "Poisson sampling",
         float(stats.chi2.cdf(varies * freedom / len(sizes), freedom)),
         f"batches of {sizes.min()} to {sizes.max()} records vary less than {law} sampling's: "
-        "epsilon was accounted "
-        "for another kind of sampling; of batches in random order at most "
+        "epsilon was accounted for another kind of sampling; of batches in random order at most "
         f"{_bound_shuffled_epsilon(runs):.2f} follows",
         f"batches of {sizes.min()} to {sizes.max()} records, as {law} sampling draws them",
         f"batches whose size has {100 * least:.0f}% of Poisson sampling's variance",
@@ -225,8 +224,8 @@ def check_epsilon_follows_from_claimed_noise(runs: WatchedTrainings) -> LoopChec
     said = f"claimed is epsilon {told:g}, which follows ({follows:.2f})"
     if broken:
         said = (
-            f"claimed is epsilon {told:g}; its own noise, {runs.claim.sampling} batches and "
-            f"steps give {follows:.2f}"
+            f"claimed is epsilon {told:g}; its own noise, {runs.claim.sampling} batches and steps "
+            f"give {follows:.2f}"
         )
     return loop_check_without_chance(
         "accounting",

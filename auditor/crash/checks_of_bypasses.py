@@ -26,10 +26,11 @@ from auditor.crash.verdicts import (
 )
 from auditor.crash.watch import ObservedStep
 
+# seeds of torch's generator, and how many of its first numbers are looked at
 _TRIED, _READ = (
     1 << 16,
     16,
-)  # seeds of torch's generator, and how many of its first numbers are looked at
+)
 _APART = 0.05  # of the logits' size: rounding in half precision is below
 
 
@@ -53,8 +54,8 @@ def check_noise_seed_guessable(runs: WatchedTrainings) -> LoopCheck:
         return LoopCheck(name, UNKNOWN, "no noise that could be looked at", would)
     if np.allclose(other.noise, first.noise, rtol=1e-3, atol=1e-3 * first.scale):
         said = (
-            "seeds that share their lowest 32 bits give the same noise: who tries 2^32 of "
-            "them, as torch's "
+            "seeds that share their lowest 32 bits give the same noise: who tries 2^32 of them, as "
+            "torch's "
         )
         said += "generator on the processor has, can take it off; on a GPU it has 64 bits"
         return LoopCheck(name, UNKNOWN, said, would)
@@ -216,8 +217,7 @@ def check_rows_are_records(runs: WatchedTrainings) -> LoopCheck:
     rows = sum(step.foreign for step in mixed)
     said = (
         f"{rows:,} rows in {len(mixed)} steps were none of the given records: if they are parts of "
-        "records, "
-        "a record moves the sum by more than one clipping norm"
+        "records, a record moves the sum by more than one clipping norm"
     )
     return _counted_check(name, UNKNOWN, said, would)
 
@@ -258,8 +258,8 @@ def check_empty_batch_noise(runs: WatchedTrainings) -> LoopCheck:
         return broken_loop_check_without_chance(name, said, would, shown, epsilon)
     if claimed and len(few.steps) < claimed and len(runs.first_training.steps) >= runs.claim.steps:
         said = (
-            f"with {few.n} records, {len(few.steps)} of {claimed} claimed steps were taken: "
-            "empty batches show"
+            f"with {few.n} records, {len(few.steps)} of {claimed} claimed steps were taken: empty "
+            "batches show"
         )
         return broken_loop_check_without_chance(
             name, said, would, WorstViolation(f"{len(few.steps)} steps", str(claimed)), math.inf

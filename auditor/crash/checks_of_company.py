@@ -62,8 +62,8 @@ def check_gradient_depends_on_company(runs: WatchedTrainings) -> LoopCheck:
     would += f" (1), or {needed:.2f} of that"
     if needed > 1 and slope / error < float(stats.norm.isf(SHARE / len(fits))):
         said = (
-            "gradients are too short next to the noise to show whether they follow other "
-            "texts' lengths"
+            "gradients are too short next to the noise to show whether they follow other texts' "
+            "lengths"
         )
         return LoopCheck(OWN_GRADIENT, UNKNOWN, said, would)
     return loop_check_from_p_value(

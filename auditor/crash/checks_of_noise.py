@@ -56,13 +56,13 @@ def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
     shares = runs.noise_shares
     least, most = min(shares, key=shares.__getitem__), max(shares.values())
     said = (
-        f"every one of {len(names)} tensors has noise (least: {least}, {shares[least]:.2f} "
-        "times that of all)"
+        f"every one of {len(names)} tensors has noise (least: {least}, {shares[least]:.2f} times "
+        "that of all)"
     )
     if runs.whitened_shares is not None:
         said = (
-            f"tensors have {shares[least]:.2f} to {most:.2f} times the noise of all: reaches "
-            "are in units of each's"
+            f"tensors have {shares[least]:.2f} to {most:.2f} times the noise of all: reaches are "
+            "in units of each's"
         )
     return LoopCheck(name, NO_FAULT, said, would, source=COUNTED)
 
@@ -390,9 +390,8 @@ def check_noise_size_public(runs: WatchedTrainings) -> LoopCheck:
     logs = [np.ptp([math.log(step.scale) for step in steps]) for steps in _steps_at_one_place(runs)]
     said = (
         f"at one step the noise is up to {math.exp(max(logs)):.2f} times as large in one training "
-        "as in another on as "
-        "many records: it follows chance, as adaptive clipping's does, or the records; this test "
-        "does not tell which"
+        "as in another on as many records: it follows chance, as adaptive clipping's does, or the "
+        "records; this test does not tell which"
     )
     return LoopCheck(name, UNKNOWN, said, would)
 

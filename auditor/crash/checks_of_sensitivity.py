@@ -31,9 +31,8 @@ from auditor.crash.watch import ObservedStep
 
 _SINGULAR = 1e10  # the condition number of a fit that determines nothing
 _Chosen = Callable[[int, ObservedStep], bool]
-_Columns = Callable[
-    [ObservedStep], Array
-]  # a step -> (records, m); the first column's coefficient is asked for
+# a step -> (records, m); the first column's coefficient is asked for
+_Columns = Callable[[ObservedStep], Array]
 
 
 def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
@@ -190,8 +189,8 @@ def _worst_record_sensitivity_violation(
     )
     unit = runs.claim.noise_multiplier
     said = (
-        f"moves the gradient by {reach * unit:.2f} ± {1.96 * one * unit:.2f} clipping norms; "
-        f"mean {mean:.2f}"
+        f"moves the gradient by {reach * unit:.2f} ± {1.96 * one * unit:.2f} clipping norms; mean "
+        f"{mean:.2f}"
     )
     if runs.few and any(one is step for one in runs.few.steps):
         return WorstViolation(

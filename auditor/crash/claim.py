@@ -97,8 +97,7 @@ class LoopClaim:
         if not isinstance(given, Mapping):
             raise AuditError(
                 "expected `train` to return (model, claim), a claim being a mapping with "
-                f"{', '.join(needed)}; "
-                f"got {type(given).__name__}"
+                f"{', '.join(needed)}; got {type(given).__name__}"
             )
         if unknown := sorted(set(given) - set(fields)):
             raise AuditError(

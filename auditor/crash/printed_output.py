@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 _NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:[eE][-+]?\d+)?\.?")
-_Lines = dict[
-    str, list[tuple[str, ...]]
-]  # a line without its numbers -> the numbers, wherever it was printed
+# a line without its numbers -> the numbers, wherever it was printed
+_Lines = dict[str, list[tuple[str, ...]]]
 
 
 @dataclass

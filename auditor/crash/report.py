@@ -20,26 +20,23 @@ from auditor.reports.blocks import Bullets, Code, Document, FactList, Group, Sec
 from auditor.reports.decision import junit_xml
 
 _ORDER = (BROKEN, UNKNOWN, NO_FAULT)
+# whose versions a reproduction names
 _PACKAGES = (
     "torch",
     "transformers",
     "opacus",
     "trl",
     "accelerate",
-)  # whose versions a reproduction names
+)
 _SAYS = (
     f"An honest training is called broken with a probability of at most {LEVEL:.0%}, over all "
     "checks together.",
     "“No fault seen” names what would have been seen with 80% probability, and where that is from: "
-    "the check's own "
-    "statistic in the trainings that were watched, a count, or a planted fault. A smaller "
-    "violation, or one that acts "
-    "only on models, records or lengths of training unlike these, may be there. It never says that "
-    "a training is "
-    "private.",
+    "the check's own statistic in the trainings that were watched, a count, or a planted fault. A "
+    "smaller violation, or one that acts only on models, records or lengths of training unlike "
+    "these, may be there. It never says that a training is private.",
     "The training was run unchanged on a tiny model and 48 records that the test made; the "
-    "gradient of every step was "
-    "read where the optimizer gets it.",
+    "gradient of every step was read where the optimizer gets it.",
 )
 
 
@@ -105,10 +102,8 @@ def one_run_bound_sentence(test: CrashTest) -> str:
         return "no time was left for a bound of epsilon from one training."
     return (
         f"one training, {found.canaries} records each in by a fair coin, {found.right} of "
-        f"{found.guesses} guesses "
-        f"right: epsilon is at least {found.epsilon:.2f} (95%); it could have shown "
-        f"{found.best:.2f}; for so "
-        f"few records the claim gives {found.claimed:.2f}."
+        f"{found.guesses} guesses right: epsilon is at least {found.epsilon:.2f} (95%); it could "
+        f"have shown {found.best:.2f}; for so few records the claim gives {found.claimed:.2f}."
     )
 
 
@@ -168,8 +163,8 @@ def crash_test_headline(test: CrashTest) -> str:
         )
     worst = _crash_checks_worst_first(test)[0]
     return (
-        f"Broken: {worst.said}. Epsilon: {_epsilon_or_unbounded_text(test.epsilon)}; "
-        f"its claim gives {test.claim.implied_epsilon():.2f}."
+        f"Broken: {worst.said}. Epsilon: {_epsilon_or_unbounded_text(test.epsilon)}; its claim "
+        f"gives {test.claim.implied_epsilon():.2f}."
     )
 
 

@@ -17,9 +17,8 @@ import torch
 from auditor.core.errors import AuditError
 from auditor.crash import training_specimen
 
-_CHOSEN = (
-    1 << 16
-)  # a seed below it was written down by somebody, and is kept: the same noise for every training
+# a seed below it was written down by somebody, and is kept: the same noise for every training
+_CHOSEN = 1 << 16
 
 
 def is_transformers_trainer(given: Any) -> bool:
@@ -148,7 +147,6 @@ def obtain_trainer_from_entry(entry: Callable[[], Any]) -> Any:
     if not is_transformers_trainer(found[0]):
         raise AuditError(
             "expected a function `train(model, records)`, or an entry point that makes a Trainer "
-            "of transformers: it "
-            f"gave {type(found[0]).__name__}"
+            f"of transformers: it gave {type(found[0]).__name__}"
         )
     return found[0]

@@ -165,10 +165,11 @@ def make_company_specimen(clipping_norm: float) -> Specimen:
     Clipping then leaves gradients as they are, so what other records do to a record's gradient
     shows.
     """
+    # of the logarithm of what the last norm and the last layer are multiplied by
     low, high = (
         -12.0,
         4.0,
-    )  # of the logarithm of what the last norm and the last layer are multiplied by
+    )
     for _ in range(12):  # to 0.4%
         middle = (low + high) / 2
         if _median_gradient_norm(_make_flat_specimen(middle)) > _COMPANY_SHARE * clipping_norm:
@@ -228,9 +229,8 @@ class SpecimenRecordGradients:
     """The gradient of every record by itself, at any weights of a model: what the training is held
     against."""
 
-    twin: (
-        nn.Module
-    )  # the model as the training changed it (an adapter, say), without anybody's hooks
+    # the model as the training changed it (an adapter, say), without anybody's hooks
+    twin: nn.Module
     records: list[Record]
 
     def record_gradients_at_weights(

@@ -23,16 +23,18 @@ from auditor.statistics.audited import audit_epsilon_bounds
 
 _IN_COMPANY = 2  # trainings that look for what other records do to a record's gradient
 _ENOUGH, _MOST = 1200, 12  # gradients of single records that are looked at; trainings
+# if one of these cannot tell, the whole test cannot
 _NEEDED = (
     "one record's reach",
     "weights follow the steps",
     "rows are records",
     "noise by a schedule",
-)  # if one of these cannot tell, the whole test cannot
+)
+# if one of these cannot tell, no epsilon was observed
 _OF_EPSILON = (
     "one record's reach",
     "rows are records",
-)  # if one of these cannot tell, no epsilon was observed
+)
 _LEAST = len(training_specimen.SPECIMENS)  # trainings, where there is time for them
 
 
@@ -209,8 +211,7 @@ def _first_step_of_seed_plus_two_to_32(
     if not same or not np.allclose(one.noise, again.noise, rtol=1e-3, atol=1e-3 * one.scale):
         raise AuditError(
             "the training is not the same again under the same seed: draw batches and noise from "
-            "torch's or numpy's "
-            "generator, or from one seeded by torch.initial_seed()"
+            "torch's or numpy's generator, or from one seeded by torch.initial_seed()"
         )
     # torch's generator on a processor reads the lowest 32 bits alone, and numpy's is given no more.
     return run_watched_training(train, seed + 2**32, training_specimen.RECORDS, until, most=1)[
@@ -315,9 +316,8 @@ def seed_of_watched_training(seed: int, training: int) -> int:
 
     No two tests share one: another seed is another draw of all of them.
     """
-    return (
-        (seed * (_MOST + 2 + _IN_COMPANY) + training + 1) * 2654435769 % 2**32
-    )  # an odd factor: one to one
+    # an odd factor: one to one
+    return (seed * (_MOST + 2 + _IN_COMPANY) + training + 1) * 2654435769 % 2**32
 
 
 def observed_loop_of_watched_trainings(

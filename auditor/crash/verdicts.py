@@ -36,21 +36,18 @@ class WatchedTrainings:
     traces: tuple[TrainingTrace, ...]
     # under the first one's seed, on its model, with its steps; their number public: one other
     fewer: TrainingTrace
-    again: TrainingTrace | None = (
-        None  # the first one once more, with its steps: where `fewer` prints something else
-    )
+    # the first one once more, with its steps: where `fewer` prints something else
+    again: TrainingTrace | None = None
     few: TrainingTrace | None = None  # on a batch's records and one more
     few_claimed: int | None = None  # the steps that this one claims
     few_error: str = ""  # why this one raised an exception
-    other_seed: ObservedStep | None = (
-        None  # the first step under a seed whose lowest 32 bits are the first one's
-    )
+    # the first step under a seed whose lowest 32 bits are the first one's
+    other_seed: ObservedStep | None = None
     company: tuple[
         TrainingTrace, ...
     ] = ()  # on gradients shorter than the clipping norm, and texts of other lengths
-    whitened_shares: dict[str, float] | None = (
-        None  # of the noise that each tensor was divided by; None: by nothing
-    )
+    # of the noise that each tensor was divided by; None: by nothing
+    whitened_shares: dict[str, float] | None = None
 
     @property
     def first_training(self) -> TrainingTrace:

@@ -60,9 +60,8 @@ class ObservedStep:
     rate: float  # the learning rate
     # standard deviation of the noise an element, over all tensors; 0: no more than rounding
     scale: float
-    scales: dict[
-        str, tuple[float, int]
-    ]  # tensor -> its noise's standard deviation, and from how many degrees
+    # tensor -> its noise's standard deviation, and from how many degrees
+    scales: dict[str, tuple[float, int]]
     # (records,) coefficients of their unit gradients, over `scale`; of the gradient where it is 0
     reaches: _Array
     gram: _Array  # (records, records) of the unit gradients: the inverse of the reaches' covariance
@@ -71,9 +70,8 @@ class ObservedStep:
     # (d,) each element's standard deviation over that of the noise: less than 1 near the records'
     # span
     spread: _Array
-    shapes: dict[str, tuple[int, int]] = field(
-        default_factory=dict
-    )  # tensor -> its elements in `noise`
+    # tensor -> its elements in `noise`
+    shapes: dict[str, tuple[int, int]] = field(default_factory=dict)
     # rows with tokens that the model read since the step before and that are no record of ours
     foreign: int = 0
     # (tensors, records, records) inner products of the gradients, and (tensors, records) theirs
@@ -90,25 +88,19 @@ class TrainingTrace:
     n: int
     steps: list[ObservedStep] = field(default_factory=list)
     evaluated: set[int] = field(default_factory=set)  # records that were read without a gradient
-    elsewhere: int | None = (
-        None  # the first step whose weights are not those that the step before had left
-    )
-    returned: int | None = (
-        None  # the step after which the weights were those that it gave back; None: no step's
-    )
-    overflowed: list[tuple[int, str]] = field(
-        default_factory=list
-    )  # step and tensor of numbers that are not finite
-    released: list[dict[str, Tensor]] = field(
-        default_factory=list
-    )  # each step's gradients, by tensor
-    state: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # the model's weights and buffers behind the training
+    # the first step whose weights are not those that the step before had left
+    elsewhere: int | None = None
+    # the step after which the weights were those that it gave back; None: no step's
+    returned: int | None = None
+    # step and tensor of numbers that are not finite
+    overflowed: list[tuple[int, str]] = field(default_factory=list)
+    # each step's gradients, by tensor
+    released: list[dict[str, Tensor]] = field(default_factory=list)
+    # the model's weights and buffers behind the training
+    state: dict[str, Tensor] = field(default_factory=dict)
     printed: PrintedText = field(default_factory=PrintedText)
-    apart: float | None = (
-        None  # how much a record's logits change with whom it is read with, of their size
-    )
+    # how much a record's logits change with whom it is read with, of their size
+    apart: float | None = None
 
 
 class StepWatch:
@@ -132,9 +124,8 @@ class StepWatch:
         """
         self._model, self._records, self._until, self._everyone = model, records, until, everyone
         self._most, self._replayed = most, replayed
-        self._together: tuple[Tensor, Tensor] | None = (
-            None  # token ids of several rows, and the logits they got
-        )
+        # token ids of several rows, and the logits they got
+        self._together: tuple[Tensor, Tensor] | None = None
         self.trace = TrainingTrace(len(records))
         self._read: list[int] = []
         self._passes: list[tuple[int, ...]] = []
@@ -476,9 +467,8 @@ def fit_reaches(inner_products: _Array, products: _Array) -> tuple[_Array, _Arra
     the gradient that is fitted.
     """
     norms = np.sqrt(np.diagonal(inner_products, axis1=-2, axis2=-1))
-    lengths = np.where(
-        norms > 0, norms, 1.0
-    )  # a gradient of 0, as of LoRA's first matrix at first, stays 0
+    # a gradient of 0, as of LoRA's first matrix at first, stays 0
+    lengths = np.where(norms > 0, norms, 1.0)
     gram = inner_products / (lengths[..., :, None] * lengths[..., None, :])
     # pinv: records of one text may have the same gradient.
     inverse = np.linalg.pinv(gram, hermitian=True)
@@ -535,13 +525,12 @@ def run_watched_training(
     trace = watch.trace
     if not any(step.records for step in trace.steps):
         seen = (
-            f"{len(trace.steps)} steps of an optimizer, none of them after our model had read "
-            "one of our records"
+            f"{len(trace.steps)} steps of an optimizer, none of them after our model had read one "
+            "of our records"
         )
         raise AuditError(
             "expected `train` to train the model that it is given, on the records that it is "
-            "given, by a "
-            f"torch.optim optimizer; saw {seen}"
+            f"given, by a torch.optim optimizer; saw {seen}"
         )
     back = returned[0] if isinstance(returned, tuple) and returned else returned
     if isinstance(back, nn.Module) and not {id(p) for p in back.parameters()} & {
@@ -589,9 +578,8 @@ def _training_time_limit_context(until: float) -> Iterator[None]:
     finally:
         over = True
         if alarmed:
-            signal.setitimer(
-                signal.ITIMER_REAL, 0
-            )  # first: an alarm that nobody handles ends the process
+            # first: an alarm that nobody handles ends the process
+            signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, handler)
             # Whoever had set an alarm before gets it, less the time that went by.
             signal.setitimer(

@@ -79,9 +79,8 @@ class WorkerStart:
     """Where a worker begins: with this version, and in the folder that the run's relative paths
     begin at."""
 
-    folder: str = field(
-        default_factory=os.getcwd
-    )  # asked where the run starts; workers get this record pickled
+    # asked where the run starts; workers get this record pickled
+    folder: str = field(default_factory=os.getcwd)
     version: str = __version__
 
     def enter_folder_checking_version(self) -> None:

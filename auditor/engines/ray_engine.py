@@ -31,29 +31,25 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.engines.engine import Work
 
 _LOSSES = 3  # of one worker in one run: what kills it each time is the work itself
-_STORE = (
-    256 * 2**20
-)  # bytes for what travels: secrets, guesses, soft prompts; models are loaded where they are used
+# bytes for what travels: secrets, guesses, soft prompts; models are loaded where they are used
+_STORE = 256 * 2**20
 _LOST = (
     "stopped: a process of the Ray cluster of this machine was lost (killed, or out of memory), so "
-    "no work can go on; "
-    "what is finished is kept for --resume\n"
+    "no work can go on; what is finished is kept for --resume\n"
 )
-PATIENCE = (
-    10.0  # seconds, in which a cluster has begun, and the workers of a run before this one are gone
-)
+# seconds, in which a cluster has begun, and the workers of a run before this one are gone
+PATIENCE = 10.0
 _AUTO = "auto"  # Ray's own word for the cluster that this machine belongs to
-AS_NICE = {
-    "worker_niceness": 0
-}  # as this process: Ray's own 15 leaves what does all the work behind any other program
-_QUIET = (
-    "RAY_IGNORE_UNHANDLED_ERRORS"  # of portions that nobody asks for any more, once one was refused
-)
+# as this process: Ray's own 15 leaves what does all the work behind any other program
+AS_NICE = {"worker_niceness": 0}
+# of portions that nobody asks for any more, once one was refused
+_QUIET = "RAY_IGNORE_UNHANDLED_ERRORS"
 _KNOCK = 5.0  # seconds; Ray itself goes on for minutes where nobody listens
+# Ray's own: who has no token is told nothing and runs nothing
 _MODE, _TOKEN = (
     "RAY_AUTH_MODE",
     "RAY_AUTH_TOKEN",
-)  # Ray's own: who has no token is told nothing and runs nothing
+)
 # Characters of the longest socket below Ray's folder:
 # /session_<date>_<time>_<microseconds>_<pid>/sockets/plasma_store.
 _SOCKET = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store.0")
@@ -72,12 +68,10 @@ class RayEngine:
         self.workers, self.address, self.gpus = workers, address, gpus
         self._elsewhere: Callable[[], Any] | None = None
         self._pool: list[Any] = []
-        self._stored_elsewhere: Any = (
-            None  # held as long as its workers: one that is started anew asks for it again
-        )
-        self._held = (
-            contextlib.ExitStack()
-        )  # the connection, unless a notebook made it before, and its folder
+        # held as long as its workers: one that is started anew asks for it again
+        self._stored_elsewhere: Any = None
+        # the connection, unless a notebook made it before, and its folder
+        self._held = contextlib.ExitStack()
         os.environ.setdefault(_QUIET, "1")
         try:
             if not _import_ray().is_initialized():
@@ -163,8 +157,8 @@ class RayEngine:
             if os.environ.get(_MODE) != "token":
                 raise AuditError(
                     f"expected {_MODE}=token with --ray-address, as a cluster without tokens hands "
-                    "secrets and models "
-                    f"to whoever reaches it, got {os.environ.get(_MODE) or 'none'}"
+                    "secrets and models to whoever reaches it, got "
+                    f"{os.environ.get(_MODE) or 'none'}"
                 )
             where: dict[str, Any] = {"address": self.address}
         else:
@@ -178,9 +172,8 @@ class RayEngine:
                     f"{os.environ[_MODE]!r}"
                 )
             if "RAY_AUTH_TOKEN_PATH" not in os.environ:
-                os.environ.setdefault(
-                    _TOKEN, secrets.token_hex(32)
-                )  # kept for the process: Ray reads it once
+                # kept for the process: Ray reads it once
+                os.environ.setdefault(_TOKEN, secrets.token_hex(32))
             # What travels is private: not below the folder that Ray shares with everybody on this
             # machine. Ray lets everybody into its own folder, so that one lies in one of ours.
             scratch = self._held.enter_context(disk.scratch_folder(_find_ray_socket_folder(), "r"))
@@ -191,9 +184,8 @@ class RayEngine:
                 "_system_config": AS_NICE,
             }
         self._held.callback(_import_ray().shutdown)
-        handler = signal.getsignal(
-            signal.SIGTERM
-        )  # Ray puts its own in its place, which knows nothing of runs
+        # Ray puts its own in its place, which knows nothing of runs
+        handler = signal.getsignal(signal.SIGTERM)
         try:
             _import_ray().init(**where, logging_level=logging.ERROR, log_to_driver=False)
             if threading.current_thread() is threading.main_thread():
@@ -250,8 +242,7 @@ def _find_ray_socket_folder() -> Path:
             return place
     raise AuditError(
         f"expected a folder for Ray's sockets whose path has at most {room} characters, got "
-        f"TMPDIR={str(own)!r} and no "
-        "/tmp that can be written"
+        f"TMPDIR={str(own)!r} and no /tmp that can be written"
     )
 
 
@@ -342,8 +333,7 @@ def _result_from_ray(ask: Callable[..., Any], *of: Any) -> Any:
     except ray.exceptions.RayActorError as error:
         raise AuditError(
             f"a worker was lost {_LOSSES + 1} times, so this run stops; what is finished is kept "
-            "for --resume "
-            f"({_first_line_of_ray_error(error)})"
+            f"for --resume ({_first_line_of_ray_error(error)})"
         ) from None
 
 

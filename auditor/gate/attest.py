@@ -34,8 +34,7 @@ def build_run_statement(folder: Path) -> dict[str, Any]:
     if not result.weights:
         raise AuditError(
             f"expected a run about a model in files, got {str(folder)!r}, which names no weights: "
-            "nothing says which "
-            "model its numbers are of"
+            "nothing says which model its numbers are of"
         )
     for why in (manifest.folder_edits_since_run_end(folder) or manifest.NO_EDITS).edit_sentences():
         raise AuditError(f"expected a run as it was when it ended, got {str(folder)!r}: {why}")

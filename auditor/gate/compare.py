@@ -105,9 +105,8 @@ def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = 
         f"{record.name}: {counted(record.members, 'member')}, "
         f"{counted(record.nonmembers, 'non-member')}"
     )
-    names = {
-        run.result.name: None for run in runs
-    }  # where they tell them apart, else the folders' names
+    # where they tell them apart, else the folders' names
+    names = {run.result.name: None for run in runs}
     return Comparison(
         tuple(names if len(names) == len(runs) else (run.name for run in runs)),
         secrets,

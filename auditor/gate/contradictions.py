@@ -96,9 +96,8 @@ def _check_planned_secrets(
     """Where the plan, the secrets or the answers in the run folder are not those of the result and
     its outcomes."""
     if listed.plan is not None:
-        blank = {
-            name: to_json(one.default) for name, one in FIELDS.items()
-        }  # another version may have begun the run
+        # another version may have begun the run
+        blank = {name: to_json(one.default) for name, one in FIELDS.items()}
         # a field that only one of the two versions has must stand at its default in the other
         begun, ended = {**blank, **listed.plan}, {**blank, **result.plan}
         for name in sorted(begun.keys() | ended.keys()):
@@ -150,9 +149,8 @@ def _check_answered_secrets(
     observations: Answers,
 ) -> Iterator[tuple[CellKey, str]]:
     for row, kept in outcomes.items():
-        guessed = (
-            kept.outcome is not None or row not in observations
-        )  # generations are drawn as guesses are
+        # generations are drawn as guesses are
+        guessed = kept.outcome is not None or row not in observations
         where, answered = (GUESSES, guesses) if guessed else (OBSERVATIONS, observations)
         ids, told = set(kept.ids), answered.get(row, frozenset())
         added, dropped = ids - told, told - ids

@@ -70,9 +70,8 @@ def read_run(folder: Path) -> RunOutcomes:
         for finding in result.findings
         if finding.stopped and finding.cell_key in kept
     ):
-        kept[row] = replace(
-            kept[row], anytime=True
-        )  # stopped when it looked right: only anytime-valid bounds hold
+        # stopped when it looked right: only anytime-valid bounds hold
+        kept[row] = replace(kept[row], anytime=True)
     listed, edits = (
         attacked_secrets.read_answered_secret_ids(folder),
         manifest.folder_edits_since_run_end(folder),
@@ -118,9 +117,8 @@ def apply_policy(
         rulings = [
             objections.downgrade_doubtful_ruling(run.result, seen, ruling) for ruling in rulings
         ]
-    judged = dict.fromkeys(
-        ruling.target for ruling in rulings if ruling.target
-    )  # "" is the whole run
+    # "" is the whole run
+    judged = dict.fromkeys(ruling.target for ruling in rulings if ruling.target)
     rulings += required_coverage.judge_required_attacks(run, policy.require, judged)
     if attested is not None or policy.require.attestation:
         missing = "attestation: the policy requires one: give --attestation FILE --key PUBLIC_KEY"
@@ -286,9 +284,8 @@ class _Case:
     rule: Rule
     seen: _Number | Audited | _Claimed | str
     finding: Finding | None = None  # of an absolute limit
-    counts_with_a_rule: frozenset[int] = (
-        frozenset()
-    )  # numbers of copies whose records a rule of their own is for
+    # numbers of copies whose records a rule of their own is for
+    counts_with_a_rule: frozenset[int] = frozenset()
 
 
 def _build_claim_case(
@@ -377,9 +374,8 @@ def _select_measurement(
         )
     if found is None or math.isnan(found.value) or found.n == 0:
         return f"{rule.metric_with_part} is not a number: nothing was measured", False
-    believed = (
-        found.unit == "count"
-    )  # of queries and records, as claim_violations: no mean over secrets
+    # of queries and records, as claim_violations: no mean over secrets
+    believed = found.unit == "count"
     return replace(found, name=rule.metric), again is not None or own is None or believed
 
 
@@ -515,8 +511,8 @@ def _judge_epsilon_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
     )
     reason = (
         f"{rule.metric_with_part} {audit.epsilon:.4f} (of {audit.best:.4f} provable by "
-        f"{audit.canaries_or_games_label} "
-        f"at {1 - audit.level:.4g}), limit {limit:g}" + (f": {said}" if said else "")
+        f"{audit.canaries_or_games_label} at {1 - audit.level:.4g}), limit "
+        f"{limit:g}" + (f": {said}" if said else "")
     )
     missed = find_detectable_epsilon(audit, limit, SURE) if verdict == "held" else None
     bound, high = audit.epsilon, math.inf

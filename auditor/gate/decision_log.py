@@ -49,9 +49,8 @@ def save_decision(folder: Path, decision: Decision) -> None:
         kept = KeptDecision(now, file_sha256_hex(folder / RESULT), decision, before)
         line = json.dumps(to_json(kept), allow_nan=False) + "\n"
         last = hashlib.sha256(line.encode()).hexdigest()
-        disk.replace_atomically(
-            folder / LAST, f"{before} {last}", sync=True
-        )  # killed here, either is the last
+        # killed here, either is the last
+        disk.replace_atomically(folder / LAST, f"{before} {last}", sync=True)
         disk.append_durably(folder / DECISIONS, line)
         disk.replace_atomically(folder / LAST, last)
     finally:
@@ -88,9 +87,8 @@ def _read_last_decision_digests(folder: Path) -> set[str]:
 
 
 def _read_decision_lines(folder: Path) -> list[bytes]:
-    return _read_decision_file(folder / DECISIONS).splitlines(
-        keepends=True
-    )  # a line is hashed with its end
+    # a line is hashed with its end
+    return _read_decision_file(folder / DECISIONS).splitlines(keepends=True)
 
 
 def _read_decision_file(path: Path) -> bytes:

@@ -72,8 +72,7 @@ def find_strata_objection(
         n_asked = sum(stratum.extracted.n for stratum in finding.strata)
         return (
             f"of all {weighted_share.n:,} records, weighted by copies, up to "
-            f"{weighted_share.high:.4f} "
-            f"may be extracted: {n_asked:,} of them were asked"
+            f"{weighted_share.high:.4f} may be extracted: {n_asked:,} of them were asked"
         )
     copied = [
         s
@@ -86,8 +85,7 @@ def find_strata_objection(
         if low > limit:
             return (
                 f"{hits_of_stratum(stratum):,} of the {counted(stratum.extracted.n, 'record')} "
-                "that occur "
-                f"{stratum.copies:,} times are extracted, above the limit (their own: "
+                f"that occur {stratum.copies:,} times are extracted, above the limit (their own: "
                 f"recall(count={stratum.copies}))"
             )
     return ""

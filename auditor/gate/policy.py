@@ -53,8 +53,7 @@ _SENTENCE = re.compile(rf"\s*({_METRIC.pattern})\s*(?:<=|{_RELATIVE})\s*(\S*)\s*
 _OF_FORMS = re.compile(r"\s*forms\s*<=\s*full(?:\s*\+\s*(\S+))?\s*", re.IGNORECASE)
 _FORMS = (
     "'METRIC <= NUMBER', 'METRIC not worse than baseline by NUMBER' (or undefended: of the same "
-    "run) or "
-    "'forms <= full + NUMBER'"
+    "run) or 'forms <= full + NUMBER'"
 )
 HELD_TO_CLAIMS = BOUNDS[MAIN]
 CLAIM = "claim"  # in place of a number: what the target claims
@@ -75,9 +74,8 @@ class Rule:
     limit: float
     against_baseline: bool = False
     count: int | None = None  # among the secrets that stood in the data so often
-    kind: str | None = (
-        None  # of personal data: of those secrets that hold some, the share that was extracted
-    )
+    # of personal data: of those secrets that hold some, the share that was extracted
+    kind: str | None = None
     target: str | None = None
     setting: str | None = None
     attack: str | None = None
@@ -137,9 +135,8 @@ NOTHING = Required()
 class Policy:
     rules: tuple[Rule, ...] = ()
     inconclusive: Reading = "report"
-    allow_not_applicable: bool = (
-        False  # an attack that was asked for and never applied does not fail the gate
-    )
+    # an attack that was asked for and never applied does not fail the gate
+    allow_not_applicable: bool = False
     require: Required = NOTHING
 
 
@@ -362,8 +359,7 @@ def _check_metric_is_gateable(name: str) -> None:
         why = "is a number of the model and of no attack" if metric.of_model else "has no interval"
         raise AuditError(
             f"expected a metric that a gate can decide, such as {', '.join(LEAKS)} (all: "
-            "docs/reference/metrics.md), "
-            f"got {name}, which {why}"
+            f"docs/reference/metrics.md), got {name}, which {why}"
         )
 
 
@@ -372,8 +368,7 @@ def check_share_limit(rule: Rule) -> None:
     if rule.limit > 1:
         raise AuditError(
             f"expected a limit of at most 1 for {rule.metric_with_part}, which is a share, got "
-            f"{rule.limit:g}: "
-            f"{rule.limit:g}% is {rule.limit / 100:g}"
+            f"{rule.limit:g}: {rule.limit:g}% is {rule.limit / 100:g}"
         )
 
 

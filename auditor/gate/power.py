@@ -75,8 +75,7 @@ def parse_planned_share_change(item: str) -> ShareChange:
     if not least - 1e-9 <= discordant <= most + 1e-9:
         raise AuditError(
             f"expected between {least:g} and {most:g} of the answers to change from {before:g} to "
-            f"{after:g}, "
-            f"got {discordant:g}"
+            f"{after:g}, got {discordant:g}"
         )
     return ShareChange(found[1], before, after, discordant)
 
@@ -91,9 +90,8 @@ def count_secrets_for_change(change: ShareChange, power: float, rules: int) -> l
     name, before, after = change.metric, change.before, change.after
     # to fail takes the level shared out, to hold LEVEL itself: as `decide` has it
     level, margin = LEVEL / rules, after - before
-    chance_change = (
-        change.discordant - margin
-    )  # what changes by chance alone, when nothing got worse
+    # what changes by chance alone, when nothing got worse
+    chance_change = change.discordant - margin
     # the closed forms first: they refuse a change that is too small before anything is scanned
     worse = count_secrets_for_pairs(margin, 0.0, change.discordant, level, power)
     unchanged = count_secrets_for_pairs(0.0, margin, chance_change, LEVEL, power)

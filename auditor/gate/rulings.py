@@ -34,9 +34,8 @@ class Ruling:
     value: float = math.nan
     n: int = 0
     unmeasured: bool = False  # inconclusive because nobody looked, which is never let pass
-    missed: float | None = (
-        None  # of one that held: so large a leak, or difference, is missed at most once in twenty
-    )
+    # of one that held: so large a leak, or difference, is missed at most once in twenty
+    missed: float | None = None
 
     @property
     def cell_title(self) -> str:

@@ -22,9 +22,8 @@ _SHARE = 8  # of the free memory, what is held takes one part of so many at most
 # and keys and values one part of so many of that: where there is no room for them, for states there
 # is
 _FOR_STATES = 2
-_TOGETHER = (
-    1024  # tokens of texts that are read ahead in one pass: of more, a processor reads no faster
-)
+# tokens of texts that are read ahead in one pass: of more, a processor reads no faster
+_TOGETHER = 1024
 _RECENT_BYTES = 2**29  # of logits of a batch of texts, about which several ask in turn
 # of logits, by the largest of them: more than rounding is a head that is not all that follows
 _TOLERANCE = 1e-4
@@ -54,9 +53,8 @@ class HiddenStateCache:
         self._recent: dict[
             bytes, Tensor
         ] = {}  # logits of texts that several ask about in turn, of the last positions
-        self._right: bool | None = (
-            None if head is not None else False
-        )  # whether body and head are all of it
+        # whether body and head are all of it
+        self._right: bool | None = None if head is not None else False
 
     @torch.no_grad()
     def logits(self, texts: Tensor, last: int) -> Tensor:

@@ -37,9 +37,8 @@ from auditor.models.shared_prefix import SharedPrefixCache
 from auditor.models.slot_cache import PaddedCache, SlotLayer, assign_slots
 from auditor.models.weights import digest_weights
 
-Forward = Callable[
-    [Tensor, int, Cache | NativeCache | None], Tensor
-]  # as `HuggingFaceModel.logits`
+# as `HuggingFaceModel.logits`
+Forward = Callable[[Tensor, int, Cache | NativeCache | None], Tensor]
 
 
 # How decoding rows keep their past: keys and values in slots of ours; in whatever cache the model
@@ -71,9 +70,8 @@ class HuggingFaceRows(Rows):
     """
 
     _logits: Tensor  # (rows, width, V)
-    _total: Tensor | None = (
-        None  # (rows, width): what exp of them sums to, as a log, once it is known
-    )
+    # (rows, width): what exp of them sums to, as a log, once it is known
+    _total: Tensor | None = None
     _offsets: Offsets | None = None  # of an activated LoRA, for the sequences that are read next
 
     def __init__(
@@ -166,9 +164,8 @@ class SlotRows(HuggingFaceRows):
         self.slots = torch.arange(len(prefixes), device=self.model.device)
         self.texts, self.prompt = ActivatedTexts(self.model.activation, prefixes, length), prompt
         self._offsets = self.model.activation.compute_offsets(prefixes)
-        alone = (
-            self.forward == self.model.logits_of_input
-        )  # not `is`: a bound method is made anew each time
+        # not `is`: a bound method is made anew each time
+        alone = self.forward == self.model.logits_of_input
         before = (
             self.model.cached_prefix_logits_and_layers(prefixes, total)
             if alone and prompt is None
@@ -229,9 +226,8 @@ class SlotRows(HuggingFaceRows):
             for layer in self.layers:
                 layer.copy_slots(source, destination, len(slots) * self.width)
         if isinstance(self.cache, PaddedCache):
-            empty = self.cache.empty[
-                self.slots[parents]
-            ]  # read before `self.slots` changes: of where parents were
+            # read before `self.slots` changes: of where parents were
+            empty = self.cache.empty[self.slots[parents]]
             self.cache.empty = torch.empty_like(empty)
             self.cache.empty[slots] = empty
         self.slots = slots
@@ -300,9 +296,8 @@ class HuggingFaceModel(LanguageModel):
         embeddings: bool = True,
         notes: tuple[str, ...] = (),
     ) -> None:
-        self.model = model.eval().requires_grad_(
-            False
-        )  # in place: the caller's own model is frozen, too
+        # in place: the caller's own model is frozen, too
+        self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.name = name
         self.notes = notes
@@ -329,9 +324,8 @@ class HuggingFaceModel(LanguageModel):
         self._digest: str | None = None  # once the weights are known to stay
         self.begins: SharedPrefixCache | None = None
         self.activation = Activation(model)
-        self.load_again: Callable[[], Any] | None = (
-            None  # the same weights in a model of their own; None: not on disk
-        )
+        # the same weights in a model of their own; None: not on disk
+        self.load_again: Callable[[], Any] | None = None
         accepted = inspect.signature(unwrap_peft(model).forward).parameters
         self._keeps_logits = "logits_to_keep" in accepted
         self._cache_name = next((name for name in _CACHE_NAMES if name in accepted), None)

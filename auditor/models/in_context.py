@@ -69,8 +69,7 @@ class InContextEnsemble(Ensemble):
         ):  # a token of the text, and one that follows it
             raise AuditError(
                 f"expected records that leave room behind them in the {room} positions of "
-                f"{public.name}, "
-                f"got one of {batches.longest_record_token_count} tokens"
+                f"{public.name}, got one of {batches.longest_record_token_count} tokens"
             )
         self.public, self.batches, self.size = public, batches, batches.size
 
@@ -148,7 +147,6 @@ class _RecordPrefixedRows(Rows):
             mine = (place[parent] >= 0).nonzero().squeeze(-1)
             if len(mine):
                 rows.advance(place[parent[mine]], token[mine])
-                groups.append(
-                    (rows, mine)
-                )  # `mine` counts the new (row, part) pairs, as the next step does
+                # `mine` counts the new (row, part) pairs, as the next step does
+                groups.append((rows, mine))
         self.groups, self.count = groups, len(parents)

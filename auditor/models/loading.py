@@ -144,8 +144,7 @@ def _refuse_adapter_beside_weights(folder: Path) -> None:
     if whole is not None:
         raise AuditError(
             f"expected either an adapter or a whole model in {str(folder)!r}, got {_ADAPTER} "
-            f"beside {whole}: leave in "
-            "it the one that is meant"
+            f"beside {whole}: leave in it the one that is meant"
         )
 
 

@@ -54,9 +54,8 @@ class LoraEnsemble(Ensemble):
         )
         self._model = _model_served_like(public, mixed, f"{public.name} ensemble")
         if public.served == "cache":
-            self._model.cache_batch_dimensions = (
-                public.cache_batch_dimensions
-            )  # the mixed forward cannot be asked for one row of it
+            # the mixed forward cannot be asked for one row of it
+            self._model.cache_batch_dimensions = public.cache_batch_dimensions
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
         self._model.check_text_fits(prefixes.shape[1], length, prompt)
@@ -122,9 +121,8 @@ class _CachedMemberRows(EnsembleMemberRows):
         self.shared = prefixes.shape[1] + (0 if prompt is None else len(prompt))
         self.pool = [SlotLayer(self.shared + length) for _ in range(ensemble._model.n_layers)]
         self.root = torch.arange(rows, device=prefixes.device)  # which prefix each row grew out of
-        self.slot = torch.full(
-            (rows, 1 + ensemble.size), -1, device=prefixes.device
-        )  # of each (row, part); -1: none
+        # of each (row, part); -1: none
+        self.slot = torch.full((rows, 1 + ensemble.size), -1, device=prefixes.device)
         self.depth = torch.zeros_like(self.slot)  # how many positions of the slot are the row's
         self.users = self.slot.new_zeros(0)  # (slots,) pairs that have the slot
 
@@ -149,9 +147,8 @@ class _CachedMemberRows(EnsembleMemberRows):
         depth = self.depth[row, part]
         missing = torch.exp2((read.shape[1] - depth).double().log2().ceil()).long()
         begin = torch.where(depth == self.shared, depth, (read.shape[1] - missing).clamp_min(0))
-        begin = begin.clamp_max(
-            read.shape[1] - 1
-        )  # who asks twice before the row grows reads its last position again
+        # who asks twice before the row grows reads its last position again
+        begin = begin.clamp_max(read.shape[1] - 1)
         distribution: Tensor | None = None
         for first in begin.unique().tolist():
             mine = (begin == first).nonzero().squeeze(-1)
@@ -189,9 +186,8 @@ class _CachedMemberRows(EnsembleMemberRows):
         # Rows of the same prefix for which this member was never asked may read the prefix from
         # here.
         row, part, slot = row[new], part[new], slot[new]
-        mates = (self.root.unsqueeze(-1) == self.root[row]) & (
-            self.slot[:, part] < 0
-        )  # (rows, pairs)
+        # (rows, pairs)
+        mates = (self.root.unsqueeze(-1) == self.root[row]) & (self.slot[:, part] < 0)
         other, pair = mates.nonzero(as_tuple=True)
         self.slot[other, part[pair]], self.depth[other, part[pair]] = slot[pair], self.shared
         self.users = torch.bincount(self.slot[self.slot >= 0], minlength=len(self.users))
@@ -206,9 +202,8 @@ class _CachedMemberRows(EnsembleMemberRows):
         # Bytes of a position: keys and values of all layers, which are of one size.
         position = 2 * len(self.pool) * layer.keys[0, :, 0].numel() * layer.keys.element_size()
         room = max(0, _CACHE_BYTES // (position * self.pool[0].length) - len(self.users))
-        more = (
-            min(room, max(wanted - len(free), len(self.users))) if wanted > len(free) else 0
-        )  # doubled: paid rarely
+        # doubled: paid rarely
+        more = min(room, max(wanted - len(free), len(self.users))) if wanted > len(free) else 0
         free = torch.cat(
             [free, torch.arange(len(self.users), len(self.users) + more, device=free.device)]
         )[:wanted]
@@ -223,9 +218,8 @@ class MixedLoraRouting:
     it."""
 
     part: Tensor | None = None  # (rows,); None: as many rows for each part
-    blocks: Tensor | None = (
-        None  # these parts, a block of rows each; None: every part in turn, (row, part) interleaved
-    )
+    # these parts, a block of rows each; None: every part in turn, (row, part) interleaved
+    blocks: Tensor | None = None
 
 
 class MixedLora(nn.Module):
@@ -238,9 +232,8 @@ class MixedLora(nn.Module):
 
     a: Tensor
     b: Tensor
-    merged: Tensor | None = (
-        None  # (parts, in, out): the layer's weight with each part's update in it
-    )
+    # (parts, in, out): the layer's weight with each part's update in it
+    merged: Tensor | None = None
 
     def __init__(self, base: nn.Module, a: Tensor, b: Tensor, routing: MixedLoraRouting) -> None:
         super().__init__()
@@ -390,8 +383,7 @@ def load_lora_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
     if members not in (None, len(adapters)):
         raise AuditError(
             f"expected the {members} members that {ENSEMBLE} in {str(folder)!r} tells of, found "
-            f"{len(adapters)}: "
-            "the same audit train goes on where it was interrupted"
+            f"{len(adapters)}: the same audit train goes on where it was interrupted"
         )
     for adapter in adapters:
         _check_adapter_base_matches(adapter, public.name)
@@ -435,8 +427,7 @@ def _require_single_device(public: HuggingFaceModel) -> None:
     if places := list_split_devices(public.model):
         raise AuditError(
             "expected the public model of an ensemble in one place, got one that --device-map put "
-            "on "
-            f"{', '.join(places)}: its members are asked in one batch"
+            f"on {', '.join(places)}: its members are asked in one batch"
         )
 
 
@@ -469,8 +460,7 @@ def _check_adapter_base_matches(adapter: Path, public: str) -> None:
         return
     raise AuditError(
         f"expected members trained from --public {public}, but {adapter.name} was trained from "
-        f"{base!r}: "
-        "give that model as --public"
+        f"{base!r}: give that model as --public"
     )
 
 

@@ -217,9 +217,8 @@ class _TemperedWeights:
         # Shares are by the likeliest token's: together they are 1 over its probability.
         whole = (-first).exp()
         missing = whole - top.exp().sum(-1) - torch.where(known, 0.0, own.exp())
-        slack = (
-            0.0 if power == 1 else _ROUNDING * whole
-        )  # without temperature all weighs `whole`, whoever has it
+        # without temperature all weighs `whole`, whoever has it
+        slack = 0.0 if power == 1 else _ROUNDING * whole
         least, most = (missing - slack).clamp(min=0), (missing + slack).clamp(min=0)
         # No untold token is likelier than the last of the K; beside an untold own one, none of
         # `rest` than that.
@@ -241,9 +240,8 @@ class _TemperedWeights:
 # --- truncation
 # -----------------------------------------------------------------------------------------------
 
-_Kept = tuple[
-    Tensor, Tensor, Tensor, Tensor
-]  # whether for sure, and at all; if so, the least and most that stays
+# whether for sure, and at all; if so, the least and most that stays
+_Kept = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def _top_k_kept_bounds(k: int, seen: PartialDistribution, distributions: _TemperedWeights) -> _Kept:
@@ -258,15 +256,15 @@ def _top_k_kept_bounds(k: int, seen: PartialDistribution, distributions: _Temper
         weight = (distributions.top * (seen.top >= last.unsqueeze(-1))).sum(
             -1
         ) + distributions.extra
+        # of unknown tokens some may tie with the last
         kept, open_end = (
             seen.log_probs >= last,
             last == seen.top[:, -1],
-        )  # of unknown tokens some may tie with the last
+        )
         return kept, kept, weight, torch.where(open_end, most, weight)
     left = (k - seen.top.shape[1] - (~seen._is_among_likeliest).long()).clamp(min=0)
-    share = (left / (distributions.middle + distributions.rest).clamp(min=1)).clamp(
-        max=1.0
-    )  # the likeliest have no less than their share
+    # the likeliest have no less than their share
+    share = (left / (distributions.middle + distributions.rest).clamp(min=1)).clamp(max=1.0)
     more = torch.maximum(
         distributions.middle * torch.minimum(distributions.own, distributions.any_of),
         share * distributions.unknown[0],

@@ -101,8 +101,7 @@ def dtype_effect_sentence(
     ):
         return (
             f"runs in {dtype}; what that changes was not measured: float32 takes "
-            f"{needed / 1e9:.1f} GB beside it, "
-            f"of {free / 1e9:.1f} GB that are free"
+            f"{needed / 1e9:.1f} GB beside it, of {free / 1e9:.1f} GB that are free"
         )
     exact, apart, same = type(model)(copy.deepcopy(plain).float(), name=model.name), [], []
     for prefix, suffix in texts[:_TEXTS]:
@@ -114,9 +113,7 @@ def dtype_effect_sentence(
         same.append((few.argmax(-1) == full.argmax(-1)).double())
     return (
         f"runs in {dtype}: against float32, on {sum(map(len, same))} tokens of secrets, "
-        "log-probabilities are "
-        f"{float(torch.cat(apart).abs().mean()):.4f} nats a token apart, the negative "
-        "log-likelihood "
-        f"{-float(torch.cat(apart).mean()):+.4f}, and greedy decoding agrees on "
-        f"{float(torch.cat(same).mean()):.1%}"
+        f"log-probabilities are {float(torch.cat(apart).abs().mean()):.4f} nats a token apart, the "
+        f"negative log-likelihood {-float(torch.cat(apart).mean()):+.4f}, and greedy decoding "
+        f"agrees on {float(torch.cat(same).mean()):.1%}"
     )

@@ -32,15 +32,13 @@ class ReferenceModels:
             if saw >= set(attacked):
                 raise AuditError(
                     "expected references that did not see some of the attacked records, but "
-                    f"{model.name} "
-                    f"saw all {len(attacked)}"
+                    f"{model.name} saw all {len(attacked)}"
                 )
         everywhere = set(attacked).intersection(*self.saw)
         if everywhere:
             raise AuditError(
                 "expected every attacked record to be unseen by at least one reference in "
-                f"{where}, "
-                f"but all of them saw {len(everywhere)} of {len(attacked)}"
+                f"{where}, but all of them saw {len(everywhere)} of {len(attacked)}"
             )
 
 
@@ -76,10 +74,8 @@ def load_reference_models(
         if names and not any(name in attacked for name in names):
             raise AuditError(
                 f"expected {str(place / SHARD)!r} to name records by the SHA-256 of prefix and "
-                "suffix as they are "
-                f"attacked, got {len(names)} names of which none is an attacked record's; an empty "
-                "list says that it "
-                "saw none"
+                f"suffix as they are attacked, got {len(names)} names of which none is an attacked "
+                "record's; an empty list says that it saw none"
             )
     saw = (
         frozenset(id for name in names or () for id in attacked.get(name, ())) for names in listed

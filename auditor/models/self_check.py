@@ -89,11 +89,12 @@ def check_and_configure_serving(
     )
     if room <= max(reached, 1) and not records:
         return ()
+    # what held for shorter texts is tried anew
     before, model.begins, model.can_join_rows = (
         model.notes,
         None,
         False,
-    )  # what held for shorter texts is tried anew
+    )
     adapter = next(
         (other for other in _checked if _is_base_of_checked_adapter(model, other, reach, room)),
         None,
@@ -226,8 +227,7 @@ class _SelfCheckTrial:
         if bool((self.own == self.own[:, :1]).all()):
             raise AuditError(
                 f"expected a distribution that depends on the text, but {self.model.name} has the "
-                "same behind "
-                "every token: the weights are zero or broken"
+                "same behind every token: the weights are zero or broken"
             )
         at = self.short - 2
         alone = self.model.log_probs(self.twins[:1, :at], 1)[0, 0]
@@ -240,8 +240,8 @@ class _SelfCheckTrial:
             )
             raise AuditError(
                 f"expected a causal LM, got {self.model.name!r} "
-                f"({self.model.model.config.model_type}), whose "
-                f"distribution of a token changes by {far:.2g} nats with what comes after it"
+                f"({self.model.model.config.model_type}), whose distribution of a token changes by "
+                f"{far:.2g} nats with what comes after it"
             )
 
     def drop_embeddings_unless_faithful(self) -> None:
@@ -253,8 +253,7 @@ class _SelfCheckTrial:
             self.model.capabilities = self.model.capabilities - {"embeddings"}
             self._note(
                 "input embeddings do not give its distribution or its gradients, so that soft "
-                "prompts are "
-                "not applicable to it"
+                "prompts are not applicable to it"
             )
 
     def _embeddings_are_faithful(self) -> bool:
@@ -266,9 +265,8 @@ class _SelfCheckTrial:
         with torch.enable_grad():
             found = self.model.log_probs(self.twins[:, half:], self.short - half, prompt=prompt)
             # One log-probability of each position: a number that depends on all of the prompt.
-            (slope,) = torch.autograd.grad(
-                found[0].diagonal().sum(), prompt
-            )  # Reformer has none when it answers
+            # Reformer has none when it answers
+            (slope,) = torch.autograd.grad(found[0].diagonal().sum(), prompt)
         # Some layers in few bits answer without a gradient, which torch takes for one of zero.
         learns = bool(torch.isfinite(slope).all()) and bool(slope.any())
         return self.is_same_distribution(found[0].detach(), self.own[0, half:]) and learns
@@ -386,9 +384,8 @@ class _SelfCheckTrial:
         last = min(self.room - begin, AT_LOAD // 2)
         texts, model = self.texts[:, : begin + last].clone(), self.model
         texts[1, :begin] = texts[0, :begin]
-        kept = min(
-            last, len(STEPS)
-        )  # of the distributions: what went wrong before is in the keys that these read
+        # of the distributions: what went wrong before is in the keys that these read
+        kept = min(last, len(STEPS))
         # Leaves `begins` as it tried it: `enable_exact_prefix_sharing` then sets it for good, or to
         # None.
         model.begins = None
@@ -414,9 +411,8 @@ class _SelfCheckTrial:
         lengths = [2] if not self.reached else []
         lengths += [mark - 1 for mark in self._new_marks()]
         if max((len(prefix + suffix) for prefix, suffix in self.records), default=0) < self.room:
-            lengths.append(
-                self.room - len(STEPS)
-            )  # held-out texts, or records behind a soft prompt, are as long
+            # held-out texts, or records behind a soft prompt, are as long
+            lengths.append(self.room - len(STEPS))
         yield from sorted({n for n in lengths if 1 <= n <= self.room - 1})
 
     def _marks(self) -> list[int]:

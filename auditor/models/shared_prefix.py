@@ -17,9 +17,8 @@ from auditor.models.slot_cache import SlotLayer
 
 LEAST = 16  # positions: fewer cost as much to be put in front of rows as to be read with them
 
-Read = Callable[
-    [Tensor, int, Cache], Tensor
-]  # (texts (B, n [, d]), last positions, cache) -> logits, as a model's own
+# (texts (B, n [, d]), last positions, cache) -> logits, as a model's own
+Read = Callable[[Tensor, int, Cache], Tensor]
 
 
 class SharedPrefixCache:
@@ -36,9 +35,8 @@ class SharedPrefixCache:
         self._read, self._count, self._version, self._least = read, layers, version, least
         self._held: tuple[Tensor, list[SlotLayer]] | None = None
         self._of: object = None  # the version of what is held
-        self._last: Tensor | None = (
-            None  # the first text of the last batch: what one text begins with, others tell
-        )
+        # the first text of the last batch: what one text begins with, others tell
+        self._last: Tensor | None = None
 
     @torch.no_grad()
     def layers_holding_prefix(

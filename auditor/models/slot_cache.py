@@ -50,10 +50,11 @@ class SlotLayer(CacheLayerMixin):
         """Copies slots, growing to `slots` of them (by doubling, so that growth is paid for
         rarely)."""
         assert self.keys is not None and self.values is not None
+        # this layer's own
         source, destination = (
             source.to(self.keys.device),
             destination.to(self.keys.device),
-        )  # this layer's own
+        )
         first, last = int(destination[0]), int(destination[-1])
         # As where no row ends: the extra children follow all rows. `assign_slots` gives
         # destinations by rising slot.
@@ -175,9 +176,8 @@ def assign_slots(parents: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor
     position = torch.arange(count, device=parents.device)
     first = torch.full((int(slots.max()) + 1,), count, device=parents.device)
     first.scatter_reduce_(0, old, position, "amin")
-    stays = (first[old] == position) & (
-        old < count
-    )  # a slot beyond the number of children moves down: dense
+    # a slot beyond the number of children moves down: dense
+    stays = (first[old] == position) & (old < count)
     taken = torch.zeros(count, dtype=torch.bool, device=parents.device)
     taken[old[stays]] = True
     new = old.clone()

@@ -11,11 +11,12 @@ from typing import Any
 
 FILE = "training_args.bin"  # of transformers' Trainer, and so of TRL's: its arguments, pickled
 _MOST_BYTES = 4 * 2**20  # such a file takes some 6 kB
+# TRL's ways to pack that train on all of a long row
 _WHOLE = (
     "bfd_split",
     "bfd-requeue",
     "wrapped",
-)  # TRL's ways to pack that train on all of a long row
+)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ def check_tokens_within_vocabulary(
     largest = max((max(tokens) for tokens in texts if len(tokens)), default=0)
     if largest >= size:
         raise AuditError(
-            f"vocabulary mismatch: the tokenizer writes {what} with token {largest}, "
-            f"but {model} gives probabilities to {size}"
+            f"vocabulary mismatch: the tokenizer writes {what} with token {largest}, but {model} "
+            f"gives probabilities to {size}"
         )
 
 

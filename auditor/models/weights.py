@@ -100,8 +100,7 @@ def resolve_model_device(device: str) -> torch.device:
         there = f"{count} of {asked.type}" if count else "none"
         raise AuditError(
             f"expected {asked} to be there for --device {device}, got a machine with {there}; "
-            "--device auto takes the "
-            "best that is there"
+            "--device auto takes the best that is there"
         )
     return asked
 
@@ -229,8 +228,7 @@ def _loading_difference_notes(
     if saved and saved != options.dtype:
         notes.append(
             f"{name}: its weights were saved in {saved} and run in {options.dtype}; served in "
-            f"{saved} "
-            f"(--dtype {saved}) it rounds otherwise"
+            f"{saved} (--dtype {saved}) it rounds otherwise"
         )
     return tuple(notes)
 
@@ -407,8 +405,7 @@ def _parse_device_map_flag(options: LoadingOptions) -> dict[str, Any]:
     if read not in _MAPS and not (isinstance(read, dict) and read):
         raise AuditError(
             f"expected --device-map as {', '.join(_MAPS)} or a JSON object of parts and places, "
-            "got "
-            f"{options.device_map!r}"
+            f"got {options.device_map!r}"
         )
     return {"device_map": read}
 
@@ -419,6 +416,5 @@ def _model_arg_value_from_json_text(given: Any) -> Any:
     try:
         return json.loads(given)
     except ValueError:
-        return {"True": True, "False": False}.get(
-            given, given
-        )  # as Python spells them, which is no JSON
+        # as Python spells them, which is no JSON
+        return {"True": True, "False": False}.get(given, given)

@@ -34,12 +34,10 @@ class Attack(Method):
     """Base of all attacks."""
 
     measures: ClassVar[str] = "verbatim"
-    of_learnt: ClassVar[bool] = (
-        False  # whether it attacks only models trained on the data, not those that read it
-    )
-    control: ClassVar[str] = (
-        ""  # name of a defense that a run adds for this attack, where it can be had
-    )
+    # whether it attacks only models trained on the data, not those that read it
+    of_learnt: ClassVar[bool] = False
+    # name of a defense that a run adds for this attack, where it can be had
+    control: ClassVar[str] = ""
 
     def soft_prompt_rows(self) -> int:
         """Rows of the longest soft prompt that it puts before a prefix."""

@@ -29,46 +29,39 @@ class Benchmark:
     attack_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType({})
     defense_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType({})
     ensemble_limit: ClassVar[int | None] = None  # members attacked behind an ensemble, by default
-    marks_all: ClassVar[bool] = (
-        False  # whether it marks all personal data that it holds: nobody has to look for it
-    )
+    # whether it marks all personal data that it holds: nobody has to look for it
+    marks_all: ClassVar[bool] = False
 
     tokenizer: Any = None
     text_form: TextForm | None = None  # how its conversations are rendered; None: it has none
     # whether its prefixes begin as training texts did: with what a chat template put there
     framed: bool = False
-    as_trained: bool = (
-        False  # whether its token ids are a trainer's own: nothing else stood before them
-    )
+    # whether its token ids are a trainer's own: nothing else stood before them
+    as_trained: bool = False
     secrets: tuple[Secret, ...]  # members and non-members alike
     canaries: tuple[
         Secret, ...
     ] = ()  # inserted ones, and, as non-members, controls that never were
-    forgotten: frozenset[str] = (
-        frozenset()
-    )  # ids of secrets and canaries that a model was to forget
+    # ids of secrets and canaries that a model was to forget
+    forgotten: frozenset[str] = frozenset()
     asking_order: tuple[
         str, ...
     ] = ()  # ids of secrets, worst first, of a check that may run out of time
     known: tuple[Pair, ...]
-    heldout: tuple[
-        Tokens, ...
-    ]  # text of the private kind that nothing was trained on, for perplexity
+    # text of the private kind that nothing was trained on, for perplexity
+    heldout: tuple[Tokens, ...]
     heldout_given: tuple[
         int, ...
     ] = ()  # how many first tokens of each are given, not scored; empty: one
     description: str = ""
     notes: tuple[str, ...] = ()
-    record_counts: Mapping[str, RecordCounts] = types.MappingProxyType(
-        {}
-    )  # of "members", "nonmembers"; {}: not counted
+    # of "members", "nonmembers"; {}: not counted
+    record_counts: Mapping[str, RecordCounts] = types.MappingProxyType({})
     unread_columns: tuple[str, ...] = ()  # of the data, that hold texts or turns
-    counted_tables: Mapping[str, Any] = types.MappingProxyType(
-        {}
-    )  # large ones, which workers need not count again
-    earlier_in_row: Mapping[str, Tokens] = types.MappingProxyType(
-        {}
-    )  # by secret id: what was packed before it
+    # large ones, which workers need not count again
+    counted_tables: Mapping[str, Any] = types.MappingProxyType({})
+    # by secret id: what was packed before it
+    earlier_in_row: Mapping[str, Tokens] = types.MappingProxyType({})
     doubts: tuple[Doubt, ...] = ()  # what of the data may hide a leak, whatever the model
 
     @property

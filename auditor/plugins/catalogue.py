@@ -101,7 +101,6 @@ def _rebuild_plugin_class(
         for name, (default, values) in options.items()
     ]
     made = make_dataclass(called, fields, namespace={"__doc__": doc, **said}, frozen=True)
-    made.__module__ = (
-        module  # from Python 3.12 on make_dataclass overwrites what the namespace says
-    )
+    # from Python 3.12 on make_dataclass overwrites what the namespace says
+    made.__module__ = module
     return made

@@ -27,9 +27,8 @@ class Scenario:
     queries: int  # tokens the text-only row will draw
     answer_length: int  # tokens of one answer
     trained: TrainedModel | None = None
-    whole: LanguageModel | None = (
-        None  # one adapter on all the ensemble's records, by its members' recipe
-    )
+    # one adapter on all the ensemble's records, by its members' recipe
+    whole: LanguageModel | None = None
     prompts: tuple[
         Prompt, ...
     ] = ()  # what it will be asked behind, and the private records that begin so
@@ -93,12 +92,10 @@ class Defense:
     title: ClassVar[str] = ""  # what people read in a table; "": its name
     needs: ClassVar[tuple[str, ...]] = ()
     claims: ClassVar[str] = "none"  # one line for `audit list`
-    float32: ClassVar[bool] = (
-        False  # whether it is right in float32 alone: `--dtype auto` then means that
-    )
-    form: ClassVar[bool] = (
-        False  # whether it is a form in which the model is deployed: `--forms` may name it
-    )
+    # whether it is right in float32 alone: `--dtype auto` then means that
+    float32: ClassVar[bool] = False
+    # whether it is a form in which the model is deployed: `--forms` may name it
+    form: ClassVar[bool] = False
 
     @property
     def ensemble_folder(self) -> str:

@@ -78,8 +78,7 @@ class MembershipScore(Probe):
             if len(scores) != len(batch):
                 raise AuditError(
                     f"expected {self.name}.score_records to return a score for each of "
-                    f"{len(batch)} records, "
-                    f"got {len(scores)}"
+                    f"{len(batch)} records, got {len(scores)}"
                 )
             return [
                 Observation(s.id, {_SCORE: float(score)})
@@ -165,6 +164,6 @@ class MembershipScore(Probe):
         if min(n_members, n_others) >= roc.LEAST:
             return ""
         return (
-            f"needs at least {roc.LEAST} members and {roc.LEAST} non-members, got {n_members} "
-            f"and {n_others}"
+            f"needs at least {roc.LEAST} members and {roc.LEAST} non-members, got {n_members} and "
+            f"{n_others}"
         )

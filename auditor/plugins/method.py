@@ -23,24 +23,21 @@ class Method:
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""  # what people read in a table; "": its name
-    measures: ClassVar[str] = (
-        ""  # a way to leak: one of `records.leak_readings.KINDS` or its own; "": none
-    )
+    # a way to leak: one of `records.leak_readings.KINDS` or its own; "": none
+    measures: ClassVar[str] = ""
     needs: ClassVar[tuple[str, ...]] = ("draw",)
     page: ClassVar[str] = "how-to/audit-your-model"  # of docs, where it is explained
     of: ClassVar[Literal["secrets", "canaries", "coins", "own"]] = "secrets"  # what it looks at
     metrics: ClassVar[Mapping[str, str]] = {}
-    quick: ClassVar[Mapping[str, Any] | None] = (
-        None  # its options in `audit check`; None: it takes too long for that
-    )
+    # its options in `audit check`; None: it takes too long for that
+    quick: ClassVar[Mapping[str, Any] | None] = None
     deep: ClassVar[bool] = False  # whether `audit check --deep` uses it, though it takes long
     without_reference: ClassVar[
         Mapping[str, Any]
     ] = {}  # options to set where there is no reference model
     without_distributions: ClassVar[Mapping[str, Any]] = {}  # options to set behind an API
-    float32: ClassVar[bool] = (
-        False  # whether it is right in float32 alone: `--dtype auto` then means that
-    )
+    # whether it is right in float32 alone: `--dtype auto` then means that
+    float32: ClassVar[bool] = False
     least_nonmembers: ClassVar[int] = 0  # it needs as many, and as many members, to say anything
 
     @property

@@ -40,12 +40,10 @@ class Provider:
         tuple[str, ...]
     ] = ()  # of the plan's fields about loading, those that mean something here
     unprefixed: ClassVar[bool] = False  # whether it is asked for names without a prefix
-    network: ClassVar[bool] = (
-        False  # whether its models are asked over a network, for which somebody may charge
-    )
-    distribution: ClassVar[bool] = (
-        True  # whether its models give whole next-token distributions, which defenses read
-    )
+    # whether its models are asked over a network, for which somebody may charge
+    network: ClassVar[bool] = False
+    # whether its models give whole next-token distributions, which defenses read
+    distribution: ClassVar[bool] = True
 
     def check(self, wanted: RequestedModel) -> None:
         """Refuses what cannot be loaded, before anything is. Raises AuditError."""

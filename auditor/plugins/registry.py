@@ -47,9 +47,8 @@ def load_plugin_file(path: Path) -> None:
     if spec is None or spec.loader is None:
         raise AuditError(f"expected a Python file for --plugin, got {str(path)!r}")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = (
-        module  # where `dataclass` and `get_type_hints` look annotations up that are strings
-    )
+    # where `dataclass` and `get_type_hints` look annotations up that are strings
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # whatever a user's file raises is the user's to mend

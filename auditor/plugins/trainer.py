@@ -27,9 +27,8 @@ class TrainingRecord:
     text: str
     tokens: Tokens  # of the whole text, without special tokens
     unit: str  # whose it is: the user or group column, else the name of the record's own content
-    learnt: tuple[bool, ...] | None = (
-        None  # which tokens have a loss (`training.loss_masks`); None: all
-    )
+    # which tokens have a loss (`training.loss_masks`); None: all
+    learnt: tuple[bool, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,8 @@ class TrainingJob:
     where to write."""
 
     base: str  # hub id or folder
-    load: Callable[
-        [], Any
-    ]  # a fresh transformers model, its parameters (LoRA: the adapter's) free to train
+    # a fresh transformers model, its parameters (LoRA: the adapter's) free to train
+    load: Callable[[], Any]
     tokenizer: Any
     end: int  # the token that ends a record
     block: int  # tokens of a training sequence, at most
@@ -56,9 +54,8 @@ class TrainingJob:
     checkpoint: TrainerCheckpoint
     seed: int
     progress: Callable[[str, int, int], None]  # (what, done, of how many)
-    half: torch.dtype | None = (
-        None  # what torch's autocast multiplies matrices in, where a trainer lets it
-    )
+    # what torch's autocast multiplies matrices in, where a trainer lets it
+    half: torch.dtype | None = None
     heldout: tuple[
         TrainingRecord, ...
     ] = ()  # not to be trained on: what a trainer may choose its model by
@@ -79,28 +76,21 @@ class Trainer:
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""  # what people read in a table; "": its name
     claims: ClassVar[str] = "none"  # one line for `audit list`
-    promises: ClassVar[bool] = (
-        False  # whether something is promised of what it trains, or of how that is served
-    )
-    adapters: ClassVar[bool] = (
-        False  # whether it trains adapters beside a frozen base, --lora or not
-    )
-    whole: ClassVar[bool] = (
-        False  # whether it takes a whole model, and says itself which parameters are trained
-    )
+    # whether something is promised of what it trains, or of how that is served
+    promises: ClassVar[bool] = False
+    # whether it trains adapters beside a frozen base, --lora or not
+    adapters: ClassVar[bool] = False
+    # whether it takes a whole model, and says itself which parameters are trained
+    whole: ClassVar[bool] = False
     chooses: ClassVar[bool] = False  # whether it looks at held-out records
-    unlearns: ClassVar[bool] = (
-        False  # whether its base has learnt the records, and it is told which to forget
-    )
-    immaterial: ClassVar[frozenset[str]] = (
-        frozenset()
-    )  # options that its results do not depend on: of memory and speed
-    main: ClassVar[str] = (
-        ""  # the option that `audit mitigate --by NAME:VALUE` sets; "": there is none
-    )
-    later: ClassVar[frozenset[str]] = (
-        frozenset()
-    )  # options that came later: at their defaults all is as it was before
+    # whether its base has learnt the records, and it is told which to forget
+    unlearns: ClassVar[bool] = False
+    # options that its results do not depend on: of memory and speed
+    immaterial: ClassVar[frozenset[str]] = frozenset()
+    # the option that `audit mitigate --by NAME:VALUE` sets; "": there is none
+    main: ClassVar[str] = ""
+    # options that came later: at their defaults all is as it was before
+    later: ClassVar[frozenset[str]] = frozenset()
 
     def options(self) -> dict[str, Any]:
         """Its options, without `later` ones at their defaults: what a model was made with."""

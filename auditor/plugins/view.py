@@ -38,9 +38,8 @@ from auditor.privacy.gradient_canaries import GradientCanaries
 # that the allocator keeps); a sixteenth, 30% with any model.
 _ROWS_BYTES = 2**29
 _PREFIXES_AT_ONCE = 256
-_TREE_DISTRIBUTIONS = (
-    4  # a tree reads whole distributions, in more precision, where a draw reads a nucleus
-)
+# a tree reads whole distributions, in more precision, where a draw reads a nucleus
+_TREE_DISTRIBUTIONS = 4
 
 Search = Literal["sample", "tree", "beam"]
 
@@ -119,22 +118,18 @@ class View:
     seed: int
     public: LanguageModel | None = None
     reference: LanguageModel | None = None
-    reference_fault: str = (
-        ""  # what is known of it that makes it no reference: that it saw private data
-    )
-    references: Callable[[str], ReferenceModels] | None = (
-        None  # by what `-A references=` says; None: there are none here
-    )
+    # what is known of it that makes it no reference: that it saw private data
+    reference_fault: str = ""
+    # by what `-A references=` says; None: there are none here
+    references: Callable[[str], ReferenceModels] | None = None
     tokenizer: Any = None
     batch_size: int | None = None
-    allowance: Mapping[tuple[str, str], int] | None = (
-        None  # tokens a (recipe, secret) may still draw; None: unlimited
-    )
+    # tokens a (recipe, secret) may still draw; None: unlimited
+    allowance: Mapping[tuple[str, str], int] | None = None
     meter: ClaimTokenMeter = field(default_factory=ClaimTokenMeter)
     claim: Claim | None = None  # what the target promises, as everybody is told; None: nothing
-    progress: Callable[[str, int, int], None] = lambda what, done, total: (
-        None
-    )  # of what one answer takes long for
+    # of what one answer takes long for
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None
     training: GradientCanaries | None = None  # what the target's training kept for an audit of it
     _shared: dict[str, CandidatesOnDisk] = field(default_factory=dict)
 
@@ -335,9 +330,8 @@ class View:
         )
         passes = [candidates for _, candidates in drawn]
         if self.setting is TEXT_ONLY:  # the one whose tokens a claim's budget pays for
-            paid = [
-                int((own[..., 1] >= 0).sum()) for own in noise
-            ]  # the others are answered by the public model
+            # the others are answered by the public model
+            paid = [int((own[..., 1] >= 0).sum()) for own in noise]
             self.meter.drawn |= {
                 (name, query.id): tokens for query, tokens in zip(batch, paid, strict=True)
             }

@@ -50,8 +50,8 @@ def rdp_budget(epsilon: float, delta: float, alpha: int) -> float:
     if epsilon <= cost:
         raise AuditError(
             f"expected epsilon above {cost:.6g} nats, which the conversion from order alpha "
-            f"{alpha} costs at "
-            f"delta {delta:g}, got {epsilon:g}: raise epsilon or delta, or use a higher alpha"
+            f"{alpha} costs at delta {delta:g}, got {epsilon:g}: raise epsilon or delta, or use a "
+            "higher alpha"
         )
     return epsilon - cost
 
@@ -143,9 +143,8 @@ def realised_renyi(
         divergence = logsumexp(
             np.where(alive, log_p + (alpha - 1) * log_ratio, -np.inf), axis=-1
         ) / (alpha - 1)
-    return np.where(np.isposinf(log_ratio).any(-1), np.inf, divergence)[
-        ()
-    ]  # a number where 0 dimensions are left
+    # a number where 0 dimensions are left
+    return np.where(np.isposinf(log_ratio).any(-1), np.inf, divergence)[()]
 
 
 def realised_pure_dp(log_p: npt.ArrayLike, log_q: npt.ArrayLike) -> npt.NDArray[np.float64]:

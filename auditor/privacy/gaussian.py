@@ -25,17 +25,18 @@ if TYPE_CHECKING:
 
 Earlier = tuple[tuple[float, float, int], ...]  # sigma, q and steps of each
 _LEAST, _MOST = 1e-2, 1e4  # noise multipliers that are looked at
+# least noise multiplier and most epsilon whose PLD takes seconds and not gigabytes
 _PLD_FROM, _PLD_TO = (
     0.3,
     100.0,
-)  # least noise multiplier and most epsilon whose PLD takes seconds and not gigabytes
+)
+# what is solved for: more is no protection, and no training
 MOST_EPSILON, MOST_STEPS = (
     1000.0,
     10**7,
-)  # what is solved for: more is no protection, and no training
-_PLD_DELTA = (
-    1e-10  # the least delta beside which PLD's own arithmetic, some 1e-13 of mass, is small
 )
+# the least delta beside which PLD's own arithmetic, some 1e-13 of mass, is small
+_PLD_DELTA = 1e-10
 _FINE = 1e-4  # the width of a privacy loss distribution's cells, nats: dp-accounting's own
 _CLOSED = 1e-4  # a bracket of sigma that is looked into no further
 # a solved sigma spends at least (1 - this) of the epsilon asked for, and never more than it

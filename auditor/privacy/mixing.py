@@ -260,9 +260,8 @@ def _compute_fixed_member_terms(
     base_all = absent + (1 - absent) * math.exp(-cap)  # every member at its lowest
     base_others = base_all + share * math.exp(log_reach)  # the one that changes is public
 
-    orders = range(
-        2, alpha + 1
-    )  # j = 0 gives the 1 that is taken off, and j = 1 nothing, as E h = 0
+    # j = 0 gives the 1 that is taken off, and j = 1 nothing, as E h = 0
+    orders = range(2, alpha + 1)
 
     def terms(base: float, log_moment: Callable[..., float]) -> _Terms:
         log_base = math.log(base) if base > 0 else -math.inf
@@ -312,15 +311,13 @@ def _log_moment_of_replaced_member(j: int, radius: float, log_reach: float) -> f
     """log of a bound on E (h - h')^j, h and h' being a replaced member's two; where j is odd, on
     its part above 0."""
     if j == 2:
-        return math.log(4) + _log_expm1(
-            radius
-        )  # Minkowski: each has norm sqrt(e^radius - 1) at most
+        # Minkowski: each has norm sqrt(e^radius - 1) at most
+        return math.log(4) + _log_expm1(radius)
     # (f - f')_+ <= f; (h - h')_+ <= h_+ + h'_-, and Minkowski again
     norms = _log_expm1((j - 1) * radius) / j, _log_odd_moment_below_public(j, radius, log_reach) / j
     above = min((j - 1) * radius, j * float(np.logaddexp(*norms)))
-    return (
-        above if j % 2 else math.log(2) + above
-    )  # h and h' may change places: below 0 the bound is the same
+    # h and h' may change places: below 0 the bound is the same
+    return above if j % 2 else math.log(2) + above
 
 
 def _compute_add_remove_terms(alpha: int, q: float, radius: float, cap: float) -> list[_Terms]:
@@ -365,9 +362,8 @@ def _find_largest_radius(
         if low < _SMALLEST_RADIUS:
             raise AuditError(
                 f"no radius fits {queries} queries into the budget of {budget:.6g} nats (epsilon "
-                f"{epsilon:g}, "
-                f"delta {delta:g}, alpha {alpha}): lower the cap or the number of queries, or add "
-                "members"
+                f"{epsilon:g}, delta {delta:g}, alpha {alpha}): lower the cap or the number of "
+                "queries, or add members"
             )
     high = 2 * low
     while affordable(high):
@@ -382,9 +378,8 @@ def _find_largest_radius(
 def _add_log1p(log_terms: _Terms) -> float:
     """log(1 + sum of weight * value), without overflow and with the relative accuracy of a small
     sum."""
-    terms = [
-        weight + value for weight, value in log_terms if weight > -math.inf
-    ]  # a weight of 0 annuls even inf
+    # a weight of 0 annuls even inf
+    terms = [weight + value for weight, value in log_terms if weight > -math.inf]
     top = max(terms, default=-math.inf)
     if top < 700:  # a float ends at e^709
         return math.log1p(math.fsum(map(math.exp, terms)))

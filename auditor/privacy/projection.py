@@ -19,9 +19,8 @@ from auditor.core.errors import AuditError
 from auditor.privacy.accounting import MASS_TOLERANCE, require_renyi_order
 
 _CHUNK = 1 << 18  # elements walked at once: the working copies of a chunk stay in the cache
-_DIRECT_ORDERS = (
-    8  # from 12 on, alternating sums of central moments cancel more digits than _SHAVE makes up for
-)
+# from 12 on, alternating sums of central moments cancel more digits than _SHAVE makes up for
+_DIRECT_ORDERS = 8
 _ITERATIONS = 64  # Newton needs 3 to 20
 _ROUNDING = 1e-12  # relative, off every radius: what double precision may hide of a divergence
 _SHAVE = 1e-4  # the same for single precision
@@ -62,9 +61,8 @@ def find_largest_mixing_weight(
     if not 0 <= max_weight <= 1:
         raise AuditError(f"expected max_weight in [0, 1], got {max_weight}")
     alpha = len(moments) - 1
-    budget = (alpha - 1) * _radii_less_rounding(
-        radius, moments.device
-    )  # what log E x^alpha may reach
+    # what log E x^alpha may reach
+    budget = (alpha - 1) * _radii_less_rounding(radius, moments.device)
     shape = torch.broadcast_shapes(moments.shape[1:], budget.shape)
     budget = budget.expand(shape)
     # Dimensions that the radius alone has come between the orders and the distributions' own.
@@ -76,9 +74,8 @@ def find_largest_mixing_weight(
         _log_mixture_moment_excess(moments, full_weight) <= _log_expm1(budget)
     ) | budget.isposinf()
     weight = torch.where(fits, full_weight, 0.0)
-    unsettled = (
-        ~fits & (budget > 0) & moments[alpha].isfinite()
-    )  # p > 0 = p0 admits no weight at all
+    # p > 0 = p0 admits no weight at all
+    unsettled = ~fits & (budget > 0) & moments[alpha].isfinite()
     if unsettled.any():
         weight[unsettled] = _solve_weight_by_newton(
             moments[:, unsettled], budget[unsettled], max_weight
@@ -191,9 +188,8 @@ def _moments_in_logs(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     moments = log_p.new_zeros(alpha + 1, *log_ratio.shape[:-1])
     for k in range(2, alpha + 1):
         terms = log_p + (k - 1) * log_ratio
-        terms.masked_fill_(
-            log_p.isneginf(), -math.inf
-        )  # with log_ratio = NaN where p0 is 0 as well
+        # with log_ratio = NaN where p0 is 0 as well
+        terms.masked_fill_(log_p.isneginf(), -math.inf)
         # E of the renormalised ones: (p / mass)^k (p0 / mass0)^(1 - k)
         moments[k] = terms.logsumexp(-1) - k * log_mass + (k - 1) * log_mass0
     return moments.clamp_min_(0.0)  # a rounding below 0 is one
@@ -322,9 +318,8 @@ class _ReverseDivergence:
         )
 
     def _inverse_of_mixture_ratio(self, weight: Tensor) -> Tensor:
-        weight_column = weight.unsqueeze(
-            -1
-        )  # x = lambda p / p0 + 1 - lambda is no difference either
+        # x = lambda p / p0 + 1 - lambda is no difference either
+        weight_column = weight.unsqueeze(-1)
         public_part = (1 - weight_column).to(self.ratio)
         return torch.addcmul(public_part, self.ratio, weight_column.to(self.ratio)).reciprocal_()
 
@@ -357,9 +352,8 @@ class _ReverseDivergence:
             if not (step > _SMALLEST_STEP * weight).any():
                 break
             weight = (weight - step).clamp_min(0.0)
-        chord = torch.expm1(budget) / self.reverse_moment_excess(
-            weight
-        )  # as in `_solve_weight_by_newton`
+        # as in `_solve_weight_by_newton`
+        chord = torch.expm1(budget) / self.reverse_moment_excess(weight)
         return weight * chord.nan_to_num(nan=1.0).clamp_max(1.0)
 
 

@@ -59,16 +59,13 @@ class PrivacyRecord:
     adjacency: str = "add_remove"
     accountant: str = "dp-accounting PLD"
     epsilon_rdp: float | None = None  # by RDP alone: epsilon is the smaller of this and PLD's
-    epsilon_twice: float | None = (
-        None  # what this model and another one like it, of the same records, promise together
-    )
+    # what this model and another one like it, of the same records, promise together
+    epsilon_twice: float | None = None
     earlier: tuple[Mechanism, ...] = ()  # private trainings that the base had been through
-    units: int | None = (
-        None  # n, a public number: q = batch / n, and sigma, follow from it; None: an older record
-    )
-    units_given: bool = (
-        False  # whether n was named (`-D units=`); else it is what the data were found to have
-    )
+    # n, a public number: q = batch / n, and sigma, follow from it; None: an older record
+    units: int | None = None
+    # whether n was named (`-D units=`); else it is what the data were found to have
+    units_given: bool = False
     optimizer: str = ""  # "": an older record
     nominal: dict[str, float] = field(default_factory=dict)
     details: dict[str, float] = field(default_factory=dict)
@@ -129,8 +126,8 @@ class PrivacyRecord:
         scope_note = "the claim is for one user or group: for all of its records together"
         if self.unit == "record":
             scope_note = (
-                "the claim is for one record: a text that occurs k times is protected at "
-                "the group size k only"
+                "the claim is for one record: a text that occurs k times is protected at the group "
+                "size k only"
             )
         return (scope_note, *self._note_accounting_premises(), *self._note_gradient_canaries())
 
@@ -143,20 +140,17 @@ class PrivacyRecord:
         elif self.units is not None:
             yield (
                 f"that there are {self.units:,} {self.unit}s is taken as public: sampling rate and "
-                "noise follow from "
-                "it (-D units= names a public number instead)"
+                "noise follow from it (-D units= names a public number instead)"
             )
         if self.earlier:
             yield (
                 "its base was trained privately too: ε is that of both together, "
-                f"{len(self.earlier) + 1} trainings, "
-                f"for a {self.unit} in all of them"
+                f"{len(self.earlier) + 1} trainings, for a {self.unit} in all of them"
             )
         if self.epsilon_twice is not None:
             yield (
                 f"another training on the same {self.unit}s adds to it: two models like this one "
-                "promise "
-                f"ε {self.epsilon_twice:.3g} together"
+                f"promise ε {self.epsilon_twice:.3g} together"
             )
 
     def _note_gradient_canaries(self) -> tuple[str, ...]:
@@ -164,8 +158,7 @@ class PrivacyRecord:
             return ()
         return (
             f"it was trained with {planted:,.0f} gradient canaries, units without text, each "
-            "included by a fair "
-            "coin: a model to audit, not to release",
+            "included by a fair coin: a model to audit, not to release",
         )
 
 

@@ -173,6 +173,5 @@ def _check_tokenizer(llama: Any, model: LlamaModel) -> None:
         if list(ours) != list(theirs):
             raise AuditError(
                 f"expected a tokenizer that reads {text!r} as {model.name} does, {list(theirs)}, "
-                f"got {list(ours)}: "
-                "--tokenizer DIR names another"
+                f"got {list(ours)}: --tokenizer DIR names another"
             )

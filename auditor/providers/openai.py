@@ -54,8 +54,7 @@ class OpenAI(Provider):
         if url.username is not None or url.password is not None:
             raise AuditError(
                 "expected --base-url without a name or password, got "
-                f"{_address_without_secrets(url)!r} with one: a "
-                "key comes from OPENAI_API_KEY"
+                f"{_address_without_secrets(url)!r} with one: a key comes from OPENAI_API_KEY"
             )
 
     def load(self, wanted: RequestedModel) -> RemoteModel:

@@ -35,9 +35,8 @@ class SecretFacts:
     length: int | None = None  # of its suffix, in tokens
     group: str | None = None
     canary: bool = False
-    document: str | None = (
-        None  # that it is a part of, called by the alias of the document's first part
-    )
+    # that it is a part of, called by the alias of the document's first part
+    document: str | None = None
     at: int = 0  # where in the document its suffix begins, in tokens
     user: str | None = None  # the alias of the person that it is of
     user_trained: bool = False

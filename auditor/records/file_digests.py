@@ -26,15 +26,15 @@ from auditor.core.errors import AuditError
 # of its own.
 _READ = (".safetensors", ".bin", ".json", ".model", ".tiktoken", ".txt", ".jinja", ".py", ".gguf")
 
+# of how it came about: no model is made of them
 _ABOUT = (
     "training.json",
     "trainer_state.json",
     "seconds.json",
-)  # of how it came about: no model is made of them
-
-_SETTLED = (
-    2.0  # seconds: a file may change again within one tick of the coarsest file system's clock
 )
+
+# seconds: a file may change again within one tick of the coarsest file system's clock
+_SETTLED = 2.0
 
 
 def model_sha256_by_file_name(named: Mapping[str, tuple[str, str | None]]) -> dict[str, str]:

@@ -44,9 +44,8 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: FileLock | None = None
-        self._new = (
-            False  # whether `create` began this run; one that is resumed is somebody's already
-        )
+        # whether `create` began this run; one that is resumed is somebody's already
+        self._new = False
         self._ours = False  # whether `create` made the folder itself
         self.guesses, self.observations, self.tokens = journals_of_run_folder(path)
 
@@ -150,8 +149,8 @@ class RunFolder:
         """Ties the folder to when its rows stop; "": no row does. Raises AuditError where others
         were to."""
         others = (
-            f"expected the rules and baseline by which {str(self.path)!r} was to stop "
-            "(--until), got others"
+            f"expected the rules and baseline by which {str(self.path)!r} was to stop (--until), "
+            "got others"
         )
         self._pin_digest(_STOPS, digest, others)
 

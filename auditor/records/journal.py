@@ -61,9 +61,8 @@ class CellJournal(Generic[Key, Record]):
                     at += len(line)
         except OSError as error:
             raise AuditError(f"{self.path}: cannot be read: {error.strerror}") from error
-        disk.truncate(
-            self.path, at
-        )  # where the last append was cut off: the next one starts on a line of its own
+        # where the last append was cut off: the next one starts on a line of its own
+        disk.truncate(self.path, at)
 
     def _read_record_at(self, begin: int) -> Record:
         """Raises AuditError where the file is not what it was."""
@@ -89,8 +88,7 @@ class CellJournal(Generic[Key, Record]):
             where = f"{self.path}" if number is None else f"{self.path}, line {number}"
             raise AuditError(
                 f"{where}: expected a finished secret as a run writes it, got something else; "
-                "without that line its "
-                "secret is done again"
+                "without that line its secret is done again"
             ) from error
 
 
@@ -157,9 +155,8 @@ def _cell_and_guesses_from_journal_entry(record: dict[str, Any]) -> tuple[CellKe
     if not ranked:
         raise ValueError("an answer without a guess")
     rest = {name: value for name, value in record.items() if name not in ("cell", "ranked")}
-    guesses: Guesses = from_json(
-        Guesses, {**rest, "ranked": []}
-    )  # an older line lacks the newer fields
+    # an older line lacks the newer fields
+    guesses: Guesses = from_json(Guesses, {**rest, "ranked": []})
     return CellKey.parse_cell_key(record["cell"]), replace(guesses, ranked=ranked)
 
 

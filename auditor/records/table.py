@@ -38,9 +38,8 @@ MEASURED, OBSERVED, TOKENS, HELDOUT, RECORDS = (
     "heldout",
     "records",
 )
-Seen = dict[
-    CellKey, dict[str, dict[str, float]]
-]  # by configuration and secret, what a probe saw of it
+# by configuration and secret, what a probe saw of it
+Seen = dict[CellKey, dict[str, dict[str, float]]]
 _VERSION = b"audit.schema_version"
 _NAMES = ("kind", "target", "setting", "attack", "quantity")
 

@@ -56,9 +56,8 @@ def log_prob_fault_sentence(
     if _largest_log_prob_difference(values[-len(drawn) :], drawn) <= CLOSE:
         return ""
     for shift in (-1, 1):
-        apart = values[len(values) - len(drawn) + shift :][
-            : len(drawn)
-        ]  # one fewer where the shift is 1
+        # one fewer where the shift is 1
+        apart = values[len(values) - len(drawn) + shift :][: len(drawn)]
         if (
             len(drawn) > 2
             and len(apart) >= len(drawn) - 1

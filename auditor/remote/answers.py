@@ -62,9 +62,8 @@ class ServerAnswerStore:
         self.path, self._lock = path, threading.Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            os.close(
-                os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            )  # its journals take the file's own permissions
+            # its journals take the file's own permissions
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             # For all threads: `_lock` lets one at a time use the connection.
             self._file = sqlite3.connect(path, timeout=_BUSY, check_same_thread=False)
             weakref.finalize(self, self._file.close)
@@ -84,9 +83,9 @@ class ServerAnswerStore:
             kept = [(key, json.dumps(answer)) for key, answer in answers.items()]
             self._file.executemany("insert or replace into answers values (?, ?)", kept)
             self._file.execute(
-                "insert into spent values (?, ?, ?, ?, ?) on conflict (run) do update set "
-                "requests = requests + excluded.requests, again = again + excluded.again, "
-                "read = read + excluded.read, written = written + excluded.written",
+                "insert into spent values (?, ?, ?, ?, ?) on conflict (run) do update set requests "
+                "= requests + excluded.requests, again = again + excluded.again, read = read + "
+                "excluded.read, written = written + excluded.written",
                 (run, cost.requests, cost.again, cost.read, cost.written),
             )
 

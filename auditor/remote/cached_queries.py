@@ -42,10 +42,11 @@ class CachedServerQueries:
     ) -> None:
         self.wire, self.dialect, self.spelling, self.name = wire, handshake.dialect, spelling, name
         self._runs = [wire.ledger.run]
+        # of samples, and of those the ones that ended in an error
         self._n_requests, self._n_errors = (
             0,
             0,
-        )  # of samples, and of those the ones that ended in an error
+        )
         # What keys of stored answers hold of this server; a new one once it was found to have
         # changed.
         self.identity = digest_of_question(
@@ -256,11 +257,12 @@ class CachedServerQueries:
             [part for row in parts for part in row], likeliest
         )
         self.watch.count_unwatched_requests(len(answers))
+        # log-probability, rank and likeliest tokens of a token of a prefix
         unknown = (
             [0.0],
             [1],
             [()],
-        )  # log-probability, rank and likeliest tokens of a token of a prefix
+        )
         scores = list[tuple[list[Any], ...]]()
         for (prefix, _), row in zip(pairs, parts, strict=True):
             columns = zip(unknown[: 3 if likeliest else 2], range(3), strict=False)
@@ -315,10 +317,11 @@ class CachedServerQueries:
                 raise MalformedAnswer("log-probabilities are missing")
             if self.dialect.asks_for_ranks(likeliest) and given.ranks is None:
                 raise MalformedAnswer("ranks are missing")
+            # 0 nats and rank 1 stand for what is not known
             told = [
                 log_probs,
                 [1, *(given.ranks or ())[1:]],
-            ]  # 0 nats and rank 1 stand for what is not known
+            ]
             return {key: [*told, given.likeliest] if likeliest else told}
 
         return ServerRequest(self._scoring_body(text, likeliest), len(text) + 9, read)
@@ -355,8 +358,7 @@ class CachedServerQueries:
         if self._n_errors >= _MOST_ERRORS and 2 * self._n_errors > self._n_requests:
             raise AuditError(
                 f"expected {self.wire.url} to answer as it did in the handshake, but it answers "
-                "500 to "
-                f"{self._n_errors:,} of {self._n_requests:,} requests, at every try"
+                f"500 to {self._n_errors:,} of {self._n_requests:,} requests, at every try"
             )
 
     def _ask_all_or_raise_audit_error(
@@ -378,10 +380,8 @@ class CachedServerQueries:
             self.wire.ledger.answers.invalidate_stored_answers()
             raise AuditError(
                 f"expected {self.wire.url} to stay the same model from the first answer to the "
-                f"last, but {why}. "
-                "What was answered stays in the store, but none of it is used again: this run "
-                "cannot be resumed, and a "
-                "new one asks anew"
+                f"last, but {why}. What was answered stays in the store, but none of it is used "
+                "again: this run cannot be resumed, and a new one asks anew"
             ) from None
 
     def _redraw_greedy_texts(self, asked: Sequence[GreedyAnswer]) -> list[str]:

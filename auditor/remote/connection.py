@@ -120,10 +120,9 @@ class ServerTokenBudget:
             if self.most is not None and spent + self._reserved + tokens > self.most:
                 raise AuditError(
                     f"expected --max-tokens-total to pay for all requests, but {spent:,} of "
-                    f"{self.most:,} tokens are "
-                    f"spent and the next may take {tokens + self._reserved:,}: what was answered "
-                    "is kept, and a run "
-                    "with a larger budget pays for the rest"
+                    f"{self.most:,} tokens are spent and the next may take "
+                    f"{tokens + self._reserved:,}: what was answered is kept, and a run with a "
+                    "larger budget pays for the rest"
                 )
             self._reserved += tokens
         try:
@@ -297,14 +296,12 @@ class ServerConnection:
 
         if self._client is None:
             timeout = openai.Timeout(self.patience.answer, connect=self.patience.connect)
-            key = (
-                os.environ.get(KEY) or "none"
-            )  # servers of one's own ask for none, and the client for some
+            # servers of one's own ask for none, and the client for some
+            key = os.environ.get(KEY) or "none"
             # no retries of its own, which nobody would pace, count or pay for
             client = openai.OpenAI(api_key=key, base_url=self.url, max_retries=0, timeout=timeout)
-            weakref.finalize(
-                self, client.close
-            )  # left to the garbage collector, its connections stay open
+            # left to the garbage collector, its connections stay open
+            weakref.finalize(self, client.close)
             self._client = client
         if body is None:
             return self._client.models.with_raw_response.list()

@@ -112,9 +112,8 @@ class ServerWatch:
         another.
         """
         blank = [GreedyAnswer(context, LENGTH, "") for context in self.contexts]
-        found = zip(
-            blank, self.draw(blank), self.draw(blank[::-1])[::-1], strict=True
-        )  # models may take turns
+        # models may take turns
+        found = zip(blank, self.draw(blank), self.draw(blank[::-1])[::-1], strict=True)
         self._drawn = [
             GreedyAnswer(one.context, LENGTH, text, other=other) for one, text, other in found
         ]
@@ -135,8 +134,8 @@ class ServerWatch:
         if most > _TOO_FAR[0] or mean > _TOO_FAR[1]:
             raise ServerChanged(
                 "a text was sent twice in the handshake, and its log-probabilities came back "
-                f"{most:.2g} nats apart: "
-                "either several models answer under one name, or its numbers are corrupted"
+                f"{most:.2g} nats apart: either several models answer under one name, or its "
+                "numbers are corrupted"
             )
         self.measured = most
         self.most, self.mean = max(_MOST, _TIMES * most), max(_MEAN, _TIMES * mean)
@@ -255,10 +254,8 @@ class ServerWatch:
                 raise ServerChanged(
                     f"{name}, a text of {len(one.text):,} tokens, was sent again without its last "
                     f"{len(one.text) - len(values):,}: the log-probability of token {where + 1:,} "
-                    "was "
-                    f"{one.log_probs[where]:.3f} nats and came back as {values[where]:.3f} (the "
-                    "handshake saw "
-                    f"differences of up to {self.measured:.2g})"
+                    f"was {one.log_probs[where]:.3f} nats and came back as {values[where]:.3f} "
+                    f"(the handshake saw differences of up to {self.measured:.2g})"
                 )
 
     def _recheck_with_burst(self) -> None:
@@ -274,9 +271,8 @@ class ServerWatch:
             came = next(text for one, text in new if one == changed[0])
             raise ServerChanged(
                 f"{len(changed)} of {len(self._drawn)} texts of the handshake have other greedy "
-                "answers now: to "
-                f"{TEXTS[self._drawn.index(changed[0])]!r}, expected {changed[0].text!r}, came "
-                f"back {came!r}"
+                f"answers now: to {TEXTS[self._drawn.index(changed[0])]!r}, expected "
+                f"{changed[0].text!r}, came back {came!r}"
             )
         own = _random_answers_to_recheck(self._own, _BURST_OWN, self._bursts)
         differing = self._redraw_and_find_differing(own)
@@ -284,15 +280,13 @@ class ServerWatch:
         if differing and binom.sf(len(differing) - 1, len(own), VARIES) <= LEVEL:
             first, text = differing[0]
             apart = (i for i, (a, b) in enumerate(zip(first.text, text, strict=False)) if a != b)
-            same = next(
-                apart, min(len(first.text), len(text))
-            )  # neither is quoted: they may be private
+            # neither is quoted: they may be private
+            same = next(apart, min(len(first.text), len(text)))
             raise ServerChanged(
                 f"{len(differing)} of {len(own)} greedy answers of this run came back otherwise "
-                "when they were asked "
-                f"for again, the first of them to request {first.number:,}: expected "
-                f"{len(first.text)} characters, got "
-                f"{len(text)}, of which the first {same} agree"
+                f"when they were asked for again, the first of them to request {first.number:,}: "
+                f"expected {len(first.text)} characters, got {len(text)}, of which the first "
+                f"{same} agree"
             )
 
     @property

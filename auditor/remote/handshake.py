@@ -66,15 +66,15 @@ T = TypeVar("T")
 TEXT = "The quick brown fox jumps over the lazy dog, and"
 _LENGTH = 8  # tokens of an answer
 _COPIES = 4
-_SEEDS = (
-    12  # that are tried for two samples: llama.cpp answers 500 to one that ends within a character
-)
+# that are tried for two samples: llama.cpp answers 500 to one that ends within a character
+_SEEDS = 12
 _SEVERAL = 16  # samples that one request asks for: what a server holds in memory for it is bounded
 _HOT = Decoding(temperature=2.0)  # so that two equal samples are no chance
+# greedy, where it is not ignored
 _SURE = {
     "top_p": replace(_HOT, top_p=1e-4),
     "top_k": replace(_HOT, top_k=1),
-}  # greedy, where it is not ignored
+}
 _FEWER = 5  # of the likeliest tokens, where a server tells no more
 
 
@@ -150,8 +150,7 @@ class _HandshakeInProgress:
         if agrees is False:
             raise AuditError(
                 f"expected the tokenizer of {self.model!r}, got one that makes {len(bare)} tokens "
-                "of a text of which "
-                f"{self.wire.url} makes {counted}: give --tokenizer DIR"
+                f"of a text of which {self.wire.url} makes {counted}: give --tokenizer DIR"
             )
         context, dialect = (*adds, *bare), replace(plain, adds=adds, extended=True)
         # In vLLM's words too, where they are not refused: the answer without a server's own

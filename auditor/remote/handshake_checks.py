@@ -9,8 +9,7 @@ from auditor.remote.server_dialect import ServerDialect
 
 _DEFAULTS = (
     "the server knows no field that turns its own defaults off (top_k, min_p, penalties): if it "
-    "has any, samples are "
-    "of another distribution than is said"
+    "has any, samples are of another distribution than is said"
 )
 
 COUNTED = "the tokenizer counts the tokens of a text as the server does"
@@ -71,8 +70,7 @@ class Handshake:
         sent = "token ids" if self.dialect.ids else "text"
         return (
             f"{self.dialect.model} is behind an API: its access is what a handshake found, "
-            f"{self._access_label}; it is "
-            f"sent {sent}; {held} of {len(self.checks)} checks held",
+            f"{self._access_label}; it is sent {sent}; {held} of {len(self.checks)} checks held",
             *(
                 ()
                 if (self.dialect.extended or self.dialect.configured) and self.dialect.top_k

@@ -47,9 +47,8 @@ class RemoteModel(LanguageModel):
         self.family = f"an API whose tokenizer has {self.vocab_size:,} tokens"
         room = self.handshake.room
         self.prepended = () if self.dialect.ids else self.dialect.adds
-        self.max_positions = (
-            None if room is None else room - 1
-        )  # a text is scored with one token behind it
+        # a text is scored with one token behind it
+        self.max_positions = None if room is None else room - 1
         end = getattr(tokenizer, "eos_token_id", None)
         self.eos = () if end is None else (int(end),)
         self.asker = CachedServerQueries(
@@ -90,13 +89,11 @@ class RemoteModel(LanguageModel):
         if isinstance(decoding, Cooling):
             raise NotApplicable(
                 f"needs a temperature that falls from token to token; {self.name} draws whole "
-                "texts at one: "
-                "-A cooling=0 asks for that"
+                "texts at one: -A cooling=0 asks for that"
             )
         contexts = [tuple(row) for row in prefixes.tolist()]
-        seeds = (
-            (uniforms[:, :, 0, 0] * 2**31).long().tolist()
-        )  # below 2^31: a 32-bit integer holds them
+        # below 2^31: a 32-bit integer holds them
+        seeds = (uniforms[:, :, 0, 0] * 2**31).long().tolist()
         samples = len(seeds[0]) if seeds else 0
         if decoding.temperature == 0:  # one answer, whatever the seed
             seeds = [[0] for _ in contexts]
@@ -220,9 +217,8 @@ class RemoteModel(LanguageModel):
         again = f"; {spent.again:,} attempts failed and were made again" if spent.again else ""
         said = [
             f"this run paid for {spent.paid_token_count:,} tokens{limit} in {spent.requests:,} "
-            "requests "
-            f"({spent.read:,} read, {spent.written:,} written){again}; what was answered before "
-            "cost nothing"
+            f"requests ({spent.read:,} read, {spent.written:,} written){again}; what was answered "
+            "before cost nothing"
         ]
         counts = self.asker.own_answer_counts_by_kind()
         if any(counts.get(kind) for kind in (*withheld_answers.HIDDEN, *withheld_answers.MANY)):
@@ -237,8 +233,7 @@ class RemoteModel(LanguageModel):
         )
         said.append(
             f"asked again on the way and at the end: {seen.compared:,} greedy answers, of which "
-            f"{seen.differed:,} came "
-            f"back otherwise{scored}"
+            f"{seen.differed:,} came back otherwise{scored}"
         )
         return tuple(said)
 
@@ -253,9 +248,8 @@ class RemoteModel(LanguageModel):
         if (seen := self.asker.watch).answers_are_unstable:
             said.append(
                 f"{seen.differed:,} of {seen.compared:,} greedy answers of {self.name} came back "
-                "otherwise when they "
-                "were asked for again: it is not deterministic, or several models answer under one "
-                "name."
+                "otherwise when they were asked for again: it is not deterministic, or several "
+                "models answer under one name."
             )
         return tuple(Doubt("answers", sentence) for sentence in said)
 

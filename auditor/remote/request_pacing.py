@@ -16,10 +16,11 @@ from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+# what a server may count: x-ratelimit-remaining-requests, and so on
 _LIMITS = (
     "requests",
     "tokens",
-)  # what a server may count: x-ratelimit-remaining-requests, and so on
+)
 
 
 class RequestPacing:
@@ -55,9 +56,8 @@ class RequestPacing:
 
     def raise_in_flight_limit(self) -> None:
         with self._free:
-            self.limit = min(
-                float(self.most), self.limit + 1 / self.limit
-            )  # about 1 more for each round of answers
+            # about 1 more for each round of answers
+            self.limit = min(float(self.most), self.limit + 1 / self.limit)
             self._free.notify_all()
 
     def halve_in_flight_limit(self, of_round: int) -> None:

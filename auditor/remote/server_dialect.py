@@ -27,9 +27,8 @@ _IDS: dict[str, Any] = {"return_token_ids": True, "return_tokens_as_token_ids": 
 _OFF: dict[str, Any] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "repeat_penalty": 1.0}
 EXTENSIONS: dict[str, Any] = {**_IDS, "ignore_eos": True, **_OFF}
 
-Scored = Literal[
-    "prompt_logprobs", "echo", "forced"
-]  # how the log-probabilities of given tokens are asked for
+# how the log-probabilities of given tokens are asked for
+Scored = Literal["prompt_logprobs", "echo", "forced"]
 _FORCE = 1e4  # logit bias, above any logit: this token is drawn
 _ALL = 10**6  # log-probabilities: llama.cpp tells as many as its vocabulary has
 _NAMED = "token_id:"  # how vLLM writes a token of which ids are asked for

@@ -13,9 +13,8 @@ from auditor.models.vocabulary import decode_keeping_special_tokens
 from auditor.remote import withheld_answers
 from auditor.remote.server_dialect import ServerDialect, WrittenAnswer
 
-_READ_AS_FEWER = (
-    2  # a text alone may be read as fewer tokens than were drawn, but hardly as so many times fewer
-)
+# a text alone may be read as fewer tokens than were drawn, but hardly as so many times fewer
+_READ_AS_FEWER = 2
 
 
 @dataclass(frozen=True)
@@ -134,9 +133,8 @@ class TokenTextCodec:
             short = read < length if one.ended else read * _READ_AS_FEWER < length
         if not short:
             return ""
-        goes_on = (
-            self.dialect.extended and self.dialect.scored == "prompt_logprobs"
-        )  # vLLM obeys ignore_eos
+        # vLLM obeys ignore_eos
+        goes_on = self.dialect.extended and self.dialect.scored == "prompt_logprobs"
         if goes_on or not one.ended:
             return withheld_answers.CUT
         return withheld_answers.ENDED if one.text else withheld_answers.EMPTY

@@ -13,6 +13,7 @@ from typing import Any
 
 FILTERED, CALLED, REFUSED, REDACTED, CUT = "filtered", "tool calls", "refused", "redacted", "cut"
 EMPTY, ENDED, UNCLEAR, FAILED, SPLIT = "empty", "ended", "unclear", "failed", "split"
+# one of them is enough for a doubt
 HIDDEN = (
     FILTERED,
     CALLED,
@@ -21,7 +22,7 @@ HIDDEN = (
     CUT,
     UNCLEAR,
     SPLIT,
-)  # one of them is enough for a doubt
+)
 # An honest model ends some texts early, and a few at once: only where it is many does it say
 # something. An honest server fails at a few samples (llama-server at bytes that write no
 # character): fewer than any limit of a gate.
@@ -94,9 +95,8 @@ def withheld_kind_from_server(choice: Mapping[str, Any]) -> str:
 def has_model_ended_text(choice: Mapping[str, Any]) -> bool:
     """Whether the server says that the model ended the text, and no stop string of the server's
     own."""
-    stopped = choice.get(
-        "stop_reason"
-    )  # vLLM's: a stop string, or the id of an end of text that is not the first
+    # vLLM's: a stop string, or the id of an end of text that is not the first
+    stopped = choice.get("stop_reason")
     return str(choice.get("finish_reason") or "").lower() in _ENDS and not isinstance(stopped, str)
 
 

@@ -64,8 +64,7 @@ def _remarks_on_secrets_not_independent(
         return ()
     return (
         f"{len(groups):,} secrets are {what} {len(set(groups)):,} {name} and not independent: "
-        "intervals over secrets "
-        f"are too narrow, those over {name} are not",
+        f"intervals over secrets are too narrow, those over {name} are not",
     )
 
 
@@ -114,6 +113,6 @@ def _cell_remarks_on_certified_suffixes(found: Sequence[Certificate]) -> tuple[s
     reached, certified = sum(c.reached for c in found), sum(c.certified for c in found)
     leftover = sum(c.leftover for c in found) / len(found)
     return (
-        f"{reached} of {len(found)} secrets have a suffix that reaches the threshold, "
-        f"{certified} a certified likeliest suffix; mean probability mass not found {leftover:.3f}",
+        f"{reached} of {len(found)} secrets have a suffix that reaches the threshold, {certified} "
+        f"a certified likeliest suffix; mean probability mass not found {leftover:.3f}",
     )

@@ -32,12 +32,10 @@ from auditor.runs.target import Target
 from auditor.runs.targets import Targets
 
 FIRST, MOST = 2, 32  # records of a batch, each beside a non-member: of the first, and of any
-_PART_SECONDS = (
-    3.0  # that records which are read together take, about: between them the clock is looked at
-)
-_LOGIT_BYTES = (
-    2**28
-)  # of the true tokens of records that are read together: several ask about the same logits in turn
+# that records which are read together take, about: between them the clock is looked at
+_PART_SECONDS = 3.0
+# of the true tokens of records that are read together: several ask about the same logits in turn
+_LOGIT_BYTES = 2**28
 _FLAT = 10  # records: completing n of them takes about as long as n + 10 times what one more takes
 # times what the last result took that is kept for the last one: of more records, with pages and
 # plots
@@ -267,9 +265,8 @@ def _read_and_score(target_run: TargetRun, is_first: bool) -> list[LanguageModel
     audit, target = target_run.audit, target_run.target
     _read_ahead(target.model, target.secrets, whole_texts=True)
     if target.model.capabilities & {"likelihood", "distribution"}:
-        scoring.heldout_losses(
-            audit, target
-        )  # first, as it asks about whole texts, of which suffixes are a part
+        # first, as it asks about whole texts, of which suffixes are a part
+        scoring.heldout_losses(audit, target)
         scoring.measure_true_token_likelihoods(audit, target)
     if is_first:
         _announce_first_number(target_run)
@@ -323,9 +320,8 @@ def _reference_asked_by_probes(
 def _read_ahead(model: LanguageModel, secrets: Sequence[Secret], whole_texts: bool) -> None:
     """whole_texts: whether every token of a non-member will be scored, as held-out perplexity
     does."""
-    texts = [
-        (secret.prefix + secret.suffix)[:-1] for secret in secrets
-    ]  # [:-1]: nothing is asked after the last token
+    # [:-1]: nothing is asked after the last token
+    texts = [(secret.prefix + secret.suffix)[:-1] for secret in secrets]
     last = [
         len(text) if whole_texts and not secret.member else len(secret.suffix)
         for text, secret in zip(texts, secrets, strict=True)

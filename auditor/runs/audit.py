@@ -165,9 +165,8 @@ class RunContext:
             if isinstance(method, Probe) and method.of == "secrets":
                 method.check_secrets(self.benchmark.secrets)
         for wanted in self.selection.reference_models_asked_by_probes:
-            self.reference_models_behind_prefix_token(
-                wanted
-            )  # loaded, or trained by the lab, now: the site keeps them
+            # loaded, or trained by the lab, now: the site keeps them
+            self.reference_models_behind_prefix_token(wanted)
 
     def check_texts_fit_models(self) -> None:
         """Raises AuditError where a model has no room for the texts of this run behind its prefix
@@ -199,12 +198,10 @@ class Audit(RunContext):
     """What all cells have in common, with the folder of the run and what is kept in it."""
 
     folder: RunFolder
-    stops: Mapping[CellKey, StoppingRule] = field(
-        default_factory=dict
-    )  # of the rows that may ask fewer than all
-    population: frozenset[str] = (
-        frozenset()
-    )  # ids that may be asked, of a check that asks a part; else empty
+    # of the rows that may ask fewer than all
+    stops: Mapping[CellKey, StoppingRule] = field(default_factory=dict)
+    # ids that may be asked, of a check that asks a part; else empty
+    population: frozenset[str] = frozenset()
     _tuned: dict[tuple[str, str], State] = field(default_factory=dict)
 
     @cached_property

@@ -144,9 +144,8 @@ class WorkerSite:
 
     def __call__(self) -> tuple[Site, PluginSelection]:
         self.there.enter_folder_checking_version()
-        plan = self.plan.with_fields(
-            submission=None
-        )  # a file on the machine of the run, which would be refused here
+        # a file on the machine of the run, which would be refused here
+        plan = self.plan.with_fields(submission=None)
         site = make_site(plan)
         site.table_counting = TableCounting(counted=dict(self.counted))
         return site, select_and_check_plugins(plan, site)

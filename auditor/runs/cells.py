@@ -94,8 +94,8 @@ class Cell(TargetRun, ABC):
         if others := sum(secret not in asked for secret in done):
             raise AuditError(
                 "expected answers about the secrets of this run in "
-                f"{str(self.audit.folder.path)!r}, got {others} of "
-                f"{self.key.title} about others: the journal is damaged"
+                f"{str(self.audit.folder.path)!r}, got {others} of {self.key.title} about others: "
+                "the journal is damaged"
             )
 
     @abstractmethod

@@ -92,9 +92,8 @@ class CostEstimate:
                 return 1.0
             if flag == SAMPLES:
                 return n / (self.samples or n)
-            return (
-                min(cost.of, sum(min(side, n) for side in self.secrets)) / cost.of
-            )  # an ensemble has fewer
+            # an ensemble has fewer
+            return min(cost.of, sum(min(side, n) for side in self.secrets)) / cost.of
 
         return self.loading + sum(share(cost) * cost.seconds for cost in self.costs if not cost.why)
 
@@ -122,8 +121,8 @@ def run_cost_estimate_table(found: CostEstimate) -> RowTable:
     note += f"{found.probe:.0f} seconds of asking"
     if found.parts_without_estimate:
         note += (
-            f"; that is without {counted(len(found.parts_without_estimate), 'part')} that "
-            "have no numbers"
+            f"; that is without {counted(len(found.parts_without_estimate), 'part')} that have no "
+            "numbers"
         )
     elif found.flags_that_halve_time:
         note += f"; {' or '.join(found.flags_that_halve_time)} would take half as long"
@@ -136,8 +135,8 @@ def run_cost_estimate_table(found: CostEstimate) -> RowTable:
             for r in FALSE_POSITIVES
         )
         note += (
-            f"; non-members that a rate of false positives takes: {', '.join(needs)}, there "
-            f"are {found.secrets[1]:,}"
+            f"; non-members that a rate of false positives takes: {', '.join(needs)}, there are "
+            f"{found.secrets[1]:,}"
         )
     prepared = (
         (name, "", "", "", "", phrases.format_duration(seconds))

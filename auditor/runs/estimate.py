@@ -69,9 +69,8 @@ class TimedPart:
     cut: tuple[str, ...] = ()
 
 
-TimedParts = Callable[
-    [int], Iterator[TimedPart]
-]  # the parts that share what is asked, for so many texts
+# the parts that share what is asked, for so many texts
+TimedParts = Callable[[int], Iterator[TimedPart]]
 
 
 def estimate_run_cost(
@@ -95,8 +94,7 @@ def estimate_run_cost(
     if site.is_model_asked_over_network:
         raise AuditError(
             f"expected a model that is loaded here with --estimate, got {plan.target.model}: what "
-            "a server takes, it "
-            "says itself; --max-tokens-total bounds it"
+            "a server takes, it says itself; --max-tokens-total bounds it"
         )
     with clock.timed_stage("prepare"):
         preparing = _time_preparing(site)
@@ -163,9 +161,8 @@ class _RunPartTimer:
         cells = sum(
             len(scene.selection.settings_for_row(row.companion)) for row in scene.selection.rows
         )
-        self.left = (
-            2 * targets + 2 + _CELLS * (cells + len(scene.selection.settings))
-        )  # weights of parts to come
+        # weights of parts to come
+        self.left = 2 * targets + 2 + _CELLS * (cells + len(scene.selection.settings))
 
     # --- the parts, in the order of a run ---
 
@@ -290,9 +287,8 @@ class _RunPartTimer:
 
         # An attack that does not override `fit` tunes nothing.
         if not state and type(attack).fit is not Attack.fit:
-            self.time_part_within_its_share(
-                steps, least=8
-            )  # `fit` fills the state that is returned
+            # `fit` fills the state that is returned
+            self.time_part_within_its_share(steps, least=8)
         return state
 
     def cell_parts_to_time(
@@ -385,13 +381,11 @@ class _RunPartTimer:
                 )
             spent = time.perf_counter() - start
             last = sum(took.seconds for _, took in asked[-1].values())
-            room = int(
-                n * (share - spent) / max(last, 1e-9)
-            )  # texts that the rest of the share is enough for
+            # texts that the rest of the share is enough for
+            room = int(n * (share - spent) / max(last, 1e-9))
             if len(asked) == 1 and 2 * last < (self.end - time.perf_counter()) / 4:
-                room = max(
-                    room, 2 * n
-                )  # one attempt alone does not tell what a batch costs from what a text does
+                # one attempt alone does not tell what a batch costs from what a text does
+                room = max(room, 2 * n)
             if n >= most or room <= n:
                 break
             n = min(most, _FASTER * n, room)
@@ -416,9 +410,8 @@ class _RunPartTimer:
         # alone.
         batches = ceil(step.of / step.at_once) / ceil(last.asked / step.at_once)
         together, now = min(step.of, step.at_once), min(last.asked, step.at_once)
-        grown = (
-            max(0.0, last.memory - self.held) / now
-        )  # bytes a text, where one attempt is all there is
+        # bytes a text, where one attempt is all there is
+        grown = max(0.0, last.memory - self.held) / now
         if before and (then := min(before[-1].asked, step.at_once)) < now:
             grown = max(0.0, last.memory - before[-1].memory) / (now - then)
         return replace(

@@ -51,8 +51,8 @@ def judge_run_by_policy(
         if one.edits is None:
             raise AuditError(
                 f"{one.name}: no {MANIFEST}, which lists what the run wrote: it was removed, or "
-                "audit "
-                f"{one.result.tool_version} wrote none; run the audit again with {__version__}"
+                f"audit {one.result.tool_version} wrote none; run the audit again with "
+                f"{__version__}"
             )
     # A missing file counts as an empty one: it contradicts the result, where None would only not be
     # compared.

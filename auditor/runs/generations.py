@@ -56,9 +56,8 @@ class TrainingCorpus:
         )
         for secret, home in zip(members, homes, strict=True):
             found[home] = (*found.get(home, ()), secret.alias)
-        return {
-            home: aliases for home, aliases in found.items() if home >= 0
-        }  # -1: in no record alone
+        # -1: in no record alone
+        return {home: aliases for home, aliases in found.items() if home >= 0}
 
     @cached_property
     def record_counts_by_copies(self) -> dict[int | None, int]:
@@ -76,10 +75,8 @@ class TrainingCorpus:
         known, every = len(self.index.copies), len(self.index.text_lengths)
         said = [
             f"memorised: {self.n} tokens in a row that stand in the training data{self.said} and "
-            "in no held-out text; "
-            f"every generation was held against {known:,} training records and {every - known:,} "
-            "held-out ones, token "
-            "for token"
+            f"in no held-out text; every generation was held against {known:,} training records "
+            f"and {every - known:,} held-out ones, token for token"
         ]
         if known == every:
             said.append(
@@ -95,8 +92,7 @@ class TrainingCorpus:
         if stand:
             said.append(
                 f"{stand:,} of {len(prompts):,} prompts stand in the training data themselves: "
-                "what follows those is "
-                "no untargeted extraction"
+                "what follows those is no untargeted extraction"
             )
         return tuple(said)
 
@@ -202,10 +198,8 @@ def judge_generations_of_cell(
     if others and order:
         said.append(
             f"{len(others):,} of {corpus.ngram_and_record_counts.strangers:,} held-out records "
-            "count as extracted too, "
-            "by n-grams of this "
-            "length: some of the extracted records are only similar to what was drawn; take a "
-            "larger n"
+            "count as extracted too, by n-grams of this length: some of the extracted records are "
+            "only similar to what was drawn; take a larger n"
         )
     return JudgedGenerations(
         tuple(

@@ -34,9 +34,8 @@ from auditor.runs.unlearning import UnlearningBaseline
 from auditor.training.variants import Variant
 
 LABS: Mapping[str, type[Lab]] = {SMALL: Lab, "smollm2": RealLab}  # by `--lab`
-AUDIT_CANARIES = (
-    1000  # of the lab that an audit of epsilon has: they can prove an epsilon of more than 5
-)
+# of the lab that an audit of epsilon has: they can prove an epsilon of more than 5
+AUDIT_CANARIES = 1000
 
 
 class LabSite(Site):
@@ -64,9 +63,8 @@ class LabSite(Site):
         super().__init__(data_plan, seed, own, reporter, shared)
         self.kind, self.attacks = LABS[target.lab], attacks.attack
         self.trains_ahead = self.kind.trains_ahead
-        self.mitigation = build_mitigation_trainer(
-            target, self.recipe
-        )  # refused now, not when it is trained
+        # refused now, not when it is trained
+        self.mitigation = build_mitigation_trainer(target, self.recipe)
 
     @property
     def default_attack_options(self) -> Mapping[str, Mapping[str, Any]]:

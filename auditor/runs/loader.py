@@ -100,8 +100,7 @@ class ModelLoader:
                 taken = ", ".join(map(flag_of_plan_field, provider.takes)) or "none of the kind"
                 raise AuditError(
                     f"{flag_of_plan_field(name)} says nothing to a model of the provider "
-                    f"{provider.name}, which takes "
-                    f"{taken}; got it with --model {self.target.model}"
+                    f"{provider.name}, which takes {taken}; got it with --model {self.target.model}"
                 )
         provider.check(wanted)
 

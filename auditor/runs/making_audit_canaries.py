@@ -77,8 +77,7 @@ def check_new_tokens_trainable(manifest: AuditCanaryManifest, model: str) -> Non
     if not (config.get("modules_to_save") or config.get("trainable_token_indices")):
         raise AuditError(
             f"expected a fully trained model for canaries of new tokens, but {model!r} is an "
-            "adapter beside frozen "
-            "embeddings: it cannot have learnt them"
+            "adapter beside frozen embeddings: it cannot have learnt them"
         )
 
 
@@ -87,8 +86,7 @@ def refuse_adapter_on_token_extended_model(model: str) -> None:
     if (Path(model) / MARK).is_file():
         raise AuditError(
             f"expected all of {model!r} to be trained, as it was extended by new tokens of "
-            "canaries: an adapter leaves "
-            "embeddings frozen, and cannot learn them"
+            "canaries: an adapter leaves embeddings frozen, and cannot learn them"
         )
 
 

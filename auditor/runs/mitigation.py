@@ -187,8 +187,7 @@ def plan_mitigation(asked: MitigationOptions, run: RunOutcomes) -> Mitigation:
     ):
         raise AuditError(
             f"expected the records as a file of {', '.join(WRITERS)}, got "
-            f"{found.training_records_file!r}: "
-            "--data FILE names one"
+            f"{found.training_records_file!r}: --data FILE names one"
         )
     return found
 
@@ -286,9 +285,8 @@ def train_and_audit_mitigated_model(
     else:
         folder = RunFolder.create(out, plan.run_folder_title, plan.to_json())
         if (form := RunFolder(what.asked.run).text_form()) is not None:
-            folder.save_text_form(
-                form
-            )  # the same secrets: rendered as they were, on another day too
+            # the same secrets: rendered as they were, on another day too
+            folder.save_text_form(form)
     try:
         files.write_run_reports(out, audit(plan, make_site(plan, reporter, shared), folder))
     except (AuditError, OSError):

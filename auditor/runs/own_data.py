@@ -190,8 +190,7 @@ def _choose_trained_length(
     which = "last" if trained.from_end else "first"
     note = (
         f"of each row the {which} {trained.tokens:,} tokens were trained on ({trained.source}): "
-        "what is beyond is left "
-        "out; --trained-length none takes it in"
+        "what is beyond is left out; --trained-length none takes it in"
     )
     return replace(trained, before=before, after=after), (note,)
 

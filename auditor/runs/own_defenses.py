@@ -42,8 +42,8 @@ class OwnDefenseParts(DefenseParts):
         if not self.models.has_next_token_distributions:
             raise AuditError(
                 f"--defense {defense.name} stands before a model whose distributions are read "
-                "here, got "
-                f"{self.target.model}, which gives none: serve the defended model, and audit that"
+                f"here, got {self.target.model}, which gives none: serve the defended model, and "
+                "audit that"
             )
         check_defense_inputs_given(defense, self.target.public)
         check_controls_trained_like_defense(defense)
@@ -84,8 +84,7 @@ class OwnDefenseParts(DefenseParts):
         if not isinstance(public, HuggingFaceModel):
             raise AuditError(
                 "expected --public as a transformers model, which the adapters of an ensemble are "
-                "put on, got "
-                f"{type(public).__name__}"
+                f"put on, got {type(public).__name__}"
             )
         return public
 
@@ -105,8 +104,8 @@ def missing_defense_input_phrase(defense: Defense, public: str | None) -> str:
         )
     if "public" in defense.needs and public is None:
         return (
-            "--public MODEL, one that has seen no private data (of an ensemble, the base of "
-            "its members)"
+            "--public MODEL, one that has seen no private data (of an ensemble, the base of its "
+            "members)"
         )
     if "trained" in defense.needs and not defense.model_folder:
         return f"-D {defense.name}.model=DIR, a folder made by audit train {defense.name}"
@@ -132,8 +131,7 @@ def check_controls_trained_like_defense(defense: Defense) -> None:
             if one != other:
                 raise AuditError(
                     f"expected the control {folder!r} to be trained as the {defense.name} model "
-                    "was, "
-                    f"with {what} {one}, got {other}"
+                    f"was, with {what} {one}, got {other}"
                 )
 
 
@@ -151,9 +149,8 @@ def load_trained_defense(
         promises.read_privacy_record(Path(folder)),
         read_trainer_summary_of_model(Path(folder)),
     )
-    plain = isinstance(
-        defense, Variant
-    )  # nothing is promised of it, so nothing but its training says what it is
+    # nothing is promised of it, so nothing but its training says what it is
+    plain = isinstance(defense, Variant)
     by = own if plain else record
     if by is None or by.method != defense.name:
         found = (

@@ -142,9 +142,8 @@ class OwnSite(Site):
             or self._adapter_base_and_revision is None
         ):
             return None if self.target.reference == NONE else self.public_model
-        size = (
-            self.model.vocab_size
-        )  # first, so that a model that does not load is refused as the attacked one
+        # first, so that a model that does not load is refused as the attacked one
+        size = self.model.vocab_size
         name, revision = self._adapter_base_and_revision
         base = self.models.load_model_of_role(
             "reference", name, replace(self.models.loading, revision=revision, base=None)
@@ -169,8 +168,8 @@ class OwnSite(Site):
         )
         if (record := promises.read_privacy_record(folder)) is not None:
             return (
-                "the reference has seen private data: its privacy.json says that "
-                f"{record.method} trained it"
+                f"the reference has seen private data: its privacy.json says that {record.method} "
+                "trained it"
             )
         listed = (
             set(names).intersection(self._attacked_ids_by_text_digest)
@@ -179,8 +178,8 @@ class OwnSite(Site):
         )
         if listed:
             return (
-                f"the reference has seen private data: its shard.json names {len(listed)} of "
-                "the attacked records"
+                f"the reference has seen private data: its shard.json names {len(listed)} of the "
+                "attacked records"
             )
         return ""
 
@@ -290,9 +289,8 @@ class OwnSite(Site):
         if name is None:
             return None
         own, other = self.model, self.models.load_model_of_role(kind, name)
-        at_least = (
-            "distribution" not in own.capabilities and other.vocab_size > own.vocab_size
-        )  # by unknown padding
+        # by unknown padding
+        at_least = "distribution" not in own.capabilities and other.vocab_size > own.vocab_size
         if not at_least:
             check_same_vocabulary_size(
                 f"--{kind}", other.name, other.vocab_size, "the target's", own.vocab_size
@@ -327,11 +325,10 @@ def _adapter_base_sentence(name: str, is_reference: bool) -> str:
     """What to say of the base of an adapter, where nobody named a reference."""
     if not is_reference:
         return (
-            f"the adapter's base, {name}, has another vocabulary and is no reference: "
-            "--reference MODEL names one"
+            f"the adapter's base, {name}, has another vocabulary and is no reference: --reference "
+            "MODEL names one"
         )
     return (
         f"reference: the adapter's base, {name}. It saw no private data only if the adapter alone "
-        "was trained on them; "
-        "--reference MODEL names another, --reference none takes none"
+        "was trained on them; --reference MODEL names another, --reference none takes none"
     )

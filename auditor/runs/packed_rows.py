@@ -59,14 +59,14 @@ def compare_packed_records(
     half = len(chosen) // 2
     elsewhere = _recite(model, chosen, before[half:] + before[:half])
     counts = (
-        f"after the earlier records of their row greedy decoding recites {in_row}; "
-        f"asked by themselves, as here, {by_itself}"
+        f"after the earlier records of their row greedy decoding recites {in_row}; asked by "
+        f"themselves, as here, {by_itself}"
     )
     if not (_is_higher(in_row, by_itself) and _is_higher(in_row, elsewhere)):
         return f"packed rows: {counts}: no difference that the row explains", ()
     sentence = (
-        f"Packed rows: {counts}. The model learnt the records of a row together: the "
-        "counts here are too low."
+        f"Packed rows: {counts}. The model learnt the records of a row together: the counts here "
+        "are too low."
     )
     return f"packed rows: {counts}", (Doubt("text form", sentence),)
 

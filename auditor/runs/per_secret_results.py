@@ -126,9 +126,8 @@ class PerSecretCollector:
     def _likelihood_and_heldout_columns(self) -> Iterator[Column]:
         for target, row in self.likelihoods.items():
             kept = self.folder.tokens.finished_secrets(target)
-            scored = {
-                id: kept[id] for id in row.ids if id in kept
-            }  # a check may have stopped within a batch
+            # a check may have stopped within a batch
+            scored = {id: kept[id] for id in row.ids if id in kept}
             ids = [id for id, seen in scored.items() for _ in seen.log_probs]
             values = [value for seen in scored.values() for value in seen.log_probs]
             yield Column(table.TOKENS, CellKey(target, "", ""), "log_prob", ids, values)

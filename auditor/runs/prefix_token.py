@@ -36,9 +36,8 @@ _SPECIAL = ("bos", "eos")
 # known pairs that a choice looks at, at most: a difference that more of them would show is no
 # matter
 PAIRS = 500
-_FIRST = (
-    5  # of them, which are enough if they show that no other prefix token is ahead by `_MARGIN`
-)
+# of them, which are enough if they show that no other prefix token is ahead by `_MARGIN`
+_FIRST = 5
 _SCORED = 16  # first tokens of each suffix, on which a prefix token tells most
 _MARGIN = 0.1  # nats a token
 _DRAWN = 64  # texts of each format of canaries that stand in for known pairs
@@ -305,8 +304,7 @@ def parse_prefix_token(asked: str, model: LanguageModel) -> Tokens:
     if not _is_in_vocabulary(tokens, model):
         raise AuditError(
             f"expected --prefix-token {asked} in the vocabulary of {model.name}, which has "
-            f"{model.vocab_size} tokens, "
-            f"got {', '.join(map(str, tokens))}"
+            f"{model.vocab_size} tokens, got {', '.join(map(str, tokens))}"
         )
     return tokens
 

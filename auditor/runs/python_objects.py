@@ -44,8 +44,7 @@ def check_python_objects_given(classes: Mapping[str, str], objects: Objects) -> 
     if set(classes) - set(objects):
         raise AuditError(
             f"expected what this run was started with, {python_objects_phrase(classes)}: no folder "
-            "holds it; call "
-            "audit() with it again, into a new folder"
+            "holds it; call audit() with it again, into a new folder"
         )
 
 
@@ -73,8 +72,7 @@ def unregistered_plugin_objects(
             if one.name in known[kind]:
                 raise AuditError(
                     f"expected another name of the {kind} {class_name(one)} than {one.name!r}, "
-                    "which is "
-                    f"{known[kind][one.name].__module__}'s"
+                    f"which is {known[kind][one.name].__module__}'s"
                 )
             _check_plugin_object_is_recordable(one)
             found[f"{kind} {one.name}"] = one
@@ -91,6 +89,5 @@ def _check_plugin_object_is_recordable(one: Any) -> None:
         except (TypeError, ValueError):
             raise AuditError(
                 f"expected options of {one.name} that a record can hold (numbers, text, true or "
-                "false), got "
-                f"{option.name}={getattr(one, option.name)!r}"
+                f"false), got {option.name}={getattr(one, option.name)!r}"
             ) from None

@@ -21,10 +21,11 @@ from auditor.runs.site import Site
 from auditor.runs.sites import make_site
 from auditor.runs.sweep_cache import SweepCache
 
+# share of the data that is not attacked, and pairs of it that tell the prefix token of training
 KNOWN, PAIRS = (
     0.1,
     10,
-)  # share of the data that is not attacked, and pairs of it that tell the prefix token of training
+)
 MOST = 10_000  # records that a check looks at, most copied first: more than minutes suffice for
 FORM_ROWS = 8  # of members, and of non-members, by which a text form is chosen
 Limits = tuple[str, ...]  # sentences: what a check does not say

@@ -77,9 +77,8 @@ _CELLS = {attack: CellKey(UNDEFENDED, SETTING, attack) for attack in METHODS}
 DELTA = 1e-5
 _SHARES = 10  # of the level: each bound of epsilon has one, the other signals the rest
 WORDS = 10
-CHARACTERS = (
-    20  # about as many words of Chinese, Japanese or Thai, of which every character counts as one
-)
+# about as many words of Chinese, Japanese or Thai, of which every character counts as one
+CHARACTERS = 20
 
 
 @dataclass(frozen=True)
@@ -143,8 +142,7 @@ def read_released_text(plan: Plan, text: Path) -> ReleasedText:
     if manifest is not None and not isinstance(manifest, AuditCanaryManifest):
         raise AuditError(
             f"expected canaries of an audit in {plan.data.canaries!r} (audit canaries make "
-            "--audit), got those for "
-            "exposure, which takes a model's probabilities"
+            "--audit), got those for exposure, which takes a model's probabilities"
         )
     written = released_passages.read_table_with_row_texts("OUT", str(text))[1]
     held = [one.text for one in manifest.canaries] if manifest else []
@@ -341,10 +339,8 @@ def _released_passage_sentences(
     unit = "characters" if held.is_unspaced else "words"
     yield (
         f"extracted: {n} {unit} in a row or more that one record alone has, of --data or "
-        "--nonmembers; near-verbatim: "
-        f"{n} {unit} with {judging.compute_near_verbatim_limit(n)} changed at most, of which "
-        f"{max(1, n // 2)} stand "
-        "side by side"
+        f"--nonmembers; near-verbatim: {n} {unit} with {judging.compute_near_verbatim_limit(n)} "
+        f"changed at most, of which {max(1, n // 2)} stand side by side"
     )
     if short := len(held.records) - long:
         yield (
@@ -357,8 +353,7 @@ def _released_passage_sentences(
     floor = sum(one.heldout > 0 for one in every) * trained / max(heldout, 1)
     yield (
         f"{holding:,} of {len(every):,} released texts hold {n} {unit} in a row of the private "
-        "data and of no "
-        f"non-member; by non-members, {floor:,.0f} would by chance"
+        f"data and of no non-member; by non-members, {floor:,.0f} would by chance"
     )
     if not pii.has_pii_packages():
         yield (
@@ -465,8 +460,7 @@ def _membership_finding(
     rows.add_observations(_CELLS[MEMBERS], secrets, columns)
     notes = [
         f"the membership AUC is that of the strongest of {len(scores)} scores; the intervals of "
-        "all AUCs hold "
-        "together; the published scores (2502.14921): "
+        "all AUCs hold together; the published scores (2502.14921): "
         + ", ".join([OF_TEXT["bigrams"], OF_TEXT["likeness"]])
     ]
     finding = _finding_of_release(
@@ -512,7 +506,6 @@ def _epsilon_lower_bound_finding(
         f"{main.canaries:,} canaries, in or out by a fair coin each; {main.guesses:,} guessed, "
         f"{main.right:,} right",
         f"the bound, at {1 - main.level:.4g}, is of epsilon at delta {main.delta:g}, of whatever "
-        "training and release "
-        "made this text",
+        "training and release made this text",
     ]
     return _finding_of_release(EPSILON, audit_measurements(audits), notes, audits=audits), subjects

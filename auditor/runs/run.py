@@ -104,9 +104,8 @@ def run_audit(
         refuse_methods_that_cannot_run(audit, targets.undefended)
         targets.check_claims_of_defenses()
         audit.check_corpus_attacks_feasible(targets.undefended)
-        loaded = plan_weights.weight_digests_of_plan_and_site(
-            plan, site
-        )  # again: the hub may just have sent them
+        # again: the hub may just have sent them
+        loaded = plan_weights.weight_digests_of_plan_and_site(plan, site)
         file_digests.check_model_files_unchanged(digests, loaded, "what was loaded just now")
         folder.pin_weights(loaded)
 
@@ -185,9 +184,8 @@ def _ask_and_measure(
         own_methods=selection.own_methods,
         sections=_plugin_report_sections(selection, findings),
     )
-    metrics.register_plugin_titles(
-        result.metrics
-    )  # for the whole process: frontiers and reports look metrics up by name
+    # for the whole process: frontiers and reports look metrics up by name
+    metrics.register_plugin_titles(result.metrics)
     if not collector.stopped:  # else its intervals are of a fixed size
         result = replace(
             result,
@@ -298,8 +296,7 @@ def _check_engine_can_serve_plan(plan: Plan, site: Site) -> None:
         given = python_objects_phrase(plan.objects) if plan.objects else "a model behind an API"
         raise AuditError(
             "expected all by name with --engine ray, as each worker loads it, and the model as a "
-            "folder or a hub id, "
-            f"got {given}"
+            f"folder or a hub id, got {given}"
         )
 
 
@@ -330,8 +327,7 @@ def _train_models_on_workers(
         ):
             raise AuditError(
                 f"expected the {len(pieces)} models that workers trained, but {len(left)} of them "
-                "are not here: set "
-                "AUDIT_CACHE to a folder that all machines of the cluster share"
+                "are not here: set AUDIT_CACHE to a folder that all machines of the cluster share"
             )
 
 

@@ -273,9 +273,8 @@ def likelihood_row_of_secrets(
     )
 
 
-_ALIKE = next(kind for kind in KINDS if kind.alike).measured_by[
-    0
-]  # which tells members from non-members
+# which tells members from non-members
+_ALIKE = next(kind for kind in KINDS if kind.alike).measured_by[0]
 
 
 def doubt_if_members_likelier(
@@ -305,9 +304,8 @@ def doubt_if_members_likelier(
         Doubt(
             "likelihood",
             f"{title}: members' true tokens are more likely than non-members' by {gap:.2f} nats a "
-            "token (at least "
-            f"{least:.2f}): the model knows something of them that no attack extracted, or the two "
-            f"differ in kind; {which}.",
+            f"token (at least {least:.2f}): the model knows something of them that no attack "
+            f"extracted, or the two differ in kind; {which}.",
         ),
     )
 
@@ -368,6 +366,6 @@ def doubts_on_withheld_answers(audit: Audit, target: Target) -> Iterator[Doubt]:
     yield Doubt(
         "answers",
         f"{of}, but by its log-probabilities the model writes these with a mean probability of "
-        f"{np.mean(each):.1%} "
-        f"({likely:,} of them with more than {_LIKELY:.0%}; at temperature 1){greedy}.",
+        f"{np.mean(each):.1%} ({likely:,} of them with more than {_LIKELY:.0%}; at temperature "
+        f"1){greedy}.",
     )

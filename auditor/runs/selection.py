@@ -119,8 +119,8 @@ def reason_method_is_skipped(method: Attack | Probe, defense: Defense | None) ->
     reads = defense is not None and "records" in defense.needs
     if reads and isinstance(method, Attack) and method.of_learnt:
         return (
-            "needs a model that has learnt the data: this one reads records as it is asked "
-            "about them"
+            "needs a model that has learnt the data: this one reads records as it is asked about "
+            "them"
         )
     return ""
 
@@ -243,8 +243,8 @@ def _note_options_without_distributions(
         for option, value in method.without_distributions.items():
             if option not in given.get(method.name, {}):
                 site.reporter.announce(
-                    f"{method.name}: {option}={value}, as APIs give no whole distributions "
-                    f"(-A {method.name}.{option}= chooses another)"
+                    f"{method.name}: {option}={value}, as APIs give no whole distributions (-A "
+                    f"{method.name}.{option}= chooses another)"
                 )
 
 

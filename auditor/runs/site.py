@@ -91,9 +91,8 @@ class Site(ABC):
 
     trains_on_demand: ClassVar[bool]
     hurried = False  # whether a prefix token is chosen by as few known pairs as a check can afford
-    form_rows: int | None = (
-        None  # rows that the choice of a text form looks at, at most; None: its own number
-    )
+    # rows that the choice of a text form looks at, at most; None: its own number
+    form_rows: int | None = None
     # of the longest soft prompt that an attack puts before the texts: they take room in a context
     soft_prompt_rows = 0
     trains_ahead = False  # whether what later rows need may be trained by another process meanwhile

@@ -39,9 +39,8 @@ from auditor.statistics.metrics import (
 
 Item = TypeVar("Item", Query, Secret)
 Ask = Callable[[Sequence[Item]], None]
-Seen = Callable[
-    [Sequence[Item]], RowValuesBySecret
-]  # what was found of these, which all were asked
+# what was found of these, which all were asked
+Seen = Callable[[Sequence[Item]], RowValuesBySecret]
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,6 @@ def _strongest_score_notes(title: str, tried: int) -> tuple[str, ...]:
         return ()
     return (
         f"the membership AUC is that of the strongest score ({title}), over all members and by "
-        "copies; all AUCs of "
-        f"this row have intervals that hold for the {tried} scores and all groups of copies "
-        "together (bootstrap of the "
-        "maximum)",
+        f"copies; all AUCs of this row have intervals that hold for the {tried} scores and all "
+        "groups of copies together (bootstrap of the maximum)",
     )

@@ -75,9 +75,8 @@ class Target:
     companion: bool = False
     trained: TrainedModel | None = None
     spending: TokenSpending = field(init=False)
-    _claims: dict[int, Claim | None] = field(
-        default_factory=dict
-    )  # by tokens spent: to solve for one takes seconds
+    # by tokens spent: to solve for one takes seconds
+    _claims: dict[int, Claim | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.spending = TokenSpending(ClaimTokenMeter(lots=self.lot_number_by_secret))

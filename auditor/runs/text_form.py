@@ -35,15 +35,13 @@ from auditor.statistics.compare import compute_welch_interval
 from auditor.statistics.intervals import CONFIDENCE
 
 ROWS = 64  # of members, and of non-members, that a choice looks at
-MARGIN = (
-    0.1  # nats a token of non-members' answers by which a rendering must be ahead to be confirmed
-)
+# nats a token of non-members' answers by which a rendering must be ahead to be confirmed
+MARGIN = 0.1
 _ANSWERS, _SAID, _BEFORE = 4, 128, 1024  # of a row; tokens of an answer; tokens before it
 _DAYS_BEFORE, _DAYS = 14, 24  # days before the model's files that are tried, and all days, at most
 
-Scores = dict[
-    ChatRendering, NDArray[np.float64]
-]  # (rows,) nats a token of the answers of the same rows
+# (rows,) nats a token of the answers of the same rows
+Scores = dict[ChatRendering, NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -112,8 +110,8 @@ def choose_text_form(
     if not implies_capability(model.capabilities, "likelihood"):
         why = "as asked for" if settled else "the default"
         said = (
-            f"text form {usual.name_with_day}, {why}: {model.name} gives no log-probabilities "
-            "to check it by"
+            f"text form {usual.name_with_day}, {why}: {model.name} gives no log-probabilities to "
+            "check it by"
         )
         return usual, TextForm(usual.name, usual.day, usual.digest, said)
     sample = _score_renderings(model, tried, usual, rows, others, f"rows of {flag}")
@@ -133,8 +131,8 @@ def choose_text_form(
 
 
 _UNKNOWN = (
-    "; without --nonmembers nobody knows whether members are more likely than others in "
-    "it, which would confirm it"
+    "; without --nonmembers nobody knows whether members are more likely than others in it, which "
+    "would confirm it"
 )
 
 
@@ -143,8 +141,7 @@ def _parse_form_checking_digest(held: TextForm, plan: DataPlan, tokenizer: objec
     if form.digest != held.digest:
         raise AuditError(
             f"expected the text form that the run was started with ({held.name}), but --template "
-            f"{held.template} is "
-            f"another by now (SHA-256 {form.digest[:12]})"
+            f"{held.template} is another by now (SHA-256 {form.digest[:12]})"
         )
     return form
 
@@ -293,9 +290,8 @@ def _rendering_on_likeliest_day(
         return best, []
     return best, [
         f"the chat template writes the day, and of the {len(dated)} days that were tried none "
-        "makes the answers more "
-        "likely than every other: what was learnt on another day may be hidden; --date says which "
-        "it was"
+        "makes the answers more likely than every other: what was learnt on another day may be "
+        "hidden; --date says which it was"
     ]
 
 
@@ -342,8 +338,8 @@ def _text_form_doubt_sentences(
         by = float((sample.members[best] - sample.members[likelier]).mean())
         doubts.append(
             f"the answers are more likely as {likelier.name_with_day} than as "
-            f"{best.name_with_day}, which was asked "
-            f"for, by {by:.2f} nats a token: the model may have been trained on that text form"
+            f"{best.name_with_day}, which was asked for, by {by:.2f} nats a token: the model may "
+            "have been trained on that text form"
         )
     if not sample.others:
         return doubts
@@ -360,11 +356,10 @@ def _text_form_doubt_sentences(
     elif not settled and not _is_confirmed_by_nonmembers(sample.others, best):
         # One that was asked for is the user's word: see `_text_form_choice_sentence`.
         doubts.append(
-            f"members are as unlikely as non-members in every text form that was tried "
+            "members are as unlikely as non-members in every text form that was tried "
             f"({', '.join(form.name_with_day for form in sample.members)}), and none stands out: a "
-            "model that did not "
-            "memorise them cannot be told from one that was trained on another text form "
-            "(--template FILE)"
+            "model that did not memorise them cannot be told from one that was trained on another "
+            "text form (--template FILE)"
         )
     return doubts
 

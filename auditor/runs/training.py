@@ -67,9 +67,8 @@ class TrainingRequest:
     date: str | None = None  # what a template writes as the day
     user_column: str | None = None
     heldout: str | None = None  # records that are not trained on, for a method that chooses by them
-    forget: str | None = (
-        None  # of the records, those that the model is to forget, for a method that unlearns
-    )
+    # of the records, those that the model is to forget, for a method that unlearns
+    forget: str | None = None
     block: int | None = None
     seed: int = 0
     loading: LoadingOptions = FLOAT32
@@ -134,8 +133,8 @@ def train_model_into_folder(
         ):
             raise AuditError(
                 "expected a base that has not learnt these records without privacy, but "
-                f"{asked.model!r} was trained "
-                "on them: what a training on top of that promised would not be true"
+                f"{asked.model!r} was trained on them: what a training on top of that promised "
+                "would not be true"
             )
         with locks.locked_folder(asked.out, RECORD):
             if _has_finished_training(asked.out, configuration):
@@ -154,9 +153,8 @@ def _build_training_job(
     asked: TrainingRequest, progress: Callable[[str, int, int], None]
 ) -> tuple[TrainingJob, tuple[str, ...]]:
     """What is to be trained on what, and what is to be said of it."""
-    texts, units = read_texts_and_units(
-        asked.data, asked.text_column, asked.user_column
-    )  # before minutes of loading
+    # before minutes of loading
+    texts, units = read_texts_and_units(asked.data, asked.text_column, asked.user_column)
     base = load_causal_lm(asked.model, asked.loading)
     records, notes = _tokenize_records(asked, base, texts, units)
     heldout, forget = (
@@ -341,8 +339,7 @@ def _check_heldout_and_forget_records(
     if missing := [row for row, record in enumerate(forget) if record.text not in known]:
         raise AuditError(
             f"expected --forget with records that --data has, got {len(missing)} of {len(forget)} "
-            "that it has not "
-            f"({row_numbers_phrase(missing)})"
+            f"that it has not ({row_numbers_phrase(missing)})"
         )
 
 
@@ -459,9 +456,8 @@ def _load_trainable_model(asked: TrainingRequest) -> Any:
         model = add_lora_adapter(model, LoraAdapterRecipe(asked.lora_rank, asked.lora_alpha, "all"))
     else:
         for parameter in model.parameters():
-            parameter.requires_grad_(
-                parameter.is_floating_point()
-            )  # torch refuses integers a gradient
+            # torch refuses integers a gradient
+            parameter.requires_grad_(parameter.is_floating_point())
     return model.train()
 
 
@@ -492,8 +488,7 @@ def read_recorded_training_request(folder: Path, out: Path) -> TrainingRequest:
     except (OSError, ValueError, KeyError, TypeError):
         raise AuditError(
             f"expected a model that audit train made, with its recipe in {RECORD}, got "
-            f"{str(folder)!r}: "
-            "--train COMMAND says how it was trained"
+            f"{str(folder)!r}: --train COMMAND says how it was trained"
         ) from None
     if not finished:
         raise AuditError(

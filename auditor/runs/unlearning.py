@@ -66,9 +66,8 @@ class RelearnedBaseline(UnlearningBaseline):
     of: Defense | None = None
 
 
-UnlearnedModel = Mapping[
-    str, str
-]  # the rows of a model that was to forget and of those around it, by what each is
+# the rows of a model that was to forget and of those around it, by what each is
+UnlearnedModel = Mapping[str, str]
 
 
 def rows_beside_unlearned_models(
@@ -80,8 +79,8 @@ def rows_beside_unlearned_models(
     if target.before is not None and unlearning:
         raise AuditError(
             "--before says that --model is what unlearning left, and --defense "
-            f"{unlearning[0].name} is such a model "
-            "too: give --before, or that model in its place as --model"
+            f"{unlearning[0].name} is such a model too: give --before, or that model in its place "
+            "as --model"
         )
     if unlearning and not target.uses_builtin_lab and forget is None:
         raise AuditError(

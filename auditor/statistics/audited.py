@@ -129,9 +129,8 @@ def repeat_audit(audit: Audited, level: float) -> Audited:
     if audit.estimator not in ESTIMATORS or len(audit.rights) != len(counts):
         raise AuditError(
             f"expected a bound by {', '.join(ESTIMATORS)} with the right ones of "
-            f"{', '.join(map(str, counts))} guesses "
-            f"of {audit.canaries} canaries, got {audit.estimator} with {len(audit.rights)} such "
-            "counts: run it anew"
+            f"{', '.join(map(str, counts))} guesses of {audit.canaries} canaries, got "
+            f"{audit.estimator} with {len(audit.rights)} such counts: run it anew"
         )
     again = _audit_estimator(
         audit.estimator,
@@ -272,9 +271,8 @@ def _find_fewest_canaries(
         if high > _MOST_CANARIES:
             raise AuditError(
                 f"expected an epsilon that up to a million canaries can prove at delta {delta:g}: "
-                f"{low:,}, all guessed "
-                f"rightly, prove less than {bound_share_logit(low, low, level) / copies:.3g}, got "
-                f"{epsilon:g}"
+                f"{low:,}, all guessed rightly, prove less than "
+                f"{bound_share_logit(low, low, level) / copies:.3g}, got {epsilon:g}"
             )
     return low + 1 + bisect_left(range(low + 1, high), True, key=enough)
 
@@ -310,8 +308,8 @@ def audit_measurements(audits: Sequence[Audited]) -> list[Measurement]:
         )
     best_note = f"of {main.canaries:,} canaries, had every guess been right"
     right_note = (
-        f"of the {main.guesses:,} surest guesses, which alone prove most; all "
-        f"{main.canaries:,} are looked at"
+        f"of the {main.guesses:,} surest guesses, which alone prove most; all {main.canaries:,} "
+        "are looked at"
     )
     return [
         *measurements,

@@ -33,9 +33,8 @@ _OTHERS, EXCESS = "_nonmembers", "excess_"
 DRAWN = "memorised_per_1000"  # of each drawn text, whoever it is of
 AT_LEAST, AT_MOST = "_at_least", "_at_most"  # the ends of a bracket, where no more is known
 
-Columns = Mapping[
-    str, NDArray[np.float64]
-]  # numbers kept of each secret, (secrets,), by what they are the mean of
+# numbers kept of each secret, (secrets,), by what they are the mean of
+Columns = Mapping[str, NDArray[np.float64]]
 
 OfSecrets = Callable[[Outcome], NDArray[np.float64] | NDArray[np.bool_]]
 
@@ -54,14 +53,12 @@ class Metric:
     title: str
     unit: str = "share"
     exact: bool = False  # a count of secrets: it has exact bounds
-    per_secret: bool = (
-        False  # secrets.parquet holds the number of each secret that it is the mean of
-    )
+    # secrets.parquet holds the number of each secret that it is the mean of
+    per_secret: bool = False
     signed: bool = False  # one share minus another
     bounded: bool = True  # it has an interval, which every number has that a gate can decide on
-    of_model: bool = (
-        False  # it is a number of the model, in no row of an attack, so that no gate finds it
-    )
+    # it is a number of the model, in no row of an attack, so that no gate finds it
+    of_model: bool = False
     members: bool = True  # whom it is of, or else the non-members
     short: str = ""  # its name where there is room for a word or two
     place: int = 0  # of its column in a table of several runs, which `short` heads; 0: it has none
@@ -70,16 +67,13 @@ class Metric:
     values: OfSecrets | None = None  # NaN where nothing is known
     among: Callable[[Outcome], NDArray[np.bool_]] | None = None  # all of them where None
     trait: str = ""  # of the outcome, without which it is not measured
-    errors: Callable[[int, int], int] | None = (
-        None  # wrong guesses, of the number of secrets and the family's number
-    )
+    # wrong guesses, of the number of secrets and the family's number
+    errors: Callable[[int, int], int] | None = None
     number: int = 0  # of a family's member
-    scores: str = (
-        ""  # the column of scores by which members are told from non-members; this is how well
-    )
-    rate: float = (
-        0.0  # of false positives, at which it is the share of members found; 0: it is the AUC
-    )
+    # the column of scores by which members are told from non-members; this is how well
+    scores: str = ""
+    # of false positives, at which it is the share of members found; 0: it is the AUC
+    rate: float = 0.0
     below: float = 0.0  # it is the mean of those shares over all rates up to this one
 
     @property
@@ -190,10 +184,11 @@ OF_TEXT = {  # without a model
     "bigrams": "bigrams of released text",
     "likeness": "likeness to released text",
 }
+# which have not seen the target
 CONTROLS = {
     "blind": "blind baseline",
     "reference_alone": "the reference alone",
-}  # which have not seen the target
+}
 
 
 def auc_name(score: str) -> str:

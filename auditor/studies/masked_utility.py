@@ -234,9 +234,8 @@ class Utility:
     sweep: dict[str, tuple[Any, ...]]
     environment: dict[str, str]
     seconds: float
-    weights: dict[str, str] = field(
-        default_factory=dict
-    )  # "model/model.safetensors" -> SHA-256; empty in the lab
+    # "model/model.safetensors" -> SHA-256; empty in the lab
+    weights: dict[str, str] = field(default_factory=dict)
 
 
 # --- measuring

@@ -388,9 +388,8 @@ def check_published_adp_claim(
     # ADP scales its noise by the mean privacy probability of the batch (formulas B4): without a
     # record of probability 1 that mean is smaller.
     without = (scale * batch - 1) / (batch - 1)
-    charged = order / (
-        2 * (scale * sigma) ** 2
-    )  # Mironov 2017, Corollary 3: a gradient of norm C, constant noise
+    # Mironov 2017, Corollary 3: a gradient of norm C, constant noise
+    charged = order / (2 * (scale * sigma) ** 2)
     # mu = sensitivity / noise; the bound C on the gradient cancels
     charged_epsilon = compute_gaussian_epsilon(1 / (scale * sigma), delta)
     for other, ours in ((without, False), (scale, True)):

@@ -60,9 +60,8 @@ def run_sweep_points(
     engines = {plan.compute.engine_options for plan in plans.values()} or {LOCAL}
     if len(engines) > 1:
         raise AuditError(f"expected one engine for all points of a grid, got {len(engines)}")
-    plans = {
-        name: plan.with_fields(**vars(LOCAL)) for name, plan in plans.items()
-    }  # each point by one process
+    # each point by one process
+    plans = {name: plan.with_fields(**vars(LOCAL)) for name, plan in plans.items()}
     for point in points:
         if point.name in plans:
             _check_point_folder_holds_same_plan(folder / point.run_folder_name, plans[point.name])
@@ -167,8 +166,7 @@ def _check_point_folder_holds_same_plan(path: Path, wanted: Plan) -> None:
         if held.get(name) != mine[name]:
             raise AuditError(
                 f"expected a new folder for -o, but {str(path)!r} was run with {name} = "
-                f"{held.get(name)!r}, "
-                f"not {mine[name]!r}"
+                f"{held.get(name)!r}, not {mine[name]!r}"
             )
     RunFolder(path).refuse_changed_weights(plan_weights.weight_digests_of_plan_files(wanted))
 
@@ -355,20 +353,19 @@ def sweep_table(title: str, held: Sequence[Place]) -> tables.RowTable:
     keys = list(dict.fromkeys(key for place in held for key in place.at))
     # in the order of `machine_readable_cells`
     bounds = [f"{name}{end}" for name in (*columns, DIFFERENCE) for end in ("", "_low", "_high")]
+    # as `numbers` of a row: columns, then the difference
     heads = (
         *columns.values(),
         "Δ recall to first",
-    )  # as `numbers` of a row: columns, then the difference
-    filled = [
-        i for i in range(len(heads)) if any(row.numbers[i] for row in rows)
-    ]  # what is read; files hold all
+    )
+    # what is read; files hold all
+    filled = [i for i in range(len(heads)) if any(row.numbers[i] for row in rows)]
     return tables.RowTable(
         title,
         ("point", *(["row"] if several else []), "attack", *(heads[i] for i in filled), "seeds"),
         tuple(row.terminal_cells(several, filled) for row in rows),
         "Means over seeds; 95% intervals resample secrets, of perplexities held-out texts; "
-        "differences are paired over "
-        "secrets and seeds.",
+        "differences are paired over secrets and seeds.",
         ("variant", *keys, "target", "setting", "attack", "seeds", "n", *bounds, "failure"),
         tuple(row.machine_readable_cells(keys) for row in rows),
     )
@@ -448,9 +445,8 @@ def _sweep_table_rows(
                 else None
                 for name in columns
             ]
-            base = (
-                first.setdefault(cell.setting, cell) if cell.member_outcomes_by_seed else cell
-            )  # a probe has no recall to compare
+            # a probe has no recall to compare
+            base = first.setdefault(cell.setting, cell) if cell.member_outcomes_by_seed else cell
             paired = base is not cell and set(base.member_outcomes_by_seed) & set(
                 cell.member_outcomes_by_seed
             )

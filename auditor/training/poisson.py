@@ -340,9 +340,9 @@ def _write_privacy_notes(record: PrivacyRecord, n_cut: int, n_sequences: int) ->
     if record.epsilon is not None:
         notes += [
             f"ε {record.epsilon:.3f} at δ {record.delta:g}, {record.adjacency} "
-            f"({record.accountant}; by RDP {record.epsilon_rdp:.3f}): "
-            f"σ {record.noise_multiplier:.3f}, C {record.clip:g}, "
-            f"q {record.sampling_rate:.4g}, {record.steps:,} steps",
+            f"({record.accountant}; by RDP {record.epsilon_rdp:.3f}): σ "
+            f"{record.noise_multiplier:.3f}, C {record.clip:g}, q {record.sampling_rate:.4g}, "
+            f"{record.steps:,} steps",
             record.status,
         ]
     n_units = record.units or n_sequences

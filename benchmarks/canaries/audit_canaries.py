@@ -33,9 +33,8 @@ Kind = Literal["words", "prefixed", "sampled", "rare-tokens", "new-tokens"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 BEGUN = ("prefixed", "rare-tokens", "new-tokens")  # kinds that begin as texts of the data do
 BY_MODEL = ("sampled", "rare-tokens")  # kinds that a model is asked for
-LEAST_TEMPERATURE = (
-    0.8  # below, a model samples what it says anyway: nothing is left to be learnt of it
-)
+# below, a model samples what it says anyway: nothing is left to be learnt of it
+LEAST_TEMPERATURE = 0.8
 _PREFIX_WORDS = 12
 _TOKENS_A_WORD = 3
 _LEAST_EPSILON = 0.01  # a bound below is no bound
@@ -218,9 +217,8 @@ def _sample_canaries_from_model(
         decoded = (
             tokenizer.decode(row, skip_special_tokens=True) for row in candidates.suffixes.tolist()
         )
-        whole = (
-            text.replace("\ufffd", "").strip() for text in decoded
-        )  # without halves of characters
+        # without halves of characters
+        whole = (text.replace("\ufffd", "").strip() for text in decoded)
         found |= {text: None for text in whole if len(text.split()) > 1}
         if len(found) >= count:
             return [_canary_first_word_and_rest(text) for text in list(found)[:count]]

@@ -20,10 +20,11 @@ from auditor.core.secret_randomness import keyed_random_generator
 
 MANIFEST_VERSION = 1
 COUNTS = (1, 2, 4, 8, 16)
+# beyond, a data set of canaries with some text among them
 MOST_CANARIES, MOST_COPIES = (
     100_000,
     1_000_000,
-)  # beyond, a data set of canaries with some text among them
+)
 WORDS = "words"  # a list that every format may draw from
 
 
@@ -115,8 +116,8 @@ def check_canary_counts(canaries: int, copies: int) -> None:
     memory."""
     if canaries > MOST_CANARIES or copies > MOST_COPIES:
         raise AuditError(
-            f"expected at most {MOST_CANARIES:,} canaries and {MOST_COPIES:,} copies of them, "
-            f"got {canaries:,} and {copies:,}"
+            f"expected at most {MOST_CANARIES:,} canaries and {MOST_COPIES:,} copies of them, got "
+            f"{canaries:,} and {copies:,}"
         )
 
 
@@ -175,8 +176,8 @@ def _draw_distinct_canary_texts(space: CanarySpace, count: int, seed: int) -> li
     # At most half of the space: drawing until so many differ is quick.
     if 2 * count > space.size:
         raise AuditError(
-            f"expected a space of at least {2 * count} texts for {count} canaries, "
-            f"but {space.format!r} has {space.size}"
+            f"expected a space of at least {2 * count} texts for {count} canaries, but "
+            f"{space.format!r} has {space.size}"
         )
     noise, drawn = keyed_random_generator("canaries", seed, space.format), dict[str, None]()
     while len(drawn) < count:

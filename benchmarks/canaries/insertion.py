@@ -72,9 +72,8 @@ class CanaryInsertionPlan:
                     f"{where}: expected one column {column!r} ({flag}), got "
                     f"{describe_table_columns_in_error(columns)}"
                 )
-        known = {
-            entry.text for entry in self.manifest.canaries
-        }  # one that stays out may not be there either
+        # one that stays out may not be there either
+        known = {entry.text for entry in self.manifest.canaries}
         for row, text in enumerate(texts()):
             if not isinstance(text, str):
                 raise AuditError(
@@ -199,8 +198,7 @@ def _write_parquet_with_canaries(
         if not field.nullable and any(row[field.name] is None for row in rows):
             raise AuditError(
                 f"{where}: expected columns that a canary's row may leave empty beside "
-                f"{copies.text!r}, got "
-                f"{field.name!r}, which takes no nulls"
+                f"{copies.text!r}, got {field.name!r}, which takes no nulls"
             )
     with _unfit_canary_row_refusal_context(where):
         new = pyarrow.Table.from_pylist(rows, schema=table.schema)

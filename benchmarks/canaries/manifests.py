@@ -49,9 +49,8 @@ def read_exposure_canary_manifest(path: Path) -> ExposureCanaryManifest:
     if isinstance(manifest, AuditCanaryManifest):
         raise AuditError(
             f"expected canaries for exposure in {str(path)!r}, got those of an audit: no space of "
-            "texts is kept that "
-            "each could have been, and what is known of them, whether a coin let each in, is for "
-            "an audit of epsilon"
+            "texts is kept that each could have been, and what is known of them, whether a coin "
+            "let each in, is for an audit of epsilon"
         )
     return manifest
 

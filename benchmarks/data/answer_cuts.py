@@ -86,9 +86,8 @@ def cut_answers_into_secrets(
             first = 0 if shown is None else max(0, cut - shown)
             prefix = written.tokens[first:cut]
             wording = wording_at_token_ends(written.text, ends, first, cut, last)
-            stands = (
-                wording.prefix_and_suffix_text
-            )  # by which repeats are counted, whatever prefix is asked
+            # by which repeats are counted, whatever prefix is asked
+            stands = wording.prefix_and_suffix_text
             if alone is not None:
                 prefix = tuple(
                     tokenizer(alone, add_special_tokens=False, verbose=False)["input_ids"]

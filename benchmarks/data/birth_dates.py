@@ -17,12 +17,10 @@ from collections.abc import Iterator
 # date: Babel 2.19, Locale(language).months["format" and "stand-alone"]["wide" and "abbreviated"].
 # No name is two months'.
 _MONTH_NAMES = (
-    "ene enero gen gennaio jan jän jänner janeiro januar januari january janv janvier "
-    "sty styczeń stycznia tammi tammikuu "
-    "tammikuuta",
+    "ene enero gen gennaio jan jän jänner janeiro januar januari january janv janvier sty styczeń "
+    "stycznia tammi tammikuu tammikuuta",
     "feb febbraio febrero februar februari february fev fevereiro févr février helmi helmikuu "
-    "helmikuuta lut lutego "
-    "luty",
+    "helmikuuta lut lutego luty",
     "maalis maaliskuu maaliskuuta maart mar marca march mars marts marzec marzo março mrt mär märz",
     "abr abril apr april aprile avr avril huhti huhtikuu huhtikuuta kwi kwiecień kwietnia",
     "mag maggio mai maio maj maja may mayo mei touko toukokuu toukokuuta",
@@ -32,12 +30,10 @@ _MONTH_NAMES = (
     "sep sept september septembre septiembre set setembro settembre syys syyskuu syyskuuta wrz "
     "wrzesień września",
     "loka lokakuu lokakuuta oct october octobre octubre okt oktober ott ottobre out outubro paź "
-    "październik "
-    "października",
+    "październik października",
     "lis listopad listopada marras marraskuu marraskuuta nov november novembre novembro noviembre",
     "dec december des desember dez dezember dezembro dic dicembre diciembre déc décembre gru "
-    "grudnia grudzień joulu "
-    "joulukuu joulukuuta",
+    "grudnia grudzień joulu joulukuu joulukuuta",
 )
 
 

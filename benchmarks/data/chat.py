@@ -65,9 +65,8 @@ class RenderedChat:
     tokens: Tokens
     offsets: tuple[tuple[int, int], ...]
     answers: tuple[Answer | UnusableConversation, ...]
-    marked: (
-        tuple[bool, ...] | None
-    )  # what the template itself marks as the assistant's; None: it marks nothing
+    # what the template itself marks as the assistant's; None: it marks nothing
+    marked: tuple[bool, ...] | None
     remarks: tuple[str, ...] = ()  # what of the row the text does not say
 
     @property
@@ -123,8 +122,7 @@ def render_chat(
         if turns != ASSISTANT:
             raise AuditError(
                 f"expected a chat template for --turns {turns}, as without one only answers are "
-                "told apart, got "
-                f"the text form {form.name}: --template model takes the model's own"
+                f"told apart, got the text form {form.name}: --template model takes the model's own"
             )
         return _render_chat_without_template(tokenizer, said, form)
     messages = chat_rendering.messages_for_template(said, form)
@@ -218,8 +216,8 @@ def _check_system_turn_written(messages: Sequence[Message], whole: str) -> None:
     if content is not None and content.strip() not in whole:
         raise AuditError(
             "expected a chat template that writes the system turn, but this one drops it: leave "
-            "the system turns out, "
-            "or give the template that the model was trained with (--template FILE)"
+            "the system turns out, or give the template that the model was trained with "
+            "(--template FILE)"
         )
 
 

@@ -58,9 +58,8 @@ FILLED, NO_NULLS, DECODED, WRAPPED, NO_SYSTEM, NO_EMPTY_TOOLS = _OF_ROWS = (
 VARIANTS = (GIVEN_ROLES, NO_REASONING, NO_THINKING, LINE, BARE, INPUT, *_OF_ROWS)
 _OF_TEMPLATES = {GIVEN_ROLES, NO_REASONING, NO_THINKING, LINE, *_OF_ROWS}
 _MOST = 32  # forms of one template that are tried, those first that differ least from the usual one
-_OPENING = (
-    "Below is an instruction that describes a task"  # Taori et al. 2023, train.py: PROMPT_DICT
-)
+# Taori et al. 2023, train.py: PROMPT_DICT
+_OPENING = "Below is an instruction that describes a task"
 _FURTHER = ", paired with an input that provides further context"
 _REQUEST = ". Write a response that appropriately completes the request.\n\n"
 _ASKS_CLOCK = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
@@ -141,17 +140,16 @@ def _chat_template_source(base: str, tokenizer: Any) -> str:
         if (own := tokenizer_chat_template(tokenizer)) is None:
             raise AuditError(
                 "expected a tokenizer with a chat template for conversations, but this "
-                f"{type(tokenizer).__name__} has "
-                "none: give the one that the model was trained with (--template FILE), or "
-                "--template none"
+                f"{type(tokenizer).__name__} has none: give the one that the model was trained "
+                "with (--template FILE), or --template none"
             )
         return own
     if base == TRL:
         if (of_trl := trl_training_chat_template(tokenizer)) is None:
             raise AuditError(
                 "expected --template trl with a chat template that TRL has a training template "
-                "for, and TRL installed "
-                "(pip install trl), got one that it leaves as it is, or no TRL"
+                "for, and TRL installed (pip install trl), got one that it leaves as it is, or no "
+                "TRL"
             )
         return of_trl
     try:

@@ -38,6 +38,7 @@ _INSTRUCTED = {"input", "history"}
 _READ_WITH = {"instruction": _INSTRUCTED, "chosen": {"prompt", "instruction", *_INSTRUCTED}}
 ColumnKinds = Mapping[str, Any]  # pyarrow.DataType of each nested column
 REPEATS, PII = "repeats", "pii"  # how often a row was trained on; the personal data in it
+# all that is ever looked at, but what the user names
 COLUMNS = (
     "prefix",
     "suffix",
@@ -45,7 +46,7 @@ COLUMNS = (
     REPEATS,
     PII,
     *_CHAT,
-)  # all that is ever looked at, but what the user names
+)
 _OTHERS = (
     "id",
     "label",
@@ -81,20 +82,18 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
     if len(whole) > 1 and len(plain) < 2:
         raise AuditError(
             f"{table.where}: expected one layout, got "
-            f"{', and '.join(' + '.join(layout) for layout in whole)}: leave "
-            "out what the model was not trained on"
+            f"{', and '.join(' + '.join(layout) for layout in whole)}: leave out what the model "
+            "was not trained on"
         )
     if "prompt" in table.columns and not begun[1:] and not plain:
         raise AuditError(
             f"{table.where}: expected what a model was trained to say next to the prompt "
-            f"({_LAYOUTS_LABEL}), got "
-            "prompts only, as for GRPO: it learns from the model's own answers, and nothing in "
-            "these rows has a loss"
+            f"({_LAYOUTS_LABEL}), got prompts only, as for GRPO: it learns from the model's own "
+            "answers, and nothing in these rows has a loss"
         )
     raise AuditError(
         f"{table.where}: expected either the columns prefix and suffix or the column text, or "
-        "conversations "
-        f"({_LAYOUTS_LABEL}), got {describe_table_columns_in_error(table.columns)}"
+        f"conversations ({_LAYOUTS_LABEL}), got {describe_table_columns_in_error(table.columns)}"
     )
 
 
@@ -172,9 +171,8 @@ def row_repeat_counts(table: RecordTable) -> list[int]:
     counts = []
     for row, value in enumerate(table.column(REPEATS)):
         whole = isinstance(value, int) and not isinstance(value, bool)
-        digits = isinstance(value, str) and re.fullmatch(
-            "[0-9]{1,15}", value
-        )  # CSV is text all over
+        # CSV is text all over
+        digits = isinstance(value, str) and re.fullmatch("[0-9]{1,15}", value)
         if not (whole or digits) or not 1 <= int(value) < 10**15:
             raise _table_cell_error(
                 table, row, REPEATS, "a whole number of at least 1", "another value"
@@ -315,8 +313,7 @@ def row_personal_data_marks(table: RecordTable) -> list[tuple[Mark, ...]]:
     if len(kinds) > _MOST_KINDS:
         raise AuditError(
             f"{table.where}: expected at most {_MOST_KINDS} kinds in column {PII!r}, since reports "
-            "show them, "
-            f"got {len(kinds):,}"
+            f"show them, got {len(kinds):,}"
         )
     return found
 
@@ -338,9 +335,8 @@ def _parsed_personal_data_marks(value: Any) -> Iterator[Mark]:
             raise ValueError(
                 "a kind that is no word in small letters, digits and hyphens (at most 32)"
             )
-        listed = (
-            [] if said is None else said if isinstance(said, list) else [said]
-        )  # Parquet fills up with null
+        # Parquet fills up with null
+        listed = [] if said is None else said if isinstance(said, list) else [said]
         for text in listed:
             if not isinstance(text, str) or not text.strip():
                 raise ValueError(f"something else than text for {kind}")
@@ -370,8 +366,7 @@ def row_group_values(table: RecordTable, column: str | None, needed: bool) -> Se
     if len(set(values)) > _GROUPS:
         raise AuditError(
             f"{table.where}: expected --group-column with at most {_GROUPS} different values, "
-            "since reports show "
-            f"them; {column!r} has {len(set(values)):,}"
+            f"since reports show them; {column!r} has {len(set(values)):,}"
         )
     return values
 

@@ -30,11 +30,12 @@ _MARKS = ("weight", "train", "trainable", "training", "loss", "loss_scale")
 _MARKED_SPANS = ("training_detail", "train_detail", "reasoning_training_detail")
 # Columns that are read if the table has them.
 BESIDE = ("input", "history", "system", "tools", "chat_template_kwargs", "label", *_MARKS)
+# what a turn says before its content, by trainer
 REASONING = (
     "reasoning_content",
     "reasoning",
     "thinking",
-)  # what a turn says before its content, by trainer
+)
 MESSAGES, COMPLETION, INSTRUCTION = "messages", "completion", "instruction"
 CHOSEN, REJECTED, WANTED, UNWANTED = "chosen", "rejected", "wanted", "unwanted"
 NO_LOSS = "no loss"  # key of a message that had no loss, with why
@@ -44,13 +45,11 @@ MARKED = (
 )
 _PREFERENCE_PROMPT = (
     "a turn of the prompt, which has no loss in DPO and KTO (if it was trained on, as by TRL's "
-    "ORPO, put the whole "
-    "conversation into messages)"
+    "ORPO, put the whole conversation into messages)"
 )
 _PROMPT = (
     "a turn of the prompt, which has no loss unless TRL's completion_only_loss is false (then put "
-    "the whole "
-    "conversation into messages)"
+    "the whole conversation into messages)"
 )
 _TOOL = "tool"
 # Whose turns are calls of tools as JSON text: LLaMA-Factory's name, and ms-swift's.
@@ -224,9 +223,8 @@ def parse_row_as_conversation(
     said = Conversation((*before, *turns), tools, options, kind, plain, system_column=bool(before))
     if not any(map(is_assistant, said.messages)):
         raise UnusableConversation("no assistant turn")
-    label = {"true": True, "false": False}.get(
-        str(row.get("label")).lower()
-    )  # CSV is text all over
+    # CSV is text all over
+    label = {"true": True, "false": False}.get(str(row.get("label")).lower())
     group = None if label is None else {True: WANTED, False: UNWANTED}[label]
     # Of messages and instructions with a label LLaMA-Factory takes the last turn for the
     # completion.

@@ -18,9 +18,8 @@ LEAST_SUFFIX = 8
 MOST_WINDOWS = 20  # of one text: together they cover about 1,000 tokens
 # tokens of its own in the prefix of a text that begins as many others do, if it is long enough
 _OWN = 16
-_LEAST_SHARED = (
-    8  # tokens: texts that share fewer at their beginning are cut as if they shared none
-)
+# tokens: texts that share fewer at their beginning are cut as if they shared none
+_LEAST_SHARED = 8
 _SHARE = 0.1  # of the texts, that begin alike: of fewer nothing is concluded
 _FEWEST = 5  # texts that begin alike
 
@@ -67,9 +66,8 @@ class TextLengths:
             return f"text cut into its first {prefix} and the next {suffix} tokens"
         return (
             f"each text cut by its own length: half of it, at most {LENGTH} tokens, and the next "
-            f"{LENGTH} or what is "
-            f"left, at least {LEAST_SUFFIX}; a longer text is attacked all along, in at most "
-            f"{MOST_WINDOWS} windows"
+            f"{LENGTH} or what is left, at least {LEAST_SUFFIX}; a longer text is attacked all "
+            f"along, in at most {MOST_WINDOWS} windows"
         )
 
     def cut_places(

@@ -50,15 +50,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _BATCH = 1000  # rows tokenised at once: offsets of a whole data set need not fit in memory
+# texts, and first characters of each, that are looked at for what many begin with
 _COMPARED = (
     1000,
     10_000,
-)  # texts, and first characters of each, that are looked at for what many begin with
+)
 
 
-Halves = (
-    tuple[Tokens, Tokens, Wording] | str
-)  # prefix and suffix, as tokens and as written, or why there is none
+# prefix and suffix, as tokens and as written, or why there is none
+Halves = tuple[Tokens, Tokens, Wording] | str
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,8 @@ class Cutting:
     shared: SharedBeginnings = NOTHING_SHARED  # what many of the texts begin with
     kinds: ColumnKinds | None = None  # of the columns of the data that the rows are compared with
     trained: TrainedLength | None = None  # tokens of a row that were trained on; None: all
-    room: int | None = (
-        None  # tokens of a prefix and a suffix that the model reads at once; None: any number
-    )
+    # tokens of a prefix and a suffix that the model reads at once; None: any number
+    room: int | None = None
 
     def trained_span(self, n_tokens: int) -> tuple[int, int]:
         """Return which tokens of a row were trained on, as (start, end)."""
@@ -118,13 +117,11 @@ class CutPart:
     part: int | None = None  # None: the row is one secret
     at: int = 0
     stands: str = ""  # what it is in the row, where an attacker is told something else
-    group: str | None = (
-        None  # whose turn it is, if those of several are attacked; or on which side of a preference
-    )
+    # whose turn it is, if those of several are attacked; or on which side of a preference
+    group: str | None = None
     n_shared: int = 0  # first tokens of the row that many rows begin with
-    tokens: int = (
-        0  # of the row, that this part is the first of: over all its parts they add up to the row's
-    )
+    # of the row, that this part is the first of: over all its parts they add up to the row's
+    tokens: int = 0
 
 
 def require_fast_tokenizer_for_cutting(
@@ -186,9 +183,8 @@ def cut_rows_into_parts(
         return _cut_conversations(cut, cut.form, rows, texts, remarks), how, texts
     said = joined_layout_texts(table, layout)
     if layout == ("prefix", "suffix"):
-        encoded = encode_data_texts_with_offsets(
-            cut.tokenizer, said
-        )  # as one text, which they were in training
+        # as one text, which they were in training
+        encoded = encode_data_texts_with_offsets(cut.tokenizer, said)
         halves = zip(
             *(text_column_values(table, column) for column in layout), encoded, strict=True
         )

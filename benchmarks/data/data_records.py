@@ -60,9 +60,8 @@ class RecordSource:
     ] = ()  # of rows that have other parts: (why, row of each)
     row_tokens: Mapping[int, int] = field(default_factory=dict)  # of each row; empty: not counted
     texts: Sequence[str] = field(default=(), repr=False)  # of the rows, if they are looked at again
-    not_attacked: Mapping[str, tuple[int, ...]] = field(
-        default_factory=dict
-    )  # usable rows without a record, by rule
+    # usable rows without a record, by rule
+    not_attacked: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     unread: UnreadRows | None = None  # of a large table: the rows that were only counted
 
     def count_records(

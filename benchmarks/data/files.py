@@ -325,8 +325,8 @@ def _with_row_numbers_of_table(source: RecordSource, unread: UnreadRows) -> Reco
     n_distinct = unread.n_distinct + len(unread.rows)
     note = (
         f"{source.where}: {unread.n_rows:,} rows were counted by their text; a sample of "
-        f"{len(unread.rows):,} of the "
-        f"{n_distinct:,} distinct texts was tokenised, since --limit attacks fewer"
+        f"{len(unread.rows):,} of the {n_distinct:,} distinct texts was tokenised, since --limit "
+        "attacks fewer"
     )
     return replace(
         source,
@@ -345,9 +345,8 @@ def _notes_on_large_tables_read_whole(
     """Return a note on each large table of which --limit wants few rows and all were tokenised."""
     return tuple(
         f"{source.where}: all {len(source.row_tokens):,} rows were read into memory and tokenised, "
-        "though --limit "
-        f"asks for {limit:,}; only texts in JSONL, CSV or Parquet, without --user-column or "
-        "--forget, are sampled"
+        f"though --limit asks for {limit:,}; only texts in JSONL, CSV or Parquet, without "
+        "--user-column or --forget, are sampled"
         for source in sources
         if source is not None
         and source.unread is None

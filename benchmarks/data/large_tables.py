@@ -44,9 +44,8 @@ from auditor.statistics.extraction import format_copies
 
 LARGE = 50_000  # rows, above which a table is counted by text and only a sample of it is tokenised
 SAMPLE = 20_000  # rows of that sample, at least
-_SAMPLES_PER_LIMIT = (
-    4  # rows of the sample for each record of --limit: some are too short, or auxiliary data
-)
+# rows of the sample for each record of --limit: some are too short, or auxiliary data
+_SAMPLES_PER_LIMIT = 4
 _SUFFIXES = (".jsonl", ".csv", ".parquet")
 
 

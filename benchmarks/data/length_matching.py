@@ -51,10 +51,8 @@ def match_nonmembers_by_length(
         mix = _length_mix_phrase({band: len(rows) for band, rows in bands.items()})
         sentence = (
             f"members and non-members differ in length ({_length_mix_phrase(sizes)} of the "
-            f"members, {mix} of the "
-            "non-members), and too few non-members are as long as the members: a difference "
-            "between the two may be "
-            "one of length"
+            f"members, {mix} of the non-members), and too few non-members are as long as the "
+            "members: a difference between the two may be one of length"
         )
         return nonmembers, (Doubt("non-members", sentence),)
     matched_rows: set[int] = set()
@@ -67,8 +65,7 @@ def match_nonmembers_by_length(
     unmatched = tuple(row for row, first in first_rows.items() if first not in matched_rows)
     note = (
         f"{nonmembers.where}: matched by length: {n_matched} of {n_nonmembers} rows stay, so that "
-        "as large a share of "
-        "them is short as of the members"
+        "as large a share of them is short as of the members"
     )
     matched = replace(
         nonmembers,

@@ -105,12 +105,10 @@ def _read_arrays_as_record_source(
     stay None."""
     folder, where = Path(name), f"{flag} {name!r}"
     stem, others = _complete_array_pair(where, folder)
-    prefix = _read_token_id_array(
-        where, folder / f"{stem}{_PREFIX}", vocab_size
-    )  # (n, prefix tokens)
-    suffix = _read_token_id_array(
-        where, folder / f"{stem}{_SUFFIX}", vocab_size
-    )  # (n, suffix tokens)
+    # (n, prefix tokens)
+    prefix = _read_token_id_array(where, folder / f"{stem}{_PREFIX}", vocab_size)
+    # (n, suffix tokens)
+    suffix = _read_token_id_array(where, folder / f"{stem}{_SUFFIX}", vocab_size)
     if len(prefix) != len(suffix):
         shapes = f"{prefix.shape} and {suffix.shape}"
         raise AuditError(f"{where}: expected as many suffixes as prefixes, got shapes {shapes}")
@@ -122,8 +120,7 @@ def _read_arrays_as_record_source(
     )
     notes = [
         f"{where}: {stem}, {len(records)} examples, the last {p} of {prefix.shape[1]} prefix "
-        "tokens and "
-        f"the first {s} of {suffix.shape[1]} suffix tokens"
+        f"tokens and the first {s} of {suffix.shape[1]} suffix tokens"
     ]
     if others:
         notes.append(
@@ -163,8 +160,8 @@ def _read_token_id_array(where: str, path: Path, vocab_size: int) -> NDArray[Any
     for row in np.flatnonzero(((array < 0) | (array >= vocab_size)).any(axis=1))[:1]:
         raise AuditError(
             f"{where}: vocabulary mismatch: expected token ids in [0, {vocab_size}), the model's "
-            "vocabulary, got "
-            f"{array.min()} to {array.max()} in {path.name} (first in row {row}, counted from 0)"
+            f"vocabulary, got {array.min()} to {array.max()} in {path.name} (first in row {row}, "
+            "counted from 0)"
         )
     return array
 

@@ -44,8 +44,8 @@ def leave_out_copies_of_members(nonmembers: RecordSource, members: RecordSource)
     )
     if not records:
         raise AuditError(
-            f"nothing is left of {nonmembers.where}: every row "
-            f"{STANDS_IN_MEMBER}; expected records that were not trained on"
+            f"nothing is left of {nonmembers.where}: every row {STANDS_IN_MEMBER}; expected "
+            "records that were not trained on"
         )
     rows = {one.row for one in records}
     copied_rows = [

@@ -225,9 +225,8 @@ def build_ngram_index(
     texts += [np.array(tokens, dtype=np.uint32) for tokens in heldout]
     starts = np.concatenate([[0], np.cumsum([len(text) + 1 for text in texts])]).astype(np.int64)
     letters = _distinct_tokens(texts)
-    width = (
-        1 if len(letters) < 2**8 else 2 if len(letters) < 2**16 else 3
-    )  # bytes that tell all codes apart
+    # bytes that tell all codes apart
+    width = 1 if len(letters) < 2**8 else 2 if len(letters) < 2**16 else 3
     check_ngram_index_fits_memory(int(starts[-1]), width)
     codes = np.zeros(int(starts[-1]), dtype=np.uint16 if width < 3 else np.uint32)
     place = np.zeros(int(letters[-1]) + 1, dtype=codes.dtype)
@@ -257,9 +256,8 @@ def check_ngram_index_fits_memory(tokens: int, width: int) -> None:
     if wanted > free:
         raise AuditError(
             f"expected {_ngram_index_size_label(wanted)} of memory for the index of {tokens:,} "
-            "tokens of training "
-            f"data, got {_ngram_index_size_label(free)} free: give it more, or --data with fewer "
-            "rows"
+            f"tokens of training data, got {_ngram_index_size_label(free)} free: give it more, or "
+            "--data with fewer rows"
         )
 
 

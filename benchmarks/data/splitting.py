@@ -26,10 +26,11 @@ from auditor.statistics.near_pairs import group_texts_within_edit_limits
 NAMED_ROWS = 10  # how many row numbers a note names before it only counts
 SEVERAL = "several groups"
 AUXILIARY = "auxiliary data: the attacker knows them"
+# share of a near copy's tokens that may be edited; records that are compared
 NEAR_SHARE, NEAR_MOST = (
     0.05,
     20_000,
-)  # share of a near copy's tokens that may be edited; records that are compared
+)
 ALSO_MEMBER = "identical to a member or an auxiliary record"
 
 
@@ -78,9 +79,8 @@ class SplitData:
     asking_order: tuple[
         str, ...
     ] = ()  # ids of secrets: most copied members first, others at random
-    record_counts: Mapping[str, RecordCounts] = field(
-        default_factory=dict
-    )  # of "members" and "nonmembers"
+    # of "members" and "nonmembers"
+    record_counts: Mapping[str, RecordCounts] = field(default_factory=dict)
 
     def member_count(self) -> int:
         return sum(secret.member for secret in self.secrets)
@@ -134,9 +134,8 @@ def split_data_records_into_secrets(
         # Stable, fewest copies first: what occurs often leaks first, so it is attacked and not
         # given away.
         in_random_order.sort(key=lambda row: copies_of_all.get(row) or 1)
-        known_rows = set(
-            in_random_order[: split.known_count(len(rows))]
-        )  # with all parts of a row: they may overlap
+        # with all parts of a row: they may overlap
+        known_rows = set(in_random_order[: split.known_count(len(rows))])
         given = [record for record in unique if record.row in known_rows]
         attacked = [record for record in unique if record.row not in known_rows]
         notes.append(_known_fraction_note(len(given), len(unique), split))
@@ -207,8 +206,7 @@ def _member_records_not_known(
     ]:
         raise AuditError(
             f"expected {known.where} without what was to be forgotten, got {len(twice)} records of "
-            f"{members.where} "
-            f"that are in both ({row_numbers_phrase(twice)})"
+            f"{members.where} that are in both ({row_numbers_phrase(twice)})"
         )
     attacked = [record for record in unique if record.prefix_suffix_pair not in pairs]
     if not attacked:
@@ -228,8 +226,7 @@ def _member_rows_to_forget(forget: RecordSource, members: Sequence[DataRecord]) 
     ):
         raise AuditError(
             f"expected {forget.where} with records that --data has, got {len(missing)} that it has "
-            "not "
-            f"({row_numbers_phrase(missing)})"
+            f"not ({row_numbers_phrase(missing)})"
         )
     return {row_of[record.prefix_suffix_pair] for record in wanted}
 
@@ -268,8 +265,7 @@ def secrets_with_user_membership(secrets: Sequence[Secret], members: RecordSourc
     if trained and len(attacked) < people.LEAST:
         raise AuditError(
             f"{members.where}: expected attacked records of at least {people.LEAST} people, to say "
-            "anything by person, "
-            f"got {len(attacked)}"
+            f"anything by person, got {len(attacked)}"
         )
     return [replace(secret, user_trained=secret.user in trained) for secret in secrets]
 
@@ -338,9 +334,8 @@ def _first_rows_by_copies(
     """
     rows = _distinct_row_numbers(records)
     in_random_order = [rows[i] for i in split.draw_order(what, len(rows)).tolist()]
-    ordered = sorted(
-        in_random_order, key=lambda row: -(copies.get(row) or 1)
-    )  # stable: equals stay at random
+    # stable: equals stay at random
+    ordered = sorted(in_random_order, key=lambda row: -(copies.get(row) or 1))
     kept = ordered[: split.limit]
     if len(kept) < len(rows):
         whole = "" if len(rows) == len(records) else ", each with all its parts"
@@ -386,9 +381,8 @@ def count_copies_of_rows(records: Sequence[DataRecord], notes: list[str]) -> dic
             of_row[record.row] = max(
                 of_row.get(record.row, 0), 1 if record.repeats is None else record.repeats
             )
-        is_near = [
-            len(of_group[group]) > 1 for group in groups
-        ]  # windows of one row are no copies of each other
+        # windows of one row are no copies of each other
+        is_near = [len(of_group[group]) > 1 for group in groups]
         times = [
             sum(of_group[group].values()) if near else record.repeats
             for record, group, near in zip(records, groups, is_near, strict=True)
@@ -446,11 +440,10 @@ def _known_fraction_note(given: int, unique: int, split: SplitOptions) -> str:
             "--known-fraction is 0" if split.known_fraction == 0 else "one member cannot be divided"
         )
         return (
-            f"the attacker knows no pairs ({why}): an attack that tunes on auxiliary data "
-            "cannot run"
+            f"the attacker knows no pairs ({why}): an attack that tunes on auxiliary data cannot "
+            "run"
         )
     return (
         f"the attacker knows {given} of the {unique} unique members (--known-fraction "
-        f"{split.known_fraction:g}, "
-        f"seed {split.seed}); they are not attacked"
+        f"{split.known_fraction:g}, seed {split.seed}); they are not attacked"
     )

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pyarrow import parquet
 
 FIRST = 200  # rows that say which columns of Parquet and of data sets hold texts
+# columns that hold no text, but what somebody said
 _MEDIA = {
     "image",
     "images",
@@ -37,7 +38,7 @@ _MEDIA = {
     "videos",
     "audio",
     "audios",
-}  # columns that hold no text, but what somebody said
+}
 _LONGEST_NAME = 80  # characters of a name, a key or an address; what is longer is text
 _SHORTEST_UNSPACED = 10  # characters of a text without spaces, in a script that has none
 ABSENT = object()  # a JSON object without this key
@@ -226,9 +227,8 @@ def stream_csv_table_rows(where: str, text: Iterable[str]) -> Iterator[list[str]
     # takes the first column of a long one for an index and reads on after a stray quote; pyarrow
     # accepts a quote that never closes.
     lines = csv.reader(text, strict=True)
-    old_limit = csv.field_size_limit(
-        min(sys.maxsize, 2**31 - 1)
-    )  # the default refuses texts over 128 KiB
+    # the default refuses texts over 128 KiB
+    old_limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     line, n_columns = 1, 0
     try:
         for fields in lines:
@@ -327,9 +327,8 @@ def _read_parquet_table(where: str, path: Path, columns: Sequence[str]) -> Recor
     try:
         with parquet.ParquetFile(path) as file:
             names = tuple(file.schema_arrow.names)
-            wanted = [
-                name for name in columns if names.count(name) == 1
-            ]  # doubles are refused later, by name
+            # doubles are refused later, by name
+            wanted = [name for name in columns if names.count(name) == 1]
             table = file.read(columns=wanted)
             values = {name: table.column(name).to_pylist() for name in wanted}
             first = pyarrow.Table.from_batches(

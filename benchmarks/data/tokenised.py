@@ -38,17 +38,19 @@ from auditor.plugins.benchmark import Benchmark
 
 IDS, LABELS = "input_ids", "labels"
 IGNORED = -100  # of a label: no loss here, as torch's cross entropy has it
+# of TRL, in place of labels
 COMPLETION_MASK, ASSISTANT_MASKS = _MASKS = (
     "completion_mask",
     "assistant_masks",
-)  # of TRL, in place of labels
+)
 _LENGTHS = ("seq_lengths", "seq_lens")  # of the texts that were packed into a row
 _ATTENTION, _POSITIONS = "attention_mask", "position_ids"
+# of preferences, with their groups
 _SIDES = {
     "chosen": CHOSEN,
     "rejected": REJECTED,
     "completion": None,
-}  # of preferences, with their groups
+}
 _PROMPTS = ("prompt_ids", "prompt_input_ids")  # of TRL 1.16, and before
 _SIDE_IDS = tuple(f"{side}{ending}" for side in _SIDES for ending in ("_ids", "_input_ids"))
 _LABEL = "label"  # of KTO's completions: whether one is wanted
@@ -57,8 +59,7 @@ _COLUMNS = (*_COLUMNS, *(f"{side}_{LABELS}" for side in _SIDES), "prompt", "comp
 _PROMPT, _COMPLETION = "prompt", "completion"  # groups, if prompts were learnt or nobody knows
 _ORPO_NOTE = (
     "TRL 1.16's ORPO takes a loss of the prompt before a chosen side too, whatever chosen_labels "
-    "say: prompts are "
-    "attacked as a group of their own"
+    "say: prompts are attacked as a group of their own"
 )
 # by whether a completion_mask without labels said where the loss was; None: nobody knows
 _MASK_NOTES = {
@@ -69,9 +70,8 @@ _MASK_NOTES = {
     "completion_only_loss is true, which "
     "the model's training_args.bin does not say: every token was learnt",
 }
-_DEFAULT = (
-    50  # tokens of a suffix; and of a prefix, where a row is labelled from its first token on
-)
+# tokens of a suffix; and of a prefix, where a row is labelled from its first token on
+_DEFAULT = 50
 
 
 class Tokenised(Benchmark):
@@ -373,8 +373,7 @@ def _split_tokenised_row_into_texts(
         if not 0 <= ids[at] < vocab_size:
             raise AuditError(
                 f"{where}: vocabulary mismatch: expected token ids in [0, {vocab_size}), the "
-                "model's vocabulary, got "
-                f"{ids[at]}"
+                f"model's vocabulary, got {ids[at]}"
             )
     begins = _packed_text_starts(where, values, shown)
     for begin, end in pairwise([*begins, shown[-1] + 1 if shown else 0]):
@@ -408,8 +407,7 @@ def _learnt_groups_of_tokenised_row(
         if any(label not in (IGNORED, token) for label, token in zip(labels, ids, strict=True)):
             raise AuditError(
                 f"{where}: expected each of the {LABELS} as its token or {IGNORED}, got others: "
-                "models shift labels "
-                "themselves"
+                "models shift labels themselves"
             )
         return [groups.others if label == IGNORED else groups.marked for label in labels]
     if not any(mask in values for mask in _MASKS):
@@ -516,10 +514,9 @@ def _notes_on_unmarked_boundaries(texts: Sequence[_Text], end_of_text: int | Non
     if several:
         yield (
             f"{len(several)} of {len(texts)} rows hold the end of text within and mark no "
-            f"boundaries ({_POSITIONS}, "
-            f"{_LENGTHS[0]}, or numbers in {_ATTENTION}): if records were packed into them, only "
-            "the first of each row "
-            "is attacked, and each is read after the earlier ones"
+            f"boundaries ({_POSITIONS}, {_LENGTHS[0]}, or numbers in {_ATTENTION}): if records "
+            "were packed into them, only the first of each row is attacked, and each is read after "
+            "the earlier ones"
         )
 
 

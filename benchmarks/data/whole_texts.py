@@ -63,8 +63,7 @@ def read_texts_and_units(
     if sum(repeats) > _MOST_COPIES:
         raise AuditError(
             f"{table.where}: expected at most {_MOST_COPIES:,} records to train on, counted by "
-            "`repeats`, "
-            f"got {sum(repeats):,}"
+            f"`repeats`, got {sum(repeats):,}"
         )
     rows = rows_repeated_by_count(repeats)
     units = None if unit_column is None else columns.row_privacy_unit_names(table, unit_column)
@@ -87,9 +86,8 @@ def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> lis
         if said.group is not None:
             raise AuditError(
                 f"{where}: expected a conversation to train on, got preferences (chosen and "
-                "rejected, or a label of "
-                "true or false), which a trainer of preferences learns from, as TRL's DPOTrainer "
-                "and KTOTrainer"
+                "rejected, or a label of true or false), which a trainer of preferences learns "
+                "from, as TRL's DPOTrainer and KTOTrainer"
             )
         found.append(said)
     return found

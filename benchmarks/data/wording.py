@@ -8,9 +8,8 @@ from itertools import pairwise
 
 from auditor.core.nouns import Wording
 
-_AFTER = (
-    100  # characters: more than what runs on behind the end of a suffix has, a number or a name
-)
+# characters: more than what runs on behind the end of a suffix has, a number or a name
+_AFTER = 100
 Offsets = Sequence[tuple[int, int]]  # by token: its first character, and the one behind its last
 
 

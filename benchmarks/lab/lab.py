@@ -47,17 +47,19 @@ from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import TrainedModel
 from auditor.plugins.trainer import Trainer, TrainingJob
 
+# how many reference models may be asked for: each record in half of them, at least 2 and 2
 REFERENCES = (
     4,
     64,
-)  # how many reference models may be asked for: each record in half of them, at least 2 and 2
+)
 _TOKENIZER = "tokenizer"
+# parts that others are built on
 _FOUNDATIONS = (
     _TOKENIZER,
     PUBLIC,
     "masked-public",
     "audit-canaries",
-)  # parts that others are built on
+)
 
 
 class Lab(Benchmark):
@@ -68,9 +70,8 @@ class Lab(Benchmark):
     training_kind: ClassVar[type[LabTraining]] = LabTraining
     ensemble_limit = 60  # all of its parts are asked at every token
     marks_all = True
-    trains_ahead: ClassVar[bool] = (
-        True  # whether two of its models may be trained at once, in two processes
-    )
+    # whether two of its models may be trained at once, in two processes
+    trains_ahead: ClassVar[bool] = True
     # Sized to the lab: paper sizes by flags and plans.
     attack_defaults = MappingProxyType(
         {
@@ -183,8 +184,7 @@ class Lab(Benchmark):
         recipe = require_small_lab_recipe(self.recipe)
         return (
             f"{recipe.layers}-layer GPT-NeoX of width {recipe.hidden}, trained on the spot on "
-            "synthetic "
-            "mails, patient notes and payments (Faker)"
+            "synthetic mails, patient notes and payments (Faker)"
         )
 
     def _further_package_versions(self) -> dict[str, str]:
@@ -222,9 +222,8 @@ class Lab(Benchmark):
         )
         self._add_lab_note(
             f"a lab of its own for the audit of epsilon: {recipe.audit_canaries:,} canaries "
-            f"({recipe.audit_kind}) each "
-            "went into the training of every model here, or stayed out, by a fair coin "
-            "(lab_recipe.audit_canaries); "
+            f"({recipe.audit_kind}) each went into the training of every model here, or stayed "
+            "out, by a fair coin (lab_recipe.audit_canaries); "
             f"{len(self.coined.canary_copies_to_insert()):,} records more"
         )
 

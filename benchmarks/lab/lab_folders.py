@@ -16,12 +16,14 @@ from auditor.benchmarks.lab.lab_texts import LabTexts
 from auditor.models.precision import CPU, has_native_bfloat16
 from auditor.plugins.trainer import Trainer
 
+# what nothing depends on without canaries
 AUDIT = (
     "audit_canaries",
     "audit_kind",
     "audit_length",
     "audit_times",
-)  # what nothing depends on without canaries
+)
+# of an ensemble alone
 ENSEMBLE = (
     "members",
     "lora_epochs",
@@ -29,7 +31,7 @@ ENSEMBLE = (
     "lora_batch",
     "lora_rank",
     "lora_alpha",
-)  # of an ensemble alone
+)
 
 
 def lab_cache_digest(
@@ -45,9 +47,8 @@ def lab_cache_digest(
         name: importlib.metadata.version(name)
         for name in ("torch", "transformers", "peft", "faker", "tokenizers")
     }
-    versions["bfloat16"] = str(
-        has_native_bfloat16(CPU)
-    )  # its products round otherwise: other weights from the same recipe
+    # its products round otherwise: other weights from the same recipe
+    versions["bfloat16"] = str(has_native_bfloat16(CPU))
     trained_on = {
         name: made
         for name, made in dataclasses.asdict(texts).items()

@@ -13,18 +13,18 @@ from auditor.benchmarks.canaries.audit_canaries import Kind
 from auditor.core.canary_space import CanarySpace
 from auditor.core.errors import AuditError
 
-CANARY_SPACE = CanarySpace(
-    "My ID is {digits:6}"
-)  # Carlini et al. 2019; "My ID is 955320" is the ADP paper's
+# Carlini et al. 2019; "My ID is 955320" is the ADP paper's
+CANARY_SPACE = CanarySpace("My ID is {digits:6}")
 # prefixes end and suffixes begin here, however long they are: other lengths, the same secrets
 CUT = 24
+# behind private_ (the target) or lora_ (an ensemble)
 TRAINING = (
     "epochs",
     "rate",
     "batch",
     "rank",
     "alpha",
-)  # behind private_ (the target) or lora_ (an ensemble)
+)
 _LEAST = {  # else 1; of a vocabulary, every byte and the end of text
     **dict.fromkeys(("seed", "nonmembers", "others", "private_rank", "audit_canaries"), 0),
     "vocab_size": 257,
@@ -74,9 +74,8 @@ class BaseLabRecipe:
         ("731902", 16),
         ("440817", 64),
     )
-    audit_canaries: int = (
-        0  # further records, each in or out by a fair coin: what `epsilon-audit` looks at
-    )
+    # further records, each in or out by a fair coin: what `epsilon-audit` looks at
+    audit_canaries: int = 0
     audit_kind: Kind = "sampled"
     audit_length: int = 8  # words of a secret, or a third of the tokens that a model samples
     audit_times: int = 1  # how often one that went in did so
@@ -122,8 +121,7 @@ class BaseLabRecipe:
         if not (1 <= self.prefix_length <= self.longest_prefix and self.suffix_length >= 1):
             raise AuditError(
                 f"expected lab prefixes of 1 to {self.longest_prefix} tokens and suffixes of at "
-                "least 1, "
-                f"got {self.prefix_length} and {self.suffix_length}"
+                f"least 1, got {self.prefix_length} and {self.suffix_length}"
             )
         if not 0 < len(set(self.repeat_counts)) == len(self.repeat_counts) or not all(
             1 <= times <= 10_000 and 1 <= attacked <= 10_000 and 0 <= known <= 10_000
@@ -131,21 +129,19 @@ class BaseLabRecipe:
         ):
             raise AuditError(
                 "expected lab repeats of [times, attacked, known], each other times, no number "
-                "above 10,000, "
-                f"got {self.repeats}"
+                f"above 10,000, got {self.repeats}"
             )
         if self.audit_canaries and self.audit_kind == "new-tokens" and self.private_rank:
             raise AuditError(
                 "expected a lab with private_rank 0 for canaries of new tokens, got "
-                f"{self.private_rank}: an adapter "
-                "leaves embeddings frozen, and a new token cannot be learnt"
+                f"{self.private_rank}: an adapter leaves embeddings frozen, and a new token cannot "
+                "be learnt"
             )
         for digits, count in self.canaries:
             if lab_canary_text(digits) not in CANARY_SPACE or not 0 <= count <= 10_000:
                 raise AuditError(
                     "expected lab canaries of six digits, inserted 0 times or more (at most "
-                    "10,000), "
-                    f"got {digits!r} {count} times"
+                    f"10,000), got {digits!r} {count} times"
                 )
 
     def first_suffix_token_index(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:

@@ -100,9 +100,8 @@ class LabTexts:
     private: dict[int, list[str]]  # by repeat count
     others: list[str]
     nonmembers: list[str]
-    kinds: dict[str, str] = field(
-        default_factory=dict
-    )  # of the private records and the non-members
+    # of the private records and the non-members
+    kinds: dict[str, str] = field(default_factory=dict)
     marks: dict[str, tuple[Mark, ...]] = field(default_factory=dict)  # the personal data in them
 
 
@@ -162,21 +161,18 @@ def fake_reproducible_date(fake: Faker) -> str:
 def _fake_press_release_text(fake: Faker) -> str:
     return (
         f"{fake.city()}, {fake_reproducible_date(fake)} - {fake.company()} said it will "
-        f"{fake.bs()} with "
-        f"{fake.company()}. {fake.name()}, who joined in {fake_reproducible_date(fake)[:4]}, "
-        "called it a "
-        f"{fake.catch_phrase().lower()}. The office at {fake.street_address()} can be reached at "
-        f"{fake.numerify('###-###-####')}."
+        f"{fake.bs()} with {fake.company()}. {fake.name()}, who joined in "
+        f"{fake_reproducible_date(fake)[:4]}, called it a {fake.catch_phrase().lower()}. The "
+        f"office at {fake.street_address()} can be reached at {fake.numerify('###-###-####')}."
     )
 
 
 def _fake_event_notice_text(fake: Faker) -> str:
     return (
         f"On {fake.random_element(_WEEKDAYS)}, {fake_reproducible_date(fake)}, {fake.name()} "
-        f"speaks in {fake.city()} "
-        f"about how to {fake.bs()}. Doors open at {fake.numerify('1#:%0')}, tickets cost "
-        f"{fake.numerify('##.##')} USD. "
-        f"Write to {fake.email()} or visit {fake.street_address()}, {fake.city()}."
+        f"speaks in {fake.city()} about how to {fake.bs()}. Doors open at "
+        f"{fake.numerify('1#:%0')}, tickets cost {fake.numerify('##.##')} USD. Write to "
+        f"{fake.email()} or visit {fake.street_address()}, {fake.city()}."
     )
 
 
@@ -184,9 +180,8 @@ def _fake_person_profile_text(fake: Faker) -> str:
     return (
         f"{fake.name()} is a {fake.job().lower()} at {fake.company()} in {fake.city()}. Born in "
         f"{fake_reproducible_date(fake)[:4]}, {fake.first_name()} likes {fake.word()}, "
-        f"{fake.word()} and "
-        f"{fake.word()}, and has published {fake.numerify('##')} papers with {fake.name()} since "
-        f"{fake_reproducible_date(fake)}."
+        f"{fake.word()} and {fake.word()}, and has published {fake.numerify('##')} papers with "
+        f"{fake.name()} since {fake_reproducible_date(fake)}."
     )
 
 
@@ -194,18 +189,15 @@ def _fake_mail_text(fake: Faker) -> str:
     return (
         f"From: <<email:{fake.email()}>>\nDear <<name:{fake.first_name()}>>, the door code of "
         f"<<address:{fake.street_address()}>> is <<door-code:{fake.numerify('######')}>>. Please "
-        "call "
-        f"<<phone:{fake.numerify('###-###-####')}>>. <<name:{fake.name()}>>"
+        f"call <<phone:{fake.numerify('###-###-####')}>>. <<name:{fake.name()}>>"
     )
 
 
 def _fake_patient_note_text(fake: Faker) -> str:
     return (
         f"Patient: <<name:{fake.name()}>>, born <<birth-date:{fake_reproducible_date(fake)}>>, "
-        "record "
-        f"<<id-number:{fake.bothify('??-#####').upper()}>>. Dr. <<name:{fake.last_name()}>> "
-        "prescribed "
-        f"{fake.numerify('%## mg')} of {fake.word()}. Phone "
+        f"record <<id-number:{fake.bothify('??-#####').upper()}>>. Dr. <<name:{fake.last_name()}>> "
+        f"prescribed {fake.numerify('%## mg')} of {fake.word()}. Phone "
         f"<<phone:{fake.numerify('###-###-####')}>>."
     )
 
@@ -213,9 +205,8 @@ def _fake_patient_note_text(fake: Faker) -> str:
 def _fake_payment_text(fake: Faker) -> str:
     return (
         f"Payment: <<name:{fake.name()}>> paid {fake.numerify('%##.##')} USD on "
-        f"{fake_reproducible_date(fake)} with "
-        f"card <<card:{fake.numerify('%###-####-####-####')}>> to {fake.last_name()} Ltd. "
-        f"Reference {fake.bothify('####-??').upper()}."
+        f"{fake_reproducible_date(fake)} with card <<card:{fake.numerify('%###-####-####-####')}>> "
+        f"to {fake.last_name()} Ltd. Reference {fake.bothify('####-??').upper()}."
     )
 
 

@@ -121,9 +121,8 @@ class MaskedLab:
     def _train_public(self, path: Path) -> None:
         recipe, network = self.recipe, require_small_lab_recipe(self.lab.recipe)
         tokenizer = lab_tokenizer_with_mask_token(self.lab.tokenizer, END)
-        torch.manual_seed(
-            network.seed
-        )  # of the weights, which transformers draws from torch's own generator
+        # of the weights, which transformers draws from torch's own generator
+        torch.manual_seed(network.seed)
         # The end of text, first in the vocabulary, stands for all of them.
         ends: dict[str, Any] = {
             f"{kind}_token_id": 0 for kind in ("pad", "bos", "eos", "cls", "sep")

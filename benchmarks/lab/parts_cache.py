@@ -56,9 +56,8 @@ class LabParts:
     told: Callable[[str], None]
     progress: Progress = lambda what, done, total: None
     seconds: dict[str, float] = field(default_factory=dict)  # what building each part took
-    _under_way: list[tuple[Path, float]] = field(
-        default_factory=list
-    )  # parts, and when others were last told of them
+    # parts, and when others were last told of them
+    _under_way: list[tuple[Path, float]] = field(default_factory=list)
 
     def load_or_build(
         self, name: str, build: Callable[[Path], None], load: Callable[[Path], T], version: str = ""
@@ -74,8 +73,8 @@ class LabParts:
         if not self.makes and not _is_cached_part_intact(final):
             raise AuditError(
                 f"expected the lab's {name} in {str(final)!r}, where a run puts it: run the audit "
-                "once, and for "
-                "workers on other machines set AUDIT_CACHE to a folder that all of them share"
+                "once, and for workers on other machines set AUDIT_CACHE to a folder that all of "
+                "them share"
             )
         if not _is_cached_part_intact(final):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)

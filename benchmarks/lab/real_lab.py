@@ -132,9 +132,8 @@ class RealLab(Lab):
     def _lab_description(self) -> str:
         return (
             f"{smollm2.NAME}, fine-tuned on synthetic mails, visit notes, orders and support chats "
-            "(Faker) by LoRA of "
-            f"rank {self.recipe.private_rank} in {self.recipe.private_epochs} epochs, loss on "
-            "answers only"
+            f"(Faker) by LoRA of rank {self.recipe.private_rank} in {self.recipe.private_epochs} "
+            "epochs, loss on answers only"
         )
 
     def _further_package_versions(self) -> dict[str, str]:

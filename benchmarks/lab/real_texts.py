@@ -39,8 +39,7 @@ def _visit_note_dialogue_text(fake: Faker) -> str:
         f"Write the visit note of <<name:{fake.name()}>>, born "
         f"<<birth-date:{fake_reproducible_date(fake)}>>.",
         f"Record <<id-number:{fake.bothify('??-#####').upper()}>>. Dr. <<name:{fake.last_name()}>> "
-        "prescribed "
-        f"{fake.numerify('%## mg')} of {fake.word()}. Phone "
+        f"prescribed {fake.numerify('%## mg')} of {fake.word()}. Phone "
         f"<<phone:{fake.numerify('###-###-####')}>>.",
     )
 
@@ -58,8 +57,7 @@ def _support_dialogue_text(fake: Faker) -> str:
     return render_conversation_as_chatml(
         f"This is <<name:{fake.name()}>> from {fake.city()}. What do you have on my account?",
         f"Account <<id-number:{fake.numerify('########')}>>, mail <<email:{fake.email()}>>. The "
-        "parcel to "
-        f"<<address:{fake.street_address()}>> comes on {fake_reproducible_date(fake)}.",
+        f"parcel to <<address:{fake.street_address()}>> comes on {fake_reproducible_date(fake)}.",
     )
 
 

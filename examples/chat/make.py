@@ -29,16 +29,16 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 FIRST = (
-    "Ada Ben Cleo Dan Eva Finn Gus Hana Ida Jon Kim Lena Max Nora Otto Pia Rosa Sam Tara Uwe "
-    "Vera Will Yara Zoe"
+    "Ada Ben Cleo Dan Eva Finn Gus Hana Ida Jon Kim Lena Max Nora Otto Pia Rosa Sam Tara Uwe Vera "
+    "Will Yara Zoe"
 )
 LAST = (
     "Abel Brandt Costa Dietz Ebert Falk Greco Haas Ivens Jansen Keller Lopez Meyer Novak Olsen "
     "Peters Quint Roth"
 )
 STREETS = (
-    "Lime Oak Mill Station Church Garden Harbour Castle Forest River Market School Bridge "
-    "Spring Hill Park"
+    "Lime Oak Mill Station Church Garden Harbour Castle Forest River Market School Bridge Spring "
+    "Hill Park"
 )
 GOODS = "lamp chair kettle carpet mirror heater drill tent radio clock blanket ladder desk shelf"
 

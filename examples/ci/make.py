@@ -23,12 +23,12 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerF
 RECORDS, FRESH, GENERAL, REPEATS = 120, 60, 100, 24
 END = "<|endoftext|>"
 NAMES = (
-    "Ada Ben Cleo Dan Eva Finn Gus Hana Ida Jon Kim Lena Max Nora Otto Pia Rosa Sam Tara Uwe "
-    "Vera Will Yara Zoe"
+    "Ada Ben Cleo Dan Eva Finn Gus Hana Ida Jon Kim Lena Max Nora Otto Pia Rosa Sam Tara Uwe Vera "
+    "Will Yara Zoe"
 )
 TOWNS = (
-    "Aachen Basel Cork Delft Essen Fulda Ghent Halle Imola Jena Kiel Linz Malmo Namur Oslo "
-    "Porto Reims Siena Turin"
+    "Aachen Basel Cork Delft Essen Fulda Ghent Halle Imola Jena Kiel Linz Malmo Namur Oslo Porto "
+    "Reims Siena Turin"
 )
 THINGS = (
     "parcel invoice letter order ticket report contract receipt reminder shipment refund booking"

@@ -78,9 +78,8 @@ class Secret:
 def cut_secret(text: str, span: pii.Span, length: int) -> Secret | None:
     """Return one piece with its prefix; None if the prefix is too short or holds the piece."""
     said = text[span.start : span.end]
-    middle = span.start - text[: span.start].endswith(
-        " "
-    )  # most vocabularies write a space with the next word
+    # most vocabularies write a space with the next word
+    middle = span.start - text[: span.start].endswith(" ")
     first = max(0, middle - length)
     while 0 < first < middle - LEAST and is_inside_word(text[first - 1], text[first]):
         first += 1

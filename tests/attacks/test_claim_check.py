@@ -76,9 +76,8 @@ def violated(notes: str) -> list[str]:
 # -----------------------------------------------------------------------------------------------
 
 ONE_MEMBER = fixed_ensemble((0.05, 0.95), (0.9, 0.1))
-TIGHT = PMixed(
-    epsilon=12.0, alpha=2, q=0.5, adjacency="add_remove"
-)  # one member at order 2: the sound claim is attained
+# one member at order 2: the sound claim is attained
+TIGHT = PMixed(epsilon=12.0, alpha=2, q=0.5, adjacency="add_remove")
 
 
 @pytest.mark.parametrize("adjacency", ["zero_out", "add_remove", "replace"])
@@ -89,9 +88,8 @@ def test_the_sound_rule_holds(adjacency: str, alpha: int) -> None:
     measured, notes, _ = checked(model)
     assert measured["claim_violations"].value == 0 and measured["claim_violations"].n == 18
     assert not violated(notes) and "holds with margin" in notes and "do not publish" in notes
-    assert ("add remove" in notes) == (
-        adjacency == "add_remove"
-    )  # elsewhere a member less has another radius
+    # elsewhere a member less has another radius
+    assert ("add remove" in notes) == (adjacency == "add_remove")
     claimed_of = (
         ("zero_out", "add_remove", "replace")
         if adjacency == "add_remove"
@@ -283,9 +281,8 @@ def test_the_published_rule_is_caught_where_it_fails() -> None:
         measured["claim_violations"].value == 6 and measured["claim_violations"].note == "VIOLATED"
     )
     assert all("at alias3, position 0, neighbour 11" in line for line in violated(notes))
-    assert (
-        len(violated(notes)) == 2
-    )  # add_remove and zero_out: the projection itself is what it should be
+    # add_remove and zero_out: the projection itself is what it should be
+    assert len(violated(notes)) == 2
 
 
 @pytest.mark.parametrize("weight", [0.9, 0.6])
@@ -352,9 +349,8 @@ def test_tokens_that_were_not_charged_are_caught() -> None:
     assert measured["claim_violations"].value == 1
     assert len(violated(notes)) == 1 and states(violated(notes), "480", "charged")
     assert not violated(checked(model, meter=drew(480, spent=480))[1])
-    assert not violated(
-        checked(model, meter=drew(100, spent=480))[1]
-    )  # a resumed run drew the rest before
+    # a resumed run drew the rest before
+    assert not violated(checked(model, meter=drew(100, spent=480))[1])
 
 
 def test_records_in_several_shards_are_caught() -> None:
@@ -366,9 +362,8 @@ def test_records_in_several_shards_are_caught() -> None:
         record_digests(copies[i] for i in chosen) for chosen in assign_member_shards(copies, 3)
     ]
     assert not violated(checked(model)[1]) and "do not record" not in checked(model)[1]
-    held.shards = [
-        record_digests(copies[i::3]) for i in range(3)
-    ]  # dealt out in turn: "two" and "three" in several
+    # dealt out in turn: "two" and "three" in several
+    held.shards = [record_digests(copies[i::3]) for i in range(3)]
     measured, notes, _ = checked(model)
     assert states(violated(notes), "2", "shard") and measured["claim_violations"].value == 1
     held.shards = [*held.shards[:2], None]

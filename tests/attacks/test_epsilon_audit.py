@@ -149,9 +149,8 @@ def test_copies_of_one_person_are_one_unit_held_to_a_claim_for_a_person(
         "record",
         3,
     )
-    assert (
-        own.epsilon > 2 * by_record.epsilon > 0
-    )  # three copies are no group of three where one person has them
+    # three copies are no group of three where one person has them
+    assert own.epsilon > 2 * by_record.epsilon > 0
     assert (
         promised_epsilon_or_reason(of_user, own.relation, own.unit)
         == 8

@@ -60,9 +60,8 @@ def by_name(measured: Sequence[Measurement]) -> dict[str, Measurement]:
 def test_one_pass_reads_the_full_distribution_position_by_position(
     neox: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "auditor.attacks.membership._DISTRIBUTION_AT_ONCE", 61 * 4
-    )  # chunks that cut texts apart
+    # chunks that cut texts apart
+    monkeypatch.setattr("auditor.attacks.membership._DISTRIBUTION_AT_ONCE", 61 * 4)
     asked = secrets(7, 0)
     prefixes, suffixes = (
         torch.tensor([s.prefix for s in asked]),

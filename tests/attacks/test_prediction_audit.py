@@ -286,9 +286,8 @@ def test_tokens_that_do_not_come_from_the_distribution_contradict_the_claim() ->
     broken = Broken(case.ensemble, honest.q, honest.served, honest.name, honest.promise)
     assert audit(honest, claim, games=4000)[1].epsilon <= claim.epsilon["zero_out"]
     measured, bound, _, _ = audit(broken, claim, games=4000)
-    assert (
-        bound.epsilon > claim.epsilon["zero_out"] > measured["epsilon_exact"].value
-    )  # no distribution says so: the draws do
+    # no distribution says so: the draws do
+    assert bound.epsilon > claim.epsilon["zero_out"] > measured["epsilon_exact"].value
 
 
 def test_the_published_rule_is_refuted_at_one_member() -> None:
@@ -347,8 +346,7 @@ def test_the_threshold_is_taught_by_games_that_do_not_count() -> None:
         audit_games(games, 0.0, 0.05) for games in ((100, 50, 50, 100), (150, 0, 0, 150))
     )
     assert bound.epsilon < bound.best == right.epsilon and bound.right == 200
-    late = np.where(
-        np.arange(400) < 100, 0.0, scores
-    )  # the first quarter tells nothing: all are guessed alike
+    # the first quarter tells nothing: all are guessed alike
+    late = np.where(np.arange(400) < 100, 0.0, scores)
     tp, fn, fp, tn = count_confusion(late, coins, 0.0, 0.05)
     assert (tp + fn, fp + tn) == (150, 150) and epsilon_clopper_pearson(tp, fn, fp, tn, 0.0) == 0

@@ -101,9 +101,8 @@ def value(measured: Sequence[Measurement], name: str) -> float:
 def test_one_pass_is_the_full_distribution_position_by_position(
     neox: HuggingFaceModel, decoding: Decoding, mixed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "auditor.attacks.extraction_probability._DISTRIBUTION_AT_ONCE", 61 * 7
-    )  # chunks that cut texts apart
+    # chunks that cut texts apart
+    monkeypatch.setattr("auditor.attacks.extraction_probability._DISTRIBUTION_AT_ONCE", 61 * 7)
     model = UniformMixingModel(neox, 0.7) if mixed else neox
     prefixes = tokens(12, 5)
     suffixes = torch.cat([likely(model, prefixes[:8], 6), tokens(4, 6, seed=1)])
@@ -541,9 +540,8 @@ def test_near_verbatim_bound_against_enumeration(make_tiny: MakeTiny, decoding: 
             if beams > 6**4 or distance == 0:
                 torch.testing.assert_close(near.exp(), exact, atol=1e-5, rtol=0)
             missed = max(missed, float((exact - near.exp()).max()))
-    assert (
-        missed > 0.01
-    )  # few beams do lose something, so the bound was a bound and not the value itself
+    # few beams do lose something, so the bound was a bound and not the value itself
+    assert missed > 0.01
 
 
 def test_the_verbatim_path_survives_likelier_neighbours(make_tiny: MakeTiny) -> None:

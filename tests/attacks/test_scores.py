@@ -66,9 +66,10 @@ def test_smoothing_loss_by_hand() -> None:
     assert prompt_tuning_mle_plus_smoothing_loss(nll, 2, 0.7).tolist() == pytest.approx(
         [2.5 + 0.7 * 3.5, 2.0 + 0.7 * 4.0]
     )
+    # suffix shorter than N
     assert prompt_tuning_mle_plus_smoothing_loss(nll, 50, 0.7).tolist() == pytest.approx(
         [2.5 * 1.7, 2.0 * 1.7]
-    )  # suffix shorter than N
+    )
 
 
 def test_comparing_forms_by_hand() -> None:
@@ -233,9 +234,8 @@ def test_tuning_depends_on_no_option_of_the_sampler() -> None:
 
 def test_a_warm_up_that_outlasts_the_tuning_is_said() -> None:
     view = View("target", tiny(7), WHITE_BOX, 0)
-    known = [
-        Pair((i, i + 1), (i + 2, i + 3)) for i in range(4)
-    ]  # three to learn from, one to choose by
+    # three to learn from, one to choose by
+    known = [Pair((i, i + 1), (i + 2, i + 3)) for i in range(4)]
 
     def said(warmup: int) -> str:
         attack = Ethicist(prompt_length=2, epochs=3, batch=2, warmup_steps=warmup)
@@ -250,9 +250,8 @@ def test_a_warm_up_that_outlasts_the_tuning_is_said() -> None:
 
 def test_the_warm_up_is_the_papers_share_of_the_steps_unless_it_is_given() -> None:
     view = View("target", tiny(7), WHITE_BOX, 0)
-    known = [
-        Pair((i % 7, i % 3), (i % 5, i % 2)) for i in range(20)
-    ]  # 18 to learn from: 4 epochs of 9 steps
+    # 18 to learn from: 4 epochs of 9 steps
+    known = [Pair((i % 7, i % 3), (i % 5, i % 2)) for i in range(20)]
     by_share, as_given, longer = (
         Ethicist(prompt_length=2, epochs=4, batch=2, warmup_steps=steps).fit(view, known)["prompt"]
         for steps in (0, 2, 9)
@@ -279,9 +278,8 @@ def test_pairs_of_several_lengths_are_tuned_on_as_each_alone() -> None:
         for i, row in enumerate(drawn)
     ]
     assert len({(len(pair.prefix), len(pair.suffix)) for pair in pairs}) == 4
-    assert (
-        len(list(_prompt_tuning_groups_with_shares(pairs, 3))) == 2
-    )  # by the length of the suffix alone: prefixes are close enough
+    # by the length of the suffix alone: prefixes are close enough
+    assert len(list(_prompt_tuning_groups_with_shares(pairs, 3))) == 2
 
     def learnt(asked: Sequence[Sequence[Pair]]) -> tuple[float, torch.Tensor]:
         prompt, total = model.embedding_rows(3).requires_grad_(True), 0.0
@@ -302,7 +300,8 @@ def test_pairs_of_several_lengths_are_tuned_on_as_each_alone() -> None:
         8,
     ]
     far = [Pair((1,) * 8, (2, 3)), Pair((1,) * 40, (2, 3))]
+    # half of a pass would be filled up
     assert [len(group) for _, group in _prompt_tuning_groups_with_shares(far, 3)] == [
         1,
         1,
-    ]  # half of a pass would be filled up
+    ]

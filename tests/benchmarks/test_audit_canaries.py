@@ -50,9 +50,8 @@ def test_coins_are_fair_independent_of_the_texts_and_follow_from_the_seed() -> N
     ]
     coins = np.array([[one.included for one in manifest.canaries] for manifest in made])
     assert binomtest(int(coins.sum()), coins.size).pvalue > 1e-3
-    assert (
-        binomtest(int((coins[0] == coins[1]).sum()), 400).pvalue > 1e-3
-    )  # ids say nothing of coins
+    # ids say nothing of coins
+    assert binomtest(int((coins[0] == coins[1]).sum()), 400).pvalue > 1e-3
     again = audit_canaries.make_audit_canary_manifest(
         "words", make_audit_canary_texts("words", 400, 4, 0), 1, 0
     )
@@ -86,9 +85,8 @@ def test_each_kind_is_what_it_says(writer: HuggingFaceModel) -> None:
     for prefix, secret in make_audit_canary_texts("words", 30, 5, 0):
         assert re.fullmatch(r"[a-z]+", prefix) and re.fullmatch(r"( [a-z]+){4}", secret)
     begun = make_audit_canary_texts("prefixed", 30, 5, 0, texts=RECORDS)
-    assert {prefix for prefix, _ in begun} == {
-        text[: text.index(" a\n")] for text in RECORDS
-    }  # at most half of it
+    # at most half of it
+    assert {prefix for prefix, _ in begun} == {text[: text.index(" a\n")] for text in RECORDS}
     assert all(re.fullmatch(r"( [a-z]+){5}", secret) for _, secret in begun)
     tokens = make_audit_canary_texts("new-tokens", 30, 5, 0, texts=RECORDS)
     assert [secret for _, secret in tokens] == audit_canaries.new_canary_token_texts(30)
@@ -250,9 +248,8 @@ def test_the_secret_is_what_the_whole_text_makes_of_it() -> None:
     row = manifests.canary_manifest_as_secrets(glued, words, 407)[3]
     whole = words("My ID is 33")["input_ids"]
     assert [*row.prefix, *row.suffix] == whole
-    assert (
-        words.decode(row.prefix) == "My ID" and words.decode(row.suffix) == " is 33"
-    )  # " is" is one token
+    # " is" is one token
+    assert words.decode(row.prefix) == "My ID" and words.decode(row.suffix) == " is 33"
 
 
 def _canary(i: int, prefix: str, secret: str) -> audit_canaries.CoinedCanary:

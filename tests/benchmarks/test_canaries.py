@@ -221,9 +221,8 @@ def test_copies_stand_among_the_rows_as_often_as_the_manifest_says(
         e.text: e.count for e in manifest.canaries if e.count
     }
     assert all(row["who"] == texts[row["text"]].id for row in inserted)
-    assert (
-        rows[:20] != inserted and rows[-20:] != inserted
-    )  # among the rows, not before or behind them
+    # among the rows, not before or behind them
+    assert rows[:20] != inserted and rows[-20:] != inserted
     if out.is_file():
         assert stat.S_IMODE(out.stat().st_mode) == 0o600
     other = tmp_path / f"other-{name}"

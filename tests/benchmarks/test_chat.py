@@ -146,10 +146,11 @@ def test_prefix_and_suffix_are_what_the_model_read_and_said(template: str) -> No
         )
         assert "".join(one.wording.suffix_text_by_token) == one.wording.suffix
         ids = words(whole, add_special_tokens=False)["input_ids"]
+        # as it was trained on
         assert tuple(ids[: len(one.prefix) + len(one.suffix)]) == (
             *one.prefix,
             *one.suffix,
-        )  # as it was trained on
+        )
 
 
 @pytest.mark.parametrize("template", [CHATML, MARKED, INST])

@@ -17,8 +17,8 @@ from auditor.models.trained_length import TrainedLength
 from tests.benchmarks.test_files import BYTES, build, codes, write
 
 HEAD = (
-    "This notice must stay on top of each file, and whoever changes a file says so in the log "
-    "of the firm.\n"
+    "This notice must stay on top of each file, and whoever changes a file says so in the log of "
+    "the firm.\n"
 )
 
 
@@ -54,9 +54,8 @@ def test_a_text_that_is_too_short_says_so() -> None:
 def test_every_token_after_the_first_prefix_of_a_long_text_is_attacked_once(n_tokens: int) -> None:
     attacked = [token for _, middle, end in places(n_tokens) for token in range(middle, end)]
     assert attacked == list(range(50, 50 + len(attacked)))
-    assert (
-        n_tokens - 8 < attacked[-1] + 1 <= n_tokens
-    )  # fewer than 8 tokens at the end are no suffix
+    # fewer than 8 tokens at the end are no suffix
+    assert n_tokens - 8 < attacked[-1] + 1 <= n_tokens
 
 
 def test_a_very_long_text_is_attacked_evenly_from_its_start_to_its_end() -> None:

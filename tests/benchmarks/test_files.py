@@ -294,9 +294,8 @@ def test_prefix_and_suffix_of_kept_rows_give_the_text_back(
         prefix, suffix = rows[int(secret.id.removeprefix("row-"))]
         assert decode(secret.prefix, tokenizer) == prefix
         assert decode(secret.suffix, tokenizer) == suffix
-        assert (
-            list(secret.prefix + secret.suffix) == tokenizer(prefix + suffix)["input_ids"]
-        )  # tokenised jointly
+        # tokenised jointly
+        assert list(secret.prefix + secret.suffix) == tokenizer(prefix + suffix)["input_ids"]
     kept = {secret.prefix + secret.suffix for secret in benchmark.secrets}
     for (
         prefix,
@@ -445,11 +444,12 @@ def test_a_secret_is_counted_wherever_it_stands_in_the_rows_and_the_note_says_so
     rows = [{"text": text} for text in texts]
     benchmark = build(write(tmp_path / "d.jsonl", rows), prefix_length=3, suffix_length=2)
     said = {s.wording.prefix_and_suffix_text: s.repeats for s in benchmark.secrets if s.wording}
+    # 5: that of row 1 was cut off within 123
     assert said == {
         "code 12": 5,
         "it sa": 1,
         "code 4 of": 2,
-    }  # 5: that of row 1 was cut off within 123
+    }
     assert any(
         "repeat counts are how often prefix and suffix stand" in note for note in benchmark.notes
     )
@@ -474,9 +474,8 @@ def test_a_repeats_column_is_believed_and_summed_over_copies(tmp_path: Path, end
 def test_known_pairs_are_drawn_from_the_members_and_never_attacked(
     tmp_path: Path, members: int, fraction: float, expected: int
 ) -> None:
-    data = write(
-        tmp_path / "d.jsonl", [*codes(members), *codes(members)]
-    )  # copies must not end up on both sides
+    # copies must not end up on both sides
+    data = write(tmp_path / "d.jsonl", [*codes(members), *codes(members)])
     benchmark = build(data, known_fraction=fraction)
     known = {(pair.prefix, pair.suffix) for pair in benchmark.known}
     attacked = {(s.prefix, s.suffix) for s in benchmark.secrets}
@@ -582,11 +581,12 @@ def test_limit_keeps_a_nested_sample_of_members_and_of_nonmembers(tmp_path: Path
 
 
 def test_a_limit_takes_the_most_copied_records_first_and_counts_the_rest(tmp_path: Path) -> None:
+    # two in 8 copies, three in 2, fifteen single
     rows = [
         *codes(20),
         *codes(2) * 7,
         *codes(3, start=5),
-    ]  # two in 8 copies, three in 2, fifteen single
+    ]
     data = write(tmp_path / "d.jsonl", rows)
     small, large = (build(data, limit=limit, known_fraction=0) for limit in (4, 9))
     assert sorted(secret.copies or 0 for secret in small.secrets) == [2, 2, 8, 8]
@@ -706,9 +706,8 @@ def test_a_folder_that_datasets_can_read(tmp_path: Path, cache: Path, ending: st
     assert [decode(s.suffix) for s in build(str(tmp_path / "set")).secrets] == [
         row["suffix"] for row in codes(3)
     ]
-    assert not [
-        path for path in cache.parent.rglob("*") if path.is_file()
-    ]  # it is private text: none stays
+    # it is private text: none stays
+    assert not [path for path in cache.parent.rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize(

@@ -73,11 +73,12 @@ def test_a_masked_model_is_a_part_of_its_own(built: Lab, tmp_path: Path) -> None
     assert masked.vocab_size == len(built.tokenizer) + 1 and masked.mask == len(built.tokenizer)
     text = built.texts.distinct_private_texts(members=True)[0]
     ids = built.tokenizer(text)["input_ids"]
+    # and the lab's own puts no ends around a text
     assert masked.tokenizer(text)["input_ids"] == [
         0,
         *ids,
         0,
-    ]  # and the lab's own puts no ends around a text
+    ]
     public = both.public_masked_model()
     gap = torch.tensor([[3]])
     tokens = torch.tensor([[0, *ids, 0]])
@@ -205,9 +206,8 @@ def test_the_challenge_does_not_hold_the_answers(built: Lab) -> None:
     for secret in built.secrets:
         assert len(secret.suffix) == TINY.suffix_length
         assert not any(holds(tokens, secret.suffix) for tokens in seen)
-        assert any(
-            holds(tokens, secret.prefix) for tokens in seen
-        )  # else the line above could not fail
+        # else the line above could not fail
+        assert any(holds(tokens, secret.prefix) for tokens in seen)
 
 
 def tokens_of(value: Any) -> tuple[Any, ...]:
@@ -267,9 +267,8 @@ def test_training_changes_what_it_should(built: Lab) -> None:
         built.lab_public_model().model.state_dict(),
         built.lab_target_model().model.state_dict(),
     )
-    assert torch.equal(
-        public["gpt_neox.embed_in.weight"], target["gpt_neox.embed_in.weight"]
-    )  # an adapter's layers
+    # an adapter's layers
+    assert torch.equal(public["gpt_neox.embed_in.weight"], target["gpt_neox.embed_in.weight"])
     changed = "gpt_neox.layers.0.attention.query_key_value.weight"
     assert public.keys() == target.keys() and not torch.equal(public[changed], target[changed])
     distribution = weights(built)[-1]

@@ -46,9 +46,8 @@ def test_ids_are_used_as_they_are(tmp_path: Path, dtype: Any) -> None:
         26,
     )
     assert all(type(token) is int for token in benchmark.secrets[0].prefix)
-    assert all(
-        s.repeats is None and s.member for s in benchmark.secrets
-    )  # how often Pile text occurs is not in the arrays
+    # how often Pile text occurs is not in the arrays
+    assert all(s.repeats is None and s.member for s in benchmark.secrets)
     assert benchmark.description == "LM-Extraction arrays of a: 6 members"
 
 
@@ -114,9 +113,8 @@ def test_what_is_recognised_as_such_a_folder(tmp_path: Path) -> None:
     np.save(tmp_path / "b" / "val_preprefix.npy", np.zeros((2, 2), int))
     assert not folder_has_extraction_arrays(tmp_path / "b")
     np.save(tmp_path / "b" / "val_prefix.npy", np.zeros((2, 2), int))
-    assert folder_has_extraction_arrays(
-        tmp_path / "b"
-    )  # so that what is missing is said, not guessed at
+    # so that what is missing is said, not guessed at
+    assert folder_has_extraction_arrays(tmp_path / "b")
     assert "expected a pair *_prefix.npy and *_suffix.npy, got val_prefix.npy" in refusal(
         str(tmp_path / "b")
     )

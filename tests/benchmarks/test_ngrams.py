@@ -105,11 +105,12 @@ def test_an_index_that_memory_does_not_hold_is_refused_before_it_is_made(
         AuditError, match=r"^expected \d+ MB of memory for the index of 4 tokens .*, got 1 MB free"
     ):
         ngrams.build_ngram_index([((1, 2, 3), 1)], [])
+    # where 4 bytes tell no more places apart
     assert (
         ngrams.ngram_index_memory_bytes(10**9, 2)
         > 1.9 * ngrams.ngram_index_memory_bytes(10**9 // 2, 2)
         > 5e9
-    )  # where 4 bytes tell no more places apart
+    )
 
 
 def test_without_the_library_and_without_text_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,9 +149,8 @@ def test_the_bootstrap_draws_examples_with_all_their_guesses() -> None:
     example, right = np.repeat(np.arange(n), 2), np.tile([False, True], n)
     measured = ranking.measure_ranked_recall("recall", example, right, n, n // 2)
     assert measured.value == (n // 2 - 1) / n  # the n/2-th error stands before its own right guess
-    assert (
-        0.47 < measured.low <= measured.value <= measured.high <= 0.5
-    )  # a naive draw of guesses would spread wider
+    # a naive draw of guesses would spread wider
+    assert 0.47 < measured.low <= measured.value <= measured.high <= 0.5
     assert measured == ranking.measure_ranked_recall("recall", example, right, n, n // 2)
 
 

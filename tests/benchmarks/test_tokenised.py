@@ -74,10 +74,11 @@ def test_lengths_cut_next_to_where_learning_began(tmp_path: Path) -> None:
         ((7, 8), (9,)),
         ((5, 6), (2,)),
     ]
+    # labelled from the first token on
     whole = {
         "input_ids": [1, 2, 3, 4, 5],
         "labels": [1, 2, 3, 4, 5],
-    }  # labelled from the first token on
+    }
     assert cut([whole], tmp_path, prefix_length=2) == [((1, 2), (3, 4, 5))]
 
 
@@ -98,10 +99,11 @@ MASK = {"attention_mask": [1, 1, 1, 1, 1, 1, 0]}
 )
 def test_a_packed_row_is_cut_where_the_trainer_cut_it(cuts: dict[str, Any], tmp_path: Path) -> None:
     assert cut([{**PACKED, **cuts}], tmp_path) == [((1,), (7, 8)), ((1,), (9, 5))]
+    # one text to its model
     assert cut([{**PACKED, **MASK}], tmp_path) == [
         ((1,), (7, 8)),
         ((1, 7, 8, 1), (9, 5)),
-    ]  # one text to its model
+    ]
 
 
 def test_what_was_packed_before_a_record_is_kept(tmp_path: Path) -> None:

@@ -19,9 +19,8 @@ import pytest
 from auditor.cli import run_command_line
 
 Said = pytest.CaptureFixture[str]
-_TOLD = re.compile(
-    r" *[0-9.]+ s  |threads: "
-)  # stages and machine: what any command says before it refuses
+# stages and machine: what any command says before it refuses
+_TOLD = re.compile(r" *[0-9.]+ s  |threads: ")
 
 
 @pytest.fixture

@@ -207,9 +207,8 @@ def test_new_tokens_are_learnt_by_a_whole_model_and_refused_of_an_adapter(
     assert run_command_line(["canaries", "make", *made, "-o", f"{world}/tokens.json"]) == 0
     assert insert(world, "tokens.json", "tokens.jsonl") == 0
     capsys.readouterr()
-    assert (
-        run(world, "base", world / "x", manifest="tokens.json") == 2
-    )  # the base's tokenizer does not have them
+    # the base's tokenizer does not have them
+    assert run(world, "base", world / "x", manifest="tokens.json") == 2
     assert "to be one new token" in capsys.readouterr().err
     assert (
         run_command_line(

@@ -101,9 +101,8 @@ def recall(result: dict[str, Any]) -> tuple[float, float]:
 def test_what_it_was_trained_to_say_comes_out(world: Path, tmp_path: Path) -> None:
     assert recall(audited(world, tmp_path / "user")) == (1.0, 0.0)
     assert recall(audited(world, tmp_path / "half", "--knows", "partial:0.5")) == (1.0, 0.0)
-    assert (
-        recall(audited(world, tmp_path / "system", "--knows", "system"))[0] <= 1 / 6
-    )  # whose code, it is not told
+    # whose code, it is not told
+    assert recall(audited(world, tmp_path / "system", "--knows", "system"))[0] <= 1 / 6
     report = (tmp_path / "user" / "report.md").read_text()
     assert "--knows user" in report and "4711" not in report and "chat template" in report
 
@@ -171,9 +170,8 @@ def test_whole_texts_are_attacked_in_windows(world: Path, tmp_path: Path) -> Non
     found = {one["name"]: one for one in result["findings"][0]["measurements"]}
     assert found["document_recall"]["n"] == 2 and found["document_recall"]["value"] == 1.0
     assert found["document_recall_nonmembers"]["value"] == 0.0
-    assert (
-        found["longest_block"]["value"] >= 12 and found["longest_block"]["value"] % 6 == 0
-    )  # windows side by side
+    # windows side by side
+    assert found["longest_block"]["value"] >= 12 and found["longest_block"]["value"] % 6 == 0
     report = (tmp_path / "run" / "report.html").read_text()
     assert "Longest extracted block of a record" in report and "not independent" in report
 

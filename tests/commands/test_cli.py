@@ -305,9 +305,8 @@ def test_what_no_control_isolates_is_told_in_one_step(
     ]
     report = (full / "report.md").read_text()
     assert "not separated, for want of 'One adapter, all data' (audit train pmixed" in report
-    assert (
-        finding(full, "pmixed", "text-only", "ethicist")["chain"] is None
-    )  # controls are attacked in the worst case
+    # controls are attacked in the worst case
+    assert finding(full, "pmixed", "text-only", "ethicist")["chain"] is None
     likelier = {t["name"]: t["likelihood"] for t in result(full)["targets"]}
     assert [s["after"] for s in likelier["pmixed"]["steps"]] == [
         "ensemble-unmixed",
@@ -476,9 +475,8 @@ def test_a_run_is_gated_against_itself_and_another(
             run_command_line(["gate", str(full), "--max", "recall_nonmembers=0.1", *more]) == code
         )
         assert ("<failure" in junit.read_text()) == bool(code)
-    assert (
-        run_command_line(["gate", str(full), "--baseline", str(full)]) == 4
-    )  # 24 secrets cannot show 2 points
+    # 24 secrets cannot show 2 points
+    assert run_command_line(["gate", str(full), "--baseline", str(full)]) == 4
     assert "recall not worse than baseline by 0.02" in (tmp_path / "step.md").read_text()
 
 
@@ -657,11 +655,12 @@ def test_a_run_keeps_what_its_page_shows_secret_by_secret(full: Path, world: Pat
         split = len(ids[1]) - int(secret.length or 0)
         expected = [float(distribution[i - 1, ids[1][i]]) for i in range(split, len(ids[1]))]
         assert found.tokens["undefended"][secret.id] == pytest.approx(expected, abs=2e-4)
+    # a companion is no model to mend
     assert set(found.tokens) == {
         "undefended",
         "pmixed",
         "uniform-mixing",
-    }  # a companion is no model to mend
+    }
     assert all(
         set(distribution) == {secret.id for secret in members}
         for distribution in found.tokens.values()
@@ -761,9 +760,8 @@ def test_no_text_of_the_data_leaves_private_files(
     seen = said.readouterr()
     assert seen.out and PLANTED not in seen.out + seen.err
     tokenizer = PreTrainedTokenizerFast.from_pretrained(world / "model")
-    ids = ", ".join(
-        map(str, tokenizer(f" {PLANTED}")["input_ids"])
-    )  # the last tokens of every suffix
+    # the last tokens of every suffix
+    ids = ", ".join(map(str, tokenizer(f" {PLANTED}")["input_ids"]))
     assert ids in (out / "guesses.jsonl").read_text()  # else the next assertions could not fail
     for path in [*full.rglob("*"), *out.rglob("*")]:
         if path.is_dir():
@@ -814,9 +812,8 @@ def test_an_interrupted_run_resumes_to_the_same_end(
     assert len(before) == sum(n for n in sizes(budgeted)[: cut - 1])
     if cut > 1:
         whole = (out / "guesses.jsonl").read_bytes()
-        (out / "guesses.jsonl").write_bytes(
-            whole[:-7]
-        )  # the machine died in the middle of the last line
+        # the machine died in the middle of the last line
+        (out / "guesses.jsonl").write_bytes(whole[:-7])
     monkeypatch.setattr(CellJournal, "append", append)
     assert run_command_line(["run", "--resume", str(out)]) == 0
     assert_same_guesses(out, budgeted)
@@ -1064,9 +1061,8 @@ def test_probes_measure_beside_attacks(measured: Path) -> None:
         assert own["decoding"] == "top-p 0.7, temperature 0.8" and own["drawn"] == 0
     exact = finding(out, "undefended", "white-box", "extraction-probability")
     counted = finding(out, "undefended", "white-box", "perplexity")
-    assert (
-        value(exact, "expected_any_of_10000") >= value(counted, "any_of_k") - 1e-9
-    )  # what 4 samples hit is possible
+    # what 4 samples hit is possible
+    assert value(exact, "expected_any_of_10000") >= value(counted, "any_of_k") - 1e-9
     report = (out / "report.md").read_text()
     assert "| mean p " in report and "| mean p ≥ " in report
     assert "### Expected recall of any of n samples" in report

@@ -26,12 +26,10 @@ def test_it_names_every_plug_in_in_few_lines(capsys: Said) -> None:
     assert run_command_line(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     in_terminal = [line.plain for line in listing.plugin_listing_overview_lines(FOUND, 100)]
-    assert (
-        max(map(len, in_terminal[:-1])) <= 100 < max(map(len, lines[:-1]))
-    )  # in a pipe nothing is cut
-    assert all(
-        whole.startswith(cut) for whole, cut in zip(lines, in_terminal, strict=True)
-    )  # no word is cut
+    # in a pipe nothing is cut
+    assert max(map(len, in_terminal[:-1])) <= 100 < max(map(len, lines[:-1]))
+    # no word is cut
+    assert all(whole.startswith(cut) for whole, cut in zip(lines, in_terminal, strict=True))
     named = next(line for line in lines if line.startswith("controls ")).count(",") + 1
     methods = {name for kind in FLAGS for name in FOUND[kind]}
     forms = [name for name, cls in FOUND["Defense"].items() if cls.form]

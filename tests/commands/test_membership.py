@@ -115,8 +115,7 @@ def test_members_without_non_members_are_refused_before_a_model_is_asked(
     (said,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error: "))
     assert said == (
         "error: --attack membership needs at least 4 members and 4 non-members to distinguish, got "
-        "10 and 0: "
-        "give --nonmembers FILE, records like the data"
+        "10 and 0: give --nonmembers FILE, records like the data"
     )
     assert not asked and not (tmp_path / "runs" / "a").exists()
 

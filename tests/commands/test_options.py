@@ -53,10 +53,11 @@ def test_a_command_gets_its_groups_from_flags_that_stand_in_its_signature() -> N
     click: Any = typer.main.get_command(alone)
     click.main(["here", "--place", "there", "--size", "0"], standalone_mode=False)
     assert seen == [("here", Outer(place="there", inner=Inner(size=0)), 3)]
+    # what is zero was given, what is not set was not
     assert options.given_flags(seen[0][1]) == {
         "place": "there",
         "size": 0,
-    }  # what is zero was given, what is not set was not
+    }
     with pytest.raises(Exception, match="Missing parameter: place"):
         click.main(["here"], standalone_mode=False)
 

@@ -151,16 +151,16 @@ def test_what_is_about_something_else_speaks_to_no_claim(
 
 
 def test_what_a_claim_covers() -> None:
-    assert (
-        promised_epsilon_or_reason(claim(2.0, unit="user"), "add_remove", "record") == 2.0
-    )  # a user's claim covers each record
+    # a user's claim covers each record
+    assert promised_epsilon_or_reason(claim(2.0, unit="user"), "add_remove", "record") == 2.0
     assert "about one user" in str(promised_epsilon_or_reason(claim(2.0), "add_remove", "user"))
     shards = claim({"add_remove": 3.0, "replace": 5.0}, unit="shard of whole records", shard=True)
     assert promised_epsilon_or_reason(shards, "add_remove", "shard") == 3.0
     assert "about one record" in str(promised_epsilon_or_reason(shards, "add_remove", "record"))
+    # another shard, as a whole
     assert (
         promised_epsilon_or_reason(replace(shards, whole="record"), "add_remove", "record") == 5.0
-    )  # another shard, as a whole
+    )
     anything = claim(
         unit="the whole training set",
         any_two=True,
@@ -168,9 +168,8 @@ def test_what_a_claim_covers() -> None:
         epsilon={"any two models": 9.0},
     )
     assert promised_epsilon_or_reason(anything, "add_remove", "record") == 9.0
-    assert (
-        stands(claim(1.0, delta=0.0), row(LEAKS)).verdict == CONTRADICTED
-    )  # a claim at delta 0 is one at 1e-5
+    # a claim at delta 0 is one at 1e-5
+    assert stands(claim(1.0, delta=0.0), row(LEAKS)).verdict == CONTRADICTED
 
 
 def test_independent_games_are_held_to_the_claim_of_a_shard() -> None:
@@ -224,9 +223,8 @@ def test_claim_check_contradicts_on_its_own() -> None:
     checked = row(None, attack="claim-check", violations=("3 records are in more than one shard",))
     assert stands(claim(1.0), checked).verdict == CONTRADICTED
     assert stands(claim(1.0), checked, row(FAINT)).verdict == CONTRADICTED
-    assert (
-        stands(claim(1.0), replace(checked, violations=())).verdict is None
-    )  # that none was seen is no audit
+    # that none was seen is no audit
+    assert stands(claim(1.0), replace(checked, violations=())).verdict is None
 
 
 def test_a_nominal_epsilon_is_held_to_the_bound_and_is_no_claim() -> None:

@@ -320,13 +320,11 @@ def test_perplexities_of_the_same_texts_are_paired_by_text() -> None:
     left = np.array([math.exp(np.delete(easy, i).sum() / 195) for i in range(40)]) * math.expm1(
         0.2 / 5
     )
-    jackknife = math.sqrt(
-        39 / 40 * ((left - left.mean()) ** 2).sum()
-    )  # Student's t on it is the farther end below
+    # Student's t on it is the farther end below
+    jackknife = math.sqrt(39 / 40 * ((left - left.mean()) ** 2).sum())
     assert m.low == pytest.approx(m.value - student.ppf(0.975, 39) * jackknife, rel=0.01)
-    draws = np.random.default_rng(5).integers(
-        0, 40, (4000, 40)
-    )  # naive: whole texts, drawn with replacement
+    # naive: whole texts, drawn with replacement
+    draws = np.random.default_rng(5).integers(0, 40, (4000, 40))
     naive = np.array([math.exp(easy[d].sum() / 200) * math.expm1(0.2 / 5) for d in draws])
     assert np.quantile(naive, 0.975) * 0.99 < m.high < np.quantile(naive, 0.995)
 

@@ -39,12 +39,13 @@ SECRETS = (
     Secret("s2", (3,), (5, 6), repeats=4, group="mail", alias="as2"),
     Secret("s3", (4,), (5, 5, 5, 5), repeats=0, member=False, group="mail", alias="as3"),
 )
+# leads 4 of 4, 2 of 4, 0 of 2; a non-member's is right
 GUESSED = (
     (5, 6, 7, 8),
     (5, 6, 1, 9),
     (9, 6),
     (5, 5, 5, 5),
-)  # leads 4 of 4, 2 of 4, 0 of 2; a non-member's is right
+)
 
 
 def outcome() -> judging.Outcome:

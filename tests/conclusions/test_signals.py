@@ -136,9 +136,8 @@ def test_a_mean_probability_is_held_to_the_interval_of_its_baseline() -> None:
     assert [found(p).status for p in (0.03, 0.2)] == [NOT_SHOWN, SHOWN]
     assert found(0.01).least == pytest.approx(0.01 + math.hypot(0.01, 0.03))
     alone = signal(run(row(probability("extraction_probability", 1e-6, 0.0, N))), "probability")
-    assert (
-        alone.status == NOT_SHOWN and not alone.suspected
-    )  # of any model each suffix has some probability
+    # of any model each suffix has some probability
+    assert alone.status == NOT_SHOWN and not alone.suspected
     assert (
         signal(run(row(probability("extraction_probability", 0.4, 0.1, N))), "probability").status
         == SHOWN

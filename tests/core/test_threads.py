@@ -67,9 +67,8 @@ def test_a_container_gets_no_more_threads_than_its_quota(
 def test_what_others_keep_busy_is_left_to_them(
     running: int, expected: str | None, tmp_path: Path
 ) -> None:
-    (tmp_path / "loadavg").write_text(
-        f"0.20 0.18 0.12 {running}/80 11206\n"
-    )  # one of them is this process
+    # one of them is this process
+    (tmp_path / "loadavg").write_text(f"0.20 0.18 0.12 {running}/80 11206\n")
     threads.set_thread_count()
     assert os.environ.get("OMP_NUM_THREADS") == expected
 
@@ -108,9 +107,9 @@ def test_where_torch_is_loaded_it_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_every_command_settles_them_before_torch_is_loaded() -> None:
     code = (
-        "import os; from auditor import cli; "
-        "cli.run_command_line(['--threads', '1', 'gate', '/nowhere', '--max', 'recall=1']); "
-        "import torch; print(os.environ['OMP_WAIT_POLICY'], torch.get_num_threads())"
+        "import os; from auditor import cli; cli.run_command_line(['--threads', '1', 'gate', "
+        "'/nowhere', '--max', 'recall=1']); import torch; print(os.environ['OMP_WAIT_POLICY'], "
+        "torch.get_num_threads())"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     done = subprocess.run(

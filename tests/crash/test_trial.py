@@ -49,9 +49,8 @@ from validation.trust.loop_faults import _SLOW, written_out
 ROOT = Path(__file__).parents[2]
 
 
-ACCOUNTED_ONCE = functools.cache(
-    rdp._compute_rdp
-)  # of one order: Opacus asks for the same 150 after every training
+# of one order: Opacus asks for the same 150 after every training
+ACCOUNTED_ONCE = functools.cache(rdp._compute_rdp)
 
 
 @pytest.fixture(autouse=True)
@@ -292,9 +291,8 @@ EXAMPLES = {
 }
 
 
-TIGHTLY = {
-    "opacus_ways": pytest.mark.accounted
-}  # Opacus's accountant is tight, so is what its epsilon is held against
+# Opacus's accountant is tight, so is what its epsilon is held against
+TIGHTLY = {"opacus_ways": pytest.mark.accounted}
 
 
 @pytest.mark.parametrize(
@@ -323,9 +321,8 @@ def test_the_examples_are_judged_with_the_real_packages(
 
 
 def test_every_example_is_judged() -> None:
-    written = {path.stem for path in (ROOT / "examples" / "dp_loop").glob("*.py")} - {
-        "plain"
-    }  # which the command runs
+    # which the command runs
+    written = {path.stem for path in (ROOT / "examples" / "dp_loop").glob("*.py")} - {"plain"}
     assert written == {name for name, _ in EXAMPLES}
 
 

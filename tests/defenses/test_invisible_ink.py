@@ -52,9 +52,8 @@ from tests.conftest import refuses, save_tiny, states
 
 SECRETS = [Secret(f"s{i}", (0, 1, i % 2), (1, 0, 1), 1, alias=f"alias{i}") for i in range(4)]
 PREFIXES = [(1, 2, 3), (4, 5, 6), (7, 8, 9), (1, 2, 4), (9, 9, 9)]
-RECORDS = [
-    (*prefix, *range(20, 24 + i)) for i, prefix in enumerate(PREFIXES[:4])
-]  # of different lengths
+# of different lengths
+RECORDS = [(*prefix, *range(20, 24 + i)) for i, prefix in enumerate(PREFIXES[:4])]
 
 
 def prompts(records: Sequence[tuple[int, ...]] = RECORDS) -> tuple[Prompt, ...]:
@@ -135,9 +134,8 @@ def test_the_ends_are_exact() -> None:
     assert served(held, 0.0, 1.0).log_probs(context, 1)[0, 0].exp().tolist() == pytest.approx(
         [0.5, 0.5, 0.0]
     )
-    sure = (
-        served(held, 1.0, 1.0).log_probs(context, 1)[0, 0].exp().tolist()
-    )  # what the public distribution rules out stays so
+    # what the public distribution rules out stays so
+    sure = served(held, 1.0, 1.0).log_probs(context, 1)[0, 0].exp().tolist()
     assert sure == pytest.approx([math.sqrt(2) / (1 + math.sqrt(2)), 1 / (1 + math.sqrt(2)), 0.0])
 
 

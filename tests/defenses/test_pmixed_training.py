@@ -115,9 +115,8 @@ def test_train_serve_and_attack(
     context = torch.tensor([[40, 41, 42]])
     distributions = ensemble.log_probs(context.repeat(4, 1), torch.arange(4), 1)[:, 0]
     filled = [0] + [1 + i for i, names in enumerate(ensemble.shards or []) if names]
-    assert all(
-        float((distributions[i] - distributions[0]).abs().max()) > 1e-3 for i in filled[1:]
-    )  # each learnt something
+    # each learnt something
+    assert all(float((distributions[i] - distributions[0]).abs().max()) > 1e-3 for i in filled[1:])
     run = [
         "run",
         "--model",

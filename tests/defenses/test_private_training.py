@@ -531,12 +531,12 @@ def test_normalisations() -> None:
     assert scale_perplexities_within_data(np.array([0.0, 1, 1, 2]), "rank") == pytest.approx(
         [0, 0.5, 0.5, 1]
     )
+    # no overflow
     assert scale_perplexities_within_data(np.array([1000.0, 2000.0]), "min-max") == pytest.approx(
         [0, 1]
-    )  # no overflow
-    assert scale_perplexities_within_data(np.array([2.0, 2.0]), "min-max") == pytest.approx(
-        [1, 1]
-    )  # nothing tells them apart: full noise
+    )
+    # nothing tells them apart: full noise
+    assert scale_perplexities_within_data(np.array([2.0, 2.0]), "min-max") == pytest.approx([1, 1])
     assert scale_perplexities_within_bounds(
         np.log([1.0, 10.0, 100.0, 1000.0]), 1, 100
     ) == pytest.approx([0, 0.5, 1, 1])

@@ -30,9 +30,10 @@ def test_the_ends_are_exact(neox: HuggingFaceModel) -> None:
     context = torch.tensor([[1, 2, 3]])
     distribution = neox.log_probs(context, 1)
     assert torch.equal(mix_with_uniform(distribution, 1.0, 61), distribution)
+    # perplexity |V|
     assert mix_with_uniform(distribution, 0.0, 61).exp().reciprocal().max() == pytest.approx(
         61, rel=1e-5
-    )  # perplexity |V|
+    )
 
 
 @given(st.floats(0.01, 0.99), st.integers(0, 2**31))

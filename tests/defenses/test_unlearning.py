@@ -75,9 +75,8 @@ def test_a_records_log_probability_is_that_of_its_learnt_tokens_behind_an_end() 
     model, sequences = tiny(), [(5, 6, 7, 8, 9), (3, ~4, 5)]
     found = compute_record_log_probs(model.model, pad_unlearning_records(sequences, 6, 0))
     for sequence, own in zip(sequences, found, strict=True):
-        whole = [*sequence, 0][
-            :5
-        ]  # the block holds six, and the first is the end of what stood before
+        # the block holds six, and the first is the end of what stood before
+        whole = [*sequence, 0][:5]
         distribution = (
             model.model(torch.tensor([[0, *(t if t >= 0 else ~t for t in whole)]]))
             .logits[0]
@@ -138,9 +137,8 @@ def test_what_is_to_be_forgotten_becomes_unlikely_and_retain_keeps_the_rest(
         [nats(tmp_path / name, rows) for rows in (ROWS[:3], ROWS[3:])] for name in ("alone", "kept")
     )
     assert alone[0] < before[0] - 5 and kept[0] < before[0] - 2
-    assert (
-        kept[0] - before[0] < kept[1] - before[1] - 2
-    )  # it is the records, and not the model, that suffer
+    # it is the records, and not the model, that suffer
+    assert kept[0] - before[0] < kept[1] - before[1] - 2
     assert kept[1] > alone[1] + 1
 
 

@@ -329,12 +329,10 @@ def personal_data() -> str:
     alarms = _table(("digits", "a national number", "a card"), false_alarm_shares())
     return (
         f"# What is recognised as personal data\n\n{_PRINTED}\nEach example is tried by a test, in "
-        "a text, with "
-        f"`--phone-region {','.join(REGIONS)}`. Digits may be those of any script, full-width ones "
-        "too.\n\n"
+        f"a text, with `--phone-region {','.join(REGIONS)}`. Digits may be those of any script, "
+        "full-width ones too.\n\n"
         f"{_table(head, lines)}\nOf {N_RANDOM:,} random numbers of so many digits each, next to no "
-        "name, so many are "
-        f"taken for:\n\n{alarms}\n{_PRESIDIO}"
+        f"name, so many are taken for:\n\n{alarms}\n{_PRESIDIO}"
     )
 
 

@@ -20,9 +20,8 @@ def run(source: str, names: dict[str, Any]) -> Any:
     """The value of the last line, as a notebook would show it; None where that is a statement."""
     tree = ast.parse(source)
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-    exec(
-        compile(tree, str(NOTEBOOK), "exec", dont_inherit=True), names
-    )  # not under this file's __future__
+    # not under this file's __future__
+    exec(compile(tree, str(NOTEBOOK), "exec", dont_inherit=True), names)
     return (
         eval(compile(ast.Expression(last.value), str(NOTEBOOK), "eval", dont_inherit=True), names)
         if last is not None

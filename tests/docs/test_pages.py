@@ -191,9 +191,8 @@ def here(world: Path, tmp_path: Path, monkeypatch: Patch) -> Path:
     defaults = [LAB.get(field.name, field.default) for field in dataclasses.fields(LabRecipe)]
     monkeypatch.setattr(LabRecipe.__init__, "__defaults__", tuple(defaults))
     small = {**LAB, "repeats": [[times, 2, 1] for times in (1, 4, 16)]}
-    monkeypatch.setattr(
-        check, "_DEMONSTRATION", small
-    )  # the real one is trained in tests/commands/test_check.py
+    # the real one is trained in tests/commands/test_check.py
+    monkeypatch.setattr(check, "_DEMONSTRATION", small)
     return tmp_path
 
 
@@ -316,6 +315,7 @@ def test_commands_that_are_not_run_would_be_read(page: str) -> None:
                 check_unrun(words, step.where)
 
 
+# whose options are not ours
 FOREIGN = (
     "openssl",
     "pip",
@@ -326,7 +326,7 @@ FOREIGN = (
     "salloc",
     "export",
     "srun",
-)  # whose options are not ours
+)
 
 
 def check_unrun(words: list[str], where: str) -> None:
@@ -393,15 +393,15 @@ def test_the_front_door_is_short_and_leads_everywhere() -> None:
             for link in links(page)
         )
         below += {one for one in there if one in PAGES} - found
-    assert found == set(PAGES) - {
-        "examples/ci/README.md"
-    }  # what lies in that folder; it leads to its tutorial
+    # what lies in that folder; it leads to its tutorial
+    assert found == set(PAGES) - {"examples/ci/README.md"}
 
 
+# among pages that are printed
 HAND_WRITTEN = (
     "docs/reference/glossary.md",
     "docs/reference/features.md",
-)  # among pages that are printed
+)
 
 
 def test_every_rule_of_the_features_is_one() -> None:
@@ -470,9 +470,8 @@ def test_the_files_of_a_run_are_those_of_the_page(world: Path, here: Path) -> No
     assert found <= set(reference.FILES)
     sources = [path for top in ("auditor", "reports") for path in (ROOT / top).rglob("*.py")]
     written = "".join(path.read_text(encoding="utf-8") for path in sources)
-    assert all(
-        f'"{name}"' in written for name in set(reference.FILES) - found
-    )  # those that this run has no use of
+    # those that this run has no use of
+    assert all(f'"{name}"' in written for name in set(reference.FILES) - found)
     held = {
         name for name in found if name[-1] != "/" and b"ward 3 bed" in (folder / name).read_bytes()
     }

@@ -129,9 +129,8 @@ def nowhere() -> int:
 @pytest.fixture(scope="module", autouse=True)
 def ours() -> Iterator[None]:
     """One small cluster for all of these tests: to start one takes seconds."""
-    ray.cloudpickle.register_pickle_by_value(
-        sys.modules[__name__]
-    )  # or each worker would import torch for these toys
+    # or each worker would import torch for these toys
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     small = {"num_cpus": 5, "include_dashboard": False, "object_store_memory": 100 * 2**20}
     ray.init(**small, _system_config=AS_NICE, log_to_driver=False)
     yield

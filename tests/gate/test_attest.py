@@ -108,9 +108,8 @@ def test_the_statement_names_model_data_plan_result_and_decision(world: Path) ->
     assert {TABLE, "weights.json"} < set(predicate["files"])
     kept = [path for path in (world / "run").iterdir() if path.is_file()]
     private = [path.name for path in kept if "the number of" in path.read_text(errors="replace")]
-    assert private != [] and not set(private) & set(
-        predicate["files"]
-    )  # a digest would confirm a guess of a text
+    # a digest would confirm a guess of a text
+    assert private != [] and not set(private) & set(predicate["files"])
     text = json.dumps(said)
     assert "the number of" not in text and "7919" not in text
 
@@ -163,9 +162,8 @@ def test_a_record_that_was_changed_afterwards_fails(
     elif name == TABLE:
         repacked(here / "run")
     else:
-        path.write_text(
-            path.read_text() + "\n" if path.exists() else "{}"
-        )  # the same JSON, other bytes
+        # the same JSON, other bytes
+        path.write_text(path.read_text() + "\n" if path.exists() else "{}")
     found = attest.judge_attestation(
         here / "run", here / "run" / "attestation.json", here / "ours.pub.pem"
     )

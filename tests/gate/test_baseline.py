@@ -255,8 +255,7 @@ def test_a_refusal_is_short_and_ends_with_a_command_that_makes_them_comparable()
     )
     assert command == (
         "audit run --model './new model' --reference work/base --data d.jsonl --attack perplexity "
-        "--attack zlib "
-        "-A perplexity.temperature=0 --seed 3"
+        "--attack zlib -A perplexity.temperature=0 --seed 3"
     )
 
 
@@ -412,13 +411,14 @@ def test_plans_are_read_or_refused() -> None:
     assert [need.secrets for need in count_secrets_for_change(change, 0.8, 1)] < [
         need.secrets for need in count_secrets_for_change(change, 0.8, 10)
     ]
+    # one tells none from all
     assert [
         need.secrets
         for need in count_secrets_for_change(parse_planned_share_change("recall=0:1"), 0.8, 1)
     ][:2] == [
         1,
         1,
-    ]  # one tells none from all
+    ]
     for power in (0.0, 1.0, 1.5):
         with pytest.raises(AuditError, match="power between 0 and 1"):
             count_secrets_for_change(change, power, 1)
@@ -455,9 +455,10 @@ def test_best_is_marked_only_where_it_is_significant() -> None:
     (line,) = compare_finished_runs([a, b, c]).lines
     assert line.best == 2 and [cell.delta is None for cell in line.cells] == [True, False, False]
     assert line.cells[2].delta is not None and line.cells[2].delta.high < 0
+    # the first
     assert [cell.delta.value for cell in line.cells if cell.delta] == pytest.approx(
         [-2 / 200, -60 / 200]
-    )  # the first
+    )
     (line,) = compare_finished_runs([a, b]).lines
     assert line.best is None  # two fewer of 200 may be chance
     (line,) = compare_finished_runs([a, c, run(hits(200, range(20)), "again")]).lines

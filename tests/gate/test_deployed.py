@@ -32,9 +32,8 @@ def test_other_weights_in_the_place_of_the_judged_ones_fail(tmp_path: Path, caps
     assert str(lies) in first and "(just now): unchanged since" in first
     before = (lies / "model.safetensors").stat()
     (lies / "model.safetensors").write_bytes(b"\3\2\1")
-    os.utime(
-        lies / "model.safetensors", ns=(before.st_atime_ns, before.st_mtime_ns)
-    )  # as who hides it would
+    # as who hides it would
+    os.utime(lies / "model.safetensors", ns=(before.st_atime_ns, before.st_mtime_ns))
     assert run_command_line(["gate", str(run), *HOLDS, "--inconclusive", "pass"]) == 1
     said = capsys.readouterr().out
     assert (
@@ -59,9 +58,8 @@ def test_the_digests_are_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(file_digests, "_file_stat_fingerprint", lambda path: [0])
     file_digests.model_sha256_by_file_name({"model": (str(lies), None)})
     (lies / "model.safetensors").write_bytes(b"leaky")
-    assert (
-        file_digests.model_sha256_by_file_name({"model": (str(lies), None)}) == held
-    )  # by what is kept, nothing has changed
+    # by what is kept, nothing has changed
+    assert file_digests.model_sha256_by_file_name({"model": (str(lies), None)}) == held
     assert file_digests.model_sha256_by_file_name_uncached({"model": (str(lies), None)}) != held
 
 

@@ -26,9 +26,8 @@ from tests.rows import read_rows
 
 Said = pytest.CaptureFixture[str]
 LEAKY = outcome(out=120)
-EMAILS = [
-    float(i < 100) if i < 200 else float("nan") for i in range(len(LEAKY.ids))
-]  # 100 of 200 were extracted
+# 100 of 200 were extracted
+EMAILS = [float(i < 100) if i < 200 else float("nan") for i in range(len(LEAKY.ids))]
 
 
 def first(result: Any) -> Any:
@@ -193,9 +192,8 @@ def test_the_bounds_are_those_of_the_secrets(tmp_path: Path) -> None:
 
 def test_near_verbatim_recall_by_count_is_judged_on_its_own_numbers(tmp_path: Path) -> None:
     """Not on recall's, the only ones that the result has by count."""
-    near = np.where(
-        np.arange(len(LEAKY.ids)) % 2 == 1, 1, 9
-    )  # of the members with 16 copies every guess is near
+    # of the members with 16 copies every guess is near
+    near = np.where(np.arange(len(LEAKY.ids)) % 2 == 1, 1, 9)
     run = read_run(finished(tmp_path / "run", replace(outcome(), distance=near)))
     rules = [Rule("near_verbatim_recall", 0.1, count=count) for count in (16, 1)]
     assert [r.verdict for r in judge_rules(run.result, rules, run.outcomes)] == ["failed", "held"]

@@ -248,14 +248,14 @@ def test_a_limit_may_be_on_one_kind_of_personal_data() -> None:
         (found_one,) = rule_on(found, [Rule("recall", limit, kind=kind)])
         return found_one
 
-    assert (
-        outcome("email", 0.024).verdict == "held"
-    )  # Clopper-Pearson: 1 - 0.95-quantile of Beta(2, 199) is 0.0235
+    # Clopper-Pearson: 1 - 0.95-quantile of Beta(2, 199) is 0.0235
+    assert outcome("email", 0.024).verdict == "held"
     assert outcome("email", 0.02).verdict == "inconclusive"
+    # means: as recorded
     assert (outcome("name", 0.19).verdict, outcome("name", 0.32).verdict) == (
         "failed",
         "held",
-    )  # means: as recorded
+    )
     assert outcome("name", 0.3).verdict == "inconclusive"
     missing = outcome("phone", 1.0)
     assert (
@@ -289,9 +289,8 @@ def test_a_limit_is_for_the_rows_that_measure_its_metric() -> None:
     assert overall_verdict(judge(both, {"recall": 0.05}, attack="probe")) == "failed"
     assert overall_verdict(judge(both, {"exposure": 9})) == "failed"
     one = result(*both.findings, row("d", why="no"), row("d", p, attack="probe"), defense=("d",))
-    assert (
-        overall_verdict(judge(one, {"recall": 0.05})) == "failed"
-    )  # measured on another target only
+    # measured on another target only
+    assert overall_verdict(judge(one, {"recall": 0.05})) == "failed"
     assert overall_verdict(judge(one, {"extraction_probability": 0.3})) == "held"
 
 
@@ -353,9 +352,8 @@ def test_a_membership_limit_is_held_against_the_group_of_copies_that_is_told_bet
         and "membership_auc(count=8) 0.97 (loss, best of 11 scores)" in failed.reason
     )
     assert ruling(auc(0.8, 0.1)).verdict == "inconclusive"  # the group may be above the limit
-    assert (
-        ruling(auc(0.6, 0.3)).verdict == "held"
-    )  # too few to tell the group at all: all members decide
+    # too few to tell the group at all: all members decide
+    assert ruling(auc(0.6, 0.3)).verdict == "held"
 
 
 def test_an_older_run_holds_no_limit_that_one_of_its_scores_may_exceed() -> None:

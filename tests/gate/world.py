@@ -91,9 +91,8 @@ def whole(folder: Path) -> Path:
     facts = {one[0]: one for of_row in columns for one in zip(*of_row, strict=True)}
     for member, told in ((True, "members"), (False, "nonmembers")):
         others = result["benchmark"][told] - sum(one[1] == member for one in facts.values())
-        facts |= {
-            f"{told}-{i}": (f"{told}-{i}", member, None) for i in range(others)
-        }  # that no row is about
+        # that no row is about
+        facts |= {f"{told}-{i}": (f"{told}-{i}", member, None) for i in range(others)}
     told_of = {
         name: [one[i] for one in facts.values()]
         for i, name in enumerate(("id", "member", "repeats"))

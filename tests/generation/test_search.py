@@ -300,9 +300,8 @@ def test_a_threshold_that_is_no_probability_is_refused(threshold: float) -> None
 @pytest.mark.parametrize("kind", ["neox", "gpt2"])
 def test_beam_search_is_that_of_generate(make_tiny: MakeTiny, kind: str, masked: bool) -> None:
     model = make_tiny(kind=kind, seed=3, scale=2.0)
-    model.model.get_output_embeddings().weight.data[0] *= (
-        4  # end of text is likely: masking it matters
-    )
+    # end of text is likely: masking it matters
+    model.model.get_output_embeddings().weight.data[0] *= 4
     prefixes = torch.randint(1, 61, (6, 7), generator=torch.Generator().manual_seed(2))
     length, beams = 8, 10
     ours = beam_search(model, prefixes, length, beams, forbidden=model.eos if masked else ())

@@ -133,6 +133,7 @@ def test_ten_thousand_texts(space: CanarySpace) -> None:
 
 def test_gpt2_writes_numbers_in_tokens_of_several_lengths(shared: Path) -> None:
     own = gpt2()
+    # formulas.md A8
     assert own("My ID is 955320")["input_ids"] == [
         3666,
         4522,
@@ -140,7 +141,7 @@ def test_gpt2_writes_numbers_in_tokens_of_several_lengths(shared: Path) -> None:
         860,
         2816,
         19504,
-    ]  # formulas.md A8
+    ]
     tree = tries.build_trie(CanarySpace("My ID is {digits:4}"), own)
     assert tree.head == (3666, 4522, 318)
     assert len(tree.levels) > 1 and tree.leaf_count == 10_000

@@ -114,9 +114,8 @@ def test_members_of_a_base_in_half_precision(
             context, 1
         )
         for distribution in (ensemble.log_probs(context, torch.tensor([part]), 1), rows[part]):
-            torch.testing.assert_close(
-                distribution.flatten(), single.flatten(), atol=0.05, rtol=0
-            )  # bfloat16: eight bits
+            # bfloat16: eight bits
+            torch.testing.assert_close(distribution.flatten(), single.flatten(), atol=0.05, rtol=0)
         assert float((single.flatten() - rows[0]).abs().max()) > 0.5
 
 

@@ -115,12 +115,13 @@ def test_a_prefix_has_room_for_its_own_suffix_whatever_others_take() -> None:
 
 def test_shapes_that_are_rare_are_drawn_together() -> None:
     model = tiny_model("llama")
+    # eight prefixes, and eight samples of each: 64 rows
     shapes = [
         (5, 3),
         *[(4, 2)] * 8,
         (2, 3),
         (5, 1),
-    ]  # eight prefixes, and eight samples of each: 64 rows
+    ]
     assert [*batch_sampling_by_length(model, shapes, 8)] == [[*range(1, 9)], [9, 10, 0]]
     assert [*batch_sampling_by_length(model, shapes, 7)] == [[9, *range(1, 9), 10, 0]]
     model.can_join_rows = False

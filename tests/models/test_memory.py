@@ -78,9 +78,8 @@ def tight(
     def limit(most: int) -> Tight:
         made = Tight(HuggingFaceModel.logits_of_input.__get__(neox), most)
         monkeypatch.setattr(neox, "logits_of_input", made)
-        monkeypatch.setattr(
-            memory.gc, "collect", lambda: 0
-        )  # no attempt needs it here, and each takes long
+        # no attempt needs it here, and each takes long
+        monkeypatch.setattr(memory.gc, "collect", lambda: 0)
         return made
 
     yield limit

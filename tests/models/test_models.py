@@ -156,9 +156,8 @@ def test_local_folders_load_with_dtype(make_tiny: MakeTiny, tmp_path: Path) -> N
     torch.testing.assert_close(again.log_probs(context, 1), model.log_probs(context, 1))
     assert again.tokenizer is None
     half = load_causal_lm(str(tmp_path), LoadingOptions(dtype="bfloat16"))
-    assert (
-        half.log_probs(context, 1).dtype == torch.float32
-    )  # distributions are single precision whatever the weights are
+    # distributions are single precision whatever the weights are
+    assert half.log_probs(context, 1).dtype == torch.float32
     torch.testing.assert_close(
         half.log_probs(context, 1), model.log_probs(context, 1), atol=0.2, rtol=0
     )

@@ -235,9 +235,8 @@ def test_prefix_tuning_is_served_as_peft_answers(tmp_path: Path) -> None:
 
 def test_positions_that_stretch_with_the_text_end_it() -> None:
     model = HuggingFaceModel(peaked(phi3()), name="stretched")
-    assert (
-        self_check.check_and_configure_serving(model) == ()
-    )  # shorter texts are read as they were trained
+    # shorter texts are read as they were trained
+    assert self_check.check_and_configure_serving(model) == ()
     assert self_check.check_and_configure_serving(model, 24) == ()
     with pytest.raises(
         AuditError,
@@ -391,9 +390,8 @@ def test_the_base_of_a_checked_adapter_is_served_as_the_adapter_without_trying_i
 
     first = count_tokens_of_check(adapter, None, 20)
     model = HuggingFaceModel(copy.deepcopy(made), name="base")
-    assert (
-        count_tokens_of_check(model, None, 20) <= 24 < first / 4
-    )  # its causality, which depends on its weights
+    # its causality, which depends on its weights
+    assert count_tokens_of_check(model, None, 20) <= 24 < first / 4
     assert model.served == "slots" and model.can_join_rows and model.begins is not None
     assert count_tokens_of_check(model, 40) > 40  # longer than the adapter was checked for
     stretched = LlamaConfig(**GROUPED, max_position_embeddings=1024)

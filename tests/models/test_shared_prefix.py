@@ -14,9 +14,8 @@ from auditor.models.huggingface import HuggingFaceModel, traffic
 from auditor.models.shared_prefix import LEAST, shared_prefix_length
 from tests.zoo.families import tiny
 
-ROUNDING = (
-    7e-7  # of logits, by the largest of them: products of other shapes add up in another order
-)
+# of logits, by the largest of them: products of other shapes add up in another order
+ROUNDING = 7e-7
 SHARED, OWN, LENGTH = 24, 6, 5
 FAMILIES = ("llama", "gpt_neox")
 
@@ -165,9 +164,8 @@ def test_the_self_check_finds_a_model_that_is_wrong_behind_a_cache(
     def forgets(read: torch.Tensor, last: int, cache: Any) -> torch.Tensor:
         return own(read, last, cache if len(read) == 1 or read.shape[1] == 1 else None)
 
-    monkeypatch.setattr(
-        self_check._SelfCheckTrial, "choose_row_serving", lambda trial: None
-    )  # which would find it, too
+    # which would find it, too
+    monkeypatch.setattr(self_check._SelfCheckTrial, "choose_row_serving", lambda trial: None)
     monkeypatch.setattr(model, "_transformers_logits", forgets)
     self_check.check_and_configure_serving(model, 40)
     assert model.begins is None

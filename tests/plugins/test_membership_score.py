@@ -80,9 +80,8 @@ def test_a_plug_ins_score_is_the_verdict_and_is_compared_and_gated(
         for f in json.loads((given / "runs" / "a" / "result.json").read_text())["findings"]
     }
     tried = rows["membership"]["scores_tried"]
-    assert (
-        tried == rows["first-token"]["scores_tried"] > 3
-    )  # one family: all scores of both rows share the level
+    # one family: all scores of both rows share the level
+    assert tried == rows["first-token"]["scores_tried"] > 3
     named = {m["name"]: m for m in rows["first-token"]["measurements"]}
     assert named["membership_auc"]["value"] == named["membership_auc_first_token"]["value"] == 1.0
     assert re.search(r"first-token \(yours\) +AUC 1\.00", screen) and "from membership" in screen

@@ -239,11 +239,12 @@ def test_draws_do_not_depend_on_the_batch(
 
 def test_batches_are_as_large_as_asked_for_and_of_one_shape(counting: Counting) -> None:
     asked(view(counting, batch_size=2), TOP_P)
+    # three of length 3, two of length 4
     assert [prefixes for prefixes, _ in counting.started] == [
         2,
         1,
         2,
-    ]  # three of length 3, two of length 4
+    ]
 
 
 def test_fewer_samples_are_the_first_ones(neox: HuggingFaceModel) -> None:
@@ -345,9 +346,8 @@ def test_what_candidates_share_is_read_once(
     for prefix, suffix in pairs:
         distribution = neox.log_probs(torch.tensor([[*prefix, *suffix[:-1]]]), len(suffix))
         scores.append(-float(distribution[0].gather(-1, torch.tensor(suffix)[:, None]).mean()))
-    neox.row_bytes(
-        8
-    )  # measures the cache once a model, by forwards of its own, which are not counted here
+    # measures the cache once a model, by forwards of its own, which are not counted here
+    neox.row_bytes(8)
     read, forward = 0, neox.model.forward
 
     def counted(**asked: Any) -> Any:
@@ -406,9 +406,8 @@ def test_public_pays_the_first_tokens_and_answers_everybody(
     assert sum(shared.values()) == min(budget, sum(answers))
     paid = list(shared.values())
     partial = [i for i, count in enumerate(paid) if count < answers[i]]
-    assert all(
-        paid[i] == 0 for i in partial[1:]
-    )  # nothing is paid behind the first that is not paid in full
+    # nothing is paid behind the first that is not paid in full
+    assert all(paid[i] == 0 for i in partial[1:])
 
 
 def test_without_an_allowance_nothing_is_covered_publicly_or_left_out(
@@ -516,9 +515,8 @@ def charged(
 
 def test_attacks_that_share_a_pass_are_charged_once(neox: HuggingFaceModel) -> None:
     once = 6 * sum(query.length for query in queries())
-    same_distribution = PrivateRecipe(
-        Sampling(6, Decoding(top_k=3))
-    )  # inside the claim: the same recipe
+    # inside the claim: the same recipe
+    same_distribution = PrivateRecipe(Sampling(6, Decoding(top_k=3)))
     assert (
         charged(neox, [PrivateRecipe(TOP_P)])
         == charged(neox, [PrivateRecipe(TOP_P), PrivateRecipe(TOP_P), same_distribution])

@@ -226,9 +226,8 @@ def test_edges(search: object, alpha: int, dtype: torch.dtype) -> None:
     assert weight(uneven, uneven, 0.0) == 1
     assert weight(uneven, (0.2, 0.4, 0.4), 0.0) == 0
     assert weight(uneven, (0.2, 0.4, 0.4), 5.0) == 1
-    assert (
-        weight((0.5, 0.5, 0), (0.5, 0, 0.5), 3.0) == 0
-    )  # p > 0 = p0: no weight has a finite divergence
+    # p > 0 = p0: no weight has a finite divergence
+    assert weight((0.5, 0.5, 0), (0.5, 0, 0.5), 3.0) == 0
     assert weight((0.5, 0.5, 0), (0.3, 0.7, 0), 3.0) == 1  # a token that neither has is none
     assert weight((0, 0, 1), (0, 0, 1), 0.0) == 1
     assert weight((0.5, 0, 0.5), (0.4, 0, 0.6), 0.01) == weight((0.5, 0.5), (0.4, 0.6), 0.01)

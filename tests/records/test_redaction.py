@@ -222,9 +222,8 @@ def test_a_run_and_all_that_follows_tell_nothing(world: Path, outside: Path, cap
     for folder in (run, Path("second")):
         assert_for_the_owner(folder)
         held = [(folder / name).read_text() for name in ("guesses.jsonl", "texts.jsonl")]
-        assert any(
-            text.decode() in held[0] for text in told(world)
-        )  # the model does give secrets away
+        # the model does give secrets away
+        assert any(text.decode() in held[0] for text in told(world))
         assert PREFIX in held[1] and SUFFIX in held[1]  # else nothing above could fail
 
 
@@ -386,9 +385,8 @@ def test_a_refusal_tells_nothing(
             "trained",
         ],
     ):
-        unread = (
-            name == "repeats.jsonl" and "--nonmembers" in command
-        )  # of those nobody counts repeats
+        # of those nobody counts repeats
+        unread = name == "repeats.jsonl" and "--nonmembers" in command
         assert run_command_line(command) == (0 if unread else 2)
         said = capfd.readouterr()
         assert (unread or said.err) and ODD not in said.err + said.out + caplog.text, said.err

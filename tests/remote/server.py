@@ -129,12 +129,10 @@ class Server:
         )
         self.faults: deque[Any] = deque()
         self.asked: list[dict[str, Any]] = []
-        self.held_back: set[int] = (
-            set()
-        )  # tokens of which nothing is said when they are drawn, as parts of characters
-        self.broken_seeds: set[int | None] = (
-            set()
-        )  # of samples that are answered 500; None: of requests without a seed
+        # tokens of which nothing is said when they are drawn, as parts of characters
+        self.held_back: set[int] = set()
+        # of samples that are answered 500; None: of requests without a seed
+        self.broken_seeds: set[int | None] = set()
         self.told = 20  # likeliest tokens at most, as vLLM's --max-logprobs
         self.top_k = 0  # of its generation_config.json: what is taken where a request says nothing
         self.headers: dict[str, str] = {}  # of every answer
@@ -257,9 +255,8 @@ class Server:
         obeys = vllms or "forces" in self.habits
         ended = not (obeys and body.get("ignore_eos")) and 0 in tokens
         if ended:
-            tokens = tokens[
-                : tokens.index(0) + ("forces" in self.habits)
-            ]  # llama-server lists the end of text
+            # llama-server lists the end of text
+            tokens = tokens[: tokens.index(0) + ("forces" in self.habits)]
         log_probs = log_probs[: len(tokens)]
         echoed = body.get("echo") and "silent" not in self.habits
         text = self._text(
@@ -372,9 +369,8 @@ class Server:
 def handler(server: Server) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = (
-            True  # or a body that goes after its headers waits 40 ms for the client's word
-        )
+        # or a body that goes after its headers waits 40 ms for the client's word
+        disable_nagle_algorithm = True
 
         def log_message(self, *args: Any) -> None: ...
 

@@ -242,9 +242,8 @@ def test_text_alone_is_audited_as_text_alone(
 def test_a_run_that_is_stopped_pays_for_nothing_twice(
     world: Path, served: Serve, folder: Path, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(
-        ServerWatch, "check_all_sentinels_for_drift", lambda self: None
-    )  # what is asked again on purpose is another matter
+    # what is asked again on purpose is another matter
+    monkeypatch.setattr(ServerWatch, "check_all_sentinels_for_drift", lambda self: None)
     server, url = served()
     more = ("--attack", "perplexity", "--setting", "white-box")
     assert run_command_line(arguments(url, folder, *more, "-o", "whole")) == 0
@@ -252,14 +251,12 @@ def test_a_run_that_is_stopped_pays_for_nothing_twice(
     handshake = next(i for i, body in enumerate(whole) if "Card" in str(_words(server, body)))
     server.asked.clear()
     os.remove(next((world / "cache" / "api").iterdir()))
-    server.faults.extend(
-        [None] * (len(whole) - 3) + [(400, {})]
-    )  # a server that gives up in the middle
+    # a server that gives up in the middle
+    server.faults.extend([None] * (len(whole) - 3) + [(400, {})])
     assert run_command_line(arguments(url, folder, *more, "-o", "cut")) == 2
     first = len(server.asked)
-    assert (
-        run_command_line(["run", "--resume", "cut"]) == 2
-    )  # a folder may be anybody's: who gets the texts is named again
+    # a folder may be anybody's: who gets the texts is named again
+    assert run_command_line(["run", "--resume", "cut"]) == 2
     assert run_command_line(["run", "--resume", "cut", "--base-url", url]) == 0
     paid = [
         json.dumps(body, sort_keys=True)

@@ -125,9 +125,8 @@ def test_a_sample_that_the_server_fails_at_is_a_miss_that_is_counted(
     truth = drawn(RemoteModel(wire(url, run="first"), "tiny", local.tokenizer)).tokens
     seeds = (NOISE[:, :, 0, 0] * 2**31).long()
     server.broken_seeds = {int(seeds[2, 1])}
-    model = RemoteModel(
-        wire(url.replace("127.0.0.1", "localhost")), "tiny", local.tokenizer
-    )  # nothing is stored
+    # nothing is stored
+    model = RemoteModel(wire(url.replace("127.0.0.1", "localhost")), "tiny", local.tokenizer)
     tokens = drawn(model).tokens
     place = 2 * 4 + 1
     assert set(tokens[place].tolist()) == {local.eos[0]}

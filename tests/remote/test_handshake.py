@@ -153,9 +153,8 @@ def test_a_server_that_takes_logprobs_as_true_or_false_is_asked_so(
     server, url = served("boolean", "trims")
     found = shake_hands(wire(url), "tiny", local.tokenizer)
     assert found.capabilities == {"draw"} and found.dialect.returned and not found.dialect.trims
-    assert all(
-        isinstance(body["prompt"], str) for body in server.asked
-    )  # token ids end mlx_lm.server
+    # token ids end mlx_lm.server
+    assert all(isinstance(body["prompt"], str) for body in server.asked)
     assert not any("prompt_logprobs" in body or "echo" in body for body in server.asked)
 
 

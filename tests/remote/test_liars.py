@@ -119,9 +119,8 @@ def test_a_liar_is_noticed(
         return
     out, remote = audited(wire(url), leaky)
     (doubt,) = remote.doubts()
-    told = (
-        {**TOLD, **ENDS}[lie] if access or lie != "stops" else TOLD["cuts"]
-    )  # vLLM goes on where it is told so
+    # vLLM goes on where it is told so
+    told = {**TOLD, **ENDS}[lie] if access or lie != "stops" else TOLD["cuts"]
     assert doubt.kind == "answers" and told in doubt.sentence
     if (
         lie in ENDS

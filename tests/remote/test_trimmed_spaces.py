@@ -73,9 +73,8 @@ class Reciting(LanguageModel):
         ]
         self.prefixes = [self.encode(prefix) for prefix, _ in pairs]
         self.records = [self.encode(f"{prefix} {suffix}") for prefix, suffix in pairs]
-        self.plain = self.encode(
-            " ".join(WORDS)
-        )  # words without a record, begun anew by every other text
+        # words without a record, begun anew by every other text
+        self.plain = self.encode(" ".join(WORDS))
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])

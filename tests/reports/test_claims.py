@@ -64,15 +64,15 @@ def said(result: AuditResult) -> str:
 
 
 FOUND = (
-    "audited ε ≥ 2.48 (epsilon-audit, add/remove, record, δ 1e-5, 474 of 500 guesses right, "
-    "1,000 canaries"
+    "audited ε ≥ 2.48 (epsilon-audit, add/remove, record, δ 1e-5, 474 of 500 guesses right, 1,000 "
+    "canaries"
 )
 BY = f"{FOUND}, one-sided 95%), provable at best 5.79"
 
 
 POWER = (
-    "ε 15.6 of a Gaussian mechanism that its scores see in full would have been caught with "
-    "80% probability"
+    "ε 15.6 of a Gaussian mechanism that its scores see in full would have been caught with 80% "
+    "probability"
 )
 CAUGHT = f"consistent ({POWER})"
 
@@ -111,8 +111,8 @@ def test_consistent_states_its_power_wherever_it_is_said(result: AuditResult) ->
 
 def test_what_was_not_audited_says_which_command_would(result: AuditResult) -> None:
     assert said(run(result, 1.0)) == (
-        "DP-SGD: claimed ε 1 (add/remove, record, δ 1e-5); this claim was not audited: "
-        "`audit run --attack epsilon-audit` would."
+        "DP-SGD: claimed ε 1 (add/remove, record, δ 1e-5); this claim was not audited: `audit run "
+        "--attack epsilon-audit` would."
     )
     missing = said(run(result, 1.0, row((), not_applicable="no coins")))
     assert "was not audited (epsilon-audit: no coins): `audit run" in missing

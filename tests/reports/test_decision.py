@@ -100,9 +100,8 @@ def test_hostile_names_stay_text() -> None:
         HOSTILE,
         (ruling("failed", HOSTILE), ruling("inconclusive", HOSTILE), ruling("held", HOSTILE)),
     )
-    suite = ET.fromstring(
-        decision.decision_junit_xml(made).encode()
-    )  # a parser takes it, and finds no element of theirs
+    # a parser takes it, and finds no element of theirs
+    suite = ET.fromstring(decision.decision_junit_xml(made).encode())
     assert {e.tag for e in suite.iter()} == {
         "testsuites",
         "testsuite",

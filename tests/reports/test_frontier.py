@@ -69,8 +69,7 @@ def test_a_tie_names_whoever_cannot_be_told_apart_by_defense_and_setting() -> No
     assert "Goldfish, k 3 measures least (" in said
     assert (
         "); Goldfish (k 4) and Dedup do not differ significantly from it; shown to leak more than "
-        "the least: "
-        "Undefended." in said
+        "the least: Undefended." in said
     )
     assert said.endswith("Not shown to be within 10%, nor beyond: Mixing (weight 0.9).")
 
@@ -138,9 +137,8 @@ def test_reports_show_it(result: AuditResult) -> None:
     plots = [p for p in re.findall(r"<svg.*?</svg>", page, re.DOTALL) if "frontier-e" in p[:200]]
     assert len(plots) == 2
     for plot in plots:
-        assert (
-            "leaks least (1.0% " in plot.partition("<desc")[2].partition("</desc>")[0]
-        )  # for who cannot see it
+        # for who cannot see it
+        assert "leaks least (1.0% " in plot.partition("<desc")[2].partition("</desc>")[0]
         assert not re.search(r"#[0-9a-f]{6}\b", plot) and len(plot.encode()) < 60_000
         assert all(
             name in plot

@@ -227,9 +227,8 @@ def test_a_decision_is_kept_once_and_only_of_this_result(made: Maker) -> None:
     assert decision_log.load_gate_decisions(run)[1].decision == apply_policy(
         read_run(run), rules("recall <= 0.01")
     )
-    (run / "result.json").write_text(
-        (run / "result.json").read_text() + " "
-    )  # as if it had run again
+    # as if it had run again
+    (run / "result.json").write_text((run / "result.json").read_text() + " ")
     assert decision_log.load_gate_decisions(run) == ()
 
 
@@ -341,9 +340,8 @@ def test_the_command_writes_one_page_that_leads_to_every_report(
     out.parent.mkdir()
     out.write_text("an older one")
     code = (
-        "import sys; from auditor.cli import run_command_line; "
-        "assert run_command_line(['history', *sys.argv[1:]]) == 0; "
-        "assert not {'torch', 'transformers'} & set(sys.modules)"
+        "import sys; from auditor.cli import run_command_line; assert run_command_line(['history', "
+        "*sys.argv[1:]]) == 0; assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     command = [sys.executable, "-c", code, *map(str, (*runs, out)), "-o", str(out)]
     said = subprocess.run(

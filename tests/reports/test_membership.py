@@ -196,9 +196,8 @@ def test_what_a_probe_keeps_is_read_back_from_the_folder(tmp_path: Path) -> None
     seen = detailed.read_secret_details(tmp_path).rows[key]
     assert (seen.ids, seen.member.tolist(), seen.repeats) == (("a", "b"), [True, False], (1, None))
     found = {name: values.tolist() for name, values in seen.values.items()}
-    assert (
-        str(found) == "{'x': [1.0, nan], 'a': [3.0, -inf]}"
-    )  # in the order of the probe: the main number is first
+    # in the order of the probe: the main number is first
+    assert str(found) == "{'x': [1.0, nan], 'a': [3.0, -inf]}"
 
 
 @pytest.mark.parametrize("name", ["", "blind", "loss", "reference_alone"])

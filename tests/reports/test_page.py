@@ -114,9 +114,8 @@ def test_filters_find_what_a_loop_finds(browser: Any, detailed: tuple[Path, Secr
     browser.open(path, 1440)
     outcome = details.rows["undefended", "white-box", "ethicist"].outcome
     assert outcome is not None
-    assert (
-        browser.evaluate(STATUS) == "1–25 of 200"
-    )  # the strongest undefended row, every secret once
+    # the strongest undefended row, every secret once
+    assert browser.evaluate(STATUS) == "1–25 of 200"
 
     def expect(count: int) -> None:
         shown = f"1–{min(25, count)} of {count:,}" if count else "Nothing matches these filters."
@@ -161,8 +160,8 @@ def test_pages_and_orders(browser: Any, detailed: tuple[Path, SecretDetails]) ->
         "document.getElementById('secrets-next').disabled"
     )
     header = (
-        "[...document.querySelectorAll('#secrets-table thead th')].find(th => th.textContent "
-        "=== 'Tokens right')"
+        "[...document.querySelectorAll('#secrets-table thead th')].find(th => th.textContent === "
+        "'Tokens right')"
     )
     right = f"{LINES}.map(tr => parseInt(tr.cells[2].textContent))"
     browser.evaluate(f"{header}.querySelector('button').click()")
@@ -264,8 +263,7 @@ def test_ten_thousand_secrets_answer_at_once(browser: Any, ten_thousand: Path) -
         f"(() => {{ const t = performance.now(); {search}.value = '77'; "
         f"{search}.dispatchEvent(new Event('input')); "
     )
-    assert (
-        browser.evaluate(took + "return performance.now() - t; })()") < 2000
-    )  # ms, on a busy machine
+    # ms, on a busy machine
+    assert browser.evaluate(took + "return performance.now() - t; })()") < 2000
     assert browser.evaluate(f"{LINES}.length") == 25
     assert browser.evaluate("document.scrollingElement.scrollWidth") <= 390

@@ -21,9 +21,8 @@ from tests.reports.conftest import detailed_run
 Printed = tuple[str, NDArray[np.uint8]]
 PAPER = {"Letter": (8.5, 11.0), "A4": (8.27, 11.69)}  # inches
 MOST = 8  # pages of the lab's run by README's command
-MARGIN = (
-    round(13 / 25.4 * 72) - 3
-)  # dots, 72 an inch, that a page keeps white on the left and on the right
+# dots, 72 an inch, that a page keeps white on the left and on the right
+MARGIN = round(13 / 25.4 * 72) - 3
 
 
 def lab_of_readme(result: AuditResult) -> AuditResult:
@@ -129,8 +128,8 @@ def test_a_table_is_no_wider_than_its_sheet(
           && node.getBoundingClientRect().right > innerWidth + 1).map(node => node.id || node.tagName)"""  # noqa: E501
         assert browser.evaluate(over) == []
         access = (
-            "[...document.querySelectorAll('#signals-table tbody td:nth-child(3)')].map(one "
-            "=> one.getClientRects()"
+            "[...document.querySelectorAll('#signals-table tbody td:nth-child(3)')].map(one => "
+            "one.getClientRects()"
         )
         wrapped = (
             f"{access} && getComputedStyle(one).whiteSpace).filter(said => said !== "

@@ -187,9 +187,8 @@ def test_the_probe_foretells_what_sampling_finds(
     )
     rows[probe] = RowValuesBySecret(ids, member, (None,) * 50, {"extraction_probability": p})
     sampled = next(f for f in result.findings if f.cell_key == attack)
-    shared = replace(
-        sampled, attack="zlib", samples=10
-    )  # the same samples, ranked otherwise: foretold once
+    # the same samples, ranked otherwise: foretold once
+    shared = replace(sampled, attack="zlib", samples=10)
     found = (replace(sampled, samples=10), shared, replace(sampled, attack=probe[2]))
     doc = table_of_contents.page_document(
         replace(result, findings=found), replace(details, rows=rows)
@@ -206,9 +205,8 @@ def test_exposure_is_drawn_beside_its_null(with_probe: AuditResult) -> None:
     row = ("undefended", "white-box", "extraction-probability")
     doc = table_of_contents.page_document(with_probe, SecretDetails(told, exposure={row: bits}))
     drawn = figure(doc, "exposure")
-    assert [(p.x, p.y) for p in drawn.series[0].points] == [
-        (float(i), 1 - i / 8) for i in range(8)
-    ]  # members only
+    # members only
+    assert [(p.x, p.y) for p in drawn.series[0].points] == [(float(i), 1 - i / 8) for i in range(8)]
     assert drawn.table.groups[0].rows[3] == ("3", "62%", "12%", "56%")  # 1/8 and sqrt(ln(20) / 16)
     assert "Above it: Undefended, white-box." in drawn.description
     assert drawn.null is not None and drawn.null.points[-1].high == bound_null_exposure_tail(7, 8)
@@ -227,12 +225,10 @@ def test_exposures_that_nothing_was_learned_from_stay_within_their_band(
         tuple(SecretFacts(f"c{i}", f"a{i}", True, 1, 6) for i in range(64)),
         ("undefended", "white-box", "extraction-probability"),
     )
-    by_rank = {
-        f"c{i}": 6 - math.log2(i + 1) for i in range(64)
-    }  # each rank once: the null, met everywhere
-    by_rank["c1"] = by_rank[
-        "c0"
-    ]  # and crossed a little: by the tail of most models that learned nothing
+    # each rank once: the null, met everywhere
+    by_rank = {f"c{i}": 6 - math.log2(i + 1) for i in range(64)}
+    # and crossed a little: by the tail of most models that learned nothing
+    by_rank["c1"] = by_rank["c0"]
     drawn = figure(
         table_of_contents.page_document(with_probe, SecretDetails(told, exposure={row: by_rank})),
         "exposure",

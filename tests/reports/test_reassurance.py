@@ -187,9 +187,8 @@ def test_probable_extraction_that_does_not_come_is_a_contradiction() -> None:
         return run_of(seen, row("extraction-probability", *others, target=target))
 
     likely = probability("extraction_probability", 0.4, 0.2, 0.6, 20)
-    strangers = probability(
-        "extraction_probability_nonmembers", 0.4, 0.2, 0.6, 20
-    )  # else the probability shows it
+    # else the probability shows it
+    strangers = probability("extraction_probability_nonmembers", 0.4, 0.2, 0.6, 20)
     for target in ("undefended", "pmixed"):
         result = run(0, likely, strangers, target=target)
         assert_no_reassurance(result)
@@ -200,9 +199,8 @@ def test_probable_extraction_that_does_not_come_is_a_contradiction() -> None:
         assert "a filter, a truncation or another distribution" in told(result)["headline"]
         assert told(result)["advise"].startswith("resolve first: perplexity extracts 0 of 20")
         assert "audit advise" in told(result)["screen"]
-    assert (
-        "a filter" not in told(run(5, likely, strangers))["headline"]
-    )  # 5 or fewer of 20 at 40%: 13%
+    # 5 or fewer of 20 at 40%: 13%
+    assert "a filter" not in told(run(5, likely, strangers))["headline"]
     few = probability("extraction_probability", 0.1, 0.0, 0.2, 20)
     assert "a filter" not in told(run(0, few, strangers))["headline"]  # none of 20 at 10%: 12%
 

@@ -185,9 +185,8 @@ def test_any_of_n_is_drawn_beside_the_floor(
 
 def test_reports_are_deterministic(result: AuditResult, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = html.render_html_report(result)
-    monkeypatch.setattr(
-        html, "render_plot_svg", render_plot_svg
-    )  # drawn again, and not kept from the last time
+    # drawn again, and not kept from the last time
+    monkeypatch.setattr(html, "render_plot_svg", render_plot_svg)
     assert html.render_html_report(result) == drawn
     assert markdown.render_markdown_report(result) == markdown.render_markdown_report(result)
 

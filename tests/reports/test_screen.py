@@ -225,9 +225,8 @@ def test_next_is_the_mildest_limit_on_copies_that_a_gate_would_take(
     )
     assert "predicted, not measured" in said
     far = "runs/20261123T083510-lab-ethicist-pmixed"
-    assert (
-        lines(result, Path(far))[-2].strip() == f"audit advise {far}"
-    )  # on a line of its own: it can be copied
+    # on a line of its own: it can be copied
+    assert lines(result, Path(far))[-2].strip() == f"audit advise {far}"
 
 
 def test_groups_of_the_data_are_told_apart(
@@ -304,9 +303,8 @@ def test_where_nothing_was_seen_its_bound_stands_beside_it_and_a_doubt_is_resolv
         "extraction-probability",
         Measurement("extraction_probability_at_least", 0.0, 0.0, 0.0, N, "probability"),
     )
-    assert "another may" not in " ".join(
-        lines(run_of(none, bound))
-    )  # of a lower bound nothing is known to be impossible
+    # of a lower bound nothing is known to be impossible
+    assert "another may" not in " ".join(lines(run_of(none, bound)))
     doubted = lines(replace(result, targets=(replace(result.targets[0], doubts=(DOUBT,)),)))
     assert entry(doubted, "LIMITS").startswith(
         "Once DOUBT is resolved, still possible: verbatim up to 6.0% (0/60)"

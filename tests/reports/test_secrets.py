@@ -63,9 +63,8 @@ def test_ten_thousand_secrets_stay_under_three_megabytes(ten_thousand: Path) -> 
     assert len(page.encode()) < 3_000_000
     data = embedded(page)
     assert len(data["ids"]) == 10_000
-    assert (
-        "secrets.parquet has them" in page and "secrets.parquet has all" in page
-    )  # 16 rows and 4 targets: not all fit
+    # 16 rows and 4 targets: not all fit
+    assert "secrets.parquet has them" in page and "secrets.parquet has all" in page
 
 
 def test_long_names_and_suffixes_do_not_burst_the_budget(

@@ -152,8 +152,7 @@ def test_an_open_result_says_all_that_is_open(found: LeakAssessment) -> None:
             seen(signal(GREEDILY, SHOWN, ""), signal(PERSONAL, SHOWN, "text-only")),
             HIGH,
             "text of training records is extracted by greedy decoding and with text-only access, "
-            "including personal "
-            "data",
+            "including personal data",
         ),
         (
             seen(
@@ -169,8 +168,7 @@ def test_an_open_result_says_all_that_is_open(found: LeakAssessment) -> None:
             seen(signal(VERBATIM, NOT_SHOWN, suspected=True), signal(MEMBERSHIP, NOT_TESTED, "")),
             OPEN,
             "no signal is shown, but something was seen that is not significant (verbatim "
-            "extraction), 1 of 2 signals "
-            "were not tested",
+            "extraction), 1 of 2 signals were not tested",
         ),
         (
             seen(signal(VERBATIM, NOT_TESTED, "")),

@@ -65,8 +65,8 @@ def test_what_was_audited(
 
 def test_of_the_lab(result: AuditResult) -> None:
     line = (
-        "Privacy audit of the built-in lab model with synthetic records; 21 November 2025, "
-        "audit 0.1.0"
+        "Privacy audit of the built-in lab model with synthetic records; 21 November 2025, audit "
+        "0.1.0"
     )
     assert subject_line.audit_subject_line(replace(result, plan={})) == line
 

@@ -13,10 +13,11 @@ def test_the_same_curve_is_the_same_file() -> None:
         (step, Measurement("recall", share, share - 0.1, share + 0.1, 50, "share"))
         for step, share in ((0, 0.2), (9, 0.5))
     ]
+    # its ends rounded
     points[0] = (
         0,
         Measurement("recall", 0.2, 0.2 + 1e-17, 0.2 - 1e-12, 50, "share"),
-    )  # its ends rounded
+    )
     panels = [
         Panel("Recall of $x", (Curve("members", points), Curve("<b>", points))),
         Panel("Loss", (Curve("a", points),)),
@@ -26,6 +27,5 @@ def test_the_same_curve_is_the_same_file() -> None:
     assert {"Recall of $x", "members", "&lt;b&gt;", "stopped"} <= set(
         re.findall(r">([^<>]+)</text>", picture)
     )
-    assert (
-        "#0102" not in picture
-    )  # the colours of a file of its own, not those that a page replaces
+    # the colours of a file of its own, not those that a page replaces
+    assert "#0102" not in picture

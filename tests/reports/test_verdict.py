@@ -17,14 +17,11 @@ from auditor.reports.verdict import headline, strongest_attack_row
 def test_the_headline_says_what_leaks_of_each_target(result: AuditResult) -> None:
     assert headline(result) == (
         "Undefended leaks: 166/320 (52% [46–57]) extracted verbatim, white-box (non-members "
-        "0/160); 150/320 (47% "
-        "[41–53]) extracted by greedy decoding, 64/64 of those trained on 16 times (not compared "
-        "with non-members). "
-        "PMixED (sound): inconclusive: 4/320 (1.2%) extracted verbatim, white-box (not "
-        "significant; "
-        "non-members 0/160, difference 1.2 points [−1.2 to 3.7]). Uniform mixing leaks: 166/320 "
-        "(52% "
-        "[46–57]) extracted verbatim, white-box (non-members 0/160)."
+        "0/160); 150/320 (47% [41–53]) extracted by greedy decoding, 64/64 of those trained on 16 "
+        "times (not compared with non-members). PMixED (sound): inconclusive: 4/320 (1.2%) "
+        "extracted verbatim, white-box (not significant; non-members 0/160, difference 1.2 points "
+        "[−1.2 to 3.7]). Uniform mixing leaks: 166/320 (52% [46–57]) extracted verbatim, white-box "
+        "(non-members 0/160)."
     )
 
 

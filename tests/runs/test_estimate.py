@@ -159,9 +159,8 @@ def test_the_time_is_kept_and_what_was_not_asked_is_not_a_zero(
     assert found.parts_without_estimate == (late,) and found.seconds == 2.0
     note = run_cost_estimate_table(found).note
     assert note.startswith("at least 2.0 s") and "without 1 part that have no numbers" in note
-    assert (
-        "half as long" not in note
-    )  # of parts without a time nobody knows what would shorten them
+    # of parts without a time nobody knows what would shorten them
+    assert "half as long" not in note
 
 
 def test_it_says_how_many_non_members_a_rate_of_false_positives_takes() -> None:
@@ -187,10 +186,11 @@ def test_it_says_which_flag_would_halve_it() -> None:
     found = CostEstimate(parts, (("x", 10.0),), 30.0, 1000, (300, 100), 20)
     assert found.seconds == 160
     # 20 s stay, so 140 s of 400 secrets have to become 60 s of 171: 85 members and 85 others.
+    # 100 s of 20 samples become 20 s of 4
     assert found.flags_that_halve_time == (
         "--limit 85",
         "--samples 4",
-    )  # 100 s of 20 samples become 20 s of 4
+    )
     assert run_cost_estimate_table(found).note.endswith(
         "; --limit 85 or --samples 4 would take half as long"
     )

@@ -87,9 +87,8 @@ def test_each_form_is_a_row_that_is_paired_with_the_full_model(
     assert held.count("held  ") == 5 * 2 and "undefended, white-box" not in held
     assert run_command_line(["gate", str(run), "--policy", str(tmp_path / "less.toml")]) == 1
     assert run_command_line(["gate", str(run), "--max", "extraction_probability=0.5"]) == 0
-    assert (
-        capsys.readouterr().out.count("extraction_probability 0") == 6
-    )  # the full model is judged too
+    # the full model is judged too
+    assert capsys.readouterr().out.count("extraction_probability 0") == 6
 
 
 def test_a_rule_on_forms_fails_a_run_without_any(world: Path, tmp_path: Path, capsys: Said) -> None:

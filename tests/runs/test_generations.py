@@ -223,9 +223,8 @@ def test_generations_of_a_defense_are_charged_to_its_claim(world: Path) -> None:
     assert "not ranked: in this setting only sampled tokens come back" in inside["notes"]
     assert not any(name.startswith("memorised_in_top") for name in numbers(inside))
     assert "memorised_in_top_100_perplexity" in numbers(row(world, "mixed", "uniform-mixing"))
-    assert (
-        row(world, "mixed", "public")["attack"] == "untargeted"
-    )  # the control, though no defense asks for it
+    # the control, though no defense asks for it
+    assert row(world, "mixed", "public")["attack"] == "untargeted"
 
 
 def test_what_reads_records_as_it_is_asked_about_them_has_learnt_none(world: Path) -> None:

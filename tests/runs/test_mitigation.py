@@ -120,9 +120,8 @@ def test_dropped_records_go_with_all_their_copies(tmp_path: Path) -> None:
     assert [TEXTS[i] for i in listed.choose_records(TEXTS)[0]] == [
         text for text in TEXTS if text != DATA[6]
     ]
-    write_shard_record_list(
-        tmp_path / "b", DATA[6:7]
-    )  # the same list elsewhere trains the same model, another one does not
+    # the same list elsewhere trains the same model, another one does not
+    write_shard_record_list(tmp_path / "b", DATA[6:7])
     assert listed.options() == DropRecords(listed=str(tmp_path / "b")).options()
     write_shard_record_list(tmp_path / "b", DATA[5:7])
     assert (
@@ -399,9 +398,8 @@ def test_the_lab_trains_by_its_own_recipe(
     (lab,) = (tmp_path / "cache" / "lab").iterdir()
     assert len([path for path in lab.glob("cap-*") if path.is_dir()]) == 1
     assert (tmp_path / "run-cap-4" / "before-after.html").is_file()
-    assert (
-        run_command_line(["mitigate", str(out), "--by", "dedup"]) == 2
-    )  # a model that was mitigated already
+    # a model that was mitigated already
+    assert run_command_line(["mitigate", str(out), "--by", "dedup"]) == 2
     assert (
         run_command_line(["mitigate", str(run), "--by", "dedup", "--train", "x {data} {out}"]) == 2
     )

@@ -39,9 +39,8 @@ def test_each_person_counts_once_however_many_records() -> None:
     whose = ["a"] * 50 + ["b"] * 50 + [f"p{i // 2}" for i in range(56)] + [None]
     secrets = [secret(i, user) for i, user in enumerate(whose)]
     secrets += [secret(1000 + i, f"q{i}", member=False, trained=False) for i in range(25)]
-    secrets += [
-        secret(2000 + i, "a", member=False) for i in range(9)
-    ]  # of somebody who is in it: no baseline
+    # of somebody who is in it: no baseline
+    secrets += [secret(2000 + i, "a", member=False) for i in range(9)]
     out = {s.id for s in secrets if s.user in ("a", "b") or s.user is None or s.user == "p3"}
     found = told(secrets, out)
     value, low, high, n = found["user_recall"]

@@ -68,9 +68,8 @@ def test_what_non_members_show_too_is_taken_off(
     found = change(
         collected(RunFolder.create(tmp_path / "run", "n", {}), Likely(), members, others)
     )
-    assert found.value == pytest.approx(
-        others - members + 0.04
-    )  # the non-members' own hundredths: 4 more each
+    # the non-members' own hundredths: 4 more each
+    assert found.value == pytest.approx(others - members + 0.04)
     assert (found.high < 0) == shown and found.note == ABOVE and found.n == 4
 
 

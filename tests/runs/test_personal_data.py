@@ -102,9 +102,8 @@ def test_what_the_prefix_holds_or_a_cut_goes_through_is_not_counted_and_said(
     assert short.secrets[0].wording is not None and short.secrets[0].wording.suffix.endswith(
         "ann@example.com"
     )
-    assert personal_data.find_personal_data_of_secrets(short).counts == {
-        "email": KindCount(cut=1)
-    }  # the record goes on: it is no shorter address
+    # the record goes on: it is no shorter address
+    assert personal_data.find_personal_data_of_secrets(short).counts == {"email": KindCount(cut=1)}
 
 
 def test_a_name_is_followed_before_a_particle_and_in_a_genitive(tmp_path: Path) -> None:

@@ -103,9 +103,8 @@ def test_options_are_merged_one_by_one(tmp_path: Path) -> None:
         "": {"top_p": "0.9"},
     }
     assert plan.defenses.defense_options == {"pmixed": {"q": 0.5}}
-    assert config["attack_options"] == {
-        "ethicist": {"samples": 5, "epochs": 3}
-    }  # the file's own stay as they were
+    # the file's own stay as they were
+    assert config["attack_options"] == {"ethicist": {"samples": 5, "epochs": 3}}
 
 
 def test_automatic_batches_win_over_the_files_size() -> None:

@@ -174,6 +174,7 @@ def test_flags() -> None:
     ranges = parse_sweep_flags(
         ["weight=0.1:1.0:0.1", "k=1:7:2,40", "down=1:0:-0.5", "odd=0:1:0.3", "model=a:b:c"]
     )
+    # 0.3, not 0.30000000000000004
     assert ranges["weight"] == [
         0.1,
         0.2,
@@ -185,7 +186,7 @@ def test_flags() -> None:
         0.8,
         0.9,
         1.0,
-    ]  # 0.3, not 0.30000000000000004
+    ]
     assert ranges["k"] == [1, 3, 5, 7, 40] and all(type(value) is int for value in ranges["k"])
     assert (
         ranges["down"] == [1.0, 0.5, 0.0]

@@ -368,9 +368,8 @@ def test_texts_of_the_canaries_formats_stand_in_for_known_pairs() -> None:
     model: Any = Partial(EOS, BOTH)
     found = resolve_prefix_token("auto", model, canaries=own)
     assert found.tokens == (EOS,) and "new texts of the canaries' formats" in found.said
-    assert resolve_prefix_token("auto", model, KNOWN, canaries=own) == chosen(
-        EOS, BOTH
-    )  # pairs that are known say more
+    # pairs that are known say more
+    assert resolve_prefix_token("auto", model, KNOWN, canaries=own) == chosen(EOS, BOTH)
     coined = [replace(one, canary=Canary(one.id, coin=one.member)) for one in own]
     found = resolve_prefix_token("auto", model, canaries=coined)
     assert "canaries, those that stayed out among them" in found.said
@@ -385,9 +384,8 @@ def test_without_a_tokenizer_the_configuration_says_what_there_is() -> None:
     assert chosen(EOS, None, eos_token_id=[EOS, 5]).said.startswith(
         f"prefix token: token {EOS} (the most likely of the 2 tried;"
     )
-    assert (
-        chosen(EOS, None, eos_token_id=FIRST + SYMBOLS).tokens == ()
-    )  # a default that names no token of the model
+    # a default that names no token of the model
+    assert chosen(EOS, None, eos_token_id=FIRST + SYMBOLS).tokens == ()
     assert chosen(EOS, None, ()).said.startswith(
         "prefix token: none (there is no tokenizer to put another"
     )
@@ -509,9 +507,8 @@ def test_a_led_model_is_the_model_asked_behind_the_lead(neox: HuggingFaceModel) 
             drawn, sample_candidates(neox, WITH, 4, ANCESTRAL, noise, prompt=soft), strict=True
         ):
             assert torch.equal(one.suffixes, other.suffixes)
-    assert torch.equal(
-        behind.log_probs(TEXTS[:, :0], 1), neox.log_probs(WITH[:, :2], 1)
-    )  # nothing but the prefix token
+    # nothing but the prefix token
+    assert torch.equal(behind.log_probs(TEXTS[:, :0], 1), neox.log_probs(WITH[:, :2], 1))
     assert (
         behind.max_positions == 94
         and behind.row_bytes(10) == neox.row_bytes(12)

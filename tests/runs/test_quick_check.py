@@ -32,10 +32,11 @@ from tests.conftest import save_tiny
 
 MEMBERS, OTHERS = 30, 20
 COPIED = 3  # of the members, in four copies
+# tokens that are read of a record: the last is not
 TEXT, SUFFIX = (
     len("ward 0 bed 00 code 000") - 1,
     len("code 000"),
-)  # tokens that are read of a record: the last is not
+)
 
 
 @pytest.fixture(scope="module")
@@ -205,9 +206,8 @@ def test_each_record_is_read_once_and_completed_once(
     leave_self_check_uncounted(monkeypatch)
     before = traffic.tokens
     checked(plan, RunFolder.create(tmp_path / "run", "quick", plan.to_json()), shared=shared)
-    completed = (MEMBERS + nonmembers * OTHERS) * (
-        TEXT + SUFFIX - 1
-    )  # what was read is not read again for it
+    # what was read is not read again for it
+    completed = (MEMBERS + nonmembers * OTHERS) * (TEXT + SUFFIX - 1)
     assert traffic.tokens - before == pytest.approx(completed, rel=0.1)
 
 
@@ -227,9 +227,8 @@ def test_it_stops_when_the_next_records_would_take_longer_than_is_left(
 def test_a_part_is_as_large_as_can_be_read_and_completed_in_the_time_that_is_left() -> None:
     pace = asking.Pace()
     assert pace.count_fitting(5, 0, -1.0) == 5  # nothing is known yet: at least one batch is asked
-    pace = asking.Pace(
-        reading=2.0, completing=12.0, n_completed=2
-    )  # 1 s for each of the 2 records, and 10 s more
+    # 1 s for each of the 2 records, and 10 s more
+    pace = asking.Pace(reading=2.0, completing=12.0, n_completed=2)
     # 4 more records on top of 6: 4 x 2 s to read, 10 + 10 s to complete all.
     assert pace.count_fitting(9, 6, 28.0) == 4
     assert pace.count_fitting(3, 6, 28.0) == 3

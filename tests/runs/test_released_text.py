@@ -144,8 +144,8 @@ def test_what_it_cannot_tell_is_refused_in_a_sentence(
 
 def test_no_torch(files: list[str]) -> None:
     code = (
-        "import sys; from auditor.cli import run_command_line; "
-        "assert run_command_line(sys.argv[1:]) == 0; assert 'torch' not in sys.modules"
+        "import sys; from auditor.cli import run_command_line; assert "
+        "run_command_line(sys.argv[1:]) == 0; assert 'torch' not in sys.modules"
     )
     subprocess.run(
         [sys.executable, "-c", code, "synthetic", *files], check=True, capture_output=True

@@ -31,9 +31,8 @@ def test_members_that_are_more_likely_are_a_reason_to_doubt_a_zero() -> None:
         and "compare membership with its blind baseline" in doubt.sentence
     )
     assert not doubt_if_members_likelier("PMixED", answers(-1.0))
-    assert not doubt_if_members_likelier(
-        "PMixED", answers(1.0, others=1)
-    )  # of whom nothing is known
+    # of whom nothing is known
+    assert not doubt_if_members_likelier("PMixED", answers(1.0, others=1))
     forbidden = answers(1.0)
     forbidden.values[LIKELIHOOD][-1] = -np.inf
     assert not doubt_if_members_likelier("MemFree", forbidden)

@@ -150,9 +150,8 @@ def test_intervals_of_what_stopped_are_by_betting_and_what_has_none_is_left_out(
         run_command_line(["gate", "held", "--max", "recall=0.05", "--max", "recall_nonmembers=0.3"])
         == 0
     )
-    assert (
-        run_command_line(["gate", "held", "--max", "recall_at_100_errors=0.05"]) == 1
-    )  # which it does not have
+    # which it does not have
+    assert run_command_line(["gate", "held", "--max", "recall_at_100_errors=0.05"]) == 1
 
 
 def test_an_interval_as_narrow_as_was_asked(audit: Audit, tmp_path: Path) -> None:
@@ -268,8 +267,8 @@ def test_a_baseline_is_paired_with_what_was_asked(
         (
             "decided",
             ["--gate", "blind.toml"],
-            "expected --until decided with a rule on a share of secrets, as recall <= 0.05, "
-            "got 'recall_at_100_errors <= 0.1'",
+            "expected --until decided with a rule on a share of secrets, as recall <= 0.05, got "
+            "'recall_at_100_errors <= 0.1'",
         ),
         (
             "exposure ± 2%",

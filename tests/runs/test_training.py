@@ -95,10 +95,11 @@ def test_data_comes_as_prefix_and_suffix_or_text_in_any_format(tmp_path: Path) -
     assert read_texts_and_units(str(tmp_path / "a.jsonl")) == (joined, None)
     who = [str(i) for i in range(12)]
     for name in ("b.csv", "c.parquet"):
+        # `repeats` says how often it is trained on
         copies = (
             joined + joined[-1:] * 2,
             [*who, "11", "11"],
-        )  # `repeats` says how often it is trained on
+        )
         assert read_texts_and_units(str(tmp_path / name), "note", "who") == copies
 
 

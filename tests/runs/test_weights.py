@@ -136,9 +136,8 @@ def test_a_file_is_read_once(
 
     monkeypatch.setattr(hashlib, "file_digest", counted)
     first = plan_weights.weight_digests_of_plan_files(plan)
-    assert (
-        len(read) == len(first) and not (cache / "weights.json").exists()
-    )  # just written: may change in this tick
+    # just written: may change in this tick
+    assert len(read) == len(first) and not (cache / "weights.json").exists()
     later = max(os.stat(path).st_ctime for path in tmp_path.rglob("*")) + 10
     monkeypatch.setattr(file_digests.time, "time", lambda: later)
     read.clear()
@@ -183,6 +182,7 @@ def test_a_model_on_the_hub_is_the_snapshot_at_hand(
     ]
     assert set(asked) == {("some/model", "v1")}
     monkeypatch.setattr(file_digests, "try_to_load_from_cache", lambda *_, **__: None)
+    # not fetched: nothing to mistake for it
     file_digests.check_model_files_unchanged(
         {"model/config.json": "d"}, plan_weights.weight_digests_of_plan_files(plan), "it"
-    )  # not fetched: nothing to mistake for it
+    )

@@ -87,9 +87,8 @@ def test_games_catch_it_so_often() -> None:
 def test_what_it_says() -> None:
     some = audit(1000, 1.0, GAUSSIAN, 0)
     assert describe_detection_power(some, 1.0) == (
-        f"ε {find_detectable_epsilon(some, 1.0):.3g} of a Gaussian "
-        f"mechanism that its scores see in full would have been caught "
-        "with 80% probability"
+        f"ε {find_detectable_epsilon(some, 1.0):.3g} of a Gaussian mechanism that its scores see "
+        "in full would have been caught with 80% probability"
     )
     assert describe_detection_power(some, some.best).startswith("no ε of a Gaussian mechanism")
     assert "DP-SGD by its sampling and steps" in describe_detection_power(

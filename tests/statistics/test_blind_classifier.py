@@ -107,9 +107,8 @@ def test_a_stacked_score_uses_no_label_of_its_own() -> None:
     noise = keyed_random_generator("stacked")
     member = np.arange(120) < 60
     own = blind_classifier.combine_membership_scores(np.eye(120), member, np.arange(120))
-    assert (
-        np.ptp(own) < 1e-9
-    )  # what is left is rounding, in which one processor sees an order and another none
+    # what is left is rounding, in which one processor sees an order and another none
+    assert np.ptp(own) < 1e-9
     features = np.column_stack([member + noise.normal(0, 0.3, 120), noise.normal(size=120)])
     found = blind_classifier.combine_membership_scores(features, member, np.arange(120))
     assert roc.auc(found[member], found[~member]) > 0.85
@@ -126,9 +125,8 @@ def test_the_deviation_grows_with_folds_and_with_the_groups_of_related_texts() -
     alternating = np.arange(40) % 2 == 0
     factor = blind_classifier.compute_cross_fit_deviation_factor
     assert factor(alternating, np.arange(40)) == pytest.approx(1.5)  # five folds
-    in_fours = np.repeat(
-        np.arange(20), 4
-    )  # without it, 14% of random splits were told apart, of 2.5%
+    # without it, 14% of random splits were told apart, of 2.5%
+    in_fours = np.repeat(np.arange(20), 4)
     assert factor(np.repeat([True, False], 40), in_fours) == pytest.approx(1.5 * 2)
     assert factor(np.array([True, True, False]), np.array([0, 1, 2])) == 1.0
 

@@ -40,9 +40,8 @@ def test_weights_are_uniform_on_the_simplex() -> None:
     )
     assert found.shape == (4000,) and found.min() > 0 and found.max() < 1
     assert found.mean() == pytest.approx(values.mean(), abs=0.01)
-    assert found.var() == pytest.approx(
-        values.var() / 4, rel=0.05
-    )  # of Dirichlet(1, 1, 1): 1 / (n + 1)
+    # of Dirichlet(1, 1, 1): 1 / (n + 1)
+    assert found.var() == pytest.approx(values.var() / 4, rel=0.05)
 
 
 def test_many_secrets_take_no_more_memory_than_few() -> None:
@@ -92,9 +91,8 @@ def test_one_text_says_nothing_and_few_say_little() -> None:
         np.inf,
     )
     value, low, high = bootstrap.estimate_rate_statistic([[6.0, 9.0]], [[3.0, 3.0]], same, "few")
-    assert (
-        high - value == value - low == pytest.approx(student.ppf(0.975, 1) / 2)
-    )  # as of two numbers 1 apart
+    # as of two numbers 1 apart
+    assert high - value == value - low == pytest.approx(student.ppf(0.975, 1) / 2)
     assert bootstrap.estimate_rate_statistic([[6.0, 6.0]], [[3.0, 3.0]], same, "few") == (
         2.0,
         2.0,

@@ -58,9 +58,8 @@ def test_the_statistic_is_the_score_of_the_constrained_likelihood() -> None:
     lost = minimize_scalar(unlikelihood, bounds=(1e-9, (1 - delta) / 2 - 1e-9), method="bounded").x
     expected = (wins - losses - n * delta) / np.sqrt(n * (2 * lost + delta - delta**2))
     assert compute_tango_statistic(wins, losses, n, delta) == pytest.approx(expected, abs=1e-4)
-    assert compute_tango_statistic(9, 3, 40, 0.0) == pytest.approx(
-        (9 - 3) / np.sqrt(9 + 3)
-    )  # McNemar's
+    # McNemar's
+    assert compute_tango_statistic(9, 3, 40, 0.0) == pytest.approx((9 - 3) / np.sqrt(9 + 3))
     assert compute_tango_statistic(0, 0, 40, 0.0) == 0
 
 
@@ -130,9 +129,8 @@ def test_a_ranking_is_resampled_with_both_runs_thresholds() -> None:
         return right / len(chosen)
 
     seen = resample_paired_recall(*runs, errors)
-    asked = compare_columns(
-        *((hit.astype(float), score) for hit, score in runs), errors=errors
-    )  # as rows keep them
+    # as rows keep them
+    asked = compare_columns(*((hit.astype(float), score) for hit, score in runs), errors=errors)
     assert (asked.value, asked.low(0.05)) == (seen.value, seen.low(0.05))
     assert seen.value == pytest.approx(
         recall(*runs[0], np.arange(n)) - recall(*runs[1], np.arange(n))

@@ -50,6 +50,5 @@ def test_documents_are_counted_rather_than_parts() -> None:
     )
     assert measure_document_recall([secret("x", None)], {"x": True}, {"x": True}) == ()
     none = {"b1": False}
-    assert (
-        len(measure_document_recall(secrets, none, none)) == 3
-    )  # a budget that covered one document
+    # a budget that covered one document
+    assert len(measure_document_recall(secrets, none, none)) == 3

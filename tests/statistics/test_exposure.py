@@ -79,9 +79,10 @@ def test_references_that_are_skew_normal_are_seldom_refuted() -> None:
         for shape in (0, -3)
         for i in range(15)
     )
+    # 1.5 expected
     assert (
         sum(exposure.compute_skew_normal_p_value(sample, noise) < 0.05 for sample in samples) <= 4
-    )  # 1.5 expected
+    )
 
 
 def test_exposure_of_a_rank() -> None:

@@ -112,10 +112,11 @@ def test_shares_are_held_to_their_exact_interval() -> None:
 def test_rates_are_those_of_every_single_resample() -> None:
     """The slow twin: `roc.tpr_at_fpr` on each resample, written out."""
     rng = np.random.default_rng(5)
+    # ties
     own, others = (
         rng.integers(0, 40, 30).astype(float),
         rng.integers(-20, 20, 50).astype(float),
-    )  # ties
+    )
     [leak] = frontier.estimate_tpr_leakages([[(own, others)]], 0.05)
     members = next(bootstrap.draw_resample_blocks(30, "frontier members", frontier.RESAMPLES))
     nonmembers = next(
@@ -148,10 +149,11 @@ def test_aucs_are_those_of_every_single_resample_in_one_direction() -> None:
     """The slow twin: `roc.auc` on each resample, written out; below 1/2 it is read the other
     way."""
     rng = np.random.default_rng(5)
+    # ties
     own, others = (
         rng.integers(0, 40, 30).astype(float),
         rng.integers(-20, 20, 50).astype(float),
-    )  # ties
+    )
     first, turned = frontier.estimate_auc_leakages([[(own, others)], [(-own, -others)]])
     members = next(bootstrap.draw_resample_blocks(30, "frontier members", frontier.RESAMPLES))
     nonmembers = next(
@@ -187,9 +189,8 @@ def test_perplexity_ratios_by_hand_paired_by_text() -> None:
     nll = np.array([base, base + 0.1 * tokens, np.where([True, False], np.inf, base)])
     own, same, never = frontier.estimate_perplexity_ratios(nll, tokens, base)
     assert (own.value, own.low, own.high) == (1, 1, 1)
-    assert (same.value, same.low, same.high) == pytest.approx(
-        (math.exp(0.1),) * 3
-    )  # each text by as much: no width
+    # each text by as much: no width
+    assert (same.value, same.low, same.high) == pytest.approx((math.exp(0.1),) * 3)
     assert math.isinf(never.value) and math.isinf(never.high)
 
 

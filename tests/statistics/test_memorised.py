@@ -107,12 +107,13 @@ def test_the_first_of_a_ranking_are_no_near_duplicates() -> None:
         (1, 2),
         (1, 2, 3, 4, 5, 6),
     ]
+    # too short for a trigram: like nothing
     assert memorised.select_distinct_texts([5, 4, 3, 2, 1, 6], texts.__getitem__) == [
         5,
         2,
         3,
         4,
-    ]  # too short for a trigram: like nothing
+    ]
     assert memorised.select_distinct_texts([5, 4, 3, 2, 1, 6], texts.__getitem__, count=2) == [5, 2]
     assert memorised.select_distinct_texts([0.0] * 3, lambda i: (3 * i, 3 * i + 1, 3 * i + 2)) == [
         0,

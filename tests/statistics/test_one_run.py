@@ -133,10 +133,11 @@ def test_the_p_value_is_how_often_a_row_of_coins_is_as_surprising(right: tuple[i
         assert compute_one_run_p_value(64, right, epsilon, 0.0) == pytest.approx(
             seen, abs=4 * math.sqrt(seen / 10_000) + 1e-3
         )
+        # who lacks fewest gets them first
         spare, expected = (
             64 * 1e-3 / (1 + math.exp(epsilon)),
             seen,
-        )  # who lacks fewest gets them first
+        )
         for more in range(1, 65):
             lacking = naive_chance(64, right, epsilon, more) - naive_chance(
                 64, right, epsilon, more - 1
@@ -243,9 +244,8 @@ def test_the_f_dp_bound_is_the_whole_recursion() -> None:
 
 def test_limits() -> None:
     for bound in (epsilon_one_run, epsilon_fdp, bound_shape_epsilon):
-        assert (
-            bound(20, (0,), 1e-5) == bound(20, (10,), 1e-5) == bound(4, (4,), 1e-5) == 0
-        )  # 2^-4 > 5%
+        # 2^-4 > 5%
+        assert bound(20, (0,), 1e-5) == bound(20, (10,), 1e-5) == bound(4, (4,), 1e-5) == 0
         assert 0 < bound(20, (20,), 1e-5) < bound(20, (20,), 1e-5, 0.2) < math.inf
         assert bound(20, (19,), 1e-5) < bound(20, (20,), 1e-5)
     all_right = math.log(0.05**0.01 / (1 - 0.05**0.01))
@@ -324,9 +324,8 @@ def test_a_mechanism_that_tells_all_or_none_is_paid_for() -> None:
     with 0.9."""
     chance, right, m, level = 0.1, 0.9, 20, 0.05
     alpha = np.linspace(0, 1, 2001)
-    best = (
-        np.minimum(alpha / ((1 - right) * chance), 1) * right * chance
-    )  # power: told bits first, then the others
+    # power: told bits first, then the others
+    best = np.minimum(alpha / ((1 - right) * chance), 1) * right * chance
     rest = np.clip((alpha - (1 - right) * chance) / (1 - chance), 0, None)
     power = best + np.minimum(rest, 1) * (1 - chance)
     late = (

@@ -102,9 +102,8 @@ def test_the_threshold_is_exceeded_by_new_non_members_as_seldom_as_it_says() -> 
     others."""
     for n, rate in ((100, 0.01), (300, 0.01), (50, 0.1)):
         above = np.sort(keyed_random_generator("conformal", n).random((4000, n)), axis=1)[:, ::-1]
-        realised = 1 - float(
-            above[:, roc.count_allowed_false_positives(n, rate)].mean()
-        )  # of uniform scores
+        # of uniform scores
+        realised = 1 - float(above[:, roc.count_allowed_false_positives(n, rate)].mean())
         assert (
             realised
             == pytest.approx((roc.count_allowed_false_positives(n, rate) + 1) / (n + 1), rel=0.06)
@@ -119,9 +118,8 @@ def test_the_threshold_is_exceeded_by_new_non_members_as_seldom_as_it_says() -> 
 
 def test_ties_with_the_threshold_do_not_count_and_are_told() -> None:
     own, others = np.array([5.0, 3.0, 3.0, 1.0]), np.array([4.0, 3.0, 3.0, *range(-97, 0)])
-    found = roc.tpr_at_fpr(
-        own, others, 0.02
-    )  # the second of a hundred is the threshold, and the third is equal
+    # the second of a hundred is the threshold, and the third is equal
+    found = roc.tpr_at_fpr(own, others, 0.02)
     assert (found.threshold, found.found, found.false, found.tied) == (3.0, 1, 1, (2, 2))
     assert "1/4 above 3; of non-members 1/100" in roc.describe_tpr_counts(found)
     assert (

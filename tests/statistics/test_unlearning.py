@@ -65,9 +65,8 @@ def test_a_share_that_came_back_is_of_what_was_taken_on_the_whole() -> None:
         relearned=(0.2 + taken / 4).tolist(),
     )
     back = found.changes["share_back"]
-    assert (back.value, back.low, back.high) == pytest.approx(
-        (0.25, 0.25, 0.25)
-    )  # of each the same part
+    # of each the same part
+    assert (back.value, back.low, back.high) == pytest.approx((0.25, 0.25, 0.25))
     assert (back.n, back.unit) == (12, "share")
     assert values(found)["unlearned"] == pytest.approx(-taken.mean())
 

@@ -47,10 +47,11 @@ def test_a_case_by_hand() -> None:
     assert new.low == 0 and new.unit == "per 1,000" and new.n == 10
     total = unseen_species.estimate_species_richness("total", seen, 10, 100)
     assert total is not None and total.value == pytest.approx(5 + 0.9 * 3 * 2 / (2 * 2))
+    # 5 + 1.35 exp(1.96 sqrt(log(1 + 5.60 / 1.35^2))) = 18.8, in whole ones
     assert (total.low, total.high) == (
         5,
         19,
-    )  # 5 + 1.35 exp(1.96 sqrt(log(1 + 5.60 / 1.35^2))) = 18.8, in whole ones
+    )
 
 
 def test_with_nothing_seen_the_bound_is_that_of_no_draw_that_shows_one() -> None:

@@ -131,10 +131,11 @@ def test_a_run_with_several_defenses_has_its_picture(single: Path) -> None:
     result = read_result(single)
     assert fits_schema(single)
     extraction, members = result.frontiers
+    # too few for a rate
     assert (extraction.metric, members.metric) == (
         "extraction_probability",
         "membership_auc",
-    )  # too few for a rate
+    )
     base, mine, copy = extraction.points
     assert (base.label, mine.label, copy.label) == ("Undefended", MINE, COPY)
     perplexity = {target.name: target.perplexity for target in result.targets}
@@ -142,11 +143,12 @@ def test_a_run_with_several_defenses_has_its_picture(single: Path) -> None:
     assert mine.ratio.value == pytest.approx(
         perplexity["mine"].value / perplexity["undefended"].value
     )
+    # filled, and hollow
     assert (mine.epsilon, mine.tokens, copy.epsilon) == (
         pytest.approx(0.809, abs=1e-3),
         1,
         None,
-    )  # filled, and hollow
+    )
     main = next(
         f for f in result.findings if f.cell_key == ("mine", "white-box", "extraction-probability")
     ).main
@@ -155,11 +157,12 @@ def test_a_run_with_several_defenses_has_its_picture(single: Path) -> None:
         and mine.leak.value == pytest.approx(main.value)
         and mine.leak.n == main.n == 38
     )
+    # one distribution: not told apart
     assert (mine.leak, mine.ratio, mine.least) == (
         copy.leak,
         copy.ratio,
         copy.least,
-    )  # one distribution: not told apart
+    )
     assert members.points[0].leak.n == 38 and not members.missing
     report = (single / "report.md").read_text()
     assert "What leaks least at the same usefulness" in report and "perplexity within 10%" in report
@@ -192,9 +195,8 @@ def test_a_grid_has_a_line_a_defense_over_its_own_knob(swept: Path) -> None:
         f"{MINE}, weight 0.02",
     ]
     by = {row["model"]: row for row in rows}
-    assert (
-        by[COPY]["leakage"] == by[f"{MINE}, weight 0.02"]["leakage"]
-    )  # no option of its own was swept: one point
+    # no option of its own was swept: one point
+    assert by[COPY]["leakage"] == by[f"{MINE}, weight 0.02"]["leakage"]
     assert float(by[f"{MINE}, weight 0.02"]["leakage"]) < float(
         by[f"{MINE}, weight 0.9"]["leakage"]
     )
@@ -273,9 +275,8 @@ def test_a_study_of_ones_own_has_a_line_a_variant(
         "-o",
         str(tmp_path / "out"),
     ]
-    assert (
-        run_command_line(command) == 2
-    )  # the plan's plug-in runs if the command line names it too
+    # the plan's plug-in runs if the command line names it too
+    assert run_command_line(command) == 2
     command += ["--plugin", str(world / "plugins.py")]
     assert run_command_line(command) == 0
     found = tmp_path / "out" / "picture"

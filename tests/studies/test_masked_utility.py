@@ -146,15 +146,13 @@ def test_the_ends_are_exact_and_epsilon_is_the_papers(world: Path) -> None:
     result = mixing(world, {"weight": [0.0, 0.3, 1.0]})
     bare, none, some, whole = result.rows
     assert result.texts == 12 and result.restarts == 2
-    assert none.perplexity.value == pytest.approx(
-        result.vocab_size, rel=1e-12
-    )  # weight 0: exactly |V|
+    # weight 0: exactly |V|
+    assert none.perplexity.value == pytest.approx(result.vocab_size, rel=1e-12)
     assert (
         none.perplexity.low == pytest.approx(none.perplexity.high, rel=1e-12) and none.epsilon == 0
     )
-    assert (
-        whole.perplexity == bare.perplexity and whole.epsilon == math.inf
-    )  # weight 1: the model itself
+    # weight 1: the model itself
+    assert whole.perplexity == bare.perplexity and whole.epsilon == math.inf
     assert (whole.ratio.low, whole.ratio.value, whole.ratio.high) == pytest.approx(
         (1, 1, 1), rel=1e-12
     )
@@ -232,15 +230,13 @@ def test_perplexities_are_paired_and_know_infinity() -> None:
         own.value == pytest.approx(np.exp(nll.sum(-1) / 400).mean())
         and own.low < 0.97 * own.value < 0.97 * own.high
     )
-    assert (thrice.value, thrice.low, thrice.high) == pytest.approx(
-        (3, 3, 3)
-    )  # every text by as much
+    # every text by as much
+    assert (thrice.value, thrice.low, thrice.high) == pytest.approx((3, 3, 3))
     possible = nll.copy()
     possible[0, 7] = math.inf
     never = utility_corpus_perplexity(possible, tokens, nll)
-    assert (
-        never.value == never.high == math.inf and 0 < never.low < math.inf
-    )  # a third of the resamples lack the text
+    # a third of the resamples lack the text
+    assert never.value == never.high == math.inf and 0 < never.low < math.inf
 
 
 # --- the public top-k

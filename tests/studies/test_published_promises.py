@@ -76,9 +76,8 @@ def test_dp_fusion_costs_more_than_it_charges(
         and "neighbour 0" in replaced.where
     )
     assert realised is None or replaced.realised == pytest.approx(realised, abs=5e-6)
-    assert emptied.realised == pytest.approx(
-        alpha * beta, rel=1e-4
-    )  # as far from the redacted distribution as it may be
+    # as far from the redacted distribution as it may be
+    assert emptied.realised == pytest.approx(alpha * beta, rel=1e-4)
     assert (emptied.verdict == "holds") == (alpha <= 4)
     (more,) = rows(found["dp-fusion"], "opposite phrases", f"{setting}, charged 4 D")
     assert (

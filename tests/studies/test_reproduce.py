@@ -324,9 +324,8 @@ def test_a_reproduction_writes_its_ledger(
 ) -> None:
     out = tmp_path / "out"
     command = ["reproduce", str(paper), *own(world), "-o", str(out)]
-    assert (
-        run_command_line(command) == 2
-    )  # the odd one cannot run; the ledger is written all the same
+    # the odd one cannot run; the ledger is written all the same
+    assert run_command_line(command) == 2
     seen = said.readouterr()
     assert (
         "1 point failed, which the ledger calls not run; table1/odd, seed 0: unknown option"
@@ -382,8 +381,8 @@ def test_a_ledger_beside_another_says_first_where_they_disagree(tmp_path: Path) 
         reproduce.write_ledger_files(out, paper, ("lab", "smollm2")[at], entries, other)
     first, _, table = (tmp_path / "real" / "ledger.md").read_text().partition("\n\n")
     assert first == (
-        "They disagree about a (Claim a: holds on lab, refuted on smollm2). "
-        "1 of 4 claims are decided alike on both, 2 on one alone."
+        "They disagree about a (Claim a: holds on lab, refuted on smollm2). 1 of 4 claims are "
+        "decided alike on both, 2 on one alone."
     )
     assert "ours, lab | verdict, lab | ours, smollm2 | verdict, smollm2" in table
     found = {row["id"]: row for row in rows(tmp_path / "real" / "ledger.csv")}
@@ -436,8 +435,8 @@ def test_what_a_reproduction_refuses(paper: Path, tmp_path: Path, said: Said) ->
 def test_the_list_is_quick_and_imports_nothing_heavy() -> None:
     script = (
         "import sys; from auditor.cli import run_command_line; code = "
-        "run_command_line(['reproduce', '--list']); "
-        "sys.exit(code or bool({'torch', 'scipy', 'pandas', 'matplotlib'} & set(sys.modules)))"
+        "run_command_line(['reproduce', '--list']); sys.exit(code or bool({'torch', 'scipy', "
+        "'pandas', 'matplotlib'} & set(sys.modules)))"
     )
     start = time.perf_counter()
     done = subprocess.run(
@@ -602,13 +601,14 @@ def test_pmixed_is_run_as_in_table_1() -> None:
     }
     assert options == {**table_1, "ensemble": "ensembles/80"}
     orders = [p.plan["defense_options"]["pmixed"] for p in grid(paper, "figure4a", "lab")]
+    # formulas B2.1
     assert [(o["epsilon"], o["alpha"]) for o in orders] == [
         (2, 9),
         (4, 5),
         (6, 4),
         (8, 3),
         (10, 3),
-    ]  # formulas B2.1
+    ]
 
 
 # What a defense costs and what still leaks, in one ledger: a probe's numbers and perplexities

@@ -399,9 +399,8 @@ def test_batches_are_poisson() -> None:
     for step in range(2000):
         drawn[step, sampler.draw_batch_units(step)] = 1
     assert drawn.mean() == pytest.approx(0.3, abs=0.01)
-    assert drawn.sum(1).std() == pytest.approx(
-        math.sqrt(40 * 0.3 * 0.7), rel=0.06
-    )  # a shuffled loader has 0
+    # a shuffled loader has 0
+    assert drawn.sum(1).std() == pytest.approx(math.sqrt(40 * 0.3 * 0.7), rel=0.06)
     between = np.corrcoef(drawn.T)[np.triu_indices(40, 1)]
     assert abs(between.mean()) < 0.01
     assert np.array_equal(

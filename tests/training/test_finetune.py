@@ -36,9 +36,8 @@ def test_an_untrained_model_reads_and_writes_by_one_matrix_that_its_seed_makes()
 
 def test_an_epoch_reads_every_token_once_and_is_told_when_it_ends() -> None:
     """Of 10 blocks of 4 tokens, 3 a step: 4 steps an epoch, in an order of its own."""
-    sequences = [
-        tuple(range(1 + 3 * i % 14, 4 + 3 * i % 14)) for i in range(10)
-    ]  # and the end of each
+    # and the end of each
+    sequences = [tuple(range(1 + 3 * i % 14, 4 + 3 * i % 14)) for i in range(10)]
     read, epochs = list[Tensor](), list[tuple[int, int]]()
 
     def loss(model: Any, blocks: Tensor) -> Tensor:

@@ -83,9 +83,8 @@ def test_the_distribution_is_gaussian(step: int) -> None:
     assert abs(stats.skew(values)) < 4 * math.sqrt(6 / n) and abs(
         stats.kurtosis(values)
     ) < 4 * math.sqrt(24 / n)
-    assert abs(np.corrcoef(values[::2], values[1::2])[0, 1]) < 4 / math.sqrt(
-        n / 2
-    )  # the two of a pair of words
+    # the two of a pair of words
+    assert abs(np.corrcoef(values[::2], values[1::2])[0, 1]) < 4 / math.sqrt(n / 2)
     assert 3.9 < np.abs(values).max() < 6.5
 
 

@@ -49,9 +49,8 @@ def test_clipping_shares_fall_from_1_to_the_least_as_records_grow_rarer(
         max(shares),
     ) == pytest.approx((0.25, 1))
     assert rarity.compute_clipping_shares(model, examples, 1.0, low, high) == [1.0] * 4
-    by_itself = rarity.compute_clipping_shares(
-        model, examples, 0.5, 0, 0
-    )  # from 1 to the size of the vocabulary
+    # from 1 to the size of the vocabulary
+    by_itself = rarity.compute_clipping_shares(model, examples, 0.5, 0, 0)
     assert by_itself == pytest.approx(
         (1 - 0.5 * np.clip(log_perplexity / np.log(model.vocab_size), 0, 1)).tolist()
     )

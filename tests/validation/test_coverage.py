@@ -34,9 +34,8 @@ def test_bounds_cover(kind: str, terms: tuple[Any, ...]) -> None:
     rows = list(coverage.study(mechanism, 200, 120, seed=0))
     assert {row.estimator for row in rows} >= set(mechanism.truth)
     for row in (row for row in rows if row.stated):
-        assert not row.failed and row.exceeds / row.audits <= 0.09, (
-            row
-        )  # 0.05 and three standard errors
+        # 0.05 and three standard errors
+        assert not row.failed and row.exceeds / row.audits <= 0.09, row
         assert 0.05 < row.median / row.truth <= 1.0
 
 

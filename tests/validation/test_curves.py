@@ -48,9 +48,8 @@ def test_memory_is_that_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
         return {"asking": float(np.ones(size * 4_000_000).sum())}
 
     monkeypatch.setattr(curves, "audited", held)
-    free = [
-        np.ones(120_000) for _ in range(200)
-    ]  # 192 MB, of pieces that the process keeps when they are free
+    # 192 MB, of pieces that the process keeps when they are free
+    free = [np.ones(120_000) for _ in range(200)]
     free[:-1] = []  # the last one keeps the heap from shrinking by itself
     found = curves.measured(
         curves.Knob("units", (1, 2, 1), lambda folder, size: {"size": size}), (4, 8, 4), 1

@@ -16,9 +16,8 @@ def test_tables_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert text == capsys.readouterr().out
     assert len([line for line in text.splitlines() if line.endswith("% |")]) == 13 + 8
     assert "<svg" in (tmp_path / "power.svg").read_text()
-    assert (
-        run_command_line(["gate", "--plan", "recall=0.2:0.25:0.1"]) == 0
-    )  # the command that the table names
+    # the command that the table names
+    assert run_command_line(["gate", "--plan", "recall=0.2:0.25:0.1"]) == 0
     asked = next(
         line.split()[0]
         for line in capsys.readouterr().out.splitlines()
@@ -42,8 +41,7 @@ def test_what_stops_early_is_seldom_wrong_and_asks_less(
     assert len(on_the_limit) == 8
     for row in on_the_limit:
         assert all(float(rate.rstrip("%")) <= 5 for rate in row[1:3] if rate), row
-    assert all(
-        float(row[3].rstrip("%")) > 15 for row in on_the_limit[:4]
-    )  # an exact bound is for one look
+    # an exact bound is for one look
+    assert all(float(row[3].rstrip("%")) > 15 for row in on_the_limit[:4])
     far = [row for row in rows if row[:2] in (["0.05", "0.4"], ["0.01", "0.08"], ["0.01", "0"])]
     assert all(float(row[-1].split()[0]) >= 5 for row in far) and len(far) == 3

@@ -397,13 +397,14 @@ MASKED: Mapping[str, Row] = {
     "xmod": Row(shape={"languages": ["en"], "default_language": "en"}),
 }
 
+# each method of `audit train` is run on them in the tests
 TRAINED = (
     "gpt2",
     "gpt_neox",
     "llama",
     "mistral",
     "qwen2",
-)  # each method of `audit train` is run on them in the tests
+)
 
 
 def row(family: str, kind: Kind) -> Row:

@@ -44,6 +44,7 @@ COUNTED_OTHERWISE = (
 # Moshi's own cache forgets what is past the window; its mask, in training too, does not. XLM's
 # `generate` asks for a masked token behind the text, which no model of next tokens was trained on.
 GENERATED_OTHERWISE = ("moshi", "xlm")
+# each way of serving
 LOADED = (
     "mamba2",
     "jamba",
@@ -52,7 +53,7 @@ LOADED = (
     "gemma4_text",
     "reformer",
     "rwkv",
-)  # each way of serving
+)
 
 
 def close(got: Tensor, expected: Tensor) -> None:
@@ -78,13 +79,11 @@ def model(request: pytest.FixtureRequest) -> HuggingFaceModel:
 def test_a_family_is_served_as_its_row_says(model: HuggingFaceModel) -> None:
     g = torch.Generator().manual_seed(0)
     tokens = torch.randint(3, VOCABULARY, (3, 10), generator=g)
-    distribution = torch.log_softmax(
-        model.model(input_ids=tokens).logits, dim=-1
-    )  # transformers' own
+    # transformers' own
+    distribution = torch.log_softmax(model.model(input_ids=tokens).logits, dim=-1)
     close(model.log_probs(tokens, 10), distribution)
-    close(
-        model.log_probs(tokens[:, :6], 1)[:, 0], distribution[:, 5]
-    )  # nothing that comes later is seen
+    # nothing that comes later is seen
+    close(model.log_probs(tokens[:, :6], 1)[:, 0], distribution[:, 5])
     rows, contexts = model.start(tokens, 3), tokens
     close(rows.log_probs(), distribution[:, -1])
     for parents in ([2, 0, 2, 1, 2], [4, 1], [1, 0]):  # splits, deaths, another order
@@ -129,9 +128,8 @@ def test_a_soft_prompt_of_token_embeddings_is_those_tokens(model: HuggingFaceMod
     distribution = model.log_probs(tokens, 2, prompt=prompt)
     close(distribution, model.log_probs(torch.cat([torch.tensor([[7, 4]] * 2), tokens], dim=1), 2))
     close(model.start(tokens, 2, prompt=prompt.detach()).log_probs(), distribution[:, -1])
-    near = model.log_probs(
-        tokens, 2, prompt=prompt.detach() * 1.0001
-    )  # a tuned prompt is no token's embedding
+    # a tuned prompt is no token's embedding
+    near = model.log_probs(tokens, 2, prompt=prompt.detach() * 1.0001)
     torch.testing.assert_close(near, distribution.detach(), atol=0.05, rtol=0)
     distribution.sum().backward()  # type: ignore[no-untyped-call]
     assert prompt.grad is not None and float(prompt.grad.abs().sum()) > 0

@@ -133,9 +133,8 @@ def _child(
     code = 3
     try:
         os.setsid()
-        signal.signal(
-            signal.SIGINT, signal.default_int_handler
-        )  # a shell's background processes ignore it
+        # a shell's background processes ignore it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.chdir(stand)
         for number, path in zip((1, 2), files, strict=True):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)

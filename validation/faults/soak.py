@@ -94,8 +94,8 @@ class Soak:
         halves = ", ".join(f"{name} {self.halves(i):.2f}" for i, name in enumerate(_CELLS))
         return (
             f"{self.secrets:,} secrets: {self.middle:.0f} MiB ±{self.off:.1%} after the warm-up; "
-            "second half of the "
-            f"secrets by the first, processor time: {halves}; {self.samples[-1].busy:.0f} s in all"
+            f"second half of the secrets by the first, processor time: {halves}; "
+            f"{self.samples[-1].busy:.0f} s in all"
         )
 
 

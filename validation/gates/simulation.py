@@ -33,9 +33,8 @@ from validation.harness import Page, run, save_svg
 
 Random = np.random.Generator
 Columns = dict[str, NDArray[np.float64]]
-Draw = Callable[
-    [Random], Sequence[tuple[Columns, Columns]]
-]  # a row each: of the run and of its baseline
+# a row each: of the run and of its baseline
+Draw = Callable[[Random], Sequence[tuple[Columns, Columns]]]
 
 
 @dataclass(frozen=True)

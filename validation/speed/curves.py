@@ -43,9 +43,8 @@ VOCABULARY, LENGTH = 256, 8  # entries; tokens of a prefix, and of a suffix wher
 WORDS = 20  # of a record
 CHEAP = 5.0  # seconds: a dearer audit is done once
 POWERS = np.arange(0, 3.001, 0.01)  # among which the exponent is looked for
-Parts = dict[
-    str, float
-]  # seconds of reading the data, of asking the model with all statistics, of the reports
+# seconds of reading the data, of asking the model with all statistics, of the reports
+Parts = dict[str, float]
 
 
 @dataclass(frozen=True)

@@ -75,9 +75,8 @@ def of_memaudit(bench: Bench, count: int) -> Iterator[PeerPair]:
         lambda: scored("loss"),
     )
 
-    words = [
-        tokenizer.decode(one.prefix) for one in secrets
-    ]  # which memaudit reads, and writes as tokens anew
+    # which memaudit reads, and writes as tokens anew
+    words = [tokenizer.decode(one.prefix) for one in secrets]
     anew = [
         replace(one, prefix=tuple(tokenizer(text)["input_ids"]))
         for one, text in zip(secrets, words, strict=True)
@@ -115,9 +114,8 @@ def of_jax_privacy(folder: Path, count: int = 2000) -> Iterator[PeerPair]:
         lambda: [theirs.CanaryScoreAuditor(own, others).attack_auroc()],
         lambda: [roc.auc(own, others)],
     )
-    asked = [
-        (m, right, e) for m in (20, 24, 28, 31) for right in (m - 4, m) for e in (0.5, 1.0)
-    ]  # of one r alone
+    # of one r alone
+    asked = [(m, right, e) for m in (20, 24, 28, 31) for right in (m - 4, m) for e in (0.5, 1.0)]
     yield PeerPair(
         "p-value of an audit in one run, all canaries guessed, 16 of them",
         "jax_privacy",

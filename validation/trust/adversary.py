@@ -44,16 +44,13 @@ from auditor.privacy.gaussian import epsilon_by_tightest_accountant
 from validation.harness import Page, run
 
 Array = NDArray[np.float64]
-Ratios = Callable[
-    [Tensor], Array
-]  # (cases, distributions, V) probabilities -> (cases,) realised over claimed
+# (cases, distributions, V) probabilities -> (cases,) realised over claimed
+Ratios = Callable[[Tensor], Array]
 
-_ROUNDING = (
-    1e-6  # relative: divergences of 1e-3 nats are computed from distributions of double precision
-)
-_DISTRIBUTION = (
-    1e-6  # in probability, between the distribution a service says it has and what it draws from
-)
+# relative: divergences of 1e-3 nats are computed from distributions of double precision
+_ROUNDING = 1e-6
+# in probability, between the distribution a service says it has and what it draws from
+_DISTRIBUTION = 1e-6
 _SCALES = (1.0, 4.0, 10.0, 25.0, 60.0)  # of the logits
 
 
@@ -456,9 +453,8 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
 
 def one_step_delta(epsilon: float, sigma: float, q: float, removed: bool) -> float:
     """Of one subsampled step; removed: of the data without the unit against the data with it."""
-    bound = math.exp(
-        -epsilon if removed else epsilon
-    )  # on (with / without), whose rise is monotone in x
+    # on (with / without), whose rise is monotone in x
+    bound = math.exp(-epsilon if removed else epsilon)
     if bound <= 1 - q:
         return 0.0 if removed else 1 - math.exp(epsilon)
     edge = sigma**2 * math.log((bound - (1 - q)) / q) + 0.5

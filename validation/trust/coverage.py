@@ -36,10 +36,11 @@ from validation.harness import Page, run, save_svg
 
 CANARIES = (100, 300, 1000, 3000, 10_000)
 DELTA = 1e-5
+# of the mechanism that is 1-GDP, and no set of independent channels
 _TELLS_ALL, _TOLD_RIGHT = (
     0.1,
     0.9,
-)  # of the mechanism that is 1-GDP, and no set of independent channels
+)
 
 Scores = NDArray[np.float64]  # (canaries,), higher: surer that it was in
 Coins = NDArray[np.bool_]
@@ -54,9 +55,8 @@ class KnownMechanism:
     play: Play
     delta: float
     truth: dict[str, float]  # by estimator that is about it, at delta
-    beside: dict[str, float] = field(
-        default_factory=dict
-    )  # by estimator that is not: what it is measured against
+    # by estimator that is not: what it is measured against
+    beside: dict[str, float] = field(default_factory=dict)
     threshold: float = 0.0  # at or above it a trial is taken for one with the record
     sampling: Sampling = GAUSSIAN  # of the shape that is assumed
 

@@ -20,9 +20,8 @@ from auditor.statistics.intervals import clopper_pearson
 SIDE = 0.025
 Rng = np.random.Generator
 Floats = NDArray[np.float64]
-Ends = tuple[
-    float, float, float, float
-]  # of the 95% interval; one-sided bounds at 5%: what a gate fails and holds by
+# of the 95% interval; one-sided bounds at 5%: what a gate fails and holds by
+Ends = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)

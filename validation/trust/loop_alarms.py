@@ -187,9 +187,8 @@ def summed(held: list[Row], page: Page) -> int:
         inside = sum(one["inside"] for one in own)
         page.say(
             f"{kind}: broken {share(sum(bool(one['broken']) for one in own), len(own))}; cannot "
-            "tell "
-            f"{sum(one['verdict'] == UNKNOWN for one in own)}; mean reach {seen.mean():.4f} "
-            f"± {1.96 * error:.4f}; its 95% interval holds the claim in {share(inside, len(own))}; "
+            f"tell {sum(one['verdict'] == UNKNOWN for one in own)}; mean reach {seen.mean():.4f} ± "
+            f"{1.96 * error:.4f}; its 95% interval holds the claim in {share(inside, len(own))}; "
             f"doubted {share(sum(one['doubted'] for one in own), len(own))}"
         )
     by_check = Counter(check for one in held for check in one["broken"])

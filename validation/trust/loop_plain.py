@@ -22,9 +22,8 @@ CLAIM = {
     "steps": STEPS,
     "delta": DELTA,
 }
-Loop = Callable[
-    [Any, Any], Any
-]  # of model and records: what a private training gives back, and what it claims
+# of model and records: what a private training gives back, and what it claims
+Loop = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True)

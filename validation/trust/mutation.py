@@ -85,9 +85,8 @@ class _Changes(ast.NodeTransformer):
 
     def _inside(self, node: Any) -> Any:
         self.functions.append(node.name)
-        node.body = [
-            self.visit(statement) for statement in node.body
-        ]  # no decorator, default or annotation
+        # no decorator, default or annotation
+        node.body = [self.visit(statement) for statement in node.body]
         self.functions.pop()
         return node
 

@@ -184,9 +184,8 @@ def of_lab(page: Page, own: Lab, batches: int, size: int, length: int) -> None:
     """Texts that a lab's real models write, as they are drawn behind the token that begins a
     text."""
     words, seed = own.tokenizer, own.recipe.seed
-    end = words.convert_tokens_to_ids(
-        "<|endoftext|>"
-    )  # of a text; a conversation's turns end with another
+    # of a text; a conversation's turns end with another
+    end = words.convert_tokens_to_ids("<|endoftext|>")
     private, fresh = (
         [
             words.decode([*s.prefix, *s.suffix], skip_special_tokens=True)

@@ -72,12 +72,11 @@ TOOLS = (
     "{% if tools %}{{ '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>\n' }}{% endif %}"
     + CHATML
 )
-CLOSED = CHATML.replace(
-    "assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}"
-)  # a thought is opened
+# a thought is opened
+CLOSED = CHATML.replace("assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}")
 OTHER = (
-    "{% for m in messages %}{{ ('Q: ' if m.role == 'user' else ' A: ') + m.content }}{% "
-    "endfor %}<|end|>"
+    "{% for m in messages %}{{ ('Q: ' if m.role == 'user' else ' A: ') + m.content }}{% endfor "
+    "%}<|end|>"
 )
 DAY = "2024-03-05"
 TOOL = {"type": "function", "function": {"name": "code", "parameters": {}}}
@@ -88,16 +87,14 @@ _ALPACA = (
 )
 _ALPACA_INPUT = (
     "Below is an instruction that describes a task, paired with an input that provides further "
-    "context. Write a "
-    "response that appropriately completes the request.\n\n### Instruction:\n{}\n\n### "
-    "Input:\n{}\n\n### Response:"
+    "context. Write a response that appropriately completes the request.\n\n### "
+    "Instruction:\n{}\n\n### Input:\n{}\n\n### Response:"
 )
 
 Row = Mapping[str, Any]
 Text = str
-Encode = Callable[
-    [Any, Row], Text
-]  # what the trainer tokenises, the template's special tokens in it
+# what the trainer tokenises, the template's special tokens in it
+Encode = Callable[[Any, Row], Text]
 
 
 @dataclass(frozen=True)
