@@ -47,6 +47,7 @@ class RemoteModel(LanguageModel):
         self.family = f"an API whose tokenizer has {self.vocab_size:,} tokens"
         room = self.handshake.room
         self.prepended = () if self.dialect.ids else self.dialect.adds
+        self.returns_token_ids = self.dialect.returned
         # a text is scored with one token behind it
         self.max_positions = None if room is None else room - 1
         end = getattr(tokenizer, "eos_token_id", None)

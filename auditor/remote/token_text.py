@@ -121,7 +121,8 @@ class TokenTextCodec:
         """How an answer was withheld (`withheld_answers`), "" where all of it came through."""
         if one.kind:
             return one.kind
-        if not self.dialect.ids and self.text(context).endswith("\ufffd"):
+        prompt = "" if self.dialect.ids else self.text(context)
+        if prompt.startswith("\ufffd") or prompt.endswith("\ufffd"):
             return withheld_answers.SPLIT
         drawn = one.spelled if one.tokens is None else self.text(one.tokens)
         if kind := withheld_answers.withheld_kind_from_text(one.text, self.text(context), drawn):

@@ -4,7 +4,7 @@ they are held to."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,10 @@ from auditor.core.plan_parts import DataPlan
 from auditor.core.result import Doubt
 from auditor.models.base import LanguageModel
 from auditor.models.trained_length import TrainedLength, read_trained_length
-from auditor.models.vocabulary import check_tokens_within_vocabulary
+from auditor.models.vocabulary import (
+    check_tokens_within_vocabulary,
+    decode_keeping_special_tokens,
+)
 from auditor.plugins.benchmark import Benchmark
 from auditor.runs import making_audit_canaries, text_form
 from auditor.runs.prefix_token import tokenizer_default_prefix_token
@@ -151,6 +154,8 @@ def _load_benchmark_of_records(
             benchmark.text_form = said
             benchmark.notes += (said.said,)
             benchmark.doubts += tuple(Doubt("text form", sentence) for sentence in said.doubts)
+    if not model.returns_token_ids:
+        benchmark.doubts += tuple(_doubts_on_split_characters(benchmark.secrets, model))
     # Where there are as many of both, no token is outside the distribution.
     if model.tokenizer is not None and len(model.tokenizer) != model.vocab_size:
         pairs = (
@@ -167,6 +172,22 @@ def _load_benchmark_of_records(
             + ("the data use none of those beyond" if more else "the rest is padding"),
         )
     return benchmark
+
+
+def _doubts_on_split_characters(secrets: Sequence[Secret], model: LanguageModel) -> Iterator[Doubt]:
+    """Yield how many members end within a character, if any: token ids are not cut between them."""
+    members = [secret for secret in secrets if secret.member]
+    n_split = sum(
+        decode_keeping_special_tokens(model.tokenizer, secret.suffix).endswith("\ufffd")
+        for secret in members
+    )
+    if n_split:
+        yield Doubt(
+            "answers",
+            f"{n_split:,} of {len(members):,} suffixes end within a character, and {model.name} "
+            "writes whole characters only: none of these can be extracted. Another --suffix-length "
+            "cuts elsewhere.",
+        )
 
 
 def _choose_trained_length(

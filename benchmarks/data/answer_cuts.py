@@ -17,9 +17,10 @@ from auditor.benchmarks.data.conversation_rows import (
     UnusableConversation,
     message_text,
 )
-from auditor.benchmarks.data.cut_places import spread_windows
+from auditor.benchmarks.data.cut_places import CutPlace, spread_windows
 from auditor.benchmarks.data.wording import (
-    find_character_boundary,
+    CUT_WITHIN_CHARACTER,
+    move_cut_between_characters,
     token_ends_in_characters,
     wording_at_token_ends,
 )
@@ -79,11 +80,13 @@ def cut_answers_into_secrets(
             yield UnusableConversation("an answer that is too short to know a part of")
             continue
         for place in spread_windows(middle, end) if is_all_along else [middle]:
-            last = min(end, place + longest)
-            cut = place
-            if is_all_along:
-                cut, last = (find_character_boundary(written.offsets, at) for at in (place, last))
-            first = 0 if shown is None else max(0, cut - shown)
+            asked = CutPlace(
+                0 if shown is None else max(0, place - shown), place, min(end, place + longest)
+            )
+            first, cut, last = move_cut_between_characters(written.offsets, asked)
+            if not cut < last or (first == cut and cut > 0):
+                yield UnusableConversation(CUT_WITHIN_CHARACTER)
+                continue
             prefix = written.tokens[first:cut]
             wording = wording_at_token_ends(written.text, ends, first, cut, last)
             # by which repeats are counted, whatever prefix is asked

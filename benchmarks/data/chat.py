@@ -29,6 +29,7 @@ from auditor.benchmarks.data.conversation_rows import (
     name_of_tool,
     normalised_role,
 )
+from auditor.benchmarks.data.wording import split_offsets_of_byte_runs
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.core.plan_parts import ALL, SYSTEM, TURNS
@@ -190,7 +191,7 @@ def _tokenise_rendered_chat(
     turns: str = ASSISTANT,
 ) -> RenderedChat:
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    offsets = tuple((int(start), int(end)) for start, end in encoded["offset_mapping"])
+    offsets = tuple(split_offsets_of_byte_runs(text, encoded["offset_mapping"]))
     answers = tuple(
         _answer_of_span(text, offsets, span) if isinstance(span, _Span) else span for span in spans
     )

@@ -29,6 +29,7 @@ from auditor.benchmarks.data.cut_places import (
     LENGTH,
     MOST_WINDOWS,
     NOTHING_SHARED,
+    CutPlace,
     SharedBeginnings,
     TextLengths,
     find_shared_beginnings,
@@ -36,7 +37,9 @@ from auditor.benchmarks.data.cut_places import (
 from auditor.benchmarks.data.data_records import too_long_phrase
 from auditor.benchmarks.data.tables import RecordTable
 from auditor.benchmarks.data.wording import (
-    find_character_boundary,
+    CUT_WITHIN_CHARACTER,
+    move_cut_between_characters,
+    split_offsets_of_byte_runs,
     token_ends_in_characters,
     wording_at_token_ends,
 )
@@ -217,19 +220,21 @@ def _cut_texts_into_parts(
             continue
         ends = token_ends_in_characters(offsets, len(text))
         several = len(places) > 1 or cut.lengths.windows is not None
+        is_moved = False
         for number, place in enumerate(places):
-            start, middle, end = (begin + at for at in place)
-            if not cut.lengths.are_given and cut.lengths.windows is None:
-                # A text is sent whole to servers that take no tokens: with half a character it is
-                # another text.
-                start = find_character_boundary(offsets, start, 1)
-                middle, end = (find_character_boundary(offsets, at) for at in (middle, end))
+            asked = CutPlace(*(begin + at for at in place))
+            start, middle, end = move_cut_between_characters(offsets, asked)
+            is_moved = is_moved or (start, middle, end) != asked
+            part = number if several else None
+            n_tokens = 0 if number else len(ids)
+            if not start < middle < end:
+                yield CutPart(row, CUT_WITHIN_CHARACTER, part, tokens=n_tokens)
+                continue
             wording = wording_at_token_ends(text, ends, start, middle, end)
             halves = (tuple(ids[start:middle]), tuple(ids[middle:end]), wording)
-            part = number if several else None
-            yield CutPart(
-                row, halves, part, middle, n_shared=n_shared, tokens=0 if number else len(ids)
-            )
+            yield CutPart(row, halves, part, middle, n_shared=n_shared, tokens=n_tokens)
+        if is_moved and cut.lengths.are_given:
+            remarks["cut between characters, not within one, at up to a few tokens less"] += 1
         if cut.trained is not None and n_trained < len(ids):
             yield CutPart(row, cut.trained.beyond_phrase, len(places))
 
@@ -374,8 +379,9 @@ def encode_data_texts_with_offsets(
 ) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
     """The token ids of each text, and the characters that each token came from."""
     for first in range(0, len(texts), _BATCH):
+        batch = texts[first : first + _BATCH]
         encoded = tokenizer(
-            list(texts[first : first + _BATCH]),
+            list(batch),
             add_special_tokens=False,
             return_offsets_mapping=True,
             return_attention_mask=False,
@@ -385,4 +391,5 @@ def encode_data_texts_with_offsets(
             # a text longer than the model's positions is cut later, so the warning would mislead
             verbose=False,
         )
-        yield from zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        offsets = map(split_offsets_of_byte_runs, batch, encoded["offset_mapping"])
+        yield from zip(encoded["input_ids"], offsets, strict=True)

@@ -4,12 +4,14 @@ no tokenizer."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 
+from auditor.benchmarks.data.cut_places import CutPlace
 from auditor.core.nouns import Wording
 
 # characters: more than what runs on behind the end of a suffix has, a number or a name
 _AFTER = 100
+CUT_WITHIN_CHARACTER = "less than one character in the prefix or the suffix"
 Offsets = Sequence[tuple[int, int]]  # by token: its first character, and the one behind its last
 
 
@@ -27,7 +29,39 @@ def token_ends_in_characters(offsets: Offsets, length: int) -> list[int]:
     return [*ends[:-1], length] if ends else []
 
 
-def find_character_boundary(offsets: Offsets, at: int, step: int = -1) -> int:
+def split_offsets_of_byte_runs(text: str, offsets: Offsets) -> list[tuple[int, int]]:
+    """Return the offsets with each byte token at its own character.
+
+    tokenizers 0.23's Unigram models with byte_fallback give every byte of a run of unknown
+    characters the offsets of the whole run.
+    """
+    if text.isascii():
+        return list(offsets)
+    split = list[tuple[int, int]]()
+    for (start, end), run in groupby(offsets):
+        n_tokens = sum(1 for _ in run)
+        n_bytes = [len(character.encode()) for character in text[start:end]]
+        if len(n_bytes) > 1 and sum(n_bytes) == n_tokens:
+            split += [(start + i, start + i + 1) for i, n in enumerate(n_bytes) for _ in range(n)]
+        else:
+            split += [(start, end)] * n_tokens
+    return split
+
+
+def move_cut_between_characters(offsets: Offsets, place: CutPlace) -> CutPlace:
+    """Return the place without the tokens at its ends that write only a part of a character.
+
+    A text is sent whole to servers that take no tokens: with half a character it is another text.
+    A part of the place may be empty after that.
+    """
+    return CutPlace(
+        _find_character_boundary(offsets, place.start, 1),
+        _find_character_boundary(offsets, place.middle, -1),
+        _find_character_boundary(offsets, place.end, -1),
+    )
+
+
+def _find_character_boundary(offsets: Offsets, at: int, step: int) -> int:
     """Return the place nearest to `at`, going by `step`, at which no token ends within a character,
     as bytes do."""
     while 0 < at < len(offsets) and offsets[at][0] < offsets[at - 1][1]:

@@ -25,7 +25,11 @@ from transformers import PreTrainedTokenizerFast
 
 from auditor.benchmarks.data.files import Files
 from auditor.benchmarks.data.lm_extraction import LMExtraction
-from auditor.benchmarks.data.wording import token_ends_in_characters, wording_of_tokens
+from auditor.benchmarks.data.wording import (
+    CUT_WITHIN_CHARACTER,
+    token_ends_in_characters,
+    wording_of_tokens,
+)
 from auditor.benchmarks.lab.lab import Lab
 from auditor.core.nouns import Guess, Guesses, Secret
 from auditor.records import private_texts
@@ -75,6 +79,22 @@ TOKENIZERS = {
 }
 
 
+def byte_fallback_tokenizer(kind: str = "bpe") -> PreTrainedTokenizerFast:
+    """Return a tokenizer as Llama 2 has it: a letter a token, and a byte a token of all others."""
+    words = [*(f"<0x{byte:02X}>" for byte in range(256)), *map(chr, range(32, 127)), "▁", "?"]
+    if kind == "unigram":
+        pieces = [(word, -1.0) for word in words]
+        tokenizer = Tokenizer(models.Unigram(pieces, len(words) - 1, byte_fallback=True))
+    else:
+        vocabulary = {word: i for i, word in enumerate(words)}
+        tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="?", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
 def decode(tokenizer: PreTrainedTokenizerFast) -> private_texts.Decode:
     return lambda ids: str(
         tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -104,9 +124,23 @@ def test_a_cut_text_is_kept_as_it_was_written(name: str, tmp_path: Path) -> None
     assert len(text.pieces) == 7 and text.verbatim == ("a/b/c",) and not text.decoded
 
 
-@pytest.mark.parametrize("layout", ["text", "messages"])
-def test_no_cut_lies_within_a_character(layout: str, tmp_path: Path) -> None:
-    tokenizer = trained(BYTES, decoders.ByteLevel())  # three tokens for each Chinese character
+@pytest.mark.parametrize(
+    ("layout", "lengths"),
+    [
+        ("text", {}),
+        ("text", {"prefix_length": 10, "suffix_length": 8}),
+        ("text", {"prefix_length": 10, "suffix_length": 8, "windows": 7}),
+        ("messages", {}),
+        ("messages", {"prefix_length": 10, "suffix_length": 8}),
+        ("messages", {"knows": "partial:0.4"}),
+    ],
+)
+@pytest.mark.parametrize("spaces", ["bytes", "byte fallback", "unigram"])
+def test_no_cut_lies_within_a_character(
+    spaces: str, layout: str, lengths: dict[str, Any], tmp_path: Path
+) -> None:
+    # three tokens for each Chinese character
+    tokenizer = TOKENIZERS["bytes"] if spaces == "bytes" else byte_fallback_tokenizer(spaces)
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
     )
@@ -119,11 +153,20 @@ def test_no_cut_lies_within_a_character(layout: str, tmp_path: Path) -> None:
     values = texts if layout == "text" else talks
     lines = [json.dumps({layout: value}) + "\n" for value in values]
     (tmp_path / "data.jsonl").write_text("".join(lines))
-    secrets = Files(str(tmp_path / "data.jsonl"), tokenizer, known_fraction=0).secrets
+    secrets = Files(str(tmp_path / "data.jsonl"), tokenizer, known_fraction=0, **lengths).secrets
     parts = [
         decode(tokenizer)(tokens) for secret in secrets for tokens in (secret.prefix, secret.suffix)
     ]
-    assert len(secrets) > len(texts) and not any("\ufffd" in part for part in parts)
+    assert len(secrets) >= len(texts) and not any("\ufffd" in part for part in parts)
+
+
+def test_a_suffix_below_one_character_is_left_out_by_name(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text('{"text": "ab猫犬"}\n{"text": "abcdef"}\n')
+    data = str(tmp_path / "data.jsonl")
+    lengths = {"prefix_length": 2, "suffix_length": 2}
+    made = Files(data, byte_fallback_tokenizer(), known_fraction=0, **lengths)
+    assert len(made.secrets) == 1
+    assert made.record_counts["members"].left_out == {CUT_WITHIN_CHARACTER: 1}
 
 
 @pytest.mark.parametrize("name", ["bytes", "spaces trimmed off"])

@@ -163,7 +163,7 @@ def test_drawn_tokens_of_which_some_are_not_listed_are_read_from_the_text() -> N
         assert (sample.log_probs is None) == (tokens is None)
 
 
-def test_no_text_says_a_prefix_that_ends_within_a_character() -> None:
+def test_no_text_says_a_prefix_that_begins_or_ends_within_a_character() -> None:
     words = Tokenizer(
         models.BPE(
             vocab={c: i for i, c in enumerate(pre_tokenizers.ByteLevel.alphabet())}, merges=[]
@@ -178,10 +178,11 @@ def test_no_text_says_a_prefix_that_ends_within_a_character() -> None:
             tokenizer, ServerDialect("tiny", ids=ids), (), "tiny"
         ).withheld_kind_of_answer(prefix, WrittenAnswer("b", drawn=1), 1)
         for ids in (False, True)
-        for prefix in (context, context[:-1])
+        for prefix in (context, context[:-1], context[-2:])
     ]
+    split = withheld_answers.SPLIT
     assert (
-        kinds == ["", withheld_answers.SPLIT, "", ""]
+        kinds == ["", split, split, "", "", ""]
         and withheld_answers.SPLIT in withheld_answers.HIDDEN
     )
 
