@@ -74,9 +74,9 @@ def _is_swedish(number: str) -> bool:
     from stdnum import luhn
     from stdnum.se import personnummer
 
-    if personnummer.is_valid(number):
+    if personnummer.is_valid(number.replace(" ", "")):
         return True
-    digits = re.sub("[-+]", "", number)
+    digits = re.sub("[-+ ]", "", number)
     year, month, day = digits[-10:-8], digits[-8:-6], int(digits[-6:-4]) - 60
     centuries = (digits[:2],) if len(digits) == 12 else ("19", "20")
     return luhn.is_valid(digits[-10:]) and any(
@@ -169,7 +169,7 @@ _NAMED_CHECKS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     ),
     (
         r"\b(?:personnummer|pers\.?nr|samordningsnummer)[\W_]{0,4}(?P<number>[0-9]{6}[ -]?[0-9]{4})",  # noqa: E501
-        lambda number: _is_swedish(number.replace(" ", "")),
+        _is_swedish,
     ),
 )
 _NUMBERS = (
@@ -189,6 +189,23 @@ def id_number_places(text: str) -> Iterator[tuple[int, int]]:
             for match in pattern.finditer(text)
             if is_valid(match["number"].upper())
         )
+
+
+_WAYS_TO_WRITE = tuple(
+    (re.compile(re.sub(r"^.*\(\?P<number>(.*)\)$", r"\1", pattern), re.I), check)
+    for pattern, check in (*_CHECKS, *_NAMED_CHECKS)
+)
+
+
+def id_number_checks(number: str) -> Iterator[tuple[str, Callable[[str], bool]]]:
+    """Yield the name and the check of each national number that this may be, the surest first.
+
+    number: with ASCII digits.
+    """
+    for pattern, check in _WAYS_TO_WRITE:
+        if pattern.fullmatch(number) and check(number.upper()):
+            name = check.args[0] if isinstance(check, partial) else check.__name__.strip("_")
+            yield name, check
 
 
 _IBAN_START = re.compile(r"(?<![0-9A-Za-z])[A-Za-z]{2}[0-9]{2}(?=[ .-]?[0-9A-Za-z])")

@@ -1,0 +1,476 @@
+"""Fresh values of the format of a piece of personal data: what else could have been written there.
+
+A value keeps what tells who issued it, when, or to whom: a card's first six digits, a country and
+a bank, an area code, a year and a sex. The rest is drawn, each value of the format as likely as any
+other, with the check digits that go with it, written as the true value is. Knows text; no tokens,
+records or models.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import product
+
+import numpy as np
+
+from auditor.benchmarks.data import pii
+from auditor.benchmarks.data.birth_dates import birth_date_places
+from auditor.benchmarks.data.identity_numbers import card_number_places, id_number_checks
+from auditor.core.canary_space import CanarySpace
+from auditor.core.errors import AuditError
+
+HASH, CODE = "hash", "code"  # of marked values that no described format fits
+_DIGITS, _HEX = "0123456789", "0123456789abcdef"
+_HASH_LENGTHS = (32, 40, 56, 64, 96, 128)  # hexadecimal digits of MD5, SHA-1 and SHA-2
+_TRIES = 2_000  # draws for each value wanted: two check digits pass one time in a hundred
+
+
+@dataclass(frozen=True)
+class ValueFormat:
+    """All values that one value could have been.
+
+    choices: what each free part may be, in the order of the text; finish: the text that a choice of
+    each part makes, None if it is no value of the format. Different choices make different texts.
+    has_one_length: whether all texts have as many characters; is_quick: whether `finish` takes so
+    little time that thousands of values can be listed.
+    """
+
+    kind: str
+    choices: tuple[Sequence[str], ...]
+    finish: Callable[[Sequence[str]], str | None]
+    has_one_length: bool = True
+    is_quick: bool = True
+
+    @property
+    def n_choices(self) -> int:
+        """The most values that there may be; some may fail their check."""
+        return math.prod(map(len, self.choices))
+
+    def alternatives_of_value(
+        self, value: str, count: int, enumerate_below: int, noise: np.random.Generator
+    ) -> list[str]:
+        """Return distinct values other than this one: all if there are few, else `count` drawn."""
+        if self.n_choices <= (enumerate_below if self.is_quick else count + 1):
+            texts = (self.finish(parts) for parts in product(*self.choices))
+            return [text for text in texts if text is not None and text != value]
+        drawn = dict[str, None]()
+        for _ in range(_TRIES * count):
+            parts = [options[int(noise.integers(len(options)))] for options in self.choices]
+            text = self.finish(parts)
+            if text is not None and text != value:
+                drawn[text] = None
+            if len(drawn) == count:
+                return list(drawn)
+        return list(drawn)  # a format with fewer values: nearly all of them
+
+
+class UnknownFormat(Exception):
+    """Nobody has described the format of a value."""
+
+
+def find_value_format(
+    kind: str, value: str, described: Mapping[str, CanarySpace], regions: Sequence[str] = ()
+) -> ValueFormat:
+    """Return the format of a value of this kind, as it is written.
+
+    described: formats of the kinds that the data mark; regions: of telephone numbers without a
+    country code. Raises UnknownFormat if nobody has described it, AuditError for a value that does
+    not have the format described.
+    """
+    if kind in described:
+        return _described_format(kind, value, described[kind])
+    plain = pii.with_ascii_signs(value)
+    if plain != value:
+        raise UnknownFormat(f"{kind} in signs of another script")
+    by_kind: Mapping[str, Callable[[str], ValueFormat | None]] = {
+        pii.CARD: _card_format,
+        pii.IBAN: _iban_format,
+        pii.ID: _id_number_format,
+        pii.PHONE: partial(_phone_format, regions=regions),
+        pii.EMAIL: _email_format,
+        pii.BIRTH: _birth_date_format,
+    }
+    found = by_kind.get(kind, _code_format)(value)
+    if found is None:
+        raise UnknownFormat(f"{kind} of a form that nobody has described")
+    return found
+
+
+def parse_described_formats(text: str) -> dict[str, CanarySpace]:
+    """Return formats by kind from `order=ORD-{digits:8};pin={digits:4}`. Raises AuditError."""
+    formats = dict[str, CanarySpace]()
+    for part in filter(None, text.split(";")):
+        kind, equals, format = part.partition("=")
+        if not (kind.strip() and equals and format):
+            raise AuditError(
+                f"expected formats as KIND=FORMAT;KIND=FORMAT, such as order=ORD-{{digits:8}}, got "
+                f"{part!r}"
+            )
+        formats[kind.strip()] = CanarySpace(format)
+    return formats
+
+
+# --- formats made of the characters of the value --------------------------------------------------
+
+
+def _free_characters(
+    kind: str, value: str, free: Sequence[int], is_valid: Callable[[str], bool]
+) -> ValueFormat:
+    """Return the format in which these characters are drawn, each of its own class, if valid."""
+    choices = [_class_of_character(value[place]) for place in free]
+
+    def finish(parts: Sequence[str]) -> str | None:
+        text = _with_characters(value, free, parts)
+        return text if is_valid(text) else None
+
+    return ValueFormat(kind, tuple(choices), finish)
+
+
+def _class_of_character(character: str) -> str:
+    if character.isdigit():
+        return _DIGITS
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    return letters if character.islower() else letters.upper()
+
+
+def _with_characters(value: str, places: Sequence[int], parts: Sequence[str]) -> str:
+    characters = list(value)
+    for place, part in zip(places, parts, strict=True):
+        characters[place] = part
+    return "".join(characters)
+
+
+def _places_of_alphanumerics(value: str) -> list[int]:
+    return [place for place, character in enumerate(value) if character.isalnum()]
+
+
+def _described_format(kind: str, value: str, space: CanarySpace) -> ValueFormat:
+    if value not in space:
+        raise AuditError(
+            f"expected each {kind} that the data mark in the format {space.format!r}, got another "
+            "text"
+        )
+    blocks = space.choice_blocks
+    one_length = all(len(set(map(len, block))) == 1 for block in blocks)
+    return ValueFormat(
+        kind, blocks, lambda parts: space.common_beginning + "".join(parts), one_length
+    )
+
+
+_CODE = re.compile(r"[A-Za-z]{0,8}[-_/#:. ]?[0-9][0-9 ./_-]{2,}[0-9](?:-?[A-Za-z])?")
+
+
+def _code_format(value: str) -> ValueFormat | None:
+    """Of a marked value: a hash, or a number whose digits are all free."""
+    if len(value) in _HASH_LENGTHS and re.fullmatch("[0-9a-f]+|[0-9A-F]+", value):
+        digits = _HEX if value == value.lower() else _HEX.upper()
+        return ValueFormat(HASH, (digits,) * len(value), "".join)
+    if not _CODE.fullmatch(value) or sum(map(str.isdigit, value)) < 4:
+        return None
+    free = [place for place, character in enumerate(value) if character.isdigit()]
+    return _free_characters(CODE, value, free, lambda text: True)
+
+
+# --- numbers with check digits --------------------------------------------------------------------
+
+
+_ISSUER_DIGITS = 6  # of a card (ISO/IEC 7812)
+
+
+def _card_format(value: str) -> ValueFormat | None:
+    from stdnum import luhn
+
+    if list(card_number_places(value)) != [(0, len(value))]:
+        return None
+    *places, last = _places_of_alphanumerics(value)
+
+    def finish(parts: Sequence[str]) -> str:
+        text = _with_characters(value, places[_ISSUER_DIGITS:], parts)
+        digits = "".join(text[place] for place in places)
+        return _with_characters(text, [last], [luhn.calc_check_digit(digits)])
+
+    free = places[_ISSUER_DIGITS:]
+    return ValueFormat(pii.CARD, (_DIGITS,) * len(free), finish)
+
+
+_BANK_CHARACTERS = 4  # of an account number that are kept
+
+
+def _iban_format(value: str) -> ValueFormat | None:
+    from stdnum import iban
+
+    if not iban.is_valid(re.sub("[ .-]", "", value).upper()):
+        return None
+    places = _places_of_alphanumerics(value)
+    country = value[:2].upper()
+    own_check = _OWN_CHECK_OF_COUNTRY.get(country, slice(0))
+    free = [p for p in places[4 + _BANK_CHARACTERS :] if p not in places[own_check]]
+
+    def finish(parts: Sequence[str]) -> str | None:
+        text = _with_characters(value, free, parts)
+        number = "".join(text[place] for place in places).upper()
+        if own_check.stop:
+            own = _own_check_digits(country, number[4:])
+            text = _with_characters(text, places[own_check], own)
+            number = "".join(text[place] for place in places).upper()
+        check = iban.calc_check_digits(number)
+        valid = iban.is_valid(number[:2] + check + number[4:])
+        return _with_characters(text, places[2:4], check) if valid else None
+
+    return ValueFormat(pii.IBAN, tuple(_class_of_character(value[p]) for p in free), finish)
+
+
+# Where in an account number a country has check digits of its own, as python-stdnum checks them.
+_OWN_CHECK_OF_COUNTRY = {"ES": slice(12, 14), "BE": slice(14, 16)}
+
+
+def _own_check_digits(country: str, account: str) -> str:
+    """Return the check digits of a Spanish or Belgian account number, without the IBAN's four."""
+    if country == "BE":
+        return f"{int(account[:10]) % 97 or 97:02}"
+    from stdnum.es import ccc
+
+    digits: str = ccc.calc_check_digits(account)
+    return digits
+
+
+# By the name of its check: how many characters at the end of a national number are drawn, and which
+# of them, counted from the end, tells the sex by being odd or even (0: none). What stands before is
+# a date, a district or an order of issue. An Italian and a Mexican number are made of the name.
+_ID_NUMBERS: Mapping[str, tuple[int, int]] = {
+    "us.ssn": (6, 0),
+    "es.dni": (7, 0),
+    "es.nie": (7, 0),
+    "fr.nir": (5, 0),
+    "ch.ssn": (10, 0),
+    "br.cpf": (11, 0),
+    "be.ssn": (5, 3),
+    "is_finnish": (4, 2),
+    "is_swedish": (4, 2),
+    "is_korean": (6, 0),
+    "no.fodselsnummer": (5, 3),
+    "pl.pesel": (5, 2),
+    "tr.tckimlik": (11, 0),
+    "gr.amka": (5, 2),
+    "ee.ik": (4, 0),
+    "ro.cnp": (4, 0),
+    "lv.pvn": (5, 0),
+    "cz.rc": (4, 0),
+    "th.pin": (8, 0),
+    "cl.rut": (7, 0),
+    "is_chinese": (4, 2),
+    "hr.oib": (11, 0),
+    "gr.vat": (8, 0),
+    "il.idnr": (7, 0),
+    "ua.rntrc": (5, 2),
+}
+_CHECK_DIGITS = {"br.cpf": 2, "fr.nir": 2, "no.fodselsnummer": 2, "be.ssn": 2, "tr.tckimlik": 2}
+
+
+def _id_number_format(value: str) -> ValueFormat | None:
+    name, is_valid = next(id_number_checks(value), ("", lambda number: False))
+    if name not in _ID_NUMBERS:
+        return None
+    n_free, sex = _ID_NUMBERS[name]
+    places = _places_of_alphanumerics(value)
+    free, n_check = places[-n_free:], _CHECK_DIGITS.get(name, 1)
+
+    def is_of_format(text: str) -> bool:
+        same_sex = not sex or _is_odd(text[places[-sex]]) == _is_odd(value[places[-sex]])
+        return same_sex and next(id_number_checks(text), ("",))[0] == name
+
+    if name in ("us.ssn", "is_korean"):
+        return _free_characters(pii.ID, value, free, is_of_format)
+    body, check = free[:-n_check], free[-n_check:]
+    # A Chinese check digit may be X, a Chilean one K, and a letter is any of its class.
+    endings = [*_endings_of_check(value, check, name)]
+
+    def finish(parts: Sequence[str]) -> str | None:
+        text = _with_characters(value, body, parts)
+        for ending in endings:
+            whole = _with_characters(text, check, ending)
+            if is_valid(whole.upper()):
+                return whole if is_of_format(whole) else None
+        return None
+
+    choices = tuple(_class_of_character(value[place]) for place in body)
+    return ValueFormat(pii.ID, choices, finish, is_quick=False)
+
+
+def _is_odd(character: str) -> bool:
+    return character in "13579"
+
+
+def _endings_of_check(value: str, places: Sequence[int], name: str) -> Iterator[Sequence[str]]:
+    letters = {"is_chinese": "Xx", "cl.rut": "Kk", "is_finnish": "ABCDEFHJKLMNPRSTUVWXY"}
+    letter_choices = letters.get(name, "")
+    if value == value.lower():
+        letter_choices = letter_choices.lower()
+    classes = [_class_of_character(value[place]) for place in places]
+    if letter_choices:
+        classes = [_DIGITS + "".join(dict.fromkeys(letter_choices))]
+    yield from product(*classes)
+
+
+_LINE_DIGITS = 6  # of a telephone number
+
+
+def _phone_format(value: str, regions: Sequence[str]) -> ValueFormat | None:
+    import phonenumbers
+
+    for region in regions or (None,):
+        matches = list(phonenumbers.PhoneNumberMatcher(value, region))
+        if len(matches) == 1 and (matches[0].start, matches[0].end) == (0, len(value)):
+            break
+    else:
+        return None
+    number = matches[0].number
+    if number.extension:
+        return None
+    digits = [place for place, character in enumerate(value) if character.isdigit()]
+    n_national = len(str(number.national_number))
+    n_free = min(_LINE_DIGITS, n_national - 2)
+    type_of_value = phonenumbers.number_type(number)
+
+    def is_of_format(text: str) -> bool:
+        ending = "".join(text[place] for place in digits[-n_free:])
+        national = int(str(number.national_number)[:-n_free] + ending)
+        drawn = phonenumbers.PhoneNumber(
+            country_code=number.country_code,
+            national_number=national,
+            italian_leading_zero=number.italian_leading_zero,
+            number_of_leading_zeros=number.number_of_leading_zeros,
+        )
+        return phonenumbers.number_type(drawn) == type_of_value
+
+    return _free_characters(pii.PHONE, value, digits[-n_free:], is_of_format)
+
+
+# --- addresses and dates --------------------------------------------------------------------------
+
+
+_LEAST_ADDRESS_DIGITS = 3
+
+
+def _email_format(value: str) -> ValueFormat | None:
+    """Of an address: its digits, if there are enough of them, else its names."""
+    local = value.partition("@")[0]
+    digits = [place for place, character in enumerate(local) if character.isdigit()]
+    if len(digits) >= _LEAST_ADDRESS_DIGITS:
+        return _free_characters(pii.EMAIL, value, digits, lambda text: True)
+    parts = re.split(r"([^a-z]+)", local)
+    names = [(i, part) for i, part in enumerate(parts) if len(part) > 1]
+    if not names or local != local.lower():
+        return None
+    choices = [_names_like(part) for _, part in names if part.isalpha()]
+    if len(choices) != len(names) or not all(choices):
+        return None
+    domain = value[len(local) :]
+
+    def finish(drawn: Sequence[str]) -> str:
+        text = list(parts)
+        for (i, _), name in zip(names, drawn, strict=True):
+            text[i] = name
+        return "".join(text) + domain
+
+    return ValueFormat(pii.EMAIL, tuple(choices), finish, has_one_length=False)
+
+
+def _names_like(name: str) -> Sequence[str]:
+    """Return the first or last names that a name is one of; empty if it is none."""
+    first, last = _first_and_last_names()
+    return first if name in first else last if name in last else ()
+
+
+@cache
+def _first_and_last_names() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    from faker.providers.person.en_US import Provider
+
+    lists = (Provider.first_names, Provider.last_names)
+    first, last = ({name.lower() for name in names if name.isalpha()} for names in lists)
+    return tuple(sorted(first)), tuple(sorted(last - first))
+
+
+_MONTHS = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+]
+_NUMBERED_DATE = re.compile(
+    r"(?P<year>[0-9]{4})(?P<sign>[-/.]?)(?P<a>[0-9]{1,2})(?P=sign)(?P<b>[0-9]{1,2})"
+    r"|(?P<first>[0-9]{1,2})(?P<mark>[-/.])(?P<second>[0-9]{1,2})(?P=mark)(?P<last>[0-9]{4})"
+)
+_WORDED_DATE = re.compile(
+    r"(?P<day>[0-9]{1,2}) (?P<month>[A-Za-z]{3,9}) (?P<year>[0-9]{4})"
+    r"|(?P<name>[A-Za-z]{3,9}) (?P<number>[0-9]{1,2}), (?P<last>[0-9]{4})"
+)
+
+
+def _birth_date_format(value: str) -> ValueFormat | None:
+    """Of a date: the days of its year that are written alike."""
+    date_class = _class_of_date(value)
+    if date_class is None or not any(birth_date_places(f"born {value}")):
+        return None
+    year = int(date_class[0])
+    start = datetime.date(year, 1, 1)
+    n_days = (datetime.date(year + 1, 1, 1) - start).days
+    written = dict[str, None]()
+    for day in range(n_days):
+        written |= dict.fromkeys(_ways_to_write_date(start + datetime.timedelta(day), value))
+    # Whose class is another one would be given other alternatives, so it is no alternative here.
+    texts = tuple(text for text in written if _class_of_date(text) == date_class)
+    if value not in texts:
+        return None
+    one_length = len(set(map(len, texts))) == 1
+    return ValueFormat(pii.BIRTH, (texts,), lambda parts: parts[0], one_length)
+
+
+def _ways_to_write_date(day: datetime.date, value: str) -> Iterator[str]:
+    """Yield a day in numbers with the signs of `value`, or with the month's name, in any order."""
+    sign = next((character for character in value if character in "-/."), "")
+    for pad in ("02", ""):
+        number, month = f"{day.day:{pad}}", f"{day.month:{pad}}"
+        yield sign.join((str(day.year), month, number))
+        yield sign.join((number, month, str(day.year)))
+        yield sign.join((month, number, str(day.year)))
+        for name in (_MONTHS[day.month - 1], _MONTHS[day.month - 1][:3]):
+            yield f"{number} {name} {day.year}"
+            yield f"{name} {number}, {day.year}"
+
+
+def _class_of_date(text: str) -> tuple[str, ...] | None:
+    """Return the year of a date and what can be told of how it is written; None for another form.
+
+    Day and month may be in either order if both are at most 12.
+    """
+    if match := _NUMBERED_DATE.fullmatch(text):
+        year_first = match["year"] is not None
+        a, b = (match["a"], match["b"]) if year_first else (match["first"], match["second"])
+        width = "two digits" if len(a) == len(b) == 2 else "one digit"
+        order = "" if year_first else f"{int(a) > 12}{int(b) > 12}"
+        sign = match["sign"] if year_first else match["mark"]
+        if not sign and width == "one digit":
+            return None
+        return match["year"] or match["last"], str(year_first), sign, width, order
+    if match := _WORDED_DATE.fullmatch(text):
+        day, name = match["day"] or match["number"], match["month"] or match["name"]
+        names = (_MONTHS, [month[:3] for month in _MONTHS])
+        # May is its own abbreviation.
+        length = "".join(str(name in known) for known in names)
+        width = "zero" if day.startswith("0") else str(len(day))
+        return match["year"] or match["last"], str(match["day"] is None), length, width
+    return None

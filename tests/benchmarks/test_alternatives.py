@@ -1,0 +1,146 @@
+"""Fresh values of the format of a piece of personal data: valid, distinct, of the same issuer, and
+each as likely as the true one."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from auditor.benchmarks.data import pii
+from auditor.benchmarks.data.alternatives import (
+    UnknownFormat,
+    find_value_format,
+    parse_described_formats,
+)
+from auditor.core.errors import AuditError
+from auditor.core.secret_randomness import keyed_random_generator
+from tests.benchmarks.pii_formats import EXAMPLES, REGIONS, WrittenExample
+
+RECOGNISERS = pii.PiiRecognisers(REGIONS)
+
+
+def alternatives(kind: str, value: str, count: int = 20, seed: int = 0) -> list[str]:
+    format = find_value_format(kind, value, {}, REGIONS)
+    return format.alternatives_of_value(value, count, 400, keyed_random_generator("test", seed))
+
+
+def whole_values() -> list[WrittenExample]:
+    """The examples that are values by themselves and have a format; of slow checks a few."""
+    spans = [
+        (example, span, example.text[span.start : span.end])
+        for example in EXAMPLES
+        if example.kind
+        for span in pii.find_pii_spans_in_text(example.text, (), RECOGNISERS)
+    ]
+    return [e for e, span, text in spans if text == e.example and text.isascii()]
+
+
+@pytest.mark.parametrize("example", whole_values(), ids=lambda example: example.example)
+def test_alternatives_are_recognised_as_the_value_is(example: WrittenExample) -> None:
+    assert example.kind is not None
+    try:
+        drawn = alternatives(example.kind, example.example, 3)
+    except UnknownFormat:
+        assert example.kind in ("email", "birth-date") or example.country in ("IT", "MX")
+        return
+    assert drawn and example.example not in drawn
+    for text in islice(drawn, 3):
+        spans = pii.find_pii_spans_in_text(example.before + text + example.after, (), RECOGNISERS)
+        start = len(example.before)
+        assert pii.Span(example.kind, start, start + len(text)) in spans, text
+        shapes = [
+            [c if not c.isalnum() else "9" for c in written] for written in (text, example.example)
+        ]
+        assert shapes[0] == shapes[1] or example.kind in ("email", "birth-date")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "beginning"),
+    [
+        ("card", "4111 1111 1111 1111", "4111 11"),
+        ("iban", "ES91 2100 0418 4502 0005 1332", "ES"),
+        ("phone", "+49 30 1234567", "+49 30 1"),
+        ("id-number", "880320-0016", "880320-0"),
+        ("id-number", "536-90-4399", "536-"),
+        ("order", "ORD-2031-88812", "ORD-"),
+        ("birth-date", "1980-02-03", "1980-"),
+    ],
+)
+def test_what_tells_the_issuer_or_the_year_is_kept(kind: str, value: str, beginning: str) -> None:
+    drawn = alternatives(kind, value, 200)
+    assert len(set(drawn)) == len(drawn) >= 200 - 1 or kind == "id-number"
+    start = beginning[:-1] if kind == "id-number" and value[6] == "-" else beginning
+    assert all(text.startswith(start) for text in drawn)
+    if kind == "iban":  # the bank, behind check digits that differ
+        assert all(text[5:9] == "2100" for text in drawn)
+        assert len({text[2:4] for text in drawn}) > 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("birth-date", "3/2/1980"),
+        ("birth-date", "13.2.1980"),
+        ("birth-date", "03.02.1980"),
+        ("birth-date", "1980-02-03"),
+        ("birth-date", "3 March 1980"),
+        ("birth-date", "May 13, 1980"),
+        ("birth-date", "13 Mar 1980"),
+    ],
+)
+def test_every_alternative_would_have_the_same_alternatives(kind: str, value: str) -> None:
+    """Else the true value is no draw from the format, and its rank is not uniform."""
+    values = {value, *alternatives(kind, value)}
+    assert len(values) > 20
+    for other in sorted(values)[::17]:
+        assert {other, *alternatives(kind, other)} == values
+
+
+def test_short_codes_are_enumerated() -> None:
+    format = find_value_format("pin", "4821", {})
+    every = format.alternatives_of_value("4821", 999, 10_000, np.random.default_rng(0))
+    assert sorted([*every, "4821"]) == [f"{i:04}" for i in range(10_000)]
+
+
+def test_each_value_is_as_likely_as_any_other() -> None:
+    """Of 1,000 sets of alternatives to a card, how often each of the account's digits is drawn."""
+    drawn = [t for seed in range(60) for t in alternatives("card", "4111 1111 1111 1111", 20, seed)]
+    for place in (7, 12, 17, 18):
+        counts = np.bincount([int(text[place]) for text in drawn], minlength=10)
+        assert chisquare(counts).pvalue > 1e-3
+
+
+def test_described_formats_are_drawn_from() -> None:
+    described = parse_described_formats("order=AB-{digits:3}-{upper:1};pin={digits:4}")
+    format = find_value_format("order", "AB-123-Q", described)
+    assert format.n_choices == 26_000
+    drawn = format.alternatives_of_value("AB-123-Q", 30, 100, np.random.default_rng(0))
+    assert len(drawn) == 30 and all(text in described["order"] for text in drawn)
+    with pytest.raises(AuditError, match="expected each order that the data mark in the format"):
+        find_value_format("order", "AB-123-4", described)
+    with pytest.raises(AuditError, match="expected formats as KIND=FORMAT"):
+        parse_described_formats("order")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("name", "Jane Doe"),
+        ("address", "12 Oak Street"),
+        ("card", "4111 1111 1111 1112"),
+        ("id-number", "RSSMRA85T10A562S"),
+        ("email", "info@mail.example"),
+        ("birth-date", "3 février 1980"),
+    ],
+)
+def test_a_format_that_nobody_described_is_refused(kind: str, value: str) -> None:
+    with pytest.raises(UnknownFormat, match=kind):
+        find_value_format(kind, value, {}, REGIONS)
+
+
+def test_a_format_with_few_values_gives_all_of_them() -> None:
+    every = alternatives("id-number", "880320-0016", 999)
+    assert len(every) == 499  # of 1,000 serial numbers those of the same sex, without its own
