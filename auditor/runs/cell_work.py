@@ -22,7 +22,7 @@ from auditor.records.folder import batch_finished_secrets
 from auditor.runs import plan_weights
 from auditor.runs.audit import RunContext
 from auditor.runs.selection import PluginSelection, select_and_check_plugins
-from auditor.runs.site import Site, TrainablePiece
+from auditor.runs.site import Site
 from auditor.runs.sites import make_site
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
@@ -108,22 +108,6 @@ class CellWork(Generic[Asked, Answer]):
             # first `known` entries.
             yield CellWorkResult(batch, dict(islice(drawn.items(), known, None)), now - start)
             start, known = time.perf_counter(), len(drawn)
-
-
-@dataclass(frozen=True)
-class PieceTraining:
-    """Trains models that do not depend on each other, one a task; yields each piece when its model
-    is trained."""
-
-    portion: ClassVar[int] = 1
-
-    def results_at_workplace(
-        self, place: tuple[Site, PluginSelection], items: Sequence[TrainablePiece]
-    ) -> Iterator[TrainablePiece]:
-        site, selection = place
-        for piece in items:
-            site.train(piece, selection.defenses_by_row_name)
-            yield piece
 
 
 # --- places of workers

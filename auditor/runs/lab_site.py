@@ -8,13 +8,7 @@ from functools import cached_property, partial
 from typing import Any, ClassVar
 
 from auditor.benchmarks.lab.lab import REFERENCES, Lab
-from auditor.benchmarks.lab.lab_folders import (
-    ensemble_folder_suffix,
-    reference_models_folder_name,
-    trained_lab_model_folder_name,
-)
 from auditor.benchmarks.lab.lab_recipe import BaseLabRecipe
-from auditor.benchmarks.lab.parts_cache import SeparatelyTrainable
 from auditor.benchmarks.lab.real_lab import RealLab
 from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.jsonable import from_json, to_json
@@ -22,13 +16,12 @@ from auditor.core.plan_parts import SMALL, AttackPlan, DataPlan, TargetPlan
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
 from auditor.models.references import ReferenceModels
-from auditor.models.shards import WHOLE
 from auditor.plugins import registry
 from auditor.plugins.defense import Defense, TrainedModel
 from auditor.plugins.options import build_plugin
 from auditor.plugins.trainer import Trainer
 from auditor.runs.reporter import Reporter
-from auditor.runs.site import DefenseParts, Site, TrainablePiece
+from auditor.runs.site import DefenseParts, Site
 from auditor.runs.sweep_cache import SweepCache
 from auditor.runs.unlearning import UnlearningBaseline
 from auditor.training.variants import Variant
@@ -62,7 +55,6 @@ class LabSite(Site):
         }
         super().__init__(data_plan, seed, own, reporter, shared)
         self.kind, self.attacks = LABS[target.lab], attacks.attack
-        self.trains_ahead = self.kind.trains_ahead
         # refused now, not when it is trained
         self.mitigation = build_mitigation_trainer(target, self.recipe)
 
@@ -87,70 +79,6 @@ class LabSite(Site):
             makes=self._makes,
         )
         return self.shared.get_or_make("lab", self.lab_cache_key, make)
-
-    def models_to_train(
-        self, defenses: Mapping[str, Defense], references: Sequence[str]
-    ) -> list[TrainablePiece]:
-        counts = {asked: parse_reference_model_count(asked) for asked in references}
-        pieces = [
-            TrainablePiece("reference", i, asked)
-            for asked, count in counts.items()
-            for i in range(count)
-        ]
-        # Rows with ensembles of one size share the ensemble: one of them stands for all.
-        sizes = {
-            d.required_member_count or self.recipe.members: name
-            for name, d in defenses.items()
-            if "ensemble" in d.needs
-        }
-        pieces += [
-            TrainablePiece("member", i, of=name)
-            for size, name in sizes.items()
-            for i in range(size)
-        ]
-        # Where the target is trained as members are, it is itself the adapter on all records.
-        if not self.recipe.is_target_trained_like_members and any(
-            "whole" in d.needs for d in defenses.values()
-        ):
-            pieces.append(TrainablePiece("whole"))
-        pieces += [
-            TrainablePiece("trained", of=name)
-            for name, d in defenses.items()
-            if "trained" in d.needs
-        ]
-        return [
-            piece for piece in pieces if not self._cached_training_of_piece(piece, defenses).there
-        ]
-
-    def train(self, piece: TrainablePiece, defenses: Mapping[str, Defense]) -> None:
-        self._cached_training_of_piece(piece, defenses).train()
-
-    def _cached_training_of_piece(
-        self, piece: TrainablePiece, defenses: Mapping[str, Defense]
-    ) -> SeparatelyTrainable:
-        if piece.kind == "member":
-            lab = self.defense_parts.lab_with_ensemble_of_defense(defenses[piece.of])
-            return lab.parts.separately_trainable_piece(
-                lab.ensemble_folder.name, piece.index, lab.training.train_ensemble_members
-            )
-        lab = self.lab
-        if piece.kind == "reference":
-            count = parse_reference_model_count(piece.of)
-            return lab.parts.separately_trainable_piece(
-                reference_models_folder_name(count),
-                piece.index,
-                partial(lab.training.train_reference_models, count=count),
-            )
-        if piece.kind == "whole":
-            return lab.parts.separately_trainable_model(
-                f"{WHOLE}{ensemble_folder_suffix(lab.recipe)}",
-                lab.model_with_adapter_on_all_records,
-            )
-        trainer = defenses[piece.of]
-        assert isinstance(trainer, Trainer)  # "trained" is a need of theirs alone
-        return lab.parts.separately_trainable_model(
-            trained_lab_model_folder_name(trainer), partial(lab.model_trained_by_trainer, trainer)
-        )
 
     def forbid_training(self) -> None:
         self._makes = False

@@ -7,8 +7,8 @@ Knows nothing of terminals: it speaks to a `Reporter`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -42,7 +42,6 @@ from auditor.runs.applicability import refuse_methods_that_cannot_run
 from auditor.runs.asking import Publish, TimeLimit, ask_worst_first, kept_greedy_guesses
 from auditor.runs.audit import Audit, choose_prefix_token, longest_context_token_count
 from auditor.runs.cell_work import (
-    PieceTraining,
     WorkerSite,
     WorkerWorkplace,
     Workplace,
@@ -60,7 +59,6 @@ from auditor.runs.sites import make_site
 from auditor.runs.strongest_membership import findings_with_strongest_membership
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
-from auditor.runs.train_ahead import later_models_trained_in_background
 from auditor.statistics import judging, metrics
 
 
@@ -91,14 +89,11 @@ def run_audit(
     personal_data.parse_phone_regions(plan.data.phone_region)
     digests = plan_weights.weight_digests_of_plan_and_site(plan, site)
     folder.refuse_changed_weights(digests)  # before minutes of loading
-    with ExitStack() as stack, closing(_make_checked_engine(plan, site)) as engine:
-        if engine.workers and site.trains_on_demand:
-            _train_models_on_workers(engine, WorkerSite(plan), site, selection, clock)
+    with closing(_make_checked_engine(plan, site)) as engine:
         if engine.workers:
             site.table_counting = TableCounting(engine.stream_results)
             engine.set_work_context(None, WorkerStart().enter_folder_checking_version)
         with clock.timed_stage("prepare"):
-            settle = stack.enter_context(later_models_trained_in_background(plan, site, selection))
             audit = replace(_prepare_audit(plan, site, selection, folder, objects), stops=stops)
         targets = Targets(audit)
         refuse_methods_that_cannot_run(audit, targets.undefended)
@@ -110,7 +105,7 @@ def run_audit(
         folder.pin_weights(loaded)
 
         def measure(asked: Audit) -> AuditResult:
-            return _ask_and_measure(plan, asked, engine, clock, loaded, settle)
+            return _ask_and_measure(plan, asked, engine, clock, loaded)
 
         return (
             measure(audit)
@@ -125,7 +120,6 @@ def _ask_and_measure(
     engine: Engine,
     clock: StageClock,
     loaded: dict[str, str],
-    settle: Callable[[], None],
 ) -> AuditResult:
     """Asks what the run folder lacks, and works out the result; loaded: digests of the weights."""
     site, selection, folder = audit.site, audit.selection, audit.folder
@@ -150,7 +144,6 @@ def _ask_and_measure(
     read = fingerprints_of_inputs(plan, site) if engine.workers else {}
     engine.set_work_context(place, WorkerWorkplace(there, audit.prefix_token, read))
     for target in targets.build_targets_one_by_one(clock):
-        settle()  # takes back the thread of the process that trains, once that has ended
         place.set_current_target(target)
         records.append(
             _measure_target(TargetRun(audit, target, place, engine, collector), clock, findings)
@@ -307,28 +300,6 @@ def _make_checked_engine(plan: Plan, site: Site) -> Engine:
     if engine.workers:
         site.reporter.note(f"secrets are attacked by {engine.said}")
     return engine
-
-
-def _train_models_on_workers(
-    engine: Engine, there: WorkerSite, site: Site, selection: PluginSelection, clock: StageClock
-) -> None:
-    """What the run would train one after the other, or side by side, is trained by workers, one
-    model a task."""
-    with clock.timed_stage("train"):
-        site.model  # noqa: B018 - what all others are made of, which is trained first where it is not there
-        if pieces := site.models_to_train(
-            selection.defenses_by_row_name, selection.reference_models_asked_by_probes
-        ):
-            engine.set_work_context((site, selection), there)
-            for done, _ in enumerate(engine.results_of_long_items(PieceTraining(), pieces), 1):
-                clock.reporter.progress("models trained apart", done, len(pieces))
-        if left := site.models_to_train(
-            selection.defenses_by_row_name, selection.reference_models_asked_by_probes
-        ):
-            raise AuditError(
-                f"expected the {len(pieces)} models that workers trained, but {len(left)} of them "
-                "are not here: set AUDIT_CACHE to a folder that all machines of the cluster share"
-            )
 
 
 def _measure_target(

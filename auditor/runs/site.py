@@ -9,9 +9,8 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from auditor.benchmarks.data.large_tables import TableCounting
 from auditor.core.plan_parts import DataPlan
@@ -25,16 +24,6 @@ from auditor.records.aliases import load_alias_salt, secrets_with_aliases
 from auditor.records.folder import RunFolder
 from auditor.runs.reporter import Reporter
 from auditor.runs.sweep_cache import SweepCache
-
-
-@dataclass(frozen=True)
-class TrainablePiece:
-    """One model that can be trained apart from all others. of: the row that it is for; of a
-    reference: of how many."""
-
-    kind: Literal["member", "whole", "reference", "trained"]
-    index: int = 0
-    of: str = ""
 
 
 class DefenseParts(ABC):
@@ -95,7 +84,6 @@ class Site(ABC):
     form_rows: int | None = None
     # of the longest soft prompt that an attack puts before the texts: they take room in a context
     soft_prompt_rows = 0
-    trains_ahead = False  # whether what later rows need may be trained by another process meanwhile
     relearn_rate: ClassVar[float] = 5e-5  # of `--relearn`, unless the plan says another
 
     def __init__(
@@ -148,17 +136,6 @@ class Site(ABC):
         """`role/...` -> digest of the models that are read from no file, as far as they are at
         hand."""
         return {}
-
-    def models_to_train(
-        self, defenses: Mapping[str, Defense], references: Sequence[str]
-    ) -> Sequence[TrainablePiece]:
-        """What is still to be trained here for these rows and this `-A references=`, each apart
-        from the others."""
-        return ()
-
-    def train(self, piece: TrainablePiece, defenses: Mapping[str, Defense]) -> None:
-        """Trains this one, and leaves it where all processes find it."""
-        raise NotImplementedError
 
     def forbid_training(self) -> None:  # noqa: B027 - most places make nothing
         """From now on nothing is made here: what is not there is refused when it is asked for."""

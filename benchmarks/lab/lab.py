@@ -70,8 +70,6 @@ class Lab(Benchmark):
     training_kind: ClassVar[type[LabTraining]] = LabTraining
     ensemble_limit = 60  # all of its parts are asked at every token
     marks_all = True
-    # whether two of its models may be trained at once, in two processes
-    trains_ahead: ClassVar[bool] = True
     # Sized to the lab: paper sizes by flags and plans.
     attack_defaults = MappingProxyType(
         {
@@ -248,7 +246,7 @@ class Lab(Benchmark):
     @property
     def training(self) -> LabTraining:
         return self.training_kind(
-            self.recipe, self.texts, self.tokenizer, self.folder, self.parts.report_build_progress
+            self.recipe, self.texts, self.tokenizer, self.folder, self.progress
         )
 
     def lab_public_model(self) -> HuggingFaceModel:

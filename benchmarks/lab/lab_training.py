@@ -146,27 +146,25 @@ class LabTraining:
             path, [text for text in self.texts.private_text_copies() if text not in left]
         )
 
-    def train_ensemble_members(self, path: Path, only: int | None = None) -> None:
+    def train_ensemble_members(self, path: Path) -> None:
         folders = [
             (get_member_folder(path, index), texts)
             for index, texts in enumerate(self.texts.texts_by_ensemble_member())
         ]
-        self._train_adapters("ensemble member", "lora", folders, only)
+        self._train_adapters("ensemble member", "lora", folders)
 
     def train_adapter_on_all_records(self, path: Path) -> None:
         self._train_adapters(
             "adapter on all data", "lora", [(path / WHOLE, self.texts.private_text_copies())]
         )
 
-    def train_reference_models(self, path: Path, count: int, only: int | None = None) -> None:
+    def train_reference_models(self, path: Path, count: int) -> None:
         listed = self.texts.texts_by_reference_model(count)
         folders = [(path / f"reference-{index:03d}", texts) for index, texts in enumerate(listed)]
         if self.recipe.private_rank:
-            self._train_adapters("reference model", "private", folders, only)
+            self._train_adapters("reference model", "private", folders)
             return
-        for folder, texts in folders if only is None else folders[only : only + 1]:
-            if folder.is_dir():  # trained apart, and copied here before
-                continue
+        for folder, texts in folders:
             model = self._load_model_to_train(self.public_model_folder)
             self._fit_on_private_texts(model, texts, f"reference model {folder.name}")
             model.save_pretrained(folder)
@@ -308,13 +306,10 @@ class LabTraining:
         what: str,
         whose: str,
         folders: Sequence[tuple[Path, Sequence[str]]],
-        only: int | None = None,
     ) -> None:
-        """Adapters on the public model, side by side, by the target's recipe (`private`) or the
-        members' (`lora`).
+        """Train adapters on the public model, side by side.
 
-        only: the one that is trained, as it would be beside the others; None: all whose folders are
-        not there yet.
+        whose: `private` for the target's recipe, `lora` for the members'.
         """
         recipe, seed = self.recipe, self.recipe.seed
         epochs, rate, batch, rank, alpha = (getattr(recipe, f"{whose}_{name}") for name in TRAINING)
@@ -325,7 +320,6 @@ class LabTraining:
         trained = [
             asdict(course),
             asdict(adapter),
-            only,
             *(record_digests(own) for _, own in folders),
         ]
         digest = hashlib.sha256(json.dumps(trained).encode()).hexdigest()[:16]
@@ -336,7 +330,6 @@ class LabTraining:
                 self._load_model_to_train(self.public_model_folder),
                 adapter,
                 [
-                    # Seed and order by the place among all, also where one is trained alone.
                     MemberToTrain(
                         folder,
                         texts,
@@ -345,7 +338,6 @@ class LabTraining:
                         ("lab", seed, f"{what} {i + 1}"),
                     )
                     for i, (folder, texts) in enumerate(folders)
-                    if only in (None, i)
                 ],
                 course,
                 together=self.together,

@@ -100,7 +100,6 @@ class RealLab(Lab):
     training_kind: ClassVar[type[LabTraining]] = RealLabTraining
     ensemble_limit = 20
     framed = True
-    trains_ahead = False  # a training fills the memory of many machines by itself
     attack_defaults = MappingProxyType(
         {
             "ethicist": {**Lab.attack_defaults["ethicist"], "epochs": 3},

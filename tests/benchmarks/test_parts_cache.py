@@ -4,7 +4,6 @@ or competes."""
 from __future__ import annotations
 
 import multiprocessing
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from auditor.benchmarks.lab import parts_cache
 from auditor.benchmarks.lab.parts_cache import LabParts
 from auditor.core.errors import AuditError
 
@@ -132,34 +132,6 @@ def test_what_is_missing_is_refused_where_nothing_is_made(tmp_path: Path) -> Non
     assert there(tmp_path) == ["base"]
 
 
-def test_pieces_are_made_apart_and_their_part_takes_them_as_they_are(tmp_path: Path) -> None:
-    toys, made = Toys(tmp_path), list[int]()
-
-    def build(path: Path, only: int | None = None) -> None:
-        for index in range(3) if only is None else [only]:
-            if not (path / f"piece-{index}").exists():
-                made.append(index)
-                (path / f"piece-{index}").write_text(str(only))
-
-    for index in (2, 0):
-        alone = toys.parts.separately_trainable_piece("several", index, build)
-        assert not alone.there
-        alone.train()
-        assert toys.parts.separately_trainable_piece("several", index, build).there
-    shutil.rmtree(tmp_path / "pieces" / "several-000")  # what is not whole is made again
-    toys.parts.load_or_build("several", build, lambda path: None)
-    assert made == [2, 0, 0, 1]
-    assert [(tmp_path / "several" / f"piece-{i}").read_text() for i in range(3)] == [
-        "None",
-        "None",
-        "2",
-    ]
-    assert (
-        not list((tmp_path / "pieces").iterdir())
-        and toys.parts.separately_trainable_piece("several", 1, build).there
-    )
-
-
 def _build(cache: str, barrier: Any, answers: Any) -> None:
     toys = Toys(Path(cache))
     barrier.wait(_PATIENCE)
@@ -183,24 +155,23 @@ def test_two_processes_end_with_one_valid_part(tmp_path: Path) -> None:
     assert there(tmp_path) == sorted(PARTS)
 
 
-def test_who_waits_is_told_how_far_the_other_is(tmp_path: Path) -> None:
-    heard = list[tuple[str, int, int]]()
+def test_a_process_that_waits_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts_cache, "_PATIENCE", 0.01)
+    heard, waiting = list[tuple[str, int, int]](), list[threading.Thread]()
     waits = LabParts(tmp_path, True, "first", (), print, lambda *told: heard.append(told))
-    builds = LabParts(tmp_path, True, "first", (), print)
 
     def build(path: Path) -> None:
-        builds._under_way[-1] = (builds._under_way[-1][0], 0.0)  # it has said nothing for long
-        builds.report_build_progress("training", 3, 7)
-        other = threading.Thread(
-            target=waits.load_or_build, args=("one", lambda path: None, lambda path: None)
+        waiting.append(
+            threading.Thread(
+                target=waits.load_or_build, args=("base", lambda path: None, lambda path: None)
+            )
         )
-        other.start()
-        begun.append(other)
+        waiting[0].start()
         deadline = time.monotonic() + _PATIENCE
         while not heard and time.monotonic() < deadline:
-            time.sleep(0.05)
+            time.sleep(0.01)
 
-    begun = list[threading.Thread]()
-    builds.load_or_build("one", build, lambda path: None)
-    begun[0].join(_PATIENCE)
-    assert set(heard) == {("training", 3, 7)} and not list(tmp_path.glob("*.progress"))
+    LabParts(tmp_path, True, "first", (), print).load_or_build("base", build, lambda path: None)
+    waiting[0].join(_PATIENCE)
+    assert not waiting[0].is_alive()
+    assert heard == [("another process builds the lab's base: waiting", 0, 1)]
