@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from auditor.statistics.bounds import bisect_refuted
+from auditor.statistics.one_run import find_largest_refuted_value
 
 Floats = NDArray[np.float64]
 
@@ -104,14 +104,13 @@ def _compute_lower_mean_bound(values: Floats, counts: NDArray[np.int64], level: 
     most = float(values @ counts) / max(1, int(counts.sum()))
     if not most > 0:
         return 0.0
-    # The capital falls as m rises, so the refuted means are all those below one point: bisection
-    # finds it.
-    return bisect_refuted(
-        lambda m: bool(log_betting_capital(values, counts, m) >= -math.log(level)),
-        0.0,
-        most,
-        40,
-    )
+
+    def is_refuted(mean: float) -> bool:
+        # of numbers that are not all 0 no mean is 0
+        return mean == 0 or bool(log_betting_capital(values, counts, mean) >= -math.log(level))
+
+    # The capital falls as the mean rises, so the refuted means are all those below one point.
+    return find_largest_refuted_value(is_refuted, most, close=most / 2**40)
 
 
 def simulate_stopping_sizes(

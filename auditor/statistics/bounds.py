@@ -8,7 +8,6 @@ likewise from above. Levels are below 1/2. Pure functions on counts and numpy ar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ from scipy.stats import binom, norm
 from auditor.core.result import Measurement
 from auditor.statistics.bootstrap import CONFIDENCE
 from auditor.statistics.intervals import clopper_pearson
+from auditor.statistics.one_run import find_largest_refuted_value
 
 LEVEL = 0.05  # what a gate's false alarms, and its false passes, are held to
 _SIDE = (1 - CONFIDENCE) / 2
@@ -311,19 +311,10 @@ def _bound_paired_difference(wins: int, losses: int, n: int, level: float) -> fl
     """The largest difference that is still refuted as an upper limit of the truth, to 2 / 2^16 =
     3e-5.
     """
-    return bisect_refuted(
+    observed = (wins - losses) / n
+    return find_largest_refuted_value(
         lambda delta: compute_paired_p_value(wins, losses, n, delta) <= level,
-        -1.0,
-        (wins - losses) / n,
-        16,
+        observed,
+        close=(observed + 1) / 2**16,
+        low=-1.0,
     )
-
-
-def bisect_refuted(refuted: Callable[[float], bool], low: float, high: float, steps: int) -> float:
-    """The largest number that is refuted as an upper limit, to (high - low) / 2^steps; `low` where
-    none is.
-    """
-    for _ in range(steps):
-        middle = (low + high) / 2
-        low, high = (middle, high) if refuted(middle) else (low, middle)
-    return low

@@ -357,13 +357,14 @@ def find_largest_refuted_value(
     refuted: Callable[[float], bool],
     high: float,
     close: float = _CLOSE,
+    low: float = 0.0,
 ) -> float:
-    """The end of the refuted values, which reach from 0 to `high` at most: by bisection, from
-    below. 0: none is.
+    """Return the end of the refuted values, which reach from `low` to `high` at most, from below.
+
+    By bisection, to `close`, relative above 1. `low`: none is refuted.
     """
-    low = 0.0
     if not refuted(low):
-        return 0.0
+        return low
     while high - low > close * max(1.0, low):
         middle = (low + high) / 2
         low, high = (middle, high) if refuted(middle) else (low, middle)

@@ -20,6 +20,7 @@ from auditor.statistics.one_run import (
     epsilon_fdp,
     epsilon_one_run,
     find_largest_refuted_mu,
+    find_largest_refuted_value,
     list_guess_counts,
 )
 
@@ -337,3 +338,8 @@ def test_a_mechanism_that_tells_all_or_none_is_paid_for() -> None:
     distribution, truth = common_coin(chance, right, m), compute_gaussian_epsilon(1.0, 1e-5)
     exceeds = [epsilon_fdp(m, (v,), 1e-5, level) > truth for v in range(m + 1)]
     assert distribution[exceeds].sum() <= level
+
+
+def test_bisection_from_a_lower_end_returns_the_largest_refuted_value() -> None:
+    assert find_largest_refuted_value(lambda x: x < -0.3, 1.0, 1e-9, -1.0) == pytest.approx(-0.3)
+    assert find_largest_refuted_value(lambda x: False, 1.0, low=-1.0) == -1.0
