@@ -49,15 +49,16 @@ class TrainingCorpus:
     @cached_property
     def secret_aliases_by_record(self) -> dict[int, tuple[str, ...]]:
         """The aliases of the attacked secrets in each trained record."""
-        members = [secret for secret in self.benchmark.secrets if secret.member]
-        found: dict[int, tuple[str, ...]] = {}
-        homes = self.index.index_of_only_text_holding(
-            [secret.prefix + secret.suffix for secret in members]
-        )
-        for secret, home in zip(members, homes, strict=True):
-            found[home] = (*found.get(home, ()), secret.alias)
-        # -1: in no record alone
-        return {home: aliases for home, aliases in found.items() if home >= 0}
+        aliases: dict[int, tuple[str, ...]] = {}
+        records: dict[Tokens, Sequence[int]] = {}  # that hold a text
+        for secret in self.benchmark.secrets:
+            text = secret.prefix + secret.suffix
+            if secret.member and text not in records:
+                records[text] = self.index.find_texts_holding(text).tolist()
+            if secret.member and len(records[text]) == 1:
+                (home,) = records[text]
+                aliases[home] = (*aliases.get(home, ()), secret.alias)
+        return aliases
 
     @cached_property
     def record_counts_by_copies(self) -> dict[int | None, int]:
@@ -83,11 +84,8 @@ class TrainingCorpus:
                 "without held-out text, common text cannot be distinguished from memorised text: "
                 "give --nonmembers"
             )
-        # Each prompt as one n-gram, whole.
         stand = sum(
-            seen.trained.any()
-            for begin in prompts
-            for seen in self.index.match_ngrams([begin], len(begin))
+            min(self.index.find_texts_holding(prompt), default=known) < known for prompt in prompts
         )
         if stand:
             said.append(

@@ -136,11 +136,11 @@ class _PieceIndex:
         n_allowed = len(texts) * len(self._tokens) // _SHARE
         for begin, size, at in looks:
             if (begin, size) not in self._sorted:
-                hashes = _hash_token_pieces(self._tokens[:, begin : begin + size])
+                hashes = hash_token_pieces(self._tokens[:, begin : begin + size])
                 by_hash = np.argsort(hashes)
                 self._sorted[begin, size] = hashes[by_hash], by_hash
             known, order = self._sorted[begin, size]
-            piece_hashes = _hash_token_pieces(tokens[:, at : at + size])
+            piece_hashes = hash_token_pieces(tokens[:, at : at + size])
             first, end = (
                 np.searchsorted(known, piece_hashes, side=side) for side in ("left", "right")
             )
@@ -156,7 +156,7 @@ class _PieceIndex:
         return np.divmod(pairs, len(self._tokens))
 
 
-def _hash_token_pieces(pieces: NDArray[np.uint64]) -> Hashes:
+def hash_token_pieces(pieces: NDArray[np.uint64]) -> Hashes:
     """(n, size) tokens -> (n,)."""
     # Arrays of uint64 wrap without a warning; two pieces with one hash cost a comparison, and make
     # no pair.

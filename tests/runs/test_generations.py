@@ -327,7 +327,7 @@ def test_an_index_that_does_not_fit_is_refused_before_anything_is_drawn(
     world: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine_memory, "free_machine_memory_bytes", lambda: 10**7)
-    assert "of memory for the index of 338 tokens of training data, got 10 MB free" in refused(
+    assert "of memory for the index of 312 tokens of training data, got 10 MB free" in refused(
         world, capsys
     )
 
