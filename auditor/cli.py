@@ -19,6 +19,7 @@ from auditor.commands.attest import attest
 from auditor.commands.check import check
 from auditor.commands.compare import compare
 from auditor.commands.dp_loop import dp_loop
+from auditor.commands.erase import erase
 from auditor.commands.export import export
 from auditor.commands.gate import gate
 from auditor.commands.history import history
@@ -71,7 +72,7 @@ READING = (
     attest,
 )
 for panel, commands in {
-    "audit a model": (check, run, synthetic, reproduce, list_plugins),
+    "audit a model": (check, run, synthetic, erase, reproduce, list_plugins),
     "read and judge runs": (*READING, score),
     "prepare and train": (train, mitigate, dp_loop),
 }.items():

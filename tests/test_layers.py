@@ -39,10 +39,11 @@ MAY_IMPORT = {
     "runs": f"{LEFT} engines {RIGHT} {SIDE}",
     "studies": f"{LEFT} {RIGHT} engines {SIDE} runs",
     "crash": "core privacy statistics reports",
+    "erasure": "core statistics benchmarks reports",
     "api": f"{LEFT} {RIGHT} {SIDE} runs studies",
     "integrations": f"{LEFT} {RIGHT} {SIDE} runs api",
     "testing": "core models generation statistics privacy plugins defenses",
-    "commands": f"{LEFT} {RIGHT} {SIDE} runs studies crash",
+    "commands": f"{LEFT} {RIGHT} {SIDE} runs studies crash erasure",
     "cli": "core commands",
 }
 WITHOUT_TORCH = ("core", "statistics", "records", "conclusions", "gate", "reports")

@@ -1,0 +1,83 @@
+"""Examines stores for what a deletion left: a copy, layer by layer, and one verdict of all."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from auditor.core.disk import scratch_folder
+from auditor.erasure.layers import CANNOT_TELL, GONE, STILL_THERE, LayerVerdict, judge_layer
+from auditor.erasure.records import ErasureRecords
+from auditor.erasure.store import BYTES, INSTALL, Store, copy_store, find_store_kind
+
+
+@dataclass(frozen=True)
+class Erasure:
+    """What all stores show. facts: by store, the versions that the verdicts hold for."""
+
+    n_deleted: int
+    n_control: int
+    n_kept: int
+    facts: dict[str, tuple[str, ...]]
+    verdicts: tuple[LayerVerdict, ...]
+
+    @property
+    def verdict(self) -> str:
+        """The worst of all; a layer where nothing can be seen counts if no other layer shows it."""
+        verdicts = {verdict.verdict for verdict in self.verdicts}
+        return next(word for word in (STILL_THERE, CANNOT_TELL, GONE) if word in verdicts)
+
+    @property
+    def n_left(self) -> int:
+        return len({name for verdict in self.verdicts for name in verdict.leftovers})
+
+
+def examine_stores(
+    given: Sequence[str], records: ErasureRecords, tell: Callable[[str], None]
+) -> Erasure:
+    """Judge each layer of each store, `PATH` or `KIND:PATH`. Raises AuditError."""
+    kinds = [find_store_kind(one) for one in given]
+    verdicts, facts = list[LayerVerdict](), dict[str, tuple[str, ...]]()
+    for kind, path in kinds:
+        with scratch_folder(Path(tempfile.gettempdir()), "audit-erase") as scratch:
+            tell(f"copying {path}")
+            store = kind(copy_store(path, scratch))
+            store.check_package()
+            store.check()
+            label = f"{kind.name}:{path}"
+            facts[label] = tuple(store.describe())
+            verdicts += _judge_store(store, label, records, tell)
+    n_deleted = len(records.deleted)
+    return Erasure(
+        n_deleted, len(records.targets) - n_deleted, records.n_kept, facts, tuple(verdicts)
+    )
+
+
+def _judge_store(
+    store: Store, label: str, records: ErasureRecords, tell: Callable[[str], None]
+) -> Iterator[LayerVerdict]:
+    unseen = dict[str, list[str]]()
+    for layer in store.list_layers():
+        tell(layer.name)
+        for verdict in judge_layer(label, layer, records):
+            is_of_files = layer.name.startswith(BYTES)
+            if is_of_files and not verdict.leftovers and not verdict.n_control_seen:
+                if not re.search(store.holds_no.get(verdict.kind, r"(?!)"), layer.name):
+                    unseen.setdefault(verdict.kind, []).append(layer.name.removeprefix(BYTES))
+                continue
+            yield replace(verdict, remedy=store.find_remedy(layer.name, verdict.places))
+    for kind, files in unseen.items():
+        yield _report_unseen(label, kind, files)
+    if store.package and not store.package_version:
+        why = f"{store.package} is not installed ({INSTALL})"
+        yield LayerVerdict(label, "what its library returns", "text", CANNOT_TELL, 0, {}, 0, 0, why)
+
+
+def _report_unseen(label: str, kind: str, files: Sequence[str]) -> LayerVerdict:
+    """Return one verdict for all files in which no record is seen."""
+    names = ", ".join(files[:3]) + (f" and {len(files) - 3:,} more" if len(files) > 3 else "")
+    why = "no kept record is seen there: none of them is there, or compressed or encrypted"
+    return LayerVerdict(label, f"{BYTES}{names}", kind, CANNOT_TELL, 0, {}, 0, 0, why)

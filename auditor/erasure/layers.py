@@ -1,0 +1,204 @@
+"""Layers of a store and the verdict of each: gone, still there, or cannot tell.
+
+The control decides: where kept records are not seen, nothing that is not seen is gone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from auditor.benchmarks.data import released_passages
+from auditor.benchmarks.data.released_passages import ReleasedRecord, WordIds
+from auditor.erasure.records import ALIKE, LEAST, ErasureRecords, find_likest
+from auditor.erasure.windows import SIZE, TEXT, VECTORS
+from auditor.statistics.intervals import clopper_pearson
+from auditor.statistics.judging import compute_near_verbatim_limit
+
+GONE, STILL_THERE, CANNOT_TELL = "gone", "still there", "cannot tell"
+NEAR = "near-verbatim text"
+SEEN = 0.9  # share of the control that is seen where what is not seen is gone
+_PASSAGE = 10  # words
+_MOST_TEXTS = 20_000  # other texts that are compared word by word
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a layer. content: bytes, texts, or vectors (n, dimensions)."""
+
+    place: str
+    content: bytes | Sequence[str] | NDArray[np.float64]
+    start: int = 0  # of bytes, in their file
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One way into a store. kinds: what may be seen there.
+
+    locate: names the table of a place in a file; other_texts: whether texts that are no records
+    may be derived from one.
+    """
+
+    name: str
+    read: Callable[[], Iterable[Piece]]
+    kinds: tuple[str, ...] = (TEXT, VECTORS)
+    locate: Callable[[int], str] | None = None
+    other_texts: bool = False
+
+
+@dataclass(frozen=True)
+class LayerVerdict:
+    """What a layer shows of one kind. leftovers: by name of the record, how it is written and
+    where; n_deleted, n_control: records that could be seen, by windows or vectors of their own."""
+
+    store: str
+    layer: str
+    kind: str
+    verdict: str
+    n_deleted: int
+    leftovers: Mapping[str, str]
+    n_control: int
+    n_control_seen: int
+    why: str = ""
+    remedy: str = ""
+
+    @property
+    def least_sight(self) -> float:
+        """The exact 95% lower bound of the share of records like the control that are seen."""
+        return clopper_pearson(self.n_control_seen, self.n_control)[0]
+
+    @property
+    def places(self) -> Sequence[str]:
+        return [place for place, _ in Counter(self.leftovers.values()).most_common()]
+
+
+@dataclass
+class _Sightings:
+    """Where each record was seen, by kind; and texts that are no kept record."""
+
+    places: dict[str, dict[int, str]] = field(default_factory=dict)
+    other_texts: dict[str, None] = field(default_factory=dict)
+
+    def add(self, kind: str, record: int, place: str) -> None:
+        self.places.setdefault(kind, {}).setdefault(record, place)
+
+
+def judge_layer(store: str, layer: Layer, records: ErasureRecords) -> list[LayerVerdict]:
+    """Return a verdict for each kind that the records have."""
+    sightings = _Sightings()
+    for piece in layer.read():
+        _look_into_piece(layer, piece, records, sightings)
+    verdicts = []
+    for kind in layer.kinds:
+        possible = records.with_vectors if kind == VECTORS else records.windows.list_records(kind)
+        has_kind = kind != VECTORS or any(record.vector is not None for record in records.targets)
+        if has_kind:
+            verdicts.append(
+                _judge(store, layer.name, kind, sightings.places.get(kind, {}), possible, records)
+            )
+    if layer.other_texts and sightings.other_texts:
+        verdicts += _judge_other_texts(store, layer, list(sightings.other_texts), records)
+    return verdicts
+
+
+def _look_into_piece(
+    layer: Layer, piece: Piece, records: ErasureRecords, sightings: _Sightings
+) -> None:
+    if isinstance(piece.content, np.ndarray):
+        _look_for_vectors(piece, records, sightings)
+        return
+    if isinstance(piece.content, bytes):
+        content = piece.content
+    else:
+        content = b"\0".join(text.encode(errors="surrogatepass") for text in piece.content)
+        if layer.other_texts:
+            _gather_other_texts(piece.content, records, sightings)
+    for start, _, origin in records.windows.find(content):
+        if origin.kind in layer.kinds:
+            place = piece.place
+            if layer.locate is not None:
+                place = layer.locate(piece.start + start) or place
+            sightings.add(origin.kind, origin.record, f"{origin.form}, {place}")
+
+
+def _gather_other_texts(
+    texts: Sequence[str], records: ErasureRecords, sightings: _Sightings
+) -> None:
+    for text in texts:
+        is_record = hash(text) in records.kept_texts or text in records.deleted_texts
+        if not is_record and len(text) >= SIZE and len(sightings.other_texts) <= _MOST_TEXTS:
+            sightings.other_texts[text] = None
+
+
+def _look_for_vectors(piece: Piece, records: ErasureRecords, sightings: _Sightings) -> None:
+    """Compare directions: libraries return a vector with another length, or rounded."""
+    vectors = np.asarray(piece.content, dtype=np.float64)
+    if vectors.ndim != 2 or vectors.shape[1] != records.directions.shape[1]:
+        return
+    cosines = find_likest(records.directions, vectors, [-1] * len(vectors))
+    # As like as another record's vector is no sign of this one.
+    is_there = (cosines >= ALIKE) & (cosines > records.likest + 1e-6)
+    for record in np.flatnonzero(is_there).tolist():
+        sightings.add(VECTORS, record, piece.place)
+
+
+def _judge(
+    store: str,
+    layer: str,
+    kind: str,
+    places: Mapping[int, str],
+    possible: frozenset[int],
+    records: ErasureRecords,
+) -> LayerVerdict:
+    """Decide by the deleted records that are seen, and by the share of the control that is seen."""
+    deleted = possible & records.deleted
+    control = possible - records.deleted
+    leftovers = {records.targets[i].name: places[i] for i in sorted(deleted & set(places))}
+    n_seen = len(control & set(places))
+    verdict, why = GONE, ""
+    if leftovers:
+        verdict = STILL_THERE
+    elif not deleted:
+        verdict, why = CANNOT_TELL, f"no deleted record has {kind} that no other record has"
+    elif len(control) < LEAST:
+        verdict, why = CANNOT_TELL, f"{len(control)} kept records to look for, {LEAST} are needed"
+    elif n_seen < SEEN * len(control):
+        verdict, why = CANNOT_TELL, f"{n_seen} of {len(control)} kept records are seen there"
+    return LayerVerdict(
+        store, layer, kind, verdict, len(deleted), leftovers, len(control), n_seen, why
+    )
+
+
+def _judge_other_texts(
+    store: str, layer: Layer, texts: Sequence[str], records: ErasureRecords
+) -> list[LayerVerdict]:
+    """Look for passages of records in texts that are no record, such as summaries of them.
+
+    Texts of the control are looked through as well: the control must be seen.
+    """
+    words = WordIds()
+    long = [
+        (i, ReleasedRecord(i, record.text, tokens, record.deleted))
+        for i, record in enumerate(records.targets)
+        if len(tokens := words(record.text)) >= _PASSAGE
+    ]
+    control = [record.text for record in records.targets if not record.deleted]
+    compared = [words(text) for text in (*texts[:_MOST_TEXTS], *control)]
+    spans, _, _ = released_passages.find_nearest_passages(
+        [record for _, record in long], compared, _PASSAGE
+    )
+    limit = compute_near_verbatim_limit(_PASSAGE)
+    places = {
+        i: f"{_PASSAGE} words in a row or nearly, {layer.name}"
+        for (i, _), span in zip(long, spans, strict=True)
+        if span.text >= 0 and span.edit_distance <= limit
+    }
+    verdict = _judge(store, layer.name, NEAR, places, frozenset(i for i, _ in long), records)
+    if verdict.verdict == GONE and len(texts) > _MOST_TEXTS:
+        why = f"more than {_MOST_TEXTS:,} texts there are none of --kept"
+        verdict = replace(verdict, verdict=CANNOT_TELL, why=why)
+    return [verdict] if verdict.n_deleted else []

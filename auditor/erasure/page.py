@@ -1,0 +1,119 @@
+"""An erasure as lines for a terminal, a page and JSON. Decides nothing; shows no record's text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from auditor.core.counts import counted
+from auditor.core.jsonable import to_json
+from auditor.erasure.examine import Erasure
+from auditor.erasure.layers import CANNOT_TELL, GONE, STILL_THERE, LayerVerdict
+from auditor.reports import escaping
+from auditor.reports.blocks import Document, FactList, Group, Paragraph, Section, Table
+
+_ORDER = (STILL_THERE, CANNOT_TELL, GONE)
+_MOST_NAMES, _MOST_PLACES = 5, 3
+_RULE = (
+    "Gone: none of the deleted records is seen in a layer in which at least 90% of the kept ones, "
+    "20 or more, are; the percentage is the exact 95% lower bound of what is seen of such records. "
+    "Where kept records are not seen the layer cannot tell. A copy was examined; nothing in the "
+    "store was changed."
+)
+
+
+def state_result(erasure: Erasure) -> str:
+    """Return the verdict over all layers in a sentence."""
+    deleted = counted(erasure.n_deleted, "deleted record")
+    if erasure.verdict == STILL_THERE:
+        return f"still there: {erasure.n_left:,} of {deleted} in some layer"
+    n_layers = sum(verdict.verdict == GONE for verdict in erasure.verdicts)
+    gone = f"none of {deleted} is seen; gone in {counted(n_layers, 'layer')}"
+    if erasure.verdict == GONE:
+        return f"gone: {gone}, which are all"
+    n_unclear = sum(verdict.verdict == CANNOT_TELL for verdict in erasure.verdicts)
+    return f"cannot tell: {gone}, {n_unclear:,} cannot tell"
+
+
+def list_terminal_lines(erasure: Erasure) -> Iterator[str]:
+    """Yield the verdict, the layers with the worst first, and the limits."""
+    yield f"RESULT  {state_result(erasure)}"
+    for verdict in sort_verdicts(erasure):
+        where = f"{verdict.store}, {verdict.layer}, {verdict.kind}"
+        yield f"{_LABELS[verdict.verdict]}  {where}: {describe_verdict(verdict)}"
+        if verdict.leftovers:
+            yield f"        where: {list_places(verdict)}"
+            yield f"        which: {list_names(verdict)}"
+            yield f"        remove: {verdict.remedy or 'no call is known to remove it'}"
+    for store, facts in erasure.facts.items():
+        yield f"STORE   {store}: {'; '.join(facts) or 'its files only'}"
+    yield f"LIMITS  {_RULE}"
+
+
+_LABELS = {STILL_THERE: "THERE ", CANNOT_TELL: "?     ", GONE: "GONE  "}
+
+
+def sort_verdicts(erasure: Erasure) -> list[LayerVerdict]:
+    return sorted(erasure.verdicts, key=lambda verdict: _ORDER.index(verdict.verdict))
+
+
+def describe_verdict(verdict: LayerVerdict) -> str:
+    """Return the counts of deleted and kept records that are seen, and why nothing can be told."""
+    control = f"{verdict.n_control_seen:,} of {verdict.n_control:,} kept ones seen"
+    if verdict.verdict == CANNOT_TELL:
+        return f"cannot tell: {verdict.why}"
+    seen = f"{len(verdict.leftovers):,} of {verdict.n_deleted:,} deleted records seen, {control}"
+    bound = f" (at least {verdict.least_sight:.1%})" if verdict.verdict == GONE else ""
+    return f"{verdict.verdict}: {seen}{bound}"
+
+
+def list_places(verdict: LayerVerdict) -> str:
+    return _shorten_list(verdict.places, _MOST_PLACES)
+
+
+def list_names(verdict: LayerVerdict) -> str:
+    return _shorten_list(list(verdict.leftovers), _MOST_NAMES)
+
+
+def _shorten_list(names: Sequence[str], most: int) -> str:
+    left = len(names) - most
+    more = f" and {left:,} more" if left > 0 else ""
+    return ", ".join(map(escaping.to_printable_line, names[:most])) + more
+
+
+def make_document(erasure: Erasure, command: str) -> Document:
+    """Return the page: one verdict, every layer, and what it holds for."""
+    head = ("Layer", "Of", "Verdict", "Where, and which", "Removed by")
+    by_store: dict[str, list[tuple[str, ...]]] = {}
+    for verdict in sort_verdicts(erasure):
+        places = ""
+        if verdict.leftovers:
+            places = f"{list_places(verdict)}: {list_names(verdict)}"
+        row = (verdict.layer, verdict.kind, describe_verdict(verdict), places, verdict.remedy)
+        by_store.setdefault(verdict.store, []).append(row)
+    groups = tuple(Group(store, tuple(rows)) for store, rows in by_store.items())
+    table = Table("layers", "Every layer, those with leftovers first", head, groups)
+    facts = tuple((store, "; ".join(told) or "its files") for store, told in erasure.facts.items())
+    return Document(
+        title="Is the deleted text gone?",
+        facts=(
+            ("Deleted", f"{erasure.n_deleted:,} records"),
+            ("Kept", f"{erasure.n_kept:,} records, {erasure.n_control:,} of them looked for"),
+            ("Command", command),
+        ),
+        headline=state_result(erasure),
+        sections=(
+            Section("layers", "Layers", (table,)),
+            Section("stores", "What this holds for", (FactList("Stores", facts), Paragraph(_RULE))),
+        ),
+        source="Rendered from a copy of the stores",
+    )
+
+
+def format_json(erasure: Erasure) -> str:
+    layers = [
+        {**asdict(verdict), "least_sight": verdict.least_sight} for verdict in erasure.verdicts
+    ]
+    stated = {**asdict(erasure), "verdicts": layers, "verdict": erasure.verdict}
+    return json.dumps(to_json(stated), indent=1, allow_nan=False) + "\n"

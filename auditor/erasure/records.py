@@ -1,0 +1,207 @@
+"""The records of an erasure: all that were deleted, and an even sample of those kept, the control.
+
+Both are JSONL with `text`, and `embedding` or `vector`, `id` if there are any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from auditor.benchmarks.data import table_blocks
+from auditor.core.errors import AuditError
+from auditor.erasure.windows import WindowIndex
+
+CONTROL = 400  # kept records that are looked for
+LEAST = 20  # of them, below which nothing is gone
+_AT_ONCE = 2_000  # kept rows that are compared at once
+_VECTOR_NAMES = ("embedding", "vector")
+ALIKE = 0.999  # cosine from which two vectors are one, as int8 and float16 round
+
+
+@dataclass(frozen=True)
+class StoredRecord:
+    """A record that is looked for. vector: (dimensions,), None if its file has none."""
+
+    name: str
+    text: str
+    deleted: bool
+    vector: NDArray[np.float64] | None = None
+
+
+@dataclass(frozen=True)
+class ErasureRecords:
+    """Deleted records first, then kept ones.
+
+    likest: (records,), the highest cosine of each vector with that of another record; directions:
+    (records, dimensions), of length 1, NaN without a vector; kept_texts: hashes of all kept texts.
+    """
+
+    targets: tuple[StoredRecord, ...]
+    windows: WindowIndex
+    likest: NDArray[np.float64]
+    directions: NDArray[np.float64]
+    n_kept: int
+    kept_texts: frozenset[int] = field(repr=False)
+
+    @cached_property
+    def deleted(self) -> frozenset[int]:
+        return frozenset(i for i, record in enumerate(self.targets) if record.deleted)
+
+    @cached_property
+    def deleted_texts(self) -> frozenset[str]:
+        return frozenset(record.text for record in self.targets if record.deleted)
+
+    @cached_property
+    def with_vectors(self) -> frozenset[int]:
+        """The records whose vector is no other record's."""
+        usable = ~np.isnan(self.directions[:, 0]) & (self.likest < 1 - 1e-6)
+        return frozenset(np.flatnonzero(usable).tolist())
+
+
+def read_erasure_records(deleted: Path, kept: Path) -> ErasureRecords:
+    """Read both files. Raises AuditError, also for a deleted record that is kept."""
+    removed = _read_deleted(deleted)
+    by_text = {record.text: i for i, (_, record) in enumerate(removed)}
+    n_rows = sum(1 for _ in _stream_rows("--kept", kept))
+    if not n_rows:
+        raise AuditError(f"--kept {str(kept)!r} is empty: expected at least one row")
+    sample = np.linspace(0, n_rows - 1, min(n_rows, CONTROL)).round().astype(int)
+    wanted = set(sample.tolist())
+    control = [
+        (row, _parse_record("--kept", kept, row, value, deleted=False))
+        for row, value in enumerate(_stream_rows("--kept", kept))
+        if row in wanted
+    ]
+    targets = tuple(record for _, record in (*removed, *control))
+    _require_equal_dimensions(targets)
+    windows = WindowIndex()
+    for i, record in enumerate(targets):
+        windows.add_text(i, record.text)
+        if record.vector is not None:
+            windows.add_vector(i, record.vector)
+    directions = _list_directions(targets)
+    likest = np.full(len(targets), -1.0)
+    for i, record in enumerate(targets):
+        windows.discard_shared([record.text], i)
+    own_rows = {row: len(removed) + i for i, (row, _) in enumerate(control)}
+    n_deleted = len(removed)
+    removed_directions = directions[:n_deleted]
+    likest[:n_deleted] = find_likest(removed_directions, removed_directions, range(n_deleted))
+    hashes = set[int]()
+    for rows, texts, vectors in _stream_kept(kept, directions.shape[1]):
+        for row, text in zip(rows, texts, strict=True):
+            if text in by_text:
+                where = removed[by_text[text]][0]
+                raise AuditError(
+                    "expected no deleted record among --kept, got the same text in row "
+                    f"{where} of {str(deleted)!r} and row {row} of {str(kept)!r} (counted from 0)"
+                )
+        hashes.update(map(hash, texts))
+        windows.discard_shared([texts[i] for i, row in enumerate(rows) if row not in own_rows])
+        own = [own_rows.get(row, -1) for row in rows]
+        np.maximum(likest, find_likest(directions, vectors, own), out=likest)
+    windows.finish()
+    return ErasureRecords(targets, windows, likest, directions, n_rows, frozenset(hashes))
+
+
+def find_likest(
+    directions: NDArray[np.float64], vectors: NDArray[np.float64], own: Sequence[int]
+) -> NDArray[np.float64]:
+    """Return the highest cosine of each direction with any of the vectors, (directions,).
+
+    own: (vectors,), the direction that is this vector's own and is left out; -1: none is.
+    """
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosines = (vectors / np.where(lengths == 0, np.nan, lengths)) @ directions.T
+    owners = np.asarray(own)
+    places = np.flatnonzero(owners >= 0)
+    cosines[places, owners[places]] = -1.0
+    return np.where(np.isnan(cosines), -1.0, cosines).max(axis=0, initial=-1.0)
+
+
+def _list_directions(targets: Sequence[StoredRecord]) -> NDArray[np.float64]:
+    n_dimensions = max((len(r.vector) for r in targets if r.vector is not None), default=1)
+    directions = np.full((len(targets), n_dimensions), np.nan)
+    for i, record in enumerate(targets):
+        if record.vector is not None and (length := np.linalg.norm(record.vector)) > 0:
+            directions[i] = record.vector / length
+    return directions
+
+
+def _require_equal_dimensions(targets: Sequence[StoredRecord]) -> None:
+    sizes = sorted({len(record.vector) for record in targets if record.vector is not None})
+    if len(sizes) > 1:
+        raise AuditError(f"expected vectors of one length in both files, got {sizes}")
+
+
+def _read_deleted(path: Path) -> list[tuple[int, StoredRecord]]:
+    """Read the deleted records with their rows, each text once."""
+    records = dict[str, tuple[int, StoredRecord]]()
+    for row, value in enumerate(_stream_rows("--deleted", path)):
+        record = _parse_record("--deleted", path, row, value, deleted=True)
+        records.setdefault(record.text, (row, record))
+    if not records:
+        raise AuditError(f"--deleted {str(path)!r} is empty: expected at least one row")
+    return list(records.values())
+
+
+def _stream_rows(flag: str, path: Path) -> Iterator[dict[str, Any]]:
+    where = f"{flag} {str(path)!r}"
+    if path.suffix.lower() != ".jsonl" or not path.is_file():
+        got = f"a name that ends in {path.suffix!r}" if path.is_file() else "no such file"
+        raise AuditError(f"{where}: expected a .jsonl file, got {got}")
+    try:
+        yield from table_blocks.stream_objects(
+            where, path, table_blocks.make_whole_file_block(path)
+        )
+    except (UnicodeDecodeError, table_blocks.NotStreamable):
+        raise AuditError(f"{where}: expected one JSON object a line, in UTF-8") from None
+
+
+def _parse_record(
+    flag: str, path: Path, row: int, value: dict[str, Any], deleted: bool
+) -> StoredRecord:
+    where = f"{flag} {str(path)!r}, row {row} (counted from 0)"
+    text = value.get("text")
+    if not isinstance(text, str) or not text.strip():
+        raise AuditError(f"{where}: expected words in the column 'text', got none")
+    name = str(value["id"]) if value.get("id") is not None else f"row {row}"
+    return StoredRecord(name, text, deleted, _parse_vector(where, value))
+
+
+def _parse_vector(where: str, value: dict[str, Any]) -> NDArray[np.float64] | None:
+    column = next((name for name in _VECTOR_NAMES if value.get(name) is not None), None)
+    if column is None:
+        return None
+    try:
+        vector = np.array(value[column], dtype=np.float64)
+    except (TypeError, ValueError):
+        vector = np.empty((0, 0))
+    if vector.ndim != 1 or not len(vector) or not np.isfinite(vector).all():
+        raise AuditError(f"{where}: expected a list of finite numbers in {column!r}")
+    return vector
+
+
+def _stream_kept(
+    path: Path, n_dimensions: int
+) -> Iterator[tuple[list[int], list[str], NDArray[np.float64]]]:
+    """Yield rows, texts and vectors (rows, dimensions), some rows at a time."""
+    numbered = enumerate(_stream_rows("--kept", path))
+    while batch := list(islice(numbered, _AT_ONCE)):
+        records = [_parse_record("--kept", path, *one, deleted=False) for one in batch]
+        vectors = [
+            np.full(n_dimensions, np.nan) if record.vector is None else record.vector
+            for record in records
+        ]
+        if any(len(vector) != n_dimensions for vector in vectors):
+            raise AuditError(f"--kept {str(path)!r}: expected vectors of {n_dimensions} numbers")
+        texts = [record.text for record in records]
+        yield [row for row, _ in batch], texts, np.array(vectors)

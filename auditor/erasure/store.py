@@ -1,0 +1,219 @@
+"""The base of all stores: a copy of its files, the layers of their bytes, and how one is found.
+
+A store is one file in `auditor/erasure/stores/`: a subclass of `Store` with a name.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib
+import importlib.metadata
+import inspect
+import os
+import pkgutil
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+from auditor.core.errors import AuditError, unknown_name_error
+from auditor.erasure.layers import Layer, Piece
+from auditor.erasure.windows import SIZE
+
+INSTALL = "pip install 'audit-lm[stores]'"
+BYTES = "bytes of "  # begins the names of layers of files
+_AT_ONCE = 2**22  # bytes of a file
+# Parts of names that a store makes up for each file: of these, files have one layer together.
+_MADE_UP = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{12,}|\d{5,}")
+
+
+@dataclass(frozen=True)
+class Store:
+    """Base of all stores. path: of the copy that is examined; it may be changed.
+
+    package, tested: the library that reads it, and the beginnings of the versions it was tried
+    with. holds_no: by kind, a pattern of files that hold none of it by their format: that nothing
+    is seen there is not reported, what is seen there is. remedies: by a pattern of layer and place,
+    the call that removes what is left, each seen to work.
+    """
+
+    path: Path
+
+    name: ClassVar[str] = ""
+    package: ClassVar[str] = ""
+    tested: ClassVar[tuple[str, ...]] = ()
+    holds_no: ClassVar[Mapping[str, str]] = {}
+    remedies: ClassVar[tuple[tuple[str, str], ...]] = ()
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        """Return whether this is such a store, by names and first bytes."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise AuditError for a damaged copy, or a version whose layers are not known."""
+
+    def describe(self) -> list[str]:
+        """Return what the verdicts hold for: versions and settings of the library that writes."""
+        version = self.package_version
+        return [f"{self.package} {version}"] if version else []
+
+    def list_layers(self) -> Iterator[Layer]:
+        """Yield the layers in the order in which they are to be read: bytes first."""
+        yield from self.list_file_layers()
+        if self.package and not self.package_version:
+            return
+        yield from self.list_library_layers()
+
+    def list_library_layers(self) -> Iterator[Layer]:
+        """Yield what the store's own library returns."""
+        return iter(())
+
+    @property
+    def package_version(self) -> str | None:
+        try:
+            return importlib.metadata.version(self.package) if self.package else None
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    def check_package(self) -> None:
+        """Raise AuditError for an installed version that was not tried."""
+        version = self.package_version
+        if version and not version.startswith(self.tested):
+            raise AuditError(
+                f"expected {self.package} {' or '.join(self.tested)}, whose layers are known, got "
+                f"{version}; files:PATH looks into the bytes of its files alone"
+            )
+
+    def find_remedy(self, layer: str, places: Iterable[str]) -> str:
+        """Return the calls that remove what is left at these places; "" if none is known."""
+        told = dict[str, None]()
+        for place in places:
+            for pattern, remedy in self.remedies:
+                if re.search(pattern, f"{layer} | {place}"):
+                    told[remedy] = None
+                    break
+        return "; ".join(told)
+
+    # --- files
+
+    @property
+    def folder(self) -> Path:
+        return self.path if self.path.is_dir() else self.path.parent
+
+    def list_files(self) -> list[Path]:
+        """Return the files that hold anything."""
+        paths = sorted(path for path in self.folder.rglob("*") if path.is_file())
+        return [path for path in paths if path.stat().st_size]
+
+    def list_file_layers(self) -> Iterator[Layer]:
+        """Yield a layer for each file; files whose names are made up have one together."""
+        groups: dict[str, list[Path]] = {}
+        for path in self.list_files():
+            group = _MADE_UP.sub("*", str(path.relative_to(self.folder)))
+            groups.setdefault(group, []).append(path)
+        for group, paths in groups.items():
+            locate = self.find_locator(paths[0]) if len(paths) == 1 else None
+            yield Layer(f"{BYTES}{group}", partial(read_files, self.folder, paths), locate=locate)
+
+    def find_locator(self, path: Path) -> Callable[[int], str] | None:
+        """Return what names the table at a place of this file; None if it has no tables."""
+        return None
+
+
+def read_files(folder: Path, paths: Iterable[Path]) -> Iterator[Piece]:
+    """Yield the bytes of files in blocks; each begins with the end of the one before."""
+    for path in paths:
+        place = str(path.relative_to(folder))
+        with path.open("rb") as file:
+            start, rest = 0, b""
+            while block := file.read(_AT_ONCE):
+                yield Piece(place, rest + block, start - len(rest))
+                start += len(block)
+                rest = (rest + block)[1 - SIZE :]
+
+
+def list_store_kinds() -> dict[str, type[Store]]:
+    """Return the stores by name, in the order of their names; plain files last."""
+    package = importlib.import_module("auditor.erasure.stores")
+    kinds = dict[str, type[Store]]()
+    for module in pkgutil.iter_modules(package.__path__):
+        for value in vars(importlib.import_module(f"{package.__name__}.{module.name}")).values():
+            if inspect.isclass(value) and issubclass(value, Store) and value.name:
+                kinds[value.name] = value
+    return dict(sorted(kinds.items(), key=lambda item: (item[0] == "files", item[0])))
+
+
+def find_store_kind(given: str) -> tuple[type[Store], Path]:
+    """Return the kind and the path of `PATH` or `KIND:PATH`. Raises AuditError."""
+    kinds = list_store_kinds()
+    prefix, colon, rest = given.partition(":")
+    if colon and not Path(given).exists():
+        if prefix not in kinds:
+            raise unknown_name_error("store", prefix, kinds)
+        path = Path(rest)
+    else:
+        prefix, path = "", Path(given)
+    if not path.exists():
+        raise AuditError(f"expected a store, got {str(path)!r}, which does not exist")
+    if prefix:
+        if not kinds[prefix].recognises(path):
+            raise AuditError(f"expected a store of {prefix} at {str(path)!r}, got something else")
+        return kinds[prefix], path
+    return next(kind for kind in kinds.values() if kind.recognises(path)), path
+
+
+def copy_store(path: Path, scratch: Path) -> Path:
+    """Copy a store; return the path of the copy. Of a file, those that begin with its name too.
+
+    Raises AuditError for an empty store, one that a process has locked, or one that is written
+    meanwhile.
+    """
+    if path.is_dir():
+        files = sorted(one for one in path.rglob("*") if one.is_file())
+        top = path
+    else:
+        files = sorted(
+            one for one in path.parent.glob(f"{glob.escape(path.name)}*") if one.is_file()
+        )
+        top = path.parent
+    before = _stat_files(files)
+    if not any(size for size, _, _ in before.values()):
+        raise AuditError(f"expected a store, got {str(path)!r}, which holds no bytes")
+    _refuse_locked(path, files)
+    for file in files:
+        copy = scratch / path.name / file.relative_to(top)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
+    if _stat_files(files) != before:
+        raise AuditError(f"{str(path)!r} was written while it was copied: stop what writes it")
+    return scratch / path.name if path.is_dir() else scratch / path.name / path.name
+
+
+def _stat_files(files: Iterable[Path]) -> dict[Path, tuple[int, int, int]]:
+    stats = {file: file.stat() for file in files if file.exists()}
+    return {file: (one.st_size, one.st_mtime_ns, one.st_ino) for file, one in stats.items()}
+
+
+def _refuse_locked(path: Path, files: Iterable[Path]) -> None:
+    """Raise AuditError if some process may write one of the files now, as Linux lists locks."""
+    locks = Path("/proc/locks")
+    if not locks.exists():
+        return
+    holders = dict[tuple[str, int], str]()
+    for line in locks.read_text().splitlines():
+        fields = line.split()
+        if "WRITE" in fields and "->" not in fields:
+            kind = fields.index("WRITE")
+            device, _, inode = fields[kind + 2].rpartition(":")
+            holders[device, int(inode)] = fields[kind + 1]
+    for file in files:
+        stat = file.stat()
+        device = f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}"
+        if holder := holders.get((device, stat.st_ino)):
+            raise AuditError(
+                f"{str(path)!r} is locked by process {holder}, which may write it: close it first"
+            )

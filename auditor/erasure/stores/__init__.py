@@ -1,0 +1,1 @@
+"""One file a kind of store: what `audit erase` can look into."""

@@ -1,0 +1,170 @@
+"""SQLite: rows, word indexes (FTS5), free pages and the write-ahead log."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+from auditor.core.errors import AuditError
+from auditor.erasure.layers import Layer, Piece
+from auditor.erasure.store import Store
+from auditor.erasure.windows import TEXT, VECTORS, WORDS
+
+_MAGIC = b"SQLite format 3\0"
+_AT_ONCE = 2_000  # rows
+FREE = "free space"
+
+
+class SQLiteStore(Store):
+    """A database file, and `-wal` and `-journal` next to it."""
+
+    name: ClassVar[str] = "sqlite"
+    holds_no: ClassVar[Mapping[str, str]] = {TEXT: r"-shm$", VECTORS: r"-shm$"}
+    remedies: ClassVar[tuple[tuple[str, str], ...]] = (
+        (r"word index", "INSERT INTO {table}({table}) VALUES ('optimize'), then VACUUM"),
+        (r"rows", "DELETE the rows, then VACUUM"),
+        (r"-wal$", "VACUUM, then PRAGMA wal_checkpoint(TRUNCATE)"),
+        (r"free space|\.", "VACUUM, then in WAL mode PRAGMA wal_checkpoint(TRUNCATE)"),
+    )
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        return path.is_file() and read_start(path, 16) == _MAGIC
+
+    def check(self) -> None:
+        for path in self.list_databases():
+            page_size, n_pages = read_page_counts(path)
+            if n_pages and path.stat().st_size < page_size * n_pages:
+                raise AuditError(
+                    f"expected {n_pages:,} pages of {page_size:,} bytes in {path.name}, as its "
+                    "header says, got fewer: it is damaged, or was copied while it was written"
+                )
+
+    def describe(self) -> list[str]:
+        with closing(sqlite3.connect(":memory:")) as database:
+            options = {row[0] for row in database.execute("PRAGMA compile_options")}
+        secure = "with" if "SECURE_DELETE" in options else "without"
+        modes = {read_journal_mode(path) for path in self.list_databases()}
+        return [
+            *super().describe(),
+            f"SQLite {sqlite3.sqlite_version} {secure} SECURE_DELETE reads it (what writes it may "
+            f"be another build); journal mode {', '.join(sorted(modes))}",
+        ]
+
+    def list_databases(self) -> list[Path]:
+        return [path for path in self.list_files() if read_start(path, 16) == _MAGIC]
+
+    def find_locator(self, path: Path) -> Callable[[int], str] | None:
+        return TableLocator(path) if read_start(path, 16) == _MAGIC else None
+
+    def list_library_layers(self) -> Iterator[Layer]:
+        for path in self.list_databases():
+            where = "" if path == self.path else f" of {path.relative_to(self.folder)}"
+            tables = list_tables(path)
+            indexes = [name for name, sql in tables.items() if is_word_index(sql)]
+            blocks = {f"{name}_data" for name in indexes}
+            plain = [n for n, sql in tables.items() if not is_virtual(sql) and n not in blocks]
+            yield Layer(
+                f"rows{where}",
+                partial(read_tables, path, plain),
+                other_texts=True,
+            )
+            for index in indexes:
+                yield Layer(
+                    f"word index {index}{where}",
+                    partial(read_tables, path, [f"{index}_data"]),
+                    (WORDS,),
+                )
+
+    def find_remedy(self, layer: str, places: Iterable[str]) -> str:
+        table = layer.removeprefix("word index ").split(" ")[0]
+        return super().find_remedy(layer, places).replace("{table}", table)
+
+
+def read_start(path: Path, n_bytes: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(n_bytes)
+
+
+def read_page_counts(path: Path) -> tuple[int, int]:
+    """Return bytes of a page, and pages by the header; 0 pages if its count is not valid."""
+    header = read_start(path, 100)
+    page_size = int.from_bytes(header[16:18], "big")
+    is_valid = header[24:28] == header[92:96]
+    n_pages = int.from_bytes(header[28:32], "big") if is_valid else 0
+    return 65536 if page_size == 1 else page_size, n_pages
+
+
+def read_journal_mode(path: Path) -> str:
+    return "WAL" if read_start(path, 20)[18:20] == b"\2\2" else "rollback"
+
+
+def quote(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def is_virtual(sql: str) -> bool:
+    return sql.upper().startswith("CREATE VIRTUAL TABLE")
+
+
+def is_word_index(sql: str) -> bool:
+    return is_virtual(sql) and re.search(r"\bUSING\s+fts5\b", sql, re.I) is not None
+
+
+def list_tables(path: Path) -> dict[str, str]:
+    """Return the statements that made the tables, by name. Raises AuditError for damage."""
+    try:
+        with closing(sqlite3.connect(path)) as database:
+            rows = database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'")
+            return {name: sql or "" for name, sql in rows}
+    except sqlite3.DatabaseError as error:
+        raise AuditError(f"{path.name} cannot be read as SQLite: {error}") from None
+
+
+def read_tables(path: Path, tables: Iterable[str]) -> Iterator[Piece]:
+    """Yield the texts and the bytes of all rows. Raises AuditError for damage."""
+    try:
+        with closing(sqlite3.connect(path)) as database:
+            database.text_factory = lambda content: content.decode(errors="replace")
+            for table in tables:
+                rows = database.execute(f"SELECT * FROM {quote(table)}")
+                while batch := rows.fetchmany(_AT_ONCE):
+                    cells = [cell for row in batch for cell in row]
+                    yield Piece(f"table {table}", [c for c in cells if isinstance(c, str)])
+                    blobs = [cell for cell in cells if isinstance(cell, bytes)]
+                    if blobs:
+                        yield Piece(f"table {table}", b"\0".join(blobs))
+    except sqlite3.DatabaseError as error:
+        raise AuditError(f"{path.name} cannot be read as SQLite: {error}") from None
+
+
+class TableLocator:
+    """Names the table of a place in a database file, by `dbstat`; the rest is free space."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._pages: dict[int, str] | None = None
+
+    def __call__(self, place: int) -> str:
+        if self._pages is None:
+            self._pages = self._list_pages()
+        if not self._pages:
+            return ""
+        page = place // read_page_counts(self._path)[0] + 1
+        table = self._pages.get(page)
+        return f"{self._path.name}, {f'table {table}' if table else FREE}"
+
+    def _list_pages(self) -> dict[int, str]:
+        """Return the table of each page in use; nothing if this SQLite has no `dbstat`."""
+        try:
+            with closing(
+                sqlite3.connect(f"{self._path.as_uri()}?immutable=1", uri=True)
+            ) as database:
+                return dict(database.execute("SELECT pageno, name FROM dbstat"))
+        except sqlite3.DatabaseError:
+            return {}

@@ -1,0 +1,175 @@
+"""Finds records in bytes by windows that only they have: 32 bytes of a text or of a vector.
+
+A store cuts records at the ends of its pages and blocks, so that whole records are not found.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+TEXT, WORDS, VECTORS = "text", "words", "vectors"
+SIZE = 32  # bytes of a window; a text below 32 bytes is looked for by 16
+_SIZES = (SIZE, 16, 8)
+_MOST = 8  # windows of a form of a record
+_LEAST_BYTES = 7  # different values in a window of 32 bytes; fewer also stand in empty pages
+_BITS = 22  # of the table of hashes
+# Odd constants of 64 bits: a window is hashed as the sum of its words times these.
+_FACTORS = np.array(
+    [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], np.uint64
+)
+_WORD = re.compile(r"\w{9,}")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a window is a part of. record: its number; form: how the record is written there."""
+
+    record: int
+    kind: str
+    form: str
+
+
+def write_text_forms(text: str) -> Mapping[str, bytes]:
+    """Return a text as stores write it: UTF-8, JSON if that differs, lower case if that differs."""
+    forms = {"UTF-8": text.encode(), "JSON": json.dumps(text)[1:-1].encode()}
+    forms["lower case"] = " ".join(text.casefold().split()).encode()
+    return {name: content for name, content in forms.items() if content not in _before(forms, name)}
+
+
+def _before(forms: Mapping[str, bytes], name: str) -> list[bytes]:
+    names = list(forms)
+    return [forms[other] for other in names[: names.index(name)]]
+
+
+def write_vector_forms(values: NDArray[np.float64]) -> Mapping[str, bytes]:
+    """Return a vector (dimensions,) as stores write it, as it is and with length 1."""
+    single = values.astype("<f4")
+    length = np.sqrt((single * single).sum(dtype=np.float32))
+    # Libraries round a length of 1 in two ways: they divide, or they multiply by the reciprocal.
+    units = {
+        "float32 of length 1": single / length,
+        "float32 of length 1, by reciprocal": single * (np.float32(1) / length),
+    }
+    scaled = units["float32 of length 1"] * 127
+    forms = {
+        "float32": single.tobytes(),
+        **{name: unit.astype("<f4").tobytes() for name, unit in units.items()},
+        "float16": single.astype("<f2").tobytes(),
+        "float16 of length 1": units["float32 of length 1"].astype("<f2").tobytes(),
+        "float64": values.astype("<f8").tobytes(),
+        "float32 as float64": single.astype("<f8").tobytes(),
+        "int8 of length 127": np.round(scaled).astype(np.int8).tobytes(),
+        "int8 of length 127, cut": np.trunc(scaled).astype(np.int8).tobytes(),
+        "int8": np.clip(np.round(single * 127), -128, 127).astype(np.int8).tobytes(),
+    }
+    for name, numbers in (("float64", values), ("float32", single)):
+        listed = numbers.tolist()
+        forms[f"{name}, decimals"] = json.dumps(listed).encode()[1:-1]
+        forms[f"{name}, decimals without spaces"] = forms[f"{name}, decimals"].replace(b" ", b"")
+        forms[f"{name}, pickled"] = pickle.dumps(listed, 4)[len(pickle.dumps([], 4)) :]
+    return {name: content for name, content in forms.items() if content not in _before(forms, name)}
+
+
+def _cut_windows(content: bytes) -> Iterator[bytes]:
+    """Yield at most 8 windows, evenly over the content; nothing of fewer than 16 bytes."""
+    size = SIZE if len(content) >= SIZE else 16
+    if len(content) < size:
+        return
+    last = len(content) - size
+    starts = sorted({*range(0, last + 1, size), last})
+    places = np.linspace(0, len(starts) - 1, min(len(starts), _MOST)).round().astype(int)
+    for place in places.tolist():
+        window = content[starts[place] : starts[place] + size]
+        if len(set(window)) >= min(_LEAST_BYTES, size):
+            yield window
+
+
+def _cut_words(text: str) -> Iterator[bytes]:
+    """Yield the last 8 bytes of long words: an index may store less of their beginnings."""
+    for word in _WORD.findall(text.casefold()):
+        yield word.encode()[-8:]
+
+
+def _hash_windows(words: NDArray[np.uint64], n_words: int) -> NDArray[np.int64]:
+    """Return a hash below 2**22 of each window of so many words of 8 bytes."""
+    n_windows = max(0, len(words) - n_words + 1)
+    total = words[:n_windows] * _FACTORS[0]
+    for i in range(1, n_words):
+        total += words[i : n_windows + i] * _FACTORS[i]
+    return (total >> np.uint64(64 - _BITS)).astype(np.int64)
+
+
+@dataclass
+class WindowIndex:
+    """Windows of records by their bytes. Of each, only one record has it.
+
+    Hashes of all windows of a buffer are compared at once: an automaton of Aho and Corasick, as
+    `occurrences` has it, reads 2 MB a second, this 40.
+    """
+
+    origins: dict[bytes, Origin] = field(default_factory=dict)
+    _shared: set[bytes] = field(default_factory=set)
+    _tables: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
+
+    def add_text(self, record: int, text: str) -> None:
+        for form, content in write_text_forms(text).items():
+            self._add(_cut_windows(content), Origin(record, TEXT, form))
+        self._add(_cut_words(text), Origin(record, WORDS, "lower case"))
+
+    def add_vector(self, record: int, values: NDArray[np.float64]) -> None:
+        for form, content in write_vector_forms(values).items():
+            self._add(_cut_windows(content), Origin(record, VECTORS, form))
+
+    def _add(self, windows: Iterable[bytes], origin: Origin) -> None:
+        for window in windows:
+            first = self.origins.setdefault(window, origin)
+            if first.record != origin.record:
+                self._shared.add(window)
+
+    def discard_shared(self, texts: Sequence[str], record: int | None = None) -> None:
+        """Forget the windows of other records that are in these texts, which are one record's."""
+        forms = [form for text in texts for form in write_text_forms(text).values()]
+        for _, window, origin in self.find(b"\0".join(forms)):
+            if origin.record != record:
+                self._shared.add(window)
+
+    def finish(self) -> None:
+        """Forget what several records share; to be called after the last text."""
+        for window in self._shared:
+            self.origins.pop(window, None)
+        self._shared.clear()
+        self._tables.clear()
+
+    def list_records(self, kind: str) -> frozenset[int]:
+        """Return the records that have a window of their own."""
+        return frozenset(one.record for one in self.origins.values() if one.kind == kind)
+
+    def find(self, content: bytes) -> Iterator[tuple[int, bytes, Origin]]:
+        """Yield the place, the window and its origin for all windows in the content."""
+        if not self._tables:
+            self._fill_tables()
+        for size, table in self._tables.items():
+            for shift in range(min(8, max(0, len(content) - size + 1))):
+                words = np.frombuffer(content, "<u8", (len(content) - shift) // 8, shift)
+                hashes = _hash_windows(words, size // 8)
+                for start in (np.flatnonzero(table[hashes]) * 8 + shift).tolist():
+                    window = content[start : start + size]
+                    if (origin := self.origins.get(window)) is not None:
+                        yield start, window, origin
+
+    def _fill_tables(self) -> None:
+        for size in _SIZES:
+            windows = [window for window in self.origins if len(window) == size]
+            if windows:
+                words = np.frombuffer(b"".join(windows), "<u8").reshape(len(windows), size // 8)
+                table = np.zeros(2**_BITS, bool)
+                totals = (words * _FACTORS[: size // 8]).sum(axis=1, dtype=np.uint64)
+                table[(totals >> np.uint64(64 - _BITS)).astype(np.int64)] = True
+                self._tables[size] = table

@@ -1,0 +1,148 @@
+"""SQLite: what a deletion leaves in free pages, word indexes and the log, and what removes it."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.erasure.stored import (
+    Row,
+    count_leftovers,
+    examine,
+    make_rows,
+    split_rows,
+    vector_bytes,
+    verdicts_by_layer,
+)
+
+FILE, ROWS, INDEX = "bytes of notes.db", "rows", "word index found"
+
+
+def make_database(path: Path, rows: list[Row], secure: bool, journal: str = "delete") -> None:
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(f"PRAGMA secure_delete = {secure}")
+        database.execute(f"PRAGMA journal_mode = {journal}")
+        database.execute("CREATE TABLE notes (id TEXT, text TEXT, vector BLOB)")
+        values = [(row["id"], row["text"], vector_bytes(row)) for row in rows]
+        database.executemany("INSERT INTO notes VALUES (?, ?, ?)", values)
+        database.commit()
+
+
+def run_statements(path: Path, *statements: str, secure: bool = False) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute(f"PRAGMA secure_delete = {secure}")
+        for statement in statements:
+            database.execute(statement)
+
+
+def delete_statement(deleted: list[Row], table: str = "notes") -> str:
+    ids = ", ".join(f"'{row['id']}'" for row in deleted)
+    return f"DELETE FROM {table} WHERE id IN ({ids})"
+
+
+def test_deleted_rows_stay_in_free_space_until_vacuum(tmp_path: Path) -> None:
+    rows, path = make_rows(), tmp_path / "notes.db"
+    deleted, kept = split_rows(rows, 12)
+    make_database(path, rows, secure=False)
+    run_statements(path, delete_statement(deleted))
+    before = path.read_bytes()
+    left = examine(tmp_path, deleted, kept, str(path))
+    verdicts = verdicts_by_layer(left)
+    assert verdicts[FILE, "text"] == verdicts[FILE, "vectors"] == "still there"
+    assert verdicts[ROWS, "text"] == verdicts[ROWS, "vectors"] == "gone"
+    assert count_leftovers(left)[FILE, "text"] >= 10
+    assert path.read_bytes() == before
+    (remedy,) = {one.remedy for one in left.verdicts if one.leftovers}
+    assert "VACUUM" in remedy
+    run_statements(path, "VACUUM")
+    assert examine(tmp_path, deleted, kept, str(path)).verdict == "gone"
+
+
+def test_rows_that_are_deleted_securely_are_gone(tmp_path: Path) -> None:
+    rows, path = make_rows(), tmp_path / "notes.db"
+    deleted, kept = split_rows(rows, 12)
+    make_database(path, rows, secure=True)
+    run_statements(path, delete_statement(deleted), secure=True)
+    clean = examine(tmp_path, deleted, kept, str(path))
+    assert clean.verdict == "gone"
+    assert all(one.least_sight > 0.9 for one in clean.verdicts)
+
+
+@pytest.mark.parametrize("checkpoint", ["PASSIVE", "TRUNCATE"])
+def test_the_log_keeps_deleted_rows_until_it_is_truncated(tmp_path: Path, checkpoint: str) -> None:
+    rows, path = make_rows(), tmp_path / "notes.db"
+    deleted, kept = split_rows(rows, 12)
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("PRAGMA journal_mode = wal")
+        reader.execute("CREATE TABLE other (n INT)")  # it has the log open: nobody removes it
+        make_database(path, rows, secure=True, journal="wal")
+        run_statements(path, delete_statement(deleted), "VACUUM", secure=True)
+        reader.execute(f"PRAGMA wal_checkpoint({checkpoint})")
+        verdicts = verdicts_by_layer(examine(tmp_path, deleted, kept, str(path)))
+    assert verdicts[FILE, "text"] == "gone"
+    log = verdicts.get(("bytes of notes.db-wal", "text"))
+    assert log == ("still there" if checkpoint == "PASSIVE" else None)
+
+
+def test_a_word_index_keeps_words_until_it_is_optimised_before_vacuum(tmp_path: Path) -> None:
+    rows, path = make_rows(), tmp_path / "notes.db"
+    deleted, kept = split_rows(rows, 12)
+    make_database(path, [], secure=True)
+    run_statements(path, "CREATE VIRTUAL TABLE found USING fts5(id, text)", secure=True)
+    with closing(sqlite3.connect(path)) as database:
+        database.executemany(
+            "INSERT INTO found VALUES (?, ?)", [(r["id"], r["text"]) for r in rows]
+        )
+        database.commit()
+    run_statements(path, delete_statement(deleted, "found"), "VACUUM", secure=True)
+    left = examine(tmp_path, deleted, kept, str(path))
+    verdicts = verdicts_by_layer(left)
+    assert verdicts[INDEX, "words"] == "still there"
+    assert verdicts[FILE, "text"] == "gone"
+    (remedy,) = {one.remedy for one in left.verdicts if one.leftovers}
+    assert remedy == "INSERT INTO found(found) VALUES ('optimize'), then VACUUM"
+    run_statements(path, "INSERT INTO found(found) VALUES ('optimize')", "VACUUM", secure=True)
+    assert count_leftovers(examine(tmp_path, deleted, kept, str(path)))[INDEX, "words"] == 0
+
+
+def test_a_row_that_is_still_returned_is_still_there(tmp_path: Path) -> None:
+    rows, path = make_rows(), tmp_path / "notes.db"
+    deleted, kept = split_rows(rows, 12)
+    make_database(path, rows, secure=True)
+    run_statements(path, delete_statement(deleted[1:]), secure=True)
+    erasure = examine(tmp_path, deleted, kept, str(path))
+    assert {tuple(one.leftovers) for one in erasure.verdicts} == {(deleted[0]["id"],)}
+    assert "table notes" in erasure.verdicts[0].places[0]
+
+
+def test_a_summary_of_a_deleted_row_is_near_verbatim(tmp_path: Path) -> None:
+    rows, path = make_rows(), tmp_path / "notes.db"
+    deleted, kept = split_rows(rows, 12)
+    make_database(path, kept, secure=True)
+    words = deleted[3]["text"].split()
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE summaries (text TEXT)")
+        # Each run is too short for a window of 32 bytes to be whole in it, with its neighbours.
+        summary = " ".join([*words[8:13], "and", *words[14:19]]).upper().lower()
+        database.execute("INSERT INTO summaries VALUES (?)", [f"In short, {summary}. End."])
+        database.commit()
+    erasure = examine(tmp_path, deleted, kept, str(path))
+    assert verdicts_by_layer(erasure)[ROWS, "near-verbatim text"] == "still there"
+
+
+def test_a_damaged_database_is_refused(tmp_path: Path) -> None:
+    from auditor.core.errors import AuditError
+
+    rows, path = make_rows(), tmp_path / "notes.db"
+    deleted, kept = split_rows(rows, 12)
+    make_database(path, rows, secure=True)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(AuditError, match="damaged"):
+        examine(tmp_path, deleted, kept, str(path))
+    path.write_bytes(content[:100] + b"\xff" * 4_000 + content[4_100:])
+    with pytest.raises(AuditError, match="cannot be read as SQLite"):
+        examine(tmp_path, deleted, kept, str(path))
