@@ -12,9 +12,10 @@ from typing import Any
 from auditor.benchmarks.canaries import manifests
 from auditor.benchmarks.canaries.audit_canaries import AuditCanaryManifest
 from auditor.benchmarks.data.cut_places import LEAST_PREFIX, LEAST_SUFFIX
-from auditor.benchmarks.data.files import Files
+from auditor.benchmarks.data.files import Files, TableReader
 from auditor.benchmarks.data.large_tables import TableCounting
 from auditor.benchmarks.data.lm_extraction import LMExtraction, folder_has_extraction_arrays
+from auditor.benchmarks.data.splitting import SplitOptions
 from auditor.benchmarks.data.tokenised import Tokenised, is_tokenised_data
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret, TextForm
@@ -129,7 +130,14 @@ def _load_benchmark_of_records(
         benchmark.tokenizer = model.tokenizer
         benchmark.notes += trained_notes
     else:
-        chosen = text_form.choose_text_form(asked, name, model, held, form_rows)
+        counting = counting or TableCounting()
+        reader = TableReader(
+            SplitOptions(asked.known_fraction, asked.limit, seed),
+            counting,
+            (asked.group_column, asked.user_column),
+            asked.forget,
+        )
+        chosen = text_form.choose_text_form(asked, name, model, held, form_rows, reader)
         form, said = (None, None) if chosen is None else chosen
         trained, trained_notes = _choose_trained_length(asked, name, model.tokenizer)
         # A template writes the first token itself; before other texts a prefix token stands.

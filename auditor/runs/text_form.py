@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from auditor.benchmarks.data import chat, chat_rendering
 from auditor.benchmarks.data.chat_rendering import ChatRendering
 from auditor.benchmarks.data.conversation_rows import MESSAGES, Conversation, UnusableConversation
+from auditor.benchmarks.data.files import TableReader
 from auditor.benchmarks.data.whole_texts import sample_data_conversations
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, TextForm, Tokens
@@ -58,7 +59,12 @@ class _RenderingScores:
 
 
 def choose_text_form(
-    plan: DataPlan, name: str, model: LanguageModel, held: TextForm | None = None, most: int = ROWS
+    plan: DataPlan,
+    name: str,
+    model: LanguageModel,
+    held: TextForm | None = None,
+    most: int = ROWS,
+    reader: TableReader | None = None,
 ) -> tuple[ChatRendering, TextForm] | None:
     """The rendering of `--data`, with what is to be said of it; None for data that have none: texts
     and tokens.
@@ -80,12 +86,12 @@ def choose_text_form(
     every other that was tried.
 
     name: of the model, a folder or a hub id. held: what the run was started with; it is kept.
-    Raises AuditError where it means something else by now, and for flags that say nothing to these
-    data.
+    reader: of large tables. Raises AuditError where it means something else by now, and for flags
+    that say nothing to these data.
     """
     assert plan.data is not None
     flag, file = ("--data", plan.data) if plan.known is None else ("--known", plan.known)
-    rows = sample_data_conversations(flag, file, most)
+    rows = sample_data_conversations(flag, file, most, reader)
     words = model.tokenizer
     if rows is None:
         if plan.template != AUTO or plan.date is not None:
@@ -99,7 +105,7 @@ def choose_text_form(
     if held is not None:
         return _parse_form_checking_digest(held, plan, words), held
     others = (
-        (sample_data_conversations("--nonmembers", plan.nonmembers, most) or [])
+        (sample_data_conversations("--nonmembers", plan.nonmembers, most, reader) or [])
         if plan.nonmembers is not None
         else []
     )

@@ -32,11 +32,12 @@ _KIND = re.compile("[a-z][a-z0-9-]{0,31}")
 PLAIN = (("text",), ("prefix", "suffix"))  # layouts, beside those of conversations
 _READ = tuple(dict.fromkeys(column for layout in LAYOUTS for column in layout))
 _LAYOUTS_LABEL = ", ".join("+".join(layout) for layout in LAYOUTS)
-_CHAT = (*_READ, *BESIDE)
+CHAT = (*_READ, *BESIDE)
 _LABEL = "label"
 _INSTRUCTED = {"input", "history"}
 _READ_WITH = {"instruction": _INSTRUCTED, "chosen": {"prompt", "instruction", *_INSTRUCTED}}
 ColumnKinds = Mapping[str, Any]  # pyarrow.DataType of each nested column
+MaybeKinds = Mapping[str, Any]  # the same, or None if its rows differ too much for Arrow
 REPEATS, PII = "repeats", "pii"  # how often a row was trained on; the personal data in it
 # all that is ever looked at, but what the user names
 COLUMNS = (
@@ -45,7 +46,7 @@ COLUMNS = (
     "text",
     REPEATS,
     PII,
-    *_CHAT,
+    *CHAT,
 )
 _OTHERS = (
     "id",
@@ -196,7 +197,8 @@ def parse_row_conversations(
     columns = {name: table.column(name) for name in (*_READ, *BESIDE) if name in table.columns}
     if layout[0] == "prompt" and _LABEL in columns:
         columns[_LABEL] = _labels_as_truth_values(columns[_LABEL])
-    kinds = _join_kinds(kinds, nested_column_kinds(table)) if kinds else nested_column_kinds(table)
+    own = nested_column_kinds(table)
+    kinds = known_kinds(join_nested_kinds(kinds, own)) if kinds else own
     for i in range(table.rows) if order is None else order:
         row = {name: None if values[i] is ABSENT else values[i] for name, values in columns.items()}
         try:
@@ -227,6 +229,14 @@ def _labels_as_truth_values(labels: Sequence[Any]) -> Sequence[Any]:
         return labels
 
 
+def has_unclear_labels(table: RecordTable, layout: Sequence[str]) -> bool:
+    """Return whether a table has labels of which some are neither true nor false, nor nothing."""
+    if layout[0] != "prompt" or _LABEL not in table.columns:
+        return False
+    labels = table.column(_LABEL)
+    return _labels_as_truth_values(labels) is labels
+
+
 def nested_column_kinds(table: RecordTable) -> ColumnKinds:
     """Return Arrow's type of each column of conversations that holds objects, as
     `Dataset.from_list` infers it.
@@ -234,9 +244,19 @@ def nested_column_kinds(table: RecordTable) -> ColumnKinds:
     A column that Arrow takes for nothing, as its rows differ too much, has none: no trainer got it
     from such a table.
     """
+    return known_kinds(infer_nested_kinds(table))
+
+
+def known_kinds(kinds: MaybeKinds) -> ColumnKinds:
+    """Return the types of the columns that Arrow can hold."""
+    return {name: kind for name, kind in kinds.items() if kind is not None}
+
+
+def infer_nested_kinds(table: RecordTable) -> MaybeKinds:
+    """Return the type of each column of conversations that holds objects; None: Arrow has none."""
     import pyarrow
 
-    kinds = {}
+    kinds = dict[str, Any]()
     for name in (*_READ, "tools", "chat_template_kwargs"):
         values = (
             [None if value is ABSENT else value for value in table.column(name)]
@@ -247,25 +267,26 @@ def nested_column_kinds(table: RecordTable) -> ColumnKinds:
             try:
                 kinds[name] = pyarrow.infer_type(values)
             except (pyarrow.ArrowException, ValueError, TypeError, OverflowError):
-                continue
+                kinds[name] = None
     return kinds
 
 
-def _join_kinds(first: ColumnKinds, others: ColumnKinds) -> ColumnKinds:
-    """Return types with the keys of both, those of the first before the others."""
+def join_nested_kinds(first: MaybeKinds, others: MaybeKinds) -> MaybeKinds:
+    """Return types with the keys of both, those of the first before the others; None stays None."""
     import pyarrow
 
-    joined = dict(others)
-    for name in {*first, *others}:
-        schemas = [
-            pyarrow.schema([(name, kinds[name])]) for kinds in (first, others) if name in kinds
-        ]
+    joined = {**first, **others}
+    for name in first.keys() & others.keys():
+        if first[name] is None or others[name] is None:
+            joined[name] = None
+            continue
+        schemas = [pyarrow.schema([(name, kinds[name])]) for kinds in (first, others)]
         try:
             joined[name] = (
                 pyarrow.unify_schemas(schemas, promote_options="permissive").field(name).type
             )
         except pyarrow.ArrowException:
-            joined.pop(name, None)
+            joined[name] = None
     return joined
 
 
@@ -363,12 +384,17 @@ def row_group_values(table: RecordTable, column: str | None, needed: bool) -> Se
         _group_name_of_cell(table, row, column, value)
         for row, value in enumerate(table.column(column))
     ]
-    if len(set(values)) > _GROUPS:
+    check_few_groups(table, column, len(set(values)))
+    return values
+
+
+def check_few_groups(table: RecordTable, column: str, n_groups: int) -> None:
+    """Raise AuditError for a column of more groups than a report can show."""
+    if n_groups > _GROUPS:
         raise AuditError(
             f"{table.where}: expected --group-column with at most {_GROUPS} different values, "
-            f"since reports show them; {column!r} has {len(set(values)):,}"
+            f"since reports show them; {column!r} has {n_groups:,}"
         )
-    return values
 
 
 def _group_name_of_cell(table: RecordTable, row: int, column: str, value: Any) -> str:

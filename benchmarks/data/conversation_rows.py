@@ -420,14 +420,15 @@ def _decoded_arguments(call: Any) -> Any:
 
 def without_nested_nulls(said: Conversation) -> Conversation:
     """Return the row without keys that hold null in its tools and messages, at any depth."""
-    return replace(said, messages=_without_nulls(said.messages), tools=_without_nulls(said.tools))
+    return replace(said, messages=without_nulls(said.messages), tools=without_nulls(said.tools))
 
 
-def _without_nulls(value: Any) -> Any:
+def without_nulls(value: Any) -> Any:
+    """Return the value without keys that hold null, at any depth."""
     if isinstance(value, Mapping):
-        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list | tuple):
-        return type(value)(map(_without_nulls, value))
+        return type(value)(map(without_nulls, value))
     return value
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +24,7 @@ from auditor.benchmarks.data.cutting import Cutting
 from auditor.benchmarks.data.data_records import DataRecord, RecordSource, group_unusable_parts
 from auditor.benchmarks.data.large_tables import (
     LARGE,
+    SamplingOrder,
     TableCounting,
     UnreadRows,
     read_sample_of_large_table,
@@ -36,6 +37,7 @@ from auditor.benchmarks.data.occurrences import (
 )
 from auditor.benchmarks.data.splitting import (
     ALSO_MEMBER,
+    SEVERAL,
     SplitOptions,
     plural,
     row_numbers_phrase,
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 
 _FROM_COLUMN = "come from the repeats column"
 _FROM_TEXTS = "are how many of its rows have the same text"
+_FROM_CONVERSATIONS = "are how many of its rows hold the same conversation"
 _FROM_ROWS = "are how often prefix and suffix stand, one behind the other, anywhere in its rows"
 
 
@@ -107,14 +110,12 @@ class Files(Benchmark):
         split = SplitOptions(known_fraction, limit, seed)
         self.tokenizer = cutting.require_fast_tokenizer_for_cutting(tokenizer)
         named = (group_column, user_column)
-        # People, and records to forget, are looked for among all rows: then none may be left
-        # unread.
-        sampled = split if user_column is None and forget is None else None
         counting = counting or TableCounting()
         self.counted_tables = counting.counted
-        table, unread = _read_table_or_sample("--data", data, named, sampled, counting)
+        reader = TableReader(split, counting, named, forget)
+        table, unread = reader.read("--data", data)
         shared = cutting.shared_beginnings_of_texts(self.tokenizer, table)
-        self._kinds = columns.nested_column_kinds(table)
+        self._kinds = _nested_kinds_of_all_rows(table, unread)
         cut = Cutting(
             self.tokenizer, lengths, knows, form, turns, shared, self._kinds, trained, room
         )
@@ -123,21 +124,9 @@ class Files(Benchmark):
             table, columns.detect_column_layout(table), used
         )
         members = _table_as_record_source("--data", table, cut, *named, unread=unread)
-        read = partial(
-            _read_file_as_record_source,
-            cut=cut,
-            split=sampled,
-            counting=counting,
-            members=members.unread,
-        )
-        asked = (
-            ("--known", known, ()),
-            ("--nonmembers", nonmembers, named),
-            ("--forget", forget, ()),
-        )
-        pairs, others, lost = (
-            None if name is None else read(flag, name, own) for flag, name, own in asked
-        )
+        read = partial(_read_file_as_record_source, reader=reader, cut=cut, members=members.unread)
+        asked = (("--known", known), ("--nonmembers", nonmembers), ("--forget", forget))
+        pairs, others, lost = (None if name is None else read(flag, name) for flag, name in asked)
         for source in (pairs, others, lost):
             if source is not None and (source.form is None) != (members.form is None):
                 raise AuditError(
@@ -165,7 +154,7 @@ class Files(Benchmark):
             )
         else:
             self.heldout_given = _given_tokens_of_heldout_parts(self.secrets)
-        whole_reads = _notes_on_large_tables_read_whole((members, others), limit)
+        whole_reads = _notes_on_large_tables_read_whole((members, others, lost), limit)
         self.notes = (cutting.data_tokenisation_note(self.tokenizer), *parts.notes, *whole_reads)
         self._given = {True: ("--data", data), False: ("--nonmembers", nonmembers)}
 
@@ -190,46 +179,65 @@ class Files(Benchmark):
         yield from ((tuple(ids), times) for (ids, _), times in zip(encoded, repeats, strict=True))
 
 
-def _read_file_as_record_source(
-    flag: str,
-    name: str,
-    named: tuple[str | None, ...],
-    *,
-    cut: Cutting,
-    split: SplitOptions | None,
-    counting: TableCounting,
-    members: UnreadRows | None,
-) -> RecordSource:
-    table, unread = _read_table_or_sample(flag, name, named, split, counting)
-    return _table_as_record_source(flag, table, cut, *named, unread=unread, members=members)
+@dataclass(frozen=True)
+class TableReader:
+    """Reads the files of a plan: whole, or of a large one a sample.
 
-
-def _read_table_or_sample(
-    flag: str,
-    name: str,
-    named: tuple[str | None, ...],
-    split: SplitOptions | None,
-    counting: TableCounting,
-) -> tuple[RecordTable, UnreadRows | None]:
-    """Return the rows of a file, or a sample of a large one and what is known of its other rows.
-
-    split: None: the whole table is read, however large.
+    named: the columns of groups and of users; forget: the file of records to forget, which a sample
+    of --data has to hold.
     """
-    wanted = (*columns.COLUMNS, *filter(None, named))
-    if split is not None and split.limit is not None and flag in ("--data", "--nonmembers"):
-        draw_order = partial(split.draw_order, f"rows of a large {flag}")
-        sample = read_sample_of_large_table(
-            f"{flag} {name!r}",
-            Path(name),
-            wanted,
-            split.limit,
-            draw_order,
-            flag == "--data",
-            counting,
-        )
-        if sample is not None:
-            return sample
-    return require_nonempty_record_table(read_record_table(flag, name, wanted)), None
+
+    split: SplitOptions
+    counting: TableCounting
+    named: tuple[str | None, str | None] = (None, None)
+    forget: str | None = None
+
+    def read(self, flag: str, name: str) -> tuple[RecordTable, UnreadRows | None]:
+        """Return the rows of a file, or a sample of a large one and what is known of the others."""
+        group_column, user_column = self.named_columns(flag)
+        wanted = (*columns.COLUMNS, *filter(None, self.named_columns(flag)))
+        if self.split.limit is not None and flag in ("--data", "--nonmembers"):
+            order = SamplingOrder(
+                self.split.limit,
+                partial(self.split.draw_order, f"rows of a large {flag}"),
+                flag == "--data",
+                self._required_rows(flag, name),
+                group_column,
+                user_column,
+            )
+            sample = read_sample_of_large_table(
+                f"{flag} {name!r}", Path(name), wanted, order, self.counting
+            )
+            if sample is not None:
+                return sample
+        return require_nonempty_record_table(read_record_table(flag, name, wanted)), None
+
+    def named_columns(self, flag: str) -> tuple[str | None, str | None]:
+        """Return the columns of groups and of users that are read of this file."""
+        return self.named if flag in ("--data", "--nonmembers") else (None, None)
+
+    def _required_rows(self, flag: str, name: str) -> RecordTable | None:
+        if flag != "--data" or self.forget is None or f"{flag} {name!r}" in self.counting.counted:
+            return None
+        return read_record_table("--forget", self.forget, columns.COLUMNS)
+
+
+def _nested_kinds_of_all_rows(table: RecordTable, unread: UnreadRows | None) -> columns.ColumnKinds:
+    own = columns.infer_nested_kinds(table)
+    if unread is not None:
+        own = columns.join_nested_kinds(unread.kinds, own)
+    return columns.known_kinds(own)
+
+
+def _read_file_as_record_source(
+    flag: str, name: str, *, reader: TableReader, cut: Cutting, members: UnreadRows | None
+) -> RecordSource:
+    table, unread = reader.read(flag, name)
+    if unread is not None and cut.kinds is not None:
+        kinds = columns.join_nested_kinds(cut.kinds, unread.kinds)
+        cut = replace(cut, kinds=columns.known_kinds(kinds))
+    named = reader.named_columns(flag)
+    return _table_as_record_source(flag, table, cut, *named, unread=unread, members=members)
 
 
 def _table_as_record_source(
@@ -257,12 +265,19 @@ def _table_as_record_source(
     parts, how, texts = cutting.cut_rows_into_parts(table, replace(cut, form=form), remarks)
     if flag == "--data":  # nobody asks how often known pairs and non-members occur
         repeats = columns.row_repeat_counts(table) if unread is None else list(unread.copies)
-        counted = _FROM_ROWS if unread is None else _FROM_TEXTS
+        of_rows = _FROM_TEXTS if form is None else _FROM_CONVERSATIONS
+        counted = _FROM_ROWS if unread is None else of_rows
         how += f"; repeat counts {_FROM_COLUMN if columns.REPEATS in table.columns else counted}"
     else:
         repeats = [1] * table.rows
     groups = columns.row_group_values(table, group_column, needed=flag == "--data")
     users = columns.optional_row_users(table, user_column, needed=flag == "--data")
+    if unread is not None:
+        groups = [SEVERAL if i in unread.of_several_groups else g for i, g in enumerate(groups)]
+        users = [None if i in unread.of_several_users else user for i, user in enumerate(users)]
+    is_member = [False] * table.rows
+    if flag == "--nonmembers" and members is not None:
+        is_member = members.contains_rows_of(table, layout)
     records: list[DataRecord] = []
     standing: list[str] = []
     unusable: list[tuple[int, str]] = []  # the row of each part that cannot be used, and why
@@ -271,9 +286,7 @@ def _table_as_record_source(
         row_tokens[one.row] += one.tokens
         if isinstance(one.halves, str):
             unusable.append((one.row, one.halves))
-        elif (
-            flag == "--nonmembers" and members is not None and members.contains_text(texts[one.row])
-        ):
+        elif is_member[one.row]:
             unusable.append((one.row, ALSO_MEMBER))
         else:
             prefix, suffix, wording = one.halves
@@ -323,9 +336,10 @@ def _with_row_numbers_of_table(source: RecordSource, unread: UnreadRows) -> Reco
         return tuple((why, tuple(unread.rows[row] for row in rows)) for why, rows in reasons)
 
     n_distinct = unread.n_distinct + len(unread.rows)
+    noun = "text" if source.form is None else "conversation"
     note = (
-        f"{source.where}: {unread.n_rows:,} rows were counted by their text; a sample of "
-        f"{len(unread.rows):,} of the {n_distinct:,} distinct texts was tokenised, since --limit "
+        f"{source.where}: {unread.n_rows:,} rows were counted by their {noun}; a sample of "
+        f"{len(unread.rows):,} of the {n_distinct:,} distinct {noun}s was tokenised, since --limit "
         "attacks fewer"
     )
     return replace(
@@ -345,8 +359,8 @@ def _notes_on_large_tables_read_whole(
     """Return a note on each large table of which --limit wants few rows and all were tokenised."""
     return tuple(
         f"{source.where}: all {len(source.row_tokens):,} rows were read into memory and tokenised, "
-        f"though --limit asks for {limit:,}; only texts in JSONL, CSV or Parquet, without "
-        "--user-column or --forget, are sampled"
+        f"though --limit asks for {limit:,}: only --data and --nonmembers in one JSONL, CSV or "
+        "Parquet file are sampled, and only if far more rows than the limit are in it"
         for source in sources
         if source is not None
         and source.unread is None

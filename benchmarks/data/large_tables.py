@@ -1,12 +1,14 @@
 """Tables too large to tokenise: counts every row by its text in one streamed pass, and reads a
 sample of the rows.
 
-Only with --limit, and only for texts (`columns.PLAIN`) in JSONL, CSV and Parquet. The pass goes
-block by block, so that workers can share it. Memory: 16 bytes a row, and the sample.
+Only with --limit, and only for JSONL, CSV and Parquet. The pass goes block by block, so that
+workers can share it. Memory: 16 bytes a row, as many for each of --group-column and --user-column,
+and the sample.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +21,7 @@ import pandas
 from numpy.typing import NDArray
 
 from auditor.benchmarks.data import columns
+from auditor.benchmarks.data.conversation_rows import without_nulls
 from auditor.benchmarks.data.table_blocks import (
     BATCH,
     NotStreamable,
@@ -47,6 +50,7 @@ SAMPLE = 20_000  # rows of that sample, at least
 # rows of the sample for each record of --limit: some are too short, or auxiliary data
 _SAMPLES_PER_LIMIT = 4
 _SUFFIXES = (".jsonl", ".csv", ".parquet")
+_GROUPS, _USERS = "group of a row", "user of a row"  # beside `columns.REPEATS`
 
 
 def hash_texts(texts: Sequence[str]) -> NDArray[np.int64]:
@@ -54,14 +58,35 @@ def hash_texts(texts: Sequence[str]) -> NDArray[np.int64]:
     return pandas.util.hash_array(np.array(texts, dtype=object), categorize=False).view(np.int64)
 
 
+def hash_rows(table: RecordTable, layout: tuple[str, ...]) -> NDArray[np.int64]:
+    """Return a hash of what each row says, (rows,): of its text, or of its conversation.
+
+    Raises AuditError with the row if a text is none. Null and nothing are the same in a
+    conversation, as Parquet has all keys in all rows.
+    """
+    if layout in columns.PLAIN:
+        return hash_texts(columns.joined_layout_texts(table, layout))
+    names = [name for name in columns.CHAT if name in table.columns]
+    cells = zip(*(table.column(name) for name in names), strict=True)
+    rows = (
+        {name: value for name, value in zip(names, row, strict=True) if value is not ABSENT}
+        for row in cells
+    )
+    return hash_texts(
+        [json.dumps(without_nulls(row), sort_keys=True, default=repr) for row in rows]
+    )
+
+
 @dataclass(frozen=True)
 class UnreadRows:
     """What is known of a table of which only a sample was read.
 
-    rows: (sample,), each one's number in the table; copies: (sample,), how often its text occurs in
-    the table (by the repeats column if there is one); columns, texts: of the table; n_rows: rows of
-    the whole table; n_distinct: distinct texts that were not read; by_copies: these, by
-    `format_copies`; text_hashes: sorted, of all texts.
+    rows: (sample,), each one's number in the table; copies: (sample,), how often it occurs in the
+    table (by the repeats column if there is one); columns, texts: of the table; n_rows: rows of
+    the whole table; n_distinct: distinct rows that were not read; by_copies: these, by
+    `format_copies`; row_hashes, user_hashes: sorted, of all rows and of their people;
+    of_several_groups, of_several_users: rows of the sample whose copies differ in that; kinds: of
+    all rows, see `columns.infer_nested_kinds`.
     """
 
     rows: tuple[int, ...]
@@ -71,39 +96,52 @@ class UnreadRows:
     n_rows: int
     n_distinct: int
     by_copies: Counter[str] = field(default_factory=Counter)
-    text_hashes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    row_hashes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    user_hashes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    of_several_groups: frozenset[int] = frozenset()
+    of_several_users: frozenset[int] = frozenset()
+    kinds: columns.MaybeKinds = field(default_factory=dict)
 
-    def contains_text(self, text: str) -> bool:
-        """Return whether some row of the table has exactly this text."""
-        (text_hash,) = hash_texts([text])
-        place = int(np.searchsorted(self.text_hashes, text_hash))
-        return place < len(self.text_hashes) and bool(self.text_hashes[place] == text_hash)
+    def contains_rows_of(self, table: RecordTable, layout: tuple[str, ...]) -> list[bool]:
+        """Return of each row of another table whether some row of this one says the same."""
+        return np.isin(hash_rows(table, layout), self.row_hashes).tolist()
+
+    def contains_user(self, user: str) -> bool:
+        """Return whether some row of the table is this person's."""
+        (user_hash,) = hash_texts([user])
+        place = int(np.searchsorted(self.user_hashes, user_hash))
+        return place < len(self.user_hashes) and bool(self.user_hashes[place] == user_hash)
 
 
 @dataclass(frozen=True)
 class BlockCounts:
-    """What one block holds. hashes, repeats: (rows,), of each row's text and how often it counts,
-    None: once.
+    """What one block holds. hashes: (rows,), of each row; numbers: (rows,) each, by column: how
+    often a row counts, and hashes of its group and user.
 
     is_faulty: a row cannot be used, and nothing else is filled.
     """
 
     block: TableBlock
     hashes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    repeats: NDArray[np.int64] | None = None
+    numbers: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     names: tuple[str, ...] = ()
+    kinds: columns.MaybeKinds = field(default_factory=dict)
     is_faulty: bool = False
 
 
 @dataclass(frozen=True)
 class BlockHashing:
-    """Hashes blocks of one file, each on its own: work for an engine. layout: columns of a row's
-    text."""
+    """Hashes blocks of one file, each on its own: work for an engine.
+
+    layout: of a row, as `columns.detect_column_layout` tells it; names: columns that are read.
+    """
 
     where: str
     path: Path
     layout: tuple[str, ...]
-    has_repeats: bool
+    names: tuple[str, ...]
+    group_column: str | None = None
+    user_column: str | None = None
     portion: ClassVar[int] = 1
 
     def results_at_workplace(
@@ -123,23 +161,35 @@ class BlockHashing:
     def hash_block(self, block: TableBlock, first_row: int = 0, first_line: int = 0) -> BlockCounts:
         """Return what the block holds. Raises AuditError with the row; first_row, first_line: those
         before it."""
-        names, wanted = (
-            dict[str, None](),
-            (*self.layout, *((columns.REPEATS,) if self.has_repeats else ())),
-        )
-        hashes, repeats = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        names = dict[str, None]()
+        hashes = [np.empty(0, np.int64)]
+        numbers: dict[str, list[NDArray[np.int64]]] = {}
+        kinds: columns.MaybeKinds = {}
         n_rows = first_row
         for batch in stream_batches(
-            self.where, self.path, block, wanted, names, (first_row, first_line)
+            self.where, self.path, block, self.names, names, (first_row, first_line)
         ):
-            n = len(batch[wanted[0]])
-            table = RecordTable(self.where, wanted, n, batch.__getitem__, first_row=n_rows)
-            hashes.append(hash_texts(columns.joined_layout_texts(table, self.layout)))
-            if self.has_repeats:
-                repeats.append(np.array(columns.row_repeat_counts(table), np.int64))
+            n = len(batch[self.names[0]])
+            table = RecordTable(self.where, self.names, n, batch.__getitem__, first_row=n_rows)
+            hashes.append(hash_rows(table, self.layout))
+            for name, values in self._numbers_of_rows(table):
+                numbers.setdefault(name, [np.empty(0, np.int64)]).append(values)
+            if self.layout not in columns.PLAIN:
+                if columns.has_unclear_labels(table, self.layout):
+                    raise NotStreamable  # what a label means depends on those of all rows
+                kinds = columns.join_nested_kinds(kinds, columns.infer_nested_kinds(table))
             n_rows += n
-        counted = np.concatenate(repeats) if self.has_repeats else None
-        return BlockCounts(block, np.concatenate(hashes), counted, tuple(names))
+        joined = {name: np.concatenate(values) for name, values in numbers.items()}
+        return BlockCounts(block, np.concatenate(hashes), joined, tuple(names), kinds)
+
+    def _numbers_of_rows(self, table: RecordTable) -> Iterator[tuple[str, NDArray[np.int64]]]:
+        if columns.REPEATS in self.names:
+            yield columns.REPEATS, np.array(columns.row_repeat_counts(table), np.int64)
+        if self.group_column is not None:
+            groups = columns.row_group_values(table, self.group_column, needed=True)
+            yield _GROUPS, hash_texts([str(group) for group in groups])
+        if self.user_column is not None:
+            yield _USERS, hash_texts(columns.row_privacy_unit_names(table, self.user_column))
 
 
 def hash_blocks_here(work: BlockHashing, blocks: Sequence[TableBlock]) -> Iterator[BlockCounts]:
@@ -159,40 +209,50 @@ class TableCounting:
     counted: dict[str, UnreadRows] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class SamplingOrder:
+    """Which rows of a large table are read.
+
+    limit: secrets that are attacked; draw_order: gives the numbers below n in random order;
+    copied_first: half of the sample are the rows with most copies; the rest, or else all of it, is
+    drawn at random. required: rows of another table that the sample has to hold.
+    group_column, user_column: of the table.
+    """
+
+    limit: int
+    draw_order: Callable[[int], NDArray[np.int64]]
+    copied_first: bool
+    required: RecordTable | None = None
+    group_column: str | None = None
+    user_column: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Return how many rows are read, beside those that are required."""
+        return max(SAMPLE, _SAMPLES_PER_LIMIT * self.limit)
+
+
 def read_sample_of_large_table(
     where: str,
     path: Path,
     wanted: Sequence[str],
-    limit: int,
-    draw_order: Callable[[int], NDArray[np.int64]],
-    copied_first: bool,
+    order: SamplingOrder,
     counting: TableCounting,
 ) -> tuple[RecordTable, UnreadRows] | None:
     """Return a sample of the distinct rows of a large table and what is known of the others; None:
     read it whole.
 
-    wanted: columns; limit: secrets that are attacked; draw_order: gives the numbers below n in
-    random order;
-    copied_first: half of the sample are the rows with most copies; the rest, or else all of it, is
-    drawn at random.
-    counting: what was counted already is not counted again. Raises AuditError with the first row
-    that cannot be used.
+    wanted: columns. counting: what was counted already is not counted again. Raises AuditError with
+    the first row that cannot be used.
     """
     if path.suffix.lower() not in _SUFFIXES or not path.is_file():
         return None
     try:
         if where not in counting.counted:
-            head = _read_head_of_large_table(where, path)
-            if head is None or (layout := _plain_layout_of_table(head)) is None:
+            unread = _count_large_table(where, path, order, counting.hash_blocks)
+            if unread is None:
                 return None
-            work = BlockHashing(where, path, layout, columns.REPEATS in head.columns)
-            hashes, times, table = _scan_texts(work, head, counting.hash_blocks)
-            size = max(SAMPLE, _SAMPLES_PER_LIMIT * limit)
-            if len(hashes) <= max(LARGE, size):
-                return None
-            counting.counted[where] = _choose_sample(
-                hashes, times, table, size, draw_order, copied_first
-            )
+            counting.counted[where] = unread
         unread = counting.counted[where]
         read = [name for name in wanted if name in unread.columns]
         return replace(
@@ -203,6 +263,32 @@ def read_sample_of_large_table(
         return None
 
 
+def _count_large_table(
+    where: str, path: Path, order: SamplingOrder, hash_blocks: HashBlocks
+) -> UnreadRows | None:
+    """Return what is known of the rows that are not read; None for a table that is read whole."""
+    head = _read_head_of_large_table(where, path)
+    if head is None or (layout := _layout_of_table(head)) is None:
+        return None
+    if order.user_column is not None and order.user_column not in head.columns:
+        return None
+    if order.group_column is not None and order.group_column not in head.columns:
+        return None
+    labels = [name for name in (order.group_column, order.user_column) if name is not None]
+    of_row = layout if layout in columns.PLAIN else columns.CHAT
+    # A row of JSONL may have a column that no row before it has.
+    is_open = path.suffix.lower() == ".jsonl" and layout not in columns.PLAIN
+    names = [name for name in of_row if is_open or name in head.columns]
+    if columns.REPEATS in head.columns:
+        names.append(columns.REPEATS)
+    asked = tuple(dict.fromkeys((*names, *labels)))
+    work = BlockHashing(where, path, layout, asked, order.group_column, order.user_column)
+    scan = _scan_rows(work, head, hash_blocks)
+    if len(scan.hashes) <= max(LARGE, order.size):
+        return None
+    return _choose_sample(scan, order, layout)
+
+
 def is_large_table_of_texts(where: str, path: Path) -> bool:
     """Return whether a file is a large table without conversations, by its first rows."""
     if path.suffix.lower() not in _SUFFIXES or not path.is_file():
@@ -211,17 +297,15 @@ def is_large_table_of_texts(where: str, path: Path) -> bool:
         head = _read_head_of_large_table(where, path)
     except (NotStreamable, ValueError, OSError):
         return False
-    return head is not None and _plain_layout_of_table(head) is not None
+    return head is not None and _layout_of_table(head) in columns.PLAIN
 
 
-def _plain_layout_of_table(table: RecordTable) -> tuple[str, ...] | None:
-    """Return the columns of a row's text; None for conversations, and for columns that are
-    refused."""
+def _layout_of_table(table: RecordTable) -> tuple[str, ...] | None:
+    """Return the columns of a row; None for columns that are refused."""
     try:
-        layout = columns.detect_column_layout(table)
+        return columns.detect_column_layout(table)
     except AuditError:
         return None
-    return layout if layout in columns.PLAIN else None
 
 
 def _read_head_of_large_table(where: str, path: Path) -> RecordTable | None:
@@ -243,11 +327,18 @@ def _read_head_of_large_table(where: str, path: Path) -> RecordTable | None:
     return RecordTable(where, names, len(objects), values.__getitem__, columns_with_texts(objects))
 
 
-def _scan_texts(
-    work: BlockHashing, head: RecordTable, hash_blocks: HashBlocks
-) -> tuple[NDArray[np.int64], NDArray[np.int64] | None, RecordTable]:
-    """Return the hash of each row's text, its repeats if the table has them, and the head with all
-    columns.
+@dataclass(frozen=True)
+class _TableScan:
+    """What all rows of a table are, as `BlockCounts` has it of a block; table: all its columns."""
+
+    table: RecordTable
+    hashes: NDArray[np.int64]
+    numbers: Mapping[str, NDArray[np.int64]]
+    kinds: columns.MaybeKinds
+
+
+def _scan_rows(work: BlockHashing, head: RecordTable, hash_blocks: HashBlocks) -> _TableScan:
+    """Return what each row is.
 
     Raises AuditError with the first row that cannot be used: the block that holds it is read once
     more.
@@ -267,65 +358,75 @@ def _scan_texts(
         dict.fromkeys((*head.columns, *(name for counts in done for name in counts.names)))
     )
     whole = replace(head, columns=names)
-    columns.detect_column_layout(whole)
-    if columns.REPEATS in names and not work.has_repeats:  # in later rows only
+    if columns.detect_column_layout(whole) != work.layout:
+        raise NotStreamable
+    if columns.REPEATS in names and columns.REPEATS not in work.names:  # in later rows only
         columns.row_repeat_counts(replace(whole, rows=1, column=lambda name: [ABSENT]))
-    repeats = np.concatenate(
-        [counts.repeats for counts in done if counts.repeats is not None] or [np.empty(0, np.int64)]
-    )
-    return (
-        np.concatenate([counts.hashes for counts in done]),
-        repeats if work.has_repeats else None,
-        whole,
-    )
+    kinds: columns.MaybeKinds = {}
+    for counts in done:
+        kinds = columns.join_nested_kinds(kinds, counts.kinds)
+    numbered = [counts for counts in done if len(counts.hashes)]
+    numbers = {
+        name: np.concatenate([counts.numbers[name] for counts in numbered])
+        for name in (numbered[0].numbers if numbered else ())
+    }
+    if _GROUPS in numbers:
+        assert work.group_column is not None
+        columns.check_few_groups(whole, work.group_column, len(np.unique(numbers[_GROUPS])))
+    hashes = np.concatenate([np.empty(0, np.int64), *(counts.hashes for counts in done)])
+    return _TableScan(whole, hashes, numbers, kinds)
 
 
-def _count_equal_texts(
-    hashes: NDArray[np.int64], times: NDArray[np.int64] | None
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return of each distinct text its first row and its copies, by first row; and the distinct
-    hashes, sorted.
+def _choose_sample(scan: _TableScan, order: SamplingOrder, layout: tuple[str, ...]) -> UnreadRows:
+    """Return which of the distinct rows are read, and what is known of the others.
 
-    hashes, times: (rows,); times: how often each row counts, None: once.
+    Raises NotStreamable if a required row is none of the table: only the whole of it says why.
     """
     distinct, first, of_row, copies = np.unique(
-        hashes, return_index=True, return_inverse=True, return_counts=True
+        scan.hashes, return_index=True, return_inverse=True, return_counts=True
     )
-    if times is not None:
+    if columns.REPEATS in scan.numbers:
         copies = np.zeros(len(distinct), np.int64)
-        np.add.at(copies, of_row, times)
+        np.add.at(copies, of_row, scan.numbers[columns.REPEATS])
     by_row = np.argsort(first)
-    return first[by_row], copies[by_row], distinct
-
-
-def _choose_sample(
-    hashes: NDArray[np.int64],
-    times: NDArray[np.int64] | None,
-    table: RecordTable,
-    size: int,
-    draw_order: Callable[[int], NDArray[np.int64]],
-    copied_first: bool,
-) -> UnreadRows:
-    """Return which `size` of the distinct rows are read, and what is known of the others; see
-    `_scan_texts`."""
-    first, copies, distinct = _count_equal_texts(hashes, times)
-    chosen = _choose_rows(copies, draw_order(len(first)), size, copied_first)
-    others = np.delete(copies, chosen)
+    chosen = _choose_rows(
+        copies[by_row], order.draw_order(len(first)), order.size, order.copied_first
+    )
+    if order.required is not None:
+        if _layout_of_table(order.required) is None:
+            raise NotStreamable
+        wanted = hash_rows(order.required, columns.detect_column_layout(order.required))
+        if not np.isin(wanted, distinct).all():
+            raise NotStreamable
+        chosen = np.union1d(chosen, np.flatnonzero(np.isin(distinct[by_row], wanted)))
+    others = np.delete(copies[by_row], chosen)
     values, counts = np.unique(others, return_counts=True)
     by_copies = Counter(
         {format_copies(int(value)): int(n) for value, n in zip(values, counts, strict=True)}
     )
-    rows = tuple(first[chosen].tolist())
-    n_copies = tuple(copies[chosen].tolist())
+    places = by_row[chosen]  # of the sample, among the distinct rows by hash
+
+    def find_mixed(name: str) -> frozenset[int]:
+        if name not in scan.numbers:
+            return frozenset()
+        differs = scan.numbers[name] != scan.numbers[name][first][of_row]
+        mixed = np.zeros(len(distinct), bool)
+        mixed[of_row[differs]] = True
+        return frozenset(np.flatnonzero(mixed[places]).tolist())
+
     return UnreadRows(
-        rows,
-        n_copies,
-        table.columns,
-        table.texts,
-        len(hashes),
+        tuple(first[places].tolist()),
+        tuple(copies[places].tolist()),
+        scan.table.columns,
+        scan.table.texts,
+        len(scan.hashes),
         len(others),
         by_copies,
-        text_hashes=distinct,
+        row_hashes=distinct,
+        user_hashes=np.unique(scan.numbers.get(_USERS, np.empty(0, np.int64))),
+        of_several_groups=find_mixed(_GROUPS),
+        of_several_users=find_mixed(_USERS),
+        kinds=scan.kinds,
     )
 
 

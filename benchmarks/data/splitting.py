@@ -267,7 +267,17 @@ def secrets_with_user_membership(secrets: Sequence[Secret], members: RecordSourc
             f"{members.where}: expected attacked records of at least {people.LEAST} people, to say "
             f"anything by person, got {len(attacked)}"
         )
-    return [replace(secret, user_trained=secret.user in trained) for secret in secrets]
+    unread = members.unread
+    return [
+        replace(
+            secret,
+            user_trained=secret.user in trained
+            or (
+                secret.user is not None and unread is not None and unread.contains_user(secret.user)
+            ),
+        )
+        for secret in secrets
+    ]
 
 
 def merge_duplicate_data_records(records: Iterable[DataRecord]) -> list[DataRecord]:

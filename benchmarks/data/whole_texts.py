@@ -9,6 +9,7 @@ from pathlib import Path
 
 from auditor.benchmarks.data import columns
 from auditor.benchmarks.data.conversation_rows import LAYOUTS, Conversation, UnusableConversation
+from auditor.benchmarks.data.files import TableReader
 from auditor.benchmarks.data.large_tables import is_large_table_of_texts
 from auditor.benchmarks.data.tables import (
     RecordTable,
@@ -93,20 +94,30 @@ def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> lis
     return found
 
 
-def sample_data_conversations(flag: str, name: str, count: int) -> list[Conversation] | None:
+def sample_data_conversations(
+    flag: str, name: str, count: int, reader: TableReader | None = None
+) -> list[Conversation] | None:
     """Return so many conversations of a file that were learnt, the same ones each time; None if it
-    holds none."""
+    holds none.
+
+    reader: of the plan: it reads a large table in part; None: all files are read whole.
+    """
     if is_large_table_of_texts(
         f"{flag} {name!r}", Path(name)
     ):  # which is not to be read as a whole for this
         return None
-    table = read_record_table(flag, name, columns.COLUMNS)
+    kinds: columns.ColumnKinds = {}
+    if reader is None:
+        table = read_record_table(flag, name, columns.COLUMNS)
+    else:
+        table, unread = reader.read(flag, name)
+        kinds = columns.known_kinds(unread.kinds) if unread is not None else kinds
     if not table.rows or (layout := columns.detect_column_layout(table)) not in LAYOUTS:
         return None
     order = keyed_random_generator("text form", table.rows).permutation(table.rows).tolist()
     usable = (
         said
-        for _, said in columns.parse_row_conversations(table, layout, order)
+        for _, said in columns.parse_row_conversations(table, layout, order, kinds)
         if not isinstance(said, UnusableConversation) and said.is_learnt
     )
     return list(islice(usable, count))

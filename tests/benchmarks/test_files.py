@@ -26,8 +26,10 @@ from tokenizers import (
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from auditor.benchmarks.data import table_blocks
-from auditor.benchmarks.data.files import Files
-from auditor.benchmarks.data.large_tables import BlockHashing
+from auditor.benchmarks.data.chat_rendering import ChatRendering
+from auditor.benchmarks.data.files import Files, TableReader
+from auditor.benchmarks.data.large_tables import BlockHashing, TableCounting
+from auditor.benchmarks.data.splitting import SplitOptions
 from auditor.benchmarks.data.whole_texts import sample_data_conversations
 from auditor.core.errors import AuditError
 from tests.conftest import refuses
@@ -873,11 +875,15 @@ LINES = [
 
 
 def read_large(
-    path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]], **asked: Any
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rows: list[dict[str, Any]],
+    sample: int = 12,
+    **asked: Any,
 ) -> Files:
-    """Read a file as a large one: of 30 distinct rows 12 are tokenised."""
+    """Read a file as a large one: of its distinct rows 12 are tokenised."""
     monkeypatch.setattr("auditor.benchmarks.data.large_tables.LARGE", 20)
-    monkeypatch.setattr("auditor.benchmarks.data.large_tables.SAMPLE", 12)
+    monkeypatch.setattr("auditor.benchmarks.data.large_tables.SAMPLE", sample)
     monkeypatch.setattr("auditor.benchmarks.data.large_tables.BATCH", 7)
     monkeypatch.setattr("auditor.benchmarks.data.table_blocks.BATCH", 7)
     monkeypatch.setattr("auditor.benchmarks.data.table_blocks._BLOCK", 600)
@@ -912,6 +918,211 @@ def test_a_large_table_is_counted_whole_and_tokenised_in_part(
     assert again.secrets == read.secrets
 
 
+def ask_and_answer(i: int, **turn: Any) -> list[dict[str, Any]]:
+    return [
+        {"role": "user", "content": f"What is the code of door {i}?"},
+        {"role": "assistant", "content": LINES[i], **turn},
+    ]
+
+
+def describe_audited_data(read: Files) -> Any:
+    counts = read.record_counts["members"]
+    return read.secrets, read.known, counts, read.forgotten, read.asking_order, read.heldout_given
+
+
+CALLED = [{"function": {"name": "open", "arguments": {"door": 3}}}]
+LARGE_CASES: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
+    "texts": ([{"text": text} for text in LINES[:30]], {}),
+    "messages": ([{"messages": ask_and_answer(i)} for i in range(30)], {}),
+    # Only a row of a later block calls a tool: Arrow gives the key to all messages.
+    "messages that call": (
+        [
+            {"messages": ask_and_answer(i, **({"tool_calls": CALLED} if i == 29 else {}))}
+            for i in range(30)
+        ],
+        {},
+    ),
+    "prompt and completion": (
+        [{"prompt": f"Door {i}?", "completion": text} for i, text in enumerate(LINES[:30])],
+        {},
+    ),
+    "labels, one unclear": (
+        [
+            {"prompt": f"Door {i}?", "completion": text, "label": "maybe" if i == 20 else "1"}
+            for i, text in enumerate(LINES[:30])
+        ],
+        {},
+    ),
+    "users": (
+        [{"text": text, "who": f"person {i % 9}"} for i, text in enumerate(LINES[:30])],
+        {"user_column": "who"},
+    ),
+    "users of conversations": (
+        [{"messages": ask_and_answer(i), "who": i % 9} for i in range(30)],
+        {"user_column": "who"},
+    ),
+    "groups": (
+        [{"text": text, "ward": f"ward {i % 4}"} for i, text in enumerate(LINES[:30])],
+        {"group_column": "ward"},
+    ),
+    "forget": (
+        [{"text": text} for text in LINES[:30]],
+        {"forget": [{"text": LINES[i]} for i in (3, 11, 29)]},
+    ),
+    "forget conversations of users": (
+        [{"messages": ask_and_answer(i), "who": i % 9} for i in range(30)],
+        {"user_column": "who", "forget": [{"messages": ask_and_answer(i)} for i in (3, 11, 29)]},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LARGE_CASES)
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_a_large_table_in_blocks_is_audited_as_one_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, case: str
+) -> None:
+    """The sample has room for all 30 distinct rows, some of which have copies."""
+    rows, asked = LARGE_CASES[case]
+    rows = [*rows, *[rows[17]] * 4, *[rows[29]] * 2]
+    asked = {"known_fraction": 0.2, "limit": 7, "form": ChatRendering("none")} | asked
+    if "text" in rows[0]:
+        del asked["form"]
+    monkeypatch.setattr("auditor.statistics.people.LEAST", 3)
+    if "forget" in asked:
+        asked["forget"] = write(tmp_path / f"f{ending}", asked["forget"])
+    whole = Files(
+        write(tmp_path / f"d{ending}", rows), BYTES, prefix_length=8, suffix_length=8, **asked
+    )
+    read = read_large(tmp_path / f"d{ending}", monkeypatch, rows, sample=30, **asked)
+    assert any("36 rows were counted by their" in note for note in read.notes) == (
+        "unclear" not in case
+    )
+    assert describe_audited_data(read) == describe_audited_data(whole)
+    assert read._kinds == whole._kinds
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".csv", ".parquet"])
+def test_a_sample_of_a_large_table_holds_whatever_is_to_be_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    forget = write(tmp_path / f"f{ending}", [{"text": LINES[i]} for i in range(5, 30, 5)])
+    rows = [{"text": text} for text in LINES[:30]]
+    read = read_large(tmp_path / f"d{ending}", monkeypatch, rows, forget=forget, limit=4)
+    assert len(read.forgotten) == 4
+    assert read.forgotten <= {f"row-{row:06d}" for row in range(5, 30, 5)}
+    assert any("a sample of 1" in note for note in read.notes)
+
+
+def test_a_record_to_forget_that_a_large_table_has_not_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget = write(tmp_path / "f.jsonl", [{"text": LINES[3]}, {"text": LINES[40]}])
+    rows = [{"text": text} for text in LINES[:30]]
+    with refuses("got 1 that it has not (row 1, counted from 0)"):
+        read_large(tmp_path / "d.jsonl", monkeypatch, rows, forget=forget)
+
+
+def test_copies_of_a_large_table_that_differ_in_user_or_group_belong_to_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {"text": text, "who": f"p{i % 9}", "ward": f"w{i % 3}"} for i, text in enumerate(LINES[:30])
+    ]
+    rows += [{**rows[17], "who": "p0"}, {**rows[29], "ward": "w0"}]
+    monkeypatch.setattr("auditor.statistics.people.LEAST", 3)
+    read = read_large(
+        tmp_path / "d.jsonl",
+        monkeypatch,
+        rows,
+        user_column="who",
+        group_column="ward",
+        limit=9,
+        known_fraction=0,
+    )
+    of_row = {secret.id: (secret.user, secret.group) for secret in read.secrets}
+    assert of_row["row-000017"] == (None, "w2")
+    assert of_row["row-000029"] == ("p2", "several groups")
+
+
+def test_a_person_of_an_unread_row_of_a_large_table_was_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"text": text, "who": f"p{i}"} for i, text in enumerate(LINES[:30])]
+    others = [{"text": text, "who": f"p{i}"} for i, text in enumerate(LINES[30:45], 20)]
+    monkeypatch.setattr("auditor.statistics.people.LEAST", 3)
+    read = read_large(
+        tmp_path / "d.jsonl",
+        monkeypatch,
+        rows,
+        user_column="who",
+        limit=15,
+        nonmembers=write(tmp_path / "n.jsonl", others),
+    )
+    trained = {secret.user: secret.user_trained for secret in read.secrets if not secret.member}
+    assert trained == {f"p{i}": i < 30 for i in range(20, 35)}
+
+
+def test_no_conversation_of_a_large_table_is_a_non_member(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [{"messages": ask_and_answer(i)} for i in range(20, 40)]
+    read = read_large(
+        tmp_path / "d.jsonl",
+        monkeypatch,
+        [{"messages": ask_and_answer(i)} for i in range(30)],
+        nonmembers=write(tmp_path / "n.parquet", others),
+        limit=15,
+        form=ChatRendering("none"),
+    )
+    ids = {secret.id for secret in read.secrets if not secret.member}
+    assert ids == {f"nonmember-{row:06d}" for row in range(10, 20)}
+
+
+@pytest.mark.parametrize(
+    ("row", "asked", "complaint"),
+    [
+        ({"who": ""}, {"user_column": "who"}, "row 25 .*'who': expected a name or a whole number"),
+        ({"who": [1]}, {"group_column": "who"}, "row 25 .*'who': expected a group's name of at"),
+    ],
+)
+def test_a_fault_in_a_named_column_of_a_large_table_is_named_by_its_row(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    row: dict[str, Any],
+    asked: dict[str, Any],
+    complaint: str,
+) -> None:
+    rows = [{"text": text, "who": f"p{i % 9}"} for i, text in enumerate(LINES[:30])]
+    rows[25] |= row
+    monkeypatch.setattr("auditor.benchmarks.data.files.read_record_table", refuse_to_read_whole)
+    with pytest.raises(AuditError, match=complaint):
+        read_large(tmp_path / "d.jsonl", monkeypatch, rows, **asked)
+
+
+def test_too_many_groups_of_a_large_table_are_refused_though_its_blocks_have_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"text": text, "ward": f"w{i}"} for i, text in enumerate(LINES)]
+    monkeypatch.setattr("auditor.benchmarks.data.files.read_record_table", refuse_to_read_whole)
+    with refuses("at most 50 different values, since reports show them; 'ward' has 60"):
+        read_large(tmp_path / "d.jsonl", monkeypatch, rows, group_column="ward")
+
+
+def test_the_text_form_of_a_large_table_is_looked_for_in_its_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"messages": ask_and_answer(i)} for i in range(30)]
+    data = tmp_path / "d.jsonl"
+    read_large(data, monkeypatch, rows, form=ChatRendering("none"))
+    monkeypatch.setattr("auditor.benchmarks.data.files.read_record_table", refuse_to_read_whole)
+    reader = TableReader(SplitOptions(0.2, 3, 0), TableCounting())
+    chosen = sample_data_conversations("--data", str(data), 5, reader)
+    assert chosen is not None and len(chosen) == 5
+    (unread,) = reader.counting.counted.values()
+    asked = {rows[row]["messages"][0]["content"] for row in unread.rows}
+    assert {said.messages[0]["content"] for said in chosen} <= asked
+
+
 def test_a_large_table_adds_its_repeats_column_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -942,14 +1153,12 @@ def test_no_row_of_a_large_table_is_a_non_member(
 
 @pytest.mark.parametrize(
     "asked",
-    [{"limit": None}, {"user_column": "who"}, {"windows": 4, "limit": None}, {"limit": 10**6}],
+    [{"limit": None}, {"windows": 4, "limit": None}, {"limit": 10**6}],
 )
 def test_a_large_table_is_read_whole_if_every_row_may_be_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
 ) -> None:
-    rows = [{"text": text, "who": f"person {i}"} for i, text in enumerate(LINES[:30])]
-    if "user_column" in asked:
-        asked = {**asked, "limit": 25}
+    rows = [{"text": text} for text in LINES[:30]]
     read = read_large(tmp_path / "d.jsonl", monkeypatch, rows, **asked)
     read_limit = asked.get("limit", 3)
     assert not any("counted by their text" in note for note in read.notes)
@@ -1025,17 +1234,20 @@ def test_arrow_reads_a_block_as_the_standard_library_does(
     path = tmp_path / "d.jsonl"
     path.write_text(rows)
     (block,) = table_blocks.split_into_blocks(path)
-    work = BlockHashing("--data", path, ("text",), has_repeats="repeats" in rows)
-    wanted = ["text", "repeats"] if work.has_repeats else ["text"]
+    wanted = ("text", "repeats") if "repeats" in rows else ("text",)
+    work = BlockHashing("--data", path, ("text",), wanted)
     assert (table_blocks._parse_json_block(path, block, wanted) is not None) == by_arrow
     by_either = work.hash_block(block)
     monkeypatch.setattr(table_blocks, "_parse_json_block", lambda *_: None)
     one_by_one = work.hash_block(block)
     assert by_either.hashes.tolist() == one_by_one.hashes.tolist()
     assert by_either.names == one_by_one.names
-    assert (by_either.repeats is None) == (one_by_one.repeats is None) == (not work.has_repeats)
-    if by_either.repeats is not None and one_by_one.repeats is not None:
-        assert by_either.repeats.tolist() == one_by_one.repeats.tolist()
+    numbers = [
+        {name: values.tolist() for name, values in counts.numbers.items()}
+        for counts in (by_either, one_by_one)
+    ]
+    assert numbers[0] == numbers[1]
+    assert list(numbers[0]) == list(wanted[1:])
 
 
 @pytest.mark.parametrize(
@@ -1046,7 +1258,7 @@ def test_lines_that_are_no_object_each_are_not_left_to_arrow(tmp_path: Path, row
     path = tmp_path / "d.jsonl"
     path.write_text(rows)
     with refuses("not JSON"):
-        BlockHashing("--data", path, ("text",), has_repeats=False).hash_block(
+        BlockHashing("--data", path, ("text",), ("text",)).hash_block(
             table_blocks.split_into_blocks(path)[0]
         )
 

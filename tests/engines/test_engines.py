@@ -27,6 +27,7 @@ from transformers import PreTrainedTokenizerFast
 
 from auditor import audit
 from auditor.benchmarks.data import large_tables, table_blocks
+from auditor.benchmarks.data.chat_rendering import ChatRendering
 from auditor.benchmarks.data.files import Files
 from auditor.benchmarks.data.large_tables import (
     BlockCounts,
@@ -580,6 +581,38 @@ def test_a_cluster_counts_a_large_table_as_one_process_does(
     assert there.record_counts == near.record_counts
     counted = TableCounting(counted=pickle.loads(pickle.dumps(there.counted_tables)))
     assert Files(data, tokenizer, limit=5, counting=counted).secrets == near.secrets
+
+
+def test_a_cluster_counts_a_large_table_of_conversations_and_their_people(
+    cluster: RayEngine,
+    small_is_large: None,
+    own: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("auditor.statistics.people.LEAST", 3)
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"Door {i % 28}?"},
+                {"role": "assistant", "content": f"Its code is {i % 28 * 7919 % 10007:05d} today."},
+            ],
+            "who": f"p{i % 7}",
+        }
+        for i in range(40)
+    ]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(own[own.index("--model") + 1])
+    asked = {"limit": 5, "user_column": "who", "form": ChatRendering("none")}
+    there, near = (
+        Files(str(tmp_path / "d.jsonl"), tokenizer, counting=counting, **asked)
+        for counting in (TableCounting(cluster.stream_results), TableCounting())
+    )
+    assert there.secrets == near.secrets
+    assert there.record_counts == near.record_counts
+    assert any("40 rows were counted by their conversation" in note for note in there.notes)
+    assert {secret.repeats for secret in there.secrets} == {2}
+    assert len({secret.user for secret in there.secrets}) > 1
 
 
 def test_points_of_a_sweep_are_run_one_a_task(far: None, own: list[str], tmp_path: Path) -> None:
