@@ -5,24 +5,35 @@ from __future__ import annotations
 
 from auditor.conclusions.strata import is_asked_in_part, weighted_extracted_share
 from auditor.core.counts import counted
-from auditor.core.result import AuditResult, Finding, Stratum
-from auditor.reports import phrases
+from auditor.core.result import AuditResult, Finding, Measurement, Stratum
+from auditor.reports import escaping, phrases
 
 
 def stratum_sentence_part(stratum: Stratum) -> str:
     """Return `all 14 records that occur 16 times are recited`, of those asked; `3 of the 12 asked
     records that ...`."""
-    m, hits = stratum.extracted, phrases.hit_count_of_share(stratum.extracted)
+    m = stratum.extracted
     often = f"that {'occurs' if m.n == 1 else 'occur'} {counted(stratum.copies or 1, 'time')}"
-    whole = m.n == stratum.population
+    return _recited_phrase(m, often, is_whole=m.n == stratum.population)
+
+
+def group_sentence_part(group: tuple[str, Measurement]) -> str:
+    """Return `all 36 records of the group wanted are recited`. group: its name and what was
+    extracted of it."""
+    name, m = group
+    return _recited_phrase(m, f"of the group {escaping.to_printable_line(name)}", is_whole=True)
+
+
+def _recited_phrase(m: Measurement, which: str, *, is_whole: bool) -> str:
+    hits = phrases.hit_count_of_share(m)
     if hits == m.n:
         records = counted(m.n, "record")
         return (
-            f"{'all' if whole else 'all asked,'} {records} {often} {'is' if m.n == 1 else 'are'} "
-            "recited"
+            f"{'all' if is_whole else 'all asked,'} {records} {which} "
+            f"{'is' if m.n == 1 else 'are'} recited"
         )
     return (
-        f"{hits:,} of the {m.n:,}{'' if whole else ' asked'} records {often} "
+        f"{hits:,} of the {m.n:,}{'' if is_whole else ' asked'} records {which} "
         f"{'is' if hits == 1 else 'are'} recited"
     )
 

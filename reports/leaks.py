@@ -56,7 +56,7 @@ def _where_it_leaks_blocks(result: AuditResult, details: SecretDetails) -> list[
         *figures_blocks(f for f in figures.all_figures(result) if f.plot not in figures.RESEARCH),
         *figures_blocks(beside),
         *_probability_by_suffix_length_blocks(result, details),
-        *_recall_by_group_blocks(result, details, rows),
+        *_recall_by_group_blocks(result, [finding for finding, _ in rows]),
         *_worst_document_blocks(result, details, rows),
     ]
 
@@ -71,12 +71,10 @@ def _personal_data_blocks(result: AuditResult) -> list[Block]:
     return personal.personal_data_by_kind_blocks(result, best)
 
 
-def _recall_by_group_blocks(
-    result: AuditResult, details: SecretDetails, rows: Sequence[tuple[Finding, RowValuesBySecret]]
-) -> list[Block]:
+def _recall_by_group_blocks(result: AuditResult, rows: Sequence[Finding]) -> list[Block]:
     tables, spans = list[Group](), list[ForestSpan | None]()
-    for finding, seen in rows:
-        if groups := detailed.verbatim_recall_by_secret_group(details, seen):
+    for finding in rows:
+        if groups := finding.by_group:
             told = ((escaping.to_printable_line(name), m) for name, m in groups.items())
             shares = tuple((name, phrases.format_share_with_interval(m)) for name, m in told)
             tables.append(Group(row_title_with_attack(result, finding), shares))

@@ -72,7 +72,7 @@ def first_screen(result: AuditResult, folder: Path, width: int = WIDTH) -> Text:
     above = lay_out_entries((_result_screen_entry(result, seen, width), doubt), width)
     shown = (
         _other_signals_screen_entry(result, seen),
-        _extraction_by_copies_screen_entry(result, seen, known),
+        _extraction_by_copies_screen_entry(result, seen),
         _personal_data_screen_entry(result, seen),
         _defense_causes_screen_entry(result),
         ScreenEntry(
@@ -129,6 +129,10 @@ def _result_screen_entry(result: AuditResult, seen: LeakAssessment, width: int) 
     stand = [s.target.title for s in claims.claims_to_report(result) if s.verdict == CONTRADICTED]
     before = [f"The claim of {_first_titles_label(stand, 2)} is contradicted."] if stand else []
     after = [] if UNDEFENDED in seen.targets else ["Nothing was measured on the undefended model."]
+    groups = [s.worst_group for s in seen.signals if s.status == SHOWN and s.worst_group]
+    if groups:
+        worst = coverage.group_sentence_part(groups[0])
+        after.append(f"{worst[:1].upper()}{worst[1:]}.")
     if asked := coverage.asked_sentence(result):
         after.append(asked)
 
@@ -403,19 +407,15 @@ def _target_and_access_label(result: AuditResult, finding: Finding) -> str:
     return f"({own}{finding.setting})"
 
 
-def _extraction_by_copies_screen_entry(
-    result: AuditResult, seen: LeakAssessment, known: detailed.SecretDetails
-) -> ScreenEntry:
+def _extraction_by_copies_screen_entry(result: AuditResult, seen: LeakAssessment) -> ScreenEntry:
     """Extraction by the data's own groups, by copies, and exposure by insertions of canaries."""
     best, items = _highest_recall_row_for_screen(result, seen), list[str]()
-    if best is not None and best.cell_key in known.rows:
-        shares = detailed.verbatim_recall_by_secret_group(known, known.rows[best.cell_key])
-        if 1 < len(shares) <= _GROUPS:
-            told = ", ".join(
-                f"{escaping.to_printable_line(name)}: {phrases.hit_count_text(m)}"
-                for name, m in shares.items()
-            )
-            items.append(f"{told} {_target_and_access_label(result, best)}")
+    if best is not None and 1 < len(best.by_group) <= _GROUPS:
+        told = ", ".join(
+            f"{escaping.to_printable_line(name)}: {phrases.hit_count_text(m)}"
+            for name, m in best.by_group.items()
+        )
+        items.append(f"{told} {_target_and_access_label(result, best)}")
     if best is not None and len(best.strata) > 1:
         items += coverage.phrases_by_copies(best, _target_and_access_label(result, best))
     elif (

@@ -41,12 +41,15 @@ def severity_of_target(seen: LeakAssessment, target: str) -> Severity:
     """By the first of these that holds: text is shown, anything is shown, anything is open."""
     shown = seen.shown_signals(target)
     if text := [s for s in shown if s.kind.text]:
-        worst = [s.worst for s in text if s.worst is not None]
-        by_copies = f": {coverage.stratum_sentence_part(worst[0])}" if worst else ""
+        copied = [coverage.stratum_sentence_part(s.worst) for s in text if s.worst is not None]
+        groups = [
+            coverage.group_sentence_part(s.worst_group) for s in text if s.worst_group is not None
+        ]
+        worst = "; ".join((*copied[:1], *groups[:1]))
         return Severity(
             HIGH,
             "text of training records is extracted "
-            f"{_text_extraction_access_label(text)}{by_copies}",
+            f"{_text_extraction_access_label(text)}{worst and f': {worst}'}",
         )
     if shown:
         why = f"something else is above its baseline: {_signal_titles_label(shown)}"

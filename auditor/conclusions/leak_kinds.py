@@ -195,19 +195,35 @@ def leak_readings_by_repeat_count(
     finding: Finding, baseline: Measurement | float | None, name: str
 ) -> Iterator[LeakReading]:
     """One reading for each repeat count, where there are several: at a level shared among them."""
-    groups = [
-        (count, m)
-        for count, m in finding.by_repeats.items()
-        if count.isdecimal() and m.name == name and is_measured(m)
-    ]
-    if baseline is None or len(groups) < 2:
+    shares = {count: m for count, m in finding.by_repeats.items() if count.isdecimal()}
+    for count, reading in _readings_at_shared_level(finding, shares, baseline, name):
+        yield replace(reading, count=count)
+
+
+def leak_readings_by_group(
+    finding: Finding, baseline: Measurement | float | None, name: str
+) -> Iterator[LeakReading]:
+    """Yield a reading for each of the data's groups, if there are several, at a shared level."""
+    for group, reading in _readings_at_shared_level(finding, finding.by_group, baseline, name):
+        yield replace(reading, part=f"group {group}")
+
+
+def _readings_at_shared_level(
+    finding: Finding,
+    shares: Mapping[str, Measurement],
+    baseline: Measurement | float | None,
+    name: str,
+) -> Iterator[tuple[str, LeakReading]]:
+    measured = {part: m for part, m in shares.items() if m.name == name and is_measured(m)}
+    n_looks = len(measured)
+    if baseline is None or n_looks < 2:
         return
-    for count, m in groups:
+    for part, m in measured.items():
         excess = None
         if isinstance(baseline, Measurement):
-            wide = bonferroni_widened_leak_measurement(m, len(groups))
+            wide = bonferroni_widened_leak_measurement(m, n_looks)
             excess = subtract_nonmember_mean(name_excess_metric(name), wide, baseline)
-        yield LeakReading(m, baseline, excess, finding.cell_key, count=count, looks=len(groups))
+        yield part, LeakReading(m, baseline, excess, finding.cell_key, looks=n_looks)
 
 
 def bonferroni_adjusted_leak_readings(readings: Sequence[LeakReading]) -> list[LeakReading]:

@@ -24,6 +24,7 @@ from auditor.conclusions.leak_kinds import (
     LeakReading,
     bonferroni_widened_leak_measurement,
     leak_readings_against_nonmembers,
+    leak_readings_by_group,
     leak_readings_by_repeat_count,
 )
 from auditor.core.result import Finding, Measurement
@@ -54,6 +55,7 @@ def _verbatim_leak_readings(finding: Finding) -> Iterator[LeakReading]:
     yield from _leak_readings_by_record(finding, RECALL, documents.RECALL)
     yield from leak_readings_against_nonmembers(finding, ANY, alone=False)
     yield from _leak_readings_by_copies(finding)
+    yield from leak_readings_by_group(finding, _baseline_of_records(finding), RECALL)
 
 
 def _leak_readings_by_record(
@@ -69,14 +71,19 @@ def _leak_readings_by_copies(finding: Finding) -> Iterator[LeakReading]:
     """Yield the share extracted of each stratum, where there are several, at a level shared among
     them."""
     asked = [s for s in finding.strata if is_measured(s.extracted)]
+    if len(asked) > 1:
+        shares = {format_copies(s.copies): s.extracted for s in asked}
+        floor = _baseline_of_records(finding)
+        yield from leak_readings_by_repeat_count(replace(finding, by_repeats=shares), floor, RECALL)
+
+
+def _baseline_of_records(finding: Finding) -> Measurement | float:
+    """Return the share extracted of the non-members' records; 0: there are none."""
     of_records = is_measured(finding.measurement(documents.RECALL))
     baseline = finding.measurement(
         name_nonmember_metric(documents.RECALL if of_records else RECALL)
     )
-    if len(asked) > 1:
-        shares = {format_copies(s.copies): s.extracted for s in asked}
-        floor = baseline if is_measured(baseline) else 0.0
-        yield from leak_readings_by_repeat_count(replace(finding, by_repeats=shares), floor, RECALL)
+    return baseline if is_measured(baseline) else 0.0
 
 
 def _near_verbatim_leak_readings(finding: Finding) -> Iterator[LeakReading]:

@@ -156,28 +156,6 @@ def extracted_and_asked_counts_by_person(
 # -----------------------------------------------------------------------------------------------
 
 
-def verbatim_recall_by_secret_group(
-    details: SecretDetails, seen: RowValuesBySecret
-) -> dict[str, Measurement]:
-    """Verbatim recall of the members of each group, by the group's name; empty where there are no
-    groups."""
-    groups = {
-        secret.id: secret.group
-        for secret in details.secrets
-        if secret.member and secret.group is not None
-    }
-    if seen.outcome is None or not groups:
-        return {}
-    # None: a non-member, or a member of no group.
-    own = [groups.get(id) for id in seen.ids]
-    shares = {}
-    for name in sorted({name for name in own if name is not None}):
-        shares[name] = intervals.share_with_interval(
-            "recall", seen.outcome.hit[[group == name for group in own]]
-        )
-    return shares
-
-
 def first_suffix_tokens_accuracy_by_length(
     details: SecretDetails,
     seen: RowValuesBySecret,

@@ -21,7 +21,7 @@ from auditor.conclusions.disagreements import (
 )
 from auditor.conclusions.leak_kinds import LeakKind, LeakReading, bonferroni_adjusted_leak_readings
 from auditor.conclusions.leak_readings import GREEDILY, GREEDY, KINDS, PERSONAL, VERBATIM
-from auditor.conclusions.strata import worst_stratum
+from auditor.conclusions.strata import worst_group, worst_stratum
 from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import (
@@ -73,6 +73,7 @@ class LeakSignal:
     blind: Measurement | None = None
     # of copied records, the number of copies of which most were extracted
     worst: Stratum | None = None
+    worst_group: tuple[str, Measurement] | None = None  # of the data's own groups, by name
     looks: int = 1
     excess: Measurement | None = None
     alone: bool = True
@@ -88,8 +89,8 @@ class LeakSignal:
             if m is None
             else limits.get(m.name, self.kind.limits[0][1] if m.unit == AUC else None)
         )
-        if m is None or most is None:
-            return ""
+        if m is None or most is None or (self.part and self.kind is VERBATIM):
+            return ""  # a gate has no rule for one of the data's groups
         # An AUC below one half distinguishes members just as well: its mirror image counts.
         value = max(m.value, 1 - m.value) if m.unit == AUC else m.value
         if (
@@ -236,9 +237,18 @@ def _leak_signals_of_target(result: AuditResult, target: str) -> Iterator[LeakSi
 
 
 def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> LeakSignal:
-    """Return the signal with its worst stratum; of greedy decoding judged as greedy recall is: one
-    record is enough."""
-    signal = replace(signal, worst=_worst_stratum_of_rows(rows, signal.setting))
+    """Return the signal with its worst stratum and group; of greedy decoding judged as greedy
+    recall is: one record is enough."""
+    groups = [
+        group
+        for row in rows
+        if row.setting == signal.setting and (group := worst_group(row)) is not None
+    ]
+    signal = replace(
+        signal,
+        worst=_worst_stratum_of_rows(rows, signal.setting),
+        worst_group=max(groups, key=lambda group: group[1].low, default=None),
+    )
     m, floor = signal.measured, signal.baseline
     is_greedy = any(row.decodes_greedily for row in rows if row.cell_key == signal.row)
     if m is None or not is_greedy or not signal.suspected:

@@ -41,3 +41,15 @@ def worst_stratum(finding: Finding) -> Stratum | None:
     return max(
         copied, key=lambda s: (s.extracted.value, s.copies or 0, s.extracted.n), default=None
     )
+
+
+def worst_group(finding: Finding) -> tuple[str, Measurement] | None:
+    """Return the data's group of which most is surely extracted, by name; None: no group is worse
+    than all records are."""
+    shares = finding.by_group
+    n_all = sum(m.n for m in shares.values())
+    n_hits = sum(round(m.value * m.n) for m in shares.values())
+    name = max(shares, key=lambda group: (shares[group].low, shares[group].value), default="")
+    if not n_hits or shares[name].value <= n_hits / n_all:
+        return None
+    return name, shares[name]

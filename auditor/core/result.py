@@ -145,6 +145,8 @@ class Finding:
     # of personal data: what first guesses hold of it
     by_kind: dict[str, Measurement] = field(default_factory=dict)
     by_kind_nonmembers: dict[str, Measurement] = field(default_factory=dict)  # the floor
+    # recall of the data's own groups, records as `Stratum` counts them; empty: fewer than two
+    by_group: dict[str, Measurement] = field(default_factory=dict)
     curve: tuple[tuple[int, float], ...] = ()  # (wrong guesses allowed, recall)
     not_applicable: str = ""
     notes: tuple[str, ...] = ()

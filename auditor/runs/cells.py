@@ -197,6 +197,7 @@ class AttackCell(Cell):
             ),
             by_repeats=extraction.measure_hit_shares("recall", members),
             strata=self._strata_of_members(members),
+            by_group=self._group_shares_of_members(members),
             by_kind={kind: m for kind in kinds if (m := kept.remeasure_metric(RECALL, kind=kind))},
             by_kind_nonmembers={
                 kind: m
@@ -229,6 +230,14 @@ class AttackCell(Cell):
             return ()
         secrets = map(self.audit.secrets_by_id.__getitem__, members.ids)
         return extraction.group_copies_strata(counts.by_copies, secrets, members.hit)
+
+    def _group_shares_of_members(self, members: judging.Outcome) -> dict[str, Measurement]:
+        """Return the share extracted by group; none for a row that may stop early, whose intervals
+        are not of a fixed size."""
+        if self.key in self.audit.stops:
+            return {}
+        secrets = map(self.audit.secrets_by_id.__getitem__, members.ids)
+        return extraction.measure_group_shares(secrets, members.hit)
 
     def _recall_difference_to_undefended(self) -> Iterator[Measurement]:
         """The paired difference to the undefended target at the same setting, on the members that

@@ -77,6 +77,26 @@ def measure_hit_shares(name: str, outcome: Outcome) -> dict[str, Measurement]:
     return {str(r): share_with_interval(name, outcome.hit[repeats == r]) for r in counts}
 
 
+def measure_group_shares(
+    secrets: Iterable[Secret], hit: NDArray[np.bool_]
+) -> dict[str, Measurement]:
+    """Return the share of records extracted of each of the data's groups; {}: fewer than two.
+
+    A record of several parts is extracted if some part is. hit: (secrets,).
+    """
+    extracted = dict[tuple[str, str], bool]()
+    for secret, is_hit in zip(secrets, hit.tolist(), strict=True):
+        if secret.group is not None:
+            record = (secret.group, secret.document or secret.id)
+            extracted[record] = extracted.get(record, False) or is_hit
+    groups = dict[str, list[bool]]()
+    for (group, _), is_extracted in sorted(extracted.items()):
+        groups.setdefault(group, []).append(is_extracted)
+    if len(groups) < 2:
+        return {}
+    return {name: share_with_interval(RECALL, np.array(of)) for name, of in groups.items()}
+
+
 def group_copies_strata(
     population: Mapping[str, int], secrets: Iterable[Secret], hit: NDArray[np.bool_]
 ) -> tuple[Stratum, ...]:

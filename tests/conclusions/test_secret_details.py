@@ -22,7 +22,6 @@ from auditor.conclusions.secret_details import (
     read_secret_details,
     secret_fact_columns,
     survival_function,
-    verbatim_recall_by_secret_group,
 )
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Guess, Guesses, Secret
@@ -30,7 +29,7 @@ from auditor.core.result import SCHEMA_VERSION
 from auditor.records import table
 from auditor.records.attacked_secrets import SecretFacts
 from auditor.records.table import HELDOUT, MEASURED, OBSERVED, TABLE, TOKENS, Column
-from auditor.statistics import intervals, judging
+from auditor.statistics import judging
 
 CELL = "undefended/white-box/a"
 SECRETS = (
@@ -214,15 +213,9 @@ def test_what_cannot_be_read_is_refused(
         read_secret_details(tmp_path)
 
 
-def test_recall_by_group_and_first_tokens(tmp_path: Path) -> None:
+def test_accuracy_of_first_tokens(tmp_path: Path) -> None:
     found = read_secret_details(folder(tmp_path))
     row = found.rows["undefended", "white-box", "a"]
-    groups = verbatim_recall_by_secret_group(found, row)
-    assert {name: (m.value, m.n) for name, m in groups.items()} == {
-        "mail": (0.5, 2),
-        "note": (0.0, 1),
-    }
-    assert (groups["mail"].low, groups["mail"].high) == intervals.clopper_pearson(1, 2)
     lengths = first_suffix_tokens_accuracy_by_length(found, row, (1, 2, 3, 8))
     # members only; at 1 and 2 tokens all three count, beyond that the two that are so long; the
     # last L is the longest

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from auditor.conclusions.leak_readings import VERBATIM
-from auditor.conclusions.signals import SHOWN, assess_signals
-from auditor.conclusions.strata import weighted_extracted_share
-from auditor.core.nouns import UNDEFENDED
+from auditor.conclusions.signals import NOT_SHOWN, SHOWN, assess_signals
+from auditor.conclusions.strata import weighted_extracted_share, worst_group
+from auditor.core.nouns import UNDEFENDED, Secret
 from auditor.core.result import AuditResult, Finding, Measurement, RecordCounts, Stratum
 from auditor.reports import coverage, screen, severity
+from auditor.statistics.extraction import measure_group_shares
 from auditor.statistics.intervals import share_with_interval
 from auditor.statistics.metrics import name_excess_metric, name_nonmember_metric
 
@@ -66,6 +67,45 @@ def test_severity_follows_the_worst_stratum_and_says_so(result: AuditResult) -> 
     )
     none = assess_signals(copied(result, hits=0, n=14, single=40, asked=40))
     assert all(s.worst is None for s in none.signals)
+
+
+def test_the_headline_follows_the_worst_group(result: AuditResult) -> None:
+    """KTO: 3 of 12 wanted records among 4,000 unwanted ones were below the non-members' error."""
+    found = copied(result, hits=3, n=12, single=4000, asked=4000)
+    shares = {"unwanted": share("recall", 0, 4000), "wanted": share("recall", 3, 12)}
+    row = replace(verbatim_row(found), strata=(), decoding="ancestral")
+    pooled, grouped = (
+        assess_signals(replace(found, findings=(replace(row, by_group=groups),)))
+        for groups in ({}, shares)
+    )
+    signals = [
+        next(s for s in seen.signals_of_target(UNDEFENDED) if s.kind is VERBATIM)
+        for seen in (pooled, grouped)
+    ]
+    assert [signal.status for signal in signals] == [NOT_SHOWN, SHOWN]
+    assert signals[1].part == "group wanted" and not signals[1].gate_rule
+    said = "3 of the 12 records of the group wanted are recited"
+    assert said in severity.severity_of_target(grouped, UNDEFENDED).why
+    screened = replace(found, findings=(replace(row, by_group=shares),))
+    text = " ".join(screen.first_screen(screened, Path("none")).plain.split())
+    assert f"{said}." in text and "unwanted: 0/4,000, wanted: 3/12 (text-only)" in text
+
+
+def test_a_record_of_several_parts_counts_once_in_its_group() -> None:
+    secrets = [
+        Secret(f"s{i}", (1,), (2,), document=document, group=group)
+        for i, (document, group) in enumerate([("d", "a"), ("d", "a"), (None, "a"), (None, "b")])
+    ]
+    shares = measure_group_shares(secrets, np.array([False, True, False, False]))
+    assert {name: (m.value, m.n) for name, m in shares.items()} == {"a": (0.5, 2), "b": (0.0, 1)}
+    assert measure_group_shares(secrets[:3], np.array([False, True, False])) == {}
+
+
+def test_no_group_is_named_if_none_is_worse_than_all(result: AuditResult) -> None:
+    row = verbatim_row(copied(result, 3, 12, 40, 40))
+    for wanted, unwanted in ((0, 0), (6, 6)):
+        groups = {"a": share("recall", wanted, 12), "b": share("recall", unwanted, 12)}
+        assert worst_group(replace(row, by_group=groups)) is None
 
 
 def test_a_stratum_that_was_not_asked_leaves_the_whole_open(result: AuditResult) -> None:

@@ -229,27 +229,18 @@ def test_next_is_the_mildest_limit_on_copies_that_a_gate_would_take(
     assert lines(result, Path(far))[-2].strip() == f"audit advise {far}"
 
 
-def test_groups_of_the_data_are_told_apart(
-    monkeypatch: pytest.MonkeyPatch, secret_by_secret: detailed.SecretDetails
-) -> None:
+def test_groups_of_the_data_are_told_apart() -> None:
     """Completions that were wanted and those that were not: one share of both says nothing of
     either."""
-    result = lab_run()
-    known = secret_by_secret(result, 1000, length=4)  # type: ignore[operator]
-    sides = ["wanted" if i % 2 else "unwanted" for i in range(len(known.secrets))]
-    secrets = tuple(replace(s, group=side) for s, side in zip(known.secrets, sides, strict=True))
-    group_of = {secret.id: secret.group for secret in secrets}
-    rows = {}
-    for key, seen in known.rows.items():
-        hit = np.array([group_of.get(id) == "wanted" for id in seen.ids])
-        rows[key] = replace(seen, outcome=replace(seen.outcome, hit=hit))
-    changed = replace(known, rows=rows, secrets=secrets)
-    monkeypatch.setattr(screen.detailed, "read_secret_details", lambda folder: changed)
-    where = entry(lines(result), "WHERE")
-    n = {
-        side: sum(s.member and s.group == side for s in secrets) for side in ("wanted", "unwanted")
+    shares = {
+        "unwanted": share("recall", 0, 40),
+        "wanted": share("recall", 24, 24),
     }
-    assert where.startswith(f"unwanted: 0/{n['unwanted']}, wanted: {n['wanted']}/{n['wanted']} (")
+    result = lab_run()
+    grouped = tuple(replace(finding, by_group=shares) for finding in result.findings)
+    said = lines(replace(result, findings=grouped))
+    assert entry(said, "WHERE").startswith("unwanted: 0/40, wanted: 24/24 (")
+    assert "All 24 records of the group wanted are recited." in entry(said, "RESULT")
 
 
 def test_columns_that_nobody_reads_are_a_limit() -> None:
