@@ -1,7 +1,7 @@
 """All attacks and probes of a run side by side: what each found of one target, and how it differs
 from the first.
 
-A difference is paired by record: of recall by the bootstrap of `paired_difference`, of AUCs by
+A difference is paired by record: of recall by `paired_difference`, of AUCs by
 DeLong's variance.
 """
 

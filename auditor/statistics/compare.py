@@ -5,19 +5,12 @@ Plain arrays, `new` and `base` side by side; a place in them is what is resample
 stands for: a secret, a document, a person. Knows no metric and no record. Several comparisons at
 once: `statistics.holm`.
 
-A paired difference of shares has three intervals:
-
-- A gate decides by `count_discordant_pairs` (bounds.py), which is exact at every level and every
-  n: Holm's rule asks at level/m, where few resamples of a bootstrap lie, and a false alarm may be
-  no likelier than the level however few secrets differ.
-- A report prints `_measure_paired_shares`, a percentile bootstrap at 95% only, which covers as n
-  grows (Efron 1979) and is narrower. All steps of a chain are read at the same resamples. Where all
-  pairs agree resamples are alike: there, and there only, exact bounds of wins and of losses stand
-  in, as a bootstrap cannot see what the sample missed.
-- A sum of several shares, or of means over seeds, (records/contrasts.py) is resampled too: what a
-  secret adds to it takes more than three values, so that there is no count of wins and losses to
-  invert. Of two cells with one seed each it is the bootstrap before, at resamples of its own, and
-  where these are alike it is as wide as n allows.
+A paired difference of shares has the exact bounds of `count_discordant_pairs` (bounds.py), and one
+of other numbers those of a bootstrap, wherever it is shown: gates, causes and tables tell the same
+interval. It covers at every level and every n: Holm's rule asks at level/m, where few resamples of
+a bootstrap lie. Only a sum of several shares, or of means over seeds (conclusions/contrasts.py), is
+resampled: what a secret adds to it takes more than three values, so that there is no count of wins
+and losses to invert.
 
 Against non-members two independent groups differ: Newcombe's rule of two shares (intervals.py),
 Welch's of two changes.
@@ -26,7 +19,6 @@ Welch's of two changes.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,12 +31,12 @@ from auditor.statistics import bootstrap, roc
 from auditor.statistics.bootstrap import CONFIDENCE, Draws, Values
 from auditor.statistics.bounds import (
     BoundedNumber,
+    DiscordantPairs,
     LeastIntervalWidth,
     ResampledNumber,
     count_discordant_pairs,
     make_measurement,
 )
-from auditor.statistics.intervals import bootstrap_mean, clopper_pearson
 from auditor.statistics.ranking import compute_resampled_recall, rank_guesses
 
 ABOVE = "above non-members"  # note of a difference that what non-members changed by is taken off
@@ -85,25 +77,28 @@ def measure_mean_difference(
     base: NDArray[Any],
     floor: tuple[Floats, Floats] | None = None,
 ) -> Measurement:
-    """The mean of `new` minus that of `base`, as reports print it.
+    """The mean of `new` minus that of `base`, as `compare_columns` bounds it.
 
-    A share: paired bootstrap, exact McNemar p in the note. floor: new and base of non-members,
-    whose change is taken off: two independent means of paired differences (Welch).
+    Of hits the note has McNemar's exact p. floor: new and base of non-members, whose change is
+    taken off: two independent means of paired differences (Welch).
     """
     if floor is not None:
         with np.errstate(invalid="ignore"):  # -inf less -inf
             return _measure_welch_difference(name, unit, new - base, np.subtract(*floor))
-    if unit == "share":
-        return _measure_paired_shares(name, (new == 1).astype(float) - (base == 1))
-    return make_measurement(name, resample_paired_means(new, base), unit)
+    difference = compare_columns((new,), (base,))
+    note = ""
+    if isinstance(difference, DiscordantPairs):
+        wins, discordant = difference.wins, difference.wins + difference.losses
+        p = binomtest(wins, discordant).pvalue if discordant else 1.0
+        note = f"exact McNemar p = {p:.2g}"
+    return make_measurement(name, difference, unit, note)
 
 
 def paired_difference(new: ArrayLike, base: ArrayLike) -> Measurement:
     """The mean of `new` minus that of `base`, numbers of the same secrets in one order, with its
     95% interval.
 
-    new, base: (secrets,), finite; hits are 0 or 1, and the note has McNemar's exact p. A paired
-    bootstrap, as in reports. Raises AuditError for arrays that are not of the same secrets.
+    new, base: (secrets,), finite. Raises AuditError for arrays that are not of the same secrets.
     """
     new_values, base_values = (np.asarray(values, dtype=np.float64) for values in (new, base))
     if new_values.ndim != 1 or new_values.shape != base_values.shape or not len(new_values):
@@ -123,23 +118,6 @@ def paired_difference(new: ArrayLike, base: ArrayLike) -> Measurement:
         new_values,
         base_values,
     )
-
-
-def _measure_paired_shares(name: str, delta: Floats) -> Measurement:
-    """Return the mean of paired differences of hits as a share, with its interval.
-
-    If all pairs agree, a bootstrap has no width: the interval then combines exact bounds of wins
-    and of losses.
-    """
-    n = len(delta)
-    wins = int((delta > 0).sum())
-    losses = int((delta < 0).sum())
-    p = binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
-    measurement = bootstrap_mean(name, delta, "share", f"exact McNemar p = {p:.2g}")
-    if measurement.low < measurement.high:
-        return measurement
-    (fewest, most), (least, worst) = clopper_pearson(wins, n), clopper_pearson(losses, n)
-    return replace(measurement, low=fewest - worst, high=most - least)
 
 
 def _measure_welch_difference(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.stats import binomtest, ttest_ind
 
 from auditor.core.errors import AuditError
+from auditor.statistics.bounds import count_discordant_pairs
 from auditor.statistics.compare import (
     compute_welch_interval,
     measure_mean_difference,
@@ -70,16 +72,21 @@ def test_a_paired_difference_says_mcnemars_p(wins: int, losses: int, same: int, 
     )
 
 
-@pytest.mark.parametrize("wins", [0, 30])
-def test_pairs_that_all_agree_leave_open_what_so_few_cannot_show(wins: int) -> None:
-    """A resample is as they are; exact bounds of none in n reach to 1 - 0.025^(1/n)."""
-    found = measure_mean_difference(
-        "recall", "share", np.arange(30) < wins, np.zeros(30, dtype=bool)
-    )
-    most = 1 - 0.025 ** (1 / 30)
-    ends = (-most, most) if wins == 0 else (1 - 2 * most, 1.0)
-    assert (found.value, found.low, found.high) == pytest.approx((wins / 30, *ends))
-    assert found.note == f"exact McNemar p = {1.0 if wins == 0 else 2 / 2**30:.2g}"
+@pytest.mark.parametrize(
+    ("wins", "losses", "n"), [(0, 0, 30), (30, 0, 30), (1, 0, 300), (6, 2, 40), (40, 90, 500)]
+)
+def test_a_paired_difference_of_hits_is_shown_as_a_gate_decides_it(
+    wins: int, losses: int, n: int
+) -> None:
+    at = np.arange(n)
+    new, base = at < wins, (at >= wins) & (at < wins + losses)
+    exact = count_discordant_pairs(new, base)
+    shown = measure_mean_difference("recall", "share", new, base)
+    ends = exact.value, exact.low(0.025), exact.high(0.025)
+    assert (shown.value, shown.low, shown.high) == ends
+    assert (
+        shown == replace(paired_difference(new, base), name="recall") and shown.low < shown.high
+    )  # also where all pairs agree
 
 
 @pytest.mark.parametrize(("ones", "n"), [(3, 40), (20, 40), (39, 40)])
