@@ -77,29 +77,36 @@ def coverage_label(result: AuditResult) -> str:
     return f"{audited_of_given(result)} records audited{tokens}{f' ({left})' if left else ''}"
 
 
-def attacks_kept_from_widest_access(result: AuditResult) -> list[str]:
-    """Return `Ethicist did not run on Undefended, white-box: WHY.` of each attack that ran only
-    with less access."""
-    ran = {(f.target, f.attack) for f in result.findings if not f.not_applicable}
+def attacks_that_did_not_run(result: AuditResult) -> list[str]:
+    """Return `Ethicist did not run on Undefended, white-box: WHY.` of each attack and target.
+
+    Without an access: with none. What only less than the widest access kept it from is not said.
+    """
+    ran = {(f.target, f.attack) for f in result.findings if _has_run(f)}
     widest = list(phrases.SETTINGS)[-1]
+    targets: dict[tuple[str, str, str], dict[str, None]] = {}
+    for finding in result.findings:
+        is_in_part = (finding.target, finding.attack) in ran
+        if _has_run(finding) or (is_in_part and finding.setting != widest):
+            continue
+        access = f", {widest}" if is_in_part else ""
+        key = (finding.attack, access, finding.not_applicable)
+        targets.setdefault(key, {})[phrases.target_title(result, finding.target)] = None
     return [
-        f"{finding.attack[:1].upper()}{finding.attack[1:]} did not run on "
-        f"{phrases.target_title(result, finding.target)}, {widest}: {finding.not_applicable}."
-        for finding in result.findings
-        if finding.not_applicable
-        and finding.setting == widest
-        and (finding.target, finding.attack) in ran
+        f"{attack[:1].upper()}{attack[1:]} did not run on {', '.join(titles)}{access}: {why}."
+        for (attack, access, why), titles in targets.items()
     ]
+
+
+def _has_run(finding: Finding) -> bool:
+    """Return whether an attack asked its target anything; its answers may tell nothing."""
+    return not finding.not_applicable or finding.seconds > 0
 
 
 def attacks_without_any_row(result: AuditResult) -> dict[str, str]:
     """Return each attack that asked no target anything, with the reason."""
-    ran = {f.attack for f in result.findings if not f.not_applicable or f.seconds}
-    return {
-        f.attack: f.not_applicable
-        for f in result.findings
-        if f.not_applicable and f.attack not in ran
-    }
+    ran = {f.attack for f in result.findings if _has_run(f)}
+    return {f.attack: f.not_applicable for f in result.findings if f.attack not in ran}
 
 
 def phrases_by_copies(finding: Finding, whose: str) -> list[str]:

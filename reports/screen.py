@@ -505,7 +505,7 @@ def _limitations_screen_entry(
         f"{_short_target_title(result, f.target)}, {f.attack}: {row.early_stop_sentence}."
         for f, row in stopped
     )
-    items += coverage.attacks_kept_from_widest_access(result)
+    items += coverage.attacks_that_did_not_run(result)
     items += remarks.limits
     if unread := result.benchmark.unread_columns:
         items.append(

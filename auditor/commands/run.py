@@ -166,7 +166,9 @@ def run(
     folder = _run_plan_held_to_flags(asked, out, (policy, base), single, verbose)
     if policy is not None:
         outputs = gates.GateOutputFlags(junit=folder / "gate.xml", markdown=folder / "gate.md")
-        raise typer.Exit(gates.judge_run_and_print_for_exit_code(folder, policy, base, outputs))
+        code = gates.judge_run_and_print_for_exit_code(folder, policy, base, outputs)
+        if code != 0:
+            raise typer.Exit(code)
     _check_each_attack_ran_on_some_target(folder)
 
 

@@ -13,7 +13,7 @@ from auditor.conclusions.signals import NOT_SHOWN, SHOWN, assess_signals
 from auditor.conclusions.strata import weighted_extracted_share, worst_group
 from auditor.core.nouns import UNDEFENDED, Secret
 from auditor.core.result import AuditResult, Finding, Measurement, RecordCounts, Stratum
-from auditor.reports import coverage, screen, severity
+from auditor.reports import coverage, phrases, screen, severity
 from auditor.statistics.extraction import measure_group_shares
 from auditor.statistics.intervals import share_with_interval
 from auditor.statistics.metrics import name_excess_metric, name_nonmember_metric
@@ -138,18 +138,41 @@ def test_an_attack_that_lost_its_widest_access_is_said(result: AuditResult) -> N
     dropped."""
     row = verbatim_row(result)
     why = "needs at least 2 auxiliary records"
-    lost = replace(row, attack="ethicist", setting="white-box", measurements=(), not_applicable=why)
+    lost = replace(
+        row,
+        attack="ethicist",
+        setting="white-box",
+        measurements=(),
+        not_applicable=why,
+        seconds=0.0,
+    )
     ran = replace(row, attack="ethicist", setting="text-only", not_applicable="")
     found = replace(result, findings=(ran, lost))
-    assert coverage.attacks_kept_from_widest_access(found) == [
+    assert coverage.attacks_that_did_not_run(found) == [
         f"Ethicist did not run on Undefended, white-box: {why}."
     ]
     assert why in screen.first_screen(found, Path("none")).plain.replace("\n" + " " * 8, " ")
-    for other in (
-        (replace(ran, not_applicable=why), lost),
-        (replace(lost, setting="text-only"), row),
-    ):
-        assert coverage.attacks_kept_from_widest_access(replace(result, findings=other)) == []
+    narrow = (replace(lost, setting="text-only"), replace(ran, setting="white-box"))
+    assert coverage.attacks_that_did_not_run(replace(result, findings=narrow)) == []
+
+
+def test_an_attack_that_ran_on_another_target_only_is_said(result: AuditResult) -> None:
+    """It ran on the undefended model, and nothing said that no row of the defended one has it."""
+    row = verbatim_row(result)
+    why = "its samples have no scores"
+    ran = replace(row, attack="zlib")
+    lost = [
+        replace(ran, target=t, setting=s, measurements=(), not_applicable=why, seconds=0.0)
+        for t in ("pmixed", "uniform-mixing")
+        for s in ("text-only", "white-box")
+    ]
+    found = replace(result, findings=(row, ran, *lost))
+    (sentence,) = coverage.attacks_that_did_not_run(found)
+    titles = [phrases.target_title(found, name) for name in ("pmixed", "uniform-mixing")]
+    assert sentence == f"Zlib did not run on {', '.join(titles)}: {why}."
+    assert sentence in screen.first_screen(found, Path("none")).plain.replace("\n" + " " * 8, " ")
+    untold = [replace(finding, seconds=0.1) for finding in lost]
+    assert coverage.attacks_that_did_not_run(replace(result, findings=(row, ran, *untold))) == []
 
 
 def test_an_attack_without_any_row_is_named(result: AuditResult) -> None:
