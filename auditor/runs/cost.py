@@ -65,7 +65,7 @@ class CostEstimate:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the run until its reports are written, without the parts that have no
+        """Seconds of the run until the last record is asked, without the parts that have no
         numbers."""
         return self.loading + sum(cost.seconds for cost in self.costs if not cost.why)
 
@@ -116,7 +116,7 @@ def run_cost_estimate_table(found: CostEstimate) -> RowTable:
     )
     about = "at least" if found.parts_without_estimate else "about"
     note = (
-        f"{about} {took} until the reports are written, {most} of memory at most; worked out from "
+        f"{about} {took} until the last record is asked, {most} of memory at most; worked out from "
     )
     note += f"{found.probe:.0f} seconds of asking"
     if found.parts_without_estimate:
@@ -142,10 +142,12 @@ def run_cost_estimate_table(found: CostEstimate) -> RowTable:
         (name, "", "", "", "", phrases.format_duration(seconds))
         for name, seconds in found.preparing
     )
-    rows = (*prepared, *map(_run_cost_table_row, found.costs))
+    after = (_AFTER, "after that, not timed", "", "", "", "")
+    rows = (*prepared, *map(_run_cost_table_row, found.costs), after)
     return RowTable("what this run would take", _HEAD, rows, note)
 
 
+_AFTER = "computing the numbers and writing the reports"
 _HEAD = ("part", "asked", "forward rows", "tokens", "memory", "time")
 
 
