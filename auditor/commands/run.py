@@ -356,8 +356,8 @@ def audit_plan_and_print_result(
     from auditor.records.remarks import write_command_remarks
     from auditor.reports import coverage, files
     from auditor.runs import quick_check
+    from auditor.runs.lab_site import make_site
     from auditor.runs.run import run_audit as audit
-    from auditor.runs.sites import make_site
     from auditor.runs.submission import write_submission_of_run
 
     again = [

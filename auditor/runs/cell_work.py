@@ -21,9 +21,9 @@ from auditor.plugins.view import SETTINGS, ClaimTokenMeter, View
 from auditor.records.folder import batch_finished_secrets
 from auditor.runs import plan_weights
 from auditor.runs.audit import RunContext
+from auditor.runs.lab_site import make_site
 from auditor.runs.selection import PluginSelection, select_and_check_plugins
 from auditor.runs.site import Site
-from auditor.runs.sites import make_site
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
 
@@ -155,7 +155,7 @@ class WorkerWorkplace:
     def __call__(self) -> Workplace:
         """Raises AuditError where the worker reads other weights or data than the run."""
         site, selection = self.site()
-        site.forbid_training()
+        site.may_train = False
         plan = self.site.plan
         scene = RunContext(
             site, selection, self.prefix_token, plan.defenses, plan.compute.batch_size

@@ -83,7 +83,7 @@ class CauseChains:
         control = cause.row
         if control is None:
             name = row.name
-        elif self.site.defense_parts.is_control_the_undefended_model(control):
+        elif self.site.is_control_the_undefended_model(control):
             name = UNDEFENDED
         else:
             name = shown_rows.row_name_of_defense(self.selection.rows, control)

@@ -36,11 +36,11 @@ from auditor.runs.applicability import (
 )
 from auditor.runs.audit import RunContext, longest_context_token_count, resolve_prefix_token_of_site
 from auditor.runs.cost import LIMIT, SAMPLES, CostEstimate, RunPartCost
+from auditor.runs.lab_site import make_site
 from auditor.runs.prefix_token import PAIRS
 from auditor.runs.reporter import Reporter, StageClock
 from auditor.runs.selection import select_and_check_plugins
 from auditor.runs.site import Site
-from auditor.runs.sites import make_site
 from auditor.runs.sweep_cache import SweepCache
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
@@ -89,7 +89,7 @@ def estimate_run_cost(
     """
     shared, clock = shared or SweepCache(), StageClock(reporter)
     site = make_site(plan, reporter, shared)
-    site.forbid_training()
+    site.may_train = False
     selection = select_and_check_plugins(plan, site)
     if site.is_model_asked_over_network:
         raise AuditError(

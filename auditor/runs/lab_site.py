@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from auditor.benchmarks.lab.lab import REFERENCES, Lab
@@ -12,7 +13,8 @@ from auditor.benchmarks.lab.lab_recipe import BaseLabRecipe
 from auditor.benchmarks.lab.real_lab import RealLab
 from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.jsonable import from_json, to_json
-from auditor.core.plan_parts import SMALL, AttackPlan, DataPlan, TargetPlan
+from auditor.core.plan import Plan
+from auditor.core.plan_parts import SMALL, TargetPlan
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
 from auditor.models.references import ReferenceModels
@@ -21,7 +23,7 @@ from auditor.plugins.defense import Defense, TrainedModel
 from auditor.plugins.options import build_plugin
 from auditor.plugins.trainer import Trainer
 from auditor.runs.reporter import Reporter
-from auditor.runs.site import DefenseParts, Site
+from auditor.runs.site import Site
 from auditor.runs.sweep_cache import SweepCache
 from auditor.runs.unlearning import UnlearningBaseline
 from auditor.training.variants import Variant
@@ -39,24 +41,19 @@ class LabSite(Site):
 
     def __init__(
         self,
-        target: TargetPlan,
-        data_plan: DataPlan,
-        attacks: AttackPlan,
-        seed: int,
-        subject: dict[str, Any],
-        reporter: Reporter,
-        shared: SweepCache,
+        plan: Plan,
+        reporter: Reporter | None = None,
+        shared: SweepCache | None = None,
+        live: Mapping[str, LanguageModel] = MappingProxyType({}),
     ) -> None:
-        self.recipe, self._makes = build_lab_recipe(target, data_plan, attacks, seed), True
+        super().__init__(plan, reporter, shared, live)
+        self.recipe, self.kind = build_lab_recipe(plan), LABS[plan.target.lab]
         # The seed of the run splits no data here: the lab has its own. The recipe follows from the
         # attacks too.
-        own = {name: value for name, value in subject.items() if name != "seed"} | {
-            "lab_recipe": to_json(self.recipe)
-        }
-        super().__init__(data_plan, seed, own, reporter, shared)
-        self.kind, self.attacks = LABS[target.lab], attacks.attack
+        del self.subject["seed"]
+        self.subject["lab_recipe"] = to_json(self.recipe)
         # refused now, not when it is trained
-        self.mitigation = build_mitigation_trainer(target, self.recipe)
+        self.mitigation = build_mitigation_trainer(plan.target, self.recipe)
 
     @property
     def default_attack_options(self) -> Mapping[str, Mapping[str, Any]]:
@@ -65,9 +62,15 @@ class LabSite(Site):
     def check_plan_model_is_obtainable(self, given: Sequence[str]) -> None:
         self.kind.check_packages_installed()
 
-    @cached_property
-    def defense_parts(self) -> LabDefenseParts:
-        return LabDefenseParts(self)
+    @property
+    def names_reference_model(self) -> bool:
+        return True
+
+    def missing_input_phrase(self, defense: Defense) -> str:
+        return ""
+
+    def refuse_unservable_defense(self, defense: Defense) -> None:
+        pass
 
     # --- its parts, each trained once and then kept ---
 
@@ -76,12 +79,9 @@ class LabSite(Site):
         make = partial(
             self.kind,
             *(self.recipe, None, self.reporter.progress, self.data_plan.limit),
-            makes=self._makes,
+            makes=self.may_train,
         )
         return self.shared.get_or_make("lab", self.lab_cache_key, make)
-
-    def forbid_training(self) -> None:
-        self._makes = False
 
     @property
     def lab_cache_key(self) -> tuple[BaseLabRecipe, int | None]:
@@ -94,7 +94,7 @@ class LabSite(Site):
     def public_model(self) -> LanguageModel:
         return self.shared.get_or_make("public", self.lab_cache_key, self.lab.lab_public_model)
 
-    @property
+    @cached_property
     def reference_model(self) -> LanguageModel:
         return self.public_model
 
@@ -138,28 +138,23 @@ class LabSite(Site):
             "retrained", self.lab_cache_key, self.lab.model_retrained_without_forgotten
         )
 
-
-class LabDefenseParts(DefenseParts):
-    """What the lab's defenses are made of: all of it is trained on the spot."""
-
-    def __init__(self, site: LabSite) -> None:
-        self.site, self.shared = site, site.shared
+    # --- what defenses are made of ---
 
     @property
     def default_defense_options(self) -> Mapping[str, Mapping[str, Any]]:
         """The lab's own; where a probe asks about a training, with the canaries that are planted in
         it for that."""
-        own = default_options_of_lab_defenses(self.site.kind, self.site.recipe)
-        for attack in self.site.attacks:
-            for name, options in self.site.kind.planted_for.get(attack, {}).items():
+        own = default_options_of_lab_defenses(self.kind, self.recipe)
+        for attack in self.attack_plan.attack:
+            for name, options in self.kind.planted_for.get(attack, {}).items():
                 own[name] |= options
         return own
 
     def is_control_the_undefended_model(self, control: Defense) -> bool:
-        return "whole" in control.needs and self.site.recipe.is_target_trained_like_members
+        return "whole" in control.needs and self.recipe.is_target_trained_like_members
 
     def ensemble_served_by_defense(self, defense: Defense) -> Ensemble:
-        key = (self.site.subject, defense.required_member_count)
+        key = (self.subject, defense.required_member_count)
         return self.shared.get_or_make(
             "ensemble", key, lambda: self.lab_with_ensemble_of_defense(defense).ensemble()
         )
@@ -167,43 +162,57 @@ class LabDefenseParts(DefenseParts):
     def lab_with_ensemble_of_defense(self, defense: Defense) -> Lab:
         """The lab whose ensemble has the members that this defense asks for: the same models around
         it."""
-        key = (self.site.lab_cache_key, defense.required_member_count)
+        key = (self.lab_cache_key, defense.required_member_count)
         return self.shared.get_or_make(
             "lab for a defense",
             key,
-            lambda: self.site.lab.with_ensemble_size(defense.required_member_count),
+            lambda: self.lab.with_ensemble_size(defense.required_member_count),
         )
 
     def model_trained_by_defense(self, defense: Defense) -> TrainedModel:
         assert isinstance(defense, Trainer)  # "trained" is a need of theirs alone
         return self.shared.get_or_make(
             "trained",
-            (self.site.subject, defense),
-            lambda: self.site.lab.model_trained_by_trainer(defense),
+            (self.subject, defense),
+            lambda: self.lab.model_trained_by_trainer(defense),
         )
 
     def control_adapter_of_ensemble(self, defense: Defense) -> LanguageModel:
         return self.shared.get_or_make(
-            "whole", self.site.subject, self.site.lab.model_with_adapter_on_all_records
+            "whole", self.subject, self.lab.model_with_adapter_on_all_records
         )
 
     def training_seconds(self, defense: Defense | None, building: float) -> float:
         if isinstance(defense, UnlearningBaseline):
             return building
         seconds = (
-            self.site.lab if defense is None else self.lab_with_ensemble_of_defense(defense)
+            self.lab if defense is None else self.lab_with_ensemble_of_defense(defense)
         ).parts.seconds
         if defense is None:
-            instead = self.site.mitigation
+            instead = self.mitigation
             # With the public model, which all others stand on.
             return seconds["public"] + (
-                self.site.lab.training_seconds_of_trainer(instead) if instead else seconds["target"]
+                self.lab.training_seconds_of_trainer(instead) if instead else seconds["target"]
             )
         if isinstance(defense, Trainer):
-            return seconds["public"] + self.site.lab.training_seconds_of_trainer(defense)
-        whole = "target" if self.site.recipe.is_target_trained_like_members else "whole"
+            return seconds["public"] + self.lab.training_seconds_of_trainer(defense)
+        whole = "target" if self.recipe.is_target_trained_like_members else "whole"
         parts = {"public": "public", "ensemble": "ensemble", "whole": whole}
         return sum(seconds[part] for need, part in parts.items() if need in defense.needs)
+
+
+def make_site(
+    plan: Plan,
+    reporter: Reporter | None = None,
+    shared: SweepCache | None = None,
+    live: Mapping[str, LanguageModel] = MappingProxyType({}),
+) -> Site:
+    """Return the place that the plan names.
+
+    live: models in memory, by role. Raises AuditError for a lab that cannot be.
+    """
+    kind = LabSite if plan.target.uses_builtin_lab else Site
+    return kind(plan, reporter, shared, live)
 
 
 def default_options_of_lab_defenses(
@@ -251,25 +260,23 @@ def parse_reference_model_count(asked: str) -> int:
     return int(asked)
 
 
-def build_lab_recipe(
-    target: TargetPlan, data: DataPlan, attacks: AttackPlan, seed: int
-) -> BaseLabRecipe:
+def build_lab_recipe(plan: Plan) -> BaseLabRecipe:
     """What lab is asked for. Raises AuditError for a field that a lab does not have.
 
     Whoever asks about coins has a lab with canaries of an audit in it, all models trained with
     them; nobody else. A lab whose seed is "run" has that of the run: over several seeds other
     texts, and models trained anew.
     """
-    given: dict[str, Any] = dict(target.lab_recipe)
+    given: dict[str, Any] = dict(plan.target.lab_recipe)
     if given.get("seed") == "run":
-        given["seed"] = seed
+        given["seed"] = plan.seed
     known = registry.probes_by_name()
-    if any(known[name].of == "coins" for name in attacks.attack if name in known):
+    if any(known[name].of == "coins" for name in plan.attacks.attack if name in known):
         # In this order: a number that the user gives wins.
         given = {"audit_canaries": AUDIT_CANARIES, **given}
-    lengths = {"prefix_length": data.prefix_length, "suffix_length": data.suffix_length}
+    lengths = {"prefix_length": plan.data.prefix_length, "suffix_length": plan.data.suffix_length}
     given |= {name: length for name, length in lengths.items() if length is not None}
-    kind = LABS[target.lab].recipe_kind
+    kind = LABS[plan.target.lab].recipe_kind
     default = to_json(kind())
     for name in given:
         if name not in default:

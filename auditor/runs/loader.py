@@ -56,7 +56,7 @@ class ModelLoader:
 
     @property
     def is_attacked_model_over_network(self) -> bool:
-        return self._provider_and_request[0].network
+        return self.target.model is not None and self._provider_and_request[0].network
 
     @property
     def has_next_token_distributions(self) -> bool:

@@ -49,10 +49,9 @@ from auditor.records.table import read_heldout_losses as heldout_of
 from auditor.reports import advice, files, phrases
 from auditor.reports.before_after import BeforeAfter
 from auditor.runs import training
-from auditor.runs.lab_site import LabSite
+from auditor.runs.lab_site import LabSite, make_site
 from auditor.runs.reporter import Reporter
 from auditor.runs.run import run_audit as audit
-from auditor.runs.sites import make_site
 from auditor.runs.sweep_cache import SweepCache
 from auditor.training.variants import DataVariant
 
@@ -153,9 +152,7 @@ def plan_mitigation(asked: MitigationOptions, run: RunOutcomes) -> Mitigation:
                 raise AuditError(
                     f"{flag} goes with a model of your own: the lab trains by its own recipe"
                 )
-        trainer = _lab_site_of_plan(
-            plan.with_fields(mitigation={"method": name, **options})
-        ).mitigation
+        trainer = LabSite(plan.with_fields(mitigation={"method": name, **options})).mitigation
         assert trainer is not None  # it is named
         return Mitigation(asked, plan, trainer)
     recipe = None
@@ -190,14 +187,6 @@ def plan_mitigation(asked: MitigationOptions, run: RunOutcomes) -> Mitigation:
             f"{found.training_records_file!r}: --data FILE names one"
         )
     return found
-
-
-def _lab_site_of_plan(
-    plan: Plan, reporter: Reporter | None = None, shared: SweepCache | None = None
-) -> LabSite:
-    site = make_site(plan, reporter, shared)
-    assert isinstance(site, LabSite)  # who asks has seen that the plan is of the lab
-    return site
 
 
 def _check_run_is_retrainable(plan: Plan) -> None:
@@ -368,7 +357,7 @@ def train_mitigated_model(
     try:
         _write_extracted_records_to_drop(what, run, reporter, shared)
         if what.plan.target.uses_builtin_lab:
-            site = _lab_site_of_plan(what.plan_of_second_audit, reporter, shared)
+            site = LabSite(what.plan_of_second_audit, reporter, shared)
             assert site.mitigated_model is not None  # the plan names it
             told = site.mitigated_model.notes()
             seconds = site.lab.training_seconds_of_trainer(what.trainer)
@@ -483,7 +472,7 @@ def _write_extracted_records_to_drop(
             "dropped"
         )
     if what.plan.target.uses_builtin_lab:
-        whole = _lab_site_of_plan(what.plan, reporter, shared).lab.cut.texts
+        whole = LabSite(what.plan, reporter, shared).lab.cut.texts
         texts = [whole[id] for id in ids]
     else:
         rows, _ = read_texts_and_units(str(what.plan.data.data))

@@ -3,93 +3,17 @@ be given for each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
-from auditor.benchmarks.lab.lab import Lab
 from auditor.core.errors import AuditError
 from auditor.models.base import LanguageModel
-from auditor.models.ensemble import Ensemble
-from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.lora import load_control_adapter, load_lora_ensemble
 from auditor.models.shards import ensemble_control_adapter_folder
 from auditor.models.vocabulary import check_same_vocabulary_size
 from auditor.plugins.defense import Defense, TrainedModel
 from auditor.plugins.trainer import RECORD, read_trainer_summary_of_model
 from auditor.privacy import gradient_canaries, promises
-from auditor.runs.loader import ModelLoader
-from auditor.runs.site import DefenseParts, Site
 from auditor.training.variants import Variant
-
-
-class OwnDefenseParts(DefenseParts):
-    """What lies in the folders that `-D` and `--public` name."""
-
-    def __init__(self, site: Site, models: ModelLoader, sizes: str) -> None:
-        self.site, self.models, self.sizes, self.target = site, models, sizes, models.target
-        self._ensembles: dict[str, Ensemble] = {}
-
-    @property
-    def default_defense_options(self) -> Mapping[str, Mapping[str, Any]]:
-        return Lab.defense_defaults if self.sizes == "lab" else MappingProxyType({})
-
-    def missing_input_phrase(self, defense: Defense) -> str:
-        return missing_defense_input_phrase(defense, self.target.public)
-
-    def refuse_unservable_defense(self, defense: Defense) -> None:
-        if not self.models.has_next_token_distributions:
-            raise AuditError(
-                f"--defense {defense.name} stands before a model whose distributions are read "
-                f"here, got {self.target.model}, which gives none: serve the defended model, and "
-                "audit that"
-            )
-        check_defense_inputs_given(defense, self.target.public)
-        check_controls_trained_like_defense(defense)
-
-    def is_control_the_undefended_model(self, control: Defense) -> bool:
-        if "whole" not in control.needs:
-            return False
-        # The user may attack the very adapter that is the control of an ensemble.
-        adapter, model = (
-            ensemble_control_adapter_folder(Path(control.ensemble_folder)),
-            Path(str(self.target.model)),
-        )
-        return adapter is not None and model.is_dir() and model.samefile(adapter)
-
-    def ensemble_served_by_defense(self, defense: Defense) -> Ensemble:
-        folder = defense.ensemble_folder
-        if folder not in self._ensembles:
-            self._ensembles[folder] = load_lora_ensemble(
-                Path(folder), self._public_model_for_adapters
-            )
-        return self._ensembles[folder]
-
-    def model_trained_by_defense(self, defense: Defense) -> TrainedModel:
-        return load_trained_defense(
-            defense,
-            lambda folder: self.models.load_model_of_role("trained", folder),
-            self.site.model.vocab_size,
-        )
-
-    def control_adapter_of_ensemble(self, defense: Defense) -> LanguageModel:
-        return load_control_adapter(Path(defense.ensemble_folder), self._public_model_for_adapters)
-
-    @property
-    def _public_model_for_adapters(self) -> HuggingFaceModel:
-        """The public model, where adapters can be put on it. Raises AuditError for one that takes
-        none."""
-        public = self.site.public_model
-        if not isinstance(public, HuggingFaceModel):
-            raise AuditError(
-                "expected --public as a transformers model, which the adapters of an ensemble are "
-                f"put on, got {type(public).__name__}"
-            )
-        return public
-
-    def training_seconds(self, defense: Defense | None, building: float) -> float | None:
-        return None if defense is None else building
 
 
 def missing_defense_input_phrase(defense: Defense, public: str | None) -> str:

@@ -15,10 +15,10 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import adapter_base_and_revision
 from auditor.plugins import registry
 from auditor.plugins.probe import Probe
+from auditor.runs.lab_site import make_site
 from auditor.runs.reporter import Reporter, StageClock
 from auditor.runs.selection import select_and_check_plugins
 from auditor.runs.site import Site
-from auditor.runs.sites import make_site
 from auditor.runs.sweep_cache import SweepCache
 
 # share of the data that is not attacked, and pairs of it that tell the prefix token of training

@@ -49,13 +49,13 @@ from auditor.runs.cell_work import (
 )
 from auditor.runs.cells import TargetRun, cells_of_target
 from auditor.runs.control_chains import CauseChains
+from auditor.runs.lab_site import make_site
 from auditor.runs.per_secret_results import PerSecretCollector
 from auditor.runs.python_objects import NO_OBJECTS, Objects, python_objects_phrase
 from auditor.runs.reporter import StageClock
 from auditor.runs.scoring import greedy_nonmember_recall, greedy_recall_by_repeats
 from auditor.runs.selection import PluginSelection, select_and_check_plugins
 from auditor.runs.site import Site
-from auditor.runs.sites import make_site
 from auditor.runs.strongest_membership import findings_with_strongest_membership
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets

@@ -140,22 +140,22 @@ def select_and_check_plugins(
     site.check_plan_model_is_obtainable(plan.non_default_field_names(PROVIDED | PLACED))
     check_plan_allows_submission(plan.output.submission, plan.data, plan.attacks)
     methods = _build_attacks_and_probes(plan.attacks, plan.is_canary_only, site, objects)
-    asked, known, parts = plan.defenses, registry.defenses_by_name(), site.defense_parts
+    asked, known = plan.defenses, registry.defenses_by_name()
     defenses: list[Defense] = _built_plugins(
         "defense",
         asked.defense,
         asked.defense_options,
         known,
-        parts.default_defense_options,
+        site.default_defense_options,
         objects,
     )
     refuse_unused_options("-D", asked.defense_options, _option_names_by_plugin(defenses))
     for defense in defenses:
-        parts.refuse_unservable_defense(defense)
+        site.refuse_unservable_defense(defense)
 
     def can_be_shown(control: Defense) -> bool:
         return asked.controls and not (
-            parts.missing_input_phrase(control) or parts.is_control_the_undefended_model(control)
+            site.missing_input_phrase(control) or site.is_control_the_undefended_model(control)
         )
 
     # Before any model is loaded, as this says how.

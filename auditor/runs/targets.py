@@ -35,7 +35,7 @@ class Targets:
             else "Undefended",
             with_prefix_token(site.model, scene.prefix_token.tokens),
             site.undefended_model_description,
-            training_seconds=site.defense_parts.training_seconds(None, 0.0),
+            training_seconds=site.training_seconds(None, 0.0),
             secrets=scene.benchmark.secrets,
             trained=site.undefended_trained_model,
         )
@@ -78,7 +78,7 @@ class Targets:
             plugin_description(type(defense)),
             defense,
             scenario,
-            training_seconds=self.scene.site.defense_parts.training_seconds(defense, building),
+            training_seconds=self.scene.site.training_seconds(defense, building),
             secrets=self.secrets_attacked_behind_defense(defense),
             companion=row.companion,
             trained=scenario.trained,
@@ -115,23 +115,11 @@ class Targets:
             for query in queries_of_attack(view, attack, attacked)
         )
         length = max((*lengths, *(len(secret.suffix) for secret in attacked)), default=1)
-        ensemble = (
-            site.defense_parts.ensemble_served_by_defense(defense)
-            if "ensemble" in defense.needs
-            else None
-        )
-        trained = (
-            site.defense_parts.model_trained_by_defense(defense)
-            if "trained" in defense.needs
-            else None
-        )
+        ensemble = site.ensemble_served_by_defense(defense) if "ensemble" in defense.needs else None
+        trained = site.model_trained_by_defense(defense) if "trained" in defense.needs else None
         if trained is not None:
             scene.check_models_self_consistent([trained.model])
-        whole = (
-            site.defense_parts.control_adapter_of_ensemble(defense)
-            if "whole" in defense.needs
-            else None
-        )
+        whole = site.control_adapter_of_ensemble(defense) if "whole" in defense.needs else None
         prompts = (
             tuple(_prompt_of_secret(secret, scene.prefix_token.tokens) for secret in attacked)
             if "records" in defense.needs

@@ -13,7 +13,6 @@ from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Defense
 from auditor.runs.forms import NamedForm
-from auditor.runs.own_site import OwnSite, load_deployed_form_of_target
 from auditor.runs.site import Site
 from auditor.runs.unlearning import (
     BeforeUnlearning,
@@ -55,8 +54,7 @@ class UnlearningBaselines:
 
     def _load_or_train_model(self, one: UnlearningBaseline) -> LanguageModel:
         if isinstance(one, NamedForm):
-            assert isinstance(self.site, OwnSite)  # no lab takes one
-            return load_deployed_form_of_target(self.site, one.place)
+            return self.site.load_deployed_form(one.place)
         if isinstance(one, BeforeUnlearning):
             return self.site.model_before_or_retrained("before")
         if isinstance(one, RetrainedBaseline):
@@ -64,9 +62,7 @@ class UnlearningBaselines:
             return self._relearn_model(other) if one.relearned else other
         assert isinstance(one, RelearnedBaseline)
         return self._relearn_model(
-            self.site.model
-            if one.of is None
-            else self.site.defense_parts.model_trained_by_defense(one.of).model
+            self.site.model if one.of is None else self.site.model_trained_by_defense(one.of).model
         )
 
     def _relearning_texts(self) -> Sequence[Tokens]:

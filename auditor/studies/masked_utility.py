@@ -95,7 +95,7 @@ class UtilityPlan:
         for name in plan.non_default_field_names(ATTACKS):
             raise AuditError(f"{name} is about attacks: a plan with [utility] has no use of it")
         if plan.target.uses_builtin_lab:
-            recipe = build_lab_recipe(plan.target, plan.data, plan.attacks, plan.seed)
+            recipe = build_lab_recipe(plan)
             defaults = default_options_of_lab_defenses(LABS[plan.target.lab], recipe)
         for name in plan.defenses.defense:
             if name not in known:
@@ -294,7 +294,7 @@ def _load_masked_texts(plan: Plan, settings: UtilitySettings, reporter: Reporter
         plan.compute.batch_size,
     )
     if plan.target.uses_builtin_lab:
-        recipe = build_lab_recipe(plan.target, plan.data, plan.attacks, plan.seed)
+        recipe = build_lab_recipe(plan)
         lab = LABS[plan.target.lab](recipe, None, reporter.progress)
         models, texts = MaskedLab(lab), lab.texts.distinct_private_texts(settings.on == "members")
         target = models.target_masked_model()

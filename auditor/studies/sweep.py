@@ -29,11 +29,11 @@ from auditor.records import result_file
 from auditor.records.folder import RunFolder
 from auditor.reports import files, phrases, tables
 from auditor.runs import plan_weights
+from auditor.runs.lab_site import make_site
 from auditor.runs.plan import make_plan
 from auditor.runs.plan_grid import GridPoint, grid_point_name
 from auditor.runs.reporter import Reporter, SilentReporter
 from auditor.runs.run import check_plan_and_select_plugins, run_audit
-from auditor.runs.sites import make_site
 from auditor.runs.sweep_cache import SweepCache
 from auditor.statistics.metrics import COLUMNS, RECALL, find_metric
 from auditor.studies.ledger import Place, study_seed_ranges_label

@@ -19,7 +19,7 @@ from auditor.core.result import Audited
 from auditor.plugins.probe import observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.privacy.gradient_canaries import GradientCanaries
-from auditor.runs.sites import make_site
+from auditor.runs.lab_site import make_site
 from auditor.testing import KEPT
 from auditor.training.dp_loop import ScaledOptimizer
 from tests.conftest import refuses, save_tiny, states, tiny
@@ -186,7 +186,7 @@ def test_the_lab_plants_canaries_where_they_are_asked_about() -> None:
         site = make_site(Plan.from_fields(attack=attacks, defense=("dp-sgd",)))
         return {
             name: options.get("gradient_canaries", 0)
-            for name, options in site.defense_parts.default_defense_options.items()
+            for name, options in site.default_defense_options.items()
         }
 
     assert set(planted("exposure").values()) == {0}

@@ -82,7 +82,7 @@ def test_a_lab_of_each_name_has_fields_of_its_own() -> None:
 
     def recipe(**values: Any) -> BaseLabRecipe:
         plan = Plan.from_fields(**values)
-        return build_lab_recipe(plan.target, plan.data, plan.attacks, plan.seed)
+        return build_lab_recipe(plan)
 
     assert isinstance(recipe(), LabRecipe)
     own = recipe(lab="smollm2", lab_recipe={"others": 3}, suffix_length=8)

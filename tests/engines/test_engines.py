@@ -48,7 +48,7 @@ from auditor.engines.ray_engine import AS_NICE, RayEngine, _raylet_process_ids
 from auditor.records.folder import RunFolder
 from auditor.runs import run, training
 from auditor.runs.cell_work import CellWork
-from auditor.runs.sites import make_site
+from auditor.runs.lab_site import make_site
 from auditor.studies import sweep
 from tests.conftest import save_tiny, tiny
 
@@ -489,7 +489,7 @@ def test_a_worker_that_shares_no_cache_trains_no_lab_of_its_own(
 ) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
     site = make_site(Plan())
-    site.forbid_training()
+    site.may_train = False
     with pytest.raises(
         AuditError, match="for workers on other machines set AUDIT_CACHE to a folder"
     ):

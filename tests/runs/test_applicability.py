@@ -13,9 +13,7 @@ from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.plugins import registry
 from auditor.records.folder import RunFolder
-from auditor.runs.reporter import SilentReporter
 from auditor.runs.run import run_audit
-from auditor.runs.sweep_cache import SweepCache
 from tests.conftest import save_tiny
 from tests.runs.test_site import Live, plan
 
@@ -42,16 +40,8 @@ IN_TEXT_ONLY = ("perplexity", "exact", "membership", "extraction-probability", "
 
 def run(tmp_path: Path, **fields: object) -> Any:
     asked = plan(samples=None, **fields)
-    parts = (
-        asked.target,
-        asked.loading,
-        asked.data,
-        asked.attacks.sizes,
-        asked.seed,
-        asked.model_and_secrets_fields,
-    )
     folder = RunFolder.create(tmp_path / "run", "live", asked.to_json())
-    return run_audit(asked, Live(*parts, SilentReporter(), SweepCache()), folder)
+    return run_audit(asked, Live(asked), folder)
 
 
 @pytest.mark.parametrize("setting", ["text-only", "white-box"])

@@ -24,9 +24,9 @@ from auditor.records.folder import RunFolder
 from auditor.reports import coverage
 from auditor.runs import asking, personal_data, quick_check
 from auditor.runs.asking import TimeLimit
+from auditor.runs.lab_site import make_site
 from auditor.runs.reporter import SilentReporter
 from auditor.runs.run import check_plan_and_select_plugins, run_audit
-from auditor.runs.sites import make_site
 from auditor.runs.sweep_cache import SweepCache
 from tests.conftest import save_tiny
 

@@ -19,13 +19,11 @@ from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import Defense, Scenario
 from auditor.records.folder import RunFolder
 from auditor.runs import plan_weights
-from auditor.runs.own_site import OwnSite
+from auditor.runs.lab_site import make_site
 from auditor.runs.plan import make_plan
-from auditor.runs.reporter import SilentReporter
 from auditor.runs.run import check_plan_and_select_plugins, run_audit
 from auditor.runs.selection import select_and_check_plugins
 from auditor.runs.site import Site
-from auditor.runs.sites import make_site
 from auditor.runs.sweep_cache import SweepCache
 from auditor.runs.target import Target
 from tests.conftest import tiny
@@ -46,7 +44,7 @@ class Held(Benchmark):
         self.heldout = ()
 
 
-class Live(OwnSite):
+class Live(Site):
     """A model and records that no folder holds."""
 
     @property
@@ -149,15 +147,7 @@ def test_live_objects_are_audited_by_the_same_walk(tmp_path: Path) -> None:
         SweepCache(),
     )
     folder = RunFolder.create(tmp_path / "run", "live", asked.to_json())
-    parts = (
-        asked.target,
-        asked.loading,
-        asked.data,
-        asked.attacks.sizes,
-        asked.seed,
-        asked.model_and_secrets_fields,
-    )
-    site = Live(*parts, SilentReporter(), shared)
+    site = Live(asked, shared=shared)
     result = run_audit(asked, site, folder)
     assert [finding.cell_key for finding in result.findings] == check_plan_and_select_plugins(
         asked
@@ -181,15 +171,7 @@ class InFewBits(Live):
 def test_a_run_says_what_fewer_bits_change(tmp_path: Path) -> None:
     asked = plan()
     folder = RunFolder.create(tmp_path / "run", "few", asked.to_json())
-    parts = (
-        asked.target,
-        asked.loading,
-        asked.data,
-        asked.attacks.sizes,
-        asked.seed,
-        asked.model_and_secrets_fields,
-    )
-    result = run_audit(asked, InFewBits(*parts, SilentReporter(), SweepCache()), folder)
+    result = run_audit(asked, InFewBits(asked), folder)
     assert any(
         "runs in bfloat16: against float32, on 32 tokens" in note for note in result.benchmark.notes
     )

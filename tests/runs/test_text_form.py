@@ -19,10 +19,10 @@ from auditor.core.plan import Plan
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.benchmark import Benchmark
 from auditor.runs import text_form
+from auditor.runs.lab_site import make_site
 from auditor.runs.own_data import load_own_benchmark
 from auditor.runs.prefix_token import tokenizer_default_prefix_token, with_prefix_token
 from auditor.runs.scoring import doubt_if_members_likelier, greedy_recall_by_repeats
-from auditor.runs.sites import make_site
 from auditor.runs.sweep_cache import SweepCache
 from validation.trust import text_forms as forms
 

@@ -19,8 +19,8 @@ from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.models.loading import load_causal_lm
 from auditor.runs import training
+from auditor.runs.lab_site import make_site
 from auditor.runs.site import Site
-from auditor.runs.sites import make_site
 from auditor.runs.training import TrainingRequest
 from auditor.runs.unlearning import RelearnedBaseline, RetrainedBaseline
 from auditor.runs.unlearning_baselines import UnlearningBaselines

@@ -356,9 +356,7 @@ def test_fewer_answers_narrow_what_all_are_compared_on(single: Path) -> None:
 
 def test_a_lab_may_be_of_the_seed_of_its_run() -> None:
     own, usual = Plan.from_fields(seed=3, lab_recipe={"seed": "run"}), Plan.from_fields(seed=3)
-    of = [
-        build_lab_recipe(plan.target, plan.data, plan.attacks, plan.seed) for plan in (own, usual)
-    ]
+    of = [build_lab_recipe(plan) for plan in (own, usual)]
     assert [recipe.seed for recipe in of] == [3, 0]
 
 
