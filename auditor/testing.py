@@ -26,7 +26,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForC
 from auditor.core.canary_space import CanarySpace
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.jsonable import from_json, to_json
-from auditor.core.nouns import Canary, Guesses, Observation, Pair, Query, Secret
+from auditor.core.nouns import Canary, Guesses, Observation, Pair, Query, Secret, Wording
 from auditor.core.result import Measurement
 from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.defenses.uniform_mixing import UniformMixing
@@ -357,6 +357,7 @@ SMALL: dict[str, Any] = {
     "games": 64,
     "tokens": 4,
     "references": 20,
+    "formats": "word=A{letters:1}",
 }
 
 
@@ -452,7 +453,12 @@ def make_test_secrets(model: LanguageModel) -> list[Secret]:
             )
             (drawn,) = sample_candidates(model, prefix, query.length, Decoding(top_p=0.7), noise)
             suffix = tuple(drawn.suffixes[0].tolist())
-        found.append(Secret(query.id, query.prefix, suffix, 1 + i % 2, member=i % 3 > 0))
+        texts = [TwoLetterTokenizer().decode(tokens) for tokens in (query.prefix, suffix)]
+        ends = tuple(range(2, len(texts[1]) + 1, 2))
+        marks = tuple(("word", texts[1][i - 2 : i]) for i in ends if texts[1][i - 2] == "A")
+        wording = Wording(*texts, ends, marks=marks)
+        one = Secret(query.id, query.prefix, suffix, 1 + i % 2, i % 3 > 0, wording=wording)
+        found.append(one)
     return found
 
 

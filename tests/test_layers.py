@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "providers": "core models remote plugins",
     "engines": "core",
     "training": "core models privacy plugins",
-    "attacks": "core models generation statistics plugins",
+    "attacks": "core models generation statistics plugins benchmarks",
     "defenses": "core models privacy plugins training",
     "benchmarks": LEFT,
     "records": "core statistics",

@@ -450,6 +450,14 @@ METRICS = (
     ),
     Metric("exposure", "Exposure of canaries, mean bits", "bits", per_secret=True),
     Metric("exposed_share", "Canaries more exposed than chance allows", per_secret=True),
+    Metric("identifiers_above_chance", "Personal data ranked above chance", exact=True),
+    Metric(
+        "identifiers_above_chance_nonmembers",
+        "Personal data of non-members ranked above chance",
+        exact=True,
+        members=False,
+    ),
+    Metric("identifier_bits", "Rank of personal data among fresh values", "bits"),
     Metric(
         "exposure_extrapolated",
         "Exposure extrapolated from samples, mean bits",

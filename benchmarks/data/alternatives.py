@@ -37,7 +37,8 @@ class ValueFormat:
     choices: what each free part may be, in the order of the text; finish: the text that a choice of
     each part makes, None if it is no value of the format. Different choices make different texts.
     has_one_length: whether all texts have as many characters; is_quick: whether `finish` takes so
-    little time that thousands of values can be listed.
+    little time that thousands of values can be listed; has_names: whether names are drawn, which
+    nobody gives at random.
     """
 
     kind: str
@@ -45,6 +46,7 @@ class ValueFormat:
     finish: Callable[[Sequence[str]], str | None]
     has_one_length: bool = True
     is_quick: bool = True
+    has_names: bool = False
 
     @property
     def n_choices(self) -> int:
@@ -378,7 +380,7 @@ def _email_format(value: str) -> ValueFormat | None:
             text[i] = name
         return "".join(text) + domain
 
-    return ValueFormat(pii.EMAIL, tuple(choices), finish, has_one_length=False)
+    return ValueFormat(pii.EMAIL, tuple(choices), finish, has_one_length=False, has_names=True)
 
 
 def _names_like(name: str) -> Sequence[str]:

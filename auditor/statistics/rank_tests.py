@@ -1,0 +1,65 @@
+"""Exact tests by rank: of a value among others of its format, which nothing distinguishes from it
+if the model never saw it.
+
+The true value and its R alternatives are then exchangeable, so that its rank is uniform in 1..R + 1
+and rank / (R + 1) is a p-value. Knows numbers only.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import false_discovery_control, kstest
+
+LEAST_CONTROLS = 20  # ranks that are needed to look at whether they are uniform
+Floats = NDArray[np.float64]
+
+
+def count_alternatives_above(
+    nll: float, tie_limit: float, alternative_nlls: Floats
+) -> tuple[int, int]:
+    """Return how many alternatives are more likely than a value, and how many are as likely.
+
+    nll: of the value, in nats; tie_limit: the largest nll that is a tie with it.
+    """
+    # Symmetric about the value: what rounding may have put before it is a tie as well.
+    margin = tie_limit - nll
+    above = int((alternative_nlls < nll - margin).sum())
+    tied = int((alternative_nlls <= tie_limit).sum()) - above
+    return above, tied
+
+
+def compute_rank_p_values(above: Floats, tied: Floats, alternatives: Floats) -> Floats:
+    """Return rank / (R + 1), (values,); of equally likely values the true one has the worst
+    rank."""
+    p_values: Floats = (above + tied + 1) / (alternatives + 1)
+    return p_values
+
+
+def compute_rank_bits(p_values: Floats) -> Floats:
+    """Return log2(R + 1) - log2(rank) of each value, (values,)."""
+    return -np.log2(p_values)
+
+
+def adjust_false_discovery(p_values: Floats) -> Floats:
+    """Return the least false-discovery rate at which each value is listed (Benjamini and Hochberg
+    1995)."""
+    if not len(p_values):
+        return p_values
+    adjusted: Floats = false_discovery_control(p_values, method="bh")
+    return adjusted
+
+
+def compute_uniformity_p_value(
+    above: Floats, tied: Floats, alternatives: Floats, noise: Floats
+) -> float:
+    """Return the p-value of uniform ranks (Kolmogorov and Smirnov); NaN if there are too few.
+
+    noise: (values,) uniforms in [0, 1), which place each value among its ties and in its step.
+    """
+    if len(above) < LEAST_CONTROLS:
+        return math.nan
+    places = (above + noise * (tied + 1)) / (alternatives + 1)
+    return float(kstest(places, "uniform").pvalue)
