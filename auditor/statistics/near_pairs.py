@@ -13,21 +13,17 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from rapidfuzz.distance import Levenshtein
 from rapidfuzz.process import cdist
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from auditor.core.nouns import Tokens
+from auditor.statistics.hashed_ngrams import HashedNGrams, Indices, hash_token_pieces, join_texts
 
-Indices = NDArray[np.int64]
-Hashes = NDArray[np.uint64]
 _ROWS = 256  # texts compared with others at once: bounds the memory
 _WORTH = 4  # comparisons that take as long as looking one piece of one text up
 _SHARE = 32  # one in so many pairs to compare: above that all are compared at once
-# odd: what the hash of a piece is a polynomial in, modulo 2^64
-_BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
 def index_pairs_within_edit_limits(
@@ -36,13 +32,36 @@ def index_pairs_within_edit_limits(
     """Pairs, some at a time: (k,) indices of texts, and of others within `limits` token edits
     (Levenshtein) of them.
     """
-    columns_by_length = _group_positions(list(map(len, others)))
-    for (length, limit), rows in _group_positions(
-        [(len(t), d) for t, d in zip(texts, limits, strict=True)],
-    ).items():
-        for long, columns in columns_by_length.items():
-            if abs(length - long) <= limit:
-                yield from _find_equal_length_pairs(texts, others, rows, columns, limit)
+    index = HashedNGrams(*join_texts(others))
+    groups = _group_positions([(len(t), d) for t, d in zip(texts, limits, strict=True)])
+    # By the size of pieces: the index keeps neighbours.
+    for length, limit in sorted(groups, key=lambda group: group[0] // (group[1] + 1)):
+        rows = groups[length, limit]
+        columns = np.flatnonzero(abs(index.text_lengths - length) <= limit)
+        ends = [length * i // (limit + 1) for i in range(limit + 2)]
+        is_worth = (limit + 1) * _WORTH * (len(rows) + len(columns)) < len(rows) * len(columns)
+        for start in range(0, len(rows), _ROWS):
+            batch = rows[start : start + _ROWS]
+            batch_texts = [texts[i] for i in batch]
+            pairs = None
+            if length > limit and is_worth:
+                most = len(batch) * len(columns) // _SHARE
+                pairs = _find_pairs_sharing_a_piece(index, batch_texts, ends, limit, most)
+            if pairs is None:
+                other_texts = [others[j] for j in columns]
+                # A distance above the limit is not worked out: it comes back as limit + 1.
+                distances = cdist(
+                    batch_texts, other_texts, scorer=Levenshtein.distance, score_cutoff=limit
+                )
+                at, of = np.nonzero(distances <= limit)
+                of = columns[of]
+            else:
+                near = [
+                    Levenshtein.distance(batch_texts[i], others[j], score_cutoff=limit) <= limit
+                    for i, j in zip(*(side.tolist() for side in pairs), strict=True)
+                ]
+                at, of = (side[near] for side in pairs)
+            yield batch[at], of
 
 
 def group_texts_within_edit_limits(texts: Sequence[Tokens], limits: Sequence[int]) -> Indices:
@@ -63,104 +82,29 @@ def _group_positions(keys: Sequence[Any]) -> Mapping[Any, Indices]:
     return {key: np.array(indices, dtype=np.int64) for key, indices in positions.items()}
 
 
-def _find_equal_length_pairs(
-    texts: Sequence[Tokens], others: Sequence[Tokens], rows: Indices, columns: Indices, limit: int
-) -> Iterator[tuple[Indices, Indices]]:
-    """`index_pairs_within_edit_limits` of texts that all have one length, and of others that all
-    have one.
+def _find_pairs_sharing_a_piece(
+    index: HashedNGrams, texts: Sequence[Tokens], ends: Sequence[int], limit: int, most: int
+) -> tuple[Indices, Indices] | None:
+    """Pairs, each once, of texts of one length with indexed ones within `limit` tokens of it that
+    have a piece within `limit` tokens of its place; None if more than `most` have one.
+
+    ends: where the first piece begins, and where each one ends.
     """
-    looks = _list_unedited_pieces(len(texts[rows[0]]), len(others[columns[0]]), limit)
-    worth = len(looks) * _WORTH * (len(rows) + len(columns)) < len(rows) * len(columns)
-    pieces = _PieceIndex([others[j] for j in columns]) if looks and worth else None
-    for start in range(0, len(rows), _ROWS):
-        batch = rows[start : start + _ROWS]
-        pairs = (
-            None
-            if pieces is None
-            else pieces.index_pairs_sharing_a_piece([texts[i] for i in batch], looks)
-        )
-        if pairs is None:
-            batch_texts = [texts[i] for i in batch]
-            other_texts = [others[j] for j in columns]
-            # A distance above the limit is not worked out: it comes back as limit + 1.
-            at, of = np.nonzero(
-                cdist(batch_texts, other_texts, scorer=Levenshtein.distance, score_cutoff=limit)
-                <= limit,
-            )
-        else:
-            at, of = pairs
-            near = [
-                Levenshtein.distance(texts[batch[i]], others[columns[j]], score_cutoff=limit)
-                <= limit
-                for i, j in zip(at.tolist(), of.tolist(), strict=True)
-            ]
-            at = at[near]
-            of = of[near]
-        if len(at):
-            yield batch[at], columns[of]
-
-
-def _list_unedited_pieces(length: int, long: int, limit: int) -> list[tuple[int, int, int]]:
-    """(begin and size of a piece of the others, where a text may have it); none where the others
-    have too few tokens.
-
-    Before piece i at most i edits were made and behind it at most limit - i: with more there, fewer
-    are left for another piece, which is then whole itself.
-    """
-    if long <= limit:
-        return []
-    ends = [long * i // (limit + 1) for i in range(limit + 2)]
-    pieces = []
-    for i, (begin, end) in enumerate(pairwise(ends)):
-        # moved by at most i places counted from the front, and by at most limit - i counted from
-        # the end
-        first = max(0, begin - i, begin + length - long - (limit - i))
-        last = min(length - (end - begin), begin + i, begin + length - long + (limit - i))
-        pieces += [(begin, end - begin, at) for at in range(first, last + 1)]
-    return pieces
-
-
-class _PieceIndex:
-    """An index of n texts of one length, by the hashes of their pieces."""
-
-    def __init__(self, texts: Sequence[Tokens]) -> None:
-        self._tokens = np.array(texts, dtype=np.uint64)
-        self._sorted: dict[tuple[int, int], tuple[Hashes, Indices]] = {}
-
-    def index_pairs_sharing_a_piece(
-        self, texts: Sequence[Tokens], looks: Sequence[tuple[int, int, int]]
-    ) -> tuple[Indices, Indices] | None:
-        """Pairs with the hash of some piece in common, each once; None where these are too many."""
-        tokens = np.array(texts, dtype=np.uint64)
-        pair_codes = list[Indices]()
-        n_allowed = len(texts) * len(self._tokens) // _SHARE
-        for begin, size, at in looks:
-            if (begin, size) not in self._sorted:
-                hashes = hash_token_pieces(self._tokens[:, begin : begin + size])
-                by_hash = np.argsort(hashes)
-                self._sorted[begin, size] = hashes[by_hash], by_hash
-            known, order = self._sorted[begin, size]
-            piece_hashes = hash_token_pieces(tokens[:, at : at + size])
-            first, end = (
-                np.searchsorted(known, piece_hashes, side=side) for side in ("left", "right")
-            )
-            counts = end - first
-            if (n_allowed := n_allowed - int(counts.sum())) < 0:
-                return None
-            hit = np.flatnonzero(counts)
-            if len(hit):
-                of = np.concatenate([order[first[i] : end[i]] for i in hit])
-                # a pair as one number
-                pair_codes.append(np.repeat(hit, counts[hit]) * len(self._tokens) + of)
-        pairs = np.unique(np.concatenate(pair_codes)) if pair_codes else np.empty(0, dtype=np.int64)
-        return np.divmod(pairs, len(self._tokens))
-
-
-def hash_token_pieces(pieces: NDArray[np.uint64]) -> Hashes:
-    """(n, size) tokens -> (n,)."""
-    # Arrays of uint64 wrap without a warning; two pieces with one hash cost a comparison, and make
-    # no pair.
-    total = np.zeros(len(pieces), dtype=np.uint64)
-    for i in range(pieces.shape[1]):
-        total = total * _BASE + pieces[:, i] + np.uint64(1)
-    return total
+    tokens = np.array(texts, dtype=np.uint32)
+    lengths = index.text_lengths
+    pair_codes = list[Indices]()
+    for begin, end in pairwise(ends):
+        low, high = index.find_hashes(hash_token_pieces(tokens[:, begin:end]), end - begin)
+        counts = high - low
+        if (most := most - int(counts.sum())) < 0:
+            return None
+        at = np.repeat(np.arange(len(texts)), counts)
+        # Of each text the keys low:high, one after another.
+        which = np.arange(len(at)) + np.repeat(high - counts.cumsum(), counts)
+        places = index.list_places(end - begin, which)
+        of = index.find_owners(places)
+        is_near = abs(places - index.starts[of] - begin) <= limit
+        is_near &= abs(lengths[of] - tokens.shape[1]) <= limit
+        # a pair as one number
+        pair_codes.append((at * len(lengths) + of)[is_near])
+    return np.divmod(np.unique(np.concatenate(pair_codes)), len(lengths))

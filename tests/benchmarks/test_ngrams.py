@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from auditor.benchmarks.data import ngrams
 from auditor.core import machine_memory
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
+from auditor.statistics import hashed_ngrams
 
 
 def drawn(noise: Random, letters: list[int], most: int) -> Tokens:
@@ -27,7 +30,12 @@ def test_finds_what_looking_at_every_place_finds(
     vocabulary: int, is_hash_useless: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_hash_useless:  # one hash for many n-grams changes nothing
-        monkeypatch.setattr(ngrams, "hash_token_pieces", lambda pieces: pieces[:, 0] % 2 << 60)
+
+        def hash_badly(pieces: NDArray[np.uint32]) -> NDArray[np.uint64]:
+            return pieces[:, 0].astype(np.uint64) % np.uint64(2) << np.uint64(60)
+
+        monkeypatch.setattr(ngrams, "hash_token_pieces", hash_badly)
+        monkeypatch.setattr(hashed_ngrams, "hash_token_pieces", hash_badly)
     noise = Random(vocabulary)
     letters = [0, 1, vocabulary - 2, vocabulary - 1]
     trained = [(drawn(noise, letters, 40), noise.choice((1, 2))) for _ in range(60)]
@@ -108,7 +116,7 @@ def test_an_index_that_memory_does_not_hold_is_refused_before_it_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(machine_memory, "free_machine_memory_bytes", lambda: 10**6)
-    monkeypatch.setattr(ngrams, "_join_texts", None)
+    monkeypatch.setattr(ngrams, "join_texts", None)
     with pytest.raises(
         AuditError, match=r"^expected \d+ MB of memory for the index of 3 tokens .*, got 1 MB free"
     ):

@@ -1,0 +1,108 @@
+"""Find where runs of tokens occur in texts, by sorted hashes. Knows token ids only.
+
+A key holds the upper bits of the 64-bit hash of an n-gram and, in its lower bits, where the n-gram
+begins: keys of one hash are in the order of the texts. Two n-grams may share a hash: what counts is
+compared token for token by whoever looks it up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+TokenArray = NDArray[np.uint32]
+Indices = NDArray[np.int64]
+Hashes = NDArray[np.uint64]
+NGRAMS_AT_ONCE = 2**20  # n-grams hashed at once
+# odd: what the hash of a piece is a polynomial in, modulo 2^64
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True, eq=False)
+class HashedNGrams:
+    """tokens: of all texts, one text after another; starts: (texts + 1,) where each begins, and the
+    end.
+    """
+
+    tokens: TokenArray
+    starts: Indices
+    _keys: dict[int, Hashes] = field(default_factory=dict, repr=False)  # by the length of n-grams
+
+    @property
+    def text_lengths(self) -> Indices:
+        """(texts,) tokens of each."""
+        return np.diff(self.starts)
+
+    def find_hashes(self, hashes: Hashes, n: int) -> tuple[Indices, Indices]:
+        """(k,) and (k,): the keys low:high of n-grams have the upper bits of this hash."""
+        keys = self._sort_keys(n)
+        return (
+            np.searchsorted(keys, hashes & ~self._place_bits),
+            np.searchsorted(keys, hashes | self._place_bits, side="right"),
+        )
+
+    def list_places(self, n: int, which: Indices | slice) -> Indices:
+        """Where the n-grams of these keys begin."""
+        return (self._sort_keys(n)[which] & self._place_bits).astype(np.int64)
+
+    def find_owners(self, places: Indices) -> Indices:
+        """(k,) the text that each place lies in."""
+        return np.searchsorted(self.starts, places, side="right") - 1
+
+    @property
+    def _place_bits(self) -> np.uint64:
+        return np.uint64(2 ** len(self.tokens).bit_length() - 1)
+
+    def _sort_keys(self, n: int) -> Hashes:
+        if n not in self._keys:
+            # Whoever asks for several lengths asks for neighbours one after another.
+            for length in [length for length in self._keys if abs(length - n) > 1]:
+                del self._keys[length]
+            keys = np.empty(int(np.maximum(self.text_lengths - n + 1, 0).sum()), dtype=np.uint64)
+            filled = 0
+            for at, hashes in hash_ngrams(self.tokens, self.starts, n):
+                keys[filled : filled + len(at)] = hashes & ~self._place_bits | at.astype(np.uint64)
+                filled += len(at)
+            keys.sort()
+            self._keys[n] = keys
+        return self._keys[n]
+
+
+def join_texts(texts: Sequence[Any]) -> tuple[TokenArray, Indices]:
+    """Return all tokens, and (texts + 1,) where each text begins, and the end."""
+    arrays = [np.asarray(text, dtype=np.uint32) for text in texts]
+    starts = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
+    return np.concatenate([np.empty(0, np.uint32), *arrays]), starts
+
+
+def view_ngrams(tokens: TokenArray, n: int) -> TokenArray:
+    """(places, n) without a copy."""
+    if len(tokens) < n:
+        return np.empty((0, n), dtype=tokens.dtype)
+    return np.lib.stride_tricks.sliding_window_view(tokens, n)
+
+
+def hash_ngrams(tokens: TokenArray, starts: Indices, n: int) -> Iterator[tuple[Indices, Hashes]]:
+    """Yield, block by block, where the n-grams of texts begin, and their hashes."""
+    is_whole = np.ones(len(tokens), dtype=bool)
+    for start, end in pairwise(starts.tolist()):
+        is_whole[max(start, end - n + 1) : end] = False
+    ngrams = view_ngrams(tokens, n)
+    for start in range(0, max(1, len(ngrams)), NGRAMS_AT_ONCE):
+        at = np.flatnonzero(is_whole[start : start + NGRAMS_AT_ONCE])
+        yield start + at, hash_token_pieces(ngrams[start : start + NGRAMS_AT_ONCE])[at]
+
+
+def hash_token_pieces(pieces: TokenArray) -> Hashes:
+    """(n, size) tokens -> (n,)."""
+    # Arrays of uint64 wrap without a warning; two pieces with one hash cost a comparison, and make
+    # no pair.
+    total = np.zeros(len(pieces), dtype=np.uint64)
+    for i in range(pieces.shape[1]):
+        total = total * _BASE + pieces[:, i] + np.uint64(1)
+    return total
