@@ -34,6 +34,7 @@ from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
 from auditor.reports.topics import row_title_with_attack
 from auditor.statistics import documents
 from auditor.statistics.membership import FALSE_POSITIVES
+from auditor.statistics.memorised import MEMORISED, RECORDS
 from auditor.statistics.metrics import (
     SHARES,
     auc_name,
@@ -118,6 +119,13 @@ def _make_highest_value_answer(*metrics: str) -> Callable[[EdpbEvidence], list[s
         for metric in metrics
         if (said := _highest_value_sentence(e, target, metric))
     ]
+
+
+def _extraction_by_queries_sentences(e: EdpbEvidence) -> list[str]:
+    """What the start of a record brings out, and what queries without one do."""
+    first_guess = (documents.RECALL, "recall", documents.NEAR, "near_verbatim_recall")
+    told = _make_highest_value_answer(*first_guess)(e) or _make_highest_value_answer("any_of_k")(e)
+    return [*told, *_make_highest_value_answer(RECORDS, MEMORISED)(e)]
 
 
 def _highest_value_sentence(e: EdpbEvidence, target: TargetRecord, metric: str) -> str:
@@ -376,10 +384,8 @@ QUESTIONS = (
     _opinion(
         "¶43 (ii)",
         "How likely is personal data of the training records to be obtained by queries?",
-        _make_highest_value_answer(
-            documents.RECALL, "recall", documents.NEAR, "near_verbatim_recall"
-        ),
-        f"{_LOWER} Asked with the start of a record; what the model says unasked is another signal.",  # noqa: E501
+        _extraction_by_queries_sentences,
+        f"{_LOWER} Asked with the start of a record, but for untargeted extraction.",
         measured_by=("verbatim",),
     ),
     _opinion(
@@ -455,7 +461,11 @@ QUESTIONS = (
         "¶58 (e)(ii)",
         "Metrics of the likelihood of re-identification",
         _make_highest_value_answer(
-            "excess_recall", "excess_extraction_probability", "exposed_share", "epsilon_lower_bound"
+            "excess_recall",
+            "excess_extraction_probability",
+            "exposed_share",
+            "epsilon_lower_bound",
+            "claim_violations",
         ),
         "Beyond the baseline of records that were never trained on, if those are alike.",
         measured_by=("probability", "exposure"),

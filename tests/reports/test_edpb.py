@@ -12,19 +12,23 @@ import pytest
 
 from auditor.cli import run_command_line
 from auditor.conclusions.leak_kinds import bonferroni_widened_leak_measurement
+from auditor.conclusions.leak_readings import KINDS, PERSONAL
+from auditor.conclusions.signals import NOT_TESTED, assess_signals
 from auditor.core.jsonable import from_json, to_json
+from auditor.core.nouns import UNDEFENDED
 from auditor.core.plan import Plan
-from auditor.core.result import AuditResult, Doubt, Measurement, RecordCounts
+from auditor.core.result import AuditResult, Doubt, Finding, Measurement, RecordCounts
 from auditor.gate import decision_log
 from auditor.gate.decide import apply_policy, read_run
 from auditor.gate.policy import Policy, parse_rule
-from auditor.reports import edpb, html, markdown, phrases
+from auditor.reports import edpb, html, markdown, personal, phrases
 from auditor.reports.edpb import EdpbEvidence
 from auditor.statistics.intervals import clopper_pearson
 from tests.gate.world import ROW, finished, outcome
 
 Said = pytest.CaptureFixture[str]
 PLANTED = "quokkaberry"
+OTHER = "other personal data"
 # What a user, a data set or a library may have written into a record. Names of measurements and
 # units are ours.
 FREE = {
@@ -155,6 +159,57 @@ def test_a_kind_that_the_data_mark_is_measured_in_the_answers_as_in_the_signals(
         text.count("other personal data 10/40") == 2
         and "hospitalbed" not in text.split("## What is shown")[1]
     )
+
+
+@pytest.mark.parametrize("kind", [*personal.TITLES, "hospitalbed"])
+@pytest.mark.parametrize("target", [UNDEFENDED, "pmixed"])
+@pytest.mark.parametrize("hits", [0, 10])
+def test_a_kind_of_personal_data_is_measured_in_all_tables_or_in_none(
+    result: AuditResult, kind: str, target: str, hits: int
+) -> None:
+    share = Measurement("recall", hits / 40, *clopper_pearson(hits, 40), 40)
+    bare = [replace(f, by_kind={}, by_kind_nonmembers={}) for f in result.findings]
+    for findings, is_measured in ((bare, False), (_measured_on(bare, target, kind, share), True)):
+        page = edpb.edpb_document(EdpbEvidence(replace(result, findings=tuple(findings)), ""))
+        text = markdown.render_markdown_document(page).replace("\\", "")
+        signals_part, scope, questions = re.split("## What is in scope|## EDPB Opinion", text)
+        said = personal.personal_kind_in_sentence(kind if kind in personal.TITLES else OTHER)
+        assert (f"{said} {hits}/40" in signals_part) == is_measured
+        assert (f"{said} {hits}/40" in questions) == is_measured
+        asked = "Likelihood of the risk, by kind of personal data"
+        assert (f"| 35(7)(c) | {asked} |" in scope) == is_measured
+        (answer,) = [line for line in questions.split("\n") if asked in line]
+        assert ("Not evaluated" not in answer) == is_measured
+
+
+def _measured_on(
+    findings: list[Finding], target: str, kind: str, share: Measurement
+) -> list[Finding]:
+    first = next(i for i, finding in enumerate(findings) if finding.target == target)
+    return [
+        replace(finding, by_kind={kind: share}) if i == first else finding
+        for i, finding in enumerate(findings)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric"), [(kind.name, metric) for kind in KINDS for metric, _ in kind.limits]
+)
+def test_a_kind_of_leakage_that_a_signal_measures_answers_a_question(
+    result: AuditResult, kind: str, metric: str
+) -> None:
+    """Untargeted extraction and violated claims were signals, and in no answer."""
+    measured = Measurement(metric, 0.5, 0.25, 0.75, 40)
+    row = replace(result.findings[0], by_repeats={}, by_kind={}, strata=())
+    row = replace(row, by_kind={"email": measured}) if kind == PERSONAL.name else row
+    row = replace(row, measurements=(measured,))
+    data = replace(result.benchmark, greedy_recall={})
+    told = replace(result, findings=(row,), benchmark=data)
+    tested = {s.kind.name for s in assess_signals(told).signals if s.status != NOT_TESTED}
+    assert kind in tested
+    label = phrases.metric_label(metric)
+    answers = rows(EdpbEvidence(told, ""))
+    assert any(label in answer or "e-mail addresses" in answer for answer in answers.values())
 
 
 def test_the_top_says_model_day_records_attacker_result_and_doubt(result: AuditResult) -> None:
