@@ -38,7 +38,7 @@ from auditor.models.ensemble import ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.attack import Attack
 from auditor.plugins.defense import Defense, Prompt, Scenario, TrainedModel
-from auditor.plugins.options import plugin_description
+from auditor.plugins.options import describe_plugin
 from auditor.plugins.probe import Observed, Probe
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
 from auditor.privacy.gradient_canaries import GradientCanaries
@@ -138,10 +138,10 @@ def _plugin_contract_faults(plugin: Any, needs: Sequence[str]) -> Iterator[str]:
     kind = type(plugin)
     if not dataclasses.is_dataclass(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         yield "expected a frozen dataclass, whose fields are its options"
-    if len(plugin_description(kind)) < 20:
+    if len(describe_plugin(kind)) < 20:
         yield (
             "expected a first line of the docstring that says what it does, got "
-            f"{plugin_description(kind)!r}"
+            f"{describe_plugin(kind)!r}"
         )
     if strange := set(plugin.needs) - set(needs):
         yield f"expected needs among {', '.join(sorted(needs))}, got {min(strange)!r}"

@@ -107,9 +107,7 @@ sqlite3.connect = unsynced
 # Every defense that can be made here: two forms are made by bitsandbytes, which development does
 # without.
 _LACKING = () if find_spec("bitsandbytes") else ("nf4", "fp4")
-DEFENSES = {
-    name: kind for name, kind in registry.defenses_by_name().items() if name not in _LACKING
-}
+DEFENSES = {name: kind for name, kind in registry.list_defenses().items() if name not in _LACKING}
 
 os.environ["AUDIT_SALT"] = "of these tests only"  # what a user has of their own is not touched
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -117,7 +115,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 def methods() -> dict[str, str]:
     """What a run records of the attacks and probes there are."""
-    return {name: kind.measures for name, kind in registry.attacks_and_probes_by_name().items()}
+    return {name: kind.measures for name, kind in registry.list_methods().items()}
 
 
 def seed() -> None:

@@ -25,7 +25,7 @@ from auditor.models.wrapping import WrappingModel
 from auditor.plugins import registry
 from auditor.plugins.attack import Attack
 from auditor.plugins.defense import Defense, Scenario
-from auditor.plugins.options import build_plugin, plugin_description
+from auditor.plugins.options import build_plugin, describe_plugin
 from auditor.plugins.probe import DistributionProbe, Probe
 from auditor.plugins.trainer import Trainer, TrainerCheckpoint, TrainingJob, TrainingRecord
 from auditor.plugins.view import WHITE_BOX, View
@@ -45,9 +45,9 @@ from auditor.testing import (
 from tests.conftest import DEFENSES, save_tiny, tiny
 
 ATTACKS, PROBES, TRAINERS = (
-    registry.attacks_by_name(),
-    registry.probes_by_name(),
-    registry.trainers_by_name(),
+    registry.list_attacks(),
+    registry.list_probes(),
+    registry.list_trainers(),
 )
 METHODS = {**ATTACKS, **PROBES}
 SERVED = {
@@ -272,7 +272,7 @@ def test_its_chain_passes_through_itself_once(kind: type[Defense]) -> None:
         cause.changes for cause in chain
     )
     controls = [cause.row for cause in chain if cause.row is not None]
-    assert all(registry.defenses_by_name()[control.name] is type(control) for control in controls)
+    assert all(registry.list_defenses()[control.name] is type(control) for control in controls)
     assert len({control.name for control in controls}) == len(controls) and kind() not in controls
 
 
@@ -283,7 +283,7 @@ def test_trainers_say_what_they_are_and_train(
     """A tiny run into an empty folder: a model whose distribution is a distribution, a promise
     where one is made."""
     assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    assert len(plugin_description(kind)) > 20 and kind.claims
+    assert len(describe_plugin(kind)) > 20 and kind.claims
     save_tiny(tmp_path / "base")
     base = load_causal_lm(str(tmp_path / "base"))
     texts = [f"door {i} opens with {i * i}" for i in range(8)]
@@ -326,7 +326,7 @@ def test_trainers_say_what_they_are_and_train(
 
 
 @pytest.mark.parametrize(
-    "kind", registry.benchmarks_by_name().values(), ids=registry.benchmarks_by_name()
+    "kind", registry.list_benchmarks().values(), ids=registry.list_benchmarks()
 )
 def test_benchmarks_say_what_they_are(kind: type) -> None:
-    assert plugin_description(kind)
+    assert describe_plugin(kind)

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from auditor.commands import console
-from auditor.plugins.catalogue import cached_plugin_classes
-from auditor.plugins.options import plugin_description, plugin_option_defaults
+from auditor.plugins.catalogue import load_plugin_classes
+from auditor.plugins.options import describe_plugin, get_option_defaults
 
 
 def _completable_plugin_classes_of_kinds(kinds: tuple[str, ...]) -> dict[str, type]:
-    known = cached_plugin_classes(console.silence_libraries)
+    known = load_plugin_classes(console.silence_libraries)
     return {name: cls for kind in kinds for name, cls in known[kind].items()}
 
 
 def _make_plugin_name_completer(*kinds: str) -> Callable[[str], list[tuple[str, str]]]:
     def complete(incomplete: str) -> list[tuple[str, str]]:
         known = _completable_plugin_classes_of_kinds(kinds).items()
-        return [
-            (name, plugin_description(cls)) for name, cls in known if name.startswith(incomplete)
-        ]
+        return [(name, describe_plugin(cls)) for name, cls in known if name.startswith(incomplete)]
 
     return complete
 
@@ -31,7 +29,7 @@ def _make_plugin_option_completer(*kinds: str) -> Callable[[str], list[str]]:
         every = (
             f"{name}.{option}="
             for name, cls in _completable_plugin_classes_of_kinds(kinds).items()
-            for option in plugin_option_defaults(cls)
+            for option in get_option_defaults(cls)
         )
         return [text for text in every if text.startswith(incomplete)]
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from auditor.commands import completion, console, options
-from auditor.plugins.catalogue import cached_plugin_classes
+from auditor.plugins.catalogue import load_plugin_classes
 
 
 def list_plugins(
@@ -45,9 +45,9 @@ def list_plugins(
         from auditor.plugins import registry
 
         options.load_plugin_files_of_flag(plugin)
-        found: listing.Found = registry.plugins_by_kind()
+        found: listing.Found = registry.list_plugin_classes()
     else:
-        found = cached_plugin_classes(console.silence_libraries)
+        found = load_plugin_classes(console.silence_libraries)
     out = Console()
     # of a pipe rich says 80 columns: there a line stays whole, for grep
     width = out.width if out.is_terminal else None

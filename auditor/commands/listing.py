@@ -14,9 +14,9 @@ from rich.text import Text
 
 from auditor.core.errors import unknown_name_error
 from auditor.plugins.options import (
-    allowed_option_values,
-    plugin_description,
-    plugin_option_defaults,
+    describe_plugin,
+    get_option_defaults,
+    list_allowed_values,
 )
 from auditor.reports import escaping
 
@@ -71,9 +71,9 @@ def plugin_listing_overview_lines(found: Found, width: int | None) -> Iterator[T
     )
     for title, plugins in groups:
         for i, (name, cls) in enumerate(plugins.items()):
-            yield _plugin_listing_line("" if i else title, name, plugin_description(cls), width)
+            yield _plugin_listing_line("" if i else title, name, describe_plugin(cls), width)
     syntax = [
-        name + "".join(f":{option.upper()}" for option in plugin_option_defaults(cls))
+        name + "".join(f":{option.upper()}" for option in get_option_defaults(cls))
         for name, cls in forms.items()
     ]
     yield _plugin_listing_line(
@@ -154,10 +154,10 @@ def _listing_lines_of_options_and_needs(kind: str, cls: Any) -> Iterator[Text]:
     name = f"{cls.name}." if kind in ("Attack", "Probe", "Defense") else ""
     few = {
         option: f" ({'|'.join(map(str, values))})"
-        for option, values in allowed_option_values(cls).items()
+        for option, values in list_allowed_values(cls).items()
     }
     listed = []
-    for option, value in plugin_option_defaults(cls).items():
+    for option, value in get_option_defaults(cls).items():
         written = str(value).lower() if isinstance(value, bool) else value
         listed.append(f"{_FLAGS[kind]} {name}{option}={written}{few.get(option, '')}")
     yield from _titled_listing_lines("options", listed or ["none"])

@@ -295,10 +295,10 @@ def flags_to_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyT
     load_plugin_files_of_flag(values.get("plugin"))
     read: dict[str, Callable[[Any], Any]] = {
         "attack_options": lambda items: parse_plugin_options(
-            "-A", items, list(registry.attacks_and_probes_by_name())
+            "-A", items, list(registry.list_methods())
         ),
         "defense_options": lambda items: parse_plugin_options(
-            "-D", items, list(registry.defenses_by_name())
+            "-D", items, list(registry.list_defenses())
         ),
         "model_args": lambda items: parse_plugin_options("--model-arg", items, []).get("", {}),
         "batch_size": parse_batch_size_flag,

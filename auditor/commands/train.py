@@ -117,7 +117,7 @@ def train(
     from auditor.runs.plan import merged_plugin_options, parse_plugin_options
 
     options.load_plugin_files_of_flag(plan.get("plugin"))
-    of_methods = parse_plugin_options("-D", option or [], list(registry.trainers_by_name()))
+    of_methods = parse_plugin_options("-D", option or [], list(registry.list_trainers()))
     asked = training.TrainingRequest(
         method=method,
         # options without the name of a method are of this one

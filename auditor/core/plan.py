@@ -29,7 +29,7 @@ from auditor.core.plan_parts import (
     LoadingOptions,
     OutputPlan,
     TargetPlan,
-    provider_and_name,
+    split_model_name,
 )
 
 
@@ -148,7 +148,7 @@ class Plan:
     def run_folder_title(self) -> str:
         """The part of the run folder's name that stands behind the time."""
         own = "lab" if self.target.lab == SMALL else self.target.lab
-        named = own if self.target.model is None else provider_and_name(self.target.model)[1]
+        named = own if self.target.model is None else split_model_name(self.target.model)[1]
         what = named.replace("\\", "/").rstrip("/").rpartition("/")[2]
         return "-".join([what, *self.attacks.attack, *self.defenses.defense])[:80]
 

@@ -88,13 +88,13 @@ class TargetPlan:
     @property
     def provider(self) -> str:
         """Who is asked for the model: what stands before its colon, "" where nothing does."""
-        return provider_and_name(self.model or "")[0]
+        return split_model_name(self.model or "")[0]
 
 
 _PROVIDER = re.compile(r"([a-z][a-z0-9_-]+):(.*)", re.DOTALL)  # a drive of Windows has one letter
 
 
-def provider_and_name(model: str) -> tuple[str, str]:
+def split_model_name(model: str) -> tuple[str, str]:
     """`llama:a/b.gguf` as `("llama", "a/b.gguf")`; of a name without a provider, "" and the
     name."""
     found = _PROVIDER.fullmatch(model)
@@ -106,7 +106,7 @@ def deployed_form_name(form: str) -> str:
     by its host."""
     head, _, address = form.partition("://")
     if address:
-        return f"{provider_and_name(head)[0] or head}:{address.partition('/')[0]}"
+        return f"{split_model_name(head)[0] or head}:{address.partition('/')[0]}"
     return form.replace("\\", "/").rstrip("/").rpartition("/")[2]
 
 
@@ -150,7 +150,7 @@ class LoadingOptions:
     )
     base: str | None = plan_field(None, SUBJECT | OWN | PROVIDED, metavar="MODEL", panel="target")
 
-    def from_pretrained_sources_by_role(self, model: str) -> dict[str, tuple[str, str | None]]:
+    def list_pretrained_sources(self, model: str) -> dict[str, tuple[str, str | None]]:
         """By role ("model", "model subfolder"), the folder or hub id that transformers reads, and
         its revision."""
         found = {"model": (model, self.revision)}

@@ -1,1 +1,1 @@
-"""Who does the work: this process, or a cluster's workers."""
+"""Run work in this process or on the workers of a cluster."""

@@ -1,4 +1,4 @@
-"""Makes the engine that the options name. Ray is imported only where it is the one."""
+"""Make the engine that the options name. Ray is imported only if it is chosen."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from auditor.core.plan_parts import EngineOptions
 from auditor.engines.engine import Engine, LocalEngine
 
 
-def make_engine(asked: EngineOptions) -> Engine:
-    """The engine that the options name. Raises AuditError where it cannot be started."""
-    if asked.engine == "local":
+def make_engine(options: EngineOptions) -> Engine:
+    """Return the engine that the options name. Raise AuditError if it cannot start."""
+    if options.engine == "local":
         return LocalEngine()
     from auditor.engines.ray_engine import RayEngine  # an extra
 
     return RayEngine(
-        asked.workers or threads.usable_processor_count(),
-        asked.ray_address or "",
-        asked.gpus_per_worker,
+        options.workers or threads.usable_processor_count(),
+        options.ray_address or "",
+        options.gpus_per_worker,
     )

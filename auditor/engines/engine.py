@@ -1,8 +1,8 @@
-"""Where the work of a run is done: in this process, or on the workers of a cluster. Knows items;
+"""Engines do the work of a run in this process or on the workers of a cluster. They know items and
 nothing of attacks.
 
-Work is a value that says what is to be done, and a place holds what it is done with (models, data):
-each worker opens a place of its own, once, so that only work, items and what was found travel.
+Work is a value that describes a task; a workplace holds the models and data for it. Each worker
+opens its own workplace once, so that only work, items and results travel.
 """
 
 from __future__ import annotations
@@ -18,57 +18,57 @@ from auditor.core.errors import AuditError
 
 
 class Work(Protocol):
-    """A task over items, each on its own: the result of one does not depend on the others."""
+    """A task over items. The result of an item does not depend on the other items."""
 
     @property
     def portion(self) -> int:
-        """Items that are handed out together, and done again together where a worker is lost."""
+        """Items that are handed out together, and done again together if a worker is lost."""
 
-    def results_at_workplace(self, place: Any, items: Sequence[Any]) -> Iterator[Any]:
-        """The results for these items, one by one, with the models and data of `place`: the same on
-        every worker."""
+    def process_items(self, place: Any, items: Sequence[Any]) -> Iterator[Any]:
+        """Yield the results of these items with the models and data of `place`; the same on every
+        worker."""
 
 
 class Engine(Protocol):
-    """One way to have work done."""
+    """A way to do work."""
 
     @property
     def workers(self) -> int:
-        """Processes beside this one."""
+        """Processes besides this one."""
 
     @property
-    def said(self) -> str:
-        """Who does the work, in words: "this process"."""
+    def description(self) -> str:
+        """The name of the place of work: "this process"."""
 
-    def set_work_context(self, here: Any, elsewhere: Callable[[], Any]) -> None:
-        """Sets what later work runs on: `here` in this process; each worker makes its own with
-        `elsewhere()`."""
+    def set_work_context(self, local_place: Any, make_place: Callable[[], Any]) -> None:
+        """Set the workplace of later work: `local_place` in this process; each worker makes its own
+        with `make_place()`."""
 
     def stream_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
-        """The results of the items as they arrive, each once. The same item always goes to the same
+        """Yield the result of each item once, as it arrives. The same item always goes to the same
         worker."""
 
-    def results_of_long_items(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
-        """`stream` for few, long items: the next free worker takes the next item, so that none
-        waits for another."""
+    def stream_long_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
+        """Yield the results of few, long items: the next free worker takes the next item."""
 
     def close(self) -> None:
-        """Stops its workers and lets go of what they worked on."""
+        """Stop the workers and release their models and data."""
 
 
 class LocalEngine:
     """This process, which works on one item after the other."""
 
-    workers, said = 0, "this process"
+    workers = 0
+    description = "this process"
     _place: Any = None
 
-    def set_work_context(self, here: Any, elsewhere: Callable[[], Any]) -> None:
-        self._place = here
+    def set_work_context(self, local_place: Any, make_place: Callable[[], Any]) -> None:
+        self._place = local_place
 
     def stream_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
-        yield from work.results_at_workplace(self._place, items)
+        yield from work.process_items(self._place, items)
 
-    results_of_long_items = stream_results
+    stream_long_results = stream_results
 
     def close(self) -> None:
         self._place = None
@@ -76,21 +76,22 @@ class LocalEngine:
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """Where a worker begins: with this version, and in the folder that the run's relative paths
-    begin at."""
+    """The version that a worker must have, and its folder: relative paths of the run begin
+    there."""
 
-    # asked where the run starts; workers get this record pickled
+    # of the process that starts the run; workers get this record pickled
     folder: str = field(default_factory=os.getcwd)
     version: str = __version__
 
-    def enter_folder_checking_version(self) -> None:
-        """Raises AuditError where a worker has another version, or no such folder."""
+    def enter_folder(self) -> None:
+        """Change to the folder. Raise AuditError if this worker has another version or no such
+        folder."""
         if self.version != __version__:
             raise AuditError(
                 f"expected audit {self.version} on every worker, got {__version__} on {node()}"
             )
         try:
-            os.chdir(self.folder)  # of the whole process, which a worker has to itself
+            os.chdir(self.folder)  # of the whole process: each worker has its own
         except OSError as error:
             raise AuditError(
                 f"expected the folder {self.folder!r} on every worker, got none on {node()}"

@@ -1,8 +1,8 @@
-"""Work on the workers of a Ray cluster: this machine's own, or one that is there already. Needs the
+"""Do work on the workers of a Ray cluster: a new one on this machine, or a running one. Needs the
 `ray` extra.
 
-Ray schedules, restarts a worker that was lost and does again what that one had in hand; nothing of
-it is done here.
+Ray schedules the work, restarts a lost worker and repeats its unfinished work; none of this is done
+here.
 """
 
 from __future__ import annotations
@@ -30,26 +30,23 @@ from auditor.core.counts import counted
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.engines.engine import Work
 
-_LOSSES = 3  # of one worker in one run: what kills it each time is the work itself
-# bytes for what travels: secrets, guesses, soft prompts; models are loaded where they are used
+_LOSSES = 3  # of a worker in a run: if it is lost more often, the work itself kills it
+# bytes for secrets, guesses and soft prompts, which travel; each worker loads models itself
 _STORE = 256 * 2**20
 _LOST = (
     "stopped: a process of the Ray cluster of this machine was lost (killed, or out of memory), so "
     "no work can go on; what is finished is kept for --resume\n"
 )
-# seconds, in which a cluster has begun, and the workers of a run before this one are gone
-PATIENCE = 10.0
-_AUTO = "auto"  # Ray's own word for the cluster that this machine belongs to
-# as this process: Ray's own 15 leaves what does all the work behind any other program
+PATIENCE = 10.0  # seconds for a cluster to start and for the workers of the last run to end
+_AUTO = "auto"  # Ray's word for the cluster that this machine belongs to
+# As this process. Ray's 15 lets any other program go before the workers, which do all the work.
 AS_NICE = {"worker_niceness": 0}
-# of portions that nobody asks for any more, once one was refused
+# Errors of portions that are no longer needed after one was refused.
 _QUIET = "RAY_IGNORE_UNHANDLED_ERRORS"
-_KNOCK = 5.0  # seconds; Ray itself goes on for minutes where nobody listens
-# Ray's own: who has no token is told nothing and runs nothing
-_MODE, _TOKEN = (
-    "RAY_AUTH_MODE",
-    "RAY_AUTH_TOKEN",
-)
+_KNOCK = 5.0  # seconds; Ray itself tries for minutes if nobody listens
+# Ray refuses processes without the token.
+_MODE = "RAY_AUTH_MODE"
+_TOKEN = "RAY_AUTH_TOKEN"
 # Characters of the longest socket below Ray's folder:
 # /session_<date>_<time>_<microseconds>_<pid>/sockets/plasma_store.
 _SOCKET = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store.0")
@@ -57,21 +54,27 @@ _LONGEST = 103 if sys.platform == "darwin" else 107  # of a socket's path, in by
 
 
 class RayEngine:
-    """`workers` of one thread each. address: of a cluster, HOST:PORT or `auto`; "": a new cluster
-    on this machine.
+    """An engine with `workers` of one thread each.
 
-    gpus: of each worker, parts of one allowed. Raises AuditError where Ray is not installed, not to
-    be reached, or has no room for the workers: all of them must be there from the start.
+    Args:
+        workers: Number of workers. All of them must have room from the start.
+        address: Of a cluster, HOST:PORT or `auto`; "": a new cluster on this machine.
+        gpus: GPUs of each worker; fractions are allowed.
+
+    Raises:
+        AuditError: Ray is not installed, cannot be reached, or has no room for the workers.
     """
 
     def __init__(self, workers: int, address: str = "", gpus: float = 0.0) -> None:
-        self.workers, self.address, self.gpus = workers, address, gpus
-        self._elsewhere: Callable[[], Any] | None = None
+        self.workers = workers
+        self.address = address
+        self.gpus = gpus
+        self._make_place: Callable[[], Any] | None = None
         self._pool: list[Any] = []
         # held as long as its workers: one that is started anew asks for it again
-        self._stored_elsewhere: Any = None
+        self._stored_make_place: Any = None
         # the connection, unless a notebook made it before, and its folder
-        self._held = contextlib.ExitStack()
+        self._resources = contextlib.ExitStack()
         os.environ.setdefault(_QUIET, "1")
         try:
             if not _import_ray().is_initialized():
@@ -82,73 +85,79 @@ class RayEngine:
             raise
 
     @property
-    def said(self) -> str:
-        where = (
-            f"the Ray cluster at {self.address}"
-            if self.address
-            else "a Ray cluster of this machine"
-        )
-        return f"{counted(self.workers, 'worker')} of {where}"
+    def description(self) -> str:
+        cluster = "a Ray cluster of this machine"
+        if self.address:
+            cluster = f"the Ray cluster at {self.address}"
+        return f"{counted(self.workers, 'worker')} of {cluster}"
 
-    def set_work_context(self, here: Any, elsewhere: Callable[[], Any]) -> None:
+    def set_work_context(self, local_place: Any, make_place: Callable[[], Any]) -> None:
         self._kill_worker_pool()
-        self._elsewhere = elsewhere
+        self._make_place = make_place
 
     def stream_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
-        # `put` stores the work once for all portions, in place of a copy with each.
-        ray, pool, shared = _import_ray(), self._started_worker_pool(), _import_ray().put(work)
+        ray = _import_ray()
+        pool = self._start_worker_pool()
+        # `put` stores the work once for all portions instead of a copy with each.
+        shared_work = ray.put(work)
         streams = list[Any]()
-        # Every len(pool)-th item: its worker follows from its place alone. "streaming": results
-        # come one by one.
-        for i, worker in enumerate(pool):
-            own, do = (
-                items[i :: len(pool)],
-                worker.stream_work_results.options(num_returns="streaming"),
-            )
-            for start in range(0, len(own), work.portion):
-                streams.append(do.remote(shared, list(own[start : start + work.portion])))
+        # A worker gets every len(pool)-th item, so that its items follow from its place in the
+        # pool.
+        for worker_index, worker in enumerate(pool):
+            worker_items = items[worker_index :: len(pool)]
+            # "streaming": results come one by one.
+            call = worker.stream_work_results.options(num_returns="streaming")
+            for start in range(0, len(worker_items), work.portion):
+                portion = list(worker_items[start : start + work.portion])
+                streams.append(call.remote(shared_work, portion))
         try:
             while streams:
-                # fetch_local=False: told as soon as a result is there; `ray.get` fetches it.
+                # fetch_local=False: `wait` ends as soon as a result exists; `ray.get` fetches it.
                 ready, _ = ray.wait(streams, num_returns=1, fetch_local=False)
                 for stream in ready:
                     try:
-                        yield _result_from_ray(next, stream)
-                    except (
-                        StopIteration
-                    ):  # let out of a generator it would be a RuntimeError (PEP 479)
+                        yield _get_ray_result(next, stream)
+                    except StopIteration:  # in a generator it would become a RuntimeError (PEP 479)
                         streams.remove(stream)
         finally:
             for stream in streams:
-                ray.cancel(stream, force=False)  # Ray refuses force for what an actor does
+                ray.cancel(stream, force=False)  # Ray refuses force for an actor's work
 
-    def results_of_long_items(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
+    def stream_long_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
         from ray.util import ActorPool
 
-        shared, pool = _import_ray().put(work), ActorPool(self._started_worker_pool())
+        shared_work = _import_ray().put(work)
+        pool = ActorPool(self._start_worker_pool())
         for item in items:
-            pool.submit(lambda worker, one: worker.collect_work_results.remote(shared, [one]), item)
+            pool.submit(
+                lambda worker, next_item: worker.collect_work_results.remote(
+                    shared_work, [next_item]
+                ),
+                item,
+            )
         while pool.has_next():
-            yield from _result_from_ray(pool.get_next_unordered)
+            yield from _get_ray_result(pool.get_next_unordered)
 
     def close(self) -> None:
         self._kill_worker_pool()
-        self._held.close()
+        self._resources.close()
 
     def _kill_worker_pool(self) -> None:
         for worker in self._pool:
-            _import_ray().kill(worker)  # for good: Ray starts none again that it was told to kill
-        self._pool, self._stored_elsewhere = [], None
+            # for good: Ray does not restart a worker that it was told to kill
+            _import_ray().kill(worker)
+        self._pool = []
+        self._stored_make_place = None
 
-    def _started_worker_pool(self) -> list[Any]:
+    def _start_worker_pool(self) -> list[Any]:
         if not self._pool:
             kind = _import_ray().remote(_Worker)
             kind = kind.options(
                 num_cpus=1, num_gpus=self.gpus, max_restarts=_LOSSES, max_task_retries=_LOSSES
             )
-            # Once for all workers: it may hold what a run has counted.
-            self._stored_elsewhere = _import_ray().put(self._elsewhere)
-            self._pool = [kind.remote(self._stored_elsewhere) for _ in range(self.workers)]
+            # Once for all workers: it may hold the counts of a run.
+            self._stored_make_place = _import_ray().put(self._make_place)
+            self._pool = [kind.remote(self._stored_make_place) for _ in range(self.workers)]
         return self._pool
 
     def _connect_to_ray_cluster(self) -> None:
@@ -160,11 +169,13 @@ class RayEngine:
                     "secrets and models to whoever reaches it, got "
                     f"{os.environ.get(_MODE) or 'none'}"
                 )
-            where: dict[str, Any] = {"address": self.address}
+            init_args: dict[str, Any] = {"address": self.address}
         else:
-            if self.workers > (most := threads.usable_processor_count()):
+            n_processors = threads.usable_processor_count()
+            if self.workers > n_processors:
                 raise AuditError(
-                    f"expected --workers of at most the {most} processors here, got {self.workers}"
+                    f"expected --workers of at most the {n_processors} processors here, got "
+                    f"{self.workers}"
                 )
             if os.environ.get(_MODE, "token") != "token":
                 raise AuditError(
@@ -174,81 +185,85 @@ class RayEngine:
             if "RAY_AUTH_TOKEN_PATH" not in os.environ:
                 # kept for the process: Ray reads it once
                 os.environ.setdefault(_TOKEN, secrets.token_hex(32))
-            # What travels is private: not below the folder that Ray shares with everybody on this
-            # machine. Ray lets everybody into its own folder, so that one lies in one of ours.
-            scratch = self._held.enter_context(disk.scratch_folder(_find_ray_socket_folder(), "r"))
-            where = {"address": "local", "num_cpus": self.workers, "include_dashboard": False}
-            where |= {
+            # Secrets travel through this folder. Ray lets everybody on this machine read its own
+            # folder, so it lies inside a private one.
+            scratch = self._resources.enter_context(
+                disk.scratch_folder(_find_ray_socket_folder(), "r")
+            )
+            init_args = {"address": "local", "num_cpus": self.workers, "include_dashboard": False}
+            init_args |= {
                 "object_store_memory": _STORE,
                 "_temp_dir": str(scratch / "r"),
                 "_system_config": AS_NICE,
             }
-        self._held.callback(_import_ray().shutdown)
-        # Ray puts its own in its place, which knows nothing of runs
+        self._resources.callback(_import_ray().shutdown)
+        # Ray installs a handler of its own, which knows nothing of runs.
         handler = signal.getsignal(signal.SIGTERM)
         try:
-            _import_ray().init(**where, logging_level=logging.ERROR, log_to_driver=False)
+            _import_ray().init(**init_args, logging_level=logging.ERROR, log_to_driver=False)
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, handler)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise AuditError(
                 f"cannot reach a Ray cluster at {self.address or 'this machine'!r}: "
-                f"{_first_line_of_ray_error(error)}"
+                f"{_get_first_line(error)}"
             ) from None
-        if os.environ.get(_MODE) != "token":  # which Ray sets where nobody has, from 2.60 on
+        if os.environ.get(_MODE) != "token":  # Ray sets it from 2.60 on
             raise AuditError(
                 "expected a Ray that closes its cluster by tokens (2.60 or newer), got "
                 f"{_import_ray().__version__}"
             )
         if hasattr(os, "pidfd_open"):
             node = str(_import_ray().get_runtime_context().get_node_id())
-            self._held.enter_context(
-                _ray_process_loss_watch_context(
-                    _raylet_process_ids(node) if self.address else _own_ray_cluster_process_ids()
+            self._resources.enter_context(
+                _watch_ray_processes(
+                    _find_raylet_process_ids(node) if self.address else _find_cluster_process_ids()
                 )
             )
 
     def _wait_for_cluster_resources(self) -> None:
-        """Ray itself would wait for ever. What a cluster has it says some moments after its
-        start."""
-        until = time.monotonic() + PATIENCE
+        """Wait until the cluster reports its resources, some moments after its start; Ray itself
+        would wait for ever."""
+        deadline = time.monotonic() + PATIENCE
         while (
-            room := self._missing_resources_sentence(_import_ray().cluster_resources())
-            or self._missing_resources_sentence(_import_ray().available_resources())
-        ) and time.monotonic() < until:
+            missing := self._describe_missing_resources(_import_ray().cluster_resources())
+            or self._describe_missing_resources(_import_ray().available_resources())
+        ) and time.monotonic() < deadline:
             time.sleep(0.1)
-        if room:
-            raise AuditError(room)
+        if missing:
+            raise AuditError(missing)
 
-    def _missing_resources_sentence(self, room: Mapping[str, float]) -> str:
-        """A sentence on what a cluster with `room` has too little of for these workers; "" where it
-        has enough."""
-        for what, asked in (("CPU", float(self.workers)), ("GPU", self.gpus * self.workers)):
-            if (free := room.get(what, 0.0)) < asked:
+    def _describe_missing_resources(self, resources: Mapping[str, float]) -> str:
+        """Return a sentence that names the resource that a cluster lacks for these workers; "":
+        none."""
+        needs = {"CPU": float(self.workers), "GPU": self.gpus * self.workers}
+        for resource, needed in needs.items():
+            free = resources.get(resource, 0.0)
+            if free < needed:
                 return (
-                    f"expected {asked:g} free {what}s in the Ray cluster for {self.workers} "
+                    f"expected {needed:g} free {resource}s in the Ray cluster for {self.workers} "
                     f"workers, got {free:g}"
                 )
         return ""
 
 
 def _find_ray_socket_folder() -> Path:
-    """Where Ray's folder can lie so that the paths of its sockets are short enough. Raises
-    AuditError for nowhere."""
-    own = Path(tempfile.gettempdir())
+    """Return a folder so short that the paths of Ray's sockets in it fit. Raise AuditError if there
+    is none."""
+    temporary = Path(tempfile.gettempdir())
     room = _LONGEST - _SOCKET - len("/.r.audit-scratch-01234567/r")
-    for place in (own, Path("/tmp"), Path("/dev/shm"), Path("/var/tmp")):
+    for place in (temporary, Path("/tmp"), Path("/dev/shm"), Path("/var/tmp")):
         if len(os.fsencode(place)) <= room and os.access(place, os.W_OK | os.X_OK):
             return place
     raise AuditError(
         f"expected a folder for Ray's sockets whose path has at most {room} characters, got "
-        f"TMPDIR={str(own)!r} and no /tmp that can be written"
+        f"TMPDIR={str(temporary)!r} and no /tmp that can be written"
     )
 
 
-def _own_ray_cluster_process_ids() -> list[int]:
-    """The processes whose loss ends a cluster of our own, upon which Ray ends this process."""
-    found = []
+def _find_cluster_process_ids() -> list[int]:
+    """Return the processes whose loss ends a cluster of our own; Ray then ends this process."""
+    pids = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()
@@ -257,75 +272,73 @@ def _own_ray_cluster_process_ids() -> list[int]:
                 or "Agent" in words[0]
             )
             if agent or process.name() in ("raylet", "gcs_server"):
-                found.append(process.pid)
-    return found
+                pids.append(process.pid)
+    return pids
 
 
-def _raylet_process_ids(node: str) -> list[int]:
-    """The raylet of a node of somebody's cluster on this machine, through which this process
-    reaches it."""
-    found = psutil.process_iter(["name", "cmdline"])
+def _find_raylet_process_ids(node: str) -> list[int]:
+    """Return the raylets of this node of a running cluster; this process reaches the cluster
+    through them."""
+    processes = psutil.process_iter(["name", "cmdline"])
     return [
-        one.pid
-        for one in found
-        if one.info["name"] == "raylet" and f"--node_id={node}" in (one.info["cmdline"] or ())
+        process.pid
+        for process in processes
+        if process.info["name"] == "raylet"
+        and f"--node_id={node}" in (process.info["cmdline"] or ())
     ]
 
 
 @contextlib.contextmanager
-def _ray_process_loss_watch_context(pids: Sequence[int]) -> Iterator[None]:
-    """While the block lasts, the loss of one of these processes ends this one in a sentence, exit
-    code 3.
+def _watch_ray_processes(pids: Sequence[int]) -> Iterator[None]:
+    """Within the block, end this process with a sentence and exit code 3 if one of `pids` is lost.
 
-    Ray would end it from C++ at its next question to them, with 1, which is a gate's word, and
-    without one of its own.
+    Ray would end it from C++ at its next call to them, without a sentence and with exit code 1,
+    which means a failed gate.
     """
-    handles = [os.pidfd_open(pid) for pid in pids]  # each readable once its process has ended
-    left, end = os.pipe()
+    handles = [os.pidfd_open(pid) for pid in pids]  # each is readable once its process has ended
+    stop_reader, stop_writer = os.pipe()
 
     def watch() -> None:
-        ready, _, _ = select.select([*handles, left], [], [])
-        if left not in ready:
+        ready, _, _ = select.select([*handles, stop_reader], [], [])
+        if stop_reader not in ready:
             os.write(2, _LOST.encode())
-            os._exit(3)  # sys.exit would end this thread alone
+            os._exit(3)  # sys.exit would end only this thread
 
     thread = threading.Thread(target=watch, daemon=True, name="audit: the cluster")
     thread.start()
     try:
         yield
     finally:
-        os.close(end)  # which `left` reads as its end
+        os.close(stop_writer)  # `stop_reader` becomes readable
         thread.join()
-        for handle in (*handles, left):
+        for handle in (*handles, stop_reader):
             os.close(handle)
 
 
 class _Worker:
-    """One process of the cluster, with a place of its own. Ray starts it again where it is lost."""
+    """A process of the cluster with a workplace of its own. Ray restarts it if it is lost."""
 
-    def __init__(self, elsewhere: Callable[[], Any]) -> None:
-        self.elsewhere = elsewhere
+    def __init__(self, make_place: Callable[[], Any]) -> None:
+        self.make_place = make_place
 
     @cached_property
     def models_and_data(self) -> Any:
-        """Opened with the first work: what is refused then reaches whoever asked, in its own
-        words."""
-        return self.elsewhere()
+        """The workplace, opened with the first work, so that the caller gets its errors."""
+        return self.make_place()
 
     def stream_work_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
-        yield from work.results_at_workplace(self.models_and_data, items)
+        yield from work.process_items(self.models_and_data, items)
 
     def collect_work_results(self, work: Work, items: Sequence[Any]) -> list[Any]:
-        return list(work.results_at_workplace(self.models_and_data, items))
+        return list(work.process_items(self.models_and_data, items))
 
 
-def _result_from_ray(ask: Callable[..., Any], *of: Any) -> Any:
-    """The result of a call to Ray. AuditError and NotApplicable of a worker are raised here as they
-    were there."""
+def _get_ray_result(call: Callable[..., Any], *args: Any) -> Any:
+    """Return the result of a call to Ray. Raise a worker's AuditError or NotApplicable here."""
     ray = _import_ray()
     try:
-        found = ask(*of)
-        return ray.get(found) if isinstance(found, ray.ObjectRef) else found
+        result = call(*args)
+        return ray.get(result) if isinstance(result, ray.ObjectRef) else result
     except ray.exceptions.RayTaskError as error:
         raise (
             error.cause if isinstance(error.cause, AuditError | NotApplicable) else error
@@ -333,7 +346,7 @@ def _result_from_ray(ask: Callable[..., Any], *of: Any) -> Any:
     except ray.exceptions.RayActorError as error:
         raise AuditError(
             f"a worker was lost {_LOSSES + 1} times, so this run stops; what is finished is kept "
-            f"for --resume ({_first_line_of_ray_error(error)})"
+            f"for --resume ({_get_first_line(error)})"
         ) from None
 
 
@@ -359,5 +372,5 @@ def _import_ray() -> Any:
     return ray
 
 
-def _first_line_of_ray_error(error: BaseException) -> str:
+def _get_first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

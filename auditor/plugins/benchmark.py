@@ -1,5 +1,4 @@
-"""Benchmarks: the base of all. A benchmark owns the secrets; what an attack is told of them is a
-`Challenge`."""
+"""The base of all benchmarks. A benchmark owns the secrets; an attack gets only a `Challenge`."""
 
 from __future__ import annotations
 
@@ -21,68 +20,62 @@ from auditor.core.result import Doubt, RecordCounts
 
 
 class Benchmark:
-    """Owns the secrets. An attack gets `challenge()`; only the run compares guesses with the
-    answers."""
+    """The owner of the secrets. An attack gets `challenge()`; only the run compares its guesses
+    with the answers."""
 
     name: ClassVar[str] = ""
-    title: ClassVar[str] = ""  # what people read in a table; "": its name
+    title: ClassVar[str] = ""  # shown in tables; "": its name
     attack_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType({})
     defense_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType({})
     ensemble_limit: ClassVar[int | None] = None  # members attacked behind an ensemble, by default
-    # whether it marks all personal data that it holds: nobody has to look for it
+    # whether it marks all of its personal data, so that nobody has to search for it
     marks_all: ClassVar[bool] = False
 
     tokenizer: Any = None
-    text_form: TextForm | None = None  # how its conversations are rendered; None: it has none
-    # whether its prefixes begin as training texts did: with what a chat template put there
+    text_form: TextForm | None = None  # how its conversations become text; None: it has none
+    # whether its prefixes begin as training texts did, with the chat template's own text
     framed: bool = False
-    # whether its token ids are a trainer's own: nothing else stood before them
+    # whether its token ids are a trainer's own, with nothing else before them
     as_trained: bool = False
     secrets: tuple[Secret, ...]  # members and non-members alike
-    canaries: tuple[
-        Secret, ...
-    ] = ()  # inserted ones, and, as non-members, controls that never were
-    # ids of secrets and canaries that a model was to forget
+    canaries: tuple[Secret, ...] = ()  # inserted ones and, as non-members, controls that were not
+    # ids of the secrets and canaries that a model was trained to forget
     forgotten: frozenset[str] = frozenset()
-    asking_order: tuple[
-        str, ...
-    ] = ()  # ids of secrets, worst first, of a check that may run out of time
+    # ids of secrets, worst first, for a check that may run out of time
+    asking_order: tuple[str, ...] = ()
     known: tuple[Pair, ...]
-    # text of the private kind that nothing was trained on, for perplexity
+    # private text that no model was trained on, for perplexity
     heldout: tuple[Tokens, ...]
-    heldout_given: tuple[
-        int, ...
-    ] = ()  # how many first tokens of each are given, not scored; empty: one
+    # how many first tokens of each are given, not scored; empty: one
+    heldout_given: tuple[int, ...] = ()
     description: str = ""
     notes: tuple[str, ...] = ()
     # of "members", "nonmembers"; {}: not counted
     record_counts: Mapping[str, RecordCounts] = types.MappingProxyType({})
-    unread_columns: tuple[str, ...] = ()  # of the data, that hold texts or turns
-    # large ones, which workers need not count again
+    unread_columns: tuple[str, ...] = ()  # of the data, with texts or turns
+    # large tables, so that workers need not count again
     counted_tables: Mapping[str, Any] = types.MappingProxyType({})
-    # by secret id: what was packed before it
+    # by secret id: the tokens packed before it
     earlier_in_row: Mapping[str, Tokens] = types.MappingProxyType({})
-    doubts: tuple[Doubt, ...] = ()  # what of the data may hide a leak, whatever the model
+    doubts: tuple[Doubt, ...] = ()  # reasons why the data may hide a leak of any model
 
     @property
     def unattacked_training_tokens(self) -> Sequence[Tokens]:
-        """Records that were trained on, are not attacked and were not to be forgotten: what can be
-        learnt again."""
+        """The training records that are neither attacked nor to be forgotten: a model can relearn
+        from them."""
         return [pair.prefix + pair.suffix for pair in self.known]
 
     def challenge(self) -> Challenge:
-        """The public half of the benchmark."""
+        """Return the public half of the benchmark."""
         queries = tuple(
             Query(secret.id, secret.prefix, len(secret.suffix)) for secret in self.secrets
         )
         return Challenge(known=self.known, queries=queries)
 
     def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
-        """All that was trained on, or all held-out text: each text with how often, None where
-        nobody knows.
+        """Yield each training text, or each held-out text, with its repeat count; None: unknown.
 
-        By default what is attacked or known, and no more; a benchmark of whole records overrides
-        it.
+        By default only attacked and known texts; a benchmark of whole records overrides this.
         """
         yield from (
             (s.prefix + s.suffix, s.repeats)
@@ -93,12 +86,13 @@ class Benchmark:
             yield from ((pair.prefix + pair.suffix, None) for pair in self.known)
 
     def few(self, limit: int) -> tuple[Secret, ...]:
-        """At most so many members, and as large a share of the non-members, evenly spaced: every
-        repeat count stays."""
-        members, others = (
-            [secret for secret in self.secrets if secret.member == inside]
-            for inside in (True, False)
+        """Return at most `limit` members and the same share of the non-members, evenly spaced, so
+        that every repeat count stays."""
+        members = [secret for secret in self.secrets if secret.member]
+        nonmembers = [secret for secret in self.secrets if not secret.member]
+        n_members = min(limit, len(members))
+        n_nonmembers = math.ceil(len(nonmembers) * n_members / max(1, len(members)))
+        return (
+            *evenly_spaced_secrets(members, n_members),
+            *evenly_spaced_secrets(nonmembers, n_nonmembers),
         )
-        kept = min(limit, len(members))
-        as_many = math.ceil(len(others) * kept / max(1, len(members)))
-        return (*evenly_spaced_secrets(members, kept), *evenly_spaced_secrets(others, as_many))

@@ -1,7 +1,8 @@
-"""What our own plug-ins say of themselves, kept between commands: `audit list` imports torch once,
-not every time.
+"""Cache the descriptions of our own plug-ins between commands: `audit list` imports torch once, not
+every time.
 
-Of each plug-in a class is kept that has its name, options, docstring and the like, and no methods.
+The cache holds the name, options, docstring and the like of each plug-in; a class made of them has
+no methods.
 """
 
 from __future__ import annotations
@@ -20,87 +21,87 @@ from typing import Any, Literal
 from auditor.core import disk
 from auditor.core.disk import cache_folder
 from auditor.core.errors import AuditError
-from auditor.plugins.options import ENTRY_POINTS, allowed_option_values, plugin_option_defaults
+from auditor.plugins.options import ENTRY_POINTS, get_option_defaults, list_allowed_values
 
 _PACKAGES = ("auditor", "auditor.attacks", "auditor.benchmarks", "auditor.defenses")
-# what is kept of a class beside its docstring and its options
-_SAID = ("name", "title", "needs", "claims", "form", "page")
+# the attributes that are cached besides docstring and options
+_ATTRIBUTES = ("name", "title", "needs", "claims", "form", "page")
 
-Found = dict[str, dict[str, Any]]  # kind (Attack, ...) -> name -> class
+PluginClasses = dict[str, dict[str, Any]]  # kind (Attack, ...) -> name -> class
 
 
-def cached_plugin_classes(before: Callable[[], None]) -> Found:
-    """All plug-ins but those of `--plugin`, as `registry.plugins_by_kind` finds them; none of ours
-    is run again.
+def load_plugin_classes(before: Callable[[], None]) -> PluginClasses:
+    """Return all plug-ins but those of `--plugin`, as `registry.list_plugin_classes` does; from the
+    cache if no file of ours has changed.
 
-    before: called first where plug-ins have to be imported.
+    before: called first if plug-ins have to be imported.
     """
     if importlib.metadata.entry_points(group=ENTRY_POINTS):
         return _import_all_plugins(before)
-    now = _plugin_source_files_fingerprint()
-    with suppress(
-        AuditError, OSError, ValueError, KeyError, TypeError, AttributeError
-    ):  # made anew
-        held = json.loads((cache_folder() / "plugins.json").read_text(encoding="utf-8"))
-        if held["files"] == now:
+    fingerprint = _plugin_source_files_fingerprint()
+    # A cache that cannot be read is made anew.
+    with suppress(AuditError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        record = json.loads((cache_folder() / "plugins.json").read_text(encoding="utf-8"))
+        if record["files"] == fingerprint:
             return {
-                kind: {one["name"]: _rebuild_plugin_class(**one) for one in told}
-                for kind, told in held["found"].items()
+                kind: {entry["name"]: _rebuild_plugin_class(**entry) for entry in entries}
+                for kind, entries in record["found"].items()
             }
-    found = _import_all_plugins(before)
-    told = {
+    classes_by_kind = _import_all_plugins(before)
+    records = {
         kind: [_plugin_class_record(cls) for cls in classes.values()]
-        for kind, classes in found.items()
+        for kind, classes in classes_by_kind.items()
     }
-    with suppress(AuditError):  # nowhere to keep it
+    with suppress(AuditError):  # there is no cache folder
         disk.replace_atomically(
-            cache_folder() / "plugins.json", json.dumps({"files": now, "found": told})
+            cache_folder() / "plugins.json", json.dumps({"files": fingerprint, "found": records})
         )
-    return found
+    return classes_by_kind
 
 
-def _import_all_plugins(before: Callable[[], None]) -> Found:
+def _import_all_plugins(before: Callable[[], None]) -> PluginClasses:
     before()
     from auditor.plugins import registry  # imports torch, which takes seconds
 
-    return registry.plugins_by_kind()
+    return registry.list_plugin_classes()
 
 
 def _plugin_source_files_fingerprint() -> str:
-    """Changes where any file of ours does."""
+    """Return a digest that changes if any file of ours does."""
     folders = {
         Path(place) for package in _PACKAGES for place in importlib.import_module(package).__path__
     }
     files = sorted(path for folder in folders for path in folder.rglob("*.py"))
-    seen = [(str(path), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files]
-    return hashlib.sha256(repr(seen).encode()).hexdigest()
+    stats = [(str(path), path.stat()) for path in files]
+    states = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    return hashlib.sha256(repr(states).encode()).hexdigest()
 
 
 def _plugin_class_record(cls: Any) -> dict[str, Any]:
-    said = {name: getattr(cls, name) for name in _SAID if hasattr(cls, name)}
-    options = plugin_option_defaults(cls) if hasattr(cls, "__dataclass_fields__") else {}
-    values = allowed_option_values(cls) if options else {}
-    known = {
-        n: (None if default is MISSING else default, values.get(n))
-        for n, default in options.items()
+    attributes = {name: getattr(cls, name) for name in _ATTRIBUTES if hasattr(cls, name)}
+    options = get_option_defaults(cls) if hasattr(cls, "__dataclass_fields__") else {}
+    values = list_allowed_values(cls) if options else {}
+    options_with_values = {
+        name: (None if default is MISSING else default, values.get(name))
+        for name, default in options.items()
     }
     return {
-        **said,
+        **attributes,
         "module": cls.__module__,
         "called": cls.__name__,
         "doc": inspect.getdoc(cls),
-        "options": known,
+        "options": options_with_values,
     }
 
 
 def _rebuild_plugin_class(
-    module: str, called: str, doc: str, options: dict[str, Any], **said: Any
+    module: str, called: str, doc: str, options: dict[str, Any], **attributes: Any
 ) -> type:
     fields = [
         (name, Literal[tuple(values)] if values else Any, default)
         for name, (default, values) in options.items()
     ]
-    made = make_dataclass(called, fields, namespace={"__doc__": doc, **said}, frozen=True)
-    # from Python 3.12 on make_dataclass overwrites what the namespace says
-    made.__module__ = module
-    return made
+    cls = make_dataclass(called, fields, namespace={"__doc__": doc, **attributes}, frozen=True)
+    # From Python 3.12 on make_dataclass overwrites the namespace's value.
+    cls.__module__ = module
+    return cls

@@ -1,5 +1,4 @@
-"""What attacks and probes have in common: name, needs, what they measure, what they add to
-reports."""
+"""The base of attacks and probes: name, needs, measurements, sections of reports."""
 
 from __future__ import annotations
 
@@ -14,36 +13,35 @@ from auditor.plugins.view import Sampling
 @dataclass(frozen=True)
 class Method:
     """Base of attacks and probes: fields of the frozen dataclass are options, the first docstring
-    line describes it.
+    paragraph describes it.
 
-    `needs` names the capabilities without which it cannot run by default: "draw", "likelihood",
-    "ranks", "likeliest", "distribution", "embeddings", "training". `metrics` are the titles, by
-    name, of numbers that are its own.
+    `needs` names the capabilities that it cannot run without by default: "draw", "likelihood",
+    "ranks", "likeliest", "distribution", "embeddings", "training". `metrics` holds the titles, by
+    name, of numbers that only this method reports.
     """
 
     name: ClassVar[str] = ""
-    title: ClassVar[str] = ""  # what people read in a table; "": its name
+    title: ClassVar[str] = ""  # shown in tables; "": its name
     # a way to leak: one of `records.leak_readings.KINDS` or its own; "": none
     measures: ClassVar[str] = ""
     needs: ClassVar[tuple[str, ...]] = ("draw",)
-    page: ClassVar[str] = "how-to/audit-your-model"  # of docs, where it is explained
-    of: ClassVar[Literal["secrets", "canaries", "coins", "own"]] = "secrets"  # what it looks at
+    page: ClassVar[str] = "how-to/audit-your-model"  # of docs that explains it
+    of: ClassVar[Literal["secrets", "canaries", "coins", "own"]] = "secrets"  # what it attacks
     metrics: ClassVar[Mapping[str, str]] = {}
-    # its options in `audit check`; None: it takes too long for that
+    # its options in `audit check`; None: too slow for it
     quick: ClassVar[Mapping[str, Any] | None] = None
-    deep: ClassVar[bool] = False  # whether `audit check --deep` uses it, though it takes long
+    deep: ClassVar[bool] = False  # whether `audit check --deep` uses it
     without_reference: ClassVar[
         Mapping[str, Any]
-    ] = {}  # options to set where there is no reference model
-    without_distributions: ClassVar[Mapping[str, Any]] = {}  # options to set behind an API
-    # whether it is right in float32 alone: `--dtype auto` then means that
-    float32: ClassVar[bool] = False
-    least_nonmembers: ClassVar[int] = 0  # it needs as many, and as many members, to say anything
+    ] = {}  # its options if there is no reference model
+    without_distributions: ClassVar[Mapping[str, Any]] = {}  # its options for a model behind an API
+    float32: ClassVar[bool] = False  # whether it is right only in float32, which `auto` then means
+    least_nonmembers: ClassVar[int] = 0  # the fewest members and non-members that it needs
 
     @property
     def required_capabilities(self) -> tuple[str, ...]:
-        """The capabilities that it cannot run without as its options are set: known before anything
-        is drawn."""
+        """The capabilities that it needs with its options as set; known before anything is
+        drawn."""
         return self.needs
 
     @property
@@ -52,13 +50,13 @@ class Method:
         return False
 
     def sampling(self) -> Sampling | None:
-        """The recipe of its candidates, or of the distribution it reads, for the report; None: it
-        has neither."""
+        """Return the recipe of its candidates, or of the distribution it reads, for the report;
+        None if it has neither."""
         return None
 
     def report_section(self, findings: Sequence[Finding]) -> OwnSection | None:
-        """Its own section of the reports, of all of its rows of the run; None: it has none.
+        """Return a section for the reports from all of its rows of the run; None: no section.
 
-        It is kept in `result.json` and shown as it stands, so it must not hold private text.
+        `result.json` keeps it and reports show it unchanged, so it must not hold private text.
         """
         return None

@@ -16,10 +16,10 @@ from auditor.models.base import LanguageModel
 
 @dataclass(frozen=True)
 class RequestedModel:
-    """A model that a provider is asked for; equal ones are the same model.
+    """A request to a provider for a model; equal requests mean the same model.
 
-    name: what stands behind the prefix. run, most: the run that pays for what the model is asked,
-    and for how many tokens at most.
+    name: the part of --model after the prefix. run, most: the run that pays for the model's
+    tokens, and how many at most.
     """
 
     name: str
@@ -35,39 +35,36 @@ class Provider:
     """Base of all providers."""
 
     name: ClassVar[str] = ""
-    title: ClassVar[str] = ""  # what people read in a table; "": its name
-    takes: ClassVar[
-        tuple[str, ...]
-    ] = ()  # of the plan's fields about loading, those that mean something here
-    unprefixed: ClassVar[bool] = False  # whether it is asked for names without a prefix
-    # whether its models are asked over a network, for which somebody may charge
-    network: ClassVar[bool] = False
-    # whether its models give whole next-token distributions, which defenses read
+    title: ClassVar[str] = ""  # shown in tables; "": its name
+    # the plan's fields about loading that this provider uses
+    takes: ClassVar[tuple[str, ...]] = ()
+    unprefixed: ClassVar[bool] = False  # whether names without a prefix go to it
+    network: ClassVar[bool] = False  # whether requests go over a network and may cost money
+    # whether its models give whole next-token distributions, which defenses need
     distribution: ClassVar[bool] = True
 
-    def check(self, wanted: RequestedModel) -> None:
-        """Refuses what cannot be loaded, before anything is. Raises AuditError."""
+    def check(self, request: RequestedModel) -> None:
+        """Raise AuditError if the model cannot be loaded, before anything is loaded."""
 
-    def load(self, wanted: RequestedModel) -> LanguageModel:
-        """The model. Raises AuditError, one sentence, where there is none."""
+    def load(self, request: RequestedModel) -> LanguageModel:
+        """Return the model. Raise AuditError, one sentence, if there is none."""
         raise NotImplementedError
 
-    def prepare_for_next_run(self, model: LanguageModel, wanted: RequestedModel) -> None:
-        """Called when another run is to use a model that this provider has loaded already."""
+    def prepare_for_next_run(self, model: LanguageModel, request: RequestedModel) -> None:
+        """Prepare a model that this provider has loaded already for the next run."""
 
-    def model_sources_by_role(self, wanted: RequestedModel) -> Mapping[str, tuple[str, str | None]]:
-        """By role, what the model is read from: a file, folder or hub id, and the revision of one
+    def list_model_sources(self, request: RequestedModel) -> Mapping[str, tuple[str, str | None]]:
+        """Return by role the file, folder or hub id that the model is read from, and its revision
         on the hub.
 
-        A gate knows the judged model by the digests of these; empty for a model of which there are
-        no files.
+        A gate identifies the judged model by the digests of these; empty for a model without files.
         """
         return {}
 
-    def least_model_bytes(self, wanted: RequestedModel) -> int | None:
-        """Bytes that the model takes at least, as far as that is known before it is loaded."""
+    def estimate_least_bytes(self, request: RequestedModel) -> int | None:
+        """Return a lower bound of the model's bytes in memory; None if unknown before loading."""
         return None
 
-    def model_description(self, wanted: RequestedModel) -> str:
-        """What the model is: a sentence without its full stop."""
-        return f"{wanted.name}, as it is"
+    def describe_model(self, request: RequestedModel) -> str:
+        """Describe the model: a sentence without its full stop."""
+        return f"{request.name}, as it is"

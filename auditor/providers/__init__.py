@@ -1,1 +1,1 @@
-"""One file a provider of models: what `--model NAME:REST` may name."""
+"""Providers of models, one file each: `--model NAME:REST` names one."""

@@ -1,4 +1,4 @@
-"""Models as transformers loads them: what `--model` names without a prefix."""
+"""Load models by transformers: `--model` names them without a prefix."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load_causal_lm
 from auditor.plugins.provider import Provider, RequestedModel
 
-_OF_LOADING = (
+_LOADING_FIELDS = (
     "device",
     "dtype",
     "trust_remote_code",
@@ -29,17 +29,17 @@ class HuggingFace(Provider):
 
     name: ClassVar[str] = "hf"
     unprefixed: ClassVar[bool] = True
-    # the last four compare with other weights or train on: only a model loaded in this process can
+    # The last four compare weights or train on: only a model loaded in this process can.
     takes: ClassVar[tuple[str, ...]] = (
-        *_OF_LOADING,
+        *_LOADING_FIELDS,
         "before",
         "retrained",
         "relearn",
         "relearn_rate",
     )
 
-    def load(self, wanted: RequestedModel) -> HuggingFaceModel:
-        return load_causal_lm(wanted.name, wanted.loading)
+    def load(self, request: RequestedModel) -> HuggingFaceModel:
+        return load_causal_lm(request.name, request.loading)
 
-    def model_sources_by_role(self, wanted: RequestedModel) -> Mapping[str, tuple[str, str | None]]:
-        return wanted.loading.from_pretrained_sources_by_role(wanted.name)
+    def list_model_sources(self, request: RequestedModel) -> Mapping[str, tuple[str, str | None]]:
+        return request.loading.list_pretrained_sources(request.name)

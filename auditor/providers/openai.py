@@ -1,5 +1,4 @@
-"""Models behind an OpenAI-compatible API: nothing of them is loaded, and what is asked of them is
-paid for."""
+"""Ask models behind an OpenAI-compatible API: nothing is loaded, and requests may cost money."""
 
 from __future__ import annotations
 
@@ -21,26 +20,26 @@ from auditor.remote.model import RemoteModel
 
 @dataclass(frozen=True)
 class OpenAI(Provider):
-    """A model behind an OpenAI-compatible API (--base-url, --tokenizer), by the name that its
-    server knows it by."""
+    """A model behind an OpenAI-compatible API (--base-url, --tokenizer), by its name on that
+    server."""
 
     name: ClassVar[str] = "openai"
     takes: ClassVar[tuple[str, ...]] = ("base_url", "tokenizer", "max_tokens_total")
     network: ClassVar[bool] = True
     distribution: ClassVar[bool] = False
 
-    def check(self, wanted: RequestedModel) -> None:
-        """Refuses a place that no request can be sent to."""
-        if not wanted.name:
+    def check(self, request: RequestedModel) -> None:
+        """Raise AuditError for an address that no request can be sent to."""
+        if not request.name:
             raise AuditError(f"expected --model {self.name}:NAME, got no name")
-        if wanted.base_url is None:
-            model = f"{self.name}:{wanted.name}"
+        if request.base_url is None:
+            model = f"{self.name}:{request.name}"
             raise AuditError(
-                f"expected --base-url URL with --model {model}, got none: it says who gets the "
-                "texts"
+                f"expected --base-url URL with --model {model}, got none: it says who gets "
+                "the texts"
             )
         try:
-            url = urlsplit(wanted.base_url)
+            url = urlsplit(request.base_url)
         except ValueError as error:
             raise AuditError(
                 "expected --base-url as http://HOST:PORT/v1 or https://HOST/v1, got no URL: "
@@ -57,94 +56,90 @@ class OpenAI(Provider):
                 f"{_address_without_secrets(url)!r} with one: a key comes from OPENAI_API_KEY"
             )
 
-    def load(self, wanted: RequestedModel) -> RemoteModel:
+    def load(self, request: RequestedModel) -> RemoteModel:
         return RemoteModel(
-            ServerConnection(str(wanted.base_url), self._token_budget_of_run(wanted)),
-            wanted.name,
-            self._load_required_tokenizer(wanted),
+            ServerConnection(str(request.base_url), self._make_token_budget(request)),
+            request.name,
+            self._load_required_tokenizer(request),
         )
 
-    def prepare_for_next_run(self, model: LanguageModel, wanted: RequestedModel) -> None:
-        assert isinstance(model, RemoteModel)  # it has made no other
-        model.switch_token_budget(self._token_budget_of_run(wanted))
+    def prepare_for_next_run(self, model: LanguageModel, request: RequestedModel) -> None:
+        assert isinstance(model, RemoteModel)  # this provider makes no other
+        model.switch_token_budget(self._make_token_budget(request))
 
-    def _token_budget_of_run(self, wanted: RequestedModel) -> ServerTokenBudget:
-        """The token budget of this run, over the store of what this server has answered in all runs
-        on this machine."""
+    def _make_token_budget(self, request: RequestedModel) -> ServerTokenBudget:
+        """Return the token budget of this run, over the answers of this server to all runs on this
+        machine."""
         # OpenAI.name, also in `Served`: both share the answers of one model.
-        where = hashlib.sha256(
-            f"{wanted.base_url} {OpenAI.name}:{wanted.name}".encode()
+        address_digest = hashlib.sha256(
+            f"{request.base_url} {OpenAI.name}:{request.name}".encode()
         ).hexdigest()[:16]
         return ServerTokenBudget(
-            ServerAnswerStore(cache_folder() / "api" / f"{where}.sqlite"), wanted.run, wanted.most
+            ServerAnswerStore(cache_folder() / "api" / f"{address_digest}.sqlite"),
+            request.run,
+            request.most,
         )
 
-    def _load_required_tokenizer(self, wanted: RequestedModel) -> Any:
-        name = wanted.tokenizer or wanted.name
-        found = load_tokenizer_if_present(name, LoadingOptions())
-        if found is None:
-            beside = "" if wanted.tokenizer else f" DIR beside --model {self.name}:{wanted.name}"
+    def _load_required_tokenizer(self, request: RequestedModel) -> Any:
+        name = request.tokenizer or request.name
+        tokenizer = load_tokenizer_if_present(name, LoadingOptions())
+        if tokenizer is None:
+            flag = "" if request.tokenizer else f" DIR with --model {self.name}:{request.name}"
             raise AuditError(
-                f"expected --tokenizer{beside} with the tokenizer of the model, got none in "
-                f"{name!r}"
+                f"expected --tokenizer{flag} with the tokenizer of the model, got none in {name!r}"
             )
-        return found
+        return tokenizer
 
-    def model_description(self, wanted: RequestedModel) -> str:
-        return f"{wanted.name}, as {wanted.base_url} serves it"
+    def describe_model(self, request: RequestedModel) -> str:
+        return f"{request.name}, as {request.base_url} serves it"
 
 
 @dataclass(frozen=True)
 class Served(OpenAI):
-    """The model that an OpenAI-compatible API serves, by its address: served:http://HOST:PORT/v1,
-    #NAME of several."""
+    """The model that an OpenAI-compatible API serves, by its address: served:http://HOST:PORT/v1;
+    #NAME if it serves several."""
 
     name: ClassVar[str] = "served"
     takes: ClassVar[tuple[str, ...]] = ("tokenizer", "max_tokens_total")
 
-    def check(self, wanted: RequestedModel) -> None:
-        at = self._split_address_and_name(wanted)
-        # A stand-in, which only the check for an empty name sees: `load` asks the server for the
-        # name.
-        super().check(replace(at, name=at.name or "the one that it serves"))
+    def check(self, request: RequestedModel) -> None:
+        address = self._split_address(request)
+        # Only the check for an empty name sees this name: `load` asks the server for the real one.
+        super().check(replace(address, name=address.name or "the one that it serves"))
 
-    def load(self, wanted: RequestedModel) -> RemoteModel:
-        """Raises AuditError for an address without a name where several models are served, or
-        none."""
-        at = self._split_address_and_name(wanted)
-        if not at.name:
-            found = list(
-                ServerConnection(
-                    str(at.base_url), self._token_budget_of_run(at)
-                ).served_models_by_name()
-            )
-            if len(found) != 1:
-                said = ", ".join(found[:3]) or "none that it says"
+    def load(self, request: RequestedModel) -> RemoteModel:
+        """Load the model that the server names.
+
+        Raises:
+            AuditError: The address has no name, and the server serves several models or none.
+        """
+        address = self._split_address(request)
+        if not address.name:
+            connection = ServerConnection(str(address.base_url), self._make_token_budget(address))
+            names = list(connection.list_served_models())
+            if len(names) != 1:
+                listed = ", ".join(names[:3]) or "none"
                 raise AuditError(
-                    f"expected {at.base_url} to serve one model, or {wanted.name}#NAME, got {said}"
+                    f"expected {address.base_url} to serve one model, or {request.name}#NAME, got "
+                    f"{listed}"
                 )
-            at = replace(at, name=found[0])
-        return super().load(at)
+            address = replace(address, name=names[0])
+        return super().load(address)
 
-    def prepare_for_next_run(self, model: LanguageModel, wanted: RequestedModel) -> None:
-        # the name that the server gave at `load`: what it has answered is stored under it
-        super().prepare_for_next_run(
-            model,
-            replace(
-                self._split_address_and_name(wanted),
-                name=model.name.removeprefix(f"{OpenAI.name}:"),
-            ),
-        )
+    def prepare_for_next_run(self, model: LanguageModel, request: RequestedModel) -> None:
+        # The server gave this name at `load`: its answers are stored under it.
+        name = model.name.removeprefix(f"{OpenAI.name}:")
+        super().prepare_for_next_run(model, replace(self._split_address(request), name=name))
 
-    def _split_address_and_name(self, wanted: RequestedModel) -> RequestedModel:
-        # a fragment is never sent to a server, so that # can part the name from any address
-        url, _, name = wanted.name.partition("#")
-        return replace(wanted, name=name, base_url=url)
+    def _split_address(self, request: RequestedModel) -> RequestedModel:
+        # A fragment is never sent to a server, so # can separate the name from any address.
+        url, _, name = request.name.partition("#")
+        return replace(request, name=name, base_url=url)
 
-    def model_description(self, wanted: RequestedModel) -> str:
-        return f"what {wanted.name} serves"
+    def describe_model(self, request: RequestedModel) -> str:
+        return f"the model that {request.name} serves"
 
 
 def _address_without_secrets(url: SplitResult) -> str:
-    # no user, and no query or fragment: some servers take a key there, and an error is kept in logs
+    # Without user, query and fragment: some servers take a key there, and logs keep errors.
     return f"{url.scheme}://{url.hostname or ''}{url.path}"

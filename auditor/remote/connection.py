@@ -145,7 +145,7 @@ class ServerConnection:
     _answered: bool = False  # whether anybody ever did
     _stopped: threading.Event = field(default_factory=threading.Event)
 
-    def served_models_by_name(self) -> Mapping[str, Mapping[str, Any]]:
+    def list_served_models(self) -> Mapping[str, Mapping[str, Any]]:
         """What the server says of each model that it serves, by name; empty where it does not say.
 
         One that cannot list them (`transformers serve` fails without a cache folder, mlx_lm.server

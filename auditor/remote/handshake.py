@@ -94,7 +94,7 @@ def _unscored_reason(dialect: ServerDialect, error: RequestRefused | MalformedAn
 def shake_hands(wire: ServerConnection, model: str, tokenizer: Any) -> Handshake:
     """Tries the server out. Raises AuditError where it does not serve this model, or draws no
     samples of it."""
-    served = wire.served_models_by_name()
+    served = wire.list_served_models()
     if served and model not in served:
         raise AuditError(
             f"expected a model that {wire.url} serves ({', '.join(sorted(served))}), got {model!r}"

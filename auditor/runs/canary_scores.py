@@ -15,7 +15,7 @@ from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models.loading import load_causal_lm
 from auditor.plugins import registry
-from auditor.plugins.options import build_plugin, plugin_option_defaults
+from auditor.plugins.options import build_plugin, get_option_defaults
 from auditor.plugins.probe import observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.records import result_file, table
@@ -66,12 +66,12 @@ def canary_scores_of_model_or_run(
                 "-A and --prefix-token go with a model: a run was measured with options of its own"
             )
         return _canary_scores_of_run(held, Path(model))
-    name = registry.attack_or_probe_name_measuring(_MEASURED)
-    fields = list(plugin_option_defaults(registry.probes_by_name()[name]))
+    name = registry.find_method_name(_MEASURED)
+    fields = list(get_option_defaults(registry.list_probes()[name]))
     parsed = parse_plugin_options("-A", probe_options, [name])
     refuse_unused_options("-A", parsed, {name: fields})
     probe = build_plugin(
-        "probe", registry.probes_by_name(), name, merged_plugin_options(name, parsed, {}, fields)
+        "probe", registry.list_probes(), name, merged_plugin_options(name, parsed, {}, fields)
     )
     target = load_causal_lm(model, loading)
     secrets = manifests.canary_manifest_as_secrets(held, target.tokenizer, target.vocab_size)
@@ -107,7 +107,7 @@ def _canary_scores_of_run(held: ExposureCanaryManifest, folder: Path) -> list[Ta
             TargetScores(f"Exposure on {phrases.row_title(result, finding)}", rows, finding.notes)
         )
     if not scores:
-        probe = registry.attack_or_probe_name_measuring(_MEASURED)
+        probe = registry.find_method_name(_MEASURED)
         raise AuditError(
             f"{str(folder)!r} holds no exposure: run it with --canaries MANIFEST --attack {probe}"
         )

@@ -80,7 +80,7 @@ class CellWork(Generic[Asked, Answer]):
     state: dict[str, Any] = field(default_factory=dict, repr=False)
     portion: ClassVar[int] = 64
 
-    def results_at_workplace(
+    def process_items(
         self, place: Workplace, items: Sequence[Asked]
     ) -> Iterator[CellWorkResult[Answer]]:
         view, drawn = (
@@ -127,7 +127,7 @@ class WorkerSite:
     counted: Mapping[str, UnreadRows] = field(default_factory=dict)
 
     def __call__(self) -> tuple[Site, PluginSelection]:
-        self.there.enter_folder_checking_version()
+        self.there.enter_folder()
         # a file on the machine of the run, which would be refused here
         plan = self.plan.with_fields(submission=None)
         site = make_site(plan)

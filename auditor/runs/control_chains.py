@@ -11,7 +11,7 @@ from auditor.conclusions.outcomes import RowValuesBySecret
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import Chain, Finding, TargetRecord
 from auditor.plugins.defense import Cause
-from auditor.plugins.options import plugin_title
+from auditor.plugins.options import get_plugin_title
 from auditor.runs import chain_steps, shown_rows
 from auditor.runs.per_secret_results import PerSecretCollector
 from auditor.runs.scoring import LIKELIHOOD
@@ -89,6 +89,6 @@ class CauseChains:
             name = shown_rows.row_name_of_defense(self.selection.rows, control)
         # "" for a control without a row: no target is called that.
         found = answers.get(name)
-        title = plugin_title(type(control or row.defense))
+        title = get_plugin_title(type(control or row.defense))
         absent = f"{title!r} ({'not measured' if name else cause.needs})"
         return chain_steps.ChainRow(cause, name, found, "" if found else absent)

@@ -15,7 +15,7 @@ from auditor.core.nouns import UNDEFENDED
 from auditor.core.plan_parts import TargetPlan, deployed_form_name
 from auditor.plugins import registry
 from auditor.plugins.defense import Defense
-from auditor.plugins.options import build_plugin, plugin_option_defaults, plugin_title
+from auditor.plugins.options import build_plugin, get_option_defaults, get_plugin_title
 from auditor.runs.shown_rows import ShownRow
 from auditor.runs.unlearning import UnlearningBaseline
 
@@ -62,18 +62,18 @@ def deployed_forms_that_are_models(asked: Sequence[str]) -> list[str]:
 
 def _deployed_form_classes_by_name() -> dict[str, type[Defense]]:
     """The forms that are made here of the attacked model's weights, by name."""
-    return {name: kind for name, kind in registry.defenses_by_name().items() if kind.form}
+    return {name: kind for name, kind in registry.list_defenses().items() if kind.form}
 
 
 def _parse_deployed_form_row(form: str) -> ShownRow:
     kind, colon, value = form.partition(":")
     if kind in (forms := _deployed_form_classes_by_name()):
         made = forms[kind]
-        option = next(iter(plugin_option_defaults(made)), None)  # KIND:VALUE sets the first
+        option = next(iter(get_option_defaults(made)), None)  # KIND:VALUE sets the first
         if colon and option is None:
             raise AuditError(f"--forms {kind} takes no value, got {form!r}")
         defense = build_plugin("form", forms, kind, {str(option): value} if colon else {})
-        return ShownRow(form, f"{plugin_title(made)} {value}".strip(), defense, False)
+        return ShownRow(form, f"{get_plugin_title(made)} {value}".strip(), defense, False)
     name = deployed_form_name(form)
     if not name:
         raise AuditError(

@@ -221,7 +221,7 @@ def default_options_of_lab_defenses(
     """Options of defenses, sized to a lab; of a variant of the target's training, the rest as in
     the target's own."""
     own = {name: dict(options) for name, options in lab.defense_defaults.items()}
-    for name, kind in registry.trainers_by_name().items():
+    for name, kind in registry.list_trainers().items():
         if issubclass(kind, Variant):
             own[name] = recipe.target_training_options | own.get(name, {})
     return own
@@ -238,12 +238,12 @@ def build_mitigation_trainer(target: TargetPlan, recipe: BaseLabRecipe) -> Train
     name = asked.pop("method", None)
     if not isinstance(name, str):
         raise AuditError(
-            f"expected mitigation with a method ({', '.join(registry.mitigations_by_name())}), got "
+            f"expected mitigation with a method ({', '.join(registry.list_mitigations())}), got "
             f"{name!r}"
         )
     defaults = default_options_of_lab_defenses(LABS[target.lab], recipe).get(name, {})
     trainer: Trainer = build_plugin(
-        "mitigation", registry.mitigations_by_name(), name, {**defaults, **asked}
+        "mitigation", registry.list_mitigations(), name, {**defaults, **asked}
     )
     return trainer
 
@@ -270,7 +270,7 @@ def build_lab_recipe(plan: Plan) -> BaseLabRecipe:
     given: dict[str, Any] = dict(plan.target.lab_recipe)
     if given.get("seed") == "run":
         given["seed"] = plan.seed
-    known = registry.probes_by_name()
+    known = registry.list_probes()
     if any(known[name].of == "coins" for name in plan.attacks.attack if name in known):
         # In this order: a number that the user gives wins.
         given = {"audit_canaries": AUDIT_CANARIES, **given}

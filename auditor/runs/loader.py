@@ -68,7 +68,7 @@ class ModelLoader:
     @property
     def attacked_model_description(self) -> str:
         provider, wanted = self._provider_and_request
-        return provider.model_description(wanted)
+        return provider.describe_model(wanted)
 
     @cached_property
     def live_model_digests(self) -> dict[str, str]:
@@ -157,7 +157,7 @@ class ModelLoader:
                     f"{wanted.name or wanted.base_url} would be asked over the network"
                 )
             # All memory, not what is free now: only what can never fit is refused.
-            needed, there = provider.least_model_bytes(wanted), psutil.virtual_memory().total
+            needed, there = provider.estimate_least_bytes(wanted), psutil.virtual_memory().total
             if needed is not None and needed > there:
                 sizes = f"{needed / 1e9:.1f} GB at least, got a machine with {there / 1e9:.1f} GB"
                 raise AuditError(f"expected memory for {wanted.name}, {sizes}")

@@ -41,7 +41,7 @@ from auditor.gate.compare import compare_finished_runs
 from auditor.models.loading import dtype_when_loaded
 from auditor.models.shards import SHARD, write_shard_record_list
 from auditor.plugins import registry
-from auditor.plugins.options import build_plugin, plugin_option_defaults
+from auditor.plugins.options import build_plugin, get_option_defaults
 from auditor.plugins.trainer import Trainer
 from auditor.records import attacked_secrets, result_file
 from auditor.records.folder import RunFolder
@@ -161,12 +161,12 @@ def plan_mitigation(asked: MitigationOptions, run: RunOutcomes) -> Mitigation:
             Path(str(plan.target.model)), asked.out / MODEL
         )
         recipe = dataclasses.replace(recipe, data=asked.data or recipe.data)
-        kind = registry.mitigations_by_name()[name]
+        kind = registry.list_mitigations()[name]
         if not issubclass(kind, DataVariant):
             carried = {
                 key: own
                 for key, own in recipe.options.items()
-                if key in _CARRIED and key in plugin_option_defaults(kind)
+                if key in _CARRIED and key in get_option_defaults(kind)
             }
             options = {**carried, **options}
             recipe = dataclasses.replace(recipe, method=name, options=options)
@@ -175,7 +175,7 @@ def plan_mitigation(asked: MitigationOptions, run: RunOutcomes) -> Mitigation:
                     f"{name} trains a whole model, and the recipe of {plan.target.model!r} is of "
                     "an adapter"
                 )
-    trainer = build_plugin("mitigation", registry.mitigations_by_name(), name, options)
+    trainer = build_plugin("mitigation", registry.list_mitigations(), name, options)
     command = () if asked.train is None else _training_command_words(asked.train, trainer)
     found = Mitigation(asked, plan, trainer, recipe, command)
     if isinstance(trainer, DataVariant) and not (
@@ -219,7 +219,7 @@ def _parse_mitigation_and_options(asked: MitigationOptions) -> tuple[str, dict[s
     """The method and its options. Raises AuditError for an unknown one, and for a value where it
     takes none."""
     name, colon, value = asked.by.partition(":")
-    known = registry.mitigations_by_name()
+    known = registry.list_mitigations()
     if name not in known:
         build_plugin("mitigation", known, name, {})  # refuses it, with the nearest name
     main = known[name].main
@@ -227,7 +227,7 @@ def _parse_mitigation_and_options(asked: MitigationOptions) -> tuple[str, dict[s
         takes = f"as {name}:{main.upper()}" if main else f"as {name} alone: it has no main option"
         raise AuditError(f"expected --by {takes}, got {asked.by}")
     options = {**({main: value} if colon else {}), **asked.options}
-    if "listed" in plugin_option_defaults(known[name]) and not {main, "listed"} & set(options):
+    if "listed" in get_option_defaults(known[name]) and not {main, "listed"} & set(options):
         options["listed"] = str((asked.out / DROPPED).resolve())
     return name, options
 
@@ -236,7 +236,7 @@ def _training_command_words(asked: str, trainer: Trainer) -> tuple[str, ...]:
     """The words of a user's command. Raises AuditError for one that takes no data, or cannot do
     what is asked."""
     if not isinstance(trainer, DataVariant):
-        kinds = registry.mitigations_by_name()
+        kinds = registry.list_mitigations()
         raise AuditError(
             f"--train COMMAND is given other data, and {trainer.name} changes the training: "
             "expected --by "

@@ -14,7 +14,7 @@ from auditor.core.plan_parts import (
     LoadingOptions,
     TargetPlan,
     deployed_form_name,
-    provider_and_name,
+    split_model_name,
 )
 from auditor.records.file_digests import model_sha256_by_file_name
 
@@ -66,7 +66,7 @@ def model_locations_by_role(plan: Plan) -> Places:
     if target.tokenizer is not None:
         places["tokenizer"] = target.tokenizer, None
     if target.provider == RELEASED:
-        places["model"] = provider_and_name(str(target.model))[1], None
+        places["model"] = split_model_name(str(target.model))[1], None
     elif target.model is not None:
         places |= _locations_of_model(target.model, plan.loading)
     if target.forms:
@@ -100,12 +100,12 @@ def _locations_of_model(
     model: str, loading: LoadingOptions
 ) -> Mapping[str, tuple[str, str | None]]:
     """Where its provider says that its files lie; empty for a provider that nobody here knows."""
-    if not provider_and_name(model)[0]:
-        return loading.from_pretrained_sources_by_role(model)
+    if not split_model_name(model)[0]:
+        return loading.list_pretrained_sources(model)
     from auditor.plugins import registry  # torch: only for who asks a provider
     from auditor.plugins.provider import RequestedModel
 
     with suppress(AuditError):
         provider, name = registry.resolve_model_provider(model, loading.model_args)
-        return provider.model_sources_by_role(RequestedModel(name, loading))
+        return provider.list_model_sources(RequestedModel(name, loading))
     return {}

@@ -60,8 +60,8 @@ def unregistered_plugin_objects(
     for path in files:
         registry.load_plugin_file(Path(path))
     known: Mapping[str, Mapping[str, Any]] = {
-        "attack": registry.attacks_and_probes_by_name(),
-        "defense": registry.defenses_by_name(),
+        "attack": registry.list_methods(),
+        "defense": registry.list_defenses(),
     }
     found = {}
     for kind, given in {"attack": attacks, "defense": defenses}.items():

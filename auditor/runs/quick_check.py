@@ -58,7 +58,7 @@ def quick_plan_fields() -> dict[str, Any]:
     `quick`."""
     options = {
         name: dict(kind.quick)
-        for name, kind in registry.attacks_and_probes_by_name().items()
+        for name, kind in registry.list_methods().items()
         if kind.quick is not None
     }
     return {
@@ -72,7 +72,7 @@ def plan_of_slow_attacks(plan: Plan) -> Plan:
     """The same model and data under the attacks that take long, and under the same probes with
     their usual options."""
     known, whole = (
-        registry.attacks_and_probes_by_name(),
+        registry.list_methods(),
         adapter_base_and_revision(str(plan.target.model)) is None,
     )
     attacks = [name for name, kind in known.items() if kind.deep]
@@ -136,7 +136,7 @@ def _plan_with_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]
     members, others = (
         sum(secret.member is side for secret in site.benchmark.secrets) for side in (True, False)
     )
-    known, kept, limits = registry.attacks_and_probes_by_name(), list[str](), list[str]()
+    known, kept, limits = registry.list_methods(), list[str](), list[str]()
     for name in plan.attacks.attack:
         least = known[name].least_nonmembers
         if least and plan.data.nonmembers is None:

@@ -92,7 +92,7 @@ def run_audit(
     with closing(_make_checked_engine(plan, site)) as engine:
         if engine.workers:
             site.table_counting = TableCounting(engine.stream_results)
-            engine.set_work_context(None, WorkerStart().enter_folder_checking_version)
+            engine.set_work_context(None, WorkerStart().enter_folder)
         with clock.timed_stage("prepare"):
             audit = replace(_prepare_audit(plan, site, selection, folder, objects), stops=stops)
         targets = Targets(audit)
@@ -169,7 +169,7 @@ def _ask_and_measure(
         methods={
             name: kind.measures
             for name, kind in {
-                **registry.attacks_and_probes_by_name(),
+                **registry.list_methods(),
                 **selection.methods_by_name,
             }.items()
         },
@@ -298,7 +298,7 @@ def _make_checked_engine(plan: Plan, site: Site) -> Engine:
     _check_engine_can_serve_plan(plan, site)
     engine = make_engine(plan.compute)
     if engine.workers:
-        site.reporter.note(f"secrets are attacked by {engine.said}")
+        site.reporter.note(f"secrets are attacked by {engine.description}")
     return engine
 
 

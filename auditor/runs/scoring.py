@@ -294,7 +294,7 @@ def doubt_if_members_likelier(
         # NaN, which is no doubt either, if a defense forbids a true token or all values are equal.
         return ()
     gap = np.mean(members) - np.mean(others)
-    name = registry.attack_or_probe_name_measuring(_ALIKE)
+    name = registry.find_method_name(_ALIKE)
     which = (
         f"compare {name} with its blind baseline"
         if name in methods

@@ -19,7 +19,7 @@ from auditor.core.plan_parts import AttackPlan
 from auditor.plugins import registry
 from auditor.plugins.attack import Attack
 from auditor.plugins.defense import Defense
-from auditor.plugins.options import build_plugin, plugin_option_defaults
+from auditor.plugins.options import build_plugin, get_option_defaults
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import SETTINGS, Setting
 from auditor.runs import shown_rows, unlearning
@@ -140,7 +140,7 @@ def select_and_check_plugins(
     site.check_plan_model_is_obtainable(plan.non_default_field_names(PROVIDED | PLACED))
     check_plan_allows_submission(plan.output.submission, plan.data, plan.attacks)
     methods = _build_attacks_and_probes(plan.attacks, plan.is_canary_only, site, objects)
-    asked, known = plan.defenses, registry.defenses_by_name()
+    asked, known = plan.defenses, registry.list_defenses()
     defenses: list[Defense] = _built_plugins(
         "defense",
         asked.defense,
@@ -185,7 +185,7 @@ def _build_attacks_and_probes(
     if plan.samples is not None:
         # In this order: `-A samples=` goes before `--samples`.
         options = {**options, "": {"samples": plan.samples, **options.get("", {})}}
-    known = registry.attacks_and_probes_by_name()
+    known = registry.list_methods()
     methods: list[Attack | Probe] = _built_plugins(
         "attack",
         plan.attack,
@@ -208,7 +208,7 @@ def _build_attacks_and_probes(
         if canaries_alone and method.of == "secrets":
             others = (
                 name
-                for name, probe in registry.probes_by_name().items()
+                for name, probe in registry.list_probes().items()
                 if probe.of in ("canaries", "coins")
             )
             raise AuditError(
@@ -263,11 +263,11 @@ def _built_plugins(
         if (given := objects.get(f"{kind} {name}")) is not None:
             chosen.append(given)
             continue
-        fields = list(plugin_option_defaults(known[name])) if name in known else []
+        fields = list(get_option_defaults(known[name])) if name in known else []
         own = merged_plugin_options(name, options, defaults.get(name, {}), fields)
         chosen.append(build_plugin(kind, known, name, own))
     return chosen
 
 
 def _option_names_by_plugin(chosen: Sequence[Attack | Probe | Defense]) -> dict[str, list[str]]:
-    return {one.name: list(plugin_option_defaults(type(one))) for one in chosen}
+    return {one.name: list(get_option_defaults(type(one))) for one in chosen}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from auditor.plugins.defense import Defense
-from auditor.plugins.options import plugin_title
+from auditor.plugins.options import get_plugin_title
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def defense_rows_with_controls(
     """
     rows, shown = list[ShownRow](), list(defenses)
     for defense in defenses:
-        rows.append(ShownRow(defense.name, plugin_title(type(defense)), defense, False))
+        rows.append(ShownRow(defense.name, get_plugin_title(type(defense)), defense, False))
         for cause in defense.cause_chain():
             control = cause.row
             # `in` compares by value: frozen dataclasses of equal options are one control.
@@ -45,12 +45,12 @@ def defense_rows_with_controls(
             taken = {row.name for row in rows} | {one.name for one in defenses}
             own = control.name not in taken
             name = control.name if own else f"{control.name}-of-{defense.name}"
-            title = plugin_title(type(control)) + (
-                "" if own else f" (of {plugin_title(type(defense))})"
+            title = get_plugin_title(type(control)) + (
+                "" if own else f" (of {get_plugin_title(type(defense))})"
             )
             rows.append(ShownRow(name, title, control, True))
     wanted = (one for one in others if there(one) and one not in shown)
-    return [*rows, *(ShownRow(one.name, plugin_title(type(one)), one, True) for one in wanted)]
+    return [*rows, *(ShownRow(one.name, get_plugin_title(type(one)), one, True) for one in wanted)]
 
 
 def row_name_of_defense(rows: Sequence[ShownRow], defense: Defense) -> str:

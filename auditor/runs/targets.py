@@ -10,7 +10,7 @@ from dataclasses import replace
 from auditor.core.nouns import UNDEFENDED, Secret, Tokens
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import Defense, Prompt, Scenario, largest_lot_token_count
-from auditor.plugins.options import plugin_description
+from auditor.plugins.options import describe_plugin
 from auditor.plugins.view import TEXT_ONLY
 from auditor.runs.audit import RunContext
 from auditor.runs.prefix_token import with_prefix_token
@@ -75,7 +75,7 @@ class Targets:
             row.name,
             row.title,
             model,
-            plugin_description(type(defense)),
+            describe_plugin(type(defense)),
             defense,
             scenario,
             training_seconds=self.scene.site.training_seconds(defense, building),

@@ -85,7 +85,7 @@ def train_model_into_folder(
     """
     asked.engine.check(asked.loading.device)
     trainer: Trainer = build_plugin(
-        "training method", registry.trainers_by_name(), asked.method, asked.options
+        "training method", registry.list_trainers(), asked.method, asked.options
     )
     if not 0 <= asked.seed < 2**63:
         raise AuditError(f"expected --seed between 0 and 2^63 - 1, got {asked.seed}")
@@ -197,10 +197,10 @@ class _TrainingJobOnWorker:
     def __call__(self) -> tuple[Trainer, TrainingJob]:
         """Raises AuditError where the worker reads another base or other records than the
         command."""
-        self.there.enter_folder_checking_version()
+        self.there.enter_folder()
         for path in self.asked.plugin:
             registry.load_plugin_file(Path(path))
-        kinds = registry.trainers_by_name()
+        kinds = registry.list_trainers()
         trainer: Trainer = build_plugin(
             "training method", kinds, self.asked.method, self.asked.options
         )
@@ -222,7 +222,7 @@ class _TrainingsByIndex:
 
     portion: ClassVar[int] = 1
 
-    def results_at_workplace(
+    def process_items(
         self, place: tuple[Trainer, TrainingJob], items: Sequence[int]
     ) -> Iterator[Path]:
         trainer, job = place
@@ -244,15 +244,13 @@ def _train_and_record_job(
     try:
         if engine.workers:
             models = range(trainer.separate_model_count(job))
-            for done, made in enumerate(
-                engine.results_of_long_items(_TrainingsByIndex(), models), 1
-            ):
+            for done, made in enumerate(engine.stream_long_results(_TrainingsByIndex(), models), 1):
                 if not made.is_dir():
                     raise AuditError(
                         "expected -o on a file system that all workers share, got no "
                         f"{str(made)!r} here"
                     )
-                job.progress(f"models trained by {engine.said}", done, len(models))
+                job.progress(f"models trained by {engine.description}", done, len(models))
         told = trainer.train(job)
     except AuditError:
         if {path.name for path in job.out.iterdir()} == {

@@ -16,7 +16,7 @@ from auditor.core.plan_parts import DefensePlan, TargetPlan
 from auditor.models.base import LanguageModel
 from auditor.plugins import registry
 from auditor.plugins.defense import Defense, Scenario
-from auditor.plugins.options import plugin_title
+from auditor.plugins.options import get_plugin_title
 from auditor.runs.shown_rows import ShownRow
 from auditor.statistics.unlearning import AFTER, BEFORE, RELEARNED, RETRAINED, RETRAINED_RELEARNED
 from auditor.training.unlearning import UnlearningTrainer
@@ -91,7 +91,7 @@ def rows_beside_unlearned_models(
         for name, given in (("forget", forget), ("relearn", asked.relearn)):
             if given is not None:
                 before = "" if target.uses_builtin_lab else "--before MODEL, or "
-                known = registry.defenses_by_name().items()
+                known = registry.list_defenses().items()
                 names = " or ".join(
                     name for name, kind in known if issubclass(kind, UnlearningTrainer)
                 )
@@ -113,7 +113,10 @@ def rows_beside_unlearned_models(
     for defense in unlearning:
         models = {BEFORE: UNDEFENDED, AFTER: defense.name}
         if asked.relearn:
-            name, title = f"{defense.name}-relearned", f"{plugin_title(type(defense))}, relearned"
+            name, title = (
+                f"{defense.name}-relearned",
+                f"{get_plugin_title(type(defense))}, relearned",
+            )
             rows.append(ShownRow(name, title, RelearnedBaseline(defense), True))
             models[RELEARNED] = name
         found.append({**models, **shared})
@@ -138,4 +141,4 @@ def _names_of_retrained_rows(target: TargetPlan, asked: DefensePlan) -> dict[str
 
 
 def _companion_row(defense: Defense) -> ShownRow:
-    return ShownRow(defense.name, plugin_title(type(defense)), defense, True)
+    return ShownRow(defense.name, get_plugin_title(type(defense)), defense, True)

@@ -32,7 +32,7 @@ from auditor.core.result import Measurement
 from auditor.models.masked import load_masked, require_masked_model
 from auditor.plugins import registry
 from auditor.plugins.defense import Defense
-from auditor.plugins.options import build_plugin, plugin_option_defaults, plugin_title
+from auditor.plugins.options import build_plugin, get_option_defaults, get_plugin_title
 from auditor.records import file_digests
 from auditor.runs import plan_weights
 from auditor.runs.lab_site import LABS, build_lab_recipe, default_options_of_lab_defenses
@@ -89,7 +89,7 @@ class UtilityPlan:
     def build_points(self) -> list[DefensePoint]:
         """The model as it is, then each defense at each of its points. Raises AuditError for what
         nobody takes."""
-        plan, defaults, known = self.plan, dict[str, dict[str, Any]](), registry.defenses_by_name()
+        plan, defaults, known = self.plan, dict[str, dict[str, Any]](), registry.list_defenses()
         for path in plan.plugin:
             registry.load_plugin_file(Path(path))
         for name in plan.non_default_field_names(ATTACKS):
@@ -101,7 +101,7 @@ class UtilityPlan:
             if name not in known:
                 raise unknown_name_error("defense", name, known)
         fields = {
-            name: list(plugin_option_defaults(known[name]))
+            name: list(get_option_defaults(known[name]))
             for name in dict.fromkeys(plan.defenses.defense)
         }
         refuse_unused_options("-D", plan.defenses.defense_options, fields)
@@ -327,7 +327,7 @@ def _build_utility_rows(
     for i, (point, claim) in enumerate(zip(wanted, claims, strict=True)):
         row = UtilityRow(
             target=point.defense.name if point.defense else UNDEFENDED,
-            title=plugin_title(type(point.defense)) if point.defense else "Undefended",
+            title=get_plugin_title(type(point.defense)) if point.defense else "Undefended",
             at=dict(point.at),
             options=to_json(point.defense) if point.defense else {},
             perplexity=utility_corpus_perplexity(possible[i], tokens),

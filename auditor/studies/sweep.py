@@ -81,13 +81,13 @@ def run_sweep_points(
         engine.set_work_context(_PointRunner(reporter), _WorkerPointRunner())
         # by name: workers finish in any order
         for done, (name, failure) in enumerate(
-            engine.results_of_long_items(_SweepPointsOnEngine(), waiting), 1
+            engine.stream_long_results(_SweepPointsOnEngine(), waiting), 1
         ):
             if failure:
                 failures[name] = failure  # written at once: an interrupted sweep still says why
                 _write_sweep_file(folder, points, failures, command)
             if engine.workers:  # who shows no progress of its own
-                reporter.progress(f"points run by {engine.said}", done, len(waiting))
+                reporter.progress(f"points run by {engine.description}", done, len(waiting))
     return failures
 
 
@@ -116,7 +116,7 @@ class _WorkerPointRunner:
     there: WorkerStart = field(default_factory=WorkerStart)
 
     def __call__(self) -> _PointRunner:
-        self.there.enter_folder_checking_version()
+        self.there.enter_folder()
         return _PointRunner(SilentReporter())
 
 
@@ -127,7 +127,7 @@ class _SweepPointsOnEngine:
 
     portion: ClassVar[int] = 1  # points that a worker is handed at a time
 
-    def results_at_workplace(
+    def process_items(
         self, place: _PointRunner, items: Sequence[_PendingPoint]
     ) -> Iterator[tuple[str, str]]:
         for point in items:

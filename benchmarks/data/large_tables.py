@@ -144,9 +144,7 @@ class BlockHashing:
     user_column: str | None = None
     portion: ClassVar[int] = 1
 
-    def results_at_workplace(
-        self, place: Any, items: Sequence[TableBlock]
-    ) -> Iterator[BlockCounts]:
+    def process_items(self, place: Any, items: Sequence[TableBlock]) -> Iterator[BlockCounts]:
         for block in items:
             try:
                 yield self.hash_block(block)
@@ -194,7 +192,7 @@ class BlockHashing:
 
 def hash_blocks_here(work: BlockHashing, blocks: Sequence[TableBlock]) -> Iterator[BlockCounts]:
     """Yield the counts of each block, one after the other in this process."""
-    yield from work.results_at_workplace(None, blocks)
+    yield from work.process_items(None, blocks)
 
 
 HashBlocks = Callable[[BlockHashing, Sequence[TableBlock]], Iterator[BlockCounts]]

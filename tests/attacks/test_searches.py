@@ -18,14 +18,14 @@ from auditor.models.decoding import Decoding
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins import registry
 from auditor.plugins.attack import SamplingAttack
-from auditor.plugins.options import plugin_option_defaults
+from auditor.plugins.options import get_option_defaults
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX
 from auditor.testing import KNOWN, SMALL, make_small_plugin, make_view, random_queries
 from tests.conftest import refuses
 
 ATTACKS = {
     name: kind
-    for name, kind in registry.attacks_by_name().items()
+    for name, kind in registry.list_attacks().items()
     if issubclass(kind, SamplingAttack) and kind().search == "sample"  # those that may also search
 }
 SEARCHES: dict[str, dict[str, Any]] = {
@@ -110,7 +110,7 @@ def test_sampling_needs_no_distribution_and_says_its_rows(neox: HuggingFaceModel
 
 def ethicist(**options: Any) -> Ethicist:
     few: dict[str, Any] = {
-        name: SMALL[name] for name in plugin_option_defaults(Ethicist) if name in SMALL
+        name: SMALL[name] for name in get_option_defaults(Ethicist) if name in SMALL
     }
     return Ethicist(**{**few, "tune_on": "none", **options})
 

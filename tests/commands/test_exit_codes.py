@@ -77,7 +77,7 @@ def test_an_installed_plug_in_that_exits_is_refused(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(registry, "_plugin_entry_points", lambda: [Entry()])
     with pytest.raises(AuditError, match="cannot load the plug-in 'theirs:module': SystemExit"):
-        registry.attacks_by_name()
+        registry.list_attacks()
 
 
 def in_a_process(arguments: list[str], **streams: int) -> subprocess.CompletedProcess[str]:

@@ -13,12 +13,12 @@ import pytest
 from auditor.cli import run_command_line
 from auditor.commands import listing
 from auditor.plugins import registry
-from auditor.plugins.catalogue import cached_plugin_classes
-from auditor.plugins.options import allowed_option_values, plugin_option_defaults
+from auditor.plugins.catalogue import load_plugin_classes
+from auditor.plugins.options import get_option_defaults, list_allowed_values
 
 Said = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parents[2]
-FOUND = registry.plugins_by_kind()
+FOUND = registry.list_plugin_classes()
 FLAGS = {"Attack": "-A {}.", "Probe": "-A {}.", "Defense": "-D {}.", "Trainer": "-D "}
 
 
@@ -45,19 +45,19 @@ def test_it_names_every_plug_in_in_few_lines(capsys: Said) -> None:
 def test_of_one_it_shows_options_needs_claim_source_and_page(
     kind: str, name: str, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("auditor.commands.list.cached_plugin_classes", lambda before: FOUND)
+    monkeypatch.setattr("auditor.commands.list.load_plugin_classes", lambda before: FOUND)
     cls = FOUND[kind][name]
     assert run_command_line(["list", name]) == 0
     shown = capsys.readouterr().out
     given = {
         option: str(value).lower() if isinstance(value, bool) else value
-        for option, value in plugin_option_defaults(cls).items()
+        for option, value in get_option_defaults(cls).items()
     }
     assert all(
         f"{FLAGS[kind].format(name)}{option}={value}" in shown for option, value in given.items()
     )
     assert all(
-        f"({'|'.join(map(str, values))})" in shown for values in allowed_option_values(cls).values()
+        f"({'|'.join(map(str, values))})" in shown for values in list_allowed_values(cls).values()
     )
     pages = [line.split()[1] for line in shown.splitlines() if line.startswith("page ")]
     assert (
@@ -79,7 +79,7 @@ def test_classes_from_the_cache_name_the_same_pages(
 ) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path))
     for _ in ("made", "read"):
-        classes = cached_plugin_classes(lambda: None)
+        classes = load_plugin_classes(lambda: None)
         pages = {
             name: cls.page for kind in ("Attack", "Probe") for name, cls in classes[kind].items()
         }

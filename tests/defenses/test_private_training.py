@@ -621,9 +621,7 @@ def test_the_sound_variant_promises_what_dp_sgd_does(world: Path, tmp_path: Path
 
 def test_trainers_are_defenses() -> None:
     for kind in (DpSgd, Adp, AdpSound):
-        assert (
-            registry.trainers_by_name()[kind.name] is kind is registry.defenses_by_name()[kind.name]
-        )
+        assert registry.list_trainers()[kind.name] is kind is registry.list_defenses()[kind.name]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from auditor.commands.panels import ParsedCommandDocstring, flags_by_help_panel
 from auditor.core.plan import FIELDS, IN_FILE, DescribedField, Plan, flag_of_plan_field
 from auditor.gate import decision_log
 from auditor.plugins import registry
-from auditor.plugins.options import plugin_option_defaults
+from auditor.plugins.options import get_option_defaults
 from auditor.records import attacked_secrets, journal, manifest, private_texts, result_file, table
 from auditor.reports import files
 from auditor.statistics.metrics import METRICS
@@ -197,7 +197,7 @@ lab has smaller defaults. `audit list` shows those that are installed.
 
 def plugins() -> str:
     text = _PLUGINS.format(printed=_PRINTED)
-    found = registry.plugins_by_kind()
+    found = registry.list_plugin_classes()
     for kind, (title, asked) in _KINDS.items():
         text += f"\n## {title}\n\n{asked}.\n"
         for name, cls in sorted(found[kind].items()):
@@ -215,7 +215,7 @@ def _plugin(kind: str, name: str, cls: Any) -> str:
     hints = typing.get_type_hints(cls)
     rows = [
         [_code(option), _kind(hints[option]), _code(_plain(value))]
-        for option, value in plugin_option_defaults(cls).items()
+        for option, value in get_option_defaults(cls).items()
     ]
     return text + ("\n" + _table(("option", "type", "default"), rows) if rows else "")
 

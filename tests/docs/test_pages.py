@@ -371,9 +371,9 @@ def test_every_option_and_path_in_the_text_is_there(page: str) -> None:
 
 def plugin_options(flag: str) -> set[str]:
     """Every option that -A, or -D, may give to a plug-in of ours."""
-    found: list[dict[str, Any]] = [registry.defenses_by_name(), registry.trainers_by_name()]
+    found: list[dict[str, Any]] = [registry.list_defenses(), registry.list_trainers()]
     if flag == "A":
-        found = [registry.attacks_and_probes_by_name()]
+        found = [registry.list_methods()]
     return {
         field.name
         for kinds in found

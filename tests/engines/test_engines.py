@@ -44,7 +44,7 @@ from auditor.core.plan_parts import EngineOptions
 from auditor.core.result import AuditResult
 from auditor.engines import ray_engine
 from auditor.engines.engine import Engine, LocalEngine, Work
-from auditor.engines.ray_engine import AS_NICE, RayEngine, _raylet_process_ids
+from auditor.engines.ray_engine import AS_NICE, RayEngine, _find_raylet_process_ids
 from auditor.records.folder import RunFolder
 from auditor.runs import run, training
 from auditor.runs.cell_work import CellWork
@@ -63,9 +63,7 @@ class Squares:
     since: int = 0
     portion: int = 4
 
-    def results_at_workplace(
-        self, place: int, items: Sequence[int]
-    ) -> Iterator[tuple[int, int, int]]:
+    def process_items(self, place: int, items: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         for item in items:
             while item >= self.since and self.gate is not None and not self.gate.exists():
                 time.sleep(0.01)
@@ -80,7 +78,7 @@ class OpensLast:
     last: int
     portion: int = 4
 
-    def results_at_workplace(self, place: int, items: Sequence[int]) -> Iterator[tuple[int, int]]:
+    def process_items(self, place: int, items: Sequence[int]) -> Iterator[tuple[int, int]]:
         for item in items:
             if item == self.last:
                 self.gate.touch()
@@ -94,7 +92,7 @@ class Refuses:
     error: type[Exception]
     portion: int = 1
 
-    def results_at_workplace(self, place: int, items: Sequence[int]) -> Iterator[int]:
+    def process_items(self, place: int, items: Sequence[int]) -> Iterator[int]:
         yield items[0]
         raise self.error("expected an even number, got 1")
 
@@ -103,13 +101,13 @@ class Refuses:
 class Processes:
     portion: int = 1
 
-    def results_at_workplace(self, place: Any, items: Sequence[int]) -> Iterator[int]:
+    def process_items(self, place: Any, items: Sequence[int]) -> Iterator[int]:
         yield os.getpid()
 
 
 def worker_process_ids(engine: RayEngine) -> list[int]:
     """The process of each worker."""
-    work, workers = ray.put(Processes()), engine._started_worker_pool()
+    work, workers = ray.put(Processes()), engine._start_worker_pool()
     return [
         pid
         for (pid,) in ray.get([worker.collect_work_results.remote(work, [0]) for worker in workers])
@@ -146,8 +144,8 @@ def cluster(ours: None) -> Iterator[RayEngine]:
 def test_the_raylet_of_a_cluster_that_was_there_before_is_watched_too() -> None:
     """`--ray-address` reaches it through the one on this machine, whose loss Ray would end with 1,
     a gate's word."""
-    (pid,) = _raylet_process_ids(ray.get_runtime_context().get_node_id())
-    assert psutil.Process(pid).name() == "raylet" and not _raylet_process_ids("0" * 56)
+    (pid,) = _find_raylet_process_ids(ray.get_runtime_context().get_node_id())
+    assert psutil.Process(pid).name() == "raylet" and not _find_raylet_process_ids("0" * 56)
 
 
 def test_every_item_is_worked_on_once_by_either_worker(cluster: RayEngine) -> None:
@@ -171,13 +169,13 @@ def test_an_item_goes_to_the_worker_that_has_had_it_before(cluster: RayEngine) -
 def test_whoever_is_free_takes_the_next_of_what_takes_long(
     cluster: RayEngine, tmp_path: Path
 ) -> None:
-    found = list(cluster.results_of_long_items(OpensLast(tmp_path / "open", last=5), range(6)))
+    found = list(cluster.stream_long_results(OpensLast(tmp_path / "open", last=5), range(6)))
     assert sorted(item for item, _ in found) == list(range(6))
     assert len({pid for item, pid in found if item}) == 1
 
 
 @pytest.mark.parametrize("error", [AuditError, NotApplicable])
-@pytest.mark.parametrize("how", ["stream_results", "results_of_long_items"])
+@pytest.mark.parametrize("how", ["stream_results", "stream_long_results"])
 def test_what_work_refuses_is_refused_here_in_its_own_words(
     cluster: RayEngine, how: str, error: type[Exception]
 ) -> None:
@@ -192,7 +190,7 @@ def test_a_place_that_cannot_be_opened_is_refused_in_its_own_words(ours: None) -
             list(engine.stream_results(Squares(), range(2)))
 
 
-@pytest.mark.parametrize("how", ["stream_results", "results_of_long_items"])
+@pytest.mark.parametrize("how", ["stream_results", "stream_long_results"])
 def test_a_lost_worker_is_replaced_and_its_items_are_found_once(
     cluster: RayEngine, how: str, tmp_path: Path
 ) -> None:
@@ -400,15 +398,15 @@ class Far(LocalEngine):
 
     workers, said = 2, "two far away"
 
-    def set_work_context(self, here: object, elsewhere: Callable[[], object]) -> None:
-        self._place = pickle.loads(pickle.dumps(elsewhere))()
+    def set_work_context(self, local_place: object, make_place: Callable[[], object]) -> None:
+        self._place = pickle.loads(pickle.dumps(make_place))()
 
     def stream_results(self, work: Work, items: Sequence[object]) -> Iterator[object]:
         yield from super().stream_results(
             *pickle.loads(pickle.dumps((work, list(reversed(items)))))
         )
 
-    results_of_long_items = stream_results
+    stream_long_results = stream_results
 
 
 @pytest.fixture

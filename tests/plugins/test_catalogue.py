@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from auditor.plugins import catalogue, registry
-from auditor.plugins.options import build_plugin, plugin_option_defaults, plugin_title
+from auditor.plugins.options import build_plugin, get_option_defaults, get_plugin_title
 
 
 def quiet() -> None:
@@ -17,13 +17,13 @@ def quiet() -> None:
 
 
 def said(cls: Any) -> tuple[Any, ...]:
-    options = plugin_option_defaults(cls) if hasattr(cls, "__dataclass_fields__") else {}
+    options = get_option_defaults(cls) if hasattr(cls, "__dataclass_fields__") else {}
     attributes = [getattr(cls, name, None) for name in ("needs", "claims")]
     needs = [list(a) if isinstance(a, tuple) else a for a in attributes]
     return (
         cls.__module__,
         cls.__name__,
-        plugin_title(cls),
+        get_plugin_title(cls),
         inspect.getdoc(cls),
         needs,
         list(options.items()),
@@ -35,10 +35,10 @@ def test_what_is_kept_is_what_the_files_say(
 ) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path))
     monkeypatch.setattr(registry, "_extra", {})  # plug-ins that other tests have loaded
-    run = catalogue.cached_plugin_classes(quiet)
-    assert run == registry.plugins_by_kind()
+    run = catalogue.load_plugin_classes(quiet)
+    assert run == registry.list_plugin_classes()
     monkeypatch.setattr(catalogue, "_import_all_plugins", lambda before: pytest.fail("asked again"))
-    kept = catalogue.cached_plugin_classes(quiet)
+    kept = catalogue.load_plugin_classes(quiet)
     assert {kind: list(found) for kind, found in kept.items()} == {
         kind: list(found) for kind, found in run.items()
     }
@@ -57,9 +57,9 @@ def test_what_was_kept_of_other_files_is_not_taken(
     (tmp_path / "plugins.json").write_text(held)
     monkeypatch.setattr(catalogue, "_import_all_plugins", lambda before: {"Attack": {}})
     assert (
-        catalogue.cached_plugin_classes(quiet)
+        catalogue.load_plugin_classes(quiet)
         == {"Attack": {}}
-        == catalogue.cached_plugin_classes(quiet)
+        == catalogue.load_plugin_classes(quiet)
     )
     before = catalogue._plugin_source_files_fingerprint()
     monkeypatch.setattr(catalogue, "_PACKAGES", ("auditor.attacks",))
@@ -95,7 +95,7 @@ def test_files_of_one_name_may_put_off_their_annotations(tmp_path: Path) -> None
         (tmp_path / name / "mine.py").write_text(MINE.format(name=name, kind=kind))
         registry.load_plugin_file(tmp_path / name / "mine.py")
     made = [
-        build_plugin("attack", registry.attacks_by_name(), name, {"depth": "4"})
+        build_plugin("attack", registry.list_attacks(), name, {"depth": "4"})
         for name in ("whole", "real")
     ]
     assert [type(one.depth) for one in made] == [int, float]  # type: ignore[attr-defined]

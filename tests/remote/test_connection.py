@@ -167,7 +167,7 @@ def test_a_connection_that_is_refused_is_given_up_in_seconds(wire: Connect) -> N
     with pytest.raises(
         AuditError, match=r"cannot ask http://127\.0\.0\.1:9/v1: no connection comes about, 3 times"
     ):
-        wire("http://127.0.0.1:9/v1", patience=PATIENCE).served_models_by_name()
+        wire("http://127.0.0.1:9/v1", patience=PATIENCE).list_served_models()
     assert time.monotonic() - begun < 5
 
 

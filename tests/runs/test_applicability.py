@@ -45,7 +45,7 @@ def run(tmp_path: Path, **fields: object) -> Any:
 
 
 @pytest.mark.parametrize("setting", ["text-only", "white-box"])
-@pytest.mark.parametrize("name", sorted(registry.attacks_and_probes_by_name()))
+@pytest.mark.parametrize("name", sorted(registry.list_methods()))
 def test_each_attack_by_name_is_measured_or_refused(
     tmp_path: Path, name: str, setting: str
 ) -> None:

@@ -407,7 +407,7 @@ def test_the_lab_trains_by_its_own_recipe(
 
 
 def test_every_mitigation_is_listed_and_stands_among_the_defenses() -> None:
-    found = registry.mitigations_by_name()
+    found = registry.list_mitigations()
     assert {"dedup", "cap", "drop", "early-stop", "dp-sgd", "adp"} <= set(found)
     assert not {"none", "npo", "gradient-ascent", "pmixed"} & set(found)
     assert {kind.__module__.rpartition(".")[0] for kind in found.values()} == {"auditor.defenses"}

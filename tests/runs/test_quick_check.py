@@ -272,8 +272,8 @@ def test_a_plug_in_says_itself_that_a_check_uses_it(
         quick: ClassVar[Mapping[str, Any]] = {"samples": 2}
         least_nonmembers: ClassVar[int] = OTHERS + 1
 
-    known = registry.attacks_and_probes_by_name()
-    monkeypatch.setattr(registry, "attacks_and_probes_by_name", lambda: {**known, "mine": Mine})
+    known = registry.list_methods()
+    monkeypatch.setattr(registry, "list_methods", lambda: {**known, "mine": Mine})
     asked = quick_check.quick_plan(
         str(given / "model"), str(given / "private.jsonl"), str(given / "fresh.jsonl"), 0
     )

@@ -11,7 +11,7 @@ import torch
 
 from auditor.defenses.pmixed import PMixed
 from auditor.defenses.pmixed_model import PMixedMemberProjection
-from auditor.plugins.registry import defenses_by_name
+from auditor.plugins.registry import list_defenses
 from validation.trust import adversary
 from validation.trust.adversary import GaussianSetting, exact_delta, gaussian_delta, one_step_delta
 
@@ -28,7 +28,7 @@ def test_no_sound_claim_is_exceeded(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_defense_with_a_claim_is_tried() -> None:
     tried = {row.defense for row in adversary.claims()}
     assert tried == {
-        name for name, kind in defenses_by_name().items() if not kind.claims.startswith("none")
+        name for name, kind in list_defenses().items() if not kind.claims.startswith("none")
     }
 
 

@@ -114,7 +114,7 @@ class Recalls(Page):
 
 def trained_privately(lab: Lab, names: Sequence[str]) -> Iterator[tuple[str, LanguageModel]]:
     """The lab's private trainings and their controls: title with epsilon, and model."""
-    known = registry.defenses_by_name()
+    known = registry.list_defenses()
     defenses = [build_plugin("defense", known, name, lab.defense_defaults[name]) for name in names]
     for row in shown_rows.defense_rows_with_controls(
         defenses, lambda control: isinstance(control, Trainer)
