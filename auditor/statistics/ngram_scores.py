@@ -8,7 +8,7 @@ is made of other records, members or not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,16 +17,14 @@ from scipy import sparse
 
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import keyed_random_generator
+from auditor.statistics.hashed_ngrams import Hashes, hash_token_pieces, join_texts, view_ngrams
 
 ORDER = 4  # words of an n-gram, at most
 NEAREST = 25  # texts that a record's likeness is the mean of
 _FOLDS = 5
 _AT_ONCE = 256  # records compared with all texts at once
-_MIX = np.uint64(0x9E3779B97F4A7C15)  # odd: hashes of n-grams fill all 64 bits
-_GRAM = np.uint64(0xBF58476D1CE4E5B9)  # sets an n-gram apart from the context that has its words
 
 Floats = NDArray[np.float64]
-Hashes = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -86,35 +84,19 @@ class NGramCounts:
         return average_per_text(np.log((count + 1) / (context_count + self.kinds)), texts)
 
 
-def _hash_ngrams(texts: Sequence[Tokens], order: int) -> list[tuple[Hashes, Hashes]]:
-    """Return, for each order k from 1, the hashes of the k - 1 words before each word, and of these
+def _hash_ngrams(texts: Sequence[Tokens], order: int) -> Iterator[tuple[Hashes, Hashes]]:
+    """Yield, for each order k from 1, the hashes of the k - 1 words before each word, and of these
     words with it.
 
     Zeros precede each text.
     """
-    padded = [
-        np.concatenate([np.zeros(order, np.uint64), np.array(text, np.uint64)]) for text in texts
-    ]
-    words = np.concatenate(padded) if padded else np.empty(0, np.uint64)
-    is_text = (
-        np.concatenate([np.arange(len(text)) >= order for text in padded])
-        if padded
-        else np.empty(0, bool)
-    )
-    context = np.zeros(len(words), np.uint64)
-    hashes = list[tuple[Hashes, Hashes]]()
-    for k in range(order):
-        if k:
-            # k < order words back lies the text itself or its own padding, never the text before.
-            context = _mix_hashes(context, np.roll(words, k))
-        hashes.append((context[is_text], _mix_hashes(context ^ _GRAM, words)[is_text]))
-    return hashes
-
-
-def _mix_hashes(hashes: Hashes, words: Hashes) -> Hashes:
-    # + 1: words 0, which stand before a text, would leave the hash of no words as it is, 0
-    mixed = (hashes + words + np.uint64(1)) * _MIX
-    return (mixed ^ (mixed >> np.uint64(29))) * _MIX
+    words, starts = join_texts([(*[0] * order, *text) for text in texts])
+    lengths = np.diff(starts)
+    at = np.flatnonzero(np.arange(len(words)) - np.repeat(starts[:-1], lengths) >= order)
+    for k in range(1, order + 1):
+        # k - 1 < order words back lies the text itself or its own zeros, never the text before.
+        context, gram = (hash_token_pieces(view_ngrams(words, n)) for n in (k - 1, k))
+        yield context[at - k + 1], gram[at - k + 1]
 
 
 def _look_up_hashes(hashes: Hashes, known: Hashes, values: Floats) -> Floats:
