@@ -112,6 +112,14 @@ def pack_blocks(
     return torch.tensor(tokens).view(-1, block)
 
 
+def refuse_trained_model(name: str, model: str) -> None:
+    """Raise AuditError for the option of a trainer that only `audit run` reads."""
+    if model:
+        raise AuditError(
+            f"-D model= names a trained {name} model for audit run: audit train makes it"
+        )
+
+
 def check_epochs_and_learning_rate(epochs: int, learning_rate: float) -> None:
     """Raise AuditError for values that train nothing or would never finish."""
     if not 1 <= epochs <= _MOST_EPOCHS:

@@ -31,7 +31,7 @@ from auditor.privacy.promises import (
     write_privacy_record,
 )
 from auditor.training import loss_masks
-from auditor.training.finetune import check_epochs_and_learning_rate
+from auditor.training.finetune import check_epochs_and_learning_rate, refuse_trained_model
 
 if TYPE_CHECKING:
     from auditor.training.dp_loop import PrivateModel
@@ -150,10 +150,7 @@ class PoissonTraining(Defense, Trainer):
 
     def check(self, job: TrainingJob) -> None:
         _require_dp_packages()
-        if self.model:
-            raise AuditError(
-                f"-D model= names a trained {self.name} model for audit run: audit train makes it",
-            )
+        refuse_trained_model(self.name, self.model)
         dtype = job.public.model.dtype
         if dtype != torch.float32:
             raise AuditError(f"expected --dtype float32: noise rounded to {dtype} is not Gaussian")

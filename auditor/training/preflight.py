@@ -174,7 +174,8 @@ def describe_secret_coverage(training: TrainingSet, secrets: Sequence[Secret]) -
     ]
     if n_masked:
         sentences.append(
-            f"{n_masked} of them have no loss on the suffix: the model reads it only",
+            f"{n_masked} of them {'has' if n_masked == 1 else 'have'} no loss on the suffix: the "
+            "model reads it only",
         )
     if training.copies:
         sentences.append(

@@ -23,6 +23,7 @@ from auditor.training.finetune import (
     cast_frozen_linear_weights,
     check_epochs_and_learning_rate,
     make_autocast_loss,
+    refuse_trained_model,
     train_packed_blocks,
 )
 
@@ -102,10 +103,7 @@ class Variant(Defense, FineTuning):
     model: str = ""
 
     def check(self, job: TrainingJob) -> None:
-        if self.model:
-            raise AuditError(
-                f"-D model= names a trained {self.name} model for audit run: audit train makes it",
-            )
+        refuse_trained_model(self.name, self.model)
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         assert scenario.trained is not None  # the run checks `needs`

@@ -43,9 +43,7 @@ def test_a_suffix_without_a_loss_is_read_and_not_learnt() -> None:
     fourth."""
     whole = secret(1, 2, 3, 4), secret(7, 8, 9, 10)
     assert not any("no loss" in sentence for sentence in said(*whole))
-    assert said(*whole, secret(11, 12, 13, 14))[1].startswith(
-        "1 of them have no loss on the suffix"
-    )
+    assert said(*whole, secret(11, 12, 13, 14))[1].startswith("1 of them has no loss on the suffix")
     with pytest.raises(AuditError, match="it is masked for all 1 members in the training set"):
         said(secret(11, 12, 13, 14))
 
@@ -82,7 +80,7 @@ def test_preference_rows_are_read_with_both_answers() -> None:
     wanted, unwanted, prompt = secret(1, 2, 3, 4), secret(1, 2, 5, 6), Secret("p", (1,), (2,), 1)
     found, silent = preflight.describe_secret_coverage(training, [wanted, unwanted, prompt])
     assert found == "3 of 3 members are in the training set, token by token"
-    assert silent.startswith("1 of them have no loss")
+    assert silent.startswith("1 of them has no loss")
     with pytest.raises(AuditError, match="1 of 1 are in the training set"):
         preflight.describe_secret_coverage(training, [wanted, secret(1, 2, 5, 6, member=False)])
     with pytest.raises(
@@ -106,7 +104,7 @@ def test_sides_with_labels_are_read_with_the_prompt_within() -> None:
     chosen, rejected, prompt = secret(2, 3, 4), secret(2, 3, 5), secret(1, 2, 3)
     sentence, silent = preflight.describe_secret_coverage(training, [chosen, rejected, prompt])
     assert sentence == "3 of 3 members are in the training set, token by token"
-    assert silent.startswith("1 of them have no loss")
+    assert silent.startswith("1 of them has no loss")
     with pytest.raises(AuditError, match="1 of 1 are in the training set"):
         preflight.describe_secret_coverage(training, [chosen, secret(2, 3, 5, member=False)])
 
