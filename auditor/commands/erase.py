@@ -44,7 +44,7 @@ def erase(
     """Say whether deleted records are gone from a store: from its library, history and bytes.
 
     Examines a copy. Kept records are the control: a layer that does not show them cannot tell.
-    Kinds of stores: files, sqlite.
+    Kinds of stores: chroma, duckdb, faiss, files, lancedb, langgraph, qdrant, sqlite, usearch.
 
     Examples:
         audit erase --deleted gone.jsonl --kept kept.jsonl ./chroma

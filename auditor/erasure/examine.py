@@ -6,12 +6,17 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from auditor.core.disk import scratch_folder
-from auditor.erasure.layers import CANNOT_TELL, GONE, STILL_THERE, LayerVerdict, judge_layer
+from auditor.core.errors import wrap_library_errors
+from auditor.erasure.layers import CANNOT_TELL, GONE, STILL_THERE, Layer, LayerVerdict, judge_layer
 from auditor.erasure.records import ErasureRecords
 from auditor.erasure.store import BYTES, INSTALL, Store, copy_store, find_store_kind
+from auditor.erasure.windows import VECTORS
 
 
 @dataclass(frozen=True)
@@ -60,9 +65,13 @@ def _judge_store(
     store: Store, label: str, records: ErasureRecords, tell: Callable[[str], None]
 ) -> Iterator[LayerVerdict]:
     unseen = dict[str, list[str]]()
-    for layer in store.list_layers():
+    for complete in _list_layers(store, records):
+        kinds = tuple(kind for kind in complete.kinds if kind in store.kinds)
+        layer = replace(complete, kinds=kinds)
         tell(layer.name)
-        for verdict in judge_layer(label, layer, records):
+        with wrap_library_errors(f"{layer.name} of {label} cannot be read"):
+            layer_verdicts = judge_layer(label, layer, records)
+        for verdict in layer_verdicts:
             is_of_files = layer.name.startswith(BYTES)
             if is_of_files and not verdict.leftovers and not verdict.n_control_seen:
                 if not re.search(store.holds_no.get(verdict.kind, r"(?!)"), layer.name):
@@ -74,6 +83,16 @@ def _judge_store(
     if store.package and not store.package_version:
         why = f"{store.package} is not installed ({INSTALL})"
         yield LayerVerdict(label, "what its library returns", "text", CANNOT_TELL, 0, {}, 0, 0, why)
+
+
+def _list_layers(store: Store, records: ErasureRecords) -> Iterator[Layer]:
+    yield from store.list_layers()
+    searches = type(store).search_nearest is not Store.search_nearest
+    if searches and records.with_vectors and store.package_version:
+        # A target without a vector of its own still gets a direction, so that all are asked once.
+        directions = np.nan_to_num(records.directions, nan=1.0)
+        read = partial(store.search_nearest, directions)
+        yield Layer("nearest neighbours", read, (VECTORS,))
 
 
 def _report_unseen(label: str, kind: str, files: Sequence[str]) -> LayerVerdict:

@@ -101,7 +101,7 @@ def judge_layer(store: str, layer: Layer, records: ErasureRecords) -> list[Layer
                 _judge(store, layer.name, kind, sightings.places.get(kind, {}), possible, records)
             )
     if layer.other_texts and sightings.other_texts:
-        verdicts += _judge_other_texts(store, layer, list(sightings.other_texts), records)
+        verdicts += _judge_other_texts(store, layer, sightings, records)
     return verdicts
 
 
@@ -122,7 +122,7 @@ def _look_into_piece(
             place = piece.place
             if layer.locate is not None:
                 place = layer.locate(piece.start + start) or place
-            sightings.add(origin.kind, origin.record, f"{origin.form}, {place}")
+            sightings.add(origin.kind, origin.record, f"{origin.form} in {place}")
 
 
 def _gather_other_texts(
@@ -174,12 +174,15 @@ def _judge(
 
 
 def _judge_other_texts(
-    store: str, layer: Layer, texts: Sequence[str], records: ErasureRecords
+    store: str, layer: Layer, sightings: _Sightings, records: ErasureRecords
 ) -> list[LayerVerdict]:
     """Look for passages of records in texts that are no record, such as summaries of them.
 
-    Texts of the control are looked through as well: the control must be seen.
+    Texts of the control are looked through as well: the control must be seen. Deleted records whose
+    text is seen in the layer are left out.
     """
+    texts = list(sightings.other_texts)
+    verbatim = records.deleted & set(sightings.places.get(TEXT, {}))
     words = WordIds()
     long = [
         (i, ReleasedRecord(i, record.text, tokens, record.deleted))
@@ -193,11 +196,12 @@ def _judge_other_texts(
     )
     limit = compute_near_verbatim_limit(_PASSAGE)
     places = {
-        i: f"{_PASSAGE} words in a row or nearly, {layer.name}"
+        i: f"{_PASSAGE} words in a row or nearly in {layer.name}"
         for (i, _), span in zip(long, spans, strict=True)
-        if span.text >= 0 and span.edit_distance <= limit
+        if span.text >= 0 and span.edit_distance <= limit and i not in verbatim
     }
-    verdict = _judge(store, layer.name, NEAR, places, frozenset(i for i, _ in long), records)
+    possible = frozenset(i for i, _ in long) - verbatim
+    verdict = _judge(store, layer.name, NEAR, places, possible, records)
     if verdict.verdict == GONE and len(texts) > _MOST_TEXTS:
         why = f"more than {_MOST_TEXTS:,} texts there are none of --kept"
         verdict = replace(verdict, verdict=CANNOT_TELL, why=why)

@@ -69,17 +69,17 @@ def describe_verdict(verdict: LayerVerdict) -> str:
 
 
 def list_places(verdict: LayerVerdict) -> str:
-    return _shorten_list(verdict.places, _MOST_PLACES)
+    return _shorten_list(verdict.places, _MOST_PLACES, "; ")
 
 
 def list_names(verdict: LayerVerdict) -> str:
     return _shorten_list(list(verdict.leftovers), _MOST_NAMES)
 
 
-def _shorten_list(names: Sequence[str], most: int) -> str:
+def _shorten_list(names: Sequence[str], most: int, separator: str = ", ") -> str:
     left = len(names) - most
     more = f" and {left:,} more" if left > 0 else ""
-    return ", ".join(map(escaping.to_printable_line, names[:most])) + more
+    return separator.join(map(escaping.to_printable_line, names[:most])) + more
 
 
 def make_document(erasure: Erasure, command: str) -> Document:

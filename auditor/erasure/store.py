@@ -19,9 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from auditor.core.errors import AuditError, unknown_name_error
+import numpy as np
+from numpy.typing import NDArray
+
+from auditor.core.errors import AuditError, unknown_name_error, wrap_library_errors
 from auditor.erasure.layers import Layer, Piece
-from auditor.erasure.windows import SIZE
+from auditor.erasure.windows import SIZE, TEXT, VECTORS, WORDS
 
 INSTALL = "pip install 'audit-lm[stores]'"
 BYTES = "bytes of "  # begins the names of layers of files
@@ -35,9 +38,10 @@ class Store:
     """Base of all stores. path: of the copy that is examined; it may be changed.
 
     package, tested: the library that reads it, and the beginnings of the versions it was tried
-    with. holds_no: by kind, a pattern of files that hold none of it by their format: that nothing
-    is seen there is not reported, what is seen there is. remedies: by a pattern of layer and place,
-    the call that removes what is left, each seen to work.
+    with. kinds: what such a store may hold. holds_no: by kind, a pattern of files that hold none of
+    it by their format: that nothing is seen there is not reported, what is seen there is.
+    remedies: by a pattern of layer and place, the call that removes what is left, each seen to
+    work.
     """
 
     path: Path
@@ -45,6 +49,7 @@ class Store:
     name: ClassVar[str] = ""
     package: ClassVar[str] = ""
     tested: ClassVar[tuple[str, ...]] = ()
+    kinds: ClassVar[tuple[str, ...]] = (TEXT, WORDS, VECTORS)
     holds_no: ClassVar[Mapping[str, str]] = {}
     remedies: ClassVar[tuple[tuple[str, str], ...]] = ()
 
@@ -66,10 +71,15 @@ class Store:
         yield from self.list_file_layers()
         if self.package and not self.package_version:
             return
-        yield from self.list_library_layers()
+        with wrap_library_errors(f"{self.package or self.name} cannot read {self.path.name!r}"):
+            yield from self.list_library_layers()
 
     def list_library_layers(self) -> Iterator[Layer]:
         """Yield what the store's own library returns."""
+        return iter(())
+
+    def search_nearest(self, vectors: NDArray[np.float64]) -> Iterator[Piece]:
+        """Yield the stored vectors that the library finds nearest to each of these (n, d)."""
         return iter(())
 
     @property
@@ -117,17 +127,21 @@ class Store:
             groups.setdefault(group, []).append(path)
         for group, paths in groups.items():
             locate = self.find_locator(paths[0]) if len(paths) == 1 else None
-            yield Layer(f"{BYTES}{group}", partial(read_files, self.folder, paths), locate=locate)
+            named = [(path, self.name_file(path)) for path in paths]
+            yield Layer(f"{BYTES}{group}", partial(read_files, named), locate=locate)
+
+    def name_file(self, path: Path) -> str:
+        """Return what a report calls a file."""
+        return str(path.relative_to(self.folder))
 
     def find_locator(self, path: Path) -> Callable[[int], str] | None:
         """Return what names the table at a place of this file; None if it has no tables."""
         return None
 
 
-def read_files(folder: Path, paths: Iterable[Path]) -> Iterator[Piece]:
-    """Yield the bytes of files in blocks; each begins with the end of the one before."""
-    for path in paths:
-        place = str(path.relative_to(folder))
+def read_files(named: Iterable[tuple[Path, str]]) -> Iterator[Piece]:
+    """Yield the bytes of named files in blocks; each begins with the end of the one before."""
+    for path, place in named:
         with path.open("rb") as file:
             start, rest = 0, b""
             while block := file.read(_AT_ONCE):

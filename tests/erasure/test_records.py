@@ -12,6 +12,7 @@ import pytest
 from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.erasure.store import Store, list_store_kinds
+from auditor.erasure.stores.files import FileStore
 from auditor.erasure.windows import WindowIndex, write_vector_forms
 from tests.erasure.stored import (
     Row,
@@ -204,6 +205,22 @@ def test_a_locked_store_is_refused(tmp_path: Path) -> None:
         with pytest.raises(AuditError, match="is locked by process"):
             examine(tmp_path, deleted, kept, str(tmp_path / "rows.json"))
     assert examine(tmp_path, deleted, kept, str(tmp_path / "rows.json")).verdict == "gone"
+
+
+def test_a_version_that_was_not_tried_is_refused_and_a_missing_library_cannot_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deleted, kept = split_rows(make_rows(), 12)
+    store = str(write_rows(tmp_path / "rows.json", kept))
+    monkeypatch.setattr(FileStore, "package", "numpy")
+    monkeypatch.setattr(FileStore, "tested", ("0.9.",))
+    with pytest.raises(AuditError, match=r"expected numpy 0\.9\., whose layers are known, got"):
+        examine(tmp_path, deleted, kept, store)
+    monkeypatch.setattr(FileStore, "package", "a-package-that-is-nowhere")
+    erasure = examine(tmp_path, deleted, kept, store)
+    assert erasure.verdict == "cannot tell"
+    assert "a-package-that-is-nowhere is not installed" in erasure.verdicts[-1].why
+    assert verdicts_by_layer(erasure)["bytes of rows.json", "text"] == "gone"
 
 
 @pytest.mark.parametrize("kind", list_store_kinds().values())

@@ -1,0 +1,86 @@
+"""Chroma on disk: its collections, its queue of writes, and index folders."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from auditor.erasure.layers import Layer, Piece
+from auditor.erasure.stores.sqlite import SQLiteStore
+from auditor.erasure.windows import TEXT, VECTORS
+
+_FILE = "chroma.sqlite3"
+_NEW = "no call in place: copy the kept records into a new folder"
+_NO_VECTORS = r"/header\.bin|/length\.bin|/link_lists\.bin|\.pickle"
+
+
+class ChromaStore(SQLiteStore):
+    """A folder of chromadb.PersistentClient."""
+
+    name: ClassVar[str] = "chroma"
+    package: ClassVar[str] = "chromadb"
+    tested: ClassVar[tuple[str, ...]] = ("1.5.",)
+    holds_no: ClassVar[Mapping[str, str]] = {
+        TEXT: rf"\.bin|{_NO_VECTORS}",
+        VECTORS: _NO_VECTORS,
+    }
+    remedies: ClassVar[tuple[tuple[str, str], ...]] = (
+        (r"no collection has", "delete that folder while no client is open"),
+        (r"collections", "collection.delete(ids=...), then copy the rest into a new folder"),
+        (r".", _NEW),
+    )
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        return path.is_dir() and SQLiteStore.recognises(path / _FILE)
+
+    @cached_property
+    def _segments(self) -> set[str]:
+        with closing(sqlite3.connect(self.path / _FILE)) as database:
+            return {row[0] for row in database.execute("SELECT id FROM segments")}
+
+    def name_file(self, path: Path) -> str:
+        name = super().name_file(path)
+        is_index = path.parent != self.path and path.parent.name not in self._segments
+        return f"{name}, which no collection has" if is_index else name
+
+    @cached_property
+    def _collections(self) -> list[Any]:
+        import chromadb
+        from chromadb.config import Settings
+
+        settings = Settings(anonymized_telemetry=False)
+        return list(chromadb.PersistentClient(str(self.path), settings).list_collections())
+
+    def list_library_layers(self) -> Iterator[Layer]:
+        yield from super().list_library_layers()
+        yield Layer("collections", partial(self._read_collections), other_texts=True)
+
+    def _read_collections(self) -> Iterator[Piece]:
+        for collection in self._collections:
+            rows = collection.get(include=["documents", "embeddings", "metadatas"])
+            place = f"collection {collection.name}"
+            values = [value for row in rows["metadatas"] or () for value in (row or {}).values()]
+            texts = [*(rows["documents"] or ()), *values]
+            yield Piece(place, [text for text in texts if isinstance(text, str)])
+            yield Piece(place, np.asarray(rows["embeddings"]))
+
+    def search_nearest(self, vectors: NDArray[np.float64]) -> Iterator[Piece]:
+        for collection in self._collections:
+            if collection.count() and _count_dimensions(collection) == vectors.shape[1]:
+                rows = collection.query(
+                    query_embeddings=vectors.astype(np.float32), n_results=1, include=["embeddings"]
+                )
+                nearest = [row[0] for row in rows["embeddings"] if len(row)]
+                yield Piece(f"collection {collection.name}", np.asarray(nearest))
+
+
+def _count_dimensions(collection: Any) -> int:
+    return len(collection.get(limit=1, include=["embeddings"])["embeddings"][0])

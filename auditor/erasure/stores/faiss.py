@@ -1,0 +1,74 @@
+"""A faiss index file: its vectors and its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from auditor.erasure.layers import Layer, Piece
+from auditor.erasure.store import Store
+from auditor.erasure.windows import VECTORS
+
+# How faiss.write_index begins a file: flat, inverted lists, graphs, maps of ids, transforms.
+_MAGIC = (b"IxF", b"IwF", b"IwS", b"IwP", b"IxS", b"IxP", b"IHN", b"IHS", b"IxM", b"IxT")
+
+
+class FaissStore(Store):
+    """A file of faiss.write_index, with its lists on disk next to it if their names begin alike."""
+
+    name: ClassVar[str] = "faiss"
+    package: ClassVar[str] = "faiss-cpu"
+    tested: ClassVar[tuple[str, ...]] = ("1.15.",)
+    kinds: ClassVar[tuple[str, ...]] = (VECTORS,)
+    remedies: ClassVar[tuple[tuple[str, str], ...]] = (
+        (r".", "index.remove_ids(...), write_index; lists on disk: build the index again"),
+    )
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        if not path.is_file() or path.stat().st_size < 33:
+            return False
+        with path.open("rb") as file:
+            return file.read(4)[:3] in _MAGIC
+
+    @cached_property
+    def _index(self) -> Any:
+        import faiss
+
+        index = faiss.read_index(str(self.path))
+        inner = faiss.downcast_index(getattr(index, "index", index))
+        if hasattr(inner, "set_direct_map_type"):
+            # A map by position fails after remove_ids.
+            inner.set_direct_map_type(faiss.DirectMap.Hashtable)
+        inner.referenced_objects = [index]  # which owns the memory
+        return inner
+
+    def list_library_layers(self) -> Iterator[Layer]:
+        yield Layer("vectors of the index", partial(self._read_vectors), (VECTORS,))
+
+    def _read_vectors(self) -> Iterator[Piece]:
+        import faiss
+
+        numbers = range(self._index.ntotal)
+        lists = getattr(self._index, "invlists", None)
+        if lists is not None:
+            ids = [
+                faiss.rev_swig_ptr(lists.get_ids(i), lists.list_size(i)).copy()
+                for i in range(lists.nlist)
+                if lists.list_size(i)
+            ]
+            numbers = np.concatenate(ids).tolist() if ids else []
+        vectors = [self._index.reconstruct(int(number)) for number in numbers]
+        if vectors:
+            yield Piece(self.path.name, np.array(vectors))
+
+    def search_nearest(self, vectors: NDArray[np.float64]) -> Iterator[Piece]:
+        if self._index.d == vectors.shape[1] and self._index.ntotal:
+            _, ids = self._index.search(vectors.astype(np.float32), 1)
+            nearest = [self._index.reconstruct(int(i)) for i in np.unique(ids) if i >= 0]
+            yield Piece(self.path.name, np.array(nearest))

@@ -1,0 +1,83 @@
+"""LanceDB on disk: tables, their older versions, data and index files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow
+from numpy.typing import NDArray
+
+from auditor.erasure.layers import Layer, Piece
+from auditor.erasure.store import Store
+from auditor.erasure.windows import TEXT, VECTORS
+
+_RETENTION = "optimize(cleanup_older_than=timedelta(0), delete_unverified=True)"
+_NO_RECORDS = r"/_versions/|/_transactions/|/_deletions/"
+
+
+class LanceDBStore(Store):
+    """A folder of lancedb.connect: one folder NAME.lance for each table."""
+
+    name: ClassVar[str] = "lancedb"
+    package: ClassVar[str] = "lancedb"
+    tested: ClassVar[tuple[str, ...]] = ("0.40.",)
+    holds_no: ClassVar[Mapping[str, str]] = {TEXT: _NO_RECORDS, VECTORS: _NO_RECORDS}
+    remedies: ClassVar[tuple[tuple[str, str], ...]] = (
+        (r"_indices", f"create_index(replace=True), then {_RETENTION}"),
+        (r"older versions", f"{_RETENTION}; see what then stays in the data files"),
+        (r"^rows", "table.delete(...), and what is advised for the data files"),
+        (r".", f"create_table(NAME, kept_rows, mode='overwrite'), then {_RETENTION}"),
+    )
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        return path.is_dir() and any(path.glob("*.lance/_versions"))
+
+    @cached_property
+    def _tables(self) -> list[Any]:
+        import lancedb
+
+        database = lancedb.connect(str(self.path))
+        return [database.open_table(path.stem) for path in sorted(self.path.glob("*.lance"))]
+
+    def list_library_layers(self) -> Iterator[Layer]:
+        yield Layer("rows", partial(self._read_rows), other_texts=True)
+        if any(len(table.list_versions()) > 1 for table in self._tables):
+            yield Layer("older versions", partial(self._read_older))
+
+    def _read_rows(self) -> Iterator[Piece]:
+        for table in self._tables:
+            yield from read_arrow(f"table {table.name}", table.to_arrow())
+
+    def _read_older(self) -> Iterator[Piece]:
+        for table in self._tables:
+            for version in [entry["version"] for entry in table.list_versions()][:-1]:
+                table.checkout(version)
+                yield from read_arrow(f"table {table.name}, version {version}", table.to_arrow())
+            table.checkout_latest()
+
+    def search_nearest(self, vectors: NDArray[np.float64]) -> Iterator[Piece]:
+        for table in self._tables:
+            sizes = {field.name: _count_dimensions(field.type) for field in table.schema}
+            for column in [name for name, size in sizes.items() if size == vectors.shape[1]]:
+                search = table.search(list(vectors.astype(np.float32)), vector_column_name=column)
+                yield from read_arrow(f"table {table.name}", search.limit(1).to_arrow())
+
+
+def _count_dimensions(kind: pyarrow.DataType) -> int:
+    return int(kind.list_size) if pyarrow.types.is_fixed_size_list(kind) else 0
+
+
+def read_arrow(place: str, table: pyarrow.Table) -> Iterator[Piece]:
+    """Yield the texts and the vectors of an Arrow table."""
+    for field in table.schema:
+        column = table.column(field.name).combine_chunks()
+        if pyarrow.types.is_string(field.type) or pyarrow.types.is_large_string(field.type):
+            yield Piece(place, [text for text in column.to_pylist() if text is not None])
+        elif (size := _count_dimensions(field.type)) and len(column):
+            flat = column.drop_null().flatten().to_numpy(zero_copy_only=False)
+            yield Piece(place, flat.reshape(-1, size))

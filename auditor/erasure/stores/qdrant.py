@@ -1,0 +1,78 @@
+"""Qdrant's local mode: points in one SQLite file for each collection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from auditor.erasure.layers import Layer, Piece
+from auditor.erasure.stores.sqlite import SQLiteStore
+from auditor.erasure.windows import TEXT, VECTORS
+
+_AT_ONCE = 1_000  # points
+_NO_RECORDS = r"meta\.json|\.lock"
+
+
+class QdrantStore(SQLiteStore):
+    """A folder of QdrantClient(path=...)."""
+
+    name: ClassVar[str] = "qdrant"
+    package: ClassVar[str] = "qdrant-client"
+    tested: ClassVar[tuple[str, ...]] = ("1.20.",)
+    holds_no: ClassVar[Mapping[str, str]] = {TEXT: _NO_RECORDS, VECTORS: _NO_RECORDS}
+    remedies: ClassVar[tuple[tuple[str, str], ...]] = (
+        (r"^rows|points of", "client.delete(...), then VACUUM of its storage.sqlite"),
+        (r".", "close the client, then VACUUM of its storage.sqlite"),
+    )
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        return (path / "meta.json").is_file() and (path / "collection").is_dir()
+
+    @cached_property
+    def _client(self) -> Any:
+        from qdrant_client import QdrantClient
+
+        return QdrantClient(path=str(self.path))
+
+    def list_library_layers(self) -> Iterator[Layer]:
+        yield from super().list_library_layers()
+        yield Layer("points of collections", partial(self._read_points), other_texts=True)
+
+    def _list_collections(self) -> list[str]:
+        return [entry.name for entry in self._client.get_collections().collections]
+
+    def _read_points(self) -> Iterator[Piece]:
+        for name in self._list_collections():
+            offset = None
+            while True:
+                points, offset = self._client.scroll(
+                    name, limit=_AT_ONCE, offset=offset, with_payload=True, with_vectors=True
+                )
+                payloads = [value for point in points for value in (point.payload or {}).values()]
+                texts = [value for value in payloads if isinstance(value, str)]
+                yield Piece(f"collection {name}", texts)
+                yield from _list_vectors(f"collection {name}", points)
+                if offset is None:
+                    break
+
+    def search_nearest(self, vectors: NDArray[np.float64]) -> Iterator[Piece]:
+        for name in self._list_collections():
+            params = self._client.get_collection(name).config.params.vectors
+            if getattr(params, "size", 0) == vectors.shape[1]:  # named vectors are a mapping
+                for vector in vectors.tolist():
+                    found = self._client.query_points(name, vector, limit=1, with_vectors=True)
+                    yield from _list_vectors(f"collection {name}", found.points)
+
+
+def _list_vectors(place: str, points: list[Any]) -> Iterator[Piece]:
+    for point in points:
+        named = point.vector if isinstance(point.vector, dict) else {"": point.vector}
+        for vector in named.values():
+            if isinstance(vector, list):
+                yield Piece(place, np.atleast_2d(np.array(vector, dtype=np.float64)))
