@@ -92,7 +92,7 @@ class LabSite(Site):
 
     @cached_property
     def public_model(self) -> LanguageModel:
-        return self.shared.get_or_make("public", self.lab_cache_key, self.lab.lab_public_model)
+        return self.lab.lab_public_model()
 
     @cached_property
     def reference_model(self) -> LanguageModel:
@@ -109,7 +109,7 @@ class LabSite(Site):
     def model(self) -> LanguageModel:
         if self.mitigated_model is not None:
             return self.mitigated_model.model
-        return self.shared.get_or_make("model", self.lab_cache_key, self.lab.lab_target_model)
+        return self.lab.lab_target_model()
 
     @cached_property
     def mitigated_model(self) -> TrainedModel | None:
@@ -134,9 +134,7 @@ class LabSite(Site):
         return f"the lab's target: the public model fine-tuned on private text{instead}"
 
     def model_before_or_retrained(self, kind: str) -> LanguageModel:
-        return self.shared.get_or_make(
-            "retrained", self.lab_cache_key, self.lab.model_retrained_without_forgotten
-        )
+        return self.lab.model_retrained_without_forgotten()
 
     # --- what defenses are made of ---
 
@@ -156,17 +154,7 @@ class LabSite(Site):
     def ensemble_served_by_defense(self, defense: Defense) -> Ensemble:
         key = (self.subject, defense.required_member_count)
         return self.shared.get_or_make(
-            "ensemble", key, lambda: self.lab_with_ensemble_of_defense(defense).ensemble()
-        )
-
-    def lab_with_ensemble_of_defense(self, defense: Defense) -> Lab:
-        """The lab whose ensemble has the members that this defense asks for: the same models around
-        it."""
-        key = (self.lab_cache_key, defense.required_member_count)
-        return self.shared.get_or_make(
-            "lab for a defense",
-            key,
-            lambda: self.lab.with_ensemble_size(defense.required_member_count),
+            "ensemble", key, lambda: self.lab.ensemble(defense.required_member_count)
         )
 
     def model_trained_by_defense(self, defense: Defense) -> TrainedModel:
@@ -185,9 +173,7 @@ class LabSite(Site):
     def training_seconds(self, defense: Defense | None, building: float) -> float:
         if isinstance(defense, UnlearningBaseline):
             return building
-        seconds = (
-            self.lab if defense is None else self.lab_with_ensemble_of_defense(defense)
-        ).parts.seconds
+        seconds = self.lab.parts.seconds
         if defense is None:
             instead = self.mitigation
             # With the public model, which all others stand on.

@@ -129,7 +129,6 @@ class Lab(Benchmark):
     ):
         """makes: whether what is not in the cache is built; else that is refused."""
         self.recipe = recipe or self.recipe_kind()
-        self._cache, self._limit = cache, limit
         self.recipe.check()
         texts = self._make_texts()
         self.folder = (
@@ -138,6 +137,7 @@ class Lab(Benchmark):
             / lab_cache_digest(self.recipe, texts, self._further_package_versions())
         )
         self.progress = progress or (lambda what, done, total: None)
+        self._models: dict[str, HuggingFaceModel] = {}
         self.parts = LabParts(
             self.folder, makes, _TOKENIZER, _FOUNDATIONS, self._add_lab_note, self.progress
         )
@@ -269,36 +269,34 @@ class Lab(Benchmark):
         return self._load_or_build_model("retrained", build, "lab model without them")
 
     def _load_or_build_model(self, part: str, build: Any, name: str) -> HuggingFaceModel:
-        return self.parts.load_or_build(
-            part, build, lambda path: self.training.load_lab_model(path, name)
-        )
+        if part not in self._models:
+            self._models[part] = self.parts.load_or_build(
+                part, build, lambda path: self.training.load_lab_model(path, name)
+            )
+        return self._models[part]
 
-    def ensemble(self) -> LoraEnsemble:
-        """One LoRA adapter a shard, on the public model."""
+    def ensemble(self, count: int | None = None) -> LoraEnsemble:
+        """Return one LoRA adapter a shard, on the public model.
+
+        count: of shards; None: as many as the recipe says.
+        """
         public = self.lab_public_model()
+        count = count or self.recipe.members
 
         def load(path: Path) -> LoraEnsemble:
             return LoraEnsemble(public, sorted(path.glob("member-*")), unit="record")
 
         return self.parts.load_or_build(
             "ensemble",
-            self.training.train_ensemble_members,
+            partial(self.training.train_ensemble_members, count=count),
             load,
-            ensemble_folder_suffix(self.recipe),
+            ensemble_folder_suffix(dataclasses.replace(self.recipe, members=count)),
         )
 
     @property
     def ensemble_folder(self) -> Path:
         """Where the members lie once they are built."""
         return self.folder / f"ensemble{ensemble_folder_suffix(self.recipe)}"
-
-    def with_ensemble_size(self, count: int | None) -> Lab:
-        """The same lab with so many members in its ensemble, the models around them shared; None:
-        as many as it has."""
-        if count in (None, self.recipe.members):
-            return self
-        recipe = dataclasses.replace(self.recipe, members=count)
-        return type(self)(recipe, self._cache, self.progress, self._limit, self.parts.makes)
 
     def model_with_adapter_on_all_records(self) -> HuggingFaceModel:
         """One LoRA adapter on all records, trained as the ensemble's members are: the target where

@@ -49,13 +49,10 @@ class LabTrainingTexts:
             return list(self.made.nonmembers)
         return [text for texts in self.made.private.values() for text in texts] + self.made.others
 
-    def texts_by_ensemble_member(self) -> list[list[str]]:
-        """What each member of the ensemble is trained on."""
+    def texts_by_ensemble_member(self, count: int) -> list[list[str]]:
+        """Return what each of so many members of the ensemble is trained on."""
         copies = self.private_text_copies()
-        return [
-            [copies[i] for i in chosen]
-            for chosen in assign_member_shards(copies, self.recipe.members)
-        ]
+        return [[copies[i] for i in chosen] for chosen in assign_member_shards(copies, count)]
 
     def texts_by_reference_model(self, count: int) -> list[list[str]]:
         """What each of so many reference models is trained on: all that is not attacked, and half

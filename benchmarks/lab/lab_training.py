@@ -146,10 +146,10 @@ class LabTraining:
             path, [text for text in self.texts.private_text_copies() if text not in left]
         )
 
-    def train_ensemble_members(self, path: Path) -> None:
+    def train_ensemble_members(self, path: Path, count: int) -> None:
         folders = [
             (get_member_folder(path, index), texts)
-            for index, texts in enumerate(self.texts.texts_by_ensemble_member())
+            for index, texts in enumerate(self.texts.texts_by_ensemble_member(count))
         ]
         self._train_adapters("ensemble member", "lora", folders)
 

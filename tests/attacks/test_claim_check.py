@@ -390,7 +390,7 @@ def test_the_labs_shards_are_disjoint() -> None:
         public_records=3,
     )
     texts = LabTrainingTexts(recipe, make_lab_texts(recipe))
-    names = [set(record_digests(shard)) for shard in texts.texts_by_ensemble_member()]
+    names = [set(record_digests(shard)) for shard in texts.texts_by_ensemble_member(recipe.members)]
     assert len(names) == recipe.members
     assert sum(map(len, names)) == len(set().union(*names)) == len(set(texts.private_text_copies()))
 

@@ -125,7 +125,7 @@ def test_the_labs_own_shards_hold_each_record_once(built: Lab) -> None:
     for repeats, texts in make_lab_texts(TINY).private.items():
         assert all(copies[text] == repeats for text in texts)
     assert all(copies[f"My ID is {digits}"] == count for digits, count in TINY.canaries)
-    shards = built.texts.texts_by_ensemble_member()
+    shards = built.texts.texts_by_ensemble_member(TINY.members)
     assert all(shards) and not set(shards[0]) & set(shards[1])
     assert sum(map(len, shards)) == copies.total()
 
@@ -280,7 +280,7 @@ def test_training_changes_what_it_should(built: Lab) -> None:
     )
     assert built.ensemble().count_shard_overlaps() == {"shared_records": 0, "unlisted_shards": 0}
     assert built.ensemble().shards == [
-        record_digests(texts) for texts in built.texts.texts_by_ensemble_member()
+        record_digests(texts) for texts in built.texts.texts_by_ensemble_member(TINY.members)
     ]
 
 
