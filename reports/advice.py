@@ -6,21 +6,22 @@ Nothing generic: what the run does not show is not advised.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from auditor.conclusions.leak_readings import PERSONAL, VERBATIM
+from auditor.conclusions.leak_readings import VERBATIM
 from auditor.conclusions.secret_details import SecretDetails
 from auditor.conclusions.signals import LeakAssessment, assess_signals
 from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.attacked_secrets import SecretFacts
-from auditor.reports import escaping, phrases, signals
-from auditor.reports.blocks import Block, Bullets, Group, Table
+from auditor.reports import escaping, phrases, severity, signals
+from auditor.reports.blocks import Block, Bullets, Code
 from auditor.reports.topics import DECIDE, Topic, row_title_with_attack
 from auditor.reports.verdict import strongest_attack_row
 from auditor.statistics import copies_effect
@@ -38,98 +39,59 @@ NO_DETAILS, RUN = SecretDetails(), "RUN"
 
 @dataclass(frozen=True)
 class Advice:
-    """A sentence, and the row of the run that it stands on. kind: what it is about."""
+    """A sentence, and the row of the run it rests on. kind: its subject; command: what to run."""
 
     kind: str
     said: str
     row: str
+    command: str = ""
 
     @property
     def line(self) -> str:
-        return f"{self.kind} ({self.row}): {self.said}"
+        keep = f"; hold the next model to a limit: {self.command}" if self.command else ""
+        return f"{self.kind} ({self.row}): {self.said}{keep}"
 
 
 def advice(
     result: AuditResult, details: SecretDetails = NO_DETAILS, run: str = RUN
 ) -> tuple[Advice, ...]:
-    """What forbids a conclusion, what leaks and how to hold it to a limit, where it sits, what
-    defenses change.
+    """Return what forbids a conclusion, what leaks and a gate on it, where it sits, what helps.
 
-    The last two are of the undefended model's attack with the highest recall, where its outcomes
+    The last two are about the undefended model's attack with the highest recall, if its outcomes
     are kept. run: as it is written in commands.
     """
     seen = assess_signals(result)
     if not any(seen.tested_signals(target) for target in seen.targets):
         return ()
+    doubts = (Advice(RESOLVE, doubt.sentence, doubt.kind) for doubt in signals.all_doubts(seen))
     return (
-        *_advice_on_doubts(seen),
-        *_leak_advice(result, seen, run),
+        *doubts,
+        *_severity_advice(result, seen, run),
         *_verbatim_leakage_advice(result, details),
-        *_clear_and_untested_advice(result, seen, run),
+        *(
+            Advice(TEST, text, on.removeprefix(" on ") or "audit run")
+            for on, text in signals.untested_signals_by_targets(result, seen)
+        ),
     )
 
 
-def _advice_on_doubts(seen: LeakAssessment) -> Iterator[Advice]:
-    for doubt in signals.all_doubts(seen):
-        what = (
-            "nothing extracted is no all-clear"
-            if doubt.kind == "likelihood"
-            else "until then a zero is no evidence"
-        )
-        yield Advice(RESOLVE, doubt.sentence, f"{doubt.kind}: {what}")
-
-
-def _leak_advice(result: AuditResult, seen: LeakAssessment, run: str) -> Iterator[Advice]:
-    """Name the kinds that leak of each target, and the gate that holds the next model to a limit on
-    each."""
+def _severity_advice(result: AuditResult, seen: LeakAssessment, run: str) -> Iterator[Advice]:
+    """Yield why each target that leaks, or shows no leak, is judged so, and a gate on the next
+    model."""
     for target in seen.targets:
         kinds = signals.group_signals_by_kind(seen.shown_signals(target))
-        if not kinds:
+        if not kinds and not seen.shows_no_leakage(target):
             continue
-        strongest = [signals.strongest_signal_to_report(kind) for kind in kinds]
-        named = ", ".join(phrases.lower_first(signal.kind.title) for signal in strongest)
+        strongest = map(signals.strongest_signal_to_report, kinds)
         gated = [signal for signal in strongest if signal.gate_rule]
-        limit = (
-            f"; limit it in CI: {signals.gate_command_to_suggest(seen, gated, run)}"
-            if gated
-            else ""
-        )
-        yield Advice(LEAKS, f"{named}{limit}", phrases.target_title(result, target))
-
-
-def _clear_and_untested_advice(
-    result: AuditResult, seen: LeakAssessment, run: str
-) -> Iterator[Advice]:
-    """Targets of which nothing shows leakage, and what was not tested on which targets."""
-    for target in filter(seen.shows_no_leakage, seen.targets):
-        tested, gated = (
-            len(signals.group_signals_by_kind(seen.tested_signals(target))),
-            seen.signal_for_gate(target),
-        )
-        keep = (
-            f"; keep it so in CI: {signals.gate_command_to_suggest(seen, [gated], run)}"
-            if gated
-            else ""
-        )
-        of = len({s.kind for s in seen.signals_of_target(target)})
-        said = (
-            f"no leakage seen by {tested} of {counted(of, 'signal')}, the others not tested{keep}"
-        )
-        yield Advice(CLEAR, said, phrases.target_title(result, target))
-    for targets, untested in signals.untested_kinds_to_report_by_targets(seen).items():
-        # Personal data is measured by the attacks on verbatim text, which are named for that kind.
-        reasons = {row.attack: row.not_applicable for row in result.findings}
-        told = []
-        for kind in untested:
-            methods = () if kind is PERSONAL else result.methods_measuring(*kind.measured_by[:1])
-            # What the run was asked for already is not advised again: its reason is.
-            asked_for = [f"did not run: {reasons[name]}" for name in methods if reasons.get(name)]
-            others = [name for name in methods if name not in reasons]
-            if how := "; ".join(asked_for) or (f"--attack {' or '.join(others)}" if others else ""):
-                told.append(f"{phrases.lower_first(kind.title)} ({how})")
-        if told:
-            on = ", ".join(signals.target_title_or_undefended(result, target) for target in targets)
-            yield Advice(TEST, ", ".join(told), on or "audit run")
+        if not kinds and (signal := seen.signal_for_gate(target)):
+            gated = [signal]
+        command = signals.gate_command_to_suggest(seen, gated, run) if gated else ""
+        severe = severity.severity_of_target(seen, target)
+        proof = f" ({severe.proof})" if severe.proof else ""
+        kind = LEAKS if kinds else CLEAR
+        title = phrases.target_title(result, target)
+        yield Advice(kind, f"{severe.why}{proof}", title, command)
 
 
 def _verbatim_leakage_advice(result: AuditResult, details: SecretDetails) -> tuple[Advice, ...]:
@@ -194,7 +156,7 @@ def _leak_concentration_sentences(
             one := copies_effect.find_most_concentrated_part(parts, members.hit, _LEVEL)
         ) is not None:
             yield (
-                f"{one.hits:,} of the {one.of_hits:,} extracted members are {one.part}, as are "
+                f"{one.hits:,} of the {one.of_hits:,} extracted members {one.part}, and so do "
                 f"{one.members:,} of all {counted(one.of_members, 'member')} (Fisher p {one.p:.2g})"
             )
 
@@ -204,10 +166,7 @@ def _member_masks_by_copies_phrase(members: Outcome) -> dict[str, NDArray[np.boo
         return {}
     times = np.array(members.repeats)
     # Without the lowest count, which all members reach.
-    return {
-        f"those trained on {count:,} times or more": times >= count
-        for count in np.unique(times)[1:]
-    }
+    return {f"occur {count:,} times or more": times >= count for count in np.unique(times)[1:]}
 
 
 def _member_masks_by_group_phrase(
@@ -216,10 +175,8 @@ def _member_masks_by_group_phrase(
     of = [facts[id].group if id in facts else None for id in members.ids]
     # A group of all members is never told: Fisher's test has nobody to hold it against.
     names = sorted({name for name in of if name is not None})
-    return {
-        f"of the group {escaping.to_printable_line(name)}": np.array([own == name for own in of])
-        for name in names
-    }
+    labels = {name: f"belong to the group {escaping.to_printable_line(name)}" for name in names}
+    return {labels[name]: np.array([group == name for group in of]) for name in names}
 
 
 def _member_masks_by_length_phrase(
@@ -232,7 +189,7 @@ def _member_masks_by_length_phrase(
     shorter = lengths <= half
     if shorter.all() or not shorter.any():
         return {}
-    return {f"of at most {half:,} tokens": shorter, f"of more than {half:,} tokens": ~shorter}
+    return {f"have at most {half:,} tokens": shorter, f"have more than {half:,} tokens": ~shorter}
 
 
 # --- fewer copies
@@ -256,11 +213,13 @@ def _advised_copy_limits_with_predicted_recall(
 def _copy_limits_sentence(limits: Sequence[tuple[int, Measurement]], members: Outcome) -> str:
     # Every k-th limit, with k rounded up.
     told = limits[:: -(-len(limits) // _MOST_LIMITS)]
-    left = "; ".join(f"{most:,}: {phrases.value_with_interval(recall)}" for most, recall in told)
+    left = "; ".join(
+        f"{counted(most, 'copy', 'copies')}: {phrases.value_with_interval(recall)}"
+        for most, recall in told
+    )
     return (
-        f"extracted verbatim if copies of a record were capped at {left}; now "
-        f"{phrases.format_percent(float(members.hit.mean()))}%. Predicted from this run's repeat "
-        "counts, not measured"
+        f"predicted recall with at most {left}; now "
+        f"{phrases.format_percent(float(members.hit.mean()))}%"
     )
 
 
@@ -381,29 +340,35 @@ def _perplexity_cost_sentence(result: AuditResult, name: str) -> str:
 # -----------------------------------------------------------------------------------------------
 
 
-def advice_table_blocks(result: AuditResult, details: SecretDetails) -> Sequence[Block]:
-    rows = tuple((one.kind, one.said, one.row) for one in advice(result, details))
-    caption = (
-        "Worked out from the numbers of this run; the limits of gates are examples, yours to choose"
+def _decision_blocks(result: AuditResult, details: SecretDetails) -> Sequence[Block]:
+    """Return what the run says about a fix, and the one command to run next.
+
+    What leaks and what was not tested is in the verdict and the picture, and not repeated.
+    """
+    run = f"runs/{shlex.quote(result.name)}"
+    found = advice(result, details, run)
+    told = [one for one in found if one.kind in (WHERE, COPIES, HELPS, HIDES)]
+    rows = ["", *(one.row for one in told)]
+    items = tuple(
+        f"{one.kind.capitalize()}: {one.said}{f' ({one.row})' if one.row != row else ''}"
+        for one, row in zip(told, rows, strict=False)
     )
-    head = ("About", "What the run says", "Of")
-    return (Table("advice-table", caption, head, (Group("", rows),)),) if rows else ()
+    # An option a line: a page breaks no line inside one, and the whole can be copied.
+    commands = [one.command.replace(" --", " \\\n  --") for one in found if one.command]
+    doubts = any(one.kind == RESOLVE for one in found)
+    command = f"audit advise {run}" if doubts or not commands else commands[0]
+    blocks: list[Block] = [Bullets(items)] if items else []
+    return [*blocks, Code(_COMMAND, command)] if found else blocks
 
 
-def advice_bullet_blocks(result: AuditResult, details: SecretDetails) -> Sequence[Block]:
-    """As a list, for a pull request."""
-    found = advice(result, details)
-    return (Bullets(tuple(one.line for one in found)),) if found else ()
-
-
+_COMMAND = "Next command (its limits are examples, yours to choose)"
 TOPICS = (
     Topic(
         "advice",
         "What to do now",
-        lambda m: advice_table_blocks(m.result, m.details),
+        lambda m: _decision_blocks(m.result, m.details),
         DECIDE,
         1,
         turn=1,
-        brief=lambda m: advice_bullet_blocks(m.result, m.details),
     ),
 )

@@ -200,13 +200,12 @@ class Section:
 
 @dataclass(frozen=True)
 class TargetSummary:
-    """How severe it is with one target, in a word, and why; then what was measured of it, in a
-    sentence."""
+    """How severe it is with one target: a word, the reason, and what that means for a release."""
 
     name: str
     word: str
-    why: str
-    said: str
+    reason: str
+    decision: str
 
 
 @dataclass(frozen=True)

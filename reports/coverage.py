@@ -27,11 +27,8 @@ def group_sentence_part(group: tuple[str, Measurement]) -> str:
 def _recited_phrase(m: Measurement, which: str, *, is_whole: bool) -> str:
     hits = phrases.hit_count_of_share(m)
     if hits == m.n:
-        records = counted(m.n, "record")
-        return (
-            f"{'all' if is_whole else 'all asked,'} {records} {which} "
-            f"{'is' if m.n == 1 else 'are'} recited"
-        )
+        records = counted(m.n, "record" if is_whole else "asked record")
+        return f"all {records} {which} {'is' if m.n == 1 else 'are'} recited"
     return (
         f"{hits:,} of the {m.n:,}{'' if is_whole else ' asked'} records {which} "
         f"{'is' if hits == 1 else 'are'} recited"

@@ -209,12 +209,12 @@ def _leak_signals_section(e: EdpbEvidence) -> Section:
         replace(s, why="", part=_publishable_kind(s.part) if s.kind is PERSONAL else s.part)
         for s in seen.signals
     ]
-    table = signals.signals_forest_table(e.result, replace(seen, signals=tuple(named)))
+    found = signals.signal_blocks(e.result, replace(seen, signals=tuple(named)))
     title = "What is shown, what is not, what was not tested"
     return Section(
         "signals",
         title,
-        (*([Paragraph(f"What may hide a leak: {against}")] if against else []), table),
+        (*([Paragraph(f"What may hide a leak: {against}")] if against else []), *found),
     )
 
 

@@ -38,10 +38,8 @@ from auditor.statistics.extraction import compute_any_sample_probability
 from auditor.statistics.roc import AUC
 
 _NOTE = (
-    "Every share is written with its count and two-sided 95% interval. Non-members are records "
-    "that were never trained on: what an attack completes of them is guessing, and the baseline "
-    "for members if the two are alike otherwise. Excess is members minus non-members. PPL is "
-    "perplexity on held-out text: lower is more useful."
+    "Excess is members minus non-members, records that were never trained on; brackets hold "
+    "two-sided 95% intervals. PPL is perplexity on held-out text: lower is more useful."
 )
 _NOTES = {  # by the unit of a row's main number
     "probability": " Rows with a mean p are the auditor's own: computed from the model's "

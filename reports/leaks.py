@@ -56,7 +56,9 @@ def _where_it_leaks_blocks(result: AuditResult, details: SecretDetails) -> list[
         *figures_blocks(f for f in figures.all_figures(result) if f.plot not in figures.RESEARCH),
         *figures_blocks(beside),
         *_probability_by_suffix_length_blocks(result, details),
-        *_recall_by_group_blocks(result, [finding for finding, _ in rows]),
+        *_recall_by_group_blocks(
+            result, [f for f, _ in rows if not result.target(f.target).companion]
+        ),
         *_worst_document_blocks(result, details, rows),
     ]
 
@@ -66,6 +68,7 @@ def _personal_data_blocks(result: AuditResult) -> list[Block]:
     best = [
         f
         for target in result.targets
+        if not target.companion
         for f in strongest_rows_to_report_by_access(result, target.name)
     ]
     return personal.personal_data_by_kind_blocks(result, best)
@@ -74,6 +77,8 @@ def _personal_data_blocks(result: AuditResult) -> list[Block]:
 def _recall_by_group_blocks(result: AuditResult, rows: Sequence[Finding]) -> list[Block]:
     tables, spans = list[Group](), list[ForestSpan | None]()
     for finding in rows:
+        if result.target(finding.target).companion:
+            continue
         if groups := finding.by_group:
             told = ((escaping.to_printable_line(name), m) for name, m in groups.items())
             shares = tuple((name, phrases.format_share_with_interval(m)) for name, m in told)

@@ -79,10 +79,10 @@ def render_markdown_report(
         if doc.doubts
         else []
     )
+    parts += [] if doc.standings else [escape(doc.headline)]
     parts += ["\n".join(map(_target_severity_line, doc.standings[:_MOST_STANDINGS]))]
     left = len(doc.standings) - _MOST_STANDINGS
     parts += [f"… and {counted(left, 'more target')}, in report.html."] if left > 0 else []
-    parts += [escape(doc.rule)]
     for section in shown:
         parts += [f"### {escape(section.title)}", *_unfolded_section_markdown_parts(section)]
     parts += [
@@ -106,8 +106,9 @@ def render_markdown_report(
         ]
     # Of the sections seen at once, tables and lists stand above: their paragraphs come last,
     # folded.
-    notes = tuple(
-        block for section in shown for block in section.blocks if isinstance(block, Paragraph)
+    notes = (
+        Paragraph(doc.rule),
+        *(block for section in shown for block in section.blocks if isinstance(block, Paragraph)),
     )
     return _markdown_fitted_to_comment(
         parts, [Section("reading", "How to read this", notes), *rest]
@@ -116,12 +117,8 @@ def render_markdown_report(
 
 def _target_severity_line(standing: TargetSummary) -> str:
     # Shortened before it is escaped, here and below: a cut could split an entity.
-    why, said = (
-        phrases.shorten(standing.why, _MOST_CLAIM),
-        phrases.shorten(standing.said, _MOST_TEXT),
-    )
-    opening = f"{escape(phrases.shorten(standing.name, _MOST_CELL))}: **{standing.word}**"
-    return f"- {opening}: {escape(why)}. {escape(said)}".rstrip()
+    name, reason = (phrases.shorten(t, _MOST_CLAIM) for t in (standing.name, standing.reason))
+    return f"- {escape(name)}: **{standing.word.upper()}**. {escape(reason)} {standing.decision}"
 
 
 def _unfolded_section_markdown_parts(section: Section) -> list[str]:
@@ -143,6 +140,9 @@ def _unfolded_section_markdown_parts(section: Section) -> list[str]:
                 parts += (
                     [f"… and {counted(left, 'more point')}, in report.html."] if left > 0 else []
                 )
+            case Code():
+                fenced = _block_markdown(replace(block, title=""))
+                parts.append(f"{escape(block.title)}:\n\n{fenced}")
     return parts
 
 

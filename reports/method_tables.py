@@ -3,13 +3,10 @@ run."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from auditor.core.nouns import UNDEFENDED, Claim
-from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, TargetRecord
 from auditor.reports import claims, coverage, phrases
 from auditor.reports.blocks import (
@@ -28,15 +25,14 @@ from auditor.reports.topics import CHECK, Topic, table_groups_by_target
 
 _NEVER = (
     "A claim is consistent where an audit could have contradicted it and did not: that does not "
-    "prove it, and beside it stands the smallest violation that it would have caught with 80% "
-    "probability. An audit is too weak where it had no power to refute the claim, or where its "
-    "games look at a part of the tokens that the claim covers, and these give away less than it by "
-    "themselves. All audits of a model share the error level equally."
+    "prove it. An audit is too weak if it had no power to refute the claim, or if its games look "
+    "at only some of the tokens that the claim covers. All audits of a model share the error level "
+    "equally."
 )
 
 _TRANSCRIPT = (
     "What this audit drew is no private release: it follows from --seed, and a claim about drawn "
-    "tokens is for randomness that nobody knows."
+    "tokens assumes randomness that nobody knows."
 )
 
 
@@ -257,35 +253,16 @@ def _target_cost_facts(target: TargetRecord) -> Facts:
 def _claim_facts(claim: Claim | None) -> Facts:
     if claim is None:
         return (("Claim", "none"),)
-    unit = phrases.protection_unit_label(claim)
-    by_relation = (
-        (
-            f"ε, {phrases.relation_label(name)}",
-            _promised_and_spent_label(epsilon, claim.spent_epsilon.get(name)),
-        )
-        for name, epsilon in claim.epsilon.items()
-    )
+    covered = phrases.covered_tokens_phrase(claim)
     return (
         ("Claim", f"{claim.theorem} ({claim.status})"),
-        *by_relation,
-        ("δ", phrases.format_number(claim.delta)),
-        ("Set up for", f"{phrases.relation_label(claim.relation)}; unit of protection: {unit}"),
-        (
-            "Covers",
-            f"{claim.access}, {claim.decoding} decoding, {phrases.covered_tokens_phrase(claim)}",
-        ),
-        ("Spent by this audit", phrases.spent_budget_phrase(claim)),
+        ("Unit of protection", phrases.protection_unit_label(claim)),
+        ("Covers", f"{claim.access}, {claim.decoding} decoding, {covered}"),
         *(
             (phrases.make_label(name), phrases.format_number(value))
             for name, value in claim.details.items()
         ),
     )
-
-
-def _promised_and_spent_label(epsilon: float, spent: float | None) -> str:
-    if spent is None or math.isinf(epsilon):
-        return phrases.format_number(epsilon)
-    return f"{phrases.format_number(epsilon)}, of which {phrases.format_number(spent)} spent"
 
 
 def _how_rows_ran_blocks(result: AuditResult) -> list[Block]:
@@ -345,32 +322,15 @@ def _row_cost_table_row(
 
 def _reproduction_blocks(result: AuditResult) -> list[Block]:
     seeds = (
-        f"Seed {result.seed}. Every secret owns its random numbers, keyed by seed, target, "
-        "sampling and secret, so the guesses do not depend on batch size, workers or resuming. "
-        "`audit export RUN --csv FILE` writes every measurement with its interval."
-    )
-    timings = (
-        f"{phrases.format_duration(s):>14}  {phrases.make_label(stage)}"
-        for stage, s in result.timings.items()
+        f"Seed {result.seed}: guesses do not depend on batch size, workers or resuming. Times and "
+        "the plan are in result.json; `audit export RUN --csv FILE` writes every measurement."
     )
     return [
         Code("Command", result.command),
         Paragraph(seeds),
         *(_how_rows_ran_blocks(result) if result.findings else []),
         FactList("Environment", (("audit", result.tool_version), *result.environment.items())),
-        Code("Time by stage", "\n".join(timings), folded=True),
-        Code(
-            "Plan: all but the defaults",
-            json.dumps(_changed_plan_fields(result), ensure_ascii=False),
-            folded=True,
-        ),
     ]
-
-
-def _changed_plan_fields(result: AuditResult) -> dict[str, Any]:
-    """Return the fields of the plan that are not at their defaults; result.json holds them all."""
-    defaults = Plan().to_json()
-    return {name: value for name, value in result.plan.items() if value != defaults.get(name)}
 
 
 TOPICS = (

@@ -29,40 +29,34 @@ def _changes_since_blocks(since: Comparison) -> list[Block]:
 
 
 def _limitations_blocks(result: AuditResult) -> list[Block]:
-    n, claims = (
-        fewest_attacked_member_count(result),
-        [target.claim for target in result.targets if target.claim],
-    )
-    unseen = (
-        f"Zero hits is not zero leakage. Where {counted(n, 'member was', 'members were')} "
-        "attacked, the fewest of any target here, none extracted still leaves up to "
-        f"{phrases.format_percent(phrases.recall_bound_at_zero_hits(n))}% possible (upper end of "
-        "the 95% interval)."
-    )
-    limits = [
-        *([unseen] if n else []),
-        "An attack gives a lower bound. Other attacks, more samples, more auxiliary data or more "
-        "queries may extract more.",
-        "Recall counts verbatim completion of the attacked suffixes, near-verbatim recall a few "
-        "token edits more. Neither counts paraphrase, partial disclosure, membership or attribute "
-        "inference.",
-        "The result is about these secrets. Records that are rarer, longer, more often repeated or "
-        "differently written may leak more.",
-        "The intervals cover the choice of secrets, configuration by configuration. They do not "
-        "cover training again with another seed, nor picking the best of many configurations "
-        "afterwards.",
+    n = fewest_attacked_member_count(result)
+    limits = []
+    if n:
+        most = phrases.format_percent(phrases.recall_bound_at_zero_hits(n))
+        members = counted(n, "member was", "members were")
+        limits.append(
+            f"Zero hits is not zero leakage: where {members} attacked, the fewest of any target, "
+            f"none extracted leaves up to {most}% possible (95% interval)."
+        )
+    limits += [
+        "An attack gives a lower bound: other attacks, more samples or more queries may extract "
+        "more.",
+        "Recall counts verbatim completion, near-verbatim recall a few token edits more. Neither "
+        "counts paraphrase, partial disclosure, membership or attribute inference.",
+        "Records that are rarer, longer, more often repeated or differently written may leak more.",
+        "The intervals cover the choice of secrets. They do not cover training again with another "
+        "seed, nor picking the best of many configurations afterwards.",
     ]
-    if claims:
-        limits += [
-            "Low measured recall does not prove a claim, and a claim says nothing about a "
-            "configuration where it does not apply.",
-            "An ε holds for its unit, relation, access, decoding and number of drawn tokens. Every "
-            "further token answered spends more; a claim about a shard is not one about a person.",
-        ]
+    if any(target.claim for target in result.targets):
+        limits.append(
+            "Low measured recall does not prove a claim. An ε holds for its unit, relation, "
+            "access, decoding and number of drawn tokens: every further token spends more, and a "
+            "claim about a shard is not a claim about a person."
+        )
     if result.benchmark.is_of_builtin_lab:
         limits.append(
-            "The lab is a small model on synthetic records, and its attacks are sized to it (a few "
-            "samples a secret). Its numbers show that the method works, not what your model leaks."
+            "The lab is a small model on synthetic records: it shows that the method works, not "
+            "what your model leaks."
         )
     return [Bullets(tuple(limits))]
 

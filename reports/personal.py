@@ -74,9 +74,8 @@ def personal_data_by_kind_blocks(result: AuditResult, findings: Sequence[Finding
 
 
 _NOTE = (
-    "Of the secrets whose suffix holds such data, those whose first guess holds it; of a secret "
-    "with several, the share of them. Non-members are the baseline: what is guessed of records "
-    "that were never trained on."
+    "Secrets whose suffix holds such data, and whose first guess holds it; of a secret with "
+    "several, the share of them."
 )
 
 
@@ -100,7 +99,7 @@ def _personal_kind_counts_sentence(result: AuditResult) -> str:
         f"{personal_kind_in_sentence(kind)} {_personal_kind_count_label(count)}"
         for kind, count in kinds
     )
-    what = "Counted: texts that lie whole in the suffix of a member and not in its prefix."
+    what = "Counted: texts whole in the suffix of a member and not in its prefix."
     return f"{what} {told}. {unmarked_personal_kinds_sentence(result)}".rstrip()
 
 

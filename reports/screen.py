@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -45,14 +46,18 @@ from auditor.reports.screen_layout import (
     lay_out_entries,
     wrap_to_width,
 )
-from auditor.reports.verdict import strongest_attack_row, strongest_row_with_chain
+from auditor.reports.verdict import (
+    NOTHING_MEASURED,
+    strongest_attack_row,
+    strongest_row_with_chain,
+    targets_to_judge,
+)
 from auditor.statistics import documents
 from auditor.statistics.metrics import RECALL
 
 LINES, WIDTH = 25, 100
 _NARROWEST = 60  # columns; what is narrower is wrapped by the terminal
 _LONGEST = 24  # of a target's name
-_LEAKS, _OPEN, _CLEAR, _UNMEASURED = range(4)
 _GROUPS = 4  # of secrets that the screen tells apart
 _SHORT_REMARKS = {RECALL: "", documents.RECALL: "records, in part"}  # by metric
 
@@ -115,85 +120,39 @@ def _short_target_title(result: AuditResult, target: str) -> str:
 
 
 def _result_screen_entry(result: AuditResult, seen: LeakAssessment, width: int) -> ScreenEntry:
-    """A sentence for all targets of which the same is to be said, those that leak first.
+    """Return a sentence for all targets with the same verdict, the most severe first.
 
-    Where sentences are too many, one for all that leak, one for all that may, and so on: no leak
-    goes without saying.
+    If sentences are too many, a sentence a word of severity: no leak goes without saying.
     """
-    told = [
-        target for target in seen.targets if target == UNDEFENDED or seen.tested_signals(target)
-    ]
-    states = [
-        (*_leak_state_and_signals_label(seen, target), i, target) for i, target in enumerate(told)
-    ]
+    judged, titles = {}, {}
+    for target in targets_to_judge(seen):
+        severe = severity.severity_of_target(seen, target)
+        titles[target] = signals.target_title_or_undefended(result, target)
+        # What a zero leaves possible is in LIMITS.
+        is_shown = bool(seen.shown_signals(target))
+        judged[target] = severe if is_shown else replace(severe, proof="")
     stand = [s.target.title for s in claims.claims_to_report(result) if s.verdict == CONTRADICTED]
     before = [f"The claim of {_first_titles_label(stand, 2)} is contradicted."] if stand else []
-    after = [] if UNDEFENDED in seen.targets else ["Nothing was measured on the undefended model."]
-    groups = [s.worst_group for s in seen.signals if s.status == SHOWN and s.worst_group]
-    if groups:
-        worst = coverage.group_sentence_part(groups[0])
-        after.append(f"{worst[:1].upper()}{worst[1:]}.")
+    after = [] if UNDEFENDED in seen.targets else [NOTHING_MEASURED]
     if asked := coverage.asked_sentence(result):
         after.append(asked)
-
-    def sentences(parts: int, names: int) -> tuple[str, ...]:
-        """parts: of the state, by which targets are grouped."""
-        groups = dict[tuple[object, ...], list[str]]()
-        for *state, _, target in sorted(states, key=lambda one: (one[0], one[2])):
-            groups.setdefault(tuple(state[:parts]), []).append(target)
-        said = (
-            _leak_state_sentence(result, seen, state, targets, names)
-            for state, targets in groups.items()
-        )
-        return (*before, *said, *after)
-
-    entry = ScreenEntry(RESULT, sentences(2, 4), 3, " ")
-    fits = len(wrap_to_width(" ".join(entry.items), width - GUTTER)) <= entry.most
-    return entry if fits else ScreenEntry(RESULT, sentences(1, 2), 4, " ")
-
-
-def _leak_state_and_signals_label(seen: LeakAssessment, target: str) -> tuple[int, str]:
-    """The state of a target, 0 the most worrying, and the signals that it rests on."""
-    tested = seen.tested_signals(target)
-    if shown := seen.shown_signals(target):
-        kinds = {s.kind for s in shown}
-        few = _signal_names_label([s for s in tested if s.suspected and s.kind not in kinds])
-        return _LEAKS, _signal_names_label(shown) + (
-            f"; seen, not significant: {few}" if few else ""
-        )
-    if not tested:
-        return _UNMEASURED, ""
-    if seen.shows_no_leakage(target):
-        return _CLEAR, _signal_names_label(tested)
-    return _OPEN, _signal_names_label([s for s in tested if s.suspected])
-
-
-def _signal_names_label(found: Sequence[LeakSignal]) -> str:
-    return ", ".join(dict.fromkeys(s.kind.short for s in found))
-
-
-def _leak_state_sentence(
-    result: AuditResult,
-    seen: LeakAssessment,
-    state: Sequence[object],
-    targets: Sequence[str],
-    names: int,
-) -> str:
-    level, of = state[0], f" ({state[1]})" if len(state) > 1 and state[1] else ""
-    named = _first_titles_label(
-        [signals.target_title_or_undefended(result, target) for target in targets], names
-    )
-    cost = _perplexity_cost_label(result, targets)
-    if level == _LEAKS:
-        words = [severity.severity_of_target(seen, target).word for target in targets]
-        # of several the first that a reader must know
-        highest = max(words, key=severity.WORDS.index)
-        return f"{named} {'leak' if len(targets) > 1 else 'leaks'}, severity {highest}{of}{cost}."
-    if level == _CLEAR:
-        return f"{named}: {signals.no_leakage_phrase(seen, *targets)}{of}{cost}."
-    if level == _OPEN:
-        return f"{named}: inconclusive{of and f'{of[:-1]}: seen, not significant)'}{cost}."
-    return f"{named}: nothing was measured."
+    worst_first = sorted(judged, key=lambda name: -severity.WORDS.index(judged[name].word))
+    entry = ScreenEntry(RESULT, (), 4)
+    for dropped, names in (({}, 4), ({"proof": ""}, 4), ({"proof": "", "why": ""}, 2)):
+        groups = dict[severity.Severity, list[str]]()
+        for target in worst_first:
+            groups.setdefault(replace(judged[target], **dropped), []).append(target)
+        sentences = [
+            verdict.describe(
+                _first_titles_label([titles[target] for target in targets], names),
+                _perplexity_cost_label(result, targets),
+            )
+            for verdict, targets in groups.items()
+        ]
+        entry = ScreenEntry(RESULT, (*before, *sentences, *after), 4, " ")
+        if len(wrap_to_width(" ".join(entry.items), width - GUTTER)) <= entry.most:
+            break
+    return entry
 
 
 def _first_titles_label(titles: Sequence[str], names: int) -> str:
@@ -204,8 +163,9 @@ def _first_titles_label(titles: Sequence[str], names: int) -> str:
 
 
 def _perplexity_cost_label(result: AuditResult, targets: Sequence[str]) -> str:
-    """`, at 3.84x the perplexity (Public model: 4.87x)`, of one defended target; in brackets the
-    last of its controls, which no private data stand behind."""
+    """Return `; 3.84x the perplexity (Public model: 4.87x)` for one defended target.
+
+    In brackets the last of its controls, which saw no private data."""
     costs = {record.name: record.perplexity for record in result.targets}
     own, base = costs.get(targets[0]), costs.get(UNDEFENDED)
     if (
@@ -224,7 +184,7 @@ def _perplexity_cost_label(result: AuditResult, targets: Sequence[str]) -> str:
                     f" ({_short_target_title(result, step.after)}: "
                     f"{phrases.format_number(end.value / base.value)}x)"
                 )
-    return f", at {phrases.format_number(own.value / base.value)}x the perplexity{beside}"
+    return f"; {phrases.format_number(own.value / base.value)}x the perplexity{beside}"
 
 
 # --- the table

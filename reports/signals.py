@@ -17,10 +17,8 @@ from auditor.conclusions.leak_kinds import LeakKind
 from auditor.conclusions.leak_readings import (
     EPSILON,
     GREEDILY,
-    NEARLY,
     PERSONAL,
     PROBABLE,
-    VERBATIM,
     VIOLATIONS,
 )
 from auditor.conclusions.signals import LeakAssessment, LeakSignal, assess_signals
@@ -28,24 +26,21 @@ from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Doubt, Measurement
 from auditor.reports import personal, phrases
-from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
+from auditor.reports.blocks import Block, Bullets, Forest, ForestSpan, Group, Table
 from auditor.reports.topics import forest_span
 from auditor.statistics.memorised import RECORDS
 from auditor.statistics.metrics import DISCOVERABLE, EXPECTED_ANY_OF, SHARES, auc_name
 from auditor.statistics.roc import AUC
 
 NEVER_DRAWN = "this decoding draws none of these suffixes, another may"
-_EXTRACTION = (VERBATIM, NEARLY, GREEDILY)
 _UNITS = {"bits": " bits", "nats": " nats", "per 1,000": " per 1,000"}
-_HEAD = ("Signal", "Access", "Result", "Measured", "Baseline", "Shown from")
-_NOTE = (
-    "Shown: above its baseline with 95% confidence; the baseline is what the same method gives on "
-    "records that were never trained on, or chance. Not shown: nothing beyond it was seen; “Shown "
-    "from” is what would have had to be measured instead. Seen, not significant: above it, but "
-    "chance could explain that. An interval is the one that decides: if several numbers share the "
-    "level, it is corrected for them. Not tested: this run cannot say. By greedy decoding one "
-    "record is enough, unless as large a share of non-members is given. The bar spans the "
-    "interval, the dot is the number, an open ring the non-members."
+_HEAD = ("Signal", "Measured", "Baseline", "Result")
+NOTE = (
+    "Dot: the number; bar: its 95% interval, corrected if several numbers share the level; ring: "
+    "the baseline, what the same method gives on records that were never trained on, or chance. "
+    "Shown: above it; by greedy decoding one record is enough, unless as large a share of "
+    "non-members is extracted. Text-only access is sampled text, as an API gives it; white-box "
+    "access is the model itself. PPL: perplexity on held-out text."
 )
 
 
@@ -128,7 +123,7 @@ def describe_signal_baseline(signal: LeakSignal) -> str:
     """`non-members 0/160`, `chance 0.5, blind baseline 0.52`, or that there is none."""
     b = signal.baseline
     if isinstance(b, Measurement):
-        return f"non-members {_baseline_and_excess_text(signal)}"
+        return f"non-members {_baseline_text(b)}{_difference_text(signal)}"
     if b is None:
         return "not compared with non-members"
     blind = (
@@ -190,6 +185,15 @@ def not_ruled_out_phrase(none: LeakSignal) -> str:
     return f"{what} up to {phrases.format_percent(m.high)}% (0/{m.n:,})"
 
 
+def still_possible_label(seen: LeakAssessment, target: str) -> str:
+    """Return `still possible: verbatim up to 6.0% (0/60)`, the widest bound of the first kind that
+    counts secrets and found none; "": no kind did."""
+    none = [s for s in seen.tested_signals(target) if _has_counted_secrets_and_found_none(s)]
+    first = [s for s in none if s.kind is none[0].kind]
+    widest = max(first, key=lambda s: s.measured.high if s.measured else 0.0, default=None)
+    return f"still possible: {not_ruled_out_phrase(widest)}" if widest else ""
+
+
 def _has_counted_secrets_and_found_none(signal: LeakSignal) -> bool:
     m = signal.measured
     return m is not None and m.name in signal.kind.counted and m.value == 0
@@ -239,67 +243,32 @@ def group_signals_by_kind(found: Sequence[LeakSignal]) -> list[list[LeakSignal]]
     return [list(group) for _, group in groupby(found, key=lambda s: s.kind.name)]
 
 
-def _signal_sentences_by_status(
-    seen: LeakAssessment, target: str
-) -> tuple[list[str], list[str], list[str], list[str]]:
-    """What is shown, what is suspected, what is not shown, and the names of what was not tested."""
-    shown, suspected, clear = list[str](), list[str](), list[list[LeakSignal]]()
-    for group in group_signals_by_kind(seen.tested_signals(target)):
-        # One access that shows it is enough for the whole kind.
-        if any(s.status == signals.SHOWN for s in group):
-            shown.append(describe_signals_of_one_kind(group))
-        elif any(s.suspected for s in group):
-            suspected.append(describe_signals_of_one_kind(group))
-        else:
-            clear.append(group)
-    untested = [
-        phrases.lower_first(s.kind.title)
-        for s in seen.signals_of_target(target)
-        if s.status == signals.NOT_TESTED
-    ]
-    return shown, suspected, _not_shown_sentences(clear), untested
+def proof_label(shown: Sequence[LeakSignal], suspected: Sequence[LeakSignal]) -> str:
+    """Return `14% verbatim, white-box; also near-verbatim`: a number, and which other signals."""
+    kinds = dict.fromkeys(s.kind for s in shown)
+    first = next(iter(kinds))
+    best = strongest_signal_to_report([s for s in shown if s.kind is first])
+    access = f", {best.setting}" if best.setting else ""
+    # Personal data have words of their own in the reason.
+    also = [kind.short for kind in kinds if kind not in (first, PERSONAL)]
+    few = dict.fromkeys(s.kind.short for s in suspected if s.kind not in kinds)
+    parts = [f"{_brief_number_label(best)}{access}"]
+    parts += [f"also {', '.join(also)}"] if also else []
+    parts += [f"not significant: {', '.join(few)}"] if few else []
+    return "; ".join(parts)
 
 
-def _not_shown_sentences(clear: Sequence[Sequence[LeakSignal]]) -> list[str]:
-    """What is not shown; where several ways extract none of the same secrets, that is said once."""
-    counts = [{s.measured.n for s in group if s.measured} for group in clear]
-    # As many secrets as the first way was asked for: taken for the same ones.
-    none = [
-        g
-        for g, n in zip(clear, counts, strict=True)
-        if g[0].kind in _EXTRACTION
-        and all(map(_has_counted_secrets_and_found_none, g))
-        and n == counts[0]
-    ]
-    others = [describe_signals_of_one_kind(group) for group in clear if group not in none]
-    if len(none) < 2:
-        return [describe_signals_of_one_kind(group) for group in clear]
-    phrases_of_ways = [
-        group[0].kind.counted[group[0].measured.name] for group in none if group[0].measured
-    ]
-    subject = phrases_of_ways[0].partition("extracted ")[0]  # "records ", if they have parts
-    in_part = ", at least in part" if subject else ""
-    *ways, last = (way.partition("extracted ")[2].removesuffix(in_part) for way in phrases_of_ways)
-    said_once = f"{subject}extracted {', '.join(ways)} or {last}{in_part}"
-    together = describe_signals_of_one_kind(none[0]).replace(phrases_of_ways[0], said_once)
-    return [together, *others]
-
-
-def target_summary(result: AuditResult, seen: LeakAssessment, target: str) -> str:
-    """One sentence: that it leaks and by what; that this run cannot tell; or, where it was earned,
-    no leakage seen."""
-    named = target_title_or_undefended(result, target)
-    shown, suspected, clear, untested = _signal_sentences_by_status(seen, target)
-    if shown:
-        # that it is not told verbatim, beside
-        none = [text for text in clear[:1] if text.startswith("none of")]
-        return f"{named} leaks: {'; '.join(shown + suspected + none)}."
-    if not suspected and not clear:
-        return f"{named}: nothing was measured."
-    if seen.shows_no_leakage(target):
-        left = f"; not tested: {', '.join(untested)}" if untested else ""
-        return f"{named}: {no_leakage_phrase(seen, target)}: {'; '.join(clear)}{left}."
-    return f"{named}: inconclusive: {'; '.join(suspected + clear)}."
+def _brief_number_label(signal: LeakSignal) -> str:
+    """Return `14% verbatim`, `names 21%`, `membership AUC 0.642`."""
+    m = signal.measured
+    assert m is not None  # a signal that was tested
+    if signal.kind is PERSONAL:
+        return f"{personal.personal_kind_in_sentence(signal.part)} {phrases.format_value(m)}"
+    if m.name in signal.kind.counted and signal.kind.text:
+        by = "by " if signal.kind is GREEDILY else ""
+        return f"{phrases.format_value(m)} {by}{signal.kind.short}"
+    brief = replace(m, low=math.nan, high=math.nan, note="")
+    return describe_signal_number(replace(signal, measured=brief))
 
 
 def least_detectable_text(signal: LeakSignal) -> str:
@@ -350,82 +319,85 @@ def target_title_or_undefended(result: AuditResult, target: str) -> str:
 # -----------------------------------------------------------------------------------------------
 
 
-def signals_forest_table(result: AuditResult, seen: LeakAssessment) -> Forest:
-    """A row a signal and access, target by target."""
+def _signals_forest(result: AuditResult, seen: LeakAssessment) -> Forest:
+    """Return a row a signal, target by target."""
     groups, spans = list[Group](), list[ForestSpan | None]()
     for target in seen.targets:
-        tested = seen.tested_signals(target)
-        rows = [
-            *map(_signal_table_row, tested),
-            *_untested_signals_row(seen.signals_of_target(target)),
-        ]
-        groups.append(Group(phrases.target_title_with_costs(result, target), tuple(rows)))
-        spans += map(_signal_forest_span, tested)
-        spans += [None] * (len(rows) - len(tested))
-    caption = "What is shown, what is not, and what was not tested; 95% intervals"
-    return Forest(
-        Table("signals-table", caption, _HEAD, tuple(groups), frozenset({3, 4, 5})), tuple(spans)
-    )
+        # Signals that differ only in their access are one row.
+        settings: dict[tuple[str, ...], list[LeakSignal]] = {}
+        for signal in seen.tested_signals(target):
+            settings.setdefault(_signal_table_row(signal), []).append(signal)
+        rows = []
+        for (title, *cells), merged in settings.items():
+            access = " or ".join(signal.setting for signal in merged if signal.setting)
+            rows.append((f"{title}, {access}" if access else title, *cells))
+            spans.append(_signal_forest_span(merged[0]))
+        if rows:
+            groups.append(Group(phrases.target_title_with_costs(result, target), tuple(rows)))
+    caption = "Measured, and the same of records that were never trained on; 95% intervals"
+    table = Table("signals-table", caption, _HEAD, tuple(groups), frozenset({1, 2}))
+    reach = max((max(span.high, span.floor or 0.0) for span in spans if span), default=1.0)
+    # The scale ends at the next tenth: most shares are small.
+    return Forest(table, tuple(spans), high=max(1, math.ceil(10 * reach)) / 10)
 
 
-def _untested_signals_row(target_signals: Sequence[LeakSignal]) -> Iterator[tuple[str, ...]]:
-    """Yield one row that names the signals that were not tested, each reason once."""
-    titles_by_reason: dict[str, list[str]] = {}
-    for signal in target_signals:
-        if signal.status == signals.NOT_TESTED:
-            titles_by_reason.setdefault(signal.why, []).append(
-                phrases.lower_first(signal.kind.title)
-            )
-    phrases_by_reason = [
-        f"{', '.join(titles)}{f' ({why})' if why else ''}"
-        for why, titles in sorted(titles_by_reason.items())
-    ]
-    if phrases_by_reason:
-        yield signals.NOT_TESTED.capitalize(), "", "; ".join(phrases_by_reason), "", "", ""
+def untested_signals_by_targets(
+    result: AuditResult, seen: LeakAssessment
+) -> Iterator[tuple[str, str]]:
+    """Yield ` on PMixED` ("": on no target) and the signals that were not tested, each with what
+    would test it or why nothing did."""
+    for targets, untested in untested_kinds_to_report_by_targets(seen).items():
+        labels = []
+        for kind in untested:
+            # Personal data is measured by the attacks on verbatim text, named for that kind.
+            methods = () if kind is PERSONAL else result.methods_measuring(*kind.measured_by[:1])
+            of = [
+                s for s in seen.signals if s.kind is kind and s.target in (targets or seen.targets)
+            ]
+            # What the run was asked for already is not advised again: its reason is.
+            why = "; ".join(dict.fromkeys(s.why for s in of if s.why))
+            flags = f"--attack {' or '.join(methods)}" if methods else ""
+            labels.append(f"{kind.short}{_bracketed(why or flags)}")
+        titles = dict.fromkeys(target_title_or_undefended(result, target) for target in targets)
+        yield f" on {', '.join(titles)}" if titles else "", ", ".join(labels)
 
 
 def _signal_table_row(s: LeakSignal) -> tuple[str, ...]:
-    status = f"seen, {suspicion_phrase(s)}" if s.suspected else s.status
-    return (
-        s.kind.title,
-        s.setting,
-        status,
-        _measured_text(s),
-        _baseline_and_excess_text(s),
-        least_detectable_text(s),
-    )
+    """Return the name, the number, its baseline, and whether it is shown."""
+    is_personal = s.kind is PERSONAL
+    title = personal.personal_kind_title(s.part) if is_personal else s.kind.short
+    status = suspicion_phrase(s) if s.suspected else s.status
+    difference = _difference_text(s)
+    least = least_detectable_text(s)
+    would = "" if least == phrases.NOTHING else f"; {least} would be"
+    title = f"{title[:1].upper()}{title[1:]}"
+    return title, _measured_text(s), _baseline_text(s.baseline), f"{status}{difference}{would}"
 
 
 def _measured_text(s: LeakSignal) -> str:
-    """The number, without the name of its metric where the kind says it."""
+    """Return the number, without the name of its metric if the kind says it."""
     m = s.measured
     assert m is not None  # it was tested
-    if (
-        s.kind is PERSONAL
-        or s.count
-        or s.looks > 1
-        or not (m.unit == "share" or m.name == s.kind.main)
-    ):
-        corrected = corrected_interval_phrase(s)
-        return describe_signal_number(s) + (f" ({corrected})" if corrected else "")
     if is_decided_by_excess(s) and m.value:
         m = replace(m, low=math.nan, high=math.nan)
-    unit = _UNITS.get(m.unit, "")
+    corrected = _bracketed(corrected_interval_phrase(s))
+    if s.kind is PERSONAL:
+        return personal.personal_data_share_phrase(m) + corrected
+    if s.count or s.looks > 1 or not (m.unit == "share" or m.name == s.kind.main):
+        return describe_signal_number(s) + corrected
+    if m.unit == "share":
+        return phrases.format_share_with_interval(m)
     chosen = f" ({m.note})" if m.name == auc_name("") and m.note else ""
-    whole = f"{phrases.value_with_interval(m)}{unit}{chosen}{phrases.suffix_lengths_phrase(m)}"
-    return phrases.format_share_with_interval(m) if m.unit == "share" else whole
+    unit = _UNITS.get(m.unit, "")
+    return f"{phrases.value_with_interval(m)}{unit}{chosen}{phrases.suffix_lengths_phrase(m)}"
 
 
-def _baseline_and_excess_text(signal: LeakSignal) -> str:
-    """`0/68`; of what the excess decides `0/68, difference 3.3 points [−1.9 to 11.2]`."""
-    baseline = _baseline_text(signal.baseline)
-    if (
-        not is_decided_by_excess(signal)
-        or signal.excess is None
-        or _has_counted_secrets_and_found_none(signal)
-    ):
-        return baseline
-    return f"{baseline}, difference {phrases.difference_with_interval(signal.excess)}"
+def _difference_text(signal: LeakSignal) -> str:
+    """Return `, difference 3.3 points [−1.9 to 11.2]` if the excess decides; else ""."""
+    if not is_decided_by_excess(signal) or _has_counted_secrets_and_found_none(signal):
+        return ""
+    assert signal.excess is not None  # it decides
+    return f", difference {phrases.difference_with_interval(signal.excess)}"
 
 
 def _baseline_text(b: Measurement | float | None) -> str:
@@ -449,8 +421,14 @@ def _signal_forest_span(s: LeakSignal) -> ForestSpan | None:
 
 
 def signals_section_blocks(result: AuditResult) -> list[Block]:
-    """The table and how to read it; nothing where nothing was measured."""
+    """Return the picture of all signals; nothing if nothing was measured."""
     seen = assess_signals(result)
-    if not any(seen.tested_signals(target) for target in seen.targets):
-        return []
-    return [signals_forest_table(result, seen), Paragraph(_NOTE)]
+    tested = any(seen.tested_signals(target) for target in seen.targets)
+    return signal_blocks(result, seen) if tested else []
+
+
+def signal_blocks(result: AuditResult, seen: LeakAssessment) -> list[Block]:
+    """Return the picture, and what was not tested."""
+    untested = untested_signals_by_targets(result, seen)
+    items = tuple(f"Not tested{on}: {text}." for on, text in untested)
+    return [_signals_forest(result, seen), *([Bullets(items)] if items else [])]

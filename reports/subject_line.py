@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult
 from auditor.reports import phrases
 
@@ -55,12 +54,6 @@ def model_phrase(result: AuditResult) -> str:
     return _short_model_name(str(named)) + (
         f" ({phrases.shorten('; '.join(more), _MOST)})" if more else ""
     )
-
-
-def attacked_target_titles(result: AuditResult) -> str:
-    """`Undefended, PMixED`: the targets that were attacked, without controls."""
-    titles = [target.title for target in result.targets if not target.companion]
-    return ", ".join(titles) or phrases.target_title(result, UNDEFENDED)
 
 
 def _data_phrase(result: AuditResult) -> str:

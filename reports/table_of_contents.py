@@ -30,15 +30,10 @@ from auditor.reports.blocks import (
     TargetSummary,
 )
 from auditor.reports.topics import CHECK, DECIDE, MEND, ReportMaterial, Topic
-from auditor.reports.verdict import doubt_sentences, headline, summary_sentence_by_target
+from auditor.reports.verdict import headline, targets_to_judge
 from auditor.statistics import documents
 
 REVEALED = "This report shows private text (--reveal): keep it to yourself."
-READING = (
-    "Undefended is the model as it was trained. Text-only access is text drawn at random, as an "
-    "API gives it; at temperature 0 an API gives greedy decoding. White-box access is the model "
-    "itself. Brackets hold 95% intervals; what is extracted of non-members is guessing."
-)
 PARTS = (DECIDE, MEND, CHECK)
 
 
@@ -119,9 +114,9 @@ def _build_report_document(material: ReportMaterial, sections: tuple[Section, ..
         headline=headline(result),
         sections=sections,
         warning="" if material.texts is None else REVEALED,
-        doubts=doubt_sentences(result),
+        doubts=tuple(doubt.sentence for doubt in signals.all_doubts(assess_signals(result))),
         standings=_target_severity_summaries(result),
-        rule=f"{severity.RULE} {READING}",
+        rule=f"{severity.RULE} {signals.NOTE}",
     )
 
 
@@ -149,27 +144,18 @@ def _report_header_facts(result: AuditResult) -> Facts:
     attacked = "Parts of records" if has_parts else "Records"
     written = n.text_form.partition(" (")[0]
     return (
-        ("Attacked", subject_line.attacked_target_titles(result)),
         (attacked, f"{n.members:,} trained on (members), {n.nonmembers:,} not (non-members)"),
         *((("Text form", f"--template {written}"),) if written else ()),
-        ("Run", result.name),
-        ("Ended", result.created),
-        ("Seed", str(result.seed)),
+        ("Run", f"{result.name}, seed {result.seed}"),
     )
 
 
 def _target_severity_summaries(result: AuditResult) -> tuple[TargetSummary, ...]:
-    seen, said = assess_signals(result), summary_sentence_by_target(result)
-    stand = {
-        target: severity.severity_of_target(seen, target)
-        for target in dict.fromkeys((*seen.targets, *said))
-    }
+    seen = assess_signals(result)
+    found = {name: severity.severity_of_target(seen, name) for name in targets_to_judge(seen)}
     return tuple(
         TargetSummary(
-            signals.target_title_or_undefended(result, target),
-            found.word,
-            found.why,
-            said.get(target, ""),
+            signals.target_title_or_undefended(result, name), of.word, of.reason, of.decision
         )
-        for target, found in stand.items()
+        for name, of in found.items()
     )

@@ -9,37 +9,32 @@ from __future__ import annotations
 
 import math
 
-from auditor.conclusions.signals import assess_signals
+from auditor.conclusions.signals import LeakAssessment, assess_signals
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
-from auditor.reports import phrases, signals
+from auditor.reports import phrases, severity, signals
 from auditor.statistics.metrics import RECALL
+
+NOTHING_MEASURED = "Nothing was measured on the undefended model."
 
 
 def headline(result: AuditResult) -> str:
-    """A sentence a target: whether it leaks and by what. First, what forbids a conclusion from what
-    was not seen."""
-    return " ".join((*doubt_sentences(result), *summary_sentence_by_target(result).values()))
-
-
-def doubt_sentences(result: AuditResult) -> tuple[str, ...]:
-    """What forbids a conclusion from what was not seen, a sentence each."""
-    return tuple(doubt.sentence for doubt in signals.all_doubts(assess_signals(result)))
-
-
-def summary_sentence_by_target(result: AuditResult) -> dict[str, str]:
-    """By target, what leaks of it, in a sentence; of the undefended one also where it was not
-    attacked."""
+    """Return what forbids a conclusion, then a sentence a target: how severe it is, and why."""
     seen = assess_signals(result)
-    shown = [
-        target for target in seen.targets if target == UNDEFENDED or seen.tested_signals(target)
+    said = [
+        severity.severity_of_target(seen, target).describe(
+            signals.target_title_or_undefended(result, target)
+        )
+        for target in targets_to_judge(seen)
     ]
-    told = {target: signals.target_summary(result, seen, target) for target in shown}
-    return (
-        told
-        if UNDEFENDED in told
-        else {**told, UNDEFENDED: "Nothing was measured on the undefended model."}
-    )
+    doubts = (doubt.sentence for doubt in signals.all_doubts(seen))
+    missing = () if UNDEFENDED in seen.targets else (NOTHING_MEASURED,)
+    return " ".join((*doubts, *said, *missing))
+
+
+def targets_to_judge(seen: LeakAssessment) -> list[str]:
+    """Return the targets with a measured signal, and the undefended model."""
+    return [name for name in seen.targets if name == UNDEFENDED or seen.tested_signals(name)]
 
 
 def fewest_attacked_member_count(result: AuditResult) -> int:

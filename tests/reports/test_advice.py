@@ -69,17 +69,16 @@ def test_where_it_sits_and_what_fewer_copies_leave(result: AuditResult) -> None:
     found = said(result, undefended=outcome(LEAKS))
     sits = found[advice.WHERE]
     assert any(
-        text.startswith("25 of the 25 extracted members are those trained on 4 times or more")
-        for text in sits
+        text.startswith("25 of the 25 extracted members occur 4 times or more") for text in sits
     )
     assert (
-        any("of the group ward, as are 20 of all 80 members" in text for text in sits)
+        any("belong to the group ward, and so do 20 of all 80 members" in text for text in sits)
         and len(sits) == 2
     )
     (copies,) = found[advice.COPIES]
-    assert copies.startswith("extracted verbatim if copies of a record were capped at 1: 0.0% [")
-    assert "; 4: 12% [" in copies  # 40 of 80 at 5 of 20
-    assert "; now 31%. Predicted from" in copies
+    assert copies.startswith("predicted recall with at most 1 copy: 0.0% [")
+    assert "; 4 copies: 12% [" in copies  # 40 of 80 at 5 of 20
+    assert copies.endswith("; now 31%")
 
 
 def test_what_helps_and_what_only_hides(result: AuditResult) -> None:
@@ -139,8 +138,9 @@ def test_nothing_is_advised_of_nothing(result: AuditResult) -> None:
 
 
 def test_what_leaks_comes_with_the_rule_that_holds_it(result: AuditResult) -> None:
-    leaks = said(result, undefended=outcome(NOTHING))[advice.LEAKS]
-    assert leaks[0] == (
-        "verbatim extraction, greedy decoding; limit it in CI: audit gate RUN --max recall=0.05 "
-        "--target undefended"
+    leaks = next(one for one in advice.advice(result) if one.kind == advice.LEAKS)
+    assert leaks.command == "audit gate RUN --max recall=0.05 --target undefended"
+    assert leaks.line == (
+        "leaks (Undefended): training text can be extracted (52% verbatim, white-box; also greedy "
+        f"decoding); hold the next model to a limit: {leaks.command}"
     )

@@ -40,6 +40,9 @@ CONTRAST = """(() => {
 })()"""  # noqa: E501
 
 
+UNFOLD = "document.querySelectorAll('details.fold').forEach(one => { one.open = true; })"
+
+
 @pytest.fixture
 def page(tmp_path: Path, result: AuditResult) -> Path:
     path = tmp_path / "report.html"
@@ -60,6 +63,7 @@ def test_the_page_in_a_browser(browser: Any, page: Path, width: int, dark: bool)
 
 def test_wide_tables_scroll_by_themselves(browser: Any, page: Path) -> None:
     browser.open(page, 390)
+    browser.evaluate(UNFOLD)
     region = "document.querySelector('#results .scroll')"
     assert browser.evaluate(f"{region}.scrollWidth > {region}.clientWidth")
     assert browser.evaluate(f"{region}.focus(), document.activeElement == {region}")
@@ -179,6 +183,7 @@ def test_the_list_by_keyboard(browser: Any, detailed: tuple[Path, SecretDetails]
     """Tab reaches a secret, Enter opens it, and its tokens are numbers that can be read out."""
     path, details = detailed
     browser.open(path, 1440)
+    browser.evaluate(UNFOLD)
     browser.evaluate("document.getElementById('filter-reset').focus()")
     for _ in range(60):
         browser.press("Tab")

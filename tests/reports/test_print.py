@@ -73,19 +73,18 @@ def printed(
     return on_paper(browser, page, request.param)
 
 
-def test_two_pages_for_the_decision_then_the_annex(printed: list[Printed]) -> None:
+def test_at_most_two_pages_for_the_decision_then_the_annex(printed: list[Printed]) -> None:
     texts = [text for text, _ in printed]
     assert len(texts) <= MOST
     assert (
         texts[0].startswith("Privacy audit of")
-        and "High:" in texts[0]
+        and "HIGH" in texts[0]
         and "What to do now" in texts[0]
     )
-    assert (
-        "Signal by signal" in " ".join(texts[:2]) and "What a good result does not mean" in texts[1]
-    )
     (annex,) = (i for i, text in enumerate(texts) if "Where it leaks" in text)
-    assert annex == 2 and texts[annex].startswith("For fixing the model")
+    assert 1 <= annex <= 2 and texts[annex].startswith("For fixing the model")
+    decision = " ".join(texts[:annex])
+    assert "Signal by signal" in decision and "What a good result does not mean" in decision
     assert "a secret's id opens it" not in " ".join(texts)  # a list to search is none on paper
 
 

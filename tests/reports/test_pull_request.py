@@ -50,7 +50,9 @@ def compared(*deltas: float | None, name: str = "main", runs: int = 2) -> Compar
 
 def test_verdict_results_and_claims_are_seen_and_the_rest_is_folded(result: AuditResult) -> None:
     text = markdown.render_markdown_report(result)
-    assert "PMixED (sound): inconclusive" in seen(text) and "166/320 (52% [46–57])" in seen(text)
+    assert "PMixED (sound): **INCONCLUSIVE**" in seen(text) and "166/320 (52% [46–57])" in seen(
+        text
+    )
     assert [line[4:] for line in text.splitlines() if line.startswith("### ")][:3] == [
         *("What to do now", "Signal by signal", "Results")
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,10 +17,11 @@ from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Measurement
 from auditor.gate.compare import Comparand, Comparison, ComparisonRow
 from auditor.records.attacked_secrets import SecretFacts
-from auditor.reports import table_of_contents
-from auditor.reports.blocks import Document, Figure, Forest, ForestSpan, Paragraph, Table
+from auditor.reports import html, table_of_contents
+from auditor.reports.blocks import Bullets, Document, Figure, Forest, ForestSpan, Paragraph, Table
 from auditor.reports.plots import render_plot_svg
 from auditor.statistics.exposure import bound_null_exposure_tail
+from tests.reports.test_print import lab_of_readme
 
 
 def blocks(doc: Document, section: str) -> list[Any]:
@@ -65,6 +67,16 @@ def test_every_reader_has_a_part(
     assert parts[table_of_contents.CHECK] == [*wanted, "reproduce", "attacks"]
 
 
+def test_what_is_not_folded_is_short(result: AuditResult) -> None:
+    """The open page of README's run has 560 words; all other sections are folded."""
+    page = html.render_html_report(lab_of_readme(result))
+    unfolded = re.sub(r"(?s)<(details|style|script|title)\b.*?</\1>|<[^>]+>", " ", page)
+    assert 300 < len(unfolded.split()) < 700
+    folded = re.findall(r'<section id="([a-z-]+)"[^>]*>\s*<details class="fold">', page)
+    assert {"where", "results", "claims", "reproduce"} <= set(folded)
+    assert not {"advice", "glance", "limits"} & set(folded)
+
+
 def test_a_result_alone_is_a_whole_page_still(result: AuditResult) -> None:
     ids = [section.id for section in table_of_contents.page_document(result).sections]
     assert {"glance", "where", "results", "tradeoff", "claims"} <= set(ids)
@@ -82,12 +94,19 @@ def test_the_glance_shows_every_signal_of_each_target_and_access(result: AuditRe
         first.title == "Undefended · PPL 11.2"
         and pmixed.title == "PMixED (sound) · PPL 21.3 · ε 8 (shard)"
     )
-    seen = ("166/320 (52% [46–57])", "0/160", "–")
-    assert first.rows[1] == ("Verbatim extraction", "white-box", "shown", *seen)
-    assert pmixed.rows[1][2] == "seen, not significant" and pmixed.rows[1][5] == "2.8%"
-    (untested,) = (row for row in first.rows if row[0] == "Not tested")
-    assert "membership" in untested[2] and "personal data (no personal data" in untested[2]
-    assert "greedy decoding (undefended model only)" in pmixed.rows[-1][2]
+    assert first.rows[1] == ("Verbatim, white-box", "166/320 (52% [46–57])", "0/160", "shown")
+    assert (
+        pmixed.rows[1][3] == "not significant, difference 1.2 points [−1.2 to 3.7]; 2.8% would be"
+    )
+    (untested,) = (
+        block
+        for block in blocks(table_of_contents.page_document(result), "glance")
+        if isinstance(block, Bullets)
+    )
+    everywhere, defended = untested.items
+    assert everywhere.startswith("Not tested: near-verbatim")
+    assert "membership" in everywhere and "personal data (no personal data" in everywhere
+    assert "greedy decoding (undefended model only)" in defended
     span = forest.spans[1]
     assert span is not None and (span.value, span.floor) == (166 / 320, 0.0)
     assert len(forest.spans) == sum(len(group.rows) for group in forest.table.groups)

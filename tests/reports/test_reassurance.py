@@ -105,7 +105,7 @@ def sentences(result: AuditResult) -> Iterator[tuple[str, str]]:
     )
     yield (
         "advise",
-        " ".join(f"{one.kind}: {one.said}" for one in advice.advice(result, SecretDetails())),
+        " ".join(one.line for one in advice.advice(result, SecretDetails())),
     )
     yield (
         "history",
@@ -146,13 +146,12 @@ def test_no_verbatim_extraction_beside_membership_that_is_shown() -> None:
     )
     assert_no_reassurance(result)
     text = told(result)
-    zero = "none of 60 extracted verbatim, white-box (up to 6.0% not ruled out)"
     assert (
         text["headline"]
-        == "Undefended leaks: membership AUC 0.642 [0.577–0.704], white-box (chance 0.5, no blind "
-        f"baseline); {zero}."
+        == "Undefended: MODERATE. No text is shown to come out; another signal is above its "
+        "baseline (membership AUC 0.642, white-box)."
     )
-    assert "leaks: membership;" in text["advise"]
+    assert "leaks (Undefended): no text is shown to come out; another" in text["advise"]
     assert "NEXT audit advise runs/own" in text["screen"]
     assert (
         "leakage is shown by membership" in text["EDPB"]
@@ -167,10 +166,9 @@ def test_one_greedy_hit_counts() -> None:
     result = run_of(row("extraction-probability", p), greedy=greedy)
     assert_no_reassurance(result)
     assert told(result)["headline"].startswith(
-        "Undefended leaks: 1/36 (2.8% [0.1–14.5]) extracted by greedy decoding, 1/11 of those "
-        "trained on 40 times"
+        "Undefended: HIGH. Training text can be extracted (2.8% by greedy decoding)."
     )
-    assert "leaks: greedy decoding" in told(result)["advise"]
+    assert "2.8% by greedy decoding" in told(result)["advise"]
 
 
 def test_probable_extraction_that_does_not_come_is_a_contradiction() -> None:
@@ -197,7 +195,9 @@ def test_probable_extraction_that_does_not_come_is_a_contradiction() -> None:
             in told(result)["headline"]
         )
         assert "a filter, a truncation or another distribution" in told(result)["headline"]
-        assert told(result)["advise"].startswith("resolve first: perplexity extracts 0 of 20")
+        assert told(result)["advise"].startswith(
+            "resolve first (contradiction): perplexity extracts 0 of 20"
+        )
         assert "audit advise" in told(result)["screen"]
     # 5 or fewer of 20 at 40%: 13%
     assert "a filter" not in told(run(5, likely, strangers))["headline"]
@@ -227,7 +227,8 @@ def test_a_defended_target_is_not_called_clean_over_its_own_signals() -> None:
         "perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS), target="pmixed"
     )
     result = run_of(undefended, defended, row("membership", auc(0.7, 0.6, 0.8), target="pmixed"))
-    assert "PMixED leaks: membership AUC 0.700 [0.600–0.800]" in verdict.headline(result)
+    assert "PMixED: MODERATE. " in verdict.headline(result)
+    assert "(membership AUC 0.700, white-box)" in verdict.headline(result)
     assert_no_reassurance(result)
     assert "--max membership_auc=0.6" in told(result)["advise"]  # a gate that does not hold
 
@@ -235,7 +236,7 @@ def test_a_defended_target_is_not_called_clean_over_its_own_signals() -> None:
 @pytest.mark.parametrize("whose", ["data", "target"])
 def test_a_doubt_forbids_reassurance(whose: str) -> None:
     result = run_of(row("perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS)))
-    assert "no leakage seen" in verdict.headline(result)
+    assert "No leakage seen" in verdict.headline(result)
     doubt = Doubt("text form", "No rendering makes members more likely than non-members.")
     if whose == "data":
         doubtful = replace(result, benchmark=replace(result.benchmark, doubts=(doubt,)))
@@ -245,7 +246,7 @@ def test_a_doubt_forbids_reassurance(whose: str) -> None:
         )
     assert_no_reassurance(doubtful)
     assert verdict.headline(doubtful).startswith(doubt.sentence)
-    assert told(doubtful)["advise"].startswith(f"resolve first: {doubt.sentence}")
+    assert told(doubtful)["advise"].startswith(f"resolve first (text form): {doubt.sentence}")
 
 
 def test_likelihood_alone_forbids_reassurance_and_adds_nothing_to_a_leak() -> None:
@@ -273,11 +274,12 @@ def test_what_is_clean_is_said_to_be_with_what_it_would_have_taken() -> None:
         row("membership", auc(0.5, 0.44, 0.56)),
     )
     for where, text in told(result).items():
-        assert "no leakage seen" in text or where == "severity", (where, text)
+        assert "no leakage seen" in text.lower() or where == "severity", (where, text)
     page = markdown.render_markdown_report(result)
-    (verbatim,) = re.findall(r"\| Verbatim extraction \|.*", page)
-    (membership,) = re.findall(r"\| Membership \| white-box \| not shown \|.*", page)
-    assert verbatim.endswith("| 12% |") and membership.endswith("| 0.560 |")
+    (verbatim,) = re.findall(r"\| Verbatim, white-box \|.*", page)
+    (membership,) = re.findall(r"\| Membership, white-box \|.*", page)
+    assert verbatim.endswith("| not shown; 12% would be |")
+    assert membership.endswith("| not shown; 0.560 would be |")
 
 
 def test_of_so_few_that_all_would_have_to_be_extracted_no_percentage_is_told() -> None:
@@ -471,12 +473,12 @@ def test_a_record_that_samples_hold_is_named_though_no_text_is_significant() -> 
     )
     told = dict(sentences(found))
     assert (
-        "severity moderate (membership; seen, not significant: extraction probability)"
-        in told["screen"]
+        "(membership AUC 0.950, white-box; not significant: extraction probability)"
+        in (told["screen"])
     )
     assert "extracted by 100 samples with a probability of 90% or more" in told["screen"]
     why = severity.severity_of_target(assess_signals(found), "undefended").why
-    assert why.startswith("text is extracted, but of too few to be significant (")
+    assert why.startswith("text is extracted, but not significantly; ")
 
 
 def test_personal_data_are_shown_by_whichever_attack_shows_them() -> None:

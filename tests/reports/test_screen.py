@@ -104,10 +104,8 @@ def test_it_fits_and_hides_no_leak(result: AuditResult, folder: str) -> None:
     seen, said = assess_signals(result), entry(shown, "RESULT")
     titles = {target.name: target.title for target in result.targets}
     leaking = [target for target in seen.targets if seen.shown_signals(target)]
-    sentences = [
-        one for one in re.split(r"(?<=\.) ", said) if re.search(r" leaks?\b(?! seen)", one)
-    ]
-    counted = sum(int(n) for one in sentences for n in re.findall(r"and (\d+) more leak", one))
+    sentences = re.findall(r"(?:^|\. )([^.]*): (?:HIGH|MODERATE)", said)
+    counted = sum(int(n) for one in sentences for n in re.findall(r"and (\d+) more", one))
     named = [target for target in leaking if any(titles[target][:20] in one for one in sentences)]
     assert len(named) + counted >= len(leaking), said
     if not all(map(seen.shows_no_leakage, seen.targets)) and "no leakage seen" in said:
@@ -133,7 +131,8 @@ def test_it_is_laid_out_as_it_should_be() -> None:
         "report",
     ]
     assert entry(shown, "RESULT").startswith(
-        "Undefended leaks, severity high (verbatim, greedy decoding)."
+        "Undefended: HIGH. Training text can be extracted (52% verbatim, white-box; also greedy "
+        "decoding)."
     )
     assert entry(shown, "WHERE") == (
         "copies 1: 0/64, 2: 4/64, 4: 36/64, 8: 62/64, 16: 64/64 (white-box); 0/64 leaves up to "
@@ -183,7 +182,7 @@ def test_the_cost_of_a_defense_stands_beside_that_of_no_private_data() -> None:
     said = entry(
         lines(replace(run, findings=tuple(rows), targets=(*run.targets, public))), "RESULT"
     )
-    assert "at 1.9x the perplexity (Public model: 3.8x)." in said
+    assert "; 1.9x the perplexity (Public model: 3.8x)." in said
     assert "Public model" not in entry(lines(run), "RESULT")
 
 
@@ -240,7 +239,7 @@ def test_groups_of_the_data_are_told_apart() -> None:
     grouped = tuple(replace(finding, by_group=shares) for finding in result.findings)
     said = lines(replace(result, findings=grouped))
     assert entry(said, "WHERE").startswith("unwanted: 0/40, wanted: 24/24 (")
-    assert "All 24 records of the group wanted are recited." in entry(said, "RESULT")
+    assert "all 24 records of the group wanted are recited." in entry(said, "RESULT")
 
 
 def test_columns_that_nobody_reads_are_a_limit() -> None:
@@ -255,7 +254,9 @@ def test_columns_that_nobody_reads_are_a_limit() -> None:
 def test_a_clean_run_goes_on_to_a_gate() -> None:
     result = run_of(row("perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS)))
     shown = lines(result)
-    assert entry(shown, "RESULT") == "Undefended: no leakage seen in what was tested (verbatim)."
+    assert entry(shown, "RESULT") == (
+        "Undefended: INCONCLUSIVE. No leakage seen in what was tested, but 8 of 9 signals were not."
+    )
     assert entry(shown, "NEXT") == "audit gate runs/latest --max recall=0.05"
     assert entry(shown, "LIMITS").startswith(
         "Still possible: verbatim up to 6.0% (0/60). Not tested: "

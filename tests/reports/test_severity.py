@@ -146,13 +146,12 @@ def test_an_open_result_says_all_that_is_open(found: LeakAssessment) -> None:
         (
             seen(signal(VERBATIM, SHOWN)),
             HIGH,
-            "text of training records is extracted with white-box access",
+            "training text can be extracted",
         ),
         (
             seen(signal(GREEDILY, SHOWN, ""), signal(PERSONAL, SHOWN, "text-only")),
             HIGH,
-            "text of training records is extracted by greedy decoding and with text-only access, "
-            "including personal data",
+            "training text can be extracted, including personal data",
         ),
         (
             seen(
@@ -161,39 +160,39 @@ def test_an_open_result_says_all_that_is_open(found: LeakAssessment) -> None:
                 signal(AUDITED_EPSILON, SHOWN, "text-only"),
             ),
             MODERATE,
-            "no text is shown to be extracted, but something else is above its baseline: "
-            "membership, audited epsilon",
+            "no text is shown to come out; another signal is above its baseline",
         ),
         (
             seen(signal(VERBATIM, NOT_SHOWN, suspected=True), signal(MEMBERSHIP, NOT_TESTED, "")),
             OPEN,
-            "no signal is shown, but something was seen that is not significant (verbatim "
-            "extraction), 1 of 2 signals were not tested",
+            "no leak is shown, but something is above its baseline, not significantly (verbatim), "
+            "1 of 2 signals were not",
         ),
         (
             seen(signal(VERBATIM, NOT_TESTED, "")),
             OPEN,
-            "no signal is shown, but nothing was measured",
+            "no leak is shown, but nothing was measured",
         ),
         (
             CLEAN,
             NONE,
-            "every signal was tested and none is shown, down to the smallest that this run can show",  # noqa: E501
+            "no leakage seen: every signal was tested",
         ),
     ],
 )
 def test_what_is_said(found: LeakAssessment, word: str, why: str) -> None:
-    assert severity.severity_of_target(found, "t") == severity.Severity(word, why)  # type: ignore[arg-type]
+    severe = severity.severity_of_target(found, "t")
+    assert (severe.word, severe.why) == (word, why)
 
 
 def test_the_rule_stands_beside_the_word_in_both_reports(result: AuditResult) -> None:
     page, text = html.render_html_report(result), markdown.render_markdown_report(result)
-    assert "<strong>High</strong>: text of training records is extracted" in page and RULE in page
-    assert "- Undefended: **high**: text of training records is extracted" in text and RULE in text
+    assert "<strong>HIGH</strong><p>Training text can be extracted." in page and RULE in page
+    assert "- Undefended: **HIGH**. Training text can be extracted." in text and RULE in text
     assert all(word.capitalize() in RULE for word in WORDS)
     for said in (page[page.index("<main>") :], text):
         assert (
-            said.index("text of training records")
+            said.index("Training text can be")
             < said.index("What to do now")
             < said.index("Signal by signal")
         )

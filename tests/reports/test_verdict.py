@@ -16,12 +16,10 @@ from auditor.reports.verdict import headline, strongest_attack_row
 
 def test_the_headline_says_what_leaks_of_each_target(result: AuditResult) -> None:
     assert headline(result) == (
-        "Undefended leaks: 166/320 (52% [46–57]) extracted verbatim, white-box (non-members "
-        "0/160); 150/320 (47% [41–53]) extracted by greedy decoding, 64/64 of those trained on 16 "
-        "times (not compared with non-members). PMixED (sound): inconclusive: 4/320 (1.2%) "
-        "extracted verbatim, white-box (not significant; non-members 0/160, difference 1.2 points "
-        "[−1.2 to 3.7]). Uniform mixing leaks: 166/320 (52% [46–57]) extracted verbatim, white-box "
-        "(non-members 0/160)."
+        "Undefended: HIGH. Training text can be extracted (52% verbatim, white-box; also greedy "
+        "decoding). PMixED (sound): INCONCLUSIVE. No leak is shown, but something is above its "
+        "baseline, not significantly (verbatim), 8 of 9 signals were not. Uniform "
+        "mixing: HIGH. Training text can be extracted (52% verbatim, white-box)."
     )
 
 
@@ -31,10 +29,9 @@ def test_a_zero_is_never_said_without_its_bound(result: AuditResult) -> None:
         "pmixed",
         lambda f: replace(f, measurements=(Measurement("recall", 0.0, 0.0, 0.011, 320),)),
     )
-    zero = "none of 320 extracted verbatim, text-only or white-box (up to 1.1% not ruled out)"
     assert (
-        f"PMixED (sound): no leakage seen in what was tested: {zero}; not tested: near-verbatim "
-        "extraction" in headline(none)
+        "PMixED (sound): INCONCLUSIVE. No leakage seen in what was tested, but 8 of 9 signals were "
+        "not (still possible: verbatim up to 1.1% (0/320))." in headline(none)
     )
 
 
@@ -111,7 +108,8 @@ def test_not_above_the_baseline_is_inconclusive(result: AuditResult) -> None:
     )
     weak = replace(weak, benchmark=replace(weak.benchmark, greedy_recall={}))
     assert headline(weak).startswith(
-        "Undefended: inconclusive: 16/320 (5.0%) extracted verbatim, text-only"
+        "Undefended: INCONCLUSIVE. No leak is shown, but something is above its baseline, not "
+        "significantly (verbatim), "
     )
 
 
@@ -147,11 +145,12 @@ def with_recall(finding: Finding, *measured: Measurement) -> Finding:
 
 def test_probes_are_told_as_attacks_are(probe_only: AuditResult, with_probe: AuditResult) -> None:
     bare = replace(probe_only, benchmark=replace(probe_only.benchmark, greedy_recall={}))
-    probed = "extraction probability, mean 31% [27–35], white-box (non-members <0.01%)"
+    probed = "also greedy decoding, extraction probability"
     assert headline(bare).startswith(
-        f"Undefended leaks: {probed}. PMixED (sound) leaks: 100 samples each would extract 87%"
+        "Undefended: MODERATE. No text is shown to come out; another signal is above its baseline "
+        "(extraction probability, mean 31%, white-box)."
     )
-    assert probed in headline(with_probe) and "166/320" in headline(with_probe)
+    assert probed in headline(with_probe) and "52% verbatim" in headline(with_probe)
 
 
 def test_a_claim_that_was_seen_to_fail_is_said_aloud(result: AuditResult) -> None:
