@@ -307,6 +307,14 @@ class LanguageModel(ABC):
             parts.append(reduce_to_partial_distribution(rows, tokens.flatten(), LIKELIEST))
         return concatenate_partial_distributions(parts)
 
+    def log_probs_at_positions(self, texts: Tensor, positions: Tensor, last: int) -> Tensor | None:
+        """Return (B, last, V) log-probabilities after whole texts (B, n) whose tokens have these
+        positions (B, n); None: it takes none.
+
+        Every token sees all before it, whatever their positions. No prefix token is put.
+        """
+        return None
+
     def digest(self) -> str:
         """Return the SHA-256, in hex, that identifies its weights or answers; "" if unknown."""
         return ""

@@ -328,6 +328,7 @@ class HuggingFaceModel(LanguageModel):
         self.load_again: Callable[[], Any] | None = None
         accepted = inspect.signature(unwrap_peft(model).forward).parameters
         self._keeps_logits = "logits_to_keep" in accepted
+        self._takes_positions = "position_ids" in accepted
         self._cache_name = next((name for name in _CACHE_NAMES if name in accepted), None)
 
     def enable_hidden_state_cache(self) -> None:
@@ -517,6 +518,16 @@ class HuggingFaceModel(LanguageModel):
         """Return what one call of transformers gives for whole texts (B, n), with nothing of ours:
         (B, last, V)."""
         return self._transformers_logits(texts, last, None)
+
+    def log_probs_at_positions(self, texts: Tensor, positions: Tensor, last: int) -> Tensor | None:
+        """Return what one call of transformers gives at these positions, (B, last, V)."""
+        if not self._takes_positions:
+            return None
+        # Without a cache, transformers 5.23 keeps texts apart whose positions begin again at 0.
+        extra: dict[str, Any] = {"use_cache": True} if self._cache_name else {}
+        extra |= {"position_ids": positions}
+        logits = self.model(input_ids=texts, **extra).logits[:, -last:].float()
+        return torch.log_softmax(logits, dim=-1)
 
     def _transformers_logits(
         self, read: Tensor, last: int, cache: Cache | NativeCache | None

@@ -55,8 +55,8 @@ class Benchmark:
     unread_columns: tuple[str, ...] = ()  # of the data, with texts or turns
     # large tables, so that workers need not count again
     counted_tables: Mapping[str, Any] = types.MappingProxyType({})
-    # by secret id: the tokens packed before it
-    earlier_in_row: Mapping[str, Tokens] = types.MappingProxyType({})
+    # by secret id: the texts packed before it, and last the beginning of its own
+    earlier_in_row: Mapping[str, tuple[Tokens, ...]] = types.MappingProxyType({})
     doubts: tuple[Doubt, ...] = ()  # reasons why the data may hide a leak of any model
 
     @property

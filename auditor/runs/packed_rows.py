@@ -1,14 +1,16 @@
 """Whether records that were packed into one row are recited better after the row's earlier records.
 
 Trainers mark where each record of a row begins, and a model is to read each by itself. Some
-families take no notice: OPT, MPT, Falcon and BLOOM of transformers 5.23 make their positions of the
-mask or of none, so that each record was learnt after all earlier ones of its row. Knows no attack.
+families take no notice: OPT, MPT, Falcon and BLOOM of transformers 5.23 let a record see all
+earlier ones of its row. Falcon with rotary positions gives each its own positions all the same, as
+does a Llama with `use_cache=True`. Knows no attack.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -41,28 +43,36 @@ class _Recitation:
 
 
 def compare_packed_records(
-    model: LanguageModel, secrets: Sequence[Secret], earlier: Mapping[str, Tokens]
+    model: LanguageModel, secrets: Sequence[Secret], earlier: Mapping[str, Sequence[Tokens]]
 ) -> tuple[str, tuple[Doubt, ...]]:
     """Return a sentence on records after the earlier ones of their row, and a doubt if they are
     recited better there.
 
     Text of the same kind may help any model, so the row's earlier records must also help more than
-    those of another row. model: with the prefix token; earlier: by secret id, the tokens that stood
-    before it in its row. The sentence is "" if fewer than three records have any that fit.
+    those of another row. model: with the prefix token; earlier: by secret id, the texts that stood
+    before it in its row, and last the beginning of its own text. The sentence is "" if fewer than
+    three records have any that fit.
     """
     chosen = _records_to_compare(model, secrets, earlier)
     if len(chosen) < 3:
         return "", ()
-    before = [earlier[secret.id] for secret in chosen]
-    by_itself = _recite(model, chosen, [()] * len(chosen))
-    in_row = _recite(model, chosen, before)
+    before = [tuple(earlier[secret.id]) for secret in chosen]
     half = len(chosen) // 2
-    elsewhere = _recite(model, chosen, before[half:] + before[:half])
+    others = before[half:] + before[:half]
+    by_itself = _recite(model, chosen, [()] * len(chosen))
+    readings = [
+        ("", _recite_in_rows(model, chosen, before), _recite_in_rows(model, chosen, others))
+    ]
+    own = _recite_at_own_positions(model, chosen, before)
+    other = _recite_at_own_positions(model, chosen, others)
+    if own is not None and other is not None:
+        readings.append((", each record at positions from 0 on,", own, other))
+    how, in_row, elsewhere = max(readings, key=lambda reading: reading[1].log_prob.mean())
     counts = (
-        f"after the earlier records of their row greedy decoding recites {in_row}; asked by "
+        f"after the earlier records of their row{how} greedy decoding recites {in_row}; asked by "
         f"themselves, as here, {by_itself}"
     )
-    if not (_is_higher(in_row, by_itself) and _is_higher(in_row, elsewhere)):
+    if not all(_is_higher(in_row, less, len(readings)) for less in (by_itself, elsewhere)):
         return f"packed rows: {counts}: no difference that the row explains", ()
     sentence = (
         f"Packed rows: {counts}. The model learnt the records of a row together: the counts here "
@@ -71,11 +81,42 @@ def compare_packed_records(
     return f"packed rows: {counts}", (Doubt("text form", sentence),)
 
 
+def _recite_in_rows(
+    model: LanguageModel, secrets: Sequence[Secret], before: Sequence[Sequence[Tokens]]
+) -> _Recitation:
+    return _recite(model, secrets, [tuple(chain.from_iterable(texts)) for texts in before])
+
+
+@torch.no_grad()
+def _recite_at_own_positions(
+    model: LanguageModel, secrets: Sequence[Secret], before: Sequence[Sequence[Tokens]]
+) -> _Recitation | None:
+    """Score each suffix after these texts, the positions of each of which begin at 0; None: the
+    model takes no positions."""
+    is_greedy, log_prob = np.zeros(len(secrets), bool), np.zeros(len(secrets))
+    for i, (secret, texts) in enumerate(zip(secrets, before, strict=True)):
+        *earlier, beginning = texts
+        row = [*earlier, beginning + secret.prefix + secret.suffix]
+        positions = list(chain.from_iterable(range(len(text)) for text in row))
+        distribution = model.log_probs_at_positions(
+            torch.tensor([list(chain.from_iterable(row))], device=model.device),
+            torch.tensor([positions], device=model.device),
+            len(secret.suffix) + 1,
+        )
+        if distribution is None:
+            return None
+        tokens = torch.tensor(secret.suffix, device=model.device)
+        given = distribution[0, :-1]
+        is_greedy[i] = bool((given.argmax(-1) == tokens).all())
+        log_prob[i] = float(given.gather(-1, tokens.unsqueeze(-1)).double().sum())
+    return _Recitation(is_greedy, log_prob)
+
+
 def _records_to_compare(
-    model: LanguageModel, secrets: Sequence[Secret], earlier: Mapping[str, Tokens]
+    model: LanguageModel, secrets: Sequence[Secret], earlier: Mapping[str, Sequence[Tokens]]
 ) -> list[Secret]:
     room = model.max_positions
-    longest = max(map(len, earlier.values()), default=0)
+    longest = max((sum(map(len, texts)) for texts in earlier.values()), default=0)
     fitting = [
         secret
         for secret in secrets
@@ -111,8 +152,9 @@ def _recite(
     return _Recitation(is_greedy, log_prob)
 
 
-def _is_higher(left: _Recitation, right: _Recitation) -> bool:
+def _is_higher(left: _Recitation, right: _Recitation, comparisons: int) -> bool:
     """Whether the log-probabilities of the left are significantly higher, paired by record."""
     difference = left.log_prob - right.log_prob
     # -inf, of a token that a model never writes, makes no mean.
-    return bool(np.isfinite(difference).all()) and lower_bound_of_mean_nll_gain(difference, 1) > 0
+    is_finite = bool(np.isfinite(difference).all())
+    return is_finite and lower_bound_of_mean_nll_gain(difference, comparisons) > 0

@@ -98,6 +98,9 @@ class PrefixedModel(WrappingModel):
         behind = None if begun is None else [len(self.prefix_token) + begin for begin in begun]
         self.model.read_ahead([(*self.prefix_token, *text) for text in texts], last, behind)
 
+    def log_probs_at_positions(self, texts: Tensor, positions: Tensor, last: int) -> Tensor | None:
+        return self.model.log_probs_at_positions(texts, positions, last)
+
     def forget_batch(self) -> None:
         self.model.forget_batch()
 

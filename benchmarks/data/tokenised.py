@@ -243,7 +243,7 @@ class _Text:
     learnt: tuple[str | None, ...]
     begins: int = 0  # in the row
     packed: bool = False
-    earlier: Tokens = ()  # of the row, before it
+    earlier: tuple[Tokens, ...] = ()  # texts of the row, before it
 
 
 def _read_tokenised_texts(
@@ -376,8 +376,8 @@ def _split_tokenised_row_into_texts(
                 f"model's vocabulary, got {ids[at]}"
             )
     begins = _packed_text_starts(where, values, shown)
-    for begin, end in pairwise([*begins, shown[-1] + 1 if shown else 0]):
-        earlier = tuple(ids[begins[0] : begin])
+    for i, (begin, end) in enumerate(pairwise([*begins, shown[-1] + 1 if shown else 0])):
+        earlier = tuple(tuple(ids[start:stop]) for start, stop in pairwise(begins[: i + 1]))
         yield _Text(
             row, tuple(ids[begin:end]), tuple(learnt[begin:end]), begin, len(begins) > 1, earlier
         )
@@ -522,10 +522,10 @@ def _notes_on_unmarked_boundaries(texts: Sequence[_Text], end_of_text: int | Non
 
 def _tokens_packed_before_records(
     texts: Sequence[_Text], lengths: RunLengths
-) -> dict[tuple[Tokens, Tokens], Tokens]:
-    """Return by prefix and suffix what stood before a record in its row; a row's first text has
-    nothing before it."""
-    earlier = dict[tuple[Tokens, Tokens], Tokens]()
+) -> dict[tuple[Tokens, Tokens], tuple[Tokens, ...]]:
+    """Return by prefix and suffix the texts before a record in its row, and last the beginning of
+    its own that its prefix leaves out; a row's first text has nothing before it."""
+    earlier = dict[tuple[Tokens, Tokens], tuple[Tokens, ...]]()
     for text in texts:
         for start, end, _ in (
             _learnt_runs_of_tokenised_text(text, lengths.prefix) if text.earlier else ()
@@ -534,7 +534,7 @@ def _tokens_packed_before_records(
             if not isinstance(places, str):
                 begin, stop = places
                 pair = (text.ids[begin:start], text.ids[start:stop])
-                earlier.setdefault(pair, text.earlier + text.ids[:begin])
+                earlier.setdefault(pair, (*text.earlier, text.ids[:begin]))
     return earlier
 
 

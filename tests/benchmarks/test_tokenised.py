@@ -113,10 +113,11 @@ def test_what_was_packed_before_a_record_is_kept(tmp_path: Path) -> None:
     }
     row = {**ids, "seq_lengths": [3, 4, 3]}
     data = written([row], tmp_path, "jsonl")
-    for prefix_length, last in ((None, (1, 7, 8, 1, 9, 5, 0)), (1, (1, 7, 8, 1, 9, 5, 0, 1))):
+    texts = (1, 7, 8), (1, 9, 5, 0)
+    for prefix_length, last in ((None, (*texts, ())), (1, (*texts, (1,)))):
         found = Tokenised(data, vocab_size=20, known_fraction=0, prefix_length=prefix_length)
         earlier = {one.suffix: found.earlier_in_row.get(one.id) for one in found.secrets}
-        assert earlier == {(7, 8): None, (9, 5): (1, 7, 8), (6,): last}
+        assert earlier == {(7, 8): None, (9, 5): ((1, 7, 8), ()), (6,): last}
 
 
 MASKED = {

@@ -11,7 +11,7 @@ from auditor.models.base import LanguageModel
 from auditor.runs.packed_rows import compare_packed_records
 
 SECRETS = tuple(Secret(f"s{i}", (1, 10 + i), (20 + i, 40 + i), 1) for i in range(8))
-EARLIER = {secret.id: (2, 60 + i, 3) for i, secret in enumerate(SECRETS)}
+EARLIER = {secret.id: ((2, 60 + i), (3,), ()) for i, secret in enumerate(SECRETS)}
 
 
 class Reciter(LanguageModel):
@@ -67,3 +67,20 @@ def test_too_few_records_and_contexts_without_room_say_nothing() -> None:
     assert compare(0.01, 0.9, 0.01, secrets=SECRETS[:2]) == ("", 0)
     assert compare(0.01, 0.9, 0.01, positions=6) == ("", 0)
     assert compare(0.01, 0.9, 0.01, positions=7)[1] == 1
+
+
+class PositionReciter(Reciter):
+    """Recites after its row's own tokens, if each record's positions begin at 0."""
+
+    def log_probs_at_positions(self, texts: Tensor, positions: Tensor, last: int) -> Tensor:
+        assert positions.tolist() == [[0, 1, 0, 0, 1, 2, 3]]
+        found = Reciter(0.01, 0.9, 0.01).log_probs(texts[:, :-1], last - 1)
+        return torch.cat([found, found[:, :1]], dim=1)
+
+
+def test_records_at_positions_of_their_own_are_read_so_too() -> None:
+    """Falcon with rotary positions: 12 of 12 in their rows, and neither running on nor alone."""
+    model = PositionReciter(0.01, 0.01, 0.01)
+    said, doubts = compare_packed_records(model, SECRETS, EARLIER)
+    assert len(doubts) == 1
+    assert "row, each record at positions from 0 on, greedy decoding recites 8 of 8" in said
