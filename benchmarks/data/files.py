@@ -126,21 +126,20 @@ class Files(Benchmark):
         members = _table_as_record_source("--data", table, cut, *named, unread=unread)
         read = partial(_read_file_as_record_source, reader=reader, cut=cut, members=members.unread)
         asked = (("--known", known), ("--nonmembers", nonmembers), ("--forget", forget))
-        pairs, others, lost = (None if name is None else read(flag, name) for flag, name in asked)
-        for source in (pairs, others, lost):
-            if source is not None and (source.form is None) != (members.form is None):
+        sources = {flag: read(flag, name) for flag, name in asked if name is not None}
+        for source in sources.values():
+            if (source.form is None) != (members.form is None):
                 raise AuditError(
                     f"expected conversations in both or neither of {members.where} and "
                     f"{source.where}"
                 )
-        if others is not None:
-            others = leave_out_copies_of_members(others, members)
+        if nonmembers is not None:
+            others = leave_out_copies_of_members(sources["--nonmembers"], members)
             if columns.detect_column_layout(table) == ("text",) and not lengths.are_given:
                 others, self.doubts = match_nonmembers_by_length(others, members, split)
-        parts = split_data_records_into_secrets(members, pairs, others, split, "row", lost)
-        self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
-        self.asking_order = parts.asking_order
-        self.forgotten, self.record_counts = parts.forgotten, parts.record_counts
+            sources["--nonmembers"] = others
+        parts = split_data_records_into_secrets({"--data": members, **sources}, split, "row")
+        parts.give_to(self)
         self.description = (
             f"{Path(data).name if Path(data).exists() else data}: {parts.counts_by_role_text()}"
         )
@@ -154,7 +153,8 @@ class Files(Benchmark):
             )
         else:
             self.heldout_given = _given_tokens_of_heldout_parts(self.secrets)
-        whole_reads = _notes_on_large_tables_read_whole((members, others, lost), limit)
+        large = (members, sources.get("--nonmembers"), sources.get("--forget"))
+        whole_reads = _notes_on_large_tables_read_whole(large, limit)
         self.notes = (cutting.data_tokenisation_note(self.tokenizer), *parts.notes, *whole_reads)
         self._given = {True: ("--data", data), False: ("--nonmembers", nonmembers)}
 

@@ -56,25 +56,23 @@ class LMExtraction(Benchmark):
         check_prefix_and_suffix_lengths(prefix_length, suffix_length)
         split = SplitOptions(known_fraction, limit, seed)
         sizes = (vocab_size, prefix_length, suffix_length)
-        members = _read_arrays_as_record_source("--data", folder, *sizes)
-        others = (
-            None
-            if nonmembers is None
-            else _read_arrays_as_record_source("--nonmembers", nonmembers, *sizes)
-        )
-        pairs = None if known is None else _read_arrays_as_record_source("--known", known, *sizes)
-        parts = split_data_records_into_secrets(members, pairs, others, split, _LABEL)
-        self._rows = {True: members.records, False: () if others is None else others.records}
-        self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
-        self.asking_order = parts.asking_order
+        named = {"--data": folder, "--nonmembers": nonmembers, "--known": known}
+        self._sources = {
+            flag: _read_arrays_as_record_source(flag, name, *sizes)
+            for flag, name in named.items()
+            if name is not None
+        }
+        parts = split_data_records_into_secrets(self._sources, split, _LABEL)
+        parts.give_to(self)
         self.description = (
             f"LM-Extraction arrays of {Path(folder).resolve().name}: {parts.counts_by_role_text()}"
         )
-        self.notes, self.record_counts = parts.notes, parts.record_counts
 
     def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
         """Every row, those too that --limit leaves out."""
-        yield from ((record.prefix + record.suffix, None) for record in self._rows[members])
+        source = self._sources.get("--data" if members else "--nonmembers")
+        records = () if source is None else source.records
+        yield from ((record.prefix + record.suffix, None) for record in records)
 
 
 def extraction_array_row_of_secret_id(secret: str) -> int | None:

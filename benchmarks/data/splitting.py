@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, Secret, Tokens
 from auditor.core.result import RecordCounts
 from auditor.core.secret_randomness import keyed_random_generator
+from auditor.plugins.benchmark import Benchmark
 from auditor.statistics import people
 from auditor.statistics.extraction import format_copies
 from auditor.statistics.near_pairs import group_texts_within_edit_limits
@@ -82,6 +83,11 @@ class SplitData:
     # of "members" and "nonmembers"
     record_counts: Mapping[str, RecordCounts] = field(default_factory=dict)
 
+    def give_to(self, benchmark: Benchmark) -> None:
+        """Set each of these fields on a benchmark, which has them under the same names."""
+        for one in fields(self):
+            setattr(benchmark, one.name, getattr(self, one.name))
+
     def member_count(self) -> int:
         return sum(secret.member for secret in self.secrets)
 
@@ -97,25 +103,21 @@ class SplitData:
 
 
 def split_data_records_into_secrets(
-    members: RecordSource,
-    known: RecordSource | None,
-    nonmembers: RecordSource | None,
-    split: SplitOptions,
-    label: str,
-    forget: RecordSource | None = None,
+    sources: Mapping[str, RecordSource], split: SplitOptions, label: str
 ) -> SplitData:
     """Unique members into known and attacked ones, non-members beside them; ids are `label-000017`,
     by first row.
 
+    sources: by flag, `--data` and, where given, `--known`, `--nonmembers` and `--forget`.
     Known pairs are never attacked, and nothing that was to be forgotten is known. Without a file of
     them they are drawn from the members with fewest copies. A non-member that is also a member,
     known or attacked, is no non-member and goes. Raises AuditError when a source has nothing left,
     and for records to forget that are no members.
     """
-    sources = (members, known, nonmembers, forget)
-    notes = [
-        note for source in sources if source is not None for note in _record_source_notes(source)
-    ]
+    members = sources["--data"]
+    known, nonmembers, forget = map(sources.get, ("--known", "--nonmembers", "--forget"))
+    in_order = (members, known, nonmembers, forget)
+    notes = [note for source in in_order if source for note in _record_source_notes(source)]
     unique = merge_duplicate_data_records(_require_usable_source_records(members))
     lost = _member_rows_to_forget(forget, unique) if forget is not None else set[int]()
     copies_of_all = count_copies_of_rows(unique, notes)

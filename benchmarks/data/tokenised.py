@@ -125,24 +125,16 @@ class Tokenised(Benchmark):
             flag: _learnt_runs_as_record_source(f"{flag} {named[flag]!r}", texts, notes, lengths)
             for flag, (texts, notes) in read.items()
         }
-        pairs, others, lost = (
-            sources.get(flag) for flag in ("--known", "--nonmembers", "--forget")
-        )
-        parts = split_data_records_into_secrets(
-            sources["--data"], pairs, others, split, "row", lost
-        )
+        parts = split_data_records_into_secrets(sources, split, "row")
+        parts.give_to(self)
         self._texts = {
             True: read["--data"][0],
             False: read["--nonmembers"][0] if nonmembers is not None else [],
         }
-        self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
-        self.asking_order = parts.asking_order
         self.heldout_given = tuple(
             len(secret.prefix) for secret in self.secrets if not secret.member
         )
-        self.forgotten = parts.forgotten
         self.notes = (*parts.notes, *_notes_on_unmarked_boundaries(self._texts[True], end_of_text))
-        self.record_counts = parts.record_counts
         earlier = _tokens_packed_before_records(self._texts[True], lengths)
         members = [secret for secret in self.secrets if secret.member]
         self.earlier_in_row = {
