@@ -348,10 +348,10 @@ def audit_plan_and_print_result(
     """Runs the plan into its folder, with reports, and prints the result. shared: models loaded for
     it before.
 
-    remarks: what the command adds to the first screen, which the folder keeps. held_to: the policy
-    and the baseline of the gate that will follow. limit: until when records are asked, the worst
-    first, with a line and the numbers of what there is meanwhile. resume: the command that goes on
-    with a folder.
+    remarks: what `audit check` adds to the first screen, which the folder keeps. held_to: the
+    policy and the baseline of the gate that will follow. limit: until when records are asked, the
+    worst first, with a line and the numbers of what there is meanwhile. resume: the command that
+    goes on with a folder.
     """
     from auditor.records.remarks import write_command_remarks
     from auditor.reports import coverage, files
@@ -388,6 +388,7 @@ def audit_plan_and_print_result(
                 baseline=held_to[1],
                 limit=limit,
                 publish=publish,
+                is_check=limit is not None or remarks is not None,
             )
             files.write_run_reports(folder.path, result, reveal)
         except (AuditError, OSError):

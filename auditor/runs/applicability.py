@@ -57,10 +57,13 @@ def secrets_to_probe(
     return chosen
 
 
-def refuse_methods_that_cannot_run(scene: RunContext, undefended: Target) -> None:
+def refuse_methods_that_cannot_run(
+    scene: RunContext, undefended: Target, only_if_none_can: bool = False
+) -> None:
     """Refuse a run in which a method that was asked for would measure nothing. Raise AuditError.
 
-    What the undefended model lacks a defended one may have: then the method is not refused here.
+    only_if_none_can: a run that asks by all that is cheap goes on with the other methods. What the
+    undefended model lacks a defended one may have: then the method is not refused here.
     """
     refusals = []
     for method in scene.selection.methods:
@@ -71,7 +74,7 @@ def refuse_methods_that_cannot_run(scene: RunContext, undefended: Target) -> Non
         if None not in reasons:
             # Of the widest access, which comes last: what is lacking there is lacking everywhere.
             refusals.append(f"--attack {method.name} cannot run: {reasons[-1]}")
-    if refusals:
+    if refusals and not (only_if_none_can and len(refusals) < len(scene.selection.methods)):
         raise AuditError("; ".join(refusals))
 
 

@@ -71,12 +71,14 @@ def run_audit(
     baseline: RunOutcomes | None = None,
     limit: TimeLimit | None = None,
     publish: Publish = lambda result: None,
+    is_check: bool = False,
 ) -> AuditResult:
     """The whole audit. Everything that could be refused is refused before a model is asked
     anything.
 
     limit: until when secrets are asked, the worst first; `publish` is then given the result of the
-    first ones, and again when there are twice as many. None: all are asked.
+    first ones, and again when there are twice as many. None: all are asked. is_check: the methods
+    are all that are cheap, of which some may have nothing to say of these records.
 
     site: of the plan. objects: what Python gave, by role, as `select_and_check_plugins` takes it.
     policy, baseline:
@@ -96,7 +98,7 @@ def run_audit(
         with clock.timed_stage("prepare"):
             audit = replace(_prepare_audit(plan, site, selection, folder, objects), stops=stops)
         targets = Targets(audit)
-        refuse_methods_that_cannot_run(audit, targets.undefended)
+        refuse_methods_that_cannot_run(audit, targets.undefended, only_if_none_can=is_check)
         targets.check_claims_of_defenses()
         audit.check_corpus_attacks_feasible(targets.undefended)
         # again: the hub may just have sent them
