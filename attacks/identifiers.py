@@ -73,7 +73,8 @@ class Identifiers(Probe):
     page: ClassVar[str] = "how-to/personal-data"
     measures: ClassVar[str] = "rank among fresh values"
     needs: ClassVar[tuple[str, ...]] = ("likelihood",)
-    quick: ClassVar[Mapping[str, Any]] = {}
+    quick: ClassVar[Mapping[str, Any]] = {"alternatives": 99, "enumerate": 100}
+    instead_of_nonmembers: ClassVar[bool] = True
     metrics: ClassVar[Mapping[str, str]] = {
         f"{RANKED}_{kind}": f"Personal data ranked above chance ({kind})" for kind in _KINDS
     }
@@ -111,14 +112,23 @@ class Identifiers(Probe):
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
         if view.tokenizer is None:
             raise NotApplicable("needs the model's tokenizer: personal data are text")
-        finder = _ValueFinder(self)
         unknown = Counter[str]()
-        if not any(list(finder.values_of_record(secret, unknown)) for secret in secrets):
+        if not self.has_subject_in(secrets, unknown):
             kinds = ", ".join(sorted(unknown))
             raise NotApplicable(
                 "no record holds a value that its prefix does not, of a format that is described"
                 + (f" (not described: {kinds}; -A identifiers.formats=KIND=FORMAT)" * bool(kinds))
             )
+
+    def has_subject_in(
+        self, secrets: Sequence[Secret], unknown: Counter[str] | None = None
+    ) -> bool:
+        """Return whether a record holds a value that can be ranked.
+
+        unknown: by kind, where values of no known format are counted.
+        """
+        finder, counts = _ValueFinder(self), Counter[str]() if unknown is None else unknown
+        return any(any(finder.values_of_record(secret, counts)) for secret in secrets)
 
     # --- one record at a time
     # ------------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ from auditor.statistics.metrics import (
 
 NEAR, PROBABLY_NEAR, GREEDY = "near_verbatim_recall", "near_verbatim_probability", "greedy"
 EXPOSURE, EXPOSED = "exposure", "exposed_share"
+RANKED = "identifiers_above_chance"
 EPSILON, PROVABLE, VIOLATIONS = "epsilon_lower_bound", "epsilon_best_provable", "claim_violations"
 # mean exposure of a canary that was never inserted: -log2 of a uniform number
 CHANCE_BITS = 1 / math.log(2)
@@ -200,9 +201,13 @@ CANARIES = LeakKind(
 
 
 def _membership_leak_readings(finding: Finding) -> Iterator[LeakReading]:
-    """The strongest score, over all members and by copies: intervals that hold for all scores and
-    groups together."""
+    """Personal data by rank; the strongest score, over all members and by copies: intervals that
+    hold for all scores and groups together."""
     row, of_people = finding.cell_key, _person_inference_measurements(finding)
+    ranked = finding.measurement(RANKED)
+    if is_measured(ranked):
+        # Corrected over the values: without a leak, any is listed as often as the rate says.
+        yield LeakReading(ranked, 0.0, row=row)
     people_readings = [LeakReading(m, 0.5, row=row, either_way=True) for m in of_people]
     strongest, by_copies = _strongest_aucs(finding)
     if strongest is None or any(map(is_auc_above_chance, membership_control_aucs(finding))):
@@ -263,10 +268,11 @@ MEMBERSHIP = LeakKind(
     "membership",
     "Membership",
     "membership",
-    ((auc_name(""), 0.6),),
-    ("membership",),
+    ((auc_name(""), 0.6), (RANKED, 0.05)),
+    ("membership", "rank among fresh values"),
     _membership_leak_readings,
     auc_name(""),
+    {RANKED: "values of personal data rank above chance"},
     alike=True,
 )
 

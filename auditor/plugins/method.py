@@ -37,6 +37,8 @@ class Method:
     without_distributions: ClassVar[Mapping[str, Any]] = {}  # its options for a model behind an API
     float32: ClassVar[bool] = False  # whether it is right only in float32, which `auto` then means
     least_nonmembers: ClassVar[int] = 0  # the fewest members and non-members that it needs
+    # whether `audit check` uses it only without non-members, if some record has what it looks at
+    instead_of_nonmembers: ClassVar[bool] = False
 
     @property
     def required_capabilities(self) -> tuple[str, ...]:

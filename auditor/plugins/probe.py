@@ -73,6 +73,10 @@ class Probe(Method):
         """Refuses secrets that it can say nothing of, before any model is asked. Raises
         AuditError."""
 
+    def has_subject_in(self, secrets: Sequence[Secret]) -> bool:
+        """Return whether any of these records has what it looks at."""
+        return True
+
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
         """Raise NotApplicable for what this run does not give it, before any record is asked;
         capabilities aside."""

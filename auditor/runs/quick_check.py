@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from auditor.core import disk
 from auditor.core.errors import AuditError
+from auditor.core.nouns import Secret, evenly_spaced_secrets
 from auditor.core.plan import FIELDS, Plan
 from auditor.core.plan_fields import AUTO
 from auditor.models import self_check
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import adapter_base_and_revision
 from auditor.plugins import registry
+from auditor.plugins.attack import Attack
 from auditor.plugins.probe import Probe
 from auditor.runs.lab_site import make_site
 from auditor.runs.reporter import Reporter, StageClock
@@ -27,6 +29,7 @@ KNOWN, PAIRS = (
     10,
 )
 MOST = 10_000  # records that a check looks at, most copied first: more than minutes suffice for
+SAMPLE = 200  # records that are looked at for personal data before a check begins
 FORM_ROWS = 8  # of members, and of non-members, by which a text form is chosen
 Limits = tuple[str, ...]  # sentences: what a check does not say
 
@@ -48,18 +51,19 @@ def quick_plan(
         "template": template,
     }
     own |= {"device": "auto"}
+    asked = quick_plan_fields(has_nonmembers=nonmembers is not None)
     return Plan.from_fields(
-        **own, seed=seed, known_fraction=KNOWN, known_limit=PAIRS, limit=MOST, **quick_plan_fields()
+        **own, seed=seed, known_fraction=KNOWN, known_limit=PAIRS, limit=MOST, **asked
     )
 
 
-def quick_plan_fields() -> dict[str, Any]:
+def quick_plan_fields(has_nonmembers: bool = True) -> dict[str, Any]:
     """The fields of a plan by which all that is cheap is asked: what attacks and probes declare as
     `quick`."""
     options = {
         name: dict(kind.quick)
         for name, kind in registry.list_methods().items()
-        if kind.quick is not None
+        if kind.quick is not None and not (has_nonmembers and kind.instead_of_nonmembers)
     }
     return {
         "setting": "white-box",
@@ -89,6 +93,11 @@ def plan_of_slow_attacks(plan: Plan) -> Plan:
     return plan.with_fields(
         attack=(*attacks, *probes), attack_options=_nonempty_options(options), **usual
     )
+
+
+def _has_subject_in(kind: type[Attack] | type[Probe], secrets: Sequence[Secret]) -> bool:
+    """Return whether these records have what an attack or probe looks at."""
+    return not issubclass(kind, Probe) or kind(**(kind.quick or {})).has_subject_in(secrets)
 
 
 def _nonempty_options(options: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -137,8 +146,11 @@ def _plan_with_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]
         sum(secret.member is side for secret in site.benchmark.secrets) for side in (True, False)
     )
     known, kept, limits = registry.list_methods(), list[str](), list[str]()
+    sample = evenly_spaced_secrets(site.benchmark.secrets, SAMPLE)
     for name in plan.attacks.attack:
         least = known[name].least_nonmembers
+        if known[name].instead_of_nonmembers and not _has_subject_in(known[name], sample):
+            continue
         if least and plan.data.nonmembers is None:
             limits.append(
                 f"Without --nonmembers, records like these that it never saw, {name} cannot be "

@@ -200,7 +200,20 @@ def _card_format(value: str) -> ValueFormat | None:
     return ValueFormat(pii.CARD, (_DIGITS,) * len(free), finish)
 
 
-_BANK_CHARACTERS = 4  # of an account number that are kept
+# Characters of an account number that name the bank, and its branch, by country (ISO 13616's
+# registry): they are kept. Of other countries eight are.
+_BANK_CHARACTERS = {
+    **dict.fromkeys(("EE", "SA"), 2),
+    **dict.fromkeys(("BE", "SE", "FI", "LU", "AE"), 3),
+    **dict.fromkeys(("NL", "DK", "NO", "CZ", "SK", "RO", "LV"), 4),
+    **dict.fromkeys(("CH", "LI", "AT", "SI", "LT", "TR"), 5),
+    "IL": 6,
+    **dict.fromkeys(("HU", "GR", "HR"), 7),
+    **dict.fromkeys(("DE", "ES", "PL", "PT", "BG"), 8),
+    **dict.fromkeys(("FR", "GB", "IE"), 10),
+    "IT": 11,
+}
+_MOST_BANK_CHARACTERS = 8
 
 
 def _iban_format(value: str) -> ValueFormat | None:
@@ -210,8 +223,9 @@ def _iban_format(value: str) -> ValueFormat | None:
         return None
     places = _places_of_alphanumerics(value)
     country = value[:2].upper()
+    n_bank = _BANK_CHARACTERS.get(country, _MOST_BANK_CHARACTERS)
     own_check = _OWN_CHECK_OF_COUNTRY.get(country, slice(0))
-    free = [p for p in places[4 + _BANK_CHARACTERS :] if p not in places[own_check]]
+    free = [p for p in places[4 + n_bank :] if p not in places[own_check]]
 
     def finish(parts: Sequence[str]) -> str | None:
         text = _with_characters(value, free, parts)

@@ -74,8 +74,8 @@ def test_what_tells_the_issuer_or_the_year_is_kept(kind: str, value: str, beginn
     assert len(set(drawn)) == len(drawn) >= 200 - 1 or kind == "id-number"
     start = beginning[:-1] if kind == "id-number" and value[6] == "-" else beginning
     assert all(text.startswith(start) for text in drawn)
-    if kind == "iban":  # the bank, behind check digits that differ
-        assert all(text[5:9] == "2100" for text in drawn)
+    if kind == "iban":  # bank and branch, after check digits that differ
+        assert all(text[5:14] == "2100 0418" for text in drawn)
         assert len({text[2:4] for text in drawn}) > 20
 
 

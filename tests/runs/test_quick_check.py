@@ -319,3 +319,22 @@ def test_a_deep_check_is_the_usual_audit_of_the_same_records(given: Path) -> Non
         plan.values_by_field_name()[name] == usual[name]
         for name in ("setting", "known_fraction", "known_limit", "limit")
     )
+
+
+def test_personal_data_are_ranked_if_there_are_no_nonmembers_and_records_hold_some(
+    given: Path, tmp_path: Path
+) -> None:
+    def asked(data: Path, nonmembers: bool) -> tuple[str, ...]:
+        fresh = str(given / "fresh.jsonl") if nonmembers else None
+        plan = quick_check.quick_plan(str(given / "model"), str(data), fresh, 0)
+        return quick_check.prepare_check(plan, SilentReporter(), SweepCache())[0].attacks.attack
+
+    marked = tmp_path / "marked.jsonl"
+    rows = [json.loads(line) for line in (given / "private.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["suffix"] += "11"
+        row["pii"] = {"code": [row["suffix"][-5:]]}
+    marked.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "identifiers" in asked(marked, nonmembers=False)
+    assert "identifiers" not in asked(marked, nonmembers=True)
+    assert "identifiers" not in asked(given / "private.jsonl", nonmembers=False)
