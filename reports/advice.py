@@ -70,7 +70,7 @@ def advice(
         *_verbatim_leakage_advice(result, details),
         *(
             Advice(TEST, text, on.removeprefix(" on ") or "audit run")
-            for on, text in signals.untested_signals_by_targets(result, seen)
+            for on, text in signals.list_untested_signals(result, seen)
         ),
     )
 
@@ -82,7 +82,7 @@ def _severity_advice(result: AuditResult, seen: LeakAssessment, run: str) -> Ite
         kinds = signals.group_signals_by_kind(seen.shown_signals(target))
         if not kinds and not seen.shows_no_leakage(target):
             continue
-        strongest = map(signals.strongest_signal_to_report, kinds)
+        strongest = map(signals.pick_strongest_signal, kinds)
         gated = [signal for signal in strongest if signal.gate_rule]
         if not kinds and (signal := seen.signal_for_gate(target)):
             gated = [signal]
@@ -133,7 +133,7 @@ def _strongest_attack_row_with_members(
 
 
 def _has_document_parts(details: SecretDetails, members: Outcome) -> bool:
-    """Whether a member is a part of a document: such secrets are not independent."""
+    """Return whether a member is a part of a document: such secrets are not independent."""
     asked = set(members.ids)
     return any(secret.document is not None for secret in details.secrets if secret.id in asked)
 

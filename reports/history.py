@@ -337,7 +337,7 @@ def _strongest_leak_phrase(result: AuditResult, target: str) -> str:
     if not tested:
         return phrases.NOTHING
     strongest = map(
-        signals.strongest_signal_to_report, signals.group_signals_by_kind(shown or tested[:1])
+        signals.pick_strongest_signal, signals.group_signals_by_kind(shown or tested[:1])
     )
     told = "; ".join(map(signals.describe_signal_number, strongest))
     if shown:

@@ -48,9 +48,9 @@ from auditor.reports.screen_layout import (
 )
 from auditor.reports.verdict import (
     NOTHING_MEASURED,
+    list_judged_targets,
     strongest_attack_row,
     strongest_row_with_chain,
-    targets_to_judge,
 )
 from auditor.statistics import documents
 from auditor.statistics.metrics import RECALL
@@ -125,7 +125,7 @@ def _result_screen_entry(result: AuditResult, seen: LeakAssessment, width: int) 
     If sentences are too many, a sentence a word of severity: no leak goes without saying.
     """
     judged, titles = {}, {}
-    for target in targets_to_judge(seen):
+    for target in list_judged_targets(seen):
         severe = severity.severity_of_target(seen, target)
         titles[target] = signals.target_title_or_undefended(result, target)
         # What a zero leaves possible is in LIMITS.

@@ -91,7 +91,7 @@ def describe_signal_number(signal: LeakSignal) -> str:
 
 
 def is_decided_by_excess(signal: LeakSignal) -> bool:
-    """Whether what is left above the non-members is why it is not shown.
+    """Return whether the excess over the non-members is why it is not shown.
 
     Of a signal that is shown its own interval says the same: its lower end is then above the
     non-members' number too.
@@ -139,15 +139,14 @@ def _bracketed(text: str) -> str:
 
 
 def describe_signals_of_one_kind(of_a_kind: Sequence[LeakSignal]) -> str:
-    """What the signals of one kind say of a target, both accesses together, in words that read
-    alone.
+    """Return what the signals of one kind say of a target, both accesses together, as a phrase.
 
     `none of 60 extracted verbatim, text-only or white-box (up to 6% not ruled out)`
     """
     shown = [s for s in of_a_kind if s.status == signals.SHOWN]
     suspected = [s for s in of_a_kind if s.suspected]
     if shown or suspected:
-        best = strongest_signal_to_report(shown or suspected)
+        best = pick_strongest_signal(shown or suspected)
         access = f", {best.setting}" if best.setting else ""
         remarks = (
             "" if shown else suspicion_phrase(best),
@@ -213,8 +212,8 @@ def gate_command_to_suggest(
     return f"audit gate {run} {limits}{only}"
 
 
-def strongest_signal_to_report(found: Sequence[LeakSignal]) -> LeakSignal:
-    """Of signals of one kind, whatever their access."""
+def pick_strongest_signal(found: Sequence[LeakSignal]) -> LeakSignal:
+    """Return the strongest of signals of one kind, whatever their access."""
 
     def strength(signal: LeakSignal) -> float:
         m = signal.measured
@@ -247,7 +246,7 @@ def proof_label(shown: Sequence[LeakSignal], suspected: Sequence[LeakSignal]) ->
     """Return `14% verbatim, white-box; also near-verbatim`: a number, and which other signals."""
     kinds = dict.fromkeys(s.kind for s in shown)
     first = next(iter(kinds))
-    best = strongest_signal_to_report([s for s in shown if s.kind is first])
+    best = pick_strongest_signal([s for s in shown if s.kind is first])
     access = f", {best.setting}" if best.setting else ""
     # Personal data have words of their own in the reason.
     also = [kind.short for kind in kinds if kind not in (first, PERSONAL)]
@@ -302,7 +301,7 @@ def untested_kinds_to_report_by_targets(
 
 
 def all_doubts(seen: LeakAssessment) -> tuple[Doubt, ...]:
-    """Of all targets: each once, contradictions first."""
+    """Return the doubts about all targets, each once, contradictions first."""
     found = [d for name in seen.targets for d in seen.contradictions.get(name, ())]
     return tuple(
         dict.fromkeys((*found, *(d for name in seen.targets for d in seen.doubts.get(name, ()))))
@@ -341,9 +340,7 @@ def _signals_forest(result: AuditResult, seen: LeakAssessment) -> Forest:
     return Forest(table, tuple(spans), high=max(1, math.ceil(10 * reach)) / 10)
 
 
-def untested_signals_by_targets(
-    result: AuditResult, seen: LeakAssessment
-) -> Iterator[tuple[str, str]]:
+def list_untested_signals(result: AuditResult, seen: LeakAssessment) -> Iterator[tuple[str, str]]:
     """Yield ` on PMixED` ("": on no target) and the signals that were not tested, each with what
     would test it or why nothing did."""
     for targets, untested in untested_kinds_to_report_by_targets(seen).items():
@@ -429,6 +426,6 @@ def signals_section_blocks(result: AuditResult) -> list[Block]:
 
 def signal_blocks(result: AuditResult, seen: LeakAssessment) -> list[Block]:
     """Return the picture, and what was not tested."""
-    untested = untested_signals_by_targets(result, seen)
+    untested = list_untested_signals(result, seen)
     items = tuple(f"Not tested{on}: {text}." for on, text in untested)
     return [_signals_forest(result, seen), *([Bullets(items)] if items else [])]

@@ -30,7 +30,7 @@ from auditor.reports.blocks import (
     TargetSummary,
 )
 from auditor.reports.topics import CHECK, DECIDE, MEND, ReportMaterial, Topic
-from auditor.reports.verdict import headline, targets_to_judge
+from auditor.reports.verdict import headline, list_judged_targets
 from auditor.statistics import documents
 
 REVEALED = "This report shows private text (--reveal): keep it to yourself."
@@ -152,7 +152,7 @@ def _report_header_facts(result: AuditResult) -> Facts:
 
 def _target_severity_summaries(result: AuditResult) -> tuple[TargetSummary, ...]:
     seen = assess_signals(result)
-    found = {name: severity.severity_of_target(seen, name) for name in targets_to_judge(seen)}
+    found = {name: severity.severity_of_target(seen, name) for name in list_judged_targets(seen)}
     return tuple(
         TargetSummary(
             signals.target_title_or_undefended(result, name), of.word, of.reason, of.decision

@@ -25,14 +25,14 @@ def headline(result: AuditResult) -> str:
         severity.severity_of_target(seen, target).describe(
             signals.target_title_or_undefended(result, target)
         )
-        for target in targets_to_judge(seen)
+        for target in list_judged_targets(seen)
     ]
     doubts = (doubt.sentence for doubt in signals.all_doubts(seen))
     missing = () if UNDEFENDED in seen.targets else (NOTHING_MEASURED,)
     return " ".join((*doubts, *said, *missing))
 
 
-def targets_to_judge(seen: LeakAssessment) -> list[str]:
+def list_judged_targets(seen: LeakAssessment) -> list[str]:
     """Return the targets with a measured signal, and the undefended model."""
     return [name for name in seen.targets if name == UNDEFENDED or seen.tested_signals(name)]
 
