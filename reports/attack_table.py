@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from auditor.conclusions.disagreements import is_measured
-from auditor.conclusions.outcomes import RowValuesBySecret, secret_ids_common_to_rows
+from auditor.conclusions.outcomes import RowValuesBySecret, align_rows_by_secret
 from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.counts import counted
 from auditor.core.result import AuditResult, Finding, Measurement
@@ -126,17 +126,12 @@ def _paired_difference(
     column = {auc_name(""): name_score_column(""), documents.RECALL: RECALL}.get(metric, metric)
     if column not in new.values or column not in base.values:
         return None
-    members, others = (
-        secret_ids_common_to_rows([new, base], column, side) for side in (True, False)
-    )
-    one, other = (_values_of_ids(row, column, True, members) for row in (new, base))
+    members, (one, other) = align_rows_by_secret([new, base], column, True)
     if metric == auc_name(""):
+        others, floors = align_rows_by_secret([new, base], column, False)
         if min(len(members), len(others)) < roc.LEAST:
             return None
-        sides = [
-            roc.orient_scores(own, _values_of_ids(row, column, False, others))
-            for own, row in ((one, new), (other, base))
-        ]
+        sides = [roc.orient_scores(*side) for side in zip((one, other), floors, strict=True)]
         return make_measurement("auc_difference", roc.auc_difference(*sides), roc.AUC)
     if not members or not np.isfinite([one, other]).all():
         return None
@@ -155,13 +150,6 @@ def _greatest_value_by_record(
         record = records.get(id, id)
         greatest[record] = max(greatest.get(record, value), value)
     return np.array(list(greatest.values()))
-
-
-def _values_of_ids(
-    row: RowValuesBySecret, column: str, member: bool, ids: Sequence[str]
-) -> roc.Floats:
-    values = row.values_by_secret(column, member)
-    return np.array([values[id] for id in ids], dtype=float)
 
 
 def _attack_table_blocks(material: ReportMaterial) -> list[Block]:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from auditor.conclusions.outcomes import RowValuesBySecret, secret_ids_common_to_rows
+from auditor.conclusions.outcomes import align_rows_by_secret
 from auditor.conclusions.replicates import Replicates, Runs, read_replicates
 from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.result import Frontier, FrontierPoint, Measurement
@@ -268,26 +268,20 @@ def _paired_leakage_of_frontier_models(
     rows = [[model.cells[row].rows[seed] for seed in seeds] for model in models]
     column = metric.scores or metric.per_secret_column_name
     every = [held for some in rows for held in some]
-    own, others = (secret_ids_common_to_rows(every, column, members) for members in (True, False))
-
-    def values(
-        held: RowValuesBySecret, ids: Sequence[str]
-    ) -> np.ndarray[Any, np.dtype[np.float64]]:
-        known = {**held.values_by_secret(column, True), **held.values_by_secret(column, False)}
-        return np.array([known[id] for id in ids])
-
-    if len(own) < 2:
+    # (models, seeds, secrets)
+    own, others = (
+        align_rows_by_secret(every, column, members)[1].reshape(len(models), len(seeds), -1)
+        for members in (True, False)
+    )
+    if own.shape[-1] < 2:
         return []
     if not metric.scores:
-        # (models, secrets): the means over seeds.
-        return frontier.estimate_mean_leakages(
-            np.array([np.mean([values(h, own) for h in held], axis=0) for held in rows])
-        )
+        return frontier.estimate_mean_leakages(own.mean(axis=1))
     # By model and seed: the scores of the members, and of the non-members.
-    scores = [[(values(h, own), values(h, others)) for h in held] for held in rows]
+    scores = [list(zip(*sides, strict=True)) for sides in zip(own, others, strict=True)]
     if not metric.rate:
-        return frontier.estimate_auc_leakages(scores) if len(others) > 1 else []
-    if len(others) < count_nonmembers_for_lower_bound(metric.rate, LEVEL / 2):
+        return frontier.estimate_auc_leakages(scores) if others.shape[-1] > 1 else []
+    if others.shape[-1] < count_nonmembers_for_lower_bound(metric.rate, LEVEL / 2):
         # they bound the rate of no model from below, so they show none to leak more than another
         return []
     return frontier.estimate_tpr_leakages(scores, metric.rate)

@@ -208,11 +208,13 @@ class RowValuesBySecret:
         return {name: values[wanted] for name, values in self.values.items()}
 
 
-def secret_ids_common_to_rows(
+def align_rows_by_secret(
     rows: Iterable[RowValuesBySecret], name: str, members: bool
-) -> list[str]:
-    """The members (or the others) of whom all rows hold the number."""
-    return sorted(set.intersection(*(set(row.values_by_secret(name, members)) for row in rows)))
+) -> tuple[list[str], NDArray[np.float64]]:
+    """The k members (or the others) of whom all rows hold the number, and (rows, k) these."""
+    columns = [row.values_by_secret(name, members) for row in rows]
+    ids = sorted(set.intersection(*map(set, columns)))
+    return ids, np.array([[column[id] for id in ids] for column in columns], dtype=float)
 
 
 @dataclass(frozen=True)

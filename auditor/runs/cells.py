@@ -250,8 +250,7 @@ class AttackCell(Cell):
             for key in (self.key, self.key._replace(target=UNDEFENDED))
         )
         if own is not None and base is not None and not self.target.is_undefended:
-            both = [secret for secret in own.ids if secret in set(base.ids)]
-            yield chain_steps.paired_mean_difference_of_run_rows(RECALL, "share", own, base, both)
+            yield chain_steps.measure_row_difference(RECALL, "share", own, base)
 
     def _judge_guesses_with_costs_and_kinds(
         self, answered: Sequence[str]

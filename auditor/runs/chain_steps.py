@@ -6,13 +6,10 @@ chosen.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from auditor.conclusions.outcomes import RowValuesBySecret, secret_ids_common_to_rows
+from auditor.conclusions.outcomes import RowValuesBySecret, align_rows_by_secret
 from auditor.core.result import Chain, ChainStep, Measurement
 from auditor.plugins.defense import Cause
 from auditor.statistics import compare
@@ -52,16 +49,11 @@ def build_cause_chain(
         if chain_row.answers is not None
     }
     rows = {start: answers, **measured}
-    secrets, others = (
-        secret_ids_common_to_rows(rows.values(), name, members) for members in (True, False)
-    )
-    if target not in rows or not secrets:
+    if target not in rows or not align_rows_by_secret(rows.values(), name, True)[0]:
         return None
 
     def minus(after: str, before: str) -> Measurement:
-        return paired_mean_difference_of_run_rows(
-            name, unit, rows[after], rows[before], secrets, others
-        )
+        return measure_row_difference(name, unit, rows[after], rows[before], rows.values())
 
     steps, at = [], start
     # Causes since the last row that was measured: they are one step with the next.
@@ -81,31 +73,24 @@ def build_cause_chain(
     return Chain(tuple(steps), minus(target, start))
 
 
-def paired_mean_difference_of_run_rows(
+def measure_row_difference(
     name: str,
     unit: str,
     new: RowValuesBySecret,
     base: RowValuesBySecret,
-    secrets: Sequence[str],
-    others: Sequence[str] = (),
+    rows: Iterable[RowValuesBySecret] = (),
 ) -> Measurement:
-    """The mean of `new` minus that of `base` over these members, with its paired 95% interval.
+    """The mean of `new` minus that of `base` over the members that both, and these rows, hold the
+    number of, with its paired 95% interval.
 
-    others: non-members of both; what they changed by is taken off.
+    What such non-members changed by is taken off.
     """
-
-    def sides(members: bool, ids: Sequence[str]) -> NDArray[np.float64]:
-        return np.array(
-            [
-                [held[id] for id in ids]
-                for held in (row.values_by_secret(name, members) for row in (new, base))
-            ]
-        )
-
-    # (2, ids) each: the new row above the base. With floors it is a difference in differences.
-    (own, before), floors = sides(True, secrets), sides(False, others)
-    floor = (floors[0], floors[1]) if others else None
-    return compare.measure_mean_difference(f"{name}_difference", unit, own, before, floor)
+    every = [new, base, *rows]
+    _, (own, before, *_) = align_rows_by_secret(every, name, True)
+    others, (new_floor, floor, *_) = align_rows_by_secret(every, name, False)
+    return compare.measure_mean_difference(
+        f"{name}_difference", unit, own, before, (new_floor, floor) if others else None
+    )
 
 
 def _changes_by_cause(chain_rows: Sequence[ChainRow]) -> dict[str, str]:

@@ -164,13 +164,7 @@ def test_a_floor_takes_off_what_is_no_memory() -> None:
         )
         return answers("likelihood", own, floor)
 
-    found = chain_steps.paired_mean_difference_of_run_rows(
-        *LIKELIHOOD,
-        row(after),
-        row(before),
-        [str(i) for i in range(30)],
-        [str(i) for i in range(20)],
-    )
+    found = chain_steps.measure_row_difference(*LIKELIHOOD, row(after), row(before))
     own, other = (after - before)[:30], (after - before)[30:]
     a, b = own.var(ddof=1) / 30, other.var(ddof=1) / 20
     half = stats.t.ppf(0.975, (a + b) ** 2 / (a**2 / 29 + b**2 / 19)) * (a + b) ** 0.5
@@ -183,17 +177,13 @@ def test_a_floor_takes_off_what_is_no_memory() -> None:
 
 def test_no_interval_is_made_up_where_nothing_varies() -> None:
     same = answers("likelihood", {"a": -1.0, "b": -2.0}, {"c": -3.0, "d": -4.0})
-    found = chain_steps.paired_mean_difference_of_run_rows(
-        *LIKELIHOOD, same, same, ["a", "b"], ["c", "d"]
-    )
+    found = chain_steps.measure_row_difference(*LIKELIHOOD, same, same)
     assert found.value == 0 and math.isnan(found.low) and math.isnan(found.high)
 
 
 def test_a_true_token_without_probability_leaves_no_number() -> None:
     gone = answers("likelihood", {"a": -math.inf, "b": -2.0}, {"c": -3.0, "d": -4.0})
-    found = chain_steps.paired_mean_difference_of_run_rows(
-        *LIKELIHOOD, gone, gone, ["a", "b"], ["c", "d"]
-    )
+    found = chain_steps.measure_row_difference(*LIKELIHOOD, gone, gone)
     assert math.isnan(found.value) and math.isnan(found.low) and math.isnan(found.high)
 
 

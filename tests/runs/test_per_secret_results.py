@@ -14,7 +14,7 @@ from auditor.core.nouns import CellKey, Observation, Secret
 from auditor.core.result import Measurement
 from auditor.plugins.probe import Probe
 from auditor.records.folder import RunFolder
-from auditor.runs.chain_steps import paired_mean_difference_of_run_rows
+from auditor.runs.chain_steps import measure_row_difference
 from auditor.runs.per_secret_results import PerSecretCollector
 from auditor.statistics.compare import ABOVE
 
@@ -57,8 +57,7 @@ def change(collector: PerSecretCollector) -> Measurement:
         collector.answers[CellKey(name, "white-box", "likely")]
         for name in ("defended", "undefended")
     )
-    own, others = (sorted(base.values_by_secret("likely", members)) for members in (True, False))
-    return paired_mean_difference_of_run_rows("likely", "probability", new, base, own, others)
+    return measure_row_difference("likely", "probability", new, base)
 
 
 @pytest.mark.parametrize(("members", "others", "shown"), [(0.3, 0.3, False), (0.9, 0.1, True)])
