@@ -117,7 +117,7 @@ def _look_into_piece(
         content = b"\0".join(text.encode(errors="surrogatepass") for text in piece.content)
         if layer.other_texts:
             _gather_other_texts(piece.content, records, sightings)
-    for start, _, origin in records.windows.find(content):
+    for start, _, origin in records.windows.find(content, layer.kinds):
         if origin.kind in layer.kinds:
             place = piece.place
             if layer.locate is not None:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.benchmarks.data import table_blocks
+from auditor.benchmarks.data.tables import parse_json_of_table, require_json_object
 from auditor.core.errors import AuditError
 from auditor.erasure.windows import WindowIndex
 
@@ -70,16 +71,7 @@ def read_erasure_records(deleted: Path, kept: Path) -> ErasureRecords:
     """Read both files. Raises AuditError, also for a deleted record that is kept."""
     removed = _read_deleted(deleted)
     by_text = {record.text: i for i, (_, record) in enumerate(removed)}
-    n_rows = sum(1 for _ in _stream_rows("--kept", kept))
-    if not n_rows:
-        raise AuditError(f"--kept {str(kept)!r} is empty: expected at least one row")
-    sample = np.linspace(0, n_rows - 1, min(n_rows, CONTROL)).round().astype(int)
-    wanted = set(sample.tolist())
-    control = [
-        (row, _parse_record("--kept", kept, row, value, deleted=False))
-        for row, value in enumerate(_stream_rows("--kept", kept))
-        if row in wanted
-    ]
+    control = _read_control(kept)
     targets = tuple(record for _, record in (*removed, *control))
     _require_equal_dimensions(targets)
     windows = WindowIndex()
@@ -91,10 +83,12 @@ def read_erasure_records(deleted: Path, kept: Path) -> ErasureRecords:
     likest = np.full(len(targets), -1.0)
     for i, record in enumerate(targets):
         windows.discard_shared([record.text], i)
+    n_rows = 0
     own_rows = {row: len(removed) + i for i, (row, _) in enumerate(control)}
     n_deleted = len(removed)
-    removed_directions = directions[:n_deleted]
-    likest[:n_deleted] = find_likest(removed_directions, removed_directions, range(n_deleted))
+    np.maximum(
+        likest, find_likest(directions, directions[:n_deleted], range(n_deleted)), out=likest
+    )
     hashes = set[int]()
     for rows, texts, vectors in _stream_kept(kept, directions.shape[1]):
         for row, text in zip(rows, texts, strict=True):
@@ -105,6 +99,7 @@ def read_erasure_records(deleted: Path, kept: Path) -> ErasureRecords:
                     f"{where} of {str(deleted)!r} and row {row} of {str(kept)!r} (counted from 0)"
                 )
         hashes.update(map(hash, texts))
+        n_rows += len(rows)
         windows.discard_shared([texts[i] for i, row in enumerate(rows) if row not in own_rows])
         own = [own_rows.get(row, -1) for row in rows]
         np.maximum(likest, find_likest(directions, vectors, own), out=likest)
@@ -153,11 +148,36 @@ def _read_deleted(path: Path) -> list[tuple[int, StoredRecord]]:
     return list(records.values())
 
 
-def _stream_rows(flag: str, path: Path) -> Iterator[dict[str, Any]]:
-    where = f"{flag} {str(path)!r}"
+def _read_control(path: Path) -> list[tuple[int, StoredRecord]]:
+    """Read an even sample of the kept records with their rows; no other row is parsed."""
+    _check_file("--kept", path)
+    where = f"--kept {str(path)!r}"
+    try:
+        n_rows = sum(1 for _ in table_blocks.stream_nonblank_lines(path))
+        if not n_rows:
+            raise AuditError(f"{where} is empty: expected at least one row")
+        sample = np.linspace(0, n_rows - 1, min(n_rows, CONTROL)).round().astype(int)
+        wanted = set(sample.tolist())
+        lines = enumerate(table_blocks.stream_nonblank_lines(path))
+        chosen = [(row, line) for row, line in lines if row in wanted]
+    except UnicodeDecodeError:
+        raise AuditError(f"{where}: expected UTF-8") from None
+    control = []
+    for row, line in chosen:
+        value = require_json_object(where, row, parse_json_of_table(where, line, row))
+        control.append((row, _parse_record("--kept", path, row, value, deleted=False)))
+    return control
+
+
+def _check_file(flag: str, path: Path) -> None:
     if path.suffix.lower() != ".jsonl" or not path.is_file():
         got = f"a name that ends in {path.suffix!r}" if path.is_file() else "no such file"
-        raise AuditError(f"{where}: expected a .jsonl file, got {got}")
+        raise AuditError(f"{flag} {str(path)!r}: expected a .jsonl file, got {got}")
+
+
+def _stream_rows(flag: str, path: Path) -> Iterator[dict[str, Any]]:
+    where = f"{flag} {str(path)!r}"
+    _check_file(flag, path)
     try:
         yield from table_blocks.stream_objects(
             where, path, table_blocks.make_whole_file_block(path)

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 TEXT, WORDS, VECTORS = "text", "words", "vectors"
 SIZE = 32  # bytes of a window; a text below 32 bytes is looked for by 16
-_SIZES = (SIZE, 16, 8)
+_WORD_SIZE = 8  # bytes of the end of a word; no other window is so short
+_SIZES = (SIZE, 16, _WORD_SIZE)
 _MOST = 8  # windows of a form of a record
 _LEAST_BYTES = 7  # different values in a window of 32 bytes; fewer also stand in empty pages
 _BITS = 22  # of the table of hashes
@@ -94,7 +95,7 @@ def _cut_windows(content: bytes) -> Iterator[bytes]:
 def _cut_words(text: str) -> Iterator[bytes]:
     """Yield the last 8 bytes of long words: an index may store less of their beginnings."""
     for word in _WORD.findall(text.casefold()):
-        yield word.encode()[-8:]
+        yield word.encode()[-_WORD_SIZE:]
 
 
 def _hash_windows(words: NDArray[np.uint64], n_words: int) -> NDArray[np.int64]:
@@ -151,11 +152,15 @@ class WindowIndex:
         """Return the records that have a window of their own."""
         return frozenset(one.record for one in self.origins.values() if one.kind == kind)
 
-    def find(self, content: bytes) -> Iterator[tuple[int, bytes, Origin]]:
-        """Yield the place, the window and its origin for all windows in the content."""
+    def find(
+        self, content: bytes, kinds: Sequence[str] = (TEXT, WORDS, VECTORS)
+    ) -> Iterator[tuple[int, bytes, Origin]]:
+        """Yield the place, the window and its origin for the windows of these kinds, and others."""
         if not self._tables:
             self._fill_tables()
         for size, table in self._tables.items():
+            if size == _WORD_SIZE and WORDS not in kinds:
+                continue
             for shift in range(min(8, max(0, len(content) - size + 1))):
                 words = np.frombuffer(content, "<u8", (len(content) - shift) // 8, shift)
                 hashes = _hash_windows(words, size // 8)

@@ -1,0 +1,249 @@
+"""How often `audit erase` is wrong, and what it costs: stores whose truth is known.
+
+    python -m validation.trust.erasure [--stores 50] [--seed 0] [--out FOLDER]  (ten minutes)
+    python -m validation.trust.erasure --rows 1000000 [--out FOLDER]            (five minutes)
+
+Clean stores have never held the deleted records; in the others these were deleted by the store's
+own call and nothing else. With --rows: time and peak memory of the command for one SQLite store.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import resource
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from auditor.erasure.examine import examine_stores
+from auditor.erasure.records import read_erasure_records
+from validation.harness import Page, run, share, write_rows
+
+DIMENSIONS = 32
+Row = dict[str, Any]
+
+
+def make_rows(n_rows: int, seed: int) -> list[Row]:
+    """Return rows of 20 words of one list and a number, with a vector each."""
+    draw, normal = random.Random(seed), np.random.default_rng(seed)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = ["".join(draw.choices(letters, k=draw.randint(3, 11))) for _ in range(2_000)]
+    vectors = normal.normal(size=(n_rows, DIMENSIONS)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return [
+        {
+            "id": i,
+            "text": f"It was noted: {' '.join(draw.choices(words, k=20))} {draw.randrange(10**9)}",
+            "embedding": vector.tolist(),
+        }
+        for i, vector in enumerate(vectors)
+    ]
+
+
+def list_vectors(rows: Sequence[Row]) -> np.ndarray:
+    return np.array([row["embedding"] for row in rows], np.float32)
+
+
+def fill_sqlite(path: Path, rows: Sequence[Row], deleted: Sequence[int]) -> Path:
+    with closing(sqlite3.connect(path / "notes.db")) as database:
+        database.execute("PRAGMA secure_delete = off")
+        database.execute("CREATE TABLE notes (id INTEGER PRIMARY KEY, text TEXT, vector BLOB)")
+        vectors = list_vectors(rows)
+        values = [(r["id"], r["text"], v.tobytes()) for r, v in zip(rows, vectors, strict=True)]
+        database.executemany("INSERT INTO notes VALUES (?, ?, ?)", values)
+        database.commit()
+        database.executemany("DELETE FROM notes WHERE id = ?", [(number,) for number in deleted])
+        database.commit()
+    return path / "notes.db"
+
+
+def fill_chroma(path: Path, rows: Sequence[Row], deleted: Sequence[int]) -> Path:
+    import chromadb
+    from chromadb.config import Settings
+
+    client = chromadb.PersistentClient(str(path), Settings(anonymized_telemetry=False))
+    collection = client.create_collection("notes", embedding_function=None)
+    collection.add(
+        ids=[str(row["id"]) for row in rows],
+        documents=[row["text"] for row in rows],
+        embeddings=list_vectors(rows),
+    )
+    if deleted:
+        collection.delete(ids=[str(number) for number in deleted])
+    return path
+
+
+def fill_lancedb(path: Path, rows: Sequence[Row], deleted: Sequence[int]) -> Path:
+    import lancedb
+    import pyarrow
+
+    flat = list_vectors(rows).ravel()
+    columns = {
+        "id": [row["id"] for row in rows],
+        "text": [row["text"] for row in rows],
+        "vector": pyarrow.FixedSizeListArray.from_arrays(flat, DIMENSIONS),
+    }
+    table = lancedb.connect(str(path)).create_table("notes", pyarrow.table(columns))
+    for number in deleted:
+        table.delete(f"id = {number}")
+    return path
+
+
+def fill_qdrant(path: Path, rows: Sequence[Row], deleted: Sequence[int]) -> Path:
+    from qdrant_client import QdrantClient, models
+
+    client = QdrantClient(path=str(path))
+    size = models.VectorParams(size=DIMENSIONS, distance=models.Distance.COSINE)
+    client.create_collection("notes", vectors_config=size)
+    points = [
+        models.PointStruct(id=row["id"], vector=row["embedding"], payload={"text": row["text"]})
+        for row in rows
+    ]
+    client.upsert("notes", points)
+    if deleted:
+        client.delete("notes", list(deleted))
+    client.close()
+    return path
+
+
+def fill_usearch(path: Path, rows: Sequence[Row], deleted: Sequence[int]) -> Path:
+    from usearch.index import Index
+
+    index = Index(ndim=DIMENSIONS, metric="cos", dtype="f32")
+    index.add(np.array([row["id"] for row in rows]), list_vectors(rows))
+    if deleted:
+        index.remove(np.array(deleted), compact=True)
+    index.save(str(path / "notes.usearch"))
+    return path / "notes.usearch"
+
+
+def fill_faiss(path: Path, rows: Sequence[Row], deleted: Sequence[int]) -> Path:
+    import faiss
+
+    index = faiss.IndexIDMap2(faiss.IndexFlatL2(DIMENSIONS))
+    index.add_with_ids(list_vectors(rows), np.array([row["id"] for row in rows]))
+    index.remove_ids(np.array(deleted, np.int64))
+    faiss.write_index(index, str(path / "notes.faiss"))
+    return path / "notes.faiss"
+
+
+def fill_duckdb(path: Path, rows: Sequence[Row], deleted: Sequence[int]) -> Path:
+    import duckdb
+
+    with duckdb.connect(str(path / "notes.duckdb")) as database:
+        database.execute(f"CREATE TABLE notes (id INT, text VARCHAR, vector FLOAT[{DIMENSIONS}])")
+        values = [[row["id"], row["text"], row["embedding"]] for row in rows]
+        database.executemany("INSERT INTO notes VALUES (?, ?, ?)", values)
+        database.execute("CHECKPOINT")
+        for number in deleted:
+            database.execute("DELETE FROM notes WHERE id = ?", [number])
+        database.execute("CHECKPOINT")
+    return path / "notes.duckdb"
+
+
+def fill_langgraph(path: Path, rows: Sequence[Row], deleted: Sequence[int]) -> Path:
+    from langchain_core.messages import HumanMessage, RemoveMessage
+    from langgraph.checkpoint.sqlite import SqliteSaver
+    from langgraph.graph import START, MessagesState, StateGraph
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("answer", lambda state: {"messages": []})
+    graph.add_edge(START, "answer")
+    thread = {"configurable": {"thread_id": "1"}}
+    with closing(sqlite3.connect(path / "memory.db", check_same_thread=False)) as database:
+        app = graph.compile(checkpointer=SqliteSaver(database))
+        app.invoke({"messages": [HumanMessage(r["text"], id=str(r["id"])) for r in rows]}, thread)
+        if deleted:
+            removals = [RemoveMessage(str(number)) for number in deleted]
+            app.update_state(thread, {"messages": removals})
+    return path / "memory.db"
+
+
+FILLERS: dict[str, Callable[[Path, Sequence[Row], Sequence[int]], Path]] = {
+    name.removeprefix("fill_"): value
+    for name, value in list(globals().items())
+    if name.startswith("fill_")
+}
+
+
+def examine_made(kind: str, seed: int, is_clean: bool) -> tuple[int, int, int]:
+    """Return deleted records, how many are seen, and layers that cannot tell, of one store."""
+    draw = random.Random(seed)
+    rows = make_rows(draw.randint(60, 150), seed)
+    deleted = sorted(draw.sample(range(len(rows)), draw.randint(1, len(rows) // 11)))
+    kept = [row for row in rows if row["id"] not in deleted]
+    with tempfile.TemporaryDirectory() as folder:
+        top = Path(folder)
+        (top / "store").mkdir()
+        write_rows(top / "gone.jsonl", [rows[number] for number in deleted])
+        write_rows(top / "kept.jsonl", kept)
+        if is_clean:
+            store = FILLERS[kind](top / "store", kept, [])
+        else:
+            store = FILLERS[kind](top / "store", rows, deleted)
+        records = read_erasure_records(top / "gone.jsonl", top / "kept.jsonl")
+        erasure = examine_stores([f"{kind}:{store}"], records, lambda _: None)
+    return len(deleted), erasure.n_left, sum(v.verdict == "cannot tell" for v in erasure.verdicts)
+
+
+def measure_large_store(n_rows: int, seed: int, page: Page) -> None:
+    """Time the command for one SQLite store, in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        top, rows = Path(folder), make_rows(n_rows, seed)
+        deleted = list(range(0, n_rows, max(1, n_rows // 1_000)))
+        removed = set(deleted)
+        store = fill_sqlite(top, rows, deleted)
+        with (top / "gone.jsonl").open("w") as gone, (top / "kept.jsonl").open("w") as kept:
+            for row in rows:
+                (gone if row["id"] in removed else kept).write(json.dumps(row) + "\n")
+        n_bytes = store.stat().st_size
+        flags = ["--deleted", str(top / "gone.jsonl"), "--kept", str(top / "kept.jsonl"), "--json"]
+        start = time.monotonic()
+        command = [sys.executable, "-m", "auditor.cli", "erase", str(store), *flags]
+        told = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+        seconds = time.monotonic() - start
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    verdicts = {(v["layer"], v["kind"]): len(v["leftovers"]) for v in json.loads(told)["verdicts"]}
+    page.head("rows", "deleted", "store", "seconds", "of a processor", "peak memory", "seen")
+    processor = used.ru_utime + used.ru_stime
+    seen = ", ".join(f"{layer}, {kind}: {count}" for (layer, kind), count in verdicts.items())
+    size, peak = f"{n_bytes / 2**20:.0f} MiB", f"{used.ru_maxrss / 2**20:.2f} GiB"
+    page.row(f"{n_rows:,}", len(deleted), size, f"{seconds:.0f}", f"{processor:.0f}", peak, seen)
+
+
+def main(
+    stores: int = 50,
+    rows: int = 0,
+    seed: int = 0,
+    kinds: tuple[str, ...] = (),
+    out: Path | None = None,
+) -> None:
+    warnings.simplefilter("ignore")  # of the stores' libraries
+    logging.disable(logging.WARNING)
+    page = Page(out / "erasure.md" if out else None)
+    if rows:
+        measure_large_store(rows, seed, page)
+        return
+    page.head("store", "clean stores", "false alarms", "layers that cannot tell", "planted", "seen")
+    for kind in kinds or tuple(FILLERS):
+        clean = [examine_made(kind, seed + i, True) for i in range(stores)]
+        planted = [examine_made(kind, seed + i, False) for i in range(max(1, stores // 5))]
+        alarms = sum(n_left > 0 for _, n_left, _ in clean)
+        unclear = f"{sum(n for _, _, n in clean) / len(clean):.1f}"
+        n_seen = f"{sum(n for _, n, _ in planted)} of {sum(n for n, _, _ in planted)}"
+        page.row(kind, stores, share(alarms, stores), unclear, f"{len(planted)} stores", n_seen)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(main))
