@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -54,7 +54,7 @@ class FaissStore(Store):
     def _read_vectors(self) -> Iterator[Piece]:
         import faiss
 
-        numbers = range(self._index.ntotal)
+        numbers: Sequence[int] = range(self._index.ntotal)
         lists = getattr(self._index, "invlists", None)
         if lists is not None:
             ids = [
