@@ -15,6 +15,7 @@ from auditor.crash.reaches import (
     estimate_reach_by_tensors,
     is_clipped_by_tensors,
     rank_norms_in_training,
+    weigh_all_records,
 )
 from auditor.crash.training_specimen import RECORDS, SPECIMENS
 from auditor.crash.verdicts import (
@@ -50,7 +51,7 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     estimates = [estimate_mean_reach(steps) for steps in samples]
     # Equal noise counts as such: shares of a few degrees of freedom would add their own errors.
     estimates += estimate_reach_by_tensors(turns, runs.whitened_shares or {})
-    estimates.append(_estimate_reach_of_ranks(runs))
+    estimates.append(_estimate_reach_of_longest_quarter(runs))
     found = [estimate for estimate in estimates if estimate]
     if not found:
         return LoopCheck(name, UNKNOWN, "no noise that it could be held against", "")
@@ -85,41 +86,73 @@ def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, f
     """Return the observed noise multiplier, one over the reach, and its 95% interval's ends; None
     if no bound is seen.
 
-    A mean is no bound where gradients are shorter than that: the reach is that of the records whose
-    gradients are so long that longer ones reach no farther. It is not seen if the longest quarter
-    still reaches farther than the quarter below it, or less far than claimed.
+    A mean is no bound where gradients are shorter than that. A record's reach is taken to rise with
+    its gradient's norm up to a clipping norm, which is not known, and to be the bound above it. Of
+    each clipping norm that the steps do not contradict there is an interval of the bound; theirs
+    together are returned. No bound is seen if they do not contradict a reach that rises up to the
+    longest gradient.
     """
-    shares = (0.0, 0.5, 0.75)
-    estimates = [_estimate_reach_of_ranks(runs, share) for share in shares]
-    estimate = estimates[0]
-    for longer in estimates[1:]:
-        if (
-            estimate
-            and longer
-            and longer[0] - estimate[0] > 1.64 * math.hypot(longer[1], estimate[1])
-        ):
-            estimate = longer
-    if estimate is estimates[-1] and estimate is not None:
-        below = _estimate_reach_of_ranks(runs, 0.5, 0.75)
-        if below is None or estimate[0] - below[0] > 2.5 * math.hypot(estimate[1], below[1]):
-            return None
-    if estimate is None or estimate[0] <= 1.96 * estimate[1]:
+    steps = [step for step in runs.steps if step.scale and step.norms.any()]
+    if not steps:
         return None
-    mean, error = estimate
-    if mean + standard_errors_a_loop_check_detects() * error < 1 / runs.claim.noise_multiplier:
+    norms = np.concatenate([step.norms[step.norms > 0] for step in steps])
+    weighted = [(step, *weigh_all_records(step.gram)) for step in steps]
+    grid = np.unique(np.quantile(norms, _CLIPPING_QUANTILES))
+    fits = [_fit_bound_above_clipping_norm(weighted, each) for each in grid]
+    unclipped = fits[-1]
+    if len(grid) > 2:
+        best = min(max(1, int(np.argmax([fit[2] for fit in fits]))), len(grid) - 2)
+        finer = np.geomspace(grid[best - 1], grid[best + 1], _FINER)
+        fits += [_fit_bound_above_clipping_norm(weighted, each) for each in finer]
+    most = max(explained for _, _, explained in fits)
+    if unclipped[2] > most - _CONTRADICTED:
         return None
-    return 1 / mean, 1 / (mean + 1.96 * error), 1 / (mean - 1.96 * error)
+    likeliest = max(fits, key=lambda fit: fit[2])
+    ends = [
+        mean + sign * error * math.sqrt(explained - most + _CONTRADICTED)
+        for mean, error, explained in fits
+        if explained > most - _CONTRADICTED
+        for sign in (-1, 1)
+    ]
+    mean, low, high = likeliest[0], min(ends), max(ends)
+    wider = (high - mean) / 1.96 * standard_errors_a_loop_check_detects()
+    if low <= 0 or mean + wider < 1 / runs.claim.noise_multiplier:
+        return None
+    return 1 / mean, 1 / high, 1 / low
 
 
-def _estimate_reach_of_ranks(
-    runs: WatchedTrainings, above: float = 0.75, below: float = 1.0
-) -> tuple[float, float] | None:
-    """Estimate the mean reach of the records whose norms rank so among those of their training so
-    far."""
-    ranks = rank_norms_in_training(runs.traces)
-    return estimate_mean_reach(
-        runs.steps, lambda step: (ranks[id(step)] >= above) & (ranks[id(step)] < below)
+_CLIPPING_QUANTILES = (0.0, *np.linspace(0.1, 0.9, 9), 0.95, 1.0)  # of the gradients' norms
+_FINER = 40  # clipping norms beside the likeliest of those
+_CONTRADICTED = float(stats.chi2.isf(0.05, 1))  # of twice a log likelihood, next to the largest
+
+
+def _fit_bound_above_clipping_norm(
+    weighted: Sequence[tuple[ObservedStep, Array, float]], clipping_norm: float
+) -> tuple[float, float, float]:
+    """Return the bound of reaches that rise with the norm up to this one, its standard error, and
+    what its least squares fit explains of squared reaches in units of the noise.
+
+    weighted: steps, with the weights of a mean reach and that mean's deviation.
+    """
+    share_sum = reach_sum = square = product = 0.0
+    for step, weights, deviation in weighted:
+        shares = np.minimum(step.norms / clipping_norm, 1.0)
+        share_sum += float(weights @ shares) / deviation
+        reach_sum += float(weights @ step.reaches) / deviation
+        square += float(shares @ step.gram @ shares)
+        product += float(shares @ step.gram @ step.reaches)
+    return (
+        reach_sum / share_sum,
+        math.sqrt(len(weighted)) / share_sum,
+        product**2 / square,
     )
+
+
+def _estimate_reach_of_longest_quarter(runs: WatchedTrainings) -> tuple[float, float] | None:
+    """Estimate the mean reach of the records whose norms rank in the upper quarter of their
+    training so far."""
+    ranks = rank_norms_in_training(runs.traces)
+    return estimate_mean_reach(runs.steps, lambda step: ranks[id(step)] >= 0.75)
 
 
 def check_sensitivity_by_record_kind(runs: WatchedTrainings) -> LoopCheck:
@@ -268,7 +301,7 @@ def _sensitivity_rise_with_gradient_norm(
     clipping norm are left as they are.
     """
     slope = _sensitivity_slope_with_log_norm(runs.steps)
-    top = _estimate_reach_of_ranks(runs)
+    top = _estimate_reach_of_longest_quarter(runs)
     if slope is None or top is None:
         return None
     return min(slope, (top[0] - promised, top[1]), key=lambda one: one[0] / one[1])

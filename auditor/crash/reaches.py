@@ -58,6 +58,12 @@ def _sum_chosen_reaches(gram: Array, reaches: Array, chosen: Chosen) -> tuple[fl
     return float(weights.sum()) / deviation, float(weights @ reaches[chosen]) / deviation
 
 
+def weigh_all_records(gram: Array) -> tuple[Array, float]:
+    """Return the weights of the records' most precise mean reach, none negative, and its sum's
+    deviation."""
+    return _weigh_chosen_records(gram, np.ones(len(gram), dtype=np.bool_))
+
+
 def _average_sums_of_reaches(sums: Sequence[tuple[float, float]]) -> Estimate | None:
     """Average a sum of each step.
 
