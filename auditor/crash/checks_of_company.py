@@ -1,10 +1,10 @@
 """Checks that a record's gradient is its own: that it does not follow the lengths of the texts it
 is read with.
 
-A loss that is a mean over all tokens of a batch weighs a record by its tokens over the batch's.
-Clipping hides that where gradients are longer than the clipping norm; where they are shorter, one
-long text makes all others' gradients shorter, so that a record moves the sum by more than its own
-clipped gradient.
+A loss that is a mean over all tokens of a batch weighs a record by its tokens over the batch's, and
+by one over the batch's records too if nothing undoes the mean. Clipping hides that where gradients
+are longer than the clipping norm; where they are shorter, one long text makes all others' gradients
+shorter, so that a record moves the sum by more than its own clipped gradient.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
+from auditor.crash.claim import LoopClaim
+from auditor.crash.reaches import estimate_mean_reach, is_clipped_by_tensors
 from auditor.crash.training_specimen import Record, make_company_specimen
 from auditor.crash.verdicts import (
     SHARE,
@@ -26,10 +28,10 @@ from auditor.crash.verdicts import (
     loop_check_from_p_value,
     standard_errors_a_loop_check_detects,
 )
-from auditor.crash.watch import ObservedStep
+from auditor.crash.watch import ObservedStep, TrainingTrace
 
 OWN_GRADIENT = "own gradient"
-_MOST_CONDITION = 1e10  # of normal equations that determine their coefficients
+_COLLINEAR = 1e-10  # of the largest eigenvalue of normal equations: rounding
 
 
 def check_gradient_depends_on_company(runs: WatchedTrainings) -> LoopCheck:
@@ -46,43 +48,77 @@ def check_gradient_depends_on_company(runs: WatchedTrainings) -> LoopCheck:
         runs.company[0].n
     )
     steps = [step for trace in runs.company for step in trace.steps if step.scale and step.records]
+    # Clipped tensor by tensor, what a record adds is no multiple of its gradient: how far that
+    # reaches along it follows the batch's size.
+    by_tensors = is_clipped_by_tensors(steps, runs.whitened_shares or {})
+    weights = list(_WEIGHTS)[:1] if by_tensors else list(_WEIGHTS)
     fits = {
-        company: fit
+        (weight, company): fit
+        for weight in weights
         for company, by_pass in (("the texts of its pass", True), ("the texts of its step", False))
-        if (fit := _fit_weight_of_company(steps, records, runs.claim.max_grad_norm, by_pass))
+        if (
+            fit := _fit_weight_of_company(steps, records, runs.claim.max_grad_norm, weight, by_pass)
+        )
     }
     if not fits:
         return LoopCheck(
             OWN_GRADIENT, UNKNOWN, "no record was read in company of other lengths", would
         )
-    company = max(fits, key=lambda name: fits[name][0] / fits[name][1])
-    slope, error = fits[company]
-    unit = runs.claim.noise_multiplier
-    needed = standard_errors_a_loop_check_detects(len(fits)) * error * unit
+    weight, company = max(fits, key=lambda name: fits[name][0] / fits[name][1])
+    slope, error = fits[weight, company]
+    unit, among = runs.claim.noise_multiplier, len(_WEIGHTS) * 2
+    least = min(error for _, error in fits.values())
+    needed = standard_errors_a_loop_check_detects(among) * least * unit
     would += f" (1), or {needed:.2f} of that"
-    if needed > 1 and slope / error < float(stats.norm.isf(SHARE / len(fits))):
+    if needed > 1 and slope / error < float(stats.norm.isf(SHARE / among)):
         said = (
-            "gradients are too short next to the noise to show whether they follow other texts' "
-            "lengths"
+            "gradients are too short next to the noise to show whether they follow other "
+            "texts' lengths"
         )
         return LoopCheck(OWN_GRADIENT, UNKNOWN, said, would)
     return loop_check_from_p_value(
         OWN_GRADIENT,
-        min(1.0, len(fits) * float(stats.norm.sf(slope / error))),
-        f"a record's gradient is weighed by its tokens over those of {company}: one record moves "
-        "the others' gradients",
+        min(1.0, among * float(stats.norm.sf(slope / error))),
+        f"a record's gradient is {_WEIGHTS[weight]} {company}: one record moves the others' "
+        "gradients",
         "a record's gradient does not follow the lengths of the texts it is read with",
         would,
         lambda: WorstViolation(
-            f"{slope * unit:.2f} ± {1.96 * error * unit:.2f} of what a mean over tokens does", "0"
+            f"{slope * unit:.2f} ± {1.96 * error * unit:.2f} of what such a mean does", "0"
         ),
     )
 
 
+# What a mean over a batch does to a record's gradient.
+_WEIGHTS = {
+    "tokens, undone": "weighed by its tokens over those of",
+    "tokens": "divided by the number of tokens of",
+}
+
+
+def measure_share_of_expected_reach(trace: TrainingTrace, claim: LoopClaim) -> float:
+    """Return the mean reach over that of the records' own gradients, clipped as is claimed; 1 if it
+    may be half of that or more, and at least what a mean over a batch leaves."""
+    steps = [step for step in trace.steps if step.scale and step.records]
+    estimate = estimate_mean_reach(steps)
+    if estimate is None or is_clipped_by_tensors(steps, {}):
+        return 1.0
+    norms = np.concatenate([step.norms for step in steps])
+    expected = float(np.minimum(norms / claim.max_grad_norm, 1.0).mean()) / claim.noise_multiplier
+    mean, error = estimate
+    if mean + 2 * error > expected / 2:
+        return 1.0
+    return max(mean / expected, len(steps) / len(norms))
+
+
 def _fit_weight_of_company(
-    steps: Sequence[ObservedStep], records: Sequence[Record], clipping_norm: float, by_pass: bool
+    steps: Sequence[ObservedStep],
+    records: Sequence[Record],
+    clipping_norm: float,
+    weight: str,
+    by_pass: bool,
 ) -> tuple[float, float] | None:
-    """Fit reaches on what a token mean would add to them -> (coefficient, standard error), in units
+    """Fit reaches on what a mean over a batch would add -> (coefficient, standard error), in units
     of the noise.
 
     The other columns are each length's constant and its own clipped norm: what a record's own
@@ -93,7 +129,8 @@ def _fit_weight_of_company(
     normal, products = np.zeros(()), np.zeros(())
     for step in steps:
         drawn = sorted(set(step.records))
-        weights = _weigh_by_tokens(step.passes if by_pass else [step.records], drawn, n_tokens)
+        parts = step.passes if by_pass else [step.records]
+        weights = _weigh_by_company(parts, drawn, n_tokens, weight)
         if weights is None:
             continue
         own = np.minimum(step.norms, clipping_norm) / clipping_norm
@@ -102,24 +139,28 @@ def _fit_weight_of_company(
         columns = np.column_stack([added, of_kind, of_kind * own[:, None]])
         normal = normal + columns.T @ step.gram @ columns
         products = products + columns.T @ step.gram @ step.reaches
-    if not normal.ndim:
+    if not normal.ndim or not normal[0, 0] > 0:
         return None
-    used = np.diag(normal) > 0
-    if not used[0] or np.linalg.cond(normal[np.ix_(used, used)]) > _MOST_CONDITION:
+    # Frisch and Waugh: what the other columns leave of the first one.
+    inverse = np.linalg.pinv(normal[1:, 1:], rcond=_COLLINEAR, hermitian=True)
+    explained = normal[0, 1:] @ inverse
+    left = float(normal[0, 0] - explained @ normal[1:, 0])
+    if left < 1e-6 * normal[0, 0]:
         return None
-    covariance = np.linalg.inv(normal[np.ix_(used, used)])
-    return float((covariance @ products[used])[0]), math.sqrt(float(covariance[0, 0]))
+    return float(products[0] - explained @ products[1:]) / left, 1 / math.sqrt(left)
 
 
-def _weigh_by_tokens(
-    parts: Sequence[Sequence[int]], drawn: Sequence[int], n_tokens: Array
+def _weigh_by_company(
+    parts: Sequence[Sequence[int]], drawn: Sequence[int], n_tokens: Array, weight: str
 ) -> Array | None:
-    """Return (drawn,) each record's tokens over the mean of those it is read with; None if one was
-    read twice."""
+    """Return (drawn,) what a mean over those it is read with makes of each record's gradient, in
+    `_WEIGHTS`; None if one was read twice."""
     weights = dict[int, float]()
     for part in parts:
+        total = float(n_tokens[list(part)].sum())
         for record in part:
             if record in weights:
                 return None
-            weights[record] = float(n_tokens[record] / n_tokens[list(part)].mean())
+            share = float(n_tokens[record]) / total
+            weights[record] = share * len(part) if weight == "tokens, undone" else share
     return np.array([weights[record] for record in drawn]) if set(weights) == set(drawn) else None

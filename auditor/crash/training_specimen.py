@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -22,7 +22,7 @@ RECORDS = 48
 _WORDS = 24  # token ids of all records; those above are one record's own
 _LENGTHS = (12, 4, 8, 6)  # long, short and between
 _COMPANY_LENGTHS = (24, 1, 1, 2, 1, 1, 2, 1)  # one record of many tokens among records of few
-_COMPANY_SHARE = 0.8  # of the clipping norm: the median gradient's norm where company is looked at
+COMPANY_SHARE = 0.8  # of the clipping norm: the median gradient's norm where company is looked at
 # the last norm's weight: gradients far above any usual clipping norm, so clipping always acts
 _STEEP = 12.0
 PAD = 0
@@ -61,6 +61,10 @@ class Specimen:
                     made.gpt_neox.embed_in.weight[:, 0].abs() + 1.2
                 )
         return made
+
+    def scale_weights(self, factor: float) -> Specimen:
+        """Return the specimen with every weight that it scales scaled by this factor as well."""
+        return replace(self, scales=tuple((end, scale * factor) for end, scale in self.scales))
 
     def make_crash_test_records(self, n: int = RECORDS) -> list[Record]:
         return make_crash_records_with_own_first_token(0, n, self.alike, self.lengths)
@@ -172,7 +176,7 @@ def make_company_specimen(clipping_norm: float) -> Specimen:
     )
     for _ in range(12):  # to 0.4%
         middle = (low + high) / 2
-        if _median_gradient_norm(_make_flat_specimen(middle)) > _COMPANY_SHARE * clipping_norm:
+        if _median_gradient_norm(_make_flat_specimen(middle)) > COMPANY_SHARE * clipping_norm:
             high = middle
         else:
             low = middle

@@ -19,6 +19,7 @@ from auditor.crash import (
     checks_of_sensitivity,
     claim,
     reaches,
+    training_specimen,
     watch,
 )
 from auditor.crash.checks_of_noise import check_training_reveals_record_count
@@ -431,6 +432,73 @@ def test_gradients_too_short_to_show_company_are_no_evidence(
     monkeypatch.setattr(checks_of_company, "_fit_weight_of_company", lambda *given: (0.05, error))
     given = replace(runs(), company=(trace(3),))
     assert checks_of_company.check_gradient_depends_on_company(given).verdict == verdict
+
+
+def make_company_step(
+    rng: np.random.Generator, norm: float, mean: str = "", noise: float = 1.0
+) -> ObservedStep:
+    """Return a step on texts of the company's lengths; mean: over what of the batch the loss is."""
+    records = training_specimen.make_company_specimen(1.0).make_crash_test_records(N)
+    drawn = tuple(np.flatnonzero(rng.random(N) < 1 / 6).tolist())
+    n_tokens = np.array([len(records[i]["input_ids"]) - 1 for i in drawn], dtype=float)
+    norms = norm * np.exp(rng.normal(0, 0.3, len(drawn)))
+    shares = {"": 1.0, "tokens": n_tokens / n_tokens.sum(), "records": 1 / max(1, len(drawn))}
+    shares["tokens, undone"] = shares["tokens"] * len(drawn)
+    reaches = np.minimum(shares[mean] * norms, 1.0) + rng.normal(0, noise, len(drawn))
+    return replace(
+        step(rng),
+        records=drawn,
+        passes=(drawn,),
+        reaches=reaches,
+        norms=norms,
+        gram=np.eye(len(drawn)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("mean", "norm", "fault"),
+    [
+        ("", 0.8, ""),
+        ("", 6.4, ""),
+        ("tokens, undone", 0.8, "weighed by its tokens"),
+        ("tokens", 6.4, "divided by the number of tokens"),
+    ],
+)
+def test_a_mean_over_a_batch_is_seen_whether_it_is_undone_or_not(
+    mean: str, norm: float, fault: str
+) -> None:
+    rng = np.random.default_rng(4)
+    steps = [make_company_step(rng, norm, mean, 0.5) for _ in range(60)]
+    given = replace(runs(), company=(TrainingTrace(N, steps),))
+    found = checks_of_company.check_gradient_depends_on_company(given)
+    assert (found.verdict == BROKEN) == bool(fault) and fault in found.said
+
+
+@pytest.mark.parametrize(("clipping_norm", "bound_is_seen"), [(10.0, True), (36.0, True), (45.0, False)])
+def test_the_reach_above_the_clipping_norm_is_the_bound(
+    clipping_norm: float, bound_is_seen: bool
+) -> None:
+    """A bound above few gradients, above most, and above all of them."""
+    rng = np.random.default_rng(6)
+    steps = []
+    for _ in range(300):
+        each = step(rng)
+        norms = rng.uniform(4, 44, len(each.records)) if bound_is_seen else each.norms.clip(5, 44)
+        reach = np.minimum(norms / clipping_norm, 1.0) + rng.normal(0, 1, len(norms))
+        steps.append(replace(each, norms=norms, reaches=reach))
+    given = replace(runs(), traces=(TrainingTrace(N, steps),))
+    interval = checks_of_sensitivity.estimate_noise_multiplier_interval(given)
+    assert (interval is not None) == bound_is_seen
+    if interval:
+        assert interval[1] < 1 < interval[2] and interval[2] - interval[1] < 0.2
+
+
+def test_reaches_much_shorter_than_clipped_gradients_tell_of_a_mean() -> None:
+    rng = np.random.default_rng(5)
+    honest = TrainingTrace(N, [make_company_step(rng, 0.8) for _ in range(60)])
+    divided = TrainingTrace(N, [make_company_step(rng, 0.8, "records") for _ in range(60)])
+    assert checks_of_company.measure_share_of_expected_reach(honest, CLAIM) == 1
+    assert 0.05 < checks_of_company.measure_share_of_expected_reach(divided, CLAIM) < 0.3
 
 
 def test_random_allocation_reads_each_record_as_often_as_claimed() -> None:
