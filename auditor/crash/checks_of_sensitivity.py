@@ -122,7 +122,7 @@ def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, f
 
 
 _CLIPPING_QUANTILES = (0.0, *np.linspace(0.1, 0.9, 9), 0.95, 1.0)  # of the gradients' norms
-_FINER = 40  # clipping norms beside the likeliest of those
+_FINER = 20  # clipping norms beside the likeliest of those
 _CONTRADICTED = float(stats.chi2.isf(0.05, 1))  # of twice a log likelihood, next to the largest
 
 
