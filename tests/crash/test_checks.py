@@ -474,7 +474,9 @@ def test_a_mean_over_a_batch_is_seen_whether_it_is_undone_or_not(
     assert (found.verdict == BROKEN) == bool(fault) and fault in found.said
 
 
-@pytest.mark.parametrize(("clipping_norm", "bound_is_seen"), [(10.0, True), (36.0, True), (45.0, False)])
+@pytest.mark.parametrize(
+    ("clipping_norm", "bound_is_seen"), [(10.0, True), (36.0, True), (45.0, False)]
+)
 def test_the_reach_above_the_clipping_norm_is_the_bound(
     clipping_norm: float, bound_is_seen: bool
 ) -> None:
