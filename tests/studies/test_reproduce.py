@@ -9,7 +9,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -432,18 +431,16 @@ def test_what_a_reproduction_refuses(paper: Path, tmp_path: Path, said: Said) ->
     assert not (tmp_path / "out").exists()
 
 
-def test_the_list_is_quick_and_imports_nothing_heavy() -> None:
+def test_the_list_imports_nothing_heavy() -> None:
     script = (
         "import sys; from auditor.cli import run_command_line; code = "
         "run_command_line(['reproduce', '--list']); sys.exit(code or bool({'torch', 'scipy', "
         "'pandas', 'matplotlib'} & set(sys.modules)))"
     )
-    start = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert time.perf_counter() - start < 5
     assert "ethicist" in done.stdout and "table2" in done.stdout
     assert (
         "  uniform-mixing  Uniform mixing\n" in done.stdout and "  table1   Table 1" in done.stdout
