@@ -465,7 +465,6 @@ def _limitations_screen_entry(
         f"{_short_target_title(result, f.target)}, {f.attack}: {row.early_stop_sentence}."
         for f, row in stopped
     )
-    items += coverage.attacks_that_did_not_run(result)
     items += remarks.limits
     if unread := result.benchmark.unread_columns:
         items.append(
@@ -485,8 +484,9 @@ def _limitations_screen_entry(
         if result.benchmark.is_of_builtin_lab
         else [personal.unmarked_personal_kinds_sentence(result)]
     )
-    told = tuple(filter(None, items)) or ("An attack gives a lower bound.",)
-    return ScreenEntry("LIMITS", told, most + bool(remarks.limits), " ")
+    idle = coverage.attacks_that_did_not_run(result)
+    told = tuple(filter(None, (*items, *idle))) or ("An attack gives a lower bound.",)
+    return ScreenEntry("LIMITS", told, most + bool(remarks.limits) + bool(idle), " ")
 
 
 def _next_step_screen_entry(
