@@ -48,7 +48,7 @@ def index_pairs_within_edit_limits(
                 most = len(batch) * len(columns) // _SHARE
                 pairs = _find_pairs_sharing_a_piece(index, batch_texts, ends, limit, most)
             if pairs is None:
-                other_texts = [others[j] for j in columns]
+                other_texts = [others[j] for j in columns.tolist()]
                 # A distance above the limit is not worked out: it comes back as limit + 1.
                 distances = cdist(
                     batch_texts, other_texts, scorer=Levenshtein.distance, score_cutoff=limit
