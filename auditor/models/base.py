@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -106,6 +106,18 @@ def get_max_logits(device: torch.device) -> int:
     new blocks pays for fresh pages, measured at a quarter of the time.
     """
     return 2**23 if device.type == "cpu" else 2**25
+
+
+@runtime_checkable
+class ReadsPositions(Protocol):
+    """A model that can be told the positions of tokens."""
+
+    def log_probs_at_positions(self, texts: Tensor, positions: Tensor, last: int) -> Tensor | None:
+        """Return (B, last, V) log-probabilities after whole texts (B, n) whose tokens have these
+        positions (B, n); None: it takes none.
+
+        Every token sees all before it, whatever their positions. No prefix token is put.
+        """
 
 
 class LanguageModel(ABC):
@@ -306,14 +318,6 @@ class LanguageModel(ABC):
             rows = log_probs.flatten(0, 1)
             parts.append(reduce_to_partial_distribution(rows, tokens.flatten(), LIKELIEST))
         return concatenate_partial_distributions(parts)
-
-    def log_probs_at_positions(self, texts: Tensor, positions: Tensor, last: int) -> Tensor | None:
-        """Return (B, last, V) log-probabilities after whole texts (B, n) whose tokens have these
-        positions (B, n); None: it takes none.
-
-        Every token sees all before it, whatever their positions. No prefix token is put.
-        """
-        return None
 
     def digest(self) -> str:
         """Return the SHA-256, in hex, that identifies its weights or answers; "" if unknown."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from auditor.core.nouns import Secret, Tokens, evenly_spaced_secrets
 from auditor.core.result import Doubt
-from auditor.models.base import LanguageModel
+from auditor.models.base import LanguageModel, ReadsPositions
 from auditor.models.memory import group_equal_shapes
 from auditor.runs.likeliest_reading import lower_bound_of_mean_nll_gain
 
@@ -93,6 +93,8 @@ def _recite_at_own_positions(
 ) -> _Recitation | None:
     """Score each suffix after these texts, the positions of each of which begin at 0; None: the
     model takes no positions."""
+    if not isinstance(model, ReadsPositions):
+        return None
     is_greedy, log_prob = np.zeros(len(secrets), bool), np.zeros(len(secrets))
     for i, (secret, texts) in enumerate(zip(secrets, before, strict=True)):
         *earlier, beginning = texts

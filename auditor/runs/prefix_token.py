@@ -23,7 +23,7 @@ from auditor.core.nouns import Pair, PrefixToken, Secret, Tokens
 from auditor.core.plan_fields import AUTO, NONE
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.generation.tries import encode_without_special_tokens
-from auditor.models.base import LanguageModel, implies_capability
+from auditor.models.base import LanguageModel, ReadsPositions, implies_capability
 from auditor.models.vocabulary import decode_keeping_special_tokens
 from auditor.models.wrapping import WrappingModel
 from auditor.runs.likeliest_reading import (
@@ -99,6 +99,8 @@ class PrefixedModel(WrappingModel):
         self.model.read_ahead([(*self.prefix_token, *text) for text in texts], last, behind)
 
     def log_probs_at_positions(self, texts: Tensor, positions: Tensor, last: int) -> Tensor | None:
+        if not isinstance(self.model, ReadsPositions):
+            return None
         return self.model.log_probs_at_positions(texts, positions, last)
 
     def forget_batch(self) -> None:
