@@ -1,0 +1,232 @@
+"""How often `--attack identifiers` finds values of 1, 4 and 16 copies, and how often it finds what
+no model was trained on.
+
+    python -m validation.trust.fresh_values [--seed 0] [--out FOLDER]   (six minutes on one core)
+
+A small GPT-NeoX (2 layers of 128, a token a character) is trained on public records, then on
+private ones of the same kinds with fresh cards, IBANs, telephone and social security numbers. Then
+the shares of members found at 5% and at 1%, beside membership with as many non-members, and the
+false alarms of 2,000 values that it never saw, with exact intervals.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from auditor.attacks.identifiers import Identifiers, RanksOfValues
+from auditor.core.nouns import Secret, Wording
+from auditor.models.base import LanguageModel
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.probe import observe_all_secrets
+from auditor.plugins.view import WHITE_BOX, View
+from validation.harness import Page, run, share
+
+COPIES, MEMBERS_EACH, FALSE_ALARMS = (1, 4, 16), 40, 2000
+ALTERNATIVES, FALSE_DISCOVERY, LEVELS = 99, 0.05, (0.05, 0.01)
+PUBLIC, PUBLIC_EPOCHS, PRIVATE_EPOCHS, BATCH = 1500, 3, 2, 16
+LETTERS = " 0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,-+'"
+TEXTS = {
+    "card": "On {day} {name} paid {sum} dollars by card {value}.",
+    "iban": "{name} wants {sum} euros sent on {day} to {value}.",
+    "phone": "{name} missed the call of {day}, ring back {value}.",
+    "id-number": "The claim of {day} over {sum} dollars by {name}, SSN {value}.",
+}
+
+
+def make_value(kind: str, noise: random.Random) -> str:
+    """Return a fresh value of a kind, of one issuer."""
+    from stdnum import iban, luhn
+
+    def digits(count: int) -> str:
+        return "".join(noise.choice("0123456789") for _ in range(count))
+
+    if kind == "card":
+        number = f"453201{digits(9)}"
+        return number + luhn.calc_check_digit(number)
+    if kind == "iban":
+        account = f"37040044{digits(10)}"
+        return f"DE{iban.calc_check_digits(f'DE00{account}')}{account}"
+    if kind == "phone":
+        return f"+49 30 {noise.randrange(2, 9)}{digits(6)}"
+    return f"{noise.randrange(101, 665)}-{noise.randrange(10, 99)}-{noise.randrange(1000, 9999)}"
+
+
+def make_records(count: int, seed: int) -> list[tuple[str, str]]:
+    """Return the text before a value, and the value to the end; the four kinds in turn."""
+    from faker import Faker
+
+    fake, noise = Faker("en_US"), random.Random(seed)
+    fake.seed_instance(seed)
+    records = []
+    for i in range(count):
+        kind = list(TEXTS)[i % len(TEXTS)]
+        day = f"{noise.randrange(1, 29)} {noise.choice(['March', 'April', 'May', 'June'])}"
+        amount, value = noise.randrange(20, 2000), make_value(kind, noise)
+        text = TEXTS[kind].format(day=day, name=fake.name(), sum=amount, value=value)
+        start = text.index(value) - 1
+        records.append((text[:start], text[start:]))
+    return records
+
+
+def train_models(folder: Path, seed: int) -> None:
+    """Write data, the base model and the fine-tuned model into a folder."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
+
+    folder.mkdir(parents=True, exist_ok=True)
+    members = make_records(len(COPIES) * MEMBERS_EACH, 10 * seed + 1)
+    copies = [COPIES[i // MEMBERS_EACH] for i in range(len(members))]
+    rows = [text for text, count in zip(members, copies, strict=True) for _ in range(count)]
+    write_rows(folder / "private.jsonl", members, copies)
+    write_rows(folder / "fresh.jsonl", make_records(len(members), 10 * seed + 2))
+    write_rows(folder / "alarms.jsonl", make_records(FALSE_ALARMS, 10 * seed + 3))
+    vocabulary = {"<eos>": 0, **{letter: i for i, letter in enumerate(LETTERS, 1)}}
+    backend = Tokenizer(models.BPE(vocabulary, []))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>")
+    torch.manual_seed(seed)
+    config = GPTNeoXConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=512,
+        max_position_embeddings=128,
+        eos_token_id=0,
+        bos_token_id=0,
+    )
+    model = GPTNeoXForCausalLM(config)
+    stages = {
+        "base": (make_records(PUBLIC, 10 * seed), PUBLIC_EPOCHS),
+        "model": (rows, PRIVATE_EPOCHS),
+    }
+    for name, (texts, epochs) in stages.items():
+        train_model(model, tokenizer, texts, epochs, random.Random(seed))
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+
+
+def train_model(
+    model: Any, tokenizer: Any, texts: list[tuple[str, str]], epochs: int, noise: random.Random
+) -> None:
+    """Train on texts, each in a row of its own."""
+    import torch
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    model.train()
+    for _ in range(epochs):
+        order = noise.sample(texts, len(texts))
+        for i in range(0, len(order), BATCH):
+            encoded = [[*tokenizer("".join(text))["input_ids"], 0] for text in order[i : i + BATCH]]
+            longest = max(map(len, encoded))
+            ids = torch.tensor([row + [0] * (longest - len(row)) for row in encoded])
+            ends = torch.tensor([len(row) for row in encoded])
+            labels = ids.masked_fill(torch.arange(longest) >= ends[:, None], -100)
+            loss = model(input_ids=ids, labels=labels).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    print(f"loss {loss.item():.3f}", flush=True)
+
+
+def write_rows(path: Path, records: list[tuple[str, str]], copies: list[int] | None = None) -> None:
+    rows = [dict(zip(("prefix", "suffix"), record, strict=True)) for record in records]
+    if copies is not None:
+        rows = [{**row, "repeats": count} for row, count in zip(rows, copies, strict=True)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def make_secrets(folder: Path, name: str, member: bool, tokenizer: Any) -> list[Secret]:
+    """Return the records of a file, attacked from their value on."""
+    secrets = []
+    for i, line in enumerate((folder / f"{name}.jsonl").read_text().splitlines()):
+        row = json.loads(line)
+        texts = row["prefix"], row["suffix"]
+        tokens = [tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
+        wording = Wording(*texts, tuple(range(1, len(texts[1]) + 1)))
+        copies = row.get("repeats", 1)
+        secrets.append(Secret(f"{name}-{i}", *tokens, copies, member, wording=wording))
+    return secrets
+
+
+def load_model(folder: Path) -> HuggingFaceModel:
+    from transformers import GPTNeoXForCausalLM
+
+    return HuggingFaceModel(GPTNeoXForCausalLM.from_pretrained(folder).eval(), name=folder.name)
+
+
+def rank_values(
+    secrets: list[Secret], model: LanguageModel, base: LanguageModel | None, tokenizer: Any
+) -> RanksOfValues:
+    at = View("model", model, WHITE_BOX, 0, reference=base, tokenizer=tokenizer)
+    seen = observe_all_secrets(Identifiers(alternatives=ALTERNATIVES), at, secrets)
+    return RanksOfValues.from_observations(secrets, seen, FALSE_DISCOVERY)
+
+
+def write_power_table(page: Page, folder: Path, tokenizer: Any) -> None:
+    """Write the shares found by copies, next to those of membership by a reference model."""
+    model, base = load_model(folder / "model"), load_model(folder / "base")
+    members = make_secrets(folder, "private", True, tokenizer)
+    others = make_secrets(folder, "fresh", False, tokenizer)
+    ranks = rank_values(members, model, base, tokenizer)
+    whole = np.ones(len(ranks.kind), dtype=bool)
+    page.say(f"Control by the base: p = {ranks.uniformity_p_value(whole):.2g}.\n")
+    own, theirs = (
+        np.array([-a for a in score_membership(group, model, base, tokenizer)])
+        for group in (members, others)
+    )
+    limits = [np.quantile(theirs, 1 - level, method="higher") for level in LEVELS]
+    page.head("copies", "rank, 5%", "rank, 1%", "listed", "membership, 5%", "membership, 1%")
+    for count in COPIES:
+        of_count = ranks.copies == count
+        n = int(of_count.sum())
+        by_rank = [int((ranks.p_values[of_count] <= level).sum()) for level in LEVELS]
+        by_rank.append(int(ranks.listed[of_count].sum()))
+        chosen = own[[secret.repeats == count for secret in members]]
+        by_score = [int((chosen > limit).sum()) for limit in limits]
+        page.row(count, *(share(k, n) for k in by_rank), *(share(k, len(chosen)) for k in by_score))
+
+
+def score_membership(
+    secrets: list[Secret], model: LanguageModel, base: LanguageModel, tokenizer: Any
+) -> list[float]:
+    """Return the mean nll of each suffix minus that of the base, in nats a token."""
+    at = View("model", model, WHITE_BOX, 0, tokenizer=tokenizer)
+    pairs = [(secret.prefix, secret.suffix) for secret in secrets]
+    nlls = zip(at.mean_nll(model, pairs), at.mean_nll(base, pairs), strict=True)
+    return [nll - other for nll, other in nlls]
+
+
+def write_false_alarms(page: Page, folder: Path, tokenizer: Any) -> None:
+    """Write how many of the values that the model never saw rank above chance."""
+    secrets = make_secrets(folder, "alarms", True, tokenizer)
+    ranks = rank_values(secrets, load_model(folder / "model"), None, tokenizer)
+    page.head("kind", "values", "p <= 5%", "p <= 1%", "listed")
+    masks = {**ranks.masks_by_kind(), "all": np.ones(len(ranks.kind), dtype=bool)}
+    for kind, mask in masks.items():
+        hits = [int((ranks.p_values[mask] <= level).sum()) for level in LEVELS]
+        n = int(mask.sum())
+        page.row(kind, n, *(share(k, n) for k in hits), int(ranks.listed[mask].sum()))
+
+
+def main(seed: int = 0, out: Path = Path("fresh-values"), power_only: bool = False) -> None:
+    from transformers import AutoTokenizer
+
+    if not (out / "model").is_dir():
+        train_models(out, seed)
+    tokenizer = AutoTokenizer.from_pretrained(out / "model")
+    page = Page(out / "fresh-values.md")
+    write_power_table(page, out, tokenizer)
+    page.say()
+    if not power_only:
+        write_false_alarms(page, out, tokenizer)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(main))
