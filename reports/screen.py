@@ -124,7 +124,8 @@ def _result_screen_entry(result: AuditResult, seen: LeakAssessment, width: int) 
 
     If sentences are too many, a sentence a word of severity: no leak goes without saying.
     """
-    judged, titles = {}, {}
+    judged: dict[str, severity.Severity] = {}
+    titles: dict[str, str] = {}
     for target in list_judged_targets(seen):
         severe = severity.severity_of_target(seen, target)
         titles[target] = signals.target_title_or_undefended(result, target)
@@ -138,10 +139,15 @@ def _result_screen_entry(result: AuditResult, seen: LeakAssessment, width: int) 
         after.append(asked)
     worst_first = sorted(judged, key=lambda name: -severity.WORDS.index(judged[name].word))
     entry = ScreenEntry(RESULT, (), 4)
-    for dropped, names in (({}, 4), ({"proof": ""}, 4), ({"proof": "", "why": ""}, 2)):
+    for level, names in ((0, 4), (1, 4), (2, 2)):
         groups = dict[severity.Severity, list[str]]()
         for target in worst_first:
-            groups.setdefault(replace(judged[target], **dropped), []).append(target)
+            brief = judged[target]
+            if level >= 1:
+                brief = replace(brief, proof="")
+            if level == 2:
+                brief = replace(brief, why="")
+            groups.setdefault(brief, []).append(target)
         sentences = [
             verdict.describe(
                 _first_titles_label([titles[target] for target in targets], names),
