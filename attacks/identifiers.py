@@ -354,7 +354,9 @@ class RanksOfValues:
                     owners.append(owner)
                     for name, column in columns.items():
                         column.append(seen.values[f"{name}_{i}"])
-        arrays = {name: np.array(column, dtype=float) for name, column in columns.items()}
+        arrays: dict[str, Any] = {
+            name: np.array(column, dtype=float) for name, column in columns.items()
+        }
         copies = [-1 if s.repeats is None or not s.member else s.repeats for s in secrets]
         return cls(
             **(arrays | {"kind": arrays["kind"].astype(int)}),
@@ -398,7 +400,7 @@ class RanksOfValues:
         n_tested = sum(not np.isnan(p) for p in p_values.values())
         refused = {k: p for k, p in p_values.items() if p * n_tested < CONTROL_LEVEL}
         kept = ~np.isin(self.kind, [_KINDS.index(kind) for kind in refused])
-        columns = {
+        columns: dict[str, Any] = {
             field.name: value[kept]
             for field in fields(self)
             if isinstance(value := getattr(self, field.name), np.ndarray)

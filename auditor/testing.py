@@ -456,7 +456,7 @@ def make_test_secrets(model: LanguageModel) -> list[Secret]:
         texts = [TwoLetterTokenizer().decode(tokens) for tokens in (query.prefix, suffix)]
         ends = tuple(range(2, len(texts[1]) + 1, 2))
         marks = tuple(("word", texts[1][i - 2 : i]) for i in ends if texts[1][i - 2] == "A")
-        wording = Wording(*texts, ends, marks=marks)
+        wording = Wording(texts[0], texts[1], ends, marks=marks)
         one = Secret(query.id, query.prefix, suffix, 1 + i % 2, i % 3 > 0, wording=wording)
         found.append(one)
     return found

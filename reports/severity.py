@@ -63,11 +63,16 @@ def severity_of_target(seen: LeakAssessment, target: str) -> Severity:
     """Return the first word that holds: text is shown, anything is shown, anything is open."""
     shown = seen.shown_signals(target)
     suspected = [s for s in seen.signals_of_target(target) if s.suspected]
-    if text := [s for s in shown if s.kind.text]:
-        personal = any(s.kind is PERSONAL for s in text)
-        copied = [coverage.stratum_sentence_part(s.worst) for s in text if s.worst is not None]
+    text_signals = [s for s in shown if s.kind.text]
+    if text_signals:
+        personal = any(s.kind is PERSONAL for s in text_signals)
+        copied = [
+            coverage.stratum_sentence_part(s.worst) for s in text_signals if s.worst is not None
+        ]
         groups = [
-            coverage.group_sentence_part(s.worst_group) for s in text if s.worst_group is not None
+            coverage.group_sentence_part(s.worst_group)
+            for s in text_signals
+            if s.worst_group is not None
         ]
         worst = "; ".join((*copied[:1], *groups[:1]))
         including = ", including personal data" if personal else ""

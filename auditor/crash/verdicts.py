@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,14 +120,13 @@ class WatchedTrainings:
     ) -> float:
         """The claim's epsilon at this noise multiplier and the observed rate and steps, or those in
         `more`."""
-        seen = {
+        observed: dict[str, Any] = {
             "sample_rate": self.observed_sampling_rate,
             "steps": len(self.first_training.steps),
             **more,
         }
-        return replace(self.claim, noise_multiplier=noise, epsilon=None, **seen).implied_epsilon(
-            quick
-        )  # type: ignore[arg-type]
+        claim = replace(self.claim, noise_multiplier=noise, epsilon=None, **observed)
+        return claim.implied_epsilon(quick)
 
     def training_and_step_index(self, step: ObservedStep) -> tuple[int, int]:
         """(training, step) of one of the steps, both from 0."""

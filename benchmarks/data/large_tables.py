@@ -21,6 +21,7 @@ import pandas
 from numpy.typing import NDArray
 
 from auditor.benchmarks.data import columns
+from auditor.benchmarks.data.columns import MaybeKinds
 from auditor.benchmarks.data.conversation_rows import without_nulls
 from auditor.benchmarks.data.table_blocks import (
     BATCH,
@@ -100,7 +101,7 @@ class UnreadRows:
     user_hashes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     of_several_groups: frozenset[int] = frozenset()
     of_several_users: frozenset[int] = frozenset()
-    kinds: columns.MaybeKinds = field(default_factory=dict)
+    kinds: MaybeKinds = field(default_factory=dict)
 
     def contains_rows_of(self, table: RecordTable, layout: tuple[str, ...]) -> list[bool]:
         """Return of each row of another table whether some row of this one says the same."""
@@ -125,7 +126,7 @@ class BlockCounts:
     hashes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     numbers: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     names: tuple[str, ...] = ()
-    kinds: columns.MaybeKinds = field(default_factory=dict)
+    kinds: MaybeKinds = field(default_factory=dict)
     is_faulty: bool = False
 
 
@@ -162,7 +163,7 @@ class BlockHashing:
         names = dict[str, None]()
         hashes = [np.empty(0, np.int64)]
         numbers: dict[str, list[NDArray[np.int64]]] = {}
-        kinds: columns.MaybeKinds = {}
+        kinds: MaybeKinds = {}
         n_rows = first_row
         for batch in stream_batches(
             self.where, self.path, block, self.names, names, (first_row, first_line)
@@ -332,7 +333,7 @@ class _TableScan:
     table: RecordTable
     hashes: NDArray[np.int64]
     numbers: Mapping[str, NDArray[np.int64]]
-    kinds: columns.MaybeKinds
+    kinds: MaybeKinds
 
 
 def _scan_rows(work: BlockHashing, head: RecordTable, hash_blocks: HashBlocks) -> _TableScan:
@@ -360,7 +361,7 @@ def _scan_rows(work: BlockHashing, head: RecordTable, hash_blocks: HashBlocks) -
         raise NotStreamable
     if columns.REPEATS in names and columns.REPEATS not in work.names:  # in later rows only
         columns.row_repeat_counts(replace(whole, rows=1, column=lambda name: [ABSENT]))
-    kinds: columns.MaybeKinds = {}
+    kinds: MaybeKinds = {}
     for counts in done:
         kinds = columns.join_nested_kinds(kinds, counts.kinds)
     numbered = [counts for counts in done if len(counts.hashes)]

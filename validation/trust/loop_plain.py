@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -126,3 +127,12 @@ def plain(
     kind = type("Broken", (base,), parts)
     made: Plain = kind({**CLAIM, **(claim or {})}, steps)
     return made
+
+
+def draw_in_turn(self: Plain, step: int, n: int) -> list[int]:
+    """Draw shuffled batches, in a new order for each pass; the last one holds what is left."""
+    place = step % math.ceil(n / BATCH)
+    if not place:
+        object.__setattr__(self, "order", torch.randperm(n).tolist())
+    order: list[int] = vars(self)["order"]
+    return order[BATCH * place : BATCH * (place + 1)]

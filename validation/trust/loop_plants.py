@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from auditor.crash import training_specimen
 from auditor.crash.training_specimen import SpecimenRecordGradients
 from auditor.crash.watch import copy_watched_model_without_hooks
-from validation.trust.loop_plain import BATCH, CLIP, NOISE, RATE, STEPS, Plain, plain
+from validation.trust.loop_plain import BATCH, CLIP, NOISE, RATE, STEPS, Plain, draw_in_turn, plain
 
 
 def _without(*left_out: str) -> Callable[..., Tensor]:
@@ -350,15 +350,6 @@ def _padded_left(mask: bool) -> Callable[[Plain, Any, Any, list[int]], None]:
     return read
 
 
-def _in_turn(self: Plain, step: int, n: int) -> list[int]:
-    """Shuffled batches, of an order drawn anew for each pass; the last one holds what is left."""
-    at = step % math.ceil(n / BATCH)
-    if not at:
-        object.__setattr__(self, "order", torch.randperm(n).tolist())
-    order: list[int] = vars(self)["order"]
-    return order[BATCH * at : BATCH * (at + 1)]
-
-
 def _averaged(self: Plain, step: int, model: Any, records: Any) -> None:
     """The mean of the weights of all steps is given back."""
     held = vars(self).get("mean") if step else None
@@ -414,7 +405,7 @@ PLAIN: dict[str, Plain] = {
     "a mean over the batch's tokens, not undone": plain(read=_count_tokens, summed=_token_mean),
     "empty batches left out": plain(left_out=lambda self, drawn: not drawn),
     "the last, smaller batch divided by its own size": plain(
-        {"sampling": "shuffled"}, drawn=_in_turn, divisor=lambda self, drawn, n: drawn
+        {"sampling": "shuffled"}, drawn=draw_in_turn, divisor=lambda self, drawn, n: drawn
     ),
     "noise for each of two micro-batches": plain(
         noise=lambda self, step, i, name, p: torch.randn_like(p) + torch.randn_like(p)
@@ -492,7 +483,9 @@ HONEST_PLAIN: dict[str, Plain] = {
         begun=_in(torch.float16), finished=_rounded, norms=_float_norms
     ),
     "plain, its model read inside vmap": plain(read=_read_inside_vmap),
-    "plain, shuffled, with a smaller last batch": plain({"sampling": "shuffled"}, drawn=_in_turn),
+    "plain, shuffled, with a smaller last batch": plain(
+        {"sampling": "shuffled"}, drawn=draw_in_turn
+    ),
     "plain, a generator of its own": plain(noise=_from_generator(torch.initial_seed, once=True)),
     "plain, padded in front, with a mask": plain(read=_padded_left(mask=True)),
     "plain, tied weights": plain(begun=_tied),
