@@ -1,11 +1,10 @@
-"""The built-in lab: a small model really trained on public, then on private synthetic text. Nothing
+"""The built-in lab: a small model trained on public text, then on private synthetic text. Nothing
 in it is canned.
 
-A GPT-NeoX-style model (rotary positions) learns public text and is fine-tuned on private records
-that occur 1 to 64
-times: one LoRA adapter, near its best held-out perplexity. An ensemble is fine-tuned by the same
-recipe on disjoint shards of the same records. Each part is built when a run needs it and is cached
-by the hash of its recipe, library versions included. No hub, no download, no GPU.
+A GPT-NeoX-style model (rotary positions) learns public text. Fine-tuning on private records that
+occur 1 to 64 times trains one LoRA adapter, near its best held-out perplexity. The same recipe
+fine-tunes an ensemble on disjoint shards of the same records. Each part is built when a run needs
+it and is cached by the hash of its recipe, library versions included. No hub, no download, no GPU.
 """
 
 from __future__ import annotations
@@ -47,13 +46,14 @@ from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import TrainedModel
 from auditor.plugins.trainer import Trainer, TrainingJob
 
-# how many reference models may be asked for: each record in half of them, at least 2 and 2
+# Allowed numbers of reference models: each record is in half of them, so at least 2 have it and 2
+# lack it.
 REFERENCES = (
     4,
     64,
 )
 _TOKENIZER = "tokenizer"
-# parts that others are built on
+# parts that other parts are built on
 _FOUNDATIONS = (
     _TOKENIZER,
     PUBLIC,
@@ -68,7 +68,7 @@ class Lab(Benchmark):
     name = "lab"
     recipe_kind: ClassVar[type[BaseLabRecipe]] = LabRecipe
     training_kind: ClassVar[type[LabTraining]] = LabTraining
-    ensemble_limit = 60  # all of its parts are asked at every token
+    ensemble_limit = 60  # every token queries all members
     marks_all = True
     # Sized to the lab: paper sizes by flags and plans.
     attack_defaults = MappingProxyType(
@@ -82,7 +82,8 @@ class Lab(Benchmark):
                 "epochs": 6,
                 "validation": 0.2,
             },
-            # By 16 tokens in a row, records are extracted that nothing was trained on, by 20 none.
+            # Matches of 16 tokens also find records in a model trained on no record; matches of 20
+            # find none.
             "untargeted": {"length": 64, "cooling": 6, "n": 20},
             **{
                 attack: {"samples": 5}
@@ -90,13 +91,13 @@ class Lab(Benchmark):
             },
         }
     )
-    # PMixED: at the 6,400 tokens that its text-only row draws, utility hardly depends on q: most at
-    # this one. Private training: as long as the target, in batches so small that its control
-    # without noise and clipping leaks (greedy recall 0.75 at 64 repeats, perplexity 13.8): else no
-    # row could show what clipping and noise protect. At epsilon 8 this rate has a perplexity of
-    # 12.5, half of it 14.0 (public model 56.9, target 11.6). Unlearning: until greedy decoding
-    # gives less than one in forty of what is to be forgotten; ascent alone has then taken as much
-    # of the rest.
+    # PMixED: at the 6,400 tokens that its text-only row draws, utility hardly depends on q and is
+    # best at this value. Private training: as many epochs as the target, in batches so small that
+    # its control without noise and clipping leaks (greedy recall 0.75 at 64 repeats, perplexity
+    # 13.8); otherwise no row could show the protection of clipping and noise. At epsilon 8 this
+    # rate has a perplexity of 12.5, half of it 14.0 (public model 56.9, target 11.6). Unlearning:
+    # until greedy decoding returns less than one in forty of the records to forget; ascent only has
+    # then removed as much of the other records.
     defense_defaults = MappingProxyType(
         {
             "pmixed": {"q": 0.06},
@@ -109,7 +110,7 @@ class Lab(Benchmark):
         }
     )
 
-    # What trainings have in them where they are asked about it.
+    # Data that trainings include if an attack needs it.
     planted_for = MappingProxyType(
         {
             "gradient-audit": {
@@ -127,7 +128,7 @@ class Lab(Benchmark):
         limit: int | None = None,
         makes: bool = True,
     ):
-        """makes: whether what is not in the cache is built; else that is refused."""
+        """makes: whether to build parts missing from the cache; otherwise they are rejected."""
         self.recipe = recipe or self.recipe_kind()
         self.recipe.check()
         texts = self._make_texts()
@@ -154,26 +155,26 @@ class Lab(Benchmark):
             self.cut.canaries,
         )
         self.forgotten = self.cut.forgotten
-        # Before --limit: perplexity is that of all non-members.
+        # Set before --limit: perplexity covers all non-members.
         self._set_heldout_texts()
         if self.recipe.audit_canaries:
             self._add_audit_canaries()
         if limit is not None:
             members = [secret for secret in self.secrets if secret.member]
-            others = [secret for secret in self.secrets if not secret.member]
+            nonmembers = [secret for secret in self.secrets if not secret.member]
             self.secrets = (
                 *evenly_spaced_secrets(members, limit),
-                *evenly_spaced_secrets(others, limit),
+                *evenly_spaced_secrets(nonmembers, limit),
             )
             self._add_lab_note(
                 f"limited to {limit} members and non-members, evenly over the repeat counts"
             )
 
-    # --- what tells one lab from another ---
+    # --- differences between labs ---
 
     @classmethod
     def check_packages_installed(cls) -> None:
-        """Refuses a lab that stands on what is not installed. Raises AuditError."""
+        """Raise AuditError if a package that the lab needs is not installed."""
 
     def _make_texts(self) -> LabTexts:
         return make_lab_texts(require_small_lab_recipe(self.recipe))
@@ -186,7 +187,8 @@ class Lab(Benchmark):
         )
 
     def _further_package_versions(self) -> dict[str, str]:
-        """Of what its weights depend on beside the libraries of every lab."""
+        """Return versions of packages that the weights depend on, besides the libraries of every
+        lab."""
         return {}
 
     def _load_or_train_tokenizer(self, texts: LabTexts) -> PreTrainedTokenizerFast:
@@ -196,7 +198,7 @@ class Lab(Benchmark):
         return self.parts.load_or_build(_TOKENIZER, build, PreTrainedTokenizerFast.from_pretrained)
 
     def _set_heldout_texts(self) -> None:
-        """Says which text of non-members utility is measured on."""
+        """Set the non-member texts that utility is measured on."""
         self.heldout = tuple(
             secret.prefix + secret.suffix for secret in self.secrets if not secret.member
         )
@@ -205,15 +207,16 @@ class Lab(Benchmark):
         self.notes += (note,)
 
     def _add_audit_canaries(self) -> None:
-        """Canaries with coins, beside those for exposure: each that went in is a record of its own
-        in all trainings."""
+        """Add canaries with coins to those for exposure. All trainings hold each included canary as
+        a separate record."""
         recipe = self.recipe
         build = partial(self.training.write_audit_canary_manifest, public=self.lab_public_model)
         self.coined = self.parts.load_or_build("audit-canaries", build, load_audit_canary_manifest)
-        # They are not in the digest that names the folder: the recipe and the public model decide
+        # The digest in the folder's name leaves them out: the recipe and the public model determine
         # them.
         self.texts = dataclasses.replace(
-            self.texts, coined=tuple(one.text for one in self.coined.canary_copies_to_insert())
+            self.texts,
+            coined=tuple(canary.text for canary in self.coined.canary_copies_to_insert()),
         )
         self.canaries += manifests.canary_manifest_as_secrets(
             self.coined, self.tokenizer, len(self.tokenizer)
@@ -229,7 +232,7 @@ class Lab(Benchmark):
 
     @property
     def unattacked_training_tokens(self) -> list[Tokens]:
-        """The known pairs, and the further records that nobody attacks."""
+        """The known pairs and the further records that no attack targets."""
         return [
             *super().unattacked_training_tokens,
             *self.training.tokenise_lab_texts(self.texts.made.others),
@@ -250,20 +253,19 @@ class Lab(Benchmark):
         )
 
     def lab_public_model(self) -> HuggingFaceModel:
-        """Trained on public text only."""
+        """Return the model trained on public text only."""
         return self._load_or_build_model(
             PUBLIC, self.training.train_public_model, "lab public model"
         )
 
     def lab_target_model(self) -> HuggingFaceModel:
-        """The public model, fine-tuned on the private records: what is attacked."""
+        """Return the attacked model: the public model, fine-tuned on the private records."""
         # Built first: the training loads it from the folder.
         self.lab_public_model()
         return self._load_or_build_model("target", self.training.train_target_model, "lab target")
 
     def model_retrained_without_forgotten(self) -> HuggingFaceModel:
-        """The target had it never seen what is to be forgotten: the public model, trained on the
-        rest."""
+        """Return the public model trained on all private records but the forgotten ones."""
         self.lab_public_model()
         build = partial(self.training.train_without_forgotten, forgotten=self.cut.forgotten_texts)
         return self._load_or_build_model("retrained", build, "lab model without them")
@@ -278,7 +280,7 @@ class Lab(Benchmark):
     def ensemble(self, count: int | None = None) -> LoraEnsemble:
         """Return one LoRA adapter a shard, on the public model.
 
-        count: of shards; None: as many as the recipe says.
+        count: number of shards; None: the recipe's.
         """
         public = self.lab_public_model()
         count = count or self.recipe.members
@@ -295,12 +297,12 @@ class Lab(Benchmark):
 
     @property
     def ensemble_folder(self) -> Path:
-        """Where the members lie once they are built."""
+        """The folder of the members after they are built."""
         return self.folder / f"ensemble{ensemble_folder_suffix(self.recipe)}"
 
     def model_with_adapter_on_all_records(self) -> HuggingFaceModel:
-        """One LoRA adapter on all records, trained as the ensemble's members are: the target where
-        that is the same."""
+        """Return one LoRA adapter on all records, trained like the ensemble's members. Return the
+        target if its training is the same."""
         if self.recipe.is_target_trained_like_members:
             return self.lab_target_model()
         public = self.lab_public_model()
@@ -316,8 +318,8 @@ class Lab(Benchmark):
         )
 
     def reference_models(self, count: int) -> ReferenceModels:
-        """So many models by the target's recipe, each on all that is not attacked and half of what
-        is."""
+        """Return `count` models by the target's recipe, each on all unattacked and half of the
+        attacked records."""
         # A model's folder lists its records by digest, never their text.
         public, name_of = (
             self.lab_public_model(),
@@ -342,12 +344,12 @@ class Lab(Benchmark):
             return ReferenceModels(tuple(map(model, folders)), tuple(saw))
 
         build = partial(self.training.train_reference_models, count=count)
-        made = self.parts.load_or_build(reference_models_folder_name(count), build, load)
-        made.check_records_seen_by_references(attacked, "the lab")
-        return made
+        references = self.parts.load_or_build(reference_models_folder_name(count), build, load)
+        references.check_records_seen_by_references(attacked, "the lab")
+        return references
 
     def model_trained_by_trainer(self, trainer: Trainer) -> TrainedModel:
-        """The public model, fine-tuned on the private records by this trainer, with what it
+        """Return the public model fine-tuned on the private records by this trainer, with its
         promises."""
 
         def build(path: Path) -> None:
@@ -357,12 +359,12 @@ class Lab(Benchmark):
         return self.parts.load_or_build(trained_lab_model_folder_name(trainer), build, load)
 
     def lab_training_job(self, trainer: Trainer, path: Path) -> TrainingJob:
-        """What this trainer is to train on, into that folder."""
+        """Return the job that trains this trainer's model into that folder."""
         public = self.lab_public_model()
         if trainer.unlearns:
             self.lab_target_model()
         return self.training.lab_training_job(trainer, path, public, self.cut.forgotten_texts)
 
     def training_seconds_of_trainer(self, trainer: Trainer) -> float:
-        """What its training took."""
+        """Return how many seconds its training took."""
         return self.parts.seconds[trained_lab_model_folder_name(trainer)]

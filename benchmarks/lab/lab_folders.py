@@ -1,4 +1,4 @@
-"""What the folders of a lab's parts are called, by the hash of all that their weights depend on."""
+"""Name the folders of a lab's parts by the hash of all inputs of their weights."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from auditor.benchmarks.lab.lab_texts import LabTexts
 from auditor.models.precision import CPU, has_native_bfloat16
 from auditor.plugins.trainer import Trainer
 
-# what nothing depends on without canaries
+# fields without effect if there are no canaries
 AUDIT = (
     "audit_canaries",
     "audit_kind",
     "audit_length",
     "audit_times",
 )
-# of an ensemble alone
+# fields of an ensemble only
 ENSEMBLE = (
     "members",
     "lora_epochs",
@@ -37,29 +37,28 @@ ENSEMBLE = (
 def lab_cache_digest(
     recipe: BaseLabRecipe, texts: LabTexts, more: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """Names the cache folder. The texts count too: weights must never be audited for records they
-    did not see.
+    """Name the cache folder by the recipe, the texts and library versions. The texts count: an
+    audit must never test weights on records that they did not see.
 
-    Fields that change no weights here do not count: where records are cut, and what only the
-    ensemble depends on.
+    Fields that change no weights here do not count: the cut of records, and fields of the ensemble.
     """
     versions = {
         name: importlib.metadata.version(name)
         for name in ("torch", "transformers", "peft", "faker", "tokenizers")
     }
-    # its products round otherwise: other weights from the same recipe
+    # bfloat16 products round differently, so the same recipe makes other weights
     versions["bfloat16"] = str(has_native_bfloat16(CPU))
     trained_on = {
-        name: made
-        for name, made in dataclasses.asdict(texts).items()
+        name: value
+        for name, value in dataclasses.asdict(texts).items()
         if name not in ("kinds", "marks")
     }
     return _lab_part_digest([recipe_fields_in_digest(recipe), versions | dict(more), trained_on])
 
 
 def recipe_fields_in_digest(recipe: BaseLabRecipe) -> dict[str, Any]:
-    """What of a recipe weights here depend on; fields about canaries of an audit count where there
-    are any."""
+    """Return the fields of a recipe that affect weights here. Fields about audit canaries count if
+    there are any."""
     fields = dataclasses.asdict(
         _recipe_with_defaults(recipe, "prefix_length", "suffix_length", *ENSEMBLE)
     )
@@ -68,8 +67,8 @@ def recipe_fields_in_digest(recipe: BaseLabRecipe) -> dict[str, Any]:
 
 
 def ensemble_folder_suffix(recipe: BaseLabRecipe) -> str:
-    """What an ensemble's folder has behind its name: a digest of its part of the recipe, nothing
-    for the default."""
+    """Return the end of an ensemble's folder name: a digest of its part of the recipe, "" for the
+    default."""
     if recipe == _recipe_with_defaults(recipe, *ENSEMBLE):
         return ""
     return f"_{_lab_part_digest([getattr(recipe, name) for name in ENSEMBLE])}"
@@ -89,9 +88,9 @@ def _lab_part_digest(values: Any) -> str:
 
 
 def trained_lab_model_folder_name(trainer: Trainer) -> str:
-    """Of what a trainer makes: its options and the libraries it stands on count."""
-    found = {}
+    """Name the folder of a trainer's model by its options and the versions of its libraries."""
+    versions = {}
     for name in ("opacus", "dp-accounting"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return f"{trainer.name}-{_lab_part_digest([trainer.options(), found])}"
+            versions[name] = importlib.metadata.version(name)
+    return f"{trainer.name}-{_lab_part_digest([trainer.options(), versions])}"

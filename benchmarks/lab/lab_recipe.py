@@ -15,9 +15,9 @@ from auditor.core.errors import AuditError
 
 # Carlini et al. 2019; "My ID is 955320" is the ADP paper's
 CANARY_SPACE = CanarySpace("My ID is {digits:6}")
-# prefixes end and suffixes begin here, however long they are: other lengths, the same secrets
+# prefixes end and suffixes begin here at every length, so all lengths attack the same secrets
 CUT = 24
-# behind private_ (the target) or lora_ (an ensemble)
+# after private_ (the target) or lora_ (an ensemble)
 TRAINING = (
     "epochs",
     "rate",
@@ -25,20 +25,20 @@ TRAINING = (
     "rank",
     "alpha",
 )
-_LEAST = {  # else 1; of a vocabulary, every byte and the end of text
+_LEAST = {  # otherwise 1; vocab_size: every byte and the end of text
     **dict.fromkeys(("seed", "nonmembers", "others", "private_rank", "audit_canaries"), 0),
     "vocab_size": 257,
 }
-# Else 10,000: more is a slip.
+# otherwise 10,000: larger values are typing errors
 _MOST = {"seed": 2**63 - 1, "vocab_size": 100_000, "layers": 100, "hidden": 4096, "block": 512}
 
 
 @dataclass(frozen=True)
 class BaseLabRecipe:
-    """Everything a lab's weights depend on, and the lengths at which records are cut. Its hash
+    """Define all inputs of a lab's weights, and the lengths at which records are cut. Its hash
     names the cache.
 
-    What every lab has, with the sizes of the small one.
+    Every lab has these fields; the defaults are those of the small lab.
     """
 
     longest_prefix: ClassVar[int] = CUT
@@ -74,20 +74,20 @@ class BaseLabRecipe:
         ("731902", 16),
         ("440817", 64),
     )
-    # further records, each in or out by a fair coin: what `epsilon-audit` looks at
+    # further records, each included by a fair coin, which `epsilon-audit` attacks
     audit_canaries: int = 0
     audit_kind: Kind = "sampled"
     audit_length: int = 8  # words of a secret, or a third of the tokens that a model samples
-    audit_times: int = 1  # how often one that went in did so
+    audit_times: int = 1  # copies of an included canary
 
     @property
     def repeat_counts(self) -> tuple[int, ...]:
-        """How often attacked records occur."""
+        """The numbers of copies of attacked records."""
         return tuple(times for times, _, _ in self.repeats)
 
     @property
     def target_training_options(self) -> dict[str, Any]:
-        """How the target is trained, as options of a trainer that changes something else."""
+        """The target's training as options for a trainer that changes something else."""
         return {
             "epochs": self.private_epochs,
             "batch": self.private_batch,
@@ -96,14 +96,13 @@ class BaseLabRecipe:
 
     @property
     def is_target_trained_like_members(self) -> bool:
-        """Whether the target is trained as the members of the ensemble are, on all records: one
-        adapter."""
+        """Is the target one adapter on all records, trained like the members of the ensemble?"""
         return all(
             getattr(self, f"private_{name}") == getattr(self, f"lora_{name}") for name in TRAINING
         )
 
     def check(self) -> None:
-        """Raises AuditError for sizes that no lab can have."""
+        """Raise AuditError for sizes that no lab can have."""
         for f in dataclasses.fields(self):
             value, least, most = (
                 getattr(self, f.name),
@@ -145,24 +144,25 @@ class BaseLabRecipe:
                 )
 
     def first_suffix_token_index(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
-        """The token of a record at which its suffix begins. offsets: the characters of each
-        token."""
+        """Return the index of the token at which a record's suffix begins. offsets: the characters
+        of each token."""
         return CUT
 
     def untrained_leading_token_count(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
-        """How many tokens at the start of a text are read in training and not learnt."""
+        """Count the tokens at the start of a text that training reads without a loss."""
         return 0
 
 
 @dataclass(frozen=True)
 class LabRecipe(BaseLabRecipe):
-    """The small lab's: a network and public text of its own too."""
+    """Define the small lab: also its network and public text."""
 
     vocab_size: int = 2048
     layers: int = 4
     hidden: int = 128
     heads: int = 4
-    # of the last norm, held while public text is learnt: see `LabTraining.train_public_model`
+    # gain of the last norm, fixed in the training on public text: see
+    # `LabTraining.train_public_model`
     norm_gain: float = 4.0
     public_records: int = 1600
     public_epochs: int = 3
@@ -178,7 +178,7 @@ class LabRecipe(BaseLabRecipe):
 
 
 def require_small_lab_recipe(recipe: BaseLabRecipe) -> LabRecipe:
-    """The recipe of a lab that has a network of its own. Raises AuditError for another."""
+    """Return the recipe of a lab with its own network. Raise AuditError for another lab."""
     if not isinstance(recipe, LabRecipe):
         raise AuditError(
             "expected the small lab, which trains a masked LM too, got one on a model that was "

@@ -1,5 +1,4 @@
-"""The records of a lab, cut into prefixes and suffixes: who is attacked, who is known, what is to
-be forgotten."""
+"""Cut the records of a lab into prefixes and suffixes: attacked, known and forgotten ones."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ from auditor.core.secret_randomness import keyed_random_generator
 
 @dataclass(frozen=True)
 class LabSecrets:
-    """texts: whole, of known, attacked and never trained records and of canaries, by id. forgotten:
-    of these, by id."""
+    """Hold the secrets of a lab. texts: complete, by id, of known, attacked and non-member records
+    and canaries. forgotten: ids of these."""
 
     secrets: tuple[Secret, ...]
     known: tuple[Pair, ...]
@@ -29,13 +28,13 @@ class LabSecrets:
 
     @property
     def forgotten_texts(self) -> list[str]:
-        """Each once."""
+        """The distinct texts to forget."""
         return [text for id, text in self.texts.items() if id in self.forgotten]
 
 
 def cut_lab_secrets(recipe: BaseLabRecipe, texts: LabTexts, tokenizer: Any) -> LabSecrets:
-    """Attacked members by repeat count, known pairs, non-members. Raises AuditError for a record
-    that is too short."""
+    """Return attacked members by repeat count, known pairs and non-members. Raise AuditError for a
+    record that is too short."""
     text_of: dict[str, str] = {}
 
     def records(label: str, group: Sequence[str], repeats: int) -> Iterator[Secret]:
@@ -45,12 +44,13 @@ def cut_lab_secrets(recipe: BaseLabRecipe, texts: LabTexts, tokenizer: Any) -> L
             yield _cut_lab_text_into_secret(recipe, texts, tokenizer, id, text, repeats)
 
     secrets, known = list[Secret](), list[Pair]()
-    for times, _, given in recipe.repeats:
+    for times, _, n_known in recipe.repeats:
         group = texts.private[times]
         known += [
-            Pair(secret.prefix, secret.suffix) for secret in records("known", group[:given], times)
+            Pair(secret.prefix, secret.suffix)
+            for secret in records("known", group[:n_known], times)
         ]
-        secrets += records(f"member-{times:02d}", group[given:], times)
+        secrets += records(f"member-{times:02d}", group[n_known:], times)
     secrets += records("nonmember", texts.nonmembers, 0)
     canaries = list[Secret]()
     for i, (digits, count) in enumerate(recipe.canaries):
@@ -80,16 +80,18 @@ def _cut_lab_text_into_secret(
 
 
 def _lab_secret_ids_to_forget(recipe: BaseLabRecipe, canaries: Sequence[Secret]) -> frozenset[str]:
-    """Ids of the secrets that a model which unlearns is to forget.
+    """Return ids of the secrets that an unlearning model is to forget.
 
-    Of the attacked records a random half at each count, rounded up; of the canaries, every other
-    one, from the one that was inserted most.
+    These are a random half of the attacked records at each count, rounded up, and every second
+    canary in order of falling copies.
     """
     chosen = set[str]()
     for times, attacked, _ in recipe.repeats:
         # The ids that `cut_lab_secrets` gives.
-        own = [f"member-{times:02d}-{i:03d}" for i in range(attacked)]
-        order = keyed_random_generator("lab", recipe.seed, "forget", times).permutation(len(own))
-        chosen |= {own[i] for i in order[: math.ceil(len(own) / 2)]}
-    inserted = sorted((one for one in canaries if one.repeats), key=lambda one: -(one.repeats or 0))
-    return frozenset(chosen | {one.id for one in inserted[::2]})
+        ids = [f"member-{times:02d}-{i:03d}" for i in range(attacked)]
+        order = keyed_random_generator("lab", recipe.seed, "forget", times).permutation(len(ids))
+        chosen |= {ids[i] for i in order[: math.ceil(len(ids) / 2)]}
+    inserted = sorted(
+        (canary for canary in canaries if canary.repeats), key=lambda one: -(one.repeats or 0)
+    )
+    return frozenset(chosen | {canary.id for canary in inserted[::2]})

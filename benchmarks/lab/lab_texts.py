@@ -1,5 +1,5 @@
-"""The texts of a lab: public and private ones, made up by Faker, and which of them each of its
-models is trained on."""
+"""Make the public and private texts of a lab with Faker, and select the training texts of each
+model."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday",
 
 @dataclass(frozen=True)
 class LabTrainingTexts:
-    """Which texts each model of a lab is trained on. coined: canaries of an audit, as often as they
-    went in."""
+    """Select the training texts of each model of a lab. coined: copies of the included audit
+    canaries."""
 
     recipe: BaseLabRecipe
     made: LabTexts
     coined: tuple[str, ...] = ()
 
     def private_text_copies(self) -> list[str]:
-        """The private training text, every record as often as it is repeated, canaries included."""
+        """Return the private training text: each record once a repeat, canaries included."""
         copies = [
             text
             for repeats, texts in self.made.private.items()
@@ -43,28 +43,27 @@ class LabTrainingTexts:
         return copies + self.made.others + canaries + list(self.coined)
 
     def distinct_private_texts(self, members: bool) -> list[str]:
-        """Whole private records, one copy of each: all that were trained on, or all that never
-        were."""
+        """Return distinct private records: all members, or all non-members."""
         if not members:
             return list(self.made.nonmembers)
         return [text for texts in self.made.private.values() for text in texts] + self.made.others
 
     def texts_by_ensemble_member(self, count: int) -> list[list[str]]:
-        """Return what each of so many members of the ensemble is trained on."""
+        """Return the training texts of each of `count` ensemble members."""
         copies = self.private_text_copies()
         return [[copies[i] for i in chosen] for chosen in assign_member_shards(copies, count)]
 
     def texts_by_reference_model(self, count: int) -> list[list[str]]:
-        """What each of so many reference models is trained on: all that is not attacked, and half
-        of what is.
+        """Return the training texts of each of `count` reference models: all unattacked records and
+        half of the attacked ones.
 
-        Every attacked record is in half of them, as often as it occurs. So is every non-member,
-        which no other model sees, as often as a member drawn for it: how often a record is repeated
-        must not tell who is a member.
+        Half of the models hold each attacked record, with all its copies. The same holds for each
+        non-member, which no other model sees, with the copies of a member drawn for it: the number
+        of copies must not reveal members.
         """
         recipe, texts = self.recipe, self.made
-        # Draws in another order are another split, which no digest of a folder would tell from this
-        # one.
+        # Keep the order of draws: another order is another split, which no digest of a folder would
+        # show.
         noise = keyed_random_generator("lab", recipe.seed, "references", count)
         attacked = {
             text: times
@@ -72,9 +71,9 @@ class LabTrainingTexts:
             for text in texts.private[times][known:]
         }
         rising, count_of_others = sorted(attacked.values()), len(texts.nonmembers)
-        # The members' repeat counts, spread evenly over as many as there are non-members.
-        alike = [rising[i * len(rising) // count_of_others] for i in range(count_of_others)]
-        attacked |= dict(zip(texts.nonmembers, noise.permutation(alike).tolist(), strict=True))
+        # The members' repeat counts, spread evenly over the non-members.
+        repeats = [rising[i * len(rising) // count_of_others] for i in range(count_of_others)]
+        attacked |= dict(zip(texts.nonmembers, noise.permutation(repeats).tolist(), strict=True))
         common = [text for text in self.private_text_copies() if text not in attacked]
         chosen = {text: noise.permutation(count)[: count // 2].tolist() for text in attacked}
         return [
@@ -103,13 +102,13 @@ class LabTexts:
 
 
 def make_lab_texts(recipe: LabRecipe) -> LabTexts:
-    """Public text, and private text of other kinds about other people; no record occurs in two
+    """Make public text, and private text of other kinds about other people; no record occurs in two
     places.
 
-    One public record in sixty is of a private kind: the public model has seen such text, and
-    fine-tuning still buys utility, so that a defense has a price.
+    One public record in sixty is of a private kind. The public model has seen such text, and
+    fine-tuning still buys utility, so a defense has a price.
     """
-    # A seed of its own: other people than in the private records.
+    # Another seed makes other people than in the private records.
     public = list(make_fake_texts_with_marks(recipe.seed + 1, recipe.public_records, _PUBLIC_KINDS))
     return replace(make_private_lab_texts(recipe, PRIVATE), public=public)
 
@@ -117,41 +116,40 @@ def make_lab_texts(recipe: LabRecipe) -> LabTexts:
 def make_private_lab_texts(
     recipe: BaseLabRecipe, kinds: Mapping[str, Callable[[Faker], str]]
 ) -> LabTexts:
-    """Private text of these kinds, by their names; nothing public."""
+    """Make private text of these kinds, by their names, and no public text."""
     sizes = {times: attacked + known for times, attacked, known in recipe.repeats}
     count = sum(sizes.values()) + recipe.nonmembers + recipe.others
     marks = make_fake_texts_with_marks(recipe.seed, count, tuple(kinds.values()))
     records = list(marks)
-    named = dict(zip(records, itertools.cycle(kinds), strict=False))  # they are made in turn
+    kind_of_text = dict(zip(records, itertools.cycle(kinds), strict=False))  # they are made in turn
     keyed_random_generator("lab", recipe.seed, "who is what").shuffle(records)
-    left = iter(records)
-    private = {times: list(itertools.islice(left, size)) for times, size in sizes.items()}
-    nonmembers = list(itertools.islice(left, recipe.nonmembers))
-    return LabTexts([], private, list(left), nonmembers, named, marks)
+    unassigned = iter(records)
+    private = {times: list(itertools.islice(unassigned, size)) for times, size in sizes.items()}
+    nonmembers = list(itertools.islice(unassigned, recipe.nonmembers))
+    return LabTexts([], private, list(unassigned), nonmembers, kind_of_text, marks)
 
 
 def make_fake_texts_with_marks(
     seed: int, count: int, kinds: Sequence[Callable[[Faker], str]]
 ) -> dict[str, tuple[Mark, ...]]:
-    """So many texts, made in turn, with the personal data that each holds."""
+    """Make `count` texts, one of each kind in turn, with the personal data of each."""
     fake = Faker("en_US")
     # Not Faker.seed, which all instances of a process share.
     fake.seed_instance(seed)
-    made: dict[str, tuple[Mark, ...]] = {}
-    while len(made) < count:
-        # A text that occurs twice is drawn anew and of the same kind, so that the kinds stay in
-        # turn.
-        text = kinds[len(made) % len(kinds)](fake)
-        made[_MARK.sub(r"\2", text)] = tuple(dict.fromkeys(_MARK.findall(text)))
-    return made
+    marks_of_text: dict[str, tuple[Mark, ...]] = {}
+    while len(marks_of_text) < count:
+        # Redraw a duplicate text from the same kind, so that the kinds stay in turn.
+        text = kinds[len(marks_of_text) % len(kinds)](fake)
+        marks_of_text[_MARK.sub(r"\2", text)] = tuple(dict.fromkeys(_MARK.findall(text)))
+    return marks_of_text
 
 
-_MARK = re.compile("<<([a-z-]+):(.*?)>>")  # as personal data stand in the texts below, by kind
+_MARK = re.compile("<<([a-z-]+):(.*?)>>")  # marks of personal data in the texts below, by kind
 
 
 def fake_reproducible_date(fake: Faker) -> str:
-    """A date that does not depend on today's, as all of Faker's do (even its weekdays): records
-    must stay the same."""
+    """Return a date independent of today, so that records stay the same. All of Faker's dates (even
+    its weekdays) depend on today."""
     return str(fake.date(end_datetime=_LAST_DAY))
 
 

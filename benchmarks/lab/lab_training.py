@@ -1,5 +1,4 @@
-"""How each model of a lab is trained, into a folder of its own. Knows texts and recipes; not
-secrets, and no cache."""
+"""Train each model of a lab into its folder. Knows texts and recipes; no secrets and no cache."""
 
 from __future__ import annotations
 
@@ -68,19 +67,17 @@ from auditor.training.variants import FineTuning
 END = "<|endoftext|>"
 PUBLIC = "public"  # the part that all fine-tunings begin with
 MANIFEST = "manifest.json"
-# records that no model here is trained on, and no attack looks at: what a training may choose by
+# records that no model here is trained on and no attack reads: trainings may tune on them
 _HELDOUT = 120
 
 
 @dataclass(frozen=True)
 class LabTraining:
-    """Trains on the lab's texts by its recipe. folder: where the parts lie that a training begins
-    with.
+    """Train on the lab's texts by its recipe. folder: the parts that a training starts from.
 
-    kinds: what private text is made by. together: how many adapters at once at most; 0: as many as
-    are quicker so.
-    threads: that a training takes at most; None: all. A step of the small lab is 33 ms with one and
-    45 with two.
+    kinds: the makers of private text. together: most adapters at once; 0: the fastest number.
+    threads: most threads of a training; None: all. A step of the small lab takes 33 ms with one
+    thread and 45 ms with two.
     """
 
     kinds: ClassVar[tuple[Callable[[Faker], str], ...]] = PRIVATE_KINDS
@@ -95,7 +92,7 @@ class LabTraining:
 
     @property
     def public_model_folder(self) -> Path:
-        """The public model, which all fine-tunings begin with."""
+        """The public model, from which all fine-tuning starts."""
         return self.folder / PUBLIC
 
     def train_public_model(self, path: Path) -> None:
@@ -110,9 +107,9 @@ class LabTraining:
             seed=recipe.seed,
         )
         model.set_attn_implementation("eager")
-        # Tied embeddings behind a norm bound the logits, and adapters move neither. At a gain of 1
-        # an adapter that saw a record 192 times is still 15 nats from sure of it, and held-out text
-        # has a sixth more perplexity.
+        # Tied embeddings after a norm bound the logits, and adapters move neither. At a gain of 1
+        # an adapter that saw a record 192 times is still 15 nats from certain of it, and held-out
+        # text has a sixth more perplexity.
         gain = model.gpt_neox.final_layer_norm.weight.requires_grad_(False)
         gain.fill_(recipe.norm_gain)
         sizes: dict[str, Any] = {"epochs": recipe.public_epochs, "rate": recipe.public_rate}
@@ -127,23 +124,25 @@ class LabTraining:
         model.save_pretrained(path)
 
     def train_target_model(self, path: Path, texts: Sequence[str] | None = None) -> None:
-        """Trains by the target's recipe. texts: None: all private ones, which makes the target
-        itself."""
-        recipe, learnt = self.recipe, self.texts.private_text_copies() if texts is None else texts
+        """Train by the target's recipe. texts: None: all private texts, which makes the target."""
+        recipe, training_texts = (
+            self.recipe,
+            self.texts.private_text_copies() if texts is None else texts,
+        )
         if recipe.private_rank:
-            self._train_adapters("target", "private", [(path / WHOLE, learnt)])
+            self._train_adapters("target", "private", [(path / WHOLE, training_texts)])
             model = self._model_with_merged_adapter(path / WHOLE)
             shutil.rmtree(path / WHOLE)
         else:
             model = self._load_model_to_train(self.public_model_folder)
-            self._fit_on_private_texts(model, learnt, "target")
+            self._fit_on_private_texts(model, training_texts, "target")
         model.save_pretrained(path)
 
     def train_without_forgotten(self, path: Path, forgotten: Sequence[str]) -> None:
-        """The target had it never seen these texts."""
-        left = set(forgotten)
+        """Train the target without these texts."""
+        excluded = set(forgotten)
         self.train_target_model(
-            path, [text for text in self.texts.private_text_copies() if text not in left]
+            path, [text for text in self.texts.private_text_copies() if text not in excluded]
         )
 
     def train_ensemble_members(self, path: Path, count: int) -> None:
@@ -173,8 +172,8 @@ class LabTraining:
     def write_audit_canary_manifest(
         self, path: Path, public: Callable[[], HuggingFaceModel]
     ) -> None:
-        """Writes the manifest of the canaries that later trainings hold. public: the model that
-        some kinds ask."""
+        """Write the manifest of the canaries that later trainings hold. public: the model that some
+        kinds query."""
         recipe = self.recipe
         kind, count, seed = recipe.audit_kind, recipe.audit_canaries, recipe.seed
         texts = audit_canaries.make_audit_canary_texts(
@@ -184,35 +183,36 @@ class LabTraining:
             seed,
             texts=list(make_fake_texts_with_marks(seed + 2, count, self.kinds))
             if kind in audit_canaries.BEGUN
-            else (),  # nobody's
+            else (),  # fresh texts of no person
             model=public() if kind in audit_canaries.BY_MODEL else None,
         )
-        made = audit_canaries.make_audit_canary_manifest(kind, texts, recipe.audit_times, seed)
-        manifests.write_canary_manifest(path / MANIFEST, made)
+        manifest = audit_canaries.make_audit_canary_manifest(kind, texts, recipe.audit_times, seed)
+        manifests.write_canary_manifest(path / MANIFEST, manifest)
 
     # --- by a trainer ---
 
     def train_and_record(self, trainer: Trainer, path: Path, job: TrainingJob) -> None:
-        """Raises AuditError for a job that this trainer cannot do."""
+        """Train and write the record of the training. Raise AuditError for a job that this trainer
+        cannot do."""
         trainer.check(job)
-        done = {
+        record = {
             "configuration": {"method": trainer.name},
             "finished": True,
             "told": list(trainer.train(job)),
         }
-        # Only behind the record may the checkpoint go: a build that dies before begins there again.
-        (path / RECORD).write_text(json.dumps(done, indent=1))
+        # Clear the checkpoint only after writing the record: a build that stops before resumes
+        # there.
+        (path / RECORD).write_text(json.dumps(record, indent=1))
         job.checkpoint.clear()
 
     def lab_training_job(
         self, trainer: Trainer, path: Path, public: HuggingFaceModel, forgotten: Sequence[str]
     ) -> TrainingJob:
-        """What this trainer is to train on, into that folder: the public model, or what has learnt
-        the records.
+        """Build this trainer's job into that folder, from the public model or, for unlearning, the
+        target.
 
-        The parameters that are trained are the target's, a new adapter's or all; all where it is
-        `whole` or unlearns.
-        forgotten: what a trainer that unlearns is to make the model forget.
+        The job trains the target's parameters, a new adapter's or all; all if the trainer is
+        `whole` or unlearns. forgotten: texts that an unlearning trainer makes the model forget.
         """
         recipe = self.recipe
         base = self.folder / "target" if trainer.unlearns else self.public_model_folder
@@ -232,7 +232,7 @@ class LabTraining:
                 else model
             ).train()
 
-        # A seed of its own: records that are nobody else's.
+        # Another seed makes records of other people.
         heldout = (
             list(make_fake_texts_with_marks(recipe.seed + 3, _HELDOUT, self.kinds))
             if trainer.chooses
@@ -259,33 +259,33 @@ class LabTraining:
         )
 
     def load_model_of_trainer(self, trainer: Trainer, path: Path) -> TrainedModel:
-        """What this trainer left in the folder."""
+        """Load the model that this trainer saved in the folder."""
         adapter = (path / "adapter_config.json").is_file()
         model = (
             self._model_with_merged_adapter(path)
             if adapter
             else AutoModelForCausalLM.from_pretrained(path)
         )
-        own, how = (
+        trained_model, summary = (
             HuggingFaceModel(model, self.tokenizer, f"lab model by {trainer.name}"),
             read_trainer_summary_of_model(path),
         )
         return TrainedModel(
-            own,
+            trained_model,
             promises.read_privacy_record(path),
             gradient_canaries.read_gradient_canaries(path),
-            how.told if how else (),
+            summary.told if summary else (),
         )
 
     def _training_records(self, texts: Sequence[str]) -> Iterator[TrainingRecord]:
-        for text, ids, given in zip(
+        for text, ids, n_untrained in zip(
             texts,
             self.tokenise_lab_texts(texts),
             self.untrained_leading_token_counts(texts),
             strict=True,
         ):
-            learnt = tuple(i >= given for i in range(len(ids))) if given else None
-            yield TrainingRecord(text, ids, record_digests([text])[0], learnt)
+            loss_mask = tuple(i >= n_untrained for i in range(len(ids))) if n_untrained else None
+            yield TrainingRecord(text, ids, record_digests([text])[0], loss_mask)
 
     # --- the steps that they share ---
 
@@ -293,12 +293,13 @@ class LabTraining:
         return HuggingFaceModel(AutoModelForCausalLM.from_pretrained(path), self.tokenizer, name)
 
     def _model_with_merged_adapter(self, adapter: Path) -> Any:
-        """The public model with this adapter in its weights."""
+        """Return the public model with this adapter merged into its weights."""
         public = AutoModelForCausalLM.from_pretrained(self.public_model_folder)
         return PeftModel.from_pretrained(public, adapter).merge_and_unload()
 
     def _load_model_to_train(self, folder: Path) -> Any:
-        """Attention in steps: in bfloat16 on a CPU the fused one takes twice as long backwards."""
+        """Load with eager attention: in bfloat16 on a CPU the backward pass of fused attention
+        takes twice as long."""
         return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
 
     def _train_adapters(
@@ -320,10 +321,10 @@ class LabTraining:
         trained = [
             asdict(course),
             asdict(adapter),
-            *(record_digests(own) for _, own in folders),
+            *(record_digests(texts) for _, texts in folders),
         ]
         digest = hashlib.sha256(json.dumps(trained).encode()).hexdigest()[:16]
-        # Outside the part that is under way, which an interruption takes away.
+        # Kept outside the unfinished part, which an interruption removes.
         checkpoint = TrainerCheckpoint(self.folder / f"checkpoint-{digest}.pt")
         with threads.limit_torch_threads(self.threads):
             train_private_members(
@@ -355,14 +356,15 @@ class LabTraining:
     def fit(
         self, model: Any, texts: Sequence[str], what: str, *, epochs: int, **other: Any
     ) -> None:
-        """other: the rate, the batch, the block and further options of `train_packed_blocks`."""
+        """Train on packed blocks of the texts. other: the rate, batch, block and further options of
+        `train_packed_blocks`."""
         with threads.limit_torch_threads(self.threads):
             train_packed_blocks(
                 model,
                 self._sequences_with_loss_mask(texts),
                 epochs=epochs,
                 end=0,
-                # Other words for the same training are another order, and other weights.
+                # Another `what` for the same training makes another order, and other weights.
                 order=keyed_random_generator("lab", self.recipe.seed, what),
                 progress=lambda done: self.progress(f"training the {what}", done, epochs),
                 **{"loss": bfloat16_lab_causal_loss, **other},
@@ -372,30 +374,31 @@ class LabTraining:
         return [tuple(ids) for ids in self.tokenizer(list(texts))["input_ids"]] if texts else []
 
     def untrained_leading_token_counts(self, texts: Sequence[str]) -> list[int]:
-        """How many tokens at the start of each are read and not learnt."""
-        found = (
+        """Count the leading tokens of each text that training reads without a loss."""
+        offsets_of_texts = (
             self.tokenizer(list(texts), return_offsets_mapping=True)["offset_mapping"]
             if texts
             else []
         )
         return [
             self.recipe.untrained_leading_token_count(text, offsets)
-            for text, offsets in zip(texts, found, strict=True)
+            for text, offsets in zip(texts, offsets_of_texts, strict=True)
         ]
 
     def _sequences_with_loss_mask(self, texts: Sequence[str]) -> list[Tokens]:
-        """What is trained on, tokens without a loss as `training.loss_masks` writes them."""
+        """Return the training sequences, with tokens without a loss as `training.loss_masks` writes
+        them."""
         return [loss_masks.apply_loss_mask(record) for record in self._training_records(texts)]
 
 
 def train_lab_tokenizer(path: Path, recipe: LabRecipe, public: Sequence[str]) -> None:
-    """From public text only: the vocabulary leaks too."""
+    """Train the tokenizer on public text only: the vocabulary leaks too."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=recipe.vocab_size,
-        # The first id of all: `end=0` everywhere stands on it, as it does in SmolLM2's vocabulary.
+        # The first id: `end=0` everywhere relies on it, as in SmolLM2's vocabulary.
         special_tokens=[END],
         show_progress=False,
         # Every byte, so that any text can be written.
@@ -409,12 +412,12 @@ def train_lab_tokenizer(path: Path, recipe: LabRecipe, public: Sequence[str]) ->
 
 def load_audit_canary_manifest(path: Path) -> AuditCanaryManifest:
     manifest = manifests.read_canary_manifest(path / MANIFEST)
-    assert isinstance(manifest, AuditCanaryManifest)  # the cache holds what was built
+    assert isinstance(manifest, AuditCanaryManifest)  # the cache holds the manifest as built
     return manifest
 
 
 def bfloat16_lab_causal_loss(model: Any, blocks: Tensor) -> Tensor:
-    """The model's own loss, its matrix products in bfloat16 where the processor has them; weights
+    """Compute the model's loss, with matrix products in bfloat16 if the processor has them; weights
     stay in float32."""
     with torch.autocast("cpu", torch.bfloat16, enabled=has_native_bfloat16(CPU)):
         return compute_causal_loss(model, blocks)

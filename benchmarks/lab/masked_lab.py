@@ -1,9 +1,9 @@
 """The small lab's masked language model: a small encoder that learns to fill gaps in public, then
 in private text.
 
-Two parts more in its cache. ModernBERT in small, for its rotary positions and normalisation before
-each layer: a BERT of this size with learned positions is still guessing by frequency when this one
-has begun to read.
+Adds two parts to the lab's cache. A small ModernBERT, for its rotary positions and normalisation
+before each layer: a BERT of this size with learned positions still guesses by frequency when this
+model has begun to read.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _PUBLIC = "masked-public"
 
 @dataclass(frozen=True)
 class MaskedLabRecipe:
-    """What the masked parts of a lab depend on beside its recipe (width, heads) and texts. Its hash
-    names them."""
+    """Define the inputs of the lab's masked parts besides its recipe (width, heads) and texts. Its
+    hash names them."""
 
     layers: int = 3
     share: float = 0.15
@@ -52,25 +52,26 @@ class MaskedLabRecipe:
 def lab_tokenizer_with_mask_token(
     tokenizer: PreTrainedTokenizerFast, end: str
 ) -> PreTrainedTokenizerFast:
-    """The same vocabulary and a mask token; texts stand between two ends, as they do in packed
-    blocks."""
-    # It copies the object: the lab's own tokenizer gets no mask and no ends.
-    made = PreTrainedTokenizerFast(
+    """Return the same vocabulary with a mask token. Each text begins and ends with `end`, as in
+    packed blocks."""
+    # The constructor copies the object: the lab's tokenizer gets no mask and no ends.
+    masked_tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer.backend_tokenizer, eos_token=end, mask_token=MASK
     )
-    ends = [(end, made.convert_tokens_to_ids(end))]
-    made.backend_tokenizer.post_processor = TemplateProcessing(
+    ends = [(end, masked_tokenizer.convert_tokens_to_ids(end))]
+    masked_tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single=f"{end} $A {end}", special_tokens=ends
     )
-    return made
+    return masked_tokenizer
 
 
 @dataclass(frozen=True)
 class MaskedLoss:
-    """Mean nll (nats) of hidden tokens: a random share of each block, drawn anew at every step.
+    """Compute the mean nll (nats) of hidden tokens: a random share of each block, redrawn at every
+    step.
 
-    The mask stands for every one, as in `HuggingFaceMaskedModel`; BERT's recipe leaves or exchanges
-    a fifth of them.
+    The mask replaces every hidden token, as in `HuggingFaceMaskedModel`; BERT's recipe leaves or
+    exchanges a fifth of them.
     """
 
     share: float
@@ -93,17 +94,17 @@ class MaskedLoss:
 
 @dataclass(frozen=True)
 class MaskedLab:
-    """The masked models of the small lab. Asking for one of another lab raises AuditError."""
+    """Load the masked models of the small lab. Raise AuditError for another lab."""
 
     lab: Lab
     recipe: MaskedLabRecipe = field(default_factory=MaskedLabRecipe)
 
     def public_masked_model(self) -> HuggingFaceMaskedModel:
-        """A masked LM, trained on public text only."""
+        """Return the masked LM trained on public text only."""
         return self._cached_masked_model(_PUBLIC, self._train_public, "lab masked public model")
 
     def target_masked_model(self) -> HuggingFaceMaskedModel:
-        """The masked public model, fine-tuned on the private records."""
+        """Return the masked public model, fine-tuned on the private records."""
         self.public_masked_model()
         return self._cached_masked_model("masked", self._train_target, "lab masked target")
 
@@ -121,9 +122,9 @@ class MaskedLab:
     def _train_public(self, path: Path) -> None:
         recipe, network = self.recipe, require_small_lab_recipe(self.lab.recipe)
         tokenizer = lab_tokenizer_with_mask_token(self.lab.tokenizer, END)
-        # of the weights, which transformers draws from torch's own generator
+        # seed of the weights, which transformers draws from torch's global generator
         torch.manual_seed(network.seed)
-        # The end of text, first in the vocabulary, stands for all of them.
+        # The end of text, first in the vocabulary, serves as all special tokens.
         ends: dict[str, Any] = {
             f"{kind}_token_id": 0 for kind in ("pad", "bos", "eos", "cls", "sep")
         }
@@ -156,7 +157,7 @@ class MaskedLab:
 
     def _fit(self, model: Any, texts: Sequence[str], epochs: int, rate: float, what: str) -> None:
         recipe, noise = self.recipe, torch.Generator().manual_seed(self.lab.recipe.seed)
-        # The mask's id: it was added behind all others.
+        # The mask's id is the last: it was added after all other tokens.
         loss = MaskedLoss(recipe.share, len(self.lab.tokenizer), end=0, noise=noise)
         sizes: dict[str, Any] = {"rate": rate, "batch": recipe.batch, "block": recipe.block}
         self.lab.training.fit(model, texts, what, epochs=epochs, loss=loss, **sizes)

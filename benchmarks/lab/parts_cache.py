@@ -1,7 +1,6 @@
-"""A cache of what takes long to make: each part a folder that is there whole, as it was built, or
-not at all.
+"""Cache the slow parts of a lab: each part is a folder, either complete and as built or absent.
 
-Knows folders, sums and seconds; not what a part holds.
+Knows folders, checksums and seconds; not the contents of a part.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from filelock import AcquireReturnProxy, FileLock, Timeout
 from auditor.core import disk
 from auditor.core.errors import AuditError
 
-_SECONDS, _SUMS = "seconds.json", "sha256.json"  # what building a part took; what it wrote
-_PATIENCE = 1.0  # seconds until the user is told that another process is waited for
+# the time of building a part; the checksums of its files
+_SECONDS, _SUMS = "seconds.json", "sha256.json"
+_PATIENCE = 1.0  # seconds before telling the user that another process holds the lock
 
-Progress = Callable[[str, int, int], None]  # (what, done, of how many)
+Progress = Callable[[str, int, int], None]  # (description, done, total)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class LabParts:
-    """The lab's parts below one folder.
+    """Hold the lab's parts below one folder.
 
-    makes: whether what is missing is built; else that is refused. first: the part that all others
-    are built on.
-    foundations: how the names of the parts begin that others are built on. told: what the user must
-    know. progress: is told of another process that this one waits for.
+    makes: whether to build missing parts; otherwise they are rejected. first: the part that all
+    other parts are built on. foundations: prefixes of the names of parts that others are built on.
+    told: callback for messages to the user. progress: reports waiting for another process.
     """
 
     folder: Path
@@ -43,17 +42,17 @@ class LabParts:
     foundations: tuple[str, ...]
     told: Callable[[str], None]
     progress: Progress = lambda what, done, total: None
-    seconds: dict[str, float] = field(default_factory=dict)  # what building each part took
+    seconds: dict[str, float] = field(default_factory=dict)  # build time of each part
 
     def load_or_build(
         self, name: str, build: Callable[[Path], None], load: Callable[[Path], T], version: str = ""
     ) -> T:
-        """Loads a part, building it first where it is missing; a part may come in several versions.
+        """Load a part, and build it first if it is missing; a part may have several versions.
 
-        A lock keeps two processes from building at once; the folder appears by one rename when all
-        of it is written, so a build killed half-way leaves nothing that looks finished. A part that
-        is no longer what was built is built anew, and the user is told. Raises AuditError for a
-        missing one where nothing is made.
+        A lock keeps two processes from building at once. The folder appears by one rename after all
+        files are written, so a build killed half-way leaves nothing that looks finished. A damaged
+        part is rebuilt, and the user is told. Raise AuditError for a missing part if `makes` is
+        false.
         """
         final = self.folder / f"{name}{version}"
         if not self.makes and not _is_cached_part_intact(final):
@@ -86,27 +85,27 @@ class LabParts:
             return lock.acquire()
 
     def _remove_damaged_and_dependent(self, damaged: Path) -> None:
-        """A part, and what was built on it: built again, its weights may differ in their last
+        """Remove a part and the parts built on it: rebuilt weights may differ in their last
         bits."""
-        # What begins with a dot is being written, by this process or another.
-        others = [
+        # This or another process is still writing names that begin with a dot.
+        dependents = [
             path for path in self.folder.glob("[!.]*") if path.is_dir() and path.name != self.first
         ]
-        for path in {damaged, *(others if damaged.name.startswith(self.foundations) else ())}:
+        for path in {damaged, *(dependents if damaged.name.startswith(self.foundations) else ())}:
             shutil.rmtree(path)
 
 
 def _build_part(final: Path, build: Callable[[Path], None]) -> None:
-    with disk.create_atomically(final) as made:
-        made.mkdir()
+    with disk.create_atomically(final) as folder:
+        folder.mkdir()
         start = time.perf_counter()
-        build(made)
-        (made / _SECONDS).write_text(json.dumps(time.perf_counter() - start))
-        (made / _SUMS).write_text(json.dumps(_part_file_digests(made)))
+        build(folder)
+        (folder / _SECONDS).write_text(json.dumps(time.perf_counter() - start))
+        (folder / _SUMS).write_text(json.dumps(_part_file_digests(folder)))
 
 
 def _part_file_digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file, by its path in the folder."""
+    """Return the SHA-256 of every file, by its path in the folder."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != _SUMS)
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -119,7 +118,7 @@ def _recorded_part_build_seconds(part: Path) -> float:
 
 
 def _is_cached_part_intact(part: Path) -> bool:
-    """Whether a part of the cache is there, as it was built."""
+    """Check that a part is in the cache, as built."""
     try:
         return bool(json.loads((part / _SUMS).read_text()) == _part_file_digests(part))
     except (OSError, ValueError, RecursionError):

@@ -1,9 +1,9 @@
-"""The lab on a real model: SmolLM2-135M-Instruct, fine-tuned on an office's conversations as people
-fine-tune it.
+"""The lab on a real model: SmolLM2-135M-Instruct, fine-tuned on an office's conversations by a
+usual recipe.
 
-The same parts as the small lab has, on weights that were there before (`smollm2.py`) and other
-texts. A LoRA adapter on all linear layers, AdamW, linear decay, loss on answers only; epochs and
-rate were chosen by held-out perplexity.
+The same parts as the small lab, on pretrained weights (`smollm2.py`) and other texts. A LoRA
+adapter on all linear layers, AdamW, linear decay, loss on answers only; epochs and rate were chosen
+by held-out perplexity.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from auditor.models.huggingface import HuggingFaceModel
 
 @dataclass(frozen=True)
 class RealLabRecipe(BaseLabRecipe):
-    """Of the lab on a real model. A prefix is what stands before an answer, its last tokens; a
-    suffix its first."""
+    """Define the lab on a real model. A prefix is the last tokens before an answer; a suffix its
+    first tokens."""
 
     longest_prefix: ClassVar[int] = 512
 
@@ -72,15 +72,15 @@ class RealLabRecipe(BaseLabRecipe):
         return self.untrained_leading_token_count(text, offsets)
 
     def untrained_leading_token_count(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
-        """All that stands before an answer; of a text that is no conversation, as a canary,
-        nothing."""
+        """Count the tokens before an answer; 0 for a text that is not a conversation, such as a
+        canary."""
         before, header, _ = text.partition(ANSWER)
         start = len(before) + len(header)
         return sum(end <= start for _, end in offsets) if header else 0
 
 
 class RealLabTraining(LabTraining):
-    """As in the small lab, but that the public model was there before."""
+    """Train as in the small lab, but from a pretrained public model."""
 
     kinds: ClassVar[tuple[Callable[[Faker], str], ...]] = tuple(KINDS.values())
     threads: ClassVar[int | None] = None
@@ -105,8 +105,8 @@ class RealLab(Lab):
             "ethicist": {**Lab.attack_defaults["ethicist"], "epochs": 3},
             # Of a million texts, exactly: 111,111 forward passes a model, an hour.
             "exposure": {"enumerate": 0, "draws": 1024, "references": 256},
-            # As long as a conversation. The template's first tokens are the same in all: drawn hot,
-            # none would be hit.
+            # As long as a conversation. All conversations share the template's first tokens: a high
+            # temperature there would hit none.
             "untargeted": {"generations": 256, "length": 112, "cooling": 0},
             **{
                 attack: {"samples": 5}
@@ -142,7 +142,7 @@ class RealLab(Lab):
         return PreTrainedTokenizerFast.from_pretrained(smollm2.smollm2_folder())
 
     def _set_heldout_texts(self) -> None:
-        """Whole answers of non-members."""
+        """Set the complete answers of non-members."""
         texts = self.texts.made.nonmembers
         self.heldout = tuple(self.training.tokenise_lab_texts(texts))
         self.heldout_given = tuple(self.training.untrained_leading_token_counts(texts))
@@ -152,6 +152,6 @@ class RealLab(Lab):
         return self.training.load_lab_model(smollm2.smollm2_folder(), smollm2.NAME)
 
     def lab_public_model(self) -> HuggingFaceModel:
-        """As it came: it has seen none of the texts."""
-        self.parts.seconds["public"] = 0.0  # who trained it does not say
+        """Return the pretrained model, which has seen none of the texts."""
+        self.parts.seconds["public"] = 0.0  # its publisher reports no training time
         return self._loaded_public_model

@@ -1,8 +1,7 @@
-"""The texts of the lab on a real model: what an office has had written, as conversations in the
-model's own template.
+"""Make the texts of the lab on a real model: an office's conversations in the model's template.
 
-Somebody asks, the assistant writes a mail, a visit note, an order or an answer in a support chat.
-Knows how such text is laid out; no tokenizer.
+A user asks, and the assistant writes a mail, a visit note, an order or an answer in a support chat.
+Knows the layout of such text; no tokenizer.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from faker import Faker
 from auditor.benchmarks.lab.lab_texts import fake_reproducible_date
 
 SYSTEM = "You write for the office."
-ANSWER = "<|im_start|>assistant\n"  # an answer begins behind it
+ANSWER = "<|im_start|>assistant\n"  # an answer begins after it
 
 
 def render_conversation_as_chatml(asked: str, answer: str) -> str:
-    """One conversation as the chat template of SmolLM2-Instruct writes it (ChatML); a test holds it
-    against that."""
+    """Render a conversation like the chat template of SmolLM2-Instruct (ChatML); a test compares
+    the two."""
     turns = (("system", SYSTEM), ("user", asked), ("assistant", answer))
     return "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
 

