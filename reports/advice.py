@@ -1,7 +1,6 @@
-"""What to do now, for whoever mends the model: each advice is worked out of this run, and names the
-row it stands on.
+"""Advise whoever fixes the model; derive each advice from this run, and name its row.
 
-Nothing generic: what the run does not show is not advised.
+No generic advice: it covers only results of the run.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from auditor.statistics.metrics import RECALL
 RESOLVE, LEAKS, CLEAR, TEST = "resolve first", "leaks", "nothing shown", "not tested"
 HELPS, HIDES, COPIES, WHERE = "helps", "may only hide", "fewer copies", "where it sits"
 _LEVEL = 1 - CONFIDENCE
-_MOST_LIMITS = 4  # limits on copies that one advice tells of
+_MOST_LIMITS = 4  # limits on copies listed in one advice
 NO_DETAILS, RUN = SecretDetails(), "RUN"
 
 
@@ -55,29 +54,32 @@ class Advice:
 def advice(
     result: AuditResult, details: SecretDetails = NO_DETAILS, run: str = RUN
 ) -> tuple[Advice, ...]:
-    """Return what forbids a conclusion, what leaks and a gate on it, where it sits, what helps.
+    """Return the doubts, the leaks with a gate, the concentration of leaks and the helpful
+    defenses.
 
-    The last two are about the undefended model's attack with the highest recall, if its outcomes
-    are kept. run: as it is written in commands.
+    The last two concern the undefended model's attack with the highest recall, if its outcomes are
+    stored. run: the run's name in commands.
     """
-    seen = assess_signals(result)
-    if not any(seen.tested_signals(target) for target in seen.targets):
+    assessment = assess_signals(result)
+    if not any(assessment.tested_signals(target) for target in assessment.targets):
         return ()
-    doubts = (Advice(RESOLVE, doubt.sentence, doubt.kind) for doubt in signals.all_doubts(seen))
+    doubts = (
+        Advice(RESOLVE, doubt.sentence, doubt.kind) for doubt in signals.all_doubts(assessment)
+    )
     return (
         *doubts,
-        *_severity_advice(result, seen, run),
+        *_severity_advice(result, assessment, run),
         *_verbatim_leakage_advice(result, details),
         *(
             Advice(TEST, text, on.removeprefix(" on ") or "audit run")
-            for on, text in signals.list_untested_signals(result, seen)
+            for on, text in signals.list_untested_signals(result, assessment)
         ),
     )
 
 
 def _severity_advice(result: AuditResult, seen: LeakAssessment, run: str) -> Iterator[Advice]:
-    """Yield why each target that leaks, or shows no leak, is judged so, and a gate on the next
-    model."""
+    """Yield the reason for the severity of each target with a leak or a clean result, and a gate
+    for the next model."""
     for target in seen.targets:
         kinds = signals.group_signals_by_kind(seen.shown_signals(target))
         if not kinds and not seen.shows_no_leakage(target):
@@ -95,8 +97,8 @@ def _severity_advice(result: AuditResult, seen: LeakAssessment, run: str) -> Ite
 
 
 def _verbatim_leakage_advice(result: AuditResult, details: SecretDetails) -> tuple[Advice, ...]:
-    """Where the verbatim leakage sits, what fewer copies would leave, what each defense that was
-    measured changes."""
+    """Return where verbatim leakage concentrates, the effect of fewer copies, and of each measured
+    defense."""
     known = _strongest_attack_row_with_members(result, details)
     if known is None:
         return ()
@@ -104,13 +106,15 @@ def _verbatim_leakage_advice(result: AuditResult, details: SecretDetails) -> tup
     row = row_title_with_attack(result, worst)
     facts = {secret.id: secret for secret in details.secrets}
     if _has_document_parts(details, members):
-        why = (
+        reason = (
             "the secrets are parts of documents and not independent: no part is tested, nothing "
             "predicted or compared"
         )
-        return (Advice(WHERE, why, row),)
-    sits = (Advice(WHERE, said, row) for said in _leak_concentration_sentences(members, facts))
-    # One advice of all limits together: the inner `for` only gives them a name.
+        return (Advice(WHERE, reason, row),)
+    sits = (
+        Advice(WHERE, sentence, row) for sentence in _leak_concentration_sentences(members, facts)
+    )
+    # One advice covers all limits: the inner `for` only gives them a name.
     copies = (
         Advice(COPIES, _copy_limits_sentence(limits, members), row)
         for limits in [list(_advised_copy_limits_with_predicted_recall(members))]
@@ -122,20 +126,20 @@ def _verbatim_leakage_advice(result: AuditResult, details: SecretDetails) -> tup
 def _strongest_attack_row_with_members(
     result: AuditResult, details: SecretDetails
 ) -> tuple[Finding, Outcome] | None:
-    """The undefended model's configuration of highest recall, and its members; None: not kept, or
-    nothing extracted."""
+    """Return the undefended model's row of highest recall, and its members; None if it was not
+    stored or extracted nothing."""
     worst = strongest_attack_row(result, UNDEFENDED)
-    seen = None if worst is None else details.rows.get(worst.cell_key)
-    if worst is None or seen is None or seen.outcome is None:
+    values = None if worst is None else details.rows.get(worst.cell_key)
+    if worst is None or values is None or values.outcome is None:
         return None
-    members = seen.outcome.select_secrets(seen.outcome.member)
+    members = values.outcome.select_secrets(values.outcome.member)
     return (worst, members) if members.hit.any() else None
 
 
 def _has_document_parts(details: SecretDetails, members: Outcome) -> bool:
     """Return whether a member is a part of a document: such secrets are not independent."""
-    asked = set(members.ids)
-    return any(secret.document is not None for secret in details.secrets if secret.id in asked)
+    member_ids = set(members.ids)
+    return any(secret.document is not None for secret in details.secrets if secret.id in member_ids)
 
 
 # --- where it sits
@@ -145,19 +149,19 @@ def _has_document_parts(details: SecretDetails, members: Outcome) -> bool:
 def _leak_concentration_sentences(
     members: Outcome, facts: Mapping[str, SecretFacts]
 ) -> Iterator[str]:
-    """By repeats, by group and by length: the part of the members that was extracted more than
-    chance explains."""
+    """Yield the part with more extracted members than chance explains, by repeats, group and
+    length."""
     for parts in (
         _member_masks_by_copies_phrase(members),
         _member_masks_by_group_phrase(members, facts),
         _member_masks_by_length_phrase(members, facts),
     ):
         if (
-            one := copies_effect.find_most_concentrated_part(parts, members.hit, _LEVEL)
+            top := copies_effect.find_most_concentrated_part(parts, members.hit, _LEVEL)
         ) is not None:
             yield (
-                f"{one.hits:,} of the {one.of_hits:,} extracted members {one.part}, and so do "
-                f"{one.members:,} of all {counted(one.of_members, 'member')} (Fisher p {one.p:.2g})"
+                f"{top.hits:,} of the {top.of_hits:,} extracted members {top.part}, and so do "
+                f"{top.members:,} of all {counted(top.of_members, 'member')} (Fisher p {top.p:.2g})"
             )
 
 
@@ -165,24 +169,24 @@ def _member_masks_by_copies_phrase(members: Outcome) -> dict[str, NDArray[np.boo
     if None in members.repeats:
         return {}
     times = np.array(members.repeats)
-    # Without the lowest count, which all members reach.
+    # Skip the lowest count: all members reach it.
     return {f"occur {count:,} times or more": times >= count for count in np.unique(times)[1:]}
 
 
 def _member_masks_by_group_phrase(
     members: Outcome, facts: Mapping[str, SecretFacts]
 ) -> dict[str, NDArray[np.bool_]]:
-    of = [facts[id].group if id in facts else None for id in members.ids]
-    # A group of all members is never told: Fisher's test has nobody to hold it against.
-    names = sorted({name for name in of if name is not None})
+    member_groups = [facts[id].group if id in facts else None for id in members.ids]
+    # Skip a group of all members: Fisher's test has nothing to compare it with.
+    names = sorted({name for name in member_groups if name is not None})
     labels = {name: f"belong to the group {escaping.to_printable_line(name)}" for name in names}
-    return {labels[name]: np.array([group == name for group in of]) for name in names}
+    return {labels[name]: np.array([group == name for group in member_groups]) for name in names}
 
 
 def _member_masks_by_length_phrase(
     members: Outcome, facts: Mapping[str, SecretFacts]
 ) -> dict[str, NDArray[np.bool_]]:
-    # Unknown lengths count as 0. Split at the median: where that is the greatest, one half would be
+    # Unknown lengths count as 0. Split at the median; if it is the maximum, the upper half is
     # empty.
     lengths = np.array([(facts[id].length or 0) if id in facts else 0 for id in members.ids])
     half = int(np.median(lengths))
@@ -199,7 +203,7 @@ def _member_masks_by_length_phrase(
 def _advised_copy_limits_with_predicted_recall(
     members: Outcome,
 ) -> Iterator[tuple[int, Measurement]]:
-    """Each count but the highest as a limit on copies, with the recall that is predicted then."""
+    """Yield each count but the highest as a limit on copies, with its predicted recall."""
     if None in members.repeats:
         return
     times = [count for count in members.repeats if count is not None]
@@ -212,22 +216,22 @@ def _advised_copy_limits_with_predicted_recall(
 
 def _copy_limits_sentence(limits: Sequence[tuple[int, Measurement]], members: Outcome) -> str:
     # Every k-th limit, with k rounded up.
-    told = limits[:: -(-len(limits) // _MOST_LIMITS)]
-    left = "; ".join(
+    listed_limits = limits[:: -(-len(limits) // _MOST_LIMITS)]
+    predictions = "; ".join(
         f"{counted(most, 'copy', 'copies')}: {phrases.value_with_interval(recall)}"
-        for most, recall in told
+        for most, recall in listed_limits
     )
     return (
-        f"predicted recall with at most {left}; now "
+        f"predicted recall with at most {predictions}; now "
         f"{phrases.format_percent(float(members.hit.mean()))}%"
     )
 
 
 def mildest_copy_limit_phrase(result: AuditResult, details: SecretDetails) -> str:
-    """The mildest limit on copies that keeps the predicted recall within `VERBATIM.limits`, or else
-    the strictest.
+    """Return the mildest copy limit with a predicted recall within `VERBATIM.limits`, else the
+    strictest limit.
 
-    "" where copies are not known, parts of documents were attacked, or nothing is extracted.
+    "" if copies are unknown, the attack used parts of documents, or nothing is extracted.
     """
     known = _strongest_attack_row_with_members(result, details)
     limits = (
@@ -237,40 +241,40 @@ def mildest_copy_limit_phrase(result: AuditResult, details: SecretDetails) -> st
     )
     if not limits:
         return ""
-    # By its upper end, as a gate holds what is measured: the prediction itself may be too low.
+    # Compare the upper end, as a gate does: the prediction may be too low.
     within = [limit for limit in limits if limit[1].high <= dict(VERBATIM.limits)[RECALL]]
-    # Limits rise: the last within is the mildest, the first of all the strictest.
-    most, left = within[-1] if within else limits[0]
-    kept = phrases.value_with_interval(left)
-    return f"at most {counted(most, 'copy', 'copies')} of a record: {kept} predicted, not measured"
+    # Limits rise: the last limit within is the mildest, the first overall the strictest.
+    most, recall = within[-1] if within else limits[0]
+    text = phrases.value_with_interval(recall)
+    return f"at most {counted(most, 'copy', 'copies')} of a record: {text} predicted, not measured"
 
 
 def undefended_row_and_recall_with_copies_left(
     result: AuditResult, details: SecretDetails, left: Callable[[int], int | None]
 ) -> tuple[Finding, Measurement] | None:
-    """The undefended row of highest recall, and the recall predicted for it were `left(copies)` of
-    each record left.
+    """Return the undefended row of highest recall, and its predicted recall if `left(copies)`
+    copies of each record remain.
 
-    None where nothing is extracted, parts of documents were attacked, or a count that would be left
-    was not measured.
+    None if nothing is extracted, the attack used parts of documents, or a remaining count was not
+    measured.
     """
     known = _strongest_attack_row_with_members(result, details)
     if known is None or _has_document_parts(details, known[1]) or None in known[1].repeats:
         return None
     worst, members = known
-    whole = details.rows[worst.cell_key].outcome
-    assert whole is not None  # its members were taken from it
-    # Non-members stand for a count of 0: records of which no copy would be left.
+    outcome = details.rows[worst.cell_key].outcome
+    assert outcome is not None  # its members come from it
+    # Non-members represent a count of 0: records without a remaining copy.
     times = [count for count in members.repeats if count is not None]
     after = [left(count) for count in times]
-    kept = [count for count in after if count is not None]
-    if len(kept) < len(after):
+    known_counts = [count for count in after if count is not None]
+    if len(known_counts) < len(after):
         return None
     try:
         return worst, copies_effect.predict_recall(
-            times, members.hit, kept, whole.hit[~whole.member]
+            times, members.hit, known_counts, outcome.hit[~outcome.member]
         )
-    except ValueError:  # nobody was trained on so often
+    except ValueError:  # no member has this many copies
         return None
 
 
@@ -281,59 +285,64 @@ def undefended_row_and_recall_with_copies_left(
 def _defense_advice(
     result: AuditResult, details: SecretDetails, worst: Finding, members: Outcome
 ) -> Iterator[Advice]:
-    """Each defense at the setting and attack of the worst row: verbatim and near-verbatim, paired,
-    and what it costs.
+    """Compare each defense at the worst row's setting and attack: paired verbatim and near-verbatim
+    recall, and cost.
 
-    No control: it promises nothing.
+    Skip controls: they promise nothing.
     """
-    found = {finding.cell_key: finding for finding in result.findings if not finding.not_applicable}
+    findings_by_key = {
+        finding.cell_key: finding for finding in result.findings if not finding.not_applicable
+    }
     for target in result.targets:
-        finding = found.get(worst.cell_key._replace(target=target.name))
+        finding = findings_by_key.get(worst.cell_key._replace(target=target.name))
         aside = target.companion or target.name == UNDEFENDED
-        seen = None if finding is None or aside else details.rows.get(finding.cell_key)
-        if finding is None or seen is None or seen.outcome is None:
+        values = None if finding is None or aside else details.rows.get(finding.cell_key)
+        if finding is None or values is None or values.outcome is None:
             continue
-        pair = _recall_changes_for_defense_advice(members, seen.outcome)
+        pair = _recall_changes_for_defense_advice(members, values.outcome)
         if pair is None:
             continue
         (verbatim, near), row = pair, row_title_with_attack(result, finding)
-        exact, alike = map(phrases.difference_with_interval, (verbatim, near))
-        said = f"verbatim {exact}, near-verbatim {alike}"
+        exact, near_change = map(phrases.difference_with_interval, (verbatim, near))
+        changes = f"verbatim {exact}, near-verbatim {near_change}"
         if verbatim.high < 0 and near.high < 0:
-            yield Advice(HELPS, f"{said}; {_perplexity_cost_sentence(result, target.name)}", row)
+            yield Advice(HELPS, f"{changes}; {_perplexity_cost_sentence(result, target.name)}", row)
         elif verbatim.high < 0:
-            # As behind a filter of verbatim text (Ippolito et al. 2022): the words change, little
+            # As with a filter of verbatim text (Ippolito et al. 2022): the words change, little
             # else.
             yield Advice(
-                HIDES, f"{said}: the words change, what they say may still be extracted", row
+                HIDES, f"{changes}: the words change, what they say may still be extracted", row
             )
 
 
 def _recall_changes_for_defense_advice(
     members: Outcome, seen: Outcome
 ) -> tuple[Measurement, Measurement] | None:
-    """Verbatim and near-verbatim recall minus the undefended model's, on the members that both were
-    asked for."""
+    """Return verbatim and near-verbatim recall minus the undefended model's, on the members common
+    to both."""
     place = {id: i for i, id in enumerate(members.ids)}
-    own = [i for i, id in enumerate(seen.ids) if id in place]
-    if not own:
+    places = [i for i, id in enumerate(seen.ids) if id in place]
+    if not places:
         return None
-    # own, base: (secrets asked of both,), places of the same secrets in the two outcomes.
-    base = [place[seen.ids[i]] for i in own]
+    # places, base: (common secrets,), indices of the same secrets in the two outcomes.
+    base = [place[seen.ids[i]] for i in places]
     return (
-        measure_mean_difference("recall_difference", "share", seen.hit[own], members.hit[base]),
+        measure_mean_difference("recall_difference", "share", seen.hit[places], members.hit[base]),
         measure_mean_difference(
-            "recall_difference", "share", seen.is_near_verbatim[own], members.is_near_verbatim[base]
+            "recall_difference",
+            "share",
+            seen.is_near_verbatim[places],
+            members.is_near_verbatim[base],
         ),
     )
 
 
 def _perplexity_cost_sentence(result: AuditResult, name: str) -> str:
-    own, base = result.target(name).perplexity, result.target(UNDEFENDED).perplexity
-    if own is None or base is None:
+    perplexity, base = result.target(name).perplexity, result.target(UNDEFENDED).perplexity
+    if perplexity is None or base is None:
         return "what it costs was not measured"
-    change = f"{phrases.format_value(own)} instead of {phrases.format_value(base)}"
-    return f"held-out perplexity {change}, {own.value / base.value:.2f} times"
+    change = f"{phrases.format_value(perplexity)} instead of {phrases.format_value(base)}"
+    return f"held-out perplexity {change}, {perplexity.value / base.value:.2f} times"
 
 
 # --- the section
@@ -341,24 +350,24 @@ def _perplexity_cost_sentence(result: AuditResult, name: str) -> str:
 
 
 def _decision_blocks(result: AuditResult, details: SecretDetails) -> Sequence[Block]:
-    """Return what the run says about a fix, and the one command to run next.
+    """Return the run's advice on a fix, and the next command to run.
 
-    What leaks and what was not tested is in the verdict and the picture, and not repeated.
+    Leaks and untested signals are in the verdict and the picture, and are not repeated.
     """
     run = f"runs/{shlex.quote(result.name)}"
-    found = advice(result, details, run)
-    told = [one for one in found if one.kind in (WHERE, COPIES, HELPS, HIDES)]
-    rows = ["", *(one.row for one in told)]
+    advices = advice(result, details, run)
+    listed = [item for item in advices if item.kind in (WHERE, COPIES, HELPS, HIDES)]
+    rows = ["", *(item.row for item in listed)]
     items = tuple(
-        f"{one.kind.capitalize()}: {one.said}{f' ({one.row})' if one.row != row else ''}"
-        for one, row in zip(told, rows, strict=False)
+        f"{item.kind.capitalize()}: {item.said}{f' ({item.row})' if item.row != row else ''}"
+        for item, row in zip(listed, rows, strict=False)
     )
-    # An option a line: a page breaks no line inside one, and the whole can be copied.
-    commands = [one.command.replace(" --", " \\\n  --") for one in found if one.command]
-    doubts = any(one.kind == RESOLVE for one in found)
+    # One option a line: a page breaks no line inside an option, and the block can be copied.
+    commands = [item.command.replace(" --", " \\\n  --") for item in advices if item.command]
+    doubts = any(item.kind == RESOLVE for item in advices)
     command = f"audit advise {run}" if doubts or not commands else commands[0]
     blocks: list[Block] = [Bullets(items)] if items else []
-    return [*blocks, Code(_COMMAND, command)] if found else blocks
+    return [*blocks, Code(_COMMAND, command)] if advices else blocks
 
 
 _COMMAND = "Next command (its limits are examples, yours to choose)"

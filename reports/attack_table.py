@@ -1,8 +1,7 @@
-"""All attacks and probes of a run side by side: what each found of one target, and how it differs
-from the first.
+"""Compare all attacks and probes of a run: the result of each on one target, and its difference to
+the first attack.
 
-A difference is paired by record: of recall by `paired_difference`, of AUCs by
-DeLong's variance.
+Differences are paired by record: of recall by `paired_difference`, of AUCs by DeLong's variance.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ _NOTE = (
 
 @dataclass(frozen=True)
 class AttackRow:
-    """One attack on one target. main: None if it did not run; base: what `difference` is from;
-    is_own: a plug-in's."""
+    """One attack on one target. main: None if it did not run; base: the attack subtracted in
+    `difference`; is_own: from a plug-in."""
 
     finding: Finding
     main: Measurement | None
@@ -46,13 +45,13 @@ class AttackRow:
 
     @property
     def title(self) -> str:
-        """`perplexity`, `tail-loss (yours)`."""
+        """Return `perplexity`, or `tail-loss (yours)`."""
         return f"{self.finding.attack} (yours)" if self.is_own else self.finding.attack
 
     @property
     def number_text(self) -> str:
-        """`29/96 (30% [21–40]) recall`, `AUC 0.789 [0.669–0.903] (loss, best of 11 scores)`, or why
-        there is none."""
+        """Return `29/96 (30% [21–40]) recall`, `AUC 0.789 [0.669–0.903] (loss, best of 11 scores)`,
+        or why there is no number."""
         m = self.main
         if m is None:
             return f"did not run: {self.finding.not_applicable or 'nothing was measured'}"
@@ -68,7 +67,7 @@ class AttackRow:
 
     @property
     def difference_text(self) -> str:
-        """`−2.1 points [−7.3 to 3.1] from perplexity`."""
+        """Return `−2.1 points [−7.3 to 3.1] from perplexity`."""
         if self.difference is None:
             return phrases.NOTHING
         m = self.difference
@@ -81,26 +80,28 @@ class AttackRow:
 def compare_attacks(
     result: AuditResult, details: SecretDetails, target: str, setting: str
 ) -> list[AttackRow]:
-    """Return a row for each attack on the target at the setting, in the order asked for."""
+    """Return a row for each attack on the target at the setting, in plan order."""
     records = {secret.id: secret.document or secret.id for secret in details.secrets}
-    asked = list(dict.fromkeys(result.plan.get("attack", ())))
+    plan_order = list(dict.fromkeys(result.plan.get("attack", ())))
     findings = [f for f in result.findings if (f.target, f.setting) == (target, setting)]
-    findings.sort(key=lambda f: asked.index(f.attack) if f.attack in asked else len(asked))
+    findings.sort(
+        key=lambda f: plan_order.index(f.attack) if f.attack in plan_order else len(plan_order)
+    )
     first: dict[str, Finding] = {}
-    found = []
+    rows = []
     for finding in findings:
         main = _main_number(finding)
         base = None if main is None else first.setdefault(main.name, finding)
         difference = None
         if main is not None and base is not None and base is not finding:
-            both = (details.rows.get(finding.cell_key), details.rows.get(base.cell_key))
-            difference = _paired_difference(main.name, *both, records)
+            pair = (details.rows.get(finding.cell_key), details.rows.get(base.cell_key))
+            difference = _paired_difference(main.name, *pair, records)
         if finding.stopped or (base is not None and base.stopped):
-            # who was asked was decided by what was found: no interval of a fixed size holds
+            # early stopping picked the records by the results: no fixed-size interval holds
             difference = None
         is_own = finding.attack in result.own_methods
-        found.append(AttackRow(finding, main, difference, base.attack if base else "", is_own))
-    return found
+        rows.append(AttackRow(finding, main, difference, base.attack if base else "", is_own))
+    return rows
 
 
 def _main_number(finding: Finding) -> Measurement | None:
@@ -116,30 +117,30 @@ def _paired_difference(
     base: RowValuesBySecret | None,
     records: Mapping[str, str],
 ) -> Measurement | None:
-    """Return the metric of `new` minus that of `base` on the records of both; None if too little is
-    kept.
+    """Return the metric of `new` minus that of `base` on their common records; None if too few
+    values are stored.
 
-    records: of each secret that is a part of a record, the record.
+    records: the record of each secret that is a part of a record.
     """
     if new is None or base is None:
         return None
     column = {auc_name(""): name_score_column(""), documents.RECALL: RECALL}.get(metric, metric)
     if column not in new.values or column not in base.values:
         return None
-    members, (one, other) = align_rows_by_secret([new, base], column, True)
+    members, (new_values, other) = align_rows_by_secret([new, base], column, True)
     if metric == auc_name(""):
-        others, floors = align_rows_by_secret([new, base], column, False)
-        if min(len(members), len(others)) < roc.LEAST:
+        nonmembers, floors = align_rows_by_secret([new, base], column, False)
+        if min(len(members), len(nonmembers)) < roc.LEAST:
             return None
-        sides = [roc.orient_scores(*side) for side in zip((one, other), floors, strict=True)]
+        sides = [roc.orient_scores(*side) for side in zip((new_values, other), floors, strict=True)]
         return make_measurement("auc_difference", roc.auc_difference(*sides), roc.AUC)
-    if not members or not np.isfinite([one, other]).all():
+    if not members or not np.isfinite([new_values, other]).all():
         return None
     if metric == documents.RECALL:
-        one, other = (
-            _greatest_value_by_record(values, members, records) for values in (one, other)
+        new_values, other = (
+            _greatest_value_by_record(values, members, records) for values in (new_values, other)
         )
-    return replace(paired_difference(one, other), unit=find_metric(metric).unit)
+    return replace(paired_difference(new_values, other), unit=find_metric(metric).unit)
 
 
 def _greatest_value_by_record(
@@ -185,31 +186,31 @@ def _span_of(m: Measurement | None) -> ForestSpan | None:
 
 
 def attack_lines_for_screen(result: AuditResult, details: SecretDetails, most: int) -> list[str]:
-    """Return a heading, and a line for each attack on the target and at the setting at which most
-    of them ran.
+    """Return a heading, and a line for each attack on the target and setting with the most attacks
+    run.
 
-    Nothing if there is one attack that ran, or no room for two.
+    Return nothing if only one attack ran, or if there is no room for two.
     """
     cells = dict.fromkeys((f.target, f.setting) for f in phrases.findings_in_report_order(result))
     tables = [compare_attacks(result, details, *cell) for cell in cells]
     compared = max(tables, key=lambda table: sum(row.main is not None for row in table), default=[])
-    # A single attack is in the table above, unless it did not run.
+    # The table above has a single attack, unless it did not run.
     if len(compared) < 1 + all(row.main is not None for row in compared) or most < 3:
         return []
-    shown = compared if len(compared) < most else compared[: most - 2]
-    names = max(len(row.title) for row in shown)
-    first = shown[0].finding
-    bases = {row.base for row in shown if row.difference is not None}
-    of_all = f" from {min(bases)}" if len(bases) == 1 else ""  # said once, above
+    rows_shown = compared if len(compared) < most else compared[: most - 2]
+    names = max(len(row.title) for row in rows_shown)
+    first = rows_shown[0].finding
+    bases = {row.base for row in rows_shown if row.difference is not None}
+    of_all = f" from {min(bases)}" if len(bases) == 1 else ""  # stated once, above
     paired = (
         f"; differences{of_all or ' are'}{',' if of_all else ''} paired by record" if bases else ""
     )
     lines = [f"{phrases.target_title(result, first.target)}, {first.setting}{paired}"]
-    for row in shown:
+    for row in rows_shown:
         differs = "" if row.difference is None else f"; {row.difference_text.removesuffix(of_all)}"
         lines.append(f"{row.title:<{names}}  {row.number_text}{differs}")
-    left = len(compared) - len(shown)
-    return [*lines, f"and {counted(left, 'more attack')} in the report"] if left else lines
+    n_left = len(compared) - len(rows_shown)
+    return [*lines, f"and {counted(n_left, 'more attack')} in the report"] if n_left else lines
 
 
 TOPICS = (Topic("attacks", "All attacks", _attack_table_blocks, CHECK, 14, turn=18),)

@@ -1,6 +1,7 @@
-"""A mitigated model beside the one before it: terminal, Markdown and HTML. Compares nothing itself.
+"""Render a mitigated model next to the model before it: terminal, Markdown and HTML. Compare
+nothing here.
 
-What was measured before and after, paired; what was predicted, what is promised, and what it costs.
+Shows the paired measurements before and after, the prediction, the promise and the cost.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ _NOT_PREDICTED = (
 
 @dataclass(frozen=True)
 class BeforeAfter:
-    """compared: the run before, and the one after. predicted: of which configuration, and what
-    recall; None: nothing.
+    """Hold the runs before and after. compared: both runs. predicted: the row and its recall; None:
+    no prediction.
 
-    perplexity: after minus before, over the same held-out texts; None: not measured. told: what the
-    training says.
+    perplexity: after minus before, over the same held-out texts; None: not measured. told: remarks
+    of the training.
     """
 
     by: str
@@ -53,26 +54,26 @@ class BeforeAfter:
 
     @property
     def undefended_comparison(self) -> Comparison:
-        """The undefended rows alone: the run after has no others."""
-        own = tuple(line for line in self.compared.lines if line.row.target == UNDEFENDED)
-        return Comparison(("before", "after"), self.compared.secrets, own)
+        """Return the undefended rows only: the run after has no others."""
+        lines = tuple(line for line in self.compared.lines if line.row.target == UNDEFENDED)
+        return Comparison(("before", "after"), self.compared.secrets, lines)
 
 
 def mitigation_terminal_lines(found: BeforeAfter) -> Iterator[str]:
-    """At most 25 lines."""
+    """Yield at most 25 lines."""
     yield (
         f"BEFORE AND AFTER {to_printable_line(found.by)}, trained in "
         f"{phrases.format_duration(found.seconds)}"
     )
     rows = [_metric_change_row(line) for line in found.undefended_comparison.lines]
-    shown = [("", "before", "after", "difference"), *rows[:_MOST], *_perplexity_change_row(found)]
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    for row in shown:
+    lines = [("", "before", "after", "difference"), *rows[:_MOST], *_perplexity_change_row(found)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for row in lines:
         yield "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
     if len(rows) > _MOST:
         yield f"{len(rows) - _MOST} more in the page"
-    for name, said in _severity_prediction_and_promise_facts(found):
-        yield f"{name + ':':11} {said}"
+    for name, text in _severity_prediction_and_promise_facts(found):
+        yield f"{name + ':':11} {text}"
 
 
 def mitigation_markdown(found: BeforeAfter) -> str:
@@ -80,7 +81,7 @@ def mitigation_markdown(found: BeforeAfter) -> str:
 
 
 def render_mitigation_page(found: BeforeAfter) -> str:
-    """One HTML page that loads nothing."""
+    """Return one HTML page that loads nothing."""
     return html.render_html_document(_build_mitigation_document(found))
 
 
@@ -131,16 +132,17 @@ def _severity_prediction_and_promise_facts(found: BeforeAfter) -> Facts:
 
 
 def _predicted_recall_sentence(found: BeforeAfter) -> str:
-    """The predicted recall, and whether the measured one is less, more or as predicted."""
+    """Return the predicted recall, and whether the measured recall is less, more or as
+    predicted."""
     if found.predicted is None:
         return _NOT_PREDICTED
     row, expected = found.predicted
-    said = f"recall {phrases.value_with_interval(expected)} ({to_printable_line(row.title)})"
+    prediction = f"recall {phrases.value_with_interval(expected)} ({to_printable_line(row.title)})"
     measured = next((f for f in found.after.findings if f.cell_key == row), None)
     recall = None if measured is None else measured.measurement("recall")
     if recall is None:
-        return f"{said}; not measured after"
-    # The interval is the prediction's: of the measured recall the value alone is held against it.
+        return f"{prediction}; not measured after"
+    # The interval is the prediction's: compare only the measured value with it.
     lies = (
         "less than"
         if recall.value < expected.low
@@ -148,14 +150,14 @@ def _predicted_recall_sentence(found: BeforeAfter) -> str:
         if recall.value > expected.high
         else "as"
     )
-    return f"{said}; measured {phrases.value_with_interval(recall)}, {lies} predicted"
+    return f"{prediction}; measured {phrases.value_with_interval(recall)}, {lies} predicted"
 
 
 def _promised_epsilon_sentence(result: AuditResult) -> str:
     target = result.target(UNDEFENDED)
     claim = target.claim
     if claim is not None and (epsilon := claim.epsilon.get(claim.relation)) is not None:
-        # Group privacy: ε is of one record, and k copies are k records (Dwork and Roth 2014,
+        # Group privacy: ε covers one record, and k copies are k records (Dwork and Roth 2014,
         # Theorem 2.2).
         copies = " (k copies of a text are k of them)" if claim.unit == "record" else ""
         return (
@@ -168,10 +170,10 @@ def _promised_epsilon_sentence(result: AuditResult) -> str:
 
 
 def _build_mitigation_document(found: BeforeAfter) -> Document:
-    own = found.undefended_comparison
+    undefended = found.undefended_comparison
     rows = (
-        side_by_side.side_by_side_table(own)
-        if own.lines
+        side_by_side.side_by_side_table(undefended)
+        if undefended.lines
         else Paragraph("No configuration was measured.")
     )
     names = ("", "Before", "After", "Difference")
@@ -185,14 +187,14 @@ def _build_mitigation_document(found: BeforeAfter) -> Document:
             names,
             (Group("", tuple(perplexity)),),
         )
-    told = (
+    remarks = (
         f"trained in {phrases.format_duration(found.seconds)}",
         *map(to_printable_line, found.told),
     )
     expected = FactList("", _severity_prediction_and_promise_facts(found))
-    deltas = [line.cells[1].delta for line in own.lines if line.cells[1].delta is not None]
-    # Each at its own 95%: of twenty that did not change, one is expected to be counted.
-    less, more = sum(one.high < 0 for one in deltas), sum(one.low > 0 for one in deltas)
+    deltas = [line.cells[1].delta for line in undefended.lines if line.cells[1].delta is not None]
+    # Each has its own 95% interval: of twenty unchanged rows, expect one to count.
+    less, more = sum(change.high < 0 for change in deltas), sum(change.low > 0 for change in deltas)
     significant = f"Significantly lower: {less} of {len(deltas)}; higher: {more}"
     return Document(
         title=f"Before and after {to_printable_line(found.by)}",
@@ -207,7 +209,7 @@ def _build_mitigation_document(found: BeforeAfter) -> Document:
             Section("rows", "Leakage", (rows,)),
             Section("utility", "Utility", (cost,)),
             Section("expected", "Severity, prediction and promise", (expected,)),
-            Section("training", "What was done", (Bullets(told),)),
+            Section("training", "What was done", (Bullets(remarks),)),
         ),
         kind="A mitigated model",
         lead="Summary",

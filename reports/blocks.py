@@ -1,5 +1,4 @@
-"""The blocks a report is made of, as plain records. Know neither what they say nor how they are
-drawn.
+"""Define the blocks of a report as plain records, independent of their content and drawing.
 
 The strings are plain text: renderers escape them.
 """
@@ -46,8 +45,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Group:
-    """Rows under one heading. A row shorter than the head ends in a cell that spans what is
-    left."""
+    """Rows under one heading. In a row shorter than the head, the last cell spans the rest."""
 
     title: str
     rows: tuple[tuple[str, ...], ...]
@@ -60,17 +58,15 @@ class Table:
     caption: str
     head: tuple[str, ...]
     groups: tuple[Group, ...]
-    numeric: frozenset[int] = frozenset()  # columns of numbers, set flush right
+    numeric: frozenset[int] = frozenset()  # columns of numbers, right-aligned
     folded: bool = False
-    links: tuple[
-        str, ...
-    ] = ()  # where a page leads to from each row's first cell, over all groups; "": nowhere
+    links: tuple[str, ...] = ()  # link of each row's first cell, over all groups; "": no link
 
 
 @dataclass(frozen=True)
 class ForestSpan:
-    """A number with its interval on the scale of a `Forest`, and the floor it is held against, if
-    there is one."""
+    """A number with its interval on the scale of a `Forest`, and its baseline, if it has a
+    baseline."""
 
     low: float
     value: float
@@ -80,18 +76,19 @@ class ForestSpan:
 
 @dataclass(frozen=True)
 class Forest:
-    """A table with each row's interval drawn beside it. spans: one a row, over all groups; None:
+    """A table with each row's interval drawn next to it. spans: one a row, over all groups; None:
     nothing to draw."""
 
     kind: ClassVar[str] = "forest"
     table: Table
     spans: tuple[ForestSpan | None, ...]
-    low: float = 0.0  # ends of the scale
+    low: float = 0.0  # limits of the scale
     high: float = 1.0
 
     @classmethod
     def of_differences(cls, table: Table, spans: Sequence[ForestSpan | None]) -> Forest:
-        """On a scale with 0 in its middle, that has a width where all differences are 0."""
+        """Return a forest with a scale centred on 0, of nonzero width even if all differences are
+        0."""
         reach = (
             max((abs(end) for span in spans if span for end in (span.low, span.high)), default=0.0)
             or 1.0
@@ -103,16 +100,15 @@ class Forest:
 class PlotPoint:
     x: float
     y: float
-    low: float = math.nan  # of the interval of y; NaN: none
+    low: float = math.nan  # interval of y; NaN: no interval
     high: float = math.nan
-    left: float = math.nan  # of the interval of x
+    left: float = math.nan  # interval of x
     right: float = math.nan
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a plot. kind: what its line style says, where the marker and colour say the
-    label."""
+    """One line of a plot. kind: drawn by the line style; marker and colour show the label."""
 
     label: str
     points: tuple[PlotPoint, ...]
@@ -121,27 +117,27 @@ class Series:
 
 @dataclass(frozen=True)
 class Figure:
-    """A plot of findings or of series, and the numbers behind it (head, groups) for whoever cannot
-    see it."""
+    """A plot of findings or of series, with its numbers (head, groups) for readers who cannot see
+    it."""
 
     id: str
-    plot: str  # a name in reports.plots.PLOTS
+    plot: str  # a key of reports.plots.PLOTS
     title: str
     description: str
     head: tuple[str, ...]
     groups: tuple[Group, ...]
     findings: tuple[Finding, ...] = ()
     series: tuple[Series, ...] = ()
-    text: frozenset[int] = frozenset()  # columns that hold no numbers
-    of: str = ""  # whom the numbers are of, where the title does not say it
-    axes: tuple[str, str] = ("", "")  # what series are drawn over: x, y
-    # what the series would be by chance: a line, and what chance stays under
+    text: frozenset[int] = frozenset()  # columns without numbers
+    of: str = ""  # subject of the numbers, if the title does not name it
+    axes: tuple[str, str] = ("", "")  # axis labels of series: x, y
+    # the series expected by chance: a line, and the upper end of its band
     null: Series | None = None
     labels: tuple[
         tuple[str, str], ...
-    ] = ()  # what its legend says of targets beyond their titles, by name
-    ticks: tuple[str, ...] = ()  # what x = 0, 1, 2, … stand for, where they count something
-    until: float = math.nan  # where on the x axis the shade ends, over models that are as useful
+    ] = ()  # legend labels of targets that add to their titles, by name
+    ticks: tuple[str, ...] = ()  # labels of x = 0, 1, 2, … if they count something
+    until: float = math.nan  # right end of the shade over equally useful models, on the x axis
 
     @property
     def table(self) -> Table:
@@ -179,12 +175,11 @@ class Cards:
 
 @dataclass(frozen=True)
 class Secrets:
-    """Every secret of the run, for a page that can search them. data: what the page's script
-    reads."""
+    """Every secret of the run, for a searchable page. data: input of the page's script."""
 
     kind: ClassVar[str] = "secrets"
     data: Mapping[str, Any]
-    notes: tuple[str, ...]  # what was left out of it, and where that is
+    notes: tuple[str, ...]  # omitted secrets, and where to find them
 
 
 Block = Paragraph | Bullets | FactList | Code | Table | Forest | Figures | Cards | Secrets
@@ -195,12 +190,12 @@ class Section:
     id: str
     title: str
     blocks: tuple[Block, ...]
-    part: str = ""  # of the page: whose question it answers
+    part: str = ""  # part of the page, by its reader
 
 
 @dataclass(frozen=True)
 class TargetSummary:
-    """How severe it is with one target: a word, the reason, and what that means for a release."""
+    """The severity of one target: a word, the reason, and the consequence for a release."""
 
     name: str
     word: str
@@ -214,19 +209,19 @@ class Document:
     facts: Facts
     headline: str
     sections: tuple[Section, ...]
-    verdict: str = ""  # a paragraph under the headline
-    kind: str = ""  # stands above the title, where that does not say it
+    verdict: str = ""  # paragraph under the headline
+    kind: str = ""  # line above the title, if the title does not say it
     lead: str = "Verdict"
     source: str = "Rendered from the run folder alone"
-    answers: Facts = ()  # the verdict by question; in its place where there is room for it
-    warning: str = ""  # that it shows private text; without one, it shows none
-    doubts: tuple[str, ...] = ()  # what forbids a conclusion: said before anything else
-    standings: tuple[TargetSummary, ...] = ()  # in the place of the headline and the verdict
-    rule: str = ""  # by which the words of the standings are chosen
+    answers: Facts = ()  # the verdict by question; replaces it if there is room
+    warning: str = ""  # warning of private text; empty if there is none
+    doubts: tuple[str, ...] = ()  # doubts that forbid a conclusion, shown first
+    standings: tuple[TargetSummary, ...] = ()  # replace the headline and the verdict
+    rule: str = ""  # rule of the severity words
 
     @property
     def parts(self) -> tuple[tuple[str, tuple[Section, ...]], ...]:
-        """Neighbouring sections of one part, in order."""
+        """Return neighbouring sections of one part together, in order."""
         return tuple(
             (part, tuple(sections)) for part, sections in groupby(self.sections, lambda s: s.part)
         )

@@ -1,5 +1,5 @@
-"""What changed since a baseline: one table of a `Comparison` of two runs. Compares nothing itself;
-draws nothing."""
+"""Tabulate the changes since a baseline from a `Comparison` of two runs. Compare and draw nothing
+here."""
 
 from __future__ import annotations
 
@@ -12,41 +12,43 @@ from auditor.reports.blocks import Group, Table
 from auditor.reports.escaping import to_printable_line
 
 _MORE, _LESS, _SAME, _UNKNOWN = "leaks more", "leaks less", "no change shown", "not compared"
-_ORDER = (_MORE, _LESS, _SAME, _UNKNOWN)  # what a reader must not miss comes first
+_ORDER = (_MORE, _LESS, _SAME, _UNKNOWN)  # most important first
 
 
 def headline(comparison: Comparison) -> str:
-    """`1 of 4 configurations leak more, 0 less, 3 show no change; ...`"""
-    found = Counter(_change_direction_label(line.cells[-1]) for line in comparison.lines)
+    """Return `1 of 4 configurations leak more, 0 less, 3 show no change; ...`"""
+    counts = Counter(_change_direction_label(line.cells[-1]) for line in comparison.lines)
     rows = counted(len(comparison.lines), "configuration leaks", "configurations leak")
-    parts = [f"{found[_MORE]} of {rows} more", f"{found[_LESS]} less"]
-    parts += [f"{found[_SAME]} show no change"] if found[_SAME] else []
-    parts += [f"{found[_UNKNOWN]} {_UNKNOWN}"] if found[_UNKNOWN] else []
+    parts = [f"{counts[_MORE]} of {rows} more", f"{counts[_LESS]} less"]
+    parts += [f"{counts[_SAME]} show no change"] if counts[_SAME] else []
+    parts += [f"{counts[_UNKNOWN]} {_UNKNOWN}"] if counts[_UNKNOWN] else []
     return f"{', '.join(parts)}. Paired by secret; each has its own 95% interval."
 
 
 def change_counts_phrase(comparison: Comparison) -> str:
-    """`1 more, 0 less, 3 no change shown`: how many rows, where there is room for a few words."""
-    found = Counter(_change_direction_label(line.cells[-1]) for line in comparison.lines)
-    said = {
-        "more": found[_MORE],
-        "less": found[_LESS],
-        _SAME: found[_SAME],
-        _UNKNOWN: found[_UNKNOWN],
+    """Return `1 more, 0 less, 3 no change shown`: the counts of rows, for narrow places."""
+    counts = Counter(_change_direction_label(line.cells[-1]) for line in comparison.lines)
+    counts_by_label = {
+        "more": counts[_MORE],
+        "less": counts[_LESS],
+        _SAME: counts[_SAME],
+        _UNKNOWN: counts[_UNKNOWN],
     }
-    return ", ".join(f"{n} {what}" for what, n in said.items() if n or what in ("more", "less"))
+    return ", ".join(
+        f"{n} {label}" for label, n in counts_by_label.items() if n or label in ("more", "less")
+    )
 
 
 def paired_change_table(comparison: Comparison) -> Table:
-    """A row each (target, setting, attack): before, now, the paired difference, and what can be
-    said of it."""
+    """Return a row for each (target, setting, attack): before, now, the paired difference, and its
+    direction."""
     head = ("Row", "Metric", "Before", "Now", "Difference", "")
     rows = tuple(map(_baseline_change_row, table_rows_leaking_more_first(comparison)))
     return Table("changes", "What changed", head, (Group("", rows),), frozenset({2, 3, 4}))
 
 
 def table_rows_leaking_more_first(comparison: Comparison) -> list[ComparisonRow]:
-    """The lines as the table has them: what leaks more first."""
+    """Return the lines in table order: those that leak more first."""
     return sorted(
         comparison.lines, key=lambda line: _ORDER.index(_change_direction_label(line.cells[-1]))
     )

@@ -1,8 +1,6 @@
-"""What is claimed of each model, and whether any audit speaks against it: the sentence, and the
-table.
+"""Describe the claim of each model, and the audits for or against it: the sentence, and the table.
 
-Knows how a claim stands (`records.claims`) and the words for it. No model is ever said to be
-private.
+Takes each verdict from `conclusions.claims` and words it. No text here calls a model private.
 """
 
 from __future__ import annotations
@@ -24,16 +22,17 @@ from auditor.statistics.bounds import LEVEL
 
 
 def claims_to_report(result: AuditResult) -> list[ClaimEvidence]:
-    """How the claim stands of every target with a claim, a nominal ε or an audit."""
-    found = (weigh_claim_against_audits(result, target) for target in result.targets)
-    return [stands for stands in found if stands.has_anything_to_report]
+    """Return the evidence for every target with a claim, a nominal ε or an audit."""
+    evidence = (weigh_claim_against_audits(result, target) for target in result.targets)
+    return [stands for stands in evidence if stands.has_anything_to_report]
 
 
 def claim_verdict_sentence(stands: ClaimEvidence) -> str:
-    """`DP-SGD: claimed ε 1.00 (...); audited ε ≥ 0.42 (...), provable at best 5.79: consistent.`"""
+    """Return `DP-SGD: claimed ε 1.00 (...); audited ε ≥ 0.42 (...), provable at best 5.79:
+    consistent.`"""
     parts = [
         f"{stands.target.title}: {_claimed_epsilon_sentence(stands)}",
-        *(f"seen to fail ({why})" for why in stands.refuted),
+        *(f"seen to fail ({reason})" for reason in stands.refuted),
     ]
     parts += [_audited_bound_sentence(stands, bound) for bound in stands.bounds]
     parts += [
@@ -46,7 +45,7 @@ def claim_verdict_sentence(stands: ClaimEvidence) -> str:
 
 
 def claim_summary_phrase(stands: ClaimEvidence) -> str:
-    """`PMixED: claimed ε 8 (zero-out, shard, δ 1e-5); 6,400 drawn tokens, all spent; not
+    """Return `PMixED: claimed ε 8 (zero-out, shard, δ 1e-5); 6,400 drawn tokens, all spent; not
     audited`"""
     claim = stands.target.claim
     covers = (
@@ -54,14 +53,14 @@ def claim_summary_phrase(stands: ClaimEvidence) -> str:
         if claim
         else ()
     )
-    why = f" ({'; '.join(stands.refuted)})" if stands.refuted else ""
+    reasons = f" ({'; '.join(stands.refuted)})" if stands.refuted else ""
     opening = f"{stands.target.title}: {_claimed_epsilon_sentence(stands)}"
-    return f"{'; '.join(filter(None, (opening, *covers, claim_verdict_phrase(stands))))}{why}"
+    return f"{'; '.join(filter(None, (opening, *covers, claim_verdict_phrase(stands))))}{reasons}"
 
 
 def claim_verdict_phrase(stands: ClaimEvidence) -> str:
-    """The verdict. "Consistent" comes with the smallest violation that such an audit mostly
-    catches."""
+    """Return the verdict; after "consistent", the smallest violation that such an audit mostly
+    detects."""
     if stands.verdict is None:
         return "not audited"
     strongest = stands.most_sensitive_bound if stands.verdict == CONSISTENT else None
@@ -82,34 +81,35 @@ def claim_verdict_phrase(stands: ClaimEvidence) -> str:
 
 def _claimed_epsilon_sentence(stands: ClaimEvidence) -> str:
     claim, nominal = stands.target.claim, stands.nominal
-    beside = (
+    nominal_phrase = (
         ""
         if nominal is None
         else f"; nominal ε {phrases.format_number(nominal)}, which is no claim"
     )
     if claim is None:
-        return f"it claims no ε{beside}"
+        return f"it claims no ε{nominal_phrase}"
     number = phrases.format_number
     epsilon = (
         "it claims no finite ε" if stands.claimed is None else f"claimed ε {number(stands.claimed)}"
     )
     terms = f"{phrases.relation_label(claim.relation)}, {claim.unit}, δ {number(claim.delta)}"
-    return f"{epsilon} ({terms}){beside}"
+    return f"{epsilon} ({terms}){nominal_phrase}"
 
 
 def _audited_bound_sentence(stands: ClaimEvidence, bound: BoundAgainstClaim) -> str:
-    """An audit with its level, and the ε promised of its game where that is not the claimed one."""
+    """Return an audit with its level, and the ε promised for its game if it differs from the
+    claimed ε."""
     audit, number = bound.audit, phrases.format_number
     differs = stands.claimed is not None and bound.promised != stands.claimed
-    of = f", against ε {number(bound.promised)} of one {audit.unit}" if differs else ""
+    against = f", against ε {number(bound.promised)} of one {audit.unit}" if differs else ""
     shared = f", one of {len(stands.bounds)} audits" if len(stands.bounds) > 1 else ""
-    # level: the share of LEVEL that this audit has (Bonferroni over all audits of the model).
+    # level: the part of LEVEL for this audit (Bonferroni over all audits of the model).
     game = (
         f"{bound.row.attack}, {phrases.relation_label(audit.relation)}, {audit.unit}, δ "
         f"{number(audit.delta)}, {audit.right:,} of {audit.guesses:,} guesses right, "
         f"{audit.canaries_or_games_label}, one-sided {100 * (1 - audit.level):.4g}%{shared}"
     )
-    # Where no audit could have proved more than the promise, "provable at best" says so by itself.
+    # If no audit could have proved more than the promise, "provable at best" says so.
     weak = (
         f", but {bound.powerless_reason}"
         if bound.powerless_reason and audit.best > bound.promised
@@ -117,16 +117,17 @@ def _audited_bound_sentence(stands: ClaimEvidence, bound: BoundAgainstClaim) -> 
     )
     return (
         f"audited ε ≥ {number(audit.epsilon)} ({game}), provable at best "
-        f"{number(audit.best)}{of}{weak}"
+        f"{number(audit.best)}{against}{weak}"
     )
 
 
 def _not_audited_sentence(stands: ClaimEvidence) -> str:
-    """That nothing was audited, or nothing to judge; and which command would audit it."""
+    """Return that nothing was audited, or nothing can be judged, and the command that would audit
+    it."""
     if stands.bounds:  # audited, but with neither a claim nor a nominal ε
         return "there is nothing to hold it to"
-    why = f" ({'; '.join(stands.unmeasured)})" if stands.unmeasured else ""
-    what = (
+    reasons = f" ({'; '.join(stands.unmeasured)})" if stands.unmeasured else ""
+    subject = (
         "this claim"
         if stands.claimed is not None
         else "this ε"
@@ -134,12 +135,12 @@ def _not_audited_sentence(stands: ClaimEvidence) -> str:
         else "it"
     )
     would = f": `audit run --attack {stands.usual}` would" if stands.usual else ""
-    return f"{what} was not audited{why}{would}"
+    return f"{subject} was not audited{reasons}{would}"
 
 
 def claim_audit_table(result: AuditResult) -> Table | None:
-    """A line for each audit of each target, those that the claim is not held to and the missing
-    ones too."""
+    """Return a line for each audit of each target, including audits that do not judge the claim and
+    missing audits."""
     groups = tuple(
         Group(stands.target.title, _claim_audit_rows(stands)) for stands in claims_to_report(result)
     )
@@ -172,7 +173,7 @@ def _claim_audit_rows(stands: ClaimEvidence) -> tuple[tuple[str, ...], ...]:
     )
     lines = [(bound.row.attack, bound.audit, end) for bound in stands.bounds]
     lines += [(other.row.attack, other.audit, other.why) for other in stands.unheld]
-    told = tuple(
+    rows = tuple(
         (
             claimed,
             nominal,
@@ -180,11 +181,11 @@ def _claim_audit_rows(stands: ClaimEvidence) -> tuple[tuple[str, ...], ...]:
             number(a.epsilon),
             number(a.best),
             f"{a.canaries:,}",
-            why,
+            remark,
         )
-        for attack, a, why in lines
+        for attack, a, remark in lines
     )
     if stands.bounds:
-        return told
-    how = "seen to fail" if stands.refuted else "none"
-    return (*told, (claimed, nominal, how, nothing, nothing, nothing, end))
+        return rows
+    audit = "seen to fail" if stands.refuted else "none"
+    return (*rows, (claimed, nominal, audit, nothing, nothing, nothing, end))

@@ -1,6 +1,7 @@
-"""Runs side by side: terminal, Markdown, HTML and CSV of one `Comparison`. Compares nothing itself.
+"""Render runs side by side: terminal, Markdown, HTML and CSV of one `Comparison`. Compare nothing
+here.
 
-Names are cleaned of control characters; each renderer escapes them.
+Names are free of control characters; each renderer escapes them.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ NOTE = (
 
 
 def terminal_comparison_blocks(comparison: Comparison) -> Iterator[RichTable | Text]:
-    """A block of lines for each row: any number of runs fits a narrow terminal."""
+    """Yield a block of lines for each row, so that any number of runs fits a narrow terminal."""
     names = list(map(to_printable_line, comparison.runs))
-    said = [
+    blocks = [
         [(name, *_run_table_cells_with_change_to_first(line, i)) for i, name in enumerate(names)]
         for line in comparison.lines
     ]
-    # Over all blocks, so that columns line up from one to the next; what is wider than 30 may fold.
+    # Over all blocks, so that columns align between blocks; text wider than 30 may fold.
     widths = [
         max(map(len, column))
-        for column in zip(*(row for rows in said for row in rows), strict=True)
+        for column in zip(*(row for rows in blocks for row in rows), strict=True)
     ]
-    for line, rows in zip(comparison.lines, said, strict=True):
+    for line, rows in zip(comparison.lines, blocks, strict=True):
         yield Text(
             f"{to_printable_line(line.row.title)}: {phrases.metric_label(line.metric)}",
             style="bold cyan",
@@ -56,12 +57,12 @@ def comparison_markdown(comparison: Comparison) -> str:
 
 
 def render_comparison_page(comparison: Comparison) -> str:
-    """One HTML page that loads nothing."""
+    """Return one HTML page that loads nothing."""
     return html.render_html_document(_build_comparison_document(comparison))
 
 
 def comparison_csv(comparison: Comparison) -> str:
-    """CSV: one line a row, metric and run; numbers as they are, shares as fractions."""
+    """Return CSV with a line for each row, metric and run; raw numbers, shares as fractions."""
     head: tuple[str, ...] = (
         "target",
         "setting",
@@ -87,7 +88,7 @@ def _comparison_csv_rows(comparison: Comparison) -> Iterator[tuple[object, ...]]
 
 
 def side_by_side_table(comparison: Comparison) -> Table:
-    """A row a configuration and metric, a column a run."""
+    """Return a table with a row for each configuration and metric, and a column for each run."""
     body = tuple(
         (
             to_printable_line(line.row.title),
@@ -107,7 +108,7 @@ def side_by_side_table(comparison: Comparison) -> Table:
 
 def _build_comparison_document(comparison: Comparison) -> Document:
     marks = sum(line.best is not None for line in comparison.lines)
-    of = counted(len(comparison.lines), "configuration has", "configurations have")
+    total = counted(len(comparison.lines), "configuration has", "configurations have")
     rows = side_by_side_table(comparison) if comparison.lines else Paragraph("No row was measured.")
     return Document(
         title=" · ".join(map(to_printable_line, comparison.runs)),
@@ -115,7 +116,7 @@ def _build_comparison_document(comparison: Comparison) -> Document:
             ("Secrets", to_printable_line(comparison.secrets)),
             ("Runs", str(len(comparison.runs))),
         ),
-        headline=f"{marks} of {of} a run that leaks significantly less than all others.",
+        headline=f"{marks} of {total} a run that leaks significantly less than all others.",
         verdict=NOTE,
         sections=(Section("rows", "Rows", (rows,)),),
         kind="Privacy audits side by side",
@@ -127,7 +128,7 @@ def _build_comparison_document(comparison: Comparison) -> Document:
 def _run_table_cells_with_change_to_first(
     line: ComparisonRow, i: int, what: str = ""
 ) -> tuple[str, str, str]:
-    """Cells: the number; its difference to the first run behind `what`, or why there is none;
+    """Return the number; after `what`, its difference to the first run or why it is missing;
     whether it is best."""
     cell = line.cells[i]
     delta = (

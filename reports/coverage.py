@@ -1,5 +1,5 @@
-"""What was audited of what was given, and what was extracted by copies: "n of N", in words. Knows a
-record alone."""
+"""Describe the audited part of the given records, and extraction by copies: "n of N", in words.
+Uses only a result."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from auditor.reports import escaping, phrases
 
 
 def stratum_sentence_part(stratum: Stratum) -> str:
-    """Return `all 14 records that occur 16 times are recited`, of those asked; `3 of the 12 asked
-    records that ...`."""
+    """Return `all 14 records that occur 16 times are recited` if all were attacked; else `3 of the
+    12 asked records that ...`."""
     m = stratum.extracted
     often = f"that {'occurs' if m.n == 1 else 'occur'} {counted(stratum.copies or 1, 'time')}"
     return _recited_phrase(m, often, is_whole=m.n == stratum.population)
 
 
 def group_sentence_part(group: tuple[str, Measurement]) -> str:
-    """Return `all 36 records of the group wanted are recited`. group: its name and what was
-    extracted of it."""
+    """Return `all 36 records of the group wanted are recited`. group: its name and its
+    extraction."""
     name, m = group
     return _recited_phrase(m, f"of the group {escaping.to_printable_line(name)}", is_whole=True)
 
@@ -36,8 +36,8 @@ def _recited_phrase(m: Measurement, which: str, *, is_whole: bool) -> str:
 
 
 def strata_label(finding: Finding) -> str:
-    """Return `16 copies: 14 of 14; 1 copy: 0 of 27 asked, of 121`, most copies first; "": not
-    counted by copies."""
+    """Return `16 copies: 14 of 14; 1 copy: 0 of 27 asked, of 121`, most copies first; "" if copies
+    were not counted."""
     parts = []
     for stratum in finding.strata:
         copies = (
@@ -55,29 +55,30 @@ def strata_label(finding: Finding) -> str:
 
 
 def audited_of_given(result: AuditResult) -> str:
-    """Return `41 of 150`, the records audited of those given; "": not counted."""
+    """Return `41 of 150`, the audited and the given records; "" if not counted."""
     counts = result.benchmark.records.get("members")
     return "" if counts is None else f"{counts.audited:,} of {counts.given:,}"
 
 
 def coverage_label(result: AuditResult) -> str:
-    """Return `41 of 150 records audited (94 not asked for lack of time, 15 auxiliary data)`; "":
+    """Return `41 of 150 records audited (94 not asked for lack of time, 15 auxiliary data)`; "" if
     not counted."""
     counts = result.benchmark.records.get("members")
     if counts is None:
         return ""
     rules = {"identical copies": counts.copies, **counts.left_out, **counts.not_attacked}
-    left = ", ".join(f"{n:,} {why}" for why, n in rules.items() if n)
+    rest = ", ".join(f"{n:,} {rule}" for rule, n in rules.items() if n)
     tokens = ""
-    if counts.attacked_tokens < counts.tokens:  # of a short record half is the prefix
+    if counts.attacked_tokens < counts.tokens:  # half of a short record is the prefix
         tokens = f", {counts.attacked_tokens / counts.tokens:.0%} of their tokens attacked"
-    return f"{audited_of_given(result)} records audited{tokens}{f' ({left})' if left else ''}"
+    return f"{audited_of_given(result)} records audited{tokens}{f' ({rest})' if rest else ''}"
 
 
 def attacks_that_did_not_run(result: AuditResult) -> list[str]:
-    """Return `Ethicist did not run on Undefended, white-box: WHY.` of each attack and target.
+    """Return `Ethicist did not run on Undefended, white-box: WHY.` for each attack and target.
 
-    Without an access: with none. What only less than the widest access kept it from is not said.
+    Omits the access if the attack ran at no access. Limits of accesses below the widest are not
+    reported.
     """
     ran = {(f.target, f.attack) for f in result.findings if _has_run(f)}
     widest = list(phrases.SETTINGS)[-1]
@@ -90,31 +91,32 @@ def attacks_that_did_not_run(result: AuditResult) -> list[str]:
         key = (finding.attack, access, finding.not_applicable)
         targets.setdefault(key, {})[phrases.target_title(result, finding.target)] = None
     return [
-        f"{attack[:1].upper()}{attack[1:]} did not run on {', '.join(titles)}{access}: {why}."
-        for (attack, access, why), titles in targets.items()
+        f"{attack[:1].upper()}{attack[1:]} did not run on {', '.join(titles)}{access}: {reason}."
+        for (attack, access, reason), titles in targets.items()
     ]
 
 
 def _has_run(finding: Finding) -> bool:
-    """Return whether an attack asked its target anything; its answers may tell nothing."""
+    """Return whether an attack queried its target, even if the answers were not informative."""
     return not finding.not_applicable or finding.seconds > 0
 
 
 def attacks_without_any_row(result: AuditResult) -> dict[str, str]:
-    """Return each attack that asked no target anything, with the reason."""
+    """Return each attack that queried no target, with the reason."""
     ran = {f.attack for f in result.findings if _has_run(f)}
     return {f.attack: f.not_applicable for f in result.findings if f.attack not in ran}
 
 
 def phrases_by_copies(finding: Finding, whose: str) -> list[str]:
-    """Return what was recited by copies and, if not all were asked, of how many of all that is."""
+    """Return the extraction by copies and, if only a sample was attacked, its share of all
+    records."""
     of_all = weighted_share_phrase(finding)
     return [f"recited by copies: {strata_label(finding)} {whose}", *([of_all] if of_all else [])]
 
 
 def asked_sentence(result: AuditResult) -> str:
-    """Return `41 of 135 records were asked, all 12 that occur more than once.`; "": all were, or
-    nobody counted."""
+    """Return `41 of 135 records were asked, all 12 that occur more than once.`; "" if all were
+    attacked, or not counted."""
     counts = result.benchmark.records.get("members")
     if counts is None or not counts.by_copies or counts.audited == sum(counts.by_copies.values()):
         return ""
@@ -124,18 +126,18 @@ def asked_sentence(result: AuditResult) -> str:
 
 
 def weighted_share_phrase(finding: Finding) -> str:
-    """Return `of all 135 records 8.9% [8.9-17.8], weighted by copies`; "": all were asked, or
-    nobody counted."""
-    whole = weighted_extracted_share(finding)
-    if whole is None or not is_asked_in_part(finding):
+    """Return `of all 135 records 8.9% [8.9-17.8], weighted by copies`; "" if all were attacked, or
+    not counted."""
+    share = weighted_extracted_share(finding)
+    if share is None or not is_asked_in_part(finding):
         return ""
-    between = f"{phrases.format_percent(whole.low)}% to {phrases.format_percent(whole.high)}%"
-    return f"of all {whole.n:,} records {between} (95%, weighted by copies)"
+    between = f"{phrases.format_percent(share.low)}% to {phrases.format_percent(share.high)}%"
+    return f"of all {share.n:,} records {between} (95%, weighted by copies)"
 
 
 def reached_label(result: AuditResult) -> str:
-    """Return `41 of 135 records, all 12 that occur more than once`: asked, of those that could be;
-    "": not counted."""
+    """Return `41 of 135 records, all 12 that occur more than once`: attacked, of the eligible
+    records; "" if not counted."""
     counts = result.benchmark.records.get("members")
     if counts is None or not counts.by_copies:
         return ""
@@ -144,13 +146,17 @@ def reached_label(result: AuditResult) -> str:
     of_copied = ""
     if copied:
         n_asked, n_copied = sum(s.extracted.n for s in copied), sum(s.population for s in copied)
-        which = f"all {n_copied:,}" if n_asked == n_copied else f"{n_asked:,} of the {n_copied:,}"
-        of_copied = f", {which} that {'occurs' if n_copied == 1 else 'occur'} more than once"
+        copied_phrase = (
+            f"all {n_copied:,}" if n_asked == n_copied else f"{n_asked:,} of the {n_copied:,}"
+        )
+        of_copied = (
+            f", {copied_phrase} that {'occurs' if n_copied == 1 else 'occur'} more than once"
+        )
     return f"{counts.audited:,} of {sum(counts.by_copies.values()):,} records{of_copied}"
 
 
 def progress_line(result: AuditResult) -> str:
-    """Return a line for whoever waits: what was asked until now, and what was recited of it."""
+    """Return a progress line: the records attacked until now, and those recited."""
     measured = [f for f in result.findings if f.strata]
     if not measured:
         return f"{result.benchmark.members:,} records asked"

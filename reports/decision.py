@@ -1,5 +1,4 @@
-"""A gate's decision as terminal lines, Markdown and JUnit XML. Decides nothing: it reads the
-`Decision`."""
+"""Render a gate's `Decision` as terminal lines, Markdown and JUnit XML. Decide nothing here."""
 
 from __future__ import annotations
 
@@ -12,13 +11,13 @@ from auditor.reports.escaping import escape_for_markdown, to_printable_line
 from auditor.reports.markdown import truncated_table_markdown
 from auditor.reports.phrases import NOTHING, shorten
 
-# sentences below the table, and characters of one: the rest is in the JUnit file
+# sentences below the table, and characters of each: the JUnit file has the rest
 _MOST_SAID, _LONGEST = (
     10,
     300,
 )
 _WORST = ("failed", "inconclusive", "held")
-# The head of a table of rulings, and which of its columns hold numbers.
+# The head of a table of rulings, and its columns of numbers.
 HEAD = (
     "Row",
     "Rule",
@@ -32,8 +31,8 @@ NUMERIC = frozenset({2, 3, 4, 5})
 
 
 def ruling_terminal_lines(decision: Decision) -> Iterator[str]:
-    """What was judged, one line a ruling, the verdict. Cleaned: names come from plug-ins and
-    files."""
+    """Yield the subject, one line a ruling, and the verdict. Names from plug-ins and files are
+    cleaned."""
     if decision.about:
         yield to_printable_line(decision.about)
     if decision.baseline and not any("baseline" in ruling.rule for ruling in decision.rulings):
@@ -46,23 +45,23 @@ def ruling_terminal_lines(decision: Decision) -> Iterator[str]:
 
 
 def decision_markdown(decision: Decision) -> str:
-    """Fit for a pull request or a job summary: the verdict and a row a ruling, the worst first,
-    GitHub-flavoured.
+    """Return GitHub-flavoured Markdown for a pull request or job summary: the verdict, then a row a
+    ruling, worst first.
 
-    As many rows as fit a comment beside a report; the verdict counts them all.
+    It has as many rows as fit a comment next to a report; the verdict counts them all.
     """
     title = _printable_and_shortened(decision.run) + (
         f" against {_printable_and_shortened(decision.baseline)}" if decision.baseline else ""
     )
     parts = [f"## Leakage {escape_for_markdown(decision.headline)}", escape_for_markdown(title)]
     parts += [escape_for_markdown(_printable_and_shortened(decision.about))]
-    if found := ruling_table_rows(decision):
-        parts += [truncated_table_markdown(Table("gate", "", HEAD, (Group("", found),), NUMERIC))]
-    # The table has no column of reasons: they are needed where it has no numbers either.
-    said = [f"{r.cell_title}: {r.reason}" for r in _rulings_in_report_order(decision) if not r.n][
-        :_MOST_SAID
-    ]
-    parts += [f"- {escape_for_markdown(_printable_and_shortened(text))}" for text in said]
+    if rows := ruling_table_rows(decision):
+        parts += [truncated_table_markdown(Table("gate", "", HEAD, (Group("", rows),), NUMERIC))]
+    # The table has no column of reasons: list them for rows without numbers.
+    reasons = [
+        f"{r.cell_title}: {r.reason}" for r in _rulings_in_report_order(decision) if not r.n
+    ][:_MOST_SAID]
+    parts += [f"- {escape_for_markdown(_printable_and_shortened(text))}" for text in reasons]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -71,7 +70,7 @@ def _printable_and_shortened(text: str) -> str:
 
 
 def ruling_table_rows(decision: Decision) -> tuple[tuple[str, ...], ...]:
-    """A row a ruling under HEAD, the worst first."""
+    """Return a row for each ruling under HEAD, the worst first."""
     return tuple(map(_ruling_table_cells, _rulings_in_report_order(decision)))
 
 
@@ -87,13 +86,13 @@ def _ruling_table_cells(ruling: Ruling) -> tuple[str, ...]:
 
 
 def decision_junit_xml(decision: Decision) -> str:
-    """A test case a ruling; the suite has a failure or an error exactly where the exit code is not
-    0.
+    """Return a test case for each ruling; the suite has a failure or an error if and only if the
+    exit code is not 0.
 
-    Inconclusive: an error where it counts, skipped where it is let pass.
+    Inconclusive: an error if it counts, skipped if it may pass.
     """
     cases = [_ruling_junit_test_case(decision, ruling) for ruling in decision.rulings]
-    # Programs that read JUnit take a suite without cases for passed.
+    # JUnit readers count a suite without cases as passed.
     if not cases:
         cases = [ET.Element("testcase", {"classname": "run", "name": "gate", "time": "0"})]
         nothing = "nothing was judged"
@@ -102,22 +101,22 @@ def decision_junit_xml(decision: Decision) -> str:
 
 
 def junit_xml(program: str, suite: str, cases: Sequence[ET.Element]) -> str:
-    """One suite of these test cases, with their totals."""
+    """Return one suite of these test cases, with their totals."""
     totals = {"tests": str(len(cases))}
     for kind, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
         totals[name] = str(sum(case.find(kind) is not None for case in cases))
     root = ET.Element("testsuites", {"name": program, **totals})
     ET.SubElement(root, "testsuite", {"name": suite, **totals}).extend(cases)
     ET.indent(root)
-    # The declaration says utf-8 all the same: the text has to be written as that.
+    # The declaration names utf-8 regardless: write the text in that encoding.
     return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
 def _ruling_junit_test_case(decision: Decision, ruling: Ruling) -> ET.Element:
-    # XML 1.0 has no control characters, and ElementTree would write them all the same.
+    # XML 1.0 forbids control characters, and ElementTree would write them.
     row, rule, reason = map(to_printable_line, (ruling.cell_title, ruling.rule, ruling.reason))
     case = ET.Element("testcase", {"classname": row, "name": rule, "time": "0"})
-    # the reason is both attribute and text: GitHub's readers show the one, GitLab's the other
+    # the reason is both attribute and text: GitHub's readers show the first, GitLab's the second
     if element := {"failed": "failure", "inconclusive": "error"}.get(
         decision.resolve_verdict(ruling)
     ):

@@ -1,4 +1,5 @@
-"""Examines stores for what a deletion left: a copy, layer by layer, and one verdict of all."""
+"""Examine a copy of each store for leftovers of a deletion, layer by layer, and give one
+verdict."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from auditor.erasure.windows import VECTORS
 
 @dataclass(frozen=True)
 class Erasure:
-    """What all stores show. facts: by store, the versions that the verdicts hold for."""
+    """The results of all stores. facts: per store, the versions that the verdicts hold for."""
 
     n_deleted: int
     n_control: int
@@ -31,7 +32,8 @@ class Erasure:
 
     @property
     def verdict(self) -> str:
-        """The worst of all; a layer where nothing can be seen counts if no other layer shows it."""
+        """Return the worst verdict. A layer that cannot tell counts only if no other layer shows
+        text."""
         verdicts = {verdict.verdict for verdict in self.verdicts}
         return next(word for word in (STILL_THERE, CANNOT_TELL, GONE) if word in verdicts)
 
@@ -44,7 +46,7 @@ def examine_stores(
     given: Sequence[str], records: ErasureRecords, tell: Callable[[str], None]
 ) -> Erasure:
     """Judge each layer of each store, `PATH` or `KIND:PATH`. Raises AuditError."""
-    kinds = [find_store_kind(one) for one in given]
+    kinds = [find_store_kind(argument) for argument in given]
     verdicts, facts = list[LayerVerdict](), dict[str, tuple[str, ...]]()
     for kind, path in kinds:
         with scratch_folder(Path(tempfile.gettempdir()), "audit-erase") as scratch:
@@ -81,22 +83,24 @@ def _judge_store(
     for kind, files in unseen.items():
         yield _report_unseen(label, kind, files)
     if store.package and not store.package_version:
-        why = f"{store.package} is not installed ({INSTALL})"
-        yield LayerVerdict(label, "what its library returns", "text", CANNOT_TELL, 0, {}, 0, 0, why)
+        reason = f"{store.package} is not installed ({INSTALL})"
+        yield LayerVerdict(
+            label, "what its library returns", "text", CANNOT_TELL, 0, {}, 0, 0, reason
+        )
 
 
 def _list_layers(store: Store, records: ErasureRecords) -> Iterator[Layer]:
     yield from store.list_layers()
     searches = type(store).search_nearest is not Store.search_nearest
     if searches and records.with_vectors and store.package_version:
-        # A target without a vector of its own still gets a direction, so that all are asked once.
+        # A target without a vector still gets a direction, so that all are searched at once.
         directions = np.nan_to_num(records.directions, nan=1.0)
-        read = partial(store.search_nearest, directions)
-        yield Layer("nearest neighbours", read, (VECTORS,))
+        read_nearest = partial(store.search_nearest, directions)
+        yield Layer("nearest neighbours", read_nearest, (VECTORS,))
 
 
 def _report_unseen(label: str, kind: str, files: Sequence[str]) -> LayerVerdict:
     """Return one verdict for all files in which no record is seen."""
     names = ", ".join(files[:3]) + (f" and {len(files) - 3:,} more" if len(files) > 3 else "")
-    why = "no kept record is seen there: none of them is there, or compressed or encrypted"
-    return LayerVerdict(label, f"{BYTES}{names}", kind, CANNOT_TELL, 0, {}, 0, 0, why)
+    reason = "no kept record is seen there: none of them is there, or compressed or encrypted"
+    return LayerVerdict(label, f"{BYTES}{names}", kind, CANNOT_TELL, 0, {}, 0, 0, reason)

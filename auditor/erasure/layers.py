@@ -1,6 +1,6 @@
-"""Layers of a store and the verdict of each: gone, still there, or cannot tell.
+"""Judge the layers of a store: gone, still there, or cannot tell.
 
-The control decides: where kept records are not seen, nothing that is not seen is gone.
+The control decides: if kept records are not found in a layer, absence there proves nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from auditor.statistics.judging import compute_near_verbatim_limit
 
 GONE, STILL_THERE, CANNOT_TELL = "gone", "still there", "cannot tell"
 NEAR = "near-verbatim text"
-SEEN = 0.9  # share of the control that is seen where what is not seen is gone
+SEEN = 0.9  # share of the control to find before absence counts as gone
 _PASSAGE = 10  # words
-_MOST_TEXTS = 20_000  # other texts that are compared word by word
+_MOST_TEXTS = 20_000  # non-record texts to compare word by word
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class Piece:
 
     place: str
     content: bytes | Sequence[str] | NDArray[np.float64]
-    start: int = 0  # of bytes, in their file
+    start: int = 0  # offset of bytes in their file
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One way into a store. kinds: what may be seen there.
+    """One way to read a store. kinds: the kinds of content it may show.
 
-    locate: names the table of a place in a file; other_texts: whether texts that are no records
-    may be derived from one.
+    locate: names the table at a byte offset of a file; other_texts: whether the layer may hold
+    texts derived from a record.
     """
 
     name: str
@@ -52,8 +52,9 @@ class Layer:
 
 @dataclass(frozen=True)
 class LayerVerdict:
-    """What a layer shows of one kind. leftovers: by name of the record, how it is written and
-    where; n_deleted, n_control: records that could be seen, by windows or vectors of their own."""
+    """The verdict of a layer for one kind of content. leftovers: the form and place of each record,
+    by its name; n_deleted, n_control: records with unique windows or vectors, which a search can
+    find."""
 
     store: str
     layer: str
@@ -68,7 +69,7 @@ class LayerVerdict:
 
     @property
     def least_sight(self) -> float:
-        """The exact 95% lower bound of the share of records like the control that are seen."""
+        """Return the exact 95% lower bound of the share of control-like records that are found."""
         return clopper_pearson(self.n_control_seen, self.n_control)[0]
 
     @property
@@ -78,7 +79,7 @@ class LayerVerdict:
 
 @dataclass
 class _Sightings:
-    """Where each record was seen, by kind; and texts that are no kept record."""
+    """The place of each record, by kind, and the texts that are not kept records."""
 
     places: dict[str, dict[int, str]] = field(default_factory=dict)
     other_texts: dict[str, None] = field(default_factory=dict)
@@ -135,12 +136,12 @@ def _gather_other_texts(
 
 
 def _look_for_vectors(piece: Piece, records: ErasureRecords, sightings: _Sightings) -> None:
-    """Compare directions: libraries return a vector with another length, or rounded."""
+    """Compare directions: libraries rescale or round the vectors that they return."""
     vectors = np.asarray(piece.content, dtype=np.float64)
     if vectors.ndim != 2 or vectors.shape[1] != records.directions.shape[1]:
         return
     cosines = find_likest(records.directions, vectors, [-1] * len(vectors))
-    # As like as another record's vector is no sign of this one.
+    # A vector equally close to another record's vector is no evidence of this record.
     is_there = (cosines >= ALIKE) & (cosines > records.likest + 1e-6)
     for record in np.flatnonzero(is_there).tolist():
         sightings.add(VECTORS, record, piece.place)
@@ -154,32 +155,35 @@ def _judge(
     possible: frozenset[int],
     records: ErasureRecords,
 ) -> LayerVerdict:
-    """Decide by the deleted records that are seen, and by the share of the control that is seen."""
+    """Decide by the deleted records found, and by the share of the control found."""
     deleted = possible & records.deleted
     control = possible - records.deleted
     leftovers = {records.targets[i].name: places[i] for i in sorted(deleted & set(places))}
     n_seen = len(control & set(places))
-    verdict, why = GONE, ""
+    verdict, reason = GONE, ""
     if leftovers:
         verdict = STILL_THERE
     elif not deleted:
-        verdict, why = CANNOT_TELL, f"no deleted record has {kind} that no other record has"
+        verdict, reason = CANNOT_TELL, f"no deleted record has {kind} that no other record has"
     elif len(control) < LEAST:
-        verdict, why = CANNOT_TELL, f"{len(control)} kept records to look for, {LEAST} are needed"
+        verdict, reason = (
+            CANNOT_TELL,
+            f"{len(control)} kept records to look for, {LEAST} are needed",
+        )
     elif n_seen < SEEN * len(control):
-        verdict, why = CANNOT_TELL, f"{n_seen} of {len(control)} kept records are seen there"
+        verdict, reason = CANNOT_TELL, f"{n_seen} of {len(control)} kept records are seen there"
     return LayerVerdict(
-        store, layer, kind, verdict, len(deleted), leftovers, len(control), n_seen, why
+        store, layer, kind, verdict, len(deleted), leftovers, len(control), n_seen, reason
     )
 
 
 def _judge_other_texts(
     store: str, layer: Layer, sightings: _Sightings, records: ErasureRecords
 ) -> list[LayerVerdict]:
-    """Look for passages of records in texts that are no record, such as summaries of them.
+    """Look for passages of records in texts that are not records, such as summaries.
 
-    Texts of the control are looked through as well: the control must be seen. Deleted records whose
-    text is seen in the layer are left out.
+    Texts of the control are searched too, because the control must be found. Deleted records whose
+    text is in the layer are left out.
     """
     texts = list(sightings.other_texts)
     verbatim = records.deleted & set(sightings.places.get(TEXT, {}))
@@ -203,6 +207,6 @@ def _judge_other_texts(
     possible = frozenset(i for i, _ in long) - verbatim
     verdict = _judge(store, layer.name, NEAR, places, possible, records)
     if verdict.verdict == GONE and len(texts) > _MOST_TEXTS:
-        why = f"more than {_MOST_TEXTS:,} texts there are none of --kept"
-        verdict = replace(verdict, verdict=CANNOT_TELL, why=why)
+        reason = f"more than {_MOST_TEXTS:,} texts there are none of --kept"
+        verdict = replace(verdict, verdict=CANNOT_TELL, why=reason)
     return [verdict] if verdict.n_deleted else []

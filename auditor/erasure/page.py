@@ -1,4 +1,5 @@
-"""An erasure as lines for a terminal, a page and JSON. Decides nothing; shows no record's text."""
+"""Render an erasure as terminal lines, a page and JSON. Decide nothing and show no record's
+text."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ def list_terminal_lines(erasure: Erasure) -> Iterator[str]:
     """Yield the verdict, the layers with the worst first, and the limits."""
     yield f"RESULT  {state_result(erasure)}"
     for verdict in sort_verdicts(erasure):
-        where = f"{verdict.store}, {verdict.layer}, {verdict.kind}"
-        yield f"{_LABELS[verdict.verdict]}  {where}: {describe_verdict(verdict)}"
+        place = f"{verdict.store}, {verdict.layer}, {verdict.kind}"
+        yield f"{_LABELS[verdict.verdict]}  {place}: {describe_verdict(verdict)}"
         if verdict.leftovers:
             yield f"        where: {list_places(verdict)}"
             yield f"        which: {list_names(verdict)}"
@@ -59,13 +60,14 @@ def sort_verdicts(erasure: Erasure) -> list[LayerVerdict]:
 
 
 def describe_verdict(verdict: LayerVerdict) -> str:
-    """Return the counts of deleted and kept records that are seen, and why nothing can be told."""
+    """Return the counts of deleted and kept records found, or the reason why the layer cannot
+    tell."""
     control = f"{verdict.n_control_seen:,} of {verdict.n_control:,} kept ones seen"
     if verdict.verdict == CANNOT_TELL:
         return f"cannot tell: {verdict.why}"
-    seen = f"{len(verdict.leftovers):,} of {verdict.n_deleted:,} deleted records seen, {control}"
+    counts = f"{len(verdict.leftovers):,} of {verdict.n_deleted:,} deleted records seen, {control}"
     bound = f" (at least {verdict.least_sight:.1%})" if verdict.verdict == GONE else ""
-    return f"{verdict.verdict}: {seen}{bound}"
+    return f"{verdict.verdict}: {counts}{bound}"
 
 
 def list_places(verdict: LayerVerdict) -> str:
@@ -77,13 +79,13 @@ def list_names(verdict: LayerVerdict) -> str:
 
 
 def _shorten_list(names: Sequence[str], most: int, separator: str = ", ") -> str:
-    left = len(names) - most
-    more = f" and {left:,} more" if left > 0 else ""
+    n_left = len(names) - most
+    more = f" and {n_left:,} more" if n_left > 0 else ""
     return separator.join(map(escaping.to_printable_line, names[:most])) + more
 
 
 def make_document(erasure: Erasure, command: str) -> Document:
-    """Return the page: one verdict, every layer, and what it holds for."""
+    """Return the page: one verdict, every layer, and the versions they hold for."""
     head = ("Layer", "Of", "Verdict", "Where, and which", "Removed by")
     by_store: dict[str, list[tuple[str, ...]]] = {}
     for verdict in sort_verdicts(erasure):
@@ -94,7 +96,9 @@ def make_document(erasure: Erasure, command: str) -> Document:
         by_store.setdefault(verdict.store, []).append(row)
     groups = tuple(Group(store, tuple(rows)) for store, rows in by_store.items())
     table = Table("layers", "Every layer, those with leftovers first", head, groups)
-    facts = tuple((store, "; ".join(told) or "its files") for store, told in erasure.facts.items())
+    facts = tuple(
+        (store, "; ".join(lines) or "its files") for store, lines in erasure.facts.items()
+    )
     return Document(
         title="Is the deleted text gone?",
         facts=(

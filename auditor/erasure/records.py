@@ -1,6 +1,7 @@
-"""The records of an erasure: all that were deleted, and an even sample of those kept, the control.
+"""Read the records of an erasure: all deleted records, and an even sample of kept records
+(control).
 
-Both are JSONL with `text`, and `embedding` or `vector`, `id` if there are any.
+Each file is JSONL with `text` and optionally `embedding` or `vector`, and `id`.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from auditor.benchmarks.data.tables import parse_json_of_table, require_json_obj
 from auditor.core.errors import AuditError
 from auditor.erasure.windows import WindowIndex
 
-CONTROL = 400  # kept records that are looked for
-LEAST = 20  # of them, below which nothing is gone
-_AT_ONCE = 2_000  # kept rows that are compared at once
+CONTROL = 400  # kept records to look for
+LEAST = 20  # control records needed before a layer can be judged gone
+_AT_ONCE = 2_000  # kept rows to compare at once
 _VECTOR_NAMES = ("embedding", "vector")
-ALIKE = 0.999  # cosine from which two vectors are one, as int8 and float16 round
+ALIKE = 0.999  # cosine at which two vectors count as equal, as int8 and float16 round
 
 
 @dataclass(frozen=True)
 class StoredRecord:
-    """A record that is looked for. vector: (dimensions,), None if its file has none."""
+    """A record to look for. vector: (dimensions,), None if its file has none."""
 
     name: str
     text: str
@@ -39,9 +40,9 @@ class StoredRecord:
 
 @dataclass(frozen=True)
 class ErasureRecords:
-    """Deleted records first, then kept ones.
+    """Deleted records first, then kept records.
 
-    likest: (records,), the highest cosine of each vector with that of another record; directions:
+    likest: (records,), the highest cosine of each vector with another record's vector; directions:
     (records, dimensions), of length 1, NaN without a vector; kept_texts: hashes of all kept texts.
     """
 
@@ -62,13 +63,14 @@ class ErasureRecords:
 
     @cached_property
     def with_vectors(self) -> frozenset[int]:
-        """The records whose vector is no other record's."""
+        """Return the records whose vector no other record has."""
         usable = ~np.isnan(self.directions[:, 0]) & (self.likest < 1 - 1e-6)
         return frozenset(np.flatnonzero(usable).tolist())
 
 
 def read_erasure_records(deleted: Path, kept: Path) -> ErasureRecords:
-    """Read both files. Raises AuditError, also for a deleted record that is kept."""
+    """Read both files. Raise AuditError for an invalid file, or a deleted record that is also
+    kept."""
     removed = _read_deleted(deleted)
     by_text = {record.text: i for i, (_, record) in enumerate(removed)}
     control = _read_control(kept)
@@ -93,16 +95,16 @@ def read_erasure_records(deleted: Path, kept: Path) -> ErasureRecords:
     for rows, texts, vectors in _stream_kept(kept, directions.shape[1]):
         for row, text in zip(rows, texts, strict=True):
             if text in by_text:
-                where = removed[by_text[text]][0]
+                index = removed[by_text[text]][0]
                 raise AuditError(
                     "expected no deleted record among --kept, got the same text in row "
-                    f"{where} of {str(deleted)!r} and row {row} of {str(kept)!r} (counted from 0)"
+                    f"{index} of {str(deleted)!r} and row {row} of {str(kept)!r} (counted from 0)"
                 )
         hashes.update(map(hash, texts))
         n_rows += len(rows)
         windows.discard_shared([texts[i] for i, row in enumerate(rows) if row not in own_rows])
-        own = [own_rows.get(row, -1) for row in rows]
-        np.maximum(likest, find_likest(directions, vectors, own), out=likest)
+        owners = [own_rows.get(row, -1) for row in rows]
+        np.maximum(likest, find_likest(directions, vectors, owners), out=likest)
     windows.finish()
     return ErasureRecords(targets, windows, likest, directions, n_rows, frozenset(hashes))
 
@@ -112,7 +114,7 @@ def find_likest(
 ) -> NDArray[np.float64]:
     """Return the highest cosine of each direction with any of the vectors, (directions,).
 
-    own: (vectors,), the direction that is this vector's own and is left out; -1: none is.
+    own: (vectors,), the direction that belongs to this vector and is left out; -1 if there is none.
     """
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     cosines = (vectors / np.where(lengths == 0, np.nan, lengths)) @ directions.T
@@ -149,22 +151,22 @@ def _read_deleted(path: Path) -> list[tuple[int, StoredRecord]]:
 
 
 def _read_control(path: Path) -> list[tuple[int, StoredRecord]]:
-    """Read an even sample of the kept records with their rows; no other row is parsed."""
+    """Read an even sample of the kept records with their rows; parse no other row."""
     _check_file("--kept", path)
-    where = f"--kept {str(path)!r}"
+    source = f"--kept {str(path)!r}"
     try:
         n_rows = sum(1 for _ in table_blocks.stream_nonblank_lines(path))
         if not n_rows:
-            raise AuditError(f"{where} is empty: expected at least one row")
+            raise AuditError(f"{source} is empty: expected at least one row")
         sample = np.linspace(0, n_rows - 1, min(n_rows, CONTROL)).round().astype(int)
-        wanted = set(sample.tolist())
+        sampled_rows = set(sample.tolist())
         lines = enumerate(table_blocks.stream_nonblank_lines(path))
-        chosen = [(row, line) for row, line in lines if row in wanted]
+        chosen = [(row, line) for row, line in lines if row in sampled_rows]
     except UnicodeDecodeError:
-        raise AuditError(f"{where}: expected UTF-8") from None
+        raise AuditError(f"{source}: expected UTF-8") from None
     control = []
     for row, line in chosen:
-        value = require_json_object(where, row, parse_json_of_table(where, line, row))
+        value = require_json_object(source, row, parse_json_of_table(source, line, row))
         control.append((row, _parse_record("--kept", path, row, value, deleted=False)))
     return control
 
@@ -176,25 +178,25 @@ def _check_file(flag: str, path: Path) -> None:
 
 
 def _stream_rows(flag: str, path: Path) -> Iterator[dict[str, Any]]:
-    where = f"{flag} {str(path)!r}"
+    source = f"{flag} {str(path)!r}"
     _check_file(flag, path)
     try:
         yield from table_blocks.stream_objects(
-            where, path, table_blocks.make_whole_file_block(path)
+            source, path, table_blocks.make_whole_file_block(path)
         )
     except (UnicodeDecodeError, table_blocks.NotStreamable):
-        raise AuditError(f"{where}: expected one JSON object a line, in UTF-8") from None
+        raise AuditError(f"{source}: expected one JSON object a line, in UTF-8") from None
 
 
 def _parse_record(
     flag: str, path: Path, row: int, value: dict[str, Any], deleted: bool
 ) -> StoredRecord:
-    where = f"{flag} {str(path)!r}, row {row} (counted from 0)"
+    source = f"{flag} {str(path)!r}, row {row} (counted from 0)"
     text = value.get("text")
     if not isinstance(text, str) or not text.strip():
-        raise AuditError(f"{where}: expected words in the column 'text', got none")
+        raise AuditError(f"{source}: expected words in the column 'text', got none")
     name = str(value["id"]) if value.get("id") is not None else f"row {row}"
-    return StoredRecord(name, text, deleted, _parse_vector(where, value))
+    return StoredRecord(name, text, deleted, _parse_vector(source, value))
 
 
 def _parse_vector(where: str, value: dict[str, Any]) -> NDArray[np.float64] | None:
@@ -216,7 +218,9 @@ def _stream_kept(
     """Yield rows, texts and vectors (rows, dimensions), some rows at a time."""
     numbered = enumerate(_stream_rows("--kept", path))
     while batch := list(islice(numbered, _AT_ONCE)):
-        records = [_parse_record("--kept", path, *one, deleted=False) for one in batch]
+        records = [
+            _parse_record("--kept", path, *numbered_row, deleted=False) for numbered_row in batch
+        ]
         vectors = [
             np.full(n_dimensions, np.nan) if record.vector is None else record.vector
             for record in records

@@ -1,4 +1,4 @@
-"""The base of all stores: a copy of its files, the layers of their bytes, and how one is found.
+"""Define the base of all stores: the copy of its files, their byte layers, and store detection.
 
 A store is one file in `auditor/erasure/stores/`: a subclass of `Store` with a name.
 """
@@ -27,21 +27,20 @@ from auditor.erasure.layers import Layer, Piece
 from auditor.erasure.windows import SIZE, TEXT, VECTORS, WORDS
 
 INSTALL = "pip install 'audit-lm[stores]'"
-BYTES = "bytes of "  # begins the names of layers of files
+BYTES = "bytes of "  # prefix of the names of file layers
 _AT_ONCE = 2**22  # bytes of a file
-# Parts of names that a store makes up for each file: of these, files have one layer together.
+# Generated parts of file names: files that differ only in them share a layer.
 _MADE_UP = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{12,}|\d{5,}")
 
 
 @dataclass(frozen=True)
 class Store:
-    """Base of all stores. path: of the copy that is examined; it may be changed.
+    """The base of all stores. path: of the copy to examine, which may be changed.
 
-    package, tested: the library that reads it, and the beginnings of the versions it was tried
-    with. kinds: what such a store may hold. holds_no: by kind, a pattern of files that hold none of
-    it by their format: that nothing is seen there is not reported, what is seen there is.
-    remedies: by a pattern of layer and place, the call that removes what is left, each seen to
-    work.
+    package, tested: the library that reads it, and prefixes of the versions tried with it. kinds:
+    content that such a store may hold. holds_no: by kind, a pattern of files whose format cannot
+    hold it: finding nothing there is not reported, a find is. remedies: by a pattern of layer and
+    place, the call that removes leftovers, each checked to work.
     """
 
     path: Path
@@ -55,19 +54,19 @@ class Store:
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether this is such a store, by names and first bytes."""
+        """Return whether the path is such a store, by names and first bytes."""
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raise AuditError for a damaged copy, or a version whose layers are not known."""
+        """Raise AuditError for a damaged copy, or a version with unknown layers."""
 
     def describe(self) -> list[str]:
-        """Return what the verdicts hold for: versions and settings of the library that writes."""
+        """Return the versions and settings of the writing library for which the verdicts hold."""
         version = self.package_version
         return [f"{self.package} {version}"] if version else []
 
     def list_layers(self) -> Iterator[Layer]:
-        """Yield the layers in the order in which they are to be read: bytes first."""
+        """Yield the layers in reading order: bytes first."""
         yield from self.list_file_layers()
         if self.package and not self.package_version:
             return
@@ -75,11 +74,11 @@ class Store:
             yield from self.list_library_layers()
 
     def list_library_layers(self) -> Iterator[Layer]:
-        """Yield what the store's own library returns."""
+        """Yield the contents that the store's library returns."""
         return iter(())
 
     def search_nearest(self, vectors: NDArray[np.float64]) -> Iterator[Piece]:
-        """Yield the stored vectors that the library finds nearest to each of these (n, d)."""
+        """Yield the stored vectors that the library finds nearest to each vector, (n, d)."""
         return iter(())
 
     @property
@@ -90,7 +89,7 @@ class Store:
             return None
 
     def check_package(self) -> None:
-        """Raise AuditError for an installed version that was not tried."""
+        """Raise AuditError if the installed version was not tested."""
         version = self.package_version
         if version and not version.startswith(self.tested):
             raise AuditError(
@@ -99,14 +98,14 @@ class Store:
             )
 
     def find_remedy(self, layer: str, places: Iterable[str]) -> str:
-        """Return the calls that remove what is left at these places; "" if none is known."""
-        told = dict[str, None]()
+        """Return the calls that remove the leftovers at these places; "" if no call is known."""
+        remedies_by_text = dict[str, None]()
         for place in places:
             for pattern, remedy in self.remedies:
                 if re.search(pattern, f"{layer} | {place}"):
-                    told[remedy] = None
+                    remedies_by_text[remedy] = None
                     break
-        return "; ".join(told)
+        return "; ".join(remedies_by_text)
 
     # --- files
 
@@ -115,32 +114,33 @@ class Store:
         return self.path if self.path.is_dir() else self.path.parent
 
     def list_files(self) -> list[Path]:
-        """Return the files that hold anything."""
+        """Return the nonempty files."""
         paths = sorted(path for path in self.folder.rglob("*") if path.is_file())
         return [path for path in paths if path.stat().st_size]
 
     def list_file_layers(self) -> Iterator[Layer]:
-        """Yield a layer for each file; files whose names are made up have one together."""
+        """Yield a layer for each file; files with generated names share a layer."""
         groups: dict[str, list[Path]] = {}
         for path in self.list_files():
             group = _MADE_UP.sub("*", str(path.relative_to(self.folder)))
             groups.setdefault(group, []).append(path)
         for group, paths in groups.items():
             locate = self.find_locator(paths[0]) if len(paths) == 1 else None
-            named = [(path, self.name_file(path)) for path in paths]
-            yield Layer(f"{BYTES}{group}", partial(read_files, named), locate=locate)
+            names_by_path = [(path, self.name_file(path)) for path in paths]
+            yield Layer(f"{BYTES}{group}", partial(read_files, names_by_path), locate=locate)
 
     def name_file(self, path: Path) -> str:
-        """Return what a report calls a file."""
+        """Return the name of a file in a report."""
         return str(path.relative_to(self.folder))
 
     def find_locator(self, path: Path) -> Callable[[int], str] | None:
-        """Return what names the table at a place of this file; None if it has no tables."""
+        """Return a function that names the table at an offset of this file; None without tables."""
         return None
 
 
 def read_files(named: Iterable[tuple[Path, str]]) -> Iterator[Piece]:
-    """Yield the bytes of named files in blocks; each begins with the end of the one before."""
+    """Yield the bytes of named files in blocks; each block begins with the end of the block
+    before."""
     for path, place in named:
         with path.open("rb") as file:
             start, rest = 0, b""
@@ -162,7 +162,8 @@ def list_store_kinds() -> dict[str, type[Store]]:
 
 
 def find_store_kind(given: str) -> tuple[type[Store], Path]:
-    """Return the kind and the path of `PATH` or `KIND:PATH`. Raises AuditError."""
+    """Return the kind and the path of `PATH` or `KIND:PATH`. Raise AuditError if there is no
+    store."""
     kinds = list_store_kinds()
     prefix, colon, rest = given.partition(":")
     if colon and not Path(given).exists():
@@ -181,17 +182,17 @@ def find_store_kind(given: str) -> tuple[type[Store], Path]:
 
 
 def copy_store(path: Path, scratch: Path) -> Path:
-    """Copy a store; return the path of the copy. Of a file, those that begin with its name too.
+    """Copy a store and return the path of the copy; with a file, copy all files with its prefix
+    too.
 
-    Raises AuditError for an empty store, one that a process has locked, or one that is written
-    meanwhile.
+    Raise AuditError for an empty store, a store locked by a process, or a store written meanwhile.
     """
     if path.is_dir():
-        files = sorted(one for one in path.rglob("*") if one.is_file())
+        files = sorted(entry for entry in path.rglob("*") if entry.is_file())
         top = path
     else:
         files = sorted(
-            one for one in path.parent.glob(f"{glob.escape(path.name)}*") if one.is_file()
+            entry for entry in path.parent.glob(f"{glob.escape(path.name)}*") if entry.is_file()
         )
         top = path.parent
     before = _stat_files(files)
@@ -209,11 +210,12 @@ def copy_store(path: Path, scratch: Path) -> Path:
 
 def _stat_files(files: Iterable[Path]) -> dict[Path, tuple[int, int, int]]:
     stats = {file: file.stat() for file in files if file.exists()}
-    return {file: (one.st_size, one.st_mtime_ns, one.st_ino) for file, one in stats.items()}
+    return {file: (stat.st_size, stat.st_mtime_ns, stat.st_ino) for file, stat in stats.items()}
 
 
 def _refuse_locked(path: Path, files: Iterable[Path]) -> None:
-    """Raise AuditError if some process may write one of the files now, as Linux lists locks."""
+    """Raise AuditError if a process holds a write lock on one of the files, by Linux's
+    /proc/locks."""
     locks = Path("/proc/locks")
     if not locks.exists():
         return

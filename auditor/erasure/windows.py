@@ -1,6 +1,6 @@
-"""Finds records in bytes by windows that only they have: 32 bytes of a text or of a vector.
+"""Find records in bytes by windows unique to them: 32 bytes of a text or of a vector.
 
-A store cuts records at the ends of its pages and blocks, so that whole records are not found.
+A store cuts records at the ends of its pages and blocks, so a search for full records would fail.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 TEXT, WORDS, VECTORS = "text", "words", "vectors"
-SIZE = 32  # bytes of a window; a text below 32 bytes is looked for by 16
-_WORD_SIZE = 8  # bytes of the end of a word; no other window is so short
+SIZE = 32  # bytes of a window; a text below 32 bytes uses windows of 16
+_WORD_SIZE = 8  # bytes from the end of a word, shorter than any other window
 _SIZES = (SIZE, 16, _WORD_SIZE)
 _MOST = 8  # windows of a form of a record
-_LEAST_BYTES = 7  # different values in a window of 32 bytes; fewer also stand in empty pages
-_BITS = 22  # of the table of hashes
+_LEAST_BYTES = 7  # distinct values in a window of 32 bytes; empty pages have fewer
+_BITS = 22  # hash table
 # Odd constants of 64 bits: a window is hashed as the sum of its words times these.
 _FACTORS = np.array(
     [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], np.uint64
@@ -30,7 +30,7 @@ _WORD = re.compile(r"\w{9,}")
 
 @dataclass(frozen=True)
 class Origin:
-    """What a window is a part of. record: its number; form: how the record is written there."""
+    """The source of a window. record: its number; form: the encoding of the record there."""
 
     record: int
     kind: str
@@ -38,7 +38,8 @@ class Origin:
 
 
 def write_text_forms(text: str) -> Mapping[str, bytes]:
-    """Return a text as stores write it: UTF-8, JSON if that differs, lower case if that differs."""
+    """Return a text in the encodings of stores: UTF-8, JSON if it differs, lower case if it
+    differs."""
     forms = {"UTF-8": text.encode(), "JSON": json.dumps(text)[1:-1].encode()}
     forms["lower case"] = " ".join(text.casefold().split()).encode()
     return {name: content for name, content in forms.items() if content not in _before(forms, name)}
@@ -50,10 +51,10 @@ def _before(forms: Mapping[str, bytes], name: str) -> list[bytes]:
 
 
 def write_vector_forms(values: NDArray[np.float64]) -> Mapping[str, bytes]:
-    """Return a vector (dimensions,) as stores write it, as it is and with length 1."""
+    """Return a vector (dimensions,) in the encodings of stores, unscaled and with length 1."""
     single = values.astype("<f4")
     length = np.sqrt((single * single).sum(dtype=np.float32))
-    # Libraries round a length of 1 in two ways: they divide, or they multiply by the reciprocal.
+    # Libraries normalise in two ways: they divide, or multiply by the reciprocal.
     units = {
         "float32 of length 1": single / length,
         "float32 of length 1, by reciprocal": single * (np.float32(1) / length),
@@ -79,7 +80,7 @@ def write_vector_forms(values: NDArray[np.float64]) -> Mapping[str, bytes]:
 
 
 def _cut_windows(content: bytes) -> Iterator[bytes]:
-    """Yield at most 8 windows, evenly over the content; nothing of fewer than 16 bytes."""
+    """Yield at most 8 windows, evenly over the content; nothing below 16 bytes."""
     size = SIZE if len(content) >= SIZE else 16
     if len(content) < size:
         return
@@ -93,13 +94,13 @@ def _cut_windows(content: bytes) -> Iterator[bytes]:
 
 
 def _cut_words(text: str) -> Iterator[bytes]:
-    """Yield the last 8 bytes of long words: an index may store less of their beginnings."""
+    """Yield the last 8 bytes of long words: an index may omit their beginnings."""
     for word in _WORD.findall(text.casefold()):
         yield word.encode()[-_WORD_SIZE:]
 
 
 def _hash_windows(words: NDArray[np.uint64], n_words: int) -> NDArray[np.int64]:
-    """Return a hash below 2**22 of each window of so many words of 8 bytes."""
+    """Return a hash below 2**22 of each window of n_words words of 8 bytes."""
     n_windows = max(0, len(words) - n_words + 1)
     total = words[:n_windows] * _FACTORS[0]
     for i in range(1, n_words):
@@ -109,10 +110,10 @@ def _hash_windows(words: NDArray[np.uint64], n_words: int) -> NDArray[np.int64]:
 
 @dataclass
 class WindowIndex:
-    """Windows of records by their bytes. Of each, only one record has it.
+    """Windows by their bytes; after `finish`, each window belongs to one record only.
 
-    Hashes of all windows of a buffer are compared at once: an automaton of Aho and Corasick, as
-    `occurrences` has it, reads 2 MB a second, this 40.
+    All windows of a buffer are hashed at once, at 40 MB a second; the Aho-Corasick automaton of
+    `occurrences` reads 2 MB a second.
     """
 
     origins: dict[bytes, Origin] = field(default_factory=dict)
@@ -135,27 +136,28 @@ class WindowIndex:
                 self._shared.add(window)
 
     def discard_shared(self, texts: Sequence[str], record: int | None = None) -> None:
-        """Forget the windows of other records that are in these texts, which are one record's."""
+        """Discard the windows of other records that occur in these texts of one record."""
         forms = [form for text in texts for form in write_text_forms(text).values()]
         for _, window, origin in self.find(b"\0".join(forms)):
             if origin.record != record:
                 self._shared.add(window)
 
     def finish(self) -> None:
-        """Forget what several records share; to be called after the last text."""
+        """Discard windows that several records share; call it after the last text."""
         for window in self._shared:
             self.origins.pop(window, None)
         self._shared.clear()
         self._tables.clear()
 
     def list_records(self, kind: str) -> frozenset[int]:
-        """Return the records that have a window of their own."""
-        return frozenset(one.record for one in self.origins.values() if one.kind == kind)
+        """Return the records with at least one unique window."""
+        return frozenset(origin.record for origin in self.origins.values() if origin.kind == kind)
 
     def find(
         self, content: bytes, kinds: Sequence[str] = (TEXT, WORDS, VECTORS)
     ) -> Iterator[tuple[int, bytes, Origin]]:
-        """Yield the place, the window and its origin for the windows of these kinds, and others."""
+        """Yield the place, window and origin of each known window; kinds other than these may
+        occur."""
         if not self._tables:
             self._fill_tables()
         for size, table in self._tables.items():

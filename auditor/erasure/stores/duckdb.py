@@ -1,4 +1,4 @@
-"""DuckDB: tables, and the blocks of its file."""
+"""Read DuckDB: tables, and the blocks of its file."""
 
 from __future__ import annotations
 

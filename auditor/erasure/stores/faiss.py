@@ -1,4 +1,4 @@
-"""A faiss index file: its vectors and its bytes."""
+"""Read a faiss index file: its vectors and its bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from auditor.erasure.layers import Layer, Piece
 from auditor.erasure.store import Store
 from auditor.erasure.windows import VECTORS
 
-# How faiss.write_index begins a file: flat, inverted lists, graphs, maps of ids, transforms.
+# First bytes by faiss.write_index: flat, inverted lists, graphs, maps of ids, transforms.
 _MAGIC = (b"IxF", b"IwF", b"IwS", b"IwP", b"IxS", b"IxP", b"IHN", b"IHS", b"IxM", b"IxT")
 
 

@@ -1,4 +1,4 @@
-"""Any folder or file: the bytes of what is in it."""
+"""Read the bytes of any folder or file."""
 
 from __future__ import annotations
 

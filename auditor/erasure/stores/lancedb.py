@@ -1,4 +1,4 @@
-"""LanceDB on disk: tables, their older versions, data and index files."""
+"""Read LanceDB on disk: tables, their older versions, data and index files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""LangGraph's SQLite checkpointer: the present state of threads, and their older checkpoints."""
+"""Read LangGraph's SQLite checkpointer: the current state of threads, and their older
+checkpoints."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ class LangGraphStore(SQLiteStore):
 
         newest = set[tuple[str, str]]()
         with closing(sqlite3.connect(self.path, check_same_thread=False)) as database:
-            for state in SqliteSaver(database).list(None):  # the newest of a thread comes first
+            for state in SqliteSaver(database).list(None):  # the newest state of a thread first
                 settings = state.config["configurable"]
                 thread = (settings["thread_id"], settings.get("checkpoint_ns", ""))
                 is_older = thread in newest
@@ -58,7 +59,7 @@ class LangGraphStore(SQLiteStore):
 
 
 def _list_texts(value: Any) -> Iterator[str]:
-    """Yield every text in a state: of messages their content, of containers what is in them."""
+    """Yield every text in a state: the content of messages, and the items of containers."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Qdrant's local mode: points in one SQLite file for each collection."""
+"""Read Qdrant's local mode: points in one SQLite file for each collection."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ class QdrantStore(SQLiteStore):
             params = self._client.get_collection(name).config.params.vectors
             if getattr(params, "size", 0) == vectors.shape[1]:  # named vectors are a mapping
                 for vector in vectors.tolist():
-                    found = self._client.query_points(name, vector, limit=1, with_vectors=True)
-                    yield from _list_vectors(f"collection {name}", found.points)
+                    response = self._client.query_points(name, vector, limit=1, with_vectors=True)
+                    yield from _list_vectors(f"collection {name}", response.points)
 
 
 def _list_vectors(place: str, points: list[Any]) -> Iterator[Piece]:
     for point in points:
-        named = point.vector if isinstance(point.vector, dict) else {"": point.vector}
-        for vector in named.values():
+        vectors_by_name = point.vector if isinstance(point.vector, dict) else {"": point.vector}
+        for vector in vectors_by_name.values():
             if isinstance(vector, list):
                 yield Piece(place, np.atleast_2d(np.array(vector, dtype=np.float64)))

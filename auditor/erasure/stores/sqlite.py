@@ -1,4 +1,4 @@
-"""SQLite: rows, word indexes (FTS5), free pages and the write-ahead log."""
+"""Read SQLite: rows, word indexes (FTS5), free pages and the write-ahead log."""
 
 from __future__ import annotations
 
@@ -64,19 +64,19 @@ class SQLiteStore(Store):
 
     def list_library_layers(self) -> Iterator[Layer]:
         for path in self.list_databases():
-            where = "" if path == self.path else f" of {path.relative_to(self.folder)}"
+            suffix = "" if path == self.path else f" of {path.relative_to(self.folder)}"
             tables = list_tables(path)
             indexes = [name for name, sql in tables.items() if is_word_index(sql)]
             blocks = {f"{name}_data" for name in indexes}
             plain = [n for n, sql in tables.items() if not is_virtual(sql) and n not in blocks]
             yield Layer(
-                f"rows{where}",
+                f"rows{suffix}",
                 partial(read_tables, path, plain),
                 other_texts=True,
             )
             for index in indexes:
                 yield Layer(
-                    f"word index {index}{where}",
+                    f"word index {index}{suffix}",
                     partial(read_tables, path, [f"{index}_data"]),
                     (WORDS,),
                 )
@@ -92,7 +92,7 @@ def read_start(path: Path, n_bytes: int) -> bytes:
 
 
 def read_page_counts(path: Path) -> tuple[int, int]:
-    """Return bytes of a page, and pages by the header; 0 pages if its count is not valid."""
+    """Return the bytes of a page, and the pages in the header; 0 pages if the count is invalid."""
     header = read_start(path, 100)
     page_size = int.from_bytes(header[16:18], "big")
     is_valid = header[24:28] == header[92:96]
@@ -117,7 +117,7 @@ def is_word_index(sql: str) -> bool:
 
 
 def list_tables(path: Path) -> dict[str, str]:
-    """Return the statements that made the tables, by name. Raises AuditError for damage."""
+    """Return the CREATE statements by table. Raise AuditError if the file is damaged."""
     try:
         with closing(sqlite3.connect(path)) as database:
             rows = database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'")
@@ -127,7 +127,7 @@ def list_tables(path: Path) -> dict[str, str]:
 
 
 def read_tables(path: Path, tables: Iterable[str]) -> Iterator[Piece]:
-    """Yield the texts and the bytes of all rows. Raises AuditError for damage."""
+    """Yield the texts and the bytes of all rows. Raise AuditError if the file is damaged."""
     try:
         with closing(sqlite3.connect(path)) as database:
             database.text_factory = lambda content: content.decode(errors="replace")
@@ -144,7 +144,7 @@ def read_tables(path: Path, tables: Iterable[str]) -> Iterator[Piece]:
 
 
 class TableLocator:
-    """Names the table of a place in a database file, by `dbstat`; the rest is free space."""
+    """Name the table at an offset of a database file, by `dbstat`; the rest is free space."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -160,7 +160,7 @@ class TableLocator:
         return f"{self._path.name}, {f'table {table}' if table else FREE}"
 
     def _list_pages(self) -> dict[int, str]:
-        """Return the table of each page in use; nothing if this SQLite has no `dbstat`."""
+        """Return the table of each used page; nothing if this SQLite has no `dbstat`."""
         try:
             with closing(
                 sqlite3.connect(f"{self._path.as_uri()}?immutable=1", uri=True)

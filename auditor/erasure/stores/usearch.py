@@ -1,4 +1,4 @@
-"""A usearch index file: its keys and its bytes."""
+"""Read a usearch index file: its keys and its bytes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class USearchStore(Store):
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Rows and bytes of a row come first, then the rows, then the name."""
+        """Return whether it is a usearch file: row count, bytes a row, the rows, then the name."""
         if not path.is_file():
             return False
         with path.open("rb") as file:
