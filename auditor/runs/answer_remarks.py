@@ -1,5 +1,4 @@
-"""What a reader must know of how a cell's secrets were answered: sentences, from guesses and the
-budget alone."""
+"""Remarks for readers on the answers of a cell: sentences made only from guesses and the budget."""
 
 from __future__ import annotations
 
@@ -14,52 +13,55 @@ from auditor.plugins.view import View
 def cell_remarks_on_guesses(
     guesses: Sequence[Guesses], attacked: Sequence[Secret], benchmark: Benchmark, asked: int
 ) -> tuple[str, ...]:
-    """What a reader must know of a cell's guesses. asked: how many of the attacked secrets an
-    answer was wanted for."""
-    said = [
+    """Return remarks on a cell's guesses. asked: number of attacked secrets that were queried."""
+    remarks = [
         *cell_remarks_on_attacked_subset(attacked, benchmark),
         *_remarks_on_secrets_not_independent(
-            "parts of", [one.document for one in attacked if one.document is not None], "documents"
+            "parts of",
+            [secret.document for secret in attacked if secret.document is not None],
+            "documents",
         ),
         *_remarks_on_secrets_not_independent(
-            "of", [one.user for one in attacked if one.user is not None], "people"
+            "of", [secret.user for secret in attacked if secret.user is not None], "people"
         ),
         *cell_remarks_on_draws_near_cdf_boundary(guesses),
     ]
     if len(guesses) < asked:
-        said.append(f"the query budget covered {len(guesses)} of {asked} secrets")
+        remarks.append(f"the query budget covered {len(guesses)} of {asked} secrets")
     return (
-        *said,
+        *remarks,
         *_cell_remarks_on_certified_suffixes([g.certificate for g in guesses if g.certificate]),
     )
 
 
 def cell_remarks_on_draws_near_cdf_boundary(guesses: Sequence[Guesses]) -> tuple[str, ...]:
-    """How many draws float noise may have decided."""
-    # A draw so close to where two tokens meet in the CDF may fall to the other one on another
+    """Count the draws that float noise may have decided."""
+    # A draw this close to a boundary of the CDF may select the neighbouring token on another
     # machine.
-    near, drawn = sum(g.near_boundary for g in guesses), sum(g.drawn for g in guesses)
-    return (f"{near} of {drawn} draws lay within 1e-6 of a CDF boundary",) if near else ()
+    n_near, n_draws = sum(g.near_boundary for g in guesses), sum(g.drawn for g in guesses)
+    return (f"{n_near} of {n_draws} draws lay within 1e-6 of a CDF boundary",) if n_near else ()
 
 
 def cell_remarks_on_attacked_subset(
     attacked: Sequence[Secret], benchmark: Benchmark
 ) -> tuple[str, ...]:
-    """That only some secrets were attacked; comparisons with other rows use the secrets attacked in
-    both."""
+    """Return a remark if only a subset of the secrets was attacked; comparisons with other rows use
+    the secrets that both rows attacked."""
     if len(attacked) == len(benchmark.secrets):
         return ()
-    members, of = (
+    n_attacked, n_members = (
         sum(secret.member for secret in secrets) for secrets in (attacked, benchmark.secrets)
     )
-    return (f"{members} of {of} members attacked, evenly spaced (--ensemble-limit)",)
+    return (f"{n_attacked} of {n_members} members attacked, evenly spaced (--ensemble-limit)",)
 
 
 def _remarks_on_secrets_not_independent(
     what: str, groups: Sequence[object], name: str
 ) -> tuple[str, ...]:
-    """groups: the document or the person of each secret that has one; secrets that share one are
-    not independent."""
+    """Return a remark if secrets share a document or a person and so are not independent.
+
+    groups: document or person of each secret that has a document or a person.
+    """
     if not groups:
         return ()
     return (
@@ -88,26 +90,29 @@ def cell_remarks_on_single_samples(view: View, attack: Attack) -> tuple[str, ...
 def cell_remarks_on_query_budget(
     view: View, attack: Attack, guesses: Sequence[Guesses], what: str = "secrets"
 ) -> tuple[str, ...]:
-    """How many answers a fixed budget paid for in full, where the public model answered the
+    """Count the answers that a fixed budget paid for in full; the public model answered the
     rest."""
     if view.allowance is None:
         return ()
-    allowed = view.allowance
-    # No key is missing: a secret that the budget leaves without an allowance has no guess.
-    paid = sum(
-        all(allowed[recipe, g.secret] >= g.drawn for recipe in attack.sample_counts_by_recipe(view))
+    allowance = view.allowance
+    # No key is missing: a secret without an allowance has no guess.
+    n_paid = sum(
+        all(
+            allowance[recipe, g.secret] >= g.drawn
+            for recipe in attack.sample_counts_by_recipe(view)
+        )
         for g in guesses
     )
-    if paid == len(guesses):
+    if n_paid == len(guesses):
         return ()
     return (
-        f"the query budget paid for {paid} of {len(guesses)} {what} in full; the public model "
+        f"the query budget paid for {n_paid} of {len(guesses)} {what} in full; the public model "
         "answered the rest",
     )
 
 
 def _cell_remarks_on_certified_suffixes(found: Sequence[Certificate]) -> tuple[str, ...]:
-    """What a tree search knows for certain, over all secrets."""
+    """Summarise the certificates of a tree search over all secrets."""
     if not found:
         return ()
     reached, certified = sum(c.reached for c in found), sum(c.certified for c in found)

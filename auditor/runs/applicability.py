@@ -1,4 +1,4 @@
-"""Whether a method can run on a target: known before any record is asked, and asked again for every
+"""Check if a method can run on a target: before the first query of a run, and again for every
 cell."""
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from auditor.runs.target import Target
 def check_method_applies_to_target(
     method: Attack | Probe, target: Target, view: View, scene: RunContext
 ) -> None:
-    """Raise NotApplicable if the method asks this target nothing, or lacks what it requires."""
-    if refused := reason_method_is_skipped(method, target.defense):
-        raise NotApplicable(refused)
+    """Raise NotApplicable if the method skips this target, or if a requirement is missing."""
+    if reason := reason_method_is_skipped(method, target.defense):
+        raise NotApplicable(reason)
     view.require_capability(*method.required_capabilities)
     if isinstance(method, Probe):
         method.check_inputs(view, secrets_to_probe(method, target, scene.benchmark, view))
@@ -30,8 +30,8 @@ def check_method_applies_to_target(
 def secrets_to_probe(
     probe: Probe, target: Target, benchmark: Benchmark, view: View
 ) -> tuple[Secret, ...]:
-    """Return the secrets or canaries that the probe looks at. Raise NotApplicable if there are none
-    of the kind."""
+    """Return the secrets or canaries that the probe observes. Raise NotApplicable if the data hold
+    none."""
     if probe.of == "secrets":
         return target.secrets
     if probe.of == "own":
@@ -42,9 +42,9 @@ def secrets_to_probe(
         )
     coins = probe.of == "coins"
     chosen = tuple(
-        one
-        for one in benchmark.canaries
-        if (one.canary is not None and one.canary.coin is not None) == coins
+        canary
+        for canary in benchmark.canaries
+        if (canary.canary is not None and canary.canary.coin is not None) == coins
     )
     if not chosen and coins:
         raise NotApplicable(
@@ -60,10 +60,11 @@ def secrets_to_probe(
 def refuse_methods_that_cannot_run(
     scene: RunContext, undefended: Target, only_if_none_can: bool = False
 ) -> None:
-    """Refuse a run in which a method that was asked for would measure nothing. Raise AuditError.
+    """Raise AuditError if a requested method would measure nothing in this run.
 
-    only_if_none_can: a run that asks by all that is cheap goes on with the other methods. What the
-    undefended model lacks a defended one may have: then the method is not refused here.
+    A capability that the undefended model lacks may exist in a defended model: then the method is
+    not refused here.
+    only_if_none_can: raise only if no method can run (for a run of all cheap methods).
     """
     refusals = []
     for method in scene.selection.methods:
@@ -72,7 +73,7 @@ def refuse_methods_that_cannot_run(
             for at in scene.selection.settings
         ]
         if None not in reasons:
-            # Of the widest access, which comes last: what is lacking there is lacking everywhere.
+            # Report the widest access, which comes last: it has the capabilities of all others.
             refusals.append(f"--attack {method.name} cannot run: {reasons[-1]}")
     if refusals and not (only_if_none_can and len(refusals) < len(scene.selection.methods)):
         raise AuditError("; ".join(refusals))
@@ -81,8 +82,8 @@ def refuse_methods_that_cannot_run(
 def _reason_method_cannot_run(
     method: Attack | Probe, undefended: Target, scene: RunContext, setting: Setting
 ) -> str | None:
-    """Return why the method cannot run in this setting; None: it can, or a defended target may
-    tell."""
+    """Return the reason why the method cannot run in this setting; None if it can, or if a defended
+    target may have the capability."""
     view = scene.make_view_of_target(undefended, setting)
     try:
         check_method_applies_to_target(method, undefended, view, scene)

@@ -1,8 +1,7 @@
-"""Asks the worst records first, batch by batch, until the time is up: what was asked before is not
-asked again.
+"""Query the records batch by batch, worst first, until the time is up; no query is repeated.
 
-What is found of a record depends on the record alone, so neither batches nor sessions change a
-number. Knows no terminal, and of attacks and probes only that they can ask ahead.
+The results of a record depend only on the record, so neither batches nor sessions change a number.
+Knows no terminal; uses only `ask_ahead` of attacks and probes.
 """
 
 from __future__ import annotations
@@ -31,24 +30,25 @@ from auditor.runs.per_secret_results import PerSecretCollector
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
 
-FIRST, MOST = 2, 32  # records of a batch, each beside a non-member: of the first, and of any
-# that records which are read together take, about: between them the clock is looked at
+# records of the first batch and of later batches at most, each with a non-member
+FIRST, MOST = 2, 32
+# approximate reading time of a part of a batch; the clock is checked between parts
 _PART_SECONDS = 3.0
-# of the true tokens of records that are read together: several ask about the same logits in turn
+# logits of the true tokens of a part: several methods read them in turn
 _LOGIT_BYTES = 2**28
-_FLAT = 10  # records: completing n of them takes about as long as n + 10 times what one more takes
-# times what the last result took that is kept for the last one: of more records, with pages and
+_FLAT = 10  # records: completing n records takes about n + 10 times the cost of another record
+# reserve for the final result, in durations of the last result: it has more records, pages and
 # plots
 _RESERVE = 8
-_AGAIN = 2  # times as many records as in the last result before another one is worked out
+_AGAIN = 2  # growth in the number of records before the next intermediate result
 
 Publish = Callable[[AuditResult], None]
-Unit = tuple[Secret, ...]  # a record with all its parts, and a non-member beside it
+Unit = tuple[Secret, ...]  # a record with all its parts, and a non-member
 
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """So many seconds from `begun` (`time.perf_counter`)."""
+    """Time limit of `seconds` after `begun` (`time.perf_counter`)."""
 
     begun: float
     seconds: float
@@ -59,20 +59,22 @@ class TimeLimit:
 
 @dataclass
 class Pace:
-    """How long records take, by those asked before: seconds to read and probe each of the last, and
-    to complete the last `n_completed` together."""
+    """Measured duration of earlier records: seconds to read and probe each record of the last part,
+    and to complete the last `n_completed` records together."""
 
     reading: float = 0.0
     completing: float = 0.0
     n_completed: int = 0
 
     def count_fitting(self, most: int, n_read: int, left: float) -> int:
-        """Returns how many records, at most `most`, can be read and be completed with the `n_read`
-        before them."""
+        """Return how many records, at most `most`, can be read and be completed with the `n_read`
+        earlier records in `left` seconds."""
         if not self.n_completed:
             return most
-        each = self.completing / (self.n_completed + _FLAT)
-        n_fitting = (left - each * (n_read + _FLAT)) / (self.reading + each)
+        seconds_per_record = self.completing / (self.n_completed + _FLAT)
+        n_fitting = (left - seconds_per_record * (n_read + _FLAT)) / (
+            self.reading + seconds_per_record
+        )
         return max(0, min(most, int(n_fitting)))
 
 
@@ -83,19 +85,19 @@ def ask_worst_first(
     measure: Callable[[Audit], AuditResult],
     publish: Publish,
 ) -> AuditResult:
-    """Returns the result of as many records as fit, at least those of one batch.
+    """Return the result of as many records as fit into the time, at least those of one batch.
 
     Args:
-        measure: works out the result of an audit whose secrets were all asked; publish: shows and
-        keeps one meanwhile.
+        measure: computes the result of an audit whose secrets were all queried.
+        publish: shows and stores an intermediate result.
     """
-    site, whole = audit.site, audit.site.benchmark
-    units = units_in_asking_order(whole)
-    audit = replace(audit, population=frozenset(secret.id for secret in whole.secrets))
+    site, whole_benchmark = audit.site, audit.site.benchmark
+    units = units_in_asking_order(whole_benchmark)
+    audit = replace(audit, population=frozenset(secret.id for secret in whole_benchmark.secrets))
 
     def narrowed(n_units: int, first: int = 0) -> Audit:
-        site.narrow_benchmark(narrow_benchmark_to(whole, units[first:n_units]))
-        return replace(audit)  # anew: what it remembers is of other secrets
+        site.narrow_benchmark(narrow_benchmark_to(whole_benchmark, units[first:n_units]))
+        return replace(audit)  # a new object: cached properties describe other secrets
 
     n_asked = n_measured = _finished_unit_count(audit, units)
     size, pace, reserve = FIRST, Pace(), 0.0
@@ -120,15 +122,18 @@ def ask_worst_first(
 
 
 def units_in_asking_order(benchmark: Benchmark) -> list[Unit]:
-    """Returns the records, the worst first, each with all its parts and one non-member, as far as
-    there are any."""
+    """Return the records, worst first, each with all its parts and a non-member while both sides
+    last."""
     by_id = {secret.id: secret for secret in benchmark.secrets}
     in_order = [by_id[id] for id in benchmark.asking_order] or list(benchmark.secrets)
     sides = [
         _parts_by_record(secret for secret in in_order if secret.member is side)
         for side in (True, False)
     ]
-    return [(*own, *other) for own, other in zip_longest(*sides, fillvalue=())]
+    return [
+        (*member_parts, *nonmember_parts)
+        for member_parts, nonmember_parts in zip_longest(*sides, fillvalue=())
+    ]
 
 
 def _parts_by_record(secrets: Iterable[Secret]) -> list[Unit]:
@@ -139,15 +144,15 @@ def _parts_by_record(secrets: Iterable[Secret]) -> list[Unit]:
 
 
 def narrow_benchmark_to(whole: Benchmark, units: Sequence[Unit]) -> Benchmark:
-    """Returns the benchmark with these records alone, and the counts of what is left out."""
-    kept = {secret.id for unit in units for secret in unit}
-    part = copy.copy(whole)  # shallow is enough: below, tuples are replaced and never changed
-    part.secrets = tuple(secret for secret in whole.secrets if secret.id in kept)
-    others = [secret.id in kept for secret in whole.secrets if not secret.member]
-    if len(whole.heldout) == len(others):  # of text outside the lab: the non-members' own
-        part.heldout = tuple(compress(whole.heldout, others))
-        part.heldout_given = tuple(compress(whole.heldout_given, others))
-    part.forgotten = whole.forgotten & kept
+    """Return the benchmark with only these records, and the counts of the omitted records."""
+    ids = {secret.id for unit in units for secret in unit}
+    part = copy.copy(whole)  # a shallow copy suffices: tuples are replaced, never changed
+    part.secrets = tuple(secret for secret in whole.secrets if secret.id in ids)
+    nonmember_mask = [secret.id in ids for secret in whole.secrets if not secret.member]
+    if len(whole.heldout) == len(nonmember_mask):  # outside the lab: the texts of the non-members
+        part.heldout = tuple(compress(whole.heldout, nonmember_mask))
+        part.heldout_given = tuple(compress(whole.heldout_given, nonmember_mask))
+    part.forgotten = whole.forgotten & ids
     part.record_counts = {
         side: _counts_after_time_limit(
             counts, [s for s in part.secrets if s.member is (side == "members")]
@@ -161,15 +166,14 @@ def _counts_after_time_limit(counts: RecordCounts, asked: Sequence[Secret]) -> R
     n_asked = len({secret.document or secret.id for secret in asked})
     if n_asked == counts.audited:
         return counts
-    left = {**counts.not_attacked, NO_TIME: counts.audited - n_asked}
-    # Tokens are counted over all records that could be attacked: of a part of them nobody has
-    # counted.
-    return replace(counts, audited=n_asked, not_attacked=left, tokens=0, attacked_tokens=0)
+    not_attacked = {**counts.not_attacked, NO_TIME: counts.audited - n_asked}
+    # Tokens are counted only over all records that could be attacked, not over a part of them.
+    return replace(counts, audited=n_asked, not_attacked=not_attacked, tokens=0, attacked_tokens=0)
 
 
 def _finished_unit_count(audit: Audit, units: Sequence[Unit]) -> int:
-    """Returns how many of the first units an earlier session has asked, in every cell that it asked
-    anything."""
+    """Return how many of the first units an earlier session finished, in every cell with
+    answers."""
     folder, target = audit.folder, Targets(audit).undefended
     journals = [
         folder.tokens.finished_secrets(f"{target.name}{end}") for end in ("", " non-members")
@@ -178,16 +182,17 @@ def _finished_unit_count(audit: Audit, units: Sequence[Unit]) -> int:
     cells = [
         CellKey(target.name, WHITE_BOX.name, method.name) for method in audit.selection.methods
     ]
-    asked = [
+    finished_by_cell = [
         journal.finished_secrets(cell)
         for cell in cells
         for journal in (folder.guesses, folder.observations)
     ]
-    asked = [done for done in asked if done]
+    finished_by_cell = [finished for finished in finished_by_cell if finished]
     count = 0
     for unit in units:
         if not all(
-            secret.id in scored and all(secret.id in done for done in asked) for secret in unit
+            secret.id in scored and all(secret.id in finished for finished in finished_by_cell)
+            for secret in unit
         ):
             break
         count += 1
@@ -203,15 +208,15 @@ def _ask_about_batch(
     limit: TimeLimit,
     reserve: float,
 ) -> int:
-    """Asks all that the run asks about the first of these units, as many as there is time for; each
-    text is read once by each model. Returns how many.
+    """Run all queries of the audit on the first of these units, as time allows; return how many.
 
-    Part by part they are read and probed, while their logits are at hand; then all are completed
-    together.
+    Each model reads each text once. Units are read and probed part by part, while their logits are
+    in memory; then all units are completed together.
 
     Args:
-        narrowed: the audit of the units up to its first argument, from its second one on.
-        first: the number of the first unit; reserve: seconds that are kept for the last result.
+        narrowed: returns the audit of the units in [second argument, first argument).
+        first: index of the first unit.
+        reserve: seconds kept for the final result.
     """
     models: Sequence[LanguageModel] = ()
     n_read, vocab_size = 0, narrowed(first, first).site.model.vocab_size
@@ -241,8 +246,7 @@ def _ask_about_batch(
 
 
 def _count_units_with_logits_at_hand(units: Sequence[Unit], vocab_size: int) -> int:
-    """Returns how many of the first units have logits that are remembered side by side; at least
-    one."""
+    """Return how many of the first units have logits that fit in memory together; at least 1."""
     n_bytes = 0
     for count, unit in enumerate(units):
         n_bytes += 4 * vocab_size * sum(len(secret.suffix) for secret in unit)
@@ -260,12 +264,12 @@ def _start_target_run(audit: Audit, engine: Engine) -> TargetRun:
 
 
 def _read_and_score(target_run: TargetRun, is_first: bool) -> list[LanguageModel]:
-    """Reads the texts by each model that is asked about them, which it returns, and keeps what the
-    target makes of their own tokens. is_first: whether nothing was said yet of any record."""
+    """Let each queried model read the texts, and store the target's log-probabilities of the true
+    tokens; return these models. is_first: announce the first number."""
     audit, target = target_run.audit, target_run.target
     _read_ahead(target.model, target.secrets, whole_texts=True)
     if target.model.capabilities & {"likelihood", "distribution"}:
-        # first, as it asks about whole texts, of which suffixes are a part
+        # first, because it queries full texts, which contain the suffixes
         scoring.heldout_losses(audit, target)
         scoring.measure_true_token_likelihoods(audit, target)
     if is_first:
@@ -277,8 +281,8 @@ def _read_and_score(target_run: TargetRun, is_first: bool) -> list[LanguageModel
 
 
 def _announce_first_number(target_run: TargetRun) -> None:
-    """Says how many of the first records greedy decoding gives, which one look at their own tokens
-    tells."""
+    """Announce how many of the first records greedy decoding recites, from a single forward pass
+    over their tokens."""
     model, members = (
         target_run.target.model,
         [secret for secret in target_run.target.secrets if secret.member],
@@ -286,25 +290,25 @@ def _announce_first_number(target_run: TargetRun) -> None:
     if not implies_capability(model.capabilities, "distribution"):
         return
     hits = scoring.greedy_hits(model, members)
-    asked = {secret.document or secret.id for secret in members}
+    records = {secret.document or secret.id for secret in members}
     recited = {
         secret.document or secret.id for secret, hit in zip(members, hits, strict=True) if hit
     }
     target_run.audit.site.reporter.announce(
-        f"first number: {len(recited)} of the first {counted(len(asked), 'record')} recited word "
+        f"first number: {len(recited)} of the first {counted(len(records), 'record')} recited word "
         "for word"
     )
 
 
 def _ask_cells(target_run: TargetRun, kind: type[Attack] | type[Probe]) -> None:
-    """Asks what the attacks, or the probes, of the run ask about the secrets of this audit."""
+    """Run the queries of the attacks, or of the probes, on the secrets of this audit."""
     for cell in cells_of_target(target_run):
         if not isinstance(cell.method, kind):
             continue
         try:
             cell.ask_ahead()
         except NotApplicable:
-            continue  # its row will say why
+            continue  # its row will state the reason
 
 
 def _reference_asked_by_probes(
@@ -318,9 +322,11 @@ def _reference_asked_by_probes(
 
 
 def _read_ahead(model: LanguageModel, secrets: Sequence[Secret], whole_texts: bool) -> None:
-    """whole_texts: whether every token of a non-member will be scored, as held-out perplexity
-    does."""
-    # [:-1]: nothing is asked after the last token
+    """Let the model read the texts of the secrets ahead of the queries.
+
+    whole_texts: score every token of a non-member, as held-out perplexity does.
+    """
+    # [:-1]: no query needs the distribution after the last token
     texts = [(secret.prefix + secret.suffix)[:-1] for secret in secrets]
     last = [
         len(text) if whole_texts and not secret.member else len(secret.suffix)
@@ -330,8 +336,8 @@ def _read_ahead(model: LanguageModel, secrets: Sequence[Secret], whole_texts: bo
 
 
 def kept_greedy_guesses(audit: Audit, target: Target) -> Mapping[str, Guesses]:
-    """Returns by secret what greedy decoding gave, of an attack of this run that decodes so; empty:
-    there is none."""
+    """Return the guesses by secret of an attack of this run with greedy decoding; empty if the run
+    has no such attack."""
     view = audit.make_view_of_target(target, WHITE_BOX)
     for attack in audit.selection.attacks:
         sampling = attack.sampling()

@@ -1,8 +1,8 @@
 """One audit, ready to start: the site, the selected attacks and defenses, and the prefix token that
 all cells share.
 
-Whatever can be refused before the first query to a model is refused here. `RunContext` is the part
-that remote workers have too; the run folder belongs to the main process alone.
+Refuses every bad input that can be detected before the first query to a model. Remote workers have
+only the part `RunContext`; the run folder belongs to the main process.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from auditor.runs.tuned_states import State, load_attack_state, save_attack_stat
 
 @dataclass(frozen=True)
 class RunContext:
-    """What all cells of a run have in common, wherever they are worked at."""
+    """Context shared by all cells of a run, in the main process and on workers."""
 
     site: Site
     selection: PluginSelection
@@ -72,11 +72,10 @@ class RunContext:
         return self.benchmark.challenge()
 
     def make_view_of_target(self, target: Target, setting: Setting) -> View:
-        """A fresh view, in which nothing is drawn yet; a fixed budget is shared out over the
-        secrets."""
+        """Return a new view without draws; a fixed budget is divided over the secrets."""
         public, reference = (
-            other and with_prefix_token(other, self.prefix_token.tokens)
-            for other in (self.site.public_model, self.site.reference_model)
+            model and with_prefix_token(model, self.prefix_token.tokens)
+            for model in (self.site.public_model, self.site.reference_model)
         )
         view = View(
             target_name=target.name,
@@ -94,7 +93,7 @@ class RunContext:
             claim=target.claim,
             progress=self.site.reporter.progress,
         )
-        # A budget pays for text alone: what white-box access reads is charged to none.
+        # A budget pays only for text: reads by white-box access are not charged.
         if target.query_budget_of_defense is not None and setting is TEXT_ONLY:
             attacks = self.selection.attacks_for_defense(target.defense)
             draws = planned_token_counts(view, attacks, target.secrets)
@@ -104,27 +103,28 @@ class RunContext:
         return view
 
     def reference_models_behind_prefix_token(self, asked: str) -> ReferenceModels:
-        """The reference models of `-A references=`, behind the prefix token. Raises AuditError
-        where there are none."""
-        found = self.site.load_reference_models_of_site(asked)
+        """Return the reference models of `-A references=`, with the prefix token. Raise AuditError
+        if the site has none."""
+        references = self.site.load_reference_models_of_site(asked)
         return ReferenceModels(
-            tuple(with_prefix_token(model, self.prefix_token.tokens) for model in found.models),
-            found.saw,
+            tuple(
+                with_prefix_token(model, self.prefix_token.tokens) for model in references.models
+            ),
+            references.saw,
         )
 
     def check_models_self_consistent(self, models: Iterable[LanguageModel | None]) -> None:
-        """Checks that each gives one distribution however it is asked, up to the longest text of
-        this run behind the soft prompt. What a reader must know of them goes to the benchmark's
-        notes."""
+        """Check that each model returns the same distribution for every kind of query, up to the
+        longest text of this run with soft prompt; add remarks to the benchmark's notes."""
         texts = [len(query.prefix) + query.length for query in self.challenge.queries]
         texts += [len(canary.prefix + canary.suffix) for canary in self.benchmark.canaries]
         texts += map(len, self.benchmark.heldout)
-        # The site's model stands behind no prefix token, so the pairs bring it along.
+        # The site's model adds no prefix token, so the pairs include it.
         before, attacked = (
             self.prefix_token.tokens,
             (*self.benchmark.secrets, *self.benchmark.canaries),
         )
-        pairs = [(before + one.prefix, one.suffix) for one in attacked]
+        pairs = [(before + secret.prefix, secret.suffix) for secret in attacked]
         reach = (
             self.selection.longest_soft_prompt_row_count
             + len(self.prefix_token.tokens)
@@ -132,8 +132,8 @@ class RunContext:
         )
         for model in models:
             if isinstance(model, HuggingFaceModel):
-                # First of all: it also settles how the model is served, which everything asked
-                # later depends on.
+                # Check this first: it also configures how the model is served, on which all later
+                # queries depend.
                 notes = self_check.check_and_configure_serving(
                     model, reach, pairs, model.choices_kept_in
                 )
@@ -148,35 +148,35 @@ class RunContext:
                     self.site.reporter.note(note)
 
     def _notes_on_packed_rows(self) -> tuple[str, ...]:
-        """Compare packed records with and without the earlier ones of their row; a doubt goes to
+        """Compare packed records with and without the earlier records of their row; add a doubt to
         the benchmark."""
         model = with_prefix_token(self.site.model, self.prefix_token.tokens)
-        said, doubts = packed_rows.compare_packed_records(
+        remark, doubts = packed_rows.compare_packed_records(
             model, self.benchmark.secrets, self.benchmark.earlier_in_row
         )
-        if not said or said in self.benchmark.notes:
+        if not remark or remark in self.benchmark.notes:
             return ()
         self.benchmark.doubts += doubts
-        return (said,)
+        return (remark,)
 
     def refuse_unanswerable_probes(self) -> None:
-        """Refuses what a probe could only refuse after hours. Raises AuditError."""
+        """Raise AuditError now for inputs that a probe would refuse only after hours."""
         for method in self.selection.methods:
             if isinstance(method, Probe) and method.of == "secrets":
                 method.check_secrets(self.benchmark.secrets)
-        for wanted in self.selection.reference_models_asked_by_probes:
-            # loaded, or trained by the lab, now: the site keeps them
-            self.reference_models_behind_prefix_token(wanted)
+        for references in self.selection.reference_models_asked_by_probes:
+            # Load the models, or train them in the lab, now: the site stores them.
+            self.reference_models_behind_prefix_token(references)
 
     def check_texts_fit_models(self) -> None:
-        """Raises AuditError where a model has no room for the texts of this run behind its prefix
-        token and soft prompt."""
+        """Raise AuditError if the context of a model is too short for the texts of this run with
+        prefix token and soft prompt."""
         rows, prefix_token = (
             self.selection.longest_soft_prompt_row_count,
             len(self.prefix_token.tokens),
         )
-        prompt = torch.empty(rows, 0) if rows else None  # only its number of rows is looked at
-        asked = (
+        prompt = torch.empty(rows, 0) if rows else None  # only its number of rows matters
+        models_with_prompts = (
             (self.site.model, prompt),
             (self.site.public_model, prompt),
             (self.site.reference_model, None),
@@ -184,9 +184,9 @@ class RunContext:
         for n_prefix, length in {
             (len(query.prefix), query.length) for query in self.challenge.queries
         }:
-            for model, tuned in asked:
+            for model, soft_prompt in models_with_prompts:
                 if model is not None:
-                    model.check_text_fits(n_prefix, length, tuned, prefix_token)
+                    model.check_text_fits(n_prefix, length, soft_prompt, prefix_token)
         for n_prefix, length in {
             (len(canary.prefix), len(canary.suffix)) for canary in self.benchmark.canaries
         }:
@@ -195,12 +195,12 @@ class RunContext:
 
 @dataclass(frozen=True)
 class Audit(RunContext):
-    """What all cells have in common, with the folder of the run and what is kept in it."""
+    """Context shared by all cells in the main process: a `RunContext` with the run folder."""
 
     folder: RunFolder
-    # of the rows that may ask fewer than all
+    # rules of the rows that may stop before the last secret
     stops: Mapping[CellKey, StoppingRule] = field(default_factory=dict)
-    # ids that may be asked, of a check that asks a part; else empty
+    # ids of all secrets, if a check queries them part by part; else empty
     population: frozenset[str] = frozenset()
     _tuned: dict[tuple[str, str], State] = field(default_factory=dict)
 
@@ -216,23 +216,25 @@ class Audit(RunContext):
 
     @property
     def secrets_in_run_fingerprint(self) -> tuple[Secret, ...]:
-        """What the run's fingerprint covers: secrets, canaries; of the lab's, which all labs have,
-        only an audit's."""
+        """Secrets and canaries in the run's fingerprint; of the canaries that every lab has, only
+        those of an epsilon audit."""
         canaries = self.benchmark.canaries
-        own = [one for one in canaries if one.canary and one.canary.coin is not None]
-        return (*self.benchmark.secrets, *(canaries if self.data_fields_of_plan.canaries else own))
+        with_coin = [item for item in canaries if item.canary and item.canary.coin is not None]
+        return (
+            *self.benchmark.secrets,
+            *(canaries if self.data_fields_of_plan.canaries else with_coin),
+        )
 
     @cached_property
     def sweep_cache_key_of_answers(self) -> dict[str, Any]:
-        """Key by which runs share answers: which model is attacked for which secrets, behind which
-        prefix token."""
+        """Key by which runs share answers: the attacked model, the secrets and the prefix token."""
         key = {**self.site.subject, "prefix_token": self.prefix_token.tokens}
-        # A check asks about more and more: answers about fewer are none of these.
+        # A check queries more and more secrets: answers about a smaller set are not shared.
         return {**key, "asked": tuple(self.secrets_by_id)} if self.population else key
 
     def training_corpus_for_attack(self, attack: CorpusAttack) -> TrainingCorpus:
-        """The texts that its generations are held against. Raises AuditError for an n-gram that
-        none has room for."""
+        """Return the texts to compare its generations with. Raise AuditError if an n-gram is longer
+        than every text."""
         corpus = self.benchmark.texts_with_repeat_counts
         index = self.site.shared.get_or_make(
             "n-grams",
@@ -242,13 +244,13 @@ class Audit(RunContext):
         return generations.corpus_with_chosen_ngram_length(attack, self.benchmark, index)
 
     def check_corpus_attacks_feasible(self, target: Target) -> None:
-        """Refuses generations that could otherwise be refused only once the first was drawn. Raises
-        AuditError."""
+        """Raise AuditError now for generations that would otherwise be refused after the first
+        draw."""
         view = self.make_view_of_target(target, WHITE_BOX)
         for attack in self.selection.attacks:
             if not isinstance(attack, CorpusAttack):
                 continue
-            self.training_corpus_for_attack(attack)  # made now, before hours of drawing
+            self.training_corpus_for_attack(attack)  # build the index before hours of drawing
             for n_prefix, length in {
                 (len(query.prefix), query.length) for query in queries_of_attack(view, attack, ())
             }:
@@ -257,80 +259,78 @@ class Audit(RunContext):
                         model.check_text_fits(n_prefix, length)
 
     def load_or_fit_attack_state(self, target: Target, view: View, attack: Attack) -> State:
-        """What the attack tuned before: in this run, the one that it resumes or the same sweep;
-        else it tunes now."""
+        """Return the state of the attack from this run, from the resumed run or from the same
+        sweep; otherwise tune it now."""
         key = (attack.name, attack.fitted_state_name(view))
         if key not in self._tuned:
             name, fits = "-".join(key), self.site.shared.fits
             state = load_attack_state(self.folder, name)
             if state is None:
-                # All that the state depends on. A defense may be set up for what the row will draw:
-                # another number is another model to tune on.
+                # The key holds all inputs of the state. A defense may depend on the number of draws
+                # of its row: another number is another model to tune on.
                 queries = target.scenario.queries if target.scenario else None
-                configured = [
+                settings = [
                     self.seed,
                     self.data_fields_of_plan.known_limit,
                     self.defenses.defense_options,
                 ]
-                known_as = json.dumps(
+                sweep_key = json.dumps(
                     [
                         self.sweep_cache_key_of_answers,
-                        *configured,
+                        *settings,
                         queries,
                         key,
                         attack.fit_options(),
                     ],
                     sort_keys=True,
                 )
-                # `or`: a state that is empty was not tuned, so that making it anew costs nothing.
-                state = fits.get(known_as) or attack.fit(view, self.challenge.known)
+                # `or`: an empty state was not tuned, so making it again costs nothing.
+                state = fits.get(sweep_key) or attack.fit(view, self.challenge.known)
                 save_attack_state(self.folder, name, state)
-                fits[known_as] = state
+                fits[sweep_key] = state
             self._tuned[key] = state
         return self._tuned[key]
 
 
 def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixToken:
-    """The prefix token, chosen once a run on the undefended model; a resumed run keeps the one it
-    was started with.
+    """Choose the prefix token once a run, on the undefended model; a resumed run keeps its token.
 
-    longest: tokens that a context takes beside the prefix token, at most. Raises AuditError where a
-    resumed run is asked for another one.
+    longest: maximum number of tokens of a context without the prefix token. Raise AuditError if the
+    plan of a resumed run gives another token.
     """
-    held, asked = folder.prefix_token(), site.data_plan
-    if held is not None and asked.prefix_token == AUTO:
-        return held
-    key = [site.subject, asked.prefix_token, asked.known_limit, longest]
+    saved, data_plan = folder.prefix_token(), site.data_plan
+    if saved is not None and data_plan.prefix_token == AUTO:
+        return saved
+    key = [site.subject, data_plan.prefix_token, data_plan.known_limit, longest]
     prefix_token = site.shared.get_or_make(
         "prefix_token",
         key,
         lambda: resolve_prefix_token_of_site(site, site.benchmark.known, longest),
     )
-    if held is None:
+    if saved is None:
         folder.save_prefix_token(prefix_token)
-    elif held.tokens != prefix_token.tokens:
+    elif saved.tokens != prefix_token.tokens:
         raise AuditError(
-            f"expected the prefix token that {str(folder.path)!r} was started with ({held.said}), "
-            f"got --prefix-token {asked.prefix_token}"
+            f"expected the prefix token that {str(folder.path)!r} was started with ({saved.said}), "
+            f"got --prefix-token {data_plan.prefix_token}"
         )
     return prefix_token
 
 
 def resolve_prefix_token_of_site(site: Site, known: Sequence[Pair], longest: int) -> PrefixToken:
-    """The prefix token that the plan asks for; where it leaves that open, the one that these known
-    pairs choose."""
-    told = site.benchmark
-    own = (told.canaries, told.framed, told.as_trained, site.hurried)
-    return resolve_prefix_token(site.data_plan.prefix_token, site.model, known, longest, *own)
+    """Return the plan's prefix token; if the plan gives none, choose it on these known pairs."""
+    benchmark = site.benchmark
+    options = (benchmark.canaries, benchmark.framed, benchmark.as_trained, site.hurried)
+    return resolve_prefix_token(site.data_plan.prefix_token, site.model, known, longest, *options)
 
 
 def longest_context_token_count(benchmark: Benchmark, prompt_rows: int) -> int:
-    """Tokens that a context takes beside the prefix token, at most."""
+    """Return the maximum number of tokens of a context without the prefix token."""
     pairs: list[Pair | Secret] = [*benchmark.known, *benchmark.secrets]
-    behind_prompt = [prompt_rows + len(one.prefix + one.suffix) for one in pairs]
-    # Neither held-out texts nor canaries are read behind a soft prompt.
-    others = [
+    prompted_lengths = [prompt_rows + len(pair.prefix + pair.suffix) for pair in pairs]
+    # Held-out texts and canaries are read without a soft prompt.
+    unprompted_lengths = [
         *map(len, benchmark.heldout),
         *(len(canary.prefix + canary.suffix) for canary in benchmark.canaries),
     ]
-    return max([*behind_prompt, *others], default=0)
+    return max([*prompted_lengths, *unprompted_lengths], default=0)

@@ -1,5 +1,5 @@
-"""`audit canaries score`: the exposure of every canary of a manifest, on a model or as a finished
-run measured it."""
+"""`audit canaries score`: the exposure of every canary of a manifest, on a model or from a finished
+run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MEASURED = CANARIES.measured_by[0]
 
 @dataclass(frozen=True)
 class CanaryScore:
-    """One canary. values: what the probe observed of it; count: insertions."""
+    """Score of a canary. values: the probe's observation; count: insertions."""
 
     id: str
     count: int
@@ -38,7 +38,7 @@ class CanaryScore:
 
 @dataclass(frozen=True)
 class TargetScores:
-    """The canaries on one target, and what a reader must know."""
+    """Scores of the canaries on a target, with notes for the reader."""
 
     title: str
     rows: tuple[CanaryScore, ...]
@@ -55,17 +55,17 @@ def canary_scores_of_model_or_run(
     prefix_token: str = AUTO,
     seed: int = 0,
 ) -> list[TargetScores]:
-    """On the model of that name, or, where it is the folder of a run, on every target of the run.
+    """Score the canaries on the named model, or on every target of a run if `model` is its folder.
 
-    Raises AuditError where the run knows nothing of these canaries, or the model cannot write them.
+    Raise AuditError if the run did not measure these canaries, or if the model cannot write them.
     """
-    held = manifests.read_exposure_canary_manifest(manifest)
+    canary_manifest = manifests.read_exposure_canary_manifest(manifest)
     if (Path(model) / "plan.json").is_file():
         if probe_options or prefix_token != AUTO:
             raise AuditError(
                 "-A and --prefix-token go with a model: a run was measured with options of its own"
             )
-        return _canary_scores_of_run(held, Path(model))
+        return _canary_scores_of_run(canary_manifest, Path(model))
     name = registry.find_method_name(_MEASURED)
     fields = list(get_option_defaults(registry.list_probes()[name]))
     parsed = parse_plugin_options("-A", probe_options, [name])
@@ -74,35 +74,38 @@ def canary_scores_of_model_or_run(
         "probe", registry.list_probes(), name, merged_plugin_options(name, parsed, {}, fields)
     )
     target = load_causal_lm(model, loading)
-    secrets = manifests.canary_manifest_as_secrets(held, target.tokenizer, target.vocab_size)
+    secrets = manifests.canary_manifest_as_secrets(
+        canary_manifest, target.tokenizer, target.vocab_size
+    )
     longest = max(len(secret.suffix) for secret in secrets)
-    before = resolve_prefix_token(prefix_token, target, longest=longest, canaries=secrets)
-    attacked = with_prefix_token(target, before.tokens)
+    prefix = resolve_prefix_token(prefix_token, target, longest=longest, canaries=secrets)
+    attacked = with_prefix_token(target, prefix.tokens)
     attacked.check_text_fits(0, longest)
     with reporter.stage(f"exposure of {len(secrets)} canaries"):
         view = View("undefended", attacked, WHITE_BOX, seed, tokenizer=target.tokenizer)
-        completed = observe_all_secrets(probe, view, secrets)
-    notes = (before.said, *target.notes, *probe.notes(secrets, completed))
+        observations = observe_all_secrets(probe, view, secrets)
+    notes = (prefix.said, *target.notes, *probe.notes(secrets, observations))
     rows = tuple(
-        CanaryScore(s.id, s.repeats or 0, o.values) for s, o in zip(secrets, completed, strict=True)
+        CanaryScore(s.id, s.repeats or 0, o.values)
+        for s, o in zip(secrets, observations, strict=True)
     )
     return [TargetScores(f"Exposure on {model}", rows, notes)]
 
 
 def _canary_scores_of_run(held: ExposureCanaryManifest, folder: Path) -> list[TargetScores]:
-    result, seen = result_file.read_result(folder), table.read_probe_observations(folder)
+    result, observations = result_file.read_result(folder), table.read_probe_observations(folder)
     counts = {entry.id: entry.count for entry in held.canaries}
     scores = []
     for finding in result.findings:
         if finding.attack not in result.methods_measuring(_MEASURED) or finding.not_applicable:
             continue
-        observed = seen.get(finding.cell_key, {})
-        if set(observed) != set(counts):
+        values_by_id = observations.get(finding.cell_key, {})
+        if set(values_by_id) != set(counts):
             raise AuditError(
                 f"expected the canaries of this manifest in {str(folder)!r}, but the run measured "
                 "others"
             )
-        rows = tuple(CanaryScore(id, count, observed[id]) for id, count in counts.items())
+        rows = tuple(CanaryScore(id, count, values_by_id[id]) for id, count in counts.items())
         scores.append(
             TargetScores(f"Exposure on {phrases.row_title(result, finding)}", rows, finding.notes)
         )

@@ -1,5 +1,5 @@
-"""The work of a cell, as it can be done in this process or on a worker elsewhere, and the place it
-is done at."""
+"""The queries of a cell, in this process or on a remote worker, and the workplace that runs
+them."""
 
 from __future__ import annotations
 
@@ -27,15 +27,14 @@ from auditor.runs.site import Site
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
 
-_AT_ONCE = 16  # secrets, between two writes to the run folder
+_AT_ONCE = 16  # secrets between two writes to the run folder
 Asked = TypeVar("Asked", Query, Secret)
 Answer = TypeVar("Answer", Guesses, Observation)
 
 
 @dataclass(frozen=True)
 class CellWorkResult(Generic[Answer]):
-    """The answers about some secrets, with the tokens that they drew inside the claim, and the
-    seconds they took."""
+    """Answers about some secrets, with the tokens drawn inside the claim, and the seconds."""
 
     of: list[Answer]
     drawn: dict[tuple[str, str], int]  # see `ClaimTokenMeter`
@@ -43,7 +42,7 @@ class CellWorkResult(Generic[Answer]):
 
 
 class Workplace:
-    """The targets of a run, of which the last one is kept, with a view for each setting."""
+    """Targets of a run; keeps the last target, with a view for each setting."""
 
     def __init__(self, scene: RunContext, targets: Targets) -> None:
         self.scene, self.targets = scene, targets
@@ -51,12 +50,12 @@ class Workplace:
         self._views: dict[str, View] = {}
 
     def set_current_target(self, target: Target) -> None:
-        """Makes a target that is built already the current one; the one before is let go."""
+        """Set a target that is already built as the current target; release the previous target."""
         self._target, self._views = target, {}
 
     def shared_view_of_target(self, target: str, setting: str) -> View:
-        """Shared by all that is asked of one target in one setting: passes with the same recipe are
-        run once."""
+        """Return the view shared by all queries to a target in a setting: passes with the same
+        recipe are run once."""
         if self._target is None or self._target.name != target:
             self.set_current_target(self.targets.find_or_build_target(target))
         assert self._target is not None  # just taken
@@ -67,11 +66,11 @@ class Workplace:
 
 @dataclass(frozen=True)
 class CellWork(Generic[Asked, Answer]):
-    """What one cell asks. allowance: tokens that each (recipe, secret) may still draw, shared out
-    by the run's owner.
+    """Queries of a cell.
 
-    meter: what was drawn inside the target's claim until now, and what the claim was charged for
-    it. state: what the attack tuned; a probe sees the answers, and tunes nothing.
+    allowance: tokens that each (recipe, secret) may still draw, divided by the run's owner.
+    meter: tokens drawn inside the target's claim until now, and the charge to the claim.
+    state: the tuned state of the attack; empty for a probe, which tunes nothing.
     """
 
     key: CellKey
@@ -83,31 +82,31 @@ class CellWork(Generic[Asked, Answer]):
     def process_items(
         self, place: Workplace, items: Sequence[Asked]
     ) -> Iterator[CellWorkResult[Answer]]:
-        view, drawn = (
+        view, draws = (
             place.shared_view_of_target(self.key.target, self.key.setting),
             dict(self.meter.drawn),
         )
-        # All cells of a target and setting share the view, so each sets its own allowance. Draws
-        # are counted in a copy: in this process the meter is the run's own, to which the cell adds
-        # what comes back.
+        # All cells of a target and setting share the view, so each cell sets its allowance. Draws
+        # are counted in a copy: in this process the cell adds the returned draws to the run's
+        # meter.
         view.allowance, view.meter = (
             self.allowance,
-            ClaimTokenMeter(drawn, self.meter.spent, self.meter.lots),
+            ClaimTokenMeter(draws, self.meter.spent, self.meter.lots),
         )
-        start, known = time.perf_counter(), len(drawn)
+        start, n_known = time.perf_counter(), len(draws)
         method = place.scene.selection.methods_by_name[self.key.attack]
-        asked: Any = items  # secrets of a probe, queries of an attack
+        inputs: Any = items  # secrets of a probe, queries of an attack
         answers: Iterator[Any] = (
-            method.observe_secrets(view, asked)
+            method.observe_secrets(view, inputs)
             if isinstance(method, Probe)
-            else method.guess(view, self.state, asked)
+            else method.guess(view, self.state, inputs)
         )
         for batch in batch_finished_secrets(answers, _AT_ONCE):
             now = time.perf_counter()
-            # A dict keeps its order: what the meter drew since the last batch stands behind the
-            # first `known` entries.
-            yield CellWorkResult(batch, dict(islice(drawn.items(), known, None)), now - start)
-            start, known = time.perf_counter(), len(drawn)
+            # A dict keeps its order: the draws since the last batch follow the first `n_known`
+            # entries.
+            yield CellWorkResult(batch, dict(islice(draws.items(), n_known, None)), now - start)
+            start, n_known = time.perf_counter(), len(draws)
 
 
 # --- places of workers
@@ -116,10 +115,9 @@ class CellWork(Generic[Asked, Answer]):
 
 @dataclass(frozen=True)
 class WorkerSite:
-    """A worker's own site of a plan, with what the plan chooses: weights, data and plug-ins are
-    read on its machine.
+    """Builds a worker's site of a plan: it reads weights, data and plug-ins on its machine.
 
-    counted: large tables that the run has counted, by flag and name.
+    counted: large tables that the run has already counted, by flag and name.
     """
 
     plan: Plan
@@ -128,7 +126,7 @@ class WorkerSite:
 
     def __call__(self) -> tuple[Site, PluginSelection]:
         self.there.enter_folder()
-        # a file on the machine of the run, which would be refused here
+        # A submission is a file on the machine of the run; it would be refused here.
         plan = self.plan.with_fields(submission=None)
         site = make_site(plan)
         site.table_counting = TableCounting(counted=dict(self.counted))
@@ -136,7 +134,8 @@ class WorkerSite:
 
 
 def fingerprints_of_inputs(plan: Plan, site: Site) -> dict[str, str]:
-    """Digests of all inputs, once the model is loaded; a worker whose digests differ is refused."""
+    """Return digests of all inputs, after the model is loaded; a worker with other digests is
+    refused."""
     return {
         **plan_weights.weight_digests_of_plan_and_site(plan, site),
         "the data": comparable_secrets_digest(site.benchmark.secrets),
@@ -145,26 +144,26 @@ def fingerprints_of_inputs(plan: Plan, site: Site) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class WorkerWorkplace:
-    """A worker's own `Workplace`, checked to be like the run's. read: digests of what the run read,
-    by name."""
+    """Builds a worker's `Workplace` and compares it with the run's. read: digests of the run's
+    inputs, by name."""
 
     site: WorkerSite
     prefix_token: PrefixToken
     read: Mapping[str, str]
 
     def __call__(self) -> Workplace:
-        """Raises AuditError where the worker reads other weights or data than the run."""
+        """Raise AuditError if the worker reads other weights or data than the run."""
         site, selection = self.site()
         site.may_train = False
         plan = self.site.plan
         scene = RunContext(
             site, selection, self.prefix_token, plan.defenses, plan.compute.batch_size
         )
-        # In this order: `Targets` loads the model, and files of a hub have no digest before they
-        # were fetched.
-        place, found = Workplace(scene, Targets(scene)), fingerprints_of_inputs(plan, site)
+        # In this order: `Targets` loads the model, and files of a hub have no digest before their
+        # download.
+        place, digests = Workplace(scene, Targets(scene)), fingerprints_of_inputs(plan, site)
         for name, digest in self.read.items():
-            if found.get(name) != digest:
+            if digests.get(name) != digest:
                 raise AuditError(
                     f"expected every worker to read what the run does, but {name} is another on "
                     f"{node()}"
