@@ -1,10 +1,9 @@
-"""From a finished audit to the plan of a second one: what `audit mitigate --by` names, as data and
-a training.
+"""Turn a finished audit into the plan of a second audit: `audit mitigate --by` as data and a
+training.
 
-The lab trains by its own recipe. A user's model is trained again as the `training.json` beside it
-says, or by a command of the user's. A mitigation that drops records drops them from the file; every
-other one is a training method in the place of the one that was used. Knows no terminal, and
-compares nothing.
+The lab trains by its own recipe. A user's model is trained again by its `training.json` or by a
+command. A mitigation that drops records edits the file; any other replaces the training method.
+Knows no terminal and compares nothing.
 """
 
 from __future__ import annotations
@@ -57,26 +56,26 @@ from auditor.training.variants import DataVariant
 
 RECORD, MODEL, DROPPED = "mitigation.json", "model", "dropped"
 _PLACEHOLDERS = ("{data}", "{out}")
-_CARRIED = ("epochs", "batch", "learning_rate")  # options that one training method has of another
+_CARRIED = ("epochs", "batch", "learning_rate")  # options that methods share
 
 
 @dataclass(frozen=True)
 class MitigationOptions:
-    """One `audit mitigate`. by: NAME or NAME:VALUE. train: a command with {data} and {out}; None:
-    as recorded."""
+    """Options of `audit mitigate`. by: NAME or NAME:VALUE. train: a command with {data} and
+    {out}; None: as recorded."""
 
     run: Path
     by: str
     out: Path
     options: Mapping[str, Any] = field(default_factory=dict)
     train: str | None = None
-    data: str | None = None  # what the model was trained on, where that is not the audited file
+    data: str | None = None  # training data, if not the audited file
 
 
 @dataclass(frozen=True)
 class TrainingOutcome:
-    """What was done. told: what the training says of it: sentences. seconds: of the training, now
-    or before."""
+    """Outcome of a training. told: its messages, sentences. seconds: of the training, now or
+    before."""
 
     told: tuple[str, ...]
     seconds: float
@@ -84,8 +83,7 @@ class TrainingOutcome:
 
 @dataclass(frozen=True)
 class Mitigation:
-    """What is to be done about the model of a run. recipe: how it is trained again, outside the
-    lab."""
+    """Plan a mitigation of a run's model. recipe: repeats the training, outside the lab."""
 
     asked: MitigationOptions
     plan: Plan  # of the first audit
@@ -95,54 +93,53 @@ class Mitigation:
 
     @property
     def copies_left_function(self) -> Callable[[int], int | None] | None:
-        """A function from a record's copies to those that stay; None where all do."""
+        """Return a function from a record's copies to the remaining copies; None if all remain."""
         return (
             self.trainer.count_remaining_copies if isinstance(self.trainer, DataVariant) else None
         )
 
     @property
     def plan_of_second_audit(self) -> Plan:
-        """The same audit of the new model, without defenses."""
-        same = self.plan.with_fields(defense=(), defense_options={}, submission=None)
+        """Return the plan of the same audit on the new model, without defenses."""
+        plan = self.plan.with_fields(defense=(), defense_options={}, submission=None)
         if self.plan.target.uses_builtin_lab:
             values = {
                 f.name: getattr(self.trainer, f.name) for f in dataclasses.fields(self.trainer)
             }
-            return same.with_fields(mitigation={"method": self.trainer.name, **values})
+            return plan.with_fields(mitigation={"method": self.trainer.name, **values})
         model = self.asked.out / MODEL
         adapter = (model / "adapter_config.json").is_file()
-        # An adapter stands on the base that the audited one stood on; a whole model stands alone.
-        here = same.with_fields(
+        # A new adapter needs the base of the audited adapter; a complete model needs no base.
+        local = plan.with_fields(
             model=str(model), revision=None, base=self.plan.loading.base if adapter else None
         )
-        # Of `auto` what it was for the first audit: the two are to differ by the training, not by
-        # their precision.
-        return here.with_fields(
+        # Keep the first audit's precision for `auto`: only the training may differ.
+        return local.with_fields(
             dtype=dtype_when_loaded(str(self.plan.target.model), self.plan.loading)
         )
 
     @property
     def training_records_file(self) -> str:
-        """The file of the records, outside the lab."""
+        """Return the file of the records, outside the lab."""
         return self.recipe.data if self.recipe else self.asked.data or str(self.plan.data.data)
 
     def configuration(self) -> dict[str, Any]:
-        """What the output folder is made of: one that was made of something else is refused."""
-        told = {
+        """Return the configuration of the output folder; a folder with another is refused."""
+        choices = {
             "run": str(self.asked.run.resolve()),
             "by": self.asked.by,
             "train": self.asked.train,
         }
-        # As JSON gives it back (lists for tuples), to be equal to a configuration that was read.
+        # Round trip through JSON (lists for tuples), for equality with a configuration from a file.
         plain: dict[str, Any] = json.loads(
-            json.dumps({**told, "data": self.asked.data, "options": self.asked.options})
+            json.dumps({**choices, "data": self.asked.data, "options": self.asked.options})
         )
         return plain
 
 
 def plan_mitigation(asked: MitigationOptions, run: RunOutcomes) -> Mitigation:
-    """What the mitigation will train and audit. Raises AuditError, before anything is written, for
-    what cannot be."""
+    """Plan the new training and audit. Raise AuditError, before writing, for an impossible
+    mitigation."""
     plan = Plan.from_json(run.result.plan, str(asked.run / "result.json"))
     _check_run_is_retrainable(plan)
     name, options = _parse_mitigation_and_options(asked)
@@ -153,7 +150,7 @@ def plan_mitigation(asked: MitigationOptions, run: RunOutcomes) -> Mitigation:
                     f"{flag} goes with a model of your own: the lab trains by its own recipe"
                 )
         trainer = LabSite(plan.with_fields(mitigation={"method": name, **options})).mitigation
-        assert trainer is not None  # it is named
+        assert trainer is not None  # the plan names it
         return Mitigation(asked, plan, trainer)
     recipe = None
     if asked.train is None:
@@ -164,8 +161,8 @@ def plan_mitigation(asked: MitigationOptions, run: RunOutcomes) -> Mitigation:
         kind = registry.list_mitigations()[name]
         if not issubclass(kind, DataVariant):
             carried = {
-                key: own
-                for key, own in recipe.options.items()
+                key: number
+                for key, number in recipe.options.items()
                 if key in _CARRIED and key in get_option_defaults(kind)
             }
             options = {**carried, **options}
@@ -177,20 +174,20 @@ def plan_mitigation(asked: MitigationOptions, run: RunOutcomes) -> Mitigation:
                 )
     trainer = build_plugin("mitigation", registry.list_mitigations(), name, options)
     command = () if asked.train is None else _training_command_words(asked.train, trainer)
-    found = Mitigation(asked, plan, trainer, recipe, command)
+    mitigation = Mitigation(asked, plan, trainer, recipe, command)
     if isinstance(trainer, DataVariant) and not (
-        Path(found.training_records_file).suffix.lower() in WRITERS
-        and Path(found.training_records_file).is_file()
+        Path(mitigation.training_records_file).suffix.lower() in WRITERS
+        and Path(mitigation.training_records_file).is_file()
     ):
         raise AuditError(
             f"expected the records as a file of {', '.join(WRITERS)}, got "
-            f"{found.training_records_file!r}: --data FILE names one"
+            f"{mitigation.training_records_file!r}: --data FILE names one"
         )
-    return found
+    return mitigation
 
 
 def _check_run_is_retrainable(plan: Plan) -> None:
-    """Refuses what no training can be done again for. Raises AuditError."""
+    """Refuse a run whose training cannot be repeated. Raise AuditError."""
     if plan.objects:
         raise AuditError(
             "expected a run that a command began: this one attacked objects of a Python program"
@@ -216,8 +213,8 @@ def _check_run_is_retrainable(plan: Plan) -> None:
 
 
 def _parse_mitigation_and_options(asked: MitigationOptions) -> tuple[str, dict[str, Any]]:
-    """The method and its options. Raises AuditError for an unknown one, and for a value where it
-    takes none."""
+    """Return the method and its options. Raise AuditError for an unknown method or an unexpected
+    value."""
     name, colon, value = asked.by.partition(":")
     known = registry.list_mitigations()
     if name not in known:
@@ -233,8 +230,8 @@ def _parse_mitigation_and_options(asked: MitigationOptions) -> tuple[str, dict[s
 
 
 def _training_command_words(asked: str, trainer: Trainer) -> tuple[str, ...]:
-    """The words of a user's command. Raises AuditError for one that takes no data, or cannot do
-    what is asked."""
+    """Split a user's command. Raise AuditError if it has no placeholder or does not suit the
+    method."""
     if not isinstance(trainer, DataVariant):
         kinds = registry.list_mitigations()
         raise AuditError(
@@ -259,14 +256,13 @@ def _training_command_words(asked: str, trainer: Trainer) -> tuple[str, ...]:
 def train_and_audit_mitigated_model(
     what: Mitigation, run: RunOutcomes, reporter: Reporter, command: str
 ) -> TrainingOutcome:
-    """Trains and audits again, each where that was not done yet. Raises AuditError, with nothing
-    half written."""
-    # One cache for both: what the lab trains now is what the audit behind it attacks.
+    """Train and audit again, skipping finished steps. Raise AuditError without partial output."""
+    # Share a cache: the audit attacks the model that the lab trains now.
     shared, out = SweepCache(), what.asked.out
     with reporter.stage(f"train by {what.trainer.name}"):
-        done = train_mitigated_model(what, run, reporter, shared)
+        outcome = train_mitigated_model(what, run, reporter, shared)
     if (out / result_file.RESULT).is_file():
-        return done
+        return outcome
     plan = what.plan_of_second_audit.with_fields(command=command)
     if (out / attacked_secrets.PLAN).is_file():
         folder = RunFolder.reopen(out)
@@ -274,7 +270,7 @@ def train_and_audit_mitigated_model(
     else:
         folder = RunFolder.create(out, plan.run_folder_title, plan.to_json())
         if (form := RunFolder(what.asked.run).text_form()) is not None:
-            # the same secrets: rendered as they were, on another day too
+            # Render the same secrets the same way, even on another day.
             folder.save_text_form(form)
     try:
         files.write_run_reports(out, audit(plan, make_site(plan, reporter, shared), folder))
@@ -283,18 +279,18 @@ def train_and_audit_mitigated_model(
         raise
     finally:
         folder.close()
-    return done
+    return outcome
 
 
 def compare_runs_before_and_after_mitigation(
     what: Mitigation, run: RunOutcomes, after: RunOutcomes, done: TrainingOutcome
 ) -> BeforeAfter:
-    """The two runs side by side. Raises AuditError where they cannot be held against each other."""
-    left = what.copies_left_function
-    found = left and advice.undefended_row_and_recall_with_copies_left(
+    """Compare the two runs. Raise AuditError if they are not comparable."""
+    count_remaining = what.copies_left_function
+    prediction = count_remaining and advice.undefended_row_and_recall_with_copies_left(
         phrases.result_with_printable_strings(run.result),
         secret_details.read_secret_details(what.asked.run),
-        left,
+        count_remaining,
     )
     return BeforeAfter(
         by=" ".join(
@@ -303,7 +299,7 @@ def compare_runs_before_and_after_mitigation(
         compared=compare_finished_runs([run, after]),
         before=run.result,
         after=after.result,
-        predicted=(found[0].cell_key, found[1]) if found else None,
+        predicted=(prediction[0].cell_key, prediction[1]) if prediction else None,
         perplexity=_perplexity_change_by_mitigation(
             what.asked.run, run.result, what.asked.out, after.result
         ),
@@ -315,16 +311,18 @@ def compare_runs_before_and_after_mitigation(
 def _perplexity_change_by_mitigation(
     first: Path, before: AuditResult, second: Path, after: AuditResult
 ) -> Measurement | None:
-    """After minus before, paired by held-out text; None where one of them was not measured."""
+    """Return after minus before, paired by held-out text; None if a perplexity is missing."""
     cells = []
     for place, result in ((second, after), (first, before)):
         measured = result.target(UNDEFENDED).perplexity
         if measured is None:
             return None
-        held = heldout_of(place).get(UNDEFENDED)
-        own = {} if held is None else {0: held}
+        losses = heldout_of(place).get(UNDEFENDED)
+        losses_by_seed = {} if losses is None else {0: losses}
         cells.append(
-            Replicates(UNDEFENDED, "", "", measured={0: {measured.name: measured}}, heldout=own)
+            Replicates(
+                UNDEFENDED, "", "", measured={0: {measured.name: measured}}, heldout=losses_by_seed
+            )
         )
     name = next(iter(cells[0].measured[0]))
     return contrast_over_seeds(
@@ -340,16 +338,15 @@ def _perplexity_change_by_mitigation(
 def train_mitigated_model(
     what: Mitigation, run: RunOutcomes, reporter: Reporter, shared: SweepCache
 ) -> TrainingOutcome:
-    """Trains, where that was not done yet, in a folder whose lock is held.
+    """Train, unless already done, in a locked folder.
 
-    Raises AuditError for a folder of something else, and where the training is refused, with
-    nothing left of it.
+    Raise AuditError for another folder or a refused training, and then remove partial output.
     """
     out, configuration = what.asked.out, what.configuration()
-    held = _finished_mitigation_record(out, configuration)
-    if held is not None:
-        return TrainingOutcome(tuple(held["told"]), float(held["seconds"]))
-    # Before anything else is written: by this, an interrupted training knows its folder again.
+    finished = _finished_mitigation_record(out, configuration)
+    if finished is not None:
+        return TrainingOutcome(tuple(finished["told"]), float(finished["seconds"]))
+    # Write the record first: an interrupted training recognises its folder by it.
     disk.replace_atomically(
         out / RECORD, json.dumps({"configuration": configuration, "done": None}, indent=1)
     )
@@ -359,25 +356,25 @@ def train_mitigated_model(
         if what.plan.target.uses_builtin_lab:
             site = LabSite(what.plan_of_second_audit, reporter, shared)
             assert site.mitigated_model is not None  # the plan names it
-            told = site.mitigated_model.notes()
+            messages = site.mitigated_model.notes()
             seconds = site.lab.training_seconds_of_trainer(what.trainer)
         else:
-            told = _train_own_model(what, reporter)
+            messages = _train_own_model(what, reporter)
             seconds = time.perf_counter() - start
     except AuditError:
         _discard_refused_training(out)
         raise
-    done = TrainingOutcome(told, seconds)
-    record = {"configuration": configuration, "done": dataclasses.asdict(done)}
+    outcome = TrainingOutcome(messages, seconds)
+    record = {"configuration": configuration, "done": dataclasses.asdict(outcome)}
     disk.replace_atomically(out / RECORD, json.dumps(record, indent=1), sync=True)
-    return done
+    return outcome
 
 
 def _finished_mitigation_record(
     out: Path, configuration: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """What was done here before; None: not finished. Raises AuditError where the folder is of
-    something else."""
+    """Return the record of a finished mitigation; None if unfinished. Raise AuditError for
+    another folder."""
     if not (out / RECORD).is_file():
         if any(path.name != locks.LOCK for path in out.iterdir()):
             raise AuditError(
@@ -386,19 +383,18 @@ def _finished_mitigation_record(
         return None
     record = read_json_object(out / RECORD, "a mitigation")
     before = record.get("configuration") or {}
-    for name, own in configuration.items():
-        if before.get(name) != own:
+    for name, value in configuration.items():
+        if before.get(name) != value:
             raise AuditError(
                 f"{str(out)!r} is of another mitigation ({name}: {before.get(name)!r} there, "
-                f"{own!r} now)"
+                f"{value!r} now)"
             )
-    done: dict[str, Any] | None = record.get("done")
-    return done
+    outcome: dict[str, Any] | None = record.get("done")
+    return outcome
 
 
 def _discard_refused_training(out: Path) -> None:
-    """Removes what was written for a refused training; a model that was begun stays, to be gone on
-    with."""
+    """Remove the files of a refused training, but keep a partly trained model to continue."""
     model = out / MODEL
     if model.is_dir() and any(model.iterdir()):
         return
@@ -410,35 +406,34 @@ def _discard_refused_training(out: Path) -> None:
 
 
 def _train_own_model(what: Mitigation, reporter: Reporter) -> tuple[str, ...]:
-    """Trains on the mitigated records; returns what is to be said. Raises AuditError for other data
-    than the model was trained on, and for a command that makes no model.
-    """
+    """Train on the mitigated records; return messages. Raise AuditError for data of another
+    training, and for a command that makes no model."""
     out, recipe = what.asked.out / MODEL, what.recipe
     if recipe is not None:
         training.check_same_training_records(Path(str(what.plan.target.model)), recipe)
-    told, data = tuple[str, ...](), what.training_records_file
+    messages, data = tuple[str, ...](), what.training_records_file
     if isinstance(what.trainer, DataVariant):
         column = recipe.text_column if recipe else None
-        kept = what.asked.out / f"data{Path(data).suffix.lower()}"
-        told = (write_reduced_data_kept_by_trainer(what.trainer, data, kept, column),)
-        data = str(kept)
+        reduced = what.asked.out / f"data{Path(data).suffix.lower()}"
+        messages = (write_reduced_data_kept_by_trainer(what.trainer, data, reduced, column),)
+        data = str(reduced)
     if recipe is not None:
         return (
-            *told,
+            *messages,
             *training.train_model_into_folder(
                 dataclasses.replace(recipe, data=data, out=out), reporter.progress
             ),
         )
     _run_training_command(what.command, data, out)
-    return told
+    return messages
 
 
 def _run_training_command(command: Sequence[str], data: str, out: Path) -> None:
-    """Runs the user's command with its placeholders filled in; what it prints goes to stderr."""
-    given = {"{data}": str(Path(data).resolve()), "{out}": str(out.resolve())}
+    """Run the user's command with its placeholders replaced; its output goes to stderr."""
+    values = {"{data}": str(Path(data).resolve()), "{out}": str(out.resolve())}
     words = list(command)
-    for placeholder, value in given.items():
-        # Word by word, and no shell runs them: a path with spaces stays one argument.
+    for placeholder, value in values.items():
+        # Replace word by word, without a shell: a path with spaces stays one argument.
         words = [word.replace(placeholder, value) for word in words]
     out.mkdir(exist_ok=True, mode=0o700)
     try:
@@ -461,8 +456,7 @@ def _run_training_command(command: Sequence[str], data: str, out: Path) -> None:
 def _write_extracted_records_to_drop(
     what: Mitigation, run: RunOutcomes, reporter: Reporter, shared: SweepCache
 ) -> None:
-    """Writes down the extracted records for the training to drop, unless it is to drop others than
-    the audit found."""
+    """Write the extracted records for the training to drop, unless the user listed others."""
     if getattr(what.trainer, "listed", "") != str((what.asked.out / DROPPED).resolve()):
         return
     ids = ids_of_extracted_members(run)
@@ -472,25 +466,28 @@ def _write_extracted_records_to_drop(
             "dropped"
         )
     if what.plan.target.uses_builtin_lab:
-        whole = LabSite(what.plan, reporter, shared).lab.cut.texts
-        texts = [whole[id] for id in ids]
+        texts_by_id = LabSite(what.plan, reporter, shared).lab.cut.texts
+        texts = [texts_by_id[id] for id in ids]
     else:
         rows, _ = read_texts_and_units(str(what.plan.data.data))
         repeats = row_repeat_counts(read_record_table("--data", str(what.plan.data.data), COLUMNS))
-        # Where a row's copies begin, as `rows` holds every copy and ids (`member-ROW`,
-        # `member-ROW-PART`) name rows of the file. Of equal keys a dict keeps the last, which is
-        # the first of the reversed.
+        # Map each row to its first copy: `rows` holds all copies, while ids (`member-ROW`,
+        # `member-ROW-PART`) name rows of the file. Reversing makes the first copy win.
         first = dict(reversed([(row, i) for i, row in enumerate(rows_repeated_by_count(repeats))]))
         texts = [data_row_as_plain_text(rows[first[int(id.split("-")[1])]]) for id in ids]
     write_shard_record_list(what.asked.out / DROPPED, texts)
 
 
 def ids_of_extracted_members(run: RunOutcomes) -> list[str]:
-    """Ids of the members that some attack extracted verbatim, by its first guess, from the model
-    without defenses."""
-    found = dict[str, None]()
+    """Return ids of members that an attack's first guess extracted verbatim from the undefended
+    model."""
+    ids = dict[str, None]()
     for cell, row in run.outcomes.items():
         if cell.target == UNDEFENDED and row.outcome is not None:
-            came = row.outcome.hit & row.outcome.member
-            found |= dict.fromkeys(id for id, out in zip(row.outcome.ids, came, strict=True) if out)
-    return list(found)
+            extracted = row.outcome.hit & row.outcome.member
+            ids |= dict.fromkeys(
+                id
+                for id, is_extracted in zip(row.outcome.ids, extracted, strict=True)
+                if is_extracted
+            )
+    return list(ids)

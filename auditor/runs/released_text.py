@@ -1,9 +1,7 @@
-"""An audit of released text: no model is asked. What of private records stands in it, and whether
-it tells members.
+"""Audit released text without a model: search it for private records, and test it for membership.
 
-It leaves a run folder as every audit does, so that reports, gates, comparisons and attestations
-read it as they are.
-Imports no torch.
+Leaves a usual run folder, readable by reports, gates, comparisons and attestations. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -75,16 +73,16 @@ PASSAGES, MEMBERS, EPSILON = "passages", "membership", "canaries"
 METHODS = {PASSAGES: "verbatim", MEMBERS: "membership", EPSILON: "epsilon"}
 _CELLS = {attack: CellKey(UNDEFENDED, SETTING, attack) for attack in METHODS}
 DELTA = 1e-5
-_SHARES = 10  # of the level: each bound of epsilon has one, the other signals the rest
+_SHARES = 10  # shares of the level: one for each bound of epsilon, the rest for other signals
 WORDS = 10
-# about as many words of Chinese, Japanese or Thai, of which every character counts as one
+# about 10 words of Chinese, Japanese or Thai, whose characters count as words
 CHARACTERS = 20
 
 
 @dataclass(frozen=True)
 class ReleasedText:
-    """What is held against what. records: members first; texts: what was released, as words and as
-    it is written."""
+    """Hold the inputs. records: members first; texts: the released texts, as words and as
+    written."""
 
     plan: Plan
     words: WordIds
@@ -96,7 +94,7 @@ class ReleasedText:
 
     @cached_property
     def is_unspaced(self) -> bool:
-        return is_mostly_unspaced(one.text for one in self.records if one.member)
+        return is_mostly_unspaced(record.text for record in self.records if record.member)
 
     @property
     def usual_passage_length(self) -> int:
@@ -104,13 +102,19 @@ class ReleasedText:
 
     @property
     def secrets(self) -> tuple[Secret, ...]:
-        """The records as a run lists them."""
+        """Return the records as a run lists them."""
         kind = {True: "member", False: "nonmember"}
-        found = (
-            Secret(f"{kind[one.member]}-{one.row:06d}", (), one.tokens, one.times, one.member)
-            for one in self.records
+        secrets = (
+            Secret(
+                f"{kind[record.member]}-{record.row:06d}",
+                (),
+                record.tokens,
+                record.times,
+                record.member,
+            )
+            for record in self.records
         )
-        return aliases.secrets_with_aliases(tuple(found), aliases.load_alias_salt())
+        return aliases.secrets_with_aliases(tuple(secrets), aliases.load_alias_salt())
 
 
 def plan_for_released_text(
@@ -122,7 +126,7 @@ def plan_for_released_text(
         nonmembers=nonmembers,
         canaries=canaries,
         setting=SETTING,
-        # The third, epsilon, takes canaries.
+        # The third method, epsilon, needs canaries.
         attack=tuple(METHODS)[: 2 + (canaries is not None)],
         seed=seed,
         command=command,
@@ -130,10 +134,10 @@ def plan_for_released_text(
 
 
 def read_released_text(plan: Plan, text: Path) -> ReleasedText:
-    """Reads all files, before anything is measured. Raises AuditError for too few records, and
-    canaries of exposure."""
+    """Read all files before measuring. Raise AuditError for too few records, and for exposure
+    canaries."""
     data, nonmembers, words = plan.data.data, plan.data.nonmembers, WordIds()
-    assert data is not None and nonmembers is not None  # both are asked for
+    assert data is not None and nonmembers is not None  # the command requires both
     manifest = (
         None
         if plan.data.canaries is None
@@ -144,10 +148,12 @@ def read_released_text(plan: Plan, text: Path) -> ReleasedText:
             f"expected canaries of an audit in {plan.data.canaries!r} (audit canaries make "
             "--audit), got those for exposure, which takes a model's probabilities"
         )
-    written = released_passages.read_table_with_row_texts("OUT", str(text))[1]
-    held = [one.text for one in manifest.canaries] if manifest else []
-    records, said = released_passages.read_members_and_nonmembers(data, nonmembers, words, held)
-    counts = Counter(one.member for one in records)
+    row_texts = released_passages.read_table_with_row_texts("OUT", str(text))[1]
+    canary_texts = [canary.text for canary in manifest.canaries] if manifest else []
+    records, notes = released_passages.read_members_and_nonmembers(
+        data, nonmembers, words, canary_texts
+    )
+    counts = Counter(record.member for record in records)
     for member, flag in ((True, "--data"), (False, "--nonmembers")):
         if counts[member] < roc.LEAST:
             raise AuditError(
@@ -157,23 +163,23 @@ def read_released_text(plan: Plan, text: Path) -> ReleasedText:
         plan,
         words,
         tuple(records),
-        tuple(map(words, written)),
-        tuple(written),
+        tuple(map(words, row_texts)),
+        tuple(row_texts),
         manifest,
-        tuple(said),
+        tuple(notes),
     )
 
 
 def audit_released_text(
     held: ReleasedText, n: int | None, folder: RunFolder, reporter: Reporter
 ) -> AuditResult:
-    """n: words of a passage; None: `usual_passage_length`, or the median of the private records if
-    they are shorter.
+    """Audit the text. n: words of a passage; None: `usual_passage_length`, or the median of shorter
+    private records.
 
-    Raises AuditError where no record of either kind has so many.
+    Raise AuditError if no record of a kind has n words.
     """
     clock, secrets, rows = StageClock(reporter), held.secrets, _ReleasedTextResults(folder)
-    # 2: a word alone stands everywhere.
+    # At least 2: a single word occurs everywhere.
     n = n or max(
         2,
         min(
@@ -189,9 +195,9 @@ def audit_released_text(
     coins: tuple[Secret, ...] = ()
     if held.manifest is not None:
         with clock.timed_stage("canaries"):
-            found, coins = _epsilon_lower_bound_finding(held, held.manifest, rows)
-            findings.append(found)
-    canaries = {one.id for one in coins}
+            finding, coins = _epsilon_lower_bound_finding(held, held.manifest, rows)
+            findings.append(finding)
+    canaries = {canary.id for canary in coins}
     folder.save_secret_facts(
         secret_details.secret_fact_columns(
             (*secrets, *coins), aliases.salt_fingerprint(aliases.load_alias_salt()), canaries
@@ -199,7 +205,7 @@ def audit_released_text(
     )
     table.write_secrets_table(folder.path, rows.columns)
     private_texts.write_secret_texts(folder.path, rows.shown, rows.guesses, held.words.words_of_ids)
-    members = [one for one in secrets if one.member]
+    members = [secret for secret in secrets if secret.member]
     record = BenchmarkRecord(
         name="files",
         description=f"{len(held.texts):,} released texts, against {len(members):,} private records",
@@ -208,7 +214,7 @@ def audit_released_text(
         known=0,
         repeats={
             str(times): count
-            for times, count in sorted(Counter(one.repeats or 1 for one in members).items())
+            for times, count in sorted(Counter(secret.repeats or 1 for secret in members).items())
         },
         digest=comparable_secrets_digest(secrets),
         notes=held.said,
@@ -237,7 +243,7 @@ def audit_released_text(
 
 
 class _ReleasedTextResults:
-    """Gathers what a run folder keeps of each row."""
+    """Collect the run folder's data of each row."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder, self.columns = folder, list[Column]()
@@ -247,12 +253,16 @@ class _ReleasedTextResults:
     def add_observations(
         self, key: CellKey, secrets: Sequence[Secret], values: Mapping[str, NDArray[np.float64]]
     ) -> None:
-        """Keeps numbers by record, from which the measurements of a row can be worked out again."""
-        told = (
+        """Add numbers by record, from which to recompute the measurements of a row."""
+        rows = (
             {name: float(column[i]) for name, column in values.items()} for i in range(len(secrets))
         )
         self.folder.observations.append(
-            key, [Observation(one.id, own) for one, own in zip(secrets, told, strict=True)]
+            key,
+            [
+                Observation(secret.id, numbers)
+                for secret, numbers in zip(secrets, rows, strict=True)
+            ],
         )
         ids, member, times = (
             [getattr(s, name) for s in secrets] for name in ("id", "member", "repeats")
@@ -266,15 +276,18 @@ class _ReleasedTextResults:
         self, key: CellKey, secrets: Sequence[Secret], guesses: Sequence[Guesses]
     ) -> None:
         self.folder.guesses.append(key, list(guesses))
-        self.shown, self.guesses[str(key)] = tuple(secrets), {one.secret: one for one in guesses}
+        self.shown, self.guesses[str(key)] = (
+            tuple(secrets),
+            {guess.secret: guess for guess in guesses},
+        )
 
 
 def _finding_of_release(
     attack: str, measurements: Sequence[Measurement], notes: Sequence[str], **more: object
 ) -> Finding:
     access = ("the released text alone",)
-    none = Finding(*_CELLS[attack], {}, access, "as released", None, "it claims nothing")
-    return replace(none, measurements=tuple(measurements), notes=tuple(notes), **more)  # type: ignore[arg-type]
+    finding = Finding(*_CELLS[attack], {}, access, "as released", None, "it claims nothing")
+    return replace(finding, measurements=tuple(measurements), notes=tuple(notes), **more)  # type: ignore[arg-type]
 
 
 # --- passages and personal data
@@ -284,9 +297,8 @@ def _finding_of_release(
 def _find_copied_passages(
     held: ReleasedText, n: int, secrets: Sequence[Secret], rows: _ReleasedTextResults
 ) -> tuple[Finding, dict[str, KindCount]]:
-    """What of each record stands there word for word, or nearly, judged as an attack's first guess
-    is."""
-    long = [i for i, one in enumerate(held.records) if len(one.tokens) >= n]
+    """Find the passages of records in the text, verbatim or nearly, judged like first guesses."""
+    long = [i for i, record in enumerate(held.records) if len(record.tokens) >= n]
     few = [kind for kind in (True, False) if not any(held.records[i].member == kind for i in long)]
     if few:
         flag = "--data" if few[0] else "--nonmembers"
@@ -294,34 +306,36 @@ def _find_copied_passages(
         raise AuditError(
             f"expected records of {n} {unit} or more in {flag}, got none (--words sets how many)"
         )
-    found, every, index = released_passages.find_nearest_passages(
+    nearest, coverage, index = released_passages.find_nearest_passages(
         [held.records[i] for i in long], held.texts, n
     )
-    # What is asked for of a record is its passage: the longest there, else the nearest n words,
-    # else its first.
-    asked = [replace(secrets[i], suffix=one.own) for i, one in zip(long, found, strict=True)]
-    guesses = [
-        Guesses(secret.id, (Guess(one.there, float(one.length)),), 1, 0)
-        for secret, one in zip(asked, found, strict=True)
+    # The target of a record is its longest released passage, else its nearest n words, else its
+    # first n.
+    targets = [
+        replace(secrets[i], suffix=passage.own) for i, passage in zip(long, nearest, strict=True)
     ]
-    outcome = judging.judge_guesses(guesses, {one.id: one for one in asked})
+    guesses = [
+        Guesses(secret.id, (Guess(passage.there, float(passage.length)),), 1, 0)
+        for secret, passage in zip(targets, nearest, strict=True)
+    ]
+    outcome = judging.judge_guesses(guesses, {target.id: target for target in targets})
     parts, counts = _personal_data_shares(held, [held.records[i] for i in long])
-    by_id = {one.id: i for i, one in enumerate(asked)}
+    by_id = {target.id: i for i, target in enumerate(targets)}
     of_kinds = {kind: [shares[by_id[id]] for id in outcome.ids] for kind, shares in parts.items()}
-    kept = RowValuesBySecret.from_judged_guesses(outcome, of_kinds)
-    rows.add_guesses(_CELLS[PASSAGES], asked, guesses)
-    rows.columns += kept.columns_for_secrets_table(_CELLS[PASSAGES])
+    judged = RowValuesBySecret.from_judged_guesses(outcome, of_kinds)
+    rows.add_guesses(_CELLS[PASSAGES], targets, guesses)
+    rows.columns += judged.columns_for_secrets_table(_CELLS[PASSAGES])
     members = outcome.select_secrets(outcome.member)
     finding = _finding_of_release(
         PASSAGES,
         extraction.measure_extraction(outcome),
-        tuple(_released_passage_sentences(held, n, len(long), every, index)),
+        tuple(_released_passage_sentences(held, n, len(long), coverage, index)),
         by_repeats=extraction.measure_hit_shares(RECALL, members),
-        by_kind={kind: m for kind in of_kinds if (m := kept.remeasure_metric(RECALL, kind=kind))},
+        by_kind={kind: m for kind in of_kinds if (m := judged.remeasure_metric(RECALL, kind=kind))},
         by_kind_nonmembers={
             kind: m
             for kind in of_kinds
-            if (m := kept.remeasure_metric(name_nonmember_metric(RECALL), kind=kind))
+            if (m := judged.remeasure_metric(name_nonmember_metric(RECALL), kind=kind))
         },
         curve=extraction.compute_recall_error_curve(members),
         options={"words": n},
@@ -346,11 +360,10 @@ def _released_passage_sentences(
         yield (
             f"{short:,} records have fewer than {n} {unit}: they are not looked for here (--words)"
         )
-    holding = sum(one.memorised > 0 for one in every)
+    holding = sum(tokens.memorised > 0 for tokens in every)
     trained, heldout = index.ngram_place_counts(n)
-    # As if an n-gram of the private data came up by chance as often as one of the held-out text
-    # does.
-    floor = sum(one.heldout > 0 for one in every) * trained / max(heldout, 1)
+    # Assume that private n-grams occur by chance as often as held-out n-grams do.
+    floor = sum(tokens.heldout > 0 for tokens in every) * trained / max(heldout, 1)
     yield (
         f"{holding:,} of {len(every):,} released texts hold {n} {unit} in a row of the private "
         f"data and of no non-member; by non-members, {floor:,.0f} would by chance"
@@ -365,62 +378,64 @@ def _released_passage_sentences(
 def _personal_data_shares(
     held: ReleasedText, records: Sequence[ReleasedRecord]
 ) -> tuple[dict[str, list[float]], dict[str, KindCount]]:
-    """By kind, the share of what each record holds that stands in the released text; NaN where it
-    holds none.
+    """Return by kind the released share of each record's personal data; NaN for records without it.
 
-    What members and non-members both hold is left out: it may come from either.
+    Strings of both members and non-members do not count: their source is ambiguous.
     """
     recognisers = pii.PiiRecognisers() if pii.has_pii_packages() else None
-    found_in = [pii.find_pii_spans_in_text(one.text, one.marks, recognisers) for one in records]
-    spans = [
-        list(dict.fromkeys((span.kind, one.text[span.start : span.end]) for span in found))
-        for one, found in zip(records, found_in, strict=True)
+    spans_of_records = [
+        pii.find_pii_spans_in_text(record.text, record.marks, recognisers) for record in records
     ]
-    # A mark that is only a part of longer words in its record may be so elsewhere.
-    whole = {said: True for own in spans for _, said in own}
-    whole |= {
-        said: False
-        for own, one in zip(spans, records, strict=True)
-        for _, said in own
-        if not is_whole_word_somewhere(said, one.text)
+    spans = [
+        list(
+            dict.fromkeys((span.kind, record.text[span.start : span.end]) for span in record_spans)
+        )
+        for record, record_spans in zip(records, spans_of_records, strict=True)
+    ]
+    # A mark that is only part of longer words in its record may match parts elsewhere.
+    whole_word_only = {string: True for pairs in spans for _, string in pairs}
+    whole_word_only |= {
+        string: False
+        for pairs, record in zip(spans, records, strict=True)
+        for _, string in pairs
+        if not is_whole_word_somewhere(string, record.text)
     }
-    of_members, of_others = (
+    of_members, of_nonmembers = (
         {
-            said: whole[said]
-            for own, one in zip(spans, records, strict=True)
-            if one.member == side
-            for _, said in own
+            string: whole_word_only[string]
+            for pairs, record in zip(spans, records, strict=True)
+            if record.member == side
+            for _, string in pairs
         }
         for side in (True, False)
     )
-    members, others = (
-        [one.text for one in records if one.member == side] for side in (True, False)
+    members, nonmembers = (
+        [record.text for record in records if record.member == side] for side in (True, False)
     )
-    shared = _strings_found_in_texts(of_members, others) | _strings_found_in_texts(
-        of_others, members
+    shared = _strings_found_in_texts(of_members, nonmembers) | _strings_found_in_texts(
+        of_nonmembers, members
     )
-    # In the text as it was written, not in its words: numbers and addresses have signs in them.
-    there = _strings_found_in_texts(of_members | of_others, held.written)
-    found: dict[str, list[float]] = {}
+    # Search the raw text, not its words: numbers and addresses contain punctuation.
+    text_strings = _strings_found_in_texts(of_members | of_nonmembers, held.written)
+    shares_by_kind: dict[str, list[float]] = {}
     counts: dict[str, Counter[str]] = {}
-    for i, (own, one) in enumerate(zip(spans, records, strict=True)):
-        for kind in dict.fromkeys(kind for kind, _ in own):
-            told = [said for k, said in own if k == kind and said not in shared]
-            counts.setdefault(kind, Counter())["members" if one.member else "nonmembers"] += len(
-                told
+    for i, (pairs, record) in enumerate(zip(spans, records, strict=True)):
+        for kind in dict.fromkeys(kind for kind, _ in pairs):
+            strings = [string for k, string in pairs if k == kind and string not in shared]
+            counts.setdefault(kind, Counter())["members" if record.member else "nonmembers"] += len(
+                strings
             )
-            if told:
-                shares = found.setdefault(kind, [float("nan")] * len(records))
-                shares[i] = sum(said in there for said in told) / len(told)
-    return dict(sorted(found.items())), {
-        kind: KindCount(**held) for kind, held in sorted(counts.items())
+            if strings:
+                shares = shares_by_kind.setdefault(kind, [float("nan")] * len(records))
+                shares[i] = sum(string in text_strings for string in strings) / len(strings)
+    return dict(sorted(shares_by_kind.items())), {
+        kind: KindCount(**numbers) for kind, numbers in sorted(counts.items())
     }
 
 
 def _strings_found_in_texts(wanted: Mapping[str, bool], texts: Sequence[str]) -> set[str]:
-    """Return those that are in the texts. wanted: whether a number that goes on after its end is
-    another one."""
-    return {said for said, count in count_text_occurrences(wanted, texts).items() if count}
+    """Return the strings in the texts. wanted: True if a longer number is a different number."""
+    return {text for text, count in count_text_occurrences(wanted, texts).items() if count}
 
 
 # --- membership
@@ -430,32 +445,35 @@ def _strings_found_in_texts(wanted: Mapping[str, bool], texts: Sequence[str]) ->
 def _membership_finding(
     held: ReleasedText, secrets: Sequence[Secret], rows: _ReleasedTextResults
 ) -> Finding:
-    """Membership scores by n-grams of the released text against those of other records, and the
-    published scores."""
-    # + 1: any word that none of them has.
-    records, kinds = [one.tokens for one in held.records], len(held.words.ids) + 1
+    """Score membership by n-grams of the released text against other records, and by published
+    scores."""
+    # + 1: any unknown word.
+    records, kinds = [record.tokens for record in held.records], len(held.words.ids) + 1
     model = NGramCounts.count_ngrams(held.texts, kinds)
-    found = {
+    values_by_score = {
         "ngrams": score_against_other_records(model, records, held.plan.seed),
         "bigrams": model.average_laplace_log_prob(records),
         "likeness": measure_jaccard_similarity(records, held.texts, kinds),
     }
-    who = ScoredRecords(np.array([one.member for one in held.records]), {})
-    scores = {name: CandidateScore(values, OF_TEXT[name]) for name, values in found.items()}
-    widening = compute_simultaneous_widening(list(scores.values()), who)
-    strongest = choose_strongest_score(scores, who, widening, len(scores))
+    truth = ScoredRecords(np.array([record.member for record in held.records]), {})
+    scores = {
+        name: CandidateScore(values, OF_TEXT[name]) for name, values in values_by_score.items()
+    }
+    widening = compute_simultaneous_widening(list(scores.values()), truth)
+    strongest = choose_strongest_score(scores, truth, widening, len(scores))
     rates = [
         tpr
-        for name, values in found.items()
+        for name, values in values_by_score.items()
         for rate in FALSE_POSITIVES
         if (
             tpr := roc.estimate_tpr(
-                name_tpr_metric(name, rate), values[who.member], values[~who.member], rate
+                name_tpr_metric(name, rate), values[truth.member], values[~truth.member], rate
             )
         )
     ]
     columns = {
-        name_score_column(name): values for name, values in {"": strongest.values, **found}.items()
+        name_score_column(name): values
+        for name, values in {"": strongest.values, **values_by_score}.items()
     }
     rows.add_observations(_CELLS[MEMBERS], secrets, columns)
     notes = [
@@ -476,29 +494,35 @@ def _membership_finding(
 def _epsilon_lower_bound_finding(
     held: ReleasedText, manifest: AuditCanaryManifest, rows: _ReleasedTextResults
 ) -> tuple[Finding, tuple[Secret, ...]]:
-    """A lower bound, by the canaries that the released text gives away. Coins decide --data, so
-    only --nonmembers are a reference."""
-    words = WordIds(dict(held.words.ids))  # a copy, as it learns the words of all that it reads
-    whole = [words(one.text) for one in manifest.canaries]
-    behind = [len(words(one.prefix)) for one in manifest.canaries]
-    kinds = len(words.ids) + 1  # only now are all words known; 1 more: any other
+    """Bound epsilon by the canaries in the text. Coins decide --data: only --nonmembers are a
+    reference."""
+    words = WordIds(dict(held.words.ids))  # a copy, as reading adds words
+    texts = [words(canary.text) for canary in manifest.canaries]
+    prefix_lengths = [len(words(canary.prefix)) for canary in manifest.canaries]
+    kinds = len(words.ids) + 1  # after all reads; + 1: any unknown word
     model = NGramCounts.count_ngrams(held.texts, kinds)
     reference = NGramCounts.count_ngrams(
-        [one.tokens for one in held.records if not one.member], kinds
+        [record.tokens for record in held.records if not record.member], kinds
     )
-    gained = model.log_probs(whole) - reference.log_probs(whole)
-    # (words of all canaries,): those of the prefix are given away, and count for nothing.
+    gained = model.log_probs(texts) - reference.log_probs(texts)
+    # (words of all canaries,): words of the prefix are public and do not count.
     secret = np.concatenate(
-        [np.arange(len(text)) >= cut for text, cut in zip(whole, behind, strict=True)]
+        [np.arange(len(text)) >= cut for text, cut in zip(texts, prefix_lengths, strict=True)]
     )
-    scores = average_per_text(np.where(secret, gained, 0.0), whole)
-    coins = np.array([one.included for one in manifest.canaries])
-    # Scores of released text are guesses of coins as any others are (arXiv 2502.14921): one-run
-    # bounds hold for them.
+    scores = average_per_text(np.where(secret, gained, 0.0), texts)
+    coins = np.array([canary.included for canary in manifest.canaries])
+    # Scores of released text are valid guesses of coins (arXiv 2502.14921): one-run bounds hold.
     audits = audit_epsilon_bounds(scores, coins, DELTA, LEVEL / _SHARES, copies=manifest.times)
     subjects = tuple(
-        Secret(one.id, (), text, manifest.times if one.included else 0, one.included, alias=one.id)
-        for one, text in zip(manifest.canaries, whole, strict=True)
+        Secret(
+            canary.id,
+            (),
+            text,
+            manifest.times if canary.included else 0,
+            canary.included,
+            alias=canary.id,
+        )
+        for canary, text in zip(manifest.canaries, texts, strict=True)
     )
     rows.add_observations(_CELLS[EPSILON], subjects, {"score": scores})
     main = audits[0]

@@ -1,7 +1,7 @@
-"""Where an audit takes place: the model without a defense, what stands around it, and the data.
+"""Hold the place of an audit: the undefended model, the models around it, and the data.
 
-Knows no attack. The lab (`lab_site.py`) trains what a user's model and folders bring along; nothing
-else asks which of them it is.
+Knows no attack. The lab (`lab_site.py`) trains the counterparts of a user's model and folders; no
+other module asks which kind of site it has.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from auditor.runs.sweep_cache import SweepCache
 
 
 class SiteModels:
-    """The model of a plan and those around it, each loaded when it is asked for.
+    """Load the model of a plan and those around it, each on first use.
 
-    live: models in memory, by role, as `ModelLoader` takes them. The folder that one was once
-    loaded from is not believed, as the weights may have moved since: no promise of privacy is read
-    there, and the digest is that of the weights in memory, where the model tells one.
+    live: models in memory, by role, as `ModelLoader` takes them. Their original folder is ignored,
+    as the weights may have changed since: no promise of privacy is read there, and the digest is
+    that of the weights in memory, if the model reports one.
     """
 
     def __init__(
@@ -78,19 +78,18 @@ class SiteModels:
 
     @property
     def is_model_asked_over_network(self) -> bool:
-        """Whether the model is asked over a network: its budget and its answers have one owner."""
+        """Tell if the model is queried over a network: one owner has its budget and its answers."""
         return self.models.is_attacked_model_over_network
 
     @property
     def attacked_adapter_base_name(self) -> str:
-        """The base of an attacked adapter; "" for a whole model."""
+        """Name the base of an attacked adapter; "" for a complete model."""
         return "" if self._adapter_base_and_revision is None else self._adapter_base_and_revision[0]
 
     @property
     def names_reference_model(self) -> bool:
-        """Whether there is to be a reference model, as far as is known before anything is
-        loaded."""
-        if "reference_model" in self.__dict__:  # it was loaded: an adapter's base may be unfit
+        """Tell if there will be a reference model, as far as known before loading."""
+        if "reference_model" in self.__dict__:  # already loaded: an adapter's base may be unfit
             return self.reference_model is not None
         if {"reference", "public"} & self.models.live.keys():
             return True
@@ -99,43 +98,41 @@ class SiteModels:
         return self.target.public is not None or self._adapter_base_and_revision is not None
 
     def read_auto_dtype_as_float32(self) -> None:
-        """Called before anything is loaded: `--dtype auto` is float32, for methods that are right
-        in it alone."""
+        """Read `--dtype auto` as float32, before loading, for methods that are correct only in
+        float32."""
         self.models.loading = self.models.loading.with_float32_for_auto()
 
     def check_plan_model_is_obtainable(self, given: Sequence[str]) -> None:
-        """Refuses a model that cannot be had as the plan says, before anything is loaded. Raises
-        AuditError.
+        """Refuse, before loading, a model that the plan's options cannot obtain. Raise AuditError.
 
-        given: fields of the plan that say how models are had.
+        given: fields of the plan that say how to obtain models.
         """
         self.models.check_model_obtainable(given)
 
     def digests_of_models_in_no_file(self) -> dict[str, str]:
-        """`role/...` -> digest of the models that are read from no file, as far as they are at
-        hand."""
-        # In `__dict__` once the cached property was asked for: this must not load the model.
-        asked = (
+        """Map `role/...` to the digest of each model without files, as far as loaded."""
+        # `__dict__` holds a cached property after its first use: this must not load the model.
+        digests = (
             {ANSWERS: self.model.digest()}
             if self.is_model_asked_over_network and "model" in self.__dict__
             else {}
         )
-        return asked | self.models.live_model_digests
+        return digests | self.models.live_model_digests
 
     @cached_property
     def model(self) -> LanguageModel:
-        """What is attacked, without a defense."""
+        """Load the attacked model, without a defense."""
         return self.models.load_model_of_role("model", str(self.target.model))
 
     @property
     def undefended_model_description(self) -> str:
-        """What the undefended model is: a sentence without its full stop."""
+        """Describe the undefended model: a sentence without its full stop."""
         return self.models.attacked_model_description
 
     @property
     def undefended_trained_model(self) -> TrainedModel:
-        """The undefended model, with what its training promised and kept, as far as known (what it
-        told: `notes`)."""
+        """Return the undefended model with the known promises and canaries of its training (its
+        messages: `notes`)."""
         if "model" in self.models.live:
             return TrainedModel(self.model, None)
         folder = Path(str(self.target.model))
@@ -147,12 +144,12 @@ class SiteModels:
 
     @cached_property
     def public_model(self) -> LanguageModel | None:
-        """One that has seen no private data; None where there is none."""
+        """Load the model without private data; None if the plan names no such model."""
         return self._load_model_with_same_vocabulary("public", self.target.public)
 
     @cached_property
     def reference_model(self) -> LanguageModel | None:
-        """What attacks hold likelihoods against; None where there is none."""
+        """Load the model that attacks compare likelihoods with; None if there is no reference."""
         if self.target.reference not in (None, NONE):
             return self._load_model_with_same_vocabulary("reference", self.target.reference)
         if (
@@ -161,7 +158,7 @@ class SiteModels:
             or self._adapter_base_and_revision is None
         ):
             return None if self.target.reference == NONE else self.public_model
-        # first, so that a model that does not load is refused as the attacked one
+        # Load the attacked model first, so that its failure is reported under its role.
         size = self.model.vocab_size
         name, revision = self._adapter_base_and_revision
         base = self.models.load_model_of_role(
@@ -171,123 +168,122 @@ class SiteModels:
 
     @cached_property
     def _adapter_base_and_revision(self) -> tuple[str, str | None] | None:
-        """The base of an attacked adapter, and that base's revision; None for a whole model."""
+        """Return the base of an attacked adapter and its revision; None for a complete model."""
         if self.target.model is None:
             return None
-        named = adapter_base_and_revision(self.target.model)
+        recorded = adapter_base_and_revision(self.target.model)
         base = self.models.loading.base
-        return named if named is None or base is None else (base, None)
+        return recorded if recorded is None or base is None else (base, None)
 
     def notes_on_models(self) -> tuple[str, ...]:
-        """What a reader must know of the models beside the data: sentences."""
+        """List notes for a reader on the models besides the data: sentences."""
         models = (self.model, self.public_model, self.reference_model)
-        found = [note for model in models if model is not None for note in model.notes]
+        notes = [note for model in models if model is not None for note in model.notes]
         if (
             self._adapter_base_and_revision is not None
             and self.target.reference is None
             and self.target.public is None
         ):
-            found.append(
+            notes.append(
                 _adapter_base_sentence(
                     self._adapter_base_and_revision[0], self.reference_model is not None
                 )
             )
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(notes))
 
     def model_before_or_retrained(self, kind: str) -> LanguageModel:
-        """`before`: the model before it was to forget; `retrained`: the same, without what was to
-        be forgotten.
+        """Load `before`: before unlearning; `retrained`: without the records to forget.
 
-        Raises AuditError for a model of another family or vocabulary, and for the attacked one.
+        Raise AuditError for a model of another family or vocabulary, and for the attacked model
+        itself.
         """
         name = self.target.before if kind == "before" else self.target.retrained
-        own, here = self.model, Path(str(name))
+        target, folder = self.model, Path(str(name))
         if (
-            here.is_dir()
+            folder.is_dir()
             and Path(str(self.target.model)).is_dir()
-            and here.samefile(str(self.target.model))
+            and folder.samefile(str(self.target.model))
         ):
             raise AuditError(f"expected --{kind} as another model than --model, got {name} as both")
         other = self._load_model_with_same_vocabulary(kind, name)
-        assert other is not None  # there is no row of it without a name
-        if other.family != own.family:
+        assert other is not None  # a row needs a name
+        if other.family != target.family:
             raise AuditError(
-                f"expected --{kind} as {own.family}, as --model is, got {other.name}: "
+                f"expected --{kind} as {target.family}, as --model is, got {other.name}: "
                 f"{other.family}"
             )
-        return _require_same_vocabulary(kind, own, other)
+        return _require_same_vocabulary(kind, target, other)
 
     def load_deployed_form(self, place: str) -> LanguageModel:
-        """The model that is named as a form of the one that is attacked. Raises AuditError for one
-        of other tokens."""
-        other, own = self.models.load_deployed_form(place), self.model
-        if {"distribution"} <= own.capabilities & other.capabilities:
+        """Load a deployed form of the attacked model. Raise AuditError if its vocabulary
+        differs."""
+        other, target = self.models.load_deployed_form(place), self.model
+        if {"distribution"} <= target.capabilities & other.capabilities:
             check_same_vocabulary_size(
-                "--forms", other.name, other.vocab_size, "the target's", own.vocab_size
+                "--forms", other.name, other.vocab_size, "the target's", target.vocab_size
             )
-        return _require_same_vocabulary("forms", own, other)
+        return _require_same_vocabulary("forms", target, other)
 
     def _load_model_with_same_vocabulary(self, kind: str, name: str | None) -> LanguageModel | None:
-        """A model that is asked about the same tokens. Raises AuditError for one of another
-        vocabulary."""
+        """Load a model of this role. Raise AuditError if its vocabulary size differs."""
         if name is None:
             return None
-        own, other = self.model, self.models.load_model_of_role(kind, name)
-        # by unknown padding
-        at_least = "distribution" not in own.capabilities and other.vocab_size > own.vocab_size
-        if not at_least:
+        target, other = self.model, self.models.load_model_of_role(kind, name)
+        # Unknown padding may explain a larger vocabulary.
+        may_be_padded = (
+            "distribution" not in target.capabilities and other.vocab_size > target.vocab_size
+        )
+        if not may_be_padded:
             check_same_vocabulary_size(
-                f"--{kind}", other.name, other.vocab_size, "the target's", own.vocab_size
+                f"--{kind}", other.name, other.vocab_size, "the target's", target.vocab_size
             )
         return other
 
 
 class Site(SiteModels):
-    """The place of one audit. Making a site costs nothing: each model is loaded, or trained, when
-    it is asked for.
+    """The place of one audit. Making a site costs nothing: models load, or train, on first use.
 
-    subject: all of a plan that decides which model is attacked for which secrets: runs that agree
-    in it share both.
-    trains_on_demand: whether what a defense needs is made when its turn comes; else it is there
-    before, and what the defense promises can be refused before hours are spent.
-    may_train: whether what is not there is made; else it is refused when it is asked for.
+    Args:
+        subject: all of a plan that decides which model is attacked for which secrets: runs with the
+            same subject share both.
+        trains_on_demand: train the inputs of a defense in its turn; else they exist before, and the
+            run can refuse a promise before spending hours.
+        may_train: make missing models; else refuse them on use.
     """
 
     trains_on_demand: ClassVar[bool] = False
     may_train = True
-    hurried = False  # whether a prefix token is chosen by as few known pairs as a check can afford
-    # rows that the choice of a text form looks at, at most; None: its own number
+    hurried = False  # choose a prefix token by few known pairs, for a check
+    # most rows for the choice of a text form; None: its default
     form_rows: int | None = None
-    # of the longest soft prompt that an attack puts before the texts: they take room in a context
+    # rows of the longest soft prompt of an attack: they take room in a context
     soft_prompt_rows = 0
-    relearn_rate: ClassVar[float] = 5e-5  # of `--relearn`, unless the plan says another
+    relearn_rate: ClassVar[float] = 5e-5  # default of `--relearn`
 
     @property
     def default_attack_options(self) -> Mapping[str, Mapping[str, Any]]:
-        """Options of attacks by name, where they are sized to this place."""
+        """Return options of attacks by name, sized to this place."""
         return Lab.attack_defaults if self.attack_plan.sizes == "lab" else {}
 
     @property
     def default_defense_options(self) -> Mapping[str, Mapping[str, Any]]:
-        """Options of defenses by name, where they are sized to this place."""
+        """Return options of defenses by name, sized to this place."""
         return Lab.defense_defaults if self.attack_plan.sizes == "lab" else {}
 
     def attach_run_folder(self, folder: RunFolder) -> None:
-        """Told which run it serves, before anything is loaded."""
+        """Attach the folder of the run, before loading anything."""
         self._folder, self.models.run = folder, folder.identity
 
     # --- the data ---
 
     def load_benchmark_shared_by_runs(self) -> Benchmark:
-        """The secrets, the known pairs and the held-out texts, as runs on the same subject share
-        them."""
-        # Without the limit: the form that was chosen stays, however few of the records are
-        # attacked.
-        chosen = json.dumps([to_json(self.target), to_json(replace(self.data_plan, limit=None))])
-        held = (
+        """Load secrets, known pairs and held-out texts, shared by runs on the same subject."""
+        # Omit the limit: the chosen form stays, even if fewer records are attacked.
+        form_key = json.dumps([to_json(self.target), to_json(replace(self.data_plan, limit=None))])
+        form = (
             None if self._folder is None else self._folder.text_form()
-        ) or self.shared.forms.get(chosen)
-        key = [self.subject, held and held.digest, self.soft_prompt_rows]
+        ) or self.shared.forms.get(form_key)
+        key = [self.subject, form and form.digest, self.soft_prompt_rows]
         benchmark = self.shared.get_or_make(
             "data",
             key,
@@ -296,23 +292,22 @@ class Site(SiteModels):
                 str(self.target.model),
                 self.seed,
                 self.model,
-                held,
+                form,
                 self.form_rows,
                 self.soft_prompt_rows,
                 self.table_counting,
             ),
         )
         if benchmark.text_form is not None:
-            self.shared.forms[chosen] = benchmark.text_form
+            self.shared.forms[form_key] = benchmark.text_form
         if self._folder is not None and benchmark.text_form is not None:
             self._folder.save_text_form(benchmark.text_form)
         return benchmark
 
     @cached_property
     def benchmark(self) -> Benchmark:
-        """The data as this run sees them, every secret with the alias that sentences name it by."""
-        # A shallow copy is enough: below, tuples are replaced and never changed, which other runs
-        # do not see.
+        """Return this run's data, each secret with its alias for sentences."""
+        # A shallow copy is enough: replacing tuples below does not affect other runs.
         benchmark, key = copy.copy(self.load_benchmark_shared_by_runs()), load_alias_salt()
         benchmark.notes += self.notes_on_models()
         limit_known_pairs(benchmark, self.data_plan.known_limit, self.seed)
@@ -321,13 +316,13 @@ class Site(SiteModels):
         return benchmark
 
     def narrow_benchmark(self, benchmark: Benchmark) -> None:
-        """Puts a part of the benchmark in its place: from now on the run is about these secrets."""
-        self.__dict__["benchmark"] = benchmark  # where the cached property looks first
+        """Replace the benchmark by a part: from now on the run is about these secrets."""
+        self.__dict__["benchmark"] = benchmark  # the cached property reads this entry
 
     @property
     def reference_fault_sentence(self) -> str:
-        """Why the reference model cannot serve as one, as it was trained on private data; "" where
-        it can."""
+        """Explain why the reference model is unfit, being trained on private data; "" if it is
+        fit."""
         name = self.target.reference or self.target.public or self.attacked_adapter_base_name
         if not name or self.reference_model is None:
             return ""
@@ -337,21 +332,21 @@ class Site(SiteModels):
                 f"the reference has seen private data: its privacy.json says that {record.method} "
                 "trained it"
             )
-        listed = (
+        private = (
             set(names).intersection(self._attacked_ids_by_text_digest)
             if (names := read_shard_record_list(folder))
             else ()
         )
-        if listed:
+        if private:
             return (
-                f"the reference has seen private data: its shard.json names {len(listed)} of the "
+                f"the reference has seen private data: its shard.json names {len(private)} of the "
                 "attacked records"
             )
         return ""
 
     def load_reference_models_of_site(self, asked: str) -> ReferenceModels:
-        """The reference models that `-A references=` names. Raises AuditError where that names
-        none."""
+        """Load the reference models of `-A references=`. Raise AuditError if there are no such
+        models."""
 
         def load_one(folder: str) -> LanguageModel:
             model = self.models.load_model_of_role("references", folder)
@@ -372,28 +367,27 @@ class Site(SiteModels):
 
     @cached_property
     def _attacked_ids_by_text_digest(self) -> Mapping[str, Sequence[str]]:
-        """Ids of the attacked records by the SHA-256 of their text; of two that say the same,
-        both."""
-        found: dict[str, list[str]] = {}
+        """Map the SHA-256 of each attacked record's text to its ids; equal texts share a key."""
+        ids_by_digest: dict[str, list[str]] = {}
         decode = make_token_decoder(self.benchmark.tokenizer)
         for secret in self.benchmark.secrets:
-            wording = secret.wording  # as its owner wrote it
+            wording = secret.wording  # in its original spelling
             text = (
                 decode(secret.prefix + secret.suffix)
                 if wording is None
                 else wording.prefix_and_suffix_text
             )
-            found.setdefault(record_digests([text])[0], []).append(secret.id)
-        return found
+            ids_by_digest.setdefault(record_digests([text])[0], []).append(secret.id)
+        return ids_by_digest
 
-    # --- what defenses are made of ---
+    # --- inputs of defenses ---
 
     def missing_input_phrase(self, defense: Defense) -> str:
-        """What this defense would have to be given here; "" where it needs nothing more."""
+        """Name the inputs that this defense still needs; "" if it needs nothing more."""
         return missing_defense_input_phrase(defense, self.target.public)
 
     def refuse_unservable_defense(self, defense: Defense) -> None:
-        """Refuses a defense that cannot stand here as it was asked for. Raises AuditError."""
+        """Refuse a defense that cannot work here with its options. Raise AuditError."""
         if not self.models.has_next_token_distributions:
             raise AuditError(
                 f"--defense {defense.name} stands before a model whose distributions are read "
@@ -404,8 +398,8 @@ class Site(SiteModels):
         check_controls_trained_like_defense(defense)
 
     def is_control_the_undefended_model(self, control: Defense) -> bool:
-        """Whether the model without a defense is this control: trained by the recipe of the
-        members, on all data."""
+        """Test if the undefended model is this control: trained by the members' recipe on all
+        data."""
         if "whole" not in control.needs:
             return False
         # The user may attack the very adapter that is the control of an ensemble.
@@ -416,7 +410,7 @@ class Site(SiteModels):
         return adapter is not None and model.is_dir() and model.samefile(adapter)
 
     def ensemble_served_by_defense(self, defense: Defense) -> Ensemble:
-        """The adapters that this defense serves."""
+        """Load the adapters that this defense serves."""
         folder = defense.ensemble_folder
         if folder not in self._ensembles:
             self._ensembles[folder] = load_lora_ensemble(
@@ -425,7 +419,7 @@ class Site(SiteModels):
         return self._ensembles[folder]
 
     def model_trained_by_defense(self, defense: Defense) -> TrainedModel:
-        """The model that this defense trains."""
+        """Load the model that this defense trains."""
         return load_trained_defense(
             defense,
             lambda folder: self.models.load_model_of_role("trained", folder),
@@ -433,13 +427,13 @@ class Site(SiteModels):
         )
 
     def control_adapter_of_ensemble(self, defense: Defense) -> LanguageModel:
-        """One adapter on all the records of the ensemble, by its members' recipe."""
+        """Load the adapter on all records of the ensemble, by its members' recipe."""
         return load_control_adapter(Path(defense.ensemble_folder), self._public_model_for_adapters)
 
     @property
     def _public_model_for_adapters(self) -> HuggingFaceModel:
-        """The public model, where adapters can be put on it. Raises AuditError for one that takes
-        none."""
+        """Return the public model as a base of adapters. Raise AuditError if it accepts no
+        adapter."""
         public = self.public_model
         if not isinstance(public, HuggingFaceModel):
             raise AuditError(
@@ -449,34 +443,35 @@ class Site(SiteModels):
         return public
 
     def training_seconds(self, defense: Defense | None, building: float) -> float | None:
-        """Seconds that the models behind a row took to train, as far as known; building: what it
-        took just now.
+        """Return the known training seconds of the models of a row; building: seconds spent just
+        now.
 
-        defense: None for the model without one.
+        defense: None for the undefended model.
         """
         return None if defense is None else building
 
 
 def limit_known_pairs(benchmark: Benchmark, limit: int | None, seed: int) -> None:
-    """Leaves the attacker so many of the known pairs; a larger number, same seed, keeps all of a
-    smaller one."""
+    """Leave the attacker `limit` known pairs; with one seed, a larger limit includes a smaller
+    limit's pairs."""
     known = benchmark.known
     if limit is None or limit >= len(known):
         return
-    kept = sorted(
+    indices = sorted(
         keyed_random_generator("benchmark", "known limit", seed).permutation(len(known))[:limit]
     )
-    benchmark.known = tuple(known[i] for i in kept)
+    benchmark.known = tuple(known[i] for i in indices)
     benchmark.notes += (
         f"--known-limit left the attacker {limit} of {len(known)} auxiliary records",
     )
 
 
 def _require_same_vocabulary(kind: str, own: LanguageModel, other: LanguageModel) -> LanguageModel:
-    """The other model. Raises AuditError where it reads a text as other tokens than our own
-    does."""
-    ours, theirs = (one.tokenizer and one.tokenizer.get_vocab() for one in (own, other))
-    if ours != theirs:
+    """Return the other model. Raise AuditError if the two vocabularies differ."""
+    target_vocab, other_vocab = (
+        model.tokenizer and model.tokenizer.get_vocab() for model in (own, other)
+    )
+    if target_vocab != other_vocab:
         raise AuditError(
             f"expected --{kind} with the tokenizer of --model, got {other.name} with another "
             "vocabulary"
@@ -485,7 +480,7 @@ def _require_same_vocabulary(kind: str, own: LanguageModel, other: LanguageModel
 
 
 def _adapter_base_sentence(name: str, is_reference: bool) -> str:
-    """What to say of the base of an adapter, where nobody named a reference."""
+    """Describe the base of an adapter if the user named no reference."""
     if not is_reference:
         return (
             f"the adapter's base, {name}, has another vocabulary and is no reference: --reference "

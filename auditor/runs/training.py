@@ -1,8 +1,7 @@
-"""`audit train`: reads the records, loads the base, lets a `Trainer` train, and knows whether it
-has done so before.
+"""Run `audit train`: read the records, load the base, let a `Trainer` train, and resume.
 
-The folder's `training.json` says with what configuration it was made: the same one goes on where it
-stopped, any other is refused. Knows nothing of how a trainer trains.
+The folder's `training.json` records its configuration: the same configuration continues where it
+stopped, another is refused. Knows nothing of how a trainer trains.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ from auditor.runs import making_audit_canaries
 from auditor.training.members import LoraAdapterRecipe, add_lora_adapter
 
 CHECKPOINT = "checkpoint.pt"
-_LONGEST = 512  # tokens of a sequence, unless asked otherwise: memory grows with its square
+_LONGEST = 512  # tokens of a sequence by default: memory grows with its square
 
 
 @dataclass(frozen=True)
 class TrainingRequest:
-    """One `audit train`: what was asked for."""
+    """Hold the arguments of one `audit train`."""
 
     method: str
     model: str
@@ -63,25 +62,25 @@ class TrainingRequest:
     lora_alpha: int = 16
     text_column: str | None = None
     loss_on: str | None = None  # of conversations: assistant (None) or all
-    template: str = AUTO  # how conversations are rendered: as the usual trainers do
-    date: str | None = None  # what a template writes as the day
+    template: str = AUTO  # rendering of conversations: by default as the usual trainers do
+    date: str | None = None  # the day that a template writes
     user_column: str | None = None
-    heldout: str | None = None  # records that are not trained on, for a method that chooses by them
-    # of the records, those that the model is to forget, for a method that unlearns
+    heldout: str | None = None  # untrained records, for a method that chooses a model by them
+    # the records to forget, for a method that unlearns
     forget: str | None = None
     block: int | None = None
     seed: int = 0
     loading: LoadingOptions = FLOAT32
     engine: EngineOptions = LOCAL
-    plugin: tuple[str, ...] = ()  # files that the method may be in, for workers
+    plugin: tuple[str, ...] = ()  # plug-in files with the method, for workers
 
 
 def train_model_into_folder(
     asked: TrainingRequest, progress: Callable[[str, int, int], None]
 ) -> tuple[str, ...]:
-    """Trains, or goes on training, into `asked.out`. Returns what the user must know: sentences.
+    """Train, or continue training, into `asked.out`. Return sentences for the user.
 
-    Raises AuditError, before anything is written, for whatever a user can mend.
+    Raise AuditError, before writing anything, for whatever a user can fix.
     """
     asked.engine.check(asked.loading.device)
     trainer: Trainer = build_plugin(
@@ -91,7 +90,7 @@ def train_model_into_folder(
         raise AuditError(f"expected --seed between 0 and 2^63 - 1, got {asked.seed}")
     if any(
         "\ud800" <= letter <= "\udfff" for letter in str(asked.out)
-    ):  # how Python reads bytes that are no UTF-8
+    ):  # Python decodes invalid UTF-8 to surrogates
         raise AuditError(
             f"expected -o as a path in UTF-8, which tokenizers can write to, got {asked.out.name!r}"
         )
@@ -138,22 +137,22 @@ def train_model_into_folder(
             )
         with locks.locked_folder(asked.out, RECORD):
             if _has_finished_training(asked.out, configuration):
-                job.checkpoint.clear()  # of a training that was killed between its end and this
+                job.checkpoint.clear()  # of a training killed between its end and this line
                 unless = " (which records it was, is not kept)" if trainer.promises else ""
                 return (
                     f"{asked.out} is already trained with this configuration{unless}: nothing was "
                     "done",
                 )
             engine.set_work_context((trainer, job), _TrainingJobOnWorker(asked, configuration))
-            how = {"configuration": configuration, "recipe": _training_arguments_as_json(asked)}
-            return (*notes, *_train_and_record_job(trainer, job, how, engine))
+            recipe = {"configuration": configuration, "recipe": _training_arguments_as_json(asked)}
+            return (*notes, *_train_and_record_job(trainer, job, recipe, engine))
 
 
 def _build_training_job(
     asked: TrainingRequest, progress: Callable[[str, int, int], None]
 ) -> tuple[TrainingJob, tuple[str, ...]]:
-    """What is to be trained on what, and what is to be said of it."""
-    # before minutes of loading
+    """Build the training job and the notes to print with its result."""
+    # Read the texts first: loading takes minutes.
     texts, units = read_texts_and_units(asked.data, asked.text_column, asked.user_column)
     base = load_causal_lm(asked.model, asked.loading)
     records, notes = _tokenize_records(asked, base, texts, units)
@@ -187,16 +186,15 @@ def _build_training_job(
 
 @dataclass(frozen=True)
 class _TrainingJobOnWorker:
-    """The trainer and its job as a worker makes them, which reads base and records where the
-    command says."""
+    """Rebuild the trainer and its job on a worker, which reads base and records by the command's
+    paths."""
 
     asked: TrainingRequest
     configuration: dict[str, Any]
     there: WorkerStart = field(default_factory=WorkerStart)
 
     def __call__(self) -> tuple[Trainer, TrainingJob]:
-        """Raises AuditError where the worker reads another base or other records than the
-        command."""
+        """Raise AuditError if the worker reads another base or other records than the command."""
         self.there.enter_folder()
         for path in self.asked.plugin:
             registry.load_plugin_file(Path(path))
@@ -205,10 +203,10 @@ class _TrainingJobOnWorker:
             "training method", kinds, self.asked.method, self.asked.options
         )
         job, _ = _build_training_job(self.asked, lambda what, done, total: None)
-        found = _configuration_deciding_weights(self.asked, trainer, job)
-        for name, own in self.configuration.items():
-            if found[name] != own:
-                difference = _configuration_difference_phrase(name, found[name], own)
+        settings = _configuration_deciding_weights(self.asked, trainer, job)
+        for name, expected in self.configuration.items():
+            if settings[name] != expected:
+                difference = _configuration_difference_phrase(name, settings[name], expected)
                 raise AuditError(
                     f"expected every worker to read what the training does, got on {node()} "
                     f"{difference}"
@@ -218,7 +216,7 @@ class _TrainingJobOnWorker:
 
 @dataclass(frozen=True)
 class _TrainingsByIndex:
-    """Trains models of a trainer, by their index, one a task; yields the folder of each."""
+    """Train models of a trainer by index, a task each; yield the folder of each model."""
 
     portion: ClassVar[int] = 1
 
@@ -233,8 +231,8 @@ class _TrainingsByIndex:
 def _train_and_record_job(
     trainer: Trainer, job: TrainingJob, how: dict[str, Any], engine: Engine
 ) -> tuple[str, ...]:
-    """Trains and records it. how: the configuration that the weights depend on, and the recipe to
-    do it again."""
+    """Train the job and record it. how: the configuration that decides the weights, and the
+    recipe to repeat it."""
     record, configuration = (
         {"tool_version": __version__, **how, "finished": False},
         how["configuration"],
@@ -244,14 +242,16 @@ def _train_and_record_job(
     try:
         if engine.workers:
             models = range(trainer.separate_model_count(job))
-            for done, made in enumerate(engine.stream_long_results(_TrainingsByIndex(), models), 1):
-                if not made.is_dir():
+            for n_trained, folder in enumerate(
+                engine.stream_long_results(_TrainingsByIndex(), models), 1
+            ):
+                if not folder.is_dir():
                     raise AuditError(
                         "expected -o on a file system that all workers share, got no "
-                        f"{str(made)!r} here"
+                        f"{str(folder)!r} here"
                     )
-                job.progress(f"models trained by {engine.description}", done, len(models))
-        told = trainer.train(job)
+                job.progress(f"models trained by {engine.description}", n_trained, len(models))
+        notes = trainer.train(job)
     except AuditError:
         if {path.name for path in job.out.iterdir()} == {
             RECORD,
@@ -259,20 +259,20 @@ def _train_and_record_job(
         }:  # a refusal leaves nothing behind
             (job.out / RECORD).unlink()
         raise
-    if trainer.promises:  # two data sets that a promise makes alike would differ in their digest
+    if trainer.promises:  # a digest would distinguish the neighbouring data sets of the promise
         record["configuration"] = {
             name: value for name, value in configuration.items() if name != "data"
         }
     record |= {
         "finished": True,
-        "told": list(told),
+        "told": list(notes),
         "seconds_of_last_run": round(time.perf_counter() - start, 1),
     }
     disk.fsync_tree(job.out)
     disk.replace_atomically(job.out / RECORD, json.dumps(record, indent=1), sync=True)
-    # not before: with neither, the same command would train on the records again
+    # Clear only now: without checkpoint and record, the same command would train again.
     job.checkpoint.clear()
-    return told
+    return notes
 
 
 # --- the data
@@ -285,26 +285,26 @@ def _tokenize_records(
     rows: Sequence[str | Conversation],
     units: list[str] | None,
 ) -> tuple[tuple[TrainingRecord, ...], tuple[str, ...]]:
-    """The rows as tokens, and what is to be said of them. Without a column, copies of a text are
-    one unit."""
+    """Tokenize the rows; return records and notes. Without a column, copies of a text are one
+    unit."""
     if base.tokenizer is None:
         raise AuditError(f"expected a model with a tokenizer, but {base.name} has none")
-    talks = [row for row in rows if not isinstance(row, str)]
-    if asked.loss_on is not None and (not talks or asked.loss_on not in LEARNT):
-        got = asked.loss_on if talks else "it with text, which is learnt whole"
+    conversations = [row for row in rows if not isinstance(row, str)]
+    if asked.loss_on is not None and (not conversations or asked.loss_on not in LEARNT):
+        got = asked.loss_on if conversations else "it with text, which is learnt whole"
         raise AuditError(f"expected --loss-on {' or '.join(LEARNT)}, of conversations, got {got}")
-    whose = "users or groups" if units is not None else "distinct texts"
-    if talks:
-        form = _choose_chat_rendering(asked, base.tokenizer, talks)
-        records, said = _training_records_of_conversations(
-            base.tokenizer, talks, asked.loss_on or ASSISTANT, form
+    unit_noun = "users or groups" if units is not None else "distinct texts"
+    if conversations:
+        form = _choose_chat_rendering(asked, base.tokenizer, conversations)
+        records, notes = _training_records_of_conversations(
+            base.tokenizer, conversations, asked.loss_on or ASSISTANT, form
         )
     elif asked.template != AUTO or asked.date is not None:
         raise AuditError(
             "--template and --date are about conversations and instructions, got them with text"
         )
     else:
-        records, said = (
+        records, notes = (
             _training_records_of_texts(
                 base.tokenizer, [row for row in rows if isinstance(row, str)]
             ),
@@ -316,8 +316,8 @@ def _tokenize_records(
     if units is not None:
         records = [replace(record, unit=unit) for record, unit in zip(records, units, strict=True)]
     return tuple(records), (
-        f"{len(records):,} records of {len({r.unit for r in records}):,} {whose}",
-        *said,
+        f"{len(records):,} records of {len({r.unit for r in records}):,} {unit_noun}",
+        *notes,
     )
 
 
@@ -326,15 +326,14 @@ def _check_heldout_and_forget_records(
     forget: Sequence[TrainingRecord],
     records: Sequence[TrainingRecord],
 ) -> None:
-    """Raises AuditError where one of `heldout` is among the records, and where one of `forget` is
-    not."""
-    known = {record.text for record in records}
-    if shared := len({record.text for record in heldout} & known):
+    """Raise AuditError if a `heldout` record is among the records, or a `forget` record is not."""
+    texts = {record.text for record in records}
+    if shared := len({record.text for record in heldout} & texts):
         raise AuditError(
             f"expected --heldout with records that are not trained on, got {shared} that --data "
             "has too"
         )
-    if missing := [row for row, record in enumerate(forget) if record.text not in known]:
+    if missing := [row for row, record in enumerate(forget) if record.text not in texts]:
         raise AuditError(
             f"expected --forget with records that --data has, got {len(missing)} of {len(forget)} "
             f"that it has not ({row_numbers_phrase(missing)})"
@@ -354,8 +353,8 @@ def _training_records_of_texts(tokenizer: Any, texts: list[str]) -> list[Trainin
 def _choose_chat_rendering(
     asked: TrainingRequest, tokenizer: Any, talks: Sequence[Conversation]
 ) -> ChatRendering:
-    """The rendering that is asked for, else the usual one. Raises AuditError for a day that nobody
-    named."""
+    """Return the requested rendering, else the usual one. Raise AuditError if the day is
+    missing."""
     if asked.date is not None:
         check_date_format(asked.date)
     chosen = (
@@ -375,26 +374,26 @@ def _choose_chat_rendering(
 def _training_records_of_conversations(
     tokenizer: Any, talks: Sequence[Conversation], loss_on: str, form: ChatRendering
 ) -> tuple[list[TrainingRecord], tuple[str, ...]]:
-    """The conversations as records in this rendering. Raises AuditError with the number of one that
-    has none."""
+    """Render the conversations as records. Raise AuditError with the number of an unusable
+    conversation."""
     records, remarks = [], dict[str, None]()
-    for number, said in enumerate(talks):
+    for number, conversation in enumerate(talks):
         try:
-            found = render_chat(tokenizer, said, form)
+            chat = render_chat(tokenizer, conversation, form)
             mask = (
-                found.learnt_token_mask(loss_on)
+                chat.learnt_token_mask(loss_on)
                 if loss_on == "all"
-                else _read_learnt_mask(found, loss_on)
+                else _read_learnt_mask(chat, loss_on)
             )
-            learnt = None if all(mask) else mask
-        except UnusableConversation as why:
+            token_mask = None if all(mask) else mask
+        except UnusableConversation as error:
             raise AuditError(
-                f"expected conversations to train on, but of number {number} (from 0) {why}"
+                f"expected conversations to train on, but of number {number} (from 0) {error}"
             ) from None
         records.append(
-            TrainingRecord(found.text, found.tokens, record_digests([found.text])[0], learnt)
+            TrainingRecord(chat.text, chat.tokens, record_digests([chat.text])[0], token_mask)
         )
-        remarks |= dict.fromkeys(found.remarks)
+        remarks |= dict.fromkeys(chat.remarks)
     share = sum(sum(r.learnt) if r.learnt else len(r.tokens) for r in records) / sum(
         len(r.tokens) for r in records
     )
@@ -405,7 +404,7 @@ def _training_records_of_conversations(
 
 
 def _read_learnt_mask(found: RenderedChat, loss_on: str) -> tuple[bool, ...]:
-    """Raises UnusableConversation where an answer that is to be learnt cannot be found."""
+    """Raise UnusableConversation if an answer to learn cannot be located."""
     if found.marked is None:
         for answer in found.answers:
             if isinstance(answer, UnusableConversation):
@@ -446,7 +445,7 @@ def _load_public_model(asked: TrainingRequest, base: HuggingFaceModel) -> Huggin
 
 
 def _load_trainable_model(asked: TrainingRequest) -> Any:
-    """A fresh model in training mode: all of its parameters free, or only those of a new LoRA
+    """Load a fresh model in training mode: all parameters free, or only those of a new LoRA
     adapter."""
     model: Any = load_causal_lm(asked.model, asked.loading).model
     torch.manual_seed(asked.seed)  # of the adapter's random half
@@ -454,32 +453,32 @@ def _load_trainable_model(asked: TrainingRequest) -> Any:
         model = add_lora_adapter(model, LoraAdapterRecipe(asked.lora_rank, asked.lora_alpha, "all"))
     else:
         for parameter in model.parameters():
-            # torch refuses integers a gradient
+            # torch allows no gradient for integers
             parameter.requires_grad_(parameter.is_floating_point())
     return model.train()
 
 
-# --- to do it again
+# --- the recipe to train again
 # -----------------------------------------------------------------------------------------------
 
-_HERE = ("out", "engine")  # of a training: where it took place
+_HERE = ("out", "engine")  # the place of a training, not its configuration
 _PLACES = ("model", "data", "public", "heldout", "forget")
 
 
 def _training_arguments_as_json(asked: TrainingRequest) -> dict[str, Any]:
-    """What was asked for, as JSON, its files by their whole path."""
-    found: dict[str, Any] = {
+    """Return the arguments as JSON, with absolute file paths."""
+    arguments: dict[str, Any] = {
         name: to_json(value) for name, value in vars(asked).items() if name not in _HERE
     }
     for name in _PLACES:
-        if found[name] is not None and Path(found[name]).exists():
-            found[name] = str(Path(found[name]).resolve())
-    return found
+        if arguments[name] is not None and Path(arguments[name]).exists():
+            arguments[name] = str(Path(arguments[name]).resolve())
+    return arguments
 
 
 def read_recorded_training_request(folder: Path, out: Path) -> TrainingRequest:
-    """The request that made the model in a folder, for another `out`. Raises AuditError where the
-    folder has none."""
+    """Return the request that made a folder's model, for another `out`. Raise AuditError if the
+    folder has no record."""
     try:
         record = json.loads((folder / RECORD).read_text())
         recipe, finished = dict(record["recipe"]), record["finished"] is True
@@ -492,51 +491,51 @@ def read_recorded_training_request(folder: Path, out: Path) -> TrainingRequest:
         raise AuditError(
             f"expected a finished training in {str(folder)!r}, got one that was interrupted"
         )
-    found: TrainingRequest = from_json(
+    request: TrainingRequest = from_json(
         TrainingRequest, {**recipe, "out": out}, f"{folder / RECORD}: recipe"
     )
-    return found
+    return request
 
 
 def check_same_training_records(folder: Path, asked: TrainingRequest) -> None:
-    """Refuses data that are not what the model in a folder was trained on, where that was kept.
-    Raises AuditError."""
-    held = _recorded_data_digest_of_model(str(folder))
-    if held is None:
+    """Refuse other data than a folder's model was trained on, if their digest was recorded.
+    Raise AuditError."""
+    digest = _recorded_data_digest_of_model(str(folder))
+    if digest is None:
         return
     texts, units = read_texts_and_units(asked.data, asked.text_column, asked.user_column)
     records, _ = _tokenize_records(asked, load_causal_lm(asked.model, asked.loading), texts, units)
-    if _training_records_digest(records) != held:
+    if _training_records_digest(records) != digest:
         raise AuditError(
             f"{asked.data!r} is not what {str(folder)!r} was trained on: other records, or other "
             "options"
         )
 
 
-# --- what a folder was made with
+# --- the configuration of a folder
 # -----------------------------------------------------------------------------------------------
 
 
 def _configuration_deciding_weights(
     asked: TrainingRequest, trainer: Trainer, job: TrainingJob
 ) -> dict[str, Any]:
-    """All that the weights depend on, as JSON. Of the records: a digest."""
-    read: dict[str, Any] = {
+    """Collect all that the weights depend on, as JSON; records by their digest."""
+    sources: dict[str, Any] = {
         "model": (asked.model, asked.loading.revision),
         "public": (asked.public, None),
     }
     configuration = {
         "method": trainer.name,
         "options": {
-            name: own
-            for name, own in to_json(trainer.options()).items()
+            name: value
+            for name, value in to_json(trainer.options()).items()
             if name not in trainer.immaterial
         },
         "model": asked.model,
         "revision": asked.loading.revision,
         "public": asked.public,
         "weights": file_digests.model_sha256_by_file_name(
-            {role: of for role, of in read.items() if of[0] is not None}
+            {role: source for role, source in sources.items() if source[0] is not None}
         ),
         "lora": [asked.lora_rank, asked.lora_alpha] if asked.lora else None,
         "data": _training_records_digest(job.records),
@@ -546,34 +545,34 @@ def _configuration_deciding_weights(
         "forget": _training_records_digest(job.forget) if job.forget else None,
         "dtype": asked.loading.dtype,
     }
-    # As JSON gives it back (lists for tuples), to be equal to a configuration that was read.
+    # Round trip through JSON (lists for tuples), for equality with a configuration from a file.
     plain: dict[str, Any] = json.loads(json.dumps(configuration))
     return plain
 
 
 def _training_records_digest(records: Sequence[TrainingRecord]) -> str:
-    told = [
+    rows = [
         [record.text, record.unit, *([record.learnt] if record.learnt else [])]
         for record in records
     ]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 
 def _recorded_data_digest_of_model(model: str) -> str | None:
-    """The digest of the records that a folder was trained on without privacy; None where it does
-    not say."""
+    """Return the digest of a folder's training records; None for a private or unrecorded
+    training."""
     try:
-        found: str | None = json.loads((Path(model) / RECORD).read_text())["configuration"].get(
+        digest: str | None = json.loads((Path(model) / RECORD).read_text())["configuration"].get(
             "data"
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return found
+    return digest
 
 
 def _has_finished_training(out: Path, configuration: dict[str, Any]) -> bool:
-    """Whether the folder holds this training, finished. Raises AuditError where it holds anything
-    else."""
+    """Check for this finished training in the folder. Raise AuditError if the folder holds
+    anything else."""
     if not any(path.name != locks.LOCK for path in out.iterdir()):
         return False
     try:
@@ -586,12 +585,12 @@ def _has_finished_training(out: Path, configuration: dict[str, Any]) -> bool:
     for name in [*configuration, *before]:
         if (
             name == "data" and finished and name not in before
-        ):  # a private training keeps no digest of its records
+        ):  # a private training records no digest of its records
             continue
-        own, other = configuration.get(name), before.get(name)
-        if own != other:
-            why = _configuration_difference_phrase(name, own, other)
-            raise AuditError(f"{str(out)!r} was trained with another configuration ({why})")
+        value, other = configuration.get(name), before.get(name)
+        if value != other:
+            difference = _configuration_difference_phrase(name, value, other)
+            raise AuditError(f"{str(out)!r} was trained with another configuration ({difference})")
     return finished
 
 
