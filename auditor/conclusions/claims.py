@@ -1,12 +1,11 @@
-"""What is claimed of a target against what its audits prove: consistent, contradicted, or too weak
-to tell.
+"""Compare the claim of a target with its audits: consistent, contradicted, or too weak to tell.
 
-The one place where a claim is judged: reports say what it finds, a gate decides by it. Numbers of
-the record alone.
+This module judges every claim: reports print its result, a gate decides by it. It reads only the
+numbers of the record.
 
-Of several audits of one target each gets an equal share of the level (Bonferroni), at which its
-bound is worked out anew from its guesses; any of them can contradict the claim. A nominal epsilon
-is no claim, and is held to the same.
+Several audits of one target share the level equally (Bonferroni), and each bound is computed again
+at its share; any audit can contradict the claim. A nominal epsilon is not a claim, but is tested in
+the same way.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from auditor.statistics.audit_power import find_detectable_epsilon
 from auditor.statistics.audited import HELD, explain_powerless_audit, repeat_audit
 from auditor.statistics.bounds import LEVEL
 
-# of a training, and of so many drawn tokens
+# for a training, and for a number of drawn tokens
 BOUNDS, BOUNDS_OF_TOKENS = (
     "epsilon",
     "epsilon of tokens",
 )
 Verdict = Literal["consistent", "claim contradicted", "audit too weak to tell"]
-CONSISTENT: Verdict = "consistent"  # it could have been contradicted, and was not
+CONSISTENT: Verdict = "consistent"  # an audit could have contradicted it and did not
 CONTRADICTED: Verdict = "claim contradicted"
-# it could not have contradicted the claim (`powerless_reason`)
+# no audit could have contradicted the claim (`powerless_reason`)
 TOO_WEAK: Verdict = "audit too weak to tell"
 
 
 @dataclass(frozen=True)
 class BoundAgainstClaim:
-    """One audit, at its share of the level, and the epsilon that is promised for the game that it
+    """An audit at its share of the level, and the epsilon promised for the game that the audit
     plays."""
 
     row: CellKey
@@ -45,14 +44,13 @@ class BoundAgainstClaim:
 
     @property
     def powerless_reason(self) -> str:
-        """Why it could not have contradicted the claim; "" where it could have."""
+        """Say why the audit could not have contradicted the claim; "" if it could."""
         return explain_powerless_audit(self.audit, self.promised)
 
 
 @dataclass(frozen=True)
 class UncomparableBound:
-    """An audit that the claim is not held to, and why: it is about another delta, relation, unit or
-    access."""
+    """An audit that cannot test the claim, and why: another delta, relation, unit or access."""
 
     row: CellKey
     audit: Audited
@@ -61,10 +59,11 @@ class UncomparableBound:
 
 @dataclass(frozen=True)
 class ClaimEvidence:
-    """What a target claims, and all that speaks to it.
+    """The claim of a target, and all evidence on it.
 
-    claimed: the epsilon of its relation; None where nothing finite is claimed. nominal: what some
-    paper would print, which is held to the bounds where there is no claim, and promises nothing.
+    claimed: the epsilon of its relation; None if it claims nothing finite. nominal: the epsilon
+    that a paper would print; tested against the bounds if there is no claim, although it
+    promises nothing.
     """
 
     target: TargetRecord
@@ -72,14 +71,14 @@ class ClaimEvidence:
     nominal: float | None
     bounds: tuple[BoundAgainstClaim, ...] = ()
     unheld: tuple[UncomparableBound, ...] = ()
-    refuted: tuple[str, ...] = ()  # how the claim was seen to fail without an audit, sentences
+    refuted: tuple[str, ...] = ()  # sentences: failures of the claim found without an audit
     unmeasured: tuple[str, ...] = ()  # audits that could not run, and why
-    usual: str = ""  # the probe that audits such a claim; "": an older record does not say
+    usual: str = ""  # the probe that audits this kind of claim; "": an older record lacks it
 
     @property
     def verdict(self) -> Verdict | None:
-        """None: nothing to judge, or nothing to judge it by. Without a claim the nominal epsilon is
-        judged."""
+        """Judge the claim, or the nominal epsilon if there is no claim. None: nothing to
+        judge, or no evidence."""
         if self.refuted or any(bound.audit.epsilon > bound.promised for bound in self.bounds):
             return CONTRADICTED
         if self.claimed is None and self.nominal is None:
@@ -90,8 +89,8 @@ class ClaimEvidence:
 
     @property
     def most_sensitive_bound(self) -> BoundAgainstClaim | None:
-        """Of the audits that could have contradicted the claim the one that catches the smallest
-        violation."""
+        """Select the audit that detects the smallest violation, among those that could
+        contradict the claim."""
         able = [bound for bound in self.bounds if not bound.powerless_reason]
         return min(
             able,
@@ -101,7 +100,7 @@ class ClaimEvidence:
 
     @property
     def has_anything_to_report(self) -> bool:
-        """Whether a report has something to say of it."""
+        """Tell whether a report has anything to print about the claim."""
         return bool(self.target.claim or self.nominal is not None or self.bounds)
 
 
@@ -113,7 +112,7 @@ def weigh_claim_against_audits(
     setting: str | None = None,
     attack: str | None = None,
 ) -> ClaimEvidence:
-    """How the claim of one target stands; setting, attack: by these rows alone."""
+    """Return the evidence on the claim of one target; setting, attack: use only these rows."""
     claim, rows = (
         target.claim,
         [finding for finding in result.findings if finding.target == target.name],
@@ -122,7 +121,7 @@ def weigh_claim_against_audits(
     claimed = None if claim is None else claim.epsilon.get(claim.relation, math.inf)
     if claimed is not None and not math.isfinite(claimed):
         claimed = None
-    held: list[tuple[Finding, Audited, float]] = []
+    comparable: list[tuple[Finding, Audited, float]] = []
     unheld: list[UncomparableBound] = []
     for row, audit in _findings_with_distinct_epsilon_audits(rows):
         promised = _promised_epsilon_of_audit_game_or_reason(
@@ -131,16 +130,18 @@ def weigh_claim_against_audits(
         if isinstance(promised, str):
             unheld.append(UncomparableBound(row.cell_key, audit, promised))
         else:
-            held.append((row, audit, promised))
+            comparable.append((row, audit, promised))
     bounds = []
-    for row, audit, promised in held:
-        # Bonferroni; an audit of a smaller level keeps its own.
-        share = min(audit.level, level / len(held))
+    for row, audit, promised in comparable:
+        # Bonferroni; an audit at a smaller level keeps that level.
+        share = min(audit.level, level / len(comparable))
         try:
             bounds.append(BoundAgainstClaim(row.cell_key, repeat_audit(audit, share), promised))
-        except AuditError as why:
-            unheld.append(UncomparableBound(row.cell_key, audit, str(why)))
-    refuted = tuple(dict.fromkeys(why for row in rows for why in row.violations)) if claim else ()
+        except AuditError as error:
+            unheld.append(UncomparableBound(row.cell_key, audit, str(error)))
+    refuted = (
+        tuple(dict.fromkeys(error for row in rows for error in row.violations)) if claim else ()
+    )
     probes = result.methods_measuring(BOUNDS, BOUNDS_OF_TOKENS)
     missing = tuple(
         f"{r.attack}: {r.not_applicable}" for r in rows if r.attack in probes and r.not_applicable
@@ -156,26 +157,26 @@ def weigh_claim_against_audits(
 
 
 def _findings_with_distinct_epsilon_audits(rows: list[Finding]) -> list[tuple[Finding, Audited]]:
-    """The (epsilon, delta) bound of each row that has one. Rows of one probe that saw the same are
-    one audit."""
-    found: dict[tuple[str, str, Audited], Finding] = {}
+    """Return each row that has an (epsilon, delta) bound. Rows of one probe with equal audits
+    count as one audit."""
+    findings: dict[tuple[str, str, Audited], Finding] = {}
     for row in rows:
-        # no bound that assumes a shape
+        # skip bounds that assume a shape
         main = next((audit for audit in row.audits if audit.estimator in HELD), None)
         if main is not None and not row.not_applicable:
             key = (row.attack, str(row.options), main)
-            # Of rows that are one audit, one that the claim is about stands for all.
-            before = found.get(key)
-            if before is None or (before.claim_applies is False and row.claim_applies):
-                found[key] = row
-    return [(row, main) for (_, _, main), row in found.items()]
+            # Among rows with one audit, keep a row that the claim covers.
+            previous = findings.get(key)
+            if previous is None or (previous.claim_applies is False and row.claim_applies):
+                findings[key] = row
+    return [(row, main) for (_, _, main), row in findings.items()]
 
 
 def _promised_epsilon_of_audit_game_or_reason(
     claim: Claim | None, row: Finding, audit: Audited, nominal: float | None
 ) -> float | str:
-    """The epsilon promised of the game that was played, or why none is. claim: None where nothing
-    finite is claimed."""
+    """Return the epsilon promised for the audit's game, or why there is none. claim: None if
+    nothing finite is claimed."""
     if claim is None:
         return math.inf if nominal is None else nominal
     if row.claim_applies is False:
@@ -186,20 +187,20 @@ def _promised_epsilon_of_audit_game_or_reason(
 
 
 def promised_epsilon_or_reason(claim: Claim, relation: str, unit: str) -> float | str:
-    """The epsilon of a claim for these neighbours, or why it has none.
+    """Return the epsilon of a claim for these neighbours, or why the claim has none.
 
-    What holds at the claim's delta holds at any larger one too, so that an audit at a larger delta
-    can refute it.
+    A guarantee at the claim's delta also holds at any larger delta, so an audit at a larger
+    delta can refute the claim.
     """
     if claim.any_two:
         return claim.epsilon[claim.relation]
     if claim.shard and unit in ("record", claim.whole) and claim.whole and relation == "add_remove":
-        # One in a shard more or less is another shard, as a whole replaced.
+        # Adding or removing one record changes the shard, as replacing the shard does.
         relation, unit = "replace", "shard"
-    own = "shard" if claim.shard else claim.unit
-    if unit != own and not (
-        unit == "record" and own == "user"
-    ):  # what holds for a user holds for each record
+    claim_unit = "shard" if claim.shard else claim.unit
+    if unit != claim_unit and not (
+        unit == "record" and claim_unit == "user"
+    ):  # a guarantee for a user holds for each record
         return f"about one {unit}, and the claim is about one {claim.unit}"
     if relation not in claim.epsilon:
         return f"about {relation} neighbours, and the claim is about {' and '.join(claim.epsilon)}"

@@ -1,10 +1,10 @@
-"""Numbers over several runs that attacked the same secrets: means over seeds, and differences
-between runs.
+"""Compute numbers over several runs that attacked the same secrets: means over seeds, differences
+of runs.
 
-One rule for every interval: resample the secrets, not the seeds. All runs and seeds of a contrast
-are read at the same resample, so that what they share cancels (a paired bootstrap). Seeds vary what
-the attack draws, not the target: the interval speaks of other secrets, at the mean of these seeds.
-Pure functions on judged guesses; no torch, no files.
+Every interval resamples the secrets, not the seeds. All runs and seeds of a contrast use the same
+resample, so that shared variation cancels (a paired bootstrap). Seeds vary the draws of the attack,
+not the target: the interval covers other secrets, at the mean of these seeds. Pure functions on
+judged guesses; no torch, no files.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from auditor.statistics.compare import resample_paired_means
 from auditor.statistics.intervals import clopper_pearson, combine_independent_intervals
 
 _RESAMPLES = 2000
-_MOST_UNDEFINED = 0.05  # of the resamples: where more have no value, there is no interval
+_MOST_UNDEFINED = 0.05  # share of resamples; if more have no value, there is no interval
 
 
 @dataclass(frozen=True)
 class WeightedMetric:
-    """A metric of a cell, times a coefficient."""
+    """A metric of a cell, multiplied by a coefficient."""
 
     coefficient: float
     metric: str
@@ -41,20 +41,20 @@ class WeightedMetric:
 
 
 def contrast_over_seeds(name: str, parts: Sequence[WeightedMetric]) -> Measurement:
-    """The sum of coefficient x metric, as the mean over the seeds that all cells have, with its 95%
-    interval.
+    """Return the sum of coefficient x metric, as the mean over the seeds shared by all cells,
+    with its 95% interval.
 
-    Paired over secrets where every metric is of an attack's guesses for the members, or a probe's
-    mean over the same secrets; over held-out texts where every one is a perplexity of the same
-    texts. Of others (an epsilon) the cells' own intervals are combined as independent ones (MOVER).
-    Raises AuditError for a metric that a cell does not have.
+    Pair over secrets if every metric is computed from an attack's guesses for the members, or
+    is a probe's mean over the same secrets; over held-out texts if every metric is a perplexity
+    of the same texts. Otherwise (an epsilon) combine the intervals of the cells as independent
+    intervals (MOVER). Raise AuditError for a metric that a cell lacks.
     """
     of_members = [metrics.find_metric(part.metric).is_of_member_guesses for part in parts]
-    known = [
-        part.cell.member_outcomes_by_seed if own else part.cell.measured
-        for part, own in zip(parts, of_members, strict=True)
+    values_by_seed = [
+        part.cell.member_outcomes_by_seed if is_of_members else part.cell.measured
+        for part, is_of_members in zip(parts, of_members, strict=True)
     ]
-    seeds = sorted(set.intersection(*map(set, known)))
+    seeds = sorted(set.intersection(*map(set, values_by_seed)))
     if not seeds:
         raise AuditError(f"no seed was run at every point that {name} compares")
     if all(of_members):
@@ -62,11 +62,11 @@ def contrast_over_seeds(name: str, parts: Sequence[WeightedMetric]) -> Measureme
     texts = {_heldout_token_counts(part, seed) for part in parts for seed in seeds}
     if len(texts) == 1 and any(texts):
         return _perplexity_contrast_by_text(name, parts, seeds)
-    same = (
+    is_same_secrets = (
         len({frozenset(_metric_values_by_secret(part, seed)) for part in parts for seed in seeds})
         == 1
     )
-    if len(parts) > 1 and same and _metric_values_by_secret(parts[0], seeds[0]):
+    if len(parts) > 1 and is_same_secrets and _metric_values_by_secret(parts[0], seeds[0]):
         return _probe_contrast_paired_by_secret(name, parts, seeds)
     return _unpaired_contrast(name, parts, seeds)
 
@@ -76,7 +76,7 @@ def _attack_contrast_paired_by_secret(
 ) -> Measurement:
     outcomes = [part.cell.member_outcomes_by_seed[seed] for part in parts for seed in seeds]
     ids = tuple(sorted({secret for outcome in outcomes for secret in outcome.ids}))
-    at, draws = (
+    column_by_id, draws = (
         {secret: i for i, secret in enumerate(ids)},
         _contrast_resample_count_matrix(len(ids)),
     )
@@ -84,12 +84,12 @@ def _attack_contrast_paired_by_secret(
     for part in parts:
         for seed in seeds:
             outcome = part.cell.member_outcomes_by_seed[seed]
-            # (1 + resamples, secrets of this outcome): how often each resample draws each of them
-            mine = draws[:, [at[secret] for secret in outcome.ids]]
+            # (1 + resamples, secrets of this outcome): count of each secret in each resample
+            outcome_draws = draws[:, [column_by_id[secret] for secret in outcome.ids]]
             values += (
                 part.coefficient
                 / len(seeds)
-                * metrics.find_metric(part.metric).compute_resampled_values(outcome, mine)
+                * metrics.find_metric(part.metric).compute_resampled_values(outcome, outcome_draws)
             )
     units = {metrics.find_metric(part.metric).unit for part in parts}
     unit, n = units.pop() if len(units) == 1 else "", len(ids)
@@ -100,62 +100,68 @@ def _attack_contrast_paired_by_secret(
         )
     low, high = bootstrap.compute_percentile_interval(resampled[~np.isnan(resampled)])
     if low == high and unit == "share":
-        # No resample differs, so a bootstrap has no width: bounded as a share is, or a paired
-        # difference of shares.
-        unseen = clopper_pearson(0, n)[1]
+        # All resamples are equal, so the bootstrap has no width: bound a share, or a paired
+        # difference of shares, exactly.
+        half_width = clopper_pearson(0, n)[1]
         single = len(parts) == 1
         low, high = (
-            clopper_pearson(round(value * n), n) if single else (value - unseen, value + unseen)
+            clopper_pearson(round(value * n), n)
+            if single
+            else (value - half_width, value + half_width)
         )
     return Measurement(name, value, low, high, n, unit)
 
 
 def _heldout_token_counts(part: WeightedMetric, seed: int) -> tuple[float, ...]:
-    """Tokens of the held-out texts that the metric is the perplexity of; none where it is something
-    else."""
-    held = part.cell.heldout.get(seed, {})
-    return tuple(held["tokens"]) if part.metric in held and part.metric != "tokens" else ()
+    """Return the tokens of the held-out texts if the metric is their perplexity; otherwise
+    nothing."""
+    losses = part.cell.heldout.get(seed, {})
+    return tuple(losses["tokens"]) if part.metric in losses and part.metric != "tokens" else ()
 
 
 def _perplexity_contrast_by_text(
     name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]
 ) -> Measurement:
     tokens = np.array([_heldout_token_counts(parts[0], seeds[0])])
-    # (parts x seeds, texts), in the order of `times`
+    # (parts x seeds, texts), in the order of `weights`
     nll = np.array([part.cell.heldout[seed][part.metric] for part in parts for seed in seeds])
-    times = np.repeat([part.coefficient / len(seeds) for part in parts], len(seeds))
+    weights = np.repeat([part.coefficient / len(seeds) for part in parts], len(seeds))
 
     def of(each: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        # (resamples, parts x seeds); exp is its own slope
-        return np.exp(each) @ times, np.exp(each) * times  # the sum, and its slopes
+        # (resamples, parts x seeds); exp is its own derivative
+        return np.exp(each) @ weights, np.exp(each) * weights  # the sum, and its gradient
 
     value, low, high = bootstrap.estimate_rate_statistic(nll, tokens, of, "contrast", _RESAMPLES)
     return Measurement(name, value, low, high, tokens.shape[1], "perplexity")
 
 
 def _metric_values_by_secret(part: WeightedMetric, seed: int) -> dict[str, float]:
-    """By member, the numbers whose mean the metric is, where a probe kept them: `exposure`,
+    """Return a probe's values by member whose mean is the metric: `exposure`,
     `exposure(count=16)`."""
-    # So few digits, as `int` raises for more than 4,300.
+    # Limit the digits: `int` raises for more than 4,300.
     match = re.fullmatch(r"(\w+)(?:\(count=(\d{1,15})\))?", part.metric)
-    held = part.cell.rows.get(seed)
-    if match is None or held is None or held.outcome is not None:
+    row = part.cell.rows.get(seed)
+    if match is None or row is None or row.outcome is not None:
         return {}
-    own = held.values_by_secret(match[1], True, None if match[2] is None else int(match[2]))
-    return own if all(map(math.isfinite, own.values())) else {}
+    values = row.values_by_secret(match[1], True, None if match[2] is None else int(match[2]))
+    return values if all(map(math.isfinite, values.values())) else {}
 
 
 def _probe_contrast_paired_by_secret(
     name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]
 ) -> Measurement:
-    """Of a probe's means, by the bootstrap that a chain of causes takes
+    """Return the contrast of a probe's means, by the bootstrap of a chain of causes
     (auditor/runs/chain_steps.py)."""
     secrets = sorted(_metric_values_by_secret(parts[0], seeds[0]))
     plus, minus = np.zeros(len(secrets)), np.zeros(len(secrets))
     for part in parts:
         for seed in seeds:
-            mine = _metric_values_by_secret(part, seed)
-            values = part.coefficient / len(seeds) * np.array([mine[secret] for secret in secrets])
+            value_by_secret = _metric_values_by_secret(part, seed)
+            values = (
+                part.coefficient
+                / len(seeds)
+                * np.array([value_by_secret[secret] for secret in secrets])
+            )
             if part.coefficient > 0:
                 plus += values
             else:
@@ -167,11 +173,11 @@ def _probe_contrast_paired_by_secret(
     )
 
 
-# Few: over 10,000 secrets one takes 160 MB.
+# Cache few matrices: over 10,000 secrets a matrix takes 160 MB.
 @functools.lru_cache(maxsize=4)
 def _contrast_resample_count_matrix(n: int) -> Draws:
-    """(1 + resamples, n); the first row is the sample itself. The same for every contrast over n
-    secrets."""
+    """Return the (1 + resamples, n) counts; the first row is the sample itself. Every contrast
+    over n secrets shares them."""
     return np.vstack(
         [
             np.ones((1, n), dtype=np.int64),
@@ -185,14 +191,18 @@ def _unpaired_contrast(
 ) -> Measurement:
     terms = list[tuple[float, Measurement]]()
     for part in parts:
-        held = [_replicate_measurement_at_seed(part, seed) for seed in seeds]
-        # Ends are averaged, not combined: seeds share the secrets, so that more seeds narrow
-        # nothing.
+        measurements = [_replicate_measurement_at_seed(part, seed) for seed in seeds]
+        # Average the ends instead of combining them: seeds share the secrets, so more seeds do
+        # not narrow the interval.
         value, low, high = (
-            float(np.mean([getattr(m, end) for m in held])) for end in ("value", "low", "high")
+            float(np.mean([getattr(m, end) for m in measurements]))
+            for end in ("value", "low", "high")
         )
         terms.append(
-            (part.coefficient, Measurement(part.metric, value, low, high, held[0].n, held[0].unit))
+            (
+                part.coefficient,
+                Measurement(part.metric, value, low, high, measurements[0].n, measurements[0].unit),
+            )
         )
     units = {m.unit for _, m in terms}
     unit = units.pop() if len(units) == 1 else ""
@@ -202,11 +212,11 @@ def _unpaired_contrast(
 
 
 def _replicate_measurement_at_seed(part: WeightedMetric, seed: int) -> Measurement:
-    held = part.cell.measured[seed]
-    if part.metric not in held:
+    measurements = part.cell.measured[seed]
+    if part.metric not in measurements:
         raise unknown_name_error(
             f"metric of {part.cell.attack} on {part.cell.target}:",
             part.metric,
-            {*held, *(m.name for m in metrics.METRICS if m.is_of_member_guesses)},
+            {*measurements, *(m.name for m in metrics.METRICS if m.is_of_member_guesses)},
         )
-    return held[part.metric]
+    return measurements[part.metric]

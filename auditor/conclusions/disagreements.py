@@ -1,7 +1,7 @@
-"""What in a run may hide a leak: numbers that contradict each other, and non-members unlike the
+"""Find signs in a run that a leak may be hidden: contradicting numbers, and non-members unlike the
 members.
 
-Knows a result alone.
+Knows only a result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from auditor.statistics.metrics import AT_LEAST, CONTROLS, RECALL, auc_name
 
 ANY, EXACT = "any_of_k", "extraction_probability"
 _ANCESTRAL = "ancestral"
-# fewer hits than this is likely to give contradict the probabilities that were measured
+# hit counts less probable than this contradict the measured probabilities
 _IMPROBABLE = 0.01
 
 
@@ -35,34 +35,34 @@ def membership_control_aucs(finding: Finding) -> list[Measurement]:
 
 
 def member_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
-    """That members and non-members are no match: whatever distinguishes them without having seen
-    the model."""
+    """Return the doubt that members and non-members match, if a score that never queried the
+    model separates them."""
 
     def highest(control: str) -> Measurement | None:
-        seen = (finding.measurement(auc_name(control)) for finding in result.findings)
+        aucs = (finding.measurement(auc_name(control)) for finding in result.findings)
         return max(
-            (m for m in seen if m is not None and is_auc_above_chance(m)),
+            (m for m in aucs if m is not None and is_auc_above_chance(m)),
             key=lambda m: m.low,
             default=None,
         )
 
     if blind := highest("blind"):
-        why = (
+        reason = (
             "Members and non-members differ in kind: without any model, their tokens and lengths "
             f"distinguish them ({_auc_label(blind)}), so no membership number here means what it "
             "says, and what members leak beyond non-members may be that difference."
         )
         if not result.plan.get("user_column"):
-            why += " Are several records of one person or text? Name its column: --user-column."
+            reason += " Are several records of one person or text? Name its column: --user-column."
     elif reference := highest("reference_alone"):
-        why = (
+        reason = (
             "The reference alone distinguishes members from non-members "
             f"({_auc_label(reference)}): it saw some of them, or they differ in kind, and either "
             "way no membership number here means what it says."
         )
     else:
         return ()
-    return (Doubt("non-members", why),)
+    return (Doubt("non-members", reason),)
 
 
 def _auc_label(m: Measurement) -> str:
@@ -72,40 +72,40 @@ def _auc_label(m: Measurement) -> str:
 def contradiction_doubts_about_target(
     result: AuditResult, target: str, greedy: Measurement | None
 ) -> Iterator[Doubt]:
-    """Numbers of one target that cannot all be right: a filter, a truncation or another
-    distribution lies between.
+    """Yield contradictions between numbers of one target: a filter, a truncation or another
+    distribution may explain them.
 
-    greedy: the share of secrets that greedy decoding of the undefended model gives.
+    greedy: the share of secrets that greedy decoding of the undefended model extracts.
     """
     rows = [f for f in result.findings if f.target == target and not f.not_applicable]
-    drawn = [f for f in rows if is_measured(f.measurement(RECALL))]
-    exact = [f for f in rows if any(m.name.startswith(EXACT) for m in f.measurements)]
+    attacks = [f for f in rows if is_measured(f.measurement(RECALL))]
+    probes = [f for f in rows if any(m.name.startswith(EXACT) for m in f.measurements)]
     too_few = dict.fromkeys(
-        _too_few_hits_sentence(probe, attack) for probe in exact for attack in drawn
+        _too_few_hits_sentence(probe, attack) for probe in probes for attack in attacks
     )
-    said = [sentence for sentence in too_few if sentence]
+    sentences = [sentence for sentence in too_few if sentence]
     if target == UNDEFENDED and greedy is not None:
-        said += _greedy_contradiction_sentences(greedy, rows, drawn)
-    yield from (Doubt("contradiction", sentence) for sentence in said)
+        sentences += _greedy_contradiction_sentences(greedy, rows, attacks)
+    yield from (Doubt("contradiction", sentence) for sentence in sentences)
 
 
 def _too_few_hits_sentence(probe: Finding, attack: Finding) -> str:
-    """That an attack has too few hits for the probabilities; "" where they agree.
+    """Say that an attack has too few hits for the measured probabilities; "" if they agree.
 
-    Hits of independent secrets with mean probability p are no less likely to be k or fewer than a
-    binomial number is, for k <= n p - 1 (Hoeffding 1956, Theorem 4): its tail bounds theirs. Any of
-    the guesses counts as a hit.
+    Hits of independent secrets with mean probability p have a lower tail no heavier than the
+    binomial's, for k <= n p - 1 (Hoeffding 1956, Theorem 4): the binomial tail bounds the tail
+    of the hits. Every guess that matches counts as a hit.
     """
     untruncated = probe.measurement(f"{EXACT}_{_ANCESTRAL}")
     if untruncated is not None and attack.decoding.startswith(_ANCESTRAL):
         probability: Measurement | None = untruncated
     else:
         probability = probe.measurement(EXACT) or probe.measurement(f"{EXACT}{AT_LEAST}")
-    recall, other = attack.measurement(RECALL), attack.measurement(ANY)
+    recall, any_recall = attack.measurement(RECALL), attack.measurement(ANY)
     if recall is None or not is_measured(probability):
         return ""
-    hits = max(round(m.value * m.n) for m in (recall, other) if is_measured(m))
-    # the same secrets: their very mean
+    hits = max(round(m.value * m.n) for m in (recall, any_recall) if is_measured(m))
+    # same secrets: use their mean itself
     p = probability.value if probability.n == recall.n else probability.low
     if hits > recall.n * p - 1 or (tail := float(binom.cdf(hits, recall.n, p))) >= _IMPROBABLE:
         return ""
@@ -120,38 +120,38 @@ def _too_few_hits_sentence(probe: Finding, attack: Finding) -> str:
 def _greedy_contradiction_sentences(
     greedy: Measurement, rows: Sequence[Finding], drawn: Sequence[Finding]
 ) -> Iterator[str]:
-    given = round(greedy.value * greedy.n)
+    n_greedy = round(greedy.value * greedy.n)
     hits = [
         round(m.value * m.n)
         for f in drawn
         for name in (RECALL, ANY)
         if is_measured(m := f.measurement(name))
     ]
-    # Secrets that one gives and the other does not are as many either way, were there no difference
+    # Without a difference, a secret extracted by only one method is equally likely from either
     # (McNemar, exact).
-    if hits and not any(hits) and given and (tail := 0.5**given) < _IMPROBABLE:
+    if hits and not any(hits) and n_greedy and (tail := 0.5**n_greedy) < _IMPROBABLE:
         yield (
-            f"Greedy decoding extracts {given:,} of {greedy.n:,}, and no attack extracts any "
+            f"Greedy decoding extracts {n_greedy:,} of {greedy.n:,}, and no attack extracts any "
             f"({_tail_probability_label(tail)} by chance were they alike): what was drawn is not "
             "what the model gives."
         )
     for row in rows:
         for m in row.measurements:
-            # the whole name where it begins otherwise
+            # the full name if the prefix is missing
             level = m.name.removeprefix("discoverable_1_")
-            # As many secrets as greedy decoding was asked for: taken for the same ones.
-            likely = (
+            # An equal number of secrets is assumed to be the secrets of greedy decoding.
+            n_probable = (
                 round(m.value * m.n)
                 if level != m.name and _discoverable_level_or_zero(level) > 0.5 and m.n == greedy.n
                 else 0
             )
             if (
-                likely > given
-            ):  # more probable than not means that each of its tokens is the likeliest
+                n_probable > n_greedy
+            ):  # above one half, every token of the suffix is the most probable token
                 yield (
-                    f"{likely:,} of {m.n:,} suffixes have an extraction probability of "
+                    f"{n_probable:,} of {m.n:,} suffixes have an extraction probability of "
                     f"{_percent_label(_discoverable_level_or_zero(level))} or more, and greedy "
-                    f"decoding, which must give these, gives {given:,}."
+                    f"decoding, which must give these, gives {n_greedy:,}."
                 )
 
 

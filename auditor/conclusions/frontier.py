@@ -1,9 +1,9 @@
-"""What leaks least at the same usefulness, of one run with several defenses or of the points of a
-grid together.
+"""Compare the leakage of models at equal usefulness: the defenses of a run, or the points of a grid
+together.
 
-Every model is held against the others on the secrets that all of them answered and the held-out
-texts that all of them predict, seeds taken together as everywhere (records/contrasts.py): the mean
-over seeds, at resamples of secrets.
+Every comparison uses the secrets that all models answered and the held-out texts that all models
+predict. Seeds are combined as in conclusions/contrasts.py: the mean over seeds, at resamples of
+secrets.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Row = tuple[str, str]  # setting, attack
 
 @dataclass(frozen=True)
 class FrontierModel:
-    """A model that is held against others: what each (setting, attack) found out of it, over its
+    """A model to compare with others: the results of each (setting, attack) on it, over its
     seeds."""
 
     name: str  # of the target
@@ -44,14 +44,15 @@ class FrontierModel:
 
     @property
     def heldout(self) -> Mapping[int, Mapping[str, Sequence[float]]]:
-        """By seed, `tokens` and nll of each held-out text."""
+        """Return `tokens` and the nll of each held-out text, by seed."""
         return next((cell.heldout for cell in self.cells.values()), {})
 
     def is_same_model(self, other: FrontierModel) -> bool:
-        """Whether it is the same model, as far as the held-out texts of the seeds that both have
-        tell."""
-        both = [seed for seed in self.heldout if seed in other.heldout]
-        return bool(both) and all(self.heldout[seed] == other.heldout[seed] for seed in both)
+        """Compare the held-out texts of the shared seeds; True if all are equal."""
+        shared_seeds = [seed for seed in self.heldout if seed in other.heldout]
+        return bool(shared_seeds) and all(
+            self.heldout[seed] == other.heldout[seed] for seed in shared_seeds
+        )
 
 
 # --- models of runs
@@ -61,20 +62,20 @@ class FrontierModel:
 def frontier_models_of_runs(
     runs: Runs, variant: str = "", at: Mapping[str, Any] | None = None
 ) -> list[FrontierModel]:
-    """The undefended model of these runs and their defenses, controls aside.
+    """Return the undefended model of these runs and their defenses, without controls.
 
-    variant, at: what the point of a grid is called, and its swept options: those of a defense are
-    on its label.
+    variant, at: the name of the grid point, and its swept options; the label of a defense shows
+    its options.
     """
     first, _ = next(iter(runs.values()))
-    found = list(read_replicates(runs))
-    asked = [target for target in first.targets if not target.companion]
-    alone = len(asked) == 2  # beside the undefended
-    made = []
-    for target in asked:
+    replicates = list(read_replicates(runs))
+    targets = [target for target in first.targets if not target.companion]
+    has_one_defense = len(targets) == 2  # besides the undefended
+    models = []
+    for target in targets:
         defended = target.name != UNDEFENDED
-        line = variant if defended and alone and variant else target.title
-        knobs = (
+        line = variant if defended and has_one_defense and variant else target.title
+        option_labels = (
             _swept_option_labels_of_defense(target.name, at or {}, first.plan.get("defense", ()))
             if defended
             else ()
@@ -82,19 +83,21 @@ def frontier_models_of_runs(
         claims = [
             t.claim for result, _ in runs.values() for t in result.targets if t.name == target.name
         ]
-        cells = {(cell.setting, cell.attack): cell for cell in found if cell.target == target.name}
-        made.append(
+        cells = {
+            (cell.setting, cell.attack): cell for cell in replicates if cell.target == target.name
+        }
+        models.append(
             FrontierModel(
-                target.name, ", ".join([line, *knobs]), line, _weakest_claim(claims), cells
+                target.name, ", ".join([line, *option_labels]), line, _weakest_claim(claims), cells
             )
         )
-    return made
+    return models
 
 
 def _swept_option_labels_of_defense(
     name: str, at: Mapping[str, Any], defenses: Sequence[str]
 ) -> Iterator[str]:
-    """`weight 0.9`; options of other defenses say nothing of this one."""
+    """Yield labels such as `weight 0.9`; skip the options of other defenses."""
     for key, value in at.items():
         plugin, dot, option = key.partition(".")
         if not dot or plugin not in defenses:
@@ -104,12 +107,12 @@ def _swept_option_labels_of_defense(
 
 
 def _weakest_claim(claims: Sequence[Claim | None]) -> Claim | None:
-    """The claim that holds at every seed, that of the largest epsilon; None where some seed has
-    none."""
-    held = [claim for claim in claims if claim is not None]
+    """Return the claim that holds at every seed, the claim with the largest epsilon; None if a
+    seed has none."""
+    known_claims = [claim for claim in claims if claim is not None]
     return (
-        max(held, key=lambda c: c.epsilon.get(c.relation, math.inf))
-        if len(held) == len(claims)
+        max(known_claims, key=lambda c: c.epsilon.get(c.relation, math.inf))
+        if len(known_claims) == len(claims)
         else None
     )
 
@@ -117,10 +120,10 @@ def _weakest_claim(claims: Sequence[Claim | None]) -> Claim | None:
 def merge_frontier_models_of_grid_points(
     places: Sequence[Sequence[FrontierModel]],
 ) -> list[FrontierModel]:
-    """The models of several points of a grid, the undefended one and every other with the same
-    label once.
+    """Return the models of several grid points; the undefended model and equal labels appear
+    once.
 
-    Empty where the undefended models differ: those points are about different targets.
+    Empty if the undefended models differ: those points are about different targets.
     """
     bases = [place[0] for place in places]
     base = max(bases, key=lambda one: len(one.heldout), default=None)
@@ -137,30 +140,33 @@ def merge_frontier_models_of_grid_points(
 
 
 def build_leakage_frontiers_of_models(models: Sequence[FrontierModel]) -> tuple[Frontier, ...]:
-    """One by each measure of leakage that the undefended model, the first, has; none of fewer than
-    two defenses."""
+    """Return a frontier for each leakage metric of the first model, the undefended; empty for
+    fewer than two defenses."""
     if len(models) < 3:
         return ()
     models = _models_with_distinct_lines(models)
     ratio = _frontier_perplexity_ratios_by_label(models)
-    made = (
+    frontiers = (
         _frontier_for_metric(models, metric, row, ratio)
         for metric, row in _metric_and_row_of_each_frontier(models[0])
     )
-    return tuple(found for found in made if len(found.points) > 2)
+    return tuple(curve for curve in frontiers if len(curve.points) > 2)
 
 
 def _models_with_distinct_lines(models: Sequence[FrontierModel]) -> list[FrontierModel]:
-    """Defenses may have one title: then they are called by their names too."""
-    of, found = Counter(line for line, _ in {(model.line, model.name) for model in models}), []
+    """Add the name to the line of defenses that share a title."""
+    n_models_by_line, renamed = (
+        Counter(line for line, _ in {(model.line, model.name) for model in models}),
+        [],
+    )
     for model in models:
-        line = f"{model.line} ({model.name})" if of[model.line] > 1 else model.line
-        found.append(replace(model, line=line, label=line + model.label.removeprefix(model.line)))
-    return found
+        line = f"{model.line} ({model.name})" if n_models_by_line[model.line] > 1 else model.line
+        renamed.append(replace(model, line=line, label=line + model.label.removeprefix(model.line)))
+    return renamed
 
 
 def _metric_and_row_of_each_frontier(base: FrontierModel) -> Iterator[tuple[Metric, Row]]:
-    """White-box rows alone, if there are any; of several with a probe's metric, the one that lists
+    """Yield white-box rows if there are any, else all; for a probe's metric, the row that lists
     it earliest."""
     for name in LEAKS:
         rows = [
@@ -169,7 +175,7 @@ def _metric_and_row_of_each_frontier(base: FrontierModel) -> Iterator[tuple[Metr
             if cell.rows and name in _measured_metric_names(cell)
         ]
         widest = [row for row in rows if row[0] == "white-box"] or rows
-        if not find_metric(name).is_of_member_guesses:  # of an attack's each is one of its own
+        if not find_metric(name).is_of_member_guesses:  # each attack has a frontier of its own
             widest = sorted(
                 widest, key=lambda row: _measured_metric_names(base.cells[row]).index(name)
             )[:1]
@@ -181,25 +187,28 @@ def _measured_metric_names(cell: Replicates) -> list[str]:
 
 
 def _frontier_perplexity_ratios_by_label(models: Sequence[FrontierModel]) -> dict[str, Measurement]:
-    """By label, where the model's perplexity of the same texts as the undefended one's is known."""
+    """Return ratios by label of the models whose perplexity on the undefended model's texts is
+    known."""
     base = models[0].heldout
     # Ratios are paired by text over all seeds: each seed needs the same number of texts.
-    tokens = {seed: tuple(held["tokens"]) for seed, held in base.items()}
-    if not tokens or len({len(own) for own in tokens.values()}) > 1:
+    tokens = {seed: tuple(losses["tokens"]) for seed, losses in base.items()}
+    if not tokens or len({len(counts) for counts in tokens.values()}) > 1:
         return {}
-    known = [
+    comparable = [
         m
         for m in models
-        if {seed: tuple(held["tokens"]) for seed, held in m.heldout.items()} == tokens
+        if {seed: tuple(losses["tokens"]) for seed, losses in m.heldout.items()} == tokens
     ]
-    # Under "perplexity" stand summed nats a text: (models, seeds, texts); the tokens are (seeds,
+    # "perplexity" holds summed nats per text: (models, seeds, texts); the tokens are (seeds,
     # texts).
-    nll = np.array([[m.heldout[seed]["perplexity"] for seed in tokens] for m in known], dtype=float)
-    # nll[0] is the undefended model, which equals itself and so is always among the known.
-    found = frontier.estimate_perplexity_ratios(
+    nll = np.array(
+        [[m.heldout[seed]["perplexity"] for seed in tokens] for m in comparable], dtype=float
+    )
+    # nll[0] is the undefended model, which is always comparable with itself.
+    ratios = frontier.estimate_perplexity_ratios(
         nll, np.array(list(tokens.values()), dtype=float), nll[0]
     )
-    return {model.label: ratio for model, ratio in zip(known, found, strict=True)}
+    return {model.label: ratio for model, ratio in zip(comparable, ratios, strict=True)}
 
 
 def _frontier_for_metric(
@@ -208,23 +217,23 @@ def _frontier_for_metric(
     base = models[0]
     seeds = sorted(base.cells[row].rows)
     missing = {
-        m.label: why
+        m.label: shortfall
         for m in models
-        if (why := _missing_frontier_point_reason(m, base, metric, row, seeds, ratio))
+        if (shortfall := _missing_frontier_point_reason(m, base, metric, row, seeds, ratio))
     }
-    kept = [model for model in models if model.label not in missing]
-    made = Frontier(metric.name, row[1], row[0], MARGIN, LEVEL, (), missing, tuple(seeds))
-    if base not in kept or len(kept) < 3:
-        return made
-    leaks = _paired_leakage_of_frontier_models(kept, metric, row, seeds)
+    compared = [model for model in models if model.label not in missing]
+    curve = Frontier(metric.name, row[1], row[0], MARGIN, LEVEL, (), missing, tuple(seeds))
+    if base not in compared or len(compared) < 3:
+        return curve
+    leaks = _paired_leakage_of_frontier_models(compared, metric, row, seeds)
     if not leaks:
-        return made
+        return curve
     points = [
         _frontier_point(m, ratio[m.label], leak.leakage_measurement(metric.name, metric.unit))
-        for m, leak in zip(kept, leaks, strict=True)
+        for m, leak in zip(compared, leaks, strict=True)
     ]
     return replace(
-        made, points=tuple(_mark_frontier_corners(_flag_least_leaking_points(points, leaks)))
+        curve, points=tuple(_mark_frontier_corners(_flag_least_leaking_points(points, leaks)))
     )
 
 
@@ -236,7 +245,7 @@ def _missing_frontier_point_reason(
     seeds: Sequence[int],
     ratio: Mapping[str, Measurement],
 ) -> str:
-    """Why the model has no point on this frontier; "" where it has one."""
+    """Say why the model has no point on this frontier; "" if it has a point."""
     if model.label not in ratio:
         return "no perplexity of the texts that the undefended model predicts"
     cell = model.cells.get(row)
@@ -247,15 +256,17 @@ def _missing_frontier_point_reason(
     if cell.options != base.cells[row].options:
         return f"{row[1]} ran with other options"
     column = metric.scores or metric.per_secret_column_name
-    for held in cell.rows.values():
-        if column not in held.values:
+    for values in cell.rows.values():
+        if column not in values.values:
             return f"{metric.name} is not kept secret by secret"
-        # Of a score only its place among the others counts, so it may be infinite; of a mean no
-        # part may.
-        known = (
-            ~np.isnan(held.values[column]) if metric.scores else np.isfinite(held.values[column])
+        # A score is used only by its rank, so it may be infinite; a value that enters a mean must
+        # be finite.
+        is_known = (
+            ~np.isnan(values.values[column])
+            if metric.scores
+            else np.isfinite(values.values[column])
         )
-        if not known.all():
+        if not is_known.all():
             return f"{metric.name} is not a number for some secret"
     return ""
 
@@ -263,26 +274,29 @@ def _missing_frontier_point_reason(
 def _paired_leakage_of_frontier_models(
     models: Sequence[FrontierModel], metric: Metric, row: Row, seeds: Sequence[int]
 ) -> list[ModelLeakage]:
-    """Of each model, on the secrets that all of them answered at every seed; none where too few
-    did."""
+    """Return the leakage of each model on the secrets that all models answered at every seed;
+    empty if there are too few."""
     rows = [[model.cells[row].rows[seed] for seed in seeds] for model in models]
     column = metric.scores or metric.per_secret_column_name
-    every = [held for some in rows for held in some]
+    compared_rows = [seed_row for model_rows in rows for seed_row in model_rows]
     # (models, seeds, secrets)
-    own, others = (
-        align_rows_by_secret(every, column, members)[1].reshape(len(models), len(seeds), -1)
+    member_values, nonmember_values = (
+        align_rows_by_secret(compared_rows, column, members)[1].reshape(len(models), len(seeds), -1)
         for members in (True, False)
     )
-    if own.shape[-1] < 2:
+    if member_values.shape[-1] < 2:
         return []
     if not metric.scores:
-        return frontier.estimate_mean_leakages(own.mean(axis=1))
-    # By model and seed: the scores of the members, and of the non-members.
-    scores = [list(zip(*sides, strict=True)) for sides in zip(own, others, strict=True)]
+        return frontier.estimate_mean_leakages(member_values.mean(axis=1))
+    # Scores of the members and of the non-members, by model and seed.
+    scores = [
+        list(zip(*sides, strict=True))
+        for sides in zip(member_values, nonmember_values, strict=True)
+    ]
     if not metric.rate:
-        return frontier.estimate_auc_leakages(scores) if others.shape[-1] > 1 else []
-    if others.shape[-1] < count_nonmembers_for_lower_bound(metric.rate, LEVEL / 2):
-        # they bound the rate of no model from below, so they show none to leak more than another
+        return frontier.estimate_auc_leakages(scores) if nonmember_values.shape[-1] > 1 else []
+    if nonmember_values.shape[-1] < count_nonmembers_for_lower_bound(metric.rate, LEVEL / 2):
+        # so few bound no rate from below, so they cannot show that a model leaks more
         return []
     return frontier.estimate_tpr_leakages(scores, metric.rate)
 
@@ -305,23 +319,25 @@ def _frontier_point(model: FrontierModel, ratio: Measurement, leak: Measurement)
 def _flag_least_leaking_points(
     points: Sequence[FrontierPoint], leaks: Sequence[ModelLeakage]
 ) -> list[FrontierPoint]:
-    """Of those that are shown to be within the margin, which may leak least."""
-    held = [i for i, point in enumerate(points) if point.within == "shown"]
+    """Flag the points that may leak least, among those shown to be within the margin."""
+    indices = [i for i, point in enumerate(points) if point.within == "shown"]
 
     @cache
     def apart(i: int, j: int) -> BoundedNumber:
-        return frontier.compare_paired_leakage(leaks[held[i]], leaks[held[j]])
+        return frontier.compare_paired_leakage(leaks[indices[i]], leaks[indices[j]])
 
     least = dict(
-        zip(held, frontier.select_possibly_least_leaking(len(held), apart, LEVEL), strict=True)
+        zip(
+            indices, frontier.select_possibly_least_leaking(len(indices), apart, LEVEL), strict=True
+        )
     )
     return [replace(point, least=least.get(i)) for i, point in enumerate(points)]
 
 
 def _mark_frontier_corners(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
-    """Over the logarithm of perplexity: lots drawn between two models lie on the line between them
-    there."""
-    known = [i for i, point in enumerate(points) if math.isfinite(point.ratio.value)]
-    places = [(math.log(points[i].ratio.value), points[i].leak.value) for i in known]
-    corners = {known[i] for i in frontier.find_convex_frontier(places)}
+    """Mark the corners over log perplexity: choosing randomly between two models gives the line
+    between their points."""
+    indices = [i for i, point in enumerate(points) if math.isfinite(point.ratio.value)]
+    places = [(math.log(points[i].ratio.value), points[i].leak.value) for i in indices]
+    corners = {indices[i] for i in frontier.find_convex_frontier(places)}
     return [replace(point, corner=i in corners) for i, point in enumerate(points)]
