@@ -94,7 +94,7 @@ def _too_few_hits_sentence(probe: Finding, attack: Finding) -> str:
 
     Hits of independent secrets with mean probability p have a lower tail no heavier than the
     binomial's, for k <= n p - 1 (Hoeffding 1956, Theorem 4): the binomial tail bounds the tail
-    of the hits. Every guess that matches counts as a hit.
+    of the hits. A match of any guess counts as a hit.
     """
     untruncated = probe.measurement(f"{EXACT}_{_ANCESTRAL}")
     if untruncated is not None and attack.decoding.startswith(_ANCESTRAL):

@@ -127,7 +127,7 @@ def merge_frontier_models_of_grid_points(
     """
     bases = [place[0] for place in places]
     base = max(bases, key=lambda one: len(one.heldout), default=None)
-    if base is None or not all(one.is_same_model(base) for one in bases):
+    if base is None or not all(model.is_same_model(base) for model in bases):
         return []
     defended: dict[tuple[str, str], FrontierModel] = {}
     for model in (model for place in places for model in place[1:]):

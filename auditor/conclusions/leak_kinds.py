@@ -1,7 +1,7 @@
-"""What a way to leak is made of: its numbers, each beside what it would be without a leak, and the
-gate to begin with.
+"""Define a way to leak: its numbers, each next to its value without a leak, and the first gate
+limits.
 
-Knows none of the ways: they stand in `records.leak_readings`.
+Knows none of the ways to leak: `conclusions.leak_readings` lists them.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from auditor.statistics.roc import AUC
 
 @dataclass(frozen=True)
 class LeakReading:
-    """A number that speaks of a kind, beside its baseline: of non-members, or what chance gives;
-    None: there is none.
+    """A number of a leak kind, next to its baseline: that of non-members, or the value by
+    chance; None: no baseline.
 
-    excess: what is left above that of non-members, with an interval. alone: whether it can show a
-    leak; else it can but raise suspicion. either_way: an AUC below one half distinguishes members
-    just as well. looks: at how many such numbers the level is shared. most: the best that an audit
-    could have proved. blind: the number without a model.
+    excess: the part above the non-members, with an interval. alone: whether the number can show
+    a leak; otherwise it only raises suspicion. either_way: an AUC below one half separates
+    members equally well. looks: how many numbers share the level. most: the best value that an
+    audit could have proved. blind: the same number without a model.
     """
 
     measured: Measurement
@@ -59,28 +59,28 @@ class LeakReading:
 
     @property
     def _baseline_value(self) -> float:
-
         if isinstance(self.baseline, Measurement):
             return self.baseline.value
         return self.baseline or 0.0
 
     @property
     def is_above_baseline(self) -> bool:
-        """Whether its lower bound is above the baseline, the baseline's own interval included."""
+        """Test whether the lower bound is above the baseline, including the baseline's
+        interval."""
         m = self.corrected
         if self.excess is not None:
-            # The baseline's error is in the interval of the excess already.
+            # The interval of the excess includes the baseline's error.
             return self.excess.low > 0
         if isinstance(self.baseline, Measurement):
             return m.low > self.baseline.high
         if self.baseline is None and m.unit == "probability":
-            # of whom nobody knows what strangers get: a hit is expected of one sample each
+            # no rate of non-members is known: require one expected hit from one sample per secret
             return m.low * m.n >= 1
         return m.low > self._baseline_value or (self.either_way and m.high < self._baseline_value)
 
     @property
     def corrected(self) -> Measurement:
-        """The number with the interval that it is decided by."""
+        """Return the number with the interval that decides."""
         return bonferroni_widened_leak_measurement(self.measured, self.looks)
 
     @property
@@ -89,19 +89,20 @@ class LeakReading:
 
     @property
     def is_suspected(self) -> bool:
-        """Whether it is above its baseline, if not significantly, or as a number that cannot show a
-        leak alone."""
+        """Test whether it is above its baseline without significance, or as a number that
+        cannot show a leak."""
         m = self.measured
         if m.unit in ("share", "count"):
             return m.value > self._baseline_value
         if m.unit == "probability" and (self.baseline is None or m.value * m.n < 1):
-            # of a probability below one in as many secrets no hit is expected
+            # below one hit in all secrets, no hit is expected
             return self.is_above_baseline
         return self.is_above_baseline or m.low > self._baseline_value
 
     @property
     def smallest_detectable_value(self) -> float:
-        """The smallest number that would have been shown, all else as it was; NaN: unknown."""
+        """Return the smallest value that would show a leak, all else equal; NaN:
+        unknown."""
         m = self.corrected
         if not math.isnan(self.most):
             return self.most
@@ -118,8 +119,8 @@ class LeakReading:
 def _smallest_share_that_shows_leak(
     n: int, baseline: Measurement | float | None, looks: int
 ) -> float:
-    """The smallest share of n that is above the baseline as it was measured; NaN where not even all
-    of n is."""
+    """Return the smallest share of n that is above the measured baseline; NaN if even n of n is
+    not."""
 
     factor = _leak_interval_factor_for_looks(looks)
 
@@ -132,24 +133,24 @@ def _smallest_share_that_shows_leak(
         # An exact interval's lower end, widened as `bonferroni_widened_leak_measurement` widens it.
         return k / n - factor * (k / n - clopper_pearson(k, n)[0]) > (baseline or 0.0)
 
-    # `above` reads this when it is called, further down.
+    # `above` reads this variable when `bisect_left` calls it.
     high = baseline.high if isinstance(baseline, Measurement) else 0.0
     if isinstance(baseline, Measurement) and baseline.unit == "share":
         high = compute_wilson_interval(round(baseline.value * baseline.n), baseline.n)[1]
-    # Bisected over counts: what is above the baseline is so with more hits too.
+    # Bisect over counts: more hits stay above the baseline.
     least = bisect_left(range(1, n + 1), True, key=above) + 1
     return math.nan if least > n else least / n
 
 
 @dataclass(frozen=True)
 class LeakKind:
-    """One way to leak. limits: of its numbers in a gate, to begin with. read: its numbers in one
-    finding.
+    """One way to leak. limits: first gate limits of its numbers. read: yields its numbers in
+    one finding.
 
-    short: its title where there is room for a word or two. measured_by: what attacks and probes
-    declare that measure it (`Attack.measures`), the usual way first. main: the number that its
-    title names. counted: what is counted of secrets, by number. text: what is shown is text of the
-    data. alike: it says nothing where non-members are unlike the members.
+    short: its title for narrow places, a word or two. measured_by: the declarations of attacks
+    and probes that measure it (`Attack.measures`), the usual way first. main: the number that
+    its title names. counted: words for counts of secrets, by number. text: it shows text of the
+    data. alike: it is invalid if non-members differ from the members.
     """
 
     name: str
@@ -166,15 +167,15 @@ class LeakKind:
     alike: bool = False
 
 
-# --- what the ways to leak share
+# --- helpers of all kinds
 # -----------------------------------------------------------------------------------------------
 
 
 def leak_readings_against_nonmembers(
     finding: Finding, name: str, *, alone: bool = True, bounds: bool = False
 ) -> Iterator[LeakReading]:
-    """A number of members beside that of the non-members. bounds: lower bounds, whose difference
-    bounds nothing."""
+    """Yield a number of the members next to that of the non-members. bounds: lower bounds,
+    whose difference bounds nothing."""
     m = finding.measurement(name)
     if not is_measured(m):
         return
@@ -194,7 +195,7 @@ def leak_readings_against_nonmembers(
 def leak_readings_by_repeat_count(
     finding: Finding, baseline: Measurement | float | None, name: str
 ) -> Iterator[LeakReading]:
-    """One reading for each repeat count, where there are several: at a level shared among them."""
+    """Yield a reading for each repeat count, if there are several, at a shared level."""
     shares = {count: m for count, m in finding.by_repeats.items() if count.isdecimal()}
     for count, reading in _readings_at_shared_level(finding, shares, baseline, name):
         yield replace(reading, count=count)
@@ -227,24 +228,24 @@ def _readings_at_shared_level(
 
 
 def bonferroni_adjusted_leak_readings(readings: Sequence[LeakReading]) -> list[LeakReading]:
-    """The readings with one level for all of them (Bonferroni), instead of one for each reading or
-    group."""
-    # k readings that share a level over k looks are one level together.
+    """Return the readings with one level for all of them (Bonferroni), instead of a level for
+    each reading or group."""
+    # k readings that share a level over k looks use one level together.
     levels = math.ceil(sum(1 / reading.looks for reading in readings if reading.alone))
-    found = []
+    adjusted = []
     for reading in readings:
         excess = (
             None
             if reading.excess is None
             else bonferroni_widened_leak_measurement(reading.excess, levels)
         )
-        found.append(replace(reading, excess=excess, looks=levels * reading.looks))
-    return found
+        adjusted.append(replace(reading, excess=excess, looks=levels * reading.looks))
+    return adjusted
 
 
 def bonferroni_widened_leak_measurement(m: Measurement, looks: int) -> Measurement:
-    """The measurement with its 95% interval over so many looks (Bonferroni), as a normal
-    distribution's widens."""
+    """Widen the 95% interval for a number of looks (Bonferroni), as for a normal
+    distribution."""
     if looks < 2:
         return m
     scale = _leak_interval_factor_for_looks(looks)

@@ -1,7 +1,7 @@
-"""The ways in which a model can leak, each with the numbers of a finding that speak of it.
+"""List the ways in which a model can leak, each with its numbers in a finding.
 
-Of the secrets themselves (extracted, nearly so, by greedy decoding, in probability; the personal
-data in them), of canaries, of membership, of texts drawn without any prefix, and of audited
+They cover the secrets (verbatim and near-verbatim extraction, greedy decoding, extraction
+probability, personal data), canaries, membership, texts drawn without any prefix, and audited
 epsilons.
 """
 
@@ -62,18 +62,17 @@ def _verbatim_leak_readings(finding: Finding) -> Iterator[LeakReading]:
 def _leak_readings_by_record(
     finding: Finding, of_secrets: str, of_records: str
 ) -> Iterator[LeakReading]:
-    """Yield the share of records; of secrets if none is a part of a record."""
+    """Yield the share of records; the share of secrets if no secret is a part of a record."""
     # Parts of one record are not independent: an interval over them is too narrow to show anything.
     has_parts = is_measured(finding.measurement(of_records))
     yield from leak_readings_against_nonmembers(finding, of_records if has_parts else of_secrets)
 
 
 def _leak_readings_by_copies(finding: Finding) -> Iterator[LeakReading]:
-    """Yield the share extracted of each stratum, where there are several, at a level shared among
-    them."""
-    asked = [s for s in finding.strata if is_measured(s.extracted)]
-    if len(asked) > 1:
-        shares = {format_copies(s.copies): s.extracted for s in asked}
+    """Yield the share extracted from each stratum, if there are several, at a shared level."""
+    strata = [s for s in finding.strata if is_measured(s.extracted)]
+    if len(strata) > 1:
+        shares = {format_copies(s.copies): s.extracted for s in strata}
         floor = _baseline_of_records(finding)
         yield from leak_readings_by_repeat_count(replace(finding, by_repeats=shares), floor, RECALL)
 
@@ -93,8 +92,8 @@ def _near_verbatim_leak_readings(finding: Finding) -> Iterator[LeakReading]:
 
 
 def _extraction_probability_leak_readings(finding: Finding) -> Iterator[LeakReading]:
-    """The mean of one sample and of any of n; and whether single secrets are likely, which a mean
-    may hide."""
+    """Yield the means for one sample and for any of n, and the shares of likely secrets, which
+    a mean may hide."""
     any_of = (
         m.name
         for m in finding.measurements
@@ -104,7 +103,7 @@ def _extraction_probability_leak_readings(finding: Finding) -> Iterator[LeakRead
         yield from leak_readings_against_nonmembers(finding, name)
     for m in finding.measurements:
         levels = DISCOVERABLE.parse_numbers(m.name)
-        # levels: (samples, probability), as the name has them.
+        # levels: (samples, probability), as in the name.
         if levels and (levels[0] == "1" or float(levels[1]) >= _SURELY) and is_measured(m):
             yield LeakReading(m, 0.0, row=finding.cell_key, alone=False)
     yield from leak_readings_by_repeat_count(
@@ -119,11 +118,11 @@ def _personal_data_leak_readings(finding: Finding) -> Iterator[LeakReading]:
             if is_measured(floor):
                 excess = subtract_nonmember_mean(name_excess_metric(m.name), m, floor)
                 yield LeakReading(m, floor, excess, finding.cell_key, part=kind)
-            else:  # a mean of shares, and no tiny probability
+            else:  # a mean of shares, not a tiny probability
                 yield LeakReading(m, 0.0, None, finding.cell_key, part=kind)
 
 
-# a record that so many samples hold with this probability is extracted by whoever draws them
+# anyone who draws these samples extracts such a record with this probability
 _SURELY = 0.9
 VERBATIM = LeakKind(
     "verbatim",
@@ -182,7 +181,7 @@ PERSONAL = LeakKind(
 def _canary_exposure_leak_readings(finding: Finding) -> Iterator[LeakReading]:
     exposed = finding.measurement(EXPOSED)
     if is_measured(exposed):
-        # corrected over the canaries: one is one too many
+        # corrected over the canaries: a single exposed canary is too many
         yield LeakReading(exposed, 0.0, row=finding.cell_key)
     for reading in leak_readings_against_nonmembers(finding, EXPOSURE):
         yield reading if reading.baseline is not None else replace(reading, baseline=CHANCE_BITS)
@@ -201,17 +200,17 @@ CANARIES = LeakKind(
 
 
 def _membership_leak_readings(finding: Finding) -> Iterator[LeakReading]:
-    """Personal data by rank; the strongest score, over all members and by copies: intervals that
-    hold for all scores and groups together."""
+    """Yield personal data by rank, then the strongest score, over all members and by copies;
+    the intervals hold for all scores and groups together."""
     row, of_people = finding.cell_key, _person_inference_measurements(finding)
     ranked = finding.measurement(RANKED)
     if is_measured(ranked):
-        # Corrected over the values: without a leak, any is listed as often as the rate says.
+        # Corrected over the values: without a leak, each is listed with the nominal rate.
         yield LeakReading(ranked, 0.0, row=row)
     people_readings = [LeakReading(m, 0.5, row=row, either_way=True) for m in of_people]
     strongest, by_copies = _strongest_aucs(finding)
     if strongest is None or any(map(is_auc_above_chance, membership_control_aucs(finding))):
-        yield from people_readings  # it compares no records
+        yield from people_readings  # this score compares no records
         return
     blind = finding.measurement(auc_name("blind"))
     yield LeakReading(strongest, 0.5, either_way=True, row=row, blind=blind)
@@ -220,17 +219,17 @@ def _membership_leak_readings(finding: Finding) -> Iterator[LeakReading]:
     for rate in FALSE_POSITIVES:
         share = finding.measurement(name_tpr_metric("", rate))
         if is_measured(share):
-            # By chance as many members are above the threshold as non-members: the rate itself.
+            # By chance, members exceed the threshold at the rate of non-members: the rate itself.
             yield LeakReading(share, rate, row=row)
     yield from people_readings
 
 
 def _strongest_aucs(finding: Finding) -> tuple[Measurement | None, dict[str, Measurement]]:
-    """The strongest score's AUC, and by copies where there are several groups; both with corrected
-    intervals.
+    """Return the strongest score's AUC, and AUCs by copies if there are several groups, with
+    corrected intervals.
 
-    A record of an older version has the AUC of a score named beforehand: the strongest is then
-    chosen here, each interval corrected by Bonferroni's rule, which is wider.
+    A record of an older version has the AUC of a score named beforehand. The strongest score is
+    then selected here, with every interval corrected by Bonferroni's rule, which is wider.
     """
     main = finding.measurement(auc_name(""))
     groups = {
@@ -241,27 +240,29 @@ def _strongest_aucs(finding: Finding) -> tuple[Measurement | None, dict[str, Mea
         return None, {}
     if finding.scores_tried:
         return main, groups
-    others = {
+    aucs_by_title = {
         title: m
         for score, title in SCORES.items()
         if is_measured(m := finding.measurement(auc_name(score)))
     }
-    tried = [replace(m, name=auc_name(""), note=title) for title, m in others.items()] or [main]
-    corrected = [bonferroni_widened_leak_measurement(m, len(tried)) for m in tried]
+    score_aucs = [
+        replace(m, name=auc_name(""), note=title) for title, m in aucs_by_title.items()
+    ] or [main]
+    corrected = [bonferroni_widened_leak_measurement(m, len(score_aucs)) for m in score_aucs]
     best = max(corrected, key=lambda m: max(m.low, 1 - m.high))
-    note = f"{best.note}, best of {len(tried)} scores" if len(tried) > 1 else best.note
+    note = f"{best.note}, best of {len(score_aucs)} scores" if len(score_aucs) > 1 else best.note
     return replace(best, note=note), {
         n: bonferroni_widened_leak_measurement(m, len(groups)) for n, m in groups.items()
     }
 
 
 def _person_inference_measurements(finding: Finding) -> list[Measurement]:
-    """Whether people are told by records that were not trained on; nothing where the reference
-    alone tells them."""
-    found, control = map(finding.measurement, (people.INFERENCE, people.INFERENCE_CONTROL))
-    if not is_measured(found) or (control is not None and is_auc_above_chance(control)):
+    """Return the AUC of identifying people by records outside training; empty if the reference
+    identifies them by itself."""
+    inference, control = map(finding.measurement, (people.INFERENCE, people.INFERENCE_CONTROL))
+    if not is_measured(inference) or (control is not None and is_auc_above_chance(control)):
         return []
-    return [found]
+    return [inference]
 
 
 MEMBERSHIP = LeakKind(
@@ -284,8 +285,8 @@ def _untargeted_extraction_leak_readings(finding: Finding) -> Iterator[LeakReadi
         finding.measurement(name_nonmember_metric(RECORDS)),
     )
     if is_measured(records):
-        # Counts of records, without intervals: held-out ones that stand there say how many are
-        # merely alike.
+        # Counts of records, without intervals: the count of held-out records measures chance
+        # similarity.
         yield LeakReading(
             records,
             0.0 if floor is None else floor.value,
@@ -315,9 +316,9 @@ def _audited_epsilon_leak_readings(finding: Finding) -> Iterator[LeakReading]:
             yield LeakReading(
                 m, 0.0, row=finding.cell_key, most=math.nan if most is None else most.value
             )
-    broken = finding.measurement(VIOLATIONS)
-    if is_measured(broken):
-        yield LeakReading(broken, 0.0, row=finding.cell_key)
+    violations = finding.measurement(VIOLATIONS)
+    if is_measured(violations):
+        yield LeakReading(violations, 0.0, row=finding.cell_key)
 
 
 AUDITED_EPSILON = LeakKind(

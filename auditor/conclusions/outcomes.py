@@ -1,7 +1,7 @@
-"""What each row found out about each secret, as runs are paired by it: the numbers whose means are
-the measurements.
+"""Hold the results of each row for each secret, used to pair runs: the numbers whose means are the
+measurements.
 
-They lie in `secrets.parquet` beside the result (`records/table.py`): too much for a record that
+They are in `secrets.parquet` next to the result (`records/table.py`): too large for a record that
 every report loads.
 """
 
@@ -45,19 +45,19 @@ from auditor.statistics.metrics import (
 from auditor.statistics.recomputed import list_strongest_score_columns, repeat_measurement
 
 _FLAGS, _COUNTS = ("hit", "any_hit"), ("distance", "tolerance")
-_PROBABILITY = "probability"  # what a score is called that is one
+_PROBABILITY = "probability"  # column of a score that is a probability
 _OF_KIND = f"{RECALL}(kind="  # of personal data
-_ASKED = "asked"  # of whom nothing else is kept
+_ASKED = "asked"  # column of secrets without any other number
 
 
 @dataclass(frozen=True)
 class RowValuesBySecret:
-    """What one row found out, (secrets,) each. values: by measurement; of an attack also the
-    "score" of first guesses.
+    """The results of one row, arrays of shape (secrets,). values: by measurement; an attack
+    adds the "score" of first guesses.
 
-    outcome: of an attack, all that it was judged by. kinds: by kind of personal data, the share of
-    a secret's own that its first guess holds; NaN where the secret has none. score_is_probability:
-    whether an attack's score is one.
+    outcome: all facts that judge an attack's guesses. kinds: share of a secret's personal data
+    in its first guess, by kind; NaN if the secret has none. score_is_probability: whether an
+    attack's score is a probability.
     """
 
     ids: tuple[str, ...]
@@ -67,7 +67,7 @@ class RowValuesBySecret:
     outcome: Outcome | None = field(default=None, repr=False)
     kinds: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     score_is_probability: bool = False
-    # how many were asked was decided by what was found: only bounds by betting hold
+    # the sample size depended on the results: only betting bounds are valid
     anytime: bool = False
 
     @classmethod
@@ -77,106 +77,116 @@ class RowValuesBySecret:
         kinds: Mapping[str, Sequence[float] | NDArray[Any]] | None = None,
         score_is_probability: bool = False,
     ) -> RowValuesBySecret:
-        """Of an attack's judged guesses, the numbers that the metrics are means of."""
-        kept = sorted(
+        """Build the row from an attack's judged guesses, with the numbers that enter the
+        metrics' means."""
+        per_secret_metrics = sorted(
             (m for m in metrics.METRICS if m.per_secret and m.values),
             key=lambda m: m.place or math.inf,
         )
-        values = {m.name: m.values(judged).astype(float) for m in kept if m.values}
-        parts = {kind: np.array(held, dtype=float) for kind, held in (kinds or {}).items()}
+        values = {m.name: m.values(judged).astype(float) for m in per_secret_metrics if m.values}
+        parts = {kind: np.array(shares, dtype=float) for kind, shares in (kinds or {}).items()}
         values[SCORE] = judged.score.astype(float)
         return cls(
             judged.ids, judged.member, judged.repeats, values, judged, parts, score_is_probability
         )
 
     def columns_for_secrets_table(self, cell: CellKey) -> Iterator[Column]:
-        """What the table keeps: of an attack what its guesses were judged by, from which all else
-        is worked out."""
+        """Yield the columns of the table: an attack stores the facts that judge its
+        guesses, which determine all else."""
         for name, values in self._values_kept_in_secrets_table().items():
             yield Column(MEASURED, cell, name, self.ids, values, self.member, self.repeats)
 
     def _values_kept_in_secrets_table(self) -> Mapping[str, NDArray[np.float64]]:
         if self.outcome is None:
             return self.values or {_ASKED: np.ones(len(self.ids))}
-        kept = {name: getattr(self.outcome, name).astype(float) for name in (*_FLAGS, *_COUNTS)}
+        judgements = {
+            name: getattr(self.outcome, name).astype(float) for name in (*_FLAGS, *_COUNTS)
+        }
         score = {_PROBABILITY if self.score_is_probability else SCORE: self.outcome.score}
         return {
-            **kept,
+            **judgements,
             **score,
             **self.outcome.traits,
-            **{f"{_OF_KIND}{k})": held for k, held in self.kinds.items()},
+            **{f"{_OF_KIND}{k})": shares for k, shares in self.kinds.items()},
         }
 
     def remeasure_metric(
         self, name: str, count: int | None = None, kind: str | None = None
     ) -> Measurement | None:
-        """A number of the row with its interval, worked out anew from those of the secrets; None:
-        too little is kept.
+        """Compute a number of the row and its interval from the values of the secrets;
+        None: too few values exist.
 
-        count: of the members that stood in the data so often; kind: of personal data. A name for
-        non-members: of those.
+        count: use members with this repeat count; kind: a kind of personal data. A name for
+        non-members uses the non-members.
         """
-        about = find_metric(name)
+        metric = find_metric(name)
         if self.anytime:
-            seen = self.anytime_valid_evidence(name, count, kind)
-            return None if seen is None else make_measurement(name, seen, about.unit, about.note)
-        if kind is not None:
-            held = self._personal_data_shares_of_kind(kind, about.members)
-            return estimate_mean_share(name, held) if len(held) else None
-        # Only members have repeat counts: of one there are neither non-members nor a difference
-        # from them.
-        if count is not None and (about.signed or not about.members):
-            return None
-        wanted = self.member & np.array([count in (None, own) for own in self.repeats], dtype=bool)
-        if self.outcome is not None and (about.values or about.errors):
-            return about.measure(
-                self.outcome.select_secrets(wanted), self.outcome.select_secrets(~self.member)
+            evidence = self.anytime_valid_evidence(name, count, kind)
+            return (
+                None
+                if evidence is None
+                else make_measurement(name, evidence, metric.unit, metric.note)
             )
-        # in the order of the row: a bootstrap draws other places in another one
+        if kind is not None:
+            shares = self._personal_data_shares_of_kind(kind, metric.members)
+            return estimate_mean_share(name, shares) if len(shares) else None
+        # Only members have repeat counts: a count has neither non-members nor a difference from
+        # them.
+        if count is not None and (metric.signed or not metric.members):
+            return None
+        is_selected = self.member & np.array(
+            [count in (None, times) for times in self.repeats], dtype=bool
+        )
+        if self.outcome is not None and (metric.values or metric.errors):
+            return metric.measure(
+                self.outcome.select_secrets(is_selected), self.outcome.select_secrets(~self.member)
+            )
+        # in the order of the row: a bootstrap depends on the order
         return repeat_measurement(
-            about,
+            metric,
             *(
                 {name: x[side] for name, x in self.values.items()}
-                for side in (wanted, ~self.member)
+                for side in (is_selected, ~self.member)
             ),
         )
 
     def anytime_valid_evidence(
         self, name: str, count: int | None = None, kind: str | None = None
     ) -> BettingMean | BettingExcess | None:
-        """The number with bounds that hold at every look; None for what is no mean of shares, and
-        of no secret."""
-        about = find_metric(name)
-        if about.signed and name.startswith(EXCESS) and count is None:
+        """Return the number with bounds valid at every look; None if it is not a mean of
+        shares, or has no secrets."""
+        metric = find_metric(name)
+        if metric.signed and name.startswith(EXCESS) and count is None:
             base = name.removeprefix(EXCESS)
-            own, floor = (
+            member_mean, nonmember_mean = (
                 self.anytime_valid_evidence(base),
                 self.anytime_valid_evidence(name_nonmember_metric(base)),
             )
-            if isinstance(own, BettingMean) and isinstance(floor, BettingMean):
-                return BettingExcess(own, floor)
-        if about.errors or about.scores or about.signed or about.unit not in SHARES:
+            if isinstance(member_mean, BettingMean) and isinstance(nonmember_mean, BettingMean):
+                return BettingExcess(member_mean, nonmember_mean)
+        if metric.errors or metric.scores or metric.signed or metric.unit not in SHARES:
             return None
         if kind is not None:
-            values = self._personal_data_shares_of_kind(kind, about.members)
+            values = self._personal_data_shares_of_kind(kind, metric.members)
         else:
-            values = self.metric_values_in_id_order(about.members, count).get(
-                about.per_secret_column_name, np.empty(0)
+            values = self.metric_values_in_id_order(metric.members, count).get(
+                metric.per_secret_column_name, np.empty(0)
             )
-        # In any order: its bounds depend on how often each value is there.
+        # Order does not matter: the bounds depend on how often each value occurs.
         return BettingMean(values) if len(values) and np.isfinite(values).all() else None
 
     def _personal_data_shares_of_kind(self, kind: str, members: bool) -> NDArray[np.float64]:
-        """What first guesses hold of a kind of personal data, of the secrets that hold some."""
-        held = self.kinds[kind][self.member == members] if kind in self.kinds else np.empty(0)
-        return held[~np.isnan(held)]
+        """Return the shares of a kind of personal data in first guesses, for the secrets
+        that contain it."""
+        shares = self.kinds[kind][self.member == members] if kind in self.kinds else np.empty(0)
+        return shares[~np.isnan(shares)]
 
     def values_by_secret(
         self, name: str, members: bool, count: int | None = None
     ) -> dict[str, float]:
-        """The values of the members (or the others), of one repeat count if given, by id; empty
-        where none are kept."""
-        # Not strict: a number that is not kept gives no rows.
+        """Return the values of the members (or non-members) by id, of one repeat count if
+        given; empty if there are no values."""
+        # Not strict: a missing number gives no rows.
         rows = zip(
             self.ids,
             self.member,
@@ -189,29 +199,33 @@ class RowValuesBySecret:
         }
 
     def keep_one_metric(self, name: str, others: bool) -> RowValuesBySecret:
-        """This one number of the members; others: of the non-members as well."""
-        kept = np.flatnonzero(self.member | others)
-        ids, repeats = tuple(self.ids[i] for i in kept), tuple(self.repeats[i] for i in kept)
-        return RowValuesBySecret(ids, self.member[kept], repeats, {name: self.values[name][kept]})
+        """Return the row with this number only, of the members; others: also of the
+        non-members."""
+        indices = np.flatnonzero(self.member | others)
+        ids, repeats = tuple(self.ids[i] for i in indices), tuple(self.repeats[i] for i in indices)
+        return RowValuesBySecret(
+            ids, self.member[indices], repeats, {name: self.values[name][indices]}
+        )
 
     def metric_values_in_id_order(
         self, members: bool, count: int | None
     ) -> dict[str, NDArray[np.float64]]:
-        """The values of the members (or the others), of one repeat count if given, in the order of
-        their ids."""
-        wanted = [
+        """Return the values of the members (or non-members), of one repeat count if given,
+        in the order of their ids."""
+        indices = [
             i
             # By id, so that two runs on the same secrets pair place by place.
             for i in sorted(range(len(self.ids)), key=lambda i: self.ids[i])
             if self.member[i] == members and count in (None, self.repeats[i])
         ]
-        return {name: values[wanted] for name, values in self.values.items()}
+        return {name: values[indices] for name, values in self.values.items()}
 
 
 def align_rows_by_secret(
     rows: Iterable[RowValuesBySecret], name: str, members: bool
 ) -> tuple[list[str], NDArray[np.float64]]:
-    """The k members (or the others) of whom all rows hold the number, and (rows, k) these."""
+    """Return the ids of the k members (or non-members) with the number in all rows, and (rows,
+    k) values."""
     columns = [row.values_by_secret(name, members) for row in rows]
     ids = sorted(set.intersection(*map(set, columns)))
     return ids, np.array([[column[id] for id in ids] for column in columns], dtype=float)
@@ -219,18 +233,18 @@ def align_rows_by_secret(
 
 @dataclass(frozen=True)
 class RunOutcomes:
-    """A finished run, as it can be held against another."""
+    """A finished run, ready to compare with another run."""
 
     name: str
     result: AuditResult
-    outcomes: Mapping[CellKey, RowValuesBySecret]  # empty: no table in the folder
-    # who was attacked, by the rest of its folder
+    outcomes: Mapping[CellKey, RowValuesBySecret]  # empty: the folder has no table
+    # the attacked secrets, by the other files of the folder
     listed: AnsweredSecretIds = field(default=NOT_KEPT, repr=False)
-    edits: FolderEdits | None = NO_EDITS  # of its folder since it ended; None: it has no manifest
+    edits: FolderEdits | None = NO_EDITS  # since the run ended; None: no manifest
 
 
 def read_row_values_by_secret(folder: Path) -> dict[CellKey, RowValuesBySecret]:
-    """What a run folder holds; nothing where it holds no table. Raises AuditError as
+    """Read the rows of a run folder; empty if it has no table. Raise AuditError like
     `table.read_secrets_table`."""
     cells: dict[CellKey, list[Column]] = {}
     for column in read_secrets_table(folder, MEASURED):
@@ -240,13 +254,16 @@ def read_row_values_by_secret(folder: Path) -> dict[CellKey, RowValuesBySecret]:
 
 
 def _row_values_from_table_columns(columns: Sequence[Column]) -> RowValuesBySecret:
-    """The inverse of `RowValuesBySecret.columns_for_secrets_table`. Raises ValueError and the like
-    for what is none."""
-    first, kept = columns[0], {column.quantity: np.asarray(column.values) for column in columns}
-    # Mostly the very same objects (`table._columns_from_secrets_table`), which compare at once.
+    """Invert `RowValuesBySecret.columns_for_secrets_table`. Raise ValueError and similar errors
+    for other columns."""
+    first, values_by_name = (
+        columns[0],
+        {column.quantity: np.asarray(column.values) for column in columns},
+    )
+    # Mostly identical objects (`table._columns_from_secrets_table`), which compare fast.
     if any(
-        (one.ids, one.member, one.repeats) != (first.ids, first.member, first.repeats)
-        for one in columns
+        (column.ids, column.member, column.repeats) != (first.ids, first.member, first.repeats)
+        for column in columns
     ):
         raise ValueError("quantities of other secrets than the first is of")
     if None in first.member:
@@ -256,48 +273,58 @@ def _row_values_from_table_columns(columns: Sequence[Column]) -> RowValuesBySecr
         np.array(first.member, dtype=bool),
         tuple(first.repeats),
     )
-    if "hit" not in kept:
+    if "hit" not in values_by_name:
         return RowValuesBySecret(
-            ids, member, repeats, {name: values for name, values in kept.items() if name != _ASKED}
+            ids,
+            member,
+            repeats,
+            {name: values for name, values in values_by_name.items() if name != _ASKED},
         )
-    flags, counts = ({name: kept.pop(name) for name in names} for names in (_FLAGS, _COUNTS))
+    flags, counts = (
+        {name: values_by_name.pop(name) for name in names} for names in (_FLAGS, _COUNTS)
+    )
     # NaN and infinities fail either test.
     if (
         not np.isin([*flags.values()], (0, 1)).all()
         or not np.equal(np.mod([*counts.values()], 1), 0).all()
     ):
         raise ValueError("hits that are neither 0 nor 1, or edits that are no whole number")
-    probable = _PROBABILITY in kept
-    score = kept.pop(_PROBABILITY if probable else SCORE)
+    is_probability = _PROBABILITY in values_by_name
+    score = values_by_name.pop(_PROBABILITY if is_probability else SCORE)
     kinds = {
-        name[len(_OF_KIND) : -1]: kept.pop(name) for name in [*kept] if name.startswith(_OF_KIND)
+        name[len(_OF_KIND) : -1]: values_by_name.pop(name)
+        for name in [*values_by_name]
+        if name.startswith(_OF_KIND)
     }
     hit, any_hit = (values.astype(bool) for values in flags.values())
     distance, tolerance = (values.astype(np.int64) for values in counts.values())
-    judged = Outcome(ids, hit, any_hit, score, repeats, member, distance, tolerance, kept)
-    return RowValuesBySecret.from_judged_guesses(judged, kinds, probable)
+    judged = Outcome(ids, hit, any_hit, score, repeats, member, distance, tolerance, values_by_name)
+    return RowValuesBySecret.from_judged_guesses(judged, kinds, is_probability)
 
 
 def tpr_bounds_of_row(metric: str, row: RowValuesBySecret | None) -> BoundedNumber | None:
-    """Members found at rates of false positives, with bounds at any level; None for other metrics,
-    or no scores."""
-    about = find_metric(metric)
-    most = about.rate or about.below
-    if not most or row is None or about.scores not in row.values:
+    """Return the TPR at rates of false positives, with bounds at any level; None for other
+    metrics or without scores."""
+    recorded_metric = find_metric(metric)
+    max_fpr = recorded_metric.rate or recorded_metric.below
+    if not max_fpr or row is None or recorded_metric.scores not in row.values:
         return None
-    own, others = (
-        row.metric_values_in_id_order(members, None)[about.scores] for members in (True, False)
+    member_scores, nonmember_scores = (
+        row.metric_values_in_id_order(members, None)[recorded_metric.scores]
+        for members in (True, False)
     )
     if (
-        len(others) < roc.count_nonmembers_for_threshold(most)
-        or np.isnan(row.values[about.scores]).any()
-        or not len(own)
+        len(nonmember_scores) < roc.count_nonmembers_for_threshold(max_fpr)
+        or np.isnan(row.values[recorded_metric.scores]).any()
+        or not len(member_scores)
     ):
         return None
     bounds = (
-        roc.BoundedTprAtFpr(own, others, most) if about.rate else roc.PartialAuc(own, others, most)
+        roc.BoundedTprAtFpr(member_scores, nonmember_scores, max_fpr)
+        if recorded_metric.rate
+        else roc.PartialAuc(member_scores, nonmember_scores, max_fpr)
     )
-    if about.scores != metrics.name_score_column(""):
+    if recorded_metric.scores != metrics.name_score_column(""):
         return bounds
     return SharedLevel(bounds, len(list_strongest_score_columns(row.values)))
 
@@ -305,20 +332,23 @@ def tpr_bounds_of_row(metric: str, row: RowValuesBySecret | None) -> BoundedNumb
 def paired_row_difference_or_reason(
     metric: str, count: int | None, new: RowValuesBySecret, base: RowValuesBySecret
 ) -> BoundedNumber | str:
-    """The metric of `new` minus that of `base`, paired by secret; or why there is none. The secrets
-    are the same.
+    """Return the metric of `new` minus that of `base`, paired by secret, or why there is none.
+    Both rows have the same secrets.
 
-    count: among the members of this repeat count. `_nonmembers` metrics are taken over the
-    non-members.
+    count: use members with this repeat count. `_nonmembers` metrics use the non-members.
     """
-    about = find_metric(metric)
+    compared_metric = find_metric(metric)
     if new.anytime or base.anytime:
-        return _anytime_valid_row_difference_or_reason(about, count, new, base)
-    first, second = (rows.metric_values_in_id_order(about.members, count) for rows in (new, base))
+        return _anytime_valid_row_difference_or_reason(compared_metric, count, new, base)
+    first, second = (
+        rows.metric_values_in_id_order(compared_metric.members, count) for rows in (new, base)
+    )
     if metric == SCORE or any(
-        column not in side for column in about.columns_to_recompute for side in (first, second)
+        column not in side
+        for column in compared_metric.columns_to_recompute
+        for side in (first, second)
     ):
-        if about.scores:
+        if compared_metric.scores:
             return f"the scores of {metric} were not kept"
         return (
             f"{metric} is not kept secret by secret (kept: "
@@ -331,43 +361,54 @@ def paired_row_difference_or_reason(
             if count is not None
             else "no secret to pair"
         )
-    one, other = (
-        tuple(side[column] for column in about.columns_to_recompute) for side in (first, second)
+    new_values, base_values = (
+        tuple(side[column] for column in compared_metric.columns_to_recompute)
+        for side in (first, second)
     )
-    if about.errors is not None:
-        return compare_columns(one, other, errors=about.compute_wrong_guess_limit(n))
-    if about.below:
-        return f"{metric} has no difference with bounds: hold a share at one rate to the baseline"
-    if about.scores:
-        # Of each run (scores of the members, scores of the non-members).
-        one, other = (
-            (*own, rows.metric_values_in_id_order(False, None)[about.scores])
-            for own, rows in ((one, new), (other, base))
+    if compared_metric.errors is not None:
+        return compare_columns(
+            new_values, base_values, errors=compared_metric.compute_wrong_guess_limit(n)
         )
-        if np.isnan(np.concatenate([*one, *other])).any():
+    if compared_metric.below:
+        return f"{metric} has no difference with bounds: hold a share at one rate to the baseline"
+    if compared_metric.scores:
+        # (scores of the members, scores of the non-members) of each run
+        new_values, base_values = (
+            (*member_scores, rows.metric_values_in_id_order(False, None)[compared_metric.scores])
+            for member_scores, rows in ((new_values, new), (base_values, base))
+        )
+        if np.isnan(np.concatenate([*new_values, *base_values])).any():
             return f"{metric} is by a score that is not a number for some secret"
-        if not about.rate:
-            one, other = roc.orient_scores(*one), roc.orient_scores(*other)
-        return compare_columns(one, other, rate=about.rate)
-    if not np.isfinite([*one, *other]).all():
+        if not compared_metric.rate:
+            new_values, base_values = (
+                roc.orient_scores(*new_values),
+                roc.orient_scores(*base_values),
+            )
+        return compare_columns(new_values, base_values, rate=compared_metric.rate)
+    if not np.isfinite([*new_values, *base_values]).all():
         return f"{metric} is not a number for some secret"
-    return compare_columns(one, other)
+    return compare_columns(new_values, base_values)
 
 
 def _anytime_valid_row_difference_or_reason(
     about: Metric, count: int | None, new: RowValuesBySecret, base: RowValuesBySecret
 ) -> BoundedNumber | str:
-    """Of the secrets that both were asked for: those of the one that stopped first."""
+    """Compare on the secrets that both runs queried, those of the run that stopped first."""
     if about.errors or about.scores or about.signed or about.unit not in SHARES:
         return (
             f"{about.name} has no bounds that hold at every look, and --until stopped one of the "
             "two"
         )
-    one, other = (
+    new_values, reference_values = (
         rows.values_by_secret(about.per_secret_column_name, about.members, count)
         for rows in (new, base)
     )
-    deltas = np.array([one[id] - other[id] for id in sorted(one.keys() & other.keys())])
+    deltas = np.array(
+        [
+            new_values[id] - reference_values[id]
+            for id in sorted(new_values.keys() & reference_values.keys())
+        ]
+    )
     if not len(deltas) or not np.isfinite(deltas).all():
         return f"{about.name} is kept of no secret, or is not a number for some"
     return BettingMean(deltas, least=-1.0)  # one share minus another lies in [-1, 1]

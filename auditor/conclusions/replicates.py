@@ -1,4 +1,4 @@
-"""What runs that differ in their seed alone found out, configuration by configuration."""
+"""Collect the results of runs that differ only in their seed, by configuration."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Runs = Mapping[int, tuple[AuditResult, Path]]  # one point of a grid with its fo
 
 @dataclass(frozen=True)
 class Replicates:
-    """One (target, setting, attack) at one point of a grid, by seed: what its row found out, and
-    what was measured."""
+    """One (target, setting, attack) at one grid point, by seed: the results of its row, and its
+    measurements."""
 
     target: str
     setting: str
@@ -35,16 +35,16 @@ class Replicates:
 
     @cached_property
     def member_outcomes_by_seed(self) -> Mapping[int, Outcome]:
-        """Of an attack, its judged guesses for the members."""
+        """Return an attack's judged guesses for the members."""
         return {
-            seed: one.select_secrets(one.member)
+            seed: outcome.select_secrets(outcome.member)
             for seed, row in self.rows.items()
-            if (one := row.outcome) is not None
+            if (outcome := row.outcome) is not None
         }
 
 
 def read_replicates(runs: Runs) -> Iterator[Replicates]:
-    """Each (target, setting, attack or probe), over the seeds at which it has numbers."""
+    """Yield each (target, setting, attack or probe), over the seeds at which it has numbers."""
     by_key: dict[CellKey, dict[int, Finding]] = {}
     for seed, (result, _) in runs.items():
         for finding in result.findings:
@@ -52,7 +52,7 @@ def read_replicates(runs: Runs) -> Iterator[Replicates]:
     judged = {seed: read_row_values_by_secret(folder) for seed, (_, folder) in runs.items()}
     heldout = {seed: read_heldout_losses(folder) for seed, (_, folder) in runs.items()}
     for key, findings in by_key.items():
-        target, one = key.target, next(iter(findings.values()))
+        target, first_finding = key.target, next(iter(findings.values()))
         applied = {
             seed: finding for seed, finding in findings.items() if not finding.not_applicable
         }
@@ -63,15 +63,16 @@ def read_replicates(runs: Runs) -> Iterator[Replicates]:
                 seed: _measurements_by_name(finding, runs[seed][0].target(target))
                 for seed, finding in applied.items()
             },
-            heldout={seed: held[target] for seed, held in heldout.items() if target in held},
-            options=one.options,
-            not_applicable="" if applied else one.not_applicable,
+            heldout={seed: losses[target] for seed, losses in heldout.items() if target in losses},
+            options=first_finding.options,
+            not_applicable="" if applied else first_finding.not_applicable,
         )
 
 
 def _measurements_by_name(finding: Finding, target: TargetRecord) -> dict[str, Measurement]:
-    """By name, what the finding and its target hold; by repeat count as `exposure(count=16)`."""
-    named = {
+    """Return the measurements of the finding and its target by name; by repeat count as
+    `exposure(count=16)`."""
+    measurements = {
         m.name: m
         for m in (
             *finding.measurements,
@@ -79,13 +80,13 @@ def _measurements_by_name(finding: Finding, target: TargetRecord) -> dict[str, M
             *_difference_by_each_cause(finding.chain),
         )
     }
-    return named | {f"{m.name}(count={count})": m for count, m in finding.by_repeats.items()}
+    return measurements | {f"{m.name}(count={count})": m for count, m in finding.by_repeats.items()}
 
 
 def _attacked_model_measurements(target: TargetRecord) -> Iterator[Measurement]:
-    """Its held-out perplexities, what it claims (epsilons, which are exact, as intervals of no
-    width), and what each cause takes of the members' advantage in likelihood: `likelihood_mixing`.
-    """
+    """Yield the target's held-out perplexities, its claimed epsilons (exact, so intervals of no
+    width), and the share of each cause in the members' likelihood advantage:
+    `likelihood_mixing`."""
     if target.perplexity:
         yield target.perplexity
     yield from target.other_perplexities
@@ -97,9 +98,11 @@ def _attacked_model_measurements(target: TargetRecord) -> Iterator[Measurement]:
 
 
 def _difference_by_each_cause(chain: Chain | None) -> Iterator[Measurement]:
-    """The effect of each cause, named after metric and cause: `likelihood_mixing`,
+    """Yield the effect of each cause, named after metric and cause: `likelihood_mixing`,
     `recall_splitting`."""
     for step in chain.steps if chain else ():
         if step.difference:
-            of = step.difference.name.removesuffix("_difference")
-            yield replace(step.difference, name="_".join([of, *step.causes]).replace(" ", "_"))
+            metric_name = step.difference.name.removesuffix("_difference")
+            yield replace(
+                step.difference, name="_".join([metric_name, *step.causes]).replace(" ", "_")
+            )

@@ -1,6 +1,6 @@
-"""What a run found out secret by secret, as its report shows it: ids and numbers only.
+"""Read the results of a run for each secret, as its report shows them: ids and numbers only.
 
-`secrets.json` tells of each secret what may be told, `secrets.parquet` all that was measured of it.
+`secrets.json` holds the publishable facts of each secret, `secrets.parquet` all its measurements.
 Knows no models and no text.
 """
 
@@ -29,12 +29,11 @@ from auditor.statistics import documents, intervals
 
 @dataclass(frozen=True)
 class SecretDetails:
-    """A run secret by secret. Empty where the folder keeps nothing of the kind.
+    """A run secret by secret. Empty if the folder has no such files.
 
-    tokens: by target and secret, nats a token of the true suffix. exposure: by row and secret, the
-    bits that are
-    certain: -log2 of the null p-value, which is the exposure where the rank is exact.
-    heldout: by target, of each held-out text its tokens and its summed nll, in nats.
+    tokens: nats per token of the true suffix, by target and secret. exposure: certain bits, by
+    row and secret: -log2 of the null p-value, which equals the exposure if the rank is exact.
+    heldout: tokens and summed nll of each held-out text, in nats, by target.
     """
 
     secrets: tuple[SecretFacts, ...] = ()
@@ -49,31 +48,34 @@ class SecretDetails:
 def secret_fact_columns(
     secrets: Sequence[Secret], salt: str, canaries: Collection[str] = ()
 ) -> dict[str, Any]:
-    """The record `read_secret_details` reads: a column a key; salt: the fingerprint of what made
-    the aliases.
+    """Build the record that `read_secret_details` reads, a column per key; salt: fingerprint of
+    the salt of the aliases.
 
-    canaries: ids of those that only probes look at.
+    canaries: ids of the secrets that only probes query.
     """
     columns = {
         name: [getattr(s, name) for s in secrets]
         for name in ("id", "alias", "member", "repeats", "group")
     }
-    found = {"salt": salt, **columns, "length": [len(secret.suffix) for secret in secrets]}
-    found["canary"] = [secret.id in canaries for secret in secrets]
+    facts = {"salt": salt, **columns, "length": [len(secret.suffix) for secret in secrets]}
+    facts["canary"] = [secret.id in canaries for secret in secrets]
     if any(secret.user is not None for secret in secrets):
-        found |= {name: [getattr(s, name) for s in secrets] for name in ("user", "user_trained")}
+        facts |= {name: [getattr(s, name) for s in secrets] for name in ("user", "user_trained")}
     if all(secret.document is None for secret in secrets):
-        return found
-    # Reversed, so that of all parts of a document the first gives the alias that stays.
-    first = {
+        return facts
+    # Reversed, so that the first part of a document gives the document's alias.
+    alias_by_document = {
         secret.document: secret.alias for secret in reversed(secrets) if secret.document is not None
     }
-    named = [None if secret.document is None else first[secret.document] for secret in secrets]
-    return {**found, "document": named, "at": [secret.at for secret in secrets]}
+    document_aliases = [
+        None if secret.document is None else alias_by_document[secret.document]
+        for secret in secrets
+    ]
+    return {**facts, "document": document_aliases, "at": [secret.at for secret in secrets]}
 
 
 def secret_alias_by_id(folder: Path) -> dict[str, str]:
-    """What reports call each secret of the run, by its id."""
+    """Return the alias of each secret in reports, by its id."""
     return {
         id: secret.alias
         for id, secret in (attacked_secrets.read_secret_facts(folder) or {}).items()
@@ -81,7 +83,7 @@ def secret_alias_by_id(folder: Path) -> dict[str, str]:
 
 
 def read_secret_details(folder: Path) -> SecretDetails:
-    """What the folder keeps. Raises AuditError for a file that holds something else."""
+    """Read the details of a run folder. Raise AuditError for a file with other content."""
     rows = {
         cell: row for cell, row in outcomes.read_row_values_by_secret(folder).items() if row.values
     }
@@ -89,16 +91,16 @@ def read_secret_details(folder: Path) -> SecretDetails:
     for column in table.read_secrets_table(folder, table.RECORDS):
         records.setdefault(column.cell, {})[column.quantity] = column
     exposure = {
-        one.cell: {
+        observed.cell: {
             id: -math.log2(p) if p > 0 else math.inf
-            for id, p in zip(one.ids, one.values, strict=True)
+            for id, p in zip(observed.ids, observed.values, strict=True)
         }
-        for one in table.read_secrets_table(folder, table.OBSERVED)
-        if one.quantity == "null_p"
+        for observed in table.read_secrets_table(folder, table.OBSERVED)
+        if observed.quantity == "null_p"
     }
-    told = tuple((attacked_secrets.read_secret_facts(folder) or {}).values())
+    facts = tuple((attacked_secrets.read_secret_facts(folder) or {}).values())
     return SecretDetails(
-        told,
+        facts,
         rows,
         table.read_suffix_token_log_probs(folder),
         table.read_heldout_losses(folder),
@@ -110,8 +112,8 @@ def read_secret_details(folder: Path) -> SecretDetails:
 def extraction_counts_by_document(
     details: SecretDetails, seen: RowValuesBySecret
 ) -> dict[str, tuple[int, int, int]]:
-    """Of members' documents: tokens of the longest block that was extracted, extracted parts, parts
-    asked for."""
+    """Count, for members' documents: tokens of the longest extracted block, extracted parts,
+    attacked parts."""
     if seen.outcome is None:
         return {}
     hit = dict(zip(seen.outcome.ids, seen.outcome.hit.tolist(), strict=True))
@@ -121,34 +123,33 @@ def extraction_counts_by_document(
         if s.document is not None and s.member and s.id in hit
     ]
     longest = documents.measure_longest_extracted_blocks(parts)
-    asked, out = (
+    attacked_parts, n_extracted = (
         Counter(part.document for part in parts),
         Counter(part.document for part in parts if part.out),
     )
     worst = sorted(longest, key=lambda name: (-longest[name], name))
-    return {name: (longest[name], out[name], asked[name]) for name in worst}
+    return {name: (longest[name], n_extracted[name], attacked_parts[name]) for name in worst}
 
 
 def extracted_and_asked_counts_by_person(
     details: SecretDetails, seen: RowValuesBySecret
 ) -> dict[str, tuple[int, int]]:
-    """Of people whose records were trained on: records that were extracted, records asked for.
-    Worst first."""
+    """Count extracted and attacked records of each person with trained records, worst first."""
     if seen.outcome is None:
         return {}
-    whose = {
+    person_by_id = {
         secret.id: secret.user
         for secret in details.secrets
         if secret.member and secret.user is not None
     }
-    asked, out = Counter[str](), Counter[str]()
+    n_attacked, n_extracted = Counter[str](), Counter[str]()
     for id, hit in zip(seen.outcome.ids, seen.outcome.hit.tolist(), strict=True):
-        if id in whose:
-            asked[whose[id]] += 1
-            out[whose[id]] += hit
+        if id in person_by_id:
+            n_attacked[person_by_id[id]] += 1
+            n_extracted[person_by_id[id]] += hit
     return {
-        one: (out[one], asked[one])
-        for one in sorted(asked, key=lambda one: (-out[one], asked[one], one))
+        person: (n_extracted[person], n_attacked[person])
+        for person in sorted(n_attacked, key=lambda one: (-n_extracted[one], n_attacked[one], one))
     }
 
 
@@ -161,29 +162,30 @@ def first_suffix_tokens_accuracy_by_length(
     seen: RowValuesBySecret,
     lengths: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256),
 ) -> dict[int, Measurement]:
-    """Share of members whose first guess is right in its first L tokens, of those with a suffix so
-    long; by L.
+    """Return the share of members whose first guess matches the first L tokens of a suffix of
+    at least L tokens, by L.
 
-    The longest suffix is the last L, so that where all are of one length its share is the recall.
+    The longest suffix gives the last L, so that its share equals the recall if all suffixes
+    have one length.
     """
-    of = {
+    n_tokens_by_id = {
         secret.id: secret.length
         for secret in details.secrets
         if secret.member and secret.length is not None
     }
-    if seen.outcome is None or "lead" not in seen.outcome.traits or not of:
+    if seen.outcome is None or "lead" not in seen.outcome.traits or not n_tokens_by_id:
         return {}
-    member = [i for i, id in enumerate(seen.ids) if id in of]
-    length = np.array([of[seen.ids[i]] for i in member])
-    # How many tokens of the suffix, from its first on, the guess has right.
+    member = [i for i, id in enumerate(seen.ids) if id in n_tokens_by_id]
+    length = np.array([n_tokens_by_id[seen.ids[i]] for i in member])
+    # count of correct tokens from the start of the suffix
     lead = seen.outcome.traits["lead"][member]
     if not len(length):
         return {}
     longest = int(length.max())
-    shown = [*(L for L in lengths if longest > L), longest]
+    reported_lengths = [*(L for L in lengths if longest > L), longest]
     return {
         L: intervals.share_with_interval("recall_first_tokens", lead[length >= L] >= L)
-        for L in shown
+        for L in reported_lengths
     }
 
 
@@ -192,7 +194,7 @@ _BINS = 10  # of one width, over scores from 0 to 1
 
 @dataclass(frozen=True)
 class ScoreBin:
-    """Guesses of about one score: the mean score, and the share of them that is right."""
+    """Guesses with similar scores: the mean score, and the share of correct guesses."""
 
     score: float
     right: Measurement
@@ -200,7 +202,7 @@ class ScoreBin:
 
 @dataclass(frozen=True)
 class Reliability:
-    """How well a score that is a probability keeps its word."""
+    """The calibration of a score that is a probability."""
 
     bins: tuple[ScoreBin, ...]
     error: float  # expected calibration error: mean |score - share right| over the bins, by guesses
@@ -211,29 +213,31 @@ class Reliability:
 def calibration_of_guess_scores(
     score: NDArray[np.float64], right: NDArray[np.bool_]
 ) -> Reliability:
-    """Of (n,) scores in [0, 1] and whether each guess was right, over equally wide bins; empty bins
-    are left out.
+    """Compute calibration from (n,) scores in [0, 1] and whether each guess was right, in bins
+    of equal width, without empty bins.
 
-    Guo et al. 2017, Eq. 3 (expected calibration error); Brier 1950. Raises AuditError for a score
-    that is none.
+    Guo et al. 2017, Eq. 3 (expected calibration error); Brier 1950. Raise AuditError for a
+    score outside [0, 1].
     """
-    # Asked so that NaN fails as well; a sum of probabilities may be a rounding above 1.
+    # NaN fails this test too; a sum of probabilities may exceed 1 by rounding.
     if not len(score) or not ((score >= 0) & (score <= 1 + 1e-9)).all():
         raise AuditError("expected at least one score, each a probability in [0, 1]")
-    at = np.minimum((score * _BINS).astype(int), _BINS - 1)  # a score of 1 is in the last bin
-    found = [
+    # a score of 1 is in the last bin
+    bin_index = np.minimum((score * _BINS).astype(int), _BINS - 1)
+    bins = [
         ScoreBin(
-            float(score[at == i].mean()), intervals.share_with_interval("right", right[at == i])
+            float(score[bin_index == i].mean()),
+            intervals.share_with_interval("right", right[bin_index == i]),
         )
-        for i in np.unique(at)
+        for i in np.unique(bin_index)
     ]
-    error = sum(abs(b.score - b.right.value) * b.right.n for b in found) / len(score)
-    return Reliability(tuple(found), float(error), float(np.mean((score - right) ** 2)), len(score))
+    error = sum(abs(b.score - b.right.value) * b.right.n for b in bins) / len(score)
+    return Reliability(tuple(bins), float(error), float(np.mean((score - right) ** 2)), len(score))
 
 
 def survival_function(values: Sequence[float]) -> list[tuple[float, float]]:
-    """(x, share of the values that are at least x) at every distinct finite value, rising; NaN is
-    left out."""
+    """Return (x, share of the values that are at least x) at every distinct finite value, in
+    rising order, without NaN."""
     known = np.sort([value for value in values if not math.isnan(value)])
-    # Infinities count in the shares, but have no place on an axis.
+    # Infinities count in the shares, but do not fit on an axis.
     return [(float(x), float(np.mean(known >= x))) for x in np.unique(known) if math.isfinite(x)]

@@ -1,10 +1,10 @@
-"""What a run says of each way in which a model can leak: shown, not shown, or not tested. It is
-decided here alone.
+"""Decide each way in which a model can leak: shown, not shown, or not tested. Only this module
+decides.
 
-Whatever speaks of leakage (headline, verdict, screen, page, advice, next command, EDPB answers,
-history) reads it here. Reassurance must be earned: `shows_no_leakage` only where no signal is above
-its baseline, what was measured agrees with itself, and nothing may have hidden a leak from the
-audit. Knows a result alone; its words are the reports'.
+Every text on leakage (headline, verdict, screen, page, advice, next command, EDPB answers, history)
+reads the decision here. A run must earn reassurance: `shows_no_leakage` requires that no signal is
+above its baseline, that the measurements agree, and that nothing may have hidden a leak from the
+audit. Knows only a result; the reports choose the words.
 """
 
 from __future__ import annotations
@@ -46,16 +46,14 @@ SETTINGS = ("text-only", "white-box")
 
 @dataclass(frozen=True)
 class LeakSignal:
-    """One kind of leakage of one target at one access: the number that decides, beside its
-    baseline.
+    """A kind of leakage of a target at an access: the deciding number, next to its baseline.
 
-    setting: "" where it was tested at neither. baseline: of non-members, or what chance gives;
-    None: there is none.
-    suspected: not shown, and no all-clear either: seen, or above the baseline, but not
-    significantly. least: the smallest number that would have been shown; NaN: unknown. part, count:
-    of which secrets only. why: it was not tested. blind: the same number without any model. excess:
-    what is left above the non-members, if that decides.
-    alone: whether such a number can show a leak by itself.
+    setting: "" if neither access was tested. baseline: of non-members, or the value by chance;
+    None: no baseline. suspected: not shown, but seen or above the baseline without
+    significance. least: the smallest number that would show a leak; NaN: unknown. part, count:
+    the secrets, if not all. why: the reason it was not tested. blind: the same number without
+    any model. excess: the part above the non-members, if it decides. alone: whether the number
+    can show a leak by itself.
     """
 
     kind: LeakKind
@@ -71,33 +69,32 @@ class LeakSignal:
     count: str = ""
     why: str = ""
     blind: Measurement | None = None
-    # of copied records, the number of copies of which most were extracted
+    # the number of copies with the largest extracted share, among copied records
     worst: Stratum | None = None
-    worst_group: tuple[str, Measurement] | None = None  # of the data's own groups, by name
+    worst_group: tuple[str, Measurement] | None = None  # of the data's groups, by name
     looks: int = 1
     excess: Measurement | None = None
     alone: bool = True
 
     @property
     def gate_rule(self) -> str:
-        """`membership_auc=0.6`: a rule for a gate that does not hold where the signal is shown; "":
-        a gate has none."""
+        """Return a gate rule such as `membership_auc=0.6` that fails if the signal is
+        shown; "": no rule exists."""
         m = self.measured
         limits = dict(self.kind.limits)
-        most = (
+        limit = (
             None
             if m is None
             else limits.get(m.name, self.kind.limits[0][1] if m.unit == AUC else None)
         )
-        if m is None or most is None or (self.part and self.kind is VERBATIM):
+        if m is None or limit is None or (self.part and self.kind is VERBATIM):
             return ""  # a gate has no rule for one of the data's groups
-        # An AUC below one half distinguishes members just as well: its mirror image counts.
+        # An AUC below one half separates members equally well: use its mirror image.
         value = max(m.value, 1 - m.value) if m.unit == AUC else m.value
-        if (
-            self.status == SHOWN and value < most
-        ):  # two digits, rounded down: the upper bound is above it
+        if self.status == SHOWN and value < limit:
+            # two digits, rounded down, so that the upper bound is above
             scale = 10.0 ** (1 - math.floor(math.log10(value))) if value > 0 else 1.0
-            most = math.floor(value * scale) / scale
+            limit = math.floor(value * scale) / scale
         part = (
             f"(kind={self.part})"
             if self.kind is PERSONAL
@@ -105,22 +102,22 @@ class LeakSignal:
             if self.count
             else ""
         )
-        return f"{m.name}{part}={most:g}"
+        return f"{m.name}{part}={limit:g}"
 
 
 @dataclass(frozen=True)
 class LeakAssessment:
-    """Of the targets that were asked for, the undefended one first: every kind, access by access,
-    in the kinds' order.
+    """The signals of the requested targets, the undefended first: every kind by access, in the
+    order of the kinds.
 
-    contradictions: by target, measurements that cannot both be right; doubts: by target, what may
-    have hidden a leak.
+    contradictions: measurements that cannot all be right, by target; doubts: reasons that a
+    leak may be hidden, by target.
     """
 
     signals: tuple[LeakSignal, ...]
     contradictions: dict[str, tuple[Doubt, ...]]
     doubts: dict[str, tuple[Doubt, ...]]
-    unasked: int = 0  # records that were not asked for lack of time
+    unasked: int = 0  # records not attacked for lack of time
 
     def signals_of_target(self, target: str) -> tuple[LeakSignal, ...]:
         return tuple(s for s in self.signals if s.target == target)
@@ -132,41 +129,44 @@ class LeakAssessment:
         return tuple(s for s in self.signals_of_target(target) if s.status != NOT_TESTED)
 
     def doubts_about(self, target: str) -> tuple[Doubt, ...]:
-        """Contradictions and doubts alike: whatever forbids a conclusion from what was not seen."""
+        """Return contradictions and doubts: all reasons against concluding that no leak
+        exists."""
         return (*self.contradictions.get(target, ()), *self.doubts.get(target, ()))
 
     def shows_no_leakage(self, target: str) -> bool:
-        """Whether "no leakage seen" may be said of it."""
+        """Test whether a report may state "no leakage seen" for the target."""
         tested = self.tested_signals(target)
-        seen = any(s.status == SHOWN or s.suspected for s in tested)
-        return bool(tested) and not seen and not self.doubts_about(target) and not self.unasked
+        has_signs = any(s.status == SHOWN or s.suspected for s in tested)
+        return bool(tested) and not has_signs and not self.doubts_about(target) and not self.unasked
 
     @property
     def targets(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(s.target for s in self.signals))
 
     def signal_for_gate(self, target: str | None = None) -> LeakSignal | None:
-        """What a gate should be about: what leaks, of the targets that a gate judges first; else
-        what was measured.
+        """Select the signal for a gate: a leak, first of the targets that a gate judges;
+        otherwise a measured number.
 
-        target: of this one alone. None where no gate has a rule for it.
+        target: consider only this target. None if no gate has a rule for it.
         """
-        asked = self.signals if target is None else self.signals_of_target(target)
-        # A gate judges defended targets; the undefended one where there is no other.
-        judged = [s for s in asked if s.target != UNDEFENDED]
-        leaking = [s for s in (*judged, *asked) if s.status == SHOWN]
-        others = sorted(
-            (s for s in (*judged, *asked) if s.gate_rule), key=lambda s: not s.suspected
+        candidates = self.signals if target is None else self.signals_of_target(target)
+        # A gate judges defended targets; the undefended model if there are none.
+        judged = [s for s in candidates if s.target != UNDEFENDED]
+        leaking = [s for s in (*judged, *candidates) if s.status == SHOWN]
+        ruled = sorted(
+            (s for s in (*judged, *candidates) if s.gate_rule), key=lambda s: not s.suspected
         )
-        return next((s for s in (leaking or others) if s.gate_rule), None)
+        return next((s for s in (leaking or ruled) if s.gate_rule), None)
 
 
 def assess_signals(result: AuditResult) -> LeakAssessment:
-    """All signals of a result, of all targets but the control rows."""
-    named = [target.name for target in result.targets if not target.companion]
+    """Return all signals of a result, for all targets except the control rows."""
+    names = [target.name for target in result.targets if not target.companion]
     companions = {target.name for target in result.targets if target.companion}
-    found = (finding.target for finding in result.findings if finding.target not in companions)
-    targets = sorted(dict.fromkeys((*named, *found)), key=lambda name: name != UNDEFENDED)
+    attacked_names = (
+        finding.target for finding in result.findings if finding.target not in companions
+    )
+    targets = sorted(dict.fromkeys((*names, *attacked_names)), key=lambda name: name != UNDEFENDED)
 
     signals = tuple(s for target in targets for s in _leak_signals_of_target(result, target))
     greedy = _greedy_recall_signal(result).measured
@@ -176,16 +176,16 @@ def assess_signals(result: AuditResult) -> LeakAssessment:
     }
     of_data = (*member_mismatch_doubts(result), *result.benchmark.doubts)
     doubts = dict.fromkeys(targets, of_data)
-    # their likelihood says nothing more
+    # for these targets a doubt on likelihood adds nothing
     leaking = {signal.target for signal in signals if signal.status == SHOWN}
     for record in result.targets:
         if record.name in doubts:
-            said = (
-                one
-                for one in record.doubts
-                if one.kind != "likelihood" or record.name not in leaking
+            own_doubts = (
+                doubt
+                for doubt in record.doubts
+                if doubt.kind != "likelihood" or record.name not in leaking
             )
-            doubts[record.name] = (*of_data, *said)
+            doubts[record.name] = (*of_data, *own_doubts)
     counts = result.benchmark.records.get("members")
     unasked = 0 if counts is None else counts.not_attacked.get(NO_TIME, 0)
     return LeakAssessment(signals, contradictory, doubts, unasked)
@@ -196,12 +196,13 @@ def assess_signals(result: AuditResult) -> LeakAssessment:
 
 
 def _leak_signals_of_target(result: AuditResult, target: str) -> Iterator[LeakSignal]:
-    """One a kind and access at which it was tested; else one that says why it was not.
+    """Yield a signal per kind and tested access, or one with the reason that the kind was not
+    tested.
 
-    What released text tells is one question: its signals share the level.
+    The signals of released text answer one question, so they share the level.
     """
     rows = [f for f in result.findings if f.target == target]
-    told = [
+    readings_by_kind = [
         (kind, setting, reading)
         for kind in KINDS
         for setting in SETTINGS
@@ -210,35 +211,37 @@ def _leak_signals_of_target(result: AuditResult, target: str) -> Iterator[LeakSi
         for reading in kind.read(finding)
     ]
     if result.family == RELEASED_TEXT:
-        shared = bonferroni_adjusted_leak_readings([reading for *_, reading in told])
-        told = [
+        shared = bonferroni_adjusted_leak_readings([reading for *_, reading in readings_by_kind])
+        readings_by_kind = [
             (kind, setting, reading)
-            for (kind, setting, _), reading in zip(told, shared, strict=True)
+            for (kind, setting, _), reading in zip(readings_by_kind, shared, strict=True)
         ]
     for kind in KINDS:
-        own = [(setting, reading) for other, setting, reading in told if other is kind]
+        kind_readings = [
+            (setting, reading) for other, setting, reading in readings_by_kind if other is kind
+        ]
         if kind is GREEDILY and any(
             f.decodes_greedily and is_measured(f.measurement(RECALL)) for f in rows
         ):
-            continue  # it is what the verbatim signal says: one measurement is not two signals
+            continue  # the verbatim signal covers it: one measurement is not two signals
         if kind is GREEDILY and target == UNDEFENDED:
             yield _greedy_recall_signal(result)
         elif kind is GREEDILY:
             yield LeakSignal(kind, target, "", NOT_TESTED, why="undefended model only")
-        elif not own:
+        elif not kind_readings:
             yield LeakSignal(
                 kind, target, "", NOT_TESTED, why=_unmeasured_signal_reason(result, rows, kind)
             )
-        for setting in dict.fromkeys(setting for setting, _ in own):
+        for setting in dict.fromkeys(setting for setting, _ in kind_readings):
             signal = _signal_from_readings(
-                kind, target, setting, [reading for at, reading in own if at == setting]
+                kind, target, setting, [reading for at, reading in kind_readings if at == setting]
             )
             yield _complete_verbatim_signal(signal, rows) if kind is VERBATIM else signal
 
 
 def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> LeakSignal:
-    """Return the signal with its worst stratum and group; of greedy decoding judged as greedy
-    recall is: one record is enough."""
+    """Return the signal with its worst stratum and group; greedy decoding is judged like greedy
+    recall: one record is enough."""
     groups = [
         group
         for row in rows
@@ -259,48 +262,48 @@ def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> Le
 
 
 def _worst_stratum_of_rows(rows: Sequence[Finding], setting: str) -> Stratum | None:
-    """Return the worst stratum that any attack at this access found; None: no copied record was
+    """Return the worst stratum of all attacks at this access; None: no copied record was
     extracted."""
-    worst = [
-        found
+    strata = [
+        row_worst
         for row in rows
-        if row.setting == setting and (found := worst_stratum(row)) is not None
+        if row.setting == setting and (row_worst := worst_stratum(row)) is not None
     ]
     return max(
-        worst, key=lambda stratum: (stratum.extracted.value, stratum.copies or 0), default=None
+        strata, key=lambda stratum: (stratum.extracted.value, stratum.copies or 0), default=None
     )
 
 
 def _signal_from_readings(
     kind: LeakKind, target: str, setting: str, readings: Sequence[LeakReading]
 ) -> LeakSignal:
-    """By the reading that says most: a shown one, a suspected one, else the kind's own number at
-    its highest.
+    """Build the signal from the most informative reading: a shown one, a suspected one, else
+    the kind's number at its highest.
 
-    Of several that are zero, the one that leaves most open.
+    Among readings of zero, select the reading with the widest interval.
     """
-    shown = [r for r in readings if r.is_shown]
-    suspected = [] if shown else [r for r in readings if r.is_suspected]
+    significant = [r for r in readings if r.is_shown]
+    suspected = [] if significant else [r for r in readings if r.is_suspected]
     first = {name: i for i, (name, _) in enumerate(kind.limits)}
     least = min(reading.looks for reading in readings)
 
     def place(reading: LeakReading) -> tuple[bool, bool, int, float, float]:
         m = reading.corrected
-        # Of AUCs the one that is surely farthest from chance: that of a small group is often far by
+        # Rank AUCs by their certain distance from chance: a small group's AUC is often far by
         # chance.
         size = max(m.low, 1 - m.high) if reading.either_way else m.value
-        shared, named = reading.looks > least, first.get(m.name, len(first))
-        # The least is best: able to show a leak, at its own level, high among the limits, large; of
-        # zeros the widest.
-        return not reading.alone, shared, named, -size, -m.n if size else -m.high
+        shared, limit_rank = reading.looks > least, first.get(m.name, len(first))
+        # The least is best: can show a leak, has its own level, is early among the limits, is
+        # large; zeros by widest interval.
+        return not reading.alone, shared, limit_rank, -size, -m.n if size else -m.high
 
-    best = min(shown or suspected or readings, key=place)
+    best = min(significant or suspected or readings, key=place)
     return LeakSignal(
         *(
             kind,
             target,
             setting,
-            SHOWN if shown else NOT_SHOWN,
+            SHOWN if significant else NOT_SHOWN,
             best.corrected,
             best.baseline,
             best.row,
@@ -317,27 +320,33 @@ def _signal_from_readings(
 
 
 def _greedy_recall_signal(result: AuditResult) -> LeakSignal:
-    """Of the undefended model, which alone is asked, over all repeat counts.
+    """Return the greedy signal of the undefended model, the only queried model, over all repeat
+    counts.
 
-    One hit counts, unless as large a share of the non-members is given.
+    A single hit counts, unless the non-members have an equal share.
     """
-    told = {count: m for count, m in result.benchmark.greedy_recall.items() if is_measured(m)}
-    if not told:
+    recall_by_count = {
+        count: m for count, m in result.benchmark.greedy_recall.items() if is_measured(m)
+    }
+    if not recall_by_count:
         return LeakSignal(GREEDILY, UNDEFENDED, "", NOT_TESTED)
-    hits, n = sum(round(m.value * m.n) for m in told.values()), sum(m.n for m in told.values())
+    hits, n = (
+        sum(round(m.value * m.n) for m in recall_by_count.values()),
+        sum(m.n for m in recall_by_count.values()),
+    )
     low, high = clopper_pearson(hits, n)
     measured, baseline = (
         Measurement(GREEDY, hits / n, low, high, n),
         result.benchmark.greedy_nonmembers,
     )
     above = hits > 0 and (baseline is None or measured.value > baseline.value)
-    worst = max(told, key=lambda count: (told[count].value, told[count].n))
+    worst = max(
+        recall_by_count, key=lambda count: (recall_by_count[count].value, recall_by_count[count].n)
+    )
     part = ""
-    if hits and len(told) > 1 and worst.isdecimal():
-        of = told[worst]
-        part = (
-            f"{round(of.value * of.n):,}/{of.n:,} of those trained on {counted(int(worst), 'time')}"
-        )
+    if hits and len(recall_by_count) > 1 and worst.isdecimal():
+        m = recall_by_count[worst]
+        part = f"{round(m.value * m.n):,}/{m.n:,} of those trained on {counted(int(worst), 'time')}"
     return LeakSignal(
         *(GREEDILY, UNDEFENDED, "", SHOWN if above else NOT_SHOWN, measured, baseline),
         suspected=hits > 0 and not above,
@@ -347,7 +356,8 @@ def _greedy_recall_signal(result: AuditResult) -> LeakSignal:
 
 
 def _unmeasured_signal_reason(result: AuditResult, rows: Sequence[Finding], kind: LeakKind) -> str:
-    """Why no attack or probe measured this kind; "": none that could have was asked for."""
+    """Say why no attack or probe measured this kind; "": no such attack or probe was
+    requested."""
     if (
         kind.alike
         and (unlike := member_mismatch_doubts(result))

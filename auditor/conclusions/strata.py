@@ -1,5 +1,5 @@
-"""What a finding says of the whole data by copies: the weighted share, and the worst stratum. Knows
-a record alone."""
+"""Summarise a finding over copies: the weighted share of the whole data, and the worst stratum.
+Knows only a record."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ def hits_of_stratum(stratum: Stratum) -> int:
 
 
 def is_asked_in_part(finding: Finding) -> bool:
-    """Return whether records that could be attacked were left out, by a limit or for lack of
-    time."""
+    """Return whether a limit or lack of time left out attackable records."""
     return any(stratum.extracted.n < stratum.population for stratum in finding.strata)
 
 
 def weighted_extracted_share(finding: Finding, tail: float = _TAIL) -> Measurement | None:
-    """Return the share extracted of all records that could be attacked, weighted by stratum; None:
-    no strata known.
+    """Return the extracted share of all attackable records, weighted by stratum; None: no known
+    strata.
 
     tail: of the interval, each side. n: the whole population.
     """
@@ -35,8 +34,8 @@ def weighted_extracted_share(finding: Finding, tail: float = _TAIL) -> Measureme
 
 
 def worst_stratum(finding: Finding) -> Stratum | None:
-    """Return the stratum of copied records with the largest share extracted; None: nothing of a
-    copied one was."""
+    """Return the stratum of copied records with the largest extracted share; None: no copied
+    record was extracted."""
     copied = [s for s in finding.strata if (s.copies or 1) > 1 and hits_of_stratum(s)]
     return max(
         copied, key=lambda s: (s.extracted.value, s.copies or 0, s.extracted.n), default=None
@@ -44,8 +43,8 @@ def worst_stratum(finding: Finding) -> Stratum | None:
 
 
 def worst_group(finding: Finding) -> tuple[str, Measurement] | None:
-    """Return the data's group of which most is surely extracted, by name; None: no group is worse
-    than all records are."""
+    """Return the data's group with the largest certain extracted share, by name; None: no group
+    is worse than all records."""
     shares = finding.by_group
     n_all = sum(m.n for m in shares.values())
     n_hits = sum(round(m.value * m.n) for m in shares.values())

@@ -1,5 +1,4 @@
-"""What a run says of records that a model was to forget, from what its rows found out about each
-secret."""
+"""Summarise how well a model forgot records, from the results of its rows for each secret."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from auditor.statistics.unlearning import (
     measure_unlearning_group,
 )
 
-_GREEDY = "greedy"  # of a row with a bound by ranks: whether greedy decoding gives the secret
+_GREEDY = "greedy"  # whether greedy decoding extracts the secret, in rows with a rank bound
 _BOUND = "rank_bound"
 Columns = Mapping[str, RowValuesBySecret]  # by model
 
@@ -29,15 +28,15 @@ Columns = Mapping[str, RowValuesBySecret]  # by model
 def summarise_unlearning_of_run(
     result: AuditResult, folder: Path, models: Mapping[str, str], forgotten: frozenset[str]
 ) -> Unlearning:
-    """What is left of the forgotten records, measured with white-box access where that was
-    measured, else text-only.
+    """Measure the remains of the forgotten records, with white-box access if it was measured,
+    else text-only.
 
-    models: name of the target in each role ("before", "after", "retrained", ...). forgotten: ids of
-    the secrets that were to be forgotten. The steps, rate and texts of relearning are not known
-    here; the caller fills them in.
+    models: name of the target in each role ("before", "after", "retrained", ...). forgotten:
+    ids of the secrets to forget. The steps, rate and texts of relearning are unknown here; the
+    caller adds them.
     """
     setting = "white-box" if any(f.setting == "white-box" for f in result.findings) else "text-only"
-    held, target = read_row_values_by_secret(folder), models[AFTER]
+    rows_by_cell, target = read_row_values_by_secret(folder), models[AFTER]
     rows = [
         f
         for f in result.findings
@@ -46,25 +45,25 @@ def summarise_unlearning_of_run(
     numbers = list[GroupRecall]()
     for finding in rows:
         keys = {model: finding.cell_key._replace(target=name) for model, name in models.items()}
-        columns = {model: held[key] for model, key in keys.items() if key in held}
+        columns = {model: rows_by_cell[key] for model, key in keys.items() if key in rows_by_cell}
         assert finding.main is not None
         numbers += _group_recall_of_unlearning(
             finding.attack, finding.main.name, columns, forgotten
         )
-    own = (seen for key, seen in held.items() if key.target == target)
-    mine = max(own, key=lambda seen: len(seen.ids), default=None)
+    target_rows = (seen for key, seen in rows_by_cell.items() if key.target == target)
+    largest = max(target_rows, key=lambda seen: len(seen.ids), default=None)
     attacked = (
         []
-        if mine is None
-        else [id for id, member in zip(mine.ids, mine.member, strict=True) if member]
+        if largest is None
+        else [id for id, member in zip(largest.ids, largest.member, strict=True) if member]
     )
-    lost = sum(id in forgotten for id in attacked)
+    n_forgotten = sum(id in forgotten for id in attacked)
     return Unlearning(
         target=target,
         models=dict(models),
         setting=setting,
-        forgotten=lost,
-        retained=len(attacked) - lost,
+        forgotten=n_forgotten,
+        retained=len(attacked) - n_forgotten,
         numbers=tuple(numbers),
         perplexity=_perplexities_around_unlearning(result, folder, models),
     )
@@ -74,44 +73,53 @@ def _group_recall_of_unlearning(
     attack: str, main: str, columns: Columns, forgotten: frozenset[str]
 ) -> Iterator[GroupRecall]:
     for name in (_GREEDY, main, _BOUND):
-        kept = _BOUND if name == _GREEDY else name
-        if not all(kept in seen.values for seen in columns.values()) or (
+        quantity = _BOUND if name == _GREEDY else name
+        if not all(quantity in seen.values for seen in columns.values()) or (
             name == _BOUND and main == _BOUND
         ):
             continue
         for group in (FORGOTTEN, RETAINED, NONMEMBERS):
-            held = {
-                model: seen.values_by_secret(kept, group != NONMEMBERS)
+            values_by_model = {
+                model: seen.values_by_secret(quantity, group != NONMEMBERS)
                 for model, seen in columns.items()
             }
-            # that all models were asked for
-            ids = sorted(set.intersection(*map(set, held.values()))) if held else []
+            # ids in every model's row
+            ids = (
+                sorted(set.intersection(*map(set, values_by_model.values())))
+                if values_by_model
+                else []
+            )
             if group != NONMEMBERS:
                 ids = [id for id in ids if (id in forgotten) == (group == FORGOTTEN)]
-            found = {model: np.array([own[id] for id in ids]) for model, own in held.items()}
+            aligned = {
+                model: np.array([values_by_id[id] for id in ids])
+                for model, values_by_id in values_by_model.items()
+            }
             if name == _GREEDY:
-                # prod_t 1 / rank_t = 1 (formulas C3): every true token is the likeliest, as greedy
-                # decoding takes it.
-                found = {model: (values == 1).astype(float) for model, values in found.items()}
-            if ids and all(np.isfinite(values).all() for values in found.values()):
-                yield measure_unlearning_group(attack, name, group, found)
+                # prod_t 1 / rank_t = 1 (formulas C3): every true token is the most probable, as in
+                # greedy decoding.
+                aligned = {model: (values == 1).astype(float) for model, values in aligned.items()}
+            if ids and all(np.isfinite(values).all() for values in aligned.values()):
+                yield measure_unlearning_group(attack, name, group, aligned)
 
 
 def _perplexities_around_unlearning(
     result: AuditResult, folder: Path, models: Mapping[str, str]
 ) -> dict[str, Measurement]:
-    found = {
+    perplexities = {
         model: m
         for model, name in models.items()
         if (m := result.target(name).perplexity) is not None
     }
-    held = read_heldout_losses(folder)
-    before, after = (held.get(models[model]) for model in (BEFORE, AFTER))
+    losses = read_heldout_losses(folder)
+    before, after = (losses.get(models[model]) for model in (BEFORE, AFTER))
     # `+` joins two lists: the losses of every text, before and after.
     if before and after and np.isfinite(before["perplexity"] + after["perplexity"]).all():
         base, nll, tokens = np.array(
             [before["perplexity"], after["perplexity"], before["tokens"]], dtype=float
         )
         # one model, one seed
-        found["ratio"] = estimate_perplexity_ratios(nll[None, None], tokens[None], base[None])[0]
-    return found
+        perplexities["ratio"] = estimate_perplexity_ratios(
+            nll[None, None], tokens[None], base[None]
+        )[0]
+    return perplexities
