@@ -1,9 +1,7 @@
-"""The last hidden states of texts that a model has read, so that whoever asks about a text again
-pays its head alone, and keys and values of what was read ahead, so that whoever completes a
-beginning of it reads nothing again.
+"""Cache the last hidden states of texts, and keys and values of texts read ahead.
 
-For a model whose weights do not change while it is asked: nothing here would notice. Knows nothing
-of what is asked.
+A later query of a cached text computes only the model's head, and completing the beginning of a
+text read ahead reads nothing again. Assumes constant weights: no change is detected.
 """
 
 from __future__ import annotations
@@ -18,29 +16,34 @@ from auditor.core.nouns import Tokens
 from auditor.models.memory import BatchSizeLimit, available_device_memory_bytes
 from auditor.models.slot_cache import SlotLayer
 
-_SHARE = 8  # of the free memory, what is held takes one part of so many at most
-# and keys and values one part of so many of that: where there is no room for them, for states there
-# is
+_SHARE = 8  # Share of the free memory that the cache may use: one part in _SHARE.
+# Keys and values may use one part in _FOR_STATES of that: without room for them there is still room
+# for states.
 _FOR_STATES = 2
-# tokens of texts that are read ahead in one pass: of more, a processor reads no faster
+# Tokens of the texts read ahead in one pass: a CPU reads more tokens no faster.
 _TOGETHER = 1024
-_RECENT_BYTES = 2**29  # of logits of a batch of texts, about which several ask in turn
-# of logits, by the largest of them: more than rounding is a head that is not all that follows
+_RECENT_BYTES = 2**29  # of logits of a batch of texts that several callers query in turn
+# Relative to the largest logit: a difference above rounding means that more than the head follows
+# the states.
 _TOLERANCE = 1e-4
 
 Logits = Callable[[Tensor, int, int, list[SlotLayer] | None], Tensor]
 
 
 class HiddenStateCache:
-    """Answers for texts that were read; the first answer of the head is held against the model's
-    own.
+    """Answer for cached texts; checks the first answer of the head against the model's answer.
 
-    body: gives hidden states (B, m, d) of the last m positions as the first of its outputs; head:
-    makes logits of them. logits(texts, last, kept, layers): the model itself; of token ids (B, n)
-    it reads at least the last `last` positions and answers for the last `kept`, (B, kept, V)
-    float32; `layers` takes those that hold the texts' keys and values. Where body and head are not
-    all of the model (Gemma 2 caps its logits), nothing is held and the model itself is asked each
-    time.
+    If body and head are not all of the model (Gemma 2 caps its logits), nothing is cached and every
+    query calls the model.
+
+    Args:
+        body: returns hidden states (B, m, d) of the last m positions as its first output.
+        head: computes logits from hidden states.
+        logits: the model, called as logits(texts, last, kept, layers): reads at least the last
+            `last`
+            positions of token ids (B, n) and returns logits of the last `kept`, (B, kept, V)
+            float32;
+            appends the layers with the texts' keys and values to `layers`.
     """
 
     def __init__(self, body: Any, head: Any, logits: Logits) -> None:
@@ -48,43 +51,43 @@ class HiddenStateCache:
         self._held: dict[bytes, Tensor] = {}
         self._begun: dict[
             bytes, tuple[Tensor, list[SlotLayer], int]
-        ] = {}  # of a prefix: last state, layers, its slot
+        ] = {}  # by prefix: last state, layers, its slot in them
         self._bytes = 0
         self._recent: dict[
             bytes, Tensor
-        ] = {}  # logits of texts that several ask about in turn, of the last positions
-        # whether body and head are all of it
+        ] = {}  # logits of the last positions of texts that several callers query in turn
+        # Whether body and head are the whole model; None until it is measured.
         self._right: bool | None = None if head is not None else False
 
     @torch.no_grad()
     def logits(self, texts: Tensor, last: int) -> Tensor:
-        """(B, last, V) behind the texts (B, n)."""
+        """Return the logits of the last positions of texts (B, n), (B, last, V)."""
         names = [_hidden_state_key_of_text(text) for text in texts.cpu()]
         if all(name in self._recent and len(self._recent[name]) >= last for name in names):
             return torch.stack([self._recent[name][-last:] for name in names])
-        found = self._logits_from_states(texts, last, names)
+        logits = self._logits_from_states(texts, last, names)
         if self._right and texts.shape[1] > 1:
-            self._remember_recent_logits(names, found)
-        return found
+            self._remember_recent_logits(names, logits)
+        return logits
 
     def _remember_recent_logits(self, names: Sequence[bytes], found: Tensor) -> None:
-        """Keeps the logits for the next who asks about the same texts; the oldest go, so that few
-        are held."""
-        most = min(_RECENT_BYTES, self._remaining_bytes(found.device, _SHARE))
-        if found.nbytes > most:
+        """Keep the logits for the next query of the same texts; drop the oldest at the limit."""
+        max_bytes = min(_RECENT_BYTES, self._remaining_bytes(found.device, _SHARE))
+        if found.nbytes > max_bytes:
             return
-        for name, own in zip(names, found, strict=True):
+        for name, text_logits in zip(names, found, strict=True):
             self._recent.pop(name, None)  # the newest are at the end
-            self._recent[name] = own.clone()
-        held = sum(own.nbytes for own in self._recent.values())
-        while held > most:
-            held -= self._recent.pop(next(iter(self._recent))).nbytes
+            self._recent[name] = text_logits.clone()
+        n_bytes = sum(text_logits.nbytes for text_logits in self._recent.values())
+        while n_bytes > max_bytes:
+            n_bytes -= self._recent.pop(next(iter(self._recent))).nbytes
 
     def forget_batch(self) -> None:
-        """Lets go of keys, values and logits, when all that is asked about a batch of texts was
-        asked."""
+        """Free keys, values and logits after the last query about a batch of texts."""
         self._recent.clear()
-        layers = {id(layer): layer for _, own, _ in self._begun.values() for layer in own}
+        layers = {
+            id(layer): layer for _, text_layers, _ in self._begun.values() for layer in text_layers
+        }
         self._bytes -= sum(layer.nbytes for layer in layers.values())
         self._begun.clear()
 
@@ -97,22 +100,27 @@ class HiddenStateCache:
         if not all(self._has_states(name, last) for name in names):  # no room for them
             return self._logits(texts, last, last, None)
         states = torch.stack([self._held[name][-last:] for name in names])
-        found: Tensor = self._head(states).float()
-        return found
+        logits: Tensor = self._head(states).float()
+        return logits
 
     @torch.no_grad()
     def logits_and_layers_behind_prefixes(
         self, prefixes: Tensor, length: int
     ) -> tuple[Tensor, list[SlotLayer]] | None:
-        """(B, V) logits behind prefixes (B, n), and layers of `length` positions that hold these;
-        None unless each was read ahead, with `keys`, as all of a text but its last positions."""
+        """Return logits (B, V) after prefixes (B, n), and layers of `length` positions with these.
+
+        None unless each prefix was read ahead, with `keys`, as the beginning of a text.
+        """
         names = [_hidden_state_key_of_text(prefix) for prefix in prefixes.cpu()]
         if not names or not all(name in self._begun for name in names):
             return None
         states, layers, slots = zip(*(self._begun[name] for name in names), strict=True)
-        held = (list(zip(same, slots, strict=True)) for same in zip(*layers, strict=True))
+        layer_rows = (
+            list(zip(layer_states, slots, strict=True))
+            for layer_states in zip(*layers, strict=True)
+        )
         return self._head(torch.stack(states)).float(), [
-            SlotLayer.gather_slots(rows, prefixes.shape[1], length) for rows in held
+            SlotLayer.gather_slots(rows, prefixes.shape[1], length) for rows in layer_rows
         ]
 
     def _remaining_bytes(self, device: torch.device, share: int) -> int:
@@ -127,68 +135,73 @@ class HiddenStateCache:
         keys: bool = False,
         begun: Sequence[int] | None = None,
     ) -> None:
-        """Reads texts of any lengths side by side: each will be asked about, at its last so many
-        positions.
+        """Read texts of several lengths in shared batches before they are queried.
 
-        begun: tokens of each text that will be completed, if not all before those positions.
+        Shorter texts are padded at the end, which changes nothing before in a causal model.
 
-        The shorter are filled up behind their ends, which changes nothing before them in a causal
-        model. keys: whether keys and values are held, too, to complete what stands before those
-        positions.
+        Args:
+            last: number of last positions to be queried of each text.
+            keys: whether to cache keys and values, too, for completions of the beginnings.
+            begun: number of tokens of each text to be completed; None: all before the last
+                positions.
         """
-        beginnings = begun or [len(text) - own + 1 for text, own in zip(texts, last, strict=True)]
-        wanted = {
-            text: (own, begin) for text, own, begin in zip(texts, last, beginnings, strict=True)
+        beginnings = begun or [
+            len(text) - n_last + 1 for text, n_last in zip(texts, last, strict=True)
+        ]
+        ranges = {
+            text: (n_last, begin)
+            for text, n_last, begin in zip(texts, last, beginnings, strict=True)
         }
-        asked = ((torch.tensor(text), *own) for text, own in wanted.items() if own[0] <= len(text))
-        # By length: a batch is filled up to its longest text, the last.
+        texts_and_ranges = (
+            (torch.tensor(text), *n_last)
+            for text, n_last in ranges.items()
+            if n_last[0] <= len(text)
+        )
+        # By length: a batch is padded to its longest text, the last.
         ahead = sorted(
             (
-                one
-                for one in asked
-                if not self._has_states(_hidden_state_key_of_text(one[0]), one[1])
+                entry
+                for entry in texts_and_ranges
+                if not self._has_states(_hidden_state_key_of_text(entry[0]), entry[1])
             ),
             key=lambda one: len(one[0]),
         )
-        if len(ahead) < 2:  # one alone is read when it is asked about
+        if len(ahead) < 2:  # a single text is read when it is queried
             return
         size = max(1, _TOGETHER // len(ahead[-1][0]))
         for _ in BatchSizeLimit(size).run_pieces_within_memory(
             len(ahead), lambda some: self._read_and_cache_batch(ahead[some], device, keys)
         ):
-            if (
-                not self._right
-            ):  # found out by the first batch: nothing of what follows would be held
+            if not self._right:  # the first batch showed that nothing can be cached
                 return
 
     def _read_and_cache_batch(
         self, texts: Sequence[tuple[Tensor, int, int]], device: torch.device, keys: bool
     ) -> None:
         longest = len(texts[-1][0])
-        filled = torch.stack(
+        padded = torch.stack(
             [torch.cat([text, text[-1:].expand(longest - len(text))]) for text, *_ in texts]
         )
         first = min(len(text) - last for text, last, _ in texts)
         layers: list[SlotLayer] | None = [] if keys else None
-        # Logits of one position only: the states are what is wanted, and a head over all costs the
-        # most.
-        _, states = self._logits_and_hidden_states(filled.to(device), longest - first, 1, layers)
+        # Logits of only one position: the states are needed, and a head over all positions costs
+        # the most.
+        _, states = self._logits_and_hidden_states(padded.to(device), longest - first, 1, layers)
         if states is None or not torch.isfinite(states).all():
             return
         missing = longest - states.shape[1]  # positions that were not read
         # Copies: a view of a row would keep the states of the whole batch in memory.
-        own = [
+        text_states = [
             row[: len(text) - missing].clone()
             for row, (text, *_) in zip(states, texts, strict=True)
         ]
-        self._hold_where_room([_hidden_state_key_of_text(text) for text, *_ in texts], own)
+        self._hold_where_room([_hidden_state_key_of_text(text) for text, *_ in texts], text_states)
         if layers and (new := sum(layer.nbytes for layer in layers)) <= self._remaining_bytes(
             device, _SHARE * _FOR_STATES
         ):
             self._bytes += new
-            for slot, ((text, _, begin), state) in enumerate(zip(texts, own, strict=True)):
-                # The state at this place, counted from the end, has read the text up to and with
-                # that position.
+            for slot, ((text, _, begin), state) in enumerate(zip(texts, text_states, strict=True)):
+                # The state at this index from the end has read the text through that position.
                 self._begun[_hidden_state_key_of_text(text[:begin])] = (
                     state[begin - 1 - len(text)],
                     layers,
@@ -199,33 +212,36 @@ class HiddenStateCache:
         return name in self._held and len(self._held[name]) >= last
 
     def _read_and_hold(self, texts: Tensor, last: int, names: list[bytes]) -> Tensor:
-        found, states = self._logits_and_hidden_states(texts, last, last)
+        logits, states = self._logits_and_hidden_states(texts, last, last)
         if states is not None:
             self._hold_where_room(names, list(states))
-        return found
+        return logits
 
     def _logits_and_hidden_states(
         self, texts: Tensor, last: int, kept: int, layers: list[SlotLayer] | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """What the model answers for the last `kept` positions, and the states of the last `last`
-        at least; None where they do not tell its answers. layers: takes those that hold keys and
-        values."""
+        """Return logits of the last `kept` positions and states of at least the last `last`.
+
+        The states are None if the head does not reproduce the logits from them. Appends the layers
+        with
+        keys and values to `layers`.
+        """
         if self._right is False:
             return self._logits(texts, last, kept, layers), None
-        caught: list[Any] = []
-        hook = self._body.register_forward_hook(lambda module, given, said: caught.append(said[0]))
+        outputs: list[Any] = []
+        hook = self._body.register_forward_hook(lambda module, given, said: outputs.append(said[0]))
         try:
-            found = self._logits(texts, last, kept, layers)
+            logits = self._logits(texts, last, kept, layers)
         finally:
             hook.remove()
         if self._right is None:
-            self._right = bool(caught) and self._is_input_of_head(caught[-1], found)
-        # The last: what texts begin with may have been read before them.
-        return found, caught[-1] if self._right else None
+            self._right = bool(outputs) and self._is_input_of_head(outputs[-1], logits)
+        # The last states: a shared prefix may have been read in a pass before.
+        return logits, outputs[-1] if self._right else None
 
     def _hold_where_room(self, names: Sequence[bytes], states: Sequence[Tensor]) -> None:
-        """Keeps these states; none of them where memory has no room for all."""
-        if (new := sum(own.nbytes for own in states)) <= self._remaining_bytes(
+        """Cache these states, or none of them if memory has no room for all."""
+        if (new := sum(state.nbytes for state in states)) <= self._remaining_bytes(
             states[0].device, _SHARE
         ):
             self._held.update(zip(names, states, strict=True))
@@ -234,12 +250,12 @@ class HiddenStateCache:
     def _is_input_of_head(self, states: Any, found: Tensor) -> bool:
         if not isinstance(states, Tensor) or states.ndim != 3 or len(states) != len(found):
             return False
-        again = self._head(states[:, -found.shape[1] :]).float()
-        return again.shape == found.shape and bool(
-            (again - found).abs().max() <= _TOLERANCE * found.abs().max()
+        recomputed = self._head(states[:, -found.shape[1] :]).float()
+        return recomputed.shape == found.shape and bool(
+            (recomputed - found).abs().max() <= _TOLERANCE * found.abs().max()
         )
 
 
 def _hidden_state_key_of_text(text: Tensor) -> bytes:
-    """text: (n,) token ids, on the CPU."""
+    """Return the cache key of a text (n,) of token ids on the CPU."""
     return text.numpy().tobytes()

@@ -1,5 +1,4 @@
-"""A Hugging Face model as a `LanguageModel`: its rows stand on a preallocated cache, on its own, or
-on none."""
+"""Wrap Hugging Face causal LMs; rows use a preallocated cache, the model's cache or none."""
 
 from __future__ import annotations
 
@@ -37,22 +36,25 @@ from auditor.models.shared_prefix import SharedPrefixCache
 from auditor.models.slot_cache import PaddedCache, SlotLayer, assign_slots
 from auditor.models.weights import digest_weights
 
-# as `HuggingFaceModel.logits`
+# As `HuggingFaceModel.logits_of_input`.
 Forward = Callable[[Tensor, int, Cache | NativeCache | None], Tensor]
 
 
-# How decoding rows keep their past: keys and values in slots of ours; in whatever cache the model
-# makes of its own, copied row by row; or not at all: each token reads its whole row. The fastest
-# first, as the self-check tries them.
+# Cache of decoding rows: "slots", keys and values in preallocated slots; "cache", the model's
+# native cache, copied row by row; "recompute", none: each token reads its row again. Fastest first,
+# the order in which the self-check tries them.
 Served = Literal["slots", "cache", "recompute"]
 
-_CACHE_NAMES = ("past_key_values", "cache_params", "state")  # what families call it
+# parameter names of the cache in model families
+_CACHE_NAMES = ("past_key_values", "cache_params", "state")
 
 
 @dataclass
 class ModelTraffic:
-    """What was asked of models. rows: sequences, anew at each step; tokens: those that were read of
-    them."""
+    """Count the queries of models.
+
+    rows: sequences, counted again at each step; tokens: tokens read of these sequences.
+    """
 
     rows: int = 0
     tokens: int = 0
@@ -62,17 +64,18 @@ traffic = ModelTraffic()  # of this process
 
 
 class HuggingFaceRows(Rows):
-    """Rows of a Hugging Face causal LM, `width` sequences behind each that split with it.
+    """Rows of a Hugging Face causal LM, each with `width` sequences that split together.
 
-    width: 1, or the parts of an ensemble that `forward` serves in the order (row, part). Logits are
-    kept as they come:
-    a distribution is written only where somebody reads it whole.
+    width: 1, or the number of parts of an ensemble that `forward` serves in the order (row, part).
+    Logits stay as the model returns them: a distribution is computed only for a caller that reads
+    it
+    whole.
     """
 
     _logits: Tensor  # (rows, width, V)
-    # (rows, width): what exp of them sums to, as a log, once it is known
+    # (rows, width): the log of the sum of exp over the logits, once it is computed.
     _total: Tensor | None = None
-    _offsets: Offsets | None = None  # of an activated LoRA, for the sequences that are read next
+    _offsets: Offsets | None = None  # of an activated LoRA, for the next sequences to read
 
     def __init__(
         self,
@@ -89,12 +92,12 @@ class HuggingFaceRows(Rows):
 
     @abstractmethod
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
-        """Reads the prefixes (rows, n), behind which `length` tokens will follow."""
+        """Read the prefixes (rows, n), which `length` tokens will follow."""
 
     def _next_logits_of_tokens(
         self, tokens: Tensor, prompt: Tensor | None, cache: Cache | NativeCache | None
     ) -> Tensor:
-        """(sequences, width, V): the logits behind tokens (sequences, n)."""
+        """Return the logits after tokens (sequences, n): (sequences, width, V)."""
         if cache is None:
             self._offsets = self.model.activation.compute_offsets(tokens)
         return self._next_logits_of_input(
@@ -102,15 +105,14 @@ class HuggingFaceRows(Rows):
         )
 
     def _next_logits_of_input(self, read: Tensor, cache: Cache | NativeCache | None) -> Tensor:
-        """As `_next_logits_of_tokens`, of tokens or embeddings, as `HuggingFaceModel.embed` gives
-        them."""
+        """Return `_next_logits_of_tokens` for the output of `input_behind_soft_prompt`."""
         self._total = None
         with self.model.activation.apply_offsets(self._offsets):
             logits = self.forward(read.repeat_interleave(self.width, dim=0), 1, cache)
         return logits[:, 0].unflatten(0, (-1, self.width))
 
     def _sequence_indices(self, rows: Tensor) -> Tensor:
-        """The sequences (rows x width,) behind these rows."""
+        """Return the sequences (rows x width,) of these rows."""
         return (
             rows.unsqueeze(-1) * self.width + torch.arange(self.width, device=rows.device)
         ).flatten()
@@ -119,10 +121,9 @@ class HuggingFaceRows(Rows):
         return len(self._logits)
 
     def log_probs(self) -> Tensor:
-        """(rows, V); (rows, width, V) where a row has several parts."""
+        """Return (rows, V), or (rows, width, V) if a row has several parts."""
         if self._total is None or self._total.any():
-            # Log-probabilities are logits whose total is 0: they are kept in the place of what
-            # came.
+            # Log-probabilities are logits whose total is 0: they replace the logits.
             self._logits = torch.log_softmax(self._logits, dim=-1)
             self._total = self._logits.new_zeros(self._logits.shape[:-1])
         return self._logits if self.width > 1 else self._logits[:, 0]
@@ -130,7 +131,7 @@ class HuggingFaceRows(Rows):
     def draw(
         self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding
     ) -> tuple[Tensor, Tensor]:
-        assert self.width == 1  # what is drawn of several parts is the defense's to say
+        assert self.width == 1  # a defense with several parts draws tokens itself
         return decoding.draw(
             self._logits[:, 0],
             self._logit_indices(row_of_draw),
@@ -144,7 +145,7 @@ class HuggingFaceRows(Rows):
         return self._logits[places, 0, tokens] - self._log_normalisers()[places, 0]
 
     def _logit_indices(self, rows: Tensor) -> Tensor:
-        """Where the logits of these rows lie."""
+        """Return the indices of these rows in the logits."""
         return rows
 
     def _log_normalisers(self) -> Tensor:
@@ -156,29 +157,33 @@ class HuggingFaceRows(Rows):
 
 
 class SlotRows(HuggingFaceRows):
-    """Rows on `SlotLayer`s; the logits are kept in slot order: putting them in row order would copy
-    all of them."""
+    """Rows on `SlotLayer`s.
+
+    The logits stay in slot order: sorting them by row would copy all of them.
+    """
 
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         total = prefixes.shape[1] + length + (0 if prompt is None else len(prompt))
         self.slots = torch.arange(len(prefixes), device=self.model.device)
         self.texts, self.prompt = ActivatedTexts(self.model.activation, prefixes, length), prompt
         self._offsets = self.model.activation.compute_offsets(prefixes)
-        # not `is`: a bound method is made anew each time
-        alone = self.forward == self.model.logits_of_input
+        # Not `is`: each access creates a new bound method.
+        is_plain_forward = self.forward == self.model.logits_of_input
         before = (
             self.model.cached_prefix_logits_and_layers(prefixes, total)
-            if alone and prompt is None
+            if is_plain_forward and prompt is None
             else None
         )
         if before is not None:
             logits, self.layers = before
             self.cache, self._logits = Cache(layers=list(self.layers)), logits.unsqueeze(1)
             return
-        read = self.model.input_behind_soft_prompt(prefixes, prompt)
-        begun, self.layers = self.model.layers_with_shared_prefix(read, 1, total, alone)
+        model_input = self.model.input_behind_soft_prompt(prefixes, prompt)
+        begun, self.layers = self.model.layers_with_shared_prefix(
+            model_input, 1, total, is_plain_forward
+        )
         self.cache = Cache(layers=list(self.layers))
-        self._logits = self._next_logits_of_input(read[:, begun:], self.cache)
+        self._logits = self._next_logits_of_input(model_input[:, begun:], self.cache)
 
     def log_probs(self) -> Tensor:
         distribution = super().log_probs()
@@ -189,22 +194,27 @@ class SlotRows(HuggingFaceRows):
         return self.slots[rows]
 
     def joined(self, others: Sequence[Rows]) -> Rows:
-        """All slots end at one position; a mask leaves out the empty positions in front of the
-        shorter ones."""
+        """Join rows so that all slots end at one position.
+
+        A mask excludes the empty positions before shorter rows.
+        """
         parts = [self]
         for rows in others:
-            assert isinstance(rows, SlotRows)  # of one model, which serves all its rows in one way
+            # all rows belong to one model, which serves them in one way
+            assert isinstance(rows, SlotRows)
             parts.append(rows)
         filled = [rows.layers[0].filled for rows in parts]
-        more = max(rows.layers[0].length - own for rows, own in zip(parts, filled, strict=True))
-        new = copy.copy(self)  # shallow: all that holds keys, values or logits is set anew below
+        more = max(
+            rows.layers[0].length - n_filled for rows, n_filled in zip(parts, filled, strict=True)
+        )
+        new = copy.copy(self)  # shallow: everything with keys, values or logits is replaced below
         new.layers = [
-            SlotLayer.join_layers(same, more)
-            for same in zip(*(rows.layers for rows in parts), strict=True)
+            SlotLayer.join_layers(layers, more)
+            for layers in zip(*(rows.layers for rows in parts), strict=True)
         ]
         empty = [
-            torch.full_like(rows.slots, max(filled) - own)
-            for rows, own in zip(parts, filled, strict=True)
+            torch.full_like(rows.slots, max(filled) - n_filled)
+            for rows, n_filled in zip(parts, filled, strict=True)
         ]
         new.cache = PaddedCache(new.layers, torch.cat(empty))
         new.slots = torch.arange(len(new.cache.empty), device=self.model.device)
@@ -214,7 +224,7 @@ class SlotRows(HuggingFaceRows):
     @torch.no_grad()
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         if self.model.activation and self.texts.advance(parents, tokens):
-            # An invocation has just ended: its own tokens were read without the adapter.
+            # An invocation has just ended: its tokens were read without the adapter.
             self._start(self.texts.tokens, self.texts.length, self.prompt)
             return
         slots, source, destination = assign_slots(parents, self.slots)
@@ -226,7 +236,7 @@ class SlotRows(HuggingFaceRows):
             for layer in self.layers:
                 layer.copy_slots(source, destination, len(slots) * self.width)
         if isinstance(self.cache, PaddedCache):
-            # read before `self.slots` changes: of where parents were
+            # Read before `self.slots` changes: these are the parents' slots.
             empty = self.cache.empty[self.slots[parents]]
             self.cache.empty = torch.empty_like(empty)
             self.cache.empty[slots] = empty
@@ -239,8 +249,7 @@ class SlotRows(HuggingFaceRows):
 
 
 class CachedRows(HuggingFaceRows):
-    """Rows on the cache that the model makes of its own; a row that splits is copied with all that
-    it holds of it."""
+    """Rows on the model's native cache; a row that splits is copied with its whole state."""
 
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         self.cache = NativeCache()
@@ -254,23 +263,23 @@ class CachedRows(HuggingFaceRows):
 
 
 class RecomputedRows(HuggingFaceRows):
-    """Rows of a model whose past no cache holds: each token reads its whole row again."""
+    """Rows of a model without a usable cache: each token reads its whole row again."""
 
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         self.tokens, self.prompt = prefixes, prompt
         self._recompute_row_logits()
 
     def _recompute_row_logits(self) -> None:
-        """A few rows at a time: not every model can leave out the logits of what is past."""
+        """Read the rows again, a few at a time: some models compute logits of all positions."""
         positions = self.tokens.shape[1] + (0 if self.prompt is None else len(self.prompt))
         step = max(
             1, get_max_logits(self.model.device) // (positions * self.width * self.model.vocab_size)
         )
-        asked = BatchSizeLimit(step).run_pieces_within_memory(
+        results = BatchSizeLimit(step).run_pieces_within_memory(
             len(self.tokens),
             lambda some: self._next_logits_of_tokens(self.tokens[some], self.prompt, None),
         )
-        self._logits = torch.cat([logits for _, logits in asked])
+        self._logits = torch.cat([logits for _, logits in results])
 
     @torch.no_grad()
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
@@ -281,9 +290,13 @@ class RecomputedRows(HuggingFaceRows):
 class HuggingFaceModel(LanguageModel):
     """Any Hugging Face causal LM (PEFT adapters included), in eval mode, parameters frozen.
 
-    served: how its rows keep their past. embeddings: whether it may be asked by input embeddings,
-    which soft prompts take; token ids are what it reads else. Which of these are right for a model,
-    its self-check finds out.
+    The self-check determines the right values for a model.
+
+    Args:
+        served: the cache of its rows.
+        embeddings: whether the model may read input embeddings, which soft prompts need; otherwise
+            it
+            reads only token ids.
     """
 
     def __init__(
@@ -296,7 +309,7 @@ class HuggingFaceModel(LanguageModel):
         embeddings: bool = True,
         notes: tuple[str, ...] = (),
     ) -> None:
-        # in place: the caller's own model is frozen, too
+        # In place: freezes the caller's model, too.
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.name = name
@@ -321,10 +334,10 @@ class HuggingFaceModel(LanguageModel):
             torch.bfloat16,
         )
         self._seen: HiddenStateCache | None = None
-        self._digest: str | None = None  # once the weights are known to stay
+        self._digest: str | None = None  # set only if the weights cannot change
         self.begins: SharedPrefixCache | None = None
         self.activation = Activation(model)
-        # the same weights in a model of their own; None: not on disk
+        # Loads the same weights into a new model; None: not on disk.
         self.load_again: Callable[[], Any] | None = None
         accepted = inspect.signature(unwrap_peft(model).forward).parameters
         self._keeps_logits = "logits_to_keep" in accepted
@@ -332,9 +345,8 @@ class HuggingFaceModel(LanguageModel):
         self._cache_name = next((name for name in _CACHE_NAMES if name in accepted), None)
 
     def enable_hidden_state_cache(self) -> None:
-        """From now on a text that was read whole is not read again. Only for weights that nobody
-        changes meanwhile."""
-        if self.activation:  # what it makes of a text's beginning depends on what follows
+        """Read no text twice from now on; only for weights that nobody changes meanwhile."""
+        if self.activation:  # its effect on the beginning of a text depends on later tokens
             return
         body, head = unwrap_peft(self.model).base_model, self.model.get_output_embeddings()
         self._seen = HiddenStateCache(body, head, self.logits_after_cached_prefix)
@@ -352,7 +364,7 @@ class HuggingFaceModel(LanguageModel):
     def cached_prefix_logits_and_layers(
         self, prefixes: Tensor, length: int
     ) -> tuple[Tensor, list[SlotLayer]] | None:
-        """As `HiddenStateCache.rows`, of what was read ahead."""
+        """Return `HiddenStateCache.logits_and_layers_behind_prefixes`; None without that cache."""
         return (
             None
             if self._seen is None
@@ -362,16 +374,20 @@ class HuggingFaceModel(LanguageModel):
     def layers_with_shared_prefix(
         self, read: Tensor, last: int, length: int, shared: bool = True
     ) -> tuple[int, list[SlotLayer]]:
-        """As `SharedPrefixCache.layers_holding_prefix`; empty ones where nothing is `shared`, or no
-        cache is on."""
+        """Return `SharedPrefixCache.layers_holding_prefix`.
+
+        The layers are empty unless `shared` is set and that cache is enabled.
+        """
         if self.begins is None or not shared or read.requires_grad:
             return 0, [SlotLayer(length) for _ in range(self.n_layers)]
         return self.begins.layers_holding_prefix(read, last, length)
 
     def enable_shared_prefix_cache(self, **least: int) -> None:
-        """From now on what texts begin with is read once. Only where the self-check has found that
-        nothing changes."""
-        # torch counts in `_version` what is written to a weight in place, but not through `.data`.
+        """Read common beginnings of texts once from now on.
+
+        Only after the self-check found no change from it.
+        """
+        # torch counts in-place writes to a weight in `_version`, except those through `.data`.
         weights = [*self.model.parameters()]
         self.begins = SharedPrefixCache(
             self._transformers_logits,
@@ -400,25 +416,25 @@ class HuggingFaceModel(LanguageModel):
         width: int = 1,
         forward: Forward | None = None,
     ) -> Rows:
-        """Decoding rows as `served` says, `width` sequences behind each that `forward` answers."""
+        """Start decoding rows as `served` requires, each with `width` sequences for `forward`."""
         return _ROWS[self.served](self, prefixes.to(self.device), length, prompt, width, forward)
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
-        fixed, each = (
+        fixed, bytes_per_position = (
             (0, 0) if self.served == "recompute" else self._cache_bytes_fixed_and_per_position
         )
-        return super().row_bytes(positions, distribution) + fixed + positions * each
+        return super().row_bytes(positions, distribution) + fixed + positions * bytes_per_position
 
     @cached_property
     def _cache_bytes_fixed_and_per_position(self) -> tuple[int, int]:
-        """What the cache holds of one row, in bytes: whatever its length, and for each position."""
-        # Two lengths tell apart what grows with the length and what does not.
+        """Return the cache bytes of a row: a fixed part, and a part for each position."""
+        # Two lengths separate the part that grows with the length from the fixed part.
         two, four = (
-            sum(held.nbytes for held in self._cache_of_dummy_pass(1, n).tensors().values())
+            sum(tensor.nbytes for tensor in self._cache_of_dummy_pass(1, n).tensors().values())
             for n in (2, 4)
         )
-        each = (four - two) // 2
-        return two - 2 * each, each
+        bytes_per_position = (four - two) // 2
+        return two - 2 * bytes_per_position, bytes_per_position
 
     @cached_property
     def cache_batch_dimensions(self) -> Dimensions:
@@ -435,8 +451,8 @@ class HuggingFaceModel(LanguageModel):
         return cache
 
     def digest(self) -> str:
-        """Of names, shapes and bytes of the weights in memory."""
-        if self._seen is None and self.choices_kept_in is None:  # somebody may change them
+        """Return the SHA-256 of names, shapes and bytes of the weights in memory."""
+        if self._seen is None and self.choices_kept_in is None:  # the caller may change the weights
             return digest_weights(self.model)
         if self._digest is None:
             self._digest = digest_weights(self.model)
@@ -448,12 +464,17 @@ class HuggingFaceModel(LanguageModel):
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         contexts = contexts.to(self.device)
-        read = self.input_behind_soft_prompt(contexts, prompt)
-        return self.activation.read(contexts, last, lambda: self.log_probs_of_input(read, last))
+        model_input = self.input_behind_soft_prompt(contexts, prompt)
+        return self.activation.read(
+            contexts, last, lambda: self.log_probs_of_input(model_input, last)
+        )
 
     def embedding_rows(self, count: int) -> Tensor:
-        """As the model reads them: the look-up itself scales them in some families (Gemma, XGLM,
-        BioGPT)."""
+        """Return the first rows as the model reads them, (count, d).
+
+        The look-up itself scales them in some families (Gemma, XGLM, BioGPT). Raises AuditError if
+        `count` exceeds the matrix.
+        """
         weight: Tensor = self.embedding.weight  # type: ignore[assignment]
         if count > len(weight):
             raise AuditError(
@@ -464,10 +485,11 @@ class HuggingFaceModel(LanguageModel):
         return rows.detach().clone()
 
     def input_behind_soft_prompt(self, tokens: Tensor, prompt: Tensor | None) -> Tensor:
-        """What the model reads: the token ids (B, n) themselves, as everybody else gives it; behind
-        a soft prompt embeddings, (B, P + n, d). Prompt rows are no tokens: never generated.
+        """Return the model's input: token ids (B, n), or embeddings (B, P + n, d) with a prompt.
 
-        Raises NotApplicable for a soft prompt before a model that reads token ids alone.
+        Prompt rows are not tokens and are never generated. Raises NotApplicable for a soft prompt
+        if the
+        model reads only token ids.
         """
         if prompt is None:
             return tokens
@@ -479,16 +501,19 @@ class HuggingFaceModel(LanguageModel):
     def log_probs_of_input(
         self, read: Tensor, last: int, cache: Cache | NativeCache | None = None
     ) -> Tensor:
-        """(B, last, V) log-probabilities, float32. As `logits`."""
+        """Return (B, last, V) log-probabilities, float32, of an input as `logits_of_input` reads
+        it.
+        """
         return torch.log_softmax(self.logits_of_input(read, last, cache), dim=-1)
 
     def logits_of_input(
         self, read: Tensor, last: int, cache: Cache | NativeCache | None = None
     ) -> Tensor:
-        """(B, last, V), float32. read: as `input_behind_soft_prompt` gives it, behind what the
-        cache holds.
+        """Return (B, last, V) logits, float32.
 
-        Raises AuditError on NaN logits.
+        read: from `input_behind_soft_prompt`, following the tokens in the cache. Raises AuditError
+        on NaN
+        logits.
         """
         if self._seen is not None and cache is None and not read.is_floating_point():
             return self._seen.logits(read, last)
@@ -505,22 +530,27 @@ class HuggingFaceModel(LanguageModel):
         kept: int | None = None,
         layers: list[SlotLayer] | None = None,
     ) -> Tensor:
-        """As `logits`, of whole texts, nothing of them remembered. kept: how many of the `last`
-        positions, all of which are read, are answered for; None: all. layers: takes those that hold
-        keys and values of the texts."""
-        begun, own = self.layers_with_shared_prefix(read, last, read.shape[1])
+        """Return `logits_of_input` of whole texts without storing anything of them.
+
+        Args:
+            kept: number of last positions to return; all `last` positions are read. None: all of
+                them.
+            layers: receives the layers with the texts' keys and values.
+        """
+        begun, prefix_layers = self.layers_with_shared_prefix(read, last, read.shape[1])
         if layers is not None:
-            layers += own
-        cache = Cache(layers=list(own)) if begun or layers is not None else None
+            layers += prefix_layers
+        cache = Cache(layers=list(prefix_layers)) if begun or layers is not None else None
         return self._transformers_logits(read[:, begun:], last if kept is None else kept, cache)
 
     def logits_without_cache(self, texts: Tensor, last: int) -> Tensor:
-        """Return what one call of transformers gives for whole texts (B, n), with nothing of ours:
-        (B, last, V)."""
+        """Return the logits of one plain call of transformers for texts (B, n): (B, last, V)."""
         return self._transformers_logits(texts, last, None)
 
     def log_probs_at_positions(self, texts: Tensor, positions: Tensor, last: int) -> Tensor | None:
-        """Return what one call of transformers gives at these positions, (B, last, V)."""
+        """Return the log-probabilities of one call of transformers at these positions, (B, last,
+        V).
+        """
         if not self._takes_positions:
             return None
         # Without a cache, transformers 5.23 keeps texts apart whose positions begin again at 0.
@@ -532,11 +562,14 @@ class HuggingFaceModel(LanguageModel):
     def _transformers_logits(
         self, read: Tensor, last: int, cache: Cache | NativeCache | None
     ) -> Tensor:
-        own = cache if isinstance(cache, NativeCache) else None
+        native_cache = cache if isinstance(cache, NativeCache) else None
         extra: dict[str, Any] = {"logits_to_keep": last} if self._keeps_logits else {}
         if self._cache_name:
-            # use_cache: where it is not said, models make a cache of their own for every call.
-            extra |= {self._cache_name: own.state if own else cache, "use_cache": cache is not None}
+            # Without use_cache=False, models create a native cache in every call.
+            extra |= {
+                self._cache_name: native_cache.state if native_cache else cache,
+                "use_cache": cache is not None,
+            }
         if self.activation.offsets is not None:
             extra["alora_offsets"] = self.activation.offsets
         if isinstance(cache, PaddedCache):
@@ -550,8 +583,8 @@ class HuggingFaceModel(LanguageModel):
             else nullcontext()
         ):
             output = self.model(**{name: read}, **extra)
-        if own:
-            own.state = getattr(output, self._cache_name or "past_key_values", None)
+        if native_cache:
+            native_cache.state = getattr(output, self._cache_name or "past_key_values", None)
         logits: Tensor = output.logits[:, -last:].float()
         check_logits_finite(logits, self.name)
         return logits

@@ -1,9 +1,7 @@
-"""Loading models: weights, adapters and tokenizers from a local folder or the hub, for every
-command alike.
+"""Load models: weights, adapters and tokenizers from a local folder or the hub.
 
-What is loaded is what the files hold: a weight that they lack is a refusal, not a random number,
-and so is one that the model has no place for. Whatever a library raises here becomes one sentence.
-Knows nothing of what a model is asked.
+A model has exactly the weights in its files: missing weights and weights without a place in the
+model raise AuditError. Every library error becomes one sentence.
 """
 
 from __future__ import annotations
@@ -35,11 +33,10 @@ FLOAT32 = DEFAULTS.with_float32_for_auto()
 
 
 def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:
-    """A causal LM by local folder or hub id; a PEFT adapter folder loads on the base model it
-    names.
+    """Load a causal LM from a local folder or hub id; an adapter folder loads on its base model.
 
-    Raises AuditError when nothing is there, when it is no causal LM, when its weights are not those
-    of the model, or when its distributions do not agree (`self_check`).
+    Raises AuditError if nothing is there, if it is not a causal LM, if its weights are not those of
+    the model, or if its distributions do not agree (`self_check`).
     """
     with translating_model_load_errors(name, "causal LM", options):
         if not (Path(name) / _ADAPTER).is_file():
@@ -47,10 +44,10 @@ def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFace
                 raise AuditError(
                     f"--base names the base of an adapter, got it with {name!r}, which is none"
                 )
-            read = read_weights("causal", name, options_with_auto_dtype_resolved(name, options))
+            loaded = read_weights("causal", name, options_with_auto_dtype_resolved(name, options))
             tokenizer = load_tokenizer_if_present(name, options)
             return _model_after_self_check(
-                HuggingFaceModel(read.model, tokenizer, name=name, notes=read.notes)
+                HuggingFaceModel(loaded.model, tokenizer, name=name, notes=loaded.notes)
             )
         _refuse_adapter_beside_weights(Path(name))
         config = PeftConfig.from_pretrained(name)
@@ -59,21 +56,26 @@ def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFace
                 f"expected an adapter of a causal LM, got {name!r}, one for {config.task_type}"
             )
         base = _adapter_base_name(name, config, options)
-        # --revision is of the adapter, which names that of its base; of --base the newest is taken.
-        below = replace(options, revision=None if options.base else config.revision, base=None)
+        # --revision applies to the adapter, whose configuration names its base's revision; --base
+        # loads the newest revision.
+        base_options = replace(
+            options, revision=None if options.base else config.revision, base=None
+        )
 
         def load_with_adapter() -> tuple[Any, tuple[str, ...]]:
             with wrap_library_errors(
                 f"cannot load {base!r}, the base of the adapter {name!r} (--base MODEL names "
                 "another)"
             ):
-                read = read_weights("causal", base, options_with_auto_dtype_resolved(base, below))
-            resize_embeddings_for_adapter(read.model, Path(name))
-            return attach_adapter(read.model, name), read.notes
+                loaded = read_weights(
+                    "causal", base, options_with_auto_dtype_resolved(base, base_options)
+                )
+            resize_embeddings_for_adapter(loaded.model, Path(name))
+            return attach_adapter(loaded.model, name), loaded.notes
 
         model, notes = load_with_adapter()
         tokenizer = load_tokenizer_if_present(name, options) or load_tokenizer_if_present(
-            base, below
+            base, base_options
         )
         if base != config.base_model_name_or_path:
             notes += (
@@ -86,11 +88,13 @@ def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFace
 
 
 def dtype_when_loaded(name: str, options: LoadingOptions) -> str:
-    """The precision that `load_causal_lm` would have it in, an adapter in its base's."""
+    """Return the precision that `load_causal_lm` would load, for an adapter its base's."""
     if options.dtype != AUTO:
         return options.dtype
-    named = adapter_base_and_revision(name)
-    place, revision = (options.base, None) if options.base else named or (name, options.revision)
+    base_and_revision = adapter_base_and_revision(name)
+    place, revision = (
+        (options.base, None) if options.base else base_and_revision or (name, options.revision)
+    )
     with translating_model_load_errors(name, "causal LM", options):
         return options_with_auto_dtype_resolved(place, replace(options, revision=revision)).dtype
 
@@ -101,8 +105,10 @@ def _model_after_self_check(model: HuggingFaceModel) -> HuggingFaceModel:
 
 
 def adapter_base_and_revision(name: str) -> tuple[str, str | None] | None:
-    """The base that a folder's adapter names, and its revision; None where it names none or is
-    none."""
+    """Return the base and its revision that a folder's adapter names.
+
+    None if the folder has no adapter or the adapter names no base.
+    """
     if not (Path(name) / _ADAPTER).is_file():
         return None
     with wrap_library_errors(f"cannot load {name!r} as a PEFT adapter"):
@@ -115,8 +121,10 @@ def adapter_base_and_revision(name: str) -> tuple[str, str | None] | None:
 
 
 def _adapter_base_name(name: str, config: PeftConfig, options: LoadingOptions) -> str:
-    """Where the base of an adapter lies. Raises AuditError where nothing says so, or nothing lies
-    there."""
+    """Return the folder or hub id of an adapter's base.
+
+    Raises AuditError if it is unknown, or if the folder does not exist or contains an adapter.
+    """
     base = options.base or config.base_model_name_or_path
     if not base:
         raise AuditError(
@@ -124,11 +132,11 @@ def _adapter_base_name(name: str, config: PeftConfig, options: LoadingOptions) -
             "--base MODEL"
         )
     if _is_path_and_no_hub_id(base) and not Path(base).is_dir():
-        where = "--base names" if options.base else "it was trained on"
-        more = "" if options.base else ": give --base MODEL, where that model lies now"
+        source = "--base names" if options.base else "it was trained on"
+        hint = "" if options.base else ": give --base MODEL, where that model lies now"
         raise AuditError(
-            f"expected the base of the adapter {name!r} in {base!r}, which {where}; no such "
-            f"folder{more}"
+            f"expected the base of the adapter {name!r} in {base!r}, which {source}; no such "
+            f"folder{hint}"
         )
     if (Path(base) / _ADAPTER).is_file():
         raise AuditError(
@@ -138,49 +146,52 @@ def _adapter_base_name(name: str, config: PeftConfig, options: LoadingOptions) -
 
 
 def _refuse_adapter_beside_weights(folder: Path) -> None:
-    """Raises AuditError for a folder with an adapter and a whole model: nobody can tell which of
-    them is meant."""
-    whole = next((file for names in FORMATS for file in names if (folder / file).is_file()), None)
-    if whole is not None:
+    """Raise AuditError for a folder with an adapter and a whole model: the choice is ambiguous."""
+    weights_file = next(
+        (file for names in FORMATS for file in names if (folder / file).is_file()), None
+    )
+    if weights_file is not None:
         raise AuditError(
             f"expected either an adapter or a whole model in {str(folder)!r}, got {_ADAPTER} "
-            f"beside {whole}: leave in it the one that is meant"
+            f"beside {weights_file}: leave in it the one that is meant"
         )
 
 
 def _is_path_and_no_hub_id(name: str) -> bool:
-    """Whether this can be a folder alone, and no name on the hub, which has one slash at most."""
+    """Return whether this can only be a folder: a hub id has at most one slash."""
     local = name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
     return local or ("/" in name and Path(name).parent.is_dir())
 
 
-# --- beside the weights
+# --- next to the weights
 # -----------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def translating_model_load_errors(name: str, what: str, options: LoadingOptions) -> Iterator[None]:
-    """Whatever a library raises within becomes an AuditError; so do an unknown dtype and a missing
-    folder before it."""
+    """Turn every library error in this context into an AuditError.
+
+    Raises AuditError before it for an unknown dtype or a missing folder.
+    """
     if options.dtype not in (AUTO, *DTYPES):
         raise AuditError(f"expected dtype in {[AUTO, *sorted(DTYPES)]}, got {options.dtype!r}")
     if _is_path_and_no_hub_id(name) and not Path(name).is_dir():
         raise AuditError(f"expected a {what} in {name!r}: no such folder")
-    where = "" if Path(name).is_dir() else " from the hub, as no folder is called so,"
+    source = "" if Path(name).is_dir() else " from the hub, as no folder is called so,"
     with wrap_library_errors(
-        f"cannot load {name!r}{where} as a Hugging Face {what} on {options.device}"
+        f"cannot load {name!r}{source} as a Hugging Face {what} on {options.device}"
     ):
         yield
 
 
 def load_tokenizer_if_present(name: str, options: LoadingOptions) -> PreTrainedTokenizerBase | None:
-    """The tokenizer beside the weights; None where there is none (token-id benchmarks need none).
+    """Load the tokenizer next to the weights; None if absent (token-id benchmarks need none).
 
     Raises AuditError for a folder with a tokenizer that cannot be read.
     """
     folder = Path(name)
     if folder.is_dir():
-        # transformers makes an empty tokenizer up for a folder without one.
+        # transformers invents an empty tokenizer for a folder without one.
         if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
             return None
         with wrap_library_errors(f"cannot load the tokenizer in {name!r}"):

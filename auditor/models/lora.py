@@ -1,6 +1,6 @@
-"""An ensemble of LoRA adapters over one base, asked together in mixed batches; and loading one.
+"""Serve LoRA adapters over one base as an ensemble in mixed batches; load single adapters.
 
-Knows nothing of privacy: what is done with the parts' distributions is the defense's business.
+This module knows nothing of privacy: defenses combine the parts' distributions.
 """
 
 from __future__ import annotations
@@ -34,14 +34,13 @@ from auditor.models.shards import (
 )
 from auditor.models.slot_cache import SlotLayer
 
-_CACHE_BYTES = 2**28  # keys and values of members that single draws asked
+_CACHE_BYTES = 2**28  # keys and values of members that single draws queried
 _TOKENS_AT_ONCE = 2**13  # read by members in one batch
-_MERGED_BYTES = 2**28  # of all members' weights, each with its updates in it
+_MERGED_BYTES = 2**28  # of all members' weights, each with its merged updates
 
 
 class LoraEnsemble(Ensemble):
-    """LoRA adapters on one base, which is the public model: one forward serves rows of different
-    members."""
+    """LoRA adapters on one base, the public model; one forward serves rows of different members."""
 
     def __init__(self, public: HuggingFaceModel, adapters: Sequence[Path], unit: str = "") -> None:
         _require_single_device(public)
@@ -54,7 +53,7 @@ class LoraEnsemble(Ensemble):
         )
         self._model = _model_served_like(public, mixed, f"{public.name} ensemble")
         if public.served == "cache":
-            # the mixed forward cannot be asked for one row of it
+            # The mixed forward cannot serve a single row, so its cache cannot be measured.
             self._model.cache_batch_dimensions = public.cache_batch_dimensions
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
@@ -81,10 +80,10 @@ class LoraEnsemble(Ensemble):
         self, contexts: Tensor, parts: Tensor, last: int, *, prompt: Tensor | None = None
     ) -> Tensor:
         self._routing.part, self._routing.blocks = None, parts
-        read = self._model.input_behind_soft_prompt(contexts.to(self._model.device), prompt)
-        # One block of rows after another, as `Routing.blocks` has it.
+        model_input = self._model.input_behind_soft_prompt(contexts.to(self._model.device), prompt)
+        # One block of rows after another, as `MixedLoraRouting.blocks` requires.
         distributions = self._model.log_probs_of_input(
-            read.repeat(len(parts), *(1,) * (read.ndim - 1)), last
+            model_input.repeat(len(parts), *(1,) * (model_input.ndim - 1)), last
         )
         return distributions.unflatten(0, (len(parts), -1)).movedim(0, -2)
 
@@ -96,19 +95,21 @@ class LoraEnsemble(Ensemble):
         return _CachedMemberRows(self, prefixes.to(self._model.device), length, prompt)
 
     def member_next_log_probs(self, read: Tensor, part: Tensor, cache: Cache) -> Tensor:
-        """(B, V): the distribution behind read (B, n [, d]), which follow what `cache` holds, by
-        part[b]."""
+        """Return the distribution by part[b] after model_input[b], (B, V).
+
+        read: (B, n [, d]), following the tokens in `cache`.
+        """
         self._routing.part = part
         return self._model.log_probs_of_input(read, 1, cache)[:, 0]
 
 
 class _CachedMemberRows(EnsembleMemberRows):
-    """Keys and values of each (row, part) that was asked, which catch up with the row when it is
-    asked again.
+    """Keys and values of each queried (row, part), which catch up with the row at its next query.
 
-    A slot is written by the one pair that has it; pairs that share one (children of a row, rows of
-    one prefix) read as far as they agree, and move to a slot of their own when they are asked.
-    Where memory is used up a pair is not kept.
+    Only the pair that owns a slot writes it. Pairs that share a slot (children of a row, rows of
+    one
+    prefix) read as far as they agree, and move to an exclusive slot when they are queried. A pair
+    without memory is not cached.
     """
 
     def __init__(
@@ -116,15 +117,15 @@ class _CachedMemberRows(EnsembleMemberRows):
     ) -> None:
         super().__init__(ensemble, prefixes, prompt)
         self.lora, rows = ensemble, len(prefixes)
-        # Positions of the prefix and the soft prompt, which all rows that grew out of one prefix
-        # share.
+        # Positions of the prefix and the soft prompt, shared by all rows that grew from one prefix.
         self.shared = prefixes.shape[1] + (0 if prompt is None else len(prompt))
         self.pool = [SlotLayer(self.shared + length) for _ in range(ensemble._model.n_layers)]
-        self.root = torch.arange(rows, device=prefixes.device)  # which prefix each row grew out of
-        # of each (row, part); -1: none
+        self.root = torch.arange(rows, device=prefixes.device)  # the prefix of each row
+        # Slot of each (row, part); -1: none.
         self.slot = torch.full((rows, 1 + ensemble.size), -1, device=prefixes.device)
-        self.depth = torch.zeros_like(self.slot)  # how many positions of the slot are the row's
-        self.users = self.slot.new_zeros(0)  # (slots,) pairs that have the slot
+        # number of positions of the slot that belong to the row
+        self.depth = torch.zeros_like(self.slot)
+        self.users = self.slot.new_zeros(0)  # (slots,) number of pairs that use the slot
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         super().advance(parents, tokens)
@@ -138,36 +139,39 @@ class _CachedMemberRows(EnsembleMemberRows):
     @torch.no_grad()
     def distributions(self, row: Tensor, part: Tensor) -> Tensor:
         parts = self.slot.shape[1]
-        # A slot has one writer: a pair that is asked twice is read once.
+        # A slot has one writer: a repeated pair is read once.
         pairs, place = torch.unique(row * parts + part, return_inverse=True)
         row, part = pairs // parts, pairs % parts
-        read = self.lora._model.input_behind_soft_prompt(self.tokens, self.prompt)
-        # Batches need one length: what is missing is rounded up to a power of two, so that there
-        # are few of them.
+        model_input = self.lora._model.input_behind_soft_prompt(self.tokens, self.prompt)
+        # Batches need one length: the number of missing positions is rounded up to a power of two,
+        # which makes few batches.
         depth = self.depth[row, part]
-        missing = torch.exp2((read.shape[1] - depth).double().log2().ceil()).long()
-        begin = torch.where(depth == self.shared, depth, (read.shape[1] - missing).clamp_min(0))
-        # who asks twice before the row grows reads its last position again
-        begin = begin.clamp_max(read.shape[1] - 1)
+        missing = torch.exp2((model_input.shape[1] - depth).double().log2().ceil()).long()
+        begin = torch.where(
+            depth == self.shared, depth, (model_input.shape[1] - missing).clamp_min(0)
+        )
+        # A second query before the row grows reads its last position again.
+        begin = begin.clamp_max(model_input.shape[1] - 1)
         distribution: Tensor | None = None
         for first in begin.unique().tolist():
-            mine = (begin == first).nonzero().squeeze(-1)
-            for some in mine.split(max(1, _TOKENS_AT_ONCE // (read.shape[1] - first))):
-                found = self._extend_member_caches(read, row[some], part[some], first)
+            indices = (begin == first).nonzero().squeeze(-1)
+            for piece in indices.split(max(1, _TOKENS_AT_ONCE // (model_input.shape[1] - first))):
+                log_probs = self._extend_member_caches(model_input, row[piece], part[piece], first)
                 distribution = (
-                    found.new_empty(len(pairs), found.shape[-1])
+                    log_probs.new_empty(len(pairs), log_probs.shape[-1])
                     if distribution is None
                     else distribution
                 )
-                distribution[some] = found
+                distribution[piece] = log_probs
         assert distribution is not None
         return distribution[place]
 
     def _extend_member_caches(self, read: Tensor, row: Tensor, part: Tensor, begin: int) -> Tensor:
-        """Reads positions `begin` and on of the rows, with what is held of those before."""
-        held = self.slot[row, part]
+        """Read the rows from position `begin`, with the cached positions before it."""
+        member_slots = self.slot[row, part]
         layers = [
-            pool.copy_first_positions_of_slots(held, begin, read.shape[1]) for pool in self.pool
+            pool.copy_first_positions_of_slots(member_slots, begin, read.shape[1])
+            for pool in self.pool
         ]
         distribution = self.lora.member_next_log_probs(
             read[row, begin:], part, Cache(layers=list(layers))
@@ -177,62 +181,68 @@ class _CachedMemberRows(EnsembleMemberRows):
 
     def _keep_member_layers(self, layers: list[SlotLayer], row: Tensor, part: Tensor) -> None:
         slot = self._exclusive_slots(layers[0], self.slot[row, part])
-        kept = (slot >= 0).nonzero().squeeze(-1)
-        row, part, slot = row[kept], part[kept], slot[kept]
+        indices = (slot >= 0).nonzero().squeeze(-1)
+        row, part, slot = row[indices], part[indices], slot[indices]
         for pool, layer in zip(self.pool, layers, strict=True):
-            pool.put_rows_into_slots(layer, kept, slot, len(self.users))
+            pool.put_rows_into_slots(layer, indices, slot, len(self.users))
         new = self.slot[row, part] < 0
         self.slot[row, part], self.depth[row, part] = slot, layers[0].filled
-        # Rows of the same prefix for which this member was never asked may read the prefix from
-        # here.
+        # Rows of the same prefix without a query of this member may read the prefix from this slot.
         row, part, slot = row[new], part[new], slot[new]
-        # (rows, pairs)
-        mates = (self.root.unsqueeze(-1) == self.root[row]) & (self.slot[:, part] < 0)
-        other, pair = mates.nonzero(as_tuple=True)
+        # Shape (rows, pairs).
+        is_mate = (self.root.unsqueeze(-1) == self.root[row]) & (self.slot[:, part] < 0)
+        other, pair = is_mate.nonzero(as_tuple=True)
         self.slot[other, part[pair]], self.depth[other, part[pair]] = slot[pair], self.shared
         self.users = torch.bincount(self.slot[self.slot >= 0], minlength=len(self.users))
 
     def _exclusive_slots(self, layer: SlotLayer, held: Tensor) -> Tensor:
-        """A slot for each pair that no other pair has; -1 where memory has none left."""
-        # -1 (no slot) is looked up as slot 0; the comparison before it leaves it out.
-        alone = (held >= 0) & (self.users[held.clamp_min(0)] == 1) if len(self.users) else held >= 0
+        """Return an exclusive slot for each pair; -1 if memory has no more."""
+        # -1 (no slot) looks up slot 0; the comparison before excludes it.
+        is_exclusive = (
+            (held >= 0) & (self.users[held.clamp_min(0)] == 1) if len(self.users) else held >= 0
+        )
         free = (self.users == 0).nonzero().squeeze(-1)
-        wanted = int((~alone).sum())
+        n_needed = int((~is_exclusive).sum())
         assert layer.keys is not None
-        # Bytes of a position: keys and values of all layers, which are of one size.
+        # Bytes of a position: keys and values of all layers, which have one size.
         position = 2 * len(self.pool) * layer.keys[0, :, 0].numel() * layer.keys.element_size()
-        room = max(0, _CACHE_BYTES // (position * self.pool[0].length) - len(self.users))
-        # doubled: paid rarely
-        more = min(room, max(wanted - len(free), len(self.users))) if wanted > len(free) else 0
+        n_available = max(0, _CACHE_BYTES // (position * self.pool[0].length) - len(self.users))
+        # Doubled, so that growth is rare.
+        n_new = (
+            min(n_available, max(n_needed - len(free), len(self.users)))
+            if n_needed > len(free)
+            else 0
+        )
         free = torch.cat(
-            [free, torch.arange(len(self.users), len(self.users) + more, device=free.device)]
-        )[:wanted]
-        self.users = torch.cat([self.users, self.users.new_zeros(more)])
-        own = torch.where(alone, held, -1)
-        own[(~alone).nonzero().squeeze(-1)[: len(free)]] = free
-        return own
+            [free, torch.arange(len(self.users), len(self.users) + n_new, device=free.device)]
+        )[:n_needed]
+        self.users = torch.cat([self.users, self.users.new_zeros(n_new)])
+        slots = torch.where(is_exclusive, held, -1)
+        slots[(~is_exclusive).nonzero().squeeze(-1)[: len(free)]] = free
+        return slots
 
 
 class MixedLoraRouting:
-    """Which part serves each row of the batch: set before each forward, read by all mixed layers in
-    it."""
+    """The part that serves each row of the batch; set before each forward, read by all mixed
+    layers.
+    """
 
-    part: Tensor | None = None  # (rows,); None: as many rows for each part
-    # these parts, a block of rows each; None: every part in turn, (row, part) interleaved
+    part: Tensor | None = None  # (rows,); None: equally many rows for each part
+    # These parts, a block of rows each; None: all parts in turn, (row, part) interleaved.
     blocks: Tensor | None = None
 
 
 class MixedLora(nn.Module):
-    """A linear layer with a low-rank update for each part: a (parts, r, in), b (parts, out, r),
-    scaled.
+    """A linear layer with a scaled low-rank update for each part: a (parts, r, in), b (parts, out,
+    r).
 
-    An ensemble's part 0 is all zero. The updates are multiplied in their own precision, as PEFT
+    An ensemble's part 0 is all zero. The updates are multiplied in the adapter's precision, as PEFT
     does.
     """
 
     a: Tensor
     b: Tensor
-    # (parts, in, out): the layer's weight with each part's update in it
+    # (parts, in, out): the layer's weight with each part's update.
     merged: Tensor | None = None
 
     def __init__(self, base: nn.Module, a: Tensor, b: Tensor, routing: MixedLoraRouting) -> None:
@@ -242,7 +252,7 @@ class MixedLora(nn.Module):
         self.register_buffer("b", b)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (rows, n, in) -> (rows, n, out)."""
+        """Map x (rows, n, in) to (rows, n, out)."""
         routing, parts = self.routing, len(self.a)
         if routing.part is not None:
             a, b = self.a[routing.part], self.b[routing.part]
@@ -256,7 +266,7 @@ class MixedLora(nn.Module):
         return y.transpose(0, 1).flatten(0, 1)
 
     def _lora_output_by_part(self, x: Tensor, parts: Tensor | None = None) -> Tensor:
-        """x: (parts, m, in) -> (parts, m, out), by these parts or by all."""
+        """Map x (parts, m, in) to (parts, m, out), by these parts or by all."""
         if self.merged is None:
             a, b = (self.a, self.b) if parts is None else (self.a[parts], self.b[parts])
             return _add_lora_update(self.base(x), x.to(a.dtype), a, b)
@@ -266,58 +276,63 @@ class MixedLora(nn.Module):
 
 
 def _add_lora_update(y: Tensor, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """y + x a^T b^T. In place where nobody asks for gradients: the base's output is ours alone."""
+    """Return y + x a^T b^T, in place without gradients: nobody else uses the base's output."""
     thin = torch.bmm(x, a.mT)
     if y.dtype != x.dtype:
         return (y + torch.bmm(thin, b.mT)).to(y.dtype)
-    if y.requires_grad or a.requires_grad:  # what is written into a view costs its gradient a copy
+    if y.requires_grad or a.requires_grad:  # in-place writes into a view cost its gradient a copy
         return torch.baddbmm(y, thin, b.mT)
     return y.baddbmm_(thin, b.mT)
 
 
 def _merge_lora_updates_within_memory(layers: Sequence[MixedLora]) -> None:
-    """Gives each layer its merged weights, where memory has room for all: one product in place of
-    three."""
+    """Merge the updates of each layer into its weights if memory has room for all.
+
+    A merged layer needs one product instead of three.
+    """
     bases = [layer.base for layer in layers]
     if not all(
         type(base) in (nn.Linear, Conv1D) for base in bases
-    ):  # others may be more than weight and bias
+    ):  # other modules may have more than weight and bias
         return
     weights = [base.get_parameter("weight") for base in bases]
-    same = all(weight.dtype == layer.a.dtype for weight, layer in zip(weights, layers, strict=True))
+    same_dtype = all(
+        weight.dtype == layer.a.dtype for weight, layer in zip(weights, layers, strict=True)
+    )
     if (
-        same
+        same_dtype
         and sum(len(layer.a) * w.nbytes for w, layer in zip(weights, layers, strict=True))
         <= _MERGED_BYTES
     ):
         for weight, layer in zip(weights, layers, strict=True):
-            own = weight.T if isinstance(layer.base, nn.Linear) else weight  # (in, out)
-            layer.merged = torch.baddbmm(own, layer.a.mT, layer.b.mT)
+            weight_in_out = weight.T if isinstance(layer.base, nn.Linear) else weight  # (in, out)
+            layer.merged = torch.baddbmm(weight_in_out, layer.a.mT, layer.b.mT)
 
 
 def _replace_with_mixed_lora(base: Any, adapters: Sequence[Path], routing: MixedLoraRouting) -> Any:
-    """Loads the adapters with PEFT, then replaces each LoRA layer by one that serves all members in
-    one batch."""
+    """Load the adapters with PEFT, then replace each LoRA layer by a layer for all members."""
     if not adapters:
         raise AuditError("expected at least one ensemble member, got none")
     peft: Any = None
     updates = list[dict[str, tuple[Tensor, Tensor]]]()
     for index, path in enumerate(adapters):
-        name = f"member{index}"  # not digits alone: PEFT looks for it in names of layers
+        name = f"member{index}"  # not only digits: PEFT searches for it in names of layers
         peft = attach_adapter(base, str(path), name, onto=peft)
-        if updates:  # PEFT walks all that it holds for each adapter more
+        if updates:  # PEFT visits all its adapters for each further adapter
             peft.set_adapter(name)
             peft.delete_adapter(f"member{index - 1}")
         updates.append(_scaled_lora_matrices(peft, name))
-        if odd := sorted(updates[0].keys() ^ updates[-1].keys()):
+        if unequal := sorted(updates[0].keys() ^ updates[-1].keys()):
             raise AuditError(
-                f"expected the same plain LoRA layers in every member, but {odd[0]} differs"
+                f"expected the same plain LoRA layers in every member, but {unequal[0]} differs"
             )
     inner: nn.Module = peft.get_base_model()
     mixed: list[MixedLora] = []
     for name in updates[0]:
         pairs = zip(*(member[name] for member in updates), strict=True)
-        a, b = (torch.stack([torch.zeros_like(own[0]), *own]).detach() for own in pairs)
+        a, b = (
+            torch.stack([torch.zeros_like(matrices[0]), *matrices]).detach() for matrices in pairs
+        )
         mixed.append(
             MixedLora(inner.get_submodule(name).get_submodule("base_layer"), a, b, routing)
         )
@@ -327,10 +342,9 @@ def _replace_with_mixed_lora(base: Any, adapters: Sequence[Path], routing: Mixed
 
 
 def _scaled_lora_matrices(peft: Any, member: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """By layer of the base the member's two thin matrices, (r, in) and (out, r), scaled. It is the
-    only one there.
+    """Return the scaled matrices of the only member, (r, in) and (out, r), by layer of the base.
 
-    Raises AuditError for what is no plain LoRA.
+    Raises AuditError unless it is a plain LoRA.
     """
     if any(
         config.peft_type != "LORA" or getattr(config, "modules_to_save", None)
@@ -345,28 +359,27 @@ def _scaled_lora_matrices(peft: Any, member: str) -> dict[str, tuple[Tensor, Ten
         for name, module in peft.get_base_model().named_modules()
         if isinstance(module, LoraLinear)
     }
-    if not layers:  # of layers in few bits PEFT makes others
+    if not layers:  # for quantised layers PEFT uses other classes
         raise AuditError(
             "expected adapters of plain linear layers as ensemble members, got a base that has "
             "none of them"
         )
-    found = {}
+    matrices = {}
     for name, layer in layers.items():
         if set(layer.lora_variant) or list(layer.lora_A) != [member]:
             raise AuditError(
                 f"expected the same plain LoRA layers in every member, but {name} differs"
             )
         b = layer.get_parameter(f"lora_B.{member}.weight") * layer.scaling[member]
-        found[name] = layer.get_parameter(f"lora_A.{member}.weight").detach(), b.detach()
-    return found
+        matrices[name] = layer.get_parameter(f"lora_A.{member}.weight").detach(), b.detach()
+    return matrices
 
 
 def load_lora_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
-    """The members below `folder`, one sub-folder each, in name order: LoRA adapters of the public
-    model.
+    """Load the members in the sub-folders of `folder`, in name order: adapters of the public model.
 
-    The control adapter beside them (`ensemble_control_adapter_folder`) is no member. AuditError
-    where there is none.
+    The control adapter next to them (`ensemble_control_adapter_folder`) is not a member. Raises
+    AuditError if there are no members.
     """
     if not folder.is_dir():
         raise AuditError(
@@ -392,8 +405,10 @@ def load_lora_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
 
 
 def load_control_adapter(folder: Path, public: HuggingFaceModel) -> HuggingFaceModel:
-    """The control beside the members (`ensemble_control_adapter_folder`). AuditError: none, or one
-    of another base."""
+    """Load the control next to the members (`ensemble_control_adapter_folder`).
+
+    Raises AuditError if it is missing or has another base.
+    """
     adapter = ensemble_control_adapter_folder(folder)
     if adapter is None:
         raise AuditError(
@@ -406,15 +421,15 @@ def load_control_adapter(folder: Path, public: HuggingFaceModel) -> HuggingFaceM
 
 
 def model_with_adapter(public: HuggingFaceModel, adapter: Path) -> HuggingFaceModel:
-    """The public model with one adapter on it, over the same weights."""
+    """Return the public model with one adapter on it, over the same weights."""
     _require_single_device(public)
     adapted = attach_adapter(copy_sharing_weights(public.model), str(adapter))
     return _model_served_like(public, adapted, f"{public.name} with one adapter")
 
 
 def _model_served_like(public: HuggingFaceModel, model: Any, name: str) -> HuggingFaceModel:
-    # No self-check of its own: what is right for the public model is right for its architecture
-    # with adapters.
+    # No separate self-check: the settings of the public model are right for its architecture with
+    # adapters.
     embeddings = "embeddings" in public.capabilities
     return HuggingFaceModel(
         model, public.tokenizer, name, served=public.served, embeddings=embeddings
@@ -422,8 +437,7 @@ def _model_served_like(public: HuggingFaceModel, model: Any, name: str) -> Huggi
 
 
 def _require_single_device(public: HuggingFaceModel) -> None:
-    """Refuses to put adapters beside a model whose parts lie in several places. Raises
-    AuditError."""
+    """Raise AuditError for a public model that is split over several devices."""
     if places := list_split_devices(public.model):
         raise AuditError(
             "expected the public model of an ensemble in one place, got one that --device-map put "
@@ -432,14 +446,16 @@ def _require_single_device(public: HuggingFaceModel) -> None:
 
 
 def copy_sharing_weights(model: Any) -> Any:
-    """New modules, the same parameters and buffers: the model stays as it is."""
-    # deepcopy takes what its memo holds, by id, for copied already.
+    """Copy the modules of a model, sharing its parameters and buffers; the model is unchanged."""
+    # deepcopy treats the entries of its memo, by id, as copied already.
     return copy.deepcopy(model, {id(p): p for p in [*model.parameters(), *model.buffers()]})
 
 
 def _check_adapter_base_matches(adapter: Path, public: str) -> None:
-    """Refuses a member of another base: the same folder, the same name or the same weights are the
-    same base."""
+    """Raise AuditError for a member of another base.
+
+    The same folder, the same name or the same weights are the same base.
+    """
     try:
         base = json.loads((adapter / "adapter_config.json").read_text()).get(
             "base_model_name_or_path"
@@ -448,13 +464,14 @@ def _check_adapter_base_matches(adapter: Path, public: str) -> None:
         raise AuditError(f"cannot read the adapter {str(adapter)!r}: {error}") from error
     if not base or base == public:  # trained on a model without a name: nothing to compare
         return
-    own, given = Path(base), Path(public)
+    base_folder, public_folder = Path(base), Path(public)
     if (
-        own.is_dir()
-        and given.is_dir()
+        base_folder.is_dir()
+        and public_folder.is_dir()
         and (
-            own.samefile(given)
-            or _adapter_base_weight_digests(own) == _adapter_base_weight_digests(given)
+            base_folder.samefile(public_folder)
+            or _adapter_base_weight_digests(base_folder)
+            == _adapter_base_weight_digests(public_folder)
         )
     ):
         return
@@ -465,9 +482,9 @@ def _check_adapter_base_matches(adapter: Path, public: str) -> None:
 
 
 def _adapter_base_weight_digests(folder: Path) -> dict[str, str]:
-    found = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
+    files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
     digests = {}
-    for path in found:
+    for path in files:
         with path.open("rb") as file:
             digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
     return digests

@@ -1,8 +1,8 @@
-"""Masked language models: what a sentence with some tokens hidden may be asked.
+"""Query masked language models for the distribution of hidden tokens.
 
-A separate small type: it fills gaps and continues nothing, so there are no decoding rows. Only the
-papers' plans and defenses that say so (`Defense.protect_masked`) accept one. Knows nothing of
-texts, masking shares or files.
+A separate small interface without decoding rows: a masked LM fills gaps and continues nothing.
+Only the papers' plans and defenses that declare it (`Defense.protect_masked`) accept one. This
+module knows nothing of texts, masking shares or files.
 """
 
 from __future__ import annotations
@@ -29,33 +29,36 @@ from auditor.models.self_check import AT_LOAD
 from auditor.models.self_check_facts import rounding_tolerance, text_lengths_to_test
 from auditor.models.weights import read_weights
 
-_LONGEST = 1024  # tokens of a text that a model is tried on when it is loaded
+_LONGEST = 1024  # tokens of the longest test text when a model is loaded
 
 
 class MaskedModel(ABC):
-    """Fills gaps. Shapes: contexts (B, n) token ids; positions (B, m), where each context is
-    masked: m gaps each."""
+    """A model that fills gaps.
+
+    Shapes: contexts (B, n) token ids; positions (B, m) of the m masked tokens of each context.
+    """
 
     name: str
     vocab_size: int
     max_positions: int | None
     device: torch.device
-    notes: tuple[str, ...] = ()  # what its user must know of how it was loaded
+    notes: tuple[str, ...] = ()  # facts on loading that its user must know
 
     @abstractmethod
     def log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
-        """(B, m, V): the distribution in nats of each hidden token. The model hides them: no caller
-        can forget to."""
+        """Return the distribution of each hidden token, (B, m, V) nats.
+
+        The model masks the tokens itself, so that no caller can forget to.
+        """
 
     def token_log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
-        """(B, m): the log-probability in nats of each token that was hidden."""
+        """Return the log-probability of each hidden token, (B, m) nats."""
         hidden = contexts.to(self.device).gather(1, positions.to(self.device))
         return self.log_probs(contexts, positions).gather(-1, hidden.unsqueeze(-1)).squeeze(-1)
 
 
 class HuggingFaceMaskedModel(MaskedModel):
-    """Any Hugging Face masked LM whose tokenizer has a mask token, in eval mode, parameters
-    frozen."""
+    """Any Hugging Face masked LM with a mask token, in eval mode, parameters frozen."""
 
     def __init__(
         self,
@@ -83,45 +86,45 @@ class HuggingFaceMaskedModel(MaskedModel):
     @torch.no_grad()
     def log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
         contexts, positions = contexts.to(self.device), positions.to(self.device)
-        read = {"input_ids": contexts.scatter(1, positions, self.mask)}
+        model_inputs = {"input_ids": contexts.scatter(1, positions, self.mask)}
         if (
             self._takes_mask
-        ):  # else XLM takes a padding token that a text spells out for the end of the text
-            read["attention_mask"] = torch.ones_like(contexts)
-        logits = self.model(**read).logits
-        wanted = positions.unsqueeze(-1).expand(-1, -1, logits.shape[-1])
-        hidden = logits.gather(1, wanted).float()
+        ):  # without it XLM treats a padding token inside a text as the end of the text
+            model_inputs["attention_mask"] = torch.ones_like(contexts)
+        logits = self.model(**model_inputs).logits
+        indices = positions.unsqueeze(-1).expand(-1, -1, logits.shape[-1])
+        hidden = logits.gather(1, indices).float()
         check_logits_finite(hidden, self.name)
         return hidden.log_softmax(-1)
 
 
 def check_masked_distribution(model: HuggingFaceMaskedModel) -> None:
-    """Tries the model on random tokens: its distribution is the same in other company and when it
-    is asked again, and sees what stands behind a gap; just past each length from which on it may
-    read texts otherwise, and at the longest.
+    """Check the model's distributions on random tokens.
 
-    Raises AuditError for a model whose distribution is not so.
+    The distribution must not depend on the batch or on repetition, and must depend on tokens after
+    the gap. Tests a text just longer than each length that may change how texts are read, and the
+    longest text. Raises AuditError if the model fails.
     """
     noise = torch.Generator().manual_seed(SEED)
     special = torch.tensor(model.tokenizer.all_special_ids)
     ids = torch.arange(min(model.vocab_size, len(model.tokenizer)))
     ids = ids[~torch.isin(ids, special)]
-    room = min(model.max_positions or _LONGEST, _LONGEST)
-    otherwise = [mark + 3 for mark in text_lengths_to_test(model.model.config, room)]
-    lengths = [AT_LOAD, *otherwise, *([room] if otherwise else [])]
+    max_length = min(model.max_positions or _LONGEST, _LONGEST)
+    critical_lengths = [mark + 3 for mark in text_lengths_to_test(model.model.config, max_length)]
+    lengths = [AT_LOAD, *critical_lengths, *([max_length] if critical_lengths else [])]
     got = f"{model.name!r} ({model.model.config.model_type})"
     kind = f"expected a masked LM, got {got}, whose distribution of a hidden token"
-    for length in sorted({min(length, room) for length in lengths}):
+    for length in sorted({min(length, max_length) for length in lengths}):
         texts = ids[torch.randint(len(ids), (3, length), generator=noise)]
         gap = torch.full((3, 1), length // 2 - 1)
-        texts[1] = texts[0]  # but for the token behind the gap
+        texts[1] = texts[0]  # except for the token after the gap
         texts[1, length // 2] = ids[ids != texts[0, length // 2]][0]
         distribution = model.log_probs(texts, gap)
         rounding = rounding_tolerance(model.model, distribution)
-        far = compute_largest_distance(model.log_probs(texts[:1], gap[:1]), distribution[:1])
-        if far > rounding:
+        distance = compute_largest_distance(model.log_probs(texts[:1], gap[:1]), distribution[:1])
+        if distance > rounding:
             raise AuditError(
-                f"{kind} in a text of {length} changes by {far:.2g} nats when it is asked for "
+                f"{kind} in a text of {length} changes by {distance:.2g} nats when it is asked for "
                 "again alone"
             )
         if compute_largest_distance(distribution[1], distribution[0]) <= rounding:
@@ -129,25 +132,25 @@ def check_masked_distribution(model: HuggingFaceMaskedModel) -> None:
 
 
 def load_masked(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceMaskedModel:
-    """A masked LM by local folder or hub id.
+    """Load a masked LM from a local folder or hub id.
 
-    Raises AuditError where there is none, none with a mask token, or one whose distributions
-    disagree (`check_masked_distribution`).
+    Raises AuditError if there is none, if it has no mask token, or if its distributions disagree
+    (`check_masked_distribution`).
     """
     with translating_model_load_errors(name, "masked LM", options):
-        read = read_weights("masked", name, options)
+        loaded = read_weights("masked", name, options)
         tokenizer = load_tokenizer_if_present(name, options)
         if tokenizer is None:
             raise AuditError(
                 f"expected a masked LM with its tokenizer, got {name!r}, which has none"
             )
-        model = HuggingFaceMaskedModel(read.model, tokenizer, name, read.notes)
+        model = HuggingFaceMaskedModel(loaded.model, tokenizer, name, loaded.notes)
         check_masked_distribution(model)
         return model
 
 
 def require_masked_model(name: str, options: LoadingOptions = DEFAULTS) -> None:
-    """Raise AuditError for a model that its configuration does not call a masked LM."""
+    """Raise AuditError unless the configuration of a model names a masked LM."""
     expected = f"expected a masked LM, got {name!r}"
     if (Path(name) / "adapter_config.json").is_file():
         raise AuditError(f"{expected}, an adapter of a causal one")
@@ -156,9 +159,9 @@ def require_masked_model(name: str, options: LoadingOptions = DEFAULTS) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise AuditError(f"{expected}, an encoder-decoder ({config.model_type})")
     architectures = " ".join(getattr(config, "architectures", None) or ())
-    # XLM and FlauBERT have one class for both kinds, and say in `causal` which it is.
-    is_both = getattr(config, "causal", True) is False
-    is_masked = "MaskedLM" in architectures or "ForPreTraining" in architectures or is_both
+    # XLM and FlauBERT have one class for both kinds; their field `causal` selects the kind.
+    is_not_causal = getattr(config, "causal", True) is False
+    is_masked = "MaskedLM" in architectures or "ForPreTraining" in architectures or is_not_causal
     if not is_masked or getattr(config, "is_decoder", False):
         raise AuditError(
             f"{expected}, which its configuration does not call one ({architectures or 'nothing'})"

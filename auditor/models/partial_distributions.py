@@ -1,9 +1,8 @@
-"""Bounds on a decoding distribution of which only the likeliest tokens are known, as a server tells
-them (formulas.md C3).
+"""Bound a decoding distribution if only the likeliest tokens are known, as a server reports them.
 
-What is missing, the partition function after temperature and the mass that truncation keeps, lies
-between what any distribution can have that agrees with all that was told. Pure functions of
-tensors; knows no model.
+The partition function after temperature and the mass kept by truncation are bounded over all
+distributions that agree with the reported values (formulas.md C3). Pure functions of tensors,
+without a model.
 """
 
 from __future__ import annotations
@@ -17,21 +16,23 @@ from torch import Tensor
 
 from auditor.models.decoding import Decoding
 
-# tokens beside the given one: as many as vLLM tells unless it is told otherwise (--max-logprobs)
+# Tokens next to the given token: vLLM's default of --max-logprobs.
 LIKELIEST = 20
-# mass: what the float32 log-probabilities of a distribution may be short of, or beyond, a sum of 1
+# Mass: float32 log-probabilities of a distribution may sum to 1 plus or minus this.
 _ROUNDING = 1e-5
-_EDGE = 1e-6  # of a threshold: a token this close to it may be kept or cut
+_EDGE = 1e-6  # relative to a threshold: a token this close to it may be kept or cut
 
 
 @dataclass(frozen=True)
 class PartialDistribution:
-    """What is told of given tokens, each in its distribution: (n,) each, or (n, K) of the likeliest
-    tokens there.
+    """The reported part of the distributions of given tokens: (n,) each, or (n, K) of the
+    likeliest.
 
-    log_probs: its own, nats; ranks: how many tokens are at least as likely, itself included;
-    likeliest, with top: ids and log-probabilities of the K likeliest, falling; most: no
-    distribution has more tokens than these.
+    log_probs: of the given tokens, nats; ranks: number of tokens at least as likely, itself
+    included;
+    likeliest, top: ids and log-probabilities of the K likeliest tokens, descending; most: upper
+    bound
+    on the number of tokens of a distribution.
     """
 
     tokens: Tensor
@@ -42,11 +43,11 @@ class PartialDistribution:
     most: int
 
     def truncation_ranks(self) -> Tensor:
-        """(n,) the rank of each token in the order of truncation, from 1; where not all is told,
-        the last it can be.
+        """Return the rank of each token in the order of truncation, from 1, (n,).
 
-        Equal tokens stand by their ids; a token that is none of the K likeliest behind all that are
-        equal to it.
+        Equal tokens are ordered by id. A token outside the K likeliest gets its worst possible
+        rank,
+        after all tokens equal to it.
         """
         return torch.where(
             self._is_among_likeliest, 1 + self._surely_ranked_higher.sum(-1), self.ranks
@@ -54,27 +55,29 @@ class PartialDistribution:
 
     @property
     def _is_among_likeliest(self) -> Tensor:
-        """(n,) whether the given token is one of the K likeliest."""
+        """Return whether the given token is one of the K likeliest, (n,)."""
         return (self.likeliest == self.tokens.unsqueeze(-1)).any(-1)
 
     @property
     def _surely_ranked_higher(self) -> Tensor:
-        """(n, K) which of the likeliest tokens surely stand before the given one."""
-        own, at = self.log_probs.unsqueeze(-1), self.tokens.unsqueeze(-1)
-        return (self.top > own) | ((self.top == own) & (self.likeliest < at))
+        """Return which of the likeliest tokens surely come before the given token, (n, K)."""
+        log_probs, ids = self.log_probs.unsqueeze(-1), self.tokens.unsqueeze(-1)
+        return (self.top > log_probs) | ((self.top == log_probs) & (self.likeliest < ids))
 
 
 def reduce_to_partial_distribution(
     distribution: Tensor, tokens: Tensor, count: int
 ) -> PartialDistribution:
-    """What a server with this distribution tells. distribution: (n, V) nats; tokens: (n,); count:
-    of the likeliest."""
-    own = distribution.gather(-1, tokens.unsqueeze(-1))
+    """Return the report of a server with this distribution (n, V) on tokens (n,).
+
+    count: number of likeliest tokens.
+    """
+    log_probs = distribution.gather(-1, tokens.unsqueeze(-1))
     top, likeliest = distribution.topk(min(count, distribution.shape[-1]), dim=-1)
     return PartialDistribution(
         tokens,
-        own.squeeze(-1),
-        (distribution >= own).sum(-1),
+        log_probs.squeeze(-1),
+        (distribution >= log_probs).sum(-1),
         likeliest,
         top,
         distribution.shape[-1],
@@ -82,7 +85,7 @@ def reduce_to_partial_distribution(
 
 
 def concatenate_partial_distributions(parts: Sequence[PartialDistribution]) -> PartialDistribution:
-    """One after another, of distributions of one width."""
+    """Concatenate partial distributions of one width."""
     return PartialDistribution(
         torch.cat([part.tokens for part in parts]),
         torch.cat([part.log_probs for part in parts]),
@@ -94,11 +97,10 @@ def concatenate_partial_distributions(parts: Sequence[PartialDistribution]) -> P
 
 
 def decoded_log_prob_bounds(decoding: Decoding, seen: PartialDistribution) -> tuple[Tensor, Tensor]:
-    """(n,) each, float64 nats: the least and the most that the log-probability of each token can be
-    under `decoding`.
+    """Return the least and the greatest possible log-probability of each token under `decoding`.
 
-    Equal to the exact one (formulas.md A4) where all that it depends on was told. No token may be
-    forbidden: where a masked one stands in the distribution is not told.
+    Returns (n,) each, float64 nats, equal to the exact value (formulas.md A4) if everything it
+    depends on was reported. No token may be forbidden: the place of a masked token is unknown.
     """
     assert not decoding.forbidden
     if decoding.is_ancestral:
@@ -109,9 +111,11 @@ def decoded_log_prob_bounds(decoding: Decoding, seen: PartialDistribution) -> tu
     distributions = _TemperedWeights.from_partial_distribution(seen, 1 / decoding.temperature)
     sure, possible, least, most = _top_k_kept_bounds(decoding.top_k, seen, distributions)
     if decoding.top_p < 1:
-        kept, may, least, most = _top_p_kept_bounds(decoding, seen, distributions, least, most)
-        sure, possible = sure & kept, possible & may
-    # The more all tokens weigh, the less a token's share; rounding may put the least above a most
+        surely_kept, possibly_kept, least, most = _top_p_kept_bounds(
+            decoding, seen, distributions, least, most
+        )
+        sure, possible = sure & surely_kept, possible & possibly_kept
+    # More total weight means a smaller share; rounding may put the lower bound above an upper bound
     # capped at 0.
     low, high = (
         distributions.log_own - most.log(),
@@ -123,8 +127,10 @@ def decoded_log_prob_bounds(decoding: Decoding, seen: PartialDistribution) -> tu
 
 
 def _greedy_log_prob_bounds(seen: PartialDistribution) -> tuple[Tensor, Tensor]:
-    """The likeliest token, of equal ones the lowest id: for sure if no other that was not told can
-    be as likely."""
+    """Return the bounds for the likeliest token, among equal tokens the lowest id.
+
+    The lower bound is 0 only if no unreported token can be as likely.
+    """
     first = ~seen._surely_ranked_higher.any(-1)
     sure = first & ((seen.ranks == 1) | (seen.log_probs > seen.top[:, -1]))
     always, never = (
@@ -134,16 +140,16 @@ def _greedy_log_prob_bounds(seen: PartialDistribution) -> tuple[Tensor, Tensor]:
     return torch.where(sure, always, never), torch.where(first, always, never)
 
 
-# --- what the distributions that agree with all that was told have in common
+# --- constraints shared by all distributions that agree with the report
 # ------------------------------------------
 
 
 @dataclass(frozen=True)
 class _UntoldTokens:
-    """Tokens that were not told, (n,) each: of these `middle` have a share from `own` to `cap`,
-    `rest` up to `low`.
+    """Unreported tokens, (n,) each: `middle` tokens have shares from `own` to `cap`, `rest` up to
+    `low`.
 
-    Shares and masses are by the likeliest token's; a weight is a share to the power of 1 /
+    Shares and masses are relative to the likeliest token's; a weight is a share to the power of 1 /
     temperature.
     """
 
@@ -155,16 +161,17 @@ class _UntoldTokens:
     low: Tensor
 
     def _total_weight_bounds(self, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
-        """The least and the most that they weigh together, if their mass is between these two."""
-        # A weight is a power of a share: convex at temperatures up to 1, where even shares weigh
-        # least (Jensen).
+        """Return the least and greatest total weight if the mass is between these two."""
+        # A weight is a power of a share: convex at temperatures up to 1, which give equal shares
+        # the least weight (Jensen).
         if self.power >= 1:
             return self._weight_of_even_split(least), self._weight_of_uneven_split(most)
         return self._weight_of_uneven_split(least), self._weight_of_even_split(most)
 
     def _weight_of_even_split(self, mass: Tensor) -> Tensor:
-        """As equal as may be: for a convex weight the least, for a concave one the most
-        (Jensen)."""
+        """Return the weight of the most even split: the least if convex, the most if concave
+        (Jensen).
+        """
         average = mass / (self.middle + self.rest).clamp(min=1)
         middle = self.middle * torch.maximum(self.own, average)
         return self._weight_of_equal_shares(middle, self.middle) + self._weight_of_equal_shares(
@@ -175,7 +182,7 @@ class _UntoldTokens:
         return count * (mass / count.clamp(min=1)).pow(self.power)
 
     def _weight_of_uneven_split(self, mass: Tensor) -> Tensor:
-        """As unequal as may be, or beyond: each weight is on the chord of its range."""
+        """Bound the weight of the most uneven split: each weight is on the chord of its range."""
         width = self.cap - self.own
         rise = (self.cap.pow(self.power) - self.own.pow(self.power)) / torch.where(
             width > 0, width, 1.0
@@ -185,17 +192,18 @@ class _UntoldTokens:
             middle - self.middle * self.own
         )
         rest = (mass - middle).clamp(min=0)
-        # low ** (power - 1): the slope of the chord from a share of 0 to one of `low`.
+        # low ** (power - 1): the slope of the chord from a share of 0 to a share of `low`.
         return of_middle + torch.where(rest > 0, rest * self.low.pow(self.power - 1), 0.0)
 
 
 @dataclass(frozen=True)
 class _TemperedWeights:
-    """Weights after temperature, by the likeliest token's: (n,) each, `top` (n, K).
+    """Weights after temperature, relative to the likeliest token's: (n,) each, `top` (n, K).
 
-    extra: the own token's where it is none of the K; unknown: (least, most) that the tokens weigh
-    that were not told: `middle` of them are at least as likely as the own one, `rest` are not;
-    any_of: the most that one of them weighs.
+    extra: the given token's weight if it is not one of the K; unknown: (least, greatest) total
+    weight
+    of unreported tokens, `middle` of them at least as likely as the given token and `rest` less
+    likely; any_of: the greatest weight of any of them.
     """
 
     log_own: Tensor
@@ -210,37 +218,40 @@ class _TemperedWeights:
     @classmethod
     def from_partial_distribution(cls, seen: PartialDistribution, power: float) -> _TemperedWeights:
         first, known = seen.top[:, 0].double(), seen._is_among_likeliest
-        top, own = seen.top.double() - first.unsqueeze(-1), seen.log_probs.double() - first
-        likelier = (top >= own.unsqueeze(-1)).sum(-1) - known.long()
+        top, log_share = seen.top.double() - first.unsqueeze(-1), seen.log_probs.double() - first
+        likelier = (top >= log_share.unsqueeze(-1)).sum(-1) - known.long()
         middle = (seen.ranks - 1 - likelier).clamp(min=0)
         rest = (seen.most - top.shape[1] - (~known).long() - middle).clamp(min=0)
-        # Shares are by the likeliest token's: together they are 1 over its probability.
-        whole = (-first).exp()
-        missing = whole - top.exp().sum(-1) - torch.where(known, 0.0, own.exp())
-        # without temperature all weighs `whole`, whoever has it
-        slack = 0.0 if power == 1 else _ROUNDING * whole
+        # Shares are relative to the likeliest token's: their sum is 1 over its probability.
+        total_mass = (-first).exp()
+        missing = total_mass - top.exp().sum(-1) - torch.where(known, 0.0, log_share.exp())
+        # Without temperature the total weight is `total_mass` for every distribution.
+        slack = 0.0 if power == 1 else _ROUNDING * total_mass
         least, most = (missing - slack).clamp(min=0), (missing + slack).clamp(min=0)
-        # No untold token is likelier than the last of the K; beside an untold own one, none of
-        # `rest` than that.
+        # No unreported token is likelier than the last of the K, nor, if the given token is
+        # unreported, any of `rest` likelier than it.
         cap = torch.minimum(top[:, -1].exp(), most)
-        share = torch.minimum(own.exp(), cap)
+        share = torch.minimum(log_share.exp(), cap)
         unknown = _UntoldTokens(
             power, middle, rest, share, cap, torch.where(known, cap, share)
         )._total_weight_bounds(least, most)
-        weight, every = (power * own).exp(), (power * top).exp()
+        weight, top_weights = (power * log_share).exp(), (power * top).exp()
         extra = torch.where(known, 0.0, weight)
-        return cls(power * own, weight, every, extra, middle, rest, cap.pow(power), unknown)
+        return cls(
+            power * log_share, weight, top_weights, extra, middle, rest, cap.pow(power), unknown
+        )
 
     @property
     def told_token_weight(self) -> Tensor:
-        """(n,) what the K likeliest weigh, and the own token."""
+        """Return the total weight of the K likeliest and the given token, (n,)."""
         return self.top.sum(-1) + self.extra
 
 
 # --- truncation
 # -----------------------------------------------------------------------------------------------
 
-# whether for sure, and at all; if so, the least and most that stays
+# Whether the token is surely kept, whether it may be kept; if so, the least and greatest kept
+# weight.
 _Kept = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
@@ -251,20 +262,22 @@ def _top_k_kept_bounds(k: int, seen: PartialDistribution, distributions: _Temper
         return always, always, least, most
     if k <= seen.top.shape[1]:
         last = seen.top[:, k - 1]
-        # `extra` stays only with an own token that ties with the last; one that is cut has no use
-        # for these bounds.
+        # `extra` is nonzero only for a given token that ties with the last; the bounds of a cut
+        # token are unused.
         weight = (distributions.top * (seen.top >= last.unsqueeze(-1))).sum(
             -1
         ) + distributions.extra
-        # of unknown tokens some may tie with the last
-        kept, open_end = (
+        # Some unknown tokens may tie with the last.
+        is_kept, open_end = (
             seen.log_probs >= last,
             last == seen.top[:, -1],
         )
-        return kept, kept, weight, torch.where(open_end, most, weight)
-    left = (k - seen.top.shape[1] - (~seen._is_among_likeliest).long()).clamp(min=0)
-    # the likeliest have no less than their share
-    share = (left / (distributions.middle + distributions.rest).clamp(min=1)).clamp(max=1.0)
+        return is_kept, is_kept, weight, torch.where(open_end, most, weight)
+    n_unreported_kept = (k - seen.top.shape[1] - (~seen._is_among_likeliest).long()).clamp(min=0)
+    # The likeliest tokens have no less than their share.
+    share = (n_unreported_kept / (distributions.middle + distributions.rest).clamp(min=1)).clamp(
+        max=1.0
+    )
     more = torch.maximum(
         distributions.middle * torch.minimum(distributions.own, distributions.any_of),
         share * distributions.unknown[0],
@@ -284,16 +297,16 @@ def _top_p_kept_bounds(
     least: Tensor,
     most: Tensor,
 ) -> _Kept:
-    """Of what top-k left, which weighs between `least` and `most`."""
+    """Return the bounds after top-p on the tokens kept by top-k, of weight `least` to `most`."""
     low, high = decoding.top_p * least * (1 - _EDGE), decoding.top_p * most * (1 + _EDGE)
     before = (distributions.top * seen._surely_ranked_higher).sum(-1)
-    # It stays iff the mass before it is < p (formulas.md A4), which is no less than `before` and no
-    # more than `latest`.
+    # A token stays iff the mass before it is < p (formulas.md A4); that mass is between `before`
+    # and `latest`.
     latest = before + torch.minimum(
         distributions.middle * distributions.any_of, distributions.unknown[1]
     )
     fewest = torch.maximum(_nucleus_weight(distributions.top, low, low), before + distributions.own)
-    # The last token that stays is no likelier than the own one, if that stays too.
+    # If the given token stays, the last token that stays is no likelier.
     widest = torch.minimum(
         _nucleus_weight(distributions.top, high, most),
         torch.minimum(high + distributions.own, most),
@@ -302,10 +315,12 @@ def _top_p_kept_bounds(
 
 
 def _nucleus_weight(top: Tensor, mass: Tensor, beyond: Tensor) -> Tensor:
-    """What the fewest of the likeliest tokens weigh that weigh `mass` together; `beyond` where all
-    do not."""
-    through = top.cumsum(-1)
-    at = (through < mass.unsqueeze(-1)).sum(-1)
-    within = at < top.shape[1]
-    found = through.gather(-1, at.clamp(max=top.shape[1] - 1).unsqueeze(-1)).squeeze(-1)
-    return torch.where(within, found, beyond)
+    """Return the weight of the fewest likeliest tokens that reach `mass` together.
+
+    `beyond` if all of them do not reach it.
+    """
+    cumulative = top.cumsum(-1)
+    index = (cumulative < mass.unsqueeze(-1)).sum(-1)
+    reaches_mass = index < top.shape[1]
+    weight = cumulative.gather(-1, index.clamp(max=top.shape[1] - 1).unsqueeze(-1)).squeeze(-1)
+    return torch.where(reaches_mass, weight, beyond)

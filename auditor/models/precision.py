@@ -1,8 +1,4 @@
-"""In which precision weights run, what that changes of a model's distributions, and how few bits
-stay fast on a CPU.
-
-Knows nothing of what a model is asked for.
-"""
+"""Choose the precision of weights, measure its effect, and keep 16-bit weights fast on a CPU."""
 
 from __future__ import annotations
 
@@ -17,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 from auditor.models.memory import available_device_memory_bytes
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_TEXTS = 8  # that are read in both precisions
-_ROWS = 4  # of a product from which on its digits do not depend on their number
+_TEXTS = 8  # texts read in both precisions
+_ROWS = 4  # products with at least this many rows have digits that do not depend on their number
 _attention = torch.nn.functional.scaled_dot_product_attention
 
 
@@ -26,24 +22,21 @@ CPU = torch.device("cpu")
 
 
 def has_native_bfloat16(device: torch.device) -> bool:
-    """Whether it multiplies in bfloat16 itself: one that does not is slower in it than in
-    float32."""
+    """Return whether the device multiplies in bfloat16; emulation is slower than float32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    told: Mapping[str, Any] = torch.cpu.get_capabilities() if device.type == "cpu" else {}
-    return bool(told.get("avx512_bf16") or told.get("amx_bf16"))
+    cpu_features: Mapping[str, Any] = torch.cpu.get_capabilities() if device.type == "cpu" else {}
+    return bool(cpu_features.get("avx512_bf16") or cpu_features.get("amx_bf16"))
 
 
 def saved_dtype(config: Any) -> str:
-    """What a configuration says that its weights were saved in; "" where it does not, or says one
-    that is none here."""
+    """Return the dtype in which a configuration says the weights were saved; "" if unsupported."""
     saved = str(getattr(config, "dtype", None) or "").removeprefix("torch.")
     return saved if saved in DTYPES else ""
 
 
 def auto_dtype(config: Any, device: torch.device) -> str:
-    """What `auto` is: bfloat16 for weights that were saved in it, where the machine has it, else
-    float32."""
+    """Resolve `auto`: bfloat16 for weights saved in it on a machine with it, else float32."""
     return (
         "bfloat16"
         if saved_dtype(config) == "bfloat16" and has_native_bfloat16(device)
@@ -52,26 +45,27 @@ def auto_dtype(config: Any, device: torch.device) -> str:
 
 
 def make_head_input_contiguous(module: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A hook before the head: a part of a tensor as one block. torch would copy the weights for
-    each text.
+    """Make the head's input contiguous before each call: torch would copy the weights for each
+    text.
 
-    Products of a few rows in float32 stay as they were: they would differ in their last digits.
+    Products of a few rows in float32 are unchanged: they would differ in their last digits.
     """
-    few = given[0].ndim == 3 and given[0].shape[1] < _ROWS and given[0].dtype == torch.float32
-    return given if few else (given[0].contiguous(), *given[1:])
+    is_small = given[0].ndim == 3 and given[0].shape[1] < _ROWS and given[0].dtype == torch.float32
+    return given if is_small else (given[0].contiguous(), *given[1:])
 
 
 class Float32SingleQueryAttention(TorchFunctionMode):
-    """Attention of one query a row in float32: in fewer bits torch takes up to seven times as long
-    on a processor."""
+    """Compute attention of one query a row in float32: torch is up to 7 times slower in 16 bits."""
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         if function is not _attention or args[0].shape[-2] != 1 or args[0].dtype == torch.float32:
             return function(*args, **(kwargs or {}))
-        more = {name: _floating_tensor_as_float32(value) for name, value in (kwargs or {}).items()}
-        return function(*map(_floating_tensor_as_float32, args), **more).to(args[0].dtype)
+        float_kwargs = {
+            name: _floating_tensor_as_float32(value) for name, value in (kwargs or {}).items()
+        }
+        return function(*map(_floating_tensor_as_float32, args), **float_kwargs).to(args[0].dtype)
 
 
 def _floating_tensor_as_float32(value: Any) -> Any:
@@ -82,11 +76,10 @@ def _floating_tensor_as_float32(value: Any) -> Any:
 def dtype_effect_sentence(
     model: Any, texts: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
 ) -> str:
-    """What its precision changes, against the same weights in float32, in a sentence; "" for a
-    model in float32.
+    """Return a sentence on the effect of the precision compared with float32; "" in float32.
 
-    model: a `HuggingFaceModel`; texts: prefixes with their suffixes, of which the first are read in
-    both.
+    model: a `HuggingFaceModel`; texts: prefixes with their suffixes, the first of which are read in
+    both precisions.
     """
     plain = model.model
     quantised = getattr(plain.config, "quantization_config", None) is not None
@@ -103,17 +96,23 @@ def dtype_effect_sentence(
             f"runs in {dtype}; what that changes was not measured: float32 takes "
             f"{needed / 1e9:.1f} GB beside it, of {free / 1e9:.1f} GB that are free"
         )
-    exact, apart, same = type(model)(copy.deepcopy(plain).float(), name=model.name), [], []
+    exact, diffs, agrees = (
+        type(model)(copy.deepcopy(plain).float(), name=model.name),
+        [],
+        [],
+    )
     for prefix, suffix in texts[:_TEXTS]:
-        read = torch.tensor([prefix + suffix[:-1]], device=model.device)
+        contexts = torch.tensor([prefix + suffix[:-1]], device=model.device)
         tokens = torch.tensor(suffix, device=model.device).unsqueeze(-1)
-        few = model.log_probs(read, len(suffix))[0]
-        full = exact.log_probs(read, len(suffix))[0]
-        apart.append((few.gather(-1, tokens) - full.gather(-1, tokens)).squeeze(-1))
-        same.append((few.argmax(-1) == full.argmax(-1)).double())
+        low_precision = model.log_probs(contexts, len(suffix))[0]
+        float32_log_probs = exact.log_probs(contexts, len(suffix))[0]
+        diffs.append(
+            (low_precision.gather(-1, tokens) - float32_log_probs.gather(-1, tokens)).squeeze(-1)
+        )
+        agrees.append((low_precision.argmax(-1) == float32_log_probs.argmax(-1)).double())
     return (
-        f"runs in {dtype}: against float32, on {sum(map(len, same))} tokens of secrets, "
-        f"log-probabilities are {float(torch.cat(apart).abs().mean()):.4f} nats a token apart, the "
-        f"negative log-likelihood {-float(torch.cat(apart).mean()):+.4f}, and greedy decoding "
-        f"agrees on {float(torch.cat(same).mean()):.1%}"
+        f"runs in {dtype}: against float32, on {sum(map(len, agrees))} tokens of secrets, "
+        f"log-probabilities are {float(torch.cat(diffs).abs().mean()):.4f} nats a token apart, the "
+        f"negative log-likelihood {-float(torch.cat(diffs).mean()):+.4f}, and greedy decoding "
+        f"agrees on {float(torch.cat(agrees).mean()):.1%}"
     )

@@ -1,5 +1,4 @@
-"""Reference models: trained as the target was, each on those of the attacked records that its
-`shard.json` lists."""
+"""Load reference models, trained like the target on the attacked records in their `shard.json`."""
 
 from __future__ import annotations
 
@@ -16,14 +15,18 @@ _MODEL = ("config.json", "adapter_config.json")
 
 @dataclass(frozen=True)
 class ReferenceModels:
-    """models, and beside each the ids of the attacked records that it saw in training."""
+    """Reference models, and for each the ids of the attacked records in its training data."""
 
     models: tuple[LanguageModel, ...]
     saw: tuple[frozenset[str], ...]
 
     def check_records_seen_by_references(self, attacked: Collection[str], where: str) -> None:
-        """Raises AuditError for fewer than 2 models, a model that saw all records, and a record
-        that all models saw."""
+        """Check that the references saw different records.
+
+        Raises AuditError for fewer than 2 models, a model that saw all records, and records that
+        all
+        models saw.
+        """
         if len(self.models) < 2:
             raise AuditError(
                 f"expected at least 2 reference models in {where}, got {len(self.models)}"
@@ -43,7 +46,7 @@ class ReferenceModels:
 
 
 def reference_model_folders(folder: Path) -> list[Path]:
-    """The sub-folders that hold a model or an adapter, in name order."""
+    """Return the sub-folders that hold a model or an adapter, in name order."""
     return sorted(
         path for path in folder.glob("[!.]*/") if any((path / name).is_file() for name in _MODEL)
     )
@@ -52,20 +55,20 @@ def reference_model_folders(folder: Path) -> list[Path]:
 def load_reference_models(
     folder: Path, load: Callable[[str], LanguageModel], attacked: Mapping[str, Collection[str]]
 ) -> ReferenceModels:
-    """The models in the sub-folders, in name order, each with the `shard.json` that says what it
-    saw.
+    """Load the models in the sub-folders, in name order, with the records in their `shard.json`.
 
     attacked: ids by the SHA-256 of their text, prefix and suffix as they are attacked; a
-    `shard.json` holds such names, or none where its model saw no attacked record. Raises AuditError
-    where the folder holds something else.
+    `shard.json`
+    lists such digests, or none if its model saw no attacked record. Raises AuditError for any other
+    content.
     """
     if not folder.is_dir():
         raise AuditError(
             f"expected -A references= to be a folder of reference models, got {str(folder)!r}"
         )
-    found = reference_model_folders(folder)
-    listed = [read_shard_record_list(place) for place in found]
-    for place, names in zip(found, listed, strict=True):
+    folders = reference_model_folders(folder)
+    digest_lists = [read_shard_record_list(place) for place in folders]
+    for place, names in zip(folders, digest_lists, strict=True):
         if names is None:
             raise AuditError(
                 f"expected {str(place / SHARD)!r} to say which records this reference saw, got no "
@@ -78,9 +81,10 @@ def load_reference_models(
                 "record's; an empty list says that it saw none"
             )
     saw = (
-        frozenset(id for name in names or () for id in attacked.get(name, ())) for names in listed
+        frozenset(id for name in names or () for id in attacked.get(name, ()))
+        for names in digest_lists
     )
-    references = ReferenceModels(tuple(load(str(place)) for place in found), tuple(saw))
+    references = ReferenceModels(tuple(load(str(place)) for place in folders), tuple(saw))
     references.check_records_seen_by_references(
         {id for ids in attacked.values() for id in ids}, repr(str(folder))
     )

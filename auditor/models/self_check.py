@@ -1,11 +1,9 @@
-"""Whether a model that was loaded gives one distribution however it is asked, on random tokens and
-on a few records of the run, before anything rests on it.
+"""Check on random tokens and a few records that a loaded model has one consistent distribution.
 
-Four things are held against what transformers itself gives for token ids: the distribution by input
-embeddings, the distribution of rows that were advanced and split, the distribution of a token when
-others follow it, and that distributions are numbers. A way of asking that fails is left out where
-another is right, and said; a model that no way is right for is refused. Knows nothing of what a
-model is asked for.
+Compares with transformers' own output for token ids: the distribution by input embeddings, that
+of advanced and split rows, that of a token followed by others, and checks that logits are finite.
+A way of querying that fails is disabled and noted if another is right; a model without a right
+way raises AuditError.
 """
 
 from __future__ import annotations
@@ -38,12 +36,12 @@ from auditor.models.self_check_facts import (
     text_lengths_to_test,
 )
 
-AT_LOAD = 16  # tokens of the longest text that is tried before a run says how long its texts are
-_SHORT = 12  # tokens of the texts that most is tried on
-_RECORD_STEPS = 2  # tokens of a suffix that are read one by one
+AT_LOAD = 16  # tokens of the longest test text before a run reports the length of its texts
+_SHORT = 12  # tokens of most test texts
+_RECORD_STEPS = 2  # suffix tokens read one at a time
 
-# By model: the longest text that it was checked on, and how far rounding may put two of its
-# distributions apart.
+# By model: the longest text checked, and the largest distance by rounding between two of its
+# distributions.
 _checked: WeakKeyDictionary[HuggingFaceModel, tuple[int, float | None]] = WeakKeyDictionary()
 _compared_on_records: WeakSet[HuggingFaceModel] = WeakSet()
 _kept_in: ContextVar[Path | None] = ContextVar("folder of what self-checks found", default=None)
@@ -51,8 +49,10 @@ _kept_in: ContextVar[Path | None] = ContextVar("folder of what self-checks found
 
 @contextmanager
 def keeping_self_checks_of_loaded_models(folder: Path) -> Iterator[None]:
-    """Keeps in this folder what self-checks find of the models that are loaded meanwhile, whose
-    weights are to stay."""
+    """Store in this folder the self-checks of models loaded in this context.
+
+    Their weights must not change.
+    """
     token = _kept_in.set(folder)
     try:
         yield
@@ -61,7 +61,7 @@ def keeping_self_checks_of_loaded_models(folder: Path) -> Iterator[None]:
 
 
 def check_loaded_model(model: HuggingFaceModel) -> None:
-    """Checks a model that was loaded just now, on texts as short as they can be."""
+    """Check a model just after loading, on texts as short as possible."""
     model.choices_kept_in = _kept_in.get()
     check_and_configure_serving(model, cache=model.choices_kept_in)
 
@@ -72,24 +72,31 @@ def check_and_configure_serving(
     records: Records = (),
     cache: Path | None = None,
 ) -> tuple[str, ...]:
-    """Tries the model on texts of up to `reach` tokens, and leaves it served as is right, with
-    notes that say so.
+    """Check the model on texts of up to `reach` tokens, and set how it is served.
 
-    reach: soft prompt, prefix and suffix of the longest text of a run; None: not known yet.
-    records: those of the run, of which a few are read as transformers reads them. cache: a folder
-    that keeps what was found, by the digest of the weights. What was tried before is not tried
-    again. Returns the notes that are new. Raises AuditError for a model that no way of asking is
-    right for, or whose distributions on texts that long depend on what comes later.
+    Checks that passed before are not repeated.
+
+    Args:
+        reach: soft prompt, prefix and suffix of the longest text of a run; None: not known yet.
+        records: records of the run; a few are compared with transformers.
+        cache: a folder that stores the findings by the digest of the weights.
+
+    Returns:
+        The new notes.
+
+    Raises:
+        AuditError: if no way of querying the model is right, or if its distributions on texts this
+            long depend on later tokens.
     """
-    wanted = AT_LOAD if reach is None else reach
-    room = min(wanted, model.max_positions or wanted)
+    n_tokens = AT_LOAD if reach is None else reach
+    room = min(n_tokens, model.max_positions or n_tokens)
     reached, tolerance = _checked.get(model, (0, None))
     records = (
         () if model in _compared_on_records else choose_records_to_compare(model, records, room)
     )
     if room <= max(reached, 1) and not records:
         return ()
-    # what held for shorter texts is tried anew
+    # Findings on shorter texts are tested again.
     before, model.begins, model.can_join_rows = (
         model.notes,
         None,
@@ -102,13 +109,13 @@ def check_and_configure_serving(
     if adapter is not None:
         _check_base_of_adapter(model, adapter, room)
         return ()
-    kept = (
+    stored_file = (
         None
         if cache is None or model.activation
         else cache / f"{self_check_digest(model, room, records)}.json"
     )
-    if kept is not None and kept.is_file():
-        _apply_kept_self_check(model, read_json_object(kept, "what a self-check found"))
+    if stored_file is not None and stored_file.is_file():
+        _apply_kept_self_check(model, read_json_object(stored_file, "what a self-check found"))
         _checked[model] = max(room, reached), tolerance
         if records:
             _compared_on_records.add(model)
@@ -118,8 +125,8 @@ def check_and_configure_serving(
         if not reached:
             trial.check_causality()
             trial.drop_embeddings_unless_faithful()
-        # In this order: a shorter room first, then rows in it, then what stands on how they are
-        # served.
+        # In this order: the room may shrink, rows depend on the room, and sharing depends on the
+        # rows.
         trial.limit_text_length(needed=reach is not None)
         trial.choose_row_serving()
         if reach is not None:
@@ -128,8 +135,8 @@ def check_and_configure_serving(
     _checked[model] = max(room, reached), trial.tolerance
     if records:
         _compared_on_records.add(model)
-    if kept is not None:
-        found = {
+    if stored_file is not None:
+        findings = {
             "row_serving": model.served,
             "begins": model.begins is not None,
             "can_join_rows": model.can_join_rows,
@@ -137,18 +144,17 @@ def check_and_configure_serving(
             "max_positions": model.max_positions,
             "notes": list(model.notes[len(before) :]),
         }
-        disk.replace_atomically(kept, json.dumps(found))
+        disk.replace_atomically(stored_file, json.dumps(findings))
     return model.notes[len(before) :]
 
 
 def _is_base_of_checked_adapter(
     model: HuggingFaceModel, other: HuggingFaceModel, reach: int | None, room: int
 ) -> bool:
-    """Return whether the other model is an adapter on this one that was right for such texts as it
-    is served.
+    """Return whether the other model is a checked adapter on this model that is served alike.
 
-    How rows, beginnings and joined rows are to be served follows from code and configuration, which
-    both share.
+    Code and configuration, which both share, determine how rows, prefixes and joined rows are
+    served.
     """
     is_as_fast = (
         other.served == model.served == "slots"
@@ -159,8 +165,7 @@ def _is_base_of_checked_adapter(
 
 
 def _check_base_of_adapter(model: HuggingFaceModel, adapter: HuggingFaceModel, room: int) -> None:
-    """Check of the base what depends on its weights, and serve it as the adapter, which was checked
-    on it."""
+    """Check only what depends on the base's weights; serve the base like its checked adapter."""
     reached, tolerance = _checked.get(model, (0, None))
     if not reached:
         with torch.no_grad(), wrap_library_errors(f"cannot ask {model.name!r} for a distribution"):
@@ -186,9 +191,9 @@ def _apply_kept_self_check(model: HuggingFaceModel, found: Mapping[str, Any]) ->
 
 
 class _SelfCheckTrial:
-    """One model on one set of random tokens, and on a few records of the run.
+    """A model with random tokens, and a few records of the run.
 
-    reached, tolerance: what an earlier check of the model found; what it tried is not tried again.
+    reached, tolerance: the results of an earlier check of the model, which is not repeated.
     """
 
     def __init__(
@@ -208,7 +213,7 @@ class _SelfCheckTrial:
         if tolerance is not None:
             self.tolerance = tolerance
             return
-        # Two texts that differ in their last token, as transformers answers them.
+        # Two texts that differ in their last token, with transformers' distributions.
         self.twins = torch.cat([texts[:1, : self.short]] * 2)
         self.twins[1, -1] = ordinary[ordinary != texts[0, self.short - 1].cpu()][0]
         logits = model.model(input_ids=self.twins).logits[:, -self.short :].float()
@@ -217,36 +222,34 @@ class _SelfCheckTrial:
         self.tolerance = rounding_tolerance(model.model, logits)
 
     def is_same_distribution(self, found: Tensor, truth: Tensor) -> bool:
-        """Whether two distributions (..., V) are one but for rounding."""
+        """Return whether two distributions (..., V) are equal except for rounding."""
         return compute_largest_distance(found, truth) <= self.tolerance
 
     def check_causality(self) -> None:
-        """Raises AuditError unless earlier tokens change a distribution, and later ones, or their
-        presence, do not."""
+        """Raise AuditError unless earlier tokens change a distribution, and later tokens do not."""
         first, second = self.own[:, :-1]  # before the only token in which the twins differ
         if bool((self.own == self.own[:, :1]).all()):
             raise AuditError(
                 f"expected a distribution that depends on the text, but {self.model.name} has the "
                 "same behind every token: the weights are zero or broken"
             )
-        at = self.short - 2
-        alone = self.model.log_probs(self.twins[:1, :at], 1)[0, 0]
+        index = self.short - 2
+        shorter = self.model.log_probs(self.twins[:1, :index], 1)[0, 0]
         if not self.is_same_distribution(first, second) or not self.is_same_distribution(
-            alone, self.own[0, at - 1]
+            shorter, self.own[0, index - 1]
         ):
-            far = max(
+            distance = max(
                 compute_largest_distance(first, second),
-                compute_largest_distance(alone, self.own[0, at - 1]),
+                compute_largest_distance(shorter, self.own[0, index - 1]),
             )
             raise AuditError(
                 f"expected a causal LM, got {self.model.name!r} "
                 f"({self.model.model.config.model_type}), whose distribution of a token changes by "
-                f"{far:.2g} nats with what comes after it"
+                f"{distance:.2g} nats with what comes after it"
             )
 
     def drop_embeddings_unless_faithful(self) -> None:
-        """Takes `embeddings` from a model that answers otherwise by them than by ids, or without a
-        gradient in them."""
+        """Remove `embeddings` from a model whose answers to them differ, or have no gradient."""
         if "embeddings" in self.model.capabilities and not _self_check_holds_without_error(
             self._embeddings_are_faithful
         ):
@@ -259,56 +262,57 @@ class _SelfCheckTrial:
     def _embeddings_are_faithful(self) -> bool:
         half = self.short // 2
         prompt = self.model.embedding(self.twins[:1, :half])[0]
-        # A tuned prompt is no token's embedding: a model that looks for the token behind it (Gemma
-        # 4) finds none.
+        # A tuned prompt is not a token's embedding: a model that looks up its token (Gemma 4) finds
+        # none.
         prompt = (prompt * (1 + torch.finfo(prompt.dtype).eps)).requires_grad_(True)
         with torch.enable_grad():
-            found = self.model.log_probs(self.twins[:, half:], self.short - half, prompt=prompt)
-            # One log-probability of each position: a number that depends on all of the prompt.
-            # Reformer has none when it answers
-            (slope,) = torch.autograd.grad(found[0].diagonal().sum(), prompt)
-        # Some layers in few bits answer without a gradient, which torch takes for one of zero.
+            log_probs = self.model.log_probs(self.twins[:, half:], self.short - half, prompt=prompt)
+            # One log-probability of each position: a sum that depends on all of the prompt.
+            # Reformer has no gradient when it answers.
+            (slope,) = torch.autograd.grad(log_probs[0].diagonal().sum(), prompt)
+        # Some quantised layers answer without a gradient, which torch treats as zero.
         learns = bool(torch.isfinite(slope).all()) and bool(slope.any())
-        return self.is_same_distribution(found[0].detach(), self.own[0, half:]) and learns
+        return self.is_same_distribution(log_probs[0].detach(), self.own[0, half:]) and learns
 
     def limit_text_length(self, needed: bool) -> None:
-        """Limits texts to a length beyond which a model reads all of a text otherwise, as stretched
-        positions do.
+        """Limit texts to a length beyond which a model reads the whole text differently.
 
-        needed: the run has texts as long as the room, so that such a model is refused in place of
-        limited.
+        Stretched positions do so. needed: the run has texts as long as the room; raise AuditError
+        instead.
         """
         for mark in self._new_marks():
             end = min(mark + 3, self.room)
             # One position, in a text that ends below the mark and in the same text beyond it.
-            alone = self.model.log_probs(self.texts[:, : mark - 1], 1)[:, 0]
+            shorter = self.model.log_probs(self.texts[:, : mark - 1], 1)[:, 0]
             within = self.model.log_probs(self.texts[:, :end], end - mark + 2)[:, 0]
-            if self.is_same_distribution(within, alone):
+            if self.is_same_distribution(within, shorter):
                 continue
-            why = f"more than {mark} tokens change its distribution from the first token on"
+            reason = f"more than {mark} tokens change its distribution from the first token on"
             if needed:
                 raise AuditError(
                     f"expected texts of at most {mark} tokens for {self.model.name!r}, got "
-                    f"{self.room}: {why}"
+                    f"{self.room}: {reason}"
                 )
             self.model.max_positions = self.room = mark
             self.texts = self.texts[:, :mark]
-            self._note(f"{why}: its texts end there")
+            self._note(f"{reason}: its texts end there")
             return
 
     def choose_row_serving(self) -> None:
-        """Leaves the first way of serving rows, from the fastest on, whose distributions are those
-        of whole texts."""
-        # Rows on a cache of the model's own do not tell PEFT where an activated LoRA is on.
+        """Set the fastest way of serving rows whose distributions equal those of whole texts.
+
+        Raises AuditError if there is none.
+        """
+        # Rows on a native cache do not tell PEFT the position of an activated LoRA.
         ways = [way for way in get_args(Served) if way != "cache" or not self.model.activation]
         first = self.model.served
         for served in ways[ways.index(first) :]:
             if served != first:
-                self.reached = 0  # the earlier check was of another way
+                self.reached = 0  # the earlier check tested another way
             self.model.served = served
-            exact = self._rows_are_exact  # of the last way, what is raised says why there is none
-            found = exact() if served == "recompute" else _self_check_holds_without_error(exact)
-            if found:
+            exact = self._rows_are_exact  # the error of the last way explains why none is right
+            is_exact = exact() if served == "recompute" else _self_check_holds_without_error(exact)
+            if is_exact:
                 break
         else:
             raise AuditError(
@@ -322,8 +326,7 @@ class _SelfCheckTrial:
             )
 
     def enable_exact_prefix_sharing(self) -> None:
-        """Lets the model read once what texts begin with, where their distributions are those of
-        whole contexts."""
+        """Read common beginnings of texts once if that changes no distribution."""
         if self.model.activation:
             return
         begins = sorted(
@@ -339,10 +342,9 @@ class _SelfCheckTrial:
             )
 
     def enable_exact_row_joining(self) -> None:
-        """Lets the model's rows behind prefixes of several lengths be advanced together, where that
-        changes nothing.
+        """Advance rows of several prefix lengths together if that changes nothing.
 
-        Where not, prefixes of each length are completed on their own: the same, later.
+        Otherwise prefixes of each length are completed separately: the same result, later.
         """
         slots = self.model.served == "slots" and not self.model.activation
         self.model.can_join_rows = slots and _self_check_holds_without_error(
@@ -350,8 +352,7 @@ class _SelfCheckTrial:
         )
 
     def _joined_rows_are_exact(self) -> bool:
-        """Whether rows behind texts of two lengths, advanced and split together, have their
-        contexts' distributions."""
+        """Return whether joined rows of two lengths have exact distributions."""
         marks = [mark + len(STEPS) for mark in self._marks()]
         long = min(self.room, max([AT_LOAD, *marks])) - len(STEPS)
         if long < 2:
@@ -370,31 +371,31 @@ class _SelfCheckTrial:
             contexts = [
                 [*contexts[i], token] for i, token in zip(parents, tokens.tolist(), strict=True)
             ]
-        # After the last step only: what went wrong before is in the keys that it reads.
-        found = rows.log_probs()
-        for alike in group_equal_shapes([(len(context), 0) for context in contexts]):
-            anew = self.model.log_probs(torch.tensor([contexts[i] for i in alike]), 1)[:, 0]
-            if not self.is_same_distribution(found[alike], anew):
+        # Only after the last step: it reads the keys of all steps, so it shows earlier errors.
+        log_probs = rows.log_probs()
+        for indices in group_equal_shapes([(len(context), 0) for context in contexts]):
+            expected = self.model.log_probs(torch.tensor([contexts[i] for i in indices]), 1)[:, 0]
+            if not self.is_same_distribution(log_probs[indices], expected):
                 return False
         return True
 
     def _shared_prefix_is_exact(self, begin: int) -> bool:
-        """Whether texts that share their first `begin` tokens have the logits of whole contexts;
-        nothing remembered."""
+        """Return whether texts that share their first `begin` tokens have the logits of whole
+        texts.
+        """
         last = min(self.room - begin, AT_LOAD // 2)
         texts, model = self.texts[:, : begin + last].clone(), self.model
         texts[1, :begin] = texts[0, :begin]
-        # of the distributions: what went wrong before is in the keys that these read
-        kept = min(last, len(STEPS))
-        # Leaves `begins` as it tried it: `enable_exact_prefix_sharing` then sets it for good, or to
-        # None.
+        # Of the distributions: these read the keys of all positions, so they show earlier errors.
+        count = min(last, len(STEPS))
+        # `begins` stays set: `enable_exact_prefix_sharing` then sets it for good, or to None.
         model.begins = None
-        whole = model.logits_after_cached_prefix(texts, last, kept)
+        true_logits = model.logits_after_cached_prefix(texts, last, count)
         model.enable_shared_prefix_cache(least=1)
         return _self_check_holds_without_error(
             lambda: self.is_same_distribution(
-                model.logits_after_cached_prefix(texts, last, kept).log_softmax(-1),
-                whole.log_softmax(-1),
+                model.logits_after_cached_prefix(texts, last, count).log_softmax(-1),
+                true_logits.log_softmax(-1),
             )
         )
 
@@ -406,26 +407,24 @@ class _SelfCheckTrial:
         )
 
     def _prefix_lengths_to_test(self) -> Iterator[int]:
-        """Lengths of prefixes from which rows pass every length that means something, and reach the
-        last."""
+        """Yield prefix lengths whose rows pass every critical length and reach the longest."""
         lengths = [2] if not self.reached else []
         lengths += [mark - 1 for mark in self._new_marks()]
         if max((len(prefix + suffix) for prefix, suffix in self.records), default=0) < self.room:
-            # held-out texts, or records behind a soft prompt, are as long
+            # Held-out texts, or records after a soft prompt, are as long.
             lengths.append(self.room - len(STEPS))
         yield from sorted({n for n in lengths if 1 <= n <= self.room - 1})
 
     def _marks(self) -> list[int]:
-        """Return the lengths from which on the model may read texts otherwise."""
+        """Return the lengths from which the model may read texts differently."""
         return text_lengths_to_test(self.model.model.config, self.room)
 
     def _new_marks(self) -> list[int]:
-        """Return the marks that no earlier check has passed."""
+        """Return the critical lengths that no earlier check has passed."""
         return [mark for mark in self._marks() if mark >= self.reached]
 
     def _rows_agree_behind(self, begin: int, soft: bool = False) -> bool:
-        """Whether rows behind `begin` tokens, advanced and split, have the distributions of their
-        contexts."""
+        """Return whether rows after `begin` tokens have exact distributions."""
         prompt = None
         if soft:
             if "embeddings" not in self.model.capabilities or self.room < begin + 4:
@@ -433,16 +432,17 @@ class _SelfCheckTrial:
             prompt = self.model.embedding(self.texts[0, :2])
         steps = STEPS[: self.room - begin - (2 if soft else 0)]
         rows = self.model.start_rows_as_served(self.texts[:, :begin], len(steps), prompt)
-        found, contexts = collect_row_log_probs(rows, self.texts, begin, steps)
+        row_log_probs, contexts = collect_row_log_probs(rows, self.texts, begin, steps)
         return self.is_same_distribution(
-            found, self.model.log_probs(contexts, len(steps) + 1, prompt=prompt)
+            row_log_probs, self.model.log_probs(contexts, len(steps) + 1, prompt=prompt)
         )
 
     def _rows_follow_invocations(self) -> bool:
-        """Whether rows switch an activated LoRA on when PEFT does: in the prefix, at the first
-        token after it, never.
+        """Return whether rows switch an activated LoRA on when PEFT does.
 
-        The random tokens hold no invocation, so that they would not tell.
+        Tests an invocation in the prefix, at the first token after it, and none; random tokens
+        contain no
+        invocation.
         """
         invocation = self.model.activation.invocation
         begin = len(invocation) + 1
@@ -455,9 +455,9 @@ class _SelfCheckTrial:
         rows = self.model.start_rows_as_served(texts[:, :begin], len(STEPS), None)
         contexts = texts[:, :begin]
         for parents in ([0, 1, 2], [1, 2, 0, 1]):
-            at = torch.tensor(parents, device=texts.device)
-            rows.advance(at, texts[at, contexts.shape[1]])
-            texts = texts[at]
+            parent_rows = torch.tensor(parents, device=texts.device)
+            rows.advance(parent_rows, texts[parent_rows, contexts.shape[1]])
+            texts = texts[parent_rows]
             contexts = texts[:, : contexts.shape[1] + 1]
             if not self.is_same_distribution(
                 rows.log_probs(), self._whole_context_log_probs(contexts)
@@ -466,33 +466,35 @@ class _SelfCheckTrial:
         return True
 
     def _rows_agree_on_records(self, records: Records) -> bool:
-        """Whether rows and teacher forcing have, for records of the run, what one whole forward of
-        a context has."""
+        """Return whether rows and teacher forcing agree with one forward on records of the run."""
         for prefix, suffix in records:
             text = torch.tensor([prefix + suffix], device=self.model.device)
             steps = min(_RECORD_STEPS, len(suffix))
             contexts = [text[:, : len(prefix) + step] for step in range(steps + 1)]
-            if self.model.activation:  # what it makes of a text depends on where the text ends
-                whole = torch.cat([self._whole_context_log_probs(context) for context in contexts])
+            if self.model.activation:  # its effect on a text depends on the end of the text
+                context_log_probs = torch.cat(
+                    [self._whole_context_log_probs(context) for context in contexts]
+                )
             else:
-                whole = self.model.logits_without_cache(contexts[-1], steps + 1)[0].log_softmax(-1)
+                context_log_probs = self.model.logits_without_cache(contexts[-1], steps + 1)[
+                    0
+                ].log_softmax(-1)
             rows = self.model.start_rows_as_served(contexts[0], steps, None)
             distributions = [rows.log_probs()]
             for context in contexts[1:]:
                 rows.advance(torch.zeros(1, dtype=torch.long, device=text.device), context[:, -1])
                 distributions.append(rows.log_probs())
-            if not self.is_same_distribution(torch.cat(distributions), whole):
+            if not self.is_same_distribution(torch.cat(distributions), context_log_probs):
                 return False
-            # Without one, teacher forcing is the call that `whole` was.
+            # Without an activated LoRA, teacher forcing is the call of `context_log_probs`.
             if self.model.activation and not self.is_same_distribution(
-                self.model.log_probs(contexts[-1], steps + 1)[0], whole
+                self.model.log_probs(contexts[-1], steps + 1)[0], context_log_probs
             ):
                 return False
         return True
 
     def _whole_context_log_probs(self, contexts: Tensor) -> Tensor:
-        """Return the distributions after contexts (B, n) as transformers has them without a cache,
-        (B, V)."""
+        """Return transformers' distributions after contexts (B, n) without a cache, (B, V)."""
         logits = [
             self.model.logits_without_cache(context.unsqueeze(0), 1)[:, 0] for context in contexts
         ]
@@ -503,8 +505,7 @@ class _SelfCheckTrial:
 
 
 def _self_check_holds_without_error(question: Callable[[], bool]) -> bool:
-    """Whatever a model raises that cannot be asked so is a no; memory that ran out says nothing of
-    the model."""
+    """Return the answer of a check; False if the model raises, except out of memory."""
     try:
         return question()
     except Exception as error:

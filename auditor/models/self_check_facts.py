@@ -1,4 +1,4 @@
-"""What a self-check reads off a model before it asks it: tolerances, lengths and token ids."""
+"""Derive tolerances, lengths and token ids of a self-check from a model, without querying it."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from auditor.core.nouns import Tokens
 from auditor.models.configuration import unwrap_peft
 from auditor.models.huggingface import HuggingFaceModel
 
-# Names of settings from whose value on a model may read a text otherwise: windows, chunks, trained
-# and stretched positions.
+# Settings whose value may be a length that changes how a text is read: windows, chunks, trained and
+# stretched positions.
 _MARKS = re.compile(r"window|chunk|bucket|position_embeddings|n_positions|max_seq_len|seq_length")
-_RECORDS = 3  # of a run that are read step by step and whole, at most
+_RECORDS = 3  # records of a run, at most, that are read both step by step and whole
 _SPECIAL = re.compile(r"_token_(id|index)$")
 
 Records = Sequence[tuple[Tokens, Tokens]]  # prefixes with their suffixes
 
 
 def rounding_tolerance(model: PreTrainedModel, logits: Tensor) -> float:
-    """How far apart rounding may put two distributions of these logits (..., V), in nats, root mean
-    square.
+    """Return how far rounding may move a distribution of these logits (..., V): nats, RMS.
 
-    Each of the 2 layers additions to a residual stream rounds it by a share of eps, which is a
-    random walk: a few eps of its size, and so of the logits' spread, for the depths there are; 16
-    is several times what is seen. Products add up in float32, in an order that depends on the
-    shapes: 256 of its eps. The last rounding is of the logits themselves, whatever their offset is.
-    An unrelated distribution is 1.4 spreads away.
+    Each of the 2 layers additions to a residual stream rounds it by a share of eps, a random walk:
+    a
+    few eps of its size, and so of the spread of the logits, at real depths; 16 is several times the
+    observed value. Products add up in float32, in an order that depends on the shapes: 256 of its
+    eps. The last rounding is of the logits themselves, whatever their offset. An unrelated
+    distribution is 1.4 spreads away.
     """
     eps = torch.finfo(model.dtype).eps
     if getattr(model.config, "quantization_config", None) is not None:
@@ -48,33 +48,35 @@ def rounding_tolerance(model: PreTrainedModel, logits: Tensor) -> float:
 
 
 def text_lengths_to_test(config: Any, below: int) -> list[int]:
-    """The lengths less than `below` that a configuration names, from which on its model may read
-    texts otherwise."""
-    found: set[int] = set()
+    """Return lengths below `below` in a configuration that may change how texts are read."""
+    lengths: set[int] = set()
 
     def collect(values: Mapping[str, Any]) -> None:
         for name, value in values.items():
             if isinstance(value, Mapping):
                 collect(value)
             elif type(value) is int and _MARKS.search(name) and 2 < value < below:
-                found.add(value)
+                lengths.add(value)
 
     collect(config.to_dict())
-    return sorted(found)
+    return sorted(lengths)
 
 
 def non_special_token_ids(model: HuggingFaceModel) -> Tensor:
-    """The token ids that are text, on the CPU: ends, padding and placeholders of pictures mean
-    something else."""
+    """Return the token ids that are text, on the CPU.
+
+    Excludes ends, padding and placeholders of pictures.
+    """
     weight: Any = model.embedding.weight
     ids = torch.arange(min(model.vocab_size, len(weight)))
-    kept = ids[~torch.isin(ids, torch.tensor(sorted(special_token_ids(model)), dtype=torch.long))]
-    return kept if len(kept) > 1 else ids
+    text_ids = ids[
+        ~torch.isin(ids, torch.tensor(sorted(special_token_ids(model)), dtype=torch.long))
+    ]
+    return text_ids if len(text_ids) > 1 else ids
 
 
 def special_token_ids(model: HuggingFaceModel) -> set[int]:
-    """Return the token ids that the configuration names as ends, padding and placeholders of
-    pictures."""
+    """Return the token ids of ends, padding and placeholders of pictures in the configuration."""
     special: set[int] = set()
     for source in (model.model.config, model.model.config.get_text_config()):
         for name, value in source.to_dict().items():
@@ -84,14 +86,13 @@ def special_token_ids(model: HuggingFaceModel) -> set[int]:
 
 
 def is_adapter_on(model: HuggingFaceModel, base: HuggingFaceModel) -> bool:
-    """Return whether the model is an adapter that names this base, and runs the same code with the
-    same settings."""
+    """Return whether the model is an adapter of this base with the same code and settings."""
     inner = unwrap_peft(model.model)
     adapters = getattr(model.model, "peft_config", {}).values()
-    is_named = any(adapter.base_model_name_or_path == base.name for adapter in adapters)
+    names_base = any(adapter.base_model_name_or_path == base.name for adapter in adapters)
     if (
         inner is model.model
-        or not is_named
+        or not names_base
         or model.activation
         or type(inner) is not type(base.model)
     ):
@@ -113,9 +114,10 @@ def _settings_of(inner: PreTrainedModel, model: HuggingFaceModel) -> tuple[objec
 def choose_records_to_compare(model: HuggingFaceModel, records: Records, room: int) -> Records:
     """Return a few records of at most `room` tokens.
 
-    They are the longest one and the shortest ones that hold special tokens which the others lack:
-    lengths and special tokens are what random tokens do not tell. What an activated LoRA does
-    depends on more: those are spread over all.
+    Random tokens cover neither lengths nor special tokens: choose the longest record and the
+    shortest
+    records with special tokens that the others lack. An activated LoRA depends on more: choose
+    records spread over all.
     """
     fitting = [
         (prefix, suffix) for prefix, suffix in records if prefix and len(prefix + suffix) <= room
@@ -136,11 +138,10 @@ def choose_records_to_compare(model: HuggingFaceModel, records: Records, room: i
 
 
 def self_check_digest(model: HuggingFaceModel, room: int, records: Records) -> str:
-    """Return what a self-check depends on as one digest: weights, configuration, libraries, device,
-    texts."""
+    """Return a digest of weights, configuration, libraries, device and texts of a self-check."""
     versions = [importlib.metadata.version(name) for name in ("torch", "transformers")]
     kind = f"{type(model.model).__module__}.{type(model.model).__qualname__}"
-    told = [
+    fields = [
         model.digest(),
         kind,
         model.model.config.to_json_string(),
@@ -150,4 +151,4 @@ def self_check_digest(model: HuggingFaceModel, room: int, records: Records) -> s
         records,
         __version__,
     ]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""An ensemble on disk: its unit of protection, and which records each member was trained on."""
+"""Read and write ensembles on disk: their unit of protection, and the records of each member."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from auditor.core.errors import AuditError
 SHARD, ENSEMBLE = "shard.json", "ensemble.json"
 _UNITS = ("record", "user")
 
-WHOLE = "whole"  # an ensemble's sub-folder: one adapter on all the records, by the members' recipe
+WHOLE = "whole"  # sub-folder of an ensemble: one adapter on all records, by the members' recipe
 
 
 def ensemble_control_adapter_folder(folder: Path) -> Path | None:
-    """The control beside the members: one adapter trained by their recipe on all their records.
-    None: there is none."""
-    found = folder / WHOLE
-    return found if (found / "adapter_config.json").is_file() else None
+    """Return the control next to the members, trained by their recipe on all their records.
+
+    None if there is none.
+    """
+    control = folder / WHOLE
+    return control if (control / "adapter_config.json").is_file() else None
 
 
 def write_ensemble_metadata(
     folder: Path, *, method: str, promise: str, unit: str, members: int
 ) -> None:
-    """Says in an ensemble's folder how it was made, what lies whole in one shard, how many members
-    there will be."""
+    """Write an ensemble's method, its unit, kept whole in one shard, and its number of members."""
     record = {
         "method": method,
         "unit": unit,
@@ -39,8 +40,10 @@ def write_ensemble_metadata(
 
 
 def read_ensemble_metadata(folder: Path) -> tuple[str, int | None]:
-    """The unit and number of members that were written; "" and None where none were. AuditError for
-    another form."""
+    """Return the written unit and number of members, or "" and None without a file.
+
+    Raises AuditError for another format.
+    """
     path = folder / ENSEMBLE
     if not path.is_file():
         return "", None
@@ -60,19 +63,20 @@ def read_ensemble_metadata(folder: Path) -> tuple[str, int | None]:
 
 
 def record_digests(texts: Iterable[str]) -> list[str]:
-    """Records by the SHA-256 of their text, each once: enough to see that shards are disjoint."""
+    """Return the SHA-256 of each text, without repeats, enough to compare shards."""
     return sorted({hashlib.sha256(text.encode()).hexdigest() for text in texts})
 
 
 def write_shard_record_list(member: Path, texts: Iterable[str]) -> None:
-    """Says in a member's folder which records it was trained on, by name; readable by its owner
-    only."""
+    """Write the digests of a member's training records; only the owner can read the file."""
     disk.replace_atomically(member / SHARD, json.dumps({"records": record_digests(texts)}))
 
 
 def read_shard_record_list(member: Path) -> list[str] | None:
-    """The names that `write_shard_record_list` wrote, None where it wrote none. AuditError for
-    another form."""
+    """Return the digests that `write_shard_record_list` wrote, None without a file.
+
+    Raises AuditError for another format.
+    """
     path = member / SHARD
     if not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""A preallocated cache whose rows are slots that may be left and taken."""
+"""Store keys and values of decoding rows in preallocated slots that can be reused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SlotLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def _allocate_slots(self, like: Tensor, count: int) -> Tensor:
-        # Not cleared: `update` gives out no position that was not written.
+        # Not cleared: `update` returns only positions that were written.
         return like.new_empty(count, like.shape[1], self.length, like.shape[3])
 
     def update(
@@ -39,7 +39,7 @@ class SlotLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
-        # `assign_slots` keeps them dense: rows that live are the first slots, in this order.
+        # `assign_slots` keeps slots dense: live rows are the first slots, in this order.
         rows, end = len(key_states), self.filled + key_states.shape[2]
         self.keys[:rows, :, self.filled : end] = key_states
         self.values[:rows, :, self.filled : end] = value_states
@@ -47,95 +47,98 @@ class SlotLayer(CacheLayerMixin):
         return self.keys[:rows, :, :end], self.values[:rows, :, :end]
 
     def copy_slots(self, source: Tensor, destination: Tensor, slots: int) -> None:
-        """Copies slots, growing to `slots` of them (by doubling, so that growth is paid for
-        rarely)."""
+        """Copy slots, growing to `slots` of them (by doubling, so that growth is rare)."""
         assert self.keys is not None and self.values is not None
-        # this layer's own
+        # The device of this layer.
         source, destination = (
             source.to(self.keys.device),
             destination.to(self.keys.device),
         )
         first, last = int(destination[0]), int(destination[-1])
-        # As where no row ends: the extra children follow all rows. `assign_slots` gives
-        # destinations by rising slot.
-        beside = last - first + 1 == len(source) and int(source.max()) < first
+        # If no row ends, the extra children follow all rows: `assign_slots` returns ascending
+        # destinations.
+        is_contiguous = last - first + 1 == len(source) and int(source.max()) < first
         for name in ("keys", "values"):
-            held = getattr(self, name)
-            if slots > len(held):
-                grown = self._allocate_slots(held, max(slots, 2 * len(held)))
-                grown[: len(held), :, : self.filled] = held[:, :, : self.filled]
+            buffer = getattr(self, name)
+            if slots > len(buffer):
+                grown = self._allocate_slots(buffer, max(slots, 2 * len(buffer)))
+                grown[: len(buffer), :, : self.filled] = buffer[:, :, : self.filled]
                 setattr(self, name, grown)
-                held = grown
-            # whole slots, straight to where they go: several times as fast as any index on the left
-            if beside:
-                torch.index_select(held[:first], 0, source, out=held[first : first + len(source)])
+                buffer = grown
+            # Whole slots directly to their destination: several times as fast as an index on the
+            # left.
+            if is_contiguous:
+                torch.index_select(
+                    buffer[:first], 0, source, out=buffer[first : first + len(source)]
+                )
             else:
-                held[destination, :, : self.filled] = held[source, :, : self.filled]
+                buffer[destination, :, : self.filled] = buffer[source, :, : self.filled]
 
     def copy_first_positions_of_slots(self, slots: Tensor, filled: int, length: int) -> SlotLayer:
-        """A layer of `length` positions: the first `filled` ones of these slots, which may be
-        none."""
+        """Return a layer of `length` positions with the first `filled` (or 0) of these slots."""
         new = SlotLayer(length, filled)
         for name in ("keys", "values") if filled else ():
-            held = getattr(self, name)
-            own = new._allocate_slots(held, len(slots))
-            own[:, :, :filled] = held[slots.to(held.device), :, :filled]
-            setattr(new, name, own)
+            buffer = getattr(self, name)
+            copied = new._allocate_slots(buffer, len(slots))
+            copied[:, :, :filled] = buffer[slots.to(buffer.device), :, :filled]
+            setattr(new, name, copied)
         return new
 
     def put_rows_into_slots(
         self, layer: SlotLayer, rows: Tensor, slots: Tensor, capacity: int
     ) -> None:
-        """Takes rows of another layer into slots of this one, which grows to `capacity` of them."""
+        """Copy rows of another layer into slots of this layer, which grows to `capacity` slots."""
         assert layer.keys is not None and layer.values is not None
         rows, slots = rows.to(layer.keys.device), slots.to(layer.keys.device)
         for name in ("keys", "values"):
-            held, theirs = getattr(self, name), getattr(layer, name)
-            if held is None or len(held) < capacity:
-                grown = self._allocate_slots(theirs, capacity)
-                if held is not None:
-                    grown[: len(held)] = held
+            buffer, source = getattr(self, name), getattr(layer, name)
+            if buffer is None or len(buffer) < capacity:
+                grown = self._allocate_slots(source, capacity)
+                if buffer is not None:
+                    grown[: len(buffer)] = buffer
                 setattr(self, name, grown)
-                held = grown
-            held[slots, :, : layer.filled] = theirs[rows, :, : layer.filled]
+                buffer = grown
+            buffer[slots, :, : layer.filled] = source[rows, :, : layer.filled]
 
     @classmethod
     def join_layers(cls, layers: Sequence[SlotLayer], more: int) -> SlotLayer:
-        """The slots of these layers one behind the other, what each holds moved to one end; `more`
-        positions follow."""
+        """Return these layers' slots in sequence, all ending at one position; `more` positions
+        follow.
+        """
         filled = max(layer.filled for layer in layers)
         new = cls(filled + more, filled)
         for name in ("keys", "values"):
-            held = [getattr(layer, name) for layer in layers]
-            own = held[0].new_zeros(
-                sum(map(len, held)), held[0].shape[1], new.length, held[0].shape[3]
+            buffers = [getattr(layer, name) for layer in layers]
+            joined = buffers[0].new_zeros(
+                sum(map(len, buffers)), buffers[0].shape[1], new.length, buffers[0].shape[3]
             )
-            setattr(new, name, own)  # zeros where a row holds nothing: masked, but never a NaN
+            setattr(new, name, joined)  # zeros for empty positions: masked, but never a NaN
             start = 0
-            for layer, theirs in zip(layers, held, strict=True):
-                own[start : start + len(theirs), :, filled - layer.filled : filled] = theirs[
+            for layer, buffer in zip(layers, buffers, strict=True):
+                joined[start : start + len(buffer), :, filled - layer.filled : filled] = buffer[
                     :, :, : layer.filled
                 ]
-                start += len(theirs)
+                start += len(buffer)
         return new
 
     @classmethod
     def gather_slots(
         cls, rows: Sequence[tuple[SlotLayer, int]], filled: int, length: int
     ) -> SlotLayer:
-        """A layer of `length` positions: the first `filled` ones of a slot of each of these
-        layers."""
+        """Return a layer of `length` positions with the first `filled` of a slot of each of these
+        layers.
+        """
         new = cls(length, filled)
         for name in ("keys", "values"):
-            own = new._allocate_slots(getattr(rows[0][0], name), len(rows))
-            for place, (layer, slot) in zip(own, rows, strict=True):
-                place[:, :filled] = getattr(layer, name)[slot, :, :filled]
-            setattr(new, name, own)
+            gathered = new._allocate_slots(getattr(rows[0][0], name), len(rows))
+            for target, (layer, slot) in zip(gathered, rows, strict=True):
+                target[:, :filled] = getattr(layer, name)[slot, :, :filled]
+            setattr(new, name, gathered)
         return new
 
     @property
     def nbytes(self) -> int:
-        return sum(held.nbytes for held in (self.keys, self.values) if held is not None)
+        return sum(buffer.nbytes for buffer in (self.keys, self.values) if buffer is not None)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.filled + query_length, 0
@@ -148,38 +151,40 @@ class SlotLayer(CacheLayerMixin):
 
 
 class PaddedCache(Cache):
-    """Slots whose first positions hold nothing, so that all end at one position. empty: (slots,)
-    how many those are."""
+    """Slots whose first `empty` (slots,) positions are unused, so that all end at one position."""
 
     def __init__(self, layers: Sequence[SlotLayer], empty: Tensor) -> None:
         super().__init__(layers=list(layers))
         self.empty = empty
 
     def mask_and_positions(self, length: int) -> dict[str, Tensor]:
-        """A model's arguments for `length` more tokens: the mask that leaves out empty positions,
-        and position ids."""
+        """Return a model's arguments for `length` more tokens: attention mask and position ids."""
         end = self.get_seq_length() + length
         positions = torch.arange(end, device=self.empty.device) - self.empty.unsqueeze(-1)
         return {"attention_mask": (positions >= 0).long(), "position_ids": positions[:, -length:]}
 
 
 def assign_slots(parents: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where children live: a parent's first child stays in its parent's slot, only extra children
-    are copied.
+    """Return the slots of children: first children stay in their parent's slot, others are copied.
 
-    parents: (children,) row of each child; slots: (rows,) slot of each row. Slots stay dense,
-    0..children-1.
-    Returns (slot of each child, copied-from slots, copied-to slots).
+    Slots stay dense, 0..children-1.
+
+    Args:
+        parents: (children,) row of each child.
+        slots: (rows,) slot of each row.
+
+    Returns:
+        Slot of each child, copied-from slots, copied-to slots.
     """
     count = len(parents)
     old = slots[parents]
     position = torch.arange(count, device=parents.device)
     first = torch.full((int(slots.max()) + 1,), count, device=parents.device)
     first.scatter_reduce_(0, old, position, "amin")
-    # a slot beyond the number of children moves down: dense
+    # A slot beyond the number of children moves down, which keeps slots dense.
     stays = (first[old] == position) & (old < count)
-    taken = torch.zeros(count, dtype=torch.bool, device=parents.device)
-    taken[old[stays]] = True
+    is_used = torch.zeros(count, dtype=torch.bool, device=parents.device)
+    is_used[old[stays]] = True
     new = old.clone()
-    new[~stays] = (~taken).nonzero().squeeze(-1)
+    new[~stays] = (~is_used).nonzero().squeeze(-1)
     return new, old[~stays], new[~stays]

@@ -1,5 +1,4 @@
-"""How many tokens of a row a trainer kept: what a model folder says of that, read without running
-anything in it."""
+"""Read how many tokens of a row a trainer kept from a model folder, without running its code."""
 
 from __future__ import annotations
 
@@ -9,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FILE = "training_args.bin"  # of transformers' Trainer, and so of TRL's: its arguments, pickled
-_MOST_BYTES = 4 * 2**20  # such a file takes some 6 kB
-# TRL's ways to pack that train on all of a long row
+FILE = "training_args.bin"  # arguments of transformers' Trainer, and so of TRL's, pickled
+_MOST_BYTES = 4 * 2**20  # such a file has some 6 kB
+# TRL's packing strategies that train on all of a long row.
 _WHOLE = (
     "bfd_split",
     "bfd-requeue",
@@ -21,7 +20,7 @@ _WHOLE = (
 
 @dataclass(frozen=True)
 class TrainedLength:
-    """The tokens of each row that were trained on: its first ones, or its last.
+    """The trained tokens of each row: its first tokens, or its last.
 
     before, after: special tokens that the trainer puts around a text without a chat template, which
     count.
@@ -35,16 +34,18 @@ class TrainedLength:
 
     @property
     def beyond_phrase(self) -> str:
-        """Return why a part of a row is left out."""
-        which = "last" if self.from_end else "first"
+        """Return the reason for leaving out part of a row."""
+        side = "last" if self.from_end else "first"
         return (
-            f"beyond the {which} {self.tokens:,} tokens of a row, which were trained on "
+            f"beyond the {side} {self.tokens:,} tokens of a row, which were trained on "
             f"({self.source})"
         )
 
     def span_of(self, n_tokens: int, templated: bool = False) -> tuple[int, int]:
-        """Return which tokens of a row were trained on, as (start, end). templated: as a chat
-        template writes it."""
+        """Return the range of trained tokens of a row, as (start, end).
+
+        templated: whether a chat template wrote it.
+        """
         if self.from_end:
             return max(
                 0, n_tokens - max(0, self.tokens - (0 if templated else self.after))
@@ -53,26 +54,24 @@ class TrainedLength:
 
 
 def read_trained_length(folder: Path) -> tuple[TrainedLength | None, str]:
-    """Return the `max_length` of a trainer's arguments in a model folder, if it has one; and what a
-    reader must know.
+    """Return the `max_length` of a trainer's arguments in a model folder, if any, and a note.
 
     TRL's `SFTConfig` (1.16) has 1,024 by default; rows are cut at their end, or with
     `truncation_mode="keep_end"` at their start; packing cuts rows at their end (`bfd`) or not at
-    all. DPO and other trainers name it alike. The arguments of a trainer that cuts nothing itself
-    have no such field.
+    all. DPO and other trainers use the same name. The arguments of a trainer without truncation
+    have
+    no such field.
     """
     path = folder / FILE
     if not path.is_file():
         return None, ""
     try:
         fields = _read_pickled_fields(path)
-    except (
-        Exception
-    ) as error:  # a foreign file: whatever is wrong with it, the audit goes on without it
-        why = f"cannot be read safely ({type(error).__name__})"
+    except Exception as error:  # a foreign file: the audit continues without it after any error
+        reason = f"cannot be read safely ({type(error).__name__})"
         return (
             None,
-            f"{FILE} beside the model {why}: --trained-length N names the trainer's max_length",
+            f"{FILE} beside the model {reason}: --trained-length N names the trainer's max_length",
         )
     length = fields.get("max_length", fields.get("max_seq_length"))
     packs = fields.get("packing") is True
@@ -87,17 +86,15 @@ def read_trained_length(folder: Path) -> tuple[TrainedLength | None, str]:
 
 
 def read_trainer_arguments(folder: Path) -> dict[str, Any] | None:
-    """Return the arguments of the trainer that saved a model folder; None without a file of them
-    that can be read."""
+    """Return the trainer's arguments in a model folder; None without a readable file."""
     try:
         return _read_pickled_fields(folder / FILE)
-    except Exception:  # a foreign file: `read_trained_length` says what is wrong with it
+    except Exception:  # a foreign file: `read_trained_length` reports its error
         return None
 
 
 def _read_pickled_fields(path: Path) -> dict[str, Any]:
-    """Return the fields of the pickled object of a file of torch's, without importing or calling
-    anything it names."""
+    """Return the fields of a pickled object in a torch file without importing or calling code."""
     with zipfile.ZipFile(path) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
         if archive.getinfo(name).file_size > _MOST_BYTES:
@@ -108,14 +105,13 @@ def _read_pickled_fields(path: Path) -> dict[str, Any]:
 
 
 class _Inert:
-    """Stands for any class or function that a pickle names: it takes whatever it is given, and does
-    nothing."""
+    """A stub for any class or function that a pickle names: accepts all arguments, does nothing."""
 
     def __new__(cls, *given: Any, **named: Any) -> _Inert:
         return super().__new__(cls)
 
     def __init__(self, *given: Any, **named: Any) -> None:
-        """Take anything."""
+        """Accept all arguments."""
 
 
 class _InertUnpickler(pickle.Unpickler):

@@ -1,5 +1,4 @@
-"""Whether token ids fit a model, of whose vocabulary a distribution tells only the size; and the
-text they spell."""
+"""Check that token ids fit a model's vocabulary size, and decode them."""
 
 from __future__ import annotations
 
@@ -12,9 +11,9 @@ from auditor.core.errors import AuditError
 def check_tokens_within_vocabulary(
     what: str, texts: Iterable[Sequence[int]], size: int, model: str = "the model"
 ) -> None:
-    """Raises AuditError for texts with a token that the model gives no probability to.
+    """Raise AuditError for texts with a token outside the model's distribution.
 
-    what: whose tokens they are, as "the data"; size: how many tokens the model's distribution has.
+    what: whose tokens they are, as "the data"; size: number of tokens in the model's distribution.
     """
     largest = max((max(tokens) for tokens in texts if len(tokens)), default=0)
     if largest >= size:
@@ -25,11 +24,10 @@ def check_tokens_within_vocabulary(
 
 
 def check_same_vocabulary_size(what: str, name: str, found: int, whose: str, size: int) -> None:
-    """Raises AuditError where a model that is asked about the same tokens has a distribution of
-    another width.
+    """Raise AuditError if two models for the same tokens differ in vocabulary size.
 
-    what: how the user gave it, as "--public"; name: of the model; whose: that it is to share, as
-    "the target's".
+    what: how the user passed it, as "--public"; name: of the model; whose: owner of the expected
+    vocabulary, as "the target's".
     """
     if found != size:
         raise AuditError(
@@ -38,8 +36,7 @@ def check_same_vocabulary_size(what: str, name: str, found: int, whose: str, siz
 
 
 def decode_keeping_special_tokens(tokenizer: Any, tokens: Sequence[int]) -> str:
-    """What the tokens write, character for character: special ones too, and no space tidied
-    away."""
+    """Return the exact text of the tokens, including special tokens and spaces."""
     return str(
         tokenizer.decode(
             list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False

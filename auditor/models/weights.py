@@ -1,5 +1,4 @@
-"""The weights of a saved model, read whole: none missing, none of another model, in the precision
-asked for."""
+"""Read all weights of a saved model in a chosen precision; refuse missing or foreign weights."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ _AUTO: Mapping[Kind, tuple[Any, Mapping[str, Any]]] = {
     "causal": (AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
     "masked": (AutoModelForMaskedLM, MODEL_FOR_MASKED_LM_MAPPING_NAMES),
 }
-# Models that predict no token, by what their architecture is called.
+# Models that predict no token, by a part of their architecture's name.
 _OTHERS = {
     "SequenceClassification": "a classifier of texts",
     "TokenClassification": "a classifier of tokens",
@@ -44,27 +43,25 @@ _OTHERS = {
     "NextSentencePrediction": "a model that classifies pairs of sentences",
     "ElectraForPreTraining": "a discriminator, which tells replaced tokens from true ones",
 }
-# Models that read more of a text than its tokens, by their type: what they are told beside it.
+# Models that need more input than tokens, by type, with the missing input.
 _MORE_THAN_TOKENS = {
     "layoutlm": "where on a page each word stands",
     "tapas": "which cell of a table each token is in",
 }
-# Names that wrappers leave anywhere: torch.compile, fully sharded, recomputed activations,
-# DeepSpeed; and in front of all, where no module of the model's own is called so: data parallel,
-# Opacus.
+# Names that wrappers add anywhere: torch.compile, fully sharded, recomputed activations, DeepSpeed.
+# Names in front of all, unless the model has such a module: data parallel, Opacus.
 _ANYWHERE = r"(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\."
 _IN_FRONT = rf"^(?:{_ANYWHERE}|_?module\.)+"
 _WRAPPER = re.compile(rf"{_IN_FRONT}|(?<=\.)(?:{_ANYWHERE})+")
-# As transformers takes it, which applies each pattern to one place of a name: three behind the
-# front.
+# In transformers' format, which applies each pattern once to a name: three after the front.
 WRAPPED = {_IN_FRONT: "", **{rf"(\.)(?:{_ANYWHERE}){{1,{most}}}": r"\1" for most in (9, 8, 7)}}
-# Weights that say nothing of the distribution: constants that older versions stored, poolers and
-# heads beside the language model's, what reads pictures and sound.
+# Weights without effect on the distribution: constants stored by older versions, poolers and other
+# heads, encoders of pictures and sound.
 _HARMLESS = re.compile(
     r"(^|\.)(inv_freq|masked_bias|position_ids|attn\.bias|attention\.bias|pooler\..*|cls\.seq_relationship\..*"
     r"|v_head\..*|(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|embed_vision|embed_audio)\..*)$"
 )
-# Where transformers looks for weights, in its order: one file or its shards.
+# Weight files in the order of transformers' search: one file or its shards.
 FORMATS = (
     ("model.safetensors", "model.safetensors.index.json"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
@@ -78,74 +75,82 @@ _OURS = (
     "revision",
     "trust_remote_code",
 )
-_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # of transformers and accelerate
+# device maps of transformers and accelerate
+_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def resolve_model_device(device: str) -> torch.device:
-    """Where models go. `auto`: the accelerator, where there is one. Raises AuditError for what is
-    not there."""
+    """Return the device for models; `auto` is the accelerator, if any.
+
+    Raises AuditError for a missing device.
+    """
     best = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if device == AUTO:
         return best or torch.device("cpu")
     try:
-        asked = torch.device(device)
+        resolved = torch.device(device)
     except RuntimeError:
         raise AuditError(
             f"expected --device as auto, cpu, cuda, cuda:N or mps, got {device!r}"
         ) from None
-    if asked.type == "cpu":
-        return asked
-    count = torch.accelerator.device_count() if best is not None and best.type == asked.type else 0
-    if (asked.index or 0) >= count:
-        there = f"{count} of {asked.type}" if count else "none"
+    if resolved.type == "cpu":
+        return resolved
+    count = (
+        torch.accelerator.device_count() if best is not None and best.type == resolved.type else 0
+    )
+    if (resolved.index or 0) >= count:
+        present = f"{count} of {resolved.type}" if count else "none"
         raise AuditError(
-            f"expected {asked} to be there for --device {device}, got a machine with {there}; "
+            f"expected {resolved} to be there for --device {device}, got a machine with {present}; "
             "--device auto takes the best that is there"
         )
-    return asked
+    return resolved
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A model with all the weights that its files hold. notes: what had to be done to them, in
-    sentences."""
+    """A model with all weights of its files. notes: sentences on changes made to them."""
 
     model: PreTrainedModel
     notes: tuple[str, ...] = ()
 
 
 def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
-    """A model on its device, every weight of which was read. `auto` is float32 here; what else it
-    can be, `options_with_auto_dtype_resolved` says.
+    """Read a model onto its device with every weight; `auto` means float32 here.
 
-    Raises AuditError for another kind of model, and for weights that are missing, of another shape
-    or of another model.
+    `options_with_auto_dtype_resolved` resolves `auto` otherwise. Raises AuditError for another kind
+    of model, and for weights that are missing, of another shape or of another model.
     """
     device, options = resolve_model_device(options.device), options.with_float32_for_auto()
     auto, known = _AUTO[kind]
     config = AutoConfig.from_pretrained(name, **options.from_pretrained_arguments)
     _refuse_unsupported_models(kind, name, config, options, known)
     notes = _weight_formats_notes(name)
-    own = {
+    pretrained_args = {
         **_parse_model_arg_flags(_model_args_with_quantise(options)),
         **_parse_device_map_flag(options),
     }
-    if getattr(config, "quantization_config", None) or "quantization_config" in own:
-        own.setdefault("device_map", {"": device})  # quantised weights are made where they stay
-    own = {
-        **own,
+    if getattr(config, "quantization_config", None) or "quantization_config" in pretrained_args:
+        # quantised weights are created on their final device
+        pretrained_args.setdefault("device_map", {"": device})
+    pretrained_args = {
+        **pretrained_args,
         **options.from_pretrained_arguments,
         "config": config,
         "dtype": DTYPES[options.dtype],
     }
 
     def read(renamed: Mapping[str, str] | None) -> tuple[PreTrainedModel, dict[str, Any]]:
-        # Wrong shapes are listed, not raised, so that `refuse_missing_or_foreign_weights` refuses
+        # Wrong shapes are listed, not raised, so that `refuse_missing_or_foreign_weights` reports
         # them in one sentence.
-        found: tuple[PreTrainedModel, dict[str, Any]] = auto.from_pretrained(
-            name, **own, output_loading_info=True, ignore_mismatched_sizes=True, key_mapping=renamed
+        loaded: tuple[PreTrainedModel, dict[str, Any]] = auto.from_pretrained(
+            name,
+            **pretrained_args,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            key_mapping=renamed,
         )
-        return found
+        return loaded
 
     model, info = read(None)
     wrappers = training_wrapper_names_phrase(info["unexpected_keys"])
@@ -159,15 +164,13 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
         name, info["missing_keys"], info["unexpected_keys"], info["mismatched_keys"]
     )
     notes += _loading_difference_notes(kind, name, config, options)
-    return Weights(model if "device_map" in own else model.to(device), notes)  # type: ignore[arg-type]
+    return Weights(model if "device_map" in pretrained_args else model.to(device), notes)  # type: ignore[arg-type]
 
 
 def digest_weights(model: PreTrainedModel) -> str:
-    """Return the SHA-256, in hex, of names, shapes and bytes of the weights in memory, which it
-    only reads.
+    """Return the SHA-256, in hex, of names, shapes and bytes of the weights in memory.
 
-    Not of `state_dict()`: bitsandbytes 0.50 writes other weights and scales into the model while it
-    makes one.
+    Does not use `state_dict()`: bitsandbytes 0.50 changes weights and scales of the model in it.
     """
     digest = hashlib.sha256()
     for name, tensor in _stored_tensors(model):
@@ -178,8 +181,7 @@ def digest_weights(model: PreTrainedModel) -> str:
 
 
 def _stored_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of `state_dict()` by name, in its order, with the scales that quantised
-    weights carry along."""
+    """Yield the tensors of `state_dict()` by name, in its order, with the quantisation scales."""
     for place, module in model.named_modules(remove_duplicate=False):
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is None or name in module._non_persistent_buffers_set:
@@ -191,8 +193,7 @@ def _stored_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]
 
 
 def _quantisation_scales(module: Any, weight: Any) -> dict[str, torch.Tensor]:
-    """Return what bitsandbytes multiplies the codes of a weight with: in 4 bits by block, in 8 bits
-    by row."""
+    """Return bitsandbytes' factors of a weight's codes: by block in 4 bits, by row in 8."""
     state = getattr(weight, "quant_state", None)
     if state is not None:
         return dict(state.as_dict(packed=True))
@@ -203,10 +204,11 @@ def _quantisation_scales(module: Any, weight: Any) -> dict[str, torch.Tensor]:
 
 
 def options_with_auto_dtype_resolved(name: str, options: LoadingOptions) -> LoadingOptions:
-    """How a whole model is loaded, with what `auto` is for it in the place of `auto`."""
+    """Return the loading options of a whole model with `auto` resolved."""
     if options.dtype != AUTO:
         return options
-    device = resolve_model_device(options.device)  # first: one that is not there is refused
+    # first, so that a missing accelerator is rejected
+    device = resolve_model_device(options.device)
     return replace(
         options,
         dtype=auto_dtype(
@@ -218,12 +220,11 @@ def options_with_auto_dtype_resolved(name: str, options: LoadingOptions) -> Load
 def _loading_difference_notes(
     kind: Kind, name: str, config: Any, options: LoadingOptions
 ) -> tuple[str, ...]:
-    """What to say of a model that is asked otherwise than its files say: in another precision, or
-    as another kind."""
+    """Return notes on a model loaded in another precision or as another kind than its files say."""
     notes = []
-    said = " ".join(getattr(config, "architectures", None) or ())
-    if kind == "causal" and "MaskedLM" in said:
-        notes.append(f"{name}: it is a {said} with is_decoder=true: asked as a causal LM")
+    architectures = " ".join(getattr(config, "architectures", None) or ())
+    if kind == "causal" and "MaskedLM" in architectures:
+        notes.append(f"{name}: it is a {architectures} with is_decoder=true: asked as a causal LM")
     saved = saved_dtype(config)
     if saved and saved != options.dtype:
         notes.append(
@@ -234,21 +235,21 @@ def _loading_difference_notes(
 
 
 def _weight_formats_notes(name: str) -> tuple[str, ...]:
-    """What to say of a folder that holds its weights in two formats: one of the sets may be stale.
+    """Return notes on a folder with weights in two formats: one set may be stale.
 
-    Raises AuditError for one file beside shards of the same format: saving one does not remove the
-    other, and which of them is the model nobody can tell.
+    Raises AuditError for a file next to shards of the same format: saving does not remove the other
+    set, and the choice is ambiguous.
     """
-    held = [[file for file in names if (Path(name) / file).is_file()] for names in FORMATS]
-    for files in held:
+    sets = [[file for file in names if (Path(name) / file).is_file()] for names in FORMATS]
+    for files in sets:
         if len(files) > 1:
             raise AuditError(
                 f"expected one set of weights in {name!r}, got {' and '.join(files)}: remove the "
                 "one that is stale"
             )
-    if all(held):
+    if all(sets):
         return (
-            f"{name}: it holds weights in two formats, {held[0][0]} and {held[1][0]}, which were "
+            f"{name}: it holds weights in two formats, {sets[0][0]} and {sets[1][0]}, which were "
             "not compared",
         )
     return ()
@@ -261,32 +262,31 @@ def refuse_missing_or_foreign_weights(
     mismatched: Collection[tuple[str, Any, Any]] = (),
     of: str = "model",
 ) -> None:
-    """Raises AuditError, which names them, for weights that files lack, that do not fit or that
-    have no place."""
+    """Raise AuditError with the names of missing, misshapen or foreign weights."""
     missing = set(missing) - {key for key, _, _ in mismatched}
-    strangers = sorted(key for key in unexpected if not _HARMLESS.search(key))
+    foreign = sorted(key for key in unexpected if not _HARMLESS.search(key))
     if mismatched:
-        key, found, wanted = min(mismatched)
+        key, actual, expected = min(mismatched)
         raise AuditError(
             f"expected the weights of {name!r} to have the shapes that its configuration gives, "
-            f"but {key} is {_weight_shape_text(found)}, not {_weight_shape_text(wanted)}"
+            f"but {key} is {_weight_shape_text(actual)}, not {_weight_shape_text(expected)}"
         )
     if missing:
-        beside = f"; it has others, as {strangers[0]}" if strangers else ""
+        foreign_phrase = f"; it has others, as {foreign[0]}" if foreign else ""
         raise AuditError(
             f"expected all weights of the {of} in {name!r}, but it lacks "
-            f"{_shortened_weight_names_phrase(missing)}{beside}"
+            f"{_shortened_weight_names_phrase(missing)}{foreign_phrase}"
         )
-    if strangers:
+    if foreign:
         raise AuditError(
             f"expected the weights of {name!r} to be those of the {of}, but it has no place for "
-            f"{_shortened_weight_names_phrase(strangers)}"
+            f"{_shortened_weight_names_phrase(foreign)}"
         )
 
 
 def _shortened_weight_names_phrase(keys: Collection[str]) -> str:
-    shown, rest = sorted(keys)[:_SHOWN], len(keys) - _SHOWN
-    return ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")
+    listed, rest = sorted(keys)[:_SHOWN], len(keys) - _SHOWN
+    return ", ".join(listed) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _weight_shape_text(sizes: Any) -> str:
@@ -294,29 +294,33 @@ def _weight_shape_text(sizes: Any) -> str:
 
 
 def training_wrapper_names_phrase(keys: Collection[str]) -> str:
-    """The names that wrappers left in these, in words; "" for none."""
-    return ", ".join(sorted({found for key in keys for found in _WRAPPER.findall(key)}))
+    """Return the wrappers' names in these keys as a phrase; "" for none."""
+    return ", ".join(sorted({wrapper for key in keys for wrapper in _WRAPPER.findall(key)}))
 
 
 def _refuse_unsupported_models(
     kind: Kind, name: str, config: Any, options: LoadingOptions, known: Collection[str]
 ) -> None:
-    """What is neither a causal nor a masked LM, in plain words: transformers would make the missing
-    half up.
+    """Raise AuditError for a model that is neither a causal nor a masked LM, as `kind` requires.
 
-    A masked LM would load as a causal one that sees the tokens it is asked for. Raises AuditError.
+    transformers would invent the missing half. A masked LM would load as a causal LM that sees the
+    tokens it predicts.
     """
     expected = f"expected a {kind} LM, got {name!r},"
-    said = " ".join(getattr(config, "architectures", None) or ())
+    architectures = " ".join(getattr(config, "architectures", None) or ())
     if getattr(config, "is_encoder_decoder", False):
         raise AuditError(
             f"{expected} an encoder-decoder ({config.model_type}), which no attack here can ask"
         )
-    for word, what in _OTHERS.items():
-        if word in said:
-            raise AuditError(f"{expected} {what} ({said})")
-    if kind == "causal" and "MaskedLM" in said and not getattr(config, "is_decoder", False):
-        raise AuditError(f"{expected} a masked one ({said})")
+    for word, description in _OTHERS.items():
+        if word in architectures:
+            raise AuditError(f"{expected} {description} ({architectures})")
+    if (
+        kind == "causal"
+        and "MaskedLM" in architectures
+        and not getattr(config, "is_decoder", False)
+    ):
+        raise AuditError(f"{expected} a masked one ({architectures})")
     if config.model_type not in known and f"AutoModelFor{kind.title()}LM" not in (
         getattr(config, "auto_map", None) or {}
     ):
@@ -324,10 +328,10 @@ def _refuse_unsupported_models(
             f"{expected} a model of type {config.model_type!r}, of which transformers has no "
             f"{kind} LM"
         )
-    more = _extra_input_phrase(config)
-    if more:
+    extra = _extra_input_phrase(config)
+    if extra:
         raise AuditError(
-            f"{expected} a model ({config.model_type}) that must be told {more}, beside the text"
+            f"{expected} a model ({config.model_type}) that must be told {extra}, beside the text"
         )
     if cached_file(
         name, "modules.json", revision=options.revision, _raise_exceptions_for_missing_entries=False
@@ -338,9 +342,9 @@ def _refuse_unsupported_models(
 
 
 def _extra_input_phrase(config: Any) -> str:
-    """What the model must be told of a text beside its tokens, in words; "" for nothing.
+    """Return the input that the model needs besides tokens, in words; "" for none.
 
-    Such models answer without it too, as they were never trained to.
+    Such models also answer without it, in a way they were not trained for.
     """
     if config.model_type == "roc_bert" and (config.enable_shape or config.enable_pronunciation):
         return "how each character looks and sounds"
@@ -350,43 +354,44 @@ def _extra_input_phrase(config: Any) -> str:
 
 
 def _parse_model_arg_flags(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`--model-arg` as keyword arguments of `from_pretrained`. A value that parses as JSON is JSON:
-    `true` is a bool.
+    """Parse `--model-arg` into keyword arguments of `from_pretrained`; JSON values stay JSON.
 
-    Raises AuditError for what has a flag of its own, and for quantisation without its library.
+    Raises AuditError for arguments with a separate flag, and for quantisation without its library.
     """
-    own = {key: _model_arg_value_from_json_text(value) for key, value in given.items()}
-    for key in own:
+    arguments = {key: _model_arg_value_from_json_text(value) for key, value in given.items()}
+    for key in arguments:
         if key in ("dtype", "torch_dtype"):
             raise AuditError(f"expected --dtype in place of --model-arg {key}={given[key]}")
         if key in _OURS:
             raise AuditError(
                 f"--model-arg {key} cannot be given: other flags set it, or audit does"
             )
-    bits = {key: own.pop(key) for key in ("load_in_4bit", "load_in_8bit") if key in own}
+    bits = {key: arguments.pop(key) for key in ("load_in_4bit", "load_in_8bit") if key in arguments}
     if any(bits.values()):
-        if "quantization_config" in own:
+        if "quantization_config" in arguments:
             raise AuditError(
                 f"expected either {' and '.join(bits)} or quantization_config, got both"
             )
-        own["quantization_config"] = bits
-    asked = own.get("quantization_config")
-    if asked is not None and not isinstance(asked, dict):
+        arguments["quantization_config"] = bits
+    quantization = arguments.get("quantization_config")
+    if quantization is not None and not isinstance(quantization, dict):
         raise AuditError(
-            f"expected --model-arg quantization_config={{...}}, a JSON object, got {asked!r}"
+            f"expected --model-arg quantization_config={{...}}, a JSON object, got {quantization!r}"
         )
-    if asked is not None and (bits or asked.get("quant_method", "bitsandbytes") == "bitsandbytes"):
+    if quantization is not None and (
+        bits or quantization.get("quant_method", "bitsandbytes") == "bitsandbytes"
+    ):
         if not is_bitsandbytes_available():
             raise AuditError(
                 "loading in 4 or 8 bits needs bitsandbytes: pip install 'audit-lm[quantised]'"
             )
-        asked = {key: value for key, value in asked.items() if key != "quant_method"}
-        own["quantization_config"] = BitsAndBytesConfig(**asked)
-    return own
+        quantization = {key: value for key, value in quantization.items() if key != "quant_method"}
+        arguments["quantization_config"] = BitsAndBytesConfig(**quantization)
+    return arguments
 
 
 def _model_args_with_quantise(options: LoadingOptions) -> Mapping[str, Any]:
-    """`--model-arg` with what `--quantise` says. Raises AuditError where both say something."""
+    """Return `--model-arg` extended by `--quantise`. Raises AuditError if they conflict."""
     if options.quantise is None:
         return options.model_args
     for name in ("load_in_4bit", "load_in_8bit", "quantization_config"):
@@ -396,18 +401,18 @@ def _model_args_with_quantise(options: LoadingOptions) -> Mapping[str, Any]:
 
 
 def _parse_device_map_flag(options: LoadingOptions) -> dict[str, Any]:
-    """`--device-map` as `from_pretrained` takes it. Raises AuditError for what is none."""
+    """Parse `--device-map` for `from_pretrained`. Raises AuditError if it is invalid."""
     if options.device_map is None:
         return {}
     if "device_map" in options.model_args:
         raise AuditError("expected either --device-map or --model-arg device_map, got both")
-    read = _model_arg_value_from_json_text(options.device_map)
-    if read not in _MAPS and not (isinstance(read, dict) and read):
+    device_map = _model_arg_value_from_json_text(options.device_map)
+    if device_map not in _MAPS and not (isinstance(device_map, dict) and device_map):
         raise AuditError(
             f"expected --device-map as {', '.join(_MAPS)} or a JSON object of parts and places, "
             f"got {options.device_map!r}"
         )
-    return {"device_map": read}
+    return {"device_map": device_map}
 
 
 def _model_arg_value_from_json_text(given: Any) -> Any:
@@ -416,5 +421,5 @@ def _model_arg_value_from_json_text(given: Any) -> Any:
     try:
         return json.loads(given)
     except ValueError:
-        # as Python spells them, which is no JSON
+        # Python's spelling, which is not JSON.
         return {"True": True, "False": False}.get(given, given)

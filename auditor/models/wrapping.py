@@ -1,5 +1,4 @@
-"""The base of models and rows that answer through others, whose sizes, names and costs are
-forwarded here."""
+"""Wrap models and rows that answer through others, forwarding sizes, names and costs."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ _SAME = (
 
 
 def _make_forwarding_method(question: str) -> Any:
-    """What the other model answers to this question of `LanguageModel`."""
+    """Return a method that forwards this method of `LanguageModel` to the wrapped model."""
 
     def answer(self: WrappingModel, *of: Any, **more: Any) -> Any:
         return getattr(self.model, question)(*of, **more)
@@ -27,18 +26,18 @@ def _make_forwarding_method(question: str) -> Any:
 
 
 class WrappingModel(LanguageModel):
-    """A model that answers through another: its name, sizes and capabilities are the other's,
-    unless it says otherwise.
+    """A model that answers through another, whose name, sizes and capabilities it copies by
+    default.
 
-    Its answers are not: `start` and `log_probs`, which all others are made of, are each wrapper's
-    own, so that nobody gets past a defense by asking in another way.
+    Each wrapper implements `start` and `log_probs`, on which all other methods build, so that no
+    other method bypasses a defense.
     """
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
         for name in (
             _SAME
-        ):  # copied once: what the other changes later, such as its notes, is not seen here
+        ):  # copied once: later changes of the wrapped model, such as its notes, do not appear here
             setattr(self, name, getattr(model, name))
 
     embedding_rows = _make_forwarding_method("embedding_rows")
@@ -53,8 +52,10 @@ class WrappingModel(LanguageModel):
 
 
 class WrappingRows(Rows):
-    """Rows that answer through others, with which they advance and split. What they answer is each
-    wrapper's own."""
+    """Rows that answer through other rows, with which they advance and split.
+
+    Each wrapper implements the answers.
+    """
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
