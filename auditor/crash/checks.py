@@ -1,8 +1,8 @@
-"""What a training's steps say against its claim: one check a fault, each with its number and what
-it could have seen.
+"""Check a training's steps against its claim: one check per fault.
 
-Here those of what is read and accounted; those of noise, of one record's reach and of ways past a
-step have files of their own.
+Each check returns its number and the smallest violation it could detect. This file checks what is
+read and accounted. Checks of the noise, of one record's reach and of ways past a step have files of
+their own.
 """
 
 from __future__ import annotations
@@ -55,24 +55,24 @@ from auditor.crash.verdicts import (
 
 
 def run_all_crash_test_checks(runs: WatchedTrainings) -> list[LoopCheck]:
-    """Every check of these trainings, in the order of a report."""
+    """Return the result of every check of these trainings, in the order of a report."""
     whitened = whiten_unequal_noise(runs)
     return [check(whitened) for check in CHECKS]
 
 
 def check_record_read_twice_in_step(runs: WatchedTrainings) -> LoopCheck:
-    """No record goes into one step twice."""
-    found = [
+    """Check that no step reads a record twice."""
+    repeats = [
         (max(Counter(step.records).values()), step)
         for step in runs.steps_but_first_of_each_training
         if step.records
     ]
-    most, worst = max(found, key=lambda one: one[0], default=(0, runs.first_training.steps[0]))
-    said = f"no record twice in any of {len(found)} steps"
+    most, worst = max(repeats, key=lambda one: one[0], default=(0, runs.first_training.steps[0]))
+    message = f"no record twice in any of {len(repeats)} steps"
     if most > 1:
-        said = (
-            f"a record was read {most} times in {sum(one > 1 for one, _ in found)} of "
-            f"{len(found)} steps"
+        message = (
+            f"a record was read {most} times in {sum(one > 1 for one, _ in repeats)} of "
+            f"{len(repeats)} steps"
         )
 
     def witness() -> WorstViolation:
@@ -81,13 +81,13 @@ def check_record_read_twice_in_step(runs: WatchedTrainings) -> LoopCheck:
             f"read {most} times", "at most once", *runs.training_and_step_index(worst), record
         )
 
-    # Read k times, a record moves the sum by up to k clipping norms: as if the noise were 1 / k of
+    # A record that is read k times moves the sum by up to k clipping norms, like noise of 1 / k of
     # its size.
     noise = runs.claim.noise_multiplier / max(most, 1)
     return loop_check_without_chance(
         "once a step",
         most > 1,
-        said,
+        message,
         "one such step",
         witness,
         lambda: runs.epsilon_with_noise_multiplier(noise),
@@ -95,44 +95,47 @@ def check_record_read_twice_in_step(runs: WatchedTrainings) -> LoopCheck:
 
 
 def check_sampling_rate(runs: WatchedTrainings) -> LoopCheck:
-    """Records are read as often as the claimed rate says."""
-    asked = runs.first_training.n * len(runs.steps_but_first_of_each_training)
-    seen = sum(len(set(step.records)) for step in runs.steps_but_first_of_each_training)
+    """Check that records are read as often as the claimed rate says."""
+    draws = runs.first_training.n * len(runs.steps_but_first_of_each_training)
+    times_read = sum(len(set(step.records)) for step in runs.steps_but_first_of_each_training)
     q = runs.claim.sample_rate
-    # Standard error of the share, as the claim has it. Below, scipy's sf(seen - 1) is P[X >= seen].
-    error = math.sqrt(max(q * (1 - q), 1e-12) / asked)
+    # Standard error of the share under the claim. Below, scipy's sf(times_read - 1) is P[X >=
+    # times_read].
+    error = math.sqrt(max(q * (1 - q), 1e-12) / draws)
     return loop_check_from_p_value(
         "sampling rate",
-        float(stats.binom.sf(seen - 1, asked, q)) if q < 1 else 1.0,
-        f"a record is read in {seen / asked:.3f} of the steps, claimed is {q:.3f}",
-        f"a record is read in {seen / asked:.3f} of the steps (claimed {q:.3f})",
+        float(stats.binom.sf(times_read - 1, draws, q)) if q < 1 else 1.0,
+        f"a record is read in {times_read / draws:.3f} of the steps, claimed is {q:.3f}",
+        f"a record is read in {times_read / draws:.3f} of the steps (claimed {q:.3f})",
         f"{1 + standard_errors_a_loop_check_detects() * error / q:.2f} times the rate",
         lambda: WorstViolation(
-            f"{seen:,} reads in {len(runs.steps_but_first_of_each_training)} steps of "
+            f"{times_read:,} reads in {len(runs.steps_but_first_of_each_training)} steps of "
             f"{runs.first_training.n} records",
-            f"{asked * q:,.0f} ± {1.96 * asked * error:,.0f}",
+            f"{draws * q:,.0f} ± {1.96 * draws * error:,.0f}",
         ),
         lambda: runs.epsilon_with_noise_multiplier(
-            runs.claim.noise_multiplier, sample_rate=min(1.0, seen / asked)
+            runs.claim.noise_multiplier, sample_rate=min(1.0, times_read / draws)
         ),
     )
 
 
 def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
-    """Batches vary as Poisson sampling's do. Shuffled ones, all of one size, hide less than is
-    accounted."""
+    """Check that batch sizes vary as under Poisson sampling.
+
+    Shuffled batches, all of one size, give less privacy than the accounting assumes.
+    """
     q, n = runs.claim.sample_rate, runs.first_training.n
     sizes = np.array([len(step.records) for step in runs.steps_but_first_of_each_training])
     if runs.claim.sampling == "shuffled" or q >= 1:
         return LoopCheck(
             "Poisson sampling", UNKNOWN, f"claimed is {runs.claim.sampling} sampling", ""
         )
-    # About the claimed mean, which is not estimated: as many degrees of freedom as batches.
-    # Allocation's batches vary as much, but those of a pass add up to its records.
+    # Deviations from the claimed mean, which is not estimated: one degree of freedom per batch.
+    # Batch sizes of allocation vary as much, but those of a pass add up to its records.
     varies = float(((sizes - n * q) ** 2).sum() / (n * q * (1 - q)))
     law = {"poisson": "Poisson", "allocation": "random allocation"}[runs.claim.sampling]
     freedom = len(sizes) * (1 - q if runs.claim.sampling == "allocation" else 1)
-    # r times Poisson's variance gives r chi-squared: at this r it is below the critical value with
+    # r times Poisson's variance gives r chi-squared. This r puts it below the critical value with
     # probability POWER.
     least = stats.chi2.ppf(SHARE, len(sizes)) / stats.chi2.ppf(POWER, len(sizes))
     return loop_check_from_p_value(
@@ -151,28 +154,29 @@ def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _bound_shuffled_epsilon(runs: WatchedTrainings) -> float:
-    """Return an upper bound of what the claimed noise gives if each pass reads every record once,
-    in any order."""
+    """Return an upper bound of epsilon at the claimed noise if each pass reads every record once.
+
+    The bound holds for any order of the records.
+    """
     return runs.epsilon_with_noise_multiplier(
         runs.claim.noise_multiplier, quick=True, sampling="shuffled"
     )
 
 
 def check_equal_record_frequency(runs: WatchedTrainings) -> LoopCheck:
-    """Every record is read about as often as the others."""
+    """Check that every record is read about as often as the others."""
     times = Counter(
         record for step in runs.steps_but_first_of_each_training for record in set(step.records)
     )
     t = len(runs.steps_but_first_of_each_training)
-    # The higher of claimed and seen: a rate too high for all records is `check_sampling_rate`'s to
-    # say.
+    # The higher of the claimed and the observed rate: `check_sampling_rate` reports a rate that is
+    # too high for all records.
     q = max(runs.claim.sample_rate, min(runs.observed_sampling_rate, 1 - 1e-9))
     counts = np.array([times[i] for i in range(runs.first_training.n)])
     most = int(counts.argmax())
-    # Bonferroni: the record that was read most is the largest of n.
+    # Bonferroni: this count is the largest of n records.
     p = min(1.0, runs.first_training.n * float(stats.binom.sf(counts[most] - 1, t, q)))
-    # P[Bin(t, r) >= k] is the distribution function of Beta(k, t - k + 1) at r: solved for r at
-    # 80%.
+    # P[Bin(t, r) >= k] is the distribution function of Beta(k, t - k + 1) at r; solve for r at 80%.
     needed = int(stats.binom.isf(SHARE / runs.first_training.n, t, q)) + 1
     least = float(stats.beta.ppf(POWER, needed, t - needed + 1)) if needed <= t else 1.0
     return loop_check_from_p_value(
@@ -190,75 +194,79 @@ def check_equal_record_frequency(runs: WatchedTrainings) -> LoopCheck:
 
 
 def check_step_count(runs: WatchedTrainings) -> LoopCheck:
-    """As many steps as were accounted, and no more."""
-    taken = [len(trace.steps) for trace in runs.traces]
-    seen, claimed = max(taken), runs.claim.steps
+    """Check that the training takes no more steps than were accounted."""
+    trace_lengths = [len(trace.steps) for trace in runs.traces]
+    step_count, claimed = max(trace_lengths), runs.claim.steps
     return loop_check_without_chance(
         "steps",
-        seen > claimed,
-        f"{seen} steps were taken, {claimed} are claimed",
+        step_count > claimed,
+        f"{step_count} steps were taken, {claimed} are claimed",
         "one step more",
-        lambda: WorstViolation(f"{seen} steps", str(claimed), taken.index(seen), claimed),
+        lambda: WorstViolation(
+            f"{step_count} steps", str(claimed), trace_lengths.index(step_count), claimed
+        ),
         lambda: runs.epsilon_with_noise_multiplier(
-            runs.claim.noise_multiplier, sample_rate=runs.claim.sample_rate, steps=seen
+            runs.claim.noise_multiplier, sample_rate=runs.claim.sample_rate, steps=step_count
         ),
     )
 
 
 def check_epsilon_follows_from_claimed_noise(runs: WatchedTrainings) -> LoopCheck:
-    """The epsilon that is told follows from the noise, rate and steps that are claimed."""
-    told, follows = runs.claim.epsilon, runs.claim.implied_epsilon()
-    if told is None:
+    """Check that the claimed epsilon follows from the claimed noise, rate and steps."""
+    value, derived = runs.claim.epsilon, runs.claim.implied_epsilon()
+    if value is None:
         return LoopCheck(
-            "accounting", UNKNOWN, f"no epsilon is claimed; the rest gives {follows:.2f}", ""
+            "accounting", UNKNOWN, f"no epsilon is claimed; the rest gives {derived:.2f}", ""
         )
-    broken = follows > told * 1.02
-    if broken and runs.claim.sampling == "allocation":
-        said = (
-            f"claimed is epsilon {told:g}; at most {follows:.2f} follows, and what random "
+    is_exceeded = derived > value * 1.02
+    if is_exceeded and runs.claim.sampling == "allocation":
+        message = (
+            f"claimed is epsilon {value:g}; at most {derived:.2f} follows, and what random "
             "allocation hides of that "
         )
         return LoopCheck(
-            "accounting", UNKNOWN, said + "was not counted here", "2% of epsilon", source=COUNTED
+            "accounting", UNKNOWN, message + "was not counted here", "2% of epsilon", source=COUNTED
         )
-    said = f"claimed is epsilon {told:g}, which follows ({follows:.2f})"
-    if broken:
-        said = (
-            f"claimed is epsilon {told:g}; its own noise, {runs.claim.sampling} batches and steps "
-            f"give {follows:.2f}"
+    message = f"claimed is epsilon {value:g}, which follows ({derived:.2f})"
+    if is_exceeded:
+        message = (
+            f"claimed is epsilon {value:g}; its own noise, {runs.claim.sampling} batches and steps "
+            f"give {derived:.2f}"
         )
     return loop_check_without_chance(
         "accounting",
-        broken,
-        said,
+        is_exceeded,
+        message,
         "2% of epsilon",
-        lambda: WorstViolation(f"epsilon {told:g}", f"{follows:.2f}"),
-        lambda: follows,
+        lambda: WorstViolation(f"epsilon {value:g}", f"{derived:.2f}"),
+        lambda: derived,
     )
 
 
 def check_step_chosen_by_private_evaluation(runs: WatchedTrainings) -> LoopCheck:
-    """No step is chosen by private records that are read without a gradient."""
+    """Check that no step is chosen by private records that are read without a gradient."""
     name, would = (
         "evaluation on private records",
         "a step but the last given back, of trainings that evaluate",
     )
-    read = max(runs.traces, key=lambda trace: len(trace.evaluated))
-    if not read.evaluated:
+    evaluation = max(runs.traces, key=lambda trace: len(trace.evaluated))
+    if not evaluation.evaluated:
         return LoopCheck(name, NO_FAULT, "none was read without a gradient", would, source=COUNTED)
-    # None: the weights given back are no step's, an average say, which tells of no choice.
+    # None: the returned weights belong to no step (an average, for example) and show no choice.
     chosen = [
         (i, t) for i, t in enumerate(runs.traces) if t.returned not in (None, len(t.steps) - 1)
     ]
-    said = f"{len(read.evaluated)} private records were read without a gradient"
+    message = f"{len(evaluation.evaluated)} private records were read without a gradient"
     if not chosen:
-        said += ": whatever is printed of that, or chosen by it, is outside the claim"
-        return LoopCheck(name, UNKNOWN, said, would)
+        message += ": whatever is printed of that, or chosen by it, is outside the claim"
+        return LoopCheck(name, UNKNOWN, message, would)
     at, trace = chosen[0]
-    step, of = (trace.returned or 0) + 1, len(trace.steps)
-    said += f", and the model given back is that of step {step} of {of}: chosen by them"
-    shown = WorstViolation(f"the weights of step {step}", f"those of step {of}", at, step - 1)
-    return broken_loop_check_without_chance(name, said, would, shown)
+    step, n_steps = (trace.returned or 0) + 1, len(trace.steps)
+    message += f", and the model given back is that of step {step} of {n_steps}: chosen by them"
+    witness = WorstViolation(
+        f"the weights of step {step}", f"those of step {n_steps}", at, step - 1
+    )
+    return broken_loop_check_without_chance(name, message, would, witness)
 
 
 CHECKS: tuple[Callable[[WatchedTrainings], LoopCheck], ...] = (

@@ -1,10 +1,9 @@
-"""Checks that a record's gradient is its own: that it does not follow the lengths of the texts it
-is read with.
+"""Check that a record's gradient does not depend on the lengths of the texts in its batch.
 
-A loss that is a mean over all tokens of a batch weighs a record by its tokens over the batch's, and
-by one over the batch's records too if nothing undoes the mean. Clipping hides that where gradients
-are longer than the clipping norm; where they are shorter, one long text makes all others' gradients
-shorter, so that a record moves the sum by more than its own clipped gradient.
+A loss that is a mean over all tokens of a batch weighs a record by its tokens over the batch's
+tokens, and also by one over the batch's records if nothing undoes the mean. Clipping hides this if
+gradients are longer than the clipping norm. If they are shorter, one long text makes all other
+gradients shorter, so a record moves the sum by more than its own clipped gradient.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from auditor.crash.verdicts import (
 from auditor.crash.watch import ObservedStep, TrainingTrace
 
 OWN_GRADIENT = "own gradient"
-_COLLINEAR = 1e-10  # of the largest eigenvalue of normal equations: rounding
+_COLLINEAR = 1e-10  # relative to the largest eigenvalue of the normal equations: rounding
 
 
 def check_gradient_depends_on_company(runs: WatchedTrainings) -> LoopCheck:
-    """A record's clipped gradient is the same whatever the texts that are read with it are."""
+    """Check that a record's clipped gradient is the same with any texts in its batch."""
     would = "a loss that is a mean over the tokens of a batch"
     if not runs.company:
         return LoopCheck(
@@ -48,8 +47,8 @@ def check_gradient_depends_on_company(runs: WatchedTrainings) -> LoopCheck:
         runs.company[0].n
     )
     steps = [step for trace in runs.company for step in trace.steps if step.scale and step.records]
-    # Clipped tensor by tensor, what a record adds is no multiple of its gradient: how far that
-    # reaches along it follows the batch's size.
+    # With clipping by tensor, a record's contribution is no multiple of its gradient: its reach
+    # along the gradient follows the batch's size.
     by_tensors = is_clipped_by_tensors(steps, runs.whitened_shares or {})
     weights = list(_WEIGHTS)[:1] if by_tensors else list(_WEIGHTS)
     fits = {
@@ -71,11 +70,11 @@ def check_gradient_depends_on_company(runs: WatchedTrainings) -> LoopCheck:
     needed = standard_errors_a_loop_check_detects(among) * least * unit
     would += f" (1), or {needed:.2f} of that"
     if needed > 1 and slope / error < float(stats.norm.isf(SHARE / among)):
-        said = (
+        message = (
             "gradients are too short next to the noise to show whether they follow other "
             "texts' lengths"
         )
-        return LoopCheck(OWN_GRADIENT, UNKNOWN, said, would)
+        return LoopCheck(OWN_GRADIENT, UNKNOWN, message, would)
     return loop_check_from_p_value(
         OWN_GRADIENT,
         min(1.0, among * float(stats.norm.sf(slope / error))),
@@ -89,7 +88,7 @@ def check_gradient_depends_on_company(runs: WatchedTrainings) -> LoopCheck:
     )
 
 
-# What a mean over a batch does to a record's gradient.
+# Effect of a mean over a batch on a record's gradient.
 _WEIGHTS = {
     "tokens, undone": "weighed by its tokens over those of",
     "tokens": "divided by the number of tokens of",
@@ -97,8 +96,11 @@ _WEIGHTS = {
 
 
 def measure_share_of_expected_reach(trace: TrainingTrace, claim: LoopClaim) -> float:
-    """Return the mean reach over that of the records' own gradients, clipped as is claimed; 1 if it
-    may be half of that or more, and at least what a mean over a batch leaves."""
+    """Return the mean reach over that of the records' own gradients, clipped as claimed.
+
+    It is 1 if the share may be at least a half, and never below the share that a mean over a batch
+    leaves.
+    """
     steps = [step for step in trace.steps if step.scale and step.records]
     estimate = estimate_mean_reach(steps)
     if estimate is None or is_clipped_by_tensors(steps, {}):
@@ -118,43 +120,45 @@ def _fit_weight_of_company(
     weight: str,
     by_pass: bool,
 ) -> tuple[float, float] | None:
-    """Fit reaches on what a mean over a batch would add -> (coefficient, standard error), in units
-    of the noise.
+    """Fit reaches on the contribution of a mean over a batch -> (coefficient, standard error).
 
-    The other columns are each length's constant and its own clipped norm: what a record's own
-    gradient and length decide is no fault. None: no record's company differs.
+    In units of the noise. The other columns are the constant and the clipped norm of each length: a
+    record's own gradient and length are no fault. None: no record's batch differs.
     """
     n_tokens = np.array([len(record["input_ids"]) - 1 for record in records], dtype=float)
     kinds = sorted(set(n_tokens))
     normal, products = np.zeros(()), np.zeros(())
     for step in steps:
-        drawn = sorted(set(step.records))
+        batch = sorted(set(step.records))
         parts = step.passes if by_pass else [step.records]
-        weights = _weigh_by_company(parts, drawn, n_tokens, weight)
+        weights = _weigh_by_company(parts, batch, n_tokens, weight)
         if weights is None:
             continue
-        own = np.minimum(step.norms, clipping_norm) / clipping_norm
-        added = np.minimum(weights * step.norms, clipping_norm) / clipping_norm - own
-        of_kind = np.stack([n_tokens[drawn] == kind for kind in kinds], axis=1).astype(float)
-        columns = np.column_stack([added, of_kind, of_kind * own[:, None]])
+        clipped = np.minimum(step.norms, clipping_norm) / clipping_norm
+        added = np.minimum(weights * step.norms, clipping_norm) / clipping_norm - clipped
+        of_kind = np.stack([n_tokens[batch] == kind for kind in kinds], axis=1).astype(float)
+        columns = np.column_stack([added, of_kind, of_kind * clipped[:, None]])
         normal = normal + columns.T @ step.gram @ columns
         products = products + columns.T @ step.gram @ step.reaches
     if not normal.ndim or not normal[0, 0] > 0:
         return None
-    # Frisch and Waugh: what the other columns leave of the first one.
+    # Frisch and Waugh: the part of the first column that the others do not explain.
     inverse = np.linalg.pinv(normal[1:, 1:], rcond=_COLLINEAR, hermitian=True)
     explained = normal[0, 1:] @ inverse
-    left = float(normal[0, 0] - explained @ normal[1:, 0])
-    if left < 1e-6 * normal[0, 0]:
+    residual = float(normal[0, 0] - explained @ normal[1:, 0])
+    if residual < 1e-6 * normal[0, 0]:
         return None
-    return float(products[0] - explained @ products[1:]) / left, 1 / math.sqrt(left)
+    return float(products[0] - explained @ products[1:]) / residual, 1 / math.sqrt(residual)
 
 
 def _weigh_by_company(
     parts: Sequence[Sequence[int]], drawn: Sequence[int], n_tokens: Array, weight: str
 ) -> Array | None:
-    """Return (drawn,) what a mean over those it is read with makes of each record's gradient, in
-    `_WEIGHTS`; None if one was read twice."""
+    """Return (drawn,) the weight in `_WEIGHTS` of each record's gradient under a mean over its
+    batch.
+
+    None if a record was read twice.
+    """
     weights = dict[int, float]()
     for part in parts:
         total = float(n_tokens[list(part)].sum())

@@ -1,5 +1,4 @@
-"""Checks of the noise: on every tensor, Gaussian, fresh, and of a size that follows nothing
-secret."""
+"""Check the noise: on every tensor, Gaussian, fresh, and of a size that follows nothing secret."""
 
 from __future__ import annotations
 
@@ -32,44 +31,46 @@ from auditor.crash.verdicts import (
 from auditor.crash.watch import ObservedStep, TrainingTrace
 from auditor.privacy.gaussian import compute_noise_scale_epsilon
 
-# Dimensions outside the span of a step's records: noise that is mere rounding in so many is
-# missing, not small by chance. In a single dimension chance does that in one step of some thousand
-# (seed 171 of the honest trainings).
+# Dimensions outside the span of a step's records. Noise at rounding level in this many is missing,
+# not small by chance. In one dimension chance does that in one step of some thousand (seed 171 of
+# the honest trainings).
 _SURELY_SILENT = 3
 
 
 def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
-    """Every tensor has noise. How much is its own matter: reaches are told in units of each
-    tensor's noise."""
+    """Check that every tensor has noise; its size may differ, as reaches are in each tensor's
+    units."""
     name, would = "noise in every tensor", "a tensor without noise"
     if not runs.steps_with_noise:
-        said = "no noise at all in any gradient that reached the optimizer"
+        message = "no noise at all in any gradient that reached the optimizer"
         return broken_loop_check_without_chance(
-            name, said, would, _zero_noise_violation(runs, runs.steps[0]), math.inf
+            name, message, would, _zero_noise_violation(runs, runs.steps[0]), math.inf
         )
     names = {name for step in runs.steps_with_noise for name in step.shapes}
     silent = _find_tensors_without_noise(runs)
     if silent:
-        said = f"no noise on {len(silent)} of {len(names)} tensors: {', '.join(sorted(silent)[:3])}"
-        shown = _zero_noise_violation(runs, runs.steps_with_noise[0], min(silent))
-        return broken_loop_check_without_chance(name, said, would, shown, math.inf)
+        message = (
+            f"no noise on {len(silent)} of {len(names)} tensors: {', '.join(sorted(silent)[:3])}"
+        )
+        witness = _zero_noise_violation(runs, runs.steps_with_noise[0], min(silent))
+        return broken_loop_check_without_chance(name, message, would, witness, math.inf)
     shares = runs.noise_shares
     least, most = min(shares, key=shares.__getitem__), max(shares.values())
-    said = (
+    message = (
         f"every one of {len(names)} tensors has noise (least: {least}, {shares[least]:.2f} times "
         "that of all)"
     )
     if runs.whitened_shares is not None:
-        said = (
+        message = (
             f"tensors have {shares[least]:.2f} to {most:.2f} times the noise of all: reaches are "
             "in units of each's"
         )
-    return LoopCheck(name, NO_FAULT, said, would, source=COUNTED)
+    return LoopCheck(name, NO_FAULT, message, would, source=COUNTED)
 
 
 def _find_tensors_without_noise(runs: WatchedTrainings) -> set[str]:
-    """Return the tensors with no noise in a step that would show it, or in any of their steps."""
-    found = set()
+    """Return the tensors without noise in a step that would show it, or in all of their steps."""
+    silent = set()
     largest: dict[str, float] = {}
     freedoms: dict[str, int] = {}
     for step in runs.steps_with_noise:
@@ -77,17 +78,16 @@ def _find_tensors_without_noise(runs: WatchedTrainings) -> set[str]:
             largest[name] = max(scale, largest.get(name, 0.0))
             freedoms[name] = freedoms.get(name, 0) + free
             if not scale and free >= _SURELY_SILENT:
-                found.add(name)
-    return found | {
+                silent.add(name)
+    return silent | {
         name for name, scale in largest.items() if not scale and freedoms[name] >= _SURELY_SILENT
     }
 
 
 def whiten_unequal_noise(runs: WatchedTrainings) -> WatchedTrainings:
-    """Return the trainings with each tensor in units of its own noise, if some tensor has less than
-    the others.
+    """Return the trainings with each tensor in units of its own noise, if the noise is unequal.
 
-    Equal noise is left as it is: shares of a few degrees of freedom would add their own errors.
+    Equal noise stays as it is: shares from a few degrees of freedom would add their own errors.
     """
     shares = runs.noise_shares
     if not _has_unequal_noise(runs, shares):
@@ -108,7 +108,7 @@ def _has_unequal_noise(runs: WatchedTrainings, shares: dict[str, float]) -> bool
     for step in runs.steps_with_noise:
         for name, (_, free) in step.scales.items():
             freedoms[name] += free
-    # What all tensors have counts as known: it has far more degrees of freedom than one of them.
+    # The noise of all tensors counts as known: it has far more degrees of freedom than one tensor.
     ps = [
         float(stats.chi2.cdf(shares[name] ** 2 * free, free))
         for name, free in freedoms.items()
@@ -118,23 +118,28 @@ def _has_unequal_noise(runs: WatchedTrainings, shares: dict[str, float]) -> bool
 
 
 def check_released_gradients_finite(runs: WatchedTrainings) -> LoopCheck:
-    """Every released number is finite: what overflows, in half precision say, shows through any
+    """Check that every released number is finite: an overflow, as in half precision, shows through
     noise."""
-    found = [(i, *one) for i, trace in enumerate(runs.traces) for one in trace.overflowed]
-    said = "every released number is finite"
-    if found:
-        said = (
-            f"{len(found)} released gradients hold infinite or undefined numbers: they overflowed"
+    faults = [(i, *fault) for i, trace in enumerate(runs.traces) for fault in trace.overflowed]
+    message = "every released number is finite"
+    if faults:
+        message = (
+            f"{len(faults)} released gradients hold infinite or undefined numbers: they overflowed"
         )
 
     def witness() -> WorstViolation:
-        training, step, tensor = found[0]
+        training, step, tensor = faults[0]
         return WorstViolation(
             "infinite or undefined numbers", "finite ones", training, step, tensor=tensor
         )
 
     return loop_check_without_chance(
-        "finite gradients", bool(found), said, "one such number", witness, unbounded_loop_epsilon
+        "finite gradients",
+        bool(faults),
+        message,
+        "one such number",
+        witness,
+        unbounded_loop_epsilon,
     )
 
 
@@ -147,37 +152,41 @@ def _zero_noise_violation(
 
 
 def check_gaussian_noise(runs: WatchedTrainings) -> LoopCheck:
-    """The noise is Gaussian: the accounting holds for no other."""
-    # Without elements that lie mostly in the records' span: what is left of their noise follows
-    # from the others'.
+    """Check that the noise is Gaussian: the accounting holds for no other distribution."""
+    # Leave out elements that are mostly in the records' span: the rest of their noise follows from
+    # other elements'.
     parts = [
-        step.noise[kept] / step.spread[kept] / step.scale
+        step.noise[free] / step.spread[free] / step.scale
         for step in runs.steps_with_noise
-        if (kept := step.spread > 0.5).any()
+        if (free := step.spread > 0.5).any()
     ]
     if not parts:
         return LoopCheck("Gaussian noise", UNKNOWN, "no noise that could be looked at", "")
-    held = np.concatenate(parts)
-    found = stats.kstest(held, "norm")
-    # Kolmogorov's critical value, and the spread of the empirical function where it is off: at most
-    # a half.
-    least = (math.sqrt(-math.log(SHARE / 2) / 2) + stats.norm.ppf(POWER) / 2) / math.sqrt(len(held))
+    noise = np.concatenate(parts)
+    fit = stats.kstest(noise, "norm")
+    # Kolmogorov's critical value, plus the spread of the empirical function at the deviation: at
+    # most a half.
+    least = (math.sqrt(-math.log(SHARE / 2) / 2) + stats.norm.ppf(POWER) / 2) / math.sqrt(
+        len(noise)
+    )
     return loop_check_from_p_value(
         "Gaussian noise",
-        float(found.pvalue),
-        f"not normal: off by {found.statistic:.3f}",
+        float(fit.pvalue),
+        f"not normal: off by {fit.statistic:.3f}",
         "normal",
         f"a distribution function that is off by {least:.3f} anywhere",
         lambda: WorstViolation(
-            f"off by {found.statistic:.4f} at {found.statistic_location:.2f} standard deviations",
+            f"off by {fit.statistic:.4f} at {fit.statistic_location:.2f} standard deviations",
             f"less than {least:.4f}",
         ),
     )
 
 
 def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
-    """Independent between any two steps of any training, and between tensors; each training has
-    another seed."""
+    """Check that noise is independent between any two steps of any training, and between tensors.
+
+    Each training has another seed.
+    """
     name, noisy = "fresh noise", runs.steps_with_noise
     if len(noisy) < 2:
         return LoopCheck(name, UNKNOWN, "no noise that could be looked at", "")
@@ -188,35 +197,38 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
         for a, b in itertools.pairwise(trace.steps)
     ]
     most, of_pairs, pair = _largest_noise_correlation_and_p_value(noises, size)
-    found = {
+    by_scope = {
         "in any two steps": (most, of_pairs),
         "from step to step": _pooled_noise_correlation_and_p_value(follow),
         "in tensors of one size": _pooled_noise_correlation_and_p_value(
             [pair for step in runs.steps for pair in _same_size_noise_pairs(step)]
         ),
     }
-    where = min(found, key=lambda key: found[key][1])
-    value, p = found[where]
+    variant = min(by_scope, key=lambda key: by_scope[key][1])
+    strength, p = by_scope[variant]
     pairs = len(noisy) * (len(noisy) - 1)  # of two signs each
-    # In standard errors, each 1 / sqrt(size): to what is significant among all pairs, and on to a
-    # power of 80%.
-    least = (stats.norm.isf(SHARE / len(found) / pairs) + stats.norm.ppf(POWER)) / math.sqrt(
+    # In standard errors of 1 / sqrt(size) each: the critical value among all pairs, plus the margin
+    # for a power of 80%.
+    least = (stats.norm.isf(SHARE / len(by_scope) / pairs) + stats.norm.ppf(POWER)) / math.sqrt(
         max(size, 1)
     )
 
     def witness() -> WorstViolation:
         expected = f"0 ± {1 / math.sqrt(max(size, 1)):.3f}"
-        if found["in any two steps"][1] > SHARE / len(found):
-            return WorstViolation(f"correlation {value:.3f} {where}", expected)
-        (one, at), (other, again) = (runs.training_and_step_index(noisy[i]) for i in pair)
+        if by_scope["in any two steps"][1] > SHARE / len(by_scope):
+            return WorstViolation(f"correlation {strength:.3f} {variant}", expected)
+        (training, at), (other, again) = (runs.training_and_step_index(noisy[i]) for i in pair)
         return WorstViolation(
-            f"correlation {most:.3f} with training {other + 1}, step {again + 1}", expected, one, at
+            f"correlation {most:.3f} with training {other + 1}, step {again + 1}",
+            expected,
+            training,
+            at,
         )
 
     return loop_check_from_p_value(
         name,
-        min(1.0, len(found) * p),
-        f"the noise repeats {where}: correlation {value:.2f}",
+        min(1.0, len(by_scope) * p),
+        f"the noise repeats {variant}: correlation {strength:.2f}",
         "no two steps, trainings or tensors share their noise",
         f"a correlation of {least:.2f} between any two steps",
         witness,
@@ -227,27 +239,27 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
 def _largest_noise_correlation_and_p_value(
     noises: Array, free: float
 ) -> tuple[float, float, tuple[int, int]]:
-    """Return the largest correlation of any two rows of noise, its p-value among all pairs, and
-    which two.
+    """Return the largest correlation of two rows of noise, its p-value among all pairs, and the
+    pair.
 
-    Of one noise given the other, the direction is uniform in its own dimensions (at least `free`),
-    so the correlation is at most that of a uniform direction in them with a fixed one.
+    Given one row, the direction of another is uniform in its own dimensions (at least `free`), so
+    the correlation is at most that of a uniform direction in them with a fixed direction.
     """
     if free <= 1:  # no tensor is trained in every step
         return 0.0, 1.0, (0, 0)
-    held = noises / np.linalg.norm(noises, axis=1, keepdims=True)
-    alike = np.abs(np.triu(held @ held.T, 1))
+    directions = noises / np.linalg.norm(noises, axis=1, keepdims=True)
+    cosines = np.abs(np.triu(directions @ directions.T, 1))
     pairs = len(noises) * (len(noises) - 1) / 2
-    most = float(alike.max())
-    one, other = (int(i) for i in np.unravel_index(alike.argmax(), alike.shape))
-    # Of a uniform direction in f dimensions r sqrt((f - 1) / (1 - r^2)) is Student's t with f - 1
+    most = float(cosines.max())
+    first, other = (int(i) for i in np.unravel_index(cosines.argmax(), cosines.shape))
+    # For a uniform direction in f dimensions, r sqrt((f - 1) / (1 - r^2)) is Student's t with f - 1
     # degrees of freedom.
     t = most * math.sqrt((free - 1) / max(1 - most**2, 1e-12))
-    return most, min(1.0, 2 * pairs * float(stats.t.sf(t, free - 1))), (one, other)
+    return most, min(1.0, 2 * pairs * float(stats.t.sf(t, free - 1))), (first, other)
 
 
 def _noise_degrees_of_freedom(step: ObservedStep, of: slice = slice(None)) -> float:
-    """Dimensions of a step's noise, or of these elements: those outside its records' span."""
+    """Return the dimensions of a step's noise, or of these elements, outside its records' span."""
     return float((step.spread[of] ** 2).sum())
 
 
@@ -257,12 +269,12 @@ def _stack_noise_of_shared_tensors(steps: Sequence[ObservedStep]) -> tuple[Array
     shared = [name for name in steps[0].shapes if all(name in step.shapes for step in steps)]
     spans = [[slice(*step.shapes[name]) for name in shared] for step in steps]
     rows = [
-        np.concatenate([np.zeros(0), *(step.noise[at] for at in own)])
-        for step, own in zip(steps, spans, strict=True)
+        np.concatenate([np.zeros(0), *(step.noise[at] for at in slices)])
+        for step, slices in zip(steps, spans, strict=True)
     ]
     free = [
-        sum(_noise_degrees_of_freedom(step, at) for at in own)
-        for step, own in zip(steps, spans, strict=True)
+        sum(_noise_degrees_of_freedom(step, at) for at in slices)
+        for step, slices in zip(steps, spans, strict=True)
     ]
     return np.stack(rows), min(free)
 
@@ -271,22 +283,21 @@ _Pair = tuple[Array, Array, float]  # noise, noise, and the first one's dimensio
 
 
 def _shared_tensor_noise(step: ObservedStep, other: ObservedStep) -> _Pair:
-    """Return both steps' noise on the tensors that both train, and the first one's degrees of
-    freedom there."""
+    """Return the noise of two steps on their shared tensors, and the first's degrees of freedom
+    there."""
     shared = [name for name in step.shapes if name in other.shapes]
-    own = [slice(*step.shapes[name]) for name in shared]
-    theirs = [slice(*other.shapes[name]) for name in shared]
+    slices = [slice(*step.shapes[name]) for name in shared]
+    other_slices = [slice(*other.shapes[name]) for name in shared]
     nothing = np.zeros(0)
     return (
-        np.concatenate([nothing, *(step.noise[at] for at in own)]),
-        np.concatenate([nothing, *(other.noise[at] for at in theirs)]),
-        sum(_noise_degrees_of_freedom(step, at) for at in own),
+        np.concatenate([nothing, *(step.noise[at] for at in slices)]),
+        np.concatenate([nothing, *(other.noise[at] for at in other_slices)]),
+        sum(_noise_degrees_of_freedom(step, at) for at in slices),
     )
 
 
 def _same_size_noise_pairs(step: ObservedStep) -> Iterator[_Pair]:
-    """Pairs of tensors of one size, of which noise from one generator seeded anew would be
-    equal."""
+    """Yield pairs of tensors of one size: a generator seeded again would give them equal noise."""
     spans = sorted(step.shapes.values(), key=lambda span: span[1] - span[0])
     for (a, b), (c, d) in itertools.pairwise(spans):
         if b - a == d - c:
@@ -294,18 +305,20 @@ def _same_size_noise_pairs(step: ObservedStep) -> Iterator[_Pair]:
 
 
 def _pooled_noise_correlation_and_p_value(pairs: Sequence[_Pair]) -> tuple[float, float]:
-    """Of all pairs at once -> (correlation, p-value); (0, 1) of none.
+    """Correlate all pairs together -> (correlation, p-value); (0, 1) without pairs.
 
-    Given b, the variance of a @ b is at most b @ b times that of an element of a, which is a @ a
-    over a's dimensions:
-    not over its length, as two tensors whose gradients are alike have lost the same directions.
+    Given b, the variance of a @ b is at most b @ b times the variance of an element of a. That
+    variance is a @ a over the dimensions of a, not over its length: two tensors with similar
+    gradients have lost the same directions.
     """
-    # A tensor whose records span all of its dimensions shows no noise to correlate.
+    # A tensor whose records span all its dimensions has no noise to correlate.
     pairs = [pair for pair in pairs if pair[2] > 0.5]
-    both = sum(float(a @ b) for a, b, _ in pairs)
+    product = sum(float(a @ b) for a, b, _ in pairs)
     size = sum(math.sqrt(float(a @ a) * float(b @ b)) for a, b, _ in pairs)
     spread = math.sqrt(sum(float(a @ a) * float(b @ b) / free for a, b, free in pairs))
-    return (both / size, 2 * float(stats.norm.sf(abs(both) / spread))) if spread else (0.0, 1.0)
+    return (
+        (product / size, 2 * float(stats.norm.sf(abs(product) / spread))) if spread else (0.0, 1.0)
+    )
 
 
 # --- one record fewer, and other batches
@@ -313,22 +326,21 @@ def _pooled_noise_correlation_and_p_value(pairs: Sequence[_Pair]) -> tuple[float
 
 
 def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
-    """One record fewer shows in nothing but its gradient: not in steps, learning rates, or the size
-    of the noise."""
+    """Check that a missing record shows only in its gradient, not in steps, rates or noise size."""
     name, a, b = "number of records", runs.first_training, runs.fewer
     if runs.claim.public_size:
         return LoopCheck(name, UNKNOWN, "the claim says that it is public", "")
-    # Of the mean over steps of two scales' log ratio: each logarithm has the variance 1 / (2
-    # degrees of freedom).
+    # Standard error of the mean log ratio of two scales over steps: each log has the variance 1 /
+    # (2 degrees of freedom).
     frees = [_noise_degrees_of_freedom(step) for step in a.steps]
     error = math.sqrt(sum(1 / free for free in frees if free)) / len(frees)
     would = (
         f"noise whose size differs by {100 * standard_errors_a_loop_check_detects(2) * error:.1f}%"
     )
     if len(a.steps) != len(b.steps):
-        said = f"{len(a.steps)} steps with {a.n} records, {len(b.steps)} with {b.n}"
+        message = f"{len(a.steps)} steps with {a.n} records, {len(b.steps)} with {b.n}"
         return broken_loop_check_without_chance(
-            name, said, would, WorstViolation(str(len(b.steps)), str(len(a.steps))), math.inf
+            name, message, would, WorstViolation(str(len(b.steps)), str(len(a.steps))), math.inf
         )
     rates = [
         (i, x.rate, y.rate)
@@ -337,9 +349,9 @@ def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
     ]
     if rates:
         at, x, y = rates[0]
-        said = f"other learning rates with {b.n} records than {a.n}"
+        message = f"other learning rates with {b.n} records than {a.n}"
         return broken_loop_check_without_chance(
-            name, said, would, WorstViolation(f"learning rate {y:g}", f"{x:g}", 0, at), math.inf
+            name, message, would, WorstViolation(f"learning rate {y:g}", f"{x:g}", 0, at), math.inf
         )
     ratios = [
         math.log(y.scale / x.scale)
@@ -369,11 +381,10 @@ def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
 
 
 def check_noise_size_public(runs: WatchedTrainings) -> LoopCheck:
-    """The noise's size is a public schedule: at each step the same in all trainings on as many
-    records.
+    """Check that the noise's size is a public schedule.
 
-    A size that differs follows chance, as with adaptive clipping, or the records: the test does not
-    tell which.
+    At each step it must be the same in all trainings with as many records. If it differs it follows
+    chance, as in adaptive clipping, or the records: the test does not tell them apart.
     """
     name, would = "noise by a schedule", "noise whose size differs between trainings"
     if len(runs.traces) < 2 or not runs.steps_with_noise:
@@ -388,25 +399,27 @@ def check_noise_size_public(runs: WatchedTrainings) -> LoopCheck:
             name, NO_FAULT, "at each step the noise has one size in all trainings", would
         )
     logs = [np.ptp([math.log(step.scale) for step in steps]) for steps in _steps_at_one_place(runs)]
-    said = (
+    message = (
         f"at one step the noise is up to {math.exp(max(logs)):.2f} times as large in one training "
         "as in another on as many records: it follows chance, as adaptive clipping's does, or the "
         "records; this test does not tell which"
     )
-    return LoopCheck(name, UNKNOWN, said, would)
+    return LoopCheck(name, UNKNOWN, message, would)
 
 
 def _steps_at_one_place(runs: WatchedTrainings) -> list[list[ObservedStep]]:
-    """Return the steps with noise by their place in a training, of places that two trainings or
-    more have."""
+    """Return the steps with noise by their place in a training, for places of at least two
+    trainings."""
     by_place = itertools.zip_longest(*(trace.steps for trace in runs.traces))
     places = [[step for step in steps if step is not None and step.scale] for steps in by_place]
     return [steps for steps in places if len(steps) > 1]
 
 
 def _is_noise_size_public(runs: WatchedTrainings) -> bool:
-    """Return whether scales at one place differ by no more than their errors: a log has variance 1
-    / (2 freedom)."""
+    """Test that scales at each place differ by no more than their errors.
+
+    The log of a scale has the variance 1 / (2 freedom).
+    """
     total, freedom = 0.0, 0
     for steps in _steps_at_one_place(runs):
         weights = np.array([2 * _noise_degrees_of_freedom(step) for step in steps])
@@ -419,25 +432,25 @@ def _is_noise_size_public(runs: WatchedTrainings) -> bool:
 
 
 def check_noise_reveals_batch_size(runs: WatchedTrainings) -> LoopCheck:
-    """The size of a batch, which is secret, does not show in the size of the noise."""
-    held = [(len(step.records), step.scale) for step in runs.steps_with_noise if step.records]
+    """Check that the secret size of a batch does not show in the size of the noise."""
+    pairs = [(len(step.records), step.scale) for step in runs.steps_with_noise if step.records]
     if (
-        runs.few and len({size for size, _ in held}) < 2
+        runs.few and len({size for size, _ in pairs}) < 2
     ):  # the last batch of few records holds one alone
-        held = [
+        pairs = [
             (len(step.records), step.scale)
             for step in runs.few.steps
             if step.records and step.scale
         ]
-    sizes, scales = np.array(held, dtype=float).reshape(-1, 2).T
+    sizes, scales = np.array(pairs, dtype=float).reshape(-1, 2).T
     name, would = "batch size stays secret", "noise divided by the size of its batch"
     if len(set(sizes)) < 2:
         return LoopCheck(name, UNKNOWN, "all batches had one size", would, source=PLANTED)
-    # Divided by the batch's size the noise goes with its power -1, multiplied with 1: other slopes
-    # count as chance.
+    # Noise divided by the batch's size has slope -1, multiplied noise slope 1; other slopes count
+    # as chance.
     x, y = np.log(sizes), np.log(scales)
-    found = stats.linregress(x, y)
-    p = float(found.pvalue) if abs(abs(found.slope) - 1) < 0.1 else 1.0
+    fit = stats.linregress(x, y)
+    p = float(fit.pvalue) if abs(abs(fit.slope) - 1) < 0.1 else 1.0
     return loop_check_from_p_value(
         name,
         p,
@@ -445,7 +458,7 @@ def check_noise_reveals_batch_size(runs: WatchedTrainings) -> LoopCheck:
         "the size of the noise does not follow that of the batch",
         would,
         lambda: WorstViolation(
-            f"noise goes with the batch's size to the power {found.slope:.2f}", "0"
+            f"noise goes with the batch's size to the power {fit.slope:.2f}", "0"
         ),
         unbounded_loop_epsilon,
         PLANTED,

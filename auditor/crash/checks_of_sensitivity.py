@@ -1,4 +1,4 @@
-"""Checks of one record's reach: how far it moves a released gradient, in units of the noise."""
+"""Check one record's reach: how far it moves a released gradient, in units of the noise."""
 
 from __future__ import annotations
 
@@ -32,47 +32,49 @@ from auditor.crash.watch import ObservedStep
 
 _SINGULAR = 1e10  # the condition number of a fit that determines nothing
 _Chosen = Callable[[int, ObservedStep], bool]
-# a step -> (records, m); the first column's coefficient is asked for
+# a step -> (records, m); the fit returns the first column's coefficient
 _Columns = Callable[[ObservedStep], Array]
 
 
 def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
-    """A record moves the gradient by at most 1 / noise multiplier, in units of the noise; on each
-    model and on all."""
+    """Check that a record moves the gradient by at most 1 / noise multiplier, in units of the
+    noise.
+
+    Checked on each model and on all models together.
+    """
     name, promised = "one record's reach", 1 / runs.claim.noise_multiplier
     kinds = len(SPECIMENS)
-    # Trainings take the models by turns (`specimen_for_training`): the steps of each model by
-    # itself.
+    # Trainings take the models by turns (`specimen_for_training`): the steps of each model.
     turns = [
         [step for trace in runs.traces[turn::kinds] for step in trace.steps]
         for turn in range(kinds)
     ]
     samples = [runs.steps, *turns]
     estimates = [estimate_mean_reach(steps) for steps in samples]
-    # Equal noise counts as such: shares of a few degrees of freedom would add their own errors.
+    # Equal noise has no shares: those from a few degrees of freedom would add their own errors.
     estimates += estimate_reach_by_tensors(turns, runs.whitened_shares or {})
     estimates.append(_estimate_reach_of_longest_quarter(runs))
-    found = [estimate for estimate in estimates if estimate]
-    if not found:
+    fits = [estimate for estimate in estimates if estimate]
+    if not fits:
         return LoopCheck(name, UNKNOWN, "no noise that it could be held against", "")
-    mean, error = max(found, key=lambda one: (one[0] - promised) / one[1])
+    mean, error = max(fits, key=lambda one: (one[0] - promised) / one[1])
     ratio, least = (
         mean / promised,
-        max(one[0] + standard_errors_a_loop_check_detects() * one[1] for one in found) / promised,
+        max(one[0] + standard_errors_a_loop_check_detects() * one[1] for one in fits) / promised,
     )
     would = (
         "a reach of "
-        f"{1 + standard_errors_a_loop_check_detects(len(found)) * found[0][1] / promised:.2f} times"
+        f"{1 + standard_errors_a_loop_check_detects(len(fits)) * fits[0][1] / promised:.2f} times"
     )
     if least < 1:  # another way of clipping, whose bound no estimate reaches
-        said = (
+        message = (
             f"records move the gradient by {ratio:.2f} times what the noise is made for: the "
             "bound is not seen"
         )
-        return LoopCheck(name, UNKNOWN, said, would)
+        return LoopCheck(name, UNKNOWN, message, would)
     return loop_check_from_p_value(
         name,
-        min(1.0, len(found) * float(stats.norm.sf((mean - promised) / error))),
+        min(1.0, len(fits) * float(stats.norm.sf((mean - promised) / error))),
         f"a record moves the gradient by {ratio:.2f} times what the noise is made for",
         f"a record moves the gradient by {ratio:.2f} ± {1.96 * error / promised:.2f} times what "
         "the noise is made for",
@@ -83,14 +85,14 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
 
 
 def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, float, float] | None:
-    """Return the observed noise multiplier, one over the reach, and its 95% interval's ends; None
-    if no bound is seen.
+    """Return the observed noise multiplier and the ends of its 95% interval; None if no bound is
+    seen.
 
-    A mean is no bound where gradients are shorter than that. A record's reach is taken to rise with
-    its gradient's norm up to a clipping norm, which is not known, and to be the bound above it. Of
-    each clipping norm that the steps do not contradict there is an interval of the bound; theirs
-    together are returned. No bound is seen if they do not contradict a reach that rises up to the
-    longest gradient.
+    It is one over the reach. A mean reach is no bound if gradients are shorter than the bound.
+    Assume that a record's reach rises with its gradient's norm up to an unknown clipping norm and
+    equals the bound above it. Each clipping norm that the steps do not contradict gives an interval
+    of the bound; return their union. No bound is seen if the steps do not contradict a reach that
+    rises up to the longest gradient.
     """
     steps = [step for step in runs.steps if step.scale and step.norms.any()]
     if not steps:
@@ -98,12 +100,12 @@ def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, f
     norms = np.concatenate([step.norms[step.norms > 0] for step in steps])
     weighted = [(step, *weigh_all_records(step.gram)) for step in steps]
     grid = np.unique(np.quantile(norms, _CLIPPING_QUANTILES))
-    fits = [_fit_bound_above_clipping_norm(weighted, each) for each in grid]
+    fits = [_fit_bound_above_clipping_norm(weighted, norm) for norm in grid]
     unclipped = fits[-1]
     if len(grid) > 2:
         best = min(max(1, int(np.argmax([fit[2] for fit in fits]))), len(grid) - 2)
         finer = np.geomspace(grid[best - 1], grid[best + 1], _FINER)
-        fits += [_fit_bound_above_clipping_norm(weighted, each) for each in finer]
+        fits += [_fit_bound_above_clipping_norm(weighted, norm) for norm in finer]
     most = max(explained for _, _, explained in fits)
     if unclipped[2] > most - _CONTRADICTED:
         return None
@@ -121,18 +123,20 @@ def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, f
     return 1 / mean, 1 / high, 1 / low
 
 
-_CLIPPING_QUANTILES = (0.0, *np.linspace(0.1, 0.9, 9), 0.95, 1.0)  # of the gradients' norms
-_FINER = 20  # clipping norms beside the likeliest of those
-_CONTRADICTED = float(stats.chi2.isf(0.05, 1))  # of twice a log likelihood, next to the largest
+# quantiles of the gradients' norms
+_CLIPPING_QUANTILES = (0.0, *np.linspace(0.1, 0.9, 9), 0.95, 1.0)
+_FINER = 20  # clipping norms next to the likeliest quantile
+_CONTRADICTED = float(stats.chi2.isf(0.05, 1))  # drop of twice the log likelihood from its maximum
 
 
 def _fit_bound_above_clipping_norm(
     weighted: Sequence[tuple[ObservedStep, Array, float]], clipping_norm: float
 ) -> tuple[float, float, float]:
-    """Return the bound of reaches that rise with the norm up to this one, its standard error, and
-    what its least squares fit explains of squared reaches in units of the noise.
+    """Fit the bound of reaches that rise with the norm up to this clipping norm.
 
-    weighted: steps, with the weights of a mean reach and that mean's deviation.
+    Returns the bound, its standard error, and the squared reaches that its least squares fit
+    explains, in units of the noise. weighted: steps, with the weights of a mean reach and that
+    mean's deviation.
     """
     share_sum = reach_sum = square = product = 0.0
     for step, weights, deviation in weighted:
@@ -149,37 +153,38 @@ def _fit_bound_above_clipping_norm(
 
 
 def _estimate_reach_of_longest_quarter(runs: WatchedTrainings) -> tuple[float, float] | None:
-    """Estimate the mean reach of the records whose norms rank in the upper quarter of their
-    training so far."""
+    """Estimate the mean reach of records in the upper quarter of norms of their training so far."""
     ranks = rank_norms_in_training(runs.traces)
     return estimate_mean_reach(runs.steps, lambda step: ranks[id(step)] >= 0.75)
 
 
 def check_sensitivity_by_record_kind(runs: WatchedTrainings) -> LoopCheck:
-    """Long, short, first, last and lone records, and those at a batch's edge, reach no farther than
-    the others."""
+    """Check that no kind of record reaches farther than the others.
+
+    Kinds: long, short, first, last and lone records, and those at a batch's edge.
+    """
     name, promised = "every kind of record", 1 / runs.claim.noise_multiplier
     steps = [*runs.steps, *(runs.few.steps if runs.few else ())]
-    found = {
-        kind: one
+    fits = {
+        kind: pair
         for kind, chosen in _KINDS.items()
-        if (one := estimate_mean_reach(steps, _make_record_kind_choice(chosen)))
+        if (pair := estimate_mean_reach(steps, _make_record_kind_choice(chosen)))
     }
-    if not found:
+    if not fits:
         return LoopCheck(name, UNKNOWN, "no noise that they could be held against", "")
-    worst = max(found, key=lambda kind: (found[kind][0] - promised) / found[kind][1])
-    mean, error = found[worst]
+    worst = max(fits, key=lambda kind: (fits[kind][0] - promised) / fits[kind][1])
+    mean, error = fits[worst]
     most = (
         1
-        + standard_errors_a_loop_check_detects(len(found))
-        * max(e for _, e in found.values())
+        + standard_errors_a_loop_check_detects(len(fits))
+        * max(e for _, e in fits.values())
         / promised
     )
     return loop_check_from_p_value(
         name,
-        min(1.0, len(found) * float(stats.norm.sf((mean - promised) / error))),
+        min(1.0, len(fits) * float(stats.norm.sf((mean - promised) / error))),
         f"{worst} records reach {mean / promised:.2f} times as far as they may",
-        f"none of {', '.join(found)} records reaches too far (most: {worst}, {mean / promised:.2f} "
+        f"none of {', '.join(fits)} records reaches too far (most: {worst}, {mean / promised:.2f} "
         "times)",
         f"a reach of {most:.1f} times, for the rarest kind",
         lambda: _worst_record_sensitivity_violation(runs, mean / promised, _KINDS[worst]),
@@ -187,7 +192,7 @@ def check_sensitivity_by_record_kind(runs: WatchedTrainings) -> LoopCheck:
     )
 
 
-# By `training_specimen._LENGTHS`, which repeat every four records, the longest first.
+# `training_specimen._LENGTHS` repeat every four records, the longest first.
 _KINDS: dict[str, _Chosen] = {
     "first": lambda record, step: record == 0,
     "last": lambda record, step: record >= RECORDS - 2,
@@ -202,67 +207,73 @@ _KINDS: dict[str, _Chosen] = {
 def _worst_record_sensitivity_violation(
     runs: WatchedTrainings, mean: float, chosen: _Chosen = lambda record, step: True
 ) -> WorstViolation:
-    """The record whose reach is above the bound by the most standard errors. mean: in units of the
-    bound."""
-    found = []
+    """Return the record whose reach exceeds the bound by the most standard errors.
+
+    mean: in units of the bound.
+    """
+    violations = []
     for step in (
         *runs.steps_with_noise,
-        *(one for one in (runs.few.steps if runs.few else ()) if one.scale),
+        *(dev for dev in (runs.few.steps if runs.few else ()) if dev.scale),
     ):
-        # The reaches' covariance is the inverse Gram matrix, which is singular where records have
-        # the same gradient.
+        # The reaches' covariance is the inverse Gram matrix, which is singular if records have the
+        # same gradient.
         deviations = np.sqrt(np.diag(np.linalg.pinv(step.gram, hermitian=True)))
-        for record, reach, one in zip(
+        for record, reach, dev in zip(
             sorted(set(step.records)), step.reaches, deviations, strict=True
         ):
-            if chosen(record, step) and one > 0:
-                found.append((float(reach), float(one), record, step))
-    reach, one, record, step = max(
-        found, key=lambda each: (each[0] - 1 / runs.claim.noise_multiplier) / each[1]
+            if chosen(record, step) and dev > 0:
+                violations.append((float(reach), float(dev), record, step))
+    reach, dev, record, step = max(
+        violations, key=lambda each: (each[0] - 1 / runs.claim.noise_multiplier) / each[1]
     )
     unit = runs.claim.noise_multiplier
-    said = (
-        f"moves the gradient by {reach * unit:.2f} ± {1.96 * one * unit:.2f} clipping norms; mean "
+    message = (
+        f"moves the gradient by {reach * unit:.2f} ± {1.96 * dev * unit:.2f} clipping norms; mean "
         f"{mean:.2f}"
     )
-    if runs.few and any(one is step for one in runs.few.steps):
+    if runs.few and any(dev is step for dev in runs.few.steps):
         return WorstViolation(
-            f"{said}, in a training on {runs.few.n} records", "at most 1", record=record
+            f"{message}, in a training on {runs.few.n} records", "at most 1", record=record
         )
-    return WorstViolation(said, "at most 1", *runs.training_and_step_index(step), record)
+    return WorstViolation(message, "at most 1", *runs.training_and_step_index(step), record)
 
 
 def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
-    """How far a record reaches follows neither its gradient's norm, beyond the bound, nor who else
-    is in the batch."""
+    """Check that a record's reach follows neither its gradient's norm nor the rest of its batch.
+
+    Below the bound a reach may rise with the norm.
+    """
     name, promised = "clipped by record", 1 / runs.claim.noise_multiplier
-    # Clipped tensor by tensor, a record's part is no multiple of its gradient, and no share of the
+    # With clipping by tensor, a record's part is no multiple of its gradient and no share of the
     # batch's.
     by_tensors = is_clipped_by_tensors(runs.steps, runs.whitened_shares or {})
-    shares = {
-        what: None if by_tensors else _sensitivity_rise_with_gradient_share(runs.steps, parts)
-        for what, parts in _COMPANY.items()
+    companies = {
+        predictor: None if by_tensors else _sensitivity_rise_with_gradient_share(runs.steps, parts)
+        for predictor, parts in _COMPANY.items()
     }
-    found = {
-        what: one
-        for what, one in {
+    estimates = {
+        predictor: slope_fit
+        for predictor, slope_fit in {
             _NORM: _sensitivity_rise_with_gradient_norm(runs, promised),
-            **shares,
+            **companies,
         }.items()
-        if one
+        if slope_fit
     }
-    if not found:
+    if not estimates:
         return LoopCheck(name, UNKNOWN, "no noise that it could be held against", "")
-    worst = max(found, key=lambda what: found[what][0] / found[what][1])
-    slope, error = found[worst]
-    among = 1 + len(shares)  # those that are no share of company were looked at too
+    worst = max(estimates, key=lambda what: estimates[what][0] / estimates[what][1])
+    slope, error = estimates[worst]
+    among = 1 + len(companies)  # shares that gave no estimate were tested too
     least = (
-        standard_errors_a_loop_check_detects(among) * max(e for _, e in found.values()) / promised
+        standard_errors_a_loop_check_detects(among)
+        * max(e for _, e in estimates.values())
+        / promised
     )
 
     def witness() -> WorstViolation:
         rise = f"{slope / promised:.2f} ± {1.96 * error / promised:.2f} clipping norms"
-        said = (
+        message = (
             f"the largest reach {rise} too far"
             if worst == _NORM
             else f"reach rises by {rise} with {worst}"
@@ -272,16 +283,15 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
             key=lambda step: float(step.norms.max()),
         )
         record = sorted(set(largest.records))[int(largest.norms.argmax())]
-        return WorstViolation(said, "0", *runs.training_and_step_index(largest), record)
+        return WorstViolation(message, "0", *runs.training_and_step_index(largest), record)
 
-    # A reach that follows the gradient's norm has no bound at all.
-    # Half the noise multiplier: a sum that is clipped as one can move by two clipping norms, from C
-    # to -C.
+    # A reach that follows the gradient's norm has no bound. A sum that is clipped as a sum can move
+    # by two clipping norms, from C to -C: half the noise multiplier.
     return loop_check_from_p_value(
         name,
         min(1.0, among * float(stats.norm.sf(slope / error))),
         f"how far a record reaches follows {worst}: its gradient is not clipped by itself",
-        f"how far a record reaches follows neither {' nor '.join(found)}",
+        f"how far a record reaches follows neither {' nor '.join(estimates)}",
         f"a reach that rises by {least:.2f} times the bound by either",
         witness,
         unbounded_loop_epsilon
@@ -293,12 +303,12 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
 def _sensitivity_rise_with_gradient_norm(
     runs: WatchedTrainings, promised: float
 ) -> tuple[float, float] | None:
-    """Whether reach rises with the gradient's norm, and goes beyond the bound where that norm is
-    largest.
+    """Estimate whether reach rises with the gradient's norm and exceeds the bound at the largest
+    norms.
 
-    (estimate, standard error) of the slope, or of the largest quarter's reach less the bound: the
-    less significant of the two. Below the bound a reach may rise, as gradients shorter than the
-    clipping norm are left as they are.
+    Returns (estimate, standard error) of the slope, or of the largest quarter's reach minus the
+    bound: the less significant of the two. Below the bound a reach may rise, since clipping keeps
+    gradients shorter than the clipping norm.
     """
     slope = _sensitivity_slope_with_log_norm(runs.steps)
     top = _estimate_reach_of_longest_quarter(runs)
@@ -326,59 +336,58 @@ _COMPANY: dict[str, Callable[[ObservedStep], Sequence[Sequence[int]]]] = {
 def _sensitivity_rise_with_gradient_share(
     steps: Sequence[ObservedStep], parts: Callable[[ObservedStep], Sequence[Sequence[int]]]
 ) -> tuple[float, float] | None:
-    """How reach rises with a record's share of the gradient of those it is read with -> (estimate,
-    standard error).
+    """Estimate how reach rises with a record's share of its part's gradient -> (estimate, error).
 
-    In a sum that is clipped as one the reach is the share; where each record is clipped by itself
-    it is a constant. None where the fitted constant is a third of the share's coefficient or more,
-    as where some records are clipped harder; where the record's own norm, or its logarithm,
-    explains as much, as of records below the clipping norm; and where all shares are alike, as of
-    records read one by one.
+    In a sum that is clipped as a sum the reach is the share; with clipping by record it is a
+    constant. None in three cases: the fitted constant is a third of the share's coefficient or
+    more, as if some records are clipped harder; the record's own norm or its logarithm explains as
+    much, as for records below the clipping norm; or all shares are alike, as for records read
+    singly.
     """
-    found = _fit_sensitivity_on_column_and_constant(
+    fit = _fit_sensitivity_on_column_and_constant(
         steps, lambda step: _record_shares_of_summed_gradient(step, parts(step))
     )
-    own = [
+    norm_fits = [
         _fit_sensitivity_on_column_and_constant(steps, lambda step: step.norms),
         _fit_sensitivity_on_column_and_constant(steps, lambda step: np.log(step.norms)),
     ]
-    if found is None or any(
-        other
-        and _deviation_explained_by_sensitivity_fit(other)
-        >= _deviation_explained_by_sensitivity_fit(found)
-        for other in own
+    if fit is None or any(
+        norm_fit
+        and _deviation_explained_by_sensitivity_fit(norm_fit)
+        >= _deviation_explained_by_sensitivity_fit(fit)
+        for norm_fit in norm_fits
     ):
         return None
-    (share, common), covariance = found
+    (share, common), covariance = fit
     return (float(share), float(covariance[0, 0] ** 0.5)) if share > 3 * abs(common) else None
 
 
 def _fit_sensitivity_on_column_and_constant(
     steps: Sequence[ObservedStep], column: Callable[[ObservedStep], Array]
 ) -> tuple[Array, Array] | None:
-    """`_least_squares_sensitivity_fit` on this column and on a column of ones."""
+    """Apply `_least_squares_sensitivity_fit` to this column and a column of ones."""
     return _least_squares_sensitivity_fit(
         steps, lambda step: np.stack([column(step), np.ones(len(step.norms))], 1)
     )
 
 
 def _deviation_explained_by_sensitivity_fit(fit: tuple[Array, Array]) -> float:
-    """What a fit takes off the sum of squared deviations, in units of the noise."""
+    """Return the reduction of the sum of squared deviations by a fit, in units of the noise."""
     coefficients, covariance = fit
-    # The inverse covariance is X' G X: this is the squared length of what was fitted.
+    # The inverse covariance is X' G X: this is the squared length of the fitted values.
     return float(coefficients @ np.linalg.solve(covariance, coefficients))
 
 
 def _record_shares_of_summed_gradient(step: ObservedStep, parts: Sequence[Sequence[int]]) -> Array:
-    """(records,) the norm of each one's gradient over that of its part's summed gradient."""
-    records, found = sorted(set(step.records)), np.ones(len(step.norms))
-    # (records, records) inner products before clipping: a part's block sums to its summed
-    # gradient's squared norm.
+    """Return (records,) each gradient's norm over the norm of its part's summed gradient."""
+    records, shares = sorted(set(step.records)), np.ones(len(step.norms))
+    # (records, records) inner products before clipping: a part's block adds up to the squared norm
+    # of its summed gradient.
     inner = step.gram * np.outer(step.norms, step.norms)
     for part in parts:
-        at = [records.index(record) for record in sorted(set(part))]
-        found[at] = step.norms[at] / math.sqrt(max(inner[np.ix_(at, at)].sum(), 1e-300))
-    return found
+        rows = [records.index(record) for record in sorted(set(part))]
+        shares[rows] = step.norms[rows] / math.sqrt(max(inner[np.ix_(rows, rows)].sum(), 1e-300))
+    return shares
 
 
 def _make_record_kind_choice(chosen: _Chosen) -> ChooseRecords:
@@ -393,30 +402,29 @@ def _make_record_kind_choice(chosen: _Chosen) -> ChooseRecords:
 def _first_sensitivity_coefficient_and_error(
     steps: Sequence[ObservedStep], columns: _Columns
 ) -> tuple[float, float] | None:
-    """The first column's coefficient of `_least_squares_sensitivity_fit`, and its standard
-    error."""
-    found = _least_squares_sensitivity_fit(steps, columns)
-    return found and (float(found[0][0]), float(found[1][0, 0] ** 0.5))
+    """Return the first coefficient of `_least_squares_sensitivity_fit` and its standard error."""
+    fit = _least_squares_sensitivity_fit(steps, columns)
+    return fit and (float(fit[0][0]), float(fit[1][0, 0] ** 0.5))
 
 
 def _least_squares_sensitivity_fit(
     steps: Sequence[ObservedStep], columns: _Columns
 ) -> tuple[Array, Array] | None:
-    """Generalised least squares of all reaches on these columns -> coefficients of those that are
-    not 0, covariance.
+    """Fit all reaches on these columns by generalised least squares -> nonzero coefficients,
+    covariance.
 
-    A step's reaches have the inverse Gram matrix of its records' unit gradients for covariance.
-    None: not determined.
+    A step's reaches have as covariance the inverse Gram matrix of its records' unit gradients. None
+    if the fit is not determined.
     """
-    held = [
+    rows = [
         (columns(step), step.gram, step.reaches) for step in steps if step.scale and step.records
     ]
-    if not held:
+    if not rows:
         return None
-    # Normal equations, each step weighted by its Gram matrix. A column that is 0 in every step is
-    # left out.
-    a = sum((x.T @ gram @ x for x, gram, _ in held), np.zeros(()))
-    b = sum((x.T @ gram @ reaches for x, gram, reaches in held), np.zeros(()))
+    # Normal equations, each step weighted by its Gram matrix. Leave out a column that is 0 in every
+    # step.
+    a = sum((x.T @ gram @ x for x, gram, _ in rows), np.zeros(()))
+    b = sum((x.T @ gram @ reaches for x, gram, reaches in rows), np.zeros(()))
     used = np.diag(a) > 0
     if not used[0] or np.linalg.cond(a[used][:, used]) > _SINGULAR:
         return None

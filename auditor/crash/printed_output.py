@@ -1,5 +1,7 @@
-"""What a training prints, so that two can be compared: numbers that follow its records are outside
-the claim."""
+"""Capture a training's printed text and compare it between two trainings.
+
+Printed numbers that follow its records are outside the claim.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:[eE][-+]?\d+)?\.?")
-# a line without its numbers -> the numbers, wherever it was printed
+# a line without its numbers -> the numbers, at each place it was printed
 _Lines = dict[str, list[tuple[str, ...]]]
 
 
@@ -22,13 +24,13 @@ _Lines = dict[str, list[tuple[str, ...]]]
 class PrintedText:
     """The text of standard output, standard error and the root logger.
 
-    before_step: the model was read, and its step is not taken yet. What is printed then may be of
-    the gradient that the step is about to release, so it is kept apart.
+    before_step: the model was read but its step is not taken yet. Text printed then may describe
+    the gradient that the step is about to release, so it is stored apart.
     """
 
     before_step: bool = False
     text: str = ""
-    early: str = ""  # of what was printed before its step
+    early: str = ""  # text printed before its step
 
     def append_before_or_after_step(self, text: str) -> None:
         if self.before_step:
@@ -38,10 +40,9 @@ class PrintedText:
 
     @contextmanager
     def capture_printed_text_context(self) -> Iterator[None]:
-        """A context that adds all that is printed inside it; it is printed where it was before,
-        too."""
+        """Capture all text printed inside the context, and still print it at its usual place."""
         handler = _Handler(self.append_before_or_after_step)
-        # The root logger hears all loggers but those that do not propagate.
+        # The root logger receives all loggers except those that do not propagate.
         logging.getLogger().addHandler(handler)
         try:
             with (
@@ -86,34 +87,34 @@ class _Handler(logging.Handler):
 def first_printed_line_with_other_numbers(
     one: str, other: str, again: str
 ) -> tuple[str, str] | None:
-    """The first line whose numbers differ from one to the other, as each has it; None: there is
-    none.
+    """Return the first line whose numbers differ between two texts, in both forms; None if none
+    differs.
 
-    again: of the same training once more. What differs there too, as times do, says nothing.
+    again: text of the same training run once more. Numbers that differ there too, such as times,
+    say nothing.
     """
     first, second, third = map(_numbers_by_printed_line, (one, other, again))
     for line, rows in first.items():
-        same, now = third.get(line, []), second.get(line, [])
+        same, current = third.get(line, []), second.get(line, [])
         if len(same) != len(rows):
             continue
-        if len(now) != len(rows):
+        if len(current) != len(rows):
             return _fill_numbers_into_printed_line(
                 line, rows[0]
-            ), f"{len(now)} such lines for {len(rows)}"
-        # Which of the line's numbers are the same again in the same training: times and speeds are
-        # not.
+            ), f"{len(current)} such lines for {len(rows)}"
+        # Numbers that repeat in the same training: times and speeds do not.
         steady = [
             at
             for at in range(line.count("#"))
             if all(a[at] == b[at] for a, b in zip(rows, same, strict=True))
         ]
-        for a, b in zip(rows, now, strict=True):
+        for a, b in zip(rows, current, strict=True):
             if any(a[at] != b[at] for at in steady):
                 return _fill_numbers_into_printed_line(line, a), _fill_numbers_into_printed_line(
                     line, b
                 )
     new = next((line for line in second if line not in first and line not in third), None)
-    # A new line says nothing where the same training, once more, prints other lines too.
+    # A new line says nothing if the same training, run once more, prints other lines too.
     return (
         None
         if new is None or set(first) != set(third)
@@ -122,14 +123,14 @@ def first_printed_line_with_other_numbers(
 
 
 def _numbers_by_printed_line(text: str) -> _Lines:
-    found: _Lines = {}
+    lines: _Lines = {}
     for line in text.split("\n"):
-        shown = line.rstrip("\r").split("\r")[-1].strip()  # what a bar leaves
-        # In a line's key `#` stands for a number, so the text may have none of its own.
-        plain = shown.replace("#", "")
-        if shown:
-            found.setdefault(_NUMBER.sub("#", plain), []).append(tuple(_NUMBER.findall(plain)))
-    return found
+        visible = line.rstrip("\r").split("\r")[-1].strip()  # the final text of a progress bar
+        # In a line's key `#` represents a number, so drop any `#` of the text.
+        plain = visible.replace("#", "")
+        if visible:
+            lines.setdefault(_NUMBER.sub("#", plain), []).append(tuple(_NUMBER.findall(plain)))
+    return lines
 
 
 def _fill_numbers_into_printed_line(line: str, numbers: tuple[str, ...]) -> str:

@@ -1,11 +1,10 @@
-"""Estimates how far records move a released gradient, in units of its noise: the reach of a group
-of records.
+"""Estimate how far records move a released gradient, in units of its noise: their reach.
 
-A step's reaches are the least squares fit of its released gradient on its records' unit gradients,
-so each one's expectation is that record's reach, whatever the others' are. A sum of them with
-weights that are not negative therefore stays below the bound times the sum of the weights if every
-record does: no assumption that records reach equally far is needed for a test. The weights are
-chosen from gradients that came before the step's noise.
+A step's reaches are the least squares fit of its released gradient on its records' unit gradients.
+Each expectation is that record's reach, whatever the reaches of the others. A sum with nonnegative
+weights therefore stays below the bound times the sum of the weights if every record does: the test
+needs no assumption that records reach equally far. The weights come from gradients computed before
+the step's noise.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from auditor.crash.watch import ObservedStep, fit_reaches
 from auditor.crash.watch import TrainingTrace as Trace
 
 Chosen = NDArray[np.bool_]
-ChooseRecords = Callable[[ObservedStep], Chosen]  # a step -> (records,) which of them
+ChooseRecords = Callable[[ObservedStep], Chosen]  # a step -> (records,) mask
 Estimate = tuple[float, float]  # a mean reach, and its standard error
-_ROUNDING = 1e-9  # of a Gram matrix's largest eigenvalue
-_PINV = 1e-15  # of the same, below which `numpy.linalg.pinv` drops a direction
+_ROUNDING = 1e-9  # relative to a Gram matrix's largest eigenvalue
+_PINV = 1e-15  # likewise; `numpy.linalg.pinv` drops a direction below it
 
 
 def choose_all_records(step: ObservedStep) -> Chosen:
@@ -37,19 +36,22 @@ def choose_all_records(step: ObservedStep) -> Chosen:
 def estimate_mean_reach(
     steps: Sequence[ObservedStep], choose: ChooseRecords = choose_all_records
 ) -> Estimate | None:
-    """Estimate the mean reach of the chosen records, whatever the others' reaches are; None: none
-    had noise."""
+    """Estimate the mean reach of the chosen records, for any reaches of the others; None without
+    noise."""
     sums = [
         _sum_chosen_reaches(step.gram, step.reaches, choose(step))
         for step in steps
         if step.scale and step.records
     ]
-    return _average_sums_of_reaches([each for each in sums if each])
+    return _average_sums_of_reaches([pair for pair in sums if pair])
 
 
 def _sum_chosen_reaches(gram: Array, reaches: Array, chosen: Chosen) -> tuple[float, float] | None:
-    """Return the weights' sum and that of the weighted reaches, each over the latter's deviation;
-    None: no record."""
+    """Return the sums of weights and of weighted reaches, each over the latter's standard
+    deviation.
+
+    None if no record is chosen.
+    """
     if not chosen.any():
         return None
     weights, deviation = _weigh_chosen_records(gram, chosen)
@@ -59,16 +61,17 @@ def _sum_chosen_reaches(gram: Array, reaches: Array, chosen: Chosen) -> tuple[fl
 
 
 def weigh_all_records(gram: Array) -> tuple[Array, float]:
-    """Return the weights of the records' most precise mean reach, none negative, and its sum's
+    """Return the nonnegative weights of the records' most precise mean reach, and its sum's
     deviation."""
     return _weigh_chosen_records(gram, np.ones(len(gram), dtype=np.bool_))
 
 
 def _average_sums_of_reaches(sums: Sequence[tuple[float, float]]) -> Estimate | None:
-    """Average a sum of each step.
+    """Average the sums of all steps.
 
-    A step's weighted sum of reaches, over its standard deviation, has variance 1 given all before
-    it. So the sum over T steps has variance T exactly, however earlier noise moved the weights.
+    A step's weighted sum of reaches, over its standard deviation, has variance 1 given all earlier
+    steps. The sum over T steps then has variance T exactly, even though earlier noise moved the
+    weights.
     """
     total_weight = sum(weight for weight, _ in sums)
     if not total_weight > 0:
@@ -77,12 +80,12 @@ def _average_sums_of_reaches(sums: Sequence[tuple[float, float]]) -> Estimate | 
 
 
 def _weigh_chosen_records(gram: Array, chosen: Chosen) -> tuple[Array, float]:
-    """Return the weights, none negative, of the chosen records' most precise mean, and that sum's
+    """Return the nonnegative weights of the chosen records' most precise mean, and its sum's
     deviation.
 
-    gram: (records, records) of unit gradients, the inverse of the reaches' covariance. Where every
-    weight of the generalised least squares mean is positive these are the weights; else those of
-    the constrained mean.
+    gram: (records, records) of unit gradients, the inverse of the reaches' covariance. The weights
+    are those of the generalised least squares mean if all are positive, else of the constrained
+    mean.
     """
     precision = gram[np.ix_(chosen, chosen)]
     if not chosen.all():
@@ -95,19 +98,19 @@ def _weigh_chosen_records(gram: Array, chosen: Chosen) -> tuple[Array, float]:
     if (weights >= 0).all():
         return weights, math.sqrt(max(0.0, float(weights.sum())))
     values, vectors = np.linalg.eigh(precision)
-    # Directions that the gradients do not tell apart get a large variance, so that no weight lies
-    # on them.
+    # Give directions that the gradients do not separate a large variance, so that they get no
+    # weight.
     roots = np.sqrt(np.maximum(values, _ROUNDING * max(float(values[-1]), 1e-300)))
     inverse_root = (vectors / roots) @ vectors.T
     weights = optimize.nnls(inverse_root, (vectors * roots) @ vectors.T @ np.ones(len(roots)))[0]
-    # Of the reaches as they were fitted, whose `pinv` keeps more directions than that.
+    # The variance of the fitted reaches, whose `pinv` keeps more directions.
     variances = np.where(values > _PINV * values[-1], 1 / np.where(values > 0, values, 1.0), 0.0)
     return weights, math.sqrt(float(variances @ (vectors.T @ weights) ** 2))
 
 
 def rank_norms_in_training(traces: Sequence[Trace]) -> dict[int, Array]:
-    """Return, by a step's `id`, (records,) the share of norms up to that step, in its training,
-    below each one's."""
+    """Return for each step's `id` (records,) the share of norms so far in its training below each
+    norm."""
     ranks = {}
     for trace in traces:
         earlier = np.zeros(0)
@@ -120,17 +123,18 @@ def rank_norms_in_training(traces: Sequence[Trace]) -> dict[int, Array]:
 def estimate_reach_by_tensors(
     trainings: Sequence[Sequence[ObservedStep]], noise_shares: Mapping[str, float]
 ) -> list[Estimate | None]:
-    """Estimate a record's reach over tensors that each have a bound of their own: of all trainings,
-    then of each.
+    """Estimate a record's reach over tensors with a bound each: for all trainings, then per
+    training.
 
-    Clipped tensor by tensor, what a record adds is no multiple of its gradient, but each tensor's
-    part is one of that tensor's gradient. Along a direction u it adds at most b(u), the root of the
-    sum over tensors of the squared inner products of u with its unit gradients where positive, if
-    its length is at most 1. So the sum of all, along u, is at most the sum of their b(u), whichever
-    way they were clipped. noise_shares: each tensor's noise over that of all.
+    With clipping by tensor, a record's contribution is no multiple of its gradient, but each
+    tensor's part is a multiple of that tensor's gradient. Along a direction u it adds at most b(u),
+    the root of the sum over tensors of the squared inner products of u with its unit gradients
+    (only positive ones), if its length is at most 1. The sum of all contributions along u is
+    therefore at most the sum of their b(u), for any clipping. noise_shares: each tensor's noise
+    over that of all.
     """
     sums = [_sum_reaches_by_tensors(steps, noise_shares) for steps in trainings]
-    together = [each for part in sums for each in part]
+    together = [sum_of_step for part in sums for sum_of_step in part]
     return [_average_sums_of_reaches(part) for part in (together, *sums)]
 
 
@@ -139,9 +143,8 @@ def _sum_reaches_by_tensors(
 ) -> list[tuple[float, float]]:
     """Return for each step the sum of bounds and the released gradient, both along a unit vector.
 
-    Each tensor's part of it points along the sum of its records' unit gradients, and is as long as
-    earlier steps reach
-    there: never chosen by the step's own noise.
+    Each tensor's part of the vector points along the sum of its records' unit gradients and is as
+    long as earlier steps reach there; the step's own noise never chooses it.
     """
     sums = []
     products: dict[str, float] = {}
@@ -170,17 +173,17 @@ def _sum_reaches_by_tensors(
 
 
 def _project_on_tensor_sums(step: ObservedStep, shares: Array) -> tuple[Array, Array]:
-    """Return by tensor the released gradient, and each record's unit gradient, along the sum of
-    unit gradients.
+    """Project the released gradient and each record's unit gradient on each tensor's summed
+    gradients.
 
-    shares: (tensors,) -> (tensors,) in units of each tensor's noise, (tensors, records) what is
-    negative as 0.
+    shares: (tensors,). Returns (tensors,) in units of each tensor's noise and (tensors, records)
+    with negative values set to 0.
     """
     norms = np.sqrt(np.diagonal(step.tensor_grams, axis1=1, axis2=2))
     inverse = np.where(norms > 0, 1 / np.where(norms > 0, norms, 1.0), 0.0)
     sums = (step.tensor_grams * inverse[:, None, :]).sum(
         2
-    ) * inverse  # each unit gradient on the sum of them
+    ) * inverse  # each unit gradient projected on their sum
     squares = sums.sum(1)
     lengths = np.sqrt(np.maximum(squares, 0.0))
     usable = squares > _ROUNDING * norms.shape[1] ** 2
@@ -190,11 +193,11 @@ def _project_on_tensor_sums(step: ObservedStep, shares: Array) -> tuple[Array, A
 
 
 def is_clipped_by_tensors(steps: Sequence[ObservedStep], noise_shares: Mapping[str, float]) -> bool:
-    """Return whether steps moved along tensors' gradients in other proportions than records'
-    gradients have.
+    """Test whether steps move along tensors' gradients in other proportions than records' gradients
+    do.
 
-    What the gradients of tensors explain of a step beyond those of records is chi-squared if noise
-    is all that it has.
+    The part of a step that gradients of tensors explain beyond gradients of records is chi-squared
+    if it is only noise.
     """
     excess, freedom = 0.0, 0
     for step in steps:
@@ -203,21 +206,21 @@ def is_clipped_by_tensors(steps: Sequence[ObservedStep], noise_shares: Mapping[s
         squares = np.array([noise_shares.get(name, 1.0) for name in step.shapes]) ** -2.0
         grams = step.tensor_grams * squares[:, None, None]
         products = step.tensor_products * squares[:, None]
-        apart, apart_rank = _explain_products(grams, products)
-        whole, whole_rank = _explain_products(
+        by_tensor, by_tensor_rank = _explain_products(grams, products)
+        joint, joint_rank = _explain_products(
             grams.sum(0, keepdims=True), products.sum(0, keepdims=True)
         )
-        excess += apart - whole
-        freedom += apart_rank - whole_rank
+        excess += by_tensor - joint
+        freedom += by_tensor_rank - joint_rank
     return freedom > 0 and float(stats.chi2.sf(excess, freedom)) < SHARE
 
 
 def _explain_products(grams: Array, products: Array) -> tuple[float, int]:
-    """Return the squared length of a unit-noise gradient in the span of gradients, and the span's
+    """Return the squared length of a unit-noise gradient in the span of gradients, and its
     dimension.
 
-    grams: (parts, records, records); products: (parts, records) the gradient's with them; both
-    summed over parts.
+    grams: (parts, records, records); products: (parts, records) their products with the gradient;
+    both summed over parts.
     """
     values, vectors = np.linalg.eigh(grams)
     used = values > _ROUNDING * np.maximum(values[:, -1:], 1e-300)
@@ -227,11 +230,10 @@ def _explain_products(grams: Array, products: Array) -> tuple[float, int]:
 
 
 def whiten_step(step: ObservedStep, noise_shares: Mapping[str, float]) -> ObservedStep:
-    """Return the step with each tensor divided by its own noise, so that one unit of noise is one
-    everywhere.
+    """Return the step with each tensor divided by its own noise.
 
-    A record's reach is then the length of what it adds in units of the noise that hides it, as the
-    Gaussian mechanism counts it. noise_shares: each tensor's noise over that of all tensors.
+    A record's reach is then the length of its contribution in units of the noise that hides it, as
+    in the Gaussian mechanism. noise_shares: each tensor's noise over that of all tensors.
     """
     if not step.scale or not len(step.tensor_grams):
         return step
@@ -244,8 +246,8 @@ def whiten_step(step: ObservedStep, noise_shares: Mapping[str, float]) -> Observ
     scales = {
         name: (scale / noise_shares[name], free) for name, (scale, free) in step.scales.items()
     }
-    # Pooled again: tensors lose directions to the records' span by turns, and with them their part
-    # in a mean size.
+    # Pool again: tensors lose directions to the records' span by turns, and with them their part of
+    # a mean size.
     freedom = sum(free for _, free in scales.values())
     unit = math.sqrt(sum(scale**2 * free for scale, free in scales.values()) / freedom) / step.scale
     return replace(

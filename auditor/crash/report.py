@@ -1,4 +1,4 @@
-"""A crash test as lines, Markdown, a page, JSON and JUnit XML. Decides nothing."""
+"""Render a crash test as lines, Markdown, a page, JSON and JUnit XML. Decides nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from auditor.reports.blocks import Bullets, Code, Document, FactList, Group, Sec
 from auditor.reports.decision import junit_xml
 
 _ORDER = (BROKEN, UNKNOWN, NO_FAULT)
-# whose versions a reproduction names
+# packages whose versions a reproduction names
 _PACKAGES = (
     "torch",
     "transformers",
@@ -41,8 +41,7 @@ _SAYS = (
 
 
 def crash_test_terminal_lines(test: CrashTest, again: str) -> Iterator[str]:
-    """The verdict, what was broken with its reproduction, what would have been seen, and what is
-    not covered.
+    """Yield the verdict, broken checks with reproductions, detectable violations, and limits.
 
     again: the command of this test, to which a reproduction adds the check.
     """
@@ -76,58 +75,62 @@ def _crash_check_detectable_violation_text(check: LoopCheck) -> str:
 
 
 def observed_loop_sentence(test: CrashTest) -> str:
-    """What the loop did, and the epsilon that follows from that."""
-    seen = test.seen
-    noise = "not seen" if seen.noise_multiplier is None else f"{seen.noise_multiplier:.2f}"
-    did = f"noise multiplier {noise}, sampling rate {seen.sample_rate:.3f}, {seen.steps} steps"
-    if seen.epsilon is None:
-        return f"seen: {did}; what epsilon they give is not known."
-    if math.isinf(seen.epsilon):
-        return f"seen: {did}; with what is broken, epsilon is unbounded."
-    if test.epsilon is not None and test.epsilon >= seen.epsilon:
+    """Describe the loop's observed noise, rate and steps, and the epsilon that follows."""
+    loop = test.seen
+    noise = "not seen" if loop.noise_multiplier is None else f"{loop.noise_multiplier:.2f}"
+    numbers = f"noise multiplier {noise}, sampling rate {loop.sample_rate:.3f}, {loop.steps} steps"
+    if loop.epsilon is None:
+        return f"seen: {numbers}; what epsilon they give is not known."
+    if math.isinf(loop.epsilon):
+        return f"seen: {numbers}; with what is broken, epsilon is unbounded."
+    if test.epsilon is not None and test.epsilon >= loop.epsilon:
         return (
-            f"seen: {did}; with what is broken, epsilon is "
+            f"seen: {numbers}; with what is broken, epsilon is "
             f"{_epsilon_or_unbounded_text(test.epsilon)}."
         )
-    given = f"seen: {did}; they give epsilon {seen.epsilon:.2f} [{seen.low:.2f}-{seen.high:.2f}]"
+    sentence = (
+        f"seen: {numbers}; they give epsilon {loop.epsilon:.2f} [{loop.low:.2f}-{loop.high:.2f}]"
+    )
     if not test.exceeds_claim_without_fault:
-        return f"{given}."
-    return f"{given}: above the claim's at 95%, as of one honest loop in 20. Try another --seed."
+        return f"{sentence}."
+    return f"{sentence}: above the claim's at 95%, as of one honest loop in 20. Try another --seed."
 
 
 def one_run_bound_sentence(test: CrashTest) -> str:
-    """The bound of one training, beside what it could have shown."""
-    found = test.one_run
-    if found is None:
+    """State the bound of one training next to the largest bound it could have shown."""
+    bound = test.one_run
+    if bound is None:
         return "no time was left for a bound of epsilon from one training."
     return (
-        f"one training, {found.canaries} records each in by a fair coin, {found.right} of "
-        f"{found.guesses} guesses right: epsilon is at least {found.epsilon:.2f} (95%); it could "
-        f"have shown {found.best:.2f}; for so few records the claim gives {found.claimed:.2f}."
+        f"one training, {bound.canaries} records each in by a fair coin, {bound.right} of "
+        f"{bound.guesses} guesses right: epsilon is at least {bound.epsilon:.2f} (95%); it could "
+        f"have shown {bound.best:.2f}; for so few records the claim gives {bound.claimed:.2f}."
     )
 
 
 def broken_crash_check_reproduction_text(test: CrashTest, check: LoopCheck, again: str) -> str:
-    """A broken check in a few lines: the command, where it shows most, what it makes of epsilon,
-    and the versions."""
-    found = check.witness
+    """Describe a broken check in a few lines for an issue.
+
+    The lines are the command, the place where it shows most, its epsilon, and the versions.
+    """
+    witness = check.witness
     facts = {"check": f"{check.name}: {check.verdict}"}
-    if found is not None:
-        if found.training is not None:
+    if witness is not None:
+        if witness.training is not None:
             facts["where"] = (
-                f"training {found.training + 1} (seed "
-                f"{seed_of_watched_training(test.seed, found.training)})"
+                f"training {witness.training + 1} (seed "
+                f"{seed_of_watched_training(test.seed, witness.training)})"
             )
-        if found.step is not None:
-            facts["where"] = f"{facts['where']}, step {found.step + 1}"
-        if found.record is not None:
+        if witness.step is not None:
+            facts["where"] = f"{facts['where']}, step {witness.step + 1}"
+        if witness.record is not None:
             records = training_specimen.specimen_for_training(
-                found.training or 0
+                witness.training or 0
             ).make_crash_test_records()
-            facts["record"] = f"{found.record}: {records[found.record]['input_ids']}"
-        if found.tensor is not None:
-            facts["tensor"] = found.tensor
-        facts |= {"measured": found.measured, "expected": found.expected}
+            facts["record"] = f"{witness.record}: {records[witness.record]['input_ids']}"
+        if witness.tensor is not None:
+            facts["tensor"] = witness.tensor
+        facts |= {"measured": witness.measured, "expected": witness.expected}
     facts["epsilon"] = (
         f"{_epsilon_or_unbounded_text(check.epsilon)}; the claim gives "
         f"{test.claim.implied_epsilon():.2f} at {test.claim.delta:g}"
@@ -181,7 +184,7 @@ def _crash_checks_worst_first(test: CrashTest) -> list[LoopCheck]:
 
 
 def crash_test_document(test: CrashTest, source: str, again: str) -> Document:
-    """What the page and the Markdown show. again: as in `crash_test_terminal_lines`."""
+    """Build the document of the page and the Markdown. again: as in `crash_test_terminal_lines`."""
     claim = tuple(
         (name.replace("_", " "), str(value))
         for name, value in vars(test.claim).items()
@@ -215,17 +218,17 @@ def crash_test_document(test: CrashTest, source: str, again: str) -> Document:
 
 
 def crash_test_json_text(test: CrashTest, again: str) -> str:
-    """JSON: the verdict, the claim, what was seen, and every check with its witness and
+    """Return JSON: the verdict, the claim, the observed loop, and every check with its
     reproduction."""
     checks = []
     for check in test.checks:
-        shown = (
+        reproduction = (
             broken_crash_check_reproduction_text(test, check, again)
             if check.verdict == BROKEN
             else None
         )
-        checks.append({**asdict(check), "reproduction": shown})
-    whole = {
+        checks.append({**asdict(check), "reproduction": reproduction})
+    report = {
         "verdict": test.verdict,
         "headline": crash_test_headline(test),
         "claim": asdict(test.claim),
@@ -237,20 +240,20 @@ def crash_test_json_text(test: CrashTest, again: str) -> str:
         "remarks": test.remarks,
         "seconds": test.seconds,
     }
-    return json.dumps(_crash_test_json_without_infinities(whole), indent=2, allow_nan=False) + "\n"
+    return json.dumps(_crash_test_json_without_infinities(report), indent=2, allow_nan=False) + "\n"
 
 
 def _crash_test_json_without_infinities(value: Any) -> Any:
-    """JSON has no infinity: `unbounded` in its place."""
+    """Replace infinity, which JSON lacks, by `unbounded`."""
     if isinstance(value, dict):
-        return {key: _crash_test_json_without_infinities(one) for key, one in value.items()}
+        return {key: _crash_test_json_without_infinities(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_crash_test_json_without_infinities(one) for one in value]
+        return [_crash_test_json_without_infinities(item) for item in value]
     return "unbounded" if isinstance(value, float) and math.isinf(value) else value
 
 
 def crash_test_junit_xml(test: CrashTest, again: str) -> str:
-    """A test case a check: a failure where it is broken, skipped where it cannot tell."""
+    """Return a test case per check: a failure if it is broken, skipped if it cannot tell."""
     cases = [
         ET.Element("testcase", {"classname": "dp-loop", "name": check.name, "time": "0"})
         for check in test.checks

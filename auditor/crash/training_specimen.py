@@ -1,5 +1,4 @@
-"""What the user's training is run on: a tiny causal language model and records that can be told
-from each other."""
+"""Build the specimen of a crash test: a tiny causal language model and distinguishable records."""
 
 from __future__ import annotations
 
@@ -16,13 +15,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-# many batch sizes divide it, so one record fewer shows where a loop divides by the number of
-# records
+# Many batch sizes divide it, so a missing record shows if a loop divides by the number of records.
 RECORDS = 48
-_WORDS = 24  # token ids of all records; those above are one record's own
+_WORDS = 24  # token ids of all records; each id above belongs to one record
 _LENGTHS = (12, 4, 8, 6)  # long, short and between
 _COMPANY_LENGTHS = (24, 1, 1, 2, 1, 1, 2, 1)  # one record of many tokens among records of few
-COMPANY_SHARE = 0.8  # of the clipping norm: the median gradient's norm where company is looked at
+COMPANY_SHARE = 0.8  # of the clipping norm: the median gradient's norm in company trainings
 # the last norm's weight: gradients far above any usual clipping norm, so clipping always acts
 _STEEP = 12.0
 PAD = 0
@@ -32,13 +30,13 @@ Record = dict[str, list[int]]
 
 @dataclass(frozen=True)
 class Specimen:
-    """A model and records that a training gets.
+    """The model and records that a training gets.
 
-    scales: what the weights whose names end so are multiplied by, so that much of a gradient lies
-    in some tensors: one that is left out of the clipped norm shows there. alike: records of one
-    text, whose gradients point one way, so a batch moves as far as its records together may.
-    one_hot: 88% of a squared gradient lies in one number, which a norm of some of the numbers alone
-    does not see. lengths: of the records' texts by turns, in tokens.
+    scales: factors of the weights whose names end so. They move much of a gradient into some
+    tensors, so a tensor missing from the clipped norm shows. alike: records of one text, whose
+    gradients point one way, so a batch moves as far as its records together may. one_hot: 88% of a
+    squared gradient is in one number, which a norm of only some numbers misses. lengths: of the
+    records' texts by turns, in tokens.
     """
 
     scales: tuple[tuple[str, float], ...] = ()
@@ -47,23 +45,23 @@ class Specimen:
     lengths: tuple[int, ...] = _LENGTHS
 
     def build_crash_test_model(self, seed: int = 0) -> GPTNeoXForCausalLM:
-        made = build_tiny_specimen_model(seed)
+        model = build_tiny_specimen_model(seed)
         with torch.no_grad():
-            for name, value in made.named_parameters():
+            for name, value in model.named_parameters():
                 for end, factor in self.scales:
                     if name.endswith(end):
                         value.mul_(factor)
             if (
                 self.one_hot
-            ):  # the last layer reads one number of the last norm, which is large for every token
-                made.lm_head.weight[:, 1:] = 0
-                made.gpt_neox.embed_in.weight[:, 0] = (
-                    made.gpt_neox.embed_in.weight[:, 0].abs() + 1.2
+            ):  # The last layer reads one number of the last norm, which is large for every token.
+                model.lm_head.weight[:, 1:] = 0
+                model.gpt_neox.embed_in.weight[:, 0] = (
+                    model.gpt_neox.embed_in.weight[:, 0].abs() + 1.2
                 )
-        return made
+        return model
 
     def scale_weights(self, factor: float) -> Specimen:
-        """Return the specimen with every weight that it scales scaled by this factor as well."""
+        """Return the specimen with all of its scaled weights scaled by this factor too."""
         return replace(self, scales=tuple((end, scale * factor) for end, scale in self.scales))
 
     def make_crash_test_records(self, n: int = RECORDS) -> list[Record]:
@@ -83,7 +81,7 @@ _UP, _DOWN, _EMBEDDING, _HEAD = (
     "lm_head.weight",
 )
 SPECIMENS = (
-    Specimen(alike=False),  # the last layer, its biases and the embedding, a fourth each
+    Specimen(alike=False),  # the last layer, its biases and the embedding, a quarter each
     Specimen(((_EMBEDDING, 0.25),)),  # the embedding
     # weights of attention and feed-forward
     Specimen(
@@ -133,15 +131,15 @@ SPECIMENS = (
 
 
 def specimen_for_training(training: int) -> Specimen:
-    """What the training of this number gets, from 0: all of them by turns."""
+    """Return the specimen of this training (from 0), taking all specimens by turns."""
     return SPECIMENS[training % len(SPECIMENS)]
 
 
 def build_tiny_specimen_model(seed: int) -> GPTNeoXForCausalLM:
-    """A model of some 5,000 parameters, the same for the same seed. No dropout: a gradient is a
-    function of its record.
+    """Build a model of some 5,000 parameters, the same for the same seed.
 
-    Layers that Opacus knows (linear, embedding, layer norm), weights that are not tied.
+    Without dropout, so a gradient is a function of its record. Layers that Opacus supports (linear,
+    embedding, layer norm) and untied weights.
     """
     size: dict[str, Any] = {
         "hidden_size": 16,
@@ -153,23 +151,23 @@ def build_tiny_specimen_model(seed: int) -> GPTNeoXForCausalLM:
     ways: dict[str, Any] = {"max_position_embeddings": 32, "attn_implementation": "eager"}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        made = GPTNeoXForCausalLM(
+        model = GPTNeoXForCausalLM(
             GPTNeoXConfig(vocab_size=_WORDS + RECORDS, **size, **ends, **ways)
         )
     with torch.no_grad():
-        made.gpt_neox.final_layer_norm.weight.fill_(_STEEP)
-    return made.train()
+        model.gpt_neox.final_layer_norm.weight.fill_(_STEEP)
+    return model.train()
 
 
 @functools.cache
 def make_company_specimen(clipping_norm: float) -> Specimen:
-    """Return one whose gradients are mostly shorter than the clipping norm, and whose texts differ
-    much in length.
+    """Build a specimen with gradients mostly shorter than the clipping norm and texts of unequal
+    length.
 
-    Clipping then leaves gradients as they are, so what other records do to a record's gradient
+    Clipping then keeps gradients as they are, so the effect of other records on a record's gradient
     shows.
     """
-    # of the logarithm of what the last norm and the last layer are multiplied by
+    # bounds of the log factor of the last norm and the last layer
     low, high = (
         -12.0,
         4.0,
@@ -200,14 +198,13 @@ def _median_gradient_norm(specimen: Specimen) -> float:
 def make_crash_records_with_own_first_token(
     seed: int, n: int = RECORDS, alike: bool = False, lengths: tuple[int, ...] = _LENGTHS
 ) -> list[Record]:
-    """Records of token ids, each with a first token that is its own: it names the record wherever
-    it is read.
+    """Make records of token ids, each with a unique first token that names the record.
 
     alike: the rest is the beginning of one text, the same for all. lengths: of the rest, by turns.
     """
     generator = torch.Generator().manual_seed(seed)
     text = torch.randint(1, _WORDS, (max(lengths),), generator=generator).tolist()
-    found = []
+    records = []
     for i in range(n):
         length = lengths[i % len(lengths)]
         words = (
@@ -215,55 +212,60 @@ def make_crash_records_with_own_first_token(
             if alike
             else torch.randint(1, _WORDS, (length,), generator=generator).tolist()
         )
-        found.append({"input_ids": [_WORDS + i, *words]})
-    return found
+        records.append({"input_ids": [_WORDS + i, *words]})
+    return records
 
 
 def record_index_of_each_batch_row(ids: Tensor) -> list[int | None]:
-    """ids: (b, n) as the model got them -> the record of each row; None: a row that is no record of
-    ours."""
-    # argmax of a row without any is 0: the token there is no record's own either.
+    """Return the record of each row of ids, (b, n) as the model got them; None for a row of no
+    record."""
+    # argmax of a row without such a token is 0, and that token names no record either.
     firsts = ids.gt(_WORDS - 1).float().argmax(1)
-    named = ids.gather(1, firsts.unsqueeze(1)).squeeze(1).tolist()
-    return [token - _WORDS if token >= _WORDS else None for token in named]
+    tokens = ids.gather(1, firsts.unsqueeze(1)).squeeze(1).tolist()
+    return [token - _WORDS if token >= _WORDS else None for token in tokens]
 
 
 @dataclass(frozen=True)
 class SpecimenRecordGradients:
-    """The gradient of every record by itself, at any weights of a model: what the training is held
-    against."""
+    """The gradient of every single record at any weights of a model: the reference for the
+    training."""
 
-    # the model as the training changed it (an adapter, say), without anybody's hooks
+    # the model as the training changed it (an adapter, for example), without any hooks
     twin: nn.Module
     records: list[Record]
 
     def record_gradients_at_weights(
         self, weights: dict[str, Tensor], wanted: list[int], names: list[str]
     ) -> dict[str, Tensor]:
-        """name -> (records wanted, *shape) gradients of the mean nll (nats) of a record's tokens
-        after its first."""
+        """Return name -> (records wanted, *shape) gradients of a record's mean nll.
+
+        The nll is in nats, over the tokens after the record's first.
+        """
         with (
             torch.no_grad()
-        ):  # frozen ones too: what `functional_call` is not given it takes from the twin
+        ):  # frozen weights too: `functional_call` reads missing weights from the twin
             for name, value in self.twin.named_parameters():
                 value.copy_(weights[name])
         trained = {
             name: value.detach() for name, value in self.twin.named_parameters() if name in names
         }
-        found: dict[str, Tensor] = vmap(grad(self._mean_nll_of_one_record), in_dims=(None, 0))(
+        gradients: dict[str, Tensor] = vmap(grad(self._mean_nll_of_one_record), in_dims=(None, 0))(
             trained, padded_specimen_token_ids(self.records, wanted)
         )
-        return found
+        return gradients
 
     def _mean_nll_of_one_record(self, weights: dict[str, Tensor], row: Tensor) -> Tensor:
-        """Padding stands behind all that a causal model reads of a record, so it needs no mask."""
+        """Return the mean nll of one record, without a mask.
+
+        Padding comes after all tokens that a causal model reads of a record.
+        """
         more: dict[str, Any] = {"input_ids": row.unsqueeze(0), "use_cache": False}
         logits = functional_call(self.twin, weights, (), more).logits[0, :-1]
         return nn.functional.cross_entropy(logits, row[1:], ignore_index=PAD)
 
 
 def padded_specimen_token_ids(records: list[Record], wanted: list[int]) -> Tensor:
-    """(records wanted, longest) token ids."""
+    """Return (records wanted, longest) token ids."""
     rows = [records[i]["input_ids"] for i in wanted]
     width = max(map(len, rows))
     return torch.tensor([[*row, *[PAD] * (width - len(row))] for row in rows])
@@ -271,10 +273,10 @@ def padded_specimen_token_ids(records: list[Record], wanted: list[int]) -> Tenso
 
 @contextmanager
 def empty_draws_context(n: int) -> Iterator[None]:
-    """Let every fourth of torch's draws of n uniform numbers be of numbers just below 1: Poisson
-    sampling draws nobody.
+    """Set every fourth of torch's draws of n uniform numbers just below 1: Poisson sampling draws
+    nobody.
 
-    That is a draw that the sampling may make, so what the training does on it is its own doing.
+    The sampling may make that draw, so the training is responsible for its reaction.
     """
     draw, count = torch.rand, 0
 

@@ -1,5 +1,4 @@
-"""The whole crash test: a training is run some eight times on what we make, and every check is
-asked."""
+"""Run the crash test: some eight trainings on our specimens, then every check."""
 
 from __future__ import annotations
 
@@ -21,10 +20,10 @@ from auditor.crash.verdicts import BROKEN, NO_FAULT, UNKNOWN, LoopCheck, Watched
 from auditor.crash.watch import ObservedStep, Train, TrainingTrace, run_watched_training
 from auditor.statistics.audited import audit_epsilon_bounds
 
-_IN_COMPANY = 2  # trainings that look for what other records do to a record's gradient
-_COMPANY_TRIALS = 4  # of weights, until gradients are about as long as wanted there
+_IN_COMPANY = 2  # trainings that look for the effect of other records on a record's gradient
+_COMPANY_TRIALS = 4  # trials of weights until gradients are about as long as needed there
 _NORM_TO_SCALE = -1 / 1.6  # norms rise with the first to the second power of the weights' scale
-_ENOUGH, _MOST = 1200, 12  # gradients of single records that are looked at; trainings
+_ENOUGH, _MOST = 1200, 12  # gradients of single records to observe; trainings
 # if one of these cannot tell, the whole test cannot
 _NEEDED = (
     "one record's reach",
@@ -37,16 +36,16 @@ _OF_EPSILON = (
     "one record's reach",
     "rows are records",
 )
-_LEAST = len(training_specimen.SPECIMENS)  # trainings, where there is time for them
+_LEAST = len(training_specimen.SPECIMENS)  # trainings, if there is time
 
 
 @dataclass(frozen=True)
 class ObservedLoop:
-    """What the loop really did. epsilon: by our accountant, of this noise, rate and steps; inf:
-    unbounded.
+    """The actual behaviour of the loop.
 
-    noise_multiplier and epsilon are None where no record's reach was seen; low, high: the 95%
-    interval of epsilon that those of the noise multiplier and the sampling rate give.
+    epsilon: by our accountant, at this noise, rate and steps; inf: unbounded. noise_multiplier and
+    epsilon are None if no record's reach was seen. low, high: the 95% interval of epsilon, from
+    those of the noise multiplier and the sampling rate.
     """
 
     noise_multiplier: float | None
@@ -59,10 +58,9 @@ class ObservedLoop:
 
 @dataclass(frozen=True)
 class OneRun:
-    """With 95% confidence epsilon is at least `epsilon`. best: what every guess right would have
-    shown.
+    """A lower bound of epsilon with 95% confidence. best: the bound if every guess were right.
 
-    claimed: what the training's claim gives, on the half of the records that it got.
+    claimed: epsilon by the training's claim, on the half of the records that it got.
     """
 
     epsilon: float
@@ -75,8 +73,7 @@ class OneRun:
 
 @dataclass(frozen=True)
 class CrashTest:
-    """The verdict on a private training. epsilon: what it really has, at least; None: nothing
-    against its claim."""
+    """The verdict on a private training. epsilon: at least its real epsilon; None: no evidence."""
 
     claim: LoopClaim
     checks: tuple[LoopCheck, ...]
@@ -84,16 +81,15 @@ class CrashTest:
     seconds: float
     seen: ObservedLoop
     seed: int = 0
-    one_run: OneRun | None = None  # None: there was no time for it
+    one_run: OneRun | None = None  # None if time ran out
 
     def keep_named_checks(self, names: Sequence[str]) -> CrashTest:
-        """These checks alone; all where none is named. Raises AuditError for a name that no check
-        has."""
+        """Keep only these checks, or all without names. Raises AuditError for an unknown name."""
         known = [check.name for check in self.checks]
         if unknown := [name for name in names if name not in known]:
             raise AuditError(f"there is no check {unknown[0]!r}; the checks are {', '.join(known)}")
-        kept = tuple(check for check in self.checks if check.name in names or not names)
-        return replace(self, checks=kept)
+        checks = tuple(check for check in self.checks if check.name in names or not names)
+        return replace(self, checks=checks)
 
     @property
     def broken_checks(self) -> list[LoopCheck]:
@@ -101,8 +97,8 @@ class CrashTest:
 
     @property
     def verdict(self) -> str:
-        """`broken`, `no fault seen` or `cannot tell`, where no record's reach was seen: never that
-        it is private."""
+        """`broken`, `no fault seen` or `cannot tell` (no record's reach was seen); it never says
+        private."""
         if self.broken_checks:
             return BROKEN
         by_name = {check.name: check.verdict for check in self.checks}
@@ -113,8 +109,8 @@ class CrashTest:
 
     @property
     def exceeds_claim_without_fault(self) -> bool:
-        """Whether what was seen gives more than is claimed, by its own interval, while no check is
-        sure of a fault."""
+        """True if the interval of the observed epsilon is above the claim, while no check proves a
+        fault."""
         return (
             not self.broken_checks
             and self.seen.low is not None
@@ -123,8 +119,8 @@ class CrashTest:
 
     @property
     def epsilon(self) -> float | None:
-        found = [check.epsilon for check in self.broken_checks if check.epsilon is not None]
-        return max(found) if found else None
+        epsilons = [check.epsilon for check in self.broken_checks if check.epsilon is not None]
+        return max(epsilons) if epsilons else None
 
 
 def crash_test(
@@ -134,45 +130,43 @@ def crash_test(
     seed: int = 0,
     tell: Callable[[int, int], None] = lambda done, all: None,
 ) -> CrashTest:
-    """Run `train(model, records)` on tiny models and records that we make, and hold it against its
-    claim.
+    """Run `train(model, records)` on tiny models and records and check it against its claim.
 
     train: trains the model in place by a torch.optim optimizer; records: a list of {"input_ids":
-    [token, ...]}. It returns (model, claim), or its claim is given here (`LoopClaim`, or a mapping
-    of its fields). Or a Trainer of transformers, of which another is made for each training. It is
-    run until some thousand gradients were seen, on each of our models where half of the time is
-    enough; tell: gets how many trainings are done, and of how many. Raises AuditError where the
-    training ignores its model or its records, states no claim, or takes longer than so many
-    minutes.
+    [token, ...]}. It returns (model, claim), or `claim` gives the claim (`LoopClaim`, or a mapping
+    of its fields). Or a Trainer of transformers, which is copied for each training. The test runs
+    it until some thousand gradients were seen, on each specimen if half of the time is enough.
+    tell: gets the number of finished trainings and their total. Raises AuditError if the training
+    ignores its model or its records, states no claim, or exceeds the minutes.
     """
-    begun = time.monotonic()
-    until = begun + 60 * minutes
+    start = time.monotonic()
+    until = start + 60 * minutes
     if trainers.is_transformers_trainer(train):
         train = trainers.make_train_function_from_trainer(train, None)
     tell(0, _LEAST + 2)
-    own = seed_of_watched_training(seed, 0)
-    first, returned = run_watched_training(train, own, training_specimen.RECORDS, until)
-    read = LoopClaim.from_stated_claim(returned if claim is None else claim)
-    if not read.noise_multiplier:
+    own_seed = seed_of_watched_training(seed, 0)
+    first, returned = run_watched_training(train, own_seed, training_specimen.RECORDS, until)
+    stated = LoopClaim.from_stated_claim(returned if claim is None else claim)
+    if not stated.noise_multiplier:
         raise AuditError(
             "expected a claim with noise, got noise_multiplier 0: no epsilon follows from it"
         )
-    # First: what is not the same again under its seed can be neither replayed nor reproduced.
-    other_seed = _first_step_of_seed_plus_two_to_32(train, first, own, until)
-    fewer, again = _replay_training_without_last_record(train, read, first, own, until)
-    # Its seed, and below that of the bound, lie past those of the trainings.
+    # First: a training that differs under its seed can be neither replayed nor reproduced.
+    other_seed = _first_step_of_seed_plus_two_to_32(train, first, own_seed, until)
+    fewer, again = _replay_training_without_last_record(train, stated, first, own_seed, until)
+    # Its seed, and below that of the bound, come after those of the trainings.
     few, few_claimed, few_error = _training_on_few_records(
         train, claim, first, seed_of_watched_training(seed, _MOST + 1), until
     )
-    company = _train_in_company(train, read, seed, until)
+    company = _train_in_company(train, stated, seed, until)
     traces = [first]
-    # How often depends on how much is read, not on what is found: the level holds.
-    # At least two: whether noise is fresh shows between trainings as well.
+    # The number depends on how much is read, not on the results: the level holds. At least two:
+    # whether noise is fresh shows between trainings as well.
     while len(traces) < 2 or (
-        _is_another_watched_training_needed(traces) and _has_time_for_another_training(begun, until)
+        _is_another_watched_training_needed(traces) and _has_time_for_another_training(start, until)
     ):
         at = len(traces)
-        # As many as reach _ENOUGH gradients at the pace so far, and at least one a model.
+        # Enough trainings for _ENOUGH gradients at the present pace, and at least one per model.
         planned = min(
             _MOST, max(_LEAST, math.ceil(_ENOUGH * at / _count_records_read_in_traces(traces)))
         )
@@ -183,19 +177,19 @@ def crash_test(
             )[0]
         )
     runs = WatchedTrainings(
-        read, tuple(traces), fewer, again, few, few_claimed, few_error, other_seed, company
+        stated, tuple(traces), fewer, again, few, few_claimed, few_error, other_seed, company
     )
     checks = tuple(run_all_crash_test_checks(runs))
     bound = None
-    if _has_time_for_another_training(begun, until):
+    if _has_time_for_another_training(start, until):
         bound = bound_loop_epsilon_by_membership_guesses(
             train, claim, seed_of_watched_training(seed, _MOST), until
         )
     return CrashTest(
-        claim=read,
+        claim=stated,
         checks=checks,
         remarks=(),
-        seconds=time.monotonic() - begun,
+        seconds=time.monotonic() - start,
         seen=observed_loop_of_watched_trainings(whiten_unequal_noise(runs), checks),
         seed=seed,
         one_run=bound,
@@ -205,17 +199,21 @@ def crash_test(
 def _first_step_of_seed_plus_two_to_32(
     train: Train, first: TrainingTrace, seed: int, until: float
 ) -> ObservedStep:
-    """The first step under seed + 2^32. Raises AuditError where the seed itself does not give its
-    first step again."""
-    one = first.steps[0]
+    """Return the first step under seed + 2^32.
+
+    Raises AuditError if the seed itself does not repeat its first step.
+    """
+    original = first.steps[0]
     again = run_watched_training(train, seed, training_specimen.RECORDS, until, most=1)[0].steps[0]
-    same = one.records == again.records and one.noise.shape == again.noise.shape
-    if not same or not np.allclose(one.noise, again.noise, rtol=1e-3, atol=1e-3 * one.scale):
+    same = original.records == again.records and original.noise.shape == again.noise.shape
+    if not same or not np.allclose(
+        original.noise, again.noise, rtol=1e-3, atol=1e-3 * original.scale
+    ):
         raise AuditError(
             "the training is not the same again under the same seed: draw batches and noise from "
             "torch's or numpy's generator, or from one seeded by torch.initial_seed()"
         )
-    # torch's generator on a processor reads the lowest 32 bits alone, and numpy's is given no more.
+    # On the CPU torch's generator reads only the lowest 32 bits, and numpy's gets no more.
     return run_watched_training(train, seed + 2**32, training_specimen.RECORDS, until, most=1)[
         0
     ].steps[0]
@@ -224,10 +222,10 @@ def _first_step_of_seed_plus_two_to_32(
 def _replay_training_without_last_record(
     train: Train, claim: LoopClaim, first: TrainingTrace, seed: int, until: float
 ) -> tuple[TrainingTrace, TrainingTrace | None]:
-    """The first training, its released steps replayed: without its last record (another one, if n
-    is public).
+    """Replay the first training's released steps without its last record, or with another if n is
+    public.
 
-    Beside it, where that prints something else, the first one replayed on its own records.
+    If that prints other text, also return the first training replayed on its own records.
     """
     n = training_specimen.RECORDS - (not claim.public_size)
     fewer, _ = run_watched_training(
@@ -243,8 +241,7 @@ def _replay_training_without_last_record(
 def _train_in_company(
     train: Train, claim: LoopClaim, seed: int, until: float
 ) -> tuple[TrainingTrace, ...]:
-    """Train on gradients that are shorter than the claimed clipping norm, one long text among short
-    ones."""
+    """Train on gradients below the claimed clipping norm: one long text among short texts."""
     if not claim.max_grad_norm:
         return ()
     seeds = [seed_of_watched_training(seed, _MOST + 2 + at) for at in range(_IN_COMPANY)]
@@ -256,24 +253,24 @@ def _train_in_company(
 
     specimen = training_specimen.make_company_specimen(claim.max_grad_norm)
     first = train_on(specimen, seeds[0])
-    # The gradients are those of the tensors that the loop trains, which may be an adapter's.
+    # The gradients are of the tensors that the loop trains, perhaps an adapter's.
     for _ in range(_COMPANY_TRIALS):
         share = _measure_share_of_company_norm(first, claim.max_grad_norm)
         if 2 / 3 < share < 3 / 2:
             break
         specimen = specimen.scale_weights(share**_NORM_TO_SCALE)
         first = train_on(specimen, seeds[0])
-    # A mean over a batch that nothing undoes makes them shorter once more.
+    # A mean over a batch that nothing undoes shortens them again.
     share = measure_share_of_expected_reach(first, claim)
     if share < 0.5:
         specimen = specimen.scale_weights(share**_NORM_TO_SCALE)
         first = train_on(specimen, seeds[0])
-    return (first, *(train_on(specimen, each) for each in seeds[1:]))
+    return (first, *(train_on(specimen, other_seed) for other_seed in seeds[1:]))
 
 
 def _measure_share_of_company_norm(trace: TrainingTrace, clipping_norm: float) -> float:
-    """Return the median norm of the first gradients over the one wanted where company is looked at;
-    1 if none was seen."""
+    """Return the first gradients' median norm over the target of company trainings; 1 if none was
+    seen."""
     norms = next((step.norms for step in trace.steps if step.norms.any()), None)
     if norms is None:
         return 1.0
@@ -283,11 +280,10 @@ def _measure_share_of_company_norm(trace: TrainingTrace, clipping_norm: float) -
 def _training_on_few_records(
     train: Train, stated: object, first: TrainingTrace, seed: int, until: float
 ) -> tuple[TrainingTrace | None, int | None, str]:
-    """Run a training on as many records as a batch holds and one more -> its trace, the steps it
-    claims, its error.
+    """Train on as many records as a batch holds and one more -> its trace, claimed steps, error.
 
-    At the claimed rate its batches then hold one record or none. The trace is None and the error
-    says why if the training raises an exception, as many loops do on an empty batch.
+    At the claimed rate its batches then hold one record or none. If the training raises an
+    exception, as many loops do on an empty batch, the trace is None and the error says why.
     """
     n = 1 + round(sum(len(step.records) for step in first.steps) / len(first.steps))
     if n > training_specimen.RECORDS // 2:
@@ -313,10 +309,9 @@ def _training_on_few_records(
 def bound_loop_epsilon_by_membership_guesses(
     train: Train, claim: object, seed: int, until: float
 ) -> OneRun:
-    """Each of our records is in by a fair coin; guessed "in" are those that moved the released
-    gradients farthest.
+    """Include each record by a fair coin, guess "in" for those of the largest reach, bound epsilon.
 
-    claim: as it was stated for all trainings; None: this one's own is read. The bound:
+    claim: as stated for all trainings; None: read this training's claim. The bound:
     `statistics/one_run.py`.
     """
     coins = np.random.default_rng(seed).random(training_specimen.RECORDS) < 0.5
@@ -324,77 +319,77 @@ def bound_loop_epsilon_by_membership_guesses(
     trace, returned = run_watched_training(
         train, seed, training_specimen.RECORDS, until, chosen=chosen
     )
-    read = LoopClaim.from_stated_claim(returned if claim is None else claim, with_epsilon=False)
-    # (records,): `chosen` makes the watch measure the reach of those left out as well.
+    stated = LoopClaim.from_stated_claim(returned if claim is None else claim, with_epsilon=False)
+    # (records,): `chosen` makes the watch measure the reach of excluded records as well.
     scores = np.sum([step.reaches for step in trace.steps], axis=0)
-    found = audit_epsilon_bounds(scores, coins, read.delta)[0]
+    bound = audit_epsilon_bounds(scores, coins, stated.delta)[0]
     return OneRun(
-        found.epsilon,
-        found.best,
-        read.implied_epsilon(),
-        found.canaries,
-        found.guesses,
-        found.right,
+        bound.epsilon,
+        bound.best,
+        stated.implied_epsilon(),
+        bound.canaries,
+        bound.guesses,
+        bound.right,
     )
 
 
 def seed_of_watched_training(seed: int, training: int) -> int:
-    """Of one of a test's trainings, from 0: 32 bits that nobody would choose.
+    """Return the seed of one of a test's trainings (from 0): 32 bits that no person would choose.
 
-    No two tests share one: another seed is another draw of all of them.
+    No two tests share a seed: another test seed draws all of them again.
     """
-    # an odd factor: one to one
+    # an odd factor: injective
     return (seed * (_MOST + 2 + _IN_COMPANY) + training + 1) * 2654435769 % 2**32
 
 
 def observed_loop_of_watched_trainings(
     runs: WatchedTrainings, checks: tuple[LoopCheck, ...]
 ) -> ObservedLoop:
-    """The loop's own numbers: unbounded where a check says so, else what its noise, rate, sampling
-    and steps give.
+    """Return the loop's numbers: epsilon from its noise, rate, sampling and steps, or unbounded.
 
-    Where one kind of record, or one record, is worse off than all together, its epsilon is the
-    loop's.
+    If a kind of record, or one record, is worse off than all together, its epsilon is the loop's.
     """
-    broken = {check.name: check for check in checks if check.verdict == BROKEN}
+    broken_checks = {check.name: check for check in checks if check.verdict == BROKEN}
     steps = max(len(trace.steps) for trace in runs.traces)
     noise = (
         checks_of_sensitivity.estimate_noise_multiplier_interval(runs)
         if runs.steps_with_noise
         else (0.0, 0.0, 0.0)
     )
-    unseen = any(check.verdict == UNKNOWN for check in checks if check.name in _OF_EPSILON)
-    if runs.steps_with_noise and (unseen or OWN_GRADIENT in broken):
+    is_unseen = any(check.verdict == UNKNOWN for check in checks if check.name in _OF_EPSILON)
+    if runs.steps_with_noise and (is_unseen or OWN_GRADIENT in broken_checks):
         # No epsilon follows of a bound that is not seen, of parts of records, and of a record that
         # moves the others'.
         noise = None
-    if any(check.epsilon == math.inf for check in broken.values()):
+    if any(check.epsilon == math.inf for check in broken_checks.values()):
         return ObservedLoop(
             noise and noise[0], runs.observed_sampling_rate, steps, math.inf, math.inf, math.inf
         )
     if noise is None:
         return ObservedLoop(None, runs.observed_sampling_rate, steps, None)
-    drawn: dict[str, Any] = {"sampling": "shuffled"} if "Poisson sampling" in broken else {}
-    epsilon = runs.epsilon_with_noise_multiplier(noise[0], steps=steps, **drawn)
-    low, high = _observed_loop_epsilon_interval(runs, noise, epsilon, {"steps": steps, **drawn})
+    sampling: dict[str, Any] = (
+        {"sampling": "shuffled"} if "Poisson sampling" in broken_checks else {}
+    )
+    epsilon = runs.epsilon_with_noise_multiplier(noise[0], steps=steps, **sampling)
+    low, high = _observed_loop_epsilon_interval(runs, noise, epsilon, {"steps": steps, **sampling})
     worst = max(
-        (check.epsilon for check in broken.values() if check.epsilon is not None), default=0.0
+        (check.epsilon for check in broken_checks.values() if check.epsilon is not None),
+        default=0.0,
     )
     return ObservedLoop(
         noise[0],
         runs.observed_sampling_rate,
         steps,
-        *(max(one, worst) for one in (epsilon, low, high)),
+        *(max(value, worst) for value in (epsilon, low, high)),
     )
 
 
 def _observed_loop_epsilon_interval(
     runs: WatchedTrainings, noise: tuple[float, float, float], epsilon: float, more: dict[str, Any]
 ) -> tuple[float, float]:
-    """The 95% interval of epsilon: the errors of the noise multiplier and of the sampling rate,
-    which are independent.
+    """Return the 95% interval of epsilon from the errors of noise multiplier and sampling rate.
 
-    Each one's part is a ratio of two epsilons of the quick accountant.
+    The errors are independent. Each part is a ratio of two epsilons of the quick accountant.
     """
 
     def part(one: float, rate: float) -> float:
@@ -436,5 +431,5 @@ def _is_another_watched_training_needed(traces: list[TrainingTrace]) -> bool:
 
 
 def _has_time_for_another_training(begun: float, until: float) -> bool:
-    """Whether half of the time is left: one more training then fits."""
+    """Test if half of the time is left: one more training then fits."""
     return time.monotonic() - begun < (until - begun) / 2

@@ -1,9 +1,8 @@
-"""What the checks of a training share: the trainings that were watched, a check's verdict, and the
-level of all.
+"""Define the shared parts of the checks: watched trainings, verdicts, and the level of all checks.
 
-Every p-value is one-sided against what the claim promises, and the checks share one level by
-Bonferroni's rule, so an honest training is called broken with at most that probability. Estimates
-are approximately normal: sums over thousands of elements of noise.
+Every p-value is one-sided against the claim, and the checks share one level by Bonferroni's rule,
+so an honest training is called broken with at most that probability. Estimates are approximately
+normal: sums over thousands of elements of noise.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from scipy import stats
 from auditor.crash.claim import LoopClaim
 from auditor.crash.watch import ObservedStep, TrainingTrace
 
-LEVEL = 0.05  # of calling an honest training broken, over all checks
-SHARE = LEVEL / 15  # of each check; those that count, without chance, need none
+LEVEL = 0.05  # probability to call an honest training broken, over all checks
+SHARE = LEVEL / 15  # of each check; checks that count, without chance, need none
 POWER = 0.8
 BROKEN, NO_FAULT, UNKNOWN = "broken", "no fault seen", "cannot tell"
 STATISTIC, COUNTED, PLANTED = "by its statistic", "counted, without chance", "by a planted fault"
@@ -30,24 +29,25 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class WatchedTrainings:
-    """The trainings that were watched: several under different seeds, on our models by turns; one
-    on a record fewer."""
+    """The watched trainings: several under different seeds, on specimens by turns; one on a record
+    fewer."""
 
     claim: LoopClaim
     traces: tuple[TrainingTrace, ...]
-    # under the first one's seed, on its model, with its steps; their number public: one other
+    # under the first training's seed, on its model, with its steps; another last record if n is
+    # public
     fewer: TrainingTrace
-    # the first one once more, with its steps: where `fewer` prints something else
+    # the first training once more, with its steps, if `fewer` prints other text
     again: TrainingTrace | None = None
     few: TrainingTrace | None = None  # on a batch's records and one more
-    few_claimed: int | None = None  # the steps that this one claims
-    few_error: str = ""  # why this one raised an exception
-    # the first step under a seed whose lowest 32 bits are the first one's
+    few_claimed: int | None = None  # the steps that `few` claims
+    few_error: str = ""  # why `few` raised an exception
+    # the first step under a seed with the same lowest 32 bits as the first seed
     other_seed: ObservedStep | None = None
     company: tuple[
         TrainingTrace, ...
     ] = ()  # on gradients shorter than the clipping norm, and texts of other lengths
-    # of the noise that each tensor was divided by; None: by nothing
+    # noise by which each tensor was divided; None: not divided
     whitened_shares: dict[str, float] | None = None
 
     @property
@@ -60,7 +60,7 @@ class WatchedTrainings:
 
     @property
     def steps_but_first_of_each_training(self) -> list[ObservedStep]:
-        """All but each training's first: what is read before that may be a trial of the model."""
+        """All steps but each training's first: reads before it may be a trial of the model."""
         return [step for trace in self.traces for step in trace.steps[1:]]
 
     @property
@@ -69,8 +69,7 @@ class WatchedTrainings:
 
     @property
     def noise_shares(self) -> dict[str, float]:
-        """Each tensor's noise over that of all tensors, as it was released, pooled by degrees of
-        freedom."""
+        """Each tensor's released noise over that of all tensors, pooled by degrees of freedom."""
         if self.whitened_shares is not None:
             return self.whitened_shares
         squares: dict[str, float] = {}
@@ -90,20 +89,20 @@ class WatchedTrainings:
 
     @property
     def observed_sampling_rate(self) -> float:
-        """How often a record was read in a step."""
+        """The share of steps in which a record was read."""
         # Allocation reads each record equally often only over whole trainings: without first steps
-        # it is a pass more.
+        # the rate would be off.
         steps = (
             self.steps
             if self.claim.sampling == "allocation"
             else self.steps_but_first_of_each_training
         )
-        seen = sum(len(step.records) for step in steps)
-        return min(1.0, max(seen / max(1, self.first_training.n * len(steps)), 1e-9))
+        n_reads = sum(len(step.records) for step in steps)
+        return min(1.0, max(n_reads / max(1, self.first_training.n * len(steps)), 1e-9))
 
     @property
     def sampling_rate_standard_error(self) -> float:
-        """Standard error of `observed_sampling_rate`; 0 where batches are not drawn by chance."""
+        """Standard error of `observed_sampling_rate`; 0 if batches are not drawn at random."""
         chance = self.claim.sampling == "poisson" and self.observed_sampling_rate < 1
         return (
             math.sqrt(
@@ -118,8 +117,10 @@ class WatchedTrainings:
     def epsilon_with_noise_multiplier(
         self, noise: float, quick: bool = False, **more: int | float | str
     ) -> float:
-        """The claim's epsilon at this noise multiplier and the observed rate and steps, or those in
-        `more`."""
+        """Return the claim's epsilon at this noise multiplier, with the observed rate and steps.
+
+        more: fields that replace the observed values.
+        """
         observed: dict[str, Any] = {
             "sample_rate": self.observed_sampling_rate,
             "steps": len(self.first_training.steps),
@@ -129,19 +130,21 @@ class WatchedTrainings:
         return claim.implied_epsilon(quick)
 
     def training_and_step_index(self, step: ObservedStep) -> tuple[int, int]:
-        """(training, step) of one of the steps, both from 0."""
+        """Return (training, step) of one of the steps, both from 0."""
         return next(
             (i, j)
             for i, t in enumerate(self.traces)
-            for j, one in enumerate(t.steps)
-            if one is step
+            for j, candidate in enumerate(t.steps)
+            if candidate is step
         )
 
 
 @dataclass(frozen=True)
 class WorstViolation:
-    """Where a violation shows most. training, step, record: from 0; None where it is of the whole
-    training."""
+    """The place where a violation shows most.
+
+    training, step, record: from 0; None if it concerns the entire training.
+    """
 
     measured: str
     expected: str
@@ -153,8 +156,7 @@ class WorstViolation:
 
 @dataclass(frozen=True)
 class LoopCheck:
-    """One check's verdict. epsilon: what the training really has by this check alone; inf:
-    unbounded."""
+    """The verdict of one check. epsilon: the real epsilon by this check; inf: unbounded."""
 
     name: str
     verdict: str
@@ -162,8 +164,8 @@ class LoopCheck:
     would_see: str  # the smallest violation that this check catches with 80% probability
     p: float = 1.0
     epsilon: float | None = None
-    witness: WorstViolation | None = None  # of what is broken
-    source: str = STATISTIC  # that would_see is from
+    witness: WorstViolation | None = None  # of a broken check
+    source: str = STATISTIC  # of would_see
 
 
 def loop_check_from_p_value(
@@ -176,8 +178,10 @@ def loop_check_from_p_value(
     epsilon: Callable[[], float] | None = None,
     source: str = STATISTIC,
 ) -> LoopCheck:
-    """Broken where p is below its share of the level. epsilon: called only then, as accounting
-    takes a second."""
+    """Return a broken check if p is below its share of the level.
+
+    epsilon: called only then, since accounting takes a second.
+    """
     if p < SHARE:
         return LoopCheck(
             name, BROKEN, fault, would_see, p, epsilon and epsilon(), witness(), source
@@ -209,7 +213,7 @@ def unbounded_loop_epsilon() -> float:
 
 
 def standard_errors_a_loop_check_detects(among: int = 1) -> float:
-    """How many standard errors a violation needs to be caught with 80% probability, one of so many
-    looked at."""
-    # From 0 to where the test rejects, and on to where POWER of the estimates lie beyond that.
+    """Return the standard errors that a violation among so many needs to be caught with 80%
+    probability."""
+    # From 0 to the critical value, plus the margin that puts POWER of the estimates beyond it.
     return float(stats.norm.isf(SHARE / among) + stats.norm.ppf(POWER))

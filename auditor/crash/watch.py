@@ -1,13 +1,12 @@
-"""Watches a training from outside: what the model reads, and the gradient that each step is about
-to use.
+"""Watch a training from outside: the model's reads, and the gradient that each step will use.
 
-By torch's hooks alone; nothing of the training is edited. Every privatised gradient is taken apart
-at once:
+Uses only torch's hooks; the training is not edited. Every privatised gradient is decomposed at
+once:
 
     gradient = scale * (sum over the batch's records of (reach * unit gradient) + noise)
 
-In some 5,000 dimensions the records of a batch span a handful, so the rest is noise: its size is
-known to a percent from one step. Reaches are in units of it, which no later scaling (batch size,
+In some 5,000 dimensions the records of a batch span a handful, so the rest is noise: one step gives
+its size to a percent. Reaches are in units of the noise, which no later scaling (batch size,
 learning rate, norm) changes.
 """
 
@@ -44,68 +43,68 @@ from auditor.crash.printed_output import PrintedText
 from auditor.crash.training_specimen import Record, SpecimenRecordGradients
 
 _Array = NDArray[np.float64]
-_ROUNDING = 1e-9  # relative: below it a direction of double precision is rounding
+_ROUNDING = 1e-9  # relative: below it a direction in double precision is rounding
 LONG = "the training takes longer than its budget: give it fewer steps, or raise --minutes"
 _AGAIN = 5.0  # seconds from alarm to alarm
-_SILENT = 1e-5  # of a gradient, which is of single precision: noise below it is rounding
+_SILENT = 1e-5  # of a single-precision gradient: smaller noise is rounding
 
 
 @dataclass(frozen=True)
 class ObservedStep:
-    """One update, as it was seen. noise: of the gradient, what lies outside the records' span,
-    tensor by tensor."""
+    """One observed update.
 
-    records: tuple[int, ...]  # those read since the step before, with repeats
-    passes: tuple[tuple[int, ...], ...]  # the records of each read of the model that they came by
+    noise: the part of the gradient outside the records' span, tensor by tensor.
+    """
+
+    records: tuple[int, ...]  # records read since the previous step, with repeats
+    passes: tuple[tuple[int, ...], ...]  # the records of each read of the model
     rate: float  # the learning rate
-    # standard deviation of the noise an element, over all tensors; 0: no more than rounding
+    # standard deviation of the noise per element, over all tensors; 0: only rounding
     scale: float
-    # tensor -> its noise's standard deviation, and from how many degrees
+    # tensor -> its noise's standard deviation and degrees of freedom
     scales: dict[str, tuple[float, int]]
-    # (records,) coefficients of their unit gradients, over `scale`; of the gradient where it is 0
+    # (records,) coefficients of the unit gradients over `scale`, or of the gradient if it is 0
     reaches: _Array
     gram: _Array  # (records, records) of the unit gradients: the inverse of the reaches' covariance
     norms: _Array  # (records,) of the gradients before clipping
     noise: _Array  # (d,)
-    # (d,) each element's standard deviation over that of the noise: less than 1 near the records'
-    # span
+    # (d,) each element's standard deviation over the noise's: below 1 near the records' span
     spread: _Array
     # tensor -> its elements in `noise`
     shapes: dict[str, tuple[int, int]] = field(default_factory=dict)
-    # rows with tokens that the model read since the step before and that are no record of ours
+    # rows with tokens that the model read since the previous step and that are no record
     foreign: int = 0
     # (tensors, records, records) inner products of the gradients, and (tensors, records) theirs
-    # with the released gradient over `scale`, both tensor by tensor in the order of `shapes`: what
-    # whitening and groups are made from.
+    # with the released gradient over `scale`, by tensor in the order of `shapes`: the input of
+    # whitening and groups.
     tensor_grams: _Array = field(default_factory=lambda: np.zeros((0, 0, 0)))
     tensor_products: _Array = field(default_factory=lambda: np.zeros((0, 0)))
 
 
 @dataclass
 class TrainingTrace:
-    """One training, step by step."""
+    """The trace of one training, step by step."""
 
     n: int
     steps: list[ObservedStep] = field(default_factory=list)
-    evaluated: set[int] = field(default_factory=set)  # records that were read without a gradient
-    # the first step whose weights are not those that the step before had left
+    evaluated: set[int] = field(default_factory=set)  # records read without a gradient
+    # the first step whose weights differ from the weights after the previous step
     elsewhere: int | None = None
-    # the step after which the weights were those that it gave back; None: no step's
+    # the step whose weights the training returned; None: no step's
     returned: int | None = None
     # step and tensor of numbers that are not finite
     overflowed: list[tuple[int, str]] = field(default_factory=list)
     # each step's gradients, by tensor
     released: list[dict[str, Tensor]] = field(default_factory=list)
-    # the model's weights and buffers behind the training
+    # the model's weights and buffers after the training
     state: dict[str, Tensor] = field(default_factory=dict)
     printed: PrintedText = field(default_factory=PrintedText)
-    # how much a record's logits change with whom it is read with, of their size
+    # relative change of a record's logits with the rest of its batch
     apart: float | None = None
 
 
 class StepWatch:
-    """Takes every step of one training apart. Raises AuditError where it lasts longer than it
-    may."""
+    """Decompose every step of one training. Raises AuditError if it lasts longer than allowed."""
 
     def __init__(
         self,
@@ -116,35 +115,35 @@ class StepWatch:
         most: int | None = None,
         replayed: Sequence[dict[str, Tensor]] = (),
     ) -> None:
-        """everyone: the reach of every record is looked for in each step, whether it was read or
-        not. most: steps.
+        """Create a watch. everyone: measure every record's reach in each step, read or not.
 
-        replayed: what the optimizer gets in place of each step's gradients, once these were looked
-        at.
+        most: steps. replayed: gradients that the optimizer gets in place of each step's own, after
+        these were observed.
         """
         self._model, self._records, self._until, self._everyone = model, records, until, everyone
         self._most, self._replayed = most, replayed
-        # token ids of several rows, and the logits they got
+        # token ids of several rows, and their logits
         self._together: tuple[Tensor, Tensor] | None = None
         self.trace = TrainingTrace(len(records))
         self._read: list[int] = []
         self._passes: list[tuple[int, ...]] = []
         self._foreign = 0
-        self._stepping: torch.optim.Optimizer | None = None  # whose step has begun and not ended
-        self._after: list[Tensor] = []  # the weights, (d,), behind each step
+        # the optimizer whose step has begun and not ended
+        self._stepping: torch.optim.Optimizer | None = None
+        self._after: list[Tensor] = []  # the weights, (d,), after each step
         self._parameters = list(model.parameters())
         self._gradients: SpecimenRecordGradients | None = None
 
     @contextmanager
     def install_hooks_temporarily(self) -> Iterator[None]:
-        """Watches what runs in it; its hooks are taken off at the end, whatever happens."""
+        """Watch the code inside the context; remove the hooks at the end in any case."""
         _let_hooks_see_base_steps()
         hooks = [
             self._model.register_forward_pre_hook(
                 self._note_records_of_forward_pass, with_kwargs=True
             ),
             self._model.register_forward_hook(self._record_logits_of_batch, with_kwargs=True),
-            # torch calls these for every optimizer of the process, another model's too
+            # torch calls these for every optimizer of the process, including other models'
             register_optimizer_step_pre_hook(self._record_optimizer_step),
             register_optimizer_step_post_hook(self._record_weights_after_step),
         ]
@@ -160,7 +159,7 @@ class StepWatch:
     ) -> None:
         if (
             time.monotonic() > self._until
-        ):  # where nothing can set an alarm: see `_training_time_limit_context`
+        ):  # if nothing can set an alarm: see `_training_time_limit_context`
             raise AuditError(LONG)
         ids = more.get("input_ids", given[0] if given else None)
         if not isinstance(ids, Tensor):
@@ -205,39 +204,39 @@ class StepWatch:
     def _largest_batch_dependent_logit_change(
         self, weights: dict[str, Tensor], twin: nn.Module
     ) -> float | None:
-        """The most, of some records that were read together, that their logits are off from those
-        of each by itself."""
+        """Return the largest logit change of some records between their batch and a read by
+        themselves."""
         if self._together is None:
             return None
-        off = []
+        changes = []
         for row, logits in [*zip(*self._together, strict=True)][:4]:
-            (name,) = training_specimen.record_index_of_each_batch_row(row.unsqueeze(0))
-            if name is None or name >= len(self._records):
+            (record,) = training_specimen.record_index_of_each_batch_row(row.unsqueeze(0))
+            if record is None or record >= len(self._records):
                 continue
-            own = torch.tensor(self._records[name]["input_ids"])
-            # What pads on the left, or puts a first token there, shifts the record in its row.
-            begins = int((row == own[0]).nonzero()[0])
+            tokens = torch.tensor(self._records[record]["input_ids"])
+            # Left padding, or a prepended first token, shifts the record in its row.
+            begins = int((row == tokens[0]).nonzero()[0])
             with torch.no_grad():
-                alone = functional_call(
-                    twin, weights, (), {"input_ids": own.unsqueeze(0), "use_cache": False}
+                single = functional_call(
+                    twin, weights, (), {"input_ids": tokens.unsqueeze(0), "use_cache": False}
                 ).logits
-            there = logits[begins : begins + len(own)].float()
-            alone = alone[0, : len(there)].float()
-            # Less the mean: a constant in all logits changes no probability, but would count as
+            joint = logits[begins : begins + len(tokens)].float()
+            single = single[0, : len(joint)].float()
+            # Subtract the mean: a constant in all logits changes no probability, but would count as
             # size.
-            off.append(float((there - alone).norm() / (alone - alone.mean()).norm()))
-        return max(off, default=None)
+            changes.append(float((joint - single).norm() / (single - single.mean()).norm()))
+        return max(changes, default=None)
 
     def _record_optimizer_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         names = {id(value): name for name, value in self._model.named_parameters()}
-        held = [
+        parameters = [
             value
             for group in optimizer.param_groups
             for value in group["params"]
             if id(value) in names
         ]
-        own = {names[id(value)]: value.grad for value in held if value.grad is not None}
-        if not own:
+        gradients = {names[id(value)]: value.grad for value in parameters if value.grad is not None}
+        if not gradients:
             return
         processes = (
             distributed.get_world_size()
@@ -252,12 +251,14 @@ class StepWatch:
         if self._stepping is optimizer:
             self._take_back_outer_step()
         self._stepping = optimizer
-        read, passes, foreign = tuple(self._read), tuple(self._passes), self._foreign
+        records, passes, foreign = tuple(self._read), tuple(self._passes), self._foreign
         self._read, self._passes, self._foreign = [], [], 0
-        taken = {name: value.detach().double().flatten() for name, value in own.items()}
-        at = len(self.trace.steps)
+        flat_gradients = {
+            name: value.detach().double().flatten() for name, value in gradients.items()
+        }
+        index = len(self.trace.steps)
         self.trace.overflowed += [
-            (at, name) for name, value in taken.items() if not value.isfinite().all()
+            (index, name) for name, value in flat_gradients.items() if not value.isfinite().all()
         ]
         rate = float(optimizer.param_groups[0]["lr"])
         if (
@@ -265,24 +266,26 @@ class StepWatch:
             and self.trace.elsewhere is None
             and not torch.equal(self._flattened_weights(), self._after[-1])
         ):
-            self.trace.elsewhere = at
+            self.trace.elsewhere = index
         self.trace.steps.append(
-            self._decompose_released_gradients(taken, read, passes, rate, foreign)
+            self._decompose_released_gradients(flat_gradients, records, passes, rate, foreign)
         )
         self.trace.printed.before_step = False
-        # Copied before a replayed gradient is written over it.
-        self.trace.released.append({name: value.detach().clone() for name, value in own.items()})
-        for name, value in self._replayed[at].items() if at < len(self._replayed) else ():
-            if name in own:
-                own[name].copy_(value)  # in place: the optimizer reads this tensor behind the hook
+        # Copy before a replayed gradient overwrites it.
+        self.trace.released.append(
+            {name: value.detach().clone() for name, value in gradients.items()}
+        )
+        for name, value in self._replayed[index].items() if index < len(self._replayed) else ():
+            if name in gradients:
+                # in place: the optimizer reads this tensor after the hook
+                gradients[name].copy_(value)
 
     def _take_back_outer_step(self) -> None:
-        """Forget a step that calls its base class's: a subclass may clip and add noise before
-        that."""
+        """Forget a step that calls its base class's step: a subclass may clip and add noise."""
         outer = self.trace.steps.pop()
         self.trace.released.pop()
         self.trace.overflowed = [
-            each for each in self.trace.overflowed if each[0] != len(self.trace.steps)
+            overflow for overflow in self.trace.overflowed if overflow[0] != len(self.trace.steps)
         ]
         self._read = [*outer.records, *self._read]
         self._passes = [*outer.passes, *self._passes]
@@ -292,7 +295,7 @@ class StepWatch:
         self._stepping = None
         if len(self._after) < len(self.trace.steps):
             self._after.append(self._flattened_weights())
-        elif self._after:  # an optimizer that calls another: the outer one ends later
+        elif self._after:  # an optimizer that calls another: the outer step ends later
             self._after[-1] = self._flattened_weights()
         if len(self.trace.steps) == self._most:
             raise _EnoughSteps
@@ -301,13 +304,14 @@ class StepWatch:
         return torch.cat([value.detach().flatten() for value in self._parameters])
 
     def keep_final_weights_and_find_their_step(self) -> None:
-        """Looks for the step whose weights the model has now, the last one first."""
+        """Store the final weights and find the step with these weights, latest first."""
         self.trace.state = {
             name: value.detach().clone() for name, value in self._model.state_dict().items()
         }
-        now, held = self._flattened_weights(), enumerate(self._after)
+        now, weights_by_step = self._flattened_weights(), enumerate(self._after)
         self.trace.returned = next(
-            (at for at, one in reversed(list(held)) if torch.equal(one, now)), None
+            (at for at, weights in reversed(list(weights_by_step)) if torch.equal(weights, now)),
+            None,
         )
 
     def _decompose_released_gradients(
@@ -322,18 +326,18 @@ class StepWatch:
             self._gradients = SpecimenRecordGradients(
                 copy_watched_model_without_hooks(self._model), self._records
             )
-        # Of this step: a training that unfreezes a layer trains other tensors later.
+        # Of this step only: a training that unfreezes a layer trains other tensors later.
         ends = np.cumsum([len(part) for part in taken.values()])
         shapes = {
             name: (int(end) - len(taken[name]), int(end))
             for name, end in zip(taken, ends, strict=True)
         }
-        # The step is not taken yet: its gradients are of the weights that the model has now.
+        # The step is not taken yet: its gradients belong to the model's present weights.
         weights = {name: value.detach() for name, value in self._model.named_parameters()}
-        wanted = list(range(len(self._records))) if self._everyone else sorted(set(read))
+        measured = list(range(len(self._records))) if self._everyone else sorted(set(read))
         parts = (
-            self._gradients.record_gradients_at_weights(weights, wanted, list(taken))
-            if wanted
+            self._gradients.record_gradients_at_weights(weights, measured, list(taken))
+            if measured
             else {}
         )
         if self.trace.apart is None:
@@ -341,29 +345,33 @@ class StepWatch:
                 weights, self._gradients.twin
             )
         released = torch.cat(list(taken.values()))
-        own = released.new_zeros(len(released), 0)
-        if wanted:
-            # (d, records), rows in the order of `taken`, as those of `released`
-            own = torch.cat([parts[name].flatten(1) for name in taken], dim=1).T.double()
+        gradients = released.new_zeros(len(released), 0)
+        if measured:
+            # (d, records), rows in the order of `taken`, like `released`
+            gradients = torch.cat([parts[name].flatten(1) for name in taken], dim=1).T.double()
         if (
             self.trace.overflowed
-        ):  # broken, and the weights with it: what follows is read as far as it is a number
-            released, own = (value.nan_to_num(0.0, 0.0, 0.0) for value in (released, own))
+        ):  # broken, and the weights with it: read later values as far as they are numbers
+            released, gradients = (
+                value.nan_to_num(0.0, 0.0, 0.0) for value in (released, gradients)
+            )
         sizes = [len(part) for part in taken.values()]
-        left, free, spread = _project_out_record_gradients(released, own, sizes)
+        residual, free, spread = _project_out_record_gradients(released, gradients, sizes)
         least = _SILENT * float(released.abs().max())
         scales = {}
-        for name, one, dimensions in zip(taken, left.split(sizes), free, strict=True):
+        for name, values, dimensions in zip(taken, residual.split(sizes), free, strict=True):
             if dimensions:
-                found = float((one @ one / dimensions).sqrt())
-                scales[name] = (found if found > least else 0.0, dimensions)
-        # Pooled over tensors: variances weighted by their degrees of freedom.
-        whole = sum(dimensions for _, dimensions in scales.values())
+                size = float((values @ values / dimensions).sqrt())
+                scales[name] = (size if size > least else 0.0, dimensions)
+        # Pool over tensors: variances weighted by their degrees of freedom.
+        n_free = sum(dimensions for _, dimensions in scales.values())
         scale = (
-            (sum(one**2 * free for one, free in scales.values()) / whole) ** 0.5 if whole else 0.0
+            (sum(values**2 * free for values, free in scales.values()) / n_free) ** 0.5
+            if n_free
+            else 0.0
         )
         unit = scale or 1.0
-        parts_by_tensor = own.split(sizes)
+        parts_by_tensor = gradients.split(sizes)
         grams = torch.stack([part.T @ part for part in parts_by_tensor])
         products = torch.stack(
             [
@@ -386,7 +394,7 @@ class StepWatch:
             reaches=reaches,
             gram=gram,
             norms=norms,
-            noise=left.numpy(),
+            noise=residual.numpy(),
             spread=spread.numpy(),
             shapes=shapes,
             foreign=foreign,
@@ -396,8 +404,8 @@ class StepWatch:
 
 
 def _let_hooks_see_base_steps() -> None:
-    """Let hooks see the steps of torch's optimizers, as once one was made: a subclass may add noise
-    before it."""
+    """Let hooks see the base steps of torch's optimizers: a subclass may add noise before calling
+    them."""
     kinds: list[Any] = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
     for kind in kinds:
         if "step" in vars(kind) and not hasattr(kind.step, "hooked"):
@@ -406,16 +414,16 @@ def _let_hooks_see_base_steps() -> None:
 
 
 def copy_watched_model_without_hooks(model: nn.Module) -> nn.Module:
-    """A copy without hooks: Opacus hangs its own on every layer, and ours would count our reading.
+    """Copy the model without hooks: Opacus hooks every layer, and our hooks would count our reads.
 
-    Trainers replace `forward` of the model itself (autocast, TRL's loss in chunks) by one bound to
-    the original. Batch norms take what they have seen so far: with the batch's own, no record has a
-    gradient.
+    Trainers replace `forward` of the model itself (autocast, TRL's loss in chunks) by a function
+    bound to the original. Batch norms use their running statistics: with the batch's statistics no
+    record has a gradient.
     """
-    made = copy.deepcopy(model)
-    made.__dict__.pop("forward", None)
-    made.train()
-    for module in made.modules():
+    twin = copy.deepcopy(model)
+    twin.__dict__.pop("forward", None)
+    twin.train()
+    for module in twin.modules():
         for name in (
             *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
             *(
@@ -427,50 +435,49 @@ def copy_watched_model_without_hooks(model: nn.Module) -> nn.Module:
             getattr(module, name).clear()
         if isinstance(module, _BatchNorm):
             module.eval()
-    return made
+    return twin
 
 
 def _project_out_record_gradients(
     released: Tensor, own: Tensor, sizes: list[int]
 ) -> tuple[Tensor, list[int], Tensor]:
-    """Of each tensor by itself: what is outside the span of its records' gradients, its dimensions,
-    and its spread.
+    """Project out the span of the records' gradients, tensor by tensor.
 
-    released: (d,), own: (d, k), sizes: (tensors,), of sum d -> (d,), (tensors,), (d,).
+    released: (d,), own: (d, k), sizes: (tensors,), of sum d. Returns the remainder (d,), its
+    dimensions (tensors,) and its spread (d,).
     """
     if not own.shape[1]:
         return released, list(sizes), torch.ones_like(released)
     parts = own.split(sizes)
-    # Through the (k, k) Gram matrices, as k records are few: `part @ one` below is an orthonormal
+    # Use the (k, k) Gram matrices, since k records are few: `part @ turn` below is an orthonormal
     # basis of their span.
     values, vectors = torch.linalg.eigh(torch.stack([part.T @ part for part in parts]))
-    kept = values > _ROUNDING * values[:, -1:].clamp(min=1e-300)
-    turned = vectors * torch.where(kept, values.clamp(min=1e-300).rsqrt(), 0.0).unsqueeze(1)
-    basis = torch.cat([part @ one for part, one in zip(parts, turned, strict=True)])
+    is_used = values > _ROUNDING * values[:, -1:].clamp(min=1e-300)
+    turned = vectors * torch.where(is_used, values.clamp(min=1e-300).rsqrt(), 0.0).unsqueeze(1)
+    basis = torch.cat([part @ turn for part, turn in zip(parts, turned, strict=True)])
     inside = torch.cat(
         [
-            one @ (one.T @ part)
-            for one, part in zip(basis.split(sizes), released.split(sizes), strict=True)
+            turn @ (turn.T @ part)
+            for turn, part in zip(basis.split(sizes), released.split(sizes), strict=True)
         ]
     )
-    free = [max(0, size - rank) for size, rank in zip(sizes, kept.sum(1).tolist(), strict=True)]
+    free = [max(0, size - rank) for size, rank in zip(sizes, is_used.sum(1).tolist(), strict=True)]
     # Outside the span an element keeps 1 - |its row of the basis|^2 of its variance: the
     # projection's diagonal.
     return released - inside, free, (1 - basis.square().sum(1)).clamp(min=0).sqrt()
 
 
 def fit_reaches(inner_products: _Array, products: _Array) -> tuple[_Array, _Array, _Array]:
-    """Fit a gradient on unit gradients by least squares -> coefficients, Gram matrix of unit
-    gradients, norms.
+    """Fit a gradient on unit gradients by least squares -> coefficients, Gram matrix, norms.
 
     inner_products: (..., records, records) of the gradients; products: (..., records) theirs with
-    the gradient that is fitted.
+    the fitted gradient. The Gram matrix is of the unit gradients.
     """
     norms = np.sqrt(np.diagonal(inner_products, axis1=-2, axis2=-1))
-    # a gradient of 0, as of LoRA's first matrix at first, stays 0
+    # a gradient of 0, as of LoRA's first matrix initially, stays 0
     lengths = np.where(norms > 0, norms, 1.0)
     gram = inner_products / (lengths[..., :, None] * lengths[..., None, :])
-    # pinv: records of one text may have the same gradient.
+    # pinv, since records of one text may have the same gradient.
     inverse = np.linalg.pinv(gram, hermitian=True)
     return (inverse @ (products / lengths)[..., None])[..., 0], gram, norms
 
@@ -491,17 +498,16 @@ def run_watched_training(
     specimen: training_specimen.Specimen | None = None,
     empty_draws: bool = False,
 ) -> tuple[TrainingTrace, Any]:
-    """One training under the given seed on n of our records -> its trace, and what it returned.
+    """Run one training under the given seed on n records -> its trace, and its return value.
 
-    training: how many came before it, which says which of our models and records it gets.
-    chosen: of the n it gets these alone, and each step's reaches are those of all n. most: steps,
-    after which it is ended, and returns None. replayed: as in `StepWatch`. other_last: the last
-    record has its words in another order.
-    specimen: the model and records it gets, whatever its number. empty_draws: as in
+    training: its index, which selects its model and records. chosen: of the n records it gets only
+    these, and each step's reaches are those of all n. most: steps, after which the training ends
+    and returns None. replayed: as in `StepWatch`. other_last: the last record has its words in
+    another order. specimen: its model and records, for any index. empty_draws: as in
     `empty_draws_context`.
 
-    Raises AuditError where it reads none of its records, takes no step that is seen, gives back
-    another model, or lasts too long. Processes that it started and left are ended with it.
+    Raises AuditError if it reads none of its records, takes no observed step, returns another
+    model, or lasts too long. Processes that it started and did not end are ended with it.
     """
     specimen = specimen or training_specimen.specimen_for_training(training)
     model, records = specimen.build_crash_test_model(), specimen.make_crash_test_records(n)
@@ -512,28 +518,28 @@ def run_watched_training(
         model, records, until, everyone=chosen is not None, most=most, replayed=replayed
     )
     torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)  # numpy refuses more
+    np.random.seed(seed % 2**32)  # numpy takes at most 32 bits
     random.seed(seed)
-    # Shallow copies: keys that a training adds to its records stay its own.
-    given = [dict(records[i]) for i in (range(n) if chosen is None else chosen)]
+    # Shallow copies: keys that a training adds to its records stay in the copies.
+    inputs = [dict(records[i]) for i in (range(n) if chosen is None else chosen)]
     returned = None
     draws = training_specimen.empty_draws_context(n) if empty_draws else contextlib.nullcontext()
     watched = watch.install_hooks_temporarily()
     with watched, _training_time_limit_context(until), contextlib.suppress(_EnoughSteps), draws:
-        returned = train(model, given)
+        returned = train(model, inputs)
     watch.keep_final_weights_and_find_their_step()
     trace = watch.trace
     if not any(step.records for step in trace.steps):
-        seen = (
+        observed = (
             f"{len(trace.steps)} steps of an optimizer, none of them after our model had read one "
             "of our records"
         )
         raise AuditError(
             "expected `train` to train the model that it is given, on the records that it is "
-            f"given, by a torch.optim optimizer; saw {seen}"
+            f"given, by a torch.optim optimizer; saw {observed}"
         )
-    back = returned[0] if isinstance(returned, tuple) and returned else returned
-    if isinstance(back, nn.Module) and not {id(p) for p in back.parameters()} & {
+    result = returned[0] if isinstance(returned, tuple) and returned else returned
+    if isinstance(result, nn.Module) and not {id(p) for p in result.parameters()} & {
         id(p) for p in model.parameters()
     }:
         raise AuditError(
@@ -544,20 +550,20 @@ def run_watched_training(
 
 
 class _EnoughSteps(BaseException):
-    """Ends a training from inside; no `except Exception` of its own stops it."""
+    """End a training from inside; its `except Exception` cannot stop this."""
 
 
 class _OutOfTime(BaseException):
-    """Ends a training whose time is over, in the same way."""
+    """End a training that has run out of time, in the same way."""
 
 
 @contextmanager
 def _training_time_limit_context(until: float) -> Iterator[None]:
-    """Ends what runs in it when it is `until` (`time.monotonic`), and the processes it started;
-    then AuditError.
+    """End the code inside, and the processes it started, at `until` (`time.monotonic`) by
+    AuditError.
 
-    By an alarm, again every few seconds in case it is caught. Python has alarms in its main thread
-    alone: elsewhere the model's next forward pass ends the training.
+    Uses an alarm, repeated every few seconds in case it is caught. Python has alarms only in its
+    main thread: in other threads the model's next forward pass ends the training.
     """
     over = False
 
@@ -568,9 +574,9 @@ def _training_time_limit_context(until: float) -> Iterator[None]:
     before = set(psutil.Process().children())
     alarmed = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
     if alarmed:
-        handler, begun = signal.signal(signal.SIGALRM, late), time.monotonic()
-        first = max(until - begun, 1e-3) if until < math.inf else 0
-        left, _ = signal.setitimer(signal.ITIMER_REAL, first, _AGAIN)
+        handler, start = signal.signal(signal.SIGALRM, late), time.monotonic()
+        first = max(until - start, 1e-3) if until < math.inf else 0
+        remaining, _ = signal.setitimer(signal.ITIMER_REAL, first, _AGAIN)
     try:
         yield
     except _OutOfTime:
@@ -578,12 +584,12 @@ def _training_time_limit_context(until: float) -> Iterator[None]:
     finally:
         over = True
         if alarmed:
-            # first: an alarm that nobody handles ends the process
+            # first, since an alarm without a handler ends the process
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, handler)
-            # Whoever had set an alarm before gets it, less the time that went by.
+            # Restore an earlier alarm, less the elapsed time.
             signal.setitimer(
-                signal.ITIMER_REAL, left and max(left - (time.monotonic() - begun), 1e-3)
+                signal.ITIMER_REAL, remaining and max(remaining - (time.monotonic() - start), 1e-3)
             )
         for process in list_processes_started_by_training(before):
             with contextlib.suppress(psutil.Error):
@@ -593,14 +599,14 @@ def _training_time_limit_context(until: float) -> Iterator[None]:
 def list_processes_started_by_training(
     before: Collection[psutil.Process] = (),
 ) -> list[psutil.Process]:
-    """The processes that this one started and theirs, without multiprocessing's resource tracker.
+    """List this process's child processes and theirs, without multiprocessing's resource tracker.
 
-    before: children that are left out, with all that they start.
+    before: children to leave out, with all processes they start.
     """
-    own = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
-    found = list[psutil.Process]()
+    tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
+    processes = list[psutil.Process]()
     for child in psutil.Process().children():
-        if child.pid != own and child not in before:
-            with contextlib.suppress(psutil.Error):  # it may end meanwhile
-                found += [*child.children(recursive=True), child]
-    return found
+        if child.pid != tracker and child not in before:
+            with contextlib.suppress(psutil.Error):  # the process may have ended
+                processes += [*child.children(recursive=True), child]
+    return processes
