@@ -1,10 +1,10 @@
-"""A run's numbers beside the questions of EDPB Opinion 28/2024 (¶43, 55, 58) and of an impact
-assessment (GDPR 35).
+"""Answer questions of EDPB Opinion 28/2024 (¶43, 55, 58) and of an impact assessment (GDPR 35) with
+a run's numbers.
 
-Each question is answered by what this run measured, with its interval and what the number does not
-say, or not at all, and then which command would. It is made to leave the building: the model's
-name, aggregates, hashes and our own words, no name of a secret, group or data file. No legal
-advice, and no finding that a model is anonymous.
+Each answer is a measured number with its interval and its limits; without a measurement, the page
+names the command that would make it. The page may be published: it shows the model's name,
+aggregates, hashes and our own words, and no name of a secret, group or data file. It is no legal
+advice, and never finds a model anonymous.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ _FOR_YOU = "it is not a measurement: the controller's file answers it"
 
 @dataclass(frozen=True)
 class EdpbEvidence:
-    """All that an answer may be taken from. result: cleaned; digest: SHA-256 of the file it was
-    read from."""
+    """All sources of an answer. result: cleaned; digest: SHA-256 of its file."""
 
     result: AuditResult
     digest: str
@@ -58,11 +57,11 @@ class EdpbEvidence:
 
 @dataclass(frozen=True)
 class EdpbQuestion:
-    """A question in our words, who asks it (`of`) and where; answer: sentences, none where this run
-    has none.
+    """A question in our words, its source (`of`) and paragraph; answer: sentences, empty if this
+    run has no answer.
 
-    limit: what the answer does not say. measured_by: the measures that would answer it, by the
-    names under which attacks and probes declare them. otherwise: what would, where none does.
+    limit: scope of the answer. measured_by: measures that would answer it, named as attacks and
+    probes declare them. otherwise: the remedy if no method declares them.
     """
 
     of: str
@@ -74,13 +73,15 @@ class EdpbQuestion:
     measured_by: tuple[str, ...] = ()
 
     def answering_command_phrase(self, e: EdpbEvidence) -> str:
-        """The command that would answer the question, or else `otherwise`."""
-        found = [
-            names[0] for what in self.measured_by if (names := e.result.methods_measuring(what))
+        """Return the command that would answer the question, or else `otherwise`."""
+        methods = [
+            names[0]
+            for measure in self.measured_by
+            if (names := e.result.methods_measuring(measure))
         ]
         return (
-            f"`audit run {' '.join(f'--attack {name}' for name in found)}` would"
-            if found
+            f"`audit run {' '.join(f'--attack {name}' for name in methods)}` would"
+            if methods
             else self.otherwise
         )
 
@@ -98,8 +99,8 @@ def _measurements_with_row(
     target: TargetRecord,
     numbers: Callable[[Finding], Mapping[str, Measurement | None]],
 ) -> list[tuple[Measurement, str, Finding]]:
-    """All measurements of a target's rows that hold a number, each with the name of its part and
-    its row."""
+    """Return all valid measurements of a target's rows, each with the name of its part and its
+    row."""
     rows = [f for f in e.result.findings if f.target == target.name]
     return [(m, part, f) for f in rows for part, m in numbers(f).items() if m and _has_value(m)]
 
@@ -111,36 +112,40 @@ def _highest_measurement(
 
 
 def _make_highest_value_answer(*metrics: str) -> Callable[[EdpbEvidence], list[str]]:
-    """Answers by each target's row with the highest value of each metric, beside what non-members
-    give."""
+    """Answer with each target's row of the highest value of each metric, next to the non-members'
+    value."""
     return lambda e: [
-        said
+        sentence
         for target in _targets_without_controls(e)
         for metric in metrics
-        if (said := _highest_value_sentence(e, target, metric))
+        if (sentence := _highest_value_sentence(e, target, metric))
     ]
 
 
 def _extraction_by_queries_sentences(e: EdpbEvidence) -> list[str]:
-    """What the start of a record brings out, and what queries without one do."""
+    """Return the extraction by queries with the start of a record, and without it."""
     first_guess = (documents.RECALL, "recall", documents.NEAR, "near_verbatim_recall")
-    told = _make_highest_value_answer(*first_guess)(e) or _make_highest_value_answer("any_of_k")(e)
-    return [*told, *_make_highest_value_answer(RECORDS, MEMORISED)(e)]
+    sentences = _make_highest_value_answer(*first_guess)(e) or _make_highest_value_answer(
+        "any_of_k"
+    )(e)
+    return [*sentences, *_make_highest_value_answer(RECORDS, MEMORISED)(e)]
 
 
 def _highest_value_sentence(e: EdpbEvidence, target: TargetRecord, metric: str) -> str:
-    if not (seen := _measurements_with_row(e, target, lambda f: {metric: f.measurement(metric)})):
+    if not (
+        candidates := _measurements_with_row(e, target, lambda f: {metric: f.measurement(metric)})
+    ):
         return ""
-    m, _, row = _highest_measurement(seen)
+    m, _, row = _highest_measurement(candidates)
     floor = row.measurement(name_nonmember_metric(metric))
-    beside = (
+    baseline = (
         f"; of records never trained on {_value_and_count_phrase(floor)}"
         if floor and _has_value(floor)
         else ""
     )
-    among = f"; the highest of {len(seen)} configurations" if len(seen) > 1 else ""
+    among = f"; the highest of {len(candidates)} configurations" if len(candidates) > 1 else ""
     number = f"{phrases.metric_label(metric)} {_value_and_count_phrase(m)}"
-    return f"{row_title_with_attack(e.result, row)}: {number}{beside}{among}."
+    return f"{row_title_with_attack(e.result, row)}: {number}{baseline}{among}."
 
 
 def _has_value(m: Measurement) -> bool:
@@ -148,36 +153,36 @@ def _has_value(m: Measurement) -> bool:
 
 
 def _value_and_count_phrase(m: Measurement) -> str:
-    """`43/300 = 14% [11–19]`, `0.3% [0.1–0.9] of 300`."""
+    """Return `43/300 = 14% [11–19]` or `0.3% [0.1–0.9] of 300`."""
     if find_metric(m.name).exact:
         return f"{phrases.format_share_without_interval(m)} {phrases.format_interval(m)}"
     return f"{phrases.value_with_interval(m)} of {m.n:,}"
 
 
 def _worst_repeat_count_sentences(e: EdpbEvidence) -> list[str]:
-    """Of each target, the repeat count and the row at which most is extracted."""
-    found = []
+    """Return the repeat count and row with most extraction, for each target."""
+    sentences = []
     for target in _targets_without_controls(e):
-        seen = _measurements_with_row(e, target, lambda f: f.by_repeats)
-        # Names that are no numbers may be the data's own: they must not leave.
-        groups = [(m, count, f) for m, count, f in seen if count.isdecimal() and m.unit in SHARES]
-        if len({count for _, count, _ in groups}) > 1:  # else it is the mean again
-            # Of several that are zero, the one that leaves most open.
+        rows = _measurements_with_row(e, target, lambda f: f.by_repeats)
+        # Non-numeric names may come from the data and must not be published.
+        groups = [(m, count, f) for m, count, f in rows if count.isdecimal() and m.unit in SHARES]
+        if len({count for _, count, _ in groups}) > 1:  # otherwise it repeats the mean
+            # Among several zeros, choose the widest bound.
             m, count, row = max(
                 groups, key=lambda one: (one[0].value, one[0].n if one[0].value else one[0].high)
             )
-            # The interval that decides: the repeat counts of a row share the level.
+            # Use the deciding interval: the repeat counts of a row share the level.
             m = bonferroni_widened_leak_measurement(m, sum(f is row for *_, f in groups))
-            found.append(
+            sentences.append(
                 f"{row_title_with_attack(e.result, row)}: at repeat count {count}, "
                 f"{phrases.lower_first(phrases.metric_label(m.name))} {_value_and_count_phrase(m)}."
             )
-    return found
+    return sentences
 
 
 def _membership_sentences(e: EdpbEvidence) -> list[str]:
-    """All records together and, if it decides, the number of copies at which members are surest
-    told from others."""
+    """Return the results over all records and, if it decides, at the number of copies that best
+    separates members."""
     groups = [s for s in assess_signals(e.result).signals if s.kind is MEMBERSHIP and s.count]
     return [
         *_make_highest_value_answer(auc_name(""), name_tpr_metric("", FALSE_POSITIVES[0]))(e),
@@ -189,9 +194,11 @@ def _membership_sentences(e: EdpbEvidence) -> list[str]:
 
 
 def _greedy_recall_sentences(e: EdpbEvidence) -> list[str]:
-    told = phrases.sort_by_repeats(e.result.benchmark.greedy_recall)
+    recalls = phrases.sort_by_repeats(e.result.benchmark.greedy_recall)
     known = [
-        (count, m) for count, m in told if (count.isdecimal() or count == "all") and _has_value(m)
+        (count, m)
+        for count, m in recalls
+        if (count.isdecimal() or count == "all") and _has_value(m)
     ]
     parts = [f"{count}: {_value_and_count_phrase(m)}" for count, m in known]
     return (
@@ -202,142 +209,153 @@ def _greedy_recall_sentences(e: EdpbEvidence) -> list[str]:
 
 
 def _leak_signals_section(e: EdpbEvidence) -> Section:
-    """All signals of all targets, after what may hide a leak from this audit."""
-    seen = assess_signals(e.result)
-    against = " ".join(doubt.sentence for doubt in signals.all_doubts(seen))
-    named = [
+    """Return all signals of all targets, after the doubts that may hide a leak from this audit."""
+    assessment = assess_signals(e.result)
+    against = " ".join(doubt.sentence for doubt in signals.all_doubts(assessment))
+    publishable = [
         replace(s, why="", part=_publishable_kind(s.part) if s.kind is PERSONAL else s.part)
-        for s in seen.signals
+        for s in assessment.signals
     ]
-    found = signals.signal_blocks(e.result, replace(seen, signals=tuple(named)))
+    blocks = signals.signal_blocks(e.result, replace(assessment, signals=tuple(publishable)))
     title = "What is shown, what is not, what was not tested"
     return Section(
         "signals",
         title,
-        (*([Paragraph(f"What may hide a leak: {against}")] if against else []), *found),
+        (*([Paragraph(f"What may hide a leak: {against}")] if against else []), *blocks),
     )
 
 
 def _signal_counts_paragraph(e: EdpbEvidence) -> str:
-    """A sentence a target: which kinds of leakage are shown or, of none, how many were tested and
-    how many not."""
-    seen = assess_signals(e.result)
-    return " ".join(_signal_count_sentence(e.result, seen, target) for target in seen.targets)
+    """Return a sentence a target: the kinds of leakage shown or, if none is, the numbers tested and
+    untested."""
+    signal_assessment = assess_signals(e.result)
+    return " ".join(
+        _signal_count_sentence(e.result, signal_assessment, target)
+        for target in signal_assessment.targets
+    )
 
 
 def _signal_count_sentence(result: AuditResult, seen: LeakAssessment, target: str) -> str:
     title = phrases.target_title(result, target)
-    shown = [
+    titles = [
         group[0].kind.title.lower()
         for group in signals.group_signals_by_kind(seen.shown_signals(target))
     ]
-    if shown:
-        return f"{title}: leakage is shown by {', '.join(shown)}."
-    none = [s for s in seen.signals_of_target(target) if s.status == NOT_TESTED]
+    if titles:
+        return f"{title}: leakage is shown by {', '.join(titles)}."
+    untested_signals = [s for s in seen.signals_of_target(target) if s.status == NOT_TESTED]
     tested, untested = (
-        len(signals.group_signals_by_kind(found)) for found in (seen.tested_signals(target), none)
+        len(signals.group_signals_by_kind(signal_set))
+        for signal_set in (seen.tested_signals(target), untested_signals)
     )
-    what = (
+    verdict = (
         signals.no_leakage_phrase(seen, target) if seen.shows_no_leakage(target) else "inconclusive"
     )
-    return f"{title}: {what}, of {counted(tested, 'signal')} tested; {untested:,} not tested."
+    return f"{title}: {verdict}, of {counted(tested, 'signal')} tested; {untested:,} not tested."
 
 
 def _claimed_epsilon_sentences(e: EdpbEvidence) -> list[str]:
-    """The epsilon of each claim with its terms, and whether an audit speaks against it."""
-    found = []
+    """Return the epsilon of each claim with its terms, and whether an audit contradicts it."""
+    sentences = []
     for target in _targets_without_controls(e):
         stands, claim = weigh_claim_against_audits(e.result, target), target.claim
         if claim is None or stands.claimed is None:
             continue
         least = max((bound.audit.epsilon for bound in stands.bounds), default=None)
         audited = "" if least is None else f", audited ε at least {phrases.format_number(least)}"
-        found.append(
+        sentences.append(
             f"{target.title}: claimed ε {phrases.promised_epsilon_with_unit(claim)}, "
             f"{phrases.relation_label(claim.relation)}, δ {phrases.format_number(claim.delta)}, "
             f"{phrases.covered_tokens_phrase(claim)}{audited}: "
             f"{claims.claim_verdict_phrase(stands)}."
         )
-    return found
+    return sentences
 
 
 def _provenance_sentences(e: EdpbEvidence) -> list[str]:
-    # One hash over the sorted digests of all files of weights: no file name takes part.
+    # Hash the sorted digests of all weight files, without their names.
     weights = json.dumps(sorted(e.result.weights.values())).encode()
-    of = f"weights {hashlib.sha256(weights).hexdigest()}; " if e.result.weights else ""
-    public = e.result.benchmark.digest.partition("-")[0]  # behind it stand bits of the answers
+    weights_phrase = f"weights {hashlib.sha256(weights).hexdigest()}; " if e.result.weights else ""
+    public = e.result.benchmark.digest.partition("-")[0]  # the rest holds bits of the answers
     secrets = f"secrets {public}; " if public else ""
     return [
         f"audit {e.result.tool_version}, {e.result.created}, seed {e.result.seed}; SHA-256: "
-        f"{of}{secrets}"
+        f"{weights_phrase}{secrets}"
         f"{RESULT} {e.digest}."
     ]
 
 
 def _defense_effect_sentences(e: EdpbEvidence) -> list[str]:
-    """What each defense changed, of its row with the highest recall, and what it cost."""
-    found = []
+    """Return the change by each defense, at its row with the highest recall, and its cost."""
+    sentences = []
     for target in _targets_without_controls(e):
-        seen = _measurements_with_row(
+        differences = _measurements_with_row(
             e, target, lambda f: {"recall": f.measurement("recall_difference")}
         )
-        if seen:
-            # In the order of `seen`, which holds differences of recall: the row is chosen by recall
-            # itself.
+        if differences:
+            # In the order of `differences`: the row is chosen by recall itself, not by its
+            # difference.
             recalls = [
-                recall.value if (recall := f.measurement("recall")) else -1.0 for *_, f in seen
+                recall.value if (recall := f.measurement("recall")) else -1.0
+                for *_, f in differences
             ]
-            change, _, row = seen[recalls.index(max(recalls))]
+            change, _, row = differences[recalls.index(max(recalls))]
             lost = target.perplexity
             cost = f"; held-out perplexity {phrases.value_with_interval(lost)}" if lost else ""
-            found.append(
+            sentences.append(
                 f"{row_title_with_attack(e.result, row)}: "
                 f"{phrases.difference_with_interval(change)} against no defense{cost}."
             )
-    return found
+    return sentences
 
 
 def _personal_data_kind_sentences(e: EdpbEvidence) -> list[str]:
-    """By kind of personal data, of each target's row with most of it."""
-    found = []
+    """Return each kind of personal data at the row of each target that extracts most of it."""
+    sentences = []
     for target in _targets_without_controls(e):
         rows = _measurements_with_row(e, target, lambda f: f.by_kind)
-        seen = [(m, _publishable_kind(kind), f) for m, kind, f in rows]
-        for kind in dict.fromkeys(kind for _, kind, _ in seen):
-            m, _, row = _highest_measurement(one for one in seen if one[1] == kind)
-            said = (
+        measurements = [(m, _publishable_kind(kind), f) for m, kind, f in rows]
+        for kind in dict.fromkeys(kind for _, kind, _ in measurements):
+            m, _, row = _highest_measurement(
+                candidate for candidate in measurements if candidate[1] == kind
+            )
+            number = (
                 f"{personal.personal_kind_in_sentence(kind)} "
                 f"{personal.personal_data_share_phrase(m)}"
             )
-            found.append(f"{row_title_with_attack(e.result, row)}: {said}.")
-    return found
+            sentences.append(f"{row_title_with_attack(e.result, row)}: {number}.")
+    return sentences
 
 
 def _publishable_kind(kind: str) -> str:
-    """Return the kind of personal data if its name is ours: a name that the data mark it by must
-    not leave."""
+    """Return the kind of personal data if its name is ours: names from the data must not be
+    published."""
     return kind if kind in personal.TITLES else "other personal data"
 
 
-_SHOWN = 5  # rulings, with what each would have missed
+_SHOWN = 5  # rulings listed with the smallest leak each would miss
 
 
 def _gate_verdict_sentences(e: EdpbEvidence) -> list[str]:
-    found = []
-    for one in e.gates:
-        rulings = one.decision.rulings
+    sentences = []
+    for gate in e.gates:
+        rulings = gate.decision.rulings
         counts = (
-            (sum(r.verdict == what for r in rulings), what)
-            for what in ("failed", "inconclusive", "held")
+            (sum(r.verdict == verdict for r in rulings), verdict)
+            for verdict in ("failed", "inconclusive", "held")
         )
-        said = ", ".join(f"{n} {what}" for n, what in counts if n) or "nothing was judged"
+        counts_phrase = (
+            ", ".join(f"{n} {verdict}" for n, verdict in counts if n) or "nothing was judged"
+        )
         if missed := [
             f"{r.cell_title}: {r.metric} {r.missed:.4g}" for r in rulings if r.missed is not None
         ]:
             more = f" (and {len(missed) - _SHOWN} more)" if len(missed) > _SHOWN else ""
-            said += f"; missed at most once in twenty from {'; '.join(missed[:_SHOWN])} on{more}"
-        found.append(f"Gate {one.decision.verdict}, decided {one.decided}: {said}.")
-    return found
+            counts_phrase += (
+                f"; missed at most once in twenty from {'; '.join(missed[:_SHOWN])} on{more}"
+            )
+        sentences.append(f"Gate {gate.decision.verdict}, decided {gate.decided}: {counts_phrase}.")
+    return sentences
 
 
 def _make_no_answer(e: EdpbEvidence) -> list[str]:
@@ -345,7 +363,7 @@ def _make_no_answer(e: EdpbEvidence) -> list[str]:
 
 
 def _make_main_number_answer(what: str) -> Callable[[EdpbEvidence], list[str]]:
-    """The main number of each row whose attack or probe declares to measure this."""
+    """Answer with the main number of each row whose attack or probe declares this measure."""
 
     def answer(e: EdpbEvidence) -> list[str]:
         rows = [
@@ -505,12 +523,12 @@ QUESTIONS = (
 
 
 def edpb_document_from_run_folder(folder: Path) -> Document:
-    """The answers of a finished run. Raises AuditError where there is none, or where it contradicts
+    """Return the answers of a finished run. Raise AuditError if it is missing, or contradicts
     itself."""
     run = read_run(folder)
-    for row, why in find_result_contradictions(run.result, run.outcomes):
+    for row, fault in find_result_contradictions(run.result, run.outcomes):
         raise AuditError(
-            f"{folder}: the result contradicts itself ({row.title}: {why}), so it is evidence of "
+            f"{folder}: the result contradicts itself ({row.title}: {fault}), so it is evidence of "
             "nothing"
         )
     digest = hashlib.sha256((folder / RESULT).read_bytes()).hexdigest()
@@ -527,16 +545,16 @@ def edpb_document(e: EdpbEvidence) -> Document:
         for question in QUESTIONS
     }
     n_measured, n_controller = (
-        sum(why == reason for why in missing.values()) for reason in ("", _FOR_YOU)
+        sum(remedy == reason for remedy in missing.values()) for reason in ("", _FOR_YOU)
     )
     n_untested = len(QUESTIONS) - n_measured - n_controller
-    asked = [(question.where, question.asked, why) for question, why in missing.items()]
+    questions = [(question.where, question.asked, remedy) for question, remedy in missing.items()]
     sections = [
         edpb_summary.limits_section(),
         _leak_signals_section(e),
-        edpb_summary.coverage_section(asked),
+        edpb_summary.coverage_section(questions),
     ]
-    # A group of groupby ends when the next begins: each is read in its turn.
+    # A group of groupby ends when the next begins: read each in turn.
     for n, (title, of_source) in enumerate(groupby(QUESTIONS, key=lambda question: question.of), 1):
         head = ("Where", "Question", "Measured in this run", "What that does not say")
         table = Table(
@@ -562,5 +580,5 @@ def _question_table_rows(
 ) -> Iterator[tuple[str, ...]]:
     for question in questions:
         answer = question.answer(e)
-        said = " ".join(answer) or f"Not evaluated: {question.answering_command_phrase(e)}."
-        yield question.where, question.asked, said, question.limit if answer else phrases.NOTHING
+        text = " ".join(answer) or f"Not evaluated: {question.answering_command_phrase(e)}."
+        yield question.where, question.asked, text, question.limit if answer else phrases.NOTHING

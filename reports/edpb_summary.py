@@ -1,5 +1,5 @@
-"""The top of the EDPB page: which model, tested when and by whom, what came back, and what the test
-covers."""
+"""Write the top of the EDPB page: the model, the test's date and author, the results and the
+coverage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ATTACKERS = {
 
 
 def limits_section() -> Section:
-    """Return what the page is not."""
+    """Return the limits of the page."""
     return Section("limits", "What this is not", (Paragraph(_WHAT_IT_IS),))
 
 
@@ -36,33 +36,34 @@ def edpb_title(result: AuditResult) -> str:
 
 
 def describe_threat(result: AuditResult) -> str:
-    """Return who the tested attackers are, in words; "" if nothing was measured."""
+    """Return the tested attackers in words; "" if nothing was measured."""
     measured = {f.setting for f in result.findings if f.measurements and not f.not_applicable}
-    attackers = [who for setting, who in _ATTACKERS.items() if setting in measured]
+    attackers = [attacker for setting, attacker in _ATTACKERS.items() if setting in measured]
     return f"Attacker: {'; or '.join(attackers)}." if attackers else ""
 
 
 def describe_audited_records(result: AuditResult) -> str:
-    """Return `41 of 150 records audited (...).`, or how many were attacked if nobody counted the
-    rest."""
+    """Return `41 of 150 records audited (...).`, or the number attacked if the rest was not
+    counted."""
     counted = coverage.coverage_label(result)
     return f"{counted or f'{result.benchmark.members:,} records attacked'}."
 
 
 def coverage_section(questions: Sequence[tuple[str, str, str]]) -> Section:
-    """Return a table of paragraphs: what is in scope of this test, and what is not, with the
-    reason.
+    """Return a table of paragraphs: what this test covers and leaves out, with the reason.
 
-    questions: of each the paragraph, the question, and why it has no measured answer; "" if it has
-    one.
+    questions: the paragraph, the question, and why it has no measured answer; "" if it has an
+    answer.
     """
     by_paragraph: dict[str, list[tuple[str, str]]] = {}
-    for paragraph, question, why in questions:
-        by_paragraph.setdefault(paragraph, []).append((question, why))
+    for paragraph, question, reason in questions:
+        by_paragraph.setdefault(paragraph, []).append((question, reason))
     rows = []
-    for paragraph, asked in by_paragraph.items():
-        measured = " ".join(question for question, why in asked if not why)
-        missing = " ".join(f"{question}: {why}." for question, why in asked if why)
+    for paragraph, paragraph_questions in by_paragraph.items():
+        measured = " ".join(question for question, reason in paragraph_questions if not reason)
+        missing = " ".join(
+            f"{question}: {reason}." for question, reason in paragraph_questions if reason
+        )
         rows.append((paragraph, measured or "nothing", missing or "nothing"))
     head = ("Paragraph", "In scope of this test", "Out of scope, and why")
     caption = "What this test covers, by paragraph of the opinion"
@@ -80,18 +81,18 @@ def _attacked_label(result: AuditResult, side: Literal["members", "nonmembers"])
 
 
 def audit_scope_sentences(r: AuditResult) -> list[str]:
-    """Return what was attacked, how and at what cost; nothing if nothing was measured."""
+    """Return the attacked records, the methods and the cost; nothing if nothing was measured."""
     measured = [f for f in r.findings if f.measurements and not f.not_applicable]
     if not measured:
         return []
     attacks = ", ".join(dict.fromkeys(f.attack for f in measured))
     settings = " and ".join(dict.fromkeys(f.setting for f in measured))
     idle = sum(1 for f in r.findings if f.not_applicable)
-    left = f"; {idle} more did not apply" if idle else ""
-    drawn, rows = sum(f.drawn for f in measured), sum(f.rows for f in measured)
+    rest = f"; {idle} more did not apply" if idle else ""
+    n_drawn, rows = sum(f.drawn for f in measured), sum(f.rows for f in measured)
     return [
         f"{_attacked_label(r, 'members')} and {_attacked_label(r, 'nonmembers')} attacked, "
         f"{counted(r.benchmark.known, 'auxiliary record')}; "
         f"{counted(len(measured), 'configuration')} of model, access and attack ({attacks}; "
-        f"{settings}){left}; {counted(drawn, 'token')} drawn, {counted(rows, 'forward row')}."
+        f"{settings}){rest}; {counted(n_drawn, 'token')} drawn, {counted(rows, 'forward row')}."
     ]

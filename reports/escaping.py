@@ -1,9 +1,9 @@
-"""Text of data, models, plug-ins and users as text, whatever it holds: one function a medium. Knows
-no report.
+"""Escape text of data, models, plug-ins and users, with one function a medium. Independent of
+reports.
 
-Names, notes and paths become one bounded printable line (`to_printable_line`); private text that
-was asked for keeps every character in sight (`show_invisible_characters`). Then what each medium
-would run, link, hide or reorder is made harmless.
+Names, notes and paths become one bounded printable line (`to_printable_line`); requested private
+text keeps every character visible (`show_invisible_characters`). Then anything a medium would run,
+link, hide or reorder is made harmless.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.text import Text
 
-# characters of one piece of text: a line of a megabyte is not read, and buries what is
+# characters of a text: nobody reads a line of a megabyte, and it hides the rest
 LONGEST = 4000
 
-# ECMA-48: CSI behind `ESC [` or 0x9b; OSC up to BEL or `ESC \`, or as far as it goes; sequences of
-# two characters.
+# ECMA-48: CSI after `ESC [` or 0x9b; OSC up to BEL, `ESC \` or its end; two-character sequences.
 _ESCAPE_SEQUENCE = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])|\x9b[0-?]*[ -/]*[@-~]"
 )
-# Soft hyphen, joiners, byte order mark, tags: unseen, they hide text or make two names look alike.
+# Soft hyphen, joiners, byte order mark, tags: invisible, they hide text or make two names look
+# equal.
 _ZERO_WIDTH = "\u00ad\u180e\u200b-\u200d\u2060-\u2065\ufeff\U000e0000-\U000e007f"
 # C0, C1, line separators, and the marks that reorder text (Boucher and Anderson 2021, "Trojan
 # Source").
@@ -37,26 +37,26 @@ _UNPRINTABLE = re.compile(f"[{_CONTROL}]")
 _UNPRINTABLE_IN_LINES = re.compile(f"(?!\n)[{_CONTROL}]")
 _UNSEEN = re.compile(f"[{_ZERO_WIDTH}{_CONTROL}\ud800-\udfff]")
 
-# a `]` matters only where a link could follow
+# a `]` matters only before a possible link target
 _MARKDOWN = re.compile(r"[\\`*|~$]|(?<![^\W_])_|_(?![^\W_])|\](?=[(\[:])")
 # headings, rules, list items
 _MARKDOWN_LINE_START = re.compile(r"^(\d*)([#+=-]|(?<=\d)[.)](?=\s|$))")
-# What GitHub links or notifies without being asked: addresses, mentions, issues. No backslash keeps
-# it from that.
+# Addresses, mentions and issues that GitHub links or notifies automatically, even after a
+# backslash.
 _MARKDOWN_LINK = re.compile(
     r"(?<=@)(?=\w)|(?<=:)(?=//)|(?<=\bwww)(?=\.)|(?<=#)(?=\d)|(?<=\bgh-)(?=\d)", re.IGNORECASE
 )
-_SPLIT = "&#8203;"  # a space without width
+_SPLIT = "&#8203;"  # a zero-width space
 
-# Spreadsheets also run what begins with the full-width forms of = + - @.
-# `;` separates cells in half the world
+# Spreadsheets also run text after the full-width forms of = + - @, and many locales separate cells
+# by `;`.
 _FORMULA = re.compile("(^|;\\s*)(?=[=+\\-@\uff1d\uff0b\uff0d\uff20])")
 
 _LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     **{
         character: f"{{{character}}}" for character in "[]*"
-    },  # behind a row's end they would belong to it
+    },  # after a row's end LaTeX would parse them as its argument
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
@@ -81,10 +81,9 @@ _LATEX = {
 
 
 def to_printable_line(text: str) -> str:
-    """One printable line of at most LONGEST characters: nothing that repaints a terminal or
-    reorders a report."""
-    # Escape sequences whole before their first character goes as a control: else the rest stays as
-    # text.
+    """Return one printable line of at most LONGEST characters, which cannot repaint a terminal or
+    reorder a report."""
+    # Remove full escape sequences before control characters, or their rest would stay as text.
     text = _SURROGATE.sub("\ufffd", _ESCAPE_SEQUENCE.sub("", text))
     return _cut_text_to_report_limit(
         " ".join(_UNPRINTABLE.sub(" ", _INVISIBLE.sub("", text)).split())
@@ -92,13 +91,13 @@ def to_printable_line(text: str) -> str:
 
 
 def show_invisible_characters(text: str) -> str:
-    """Private text on one line, every character in sight: a line end as `↵`, others that are not
-    seen as `‹U+202E›`."""
+    """Return private text on one line, every character visible: a line end as `↵`, other invisible
+    characters as `‹U+202E›`."""
     return _cut_text_to_report_limit(_UNSEEN.sub(_show_invisible_character, text))
 
 
 def _show_invisible_character(match: re.Match[str]) -> str:
-    # control pictures are in few fonts
+    # few fonts have control pictures
     return "↵" if match[0] == "\n" else f"‹U+{ord(match[0]):04X}›"
 
 
@@ -114,45 +113,44 @@ def _cut_text_to_report_limit(text: str) -> str:
 
 
 def escape_for_terminal(text: str) -> Text:
-    """For rich: never parsed as markup."""
+    """Return text for rich, which never parses it as markup."""
     from rich.text import Text
 
     return Text(to_printable_line(text))
 
 
 def escape_for_html(text: str) -> str:
-    """For the inside of an element or of a quoted attribute. Line ends and runs of spaces stay."""
-    return escape(strip_unprintable(text))  # quotes too, by its default
+    """Return text for an element or a quoted attribute. Keep line ends and runs of spaces."""
+    return escape(strip_unprintable(text))  # quotes too, by default
 
 
 def strip_unprintable(text: str) -> str:
-    """The text without what a page may not hold, not escaped; line ends stay: what a template's
-    strings go through."""
+    """Remove characters that a page may not hold, without escaping; keep line ends. For a
+    template's strings."""
     return _UNPRINTABLE_IN_LINES.sub(" ", _INVISIBLE.sub("", _SURROGATE.sub("\ufffd", text)))
 
 
 def escape_for_markdown(text: str) -> str:
-    """Shown as it stands by GitHub: no HTML, links, mentions, emphasis, table cells or
+    """Return text that GitHub shows literally: no HTML, links, mentions, emphasis, table cells or
     mathematics."""
-    # `&` first, and _SPLIT last: it is an entity, which must not be escaped itself.
+    # `&` first, and _SPLIT last: it is an entity, which must not be escaped.
     text = to_printable_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    # `^` is the start of all: one line is left by now.
+    # `^` matches the start of the text: only one line is left.
     text = _MARKDOWN_LINE_START.sub(r"\1\\\2", _MARKDOWN.sub(r"\\\g<0>", text))
     return _MARKDOWN_LINK.sub(_SPLIT, text)
 
 
 def escape_csv_cell(value: object) -> object:
-    """For a cell of CSV: text that a spreadsheet would run gets an apostrophe in front, None is
-    empty."""
-    # Numbers stay numbers: as text a negative one would get the apostrophe.
+    """Return a CSV cell: an apostrophe before text that a spreadsheet would run, empty for None."""
+    # Numbers stay numbers: a negative number as text would get the apostrophe.
     if isinstance(value, str):
-        # Tabs and line ends, which begin a formula too, are spaces by then.
+        # Tabs and line ends, which also begin a formula, have become spaces.
         return _FORMULA.sub(r"\1'", to_printable_line(value))
     return "" if value is None else value
 
 
 def csv_text(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """RFC 4180 with "\\n" line ends, every cell inert."""
+    """Return RFC 4180 CSV with "\\n" line ends, every cell inert."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(map(escape_csv_cell, head))
@@ -161,5 +159,5 @@ def csv_text(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def escape_for_latex(text: str) -> str:
-    """For the text of a LaTeX document."""
+    """Return text for a LaTeX document."""
     return "".join(_LATEX.get(character, character) for character in to_printable_line(text))

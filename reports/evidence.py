@@ -1,5 +1,5 @@
-"""For whoever checks the method: every row's numbers, and whether scores, canaries and costs bear
-them out."""
+"""Present the evidence for method reviewers: every row's numbers, and the scores, canaries and
+costs that support them."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _NOTE = (
     "Excess is members minus non-members, records that were never trained on; brackets hold "
     "two-sided 95% intervals. PPL is perplexity on held-out text: lower is more useful."
 )
-_NOTES = {  # by the unit of a row's main number
+_NOTES = {  # by the unit of the row's main number
     "probability": " Rows with a mean p are the auditor's own: computed from the model's "
     "distribution and the "
     "answers, not drawn; p is the probability that one sample gives the secret away.",
-    # A rank U, uniform in (0, 1], has an exposure of -log2 U: 1 / ln 2 = 1.44 bits on average.
+    # A rank U, uniform in (0, 1], has exposure -log2 U: 1 / ln 2 = 1.44 bits on average.
     "bits": " Rows with an exposure are about canaries, random texts that were inserted on "
     "purpose: of the texts that "
     "a canary could have been, 1 in 2^exposure is at least as likely as it. One that was never "
@@ -87,7 +87,7 @@ def _results_section_blocks(result: AuditResult) -> list[Block]:
 
 
 def _effect_causes_tables(result: AuditResult) -> list[Block]:
-    """What each defense's effect is due to: every chain of every row, step by step."""
+    """Return the causes of each defense's effect: every chain of every row, step by step."""
     chains = [
         (
             f"{row_title_with_attack(result, f)}{phrases.above_nonmembers_phrase(f.chain.whole)}",
@@ -119,8 +119,8 @@ def _control_chain_table_rows(
 ) -> Iterator[tuple[str, ...]]:
     for step in phrases.chain_steps_worth_reporting(phrases.chain_steps_of_target(chain, target)):
         yield _control_step_table_row(result, step)
-    whole = ("all of these", *_titles_before_and_after(result, UNDEFENDED, target), "")
-    yield (*whole, *_difference_table_cells(chain.whole), "")
+    total_row = ("all of these", *_titles_before_and_after(result, UNDEFENDED, target), "")
+    yield (*total_row, *_difference_table_cells(chain.whole), "")
     for step in phrases.chain_steps_of_target(chain, target, beyond=True):
         yield _control_step_table_row(result, step)
 
@@ -133,11 +133,11 @@ def _control_step_table_row(result: AuditResult, step: ChainStep) -> tuple[str, 
     )
     if step.difference is None:
         return (*row, f"no step: {step.note}")
-    shown = "yes" if phrases.is_chain_step_significant(step) else "not significant"
+    significance = "yes" if phrases.is_chain_step_significant(step) else "not significant"
     return (
         *row,
         *_difference_table_cells(step.difference),
-        shown + (f" ({step.note})" if step.note else ""),
+        significance + (f" ({step.note})" if step.note else ""),
     )
 
 
@@ -172,16 +172,16 @@ def _ranking_figure_blocks(result: AuditResult) -> list[Block]:
 
 
 def _calibration_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
-    shown = [
+    calibrations = [
         (f, name, r)
         for f in phrases.findings_in_report_order(result)
         for name, r in _titled_calibrations_of_scores(result, details, f)
     ]
-    if not shown:
+    if not calibrations:
         return []
     plain = [
-        one for one in shown if one[0].target == UNDEFENDED
-    ] or shown  # of all targets too many lines
+        calibration for calibration in calibrations if calibration[0].target == UNDEFENDED
+    ] or calibrations  # all targets would be too many lines
     series = tuple(
         Series(
             name,
@@ -190,7 +190,9 @@ def _calibration_blocks(result: AuditResult, details: SecretDetails) -> list[Blo
         )
         for f, name, r in plain
     )
-    groups = tuple(_reliability_bin_row_group(f"{name} · {f.setting}", r) for f, name, r in shown)
+    groups = tuple(
+        _reliability_bin_row_group(f"{name} · {f.setting}", r) for f, name, r in calibrations
+    )
     title = "What a score foretells, and what came true"
     text = (
         "Members' first guesses in ten bins of their score, where it is a probability; below the "
@@ -202,7 +204,7 @@ def _calibration_blocks(result: AuditResult, details: SecretDetails) -> list[Blo
     figure = Figure(
         "calibration-plot", "calibration", title, text, head, groups, series=series, axes=axes
     )
-    return [Figures((figure,)), _calibration_error_table(shown)]
+    return [Figures((figure,)), _calibration_error_table(calibrations)]
 
 
 def _calibration_error_table(shown: Sequence[tuple[Finding, str, Reliability]]) -> Table:
@@ -233,52 +235,55 @@ def _reliability_bin_row_group(title: str, r: Reliability) -> Group:
 def _titled_calibrations_of_scores(
     result: AuditResult, details: SecretDetails, finding: Finding
 ) -> list[tuple[str, Reliability]]:
-    """How well a score that is a probability foretells hits; of a sampling attack also the exact
-    probability."""
-    seen = details.rows.get(finding.cell_key)
-    if seen is None or seen.outcome is None:
+    """Return the calibration of each score that is a probability; for a sampling attack also of the
+    exact probability."""
+    values = details.rows.get(finding.cell_key)
+    if values is None or values.outcome is None:
         return []
-    title, o, found = (
+    title, o, calibrations = (
         phrases.target_title(result, finding.target),
-        seen.outcome.select_secrets(seen.outcome.member),
+        values.outcome.select_secrets(values.outcome.member),
         [],
     )
-    if seen.score_is_probability and len(o.ids):
-        # A sum of probabilities may end a rounding above 1.
-        found.append(
+    if values.score_is_probability and len(o.ids):
+        # Rounding may push a sum of probabilities above 1.
+        calibrations.append(
             (
                 f"{title} · {finding.attack}",
                 detailed.calibration_of_guess_scores(o.score.clip(max=1.0), o.hit),
             )
         )
     p = _calibration_chance_by_secret(result, details, finding)
-    # `dtype`: an array of nothing is one of floats, which cannot select.
+    # `dtype`: an empty array defaults to floats, which cannot select.
     known = np.array([id in p for id in o.ids], dtype=bool)
     if known.any():
-        # (known secrets,), in the order of o.ids as o.any_hit[known] is.
+        # (known secrets,), in the order of o.any_hit[known].
         foretold = np.array([p[id] for id in o.ids if id in p])
         name = f"{title} · extraction probability"
-        found.append((name, detailed.calibration_of_guess_scores(foretold, o.any_hit[known])))
-    return found
+        calibrations.append(
+            (name, detailed.calibration_of_guess_scores(foretold, o.any_hit[known]))
+        )
+    return calibrations
 
 
 def _calibration_chance_by_secret(
     result: AuditResult, details: SecretDetails, finding: Finding
 ) -> Mapping[str, float]:
-    """The exact chance of each secret to be among the attack's samples, where these are drawn
-    behind its prefix alone.
+    """Return the exact chance of each secret to be among the attack's samples, if its prefix alone
+    conditions them.
 
-    Empty for all but the first of the attacks that share their samples.
+    Only the first of several attacks with shared samples gets values; the rest get an empty
+    mapping.
     """
 
-    asked = (finding.target, finding.setting, finding.decoding)
-    alike = [f for f in result.findings if (f.target, f.setting, f.decoding) == asked]
+    access_key = (finding.target, finding.setting, finding.decoding)
+    rows = [f for f in result.findings if (f.target, f.setting, f.decoding) == access_key]
     # The probe of exact probabilities at the same target, access and decoding.
     probe = next(
-        (seen for f in alike if (seen := details.rows.get(f.cell_key)) and EXACT in seen.values),
+        (row for f in rows if (row := details.rows.get(f.cell_key)) and EXACT in row.values),
         None,
     )
-    first = next((f for f in alike if f.samples == finding.samples), None)
+    first = next((f for f in rows if f.samples == finding.samples), None)
     if probe is None or not finding.samples or first is not finding:
         return {}
     with np.errstate(divide="ignore"):  # log 0: never drawn

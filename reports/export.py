@@ -1,8 +1,7 @@
-"""A run as data for other programs: a row a measurement, or a row a secret, as CSV or Parquet; and
+"""Export a run for other programs: a row a measurement or a row a secret as CSV or Parquet, and
 LaTeX tables.
 
-Ids and numbers only, as the records hold them: shares are fractions, epsilons in nats. Computes
-nothing.
+Ids and numbers as recorded: shares are fractions, epsilons in nats. Computes nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _ABOUT: dict[str, Kind] = {
     "drawn": "count",  # tokens
     "forward_rows": "count",
     "seconds": "number",
-    "claim_applies": "flag",  # none: nothing is claimed
+    "claim_applies": "flag",  # null: no claim
     "claim_reason": "text",
 }
 _CLAIM: dict[str, Kind] = {
@@ -51,10 +50,10 @@ _CLAIM: dict[str, Kind] = {
 }
 _MEASURED: dict[str, Kind] = {
     "measurement": "text",
-    # as in a sheet of secrets, so that the two join; none: over all members, or a group
+    # as in a sheet of secrets, so that they join; null: all members, or a group
     "repeats": "count",
-    "group": "text",  # of --group-column; none: over all groups
-    "kind": "text",  # of personal data; none: over all that a suffix says
+    "group": "text",  # from --group-column; null: all groups
+    "kind": "text",  # kind of personal data; null: all contents of a suffix
     "value": "number",
     "low": "number",
     "high": "number",
@@ -75,8 +74,8 @@ class Sheet:
 
 
 def measurement_sheet(results: Sequence[AuditResult]) -> Sheet:
-    """A row each (run, target, setting, attack, measurement, repeats, kind); with the reason where
-    there is none."""
+    """Return a row for each (run, target, setting, attack, measurement, repeats, kind), or the
+    reason for a missing number."""
     rows = [
         (*_sheet_row_and_claim_values(result, finding), *measured)
         for result in map(phrases.result_with_printable_strings, results)
@@ -87,7 +86,7 @@ def measurement_sheet(results: Sequence[AuditResult]) -> Sheet:
 
 
 def _sheet_row_and_claim_values(result: AuditResult, f: Finding) -> tuple[Value, ...]:
-    """Under the columns of _ABOUT, then of _CLAIM."""
+    """Return the values of the columns of _ABOUT, then of _CLAIM."""
     target = phrases.find_target_to_report(result, f.target)
     perplexity, claim = (target.perplexity, target.claim) if target else (None, None)
     run = (result.benchmark.name, result.seed, result.name, *f.cell_key)
@@ -137,33 +136,35 @@ def _measurement_sheet_values(
 
 
 def read_run_for_export_with_aliases(folder: Path) -> RunOutcomes:
-    """A run whose secrets have the aliases of its reports in place of their ids.
+    """Read a run, with the aliases of its reports instead of secret ids.
 
-    Raises AuditError where it holds nothing by secret.
+    Raise AuditError if it stores no values by secret.
     """
     run, names = read_run(folder), secret_alias_by_id(folder)
     if not run.outcomes:
         raise AuditError(f"{folder} holds nothing by secret: no row was measured")
     outcomes = {
-        row: replace(found, ids=tuple(names.get(secret, secret) for secret in found.ids))
-        for row, found in run.outcomes.items()
+        row: replace(values, ids=tuple(names.get(secret, secret) for secret in values.ids))
+        for row, values in run.outcomes.items()
     }
     return replace(run, outcomes=outcomes)
 
 
 def per_secret_sheet(runs: Sequence[RunOutcomes]) -> Sheet:
-    """A row each (run, target, setting, attack, secret): what the row found out about it, a column
-    a number."""
-    held = [(run.result.name, row, found) for run in runs for row, found in run.outcomes.items()]
-    names = tuple(dict.fromkeys(name for _, _, found in held for name in found.values))
+    """Return a row for each (run, target, setting, attack, secret), with a column for each
+    number."""
+    run_rows = [
+        (run.result.name, row, entry) for run in runs for row, entry in run.outcomes.items()
+    ]
+    names = tuple(dict.fromkeys(name for _, _, entry in run_rows for name in entry.values))
     rows = list[tuple[Value, ...]]()
-    for run, row, found in held:
-        # A row that lacks one of the numbers leaves its column empty.
-        columns, clean = [found.values.get(name) for name in names], escaping.to_printable_line
-        for i, secret in enumerate(found.ids):
+    for run, row, entry in run_rows:
+        # A missing number leaves its column empty.
+        columns, clean = [entry.values.get(name) for name in names], escaping.to_printable_line
+        for i, secret in enumerate(entry.ids):
             numbers = (None if column is None else float(column[i]) for column in columns)
             about = map(clean, (run, *row, secret))
-            rows.append((*about, bool(found.member[i]), found.repeats[i], *numbers))
+            rows.append((*about, bool(entry.member[i]), entry.repeats[i], *numbers))
     return Sheet({**_SECRET, **dict.fromkeys(names, "number")}, tuple(rows))
 
 
@@ -172,12 +173,13 @@ def per_secret_sheet(runs: Sequence[RunOutcomes]) -> Sheet:
 
 
 def to_csv(sheet: Sheet) -> str:
-    """RFC 4180, formulas inert; nothing stands for nothing, `nan` and `inf` for themselves."""
+    """Return RFC 4180 CSV, formulas inert; missing values are empty, `nan` and `inf` are written
+    literally."""
     return escaping.csv_text(tuple(sheet.columns), sheet.rows)
 
 
 def to_parquet(sheet: Sheet) -> bytes:
-    """A Parquet file of typed, nullable columns; its metadata name the schema version of the
+    """Return a Parquet file of typed, nullable columns; its metadata hold the schema version of the
     results."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -187,7 +189,7 @@ def to_parquet(sheet: Sheet) -> bytes:
     schema = pa.schema(
         [(name, kinds[kind]) for name, kind in sheet.columns.items()], metadata=version
     )
-    # no rows: zip gives no columns either
+    # without rows zip gives no columns
     columns = list(zip(*sheet.rows, strict=True)) or [()] * len(schema)
     # None becomes null, NaN stays NaN.
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
@@ -197,8 +199,8 @@ def to_parquet(sheet: Sheet) -> bytes:
 
 
 def to_latex(results: Sequence[AuditResult]) -> str:
-    """Of each run its results and, where there is one, its claims: `tabular`s with booktabs rules,
-    for \\input."""
+    """Return the results and any claims of each run: `tabular`s with booktabs rules, for
+    \\input."""
     grids = [
         grid
         for result in map(phrases.result_with_printable_strings, results)
@@ -221,7 +223,7 @@ def _main_number_row_table(result: AuditResult) -> tables.RowTable:
 
 
 def _main_number_cells(finding: Finding) -> tuple[str, str, str]:
-    """Return the name of the row's main number, and the number of members and of non-members."""
+    """Return the name of the row's main number, and its values for members and non-members."""
     main = finding.main
     if finding.not_applicable or main is None:
         return "not applicable", phrases.NOTHING, phrases.NOTHING

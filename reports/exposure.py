@@ -1,4 +1,5 @@
-"""Exposure of the canaries beside what it would be had the model memorised none of them."""
+"""Compare the exposure of the canaries with its distribution if the model had memorised no
+canary."""
 
 from __future__ import annotations
 
@@ -16,17 +17,19 @@ from auditor.statistics.exposure import bound_null_exposure_tail
 
 
 def _exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
-    # any other shows the null, not the model
+    # non-members show the null, not the model
     members = {secret.id for secret in details.secrets if secret.member}
-    shown = []
+    exposures = []
     for f in phrases.findings_in_report_order(result):
-        of = details.exposure.get(f.cell_key, {})
-        if values := [bits for id, bits in of.items() if id in members and math.isfinite(bits)]:
-            shown.append((f, values))
-    if not shown:
+        bits_by_id = details.exposure.get(f.cell_key, {})
+        if values := [
+            bits for id, bits in bits_by_id.items() if id in members and math.isfinite(bits)
+        ]:
+            exposures.append((f, values))
+    if not exposures:
         return []
-    tails = [(f, detailed.survival_function(values)) for f, values in shown]
-    n = min(len(values) for _, values in shown)  # of fewer canaries the band is wider
+    tails = [(f, detailed.survival_function(values)) for f, values in exposures]
+    n = min(len(values) for _, values in exposures)  # fewer canaries widen the band
     series = tuple(
         Series(
             phrases.target_title(result, f.target), tuple(PlotPoint(x, y) for x, y in t), f.setting
@@ -49,7 +52,7 @@ def _exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> list[B
         )
         for f, t in tails
     )
-    above = [
+    titles_above = [
         phrases.row_title(result, f)
         for f, t in tails
         if any(y > bound_null_exposure_tail(x, n) for x, y in t)
@@ -62,13 +65,12 @@ def _exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> list[B
         f"probability (Dvoretzky–Kiefer–Wolfowitz, {n:,} canaries; about so where ranks are "
         "estimated). A line that rises above the band shows that some canaries were memorised, not "
         "which; one that does not shows nothing either way. Above it: "
-        f"{', '.join(above) or 'none'}."
+        f"{', '.join(titles_above) or 'none'}."
     )
     head = ("Bits", "Canaries with at least so many", "Without memorisation", "The band ends at")
     axes = ("Exposure (bits)", "Share with at least as much")
-    bits = np.linspace(0, max(point.x for one in series for point in one.points), 41)
-    # A canary that was never inserted has P(exposure >= x) <= 2^-x (formulas A8); above it the DKW
-    # band.
+    bits = np.linspace(0, max(point.x for line in series for point in line.points), 41)
+    # A canary never inserted has P(exposure >= x) <= 2^-x (formulas A8); above it the DKW band.
     null = Series(
         "", tuple(PlotPoint(x, 2**-x, 2**-x, bound_null_exposure_tail(x, n)) for x in bits)
     )

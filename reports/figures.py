@@ -1,5 +1,5 @@
-"""The figures of a result alone, each with the numbers behind it: drawn by `plots`, chosen by the
-sections."""
+"""Collect the figures of a result, each with its numbers; `plots` draws them, and the sections
+choose them."""
 
 from __future__ import annotations
 
@@ -13,62 +13,62 @@ from auditor.reports.topics import row_title_with_attack
 from auditor.reports.verdict import strongest_attack_row
 from auditor.statistics.metrics import SHARES
 
-RESEARCH = ("errors", "any_of_n")  # plots that stand with the evidence
-_FIRST = frozenset({0})  # the column without numbers: it names what the others are numbers of
+RESEARCH = ("errors", "any_of_n")  # plots of the evidence section
+_FIRST = frozenset({0})  # the column of labels
 
 
 def all_figures(result: AuditResult) -> list[Figure]:
-    """Every figure of a result, setting by setting."""
+    """Return every figure of a result, setting by setting."""
     figures: list[Figure] = []
     measured = [f for f in phrases.findings_in_report_order(result) if not f.not_applicable]
     for setting in phrases.SETTINGS:
-        own = tuple(f for f in measured if f.setting == setting)
-        figures += _recall_by_repeats_figures(result, setting, own)
-        if shown := tuple(f for f in own if f.curve):
-            figures.append(_recall_by_wrong_guesses_figure(result, setting, shown))
-        if shown := tuple(f for f in own if phrases.any_of_n_recall_to_report(f)):
-            figures.append(_any_of_n_samples_figure(result, setting, shown))
-        if shown := tuple(f for f in own if phrases.exposure_by_insertions_to_report(f)):
-            figures.append(_exposure_figure(result, setting, shown))
+        findings = tuple(f for f in measured if f.setting == setting)
+        figures += _recall_by_repeats_figures(result, setting, findings)
+        if selected := tuple(f for f in findings if f.curve):
+            figures.append(_recall_by_wrong_guesses_figure(result, setting, selected))
+        if selected := tuple(f for f in findings if phrases.any_of_n_recall_to_report(f)):
+            figures.append(_any_of_n_samples_figure(result, setting, selected))
+        if selected := tuple(f for f in findings if phrases.exposure_by_insertions_to_report(f)):
+            figures.append(_exposure_figure(result, setting, selected))
     return figures
 
 
 def _recall_by_repeats_figures(
     result: AuditResult, setting: str, findings: Sequence[Finding]
 ) -> list[Figure]:
-    """One attack only, the one that did best against the undefended model: error bars of all would
-    hide each other."""
+    """Plot only the attack that did best against the undefended model: more error bars would
+    overlap."""
     best = strongest_attack_row(result, UNDEFENDED, setting)
     measured = [f for f in findings if f.by_repeats and f.main and f.main.unit in SHARES]
     if not measured:
         return []
-    # Where the strongest attack has no numbers by repeats there is no figure, not another attack's.
-    shown = tuple(f for f in measured if f.attack == (best or measured[0]).attack)
-    if not shown:
+    # If the strongest attack has no numbers by repeats, draw no figure of another attack.
+    selected = tuple(f for f in measured if f.attack == (best or measured[0]).attack)
+    if not selected:
         return []
-    first = next(iter(shown[0].by_repeats.values()))
+    first = next(iter(selected[0].by_repeats.values()))
     attacked = first.unit == "share"
-    what = "Recall" if attacked else phrases.metric_label(first.name)
-    title = f"{what} by repetitions, {setting}"
+    metric = "Recall" if attacked else phrases.metric_label(first.name)
+    title = f"{metric} by repetitions, {setting}"
     counted = (
         "by how many copies of each --data holds, which may not be what was trained on, with 95% "
         "intervals"
     )
-    seen = f"Share of secrets that {shown[0].attack} completed" if attacked else what
-    description = f"{seen}, {counted}."
+    subject = f"Share of secrets that {selected[0].attack} completed" if attacked else metric
+    description = f"{subject}, {counted}."
     groups = tuple(
-        repeat_count_row_group(phrases.row_title(result, f), f.by_repeats) for f in shown
+        repeat_count_row_group(phrases.row_title(result, f), f.by_repeats) for f in selected
     )
-    head = ("Repetitions", what, "95% interval", "n")
+    head = ("Repetitions", metric, "95% interval", "n")
     return [
         Figure(
-            f"repeats-{setting}", "repeats", title, description, head, groups, shown, text=_FIRST
+            f"repeats-{setting}", "repeats", title, description, head, groups, selected, text=_FIRST
         )
     ]
 
 
 def repeat_count_row_group(title: str, by_repeats: Mapping[str, Measurement]) -> Group:
-    """A row a repeat count: the number, its interval and n."""
+    """Return a row for each repeat count: the number, its interval and n."""
     rows = (
         (count, *phrases.cells_of_measurement(m))
         for count, m in phrases.sort_by_repeats(by_repeats)
@@ -116,8 +116,8 @@ def _any_of_n_samples_figure(
 
 
 def _exposure_figure(result: AuditResult, setting: str, shown: tuple[Finding, ...]) -> Figure:
-    """Figure 1 of the ADP paper: exposure by insertions, a line a target, with what each costs and
-    promises."""
+    """Plot exposure by insertions (Figure 1 of the ADP paper), a line a target, with its cost and
+    promise."""
     title = f"Exposure by insertions, {setting}"
     description = (
         "How far up the model ranks a canary among every text it could have been, by how often it "
@@ -147,12 +147,14 @@ def _exposure_figure(result: AuditResult, setting: str, shown: tuple[Finding, ..
 def _recall_by_wrong_guesses_table_rows(
     curve: Sequence[tuple[int, float]],
 ) -> list[tuple[str, ...]]:
-    """Few points: the first at 0, 1, 2, 5, 10, … wrong guesses or more, and the last. result.json
-    has all."""
-    wanted = (0, *(step * 10**power for power in range(7) for step in (1, 2, 5)))
-    # A count that no point reaches gives -1, which the modulo makes the last point.
-    shown = {
+    """Return a few points: the first with at least 0, 1, 2, 5, 10, … wrong guesses, and the last.
+    result.json has all."""
+    counts = (0, *(step * 10**power for power in range(7) for step in (1, 2, 5)))
+    # A count beyond all points gives -1, which the modulo maps to the last point.
+    indices = {
         next((i for i, (errors, _) in enumerate(curve) if errors >= least), -1) % len(curve)
-        for least in wanted
+        for least in counts
     }
-    return [(f"{curve[i][0]:,}", f"{phrases.format_percent(curve[i][1])}%") for i in sorted(shown)]
+    return [
+        (f"{curve[i][0]:,}", f"{phrases.format_percent(curve[i][1])}%") for i in sorted(indices)
+    ]

@@ -1,5 +1,5 @@
-"""A run folder on disk: result.json and the reports rendered from it. Knows paths; not what is in
-the reports."""
+"""Write result.json and the reports of a run folder. Knows paths, and not the contents of the
+reports."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ MARKDOWN, HTML = "report.md", "report.html"
 
 
 def write_run_reports(folder: Path, result: AuditResult, reveal: bool = False) -> None:
-    """Writes report.html, report.md, the manifest, result.json and, of several defenses,
-    `frontier.*`, each whole.
+    """Write report.html, report.md, the manifest, result.json and, with several defenses,
+    `frontier.*`, each atomically.
 
-    Both reports are rendered before one is written. The result comes last: a folder that holds one
-    is finished.
-    reveal: whether the reports show the private text that lies in the folder.
+    Both reports are rendered before either is written. The result comes last: a folder that holds
+    it is finished. reveal: whether the reports show the private text in the folder.
     """
     _render_and_write_run_reports(folder, result, None, reveal)
     write_result(folder, result)
@@ -31,9 +30,9 @@ def write_run_reports(folder: Path, result: AuditResult, reveal: bool = False) -
 
 def write_result(folder: Path, result: AuditResult) -> None:
     """Write result.json and its manifest, from which `audit report` renders the reports."""
-    # JSON has no NaN: `to_json` names them, and one that it missed raises.
+    # JSON has no NaN: `to_json` names it, and a missed NaN raises.
     text = json.dumps(to_json(result), indent=1, allow_nan=False) + "\n"
-    # Before the result, from the bytes it will have: whoever finds a result finds its manifest.
+    # Write the manifest before the result, from the same bytes: every result then has its manifest.
     manifest.write_manifest(folder, text.encode())
     disk.replace_atomically(folder / RESULT, text, sync=True)
 
@@ -41,11 +40,10 @@ def write_result(folder: Path, result: AuditResult) -> None:
 def rewrite_run_reports(
     folder: Path, since: Comparison | None = None, reveal: bool = False
 ) -> tuple[Path, ...]:
-    """Renders the reports of a run folder anew from the folder alone; returns their paths, the HTML
-    first.
+    """Render the reports again from the run folder only; return their paths, the HTML first.
 
-    since: another run and this one, to tell what changed. reveal: also show the private text that
-    lies in the folder.
+    since: a comparison of an earlier run with this run. reveal: also show the private text in the
+    folder.
     """
     _render_and_write_run_reports(folder, read_result(folder), since, reveal)
     return folder / HTML, folder / MARKDOWN
@@ -61,13 +59,13 @@ def _render_and_write_run_reports(
         html,
         markdown,
         phrases,
-    )  # jinja2 and matplotlib: only for who renders
+    )  # jinja2 and matplotlib: import only to render
 
     known = secret_details.read_secret_details(folder)
-    shown = private_texts.read_secret_texts(folder) if reveal else None
+    texts = private_texts.read_secret_texts(folder) if reveal else None
     rendered = {
-        HTML: html.render_html_report(result, known, since, shown),
-        MARKDOWN: markdown.render_markdown_report(result, since, shown, known),
+        HTML: html.render_html_report(result, known, since, texts),
+        MARKDOWN: markdown.render_markdown_report(result, since, texts, known),
     }
     for name, report in rendered.items():
         disk.replace_atomically(folder / name, report)
@@ -78,7 +76,7 @@ def _render_and_write_run_reports(
 
 
 def append_report_to_job_summary(path: Path, text: str) -> None:
-    """Adds to a file that others write too, as a job summary is."""
+    """Append to a file with other writers, such as a job summary."""
     try:
         with open(path, "a", encoding="utf-8", newline="\n") as file:
             file.write(text)

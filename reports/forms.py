@@ -1,5 +1,5 @@
-"""Does a form in which the model is deployed leak more than the audited one: every form a row,
-paired by secret."""
+"""Compare the leakage of each deployed form of the model with the audited form, paired by
+secret."""
 
 from __future__ import annotations
 
@@ -64,20 +64,20 @@ def _deployed_form_blocks(result: AuditResult, details: SecretDetails) -> list[B
         tuple(groups),
         frozenset({1, 2, 3}),
     )
-    drawn = Forest.of_differences(table, (*spans, *(None for _ in costs)))
+    forest = Forest.of_differences(table, (*spans, *(None for _ in costs)))
     return [
         Paragraph(" ".join((*_deployed_form_leak_sentences(result, details, names), _NOTE))),
-        drawn,
+        forest,
     ]
 
 
 def _deployed_form_table_cells(
     result: AuditResult, full: Finding, main: Measurement, name: str
 ) -> tuple[str, str, str]:
-    """The form's title, the full model's main number, and the form's own."""
+    """Return the form's title, the full model's main number, and the form's number."""
     rows = [f for f in result.findings if f.cell_key == full.cell_key._replace(target=name)]
-    own = rows[0].measurement(main.name) if rows and not rows[0].not_applicable else None
-    number = phrases.value_with_interval(own) if own else _NOT_ASKED
+    measurement = rows[0].measurement(main.name) if rows and not rows[0].not_applicable else None
+    number = phrases.value_with_interval(measurement) if measurement else _NOT_ASKED
     return phrases.target_title(result, name), phrases.value_with_interval(main), number
 
 
@@ -85,28 +85,29 @@ def _leak_change_of_deployed_form(
     details: SecretDetails, full: Finding, name: str
 ) -> Measurement | None:
     assert full.main is not None
-    own, base = (
+    form_values, base = (
         details.rows.get(full.cell_key._replace(target=name)),
         details.rows.get(full.cell_key),
     )
-    # Changes are paired by secret: rows about different secrets have none.
-    if own is None or base is None or set(own.ids) != set(base.ids):
+    # Changes are paired by secret: rows about different secrets have no change.
+    if form_values is None or base is None or set(form_values.ids) != set(base.ids):
         return None
-    seen = outcomes.paired_row_difference_or_reason(full.main.name, None, own, base)
-    if isinstance(seen, str):
+    difference = outcomes.paired_row_difference_or_reason(full.main.name, None, form_values, base)
+    if isinstance(difference, str):
         return None
-    return bounds.make_measurement(f"{full.main.name}_difference", seen, full.main.unit)
+    return bounds.make_measurement(f"{full.main.name}_difference", difference, full.main.unit)
 
 
 def _deployed_form_perplexity_ratio(
     result: AuditResult, details: SecretDetails, name: str
 ) -> Measurement | None:
-    full, own = details.heldout.get(UNDEFENDED), details.heldout.get(name)
-    if full is None or own is None or not np.isfinite(own["perplexity"]).all():
+    full, form_texts = details.heldout.get(UNDEFENDED), details.heldout.get(name)
+    if full is None or form_texts is None or not np.isfinite(form_texts["perplexity"]).all():
         return None
-    # Under "perplexity" stand summed nats a text (`Details.heldout`), not perplexities.
+    # "perplexity" holds summed nats a text (`Details.heldout`), not perplexities.
     tokens, base, nll = (
-        np.array([one]) for one in (full["tokens"], full["perplexity"], own["perplexity"])
+        np.array([values])
+        for values in (full["tokens"], full["perplexity"], form_texts["perplexity"])
     )
     # nll: (1 form, 1 seed, texts); tokens and base: (1 seed, texts).
     return estimate_perplexity_ratios(nll[None], tokens, base)[0]
@@ -115,7 +116,7 @@ def _deployed_form_perplexity_ratio(
 def _deployed_form_leak_sentences(
     result: AuditResult, details: SecretDetails, names: Sequence[str]
 ) -> Iterator[str]:
-    """Which forms are shown to leak more, or less, at 95% over all changes that are looked at."""
+    """Yield the forms shown to leak more, or less, at 95% over all compared changes."""
     rows = [
         f
         for f in phrases.findings_in_report_order(result)
@@ -127,16 +128,19 @@ def _deployed_form_leak_sentences(
         for f in rows
         if (change := _leak_change_of_deployed_form(details, f, name)) is not None
     ]
-    # Bonferroni over all changes, so that "leaks more" is wrong of any form in 5% of runs at most.
+    # Bonferroni over all changes, so that "leaks more" is wrong in at most 5% of runs.
     wide = [bonferroni_widened_leak_measurement(change, len(changes)) for *_, change in changes]
-    told_of = [
+    labels = [
         f"{phrases.target_title(result, n)} ({f.attack}, {f.setting}: "
         f"{phrases.difference_with_interval(c)})"
         for n, f, c in changes
     ]
-    for how, shown in (("more", [m.low > 0 for m in wide]), ("less", [m.high < 0 for m in wide])):
-        told = list(compress(told_of, shown))
-        yield f"Leaks {how} than the audited model: {', '.join(told) or 'none is shown to'}."
+    for direction, significant in (
+        ("more", [m.low > 0 for m in wide]),
+        ("less", [m.high < 0 for m in wide]),
+    ):
+        forms = list(compress(labels, significant))
+        yield f"Leaks {direction} than the audited model: {', '.join(forms) or 'none is shown to'}."
 
 
 TOPICS = (

@@ -1,8 +1,7 @@
-"""What leaks least at the same usefulness: one picture a measure of leakage, its table, and the
-sentence that it bears.
+"""Show which models leak least at equal usefulness: a picture a measure of leakage, its table, and
+the sentence it supports.
 
-Of a run with several defenses or of a grid; knows the record (`core.result.Frontier`) and words,
-compares nothing.
+For a run with several defenses or a grid. Reads `core.result.Frontier` and compares nothing.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ HEAD = ("Model", "× perplexity", "Within", "Leakage", "Proved", "Leaks least", 
 
 
 def frontier_sentence(f: Frontier) -> str:
-    """Who leaks least at the same usefulness, as far as it is shown."""
-    held = [p for p in f.points if p.within == "shown"]
+    """Return which model leaks least at equal usefulness, as far as it is shown."""
+    within = [p for p in f.points if p.within == "shown"]
     unsure = [p for p in f.points if p.within == "not shown"]
     most = phrases.format_percent(f.margin)
     unproven = (
@@ -51,14 +50,14 @@ def frontier_sentence(f: Frontier) -> str:
         else ""
     )
     leak = _leak_metric_label(f)
-    if held == [f.points[0]]:
+    if within == [f.points[0]]:
         return (
             f"{leak}: nothing but the undefended model is shown to be at perplexity within "
             f"{most}%.{unproven}"
         )
     return (
         f"{leak}: at perplexity within {most}% of undefended, "
-        f"{_leaks_least_sentence(f, held)}.{unproven}"
+        f"{_leaks_least_sentence(f, within)}.{unproven}"
     )
 
 
@@ -67,41 +66,43 @@ def _leaks_least_sentence(f: Frontier, held: Sequence[FrontierPoint]) -> str:
     base, *_ = f.points
     least = sorted((p for p in held if p.least), key=lambda p: p.leak.value)
     first, *equal = least
-    others = [p for p in held if not p.least]
-    beside = "" if first is base else f"; undefended {phrases.value_with_interval(base.leak)}"
-    number = f"({phrases.value_with_interval(first.leak)}{beside})"
+    worse = [p for p in held if not p.least]
+    undefended = "" if first is base else f"; undefended {phrases.value_with_interval(base.leak)}"
+    number = f"({phrases.value_with_interval(first.leak)}{undefended})"
     if not equal:
         rest = (
-            f"{_models_grouped_by_defense_phrase(others)} {'is' if len(others) == 1 else 'are'} "
+            f"{_models_grouped_by_defense_phrase(worse)} {'is' if len(worse) == 1 else 'are'} "
             "shown to leak more"
         )
         return f"{first.label} leaks least {number}: {rest}"
     verb = "does" if len(equal) == 1 else "do"
     same = f"{_models_grouped_by_defense_phrase(equal)} {verb} not differ significantly from it"
-    told = f"{first.label} measures least {number}; {same}"
+    sentence = f"{first.label} measures least {number}; {same}"
     if base in least:
-        told += ", so that no defense is shown to help there"
-    if others:
-        told += f"; shown to leak more than the least: {_models_grouped_by_defense_phrase(others)}"
-    return told
+        sentence += ", so that no defense is shown to help there"
+    if worse:
+        sentence += (
+            f"; shown to leak more than the least: {_models_grouped_by_defense_phrase(worse)}"
+        )
+    return sentence
 
 
 def _leak_metric_label(f: Frontier) -> str:
-    of = find_metric(f.metric)
-    how = (
+    metric = find_metric(f.metric)
+    method = (
         f" by {f.attack}"
-        if of.is_of_member_guesses
+        if metric.is_of_member_guesses
         else ", its score read either way"
-        if of.rate
+        if metric.rate
         else ""
     )
-    return f"{phrases.metric_label(f.metric)}{how}"
+    return f"{phrases.metric_label(f.metric)}{method}"
 
 
 def _models_grouped_by_defense_phrase(points: Sequence[FrontierPoint]) -> str:
-    """`Uniform mixing (weight 0.9; weight 0.5) and Public model`."""
+    """Return `Uniform mixing (weight 0.9; weight 0.5) and Public model`."""
     names = []
-    # groupby joins neighbours alone: sorted by where each line is first seen.
+    # groupby joins only neighbours: sort lines by first appearance.
     for line, group in groupby(
         sorted(points, key=lambda p: [q.line for q in points].index(p.line)), lambda p: p.line
     ):
@@ -111,13 +112,12 @@ def _models_grouped_by_defense_phrase(points: Sequence[FrontierPoint]) -> str:
 
 
 def _frontier_basis_sentences(f: Frontier) -> str:
-    """How many secrets, seeds and models stand behind `frontier_sentence`, and how it was
-    tested."""
+    """Return the numbers of secrets, seeds and models of `frontier_sentence`, and the test."""
     seeds = f", the mean over seeds {', '.join(map(str, f.seeds))}" if len(f.seeds) > 1 else ""
     models = counted(sum(p.within == "shown" for p in f.points), "model")
-    of = counted(f.points[0].leak.n, "secret")
+    secrets = counted(f.points[0].leak.n, "secret")
     return (
-        f"{of} that every model was asked for{seeds}. {models} within. "
+        f"{secrets} that every model was asked for{seeds}. {models} within. "
         f"{_comparison_method_sentences(f)}"
     )
 
@@ -144,9 +144,9 @@ def frontier_report_blocks(found: Sequence[Frontier]) -> list[Block]:
     if not found:
         return []
     left_out = tuple(
-        f"{phrases.metric_label(f.metric)}: no point of {label}: {why}"
+        f"{phrases.metric_label(f.metric)}: no point of {label}: {reason}"
         for f in found
-        for label, why in f.missing.items()
+        for label, reason in f.missing.items()
     )
     reading = (
         "To the left more useful, on an axis stretched around 1; downwards less leaks; bars are "
@@ -164,7 +164,7 @@ def frontier_report_blocks(found: Sequence[Frontier]) -> list[Block]:
 
 
 def frontier_figures(found: Sequence[Frontier]) -> tuple[Figure, ...]:
-    """A picture each; a defense has one colour and marker in all of them."""
+    """Return a picture each; a defense keeps its colour and marker in all of them."""
     lines = list(dict.fromkeys(p.line for f in found for p in f.points))
     return tuple(_leak_metric_figure(f, lines) for f in found)
 
@@ -187,28 +187,30 @@ def _leak_metric_figure(f: Frontier, lines: Sequence[str]) -> Figure:
 
 
 def _frontier_plot_series_by_defense(f: Frontier, lines: Sequence[str]) -> Iterator[Series]:
-    """Of each line its finite points, a series for each stretch of one kind, or an empty series;
+    """Yield a series for each stretch of one kind in each line's finite points, or an empty series;
     last, the corners."""
-    shown = [p for p in f.points if math.isfinite(p.ratio.value)]
+    finite = [p for p in f.points if math.isfinite(p.ratio.value)]
     for line in lines:
-        own = [p for p in shown if p.line == line]
-        # Colours go by the order of lines: one without points keeps its own.
-        if not own:
+        line_points = [p for p in finite if p.line == line]
+        # Colours follow the order of lines, so a line without points keeps its colour.
+        if not line_points:
             yield Series(line, ())
-        for kind, some in groupby(own, lambda p: MEASURED if p.epsilon is None else PROVED):
+        for kind, stretch in groupby(
+            line_points, lambda p: MEASURED if p.epsilon is None else PROVED
+        ):
             points = (
                 PlotPoint(
                     p.ratio.value, p.leak.value, p.leak.low, p.leak.high, p.ratio.low, p.ratio.high
                 )
-                for p in some
+                for p in stretch
             )
             yield Series(line, tuple(points), kind)
-    corners = sorted((p for p in shown if p.corner), key=lambda p: p.ratio.value)
+    corners = sorted((p for p in finite if p.corner), key=lambda p: p.ratio.value)
     yield Series(CORNERS, tuple(PlotPoint(p.ratio.value, p.leak.value) for p in corners), CORNERS)
 
 
 def _frontier_table_rows(f: Frontier) -> tuple[tuple[str, ...], ...]:
-    """A row a model, under HEAD."""
+    """Return a row for each model, under HEAD."""
     return tuple(
         (
             p.label,
@@ -231,7 +233,7 @@ def _promised_epsilon_label(p: FrontierPoint) -> str:
 
 
 def _leaks_least_label(f: Frontier, p: FrontierPoint) -> str:
-    """Whether it leaks least among those that are as useful."""
+    """Return whether the model leaks least among equally useful models."""
     # None: not shown to be as useful, so not compared.
     if p.least is None:
         return phrases.NOTHING
@@ -257,7 +259,8 @@ TOPICS = (
 
 
 def frontier_row_table(f: Frontier) -> tables.RowTable:
-    """A row a model, for people and for LaTeX; its note says who leaks least."""
+    """Return a row for each model, for people and LaTeX; its note names the model that leaks
+    least."""
     title, head = (
         f"{_leak_metric_label(f)}, at what perplexity",
         (*HEAD[:3], phrases.metric_label(f.metric), *HEAD[4:]),
@@ -300,7 +303,8 @@ _COLUMNS = (
 
 
 def frontier_csv(found: Sequence[Frontier]) -> str:
-    """CSV: a row a measure of leakage and model; shares are fractions, epsilons nats."""
+    """Return CSV: a row for each measure of leakage and model; shares are fractions, epsilons in
+    nats."""
     return escaping.csv_text(_COLUMNS, _frontier_csv_rows(found))
 
 
@@ -322,7 +326,7 @@ def _frontier_csv_rows(found: Sequence[Frontier]) -> Iterator[tuple[object, ...]
 
 
 def write_frontier_files(folder: Path, found: Sequence[Frontier]) -> list[Path]:
-    """frontier.svg, .png, .md, .csv, .tex and .json, each replaced whole; nothing where there is no
+    """Write frontier.svg, .png, .md, .csv, .tex and .json, each atomically; nothing without a
     frontier."""
     if not found:
         return []

@@ -1,7 +1,7 @@
-"""Many runs on one page: leakage over time, what gates decided, a link to each report. Compares
-nothing itself.
+"""Show many runs on one page: leakage over time, gate decisions, a link to each report. Compare
+nothing here.
 
-Names are cleaned; the page escapes them. Aggregates only, as in the reports that it leads to.
+Names are cleaned; the page escapes them. Aggregates only, as in the linked reports.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ _READING = (
 
 @dataclass(frozen=True)
 class _ShownRun:
-    """A run as the page has it. result: cleaned; label: its place in the order; link: to its
-    report, if any."""
+    """A run on the page. result: cleaned; label: its place in the order; link: to its report, if
+    any."""
 
     entry: HistoryEntry
     change: Comparison | None
@@ -82,9 +82,9 @@ class _ShownRun:
         return f"{self.entry.at:%Y-%m-%d %H:%M}"
 
     def change_since_run_before_phrase(self, row: CellKey, metric: str) -> str:
-        """How this metric of this row changed since the run before, or why there is no telling."""
+        """Return the change of this row's metric since the run before, or why it is unknown."""
         for line in self.change.lines if self.change else ():
-            # Comparisons hold names as they were written, `result` has them cleaned.
+            # Comparisons hold raw names, `result` has cleaned names.
             if (CellKey(*map(to_printable_line, line.row)), to_printable_line(line.metric)) == (
                 row,
                 metric,
@@ -92,39 +92,38 @@ class _ShownRun:
                 before, now = line.cells[0], line.cells[-1]
                 if now.delta:
                     return phrases.value_with_interval(now.delta)
-                why = now.why or (before.why if before.measured is None else "")
-                return to_printable_line(why) or phrases.NOTHING
+                reason = now.why or (before.why if before.measured is None else "")
+                return to_printable_line(reason) or phrases.NOTHING
         return phrases.NOTHING
 
 
 def render_history_page(history: History, beside: Path) -> str:
-    """One page that loads nothing. beside: the folder that it will lie in, which its links begin
-    at."""
+    """Render one page that loads nothing. beside: its future folder, the base of its links."""
     lines = [_shown_comparable_runs(history.by, line, beside) for line in history.lines]
     return html.render_html_document(_build_timeline_document(lines, history))
 
 
 def _shown_comparable_runs(by: By, line: ComparableRuns, beside: Path) -> list[_ShownRun]:
-    shown = []
+    runs = []
     for entry, change, label in zip(
         line.entries, line.changes, _run_tick_labels(by, line.entries), strict=True
     ):
         report = entry.folder / files.HTML
-        # Both resolved: behind a symbolic link `..` would lead elsewhere.
+        # Resolve both: after a symbolic link `..` would lead elsewhere.
         link = (
             Path(os.path.relpath(report.resolve(), beside.resolve())).as_posix()
             if report.is_file()
             else ""
         )
         cleaned = phrases.result_with_printable_strings(entry.run.result)
-        # `quote` takes `:` too, so that no path can begin as `javascript:` does.
-        shown.append(_ShownRun(entry, change, cleaned, to_printable_line(label), quote(link)))
-    return shown
+        # `quote` escapes `:` too, so that no path can begin with `javascript:`.
+        runs.append(_ShownRun(entry, change, cleaned, to_printable_line(label), quote(link)))
+    return runs
 
 
 def _run_tick_labels(by: By, entries: Sequence[HistoryEntry]) -> list[str]:
-    """As short as they can be under a plot: days where no two are of one day, times where all
-    are."""
+    """Return the shortest labels under a plot: dates if no two runs share a day, times if all
+    do."""
     if by != "date":
         return [
             _abbreviated_commit_label(entry.label) if by == "commit" else entry.label
@@ -136,12 +135,12 @@ def _run_tick_labels(by: By, entries: Sequence[HistoryEntry]) -> list[str]:
 
 
 def _abbreviated_commit_label(commit: str) -> str:
-    """The commit's first nine digits, and `-dirty` where the tree had uncommitted changes."""
+    """Return the commit's first nine digits, and `-dirty` if the tree had uncommitted changes."""
     return commit[:9] + ("-dirty" if commit.endswith("-dirty") else "")
 
 
 def _build_timeline_document(lines: Sequence[Sequence[_ShownRun]], history: History) -> Document:
-    # The first line is what the page is about; the others could not be compared with it.
+    # The page is about the first line; the other lines are not comparable with it.
     first, last = lines[0], lines[0][-1]
     sections = [
         Section("course", "Leakage", tuple(_leakage_over_runs_blocks(history.by, first, 0))),
@@ -158,8 +157,8 @@ def _build_timeline_document(lines: Sequence[Sequence[_ShownRun]], history: Hist
         more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
         sections.append(Section(f"apart-{i}", f"Apart: {runs[-1].name}{more}", blocks))
     if history.left_out:
-        said = tuple(to_printable_line(f"{name}: {why}") for name, why in history.left_out)
-        sections.append(Section("left-out", "Left out", (Bullets(said),)))
+        items = tuple(to_printable_line(f"{name}: {reason}") for name, reason in history.left_out)
+        sections.append(Section("left-out", "Left out", (Bullets(items),)))
     sections.append(Section("reading", "How to read this", (Bullets(_READING),)))
     answers = (
         ("The last run", f"{last.name}, {last.date}"),
@@ -184,9 +183,9 @@ def _build_timeline_document(lines: Sequence[Sequence[_ShownRun]], history: Hist
 
 
 def _timeline_header_facts(lines: Sequence[Sequence[_ShownRun]], history: History) -> Facts:
-    first, apart = lines[0], sum(map(len, lines[1:]))
+    first, n_apart = lines[0], sum(map(len, lines[1:]))
     record, dates = first[-1].result.benchmark, sorted(run.entry.at for run in first)
-    runs = f"{len(first)} in one line{f', {apart} apart' if apart else ''}"
+    runs = f"{len(first)} in one line{f', {n_apart} apart' if n_apart else ''}"
     runs += f", {len(history.left_out)} left out" if history.left_out else ""
     return (
         ("Runs", runs),
@@ -197,8 +196,8 @@ def _timeline_header_facts(lines: Sequence[Sequence[_ShownRun]], history: Histor
             f"{counted(record.nonmembers, 'non-member')}",
         ),
         *(
-            (("Records of the last run", given),)
-            if (given := coverage.coverage_label(first[-1].result))
+            (("Records of the last run", records),)
+            if (records := coverage.coverage_label(first[-1].result))
             else ()
         ),
         ("In the order of", f"their {history.by}"),
@@ -214,7 +213,7 @@ def _last_path_part_label(path: str) -> str:
 
 
 def _leakage_over_runs_blocks(by: By, runs: Sequence[_ShownRun], line: int) -> Iterator[Block]:
-    """A figure for each main number and setting, white-box first; in it a line for each row."""
+    """Yield a figure for each main number and setting, white-box first; each row is a line."""
     kinds: dict[tuple[str, str], dict[CellKey, list[_MainNumber]]] = {}
     for i, run in enumerate(runs):
         for finding in phrases.findings_in_report_order(run.result):
@@ -264,16 +263,18 @@ def _leakage_over_runs_figure(
     title = f"{label}, {setting}"
     text = f"{_ALONG[by]}, evenly spaced, with 95% intervals."
     series, groups = [], []
-    for row, seen in rows.items():
-        named = phrases.target_title(seen[-1].run.result, row.target)
-        points = tuple(PlotPoint(s.place, s.main.value, s.main.low, s.main.high) for s in seen)
-        series.append(Series(named, points, row.attack))
-        groups.append(Group(f"{named} · {row.attack}", tuple(s.history_table_cells for s in seen)))
+    for row, numbers in rows.items():
+        target = phrases.target_title(numbers[-1].run.result, row.target)
+        points = tuple(PlotPoint(s.place, s.main.value, s.main.low, s.main.high) for s in numbers)
+        series.append(Series(target, points, row.attack))
+        groups.append(
+            Group(f"{target} · {row.attack}", tuple(s.history_table_cells for s in numbers))
+        )
     head = ("Run", label, "95% interval", "n", "Non-members", "Since the run before")
     shares = unit in SHARES
     axes = (_ALONG[by], label if shares or not unit else f"{label}, {unit}")
     ticks = tuple(run.label for run in runs)
-    plot, drawn = "course_of_shares" if shares else "course", tuple(series)
+    plot, lines = "course_of_shares" if shares else "course", tuple(series)
     return Figure(
         id,
         plot,
@@ -282,7 +283,7 @@ def _leakage_over_runs_figure(
         head,
         tuple(groups),
         (),
-        drawn,
+        lines,
         frozenset({0}),
         axes=axes,
         ticks=ticks,
@@ -294,8 +295,8 @@ def _leakage_over_runs_figure(
 
 
 def _runs_table(runs: Sequence[_ShownRun], id: str) -> Table:
-    """A row a run, the last first; a column each target that was asked for."""
-    shown = tuple(reversed(runs))
+    """Return a row for each run, the last first, with a column for each planned target."""
+    newest_first = tuple(reversed(runs))
     targets = {t.name: t.title for run in runs for t in run.result.targets if not t.companion}
     head = (
         "Run",
@@ -315,63 +316,68 @@ def _runs_table(runs: Sequence[_ShownRun], id: str) -> Table:
             *(_strongest_leak_phrase(run.result, target) for target in targets),
             phrases.target_perplexity_text(run.result, UNDEFENDED),
             changes.change_counts_phrase(run.change) if run.change else phrases.NOTHING,
-            ", ".join(kept.decision.verdict for kept in run.entry.gates) or phrases.NOTHING,
+            ", ".join(gate.decision.verdict for gate in run.entry.gates) or phrases.NOTHING,
             _model_identity_label(run.result),
         )
-        for run in shown
+        for run in newest_first
     )
     caption = (
         "Each run, the last first, and what leaks from each target; its name leads to its report"
     )
     numeric = frozenset(range(2, 4 + len(targets)))
     return Table(
-        id, caption, head, (Group("", rows),), numeric, links=tuple(run.link for run in shown)
+        id,
+        caption,
+        head,
+        (Group("", rows),),
+        numeric,
+        links=tuple(run.link for run in newest_first),
     )
 
 
 def _strongest_leak_phrase(result: AuditResult, target: str) -> str:
-    """The strongest signal of each kind that is shown; if none is, the first kind that was tested,
-    and the verdict."""
-    seen = assess_signals(result)
-    shown, tested = seen.shown_signals(target), seen.tested_signals(target)
+    """Return the strongest signal of each shown kind; if none is shown, the first tested kind and
+    the verdict."""
+    assessment = assess_signals(result)
+    shown_signals, tested = assessment.shown_signals(target), assessment.tested_signals(target)
     if not tested:
         return phrases.NOTHING
     strongest = map(
-        signals.pick_strongest_signal, signals.group_signals_by_kind(shown or tested[:1])
+        signals.pick_strongest_signal, signals.group_signals_by_kind(shown_signals or tested[:1])
     )
-    told = "; ".join(map(signals.describe_signal_number, strongest))
-    if shown:
-        return told
+    numbers = "; ".join(map(signals.describe_signal_number, strongest))
+    if shown_signals:
+        return numbers
     return (
-        f"{told}, "
-        f"{signals.no_leakage_phrase(seen, target) if seen.shows_no_leakage(target) else 'inconclusive'}"  # noqa: E501
+        f"{numbers}, "
+        f"{signals.no_leakage_phrase(assessment, target) if assessment.shows_no_leakage(target) else 'inconclusive'}"  # noqa: E501
     )
 
 
 def _model_identity_label(result: AuditResult) -> str:
-    """`checkpoint-500 · weights 3fa9c1d2 · commit 4f2a81c09`: what tells it from the model of
-    another run."""
+    """Return `checkpoint-500 · weights 3fa9c1d2 · commit 4f2a81c09`, which identifies the run's
+    model."""
     plan, commit = result.plan, result.environment.get("commit")
-    own = "lab" if plan.get("lab") in (None, "small") else str(plan["lab"])
-    parts = [own if plan.get("model") is None else _last_path_part_label(str(plan["model"]))]
+    lab = "lab" if plan.get("lab") in (None, "small") else str(plan["lab"])
+    parts = [lab if plan.get("model") is None else _last_path_part_label(str(plan["model"]))]
     parts += [f"revision {plan['revision']}"] if plan.get("revision") else []
-    # of all files together
+    # of all weight files together
     digest = hashlib.sha256(json.dumps(sorted(result.weights.items())).encode()).hexdigest()[:8]
     parts += [f"weights {digest}"] if result.weights else []
     return " · ".join(parts + ([f"commit {_abbreviated_commit_label(commit)}"] if commit else []))
 
 
 def _gate_decisions_label(run: _ShownRun) -> str:
-    """`failed: recall <= 0.05; held: …`, a gate each."""
-    said = []
-    for kept in run.entry.gates:
+    """Return `failed: recall <= 0.05; held: …`, each gate in turn."""
+    decisions = []
+    for gate in run.entry.gates:
         rules = ", ".join(
-            dict.fromkeys(ruling.rule or ruling.reason for ruling in kept.decision.rulings)
+            dict.fromkeys(ruling.rule or ruling.reason for ruling in gate.decision.rulings)
         )
-        said.append(
-            f"{kept.decision.verdict}: {rules or 'nothing was judged'}{_gate_baseline_label(kept)}"
+        decisions.append(
+            f"{gate.decision.verdict}: {rules or 'nothing was judged'}{_gate_baseline_label(gate)}"
         )
-    return to_printable_line("; ".join(said)) or "none was asked"
+    return to_printable_line("; ".join(decisions)) or "none was asked"
 
 
 def _gate_baseline_label(kept: KeptDecision) -> str:
@@ -383,25 +389,29 @@ def _gate_baseline_label(kept: KeptDecision) -> str:
 
 
 def _gate_rulings_section(lines: Sequence[Sequence[_ShownRun]]) -> list[Section]:
-    """How many gates held, and every ruling of each, the last run's first; what did not hold before
-    what did."""
+    """Return the counts of gate verdicts, and every ruling, the last run's first; failures before
+    passes."""
     groups = tuple(
         Group(
             to_printable_line(
-                f"{run.name}: {kept.decision.headline}{_gate_baseline_label(kept)}, decided "
-                f"{kept.decided}"
+                f"{run.name}: {gate.decision.headline}{_gate_baseline_label(gate)}, decided "
+                f"{gate.decided}"
             ),
-            decision.ruling_table_rows(kept.decision),
+            decision.ruling_table_rows(gate.decision),
         )
         for runs in lines
         for run in reversed(runs)
-        for kept in reversed(run.entry.gates)
+        for gate in reversed(run.entry.gates)
     )
     if not groups:
         return []
-    asked = [kept.decision.verdict for runs in lines for run in runs for kept in run.entry.gates]
-    counts = ", ".join(f"{n} {what}" for what in EXIT_CODES if (n := asked.count(what)))
-    said = Paragraph(f"Decisions of gates: {counts}.")
+    gate_verdicts = [
+        gate.decision.verdict for runs in lines for run in runs for gate in run.entry.gates
+    ]
+    counts = ", ".join(
+        f"{n} {outcome}" for outcome in EXIT_CODES if (n := gate_verdicts.count(outcome))
+    )
+    summary = Paragraph(f"Decisions of gates: {counts}.")
     caption = "What gates decided, rule by rule"
     table = Table("gates-table", caption, decision.HEAD, groups, decision.NUMERIC, folded=True)
-    return [Section("gates", "Gates", (said, table))]
+    return [Section("gates", "Gates", (summary, table))]

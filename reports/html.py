@@ -1,5 +1,5 @@
-"""The report as one HTML file that loads nothing. Knows blocks, templates and plots; not what they
-say."""
+"""Render the report as one HTML file that loads nothing. Knows blocks, templates and plots, not
+their content."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def render_html_report(
     since: Comparison | None = None,
     texts: Mapping[str, SecretText] | None = None,
 ) -> str:
-    """The whole report; styles, plots and the script are inline, and a content security policy
-    forbids all else.
+    """Render the full report; styles, plots and script are inline, and a content security policy
+    forbids the rest.
 
-    details: what the run kept secret by secret. since: another run and this one, to tell what
-    changed. texts: the private text to show, by secret; none by default.
+    details: values stored by secret. since: a comparison of an earlier run with this run. texts:
+    the private text to show, by secret; none by default.
     """
     clean = escaping.to_printable_line
     titles = {clean(target.name): clean(target.title) for target in result.targets}
@@ -43,18 +43,18 @@ def render_html_report(
 
 
 def render_html_document(doc: Document, titles: Mapping[str, str] | None = None) -> str:
-    """A document as one page. titles: of the targets, for its plots."""
-    shown = dict(titles or {})
+    """Render a document as one page. titles: target titles for its plots."""
+    plot_titles = dict(titles or {})
 
     def plot(figure: Figure) -> Markup:
-        return Markup(render_plot_svg(figure, shown))  # matplotlib escapes the text it writes
+        return Markup(render_plot_svg(figure, plot_titles))  # matplotlib escapes the text it writes
 
     script = ""
     if any(isinstance(block, Secrets) for section in doc.sections for block in section.blocks):
         path = resources.files("auditor.reports").joinpath("templates", "secrets.js")
         script = path.read_text(encoding="utf-8")
-    # What a content security policy names the script by: no other one runs, whatever a text may
-    # have smuggled in.
+    # The content security policy names the script by its hash: no other script runs, even if a text
+    # smuggles it in.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     template = _html_template_environment().get_template("report.html")
     return template.render(
@@ -63,8 +63,8 @@ def render_html_document(doc: Document, titles: Mapping[str, str] | None = None)
 
 
 def _script_safe_json(values: Mapping[str, Any]) -> Markup:
-    """JSON that no parser of HTML can take for markup: a script element ends at the first
-    `</script` in it."""
+    """Return JSON that no HTML parser reads as markup: a script element ends at the first
+    `</script`."""
     text = json.dumps(values, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for (
         character
@@ -79,7 +79,7 @@ def _html_template_environment() -> Environment:
         loader=PackageLoader("auditor.reports", "templates"),
         autoescape=True,
         finalize=_finalize_html_template_value,
-        # A misspelt name in a template raises, where jinja would print nothing.
+        # A misspelt name in a template raises, while jinja would print nothing by default.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -87,8 +87,8 @@ def _html_template_environment() -> Environment:
 
 
 def _finalize_html_template_value(value: object) -> object:
-    """What every expression of a template goes through, so that none can be forgotten; escaping
-    comes after it."""
+    """Strip every template expression of unprintable characters, so that none is missed; escaping
+    follows."""
     return (
         escaping.strip_unprintable(value)
         if isinstance(value, str) and not isinstance(value, Markup)

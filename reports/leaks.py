@@ -1,4 +1,4 @@
-"""For whoever mends the model: where it leaks, and which secrets."""
+"""Show where the model leaks, and which secrets, for whoever fixes it."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from auditor.reports.topics import MEND, Topic, figures_blocks, forest_span, row
 from auditor.reports.verdict import strongest_attack_row, strongest_rows_to_report_by_access
 from auditor.statistics import intervals
 
-_DOCUMENTS = 20  # documents that their table names for each row
-_SUFFIX_LENGTHS = (16, 32, 50)  # tokens, at which the next row of the table by length begins
-_POSITIONS = 400  # tokens of a suffix that the figure by place shows
-_REVEALED_AT_MOST = 1_000_000  # characters: a page that a browser still likes
+_DOCUMENTS = 20  # documents listed for each row
+_SUFFIX_LENGTHS = (16, 32, 50)  # tokens: lower edges of the rows of the table by length
+_POSITIONS = 400  # suffix tokens in the figure by place
+_REVEALED_AT_MOST = 1_000_000  # characters: browsers still handle such a page well
 
 
 def _strongest_rows_to_report_with_outcomes(
     result: AuditResult, details: SecretDetails
 ) -> list[tuple[Finding, RowValuesBySecret]]:
-    """The row that did best against each target, where its outcomes are kept."""
+    """Return the strongest row against each target, if its outcomes are stored."""
     best = (strongest_attack_row(result, target.name) for target in result.targets)
     return [
         (finding, details.rows[finding.cell_key])
@@ -48,13 +48,13 @@ def _strongest_rows_to_report_with_outcomes(
 
 def _where_it_leaks_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
     rows = _strongest_rows_to_report_with_outcomes(result, details)
-    beside = [
+    more_figures = [
         *_recall_by_length_figures(result, details, rows),
         *_probability_by_position_figures(result, details),
     ]
     return [
         *figures_blocks(f for f in figures.all_figures(result) if f.plot not in figures.RESEARCH),
-        *figures_blocks(beside),
+        *figures_blocks(more_figures),
         *_probability_by_suffix_length_blocks(result, details),
         *_recall_by_group_blocks(
             result, [f for f, _ in rows if not result.target(f.target).companion]
@@ -64,7 +64,7 @@ def _where_it_leaks_blocks(result: AuditResult, details: SecretDetails) -> list[
 
 
 def _personal_data_blocks(result: AuditResult) -> list[Block]:
-    """What the attacks with the highest recall extract of personal data."""
+    """Return the personal data extracted by the attacks with the highest recall."""
     best = [
         f
         for target in result.targets
@@ -80,8 +80,10 @@ def _recall_by_group_blocks(result: AuditResult, rows: Sequence[Finding]) -> lis
         if result.target(finding.target).companion:
             continue
         if groups := finding.by_group:
-            told = ((escaping.to_printable_line(name), m) for name, m in groups.items())
-            shares = tuple((name, phrases.format_share_with_interval(m)) for name, m in told)
+            printable_groups = ((escaping.to_printable_line(name), m) for name, m in groups.items())
+            shares = tuple(
+                (name, phrases.format_share_with_interval(m)) for name, m in printable_groups
+            )
             tables.append(Group(row_title_with_attack(result, finding), shares))
             spans += map(forest_span, groups.values())
     column = result.plan.get("group_column")
@@ -93,17 +95,17 @@ def _recall_by_group_blocks(result: AuditResult, rows: Sequence[Finding]) -> lis
 def _worst_document_blocks(
     result: AuditResult, details: SecretDetails, rows: Sequence[tuple[Finding, RowValuesBySecret]]
 ) -> list[Block]:
-    """Documents that several secrets are parts of: in each row those with the longest extracted
-    block."""
+    """Return the documents with several secrets that have the longest extracted block in each
+    row."""
     groups = []
-    for finding, seen in rows:
-        if found := detailed.extraction_counts_by_document(details, seen):
-            told = [
-                (name, f"{block:,}", f"{out:,} of {of:,}")
-                for name, (block, out, of) in found.items()
+    for finding, values in rows:
+        if counts := detailed.extraction_counts_by_document(details, values):
+            cells = [
+                (name, f"{block:,}", f"{out:,} of {total:,}")
+                for name, (block, out, total) in counts.items()
                 if block
             ]
-            groups.append(Group(row_title_with_attack(result, finding), tuple(told[:_DOCUMENTS])))
+            groups.append(Group(row_title_with_attack(result, finding), tuple(cells[:_DOCUMENTS])))
     caption = (
         f"Longest block extracted from a document, in tokens; at most {_DOCUMENTS} documents a row"
     )
@@ -116,14 +118,14 @@ def _recall_by_length_figures(
     result: AuditResult, details: SecretDetails, rows: Sequence[tuple[Finding, RowValuesBySecret]]
 ) -> list[Figure]:
     series, groups = [], []
-    for f, seen in rows:
-        if lengths := detailed.first_suffix_tokens_accuracy_by_length(details, seen):
+    for f, values in rows:
+        if lengths := detailed.first_suffix_tokens_accuracy_by_length(details, values):
             points = tuple(PlotPoint(L, m.value, m.low, m.high) for L, m in lengths.items())
             series.append(Series(phrases.target_title(result, f.target), points))
-            told = tuple(
+            cells = tuple(
                 (f"{L:,}", *phrases.cells_of_measurement(m)[:2]) for L, m in lengths.items()
             )
-            groups.append(Group(row_title_with_attack(result, f), told))
+            groups.append(Group(row_title_with_attack(result, f), cells))
     title = "Recall of the first tokens of a suffix"
     text = (
         "Share of members, of those with a suffix so long, whose first guess is right up to that "
@@ -137,7 +139,7 @@ def _recall_by_length_figures(
 
 
 def _probability_by_position_figures(result: AuditResult, details: SecretDetails) -> list[Figure]:
-    """Where in the suffix: how likely the true token is at each place, over the members."""
+    """Plot the mean probability of the true token at each place in the suffix, over the members."""
     series, groups = [], []
     for t in result.targets:
         if suffixes := details.tokens.get(t.name):
@@ -161,8 +163,7 @@ def _probability_by_position_figures(result: AuditResult, details: SecretDetails
 def _probability_by_suffix_length_blocks(
     result: AuditResult, details: SecretDetails
 ) -> list[Block]:
-    """Return a table of the probability of whole suffixes by their length, if their lengths
-    differ."""
+    """Return a table of the probability of full suffixes by length, if their lengths differ."""
     groups: list[Group] = []
     for target in result.targets:
         suffixes = list(details.tokens.get(target.name, {}).values())
@@ -171,7 +172,9 @@ def _probability_by_suffix_length_blocks(
         rows = []
         for band in np.unique(bands):
             lengths = [
-                len(suffix) for suffix, of in zip(suffixes, bands, strict=True) if of == band
+                len(suffix)
+                for suffix, suffix_band in zip(suffixes, bands, strict=True)
+                if suffix_band == band
             ]
             mean = intervals.mean_probability(
                 "extraction_probability_ancestral", probabilities[bands == band]
@@ -198,7 +201,7 @@ def _probability_by_suffix_length_blocks(
 
 
 def _plotted_mean_probability_by_position(suffixes: Iterable[Sequence[float]]) -> list[float]:
-    """Mean probability by position, of the suffixes that reach it."""
+    """Return the mean probability by position, over the suffixes that reach it."""
     # `Details.tokens` holds log-probabilities, in nats.
     rows = [np.exp(np.array(suffix[:_POSITIONS])) for suffix in suffixes]
     longest = max(map(len, rows), default=0)
@@ -213,15 +216,14 @@ def _per_secret_blocks(
 
 
 def _extraction_count_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
-    """What each row extracted of the members: what the list below adds up to."""
+    """Count the members that each row extracted: the totals of the list below."""
     rows = []
     for finding in phrases.findings_in_report_order(result):
-        seen = details.rows.get(finding.cell_key)
-        if seen is None or seen.outcome is None:
+        values = details.rows.get(finding.cell_key)
+        if values is None or values.outcome is None:
             continue
-        o = seen.outcome.select_secrets(seen.outcome.member)
-        # Each member counts once, by the best that was extracted of it; the first guess is one of
-        # any_hit.
+        o = values.outcome.select_secrets(values.outcome.member)
+        # Each member counts once, by its best extraction; the first guess is one of any_hit.
         kinds = (
             o.hit,
             o.any_hit & ~o.hit,
@@ -241,29 +243,29 @@ def _extraction_count_blocks(result: AuditResult, details: SecretDetails) -> lis
 
 
 def _revealed_secret_blocks(result: AuditResult, texts: Mapping[str, SecretText]) -> list[Block]:
-    """Private text, the secrets that most rows gave away first; what is beyond _REVEALED_AT_MOST is
-    left out."""
+    """Return private text, the secrets extracted by most rows first, up to _REVEALED_AT_MOST
+    characters."""
     titles = {
         str(f.cell_key): f"{phrases.row_title(result, f)}: {f.attack}" for f in result.findings
     }
     best = strongest_attack_row(result, UNDEFENDED)
-    # Private texts name rows by the text of their key.
+    # Private texts name rows by the string of their key.
     row = str(best.cell_key) if best else ""
-    rows, left = [], _REVEALED_AT_MOST
+    rows, n_characters_left = [], _REVEALED_AT_MOST
     for text in sorted(texts.values(), key=lambda text: -len(text.verbatim)):
-        given = ", ".join(titles.get(name, name) for name in text.verbatim) or phrases.NOTHING
-        shown = (
+        rows_phrase = ", ".join(titles.get(name, name) for name in text.verbatim) or phrases.NOTHING
+        cells = (
             text.alias,
             *map(
                 escaping.show_invisible_characters,
                 (text.prefix, text.suffix, text.guesses.get(row, "")),
             ),
-            escaping.to_printable_line(given),
+            escaping.to_printable_line(rows_phrase),
         )
-        left -= sum(map(len, shown))
-        if left < 0:
+        n_characters_left -= sum(map(len, cells))
+        if n_characters_left < 0:
             break
-        rows.append(shown)
+        rows.append(cells)
     note = (
         f"{len(rows):,} of {len(texts):,} secrets, most extracted first. Line ends are written as "
         "↵."
@@ -288,7 +290,7 @@ TOPICS = (
         6,
         lambda m: figures_blocks(
             figures.all_figures(m.result)
-        ),  # the page shows some with the evidence
+        ),  # the page shows some of these with the evidence
     ),
     Topic("personal", "Personal data", lambda m: _personal_data_blocks(m.result), MEND, 2, turn=16),
     Topic(
