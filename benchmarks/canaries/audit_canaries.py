@@ -1,8 +1,8 @@
-"""Canaries of an audit: each went into the training data, or stayed out, by a fair coin of its own.
+"""Make the canaries of an audit: a fair coin includes each in the training data or leaves it out.
 
-What a model is held to is whether it gives the coins away, so the data are all that may follow from
-them: texts, ids and order are settled before, and by other randomness. Only the secret behind the
-prefix is scored: the prefix is text as any other, and would drown it. Knows nothing of data files.
+The audit tests if a model reveals the coins, so only the data may depend on them: texts, ids and
+order are fixed before, with other randomness. Only the secret after the prefix is scored: the
+prefix is ordinary text, and its score would hide the secret's. Knows nothing of data files.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ AUDIT_VERSION = 2  # of the manifest: 1 is that of canaries without coins
 Kind = Literal["words", "prefixed", "sampled", "rare-tokens", "new-tokens"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 BEGUN = ("prefixed", "rare-tokens", "new-tokens")  # kinds that begin as texts of the data do
-BY_MODEL = ("sampled", "rare-tokens")  # kinds that a model is asked for
-# below, a model samples what it says anyway: nothing is left to be learnt of it
+BY_MODEL = ("sampled", "rare-tokens")  # kinds that need a model
+# below this a model samples text that it writes anyway, which training cannot change
 LEAST_TEMPERATURE = 0.8
 _PREFIX_WORDS = 12
 _TOKENS_A_WORD = 3
-_LEAST_EPSILON = 0.01  # a bound below is no bound
+_LEAST_EPSILON = 0.01  # a smaller bound means nothing
 _UNFAIR = 1e-9  # how often fair coins are taken for others
 _AT_ONCE = 256  # samples of a model
-_BEGINNINGS = 32  # texts that a model is asked behind for the tokens it expects least
+_BEGINNINGS = 32  # texts after which a model is queried for its least expected tokens
 Halves = tuple[str, str]  # prefix and secret of a text
 
 
 @dataclass(frozen=True)
 class CoinedCanary:
-    """One canary: `included` says how its coin fell. prefix: what stands before the secret; nobody
-    scores it."""
+    """Hold one canary; `included` is the result of its coin. prefix: unscored text before the
+    secret."""
 
     id: str
     prefix: str
@@ -61,10 +61,11 @@ class CoinedCanary:
 
 @dataclass(frozen=True)
 class AuditCanaryManifest:
-    """times: how often a canary that went in did so; `seed`: what texts and coins follow from.
+    """Hold the canaries of an audit. times: copies of an included canary; `seed`: determines texts
+    and coins.
 
-    Raises AuditError where it cannot be right: an unknown version, ids or texts twice, a canary
-    without a secret, coins that no fair coin falls like.
+    Raise AuditError for an invalid manifest: an unknown version, duplicate ids or texts, a canary
+    without a secret, coins too unlikely for fair ones.
     """
 
     schema_version: int
@@ -81,19 +82,19 @@ class AuditCanaryManifest:
             )
         if self.times < 1:
             raise AuditError(f"expected canaries that go in at least once, got {self.times} times")
-        inside, m = sum(one.included for one in self.canaries), len(self.canaries)
+        inside, m = sum(canary.included for canary in self.canaries), len(self.canaries)
         check_canary_counts(m, m * self.times)
         if m < (fewest := count_needed_canaries(_LEAST_EPSILON, 0.0)):
             raise AuditError(
                 f"expected at least {fewest} canaries, got {m}: fewer than any bound of epsilon "
                 "needs"
             )
-        for what in ("id", "text"):
-            if len({getattr(one, what) for one in self.canaries}) < len(self.canaries):
+        for field in ("id", "text"):
+            if len({getattr(canary, field) for canary in self.canaries}) < len(self.canaries):
                 raise AuditError(
-                    f"expected every canary's own {what}, got one twice: their coins would be one"
+                    f"expected every canary's own {field}, got one twice: their coins would be one"
                 )
-        if not all(one.secret for one in self.canaries):
+        if not all(canary.secret for canary in self.canaries):
             raise AuditError("expected a secret in every canary, got an empty one")
         if not 0 < inside < m or binomtest(inside, m).pvalue < _UNFAIR:
             raise AuditError(
@@ -101,25 +102,25 @@ class AuditCanaryManifest:
             )
 
     def canary_copies_to_insert(self) -> list[CoinedCanary]:
-        """Every canary as often as it goes into the data."""
+        """Return each included canary `times` times."""
         return [one for one in self.canaries if one.included for _ in range(self.times)]
 
 
 def make_audit_canary_manifest(
     kind: Kind, texts: Sequence[Halves], times: int, seed: int
 ) -> AuditCanaryManifest:
-    """The texts with their coins, which follow from the seed and from nothing else."""
-    # A stream of its own: texts of the same seed say nothing of the coins, which bounds of epsilon
-    # stand on.
+    """Flip a coin for each text; the coins depend on the seed only."""
+    # A separate stream: texts of the same seed reveal nothing of the coins, which bounds of epsilon
+    # rely on.
     heads = keyed_random_generator("coins of an audit", seed).random(len(texts)) < 0.5
-    made = (
+    canaries = (
         CoinedCanary(f"audit-{i:05d}", *halves, bool(heads[i])) for i, halves in enumerate(texts)
     )
-    return AuditCanaryManifest(AUDIT_VERSION, kind, seed, times, tuple(made))
+    return AuditCanaryManifest(AUDIT_VERSION, kind, seed, times, tuple(canaries))
 
 
 def unguessable_audit_canary_seed() -> int:
-    """One that nobody can guess: whoever knows the seed of an audit knows its coins."""
+    """Draw a seed that nobody can guess: the seed of an audit reveals its coins."""
     return randomness.randbits(63)
 
 
@@ -137,30 +138,31 @@ def make_audit_canary_texts(
     model: HuggingFaceModel | None = None,
     temperature: float = 1.0,
 ) -> list[Halves]:
-    """So many different texts. length: of a secret, in words; of what a model samples, a third of
-    its tokens.
+    """Make `count` different texts. length: words of a secret; for sampled text, a third of its
+    tokens.
 
-    words: random ones. prefixed: random words behind the beginning of one of the `texts`, where
-    nobody expects them.
-    sampled: what the `model` writes by itself. rare-tokens: behind the beginning of one of the
-    `texts`, a token that the `model` expects least there, each its own. new-tokens: behind such a
-    beginning, one token that occurs nowhere else (`new_canary_token_texts`). The first word of a
-    text that has no other prefix is its prefix: something must stand before what is scored. Raises
-    AuditError where there are not so many.
+    words: random words. prefixed: random words after the beginning of one of the `texts`, an
+    unexpected place. sampled: text that the `model` writes without a prompt. rare-tokens: after the
+    beginning of one of the `texts`, one of the tokens that the `model` expects least there, a
+    different token each. new-tokens: after such a beginning, one token that occurs nowhere else
+    (`new_canary_token_texts`). The first word of a text without another prefix is its prefix:
+    scoring needs a prefix. Raise AuditError if there are too few texts.
     """
     if count < 1 or length < 1 + (kind == "words"):
         raise AuditError(
             f"expected canaries, of more words than are their prefix, got {count} of {length}"
         )
     if kind == "sampled":
-        assert model is not None  # whoever asks has loaded one
+        assert model is not None  # the caller has loaded a model
         return _sample_canaries_from_model(count, _TOKENS_A_WORD * length, seed, model, temperature)
-    said = _endless_random_canary_phrases(length, seed)
+    phrases = _endless_random_canary_phrases(length, seed)
     if kind == "words":
-        return list(_draw_distinct_canaries(count, lambda: _canary_first_word_and_rest(next(said))))
+        return list(
+            _draw_distinct_canaries(count, lambda: _canary_first_word_and_rest(next(phrases)))
+        )
     begun = _endless_shuffled_canary_prefixes(texts, seed)
     if kind == "prefixed":
-        return list(_draw_distinct_canaries(count, lambda: (next(begun), f" {next(said)}")))
+        return list(_draw_distinct_canaries(count, lambda: (next(begun), f" {next(phrases)}")))
     if kind == "rare-tokens":
         assert model is not None
         words = _least_expected_canary_words(
@@ -174,17 +176,15 @@ def make_audit_canary_texts(
 
 
 def new_canary_token_texts(count: int) -> list[str]:
-    """What tokens of canaries are written as: to be added to the tokenizer of the model that is
-    trained."""
+    """Return the texts of new canary tokens, which the tokenizer of the trained model must add."""
     return [f"<|audit-{i:05d}|>" for i in range(count)]
 
 
 def _sample_canaries_from_model(
     count: int, length: int, seed: int, model: HuggingFaceModel, temperature: float
 ) -> list[Halves]:
-    """Texts of so many tokens that a model writes by itself. Raises AuditError where it writes too
-    few that differ."""
-    import torch  # only here: who reads a manifest needs no model
+    """Sample texts of `length` tokens from a model. Raise AuditError if too few differ."""
+    import torch  # only here: reading a manifest needs no model
 
     from auditor.generation.sample import sample_candidates
     from auditor.models.decoding import Decoding
@@ -204,10 +204,10 @@ def _sample_canaries_from_model(
             f"{model.name}"
         )
     decoding = Decoding(temperature, forbidden=model.eos)  # all run to their full length
-    found: dict[
+    texts: dict[
         str, None
     ] = {}  # a set in the order of sampling, which makes the choice the same every time
-    # Four times as many as are wanted, until it is clear that the model repeats itself.
+    # Draw up to four times the needed number, then give up: the model repeats itself.
     for batch in range(2 + 4 * count // _AT_ONCE):
         noise = keyed_random_generator("sampled canaries", seed, batch).random(
             (1, _AT_ONCE, length, CHANNELS)
@@ -218,38 +218,38 @@ def _sample_canaries_from_model(
             tokenizer.decode(row, skip_special_tokens=True) for row in candidates.suffixes.tolist()
         )
         # without halves of characters
-        whole = (text.replace("\ufffd", "").strip() for text in decoded)
-        found |= {text: None for text in whole if len(text.split()) > 1}
-        if len(found) >= count:
-            return [_canary_first_word_and_rest(text) for text in list(found)[:count]]
+        stripped = (text.replace("\ufffd", "").strip() for text in decoded)
+        texts |= {text: None for text in stripped if len(text.split()) > 1}
+        if len(texts) >= count:
+            return [_canary_first_word_and_rest(text) for text in list(texts)[:count]]
     raise AuditError(
         f"expected {count:,} different texts of {length} tokens, but {model.name} wrote "
-        f"{len(found):,}"
+        f"{len(texts):,}"
     )
 
 
 def _least_expected_canary_words(
     count: int, begun: Sequence[str], model: HuggingFaceModel
 ) -> list[str]:
-    """Words of one token each, by the mean log-probability (nats) that the model gives them behind
+    """Return words of one token each, in order of the model's mean log-probability (nats) after
     these beginnings.
 
-    In the place of new tokens (Panda et al. 2025), which a fixed vocabulary has no room for.
+    They replace new tokens (Panda et al. 2025), for which a fixed vocabulary has no room.
     """
     import torch
 
     tokenizer: Any = model.tokenizer
     rows = [tokenizer.encode(text, add_special_tokens=False) for text in begun]
     with torch.no_grad():
-        found = [
+        log_probs = [
             model.log_probs(torch.tensor([row], device=model.device), 1)[0, 0].double()
             for row in rows
         ]
     words: list[str] = []
-    for token in torch.stack(found).mean(0).argsort().tolist():
+    for token in torch.stack(log_probs).mean(0).argsort().tolist():
         word = f" {tokenizer.decode([token]).strip()}"
-        # Behind a text too: where the tokenizer merges across the join, the word is no token of its
-        # own.
+        # Check it after a text too: a tokenizer that merges across the join makes no separate token
+        # of the word.
         if word[1:].isalpha() and tokenizer.encode(begun[0] + word, add_special_tokens=False) == [
             *rows[0],
             token,
@@ -275,7 +275,7 @@ def _endless_random_canary_phrases(length: int, seed: int) -> Iterator[str]:
 
 
 def _endless_shuffled_canary_prefixes(texts: Sequence[str], seed: int) -> Iterator[str]:
-    """The first words of texts, in a random order, over and over."""
+    """Yield the first words of texts, in a random order, over and over."""
     begun = list(dict.fromkeys(filter(None, map(_canary_prefix_from_text, texts))))
     if not begun:
         raise AuditError("expected data with texts to begin canaries with, got none")
@@ -285,24 +285,24 @@ def _endless_shuffled_canary_prefixes(texts: Sequence[str], seed: int) -> Iterat
 
 
 def _canary_prefix_from_text(text: str) -> str:
-    """The first words as they are written, at most half of all."""
-    ends = [found.end() for found in re.finditer(r"\S+", text)]
+    """Return the first words as written, at most half of all words."""
+    ends = [match.end() for match in re.finditer(r"\S+", text)]
     return text[: ends[min(_PREFIX_WORDS, max(1, len(ends) // 2)) - 1]] if ends else ""
 
 
 def _draw_distinct_canaries(count: int, draw: Callable[[], Halves]) -> Iterator[Halves]:
-    """So many texts that differ. Raises AuditError where they run out."""
-    seen: set[str] = set()
+    """Yield `count` texts that differ. Raise AuditError if they run out."""
+    texts: set[str] = set()
     for _ in range(2 * count + 100):
-        if len(seen) == count:
+        if len(texts) == count:
             return
         halves = draw()
-        if "".join(halves) not in seen:
-            seen.add("".join(halves))
+        if "".join(halves) not in texts:
+            texts.add("".join(halves))
             yield halves
-    if len(seen) < count:
+    if len(texts) < count:
         raise AuditError(
-            f"expected {count:,} different secrets, but so short ones run out at {len(seen):,}"
+            f"expected {count:,} different secrets, but so short ones run out at {len(texts):,}"
         )
 
 
@@ -313,29 +313,31 @@ def _draw_distinct_canaries(count: int, draw: Callable[[], Halves]) -> Iterator[
 def audit_canaries_as_secrets(
     manifest: AuditCanaryManifest, tokenizer: Any, rows: Sequence[Sequence[int]]
 ) -> Iterator[Secret]:
-    """rows: the tokens of each text. Raises AuditError for new tokens that the tokenizer does not
-    have."""
+    """Yield the canaries as secrets. rows: the tokens of each text. Raise AuditError for new tokens
+    that the tokenizer lacks."""
     from auditor.generation.tries import encode_without_special_tokens
 
-    prefixes = encode_without_special_tokens(tokenizer, [one.prefix for one in manifest.canaries])
-    for one, begun, row in zip(manifest.canaries, prefixes, rows, strict=True):
+    prefixes = encode_without_special_tokens(
+        tokenizer, [entry.prefix for entry in manifest.canaries]
+    )
+    for entry, begun, row in zip(manifest.canaries, prefixes, rows, strict=True):
         # A token that holds an end of the prefix and a beginning of the secret is the secret's.
         cut = sum(
             1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(begun, row, strict=False))
         )
         if manifest.kind == "new-tokens" and len(row) != cut + 1:
             raise AuditError(
-                f"expected the secret of {one.id} to be one new token, but the model's tokenizer "
+                f"expected the secret of {entry.id} to be one new token, but the model's tokenizer "
                 "writes it as "
                 f"{len(row) - cut}: give what `audit canaries extend` made to the training"
             )
         prefix, suffix = tuple(row[:cut]), tuple(row[cut:])
-        times = manifest.times if one.included else 0
+        times = manifest.times if entry.included else 0
         yield Secret(
-            one.id,
+            entry.id,
             prefix,
             suffix,
             times,
-            member=one.included,
-            canary=Canary(one.text, coin=one.included),
+            member=entry.included,
+            canary=Canary(entry.text, coin=entry.included),
         )

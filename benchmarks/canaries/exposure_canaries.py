@@ -1,8 +1,8 @@
-"""Canaries for exposure: random texts of known spaces, as their manifest holds them.
+"""Make canaries for exposure: random texts of known spaces, as their manifest holds them.
 
-A manifest is written once, before training, and says which texts go into the data how often; it
-knows no tokenizer, so it serves any training pipeline and any model. Canaries with coins are
-`audit_canaries.py`; reading and writing either, `manifests.py`. Knows nothing of data files
+A manifest is written once, before training, and lists the texts to insert and their copies. It
+knows no tokenizer, so it serves any training pipeline and any model. `audit_canaries.py` has
+canaries with coins; `manifests.py` reads and writes both kinds. Knows nothing of data files
 (insertion.py) or models.
 """
 
@@ -41,8 +41,8 @@ class CanaryFormat:
 
 @dataclass(frozen=True)
 class ManifestEntry:
-    """One canary: `space` is the place of its format in the manifest; `count` 0: a control, never
-    inserted."""
+    """Hold one canary: `space` is the index of its format in the manifest; `count` 0: a control,
+    never inserted."""
 
     id: str
     text: str
@@ -52,8 +52,8 @@ class ManifestEntry:
 
 @dataclass(frozen=True)
 class ExposureCanaryManifest:
-    """Raises AuditError where it cannot be right: unknown version, ids twice, a canary that is not
-    in its own space."""
+    """Hold canaries for exposure. Raise AuditError for an invalid manifest: an unknown version,
+    duplicate ids, a canary outside its space."""
 
     schema_version: int
     seed: int
@@ -73,17 +73,17 @@ class ExposureCanaryManifest:
             spaces = self.canary_spaces
         except (
             AuditError
-        ):  # which quotes the format, and who damaged a manifest may have put a canary there
+        ):  # its message quotes the format, and a damaged manifest may hold a canary there
             raise AuditError(
                 "expected formats that several texts fit in the manifest, got one that is none"
             ) from None
-        seen: set[str] = set()
+        ids: set[str] = set()
         for entry in self.canaries:
-            if entry.id in seen:
+            if entry.id in ids:
                 raise AuditError(
                     f"expected every canary once in the manifest, got {entry.id} twice"
                 )
-            seen.add(entry.id)
+            ids.add(entry.id)
             if entry.count < 0:
                 raise AuditError(
                     f"expected a count of at least 0 for {entry.id}, got {entry.count}"
@@ -102,7 +102,7 @@ class ExposureCanaryManifest:
         return tuple(known.canary_text_space() for known in self.formats)
 
     def canary_copies_to_insert(self) -> list[ManifestEntry]:
-        """Every canary as often as it goes into the data. Raises AuditError where none does."""
+        """Return each canary `count` times. Raise AuditError if all counts are zero."""
         copies = [entry for entry in self.canaries for _ in range(entry.count)]
         if not copies:
             raise AuditError(
@@ -112,8 +112,7 @@ class ExposureCanaryManifest:
 
 
 def check_canary_counts(canaries: int, copies: int) -> None:
-    """Raises AuditError for more than anybody inserts: such numbers are slips, and would exhaust
-    memory."""
+    """Raise AuditError for counts that must be typing errors, and would exhaust memory."""
     if canaries > MOST_CANARIES or copies > MOST_COPIES:
         raise AuditError(
             f"expected at most {MOST_CANARIES:,} canaries and {MOST_COPIES:,} copies of them, got "
@@ -129,11 +128,11 @@ def make_exposure_canary_manifest(
     lists: Mapping[str, tuple[str, ...]] | None = None,
     seed: int = 0,
 ) -> ExposureCanaryManifest:
-    """`each` canaries for every format and count, drawn uniformly without repetition, and
-    `controls` never inserted.
+    """Draw `each` canaries for every format and count, uniformly without repetition, and `controls`
+    that are never inserted.
 
-    Raises AuditError for zero insertions, a space too small for so many, and what `CanarySpace`
-    refuses.
+    Raise AuditError for zero insertions, a space too small for the canaries, and the errors of
+    `CanarySpace`.
     """
     if not counts or min(counts) < 1:
         raise AuditError(
@@ -147,9 +146,10 @@ def make_exposure_canary_manifest(
         )
     if each < 1 or controls < 0:
         raise AuditError(f"expected --each >= 1 and --controls >= 0, got {each} and {controls}")
-    wanted = sorted(set(counts))
+    distinct_counts = sorted(set(counts))
     check_canary_counts(
-        len(formats) * (len(wanted) * each + controls), len(formats) * sum(wanted) * each
+        len(formats) * (len(distinct_counts) * each + controls),
+        len(formats) * sum(distinct_counts) * each,
     )
     known = {WORDS: prefix_free_canary_words(), **(lists or {})}
     chosen = []
@@ -158,10 +158,12 @@ def make_exposure_canary_manifest(
         chosen.append(
             CanaryFormat(text, {name: words for name, words in known.items() if name in slots})
         )
-    plan = [(count, i) for count in wanted for i in range(each)] + [(0, i) for i in range(controls)]
+    plan = [(count, i) for count in distinct_counts for i in range(each)] + [
+        (0, i) for i in range(controls)
+    ]
     entries = []
-    for index, one in enumerate(chosen):
-        texts = _draw_distinct_canary_texts(one.canary_text_space(), len(plan), seed)
+    for index, canary_format in enumerate(chosen):
+        texts = _draw_distinct_canary_texts(canary_format.canary_text_space(), len(plan), seed)
         label = f"{index}-" if len(chosen) > 1 else ""
         entries += [
             ManifestEntry(
@@ -173,37 +175,40 @@ def make_exposure_canary_manifest(
 
 
 def _draw_distinct_canary_texts(space: CanarySpace, count: int, seed: int) -> list[str]:
-    # At most half of the space: drawing until so many differ is quick.
+    # At most half of the space, so that rejecting duplicates stays quick.
     if 2 * count > space.size:
         raise AuditError(
             f"expected a space of at least {2 * count} texts for {count} canaries, but "
             f"{space.format!r} has {space.size}"
         )
-    noise, drawn = keyed_random_generator("canaries", seed, space.format), dict[str, None]()
-    while len(drawn) < count:
-        drawn[space.draw(noise)] = None
-    return list(drawn)
+    noise, texts = keyed_random_generator("canaries", seed, space.format), dict[str, None]()
+    while len(texts) < count:
+        texts[space.draw(noise)] = None
+    return list(texts)
 
 
 def prefix_free_canary_words() -> tuple[str, ...]:
-    """English words, none of which begins another."""
-    from faker.providers.lorem.en_US import Provider  # late: `audit canaries --help` needs none
+    """Return English words of which no word begins another."""
+    # late: `audit canaries --help` does not need it
+    from faker.providers.lorem.en_US import Provider
 
-    kept: list[str] = []
+    words_without_prefixes: list[str] = []
     for word in sorted(
         {word.lower() for word in Provider.word_list if word.isascii() and word.isalpha()}
     ):
         # In alphabetical order whatever begins with a kept word follows it at once: only the last
         # is compared.
-        if len(word) > 3 and not (kept and word.startswith(kept[-1])):
-            kept.append(word)
-    return tuple(kept)
+        if len(word) > 3 and not (
+            words_without_prefixes and word.startswith(words_without_prefixes[-1])
+        ):
+            words_without_prefixes.append(word)
+    return tuple(words_without_prefixes)
 
 
 def exposure_canaries_as_secrets(
     manifest: ExposureCanaryManifest, rows: Sequence[Sequence[int]]
 ) -> Iterator[Secret]:
-    """rows: the tokens of each text, all of which is secret."""
+    """Yield the canaries as secrets. rows: the tokens of each text, all secret."""
     for entry, row in zip(manifest.canaries, rows, strict=True):
         canary = Canary(entry.text, manifest.canary_spaces[entry.space])
         yield Secret(

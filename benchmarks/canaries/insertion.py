@@ -1,9 +1,9 @@
-"""Puts canaries into a copy of a data set: JSONL, CSV, Parquet or a Hugging Face data set. The
-original is not touched.
+"""Insert canaries into a copy of a data set: JSONL, CSV, Parquet or a Hugging Face data set. The
+original stays unchanged.
 
-Rows keep their order; copies of canaries stand at random places among them, each a row of its own
-with the canary as its text. All copies are the same text, so sharding by content keeps them
-together; a group column gets its id.
+Rows keep their order; copies of canaries go to random places among them, each a separate row with
+the canary as its text. All copies have the same text, so sharding by content keeps them together; a
+group column gets the canary's id.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from auditor.core.secret_randomness import keyed_random_generator
 
 @dataclass(frozen=True)
 class CanaryInsertionPlan:
-    """What to insert where. `text`: the column of texts; `group`: one that says whose a row is, ""
-    for none."""
+    """Define the insertion. `text`: the column of texts; `group`: the column that names a row's
+    person or group, "" for none."""
 
     manifest: ExposureCanaryManifest | AuditCanaryManifest
     text: str = "text"
@@ -42,16 +42,16 @@ class CanaryInsertionPlan:
     seed: int = 0
 
     def shuffled_canary_copies(self) -> list[ManifestEntry | CoinedCanary]:
-        """The copies in a random order."""
+        """Return the copies in a random order."""
         copies: Sequence[ManifestEntry | CoinedCanary] = self.manifest.canary_copies_to_insert()
         order = keyed_random_generator("canaries", "order", self.seed).permutation(len(copies))
         return [copies[i] for i in order]
 
     def row_order_with_copies(self, rows: int) -> list[int]:
-        """The new order of so many rows and the copies behind them: rows as before, copies at
+        """Return the new order of `rows` rows and the copies after them: rows as before, copies at
         random places."""
         copies = len(self.manifest.canary_copies_to_insert())
-        # The first of a random permutation: every set of places is as likely.
+        # The first entries of a random permutation: every set of places is equally likely.
         at = set(
             keyed_random_generator("canaries", "places", self.seed)
             .permutation(rows + copies)[:copies]
@@ -63,8 +63,8 @@ class CanaryInsertionPlan:
     def check_columns_and_no_canaries_yet(
         self, where: str, columns: Sequence[str], texts: Callable[[], Sequence[Any]]
     ) -> None:
-        """Raises AuditError for missing columns, values that are no text, and data that hold
-        canaries already."""
+        """Raise AuditError for missing columns, values other than text, and data that already hold
+        canaries."""
         for column in filter(None, (self.text, self.group)):
             if columns.count(column) != 1:
                 flag = "--column" if column == self.text else "--group"
@@ -72,7 +72,7 @@ class CanaryInsertionPlan:
                     f"{where}: expected one column {column!r} ({flag}), got "
                     f"{describe_table_columns_in_error(columns)}"
                 )
-        # one that stays out may not be there either
+        # excluded canaries must not be in the data either
         known = {entry.text for entry in self.manifest.canaries}
         for row, text in enumerate(texts()):
             if not isinstance(text, str):
@@ -87,29 +87,29 @@ class CanaryInsertionPlan:
     def canary_copy_as_row(
         self, entry: ManifestEntry | CoinedCanary, columns: Sequence[str], absent: Any
     ) -> dict[str, Any]:
-        """One copy as a row, trained on once."""
-        own = {REPEATS: 1, self.group: entry.id, self.text: entry.text}
-        return {column: own.get(column, absent) for column in columns}
+        """Return one copy as a row that is trained on once."""
+        cells = {REPEATS: 1, self.group: entry.id, self.text: entry.text}
+        return {column: cells.get(column, absent) for column in columns}
 
 
 def write_data_with_canaries(copies: CanaryInsertionPlan, data: str, out: Path) -> int:
-    """Writes the data with the copies in it to `out`, in the format of the data; returns how many
-    copies.
+    """Write the data with the copies in it to `out`, in the format of the data; return the number
+    of copies.
 
-    Raises AuditError, and writes nothing, where the data cannot be read or `out` exists.
+    Raise AuditError, and write nothing, if the data cannot be read or `out` exists.
     """
-    path, where = Path(data), f"--data {data!r}"
+    path, label = Path(data), f"--data {data!r}"
     writer = _WRITERS.get(path.suffix.lower()) if path.is_file() else _write_dataset_with_canaries
     if writer is None:
         got = path.suffix or "no ending"
-        raise AuditError(f"{where}: expected a file ending in {', '.join(_WRITERS)}, got {got!r}")
+        raise AuditError(f"{label}: expected a file ending in {', '.join(_WRITERS)}, got {got!r}")
     if out.exists():
         raise AuditError(f"expected a new path for -o, but {str(out)!r} exists")
     if writer is not _write_dataset_with_canaries and out.suffix.lower() != path.suffix.lower():
         raise AuditError(f"expected -o to end in {path.suffix} like the data, got {out.name!r}")
     count = len(copies.manifest.canary_copies_to_insert())
     try:
-        writer(copies, where, data, out)
+        writer(copies, label, data, out)
     except OSError as error:
         raise AuditError(
             f"cannot write {str(out)!r}: {error.strerror or type(error).__name__}"
@@ -119,8 +119,8 @@ def write_data_with_canaries(copies: CanaryInsertionPlan, data: str, out: Path) 
 
 @contextmanager
 def _unfit_canary_row_refusal_context(where: str) -> Iterator[None]:
-    """Raises AuditError where the columns of the data cannot hold a canary's row; Arrow's own words
-    may quote one."""
+    """Raise AuditError if the data's columns cannot hold a canary's row; Arrow's message may quote
+    a canary."""
     import pyarrow
 
     try:
@@ -134,7 +134,7 @@ def _unfit_canary_row_refusal_context(where: str) -> Iterator[None]:
 def _write_json_with_canaries(
     copies: CanaryInsertionPlan, where: str, data: str, out: Path
 ) -> None:
-    """Lines stay as they are, byte for byte; an array is written anew."""
+    """Write lines unchanged, byte for byte; rewrite an array."""
     objects, lines = read_json_table_objects(where, Path(data))
     columns = tuple(dict.fromkeys(name for value in objects for name in value))
     copies.check_columns_and_no_canaries_yet(
@@ -142,17 +142,17 @@ def _write_json_with_canaries(
     )
     # Only columns that the data have: JSON objects need not be alike, and a new key would give the
     # copies away.
-    mine = [name for name in (REPEATS, copies.group, copies.text) if name in columns]
+    names = [name for name in (REPEATS, copies.group, copies.text) if name in columns]
     new = [
-        copies.canary_copy_as_row(entry, mine, None) for entry in copies.shuffled_canary_copies()
+        copies.canary_copy_as_row(entry, names, None) for entry in copies.shuffled_canary_copies()
     ]
     order = copies.row_order_with_copies(len(objects))
     if lines is None:
-        every = [*objects, *new]
-        text = json.dumps([every[i] for i in order], ensure_ascii=False, indent=1)
+        json_objects = [*objects, *new]
+        text = json.dumps([json_objects[i] for i in order], ensure_ascii=False, indent=1)
     else:
-        written = [*lines, *(json.dumps(row, ensure_ascii=False) for row in new)]
-        text = "\n".join(written[i] for i in order)
+        output_lines = [*lines, *(json.dumps(row, ensure_ascii=False) for row in new)]
+        text = "\n".join(output_lines[i] for i in order)
     with disk.create_atomically(out) as path:
         # newline="": Windows would make "\r\r\n" of the "\r\n" that a kept line ends with.
         path.write_text(text + "\n", encoding="utf-8", newline="")
@@ -163,14 +163,16 @@ def _write_csv_with_canaries(copies: CanaryInsertionPlan, where: str, data: str,
     copies.check_columns_and_no_canaries_yet(
         where, header, lambda: [row[header.index(copies.text)] for row in rows]
     )
-    every = [
+    all_rows = [
         *rows,
         *(
             list(copies.canary_copy_as_row(entry, header, "").values())
             for entry in copies.shuffled_canary_copies()
         ),
     ]
-    text = table_rows_as_csv([header, *(every[i] for i in copies.row_order_with_copies(len(rows)))])
+    text = table_rows_as_csv(
+        [header, *(all_rows[i] for i in copies.row_order_with_copies(len(rows)))]
+    )
     with disk.create_atomically(out) as path:
         path.write_text(text, encoding="utf-8", newline="")
 
@@ -213,25 +215,25 @@ def _write_parquet_with_canaries(
 def _write_dataset_with_canaries(
     copies: CanaryInsertionPlan, where: str, data: str, out: Path
 ) -> None:
-    """The train split, saved as `datasets` saves it: `load_from_disk` and `--data` read it."""
+    """Save the train split like `datasets`: `load_from_disk` and `--data` read it."""
     import datasets
 
-    with open_dataset_split(where, data) as held:
+    with open_dataset_split(where, data) as dataset:
         copies.check_columns_and_no_canaries_yet(
-            where, held.column_names, lambda: held[copies.text][:]
+            where, dataset.column_names, lambda: dataset[copies.text][:]
         )
         rows = [
-            copies.canary_copy_as_row(entry, held.column_names, None)
+            copies.canary_copy_as_row(entry, dataset.column_names, None)
             for entry in copies.shuffled_canary_copies()
         ]
         columns: Mapping[str, list[Any]] = {
-            name: [row[name] for row in rows] for name in held.column_names
+            name: [row[name] for row in rows] for name in dataset.column_names
         }
         with _unfit_canary_row_refusal_context(where):
-            new = datasets.Dataset.from_dict(columns, features=held.features)
+            new = datasets.Dataset.from_dict(columns, features=dataset.features)
         with disk.create_atomically(out) as path:
-            datasets.concatenate_datasets([held, new]).select(
-                np.array(copies.row_order_with_copies(len(held)))
+            datasets.concatenate_datasets([dataset, new]).select(
+                np.array(copies.row_order_with_copies(len(dataset)))
             ).save_to_disk(path)
 
 

@@ -1,7 +1,7 @@
-"""The two manifests of canaries on disk, and what they hold as the secrets of one model.
+"""Read and write the two manifests of canaries, and convert their canaries to secrets of one model.
 
-A manifest of version 1 holds texts of known spaces, for exposure; one of version 2 holds coins, for
-an audit. Knows neither data files (insertion.py) nor how canaries are made.
+A manifest of version 1 holds texts of known spaces, for exposure; version 2 holds coins, for an
+audit. Knows neither data files (insertion.py) nor how canaries are made.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from auditor.plugins.benchmark import Benchmark
 def write_canary_manifest(
     path: Path, manifest: ExposureCanaryManifest | AuditCanaryManifest
 ) -> None:
-    """Readable by its owner only. Raises AuditError where the file exists: a lost manifest cannot
-    be made up for."""
+    """Write a manifest that only its owner can read. Raise AuditError if the file exists: a lost
+    manifest cannot be restored."""
     if path.exists():
         raise AuditError(f"expected a new file for the manifest, but {str(path)!r} exists")
     disk.replace_atomically(
@@ -33,7 +33,8 @@ def write_canary_manifest(
 
 
 def read_canary_manifest(path: Path) -> ExposureCanaryManifest | AuditCanaryManifest:
-    """Raises AuditError for what is no manifest; the texts of canaries are never in its words."""
+    """Read either manifest. Raise AuditError for an invalid manifest; no message holds texts of
+    canaries."""
     raw = read_json(path, "the manifest")
     coined = isinstance(raw, dict) and raw.get("schema_version") == AUDIT_VERSION
     manifest: ExposureCanaryManifest | AuditCanaryManifest = from_json(
@@ -43,8 +44,8 @@ def read_canary_manifest(path: Path) -> ExposureCanaryManifest | AuditCanaryMani
 
 
 def read_exposure_canary_manifest(path: Path) -> ExposureCanaryManifest:
-    """As `read_canary_manifest`. Raises AuditError for canaries of an audit, whose exposure nobody
-    can tell."""
+    """Read a manifest for exposure. Raise AuditError for canaries of an audit, whose exposure is
+    unknown."""
     manifest = read_canary_manifest(path)
     if isinstance(manifest, AuditCanaryManifest):
         raise AuditError(
@@ -58,18 +59,18 @@ def read_exposure_canary_manifest(path: Path) -> ExposureCanaryManifest:
 def canary_manifest_as_secrets(
     manifest: ExposureCanaryManifest | AuditCanaryManifest, tokenizer: Any, vocab_size: int
 ) -> tuple[Secret, ...]:
-    """The canaries as secrets of one model. Raises AuditError where its tokenizer cannot write
+    """Return the canaries as secrets of one model. Raise AuditError if its tokenizer cannot write
     them."""
     from auditor.generation.tries import (
         encode_without_special_tokens,
-    )  # torch: who reads a manifest for text needs none
+    )  # torch: reading a manifest for its text does not need it
     from auditor.models.vocabulary import check_tokens_within_vocabulary
 
     if tokenizer is None:
         raise AuditError(
             "expected a model with a tokenizer for --canaries, got a model without one"
         )
-    texts = [one.text for one in manifest.canaries]
+    texts = [canary.text for canary in manifest.canaries]
     rows = encode_without_special_tokens(tokenizer, texts)
     if len({tuple(row) for row in rows}) < len(set(texts)):
         raise AuditError(
