@@ -1,9 +1,8 @@
-"""Fresh values of the format of a piece of personal data: what else could have been written there.
+"""Draw alternatives for a piece of personal data: other values of its format.
 
-A value keeps what tells who issued it, when, or to whom: a card's first six digits, a country and
-a bank, an area code, a year and a sex. The rest is drawn, each value of the format as likely as any
-other, with the check digits that go with it, written as the true value is. Knows text; no tokens,
-records or models.
+A value keeps the parts that name its issuer, date or holder: a card's first six digits, a country
+and a bank, an area code, a year and a sex. The rest is drawn uniformly over the format, with
+matching check digits, in the notation of the true value. Knows text; no tokens, records or models.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from auditor.core.errors import AuditError
 HASH, CODE = "hash", "code"  # of marked values that no described format fits
 _DIGITS, _HEX = "0123456789", "0123456789abcdef"
 _HASH_LENGTHS = (32, 40, 56, 64, 96, 128)  # hexadecimal digits of MD5, SHA-1 and SHA-2
-_TRIES = 2_000  # draws for each value wanted: two check digits pass one time in a hundred
+_TRIES = 2_000  # draws for each alternative: two check digits pass one time in a hundred
 
 
 @dataclass(frozen=True)
 class ValueFormat:
-    """All values that one value could have been.
+    """Define all values that a value could have been.
 
-    choices: what each free part may be, in the order of the text; finish: the text that a choice of
-    each part makes, None if it is no value of the format. Different choices make different texts.
-    has_one_length: whether all texts have as many characters; is_quick: whether `finish` takes so
-    little time that thousands of values can be listed; has_names: whether names are drawn, which
-    nobody gives at random.
+    choices: the options of each free part, in the order of the text; finish: builds the text from a
+    choice of each part, None if it is not a value of the format. Different choices make different
+    texts. has_one_length: whether all texts have equally many characters; is_quick: whether
+    `finish` is fast enough to list thousands of values; has_names: whether names are drawn, which
+    people do not choose at random.
     """
 
     kind: str
@@ -50,39 +49,40 @@ class ValueFormat:
 
     @property
     def n_choices(self) -> int:
-        """The most values that there may be; some may fail their check."""
+        """The maximum number of values; some may fail their check."""
         return math.prod(map(len, self.choices))
 
     def alternatives_of_value(
         self, value: str, count: int, enumerate_below: int, noise: np.random.Generator
     ) -> list[str]:
-        """Return distinct values other than this one: all if there are few, else `count` drawn."""
+        """Return distinct values other than `value`: all if there are few, else `count` random
+        draws."""
         if self.n_choices <= (enumerate_below if self.is_quick else count + 1):
             texts = (self.finish(parts) for parts in product(*self.choices))
             return [text for text in texts if text is not None and text != value]
-        drawn = dict[str, None]()
+        alternatives = dict[str, None]()
         for _ in range(_TRIES * count):
             parts = [options[int(noise.integers(len(options)))] for options in self.choices]
             text = self.finish(parts)
             if text is not None and text != value:
-                drawn[text] = None
-            if len(drawn) == count:
-                return list(drawn)
-        return list(drawn)  # a format with fewer values: nearly all of them
+                alternatives[text] = None
+            if len(alternatives) == count:
+                return list(alternatives)
+        return list(alternatives)  # a format with fewer values: nearly all of them
 
 
 class UnknownFormat(Exception):
-    """Nobody has described the format of a value."""
+    """Report that no format is defined for a value."""
 
 
 def find_value_format(
     kind: str, value: str, described: Mapping[str, CanarySpace], regions: Sequence[str] = ()
 ) -> ValueFormat:
-    """Return the format of a value of this kind, as it is written.
+    """Return the format of a value of this kind, as written.
 
     described: formats of the kinds that the data mark; regions: of telephone numbers without a
-    country code. Raises UnknownFormat if nobody has described it, AuditError for a value that does
-    not have the format described.
+    country code. Raise UnknownFormat if the format is unknown, AuditError if a value does not match
+    its described format.
     """
     if kind in described:
         return _described_format(kind, value, described[kind])
@@ -97,10 +97,10 @@ def find_value_format(
         pii.EMAIL: _email_format,
         pii.BIRTH: _birth_date_format,
     }
-    found = by_kind.get(kind, _code_format)(value)
-    if found is None:
+    value_format = by_kind.get(kind, _code_format)(value)
+    if value_format is None:
         raise UnknownFormat(f"{kind} of a form that nobody has described")
-    return found
+    return value_format
 
 
 def parse_described_formats(text: str) -> dict[str, CanarySpace]:
@@ -123,7 +123,8 @@ def parse_described_formats(text: str) -> dict[str, CanarySpace]:
 def _free_characters(
     kind: str, value: str, free: Sequence[int], is_valid: Callable[[str], bool]
 ) -> ValueFormat:
-    """Return the format in which these characters are drawn, each of its own class, if valid."""
+    """Return the format that redraws these characters within their classes and keeps valid
+    texts."""
     choices = [_class_of_character(value[place]) for place in free]
 
     def finish(parts: Sequence[str]) -> str | None:
@@ -168,7 +169,7 @@ _CODE = re.compile(r"[A-Za-z]{0,8}[-_/#:. ]?[0-9][0-9 ./_-]{2,}[0-9](?:-?[A-Za-z
 
 
 def _code_format(value: str) -> ValueFormat | None:
-    """Of a marked value: a hash, or a number whose digits are all free."""
+    """Return the format of a marked value: a hash, or a number whose digits are all free."""
     if len(value) in _HASH_LENGTHS and re.fullmatch("[0-9a-f]+|[0-9A-F]+", value):
         digits = _HEX if value == value.lower() else _HEX.upper()
         return ValueFormat(HASH, (digits,) * len(value), "".join)
@@ -231,8 +232,8 @@ def _iban_format(value: str) -> ValueFormat | None:
         text = _with_characters(value, free, parts)
         number = "".join(text[place] for place in places).upper()
         if own_check.stop:
-            own = _own_check_digits(country, number[4:])
-            text = _with_characters(text, places[own_check], own)
+            digits = _own_check_digits(country, number[4:])
+            text = _with_characters(text, places[own_check], digits)
             number = "".join(text[place] for place in places).upper()
         check = iban.calc_check_digits(number)
         valid = iban.is_valid(number[:2] + check + number[4:])
@@ -241,7 +242,7 @@ def _iban_format(value: str) -> ValueFormat | None:
     return ValueFormat(pii.IBAN, tuple(_class_of_character(value[p]) for p in free), finish)
 
 
-# Where in an account number a country has check digits of its own, as python-stdnum checks them.
+# The place of a country's check digits in an account number, as python-stdnum checks them.
 _OWN_CHECK_OF_COUNTRY = {"ES": slice(12, 14), "BE": slice(14, 16)}
 
 
@@ -255,9 +256,9 @@ def _own_check_digits(country: str, account: str) -> str:
     return digits
 
 
-# By the name of its check: how many characters at the end of a national number are drawn, and which
-# of them, counted from the end, tells the sex by being odd or even (0: none). What stands before is
-# a date, a district or an order of issue. An Italian and a Mexican number are made of the name.
+# By the name of its check: the number of redrawn characters at the end of a national number, and
+# the position, counted from the end, whose parity gives the sex (0: none). A date, a district or an
+# order of issue comes before them. An Italian and a Mexican number derive from the name.
 _ID_NUMBERS: Mapping[str, tuple[int, int]] = {
     "us.ssn": (6, 0),
     "es.dni": (7, 0),
@@ -303,15 +304,15 @@ def _id_number_format(value: str) -> ValueFormat | None:
     if name in ("us.ssn", "is_korean"):
         return _free_characters(pii.ID, value, free, is_of_format)
     body, check = free[:-n_check], free[-n_check:]
-    # A Chinese check digit may be X, a Chilean one K, and a letter is any of its class.
+    # A Chinese check digit may be X, a Chilean check digit K; a letter is any of its class.
     endings = [*_endings_of_check(value, check, name)]
 
     def finish(parts: Sequence[str]) -> str | None:
         text = _with_characters(value, body, parts)
         for ending in endings:
-            whole = _with_characters(text, check, ending)
-            if is_valid(whole.upper()):
-                return whole if is_of_format(whole) else None
+            number = _with_characters(text, check, ending)
+            if is_valid(number.upper()):
+                return number if is_of_format(number) else None
         return None
 
     choices = tuple(_class_of_character(value[place]) for place in body)
@@ -356,13 +357,13 @@ def _phone_format(value: str, regions: Sequence[str]) -> ValueFormat | None:
     def is_of_format(text: str) -> bool:
         ending = "".join(text[place] for place in digits[-n_free:])
         national = int(str(number.national_number)[:-n_free] + ending)
-        drawn = phonenumbers.PhoneNumber(
+        phone_number = phonenumbers.PhoneNumber(
             country_code=number.country_code,
             national_number=national,
             italian_leading_zero=number.italian_leading_zero,
             number_of_leading_zeros=number.number_of_leading_zeros,
         )
-        return phonenumbers.number_type(drawn) == type_of_value
+        return phonenumbers.number_type(phone_number) == type_of_value
 
     return _free_characters(pii.PHONE, value, digits[-n_free:], is_of_format)
 
@@ -374,7 +375,7 @@ _LEAST_ADDRESS_DIGITS = 3
 
 
 def _email_format(value: str) -> ValueFormat | None:
-    """Of an address: its digits, if there are enough of them, else its names."""
+    """Return the format of an address: its digits if there are enough, else its names."""
     local = value.partition("@")[0]
     digits = [place for place, character in enumerate(local) if character.isdigit()]
     if len(digits) >= _LEAST_ADDRESS_DIGITS:
@@ -398,7 +399,7 @@ def _email_format(value: str) -> ValueFormat | None:
 
 
 def _names_like(name: str) -> Sequence[str]:
-    """Return the first or last names that a name is one of; empty if it is none."""
+    """Return the list, of first or of last names, that contains a name; empty if neither does."""
     first, last = _first_and_last_names()
     return first if name in first else last if name in last else ()
 
@@ -437,18 +438,18 @@ _WORDED_DATE = re.compile(
 
 
 def _birth_date_format(value: str) -> ValueFormat | None:
-    """Of a date: the days of its year that are written alike."""
+    """Return the format of a date: the days of its year in the same notation."""
     date_class = _class_of_date(value)
     if date_class is None or not any(birth_date_places(f"born {value}")):
         return None
     year = int(date_class[0])
     start = datetime.date(year, 1, 1)
     n_days = (datetime.date(year + 1, 1, 1) - start).days
-    written = dict[str, None]()
+    notations = dict[str, None]()
     for day in range(n_days):
-        written |= dict.fromkeys(_ways_to_write_date(start + datetime.timedelta(day), value))
-    # Whose class is another one would be given other alternatives, so it is no alternative here.
-    texts = tuple(text for text in written if _class_of_date(text) == date_class)
+        notations |= dict.fromkeys(_ways_to_write_date(start + datetime.timedelta(day), value))
+    # Dates of another class have other alternatives, so they are not alternatives here.
+    texts = tuple(text for text in notations if _class_of_date(text) == date_class)
     if value not in texts:
         return None
     one_length = len(set(map(len, texts))) == 1
@@ -469,7 +470,7 @@ def _ways_to_write_date(day: datetime.date, value: str) -> Iterator[str]:
 
 
 def _class_of_date(text: str) -> tuple[str, ...] | None:
-    """Return the year of a date and what can be told of how it is written; None for another form.
+    """Return the year of a date and the visible features of its notation; None for another form.
 
     Day and month may be in either order if both are at most 12.
     """
@@ -485,7 +486,7 @@ def _class_of_date(text: str) -> tuple[str, ...] | None:
     if match := _WORDED_DATE.fullmatch(text):
         day, name = match["day"] or match["number"], match["month"] or match["name"]
         names = (_MONTHS, [month[:3] for month in _MONTHS])
-        # May is its own abbreviation.
+        # May is the same in full and abbreviated.
         length = "".join(str(name in known) for known in names)
         width = "zero" if day.startswith("0") else str(len(day))
         return match["year"] or match["last"], str(match["day"] is None), length, width

@@ -1,5 +1,4 @@
-"""What of a conversation's answers is attacked: secrets, by what an attacker knows of what came
-before."""
+"""Cut a conversation's answers into secrets, by the attacker's knowledge of the preceding text."""
 
 from __future__ import annotations
 
@@ -30,10 +29,10 @@ from auditor.core.plan_parts import SYSTEM, share_of_answer_known
 
 @dataclass(frozen=True)
 class AnswerCut:
-    """One answer as a secret. at: where its suffix begins, in tokens; stands: what it is in the
-    conversation.
+    """Hold one answer as a secret. at: the token at which its suffix begins; stands: its text in
+    the conversation.
 
-    tokens: of the whole answer, 0 of its later windows.
+    tokens: number in the complete answer, 0 for its later windows.
     """
 
     prefix: Tokens
@@ -55,19 +54,18 @@ def cut_answers_into_secrets(
     shown: int | None,
     is_all_along: bool = False,
 ) -> Iterator[AnswerCut | UnusableConversation]:
-    """Each answer that an attacker who knows so much can ask for, as a secret; or why there is
-    none.
+    """Yield each answer that an attacker with this knowledge can request, as a secret or the reason
+    against it.
 
-    `user`: all that came before an answer; `partial:F`: that, and the share F of the answer's
-    tokens; `system`: the system turn alone, behind which only the first answer comes. longest:
-    tokens of a suffix; shown: of a prefix, its last ones (None: all). is_all_along: a long answer
-    is several secrets, each after all that comes before it.
-    Raises UnusableConversation where there is none at all.
+    `user`: all text before an answer; `partial:F`: that, and the share F of the answer's tokens;
+    `system`: only the system turn, which only the first answer follows. longest: tokens of a
+    suffix; shown: last tokens of a prefix (None: all). is_all_along: a long answer is several
+    secrets, each after all preceding text. Raise UnusableConversation if there is no secret.
     """
     share = share_of_answer_known(knows)
     ends = token_ends_in_characters(written.offsets, len(written.text))
-    alone = _system_turn_only_prompt(tokenizer, said, form) if knows == SYSTEM else None
-    for answer in written.answers if alone is None else written.usable_answers[:1]:
+    system_prompt = _system_turn_only_prompt(tokenizer, said, form) if knows == SYSTEM else None
+    for answer in written.answers if system_prompt is None else written.usable_answers[:1]:
         if isinstance(answer, UnusableConversation):
             yield answer
             continue
@@ -80,22 +78,22 @@ def cut_answers_into_secrets(
             yield UnusableConversation("an answer that is too short to know a part of")
             continue
         for place in spread_windows(middle, end) if is_all_along else [middle]:
-            asked = CutPlace(
+            cut_place = CutPlace(
                 0 if shown is None else max(0, place - shown), place, min(end, place + longest)
             )
-            first, cut, last = move_cut_between_characters(written.offsets, asked)
+            first, cut, last = move_cut_between_characters(written.offsets, cut_place)
             if not cut < last or (first == cut and cut > 0):
                 yield UnusableConversation(CUT_WITHIN_CHARACTER)
                 continue
             prefix = written.tokens[first:cut]
             wording = wording_at_token_ends(written.text, ends, first, cut, last)
-            # by which repeats are counted, whatever prefix is asked
+            # repeats are counted by it, for any prefix
             stands = wording.prefix_and_suffix_text
-            if alone is not None:
+            if system_prompt is not None:
                 prefix = tuple(
-                    tokenizer(alone, add_special_tokens=False, verbose=False)["input_ids"]
+                    tokenizer(system_prompt, add_special_tokens=False, verbose=False)["input_ids"]
                 )
-                wording = replace(wording, prefix=alone)
+                wording = replace(wording, prefix=system_prompt)
             if not prefix:
                 yield UnusableConversation("an answer with nothing before it")
                 continue
@@ -106,8 +104,8 @@ def cut_answers_into_secrets(
 
 
 def _system_turn_only_prompt(tokenizer: Any, said: Conversation, form: ChatRendering) -> str:
-    """What an attacker sends who knows the system turn alone. Raises UnusableConversation where
-    there is none."""
+    """Return the prompt of an attacker who knows only the system turn. Raise UnusableConversation
+    if there is no system turn."""
     said = chat_rendering.conversation_in_form(said, form)
     messages = chat_rendering.messages_for_template(said, form)
     if messages[0]["role"] != SYSTEM or (form.source is None and said.plain):

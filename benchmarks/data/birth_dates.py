@@ -1,5 +1,4 @@
-"""Dates of birth in running text and in fields: dates that exist, next to a word that says what
-they are.
+"""Find dates of birth in running text and in fields: existing dates next to a word for birth.
 
 In English, German, French, Spanish, Italian, Portuguese, Dutch, Swedish, Danish, Norwegian,
 Finnish, Polish, Chinese, Japanese and Korean; in years of the common era from 1900 to 2099. Knows
@@ -13,9 +12,9 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-# CLDR's names of the months in the languages above, wide and abbreviated, by themselves and in a
+# CLDR's names of the months in the languages above, wide and abbreviated, stand-alone and in a
 # date: Babel 2.19, Locale(language).months["format" and "stand-alone"]["wide" and "abbreviated"].
-# No name is two months'.
+# No name belongs to two months.
 _MONTH_NAMES = (
     "ene enero gen gennaio jan jän jänner janeiro januar januari january janv janvier sty styczeń "
     "stycznia tammi tammikuu tammikuuta",
@@ -60,7 +59,7 @@ _BORN = (
     r"|nacid[oa]|nacid[oa]\(a\)|naci[óo]|nat[oa]|nascid[oa]|nasceu|född"
     r"|født|synty(?:nyt|i)|urodzon[yaeą]|urodził(?:a)? się|ur\."
 )
-# Of a field, which may be a part of a name as patientBirthDate or patient_dob.
+# Words for a field, also as a part of a name such as patientBirthDate or patient_dob.
 _FIELD = (
     r"dob|birth(?:[ _-]?(?:day|date))?|date[ _-]?of[ _-]?birth|geb(?:urts|\.?[ -]?)datum"
     r"|geburtstag|(?:date|lieu et date) de naissance"
@@ -119,7 +118,7 @@ def _is_existing_date(match: re.Match[str]) -> bool:
         for name, value in match.groupdict().items()
         if value is not None and name != "date"
     }
-    if "a" in parts:  # day or month first: either may be meant
+    if "a" in parts:  # day or month first: both are possible
         return _is_calendar_date(parts["y"], parts["a"], parts["b"]) or _is_calendar_date(
             parts["y"], parts["b"], parts["a"]
         )
@@ -127,7 +126,7 @@ def _is_existing_date(match: re.Match[str]) -> bool:
 
 
 def _is_calendar_date(year: str, month: str, day: str) -> bool:
-    # Of two digits a year may be of either century: 1900 had no 29 February.
+    # A year of two digits may belong to either century: 1900 had no 29 February.
     full_year = int(year) if len(year) == 4 else 2000 + int(year)
     month_number = int(month) if month.isdigit() else _MONTHS[month.rstrip(".").lower()]
     try:

@@ -1,5 +1,5 @@
-"""Conversations as a model was trained on them: the tokens of one rendering, where its answers
-stand in them, and what of them is learnt.
+"""Render conversations as in training: the tokens of one rendering, the places of its answers, and
+their loss.
 
 Knows rows (`conversation_rows.py`) and renderings (`chat_rendering.py`). Knows nothing of files or
 models.
@@ -34,69 +34,67 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.core.plan_parts import ALL, SYSTEM, TURNS
 
-LEARNT = (ASSISTANT, "all")  # whose tokens have a loss: those of assistant turns, or all
+LEARNT = (ASSISTANT, "all")  # tokens with a loss: those of assistant turns, or all
 CALLS = "tool_calls"
-_MARK = "Zq7vX9kJ"  # stands in for an answer: no template makes anything of it
+_MARK = "Zq7vX9kJ"  # placeholder for an answer, which templates copy unchanged
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Where one thing that the assistant said stands in the tokens of its conversation:
-    said[0]:said[1]; and learnt[0]:learnt[1], all that the template wrote of its turn behind the
-    header, the end of the turn included.
+    """Locate one text of the assistant in the tokens of its conversation: said[0]:said[1].
 
-    of: the key of the message that says it: its content, its reasoning, which stands before, or its
-    tool calls. role:
-    whose it is.
+    learnt[0]:learnt[1] is all that the template wrote of its turn after the header, including the
+    end of the turn. of: the key of its message: its content, its reasoning, which comes before, or
+    its tool calls. role: its speaker.
     """
 
     said: tuple[int, int]
     learnt: tuple[int, int]
     of: str = "content"
     role: str = ASSISTANT
-    no_loss: str = ""  # why nothing of it was learnt, if nothing was
+    no_loss: str = ""  # the reason if no part of it was learnt
 
 
 @dataclass(frozen=True)
 class RenderedChat:
-    """A conversation as text and tokens, with its answers, or why one of them cannot be asked
-    for."""
+    """Hold a conversation as text and tokens, with its answers or the reason why an answer is
+    unusable."""
 
     text: str
     tokens: Tokens
     offsets: tuple[tuple[int, int], ...]
     answers: tuple[Answer | UnusableConversation, ...]
-    # what the template itself marks as the assistant's; None: it marks nothing
+    # the tokens that the template marks as the assistant's; None: no marks
     marked: tuple[bool, ...] | None
-    remarks: tuple[str, ...] = ()  # what of the row the text does not say
+    remarks: tuple[str, ...] = ()  # content of the row that the text lacks
 
     @property
     def usable_answers(self) -> tuple[Answer, ...]:
         return tuple(answer for answer in self.answers if isinstance(answer, Answer))
 
     def learnt_token_mask(self, whose: str) -> tuple[bool, ...]:
-        """Return which tokens have a loss: all, or the assistant's, as far as the template marks
-        them by its own marks.
+        """Return which tokens have a loss: all, or the assistant's, by the template's marks if it
+        has marks.
 
-        None of a turn that the row marks as not trained on; the assistant's in a prompt only have
-        one of all.
+        Turns that the row marks as not trained on have no loss; the assistant's turns in a prompt
+        only have a loss if all tokens do.
         """
         silent = [answer for answer in self.usable_answers if answer.no_loss]
         spans = [answer.learnt for answer in self.usable_answers if not answer.no_loss]
-        learnt = [any(start <= i < end for start, end in spans) for i in range(len(self.tokens))]
+        mask = [any(start <= i < end for start, end in spans) for i in range(len(self.tokens))]
         if whose == "all":
-            learnt = [True] * len(self.tokens)
+            mask = [True] * len(self.tokens)
             silent = [answer for answer in silent if answer.no_loss == MARKED]
         elif self.marked is not None:
-            learnt = list(self.marked)
+            mask = list(self.marked)
         for start, end in (answer.learnt for answer in silent):
-            learnt[start:end] = [False] * (end - start)
-        return tuple(learnt)
+            mask[start:end] = [False] * (end - start)
+        return tuple(mask)
 
 
 @dataclass(frozen=True)
 class _Span:
-    """Characters of an answer, and of its turn behind the header."""
+    """Hold the characters of an answer, and of its turn after the header."""
 
     said: tuple[int, int]
     learnt: tuple[int, int]
@@ -105,18 +103,17 @@ class _Span:
     no_loss: str = ""
 
 
-# --- what is written
-# -----------------------------------------------------------------------------------------------
+# --- rendering ---
 
 
 def render_chat(
     tokenizer: Any, said: Conversation, form: ChatRendering, turns: str = ASSISTANT
 ) -> RenderedChat:
-    """The conversation in this rendering. turns: whose turns are its answers, or ALL.
+    """Render the conversation in this form. turns: the speaker of its answers, or ALL.
 
-    `learnt_token_mask` may be asked of the assistant's answers alone. Raises UnusableConversation
-    where nothing can be written, or nothing of it be asked for; AuditError for a template that
-    drops the system turn, which the model then never saw.
+    `learnt_token_mask` only works for the assistant's answers. Raise UnusableConversation if the
+    template writes nothing or no answer is usable; AuditError for a template that drops the system
+    turn, which the model then never saw.
     """
     said = chat_rendering.conversation_in_form(said, form)
     if form.source is None:
@@ -128,56 +125,62 @@ def render_chat(
         return _render_chat_without_template(tokenizer, said, form)
     messages = chat_rendering.messages_for_template(said, form)
     try:
-        whole = chat_rendering.render_messages_by_template(tokenizer, said, form, messages)
+        whole_text = chat_rendering.render_messages_by_template(tokenizer, said, form, messages)
     except UnusableConversation:
         if not any(isinstance(message.get("content"), list | tuple) for message in messages):
             raise
-        messages = tuple(  # for a template that knows no parts of a text
-            {**one, "content": message_text(one["content"])}
-            if one.get("content") is not None
-            else one
-            for one in messages
+        messages = tuple(  # for a template that only reads a content of one text
+            {**message, "content": message_text(message["content"])}
+            if message.get("content") is not None
+            else message
+            for message in messages
         )
-        whole = chat_rendering.render_messages_by_template(tokenizer, said, form, messages)
-    _check_system_turn_written(messages, whole)
+        whole_text = chat_rendering.render_messages_by_template(tokenizer, said, form, messages)
+    _check_system_turn_written(messages, whole_text)
 
     def rendered(changed: Sequence[Message], answering: bool = False) -> str:
         return chat_rendering.render_messages_by_template(tokenizer, said, form, changed, answering)
 
-    roles = [normalised_role(one["role"]) for one in messages]
-    asked = [i for i, role in enumerate(roles) if role == turns or (turns == ALL and role in TURNS)]
-    spans = [span for i in asked for span in _assistant_answer_spans(rendered, whole, messages, i)]
-    remarks = tuple(_ignored_chat_input_sentences(rendered, whole, said, messages))
+    roles = [normalised_role(message["role"]) for message in messages]
+    turn_indices = [
+        i for i, role in enumerate(roles) if role == turns or (turns == ALL and role in TURNS)
+    ]
+    spans = [
+        span
+        for i in turn_indices
+        for span in _assistant_answer_spans(rendered, whole_text, messages, i)
+    ]
+    remarks = tuple(_ignored_chat_input_sentences(rendered, whole_text, said, messages))
     mask = _template_answer_mask(tokenizer, said, form, messages)
-    return _tokenise_rendered_chat(tokenizer, whole, spans, mask, remarks, turns)
+    return _tokenise_rendered_chat(tokenizer, whole_text, spans, mask, remarks, turns)
 
 
 def _render_chat_without_template(
     tokenizer: Any, said: Conversation, form: ChatRendering
 ) -> RenderedChat:
-    """Without a template: one text, and the end of text behind it, as TRL puts it there."""
+    """Render one text with the end of text after it, as TRL adds it."""
     end = str(getattr(tokenizer, "eos_token", None) or "")
     text, spans = "", list[_Span | UnusableConversation]()
-    found = chat_rendering.chat_pieces_without_template(said, form, end)
+    pieces = chat_rendering.chat_pieces_without_template(said, form, end)
     no_loss = iter([message.get(NO_LOSS, "") for message in said.messages if is_assistant(message)])
-    for number, (piece, answers) in enumerate(found):
-        last = number == len(found) - 1
-        behind = end if last and not piece.endswith(end) else ""
+    for number, (piece, answers) in enumerate(pieces):
+        last = number == len(pieces) - 1
+        ending = end if last and not piece.endswith(end) else ""
         start = len(text)
-        text += piece + behind
+        text += piece + ending
         if answers:
             bounds = _strip_answer_span_whitespace(text, start, start + len(piece))
             turn = (start, len(text))
             span = _Span(bounds or turn, turn, "content", no_loss=next(no_loss))
             spans.append(span if bounds else UnusableConversation("an empty answer"))
-    beside = {
+    dropped = {
         "system": any(m["role"] == SYSTEM for m in said.messages) and said.plain,
         "tools": said.tools,
     }
     remarks = [
         f"nothing of {name} is written without a template"
-        for name, there in beside.items()
-        if there
+        for name, is_dropped in dropped.items()
+        if is_dropped
     ]
     return _tokenise_rendered_chat(tokenizer, text, spans, None, remarks)
 
@@ -228,8 +231,8 @@ def _ignored_chat_input_sentences(
     said: Conversation,
     messages: Sequence[Message],
 ) -> Iterator[str]:
-    """A sentence for each thing given that the template does not write; nor did the trainer's, if
-    it was this one."""
+    """Yield a sentence for each input that the template does not write; if the trainer used it, the
+    model never saw that input."""
     kinds = {
         key
         for message in messages
@@ -247,69 +250,69 @@ def _ignored_chat_input_sentences(
                     f"{key if key.isidentifier() else 'a key of a message'}"
                 )
         except UnusableConversation:
-            continue  # it asks for it
+            continue  # it needs the key
     if said.tools and not any(name_of_tool(tool) in whole for tool in said.tools):
         yield "the chat template writes nothing of tools"
 
 
-# --- where its answers stand
-# -----------------------------------------------------------------------------------------------
+# --- places of answers ---
 
 
 def _assistant_answer_spans(
     rendered: Callable[..., str], whole: str, messages: Sequence[Message], turn: int
 ) -> Iterator[_Span | UnusableConversation]:
-    """What the assistant said in this turn, as the template wrote it: its reasoning, if that is
-    there, and its content.
+    """Yield the spans of the assistant's reasoning, if there is any, and content in this turn, as
+    the template wrote them.
 
-    Each is found by writing the conversation with a mark in its place: what stands before and
-    behind the mark stands before and behind the answer too. So it does not matter what the template
-    makes of the answer, of earlier turns, or of a prompt to answer (DeepSeek-R1 and Qwen3.5 open a
-    thought there that the whole does not have).
+    Renders the conversation with a mark in place of each text: the text before and after the mark
+    also surrounds the answer. So the template may change the answer, earlier turns, or a prompt to
+    answer (DeepSeek-R1 and Qwen3.5 open a thought there that the complete rendering lacks).
     """
     message = messages[turn]
     role = normalised_role(message["role"])
     no_loss = message.get(NO_LOSS, "") if role == ASSISTANT else ""
-    said = [part for part in _reasoning_and_content_with_replacers(message) if part[1].strip()]
+    parts = [part for part in _reasoning_and_content_with_replacers(message) if part[1].strip()]
     content_bounds = None
-    for key, _, put in said:
+    for key, _, put in parts:
         with_mark = [*messages[:turn], put(_MARK), *messages[turn + 1 :]]
         marked = None if _MARK in whole else _render_chat_or_none(rendered, with_mark)
         bounds = None if marked is None else _answer_bounds_by_mark(whole, marked)
         if bounds is not None:
             content_bounds = bounds if key == "content" else None
-            learnt = _answer_turn_bounds(rendered, whole, with_mark[: turn + 1], bounds)
-            yield _Span(bounds, learnt, key, role, no_loss)
-        elif key == "content":  # a thought of an earlier turn is what templates leave out
+            turn_bounds = _answer_turn_bounds(rendered, whole, with_mark[: turn + 1], bounds)
+            yield _Span(bounds, turn_bounds, key, role, no_loss)
+        elif key == "content":  # templates leave out thoughts of earlier turns
             yield UnusableConversation("the chat template does not write an answer as it was given")
     if message.get("tool_calls"):
-        found = _tool_call_bounds(
+        call_bounds = _tool_call_bounds(
             rendered, whole, messages, turn, 0 if content_bounds is None else content_bounds[1]
         )
         unwritten = UnusableConversation(
             "tool calls that the chat template does not write as they were given"
         )
-        yield _Span(*found, CALLS, role, no_loss) if found is not None else unwritten
-    elif not said:
+        yield _Span(*call_bounds, CALLS, role, no_loss) if call_bounds is not None else unwritten
+    elif not parts:
         yield UnusableConversation("an empty answer")
 
 
 def _tool_call_bounds(
     rendered: Callable[..., str], whole: str, messages: Sequence[Message], turn: int, after: int
 ) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Return the characters of a turn's tool calls, after those of its content, and of the turn
-    behind its header; None if they cannot be found: by a mark in the place of content and calls,
-    else from the header to the end of the turn.
+    """Return the characters of a turn's tool calls, after its content, and of the turn after its
+    header.
+
+    Find them by a mark in place of content and calls, else from the header to the end of the turn.
+    Return None if neither works.
     """
-    so_far, others = messages[: turn + 1], messages[turn + 1 :]
+    so_far, later = messages[: turn + 1], messages[turn + 1 :]
     silent = {key: value for key, value in messages[turn].items() if key != "tool_calls"}
     thought = THOUGHT.match(message_text(silent.get("content")) or "")
     before_calls = thought[0] if thought else ""
     text = _render_chat_or_none(rendered, so_far) or ""
-    if _render_chat_or_none(rendered, [*so_far[:-1], silent, *others]) == whole:
+    if _render_chat_or_none(rendered, [*so_far[:-1], silent, *later]) == whole:
         return None
     marked = _render_chat_or_none(
-        rendered, [*so_far[:-1], {**silent, "content": before_calls + _MARK}, *others]
+        rendered, [*so_far[:-1], {**silent, "content": before_calls + _MARK}, *later]
     )
     bounds = None if marked is None or _MARK in whole else _answer_bounds_by_mark(whole, marked)
     if bounds is None and text and whole.startswith(text.rstrip()):
@@ -329,11 +332,11 @@ def _tool_call_bounds(
 def _reasoning_and_content_with_replacers(
     message: Message,
 ) -> Iterator[tuple[str, str, Callable[[str], Message]]]:
-    """What the turn says, by key, in the order of speaking; and the message with another text in
-    that place."""
+    """Yield the turn's texts by key, in the order of speaking, each with a function that replaces
+    it in the message."""
     for key in REASONING:
         if isinstance(message.get(key), str):
-            # key=key: else every lambda would see the last key of the loop.
+            # key=key: otherwise every lambda would see the last key of the loop.
             yield "reasoning", message[key], lambda text, key=key: {**message, key: text}  # type: ignore[misc]
     content = message.get("content")
     text = message_text(content) or ""
@@ -348,23 +351,23 @@ def _reasoning_and_content_with_replacers(
     if thought is None:
         yield "content", text, says
         return
-    before, inside, behind = thought.groups()
+    before, inside, closing = thought.groups()
     answer = text[thought.end() :]
-    yield "reasoning", inside, lambda new: says(before + new + behind + answer)
-    yield "content", answer, lambda new: says(before + inside + behind + new)
+    yield "reasoning", inside, lambda new: says(before + new + closing + answer)
+    yield "content", answer, lambda new: says(before + inside + closing + new)
 
 
 def _answer_bounds_by_mark(whole: str, marked: str) -> tuple[int, int] | None:
-    """The characters in the place of the mark, without white space around them; None where there is
-    no such place."""
+    """Return the characters in place of the mark, without white space around them; None if the mark
+    does not show the place."""
     if marked.count(_MARK) != 1:
         return None
-    before, behind = marked.split(_MARK)
-    if not (whole.startswith(before) and whole.endswith(behind)) or len(before) + len(behind) > len(
+    before, after = marked.split(_MARK)
+    if not (whole.startswith(before) and whole.endswith(after)) or len(before) + len(after) > len(
         whole
     ):
         return None
-    return _strip_answer_span_whitespace(whole, len(before), len(whole) - len(behind))
+    return _strip_answer_span_whitespace(whole, len(before), len(whole) - len(after))
 
 
 def _strip_answer_span_whitespace(text: str, start: int, end: int) -> tuple[int, int] | None:
@@ -376,10 +379,11 @@ def _strip_answer_span_whitespace(text: str, start: int, end: int) -> tuple[int,
 def _answer_turn_bounds(
     rendered: Callable[..., str], whole: str, so_far: Sequence[Message], bounds: tuple[int, int]
 ) -> tuple[int, int]:
-    """Where the turn begins behind its header, and where it ends. The header ends where the whole
-    stops being like the conversation before this turn with a prompt to answer. The end is what
-    stands behind the mark in the conversation up to this turn, if the whole has that behind the
-    answer too.
+    """Return the start of the turn after its header, and its end.
+
+    The header ends where the complete text departs from the conversation before this turn with a
+    prompt to answer. The end is the text after the mark in the conversation up to this turn, if the
+    complete text has it after the answer too.
     """
     start, end = bounds
     with_prompt, without = (
@@ -395,8 +399,8 @@ def _answer_turn_bounds(
         )
         if len(without) <= shared <= start:
             start = shared
-    behind = (_render_chat_or_none(rendered, so_far) or "").partition(_MARK)[2]
-    return start, end + (len(behind) if whole.startswith(behind, end) else 0)
+    ending = (_render_chat_or_none(rendered, so_far) or "").partition(_MARK)[2]
+    return start, end + (len(ending) if whole.startswith(ending, end) else 0)
 
 
 def _render_chat_or_none(
@@ -411,20 +415,20 @@ def _render_chat_or_none(
 def _template_answer_mask(
     tokenizer: Any, said: Conversation, form: ChatRendering, messages: Sequence[Message]
 ) -> tuple[bool, ...] | None:
-    """The tokens inside the template's `{% generation %}` blocks, which is what TRL's
+    """Return a mask of the tokens inside the template's `{% generation %}` blocks, which TRL's
     assistant_only_loss trains on."""
-    # Without such blocks transformers only warns and gives a mask of zeros, as if nothing were
+    # Without such blocks transformers only warns and returns a mask of zeros, as if nothing were
     # learnt.
     if not re.search(r"\{%-?\s*generation\s*-?%\}", str(form.source)):
         return None
-    asked = chat_rendering.chat_template_arguments(tokenizer, said, form)
-    # It tokenises without special tokens as `_tokenise_rendered_chat` does: the mask is of the same
+    arguments = chat_rendering.chat_template_arguments(tokenizer, said, form)
+    # It tokenises without special tokens, like `_tokenise_rendered_chat`: the mask is of the same
     # tokens.
-    given = chat_rendering.messages_without_loss_marks(messages)
-    told = tokenizer.apply_chat_template(
-        given, return_dict=True, return_assistant_tokens_mask=True, **asked
+    unmarked = chat_rendering.messages_without_loss_marks(messages)
+    encoded = tokenizer.apply_chat_template(
+        unmarked, return_dict=True, return_assistant_tokens_mask=True, **arguments
     )
-    return tuple(map(bool, told["assistant_masks"]))
+    return tuple(map(bool, encoded["assistant_masks"]))
 
 
 def _index_of_token_reaching_past(offsets: Sequence[tuple[int, int]], at: int) -> int:
@@ -434,10 +438,10 @@ def _index_of_token_reaching_past(offsets: Sequence[tuple[int, int]], at: int) -
 def _token_range_of_text(
     text: str, offsets: Sequence[tuple[int, int]], start: int, end: int
 ) -> tuple[int, int] | None:
-    """The tokens that say text[start:end]; a space before it may be part of the first one. None: no
-    token begins there.
+    """Return the tokens of text[start:end], perhaps with a space before in the first token. Return
+    None if no token begins there.
 
-    A last token that says more than white space behind the end is none of them.
+    Leaves out a last token that holds more than white space after the end.
     """
     first = _index_of_token_reaching_past(offsets, start)
     if first == len(offsets) or text[offsets[first][0] : start].strip():
@@ -445,6 +449,6 @@ def _token_range_of_text(
     last = next(
         (i for i in range(first, len(offsets)) if text[end : offsets[i][1]].strip()), len(offsets)
     )
-    while last > first and offsets[last - 1][0] >= end:  # white space behind the answer
+    while last > first and offsets[last - 1][0] >= end:  # white space after the answer
         last -= 1
     return (first, last) if last > first else None

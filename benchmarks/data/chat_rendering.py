@@ -1,9 +1,8 @@
-"""Renderings: how a row of conversations or instructions becomes the text that a model was trained
-on.
+"""Define renderings: how trainers turn a row of conversations or instructions into training text.
 
-A rendering is a name (`--template`), a Jinja template or none, and the day that the template writes
-(`--date`). What trainers do is known here; which of it was done with a model, nobody says:
-`runs/text_form.py` asks the model.
+A rendering is a name (`--template`), a Jinja template or none, and the date that the template
+writes (`--date`). This module knows the habits of trainers; `runs/text_form.py` tests on the model
+which habit applied.
 """
 
 from __future__ import annotations
@@ -48,31 +47,31 @@ GIVEN_ROLES, NO_REASONING, NO_THINKING, LINE, BARE, INPUT = (
         "line",
         "bare",
         "input",
-    ),  # a new line where the base has another join; of Alpaca's text, two of its relatives
+    ),  # a new line where the base has another join; two relatives of Alpaca's text
 )
-# What a trainer does to the row before a template writes it; see `conversation_in_form`.
+# Changes of the row by a trainer before the template writes it; see `conversation_in_form`.
 FILLED, NO_NULLS, DECODED, WRAPPED, NO_SYSTEM, NO_EMPTY_TOOLS = _OF_ROWS = (
     *("filled", "no-nulls", "decoded-arguments", "wrapped-tools"),
     *("no-system-column", "no-empty-tools"),
 )
 VARIANTS = (GIVEN_ROLES, NO_REASONING, NO_THINKING, LINE, BARE, INPUT, *_OF_ROWS)
 _OF_TEMPLATES = {GIVEN_ROLES, NO_REASONING, NO_THINKING, LINE, *_OF_ROWS}
-_MOST = 32  # forms of one template that are tried, those first that differ least from the usual one
+_MOST = 32  # most forms to try of one template, those first that differ least from the usual form
 # Taori et al. 2023, train.py: PROMPT_DICT
 _OPENING = "Below is an instruction that describes a task"
 _FURTHER = ", paired with an input that provides further context"
 _REQUEST = ". Write a response that appropriately completes the request.\n\n"
 _ASKS_CLOCK = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
-Piece = tuple[str, bool]  # a text, and whether it is an answer
+Piece = tuple[str, bool]  # a text, and if it is an answer
 
 
 @dataclass(frozen=True)
 class ChatRendering:
-    """One rendering. source: Jinja, or the JSON of several templates by name; None: it is written
-    without one.
+    """Define one rendering. source: Jinja, or the JSON of several templates by name; None: no
+    template.
 
-    variants: what differs from the base, of `VARIANTS`. day: YYYY-MM-DD, of a template that writes
-    the day.
+    variants: differences from the base, of `VARIANTS`. day: YYYY-MM-DD, for a template that writes
+    the date.
     """
 
     base: str
@@ -82,7 +81,7 @@ class ChatRendering:
 
     @property
     def name(self) -> str:
-        """As `--template` takes it."""
+        """The value for `--template`."""
         return "+".join((self.base, *self.variants))
 
     @property
@@ -91,7 +90,7 @@ class ChatRendering:
 
     @property
     def kind(self) -> str:
-        """Renderings of one kind differ in details; of two, in everything that stands around an
+        """The kind: renderings of one kind differ in details, of two kinds in all text around an
         answer."""
         return "template" if self.source is not None else self.base
 
@@ -101,9 +100,9 @@ class ChatRendering:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all that decides what is written, in hex."""
-        what = [self.source or self.base, sorted(self.variants), self.day]
-        return hashlib.sha256(json.dumps(what).encode()).hexdigest()
+        """The SHA-256, in hex, of all fields that affect the text."""
+        fields = [self.source or self.base, sorted(self.variants), self.day]
+        return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
 
 # --- by name
@@ -111,16 +110,16 @@ class ChatRendering:
 
 
 def parse_chat_rendering(asked: str, day: str | None, tokenizer: Any) -> ChatRendering:
-    """The rendering that `--template` and `--date` name. Raises AuditError where there is none.
+    """Return the rendering of `--template` and `--date`. Raise AuditError for an unknown rendering.
 
-    day: None leaves the day of a template that writes one open.
+    day: None leaves open the date of a template that writes the date.
     """
     base, variants = asked, tuple[str, ...]()
-    # The name of a file may hold a plus too: only known variants are taken off its end.
+    # A file name may hold a plus too: only known variants are taken off its end.
     while (parts := base.rpartition("+"))[2] in VARIANTS and parts[0]:
         base, variants = parts[0], (parts[2], *variants)
     allowed = {NONE: {LINE}, ALPACA: {LINE, BARE, INPUT}}.get(base, _OF_TEMPLATES)
-    if wrong := [one for one in variants if one not in allowed]:
+    if wrong := [variant for variant in variants if variant not in allowed]:
         raise AuditError(
             f"expected --template {base} with one of {', '.join(sorted(allowed))}, got +{wrong[0]}"
         )
@@ -137,13 +136,13 @@ def parse_chat_rendering(asked: str, day: str | None, tokenizer: Any) -> ChatRen
 
 def _chat_template_source(base: str, tokenizer: Any) -> str:
     if base == MODEL:
-        if (own := tokenizer_chat_template(tokenizer)) is None:
+        if (template := tokenizer_chat_template(tokenizer)) is None:
             raise AuditError(
                 "expected a tokenizer with a chat template for conversations, but this "
                 f"{type(tokenizer).__name__} has none: give the one that the model was trained "
                 "with (--template FILE), or --template none"
             )
-        return own
+        return template
     if base == TRL:
         if (of_trl := trl_training_chat_template(tokenizer)) is None:
             raise AuditError(
@@ -162,16 +161,20 @@ def _chat_template_source(base: str, tokenizer: Any) -> str:
 
 
 def tokenizer_chat_template(tokenizer: Any) -> str | None:
-    """The tokenizer's own template; where it has several by name, all of them as JSON."""
-    own = getattr(tokenizer, "chat_template", None)
-    return own if own is None or isinstance(own, str) else json.dumps(own, sort_keys=True)
+    """Return the tokenizer's chat template; several by name become one JSON text."""
+    template = getattr(tokenizer, "chat_template", None)
+    return (
+        template
+        if template is None or isinstance(template, str)
+        else json.dumps(template, sort_keys=True)
+    )
 
 
 def trl_training_chat_template(tokenizer: Any) -> str | None:
-    """What TRL trains with for `assistant_only_loss` in the place of this tokenizer's; None where
-    it is the same.
+    """Return TRL's replacement for this tokenizer's template under `assistant_only_loss`; None if
+    TRL keeps it.
 
-    TRL is asked where it is installed: its templates are its own.
+    Queries TRL if it is installed: the templates belong to TRL.
     """
     if not isinstance(getattr(tokenizer, "chat_template", None), str):
         return None
@@ -180,47 +183,46 @@ def trl_training_chat_template(tokenizer: Any) -> str | None:
     except ImportError:
         return None
     try:
-        found: str | None = get_training_chat_template(tokenizer)
+        template: str | None = get_training_chat_template(tokenizer)
     except (
         ValueError,
         TemplateError,
         TypeError,
         LookupError,
         AttributeError,
-    ):  # a template that it does not know
+    ):  # a template that TRL does not know
         return None
-    return found
+    return template
 
 
-# --- those to choose from
-# -----------------------------------------------------------------------------------------------
+# --- candidates ---
 
 
 def candidate_chat_renderings(tokenizer: Any, rows: Sequence[Conversation]) -> list[ChatRendering]:
-    """What trainers make of such rows, the most usual first; a template that writes the day has
-    none yet.
+    """Return the trainers' renderings of such rows, the most usual first; templates that write the
+    date have none yet.
 
-    Raises AuditError for messages and a tokenizer without a template: nothing else is usual of
-    them.
+    Raise AuditError for messages and a tokenizer without a template: no other rendering is usual.
     """
     kind = rows[0].kind
-    own, of_trl = tokenizer_chat_template(tokenizer), trl_training_chat_template(tokenizer)
+    template, of_trl = tokenizer_chat_template(tokenizer), trl_training_chat_template(tokenizer)
     plain = {
         COMPLETION: [
             ChatRendering(NONE),
             ChatRendering(NONE, None, (LINE,)),
-        ],  # TRL: one text, and its end behind it
+        ],  # TRL: one text, then its end
         INSTRUCTION: [
-            ChatRendering(ALPACA, None, some) for some in ((), (LINE,), (INPUT, LINE), (BARE, LINE))
+            ChatRendering(ALPACA, None, variants)
+            for variants in ((), (LINE,), (INPUT, LINE), (BARE, LINE))
         ]
         + [ChatRendering(NONE)],
     }.get(kind, [])
-    if kind == MESSAGES and own is None:
+    if kind == MESSAGES and template is None:
         return [parse_chat_rendering(MODEL, None, tokenizer)]
-    # Of no variants product() is one empty tuple: the template as it is.
+    # Without variants product() yields one empty tuple: the template unchanged.
     of_templates = [
         ChatRendering(base, source, tuple(filter(None, variants)))
-        for base, source in ((MODEL, own), (TRL, of_trl))
+        for base, source in ((MODEL, template), (TRL, of_trl))
         if source is not None
         for variants in _variant_combinations(tokenizer, ChatRendering(base, source), rows)
     ]
@@ -230,7 +232,7 @@ def candidate_chat_renderings(tokenizer: Any, rows: Sequence[Conversation]) -> l
 def most_usual_chat_rendering(
     tokenizer: Any, rows: Sequence[Conversation], day: str
 ) -> ChatRendering:
-    """The first candidate, with this day where it writes one."""
+    """Return the first candidate, with this date if it writes a date."""
     form = candidate_chat_renderings(tokenizer, rows)[0]
     return replace(form, day=day) if form.writes_day else form
 
@@ -238,8 +240,7 @@ def most_usual_chat_rendering(
 def _variant_combinations(
     tokenizer: Any, usual: ChatRendering, rows: Sequence[Conversation]
 ) -> list[tuple[str, ...]]:
-    """Return combinations of what trainers do otherwise than usual, at most `_MOST`, those of few
-    things first."""
+    """Return combinations of unusual trainer habits, at most `_MOST`, the smallest first."""
     choices = product(*_chat_rendering_variant_choices(tokenizer, usual, rows))
     return list(islice(sorted(choices, key=lambda variants: sum(map(bool, variants))), _MOST))
 
@@ -247,19 +248,22 @@ def _variant_combinations(
 def _chat_rendering_variant_choices(
     tokenizer: Any, usual: ChatRendering, rows: Sequence[Conversation]
 ) -> Iterator[tuple[str, ...]]:
-    """(as usual, otherwise) for each thing that trainers do in two ways, where these rows or this
+    """Yield (usual, unusual) for each habit in which trainers differ, if these rows or this
     template show it."""
-    messages = [message for said in rows for message in said.messages]
+    messages = [message for conversation in rows for message in conversation.messages]
     if any(normalised_role(message["role"]) != message["role"] for message in messages):
         yield ("", GIVEN_ROLES)
     if any(_has_reasoning(message) for message in messages):
         yield ("", NO_REASONING)
-    if "enable_thinking" in str(usual.source) and not any(said.options for said in rows):
+    if "enable_thinking" in str(usual.source) and not any(
+        conversation.options for conversation in rows
+    ):
         yield ("", NO_THINKING)
-    if rows[0].kind == INSTRUCTION and any(said.plain[1] for said in rows):
+    if rows[0].kind == INSTRUCTION and any(conversation.plain[1] for conversation in rows):
         yield ("", LINE)
     for variants in ((FILLED, NO_NULLS), (DECODED,), (WRAPPED,), (NO_SYSTEM,), (NO_EMPTY_TOOLS,)):
-        # Only what this template writes otherwise of these rows: most write nothing of a null.
+        # Only variants that change this template's text of these rows: most templates write nothing
+        # for a null.
         other = [
             variant
             for variant in variants
@@ -274,9 +278,10 @@ def _is_written_otherwise(
 ) -> bool:
     form = replace(usual, variants=(variant,))
     return any(
-        (changed := conversation_in_form(said, form)) != said
-        and _written_or_none(tokenizer, changed, form) != _written_or_none(tokenizer, said, usual)
-        for said in rows
+        (changed := conversation_in_form(conversation, form)) != conversation
+        and _written_or_none(tokenizer, changed, form)
+        != _written_or_none(tokenizer, conversation, usual)
+        for conversation in rows
     )
 
 
@@ -288,18 +293,17 @@ def _written_or_none(tokenizer: Any, said: Conversation, form: ChatRendering) ->
 
 
 def _has_reasoning(message: Message) -> bool:
-    own = any(message.get(key) for key in REASONING)
-    return own or (
+    has_key = any(message.get(key) for key in REASONING)
+    return has_key or (
         is_assistant(message) and bool(THOUGHT.match(message_text(message.get("content")) or ""))
     )
 
 
-# --- what they write
-# -----------------------------------------------------------------------------------------------
+# --- texts of the forms ---
 
 
 def conversation_in_form(said: Conversation, form: ChatRendering) -> Conversation:
-    """Return the row as a trainer of this form had it before a template wrote it."""
+    """Return the row as a trainer of this form had it before the template wrote it."""
     variants = form.variants
     if FILLED in variants and said.filled is not None:
         said = said.filled
@@ -317,17 +321,16 @@ def conversation_in_form(said: Conversation, form: ChatRendering) -> Conversatio
 
 
 def messages_for_template(said: Conversation, form: ChatRendering) -> tuple[dict[str, Any], ...]:
-    """The messages that the template is given: as they were, but for what the form does otherwise.
+    """Return the messages for the template: unchanged except by the form.
 
-    said: of `conversation_in_form`.
+    said: a result of `conversation_in_form`.
     """
     usual = GIVEN_ROLES not in form.variants
     messages = [
         dict(with_calls_of_tools(message) if usual else message) for message in said.messages
     ]
     if LINE in form.variants and said.kind == INSTRUCTION:
-        # An instruction's turns end with what is asked and the answer to it
-        # (`parse_row_as_conversation`).
+        # An instruction's turns end with its question and the answer (`parse_row_as_conversation`).
         messages[-2]["content"] = "\n".join(filter(None, said.plain[:2]))
     for message in messages:
         if usual:
@@ -342,24 +345,25 @@ def messages_for_template(said: Conversation, form: ChatRendering) -> tuple[dict
 def chat_template_arguments(
     tokenizer: Any, said: Conversation, form: ChatRendering
 ) -> dict[str, Any]:
-    """What `apply_chat_template` is given beside the messages."""
+    """Return the arguments of `apply_chat_template` besides the messages."""
     source = str(form.source)
     if form.base == MODEL and not isinstance(
         tokenizer.chat_template, str
-    ):  # several by name: which, depends on tools
+    ):  # several by name: the tools decide
         source = tokenizer.get_chat_template(None, said.tools)
-    asked: dict[str, Any] = {"chat_template": chat_template_with_fixed_date(source, form.day)}
+    arguments: dict[str, Any] = {"chat_template": chat_template_with_fixed_date(source, form.day)}
     if said.tools is not None:
-        asked["tools"] = said.tools
+        arguments["tools"] = said.tools
     if NO_THINKING in form.variants:
-        asked["enable_thinking"] = False
-    return asked | dict(said.options)  # what the row says itself wins
+        arguments["enable_thinking"] = False
+    return arguments | dict(said.options)  # the row's options win
 
 
 def chat_template_with_fixed_date(source: str, day: str | None) -> str:
-    """The template with this day in the place of what it asks the clock for: no variable of a call
-    can hide that function. None: as it is. Raises AuditError where it asks in another way than by a
-    format that stands there.
+    """Replace the template's calls of the clock by this date: no variable of a call can hide that
+    function.
+
+    None: unchanged. Raise AuditError if a call's format is not a literal.
     """
     if day is None:
         return source
@@ -380,16 +384,15 @@ def render_messages_by_template(
     messages: Sequence[Message],
     answering: bool = False,
 ) -> str:
-    """The messages as the template writes them. answering: up to where the assistant begins to
-    speak.
+    """Render the messages by the template. answering: up to the start of the assistant's turn.
 
-    Raises UnusableConversation where it refuses them.
+    Raise UnusableConversation if the template rejects them.
     """
-    asked = chat_template_arguments(tokenizer, said, form)
-    given = messages_without_loss_marks(messages)
+    arguments = chat_template_arguments(tokenizer, said, form)
+    unmarked = messages_without_loss_marks(messages)
     try:
         text = tokenizer.apply_chat_template(
-            given, tokenize=False, add_generation_prompt=answering, **asked
+            unmarked, tokenize=False, add_generation_prompt=answering, **arguments
         )
     except (
         TemplateError,
@@ -413,15 +416,19 @@ def messages_without_loss_marks(messages: Sequence[Message]) -> list[dict[str, A
 
 
 def _data_free_template_error_text(error: Exception, messages: Sequence[Message]) -> str:
-    """What the template says, unless it quotes the conversation."""
+    """Return the template's error message, or its type if it quotes the conversation."""
     words = " ".join(str(error).split())[:120]
-    said = [(message_text(message.get("content")) or "").strip() for message in messages]
-    return type(error).__name__ if any(one and one in words for one in said) or not words else words
+    texts = [(message_text(message.get("content")) or "").strip() for message in messages]
+    return (
+        type(error).__name__
+        if any(text and text in words for text in texts) or not words
+        else words
+    )
 
 
 def chat_pieces_without_template(said: Conversation, form: ChatRendering, end: str) -> list[Piece]:
-    """The row without a template, piece by piece. end: of text. Raises UnusableConversation for a
-    turn without text."""
+    """Return the row without a template, piece by piece. end: the end of text. Raise
+    UnusableConversation for a turn without text."""
     if form.base == ALPACA:
         return _alpaca_prompt_pieces(said, form, end)
     if said.kind == MESSAGES:  # turn by turn, a line each
@@ -432,17 +439,17 @@ def chat_pieces_without_template(said: Conversation, form: ChatRendering, end: s
         if any(content is None for content, _ in contents):
             raise UnusableConversation("a turn that is not text, and no template to write it")
         joined = [[("\n", False), (str(content), spoken)] for content, spoken in contents]
-        return [piece for some in joined for piece in some][1:]
-    given = [text for text in said.plain[:-1] if text]
+        return [piece for pieces in joined for piece in pieces][1:]
+    questions = [text for text in said.plain[:-1] if text]
     if said.kind == INSTRUCTION:
         before = [(f"{question}\n", f"{answer}", "\n") for question, answer in _history(said)]
         return [
             *_pieces_of_history(before),
-            ("\n".join(given) + "\n", False),
+            ("\n".join(questions) + "\n", False),
             (said.plain[-1], True),
         ]
     return [
-        ("".join(given) + ("\n" if LINE in form.variants else ""), False),
+        ("".join(questions) + ("\n" if LINE in form.variants else ""), False),
         (said.plain[-1], True),
     ]
 
@@ -462,14 +469,16 @@ def _pieces_of_history(before: Sequence[tuple[str, str, str]]) -> list[Piece]:
 
 
 def _alpaca_prompt_pieces(said: Conversation, form: ChatRendering, end: str) -> list[Piece]:
-    """The text that Alpaca was trained with and published. bare: without its opening; input: with
-    the input's heading even where there is none; line: the answer on a line of its own, as axolotl
-    writes it. A history comes before, as LLaMA-Factory's template `alpaca` writes it.
+    """Return the published text of Alpaca's training.
+
+    bare: without its opening; input: with the heading of the input even if there is none; line: the
+    answer on a new line, as axolotl writes it. A history comes before, as in LLaMA-Factory's
+    template `alpaca`.
     """
     if said.kind != INSTRUCTION:
         raise AuditError("expected instruction and output for --template alpaca, got other columns")
-    instruction, given, output = said.plain
-    with_input = bool(given) or INPUT in form.variants
+    instruction, input_text, output = said.plain
+    with_input = bool(input_text) or INPUT in form.variants
     opening = (
         "" if BARE in form.variants else _OPENING + (_FURTHER if with_input else "") + _REQUEST
     )
@@ -479,7 +488,7 @@ def _alpaca_prompt_pieces(said: Conversation, form: ChatRendering, end: str) -> 
         for asked, answer in _history(said)
     ]
     text = f"### Instruction:\n{instruction}\n\n" + (
-        f"### Input:\n{given}\n\n" if with_input else ""
+        f"### Input:\n{input_text}\n\n" if with_input else ""
     )
     pieces: list[Piece] = [*_pieces_of_history(before), (text + answering, False), (output, True)]
     first_text, is_learnt = pieces[0]

@@ -1,10 +1,10 @@
-"""What the columns of a user's table say: texts or conversations, repeats, marks, groups, whose
-each row is.
+"""Read the columns of a user's table: texts or conversations, repeats, marks, groups and users of
+its rows.
 
-A value that is not what its column should hold is refused by row and column; what it holds is never
-repeated. The column `pii` says what of a row is personal data, a text or several of each kind, as
-they stand in the row: {"name": ["Jane Doe"], "address": ["12 Oak Street"]}. Kinds are the data's
-own; reports show them, and never the texts.
+An invalid value is rejected by row and column; messages never repeat it. The column `pii` marks the
+personal data of a row, a text or several of each kind, as written in the row:
+{"name": ["Jane Doe"], "address": ["12 Oak Street"]}. The data define the kinds; reports show them,
+and never the texts.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from auditor.benchmarks.data.tables import ABSENT, RecordTable, describe_cell_va
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark
 
-_MOST_KINDS = _GROUPS = 50  # what a report can show
-_GROUP_LENGTH = 80  # what no free text is
+_MOST_KINDS = _GROUPS = 50  # the most that a report can show
+_GROUP_LENGTH = 80  # shorter than any free text
 _KIND = re.compile("[a-z][a-z0-9-]{0,31}")
-PLAIN = (("text",), ("prefix", "suffix"))  # layouts, beside those of conversations
+PLAIN = (("text",), ("prefix", "suffix"))  # layouts, besides those of conversations
 _READ = tuple(dict.fromkeys(column for layout in LAYOUTS for column in layout))
 _LAYOUTS_LABEL = ", ".join("+".join(layout) for layout in LAYOUTS)
 CHAT = (*_READ, *BESIDE)
@@ -39,7 +39,7 @@ _READ_WITH = {"instruction": _INSTRUCTED, "chosen": {"prompt", "instruction", *_
 ColumnKinds = Mapping[str, Any]  # pyarrow.DataType of each nested column
 MaybeKinds = Mapping[str, Any]  # the same, or None if its rows differ too much for Arrow
 REPEATS, PII = "repeats", "pii"  # how often a row was trained on; the personal data in it
-# all that is ever looked at, but what the user names
+# all columns that are read, besides those that the user names
 COLUMNS = (
     "prefix",
     "suffix",
@@ -64,8 +64,8 @@ _USUAL = {*COLUMNS, *_OTHERS, "title", "url"}
 
 
 def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
-    """One of `PLAIN` and `LAYOUTS`. Raises AuditError with the columns found for none, several or
-    doubles."""
+    """Return one of `PLAIN` and `LAYOUTS`. Raise AuditError with the columns for none, several or
+    duplicates."""
     for name in COLUMNS:
         if table.columns.count(name) > 1:
             raise AuditError(
@@ -74,16 +74,16 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
     begun = [
         layout for layout in (*PLAIN, *LAYOUTS) if {layout[0], layout[-1]} & set(table.columns)
     ]
-    whole = [layout for layout in begun if set(layout) <= set(table.columns)]
+    complete = [layout for layout in begun if set(layout) <= set(table.columns)]
     plain = [layout for layout in begun if layout in PLAIN]
-    # Half of a plain layout beside a whole one, as a prefix beside messages, is refused: which was
-    # trained on?
-    if len(whole) == 1 and plain in ([], whole):
-        return whole[0]
-    if len(whole) > 1 and len(plain) < 2:
+    # Reject half of a plain layout next to a complete one, such as a prefix next to messages: the
+    # training text is unclear.
+    if len(complete) == 1 and plain in ([], complete):
+        return complete[0]
+    if len(complete) > 1 and len(plain) < 2:
         raise AuditError(
             f"{table.where}: expected one layout, got "
-            f"{', and '.join(' + '.join(layout) for layout in whole)}: leave out what the model "
+            f"{', and '.join(' + '.join(layout) for layout in complete)}: leave out what the model "
             "was not trained on"
         )
     if "prompt" in table.columns and not begun[1:] and not plain:
@@ -101,13 +101,13 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
 def unread_text_columns(
     table: RecordTable, layout: Sequence[str], named: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the columns that hold texts or turns and that no secret is made of. named: those that
-    the user names."""
-    read = {*layout, REPEATS, PII, *named}
+    """Return columns with texts or turns from which no secret is made. named: columns that the user
+    names."""
+    used = {*layout, REPEATS, PII, *named}
     if layout not in PLAIN:
-        # Of a label or a mark only whether it is true is read: a text there is none.
-        read |= {"system", "tools", "chat_template_kwargs"} | _READ_WITH.get(layout[0], set())
-    return tuple(name for name in table.texts if name not in read)
+        # Labels and marks are only read as true or false: a text there is not used.
+        used |= {"system", "tools", "chat_template_kwargs"} | _READ_WITH.get(layout[0], set())
+    return tuple(name for name in table.texts if name not in used)
 
 
 def require_text_layout(table: RecordTable) -> tuple[str, ...]:
@@ -120,16 +120,16 @@ def require_text_layout(table: RecordTable) -> tuple[str, ...]:
 
 
 def describe_table_columns_in_error(columns: Sequence[str]) -> str:
-    """Column names for an error. In a CSV without a header they are private text: none is shown
-    without a usual one."""
+    """List column names for an error. Without a header they are private text: show none unless one
+    is usual."""
     if not columns:
         return "no columns"
     header = any(name.lower() in _USUAL for name in columns)
-    shown = [
+    names = [
         name for name in columns if header and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", name)
     ][:20]
-    hidden = len(columns) - len(shown)
-    words = [", ".join(shown)] if shown else []
+    hidden = len(columns) - len(names)
+    words = [", ".join(names)] if names else []
     if hidden:
         words.append(f"{hidden} not shown (is the header row missing, or the separator no comma?)")
     return " and ".join(words)
@@ -138,12 +138,12 @@ def describe_table_columns_in_error(columns: Sequence[str]) -> str:
 def _table_cell_error(
     table: RecordTable, row: int, column: str, expected: str, got: str
 ) -> AuditError:
-    where = f"{table.where}, row {table.first_row + row} (counted from 0), column {column!r}"
-    return AuditError(f"{where}: expected {expected}, got {got}")
+    place = f"{table.where}, row {table.first_row + row} (counted from 0), column {column!r}"
+    return AuditError(f"{place}: expected {expected}, got {got}")
 
 
 def text_column_values(table: RecordTable, column: str) -> list[str]:
-    """A column, every value of which is text. Raises AuditError with row and column otherwise."""
+    """Return a column of texts. Raise AuditError with row and column for another value."""
     values = list(table.column(column))
     for row, value in enumerate(values):
         if not isinstance(value, str):
@@ -163,18 +163,18 @@ def joined_layout_texts(table: RecordTable, layout: Sequence[str]) -> list[str]:
 
 
 def row_repeat_counts(table: RecordTable) -> list[int]:
-    """How often each row was trained on: the repeats column where there is one, else once.
+    """Return how often each row was trained on: its repeats, or once without that column.
 
-    Raises AuditError with the row for anything but a whole number of at least 1.
+    Raise AuditError with the row for anything but a whole number of at least 1.
     """
     if REPEATS not in table.columns:
         return [1] * table.rows
     counts = []
     for row, value in enumerate(table.column(REPEATS)):
-        whole = isinstance(value, int) and not isinstance(value, bool)
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
         # CSV is text all over
         digits = isinstance(value, str) and re.fullmatch("[0-9]{1,15}", value)
-        if not (whole or digits) or not 1 <= int(value) < 10**15:
+        if not (is_integer or digits) or not 1 <= int(value) < 10**15:
             raise _table_cell_error(
                 table, row, REPEATS, "a whole number of at least 1", "another value"
             )
@@ -188,17 +188,17 @@ def parse_row_conversations(
     order: Sequence[int] | None = None,
     kinds: ColumnKinds | None = None,
 ) -> Iterator[tuple[int, Conversation | UnusableConversation]]:
-    """Yield each row's number with what it says, or with why it cannot be used; of preferences both
-    sides.
+    """Yield each row's number with its conversation, or the reason why it is unusable; both sides
+    of preferences.
 
-    order: of which rows; None: of all. kinds: of the table that these rows were trained on in, or
+    order: the rows to read; None: all. kinds: of the table that these rows were trained on in, or
     are compared with.
     """
     columns = {name: table.column(name) for name in (*_READ, *BESIDE) if name in table.columns}
     if layout[0] == "prompt" and _LABEL in columns:
         columns[_LABEL] = _labels_as_truth_values(columns[_LABEL])
-    own = nested_column_kinds(table)
-    kinds = known_kinds(join_nested_kinds(kinds, own)) if kinds else own
+    row_kinds = nested_column_kinds(table)
+    kinds = known_kinds(join_nested_kinds(kinds, row_kinds)) if kinds else row_kinds
     for i in range(table.rows) if order is None else order:
         row = {name: None if values[i] is ABSENT else values[i] for name, values in columns.items()}
         try:
@@ -207,13 +207,13 @@ def parse_row_conversations(
         except UnusableConversation as why:
             yield i, why
             continue
-        for said, other in zip(sides, filled or sides, strict=True):
-            yield i, said if other == said else replace(said, filled=other)
+        for conversation, other in zip(sides, filled or sides, strict=True):
+            yield i, conversation if other == conversation else replace(conversation, filled=other)
 
 
 def _labels_as_truth_values(labels: Sequence[Any]) -> Sequence[Any]:
-    """Return labels of 1 and 0 as true and false, as TRL's KTO takes them; as they are if there are
-    others."""
+    """Return labels of 1 and 0 as true and false, like TRL's KTO; unchanged if there are other
+    labels."""
     truth: dict[Any, Any] = {
         1: True,
         0: False,
@@ -225,12 +225,12 @@ def _labels_as_truth_values(labels: Sequence[Any]) -> Sequence[Any]:
     }
     try:
         return [truth[label] for label in labels]
-    except (KeyError, TypeError):  # another value, or one that is no key
+    except (KeyError, TypeError):  # another or an unhashable value
         return labels
 
 
 def has_unclear_labels(table: RecordTable, layout: Sequence[str]) -> bool:
-    """Return whether a table has labels of which some are neither true nor false, nor nothing."""
+    """Check for labels other than true, false and nothing."""
     if layout[0] != "prompt" or _LABEL not in table.columns:
         return False
     labels = table.column(_LABEL)
@@ -238,11 +238,10 @@ def has_unclear_labels(table: RecordTable, layout: Sequence[str]) -> bool:
 
 
 def nested_column_kinds(table: RecordTable) -> ColumnKinds:
-    """Return Arrow's type of each column of conversations that holds objects, as
-    `Dataset.from_list` infers it.
+    """Return Arrow's type of each conversation column that holds objects, as `Dataset.from_list`
+    infers it.
 
-    A column that Arrow takes for nothing, as its rows differ too much, has none: no trainer got it
-    from such a table.
+    A column whose rows differ too much for Arrow has no type: no trainer read it from such a table.
     """
     return known_kinds(infer_nested_kinds(table))
 
@@ -253,7 +252,7 @@ def known_kinds(kinds: MaybeKinds) -> ColumnKinds:
 
 
 def infer_nested_kinds(table: RecordTable) -> MaybeKinds:
-    """Return the type of each column of conversations that holds objects; None: Arrow has none."""
+    """Return the type of each conversation column that holds objects; None if Arrow has none."""
     import pyarrow
 
     kinds = dict[str, Any]()
@@ -293,7 +292,7 @@ def join_nested_kinds(first: MaybeKinds, others: MaybeKinds) -> MaybeKinds:
 def _filled_sides(
     layout: Sequence[str], row: dict[str, Any], kinds: ColumnKinds
 ) -> tuple[Conversation, ...] | None:
-    """Return what the row says as Arrow hands it out; None if it can say nothing so."""
+    """Return the row as Arrow returns it; None if that is unusable."""
     filled = {
         name: conversation_rows.fill_as_arrow(value, kinds.get(name)) for name, value in row.items()
     }
@@ -304,19 +303,19 @@ def _filled_sides(
 
 
 def row_personal_data_marks(table: RecordTable) -> list[tuple[Mark, ...]]:
-    """What each row marks: nothing without the column. Raises AuditError for anything but texts by
-    kind."""
+    """Return the marks of each row: none without the column. Raise AuditError for anything but
+    texts by kind."""
     if PII not in table.columns:
         return [()] * table.rows
-    found = []
-    said = zip(
+    marks_of_rows = []
+    cell_texts = zip(
         *(map(_table_cell_text, table.column(name)) for name in detect_column_layout(table)),
         strict=True,
     )
-    for row, (value, parts) in enumerate(zip(table.column(PII), said, strict=True)):
+    for row, (value, parts) in enumerate(zip(table.column(PII), cell_texts, strict=True)):
         at = (table, row, PII)
         try:
-            found.append(
+            marks_of_rows.append(
                 tuple(
                     dict.fromkeys(_parsed_personal_data_marks(None if value is ABSENT else value))
                 )
@@ -326,21 +325,21 @@ def row_personal_data_marks(table: RecordTable) -> list[tuple[Mark, ...]]:
                 *at, 'texts by kind, as {"name": ["Jane Doe"]}', str(error)
             ) from None
         # Joined: a mark may run from the prefix into the suffix.
-        if missing := [kind for kind, text in found[-1] if text not in "".join(parts)]:
+        if missing := [kind for kind, text in marks_of_rows[-1] if text not in "".join(parts)]:
             raise _table_cell_error(
                 *at, "texts that stand in the row", f"a {missing[0]} that does not"
             )
-    kinds = {kind for row in found for kind, _ in row}
+    kinds = {kind for row in marks_of_rows for kind, _ in row}
     if len(kinds) > _MOST_KINDS:
         raise AuditError(
             f"{table.where}: expected at most {_MOST_KINDS} kinds in column {PII!r}, since reports "
             f"show them, got {len(kinds):,}"
         )
-    return found
+    return marks_of_rows
 
 
 def _parsed_personal_data_marks(value: Any) -> Iterator[Mark]:
-    """What one row marks. Raises ValueError, in words that may be shown, for anything but texts by
+    """Yield the marks of one row. Raise ValueError, without private text, for anything but texts by
     kind."""
     if value is None or value == "":
         return
@@ -351,13 +350,19 @@ def _parsed_personal_data_marks(value: Any) -> Iterator[Mark]:
             raise ValueError("text that is no JSON") from None
     if not isinstance(value, dict):
         raise ValueError("no object")
-    for kind, said in value.items():
+    for kind, marked_texts in value.items():
         if not isinstance(kind, str) or not _KIND.fullmatch(kind):
             raise ValueError(
                 "a kind that is no word in small letters, digits and hyphens (at most 32)"
             )
         # Parquet fills up with null
-        listed = [] if said is None else said if isinstance(said, list) else [said]
+        listed = (
+            []
+            if marked_texts is None
+            else marked_texts
+            if isinstance(marked_texts, list)
+            else [marked_texts]
+        )
         for text in listed:
             if not isinstance(text, str) or not text.strip():
                 raise ValueError(f"something else than text for {kind}")
@@ -365,7 +370,7 @@ def _parsed_personal_data_marks(value: Any) -> Iterator[Mark]:
 
 
 def _table_cell_text(value: Any) -> str:
-    """All that a cell says: of a conversation, message by message."""
+    """Return all text of a cell; of a conversation, message by message."""
     if isinstance(value, dict | list):
         return "\n".join(
             map(_table_cell_text, value.values() if isinstance(value, dict) else value)
@@ -374,9 +379,9 @@ def _table_cell_text(value: Any) -> str:
 
 
 def row_group_values(table: RecordTable, column: str | None, needed: bool) -> Sequence[str | None]:
-    """The group of each row, None where no column is asked for.
+    """Return the group of each row, None without a group column.
 
-    Reports show these values, so a column that names people rather than groups is refused.
+    Reports show these values, so a column that names people instead of groups is rejected.
     """
     if column is None or not _has_one_column(table, "--group-column", column, needed):
         return [None] * table.rows
@@ -401,13 +406,13 @@ def _group_name_of_cell(table: RecordTable, row: int, column: str, value: Any) -
     if value is None or value is ABSENT or value == "":
         return "none"
     if not isinstance(value, str | int | float | bool) or len(str(value)) > _GROUP_LENGTH:
-        what = (
+        description = (
             f"a text of {len(value):,} characters"
             if isinstance(value, str)
             else describe_cell_value_type(value)
         )
         raise _table_cell_error(
-            table, row, column, f"a group's name of at most {_GROUP_LENGTH} characters", what
+            table, row, column, f"a group's name of at most {_GROUP_LENGTH} characters", description
         )
     return str(value)
 
@@ -415,15 +420,16 @@ def _group_name_of_cell(table: RecordTable, row: int, column: str, value: Any) -
 def optional_row_users(
     table: RecordTable, column: str | None, needed: bool
 ) -> Sequence[str | None]:
-    """As `row_privacy_unit_names`; None where no column is asked for. Raises AuditError for no such
-    column, too."""
+    """Return `row_privacy_unit_names`, or None for each row without a column. Raise AuditError if
+    the column is missing."""
     if column is None or not _has_one_column(table, "--user-column", column, needed):
         return [None] * table.rows
     return row_privacy_unit_names(table, column)
 
 
 def _has_one_column(table: RecordTable, flag: str, column: str, needed: bool) -> bool:
-    """Raises AuditError where there are several, and for none that is needed."""
+    """Check for the column. Raise AuditError if there are several, or if a needed column is
+    missing."""
     if column not in table.columns and not needed:
         return False
     if table.columns.count(column) != 1:
@@ -435,7 +441,8 @@ def _has_one_column(table: RecordTable, flag: str, column: str, needed: bool) ->
 
 
 def row_privacy_unit_names(table: RecordTable, column: str) -> list[str]:
-    """Whose each row is. Raises AuditError with the row for anything but text or a whole number."""
+    """Return the user of each row. Raise AuditError with the row for anything but text or a whole
+    number."""
     values = list(table.column(column))
     for row, value in enumerate(values):
         if not isinstance(value, str | int) or isinstance(value, bool) or value == "":

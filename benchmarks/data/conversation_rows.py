@@ -1,7 +1,6 @@
-"""What a row of conversations or instructions says, as it was given. Knows columns and roles; no
-template, no model.
+"""Parse rows of conversations or instructions. Knows columns and roles; no template, no model.
 
-Reasons why a row cannot be used name columns, roles and turns, never what was said.
+Reasons why a row is unusable name columns, roles and turns, never their text.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ LAYOUTS = (
     ("instruction", "output"),
     PREFERENCES,
 )
-# What a row or a message says of its own training, by trainer: 0, or false.
+# Marks of a row or a message that exclude it from training, by trainer: 0, or false.
 _MARKS = ("weight", "train", "trainable", "training", "loss", "loss_scale")
-# Spans of a message, each of which may say `train: false`, as axolotl has them.
+# Spans of a message, each of which may have `train: false`, as in axolotl.
 _MARKED_SPANS = ("training_detail", "train_detail", "reasoning_training_detail")
 # Columns that are read if the table has them.
 BESIDE = ("input", "history", "system", "tools", "chat_template_kwargs", "label", *_MARKS)
-# what a turn says before its content, by trainer
+# keys of a turn's text before its content, by trainer
 REASONING = (
     "reasoning_content",
     "reasoning",
@@ -52,7 +51,7 @@ _PROMPT = (
     "the whole conversation into messages)"
 )
 _TOOL = "tool"
-# Whose turns are calls of tools as JSON text: LLaMA-Factory's name, and ms-swift's.
+# Roles whose turns are tool calls as JSON text: LLaMA-Factory's name, and ms-swift's.
 _CALLING_ROLES = ("function_call", "function-call", "tool_call")
 # ShareGPT's names, and others', as axolotl, LLaMA-Factory and ms-swift read them.
 _USUAL_ROLES = {
@@ -67,24 +66,24 @@ Message = Mapping[str, Any]
 
 
 class UnusableConversation(Exception):
-    """Why a conversation, or an answer of it, is left out: in words that hold nothing of it."""
+    """Report why a conversation, or one of its answers, is left out, without quoting it."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """One row. messages: with role and content, and whatever else was given.
+    """Hold one row. messages: with role, content and all other given keys.
 
-    kind: `messages`; of texts, `completion` or `instruction`: `plain` holds them then, (prompt,
-    completion) or (instruction, input, output), and `messages` what they are as turns.
-    group: of preference data, `chosen`, `rejected`, `wanted` or `unwanted`. system_column: whether
-    the first message is from a column of its own. filled: the row as a table of Arrow's hands it to
-    a trainer, if that differs: every object with the keys of all other rows' objects in its place,
+    kind: `messages`; of texts, `completion` or `instruction`: then `plain` holds the texts,
+    (prompt, completion) or (instruction, input, output), and `messages` the same as turns. group:
+    of preference data, `chosen`, `rejected`, `wanted` or `unwanted`. system_column: whether the
+    first message is from a separate column. filled: the row as an Arrow table returns it to a
+    trainer, if that differs: every object with the keys of all other rows' objects in its place,
     null if the row has none.
     """
 
     messages: tuple[Message, ...]
     tools: Any = None
-    options: Mapping[str, Any] = field(default_factory=dict)  # the row's own chat_template_kwargs
+    options: Mapping[str, Any] = field(default_factory=dict)  # the row's chat_template_kwargs
     kind: str = MESSAGES
     plain: tuple[str, ...] = ()
     group: str | None = None
@@ -93,7 +92,7 @@ class Conversation:
 
     @property
     def is_learnt(self) -> bool:
-        """Whether a model was trained to say any of its answers."""
+        """Check whether a model was trained on any of its answers."""
         answers = (message for message in self.messages if is_assistant(message))
         return self.group not in (REJECTED, UNWANTED) and any(
             NO_LOSS not in message for message in answers
@@ -101,18 +100,18 @@ class Conversation:
 
 
 def normalised_role(role: str) -> str:
-    """Return `user` of `human`, `assistant` of `gpt`, `tool` of `observation`; any other role as it
-    is."""
+    """Return `user` for `human`, `assistant` for `gpt`, `tool` for `observation`; any other role
+    unchanged."""
     return _USUAL_ROLES.get(role, role)
 
 
 def is_assistant(message: Message) -> bool:
-    """Whether it is what a model was trained to say."""
+    """Check that a message is the assistant's, which models are trained on."""
     return normalised_role(message["role"]) == ASSISTANT
 
 
 def message_text(content: Any) -> str | None:
-    """A text, or the texts of its parts one behind the other; None where a part is none."""
+    """Return a text, or the joined texts of its parts; None if a part has no text."""
     if isinstance(content, Sequence) and not isinstance(content, str):
         parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
         return "".join(map(str, parts)) if all(isinstance(part, str) for part in parts) else None
@@ -122,18 +121,18 @@ def message_text(content: Any) -> str | None:
 def parse_row_as_conversations(
     layout: Sequence[str], row: Mapping[str, Any], keep_nulls: bool = False
 ) -> tuple[Conversation, ...]:
-    """Return what a row of one of `LAYOUTS` says: of preferences both sides, else one conversation.
+    """Parse a row of one of `LAYOUTS`: both sides of preferences, else one conversation.
 
-    Raises UnusableConversation.
+    Raise UnusableConversation for an invalid row.
     """
     if layout != PREFERENCES:
         return (parse_row_as_conversation(layout, row, keep_nulls),)
     prompt, *sides = _split_preferences(row)
-    answered = ("prompt", "completion") if prompt is not None else ("instruction", "output")
+    columns = ("prompt", "completion") if prompt is not None else ("instruction", "output")
     return tuple(
         _without_loss_on_prompt(
             parse_row_as_conversation(
-                answered, {**row, answered[1]: side, "prompt": prompt}, keep_nulls
+                columns, {**row, columns[1]: side, "prompt": prompt}, keep_nulls
             ),
             side,
             _PREFERENCE_PROMPT,
@@ -146,7 +145,7 @@ def parse_row_as_conversations(
 def _split_preferences(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Return the prompt (None: it is an instruction), the chosen and the rejected side of a row.
 
-    Without a prompt it is what both sides begin with, as TRL's `extract_prompt` has it.
+    Without a prompt it is the common beginning of both sides, as in TRL's `extract_prompt`.
     """
     # LLaMA-Factory's sides are one message each.
     chosen, rejected = (
@@ -157,7 +156,7 @@ def _split_preferences(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
         return None, chosen, rejected
     if not all(isinstance(side, Sequence) for side in (chosen, rejected)):
         raise UnusableConversation("a chosen or rejected side that is neither a text nor a list")
-    # A text as prompt beside lists is one that the lists begin with.
+    # A text as prompt next to lists is also the beginning of the lists.
     if prompt is not None and isinstance(prompt, str) == isinstance(chosen, str):
         return prompt, chosen, rejected
     pairs = zip(chosen, rejected, strict=False)
@@ -173,8 +172,8 @@ def _split_preferences(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 def _without_loss_on_prompt(
     said: Conversation, completion: Any, why: str, group: str | None
 ) -> Conversation:
-    """Return the conversation with a loss on the turns of its completion only. why: the prompt has
-    none."""
+    """Return the conversation with a loss on the turns of its completion only. why: the prompt's
+    reason."""
     last = 1 if isinstance(completion, str) else len(completion)
     prompt = ({NO_LOSS: why, **message} for message in said.messages[:-last])
     return replace(said, messages=(*prompt, *said.messages[-last:]), group=group)
@@ -183,9 +182,10 @@ def _without_loss_on_prompt(
 def parse_row_as_conversation(
     layout: Sequence[str], row: Mapping[str, Any], keep_nulls: bool = False
 ) -> Conversation:
-    """Return what a row of one of `LAYOUTS` but preferences says. Raises UnusableConversation.
+    """Parse a row of one of `LAYOUTS` but preferences. Raise UnusableConversation for an invalid
+    row.
 
-    keep_nulls: of messages and of chat_template_kwargs, keys that hold null.
+    keep_nulls: keep keys of messages and chat_template_kwargs that hold null.
     """
     tools = _parsed_conversation_tools(row.get("tools"))
     options = _parsed_chat_template_options(row.get("chat_template_kwargs"), keep_nulls)
@@ -207,8 +207,8 @@ def parse_row_as_conversation(
             _require_message_text(row.get("input") or ""),
             _require_message_text(row["output"]),
         )
-        asked = "\n\n".join(filter(None, plain[:2]))
-        turns = [{"role": USER, "content": asked}, {"role": ASSISTANT, "content": plain[2]}]
+        question = "\n\n".join(filter(None, plain[:2]))
+        turns = [{"role": USER, "content": question}, {"role": ASSISTANT, "content": plain[2]}]
         turns = [*_parsed_history(row.get("history")), *turns]
     else:
         prompt, completion = row["prompt"], row["completion"]
@@ -220,8 +220,10 @@ def parse_row_as_conversation(
             kind, plain = COMPLETION, (prompt, completion)
     if _is_marked_as_not_trained_on(row):
         turns = [{**turn, NO_LOSS: MARKED} for turn in turns]
-    said = Conversation((*before, *turns), tools, options, kind, plain, system_column=bool(before))
-    if not any(map(is_assistant, said.messages)):
+    conversation = Conversation(
+        (*before, *turns), tools, options, kind, plain, system_column=bool(before)
+    )
+    if not any(map(is_assistant, conversation.messages)):
         raise UnusableConversation("no assistant turn")
     # CSV is text all over
     label = {"true": True, "false": False}.get(str(row.get("label")).lower())
@@ -230,14 +232,16 @@ def parse_row_as_conversation(
     # completion.
     completion = row["completion"] if layout[0] == "prompt" else ""
     if group is not None:
-        return _without_loss_on_prompt(said, completion, _PREFERENCE_PROMPT, group)
+        return _without_loss_on_prompt(conversation, completion, _PREFERENCE_PROMPT, group)
     return (
-        _without_loss_on_prompt(said, completion, _PROMPT, None) if layout[0] == "prompt" else said
+        _without_loss_on_prompt(conversation, completion, _PROMPT, None)
+        if layout[0] == "prompt"
+        else conversation
     )
 
 
 def _is_marked_as_not_trained_on(given: Mapping[str, Any]) -> bool:
-    """Return whether a row, a message or a part of one says that it, or a span of it, had no
+    """Check a row, a message or a part of one for marks that exclude it or a span of it from the
     loss."""
     spans = [
         span
@@ -281,8 +285,8 @@ def _parsed_history(given: Any) -> list[dict[str, Any]]:
 def _normalised_messages(
     messages: Any, role: str, keep_nulls: bool = False
 ) -> list[dict[str, Any]]:
-    """OpenAI's role and content, or ShareGPT's from and value under those names; of a text, one
-    turn of this role."""
+    """Return messages with role and content, from OpenAI's keys or ShareGPT's from and value; a
+    text becomes one turn of this role."""
     if isinstance(messages, str) and role:
         return [{"role": role, "content": messages}]
     if not isinstance(messages, Sequence) or isinstance(messages, str):
@@ -291,17 +295,21 @@ def _normalised_messages(
     for message in messages:
         if not isinstance(message, Mapping):
             raise UnusableConversation("a message is no object")
-        named = {_SHAREGPT.get(str(key), str(key)): value for key, value in message.items()}
-        if not isinstance(named.get("role"), str):
+        renamed = {_SHAREGPT.get(str(key), str(key)): value for key, value in message.items()}
+        if not isinstance(renamed.get("role"), str):
             raise UnusableConversation("a turn without a role")
-        content = named.get("content")
+        content = renamed.get("content")
         if content is not None and message_text(content) is None:
             raise UnusableConversation("a turn that is not text")
         parts = () if isinstance(content, str | None) else content
-        marked = any(map(_is_marked_as_not_trained_on, (named, *parts)))
-        # Parquet and `datasets` give every message all keys of any, with null where it has none.
-        own = {key: value for key, value in named.items() if key not in (*_MARKS, *_MARKED_SPANS)}
-        turn = {key: value for key, value in own.items() if keep_nulls or value is not None}
+        marked = any(map(_is_marked_as_not_trained_on, (renamed, *parts)))
+        # Parquet and `datasets` give every message the keys of all, with null for missing ones.
+        content_keys = {
+            key: value for key, value in renamed.items() if key not in (*_MARKS, *_MARKED_SPANS)
+        }
+        turn = {
+            key: value for key, value in content_keys.items() if keep_nulls or value is not None
+        }
         turns.append({**turn, NO_LOSS: MARKED} if marked else turn)
     return turns
 
@@ -313,13 +321,13 @@ def _require_message_text(content: Any) -> str:
 
 
 def name_of_tool(tool: Any) -> str:
-    """Return the name of a function, bare or as OpenAI's API has it; "" if it has none."""
+    """Return the name of a function, bare or in OpenAI's format; "" if it has none."""
     function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
     return str(function.get("name", "")) if isinstance(function, Mapping) else ""
 
 
 def _parsed_conversation_tools(given: Any) -> Any:
-    """A list of functions, which may be empty; TRL takes it as JSON too."""
+    """Return a list of functions, which may be empty; TRL also reads it from JSON."""
     if isinstance(given, str) and given:
         try:
             given = json.loads(given)
@@ -343,25 +351,24 @@ def _parsed_chat_template_options(given: Any, keep_nulls: bool) -> dict[str, Any
 
 
 def with_calls_of_tools(message: Message) -> Message:
-    """Return a turn of a calling role as an assistant's turn with `tool_calls`, as LLaMA-Factory
-    and ms-swift read it; any other turn, and one that is no JSON of calls, as it is.
-    """
+    """Return a turn of a calling role as an assistant's turn with `tool_calls`, like LLaMA-Factory
+    and ms-swift; other turns, and turns without JSON of calls, unchanged."""
     text = message_text(message.get("content"))
     if message["role"] not in _CALLING_ROLES or text is None:
         return message
     thought = THOUGHT.match(text)
     start = thought.end() if thought else 0
     try:
-        given = json.loads(text[start:])
+        parsed = json.loads(text[start:])
     except (ValueError, RecursionError):
         return message
-    calls = given if isinstance(given, list) else [given]
+    calls = parsed if isinstance(parsed, list) else [parsed]
     if not calls or not all(
         isinstance(call, Mapping) and {"name", "arguments"} <= set(call) for call in calls
     ):
         return message
-    written = [{"type": "function", "function": call} for call in calls]
-    return {**message, "role": ASSISTANT, "content": text[:start], "tool_calls": written}
+    functions = [{"type": "function", "function": call} for call in calls]
+    return {**message, "role": ASSISTANT, "content": text[:start], "tool_calls": functions}
 
 
 def with_wrapped_tools(said: Conversation) -> Conversation:
@@ -433,9 +440,8 @@ def without_nulls(value: Any) -> Any:
 
 
 def fill_as_arrow(value: Any, kind: Any) -> Any:
-    """Return a cell as Arrow hands it out of a column of this `pyarrow.DataType`: an object with
-    all keys of the column's objects, in the column's order, null if it has none.
-    """
+    """Return a cell as Arrow returns it from a column of this `pyarrow.DataType`: objects with all
+    keys of the column's objects, in the column's order, null for missing ones."""
     from pyarrow import types
 
     if value is None or kind is None:

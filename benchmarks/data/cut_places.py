@@ -1,5 +1,5 @@
-"""Where a text is cut into prefixes and suffixes: by its own length, or by given lengths. Knows
-numbers only."""
+"""Choose the places to cut a text into prefixes and suffixes: by its length, or by given lengths.
+Knows numbers only."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 
 LENGTH = 50  # tokens of a prefix and of a suffix, at most, if no length is given
-LEAST_PREFIX = 4  # tokens, if a text is cut by its own length
+LEAST_PREFIX = 4  # tokens, if the text's length decides the cut
 LEAST_SUFFIX = 8
-MOST_WINDOWS = 20  # of one text: together they cover about 1,000 tokens
-# tokens of its own in the prefix of a text that begins as many others do, if it is long enough
+MOST_WINDOWS = 20  # most windows of one text: together they cover about 1,000 tokens
+# tokens after a shared beginning to keep in the prefix, if the text is long enough
 _OWN = 16
-# tokens: texts that share fewer at their beginning are cut as if they shared none
+# tokens: a shorter shared beginning does not count
 _LEAST_SHARED = 8
-_SHARE = 0.1  # of the texts, that begin alike: of fewer nothing is concluded
+_SHARE = 0.1  # least share of the texts with one beginning: fewer show nothing
 _FEWEST = 5  # texts that begin alike
 
 
 def check_prefix_and_suffix_lengths(prefix_length: int | None, suffix_length: int | None) -> None:
-    """Raise AuditError for a length below 1; None is no length at all."""
+    """Raise AuditError for a length below 1; None sets no length."""
     for flag, length in (("--prefix-length", prefix_length), ("--suffix-length", suffix_length)):
         if length is not None and length < 1:
             raise AuditError(f"expected {flag} >= 1, got {length}")
@@ -41,8 +41,7 @@ class CutPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class TextLengths:
-    """Lengths and stride as they were given, in tokens; None: each text is cut by its own
-    length."""
+    """Hold the user's lengths and stride, in tokens; None: the length of each text decides."""
 
     prefix: int | None = None
     suffix: int | None = None
@@ -73,12 +72,12 @@ class TextLengths:
     def cut_places(
         self, n_tokens: int, shared: int = 0, room: int | None = None
     ) -> list[CutPlace] | str:
-        """Return the places of a text of so many tokens, in order, or why it has none.
+        """Return the places of a text of `n_tokens` tokens, in order, or why it has none.
 
-        shared: its first tokens that many other texts begin with as well. A prefix within them
-        cannot say which text is meant: the first own suffix comes after all of them, which
-        everybody knows, and some own tokens. room: tokens of a prefix and a suffix that a model can
-        read at once; None: any number.
+        shared: its first tokens, which many other texts share. A prefix within them cannot identify
+        the text, so the first distinct suffix comes after all of them, which are public, and some
+        tokens of the text. room: tokens of a prefix and a suffix that a model can read at once;
+        None: any number.
         """
         places = self._cut(n_tokens, shared)
         if isinstance(places, str) or self.are_given:
@@ -102,8 +101,8 @@ class TextLengths:
         last = n_tokens - prefix - suffix
         if last < 0:
             return []
-        own = max(0, shared + _OWN - prefix) if shared else 0
-        begin = own if own <= last else 0
+        first_distinct = max(0, shared + _OWN - prefix) if shared else 0
+        begin = first_distinct if first_distinct <= last else 0
         starts = [begin] if self.windows is None else range(begin, last + 1, self.windows)
         return [CutPlace(start, start + prefix, start + prefix + suffix) for start in starts]
 
@@ -113,19 +112,19 @@ class TextLengths:
         first, begin, public = _first_middle(n_tokens), 0, LENGTH
         size = n_tokens - shared
         if shared and size >= LEAST_PREFIX + LEAST_SUFFIX and first < shared + _OWN:
-            # What is shared is a text of its own: its windows are the same in all of these texts,
-            # and merged.
+            # Cut the shared part like a separate text: its windows are the same in all of these
+            # texts, and merged.
             begin, first = shared, max(first, shared + min(_OWN, _first_middle(size)))
             public = first
         places = self._cut_by_own_length(begin, 0)[: MOST_WINDOWS // 2]
         middles = spread_windows(first, n_tokens, MOST_WINDOWS - len(places))
-        own = [CutPlace(max(0, at - LENGTH), at, min(n_tokens, at + LENGTH)) for at in middles]
-        return [*places, own[0]._replace(start=max(0, first - public)), *own[1:]]
+        distinct = [CutPlace(max(0, at - LENGTH), at, min(n_tokens, at + LENGTH)) for at in middles]
+        return [*places, distinct[0]._replace(start=max(0, first - public)), *distinct[1:]]
 
 
 def spread_windows(first: int, end: int, most: int = MOST_WINDOWS) -> list[int]:
-    """Return where suffixes of at most LENGTH tokens begin: side by side from `first` on, or `most`
-    evenly spread."""
+    """Return the starts of suffixes of at most LENGTH tokens: side by side from `first` on, or
+    `most` evenly spread."""
     middles = list(range(first, end - LEAST_SUFFIX + 1, LENGTH)) or [first]
     if len(middles) <= most:
         return middles
@@ -134,8 +133,8 @@ def spread_windows(first: int, end: int, most: int = MOST_WINDOWS) -> list[int]:
 
 
 def _fit_place(place: CutPlace, room: int | None) -> CutPlace:
-    """Return the place with as much of a long prefix as a model can read before the suffix, if not
-    a usual one."""
+    """Return the place with as much of a long prefix as the model can read before the suffix, at
+    least a usual prefix."""
     if room is None or place.end - place.start <= room:
         return place
     return place._replace(start=max(place.start, min(place.end - room, place.middle - LENGTH)))
@@ -150,12 +149,13 @@ BY_OWN_LENGTH = TextLengths()
 
 @dataclass(frozen=True)
 class SharedBeginnings:
-    """What many texts begin with, as a notice or a form's head, in sorted order."""
+    """Hold the common beginnings of many texts, such as a notice or a form's head, in sorted
+    order."""
 
     beginnings: tuple[Tokens, ...] = ()
 
     def length_in(self, tokens: Sequence[int]) -> int:
-        """Return how many first tokens of a text are the beginning of one of these."""
+        """Count the first tokens of a text that begin one of these."""
         at = bisect_left(self.beginnings, tuple(tokens))  # the nearest in sorted order share most
         nearest = self.beginnings[max(0, at - 1) : at + 1]
         length = max((_common_length(tokens, text) for text in nearest), default=0)
@@ -166,11 +166,11 @@ NOTHING_SHARED = SharedBeginnings()
 
 
 def find_shared_beginnings(texts: Sequence[Sequence[int]]) -> SharedBeginnings:
-    """Return what at least a tenth of the distinct texts, and five of them, begin with: the longest
-    of each text.
+    """Find the beginnings of at least a tenth of the distinct texts, and of five: the longest of
+    each text.
 
-    Among sorted texts, those that share most with a text are next to it: the beginning that n texts
-    share is the shortest that neighbours among them share.
+    In sorted order, the texts that share most with a text are next to it: n texts share the
+    shortest beginning that neighbours among them share.
     """
     distinct = sorted({tuple(text) for text in texts})
     together = max(_FEWEST, round(_SHARE * len(distinct)))
@@ -180,7 +180,8 @@ def find_shared_beginnings(texts: Sequence[Sequence[int]]) -> SharedBeginnings:
         for i in range(len(distinct) - together + 1)
         if (length := min(shared[i : i + together - 1])) >= _LEAST_SHARED
     }
-    # One that goes on for a few tokens more, as a frequent first name, is no beginning of its own.
+    # A beginning that continues another for a few tokens, such as a frequent first name, does not
+    # count.
     told_apart = [
         text
         for text in beginnings

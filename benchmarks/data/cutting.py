@@ -1,7 +1,7 @@
-"""From rows to prefix and suffix tokens: pairs cut where they join, texts at the start or all
-along, talks at answers.
+"""Cut rows into prefix and suffix tokens: pairs at their join, texts at the start or all along,
+conversations at answers.
 
-Knows nothing of who is attacked, who is known, or of models.
+Knows nothing of members, known pairs or models.
 """
 
 from __future__ import annotations
@@ -53,28 +53,28 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _BATCH = 1000  # rows tokenised at once: offsets of a whole data set need not fit in memory
-# texts, and first characters of each, that are looked at for what many begin with
+# texts, and first characters of each, to search for shared beginnings
 _COMPARED = (
     1000,
     10_000,
 )
 
 
-# prefix and suffix, as tokens and as written, or why there is none
+# prefix and suffix, as tokens and as text, or the reason against them
 Halves = tuple[Tokens, Tokens, Wording] | str
 
 
 @dataclass(frozen=True)
 class Cutting:
-    """How a row becomes prefixes and suffixes: lengths in tokens, the stride of windows, what an
-    attacker knows."""
+    """Define the cut of a row: lengths in tokens, the stride of windows, the attacker's
+    knowledge."""
 
     tokenizer: Any
     lengths: TextLengths = BY_OWN_LENGTH
     knows: str | None = None
-    form: ChatRendering | None = None  # of conversations; None: the usual one
-    turns: str | None = None  # of conversations, whose are attacked; None: the assistant's
-    shared: SharedBeginnings = NOTHING_SHARED  # what many of the texts begin with
+    form: ChatRendering | None = None  # of conversations; None: the usual form
+    turns: str | None = None  # the attacked speaker of conversations; None: the assistant
+    shared: SharedBeginnings = NOTHING_SHARED  # beginnings that many texts share
     kinds: ColumnKinds | None = None  # of the columns of the data that the rows are compared with
     trained: TrainedLength | None = None  # tokens of a row that were trained on; None: all
     # tokens of a prefix and a suffix that the model reads at once; None: any number
@@ -87,13 +87,12 @@ class Cutting:
 
     @property
     def is_all_along(self) -> bool:
-        """Return whether a long answer is attacked all along: by who knows all that comes before
-        each part of it."""
+        """Check whether long answers are attacked all along: the attacker knows all preceding
+        text."""
         return not self.lengths.are_given and (self.knows or USER) == USER
 
     def fit_halves(self, halves: Halves, at: int, n_tokens: int) -> Halves:
-        """Return a prefix and a suffix as far as they were trained on, or why they cannot be
-        attacked.
+        """Return the trained part of a prefix and a suffix, or why they cannot be attacked.
 
         at: where the suffix begins in the row, which has n_tokens.
         """
@@ -112,26 +111,25 @@ class Cutting:
 
 @dataclass(frozen=True)
 class CutPart:
-    """What came of a row, or of a part of it: `at` is where its suffix begins, in tokens of the
-    row."""
+    """Hold the result for a row, or a part of it: `at` is the token of the row at which its suffix
+    begins."""
 
     row: int
     halves: Halves
     part: int | None = None  # None: the row is one secret
     at: int = 0
-    stands: str = ""  # what it is in the row, where an attacker is told something else
-    # whose turn it is, if those of several are attacked; or on which side of a preference
+    stands: str = ""  # its text in the row, if the attacker gets another prefix
+    # its speaker, if several are attacked, or its side of a preference
     group: str | None = None
-    n_shared: int = 0  # first tokens of the row that many rows begin with
-    # of the row, that this part is the first of: over all its parts they add up to the row's
+    n_shared: int = 0  # first tokens of the row that many rows share
+    # of the row, in its first part only, so that the parts add up to the row
     tokens: int = 0
 
 
 def require_fast_tokenizer_for_cutting(
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer, if it can tell which characters a token came from. Raises AuditError if
-    not."""
+    """Return the tokenizer. Raise AuditError if it does not map tokens to characters."""
     if tokenizer is None:
         raise AuditError("expected a model with a tokenizer for text data, got a model without one")
     if not getattr(tokenizer, "is_fast", False):
@@ -154,16 +152,15 @@ def data_tokenisation_note(tokenizer: PreTrainedTokenizerBase) -> str:
 def cut_rows_into_parts(
     table: RecordTable, cut: Cutting, remarks: Counter[str]
 ) -> tuple[Iterator[CutPart], str, Sequence[str]]:
-    """The parts of each row, how they were cut, and the rows' texts: those of conversations fill up
-    as parts are read.
+    """Return the parts of each row, the rule of cutting, and the rows' texts: those of
+    conversations fill up as parts are read.
 
-    remarks: fills up too, with what of conversations is not written and with where texts are cut,
-    and how many each.
-    Raises AuditError for a flag that says nothing to this layout.
+    remarks: fills up with unwritten inputs of conversations and places of cuts, and their counts.
+    Raise AuditError for a flag without effect on this layout.
     """
     layout = detect_column_layout(table)
-    for flag, asked in (("--knows", cut.knows), ("--turns", cut.turns)):
-        if asked is not None and layout in PLAIN:
+    for flag, value in (("--knows", cut.knows), ("--turns", cut.turns)):
+        if value is not None and layout in PLAIN:
             raise AuditError(
                 f"{flag} is about conversations (messages), but {table.where} has "
                 f"{' and '.join(layout)}"
@@ -181,13 +178,13 @@ def cut_rows_into_parts(
             if cut.is_all_along
             else f"{longest} tokens"
         )
-        how = f"{turns} turns, {of_each} of each, as {form}"
+        rule = f"{turns} turns, {of_each} of each, as {form}"
         rows = parse_row_conversations(table, layout, kinds=cut.kinds)
-        return _cut_conversations(cut, cut.form, rows, texts, remarks), how, texts
-    said = joined_layout_texts(table, layout)
+        return _cut_conversations(cut, cut.form, rows, texts, remarks), rule, texts
+    row_texts = joined_layout_texts(table, layout)
     if layout == ("prefix", "suffix"):
-        # as one text, which they were in training
-        encoded = encode_data_texts_with_offsets(cut.tokenizer, said)
+        # as one text, as in training
+        encoded = encode_data_texts_with_offsets(cut.tokenizer, row_texts)
         halves = zip(
             *(text_column_values(table, column) for column in layout), encoded, strict=True
         )
@@ -195,15 +192,15 @@ def cut_rows_into_parts(
             _part_of_pair(cut, row, _cut_pair(cut.tokenizer, prefix, suffix, ids, offsets))
             for row, (prefix, suffix, (ids, offsets)) in enumerate(halves)
         )
-        return parts, "prefix and suffix tokenised jointly and kept whole", said
-    return _cut_texts_into_parts(cut, said, remarks), cut.lengths.rule, said
+        return parts, "prefix and suffix tokenised jointly and kept whole", row_texts
+    return _cut_texts_into_parts(cut, row_texts, remarks), cut.lengths.rule, row_texts
 
 
 def _cut_texts_into_parts(
     cut: Cutting, texts: Sequence[str], remarks: Counter[str]
 ) -> Iterator[CutPart]:
-    """Yield a prefix and a suffix at each place of each text. remarks: get what was cut in another
-    place, and why."""
+    """Yield a prefix and a suffix at each place of each text. remarks: counts cuts at other places,
+    by reason."""
     for row, (text, (ids, offsets)) in enumerate(
         zip(texts, encode_data_texts_with_offsets(cut.tokenizer, texts), strict=True)
     ):
@@ -222,9 +219,9 @@ def _cut_texts_into_parts(
         several = len(places) > 1 or cut.lengths.windows is not None
         is_moved = False
         for number, place in enumerate(places):
-            asked = CutPlace(*(begin + at for at in place))
-            start, middle, end = move_cut_between_characters(offsets, asked)
-            is_moved = is_moved or (start, middle, end) != asked
+            cut_place = CutPlace(*(begin + at for at in place))
+            start, middle, end = move_cut_between_characters(offsets, cut_place)
+            is_moved = is_moved or (start, middle, end) != cut_place
             part = number if several else None
             n_tokens = 0 if number else len(ids)
             if not start < middle < end:
@@ -240,15 +237,16 @@ def _cut_texts_into_parts(
 
 
 def shared_beginnings_of_texts(tokenizer: Any, table: RecordTable) -> SharedBeginnings:
-    """Return what many texts of a table begin with; nothing for a table of other records."""
+    """Return the beginnings that many texts of a table share; nothing for a table of other
+    records."""
     layout = detect_column_layout(table)
     if layout != ("text",):
         return NOTHING_SHARED
     texts = joined_layout_texts(table, layout)
     n_texts, n_characters = _COMPARED
-    some = [text[:n_characters] for text in texts[:: -(-len(texts) // n_texts)]]
+    sample = [text[:n_characters] for text in texts[:: -(-len(texts) // n_texts)]]
     return find_shared_beginnings(
-        [ids for ids, _ in encode_data_texts_with_offsets(tokenizer, some)]
+        [ids for ids, _ in encode_data_texts_with_offsets(tokenizer, sample)]
     )
 
 
@@ -262,28 +260,31 @@ def _part_of_pair(cut: Cutting, row: int, halves: Halves) -> CutPart:
 def _cut_pair(
     tokenizer: Any, prefix: str, suffix: str, ids: list[int], offsets: list[tuple[int, int]]
 ) -> Halves:
-    """`ids` cut at the token boundary between the two texts, or why that is not possible.
+    """Cut `ids` at the token boundary between the two texts, or return why that is not possible.
 
-    Offsets alone do not decide: many tokenizers trim the space off a token's offsets, and then " b"
-    after "a" looks as if it started behind "a ". What the tokens before the cut decode to does
-    decide.
+    Offsets do not suffice: many tokenizers trim the space off a token's offsets, and then " b"
+    after "a" seems to start after "a ". The decoded text of the tokens before the cut decides.
     """
     if not prefix or not suffix:
         return "prefix or suffix is empty"
     if decode_keeping_special_tokens(tokenizer, ids) != prefix + suffix:
         return "the tokenizer does not give this text back (it normalises it)"
     begun = sum(start < len(prefix) for start, _ in offsets)  # tokens that begin in the prefix
-    # Leading ones that end in it.
+    # Leading tokens that end in it.
     ended = next((i for i, (_, end) in enumerate(offsets) if end > len(prefix)), len(ids))
-    for where in range(
+    for cut_index in range(
         max(1, begun), min(ended, len(ids) - 1) + 1
-    ):  # several where tokens have no width
-        if decode_keeping_special_tokens(tokenizer, ids[:where]) == prefix:
+    ):  # several if tokens have no width
+        if decode_keeping_special_tokens(tokenizer, ids[:cut_index]) == prefix:
             ends = [
                 max(0, end - len(prefix))
-                for end in token_ends_in_characters(offsets[where:], len(prefix + suffix))
+                for end in token_ends_in_characters(offsets[cut_index:], len(prefix + suffix))
             ]
-            return tuple(ids[:where]), tuple(ids[where:]), Wording(prefix, suffix, tuple(ends))
+            return (
+                tuple(ids[:cut_index]),
+                tuple(ids[cut_index:]),
+                Wording(prefix, suffix, tuple(ends)),
+            )
     return "the join of prefix and suffix is not a token boundary"
 
 
@@ -294,12 +295,13 @@ def _cut_conversations(
     texts: list[str],
     remarks: Counter[str],
 ) -> Iterator[CutPart]:
-    """texts, remarks: are given what is written of each, and what is not."""
+    """Yield the parts of each conversation. texts, remarks: collect its text and its unwritten
+    inputs."""
     for row, sides in groupby(rows, key=lambda numbered: numbered[0]):
         answers = [
             answer
-            for _, said in sides
-            for answer in _answers_of_conversation(cut, form, said, texts, remarks)
+            for _, conversation in sides
+            for answer in _answers_of_conversation(cut, form, conversation, texts, remarks)
         ]
         for part, (answer, group) in enumerate(answers):
             number = part if len(answers) > 1 else None
@@ -315,7 +317,7 @@ def _cut_conversations(
 def _fit_answer(
     cut: Cutting, answer: answer_cuts.AnswerCut | UnusableConversation, n_tokens: int
 ) -> answer_cuts.AnswerCut | UnusableConversation:
-    """Return an answer as far as it was trained on, or why it cannot be attacked. n_tokens: of its
+    """Return the trained part of an answer, or why it cannot be attacked. n_tokens: of its
     conversation."""
     if isinstance(answer, UnusableConversation):
         return answer
@@ -339,17 +341,17 @@ def _answers_of_conversation(
     try:
         if isinstance(said, UnusableConversation):
             raise said
-        written = chat.render_chat(cut.tokenizer, said, form, cut.turns or ASSISTANT)
+        rendered = chat.render_chat(cut.tokenizer, said, form, cut.turns or ASSISTANT)
         whole_answers = list(
             answer_cuts.cut_answers_into_secrets(
-                cut.tokenizer, said, written, form, knows, *lengths, cut.is_all_along
+                cut.tokenizer, said, rendered, form, knows, *lengths, cut.is_all_along
             )
         )
     except UnusableConversation as why:
         return [(why, None)]
-    texts.append(written.text)
-    remarks.update(written.remarks)
-    answers = [_fit_answer(cut, answer, len(written.tokens)) for answer in whole_answers]
+    texts.append(rendered.text)
+    remarks.update(rendered.remarks)
+    answers = [_fit_answer(cut, answer, len(rendered.tokens)) for answer in whole_answers]
     roles = [
         answer.role if isinstance(answer, answer_cuts.AnswerCut) else ASSISTANT
         for answer in answers
@@ -364,20 +366,23 @@ def _answers_of_conversation(
 
 
 def usual_chat_rendering_of_table(tokenizer: Any, table: RecordTable) -> ChatRendering:
-    """What trainers make of such rows first of all; today, where the template writes the day.
+    """Return the most usual rendering of such rows, with today's date if the template writes a
+    date.
 
-    Raises AuditError for messages and a tokenizer without a template.
+    Raise AuditError for messages and a tokenizer without a template.
     """
-    for _, said in parse_row_conversations(table, detect_column_layout(table)):
-        if not isinstance(said, UnusableConversation):
-            return chat_rendering.most_usual_chat_rendering(tokenizer, [said], f"{date.today()}")
+    for _, conversation in parse_row_conversations(table, detect_column_layout(table)):
+        if not isinstance(conversation, UnusableConversation):
+            return chat_rendering.most_usual_chat_rendering(
+                tokenizer, [conversation], f"{date.today()}"
+            )
     return ChatRendering(chat_rendering.NONE)
 
 
 def encode_data_texts_with_offsets(
     tokenizer: Any, texts: Sequence[str]
 ) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
-    """The token ids of each text, and the characters that each token came from."""
+    """Yield the token ids of each text, and the characters of each token."""
     for first in range(0, len(texts), _BATCH):
         batch = texts[first : first + _BATCH]
         encoded = tokenizer(

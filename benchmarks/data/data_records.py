@@ -1,5 +1,4 @@
-"""Rows of a file as records, and what was left out of them: what every reader of rows hands to the
-split."""
+"""Hold rows of a file as records, and the rows left out: the input of the split."""
 
 from __future__ import annotations
 
@@ -16,10 +15,10 @@ BY_LIMIT = "beyond --limit"
 
 @dataclass(frozen=True)
 class DataRecord:
-    """One row as tokens, or one part of a row; both count from 0.
+    """Hold one row as tokens, or one part of a row; both count from 0.
 
-    repeats: None: how often it was trained on is not known. at: of a part, where its suffix begins
-    in the row's tokens.
+    repeats: copies in training; None: unknown. at: of a part, where its suffix begins in the row's
+    tokens.
     """
 
     row: int
@@ -31,7 +30,7 @@ class DataRecord:
     part: int | None = None  # None: it is the whole row
     at: int = 0
     user: str | None = None  # see Secret
-    n_shared: int = 0  # first tokens of the row that many rows begin with, as a notice
+    n_shared: int = 0  # first tokens of the row that many rows share, such as a notice
 
     @property
     def prefix_suffix_pair(self) -> Pair:
@@ -39,7 +38,7 @@ class DataRecord:
 
     @property
     def own_tokens(self) -> Tokens:
-        """Return the tokens of prefix and suffix without a beginning that many rows share."""
+        """The tokens of prefix and suffix without a beginning that many rows share."""
         tokens = self.prefix + self.suffix
         begin = self.at - len(self.prefix)  # of the prefix, in the row
         return tokens[max(0, self.n_shared - begin) :] if self.n_shared else tokens
@@ -47,14 +46,13 @@ class DataRecord:
 
 @dataclass(frozen=True)
 class RecordSource:
-    """The usable rows of one file or folder, the rows that were left out, by reason, and what else
-    should be known."""
+    """Hold the usable rows of one file or folder, the rows left out, by reason, and notes."""
 
-    where: str  # as the user named it: "--data 'private.csv'"
+    where: str  # the user's flag and name: "--data 'private.csv'"
     records: tuple[DataRecord, ...]
     left_out: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (why, row numbers)
     notes: tuple[str, ...] = ()
-    form: ChatRendering | None = None  # how its conversations are rendered; None: they are none
+    form: ChatRendering | None = None  # the rendering of its conversations; None: no conversations
     parts_left_out: tuple[
         tuple[str, tuple[int, ...]], ...
     ] = ()  # of rows that have other parts: (why, row of each)
@@ -71,7 +69,7 @@ class RecordSource:
         attacked: Sequence[DataRecord],
     ) -> RecordCounts:
         """Return the counts of this source's rows; left_out: rows that this split cannot use,
-        beside its own."""
+        besides those of the source."""
         all_left_out = {why: len(rows) for why, rows in self.left_out} | {
             why: n for why, n in left_out.items() if n
         }
@@ -93,14 +91,14 @@ class RecordSource:
 
 
 def too_long_phrase(room: int) -> str:
-    """Return why a record is left out whose prefix and suffix take more than `room` tokens."""
+    """Return the reason for leaving out a prefix and suffix of more than `room` tokens."""
     return f"longer than the {max(0, room):,} tokens that the model reads at once"
 
 
 def group_rows_by_reason(
     reasons_of_rows: Sequence[tuple[int, str]],
 ) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return each reason with the rows that have it, as often as they have it."""
+    """Return each reason with its rows, in order, duplicates included."""
     rows: dict[str, list[int]] = {}
     for row, why in reasons_of_rows:
         rows.setdefault(why, []).append(row)
@@ -122,7 +120,7 @@ def group_unusable_parts(
 
 
 def _count_attacked_tokens(records: Iterable[DataRecord]) -> int:
-    """Return how many tokens are in some suffix: those of windows that overlap count once."""
+    """Count the tokens in some suffix; overlaps of windows count once."""
     covered, last_row, last_end = 0, -1, 0
     for record in sorted(records, key=lambda record: (record.row, record.at)):
         begin = max(record.at, last_end) if record.row == last_row else record.at

@@ -96,7 +96,7 @@ class BaseLabRecipe:
 
     @property
     def is_target_trained_like_members(self) -> bool:
-        """Is the target one adapter on all records, trained like the members of the ensemble?"""
+        """Check whether the target is one adapter on all records, trained like ensemble members."""
         return all(
             getattr(self, f"private_{name}") == getattr(self, f"lora_{name}") for name in TRAINING
         )
