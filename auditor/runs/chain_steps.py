@@ -1,7 +1,6 @@
-"""Why a defended model leaks less: the step from each row of a chain to the next, paired by secret.
+"""Explain why a defended model leaks less: steps between the rows of a chain, paired by secret.
 
-Pure functions on what rows found out about each secret. Knows neither models nor how rows are
-chosen.
+Pure functions on the values of rows by secret. Knows neither models nor the choice of rows.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from auditor.statistics import compare
 
 @dataclass(frozen=True)
 class ChainRow:
-    """A row of a chain. answers: as `build_cause_chain` takes them; None where it was not measured,
-    for want of `absent`.
+    """A row of a chain. answers: see `build_cause_chain`; None if it was not measured, for want of
+    `absent`.
     """
 
     cause: Cause
@@ -34,13 +33,14 @@ def build_cause_chain(
     name: str,
     unit: str,
 ) -> Chain | None:
-    """The steps from the base row, by its name, over these chain_rows, one of which is the target's
-    own.
+    """Return the steps from the base row over these chain_rows, which include the target's row.
 
-    name, unit: of the number that all rows hold of each secret, finite. Members' means are
-    compared; where rows hold non-members too, what these changed by is no memory and is taken off.
-    Causes whose row is missing are one step with the next one. None where the target's own row was
-    not measured, or where no secret was answered in all rows.
+    Compares members' means; if rows hold non-members too, subtracts the change of non-members,
+    which is not memorisation. Causes without a row are merged with the next step. Returns None if
+    the target's row was not measured, or if no secret has an answer in all rows.
+
+    base: the name of the base row and its values. name, unit: of the number that all rows hold of
+    each secret, finite.
     """
     start, answers = base
     measured = {
@@ -56,14 +56,14 @@ def build_cause_chain(
         return measure_row_difference(name, unit, rows[after], rows[before], rows.values())
 
     steps, at = [], start
-    # Causes since the last row that was measured: they are one step with the next.
+    # Causes since the last measured row: they are merged with the next step.
     waiting: list[ChainRow] = []
     for chain_row in chain_rows:
         waiting.append(chain_row)
         if chain_row.target in rows:
             moved = minus(chain_row.target, at) if chain_row.target != at else None
             note = "" if moved else f"the {at} target is that row"
-            if moved and len(waiting) > 1:  # several causes are one step
+            if moved and len(waiting) > 1:  # several causes in a step
                 note = f"not separated, for want of {_missing_rows_phrase(waiting[:-1])}"
             steps.append(ChainStep(_changes_by_cause(waiting), at, chain_row.target, moved, note))
             at, waiting = chain_row.target, []
@@ -80,16 +80,20 @@ def measure_row_difference(
     base: RowValuesBySecret,
     rows: Iterable[RowValuesBySecret] = (),
 ) -> Measurement:
-    """The mean of `new` minus that of `base` over the members that both, and these rows, hold the
-    number of, with its paired 95% interval.
+    """Measure the mean of `new` minus `base`, with its paired 95% interval, over the members with
+    the number in `new`, `base` and all `rows`.
 
-    What such non-members changed by is taken off.
+    Subtracts the change of non-members with the number in all these rows.
     """
-    every = [new, base, *rows]
-    _, (own, before, *_) = align_rows_by_secret(every, name, True)
-    others, (new_floor, floor, *_) = align_rows_by_secret(every, name, False)
+    aligned = [new, base, *rows]
+    _, (after, before, *_) = align_rows_by_secret(aligned, name, True)
+    nonmember_ids, (new_floor, base_floor, *_) = align_rows_by_secret(aligned, name, False)
     return compare.measure_mean_difference(
-        f"{name}_difference", unit, own, before, (new_floor, floor) if others else None
+        f"{name}_difference",
+        unit,
+        after,
+        before,
+        (new_floor, base_floor) if nonmember_ids else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""Which rows of a run are the steps of each defense's chain of causes, and what they add to its
+"""Build each defense's chain of causes from the rows of a run, and add the chains to its
 findings."""
 
 from __future__ import annotations
@@ -19,44 +19,45 @@ from auditor.runs.selection import PluginSelection
 from auditor.runs.shown_rows import ShownRow
 from auditor.runs.site import Site
 
-Answers = Mapping[str, RowValuesBySecret]  # by the name of the target
+Answers = Mapping[str, RowValuesBySecret]  # by name of target
 
 
 @dataclass(frozen=True)
 class CauseChains:
-    """The chains of one run, from what its cells found."""
+    """Builder of the chains of a run, from the results of its cells."""
 
     site: Site
     selection: PluginSelection
     collector: PerSecretCollector
 
     def finding_with_cause_chain(self, finding: Finding) -> Finding:
-        """The finding with its defense's chain; unchanged in a setting that the controls were not
-        attacked in."""
+        """Return the finding with its defense's chain; unchanged in a setting without attacks on
+        the controls."""
         rows = self.selection.rows
         row = next((row for row in rows if row.name == finding.target and not row.companion), None)
-        # The last setting is the widest access, the only one in which companions are attacked.
+        # Companions are attacked only in the last setting, which has the widest access.
         if row is None or finding.setting != self.selection.settings[-1].name:
             return finding
         if any(
             (key.setting, key.attack) == (finding.setting, finding.attack)
             for key in self.collector.stopped
         ):
-            return finding  # its steps have intervals of a fixed size
+            return finding  # the intervals of its steps need a fixed sample size
         if (main := finding.main) is None:
             return finding
         # [1:] of a key: setting and attack.
-        alike = {
-            key.target: held
-            for key, held in self.collector.answers.items()
+        answers = {
+            key.target: row_values
+            for key, row_values in self.collector.answers.items()
             if key[1:] == finding.cell_key[1:]
         }
         return dataclasses.replace(
-            finding, chain=self._cause_chain_of_defense_row(row, alike, main.name, main.unit)
+            finding, chain=self._cause_chain_of_defense_row(row, answers, main.name, main.unit)
         )
 
     def target_record_with_likelihood_chain(self, target: TargetRecord) -> TargetRecord:
-        """The target with the chain of steps that make its members' true tokens less likely."""
+        """Return the target with the chain of steps that make its members' true tokens less
+        likely."""
         row = next(
             (row for row in self.selection.rows if row.name == target.name and not row.companion),
             None,
@@ -87,8 +88,8 @@ class CauseChains:
             name = UNDEFENDED
         else:
             name = shown_rows.row_name_of_defense(self.selection.rows, control)
-        # "" for a control without a row: no target is called that.
-        found = answers.get(name)
+        # The name is "" for a control without a row: no target has this name.
+        row_values = answers.get(name)
         title = get_plugin_title(type(control or row.defense))
         absent = f"{title!r} ({'not measured' if name else cause.needs})"
-        return chain_steps.ChainRow(cause, name, found, "" if found else absent)
+        return chain_steps.ChainRow(cause, name, row_values, "" if row_values else absent)

@@ -1,5 +1,5 @@
-"""What a run will take, as numbers, the flags that would halve it, and the table that people read.
-Asks no model."""
+"""Estimated cost of a run: its numbers, the flags that would halve its time, and a table. Queries
+no model."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from auditor.statistics import roc
 from auditor.statistics.membership import FALSE_POSITIVES
 
 LIMIT, SAMPLES = "--limit", "--samples"
-_SIDE = 0.025  # of a two-sided interval of 95%
+_SIDE = 0.025  # error on each side of a two-sided 95% interval
 
 
 @dataclass(frozen=True)
 class RunPartCost:
-    """A part of a run. rows: sequences read by a network, anew for each token; tokens: those read
-    of them.
+    """Cost of a part of a run.
 
-    memory: bytes at most, with the models. asked: how many of the `of` texts were timed. why: what
-    stands in the place of numbers. cut: the flags, of `--limit` and `--samples`, with which it
-    would be shorter.
+    rows: sequences read by a network, counted again for each token; tokens: tokens read of them.
+    memory: peak bytes, with the models. asked: how many of the `of` texts were timed. why: reason
+    shown in place of numbers. cut: the flags among `--limit` and `--samples` that shorten it.
     """
 
     name: str
@@ -41,82 +40,79 @@ class RunPartCost:
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """preparing: seconds that models, data and targets took just now, by what was prepared: a run
-    takes them too.
+    """Estimated cost of a run, part by part.
 
-    probe: seconds of asking the models.
-
-    secrets: members and non-members that are attacked. samples: of each prefix, where all attacks
-    draw equally many.
+    preparing: measured seconds of loading models and data and of making targets, by name; a run
+    takes them too. probe: seconds of queries to the models. secrets: numbers of attacked members
+    and non-members. samples: per prefix, if all attacks draw the same number.
     """
 
     costs: tuple[RunPartCost, ...]
     preparing: tuple[tuple[str, float], ...]
     probe: float
-    held: int  # bytes, once everything is loaded
+    held: int  # bytes after all loading
     secrets: tuple[int, int] = (0, 0)
     samples: int | None = None
     rates: bool = False  # whether a method needs many non-members, for rates of false positives
 
     @property
     def loading(self) -> float:
-        """Seconds until the first text is asked."""
+        """Seconds until the first query."""
         return sum(seconds for _, seconds in self.preparing)
 
     @property
     def seconds(self) -> float:
-        """Seconds of the run until the last record is asked, without the parts that have no
-        numbers."""
+        """Seconds of the run until the last query, without the parts that have no numbers."""
         return self.loading + sum(cost.seconds for cost in self.costs if not cost.why)
 
     @property
     def flags_that_halve_time(self) -> tuple[str, ...]:
-        """The flags that would each halve the time, with the largest number that does; () where
-        none does."""
-        # range(1, most) holds i + 1 at i: the index behind the last n that is fast enough is that
-        # n; 0: none is.
-        found = {
+        """Flags that would each halve the time, with the largest sufficient number; () if no flag
+        would."""
+        # range(1, most) holds i + 1 at i: the insertion point after the last n that is fast enough
+        # equals that n; 0 if no n is fast enough.
+        limits = {
             flag: bisect_right(
                 range(1, most), self.seconds / 2, key=partial(self._seconds_with_flag, flag)
             )
             for flag, most in ((LIMIT, max(self.secrets)), (SAMPLES, self.samples or 0))
         }
-        return tuple(f"{flag} {n}" for flag, n in found.items() if n)
+        return tuple(f"{flag} {n}" for flag, n in limits.items() if n)
 
     def _seconds_with_flag(self, flag: str, n: int) -> float:
-        """Seconds with `flag n`: parts that it cuts take less in proportion to their secrets, or
-        their samples."""
+        """Return seconds with `flag n`: the parts it cuts shrink in proportion to their secrets or
+        samples."""
 
         def share(cost: RunPartCost) -> float:
             if flag not in cost.cut:
                 return 1.0
             if flag == SAMPLES:
                 return n / (self.samples or n)
-            # an ensemble has fewer
+            # an ensemble attacks fewer secrets
             return min(cost.of, sum(min(side, n) for side in self.secrets)) / cost.of
 
         return self.loading + sum(share(cost) * cost.seconds for cost in self.costs if not cost.why)
 
     @property
     def estimated_peak_memory_bytes(self) -> float:
-        """Bytes at most."""
+        """Peak memory in bytes."""
         return max((cost.memory for cost in self.costs if not cost.why), default=float(self.held))
 
     @property
     def parts_without_estimate(self) -> tuple[RunPartCost, ...]:
-        """Parts that are run, and that nothing was found out about."""
+        """Parts of the run without measured numbers."""
         return tuple(cost for cost in self.costs if cost.why and cost.of)
 
 
 def run_cost_estimate_table(found: CostEstimate) -> RowTable:
-    """The estimate as people read it."""
-    took, most = (
+    """Return the estimate as a table for readers."""
+    time, peak = (
         phrases.format_duration(found.seconds),
         phrases.format_memory(found.estimated_peak_memory_bytes / 1e6),
     )
     about = "at least" if found.parts_without_estimate else "about"
     note = (
-        f"{about} {took} until the last record is asked, {most} of memory at most; worked out from "
+        f"{about} {time} until the last record is asked, {peak} of memory at most; worked out from "
     )
     note += f"{found.probe:.0f} seconds of asking"
     if found.parts_without_estimate:

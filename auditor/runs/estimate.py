@@ -1,9 +1,7 @@
-"""What a run will take, from asking its models a little of what it will ask: forward rows, tokens,
-memory, seconds.
+"""Estimate the forward rows, tokens, memory and seconds of a run from a small part of its queries.
 
-Each part of a run is done for a few of its texts, for more of them while there is time, and then
-worked out for all: what it costs to ask at all, and what each text costs. Nothing is judged or
-kept; no run folder is written.
+Times each part of a run on a few of its texts, on more texts while time lasts, and extrapolates to
+all texts from a fixed cost and a cost per text. Judges and stores nothing; writes no run folder.
 """
 
 from __future__ import annotations
@@ -46,18 +44,18 @@ from auditor.runs.target import Target
 from auditor.runs.targets import Targets
 from auditor.runs.tuned_states import State
 
-PROBE = 30.0  # seconds that models are asked for, beside loading them
-_FASTER = 4  # times as many texts at each attempt
-_TEXTS_AT_ONCE = 64  # of what is read teacher-forced, at most
-_CELLS = 6  # times as long as other parts may be looked at
+PROBE = 30.0  # seconds of queries to the models, besides loading
+_FASTER = 4  # growth in the number of texts at each attempt
+_TEXTS_AT_ONCE = 64  # maximum batch of texts in a teacher-forced pass
+_CELLS = 6  # weight of cells: their share of the time, compared with other parts
 
 
 @dataclass(frozen=True)
 class TimedPart:
-    """A part of a run for some of its texts. at_once: texts that are in memory together; times: how
-    often it is done.
+    """A part of a run on some of its texts.
 
-    of: all texts; 0: there is nothing to ask, for `why`. cut: as of a `RunPartCost`.
+    of: number of all texts; 0: nothing to query, for the reason `why`. at_once: texts in memory
+    together. times: number of repetitions. cut: see `RunPartCost`.
     """
 
     name: str
@@ -69,7 +67,7 @@ class TimedPart:
     cut: tuple[str, ...] = ()
 
 
-# the parts that share what is asked, for so many texts
+# yields the parts that share queries, for a number of texts
 TimedParts = Callable[[int], Iterator[TimedPart]]
 
 
@@ -80,12 +78,13 @@ def estimate_run_cost(
     shared: SweepCache | None = None,
     starting: float = 0.0,
 ) -> CostEstimate:
-    """What running this plan will take.
+    """Estimate the cost of running this plan.
 
-    shared: keeps what is loaded here, for the run itself. starting: seconds that the program took
-    until here.
+    shared: keeps the loaded models and data for the run itself. starting: seconds since the start
+    of the program.
 
-    Raises AuditError for whatever a run would refuse, and where there is nothing to ask yet.
+    Raise AuditError for every plan that a run would refuse, for a model behind a network, and if
+    the models still need training.
     """
     shared, clock = shared or SweepCache(), StageClock(reporter)
     site = make_site(plan, reporter, shared)
@@ -122,7 +121,7 @@ def estimate_run_cost(
 
 
 def _time_preparing(site: Site) -> list[tuple[str, float]]:
-    """Load the models and read the data; return how many seconds each took."""
+    """Load the models and read the data; return the seconds of each step."""
     seconds = []
     for name, load in (
         ("loading the model", lambda: site.model),
@@ -140,53 +139,60 @@ def _time_preparing(site: Site) -> list[tuple[str, float]]:
 
 
 class _RunPartTimer:
-    """Asks part after part; each may take its share of the time that is left."""
+    """Times the parts in order; each part may take its share of the remaining time."""
 
     def __init__(self, scene: RunContext, seconds: float) -> None:
         self.scene, self.end = scene, time.perf_counter() + seconds
         self.costs: list[RunPartCost] = []
         self.building = 0.0
         self.states: dict[str, State] = {}
-        self.sample_counts: set[int] = set()  # of each prefix, of rows that draw several
+        self.sample_counts: set[int] = set()  # per prefix, of rows with several samples
         self.device = scene.site.model.device
-        on_gpu = self.device.type == "cuda"  # bytes that are held now
+        on_gpu = self.device.type == "cuda"  # `held`: bytes in use now
         self.held = int(
             torch.cuda.memory_allocated(self.device)
             if on_gpu
             else psutil.Process().memory_info().rss
         )
-        # Of each target held-out texts and tokens are timed; beside them the prefix token, greedy
-        # recall, and cells.
+        # Each target has two parts (held-out texts, tokens of secrets); in addition there are the
+        # prefix token, greedy recall, and cells.
         targets = 1 + len(scene.selection.rows)
         cells = sum(
             len(scene.selection.settings_for_row(row.companion)) for row in scene.selection.rows
         )
-        # weights of parts to come
+        # total weight of the remaining parts
         self.left = 2 * targets + 2 + _CELLS * (cells + len(scene.selection.settings))
 
     # --- the parts, in the order of a run ---
 
     def time_choosing_prefix_token(self) -> None:
-        """Chooses the prefix token; times that where the plan leaves it open, to be chosen by the
-        auxiliary data."""
-        scene, told = self.scene, self.scene.benchmark
-        longest = longest_context_token_count(told, scene.selection.longest_soft_prompt_row_count)
+        """Choose the prefix token; time the choice if the plan leaves it to the auxiliary data."""
+        scene, whole_benchmark = self.scene, self.scene.benchmark
+        longest = longest_context_token_count(
+            whole_benchmark, scene.selection.longest_soft_prompt_row_count
+        )
         chosen: list[PrefixToken] = []
 
         def chosen_by(known: Sequence[Any]) -> None:
             chosen.append(resolve_prefix_token_of_site(scene.site, known, longest))
 
         def choosing(n: int) -> Iterator[TimedPart]:
-            work = partial(chosen_by, _fixed_random_subset(told.known, n, "prefix_token"))
+            work = partial(
+                chosen_by, _fixed_random_subset(whole_benchmark.known, n, "prefix_token")
+            )
             yield TimedPart("choosing a prefix token", of, 32, work)
 
-        # `choosing` reads it when it is called, not where it is defined.
-        of = min(len(told.known), PAIRS) if scene.data_fields_of_plan.prefix_token == AUTO else 0
+        # `choosing` reads `of` when it is called, not when it is defined.
+        of = (
+            min(len(whole_benchmark.known), PAIRS)
+            if scene.data_fields_of_plan.prefix_token == AUTO
+            else 0
+        )
         if of:
             self.time_part_within_its_share(choosing, 4)
         else:
-            chosen_by(told.known)
-        # The last attempt looked at the most pairs.
+            chosen_by(whole_benchmark.known)
+        # The last attempt used the most pairs.
         self.scene = replace(scene, prefix_token=chosen[-1])
         self.scene.check_texts_fit_models()
         self.scene.refuse_unanswerable_probes()
@@ -200,8 +206,8 @@ class _RunPartTimer:
         members = [secret for secret in self.scene.benchmark.secrets if secret.member]
 
         def greedy(n: int) -> Iterator[TimedPart]:
-            some = _fixed_random_subset(members, n, "greedy")
-            work = partial(scoring.greedy_recall_by_repeats, targets.undefended.model, some)
+            subset = _fixed_random_subset(members, n, "greedy")
+            work = partial(scoring.greedy_recall_by_repeats, targets.undefended.model, subset)
             at_once = _count_of_texts_fitting_in_memory(
                 targets.undefended.model, max((len(secret.suffix) for secret in members), default=1)
             )
@@ -212,35 +218,41 @@ class _RunPartTimer:
             self.time_teacher_forced_passes(target)
             for setting in self.scene.selection.settings_for_row(target.companion):
                 self.time_cells_of_target(target, setting)
-        self.building = sum(clock.seconds.values())  # the stages of `build_targets_one_by_one`
+        self.building = sum(clock.seconds.values())  # stages of `build_targets_one_by_one`
 
     def time_teacher_forced_passes(self, target: Target) -> None:
-        """Times teacher-forced passes over the held-out texts and over the secrets' own tokens."""
+        """Time teacher-forced passes over the held-out texts and over the secrets' tokens."""
         if not implies_capability(target.model.capabilities, "likelihood"):
             return
-        told = self.scene.benchmark
-        given = told.heldout_given or (1,) * len(told.heldout)
+        whole_benchmark = self.scene.benchmark
+        given_counts = whole_benchmark.heldout_given or (1,) * len(whole_benchmark.heldout)
 
         def heldout(n: int) -> Iterator[TimedPart]:
-            some = _fixed_random_subset(list(zip(told.heldout, given, strict=True)), n, "heldout")
+            subset = _fixed_random_subset(
+                list(zip(whole_benchmark.heldout, given_counts, strict=True)), n, "heldout"
+            )
 
             def score() -> None:
-                own, own_given = [text for text, _ in some], [count for _, count in some]
-                list(compute_text_nlls(target.model, own, given=own_given))
+                texts, sample_given = [text for text, _ in subset], [count for _, count in subset]
+                list(compute_text_nlls(target.model, texts, given=sample_given))
                 scoring.summed_nll_of_other_perplexities(
-                    target.model, own, own_given, self.scene.seed
+                    target.model, texts, sample_given, self.scene.seed
                 )
 
-            at_once = _count_of_texts_fitting_in_memory(target.model, max(map(len, told.heldout)))
-            yield TimedPart(f"perplexity of {target.title}", len(told.heldout), at_once, score)
+            at_once = _count_of_texts_fitting_in_memory(
+                target.model, max(map(len, whole_benchmark.heldout))
+            )
+            yield TimedPart(
+                f"perplexity of {target.title}", len(whole_benchmark.heldout), at_once, score
+            )
 
         def tokens(n: int) -> Iterator[TimedPart]:
-            some, size = _fixed_random_subset(target.secrets, n, "tokens"), self.scene.batch_size
+            subset, size = _fixed_random_subset(target.secrets, n, "tokens"), self.scene.batch_size
             work = partial(
                 _call_and_exhaust_iterator,
                 scoring.suffix_log_prob_batches_of_target,
                 target,
-                some,
+                subset,
                 size,
             )
             at_once = _count_of_texts_fitting_in_memory(
@@ -249,26 +261,26 @@ class _RunPartTimer:
             name = f"tokens of the secrets under {target.title}"
             yield TimedPart(name, len(target.secrets), at_once, work, cut=(LIMIT,))
 
-        if told.heldout:
+        if whole_benchmark.heldout:
             self.time_part_within_its_share(heldout)
         self.time_part_within_its_share(tokens)
 
     def time_cells_of_target(self, target: Target, setting: Setting) -> None:
-        """Times what attacks tune, then all cells of the target and setting at once, as they share
-        what they draw."""
+        """Time the tuning of attacks, then all cells of the target and setting together, because
+        they share draws."""
         states: dict[str, State] = {}
         for attack in self.scene.selection.attacks:
             try:
                 states[attack.name] = self.rehearse_and_time_tuning(attack, target, setting)
             except NotApplicable:
-                continue  # its cell says why
+                continue  # its cell reports the reason
         self.time_part_within_its_share(
             lambda n: self.cell_parts_to_time(target, setting, states, n), weight=_CELLS
         )
 
     def rehearse_and_time_tuning(self, attack: Attack, target: Target, setting: Setting) -> State:
-        """What a rehearsal tunes on few known pairs, once for all that share the state. Raises
-        NotApplicable."""
+        """Tune a rehearsal on few known pairs, once for all attacks with the same state; return
+        this state. Raise NotApplicable if there is nothing to tune."""
         view, known = self.scene.make_view_of_target(target, setting), self.scene.challenge.known
         state = self.states.setdefault(f"{attack.name} {attack.fitted_state_name(view)}", {})
         rehearsal, times = attack.timing_stand_in()
@@ -287,7 +299,7 @@ class _RunPartTimer:
 
         # An attack that does not override `fit` tunes nothing.
         if not state and type(attack).fit is not Attack.fit:
-            # `fit` fills the state that is returned
+            # `fit` fills the returned state
             self.time_part_within_its_share(steps, least=8)
         return state
 
@@ -302,7 +314,7 @@ class _RunPartTimer:
                 if isinstance(method, Probe):
                     yield self.probing_part_to_time(method, target, view, name, n)
                 else:
-                    method.fitted_state_name(view)  # says where there is nothing to tune
+                    method.fitted_state_name(view)  # raises if there is nothing to tune
                     yield self.guessing_part_to_time(
                         method, target, view, states[method.name], name, n
                     )
@@ -317,13 +329,13 @@ class _RunPartTimer:
         queries = attack.queries(view, known)
         sampling = attack.sampling()
         if sampling is not None:
-            sampling = replace(sampling, samples=view.sample_count(sampling))  # what the run draws
+            sampling = replace(sampling, samples=view.sample_count(sampling))  # as in the run
         at_once = (
             64
             if sampling is None
             else view.prefix_batch_size(sampling, queries, attack.soft_prompt_rows())
         )
-        some = _fixed_random_subset(queries, n, "secrets")
+        subset = _fixed_random_subset(queries, n, "secrets")
         cut: tuple[str, ...] = (LIMIT,)
         if sampling is not None and sampling.search == "sample" and sampling.samples > 1:
             self.sample_counts.add(sampling.samples)
@@ -332,7 +344,7 @@ class _RunPartTimer:
             name,
             len(queries),
             at_once,
-            partial(_call_and_exhaust_iterator, attack.guess, view, state, some),
+            partial(_call_and_exhaust_iterator, attack.guess, view, state, subset),
             cut=cut,
         )
 
@@ -361,80 +373,81 @@ class _RunPartTimer:
     def time_part_within_its_share(
         self, steps: TimedParts, least: int = 1, weight: int = 1
     ) -> None:
-        """Times the steps for `least` texts, then for more while their share of the time lasts."""
+        """Time the steps on `least` texts, then on more texts while their share of time lasts."""
         start = time.perf_counter()
-        # The right side is worked out first: the share is of what was left before. `max`: more
-        # parts may come than were counted, and each of those may take all the time there is.
+        # The right side is evaluated first: the share uses the old weight. `max`: more parts may
+        # come than were counted, and each of them may take all remaining time.
         share, self.left = (self.end - start) * weight / max(weight, self.left), self.left - weight
-        asked: list[dict[str, tuple[TimedPart, RunPartCost]]] = []
+        attempts: list[dict[str, tuple[TimedPart, RunPartCost]]] = []
         n, most = least, 0
         while True:
-            asked.append({})
+            attempts.append({})
             for step in steps(n):
                 most = max(most, step.of)
-                # A later attempt was begun in time; with half of its parts nothing could be
-                # extrapolated.
-                in_time = time.perf_counter() < self.end or len(asked) > 1
-                asked[-1][step.name] = (
+                # A later attempt started in time; with half of its parts there would be no
+                # extrapolation.
+                in_time = time.perf_counter() < self.end or len(attempts) > 1
+                attempts[-1][step.name] = (
                     step,
                     _cost_of_timed_attempt(step, n if in_time else 0, self.device),
                 )
-            spent = time.perf_counter() - start
-            last = sum(took.seconds for _, took in asked[-1].values())
-            # texts that the rest of the share is enough for
-            room = int(n * (share - spent) / max(last, 1e-9))
-            if len(asked) == 1 and 2 * last < (self.end - time.perf_counter()) / 4:
-                # one attempt alone does not tell what a batch costs from what a text does
+            elapsed = time.perf_counter() - start
+            last = sum(cost.seconds for _, cost in attempts[-1].values())
+            # number of texts that fit into the rest of the share
+            room = int(n * (share - elapsed) / max(last, 1e-9))
+            if len(attempts) == 1 and 2 * last < (self.end - time.perf_counter()) / 4:
+                # a single attempt cannot separate the cost of a batch from the cost of a text
                 room = max(room, 2 * n)
             if n >= most or room <= n:
                 break
             n = min(most, _FASTER * n, room)
-        for name, (step, _) in asked[-1].items():
+        for name, (step, _) in attempts[-1].items():
             self.costs.append(
-                self._extrapolated_cost(step, [held[name][1] for held in asked if name in held])
+                self._extrapolated_cost(
+                    step, [attempt[name][1] for attempt in attempts if name in attempt]
+                )
             )
 
     def _extrapolated_cost(self, step: TimedPart, attempts: Sequence[RunPartCost]) -> RunPartCost:
-        """The cost of all texts of a part, from what attempts on some of them took."""
-        *before, last = attempts
+        """Extrapolate the cost of all texts of a part from attempts on some of its texts."""
+        *earlier, last = attempts
         if last.why:
             return RunPartCost(step.name, last.of, why=last.why)
-        scale, each, fixed = step.of / last.asked, last.seconds / last.asked, 0.0
-        if before and before[-1].asked < last.asked:
-            # The line through the last two attempts; where noise makes it no such line, all of the
-            # last is each text's.
-            slope = (last.seconds - before[-1].seconds) / (last.asked - before[-1].asked)
-            if 0 < slope < each:
-                each, fixed = slope, last.seconds - slope * last.asked
-        # What asking costs at all is paid once a batch; memory grows with the texts of one batch
-        # alone.
+        scale, per_text, fixed = step.of / last.asked, last.seconds / last.asked, 0.0
+        if earlier and earlier[-1].asked < last.asked:
+            # Use the line through the last two attempts; if noise gives a slope out of range, keep
+            # the mean time per text of the last attempt.
+            slope = (last.seconds - earlier[-1].seconds) / (last.asked - earlier[-1].asked)
+            if 0 < slope < per_text:
+                per_text, fixed = slope, last.seconds - slope * last.asked
+        # The fixed cost occurs once a batch; memory grows only with the texts of a batch.
         batches = ceil(step.of / step.at_once) / ceil(last.asked / step.at_once)
-        together, now = min(step.of, step.at_once), min(last.asked, step.at_once)
-        # bytes a text, where one attempt is all there is
-        grown = max(0.0, last.memory - self.held) / now
-        if before and (then := min(before[-1].asked, step.at_once)) < now:
-            grown = max(0.0, last.memory - before[-1].memory) / (now - then)
+        n_batch, n_timed = min(step.of, step.at_once), min(last.asked, step.at_once)
+        # bytes per text, from a single attempt
+        bytes_per_text = max(0.0, last.memory - self.held) / n_timed
+        if earlier and (n_before := min(earlier[-1].asked, step.at_once)) < n_timed:
+            bytes_per_text = max(0.0, last.memory - earlier[-1].memory) / (n_timed - n_before)
         return replace(
             last,
             rows=last.rows * scale * step.times,
             tokens=last.tokens * scale * step.times,
-            memory=max(self.held, last.memory) + grown * (together - now),
-            seconds=(each * step.of + fixed * batches) * step.times,
+            memory=max(self.held, last.memory) + bytes_per_text * (n_batch - n_timed),
+            seconds=(per_text * step.of + fixed * batches) * step.times,
         )
 
 
 def _cost_of_timed_attempt(step: TimedPart, n: int, device: torch.device) -> RunPartCost:
-    """What n texts of a part took; n = 0: no time is left to ask any."""
-    not_asked = (
+    """Run a part on n texts and return its cost; n = 0: no time is left for a query."""
+    skipped = (
         "nothing to ask"
         if not step.of
         else ""
         if n
         else f"not asked: the {PROBE:g} seconds were over"
     )
-    if why := step.why or not_asked:
-        return RunPartCost(step.name, step.of, memory=0.0, seconds=0.0, why=why)
-    # The counters of `traffic` are the process's.
+    if reason := step.why or skipped:
+        return RunPartCost(step.name, step.of, memory=0.0, seconds=0.0, why=reason)
+    # The counters of `traffic` are global to the process.
     machine.reset_peak_memory()
     rows, tokens, start = traffic.rows, traffic.tokens, time.perf_counter()
     try:
@@ -450,8 +463,8 @@ def _cost_of_timed_attempt(step: TimedPart, n: int, device: torch.device) -> Run
 
 
 def _count_of_texts_fitting_in_memory(model: LanguageModel, length: int) -> int:
-    """Texts whose distributions of so many tokens are in memory together."""
-    # (texts, length, vocabulary) logits, of each part of an ensemble.
+    """Return how many texts of `length` tokens have distributions that fit in memory together."""
+    # Logits have shape (texts, length, vocabulary), for each part of an ensemble.
     return max(
         1,
         min(
@@ -467,9 +480,9 @@ def _call_and_exhaust_iterator(made: Callable[..., Iterator[Any]], *given: Any) 
 
 
 def _fixed_random_subset(items: Sequence[Any], n: int, what: str) -> list[Any]:
-    """n of the items, from all over, in their order; equal n give equal ones."""
+    """Return a random subset of n items in their order; equal n give the same subset."""
     if n >= len(items):
         return list(items)
-    # A prefix of one permutation: a larger attempt asks all that the smaller one did, and more.
+    # A prefix of a fixed permutation: a larger subset contains every smaller subset.
     chosen = keyed_random_generator("estimate", what).permutation(len(items))[:n]
     return [items[i] for i in sorted(chosen.tolist())]
