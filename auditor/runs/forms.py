@@ -1,7 +1,7 @@
-"""`--forms`: the forms in which a model is deployed, each a row beside it.
+"""`--forms`: the deployed forms of a model, each shown in a row next to it.
 
-A form is made here of the weights of the model that is attacked (`Defense.form`), or it is a model
-of its own that a provider loads or asks. Loads nothing.
+A form is built here from the weights of the attacked model (`Defense.form`), or it is a separate
+model that a provider loads or queries. Loads nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from auditor.runs.unlearning import UnlearningBaseline
 
 @dataclass(frozen=True)
 class NamedForm(UnlearningBaseline):
-    """A model that is named as a form of the one that is attacked."""
+    """A separate model, named as a form of the attacked model."""
 
     name: ClassVar[str] = "form"
     place: str = ""
@@ -31,12 +31,12 @@ class NamedForm(UnlearningBaseline):
 def shown_rows_of_deployed_forms(
     target: TargetPlan, others: Sequence[ShownRow] = ()
 ) -> list[ShownRow]:
-    """The rows of `--forms`, in their order. Raises AuditError for no form, and for two rows of one
-    name.
+    """Return the rows of `--forms` in order. Raise AuditError for an invalid form, and if two rows
+    have the same name.
 
-    others: rows that the run has besides.
+    others: the other rows of the run.
     """
-    rows, taken = list[ShownRow](), {UNDEFENDED, *(row.name for row in others)}
+    rows, names = list[ShownRow](), {UNDEFENDED, *(row.name for row in others)}
     for form in target.forms:
         row = _parse_deployed_form_row(form)
         if target.uses_builtin_lab and isinstance(row.defense, NamedForm):
@@ -44,36 +44,37 @@ def shown_rows_of_deployed_forms(
                 f"--forms {form} names a model, which goes with --model and --data, got it in the "
                 "lab"
             )
-        if row.name in taken:
+        if row.name in names:
             raise AuditError(
                 "expected each of --forms once, and called otherwise than other rows, got "
                 f"{row.name!r} twice"
             )
-        taken.add(row.name)
+        names.add(row.name)
         rows.append(row)
     return rows
 
 
 def deployed_forms_that_are_models(asked: Sequence[str]) -> list[str]:
-    """The forms that are models of their own, rather than made of the attacked one."""
-    made = _deployed_form_classes_by_name()
-    return [form for form in asked if form.partition(":")[0] not in made]
+    """Return the forms that are separate models, not built from the attacked model."""
+    classes = _deployed_form_classes_by_name()
+    return [form for form in asked if form.partition(":")[0] not in classes]
 
 
 def _deployed_form_classes_by_name() -> dict[str, type[Defense]]:
-    """The forms that are made here of the attacked model's weights, by name."""
+    """Return the forms that are built here from the attacked model's weights, by name."""
     return {name: kind for name, kind in registry.list_defenses().items() if kind.form}
 
 
 def _parse_deployed_form_row(form: str) -> ShownRow:
     kind, colon, value = form.partition(":")
     if kind in (forms := _deployed_form_classes_by_name()):
-        made = forms[kind]
-        option = next(iter(get_option_defaults(made)), None)  # KIND:VALUE sets the first
+        form_class = forms[kind]
+        # KIND:VALUE sets the first option
+        option = next(iter(get_option_defaults(form_class)), None)
         if colon and option is None:
             raise AuditError(f"--forms {kind} takes no value, got {form!r}")
         defense = build_plugin("form", forms, kind, {str(option): value} if colon else {})
-        return ShownRow(form, f"{get_plugin_title(made)} {value}".strip(), defense, False)
+        return ShownRow(form, f"{get_plugin_title(form_class)} {value}".strip(), defense, False)
     name = deployed_form_name(form)
     if not name:
         raise AuditError(

@@ -1,5 +1,5 @@
-"""A finished run as a gate judges it: its record, and the model that lies where the run read one.
-Loads no model."""
+"""Judge a finished run by a gate policy: its record, and the deployed model files. Loads no
+model."""
 
 from __future__ import annotations
 
@@ -40,32 +40,31 @@ def judge_run_by_policy(
     attack: str | None = None,
     attested: Ruling | None = None,
 ) -> Decision:
-    """All that a policy says of a run. Raises AuditError for what cannot be judged.
+    """Apply all rules of a policy to a run. Raise AuditError if the run cannot be judged.
 
-    model: where the judged model lies now, if not where the run read it; said: is told what of it
-    is read. The others:
-    as `apply_policy` takes them.
+    model: current path of the judged model, if it moved since the run; said: progress callback
+    (description, done, total) while its files are read. Other parameters: see `apply_policy`.
     """
     run = read_run(folder)
-    for one in filter(None, (run, baseline)):
-        if one.edits is None:
+    for record in filter(None, (run, baseline)):
+        if record.edits is None:
             raise AuditError(
-                f"{one.name}: no {MANIFEST}, which lists what the run wrote: it was removed, or "
-                f"audit {one.result.tool_version} wrote none; run the audit again with "
+                f"{record.name}: no {MANIFEST}, which lists what the run wrote: it was removed, or "
+                f"audit {record.result.tool_version} wrote none; run the audit again with "
                 f"{__version__}"
             )
-    # A missing file counts as an empty one: it contradicts the result, where None would only not be
-    # compared.
+    # A missing file counts as an empty file: this contradicts the result, whereas None would skip
+    # the comparison.
     run = replace(run, listed=run.listed.with_missing_parts_empty())
-    found = _compare_judged_model_with_deployed(run, model, said)
+    model_match = _compare_judged_model_with_deployed(run, model, said)
     decision = apply_policy(
         run, policy, baseline, target=target, setting=setting, attack=attack, attested=attested
     )
-    bound = [
-        *judge_deployed_model(found, policy.require),
+    file_rulings = [
+        *judge_deployed_model(model_match, policy.require),
         *filter(None, (decision_log.judge_decision_edits(folder),)),
     ]
-    return replace(decision, rulings=(*bound, *decision.rulings), about=found.said)
+    return replace(decision, rulings=(*file_rulings, *decision.rulings), about=model_match.said)
 
 
 def _compare_judged_model_with_deployed(
@@ -73,16 +72,16 @@ def _compare_judged_model_with_deployed(
 ) -> DeployedModelMatch:
     target, places = plan_weights.target_and_model_locations(run.result.plan, run.name, model)
     if model is not None and (target.uses_builtin_lab or ANSWERS in run.result.weights):
-        what = target.model or target.lab
+        about = target.model or target.lab
         raise AuditError(
-            f"--model says where a judged model lies, and {run.name} read none: it is about {what}"
+            f"--model says where a judged model lies, and {run.name} read none: it is about {about}"
         )
     if model is not None and not Path(model).exists():
         raise AuditError(
             f"expected --model to be the folder or the file of the judged model, got {model!r}"
         )
-    now = file_digests.model_sha256_by_file_name_uncached(places, said)
-    made = result_file.creation_time(run.result, run.name)
+    digests = file_digests.model_sha256_by_file_name_uncached(places, said)
+    created_at = result_file.creation_time(run.result, run.name)
     return compare_judged_with_deployed_files(
-        run.result, target, now, model or target.model or "", made, datetime.now(UTC)
+        run.result, target, digests, model or target.model or "", created_at, datetime.now(UTC)
     )

@@ -1,7 +1,7 @@
-"""Texts that were drawn from a model, held against all that it was trained on: what of it they
-give, and which records.
+"""Compare texts drawn from a model with all its training texts: memorised tokens and extracted
+records.
 
-One index is made a run, before any model is asked; every row is judged by it.
+A run builds a single index, before the first query to a model, and judges every row by it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from auditor.statistics import memorised
 from auditor.statistics.memorised import MemorisedTokens, TokenRun
 
 _N = 50  # Carlini et al. 2021; Nasr et al. 2023
-_AT_ONCE = 1000  # generations looked up at once
+_AT_ONCE = 1000  # generations in a lookup batch
 
 
 @dataclass(frozen=True)
 class TrainingCorpus:
-    """What generations are held against. n: tokens of an n-gram; said: why so many, where nobody
-    asked for it."""
+    """Training texts to compare generations with. n: tokens of an n-gram; said: reason for n if no
+    option sets it."""
 
     benchmark: Benchmark
     index: NGramIndex
@@ -41,16 +41,16 @@ class TrainingCorpus:
     def ngram_and_record_counts(self) -> memorised.CorpusCounts:
         trained, heldout = self.index.ngram_place_counts(self.n)
         long = self.index.text_lengths >= self.n
-        known = len(self.index.copies)  # texts of the index that were trained on, which come first
+        n_trained = len(self.index.copies)  # trained texts, which come first in the index
         return memorised.CorpusCounts(
-            trained, heldout, int(long[:known].sum()), int(long[known:].sum())
+            trained, heldout, int(long[:n_trained].sum()), int(long[n_trained:].sum())
         )
 
     @cached_property
     def secret_aliases_by_record(self) -> dict[int, tuple[str, ...]]:
-        """The aliases of the attacked secrets in each trained record."""
+        """Aliases of the attacked secrets in each trained record."""
         aliases: dict[int, tuple[str, ...]] = {}
-        records: dict[Tokens, Sequence[int]] = {}  # that hold a text
+        records: dict[Tokens, Sequence[int]] = {}  # records that contain a text
         for secret in self.benchmark.secrets:
             text = secret.prefix + secret.suffix
             if secret.member and text not in records:
@@ -62,67 +62,68 @@ class TrainingCorpus:
 
     @cached_property
     def record_counts_by_copies(self) -> dict[int | None, int]:
-        """How many trained records have an n-gram, by how often they were trained on."""
+        """Number of trained records with at least n tokens, by copies in the training data."""
         lengths = self.index.text_lengths[: len(self.index.copies)]
         return dict(
             Counter(
                 times
-                for times, own in zip(self.index.copies, lengths, strict=True)
-                if own >= self.n
+                for times, length in zip(self.index.copies, lengths, strict=True)
+                if length >= self.n
             )
         )
 
     def notes_on_corpus_and_prompts(self, prompts: Sequence[Tokens]) -> tuple[str, ...]:
-        known, every = len(self.index.copies), len(self.index.text_lengths)
-        said = [
+        n_known, n_texts = len(self.index.copies), len(self.index.text_lengths)
+        notes = [
             f"memorised: {self.n} tokens in a row that stand in the training data{self.said} and "
-            f"in no held-out text; every generation was held against {known:,} training records "
-            f"and {every - known:,} held-out ones, token for token"
+            f"in no held-out text; every generation was held against {n_known:,} training records "
+            f"and {n_texts - n_known:,} held-out ones, token for token"
         ]
-        if known == every:
-            said.append(
+        if n_known == n_texts:
+            notes.append(
                 "without held-out text, common text cannot be distinguished from memorised text: "
                 "give --nonmembers"
             )
-        stand = sum(
-            min(self.index.find_texts_holding(prompt), default=known) < known for prompt in prompts
+        n_prompts = sum(
+            min(self.index.find_texts_holding(prompt), default=n_known) < n_known
+            for prompt in prompts
         )
-        if stand:
-            said.append(
-                f"{stand:,} of {len(prompts):,} prompts stand in the training data themselves: "
+        if n_prompts:
+            notes.append(
+                f"{n_prompts:,} of {len(prompts):,} prompts stand in the training data themselves: "
                 "what follows those is no untargeted extraction"
             )
-        return tuple(said)
+        return tuple(notes)
 
 
 @dataclass(frozen=True)
 class JudgedGenerations:
-    """One row. costs: of each generation, without its text; texts: what was extracted of each
-    record, by its alias.
+    """Results of a row. costs: each generation without its text; texts: the extracted text of each
+    record, by alias.
 
-    columns: what the table keeps of the generations and of the records in them.
+    columns: table columns on the generations and on their records.
     """
 
     measurements: tuple[Measurement, ...]
     notes: tuple[str, ...]
     costs: list[Guesses]
     columns: tuple[Column, ...]
-    texts: dict[str, tuple[Tokens, Tokens]]  # with the whole generation that holds it
+    texts: dict[str, tuple[Tokens, Tokens]]  # with the full generation that contains it
 
 
 def corpus_with_chosen_ngram_length(
     attack: CorpusAttack, benchmark: Benchmark, index: NGramIndex
 ) -> TrainingCorpus:
-    """The corpus with its n: what the attack asks for, else `_N`, or the median length of suffixes
-    where it is less.
+    """Return the corpus with n from the attack's options, otherwise the smaller of `_N` and the
+    median length of suffixes.
 
-    Raises AuditError for an n-gram that no generation or no record has room for.
+    Raise AuditError if n exceeds the length of generations or of the longest record.
     """
     lengths = sorted(len(secret.suffix) for secret in benchmark.secrets if secret.member)
     middle = lengths[len(lengths) // 2]
-    n, said = attack.n or min(_N, middle), ""
+    n, reason = attack.n or min(_N, middle), ""
     if not attack.n and n < _N:
-        said = f" (half of the attacked suffixes are no longer than {n})"
+        reason = f" (half of the attacked suffixes are no longer than {n})"
     if n > attack.length:
         raise AuditError(
             f"expected -A {attack.name}.length of at least {n}, the tokens of an n-gram, got "
@@ -134,7 +135,7 @@ def corpus_with_chosen_ngram_length(
             f"expected -A {attack.name}.n of at most {longest}, the longest training record, got "
             f"{n}"
         )
-    return TrainingCorpus(benchmark, index, n, said)
+    return TrainingCorpus(benchmark, index, n, reason)
 
 
 def judge_generations_of_cell(
@@ -144,9 +145,9 @@ def judge_generations_of_cell(
     drawn: Sequence[str],
     corpus: TrainingCorpus,
 ) -> JudgedGenerations:
-    """Holds generations against the corpus. done: all of them; drawn: those of this row, by id, in
+    """Compare generations with the corpus. done: all generations by id; drawn: ids of this row, in
     order."""
-    every, costs, scores, heads = (
+    memorised_tokens, costs, scores, heads = (
         list[MemorisedTokens](),
         list[Guesses](),
         list[dict[str, float]](),
@@ -154,83 +155,91 @@ def judge_generations_of_cell(
     )
     best: dict[
         int, tuple[TokenRun, str]
-    ] = {}  # the longest run of each record, and where it stands
+    ] = {}  # the longest run of each record, and the id of its generation
 
     def text(i: int) -> Tokens:
         return done[drawn[i]].ranked[0].suffix
 
     for start in range(0, len(drawn), _AT_ONCE):
-        some = [done[id] for id in drawn[start : start + _AT_ONCE]]
-        texts = [guesses.ranked[0].suffix for guesses in some]
-        # Digests: which generations say the same, without keeping their texts.
+        batch = [done[id] for id in drawn[start : start + _AT_ONCE]]
+        texts = [guesses.ranked[0].suffix for guesses in batch]
+        # Digests count equal generations without storing their texts.
         heads.update(
             hashlib.blake2b(repr(tokens).encode(), digest_size=16).digest() for tokens in texts
         )
-        for guesses, standing in zip(some, corpus.index.match_ngrams(texts, corpus.n), strict=True):
-            held = memorised.count_memorised_ngrams(standing, corpus.n)
-            every.append(held)
+        for guesses, matches in zip(batch, corpus.index.match_ngrams(texts, corpus.n), strict=True):
+            tokens_of_text = memorised.count_memorised_ngrams(matches, corpus.n)
+            memorised_tokens.append(tokens_of_text)
             costs.append(replace(guesses, ranked=(), rankings={}))
             scores.append(guesses.rankings)
-            for record, run in held.records.items():
+            for record, run in tokens_of_text.records.items():
                 if record not in best or run.length > best[record][0].length:
                     best[record] = run, guesses.secret
-    # A score that some generations lack ranks none.
+    # Rank only by scores that all generations have.
     names = sorted(set.intersection(*map(set, scores)))
     firsts = {
-        name: memorised.select_distinct_texts([own[name] for own in scores], text) for name in names
+        name: memorised.select_distinct_texts([rankings[name] for rankings in scores], text)
+        for name in names
     }
-    seen = Counter(record for held in every for record in held.records)
+    tally = Counter(
+        record for tokens_of_text in memorised_tokens for record in tokens_of_text.records
+    )
     key = load_alias_salt()
     aliases = {
         record: alias_of_training_record(corpus.index.tokens_of_text(record), key)
-        for record in seen
+        for record in tally
     }
-    # Ties by alias, so that the order tells nothing of where a record stands in the data.
-    order = sorted(seen, key=lambda record: (-seen[record], aliases[record]))
-    shown = dict[str, tuple[Tokens, Tokens]]()
-    for record, (run, where) in best.items():
-        whole = done[where].ranked[0].suffix
-        shown[aliases[record]] = whole[run.start : run.start + run.length], whole
-    same, others = len(drawn) - len(heads), {record for held in every for record in held.strangers}
-    said = [f"{same:,} of {len(drawn):,} generations say the same as another one"] if same else []
-    if others and order:
-        said.append(
-            f"{len(others):,} of {corpus.ngram_and_record_counts.strangers:,} held-out records "
+    # Break ties by alias, so that the order does not reveal the position of a record in the data.
+    order = sorted(tally, key=lambda record: (-tally[record], aliases[record]))
+    extracted_texts = dict[str, tuple[Tokens, Tokens]]()
+    for record, (run, generation) in best.items():
+        full_text = done[generation].ranked[0].suffix
+        extracted_texts[aliases[record]] = full_text[run.start : run.start + run.length], full_text
+    n_same, heldout = (
+        len(drawn) - len(heads),
+        {record for tokens_of_text in memorised_tokens for record in tokens_of_text.strangers},
+    )
+    notes = (
+        [f"{n_same:,} of {len(drawn):,} generations say the same as another one"] if n_same else []
+    )
+    if heldout and order:
+        notes.append(
+            f"{len(heldout):,} of {corpus.ngram_and_record_counts.strangers:,} held-out records "
             "count as extracted too, by n-grams of this length: some of the extracted records are "
             "only similar to what was drawn; take a larger n"
         )
     return JudgedGenerations(
         tuple(
             memorised.measure_generation_memorisation(
-                every, corpus.ngram_and_record_counts, corpus.n, attack.length, firsts
+                memorised_tokens, corpus.ngram_and_record_counts, corpus.n, attack.length, firsts
             )
         ),
-        tuple(said),
+        tuple(notes),
         costs,
         (
-            *_generation_columns(cell, drawn, every),
+            *_generation_columns(cell, drawn, memorised_tokens),
             *_extracted_record_columns(
                 cell,
                 corpus,
                 order,
                 aliases,
-                seen,
+                tally,
                 {record: run.length for record, (run, _) in best.items()},
             ),
         ),
-        shown,
+        extracted_texts,
     )
 
 
 def _generation_columns(
     cell: CellKey, drawn: Sequence[str], every: Sequence[MemorisedTokens]
 ) -> Iterator[Column]:
-    counts, member = [float(held.memorised) for held in every], [True] * len(drawn)
+    counts, members = [float(generation.memorised) for generation in every], [True] * len(drawn)
     yield Column(
-        MEASURED, cell, memorised.MEMORISED, drawn, [memorised.PER * n for n in counts], member
+        MEASURED, cell, memorised.MEMORISED, drawn, [memorised.PER * n for n in counts], members
     )
     yield Column(
-        MEASURED, cell, memorised.GENERATIONS, drawn, [float(n > 0) for n in counts], member
+        MEASURED, cell, memorised.GENERATIONS, drawn, [float(n > 0) for n in counts], members
     )
 
 
@@ -242,15 +251,15 @@ def _extracted_record_columns(
     seen: Mapping[int, int],
     longest: Mapping[int, int],
 ) -> Iterator[Column]:
-    """Extracted records, most often first; attacked secrets, by the place of their record among
-    these (from 0); numbers of trained records, by copies.
+    """Yield columns: extracted records, most frequent first; attacked secrets with the position of
+    their record among these (from 0); numbers of trained records by copies.
     """
     ids, copies = (
         [aliases[record] for record in order],
         [corpus.index.copies[record] for record in order],
     )
-    for name, of in (("generations", seen), ("longest", longest)):
-        yield Column(RECORDS, cell, name, ids, [of[record] for record in order], (), copies)
+    for name, values in (("generations", seen), ("longest", longest)):
+        yield Column(RECORDS, cell, name, ids, [values[record] for record in order], (), copies)
     inside = [
         (secret, place)
         for place, record in enumerate(order)
@@ -259,7 +268,13 @@ def _extracted_record_columns(
     yield Column(
         RECORDS, cell, "record", [secret for secret, _ in inside], [place for _, place in inside]
     )
-    of_copies = corpus.record_counts_by_copies
+    counts_by_copies = corpus.record_counts_by_copies
     yield Column(
-        RECORDS, cell, "trained", [""] * len(of_copies), [*of_copies.values()], (), [*of_copies]
+        RECORDS,
+        cell,
+        "trained",
+        [""] * len(counts_by_copies),
+        [*counts_by_copies.values()],
+        (),
+        [*counts_by_copies],
     )

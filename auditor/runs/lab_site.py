@@ -1,4 +1,4 @@
-"""The built-in lab as the place of an audit: everything is made on the spot, from its recipe."""
+"""The built-in lab as the site of an audit: makes models and data on demand, from its recipe."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from auditor.runs.unlearning import UnlearningBaseline
 from auditor.training.variants import Variant
 
 LABS: Mapping[str, type[Lab]] = {SMALL: Lab, "smollm2": RealLab}  # by `--lab`
-# of the lab that an audit of epsilon has: they can prove an epsilon of more than 5
+# number of canaries in the lab of an epsilon audit: they can prove an epsilon above 5
 AUDIT_CANARIES = 1000
 
 
 class LabSite(Site):
-    """The lab that is asked for. Raises AuditError for a field that a lab does not have."""
+    """Site of the lab that a plan names. Raises AuditError for an unknown field of the recipe."""
 
     trains_on_demand: ClassVar[bool] = True
     relearn_rate: ClassVar[float] = 1e-4
@@ -48,11 +48,11 @@ class LabSite(Site):
     ) -> None:
         super().__init__(plan, reporter, shared, live)
         self.recipe, self.kind = build_lab_recipe(plan), LABS[plan.target.lab]
-        # The seed of the run splits no data here: the lab has its own. The recipe follows from the
-        # attacks too.
+        # The lab splits its data by its own seed, not by the seed of the run. The recipe depends on
+        # the attacks too.
         del self.subject["seed"]
         self.subject["lab_recipe"] = to_json(self.recipe)
-        # refused now, not when it is trained
+        # refuse a bad mitigation now, not at its training
         self.mitigation = build_mitigation_trainer(plan.target, self.recipe)
 
     @property
@@ -72,7 +72,7 @@ class LabSite(Site):
     def refuse_unservable_defense(self, defense: Defense) -> None:
         pass
 
-    # --- its parts, each trained once and then kept ---
+    # --- parts of the lab, each trained once and then cached ---
 
     @property
     def lab(self) -> Lab:
@@ -99,7 +99,7 @@ class LabSite(Site):
         return self.public_model
 
     def load_reference_models_of_site(self, asked: str) -> ReferenceModels:
-        """Trained here, as many as `asked` says."""
+        """Return reference models trained here; `asked` is their number."""
         count = parse_reference_model_count(asked)
         return self.shared.get_or_make(
             "references", (self.lab_cache_key, count), lambda: self.lab.reference_models(count)
@@ -113,7 +113,7 @@ class LabSite(Site):
 
     @cached_property
     def mitigated_model(self) -> TrainedModel | None:
-        """The model that the plan's mitigation trained in the target's place; None without a
+        """The model trained by the plan's mitigation in place of the target; None without a
         mitigation."""
         if (trainer := self.mitigation) is None:
             return None
@@ -136,17 +136,17 @@ class LabSite(Site):
     def model_before_or_retrained(self, kind: str) -> LanguageModel:
         return self.lab.model_retrained_without_forgotten()
 
-    # --- what defenses are made of ---
+    # --- parts of defenses ---
 
     @property
     def default_defense_options(self) -> Mapping[str, Mapping[str, Any]]:
-        """The lab's own; where a probe asks about a training, with the canaries that are planted in
-        it for that."""
-        own = default_options_of_lab_defenses(self.kind, self.recipe)
+        """Options of the lab's defenses; for a probe of a training, with the canaries planted for
+        it."""
+        defaults = default_options_of_lab_defenses(self.kind, self.recipe)
         for attack in self.attack_plan.attack:
             for name, options in self.kind.planted_for.get(attack, {}).items():
-                own[name] |= options
-        return own
+                defaults[name] |= options
+        return defaults
 
     def is_control_the_undefended_model(self, control: Defense) -> bool:
         return "whole" in control.needs and self.recipe.is_target_trained_like_members
@@ -158,7 +158,7 @@ class LabSite(Site):
         )
 
     def model_trained_by_defense(self, defense: Defense) -> TrainedModel:
-        assert isinstance(defense, Trainer)  # "trained" is a need of theirs alone
+        assert isinstance(defense, Trainer)  # only trainers need "trained"
         return self.shared.get_or_make(
             "trained",
             (self.subject, defense),
@@ -175,15 +175,17 @@ class LabSite(Site):
             return building
         seconds = self.lab.parts.seconds
         if defense is None:
-            instead = self.mitigation
-            # With the public model, which all others stand on.
+            mitigation = self.mitigation
+            # Includes the public model, the base of all other models.
             return seconds["public"] + (
-                self.lab.training_seconds_of_trainer(instead) if instead else seconds["target"]
+                self.lab.training_seconds_of_trainer(mitigation)
+                if mitigation
+                else seconds["target"]
             )
         if isinstance(defense, Trainer):
             return seconds["public"] + self.lab.training_seconds_of_trainer(defense)
-        whole = "target" if self.recipe.is_target_trained_like_members else "whole"
-        parts = {"public": "public", "ensemble": "ensemble", "whole": whole}
+        single_adapter = "target" if self.recipe.is_target_trained_like_members else "whole"
+        parts = {"public": "public", "ensemble": "ensemble", "whole": single_adapter}
         return sum(seconds[part] for need, part in parts.items() if need in defense.needs)
 
 
@@ -193,9 +195,9 @@ def make_site(
     shared: SweepCache | None = None,
     live: Mapping[str, LanguageModel] = MappingProxyType({}),
 ) -> Site:
-    """Return the place that the plan names.
+    """Return the site that the plan names.
 
-    live: models in memory, by role. Raises AuditError for a lab that cannot be.
+    live: models in memory, by role. Raise AuditError for an invalid lab.
     """
     kind = LabSite if plan.target.uses_builtin_lab else Site
     return kind(plan, reporter, shared, live)
@@ -204,24 +206,24 @@ def make_site(
 def default_options_of_lab_defenses(
     lab: type[Lab], recipe: BaseLabRecipe
 ) -> dict[str, dict[str, Any]]:
-    """Options of defenses, sized to a lab; of a variant of the target's training, the rest as in
-    the target's own."""
-    own = {name: dict(options) for name, options in lab.defense_defaults.items()}
+    """Return options of defenses, sized to a lab; a variant of the target's training inherits its
+    other options."""
+    defaults = {name: dict(options) for name, options in lab.defense_defaults.items()}
     for name, kind in registry.list_trainers().items():
         if issubclass(kind, Variant):
-            own[name] = recipe.target_training_options | own.get(name, {})
-    return own
+            defaults[name] = recipe.target_training_options | defaults.get(name, {})
+    return defaults
 
 
 def build_mitigation_trainer(target: TargetPlan, recipe: BaseLabRecipe) -> Trainer | None:
-    """The training in the place of that of the lab's target; None: the plan names none.
+    """Build the trainer that replaces the training of the lab's target; None without a mitigation.
 
-    Raises AuditError for one that makes no single model of the lab's records.
+    Raise AuditError if its result is not a single model of the lab's records.
     """
-    asked = dict(target.mitigation)
-    if not asked:
+    options = dict(target.mitigation)
+    if not options:
         return None
-    name = asked.pop("method", None)
+    name = options.pop("method", None)
     if not isinstance(name, str):
         raise AuditError(
             f"expected mitigation with a method ({', '.join(registry.list_mitigations())}), got "
@@ -229,14 +231,14 @@ def build_mitigation_trainer(target: TargetPlan, recipe: BaseLabRecipe) -> Train
         )
     defaults = default_options_of_lab_defenses(LABS[target.lab], recipe).get(name, {})
     trainer: Trainer = build_plugin(
-        "mitigation", registry.list_mitigations(), name, {**defaults, **asked}
+        "mitigation", registry.list_mitigations(), name, {**defaults, **options}
     )
     return trainer
 
 
 def parse_reference_model_count(asked: str) -> int:
-    """How many reference models the lab is to train. Raises AuditError for what is no number that
-    it can."""
+    """Parse the number of reference models to train in the lab. Raise AuditError for an invalid
+    number."""
     least, most = REFERENCES
     if not asked.isdecimal() or not least <= int(asked) <= most:
         raise AuditError(
@@ -247,26 +249,26 @@ def parse_reference_model_count(asked: str) -> int:
 
 
 def build_lab_recipe(plan: Plan) -> BaseLabRecipe:
-    """What lab is asked for. Raises AuditError for a field that a lab does not have.
+    """Build the recipe of the plan's lab. Raise AuditError for an unknown field.
 
-    Whoever asks about coins has a lab with canaries of an audit in it, all models trained with
-    them; nobody else. A lab whose seed is "run" has that of the run: over several seeds other
-    texts, and models trained anew.
+    Only if a probe uses coins, the lab contains audit canaries, and all models are trained with
+    them. A lab with seed "run" uses the seed of the run: each seed gives other texts and newly
+    trained models.
     """
-    given: dict[str, Any] = dict(plan.target.lab_recipe)
-    if given.get("seed") == "run":
-        given["seed"] = plan.seed
-    known = registry.list_probes()
-    if any(known[name].of == "coins" for name in plan.attacks.attack if name in known):
-        # In this order: a number that the user gives wins.
-        given = {"audit_canaries": AUDIT_CANARIES, **given}
+    fields: dict[str, Any] = dict(plan.target.lab_recipe)
+    if fields.get("seed") == "run":
+        fields["seed"] = plan.seed
+    probes = registry.list_probes()
+    if any(probes[name].of == "coins" for name in plan.attacks.attack if name in probes):
+        # In this order: the user's number wins.
+        fields = {"audit_canaries": AUDIT_CANARIES, **fields}
     lengths = {"prefix_length": plan.data.prefix_length, "suffix_length": plan.data.suffix_length}
-    given |= {name: length for name, length in lengths.items() if length is not None}
+    fields |= {name: length for name, length in lengths.items() if length is not None}
     kind = LABS[plan.target.lab].recipe_kind
     default = to_json(kind())
-    for name in given:
+    for name in fields:
         if name not in default:
             raise unknown_name_error("field of lab_recipe:", name, default)
-    recipe: BaseLabRecipe = from_json(kind, {**default, **given}, "lab_recipe")
+    recipe: BaseLabRecipe = from_json(kind, {**default, **fields}, "lab_recipe")
     recipe.check()
     return recipe

@@ -1,7 +1,8 @@
-"""Which of several readings of the same texts a model finds most likely: what stands before them,
-how they are written.
+"""Choose the reading of the same texts that a model finds most likely: their prefix token, their
+format.
 
-One rule for all such choices: the usual reading stays unless another is more likely beyond chance.
+All choices use the same rule: keep the usual reading unless another reading is significantly more
+likely.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ Reading = TypeVar("Reading")
 def mean_suffix_nll_of_each_pair(
     model: LanguageModel, pairs: Sequence[Pair]
 ) -> NDArray[np.float64]:
-    """(pairs,) nats a token of the suffix; kept by a model that keeps what choices found."""
+    """Return (pairs,) nats per suffix token; cached on disk if the model has a cache of choices."""
     texts = [(pair.prefix, pair.suffix) for pair in pairs]
-    kept = (
+    cache_file = (
         None
         if model.choices_kept_in is None
         else model.choices_kept_in / _name_of_kept_choice(model, texts)
     )
-    if kept is not None and kept.is_file():
-        return np.array(json.loads(kept.read_text()))
+    if cache_file is not None and cache_file.is_file():
+        return np.array(json.loads(cache_file.read_text()))
     values = View("likeliest", model, WHITE_BOX, seed=0).mean_nll(model, texts)
-    if kept is not None:
-        disk.replace_atomically(kept, json.dumps(values))
+    if cache_file is not None:
+        disk.replace_atomically(cache_file, json.dumps(values))
     return np.array(values)
 
 
 def _name_of_kept_choice(model: LanguageModel, texts: Sequence[object]) -> str:
-    """Return the file name that stands for weights, libraries, device and texts; salted, as the
+    """Return a file name derived from weights, libraries, device and texts; salted, because the
     texts are private."""
     versions = [importlib.metadata.version(name) for name in ("torch", "transformers")]
     subject = json.dumps([model.digest(), str(model.device), versions, __version__, texts])
@@ -60,17 +61,18 @@ def _name_of_kept_choice(model: LanguageModel, texts: Sequence[object]) -> str:
 def choose_likeliest_reading(
     usual: Reading, nll: Mapping[Reading, NDArray[np.float64]], looks: int = 1
 ) -> Reading:
-    """nll: (texts,) nats a token of the same texts in each reading. The usual one stays unless
-    another is more likely: paired by text, Student's interval, corrected for the number of others
-    and of looks at the numbers.
+    """Return the usual reading unless another reading is significantly more likely.
+
+    nll: (texts,) nats per token of the same texts in each reading. Student's interval, paired by
+    text, corrected for the number of other readings and of looks.
     """
-    others = [reading for reading in nll if reading != usual]
-    better = [
+    other_readings = [reading for reading in nll if reading != usual]
+    likelier = [
         reading
-        for reading in others
-        if lower_bound_of_mean_nll_gain(nll[usual] - nll[reading], looks * len(others)) > 0
+        for reading in other_readings
+        if lower_bound_of_mean_nll_gain(nll[usual] - nll[reading], looks * len(other_readings)) > 0
     ]
-    return min(better, key=lambda reading: float(nll[reading].mean()), default=usual)
+    return min(likelier, key=lambda reading: float(nll[reading].mean()), default=usual)
 
 
 def is_choice_clear(
@@ -80,24 +82,24 @@ def is_choice_clear(
     looks: int,
     hurried: bool = False,
 ) -> bool:
-    """Return whether no other reading is more likely by `margin` nats a token or more: intervals as
-    for the choice.
+    """Return True if no other reading is more likely by `margin` nats per token or more, with the
+    intervals of the choice.
 
-    hurried: each at one-sided 95%: it chooses no reading, and only says that more texts would show
-    no such difference.
+    hurried: use one-sided 95% for each reading: this chooses no reading, and only shows that more
+    texts would reveal no such difference.
     """
-    others = [reading for reading in nll if reading != best]
-    comparisons = 0.5 if hurried else looks * len(others)
+    other_readings = [reading for reading in nll if reading != best]
+    comparisons = 0.5 if hurried else looks * len(other_readings)
     return all(
-        lower_bound_of_mean_nll_gain(nll[other] - nll[best] + margin, comparisons) > 0
-        for other in others
+        lower_bound_of_mean_nll_gain(nll[alternative] - nll[best] + margin, comparisons) > 0
+        for alternative in other_readings
     )
 
 
 def lower_bound_of_mean_nll_gain(gain: NDArray[np.float64], comparisons: float) -> float:
-    """The lower end of the interval of the mean of paired differences; -inf for fewer than two.
+    """Return the lower end of the interval of the mean of paired differences; -inf if n < 2.
 
-    comparisons: that the level is divided by; 0.5 for a one-sided interval of a single one.
+    comparisons: divides the error level; 0.5 gives a one-sided interval for a single comparison.
     """
     n = len(gain)
     if n < 2:

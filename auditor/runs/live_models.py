@@ -1,5 +1,5 @@
-"""Models in memory that an audit is given: those of a training script, or a `LanguageModel` of
-one's own."""
+"""Models in memory as inputs of an audit: models of a training script, or a custom
+`LanguageModel`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from auditor.models.huggingface import HuggingFaceModel
 
 
 def is_live_model(kind: str, given: Any) -> bool:
-    """Whether a model is given, not a folder, a hub id or None. Raises AuditError for anything
-    else."""
+    """Return True for a model, False for a folder, a hub id or None. Raise AuditError for other
+    values."""
     if given is None or isinstance(given, (str, Path)):
         return False
     if not isinstance(given, LanguageModel) and not hasattr(given, "get_input_embeddings"):
@@ -32,15 +32,15 @@ def is_live_model(kind: str, given: Any) -> bool:
 
 
 def check_no_shared_weights(given: Mapping[str, Any]) -> None:
-    """Refuses two models that share weights: an adapter changes its base in place, which is then no
-    other model.
+    """Raise AuditError if two models share weights: an adapter changes its base in place, so both
+    would be the same model.
 
-    One model may be both `public` and `reference`.
+    The same model may be `public` and `reference`.
     """
-    for (role, model), (other, one) in combinations(given.items(), 2):
-        if one is model and role != "model":
+    for (role, model), (other, other_model) in combinations(given.items(), 2):
+        if other_model is model and role != "model":
             continue
-        if one is model or _parameter_ids(model) & _parameter_ids(one):
+        if other_model is model or _parameter_ids(model) & _parameter_ids(other_model):
             raise AuditError(
                 f"expected {other} as a model of its own, got one that shares weights with {role}: "
                 "an adapter changes its base in place; load the other anew"
@@ -56,35 +56,33 @@ def _parameter_ids(model: Any) -> set[int]:
 
 
 def live_model_name(model: Any) -> str:
-    """`GPT2LMHeadModel in memory`: no folder and no name on a hub."""
+    """Return a name like `GPT2LMHeadModel in memory`, for a model without folder or hub id."""
     return f"{type(model).__name__} in memory"
 
 
 def wrap_live_model(model: Any, tokenizer: Any) -> LanguageModel:
-    """A live causal LM, checked as one that is loaded; a `LanguageModel` brings its own tokenizer.
+    """Wrap a live causal LM and check it like a loaded model; a `LanguageModel` has its tokenizer.
 
-    Raises AuditError for distributions that do not agree.
+    Raise AuditError if its distributions do not agree.
     """
     if isinstance(model, LanguageModel):
         consistency.check_distribution_consistency(model)
         return model
-    found = HuggingFaceModel(model, tokenizer, name=live_model_name(model))
-    self_check.check_and_configure_serving(found)
-    return found
+    wrapped = HuggingFaceModel(model, tokenizer, name=live_model_name(model))
+    self_check.check_and_configure_serving(wrapped)
+    return wrapped
 
 
 @contextmanager
 def training_state_restored_at_exit(*models: Any) -> Iterator[None]:
     """Let an audit use models that are being trained; afterwards restore what the audit changes.
 
-    Restored: which modules were in training mode, and which weights had gradients. Inside, a model
-    answers in the precision of its weights: under mixed precision accelerate replaces `forward` by
-    one in autocast (TRL's trainers ask for bfloat16 by default), whose rounding differs from one
-    batch shape to another.
+    Restored: the training mode of modules, and `requires_grad` of weights. Inside, a model computes
+    in the precision of its weights: under mixed precision accelerate wraps `forward` in autocast
+    (bfloat16 by default in TRL's trainers), whose rounding depends on the batch shape.
     """
     models = tuple(model for model in models if isinstance(model, torch.nn.Module))
-    # Module by module: frozen dropout or batch norms inside a training model are to stay as they
-    # were.
+    # Module by module: frozen dropout or batch norms inside a training model keep their mode.
     modes = [(module, module.training) for model in models for module in model.modules()]
     grads = [
         (parameter, parameter.requires_grad) for model in models for parameter in model.parameters()
@@ -102,5 +100,5 @@ def training_state_restored_at_exit(*models: Any) -> Iterator[None]:
             model.forward = forward
         for module, training in modes:
             module.training = training
-        for parameter, wanted in grads:
-            parameter.requires_grad_(wanted)
+        for parameter, requires_grad in grads:
+            parameter.requires_grad_(requires_grad)

@@ -1,5 +1,5 @@
-"""Loads the models that a plan names outside the lab, each through its provider. Knows no data and
-no defenses."""
+"""Load the models that a plan names outside the lab, through their providers. Knows no data and no
+defenses."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from auditor.runs.sweep_cache import SweepCache
 
 
 class ModelLoader:
-    """live: models in memory, by role (model, public, reference), that stand for what a plan
-    names."""
+    """Loader of a plan's models. live: models in memory that replace the plan's models, by role
+    (model, public, reference)."""
 
-    run = ""  # which run pays for what is asked over a network
-    attacked: LanguageModel | None = None  # the model, once it is loaded
+    run = ""  # the run that pays for queries over a network
+    attacked: LanguageModel | None = None  # the attacked model, after loading
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class ModelLoader:
 
     @property
     def _provider_and_request(self) -> tuple[Provider, RequestedModel]:
-        """Who is asked for the model that is attacked, and for what."""
+        """Provider of the attacked model, and the request to it."""
         target, loading = self.target, self.loading
         provider, name = registry.resolve_model_provider(str(target.model), loading.model_args)
         return provider, RequestedModel(
@@ -60,20 +60,20 @@ class ModelLoader:
 
     @property
     def has_next_token_distributions(self) -> bool:
-        """Whether the model gives whole next-token distributions."""
+        """True if the model returns full next-token distributions."""
         if "model" in self.live:
             return "distribution" in self.live["model"].capabilities
         return self._provider_and_request[0].distribution
 
     @property
     def attacked_model_description(self) -> str:
-        provider, wanted = self._provider_and_request
-        return provider.describe_model(wanted)
+        provider, request = self._provider_and_request
+        return provider.describe_model(request)
 
     @cached_property
     def live_model_digests(self) -> dict[str, str]:
-        """Digests by role, read once: a run asks twice, as a hub may send files in between; weights
-        in memory stay."""
+        """Digests by role, computed once: a run reads them twice because hub files may change, but
+        weights in memory do not."""
         return {
             f"{role}/in memory": digest
             for role, live in self.live.items()
@@ -81,33 +81,35 @@ class ModelLoader:
         }
 
     def check_model_obtainable(self, given: Sequence[str]) -> None:
-        """Refuses a model that cannot be had as the plan says. Raises AuditError.
+        """Raise AuditError if the plan's options do not fit the provider of its model.
 
-        given: fields of the plan that say how models are had.
+        given: the plan's fields on the access to models.
         """
         if "model" in self.live:
             return
-        provider, wanted = self._provider_and_request
-        beside = self.target.public is not None or self.target.reference is not None
+        provider, request = self._provider_and_request
+        has_companions = self.target.public is not None or self.target.reference is not None
         forms = [
             self._form_provider_and_request(form)[0] for form in self.target.forms if "://" in form
         ]
-        served = [name for one in forms if one.network for name in one.takes]
+        form_fields = [
+            name for form_provider in forms if form_provider.network for name in form_provider.takes
+        ]
         for name in given:
-            if name not in (*provider.takes, *served) and not (
-                beside and name in plan_field_names_with_rule(PLACED)
+            if name not in (*provider.takes, *form_fields) and not (
+                has_companions and name in plan_field_names_with_rule(PLACED)
             ):
-                taken = ", ".join(map(flag_of_plan_field, provider.takes)) or "none of the kind"
+                flags = ", ".join(map(flag_of_plan_field, provider.takes)) or "none of the kind"
                 raise AuditError(
                     f"{flag_of_plan_field(name)} says nothing to a model of the provider "
-                    f"{provider.name}, which takes {taken}; got it with --model {self.target.model}"
+                    f"{provider.name}, which takes {flags}; got it with --model {self.target.model}"
                 )
-        provider.check(wanted)
+        provider.check(request)
 
     def load_model_of_role(
         self, kind: str, name: str, options: LoadingOptions | None = None
     ) -> LanguageModel:
-        """options: how it is loaded; None: as a model beside the attacked one."""
+        """Load the model of a role. options: how to load it; None: as a companion model."""
         if kind in self.live:
             return self.live[kind]
         if kind == "model":
@@ -115,33 +117,33 @@ class ModelLoader:
         options = options or self.loading.for_companion_model()
         if options.dtype == AUTO and isinstance(
             self.attacked, HuggingFaceModel
-        ):  # precision must tell no two apart
+        ):  # precision must not distinguish two models
             options = replace(options, dtype=str(self.attacked.model.dtype).removeprefix("torch."))
         provider, name = registry.resolve_model_provider(name, options.model_args)
         if provider.network:
             raise AuditError(
                 f"expected --{kind} as a model that is loaded here, got {provider.name}:{name}"
             )
-        wanted = RequestedModel(name, options)
-        provider.check(wanted)
-        return self._load_once_if_memory_suffices(kind, provider, wanted)
+        request = RequestedModel(name, options)
+        provider.check(request)
+        return self._load_once_if_memory_suffices(kind, provider, request)
 
     def load_deployed_form(self, place: str) -> LanguageModel:
-        """A form of the model that is attacked, of any provider; it reads texts as that model's
-        tokenizer does."""
-        provider, wanted = self._form_provider_and_request(place)
-        provider.check(wanted)
-        return self._load_once_if_memory_suffices("form", provider, wanted)
+        """Load a form of the attacked model from any provider; it uses the attacked model's
+        tokenizer."""
+        provider, request = self._form_provider_and_request(place)
+        provider.check(request)
+        return self._load_once_if_memory_suffices("form", provider, request)
 
     def _form_provider_and_request(self, place: str) -> tuple[Provider, RequestedModel]:
         provider, name = registry.resolve_model_provider(place, {})
         tokenizer = self.target.tokenizer or str(self.target.model)
-        own = tokenizer if "tokenizer" in provider.takes else None
+        tokenizer_option = tokenizer if "tokenizer" in provider.takes else None
         return provider, RequestedModel(
             name,
             self.loading.for_companion_model(),
             None,
-            own,
+            tokenizer_option,
             self.run,
             self.target.max_tokens_total,
         )
@@ -156,10 +158,10 @@ class ModelLoader:
                 safe_mode.refuse_in_safe_mode(
                     f"{wanted.name or wanted.base_url} would be asked over the network"
                 )
-            # All memory, not what is free now: only what can never fit is refused.
-            needed, there = provider.estimate_least_bytes(wanted), psutil.virtual_memory().total
-            if needed is not None and needed > there:
-                sizes = f"{needed / 1e9:.1f} GB at least, got a machine with {there / 1e9:.1f} GB"
+            # Compare with total memory, not free memory: refuse only models that can never fit.
+            least, total = provider.estimate_least_bytes(wanted), psutil.virtual_memory().total
+            if least is not None and least > total:
+                sizes = f"{least / 1e9:.1f} GB at least, got a machine with {total / 1e9:.1f} GB"
                 raise AuditError(f"expected memory for {wanted.name}, {sizes}")
             first.append(provider.load(wanted))
             for note in first[0].notes:
@@ -169,6 +171,6 @@ class ModelLoader:
         loaded = self.shared.get_or_make(kind, (provider, wanted), fresh)
         if kind == "model":
             self.attacked = loaded
-        if not first:  # the model of an earlier run of the sweep
+        if not first:  # the cached model of an earlier run of the sweep
             provider.prepare_for_next_run(loaded, wanted)
         return loaded
