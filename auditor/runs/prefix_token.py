@@ -1,10 +1,9 @@
-"""What stands before every text that a model is asked about: the token that its tokenizer or its
-training put there.
+"""Choose the token before every text of a query: the token put there by tokenizer or training.
 
-A tokenizer that puts `<bos>` in front, or packing with end-of-text, is part of what was learnt:
-without it a model that recites its records may say little of them. A prefix token is chosen once a
-run, on the undefended model, and put in front in one place, so that prefixes, secrets and guesses
-stay those of the data. Knows nothing of attacks or files.
+A tokenizer's `<bos>`, or packing with end-of-text, is part of the training: without it a model that
+recites its records may say little of them. A run chooses its prefix token once, on the undefended
+model, and adds it here only, so that prefixes, secrets and guesses stay those of the data. Knows
+nothing of attacks or files.
 """
 
 from __future__ import annotations
@@ -33,19 +32,18 @@ from auditor.runs.likeliest_reading import (
 )
 
 _SPECIAL = ("bos", "eos")
-# known pairs that a choice looks at, at most: a difference that more of them would show is no
-# matter
+# most known pairs of a choice: a difference that needs more pairs does not matter
 PAIRS = 500
-# of them, which are enough if they show that no other prefix token is ahead by `_MARGIN`
+# first pairs, enough if they exclude a lead of `_MARGIN` for another prefix token
 _FIRST = 5
-_SCORED = 16  # first tokens of each suffix, on which a prefix token tells most
+_SCORED = 16  # first tokens of each suffix, where a prefix token matters most
 _MARGIN = 0.1  # nats a token
-_DRAWN = 64  # texts of each format of canaries that stand in for known pairs
+_DRAWN = 64  # texts of each canary format in place of known pairs
 
 
 def _make_delegate_with_prefix_token(question: str) -> Any:
-    """What the model itself answers to this question of `LanguageModel`, whose texts stand behind
-    the prefix token."""
+    """Make a method that asks the model this question of `LanguageModel`, with the prefix token
+    before the texts."""
 
     def answer(self: PrefixedModel, texts: Tensor, *of: Any, **more: Any) -> Any:
         return getattr(self.model, question)(self.prepend_prefix_token(texts), *of, **more)
@@ -54,12 +52,10 @@ def _make_delegate_with_prefix_token(question: str) -> Any:
 
 
 class PrefixedModel(WrappingModel):
-    """A model behind a prefix token: it is asked about texts, and reads the prefix token before
-    each. A soft prompt stands before both.
+    """Wrap a model: put the prefix token before each text. A soft prompt comes before both.
 
-    The one place where a text becomes a context; whatever else is to stand around a prefix (a
-    template) belongs here.
-    `max_positions`: those that are left for texts.
+    Only this class turns a text into a context; a template around a prefix belongs here too.
+    `max_positions`: the positions left for texts.
     """
 
     def __init__(self, model: LanguageModel, prefix_token: Tokens) -> None:
@@ -70,14 +66,13 @@ class PrefixedModel(WrappingModel):
             self.max_positions -= len(prefix_token)
 
     def prepend_prefix_token(self, texts: Tensor) -> Tensor:
-        """(B, n) -> (B, prefix token + n); n may be 0."""
-        # Never empty (`with_prefix_token`): a tensor of nothing is of floats, to which the token
-        # ids would be cast.
+        """Turn (B, n) into (B, prefix token + n); n may be 0."""
+        # Never empty (`with_prefix_token`): an empty tensor would cast the token ids to float.
         prefix_token = torch.tensor(self.prefix_token, device=self.device).expand(len(texts), -1)
         return torch.cat([prefix_token, texts.to(prefix_token)], dim=1)
 
     @property
-    def can_join_rows(self) -> bool:  # type: ignore[override]  # not copied: found out once the texts are known
+    def can_join_rows(self) -> bool:  # type: ignore[override]  # not copied: known only with the texts
         return self.model.can_join_rows
 
     start = _make_delegate_with_prefix_token("start")
@@ -95,8 +90,8 @@ class PrefixedModel(WrappingModel):
     def read_ahead(
         self, texts: Sequence[Tokens], last: Sequence[int], begun: Sequence[int] | None = None
     ) -> None:
-        behind = None if begun is None else [len(self.prefix_token) + begin for begin in begun]
-        self.model.read_ahead([(*self.prefix_token, *text) for text in texts], last, behind)
+        starts = None if begun is None else [len(self.prefix_token) + begin for begin in begun]
+        self.model.read_ahead([(*self.prefix_token, *text) for text in texts], last, starts)
 
     def log_probs_at_positions(self, texts: Tensor, positions: Tensor, last: int) -> Tensor | None:
         if not isinstance(self.model, ReadsPositions):
@@ -114,7 +109,7 @@ class PrefixedModel(WrappingModel):
     def published_perplexity_nll(
         self, texts: Sequence[Tokens], seed: int, given: int = 1
     ) -> Mapping[str, Sequence[float]]:
-        # The prefix token counts as given: it is read and not scored.
+        # The prefix token counts as given: it is not scored.
         return self.model.published_perplexity_nll(
             [(*self.prefix_token, *text) for text in texts], seed, len(self.prefix_token) + given
         )
@@ -131,17 +126,16 @@ class PrefixedModel(WrappingModel):
     def check_text_fits(
         self, n_prefix: int, length: int, prompt: Tensor | None = None, prefix_token: int = 0
     ) -> None:
-        # The inner model counts by its own `max_positions`, off which the prefix token was not
-        # taken.
+        # The inner model's `max_positions` includes the prefix token.
         self.model.check_text_fits(n_prefix, length, prompt, len(self.prefix_token) + prefix_token)
 
 
 def with_prefix_token(model: LanguageModel, prefix_token: Tokens) -> LanguageModel:
-    """The model behind the prefix token; itself where there is none."""
+    """Return the model with the prefix token; the model itself if the token is empty."""
     return PrefixedModel(model, prefix_token) if prefix_token else model
 
 
-# --- which one
+# --- the choice
 # -----------------------------------------------------------------------------------------------
 
 
@@ -155,26 +149,26 @@ def resolve_prefix_token(
     as_trained: bool = False,
     hurried: bool = False,
 ) -> PrefixToken:
-    """The prefix token that was asked for; for `auto`, the one behind which the known pairs are
-    likeliest under the model.
+    """Return the requested prefix token; for `auto`, the token with the most likely known pairs
+    under the model.
 
-    framed: whether the texts begin with what a template put there, so that the tokenizer's own
-    choice is nothing more.
-    as_trained: whether they are a trainer's own token ids, so that there is nothing to choose.
-    hurried: whether fewer known pairs are to do, as of `is_choice_clear`.
-    Where no pair is known, texts of the canaries' formats stand in, drawn anew; or the canaries of
-    an audit, which went in or not: their coins are not looked at.
+    The tokenizer's default is tried first and stays unless another token is significantly more
+    likely: by the mean nll a token of the known suffixes, paired by pair, with Student's interval
+    corrected for the number of alternatives. Without known pairs, use new texts of the canaries'
+    formats, or an audit's canaries, included or not, without reading their coins. Raise AuditError
+    for a prefix token that the model or its tokenizer lacks.
 
-    The tokenizer's own choice is tried first and stays unless another is more likely beyond chance:
-    by the mean nll a token of the known suffixes, paired by pair, Student's interval corrected for
-    the number of others. longest: tokens that a context takes beside the prefix token, at most;
-    `auto` takes none that has no room. Raises AuditError for a prefix token that the model or its
-    tokenizer does not have.
+    Args:
+        framed: a template begins the texts, so that the tokenizer's default is no token.
+        as_trained: the texts are a trainer's token ids, so that there is no choice.
+        hurried: use fewer known pairs, as in `is_choice_clear`.
+        longest: most tokens of a context besides the prefix token; `auto` skips tokens without
+            room.
     """
     begins = [pair.prefix[: len(model.prepended)] == model.prepended for pair in known]
     if model.prepended and not (
         begins and all(begins)
-    ):  # a template, or the trainer's own ids, may begin with it
+    ):  # a template or the trainer's ids may begin with it
         return _prefix_token_of_server(asked, model)
     if asked != AUTO:
         tokens = parse_prefix_token(asked, model)
@@ -190,21 +184,21 @@ def resolve_prefix_token(
             model, known, longest, "auxiliary records", framed, hurried
         )
     if any(secret.canary is not None and secret.canary.space is not None for secret in canaries):
-        drawn = _sample_fresh_canary_pairs(canaries, model.tokenizer)
+        fresh_pairs = _sample_fresh_canary_pairs(canaries, model.tokenizer)
         return _choose_likeliest_prefix_token(
-            model, drawn, longest, "new texts of the canaries' formats"
+            model, fresh_pairs, longest, "new texts of the canaries' formats"
         )
-    whole = [secret.prefix + secret.suffix for secret in canaries]
-    # The first token is given, as nothing may stand before it.
-    own = [Pair(text[:1], text[1:]) for text in whole if len(text) > 1]
+    texts = [secret.prefix + secret.suffix for secret in canaries]
+    # The first token is given, since a context may not be empty.
+    canary_pairs = [Pair(text[:1], text[1:]) for text in texts if len(text) > 1]
     return _choose_likeliest_prefix_token(
-        model, own, longest, "canaries, those that stayed out among them"
+        model, canary_pairs, longest, "canaries, those that stayed out among them"
     )
 
 
 def _prefix_token_of_server(asked: str, model: LanguageModel) -> PrefixToken:
-    """The prefix token that the server of a model puts before every text. Raises AuditError for any
-    other."""
+    """Return the prefix token of a model's server. Raise AuditError if the user asks for
+    another."""
     name = describe_prefix_token(model.prepended, model.tokenizer)
     if asked != AUTO and parse_prefix_token(asked, model) != model.prepended:
         raise AuditError(
@@ -224,19 +218,21 @@ def _choose_likeliest_prefix_token(
     framed: bool = False,
     hurried: bool = False,
 ) -> PrefixToken:
-    words, every = model.tokenizer, _prefix_token_candidates(model, framed)
+    words, prefix_tokens = model.tokenizer, _prefix_token_candidates(model, framed)
     room = math.inf if model.max_positions is None else model.max_positions
-    # Never empty: no token at all is a candidate, and has room.
-    own, *_ = candidates = [
+    # Never empty: the empty prefix token always has room.
+    default, *_ = candidates = [
         prefix_token
-        for prefix_token in every
+        for prefix_token in prefix_tokens
         if len(prefix_token) + longest <= room or not prefix_token
     ]
-    whose = "the chat template's" if framed else "tokenizer default"
+    basis = "the chat template's" if framed else "tokenizer default"
     if words is None:
-        whose = "there is no tokenizer to put another"
-    if own != every[0]:
-        whose = f"no room for the tokenizer default, {describe_prefix_token(every[0], words)}"
+        basis = "there is no tokenizer to put another"
+    if default != prefix_tokens[0]:
+        basis = (
+            f"no room for the tokenizer default, {describe_prefix_token(prefix_tokens[0], words)}"
+        )
 
     def chosen(prefix_token: Tokens, why: str) -> PrefixToken:
         return PrefixToken(
@@ -244,34 +240,34 @@ def _choose_likeliest_prefix_token(
         )
 
     if not implies_capability(model.capabilities, "likelihood"):
-        return chosen(own, f"{whose}; {model.name} gives no log-probabilities to choose by")
+        return chosen(default, f"{basis}; {model.name} gives no log-probabilities to choose by")
     most = max(map(len, candidates))
     pairs = [pair for pair in known if most + len(pair.prefix) + len(pair.suffix) <= room]
-    # The same ones for every seed: which prefix token stands there is no draw of the attack's.
-    kept = keyed_random_generator("prefix_token", len(pairs)).permutation(len(pairs))[:PAIRS]
-    pairs = [Pair(pairs[i].prefix, pairs[i].suffix[:_SCORED]) for i in kept.tolist()]
+    # Use the same pairs for every seed: the prefix token is not random.
+    order = keyed_random_generator("prefix_token", len(pairs)).permutation(len(pairs))[:PAIRS]
+    pairs = [Pair(pairs[i].prefix, pairs[i].suffix[:_SCORED]) for i in order.tolist()]
     if not pairs:
-        return chosen(own, f"{whose}; no {what} to choose by")
-    looks = 1 if len(pairs) <= _FIRST else 2
+        return chosen(default, f"{basis}; no {what} to choose by")
+    n_looks = 1 if len(pairs) <= _FIRST else 2
     nll = _nll_of_pairs_by_prefix_token(model, candidates, pairs[:_FIRST])
-    best = choose_likeliest_reading(own, nll, looks)
-    if looks == 2 and not is_choice_clear(best, nll, _MARGIN, looks, hurried):
-        others = _nll_of_pairs_by_prefix_token(model, candidates, pairs[_FIRST:])
+    best = choose_likeliest_reading(default, nll, n_looks)
+    if n_looks == 2 and not is_choice_clear(best, nll, _MARGIN, n_looks, hurried):
+        other_nll = _nll_of_pairs_by_prefix_token(model, candidates, pairs[_FIRST:])
         nll = {
-            prefix_token: np.concatenate([values, others[prefix_token]])
+            prefix_token: np.concatenate([values, other_nll[prefix_token]])
             for prefix_token, values in nll.items()
         }
-        best = choose_likeliest_reading(own, nll, looks)
+        best = choose_likeliest_reading(default, nll, n_looks)
     means = {prefix_token: f"{values.mean():.3f}" for prefix_token, values in nll.items()}
-    beside = ", ".join(
+    rivals = ", ".join(
         f"with {describe_prefix_token(prefix_token, words)} {mean}"
         for prefix_token, mean in means.items()
         if prefix_token != best
     )
-    why = whose if best == own else f"the most likely of the {len(nll)} tried"
-    beside_text = f"; {beside}" if beside else ""
+    why = basis if best == default else f"the most likely of the {len(nll)} tried"
+    rivals_text = f"; {rivals}" if rivals else ""
     measured = (
-        f"mean loss of {len(nll[best])} {what} with it: {means[best]} nats a token{beside_text}"
+        f"mean loss of {len(nll[best])} {what} with it: {means[best]} nats a token{rivals_text}"
     )
     return chosen(best, f"{why}; {measured}")
 
@@ -279,8 +275,7 @@ def _choose_likeliest_prefix_token(
 def _nll_of_pairs_by_prefix_token(
     model: LanguageModel, candidates: Sequence[Tokens], pairs: Sequence[Pair]
 ) -> dict[Tokens, NDArray[np.float64]]:
-    """Return (pairs,) nats a token of the suffixes after each prefix token, all read side by
-    side."""
+    """Return (pairs,) nats a token of the suffixes after each prefix token, read in one batch."""
     texts = [
         Pair(prefix_token + pair.prefix, pair.suffix)
         for prefix_token in candidates
@@ -291,16 +286,16 @@ def _nll_of_pairs_by_prefix_token(
 
 
 def parse_prefix_token(asked: str, model: LanguageModel) -> Tokens:
-    """The tokens of `none`, `bos`, `eos` or a text. Raises AuditError where the model cannot read
+    """Parse `none`, `bos`, `eos` or a text to tokens. Raise AuditError if the model cannot read
     them."""
     if asked == NONE:
         return ()
     if asked in _SPECIAL:
         token = _special_token_id(asked, model)
         if token is None:
-            whose = "configuration" if model.tokenizer is None else "tokenizer"
+            source = "configuration" if model.tokenizer is None else "tokenizer"
             raise AuditError(
-                f"expected --prefix-token {asked} to be a token of {model.name}, but its {whose} "
+                f"expected --prefix-token {asked} to be a token of {model.name}, but its {source} "
                 "names none"
             )
         tokens: Tokens = (token,)
@@ -315,8 +310,7 @@ def parse_prefix_token(asked: str, model: LanguageModel) -> Tokens:
 
 
 def describe_prefix_token(prefix_token: Tokens, tokenizer: Any) -> str:
-    """The prefix token as a reader knows it: its text, or its ids where nothing says what they
-    write."""
+    """Describe the prefix token by its text, or by its ids without a tokenizer."""
     if not prefix_token:
         return "none"
     if tokenizer is None:
@@ -325,8 +319,7 @@ def describe_prefix_token(prefix_token: Tokens, tokenizer: Any) -> str:
 
 
 def _prefix_token_candidates(model: LanguageModel, framed: bool) -> list[Tokens]:
-    """The tokenizer's own choice, then nothing, bos and eos: each once, as far as the model has
-    them."""
+    """List the tokenizer's default, no token, bos and eos, without duplicates or missing tokens."""
     special = (_special_token_id(kind, model) for kind in _SPECIAL)
     candidates = [
         () if framed else tokenizer_default_prefix_token(model.tokenizer),
@@ -345,20 +338,20 @@ def _is_in_vocabulary(prefix_token: Tokens, model: LanguageModel) -> bool:
 
 
 def tokenizer_default_prefix_token(tokenizer: Any) -> Tokens:
-    """What the tokenizer puts in front of a text."""
+    """Return the tokens that the tokenizer puts before a text."""
     if tokenizer is None:
         return ()
-    whole, bare = (
+    framed, bare = (
         list(tokenizer("a", add_special_tokens=special)["input_ids"]) for special in (True, False)
     )
-    # What it adds behind the text, such as an end-of-text token, does not count.
-    starts = (i for i in range(len(whole)) if bare and whole[i : i + len(bare)] == bare)
-    return tuple(whole[: next(starts, 0)])
+    # Tokens after the text, such as an end-of-text token, do not count.
+    starts = (i for i in range(len(framed)) if bare and framed[i : i + len(bare)] == bare)
+    return tuple(framed[: next(starts, 0)])
 
 
 def _special_token_id(kind: str, model: LanguageModel) -> int | None:
-    """The tokenizer's token of this kind; without a tokenizer, the one that the model's
-    configuration names."""
+    """Return the tokenizer's token of this kind; without a tokenizer, that of the model's
+    configuration."""
     if model.tokenizer is None:
         return model.special_token_id(kind)
     token: int | None = getattr(model.tokenizer, f"{kind}_token_id", None)
@@ -382,17 +375,21 @@ def _tokenize_prefix_text(text: str, model: LanguageModel) -> Tokens:
 
 
 def _sample_fresh_canary_pairs(canaries: Sequence[Secret], tokenizer: Any) -> list[Pair]:
-    """Texts of the canaries' formats, none of them a canary; the first token is given, as nothing
-    may stand before it.
+    """Sample texts of the canaries' formats that are not canaries; the first token is the given
+    context.
 
-    They say what the model makes of a format, and nothing of which of its texts went in: the null
-    distribution of exposure stays what it is.
+    They measure the model on a format, not on the included texts: the null distribution of exposure
+    is unchanged.
     """
-    own = [secret.canary for secret in canaries if secret.canary is not None]
-    said = {canary.text for canary in own}
+    known_canaries = [secret.canary for secret in canaries if secret.canary is not None]
+    originals = {canary.text for canary in known_canaries}
     texts: dict[str, None] = {}
-    for space in dict.fromkeys(canary.space for canary in own if canary.space is not None):
+    for space in dict.fromkeys(
+        canary.space for canary in known_canaries if canary.space is not None
+    ):
         noise = keyed_random_generator("prefix_token", space.format)
         texts |= dict.fromkeys(space.draw(noise) for _ in range(_DRAWN))
-    rows = encode_without_special_tokens(tokenizer, [text for text in texts if text not in said])
+    rows = encode_without_special_tokens(
+        tokenizer, [text for text in texts if text not in originals]
+    )
     return [Pair(tuple(row[:1]), tuple(row[1:])) for row in rows if len(row) > 1]

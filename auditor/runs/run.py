@@ -1,7 +1,6 @@
-"""Walks a plan: every target (the undefended first) x setting x attack, in order, to a record of
-what was found.
+"""Run a plan: every target (the undefended first) x setting x attack, in order, to a result.
 
-Knows nothing of terminals: it speaks to a `Reporter`.
+Knows nothing of terminals: it reports to a `Reporter`.
 """
 
 from __future__ import annotations
@@ -73,16 +72,14 @@ def run_audit(
     publish: Publish = lambda result: None,
     is_check: bool = False,
 ) -> AuditResult:
-    """The whole audit. Everything that could be refused is refused before a model is asked
-    anything.
+    """Run the audit. Refuse everything refusable before querying a model.
 
-    limit: until when secrets are asked, the worst first; `publish` is then given the result of the
-    first ones, and again when there are twice as many. None: all are asked. is_check: the methods
-    are all that are cheap, of which some may have nothing to say of these records.
+    limit: deadline of a check, which asks the worst secrets first; `publish` gets the result of the
+    first secrets, and again after each doubling. None: ask all. is_check: run all cheap methods,
+    some of which may not apply to these records.
 
-    site: of the plan. objects: what Python gave, by role, as `select_and_check_plugins` takes it.
-    policy, baseline:
-    what `--until decided` goes by.
+    site: of the plan. objects: Python objects by role, as `select_and_check_plugins` takes them.
+    policy, baseline: inputs of `--until decided`.
     """
     site.attach_run_folder(folder)
     selection, clock = select_and_check_plugins(plan, site, objects), StageClock(site.reporter)
@@ -90,7 +87,7 @@ def run_audit(
     folder.pin_stopping_rules(stopping.digest_of_stopping_rules(stops))
     personal_data.parse_phone_regions(plan.data.phone_region)
     digests = plan_weights.weight_digests_of_plan_and_site(plan, site)
-    folder.refuse_changed_weights(digests)  # before minutes of loading
+    folder.refuse_changed_weights(digests)  # refuse before loading, which takes minutes
     with closing(_make_checked_engine(plan, site)) as engine:
         if engine.workers:
             site.table_counting = TableCounting(engine.stream_results)
@@ -101,7 +98,7 @@ def run_audit(
         refuse_methods_that_cannot_run(audit, targets.undefended, only_if_none_can=is_check)
         targets.check_claims_of_defenses()
         audit.check_corpus_attacks_feasible(targets.undefended)
-        # again: the hub may just have sent them
+        # Check again: the hub may just have sent the files.
         loaded = plan_weights.weight_digests_of_plan_and_site(plan, site)
         file_digests.check_model_files_unchanged(digests, loaded, "what was loaded just now")
         folder.pin_weights(loaded)
@@ -123,32 +120,35 @@ def _ask_and_measure(
     clock: StageClock,
     loaded: dict[str, str],
 ) -> AuditResult:
-    """Asks what the run folder lacks, and works out the result; loaded: digests of the weights."""
+    """Ask the missing answers and compute the result; loaded: digests of the weights."""
     site, selection, folder = audit.site, audit.selection, audit.folder
     targets, collector = Targets(audit), PerSecretCollector(folder)
-    # Here, not while preparing: of a check these are the secrets asked so far, not all that there
-    # are.
+    # Not while preparing: a check counts only the secrets asked so far.
     site.benchmark.notes += audit.personal_data_of_secrets.said
-    everyone = (*audit.benchmark.secrets, *audit.benchmark.canaries)
-    canaries = {one.id for one in audit.benchmark.canaries}
+    secrets = (*audit.benchmark.secrets, *audit.benchmark.canaries)
+    canaries = {canary.id for canary in audit.benchmark.canaries}
     folder.save_secret_facts(
         secret_details.secret_fact_columns(
-            everyone, aliases.salt_fingerprint(aliases.load_alias_salt()), canaries
+            secrets, aliases.salt_fingerprint(aliases.load_alias_salt()), canaries
         )
     )
     greedy = _greedy_recall_of_target(audit, targets.undefended, clock)
     records, findings = list[TargetRecord](), list[Finding]()
-    place = Workplace(audit, targets)
-    form = site.benchmark.text_form  # a worker renders conversations as the run does
-    formed = plan if form is None else plan.with_fields(template=form.template, date=form.day)
-    there = WorkerSite(formed, counted=dict(site.benchmark.counted_tables))
-    # Behind everything that loads or pins: each worker is held to what was read until here.
-    read = fingerprints_of_inputs(plan, site) if engine.workers else {}
-    engine.set_work_context(place, WorkerWorkplace(there, audit.prefix_token, read))
+    workplace = Workplace(audit, targets)
+    form = site.benchmark.text_form  # workers render conversations like the run
+    rendered_plan = (
+        plan if form is None else plan.with_fields(template=form.template, date=form.day)
+    )
+    worker_site = WorkerSite(rendered_plan, counted=dict(site.benchmark.counted_tables))
+    # After all loading and pinning: each worker must read the same inputs.
+    fingerprints = fingerprints_of_inputs(plan, site) if engine.workers else {}
+    engine.set_work_context(
+        workplace, WorkerWorkplace(worker_site, audit.prefix_token, fingerprints)
+    )
     for target in targets.build_targets_one_by_one(clock):
-        place.set_current_target(target)
+        workplace.set_current_target(target)
         records.append(
-            _measure_target(TargetRun(audit, target, place, engine, collector), clock, findings)
+            _measure_target(TargetRun(audit, target, workplace, engine, collector), clock, findings)
         )
     collector.save_tables_and_texts(audit.benchmark.secrets, audit.benchmark.tokenizer)
     chains = CauseChains(site, selection, collector)
@@ -179,51 +179,52 @@ def _ask_and_measure(
         own_methods=selection.own_methods,
         sections=_plugin_report_sections(selection, findings),
     )
-    # for the whole process: frontiers and reports look metrics up by name
+    # process-wide: frontiers and reports look metrics up by name
     metrics.register_plugin_titles(result.metrics)
-    if not collector.stopped:  # else its intervals are of a fixed size
+    if not collector.stopped:  # else its intervals have a fixed size
         result = replace(
             result,
             frontiers=build_leakage_frontiers_of_models(
                 frontier_models_of_runs({plan.seed: (result, folder.path)})
             ),
         )
-    left = (
+    unlearning = (
         _measure_unlearning(result, audit, models, targets.beside.rate)
         for models in selection.around
     )
-    return replace(result, unlearning=tuple(left))
+    return replace(result, unlearning=tuple(unlearning))
 
 
 def _plugin_report_sections(
     selection: PluginSelection, findings: Sequence[Finding]
 ) -> dict[str, OwnSection]:
-    """What plug-ins say of their own rows, in reports."""
-    told = {
+    """Collect report sections that plug-ins write on their rows."""
+    sections = {
         m.name: m.report_section([f for f in findings if f.attack == m.name])
         for m in selection.methods
     }
-    return {name: section for name, section in told.items() if section is not None}
+    return {name: section for name, section in sections.items() if section is not None}
 
 
 def _measure_unlearning(
     result: AuditResult, audit: Audit, models: Mapping[str, str], rate: float
 ) -> Unlearning:
-    """What unlearning left of the records that a model was to forget; models: the rows of that
-    model and around it."""
-    told, steps = audit.benchmark, audit.defenses.relearn
-    found = summarise_unlearning_of_run(result, audit.folder.path, models, told.forgotten)
+    """Measure how much an unlearned model retained; models: its rows and those of its baselines."""
+    benchmark, steps = audit.benchmark, audit.defenses.relearn
+    summary = summarise_unlearning_of_run(result, audit.folder.path, models, benchmark.forgotten)
     return (
-        found
+        summary
         if steps is None
-        else replace(found, steps=steps, rate=rate, texts=len(told.unattacked_training_tokens))
+        else replace(
+            summary, steps=steps, rate=rate, texts=len(benchmark.unattacked_training_tokens)
+        )
     )
 
 
 def check_plan_and_select_plugins(
     plan: Plan, policy: Policy | None = None, baseline: RunOutcomes | None = None
 ) -> PluginSelection:
-    """What the plan chooses, checked before anything is built. Raises AuditError."""
+    """Select the plan's plug-ins and check them before building anything. Raise AuditError."""
     personal_data.parse_phone_regions(plan.data.phone_region)
     site = make_site(plan)
     selection = select_and_check_plugins(plan, site)
@@ -235,11 +236,11 @@ def check_plan_and_select_plugins(
 def _prepare_audit(
     plan: Plan, site: Site, selection: PluginSelection, folder: RunFolder, objects: Objects
 ) -> Audit:
-    """Loads what is attacked, and ties the folder to it. Raises AuditError for whatever does not
-    fit together."""
+    """Load the models and data and tie the folder to them. Raise AuditError for inconsistent
+    inputs."""
     benchmark = site.benchmark
     if site.attacked_adapter_base_name and site.reference_model is None:
-        # Only now is it known that an adapter's base is no reference: options for that are set.
+        # Select again: only now the adapter's base is known to be no reference.
         selection = select_and_check_plugins(plan, site, objects)
     prefix_token = choose_prefix_token(
         site,
@@ -262,41 +263,41 @@ def _prepare_audit(
 def _greedy_recall_of_target(
     audit: Audit, target: Target, clock: StageClock
 ) -> tuple[dict[str, Measurement], Measurement | None]:
-    """Greedy recall of members, by repeat count, and of non-members (None where no member was
-    recalled)."""
+    """Return members' greedy recall by repeat count, and non-members' (None without recalled
+    members)."""
     secrets = audit.benchmark.secrets
     guesses = kept_greedy_guesses(audit, target) if audit.population else {}
 
     def given() -> tuple[dict[str, Measurement], Measurement | None]:
-        found = greedy_recall_by_repeats(target.model, secrets, guesses)
-        # A baseline is for what was recalled: of nothing, nothing is to be taken off.
-        recalled = any(m.value for m in found.values())
-        return found, greedy_nonmember_recall(target.model, secrets, guesses) if recalled else None
+        recall = greedy_recall_by_repeats(target.model, secrets, guesses)
+        # Without recalled members there is no recall to correct by a baseline.
+        recalled = any(m.value for m in recall.values())
+        return recall, greedy_nonmember_recall(target.model, secrets, guesses) if recalled else None
 
     with clock.timed_stage("greedy recall"):
         if not guesses:
-            # [:-1]: nothing is asked behind the last token.
+            # [:-1]: no query follows the last token.
             target.model.read_ahead(
                 [(s.prefix + s.suffix)[:-1] for s in secrets], [len(s.suffix) for s in secrets]
             )
-        found = audit.site.shared.get_or_make("greedy", audit.sweep_cache_key_of_answers, given)
-    if found[0]:
-        audit.site.reporter.show_greedy_recall(found[0])
-    return found
+        recall = audit.site.shared.get_or_make("greedy", audit.sweep_cache_key_of_answers, given)
+    if recall[0]:
+        audit.site.reporter.show_greedy_recall(recall[0])
+    return recall
 
 
 def _check_engine_can_serve_plan(plan: Plan, site: Site) -> None:
     served = site.is_model_asked_over_network or any("://" in form for form in plan.target.forms)
     if plan.compute.engine != "local" and (plan.objects or served):
-        given = python_objects_phrase(plan.objects) if plan.objects else "a model behind an API"
+        subject = python_objects_phrase(plan.objects) if plan.objects else "a model behind an API"
         raise AuditError(
             "expected all by name with --engine ray, as each worker loads it, and the model as a "
-            f"folder or a hub id, got {given}"
+            f"folder or a hub id, got {subject}"
         )
 
 
 def _make_checked_engine(plan: Plan, site: Site) -> Engine:
-    """What the plan asks for. Raises AuditError where it cannot be had."""
+    """Make the plan's engine. Raise AuditError if it is unavailable."""
     _check_engine_can_serve_plan(plan, site)
     engine = make_engine(plan.compute)
     if engine.workers:
@@ -307,7 +308,7 @@ def _make_checked_engine(plan: Plan, site: Site) -> Engine:
 def _measure_target(
     target_run: TargetRun, clock: StageClock, findings: list[Finding]
 ) -> TargetRecord:
-    """All that is measured of a target; what its cells find is added to the findings."""
+    """Measure a target; append the findings of its cells to `findings`."""
     audit, target, collector = target_run.audit, target_run.target, target_run.collector
     first = len(findings)
     machine.reset_peak_memory()
@@ -328,12 +329,12 @@ def _measure_target(
         findings.append(finding)
     findings[first:] = findings_with_strongest_membership(findings[first:], collector)
     doubts = tuple(scoring.doubts_on_withheld_answers(audit, target))
-    if found := collector.likelihoods.get(target.name):
+    if likelihoods := collector.likelihoods.get(target.name):
         doubts += scoring.doubt_if_members_likelier(
-            target.title, found, audit.selection.methods_by_name
+            target.title, likelihoods, audit.selection.methods_by_name
         )
-    target.model.check_unchanged_at_end()  # refuses a served model that was another one by the end
-    # Last: peak memory, cost and the model's own doubts are of all that was asked of it.
+    target.model.check_unchanged_at_end()  # refuses a served model that changed meanwhile
+    # Last: peak memory, cost and the model's doubts cover all queries.
     return target.make_target_record(perplexities, audit.prefix_token, doubts)
 
 
@@ -343,8 +344,12 @@ def _benchmark_record(
     benchmark = audit.benchmark
     members = [secret for secret in benchmark.secrets if secret.member]
     repeats = Counter(str(secret.repeats) for secret in members if secret.repeats is not None)
-    exposed = [one for one in benchmark.canaries if one.canary is None or one.canary.coin is None]
-    canaries = sorted(Counter(one.repeats for one in exposed).items())
+    exposed = [
+        canary
+        for canary in benchmark.canaries
+        if canary.canary is None or canary.canary.coin is None
+    ]
+    canaries = sorted(Counter(canary.repeats for canary in exposed).items())
     return BenchmarkRecord(
         name=benchmark.name,
         description=benchmark.description,

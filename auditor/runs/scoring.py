@@ -1,7 +1,7 @@
-"""What the auditor itself measures of a model beside the attacks: greedy recall, held-out
-perplexity, true tokens.
+"""Measure a model besides the attacks: greedy recall, held-out perplexity, likelihood of true
+tokens.
 
-It charges no claim: no attacker asks.
+Charges no claim: these are not an attacker's queries.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from auditor.statistics.metrics import name_nonmember_metric
 
 GREEDY_AT_ONCE = 256  # prefixes
 LIKELIHOOD = "likelihood"  # mean log-probability of a secret's true tokens, nats
-# of the secret's whole text, drawn at temperature 1: more often than not it would be extracted
+# probability of the complete suffix at temperature 1 above which extraction is likely
 _LIKELY = 0.5
 
 
@@ -46,9 +46,9 @@ def greedy_recall_by_repeats(
     secrets: Sequence[Secret],
     guesses: Mapping[str, Guesses] = MappingProxyType({}),
 ) -> dict[str, Measurement]:
-    """Verbatim recall of greedy decoding by repeat count ("all" where none is known); members only.
+    """Return verbatim recall of greedy decoding by repeat count ("all" if unknown); members only.
 
-    guesses: what greedy decoding gave, if an attack has kept it of all these secrets.
+    guesses: greedy guesses, if an attack has recorded them for all these secrets.
     """
     members = [secret for secret in secrets if secret.member]
     hits = greedy_hits(model, members, guesses)
@@ -66,13 +66,13 @@ def greedy_nonmember_recall(
     secrets: Sequence[Secret],
     guesses: Mapping[str, Guesses] = MappingProxyType({}),
 ) -> Measurement | None:
-    """The baseline: of secrets that the model was not trained on; None where there are none."""
-    others = [secret for secret in secrets if not secret.member]
+    """Return the baseline: greedy recall of untrained secrets; None without such secrets."""
+    nonmembers = [secret for secret in secrets if not secret.member]
     return (
         intervals.share_with_interval(
-            name_nonmember_metric("greedy"), greedy_hits(model, others, guesses)
+            name_nonmember_metric("greedy"), greedy_hits(model, nonmembers, guesses)
         )
-        if others
+        if nonmembers
         else None
     )
 
@@ -83,10 +83,10 @@ def greedy_hits(
     secrets: Sequence[Secret],
     guesses: Mapping[str, Guesses] = MappingProxyType({}),
 ) -> NDArray[np.bool_]:
-    """(secrets,): whether greedy decoding behind the prefix gives the suffix.
+    """Return (secrets,): True if greedy decoding after the prefix gives the suffix.
 
-    It does where each token of the suffix is the likeliest behind those before it: of a model that
-    gives distributions that is read off, without decoding.
+    That holds if each suffix token is the most likely after those before it: with distributions,
+    this needs no decoding.
     """
     if guesses and all(secret.id in guesses for secret in secrets):
         return np.array(
@@ -95,72 +95,74 @@ def greedy_hits(
     if not implies_capability(model.capabilities, "distribution"):
         return np.array(
             [
-                said == secret.suffix
-                for said, secret in zip(greedy_suffixes(model, secrets), secrets, strict=True)
+                suffix == secret.suffix
+                for suffix, secret in zip(greedy_suffixes(model, secrets), secrets, strict=True)
             ]
         )
     hits = np.zeros(len(secrets), dtype=bool)
-    for alike, prefixes, suffixes in _equal_shape_tensor_batches(model, secrets):
-        # (rows, L) tokens and (rows, L, vocabulary) distributions, of a part of the batch at a
-        # time.
-        for own, distribution in model.teacher_forced_distributions(prefixes, suffixes):
-            found = (distribution.argmax(-1) == own).all(-1).tolist()
-            # Left to right: `hits` is indexed by the old `alike`, then `alike` is what is left of
-            # it.
-            hits[alike[: len(found)]], alike = found, alike[len(found) :]
+    for indices, prefixes, suffixes in _equal_shape_tensor_batches(model, secrets):
+        # Parts of the batch: (rows, L) tokens and (rows, L, vocabulary) distributions.
+        for tokens, distribution in model.teacher_forced_distributions(prefixes, suffixes):
+            is_hit = (distribution.argmax(-1) == tokens).all(-1).tolist()
+            # Left to right: index `hits` by the old `indices`, then keep the rest of `indices`.
+            hits[indices[: len(is_hit)]], indices = is_hit, indices[len(is_hit) :]
     return hits
 
 
 def _equal_shape_tensor_batches(
     model: LanguageModel, secrets: Sequence[Secret], size: int | None = None
 ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Indices, prefixes (B, n) and suffixes (B, L), batch by batch of secrets that are as long."""
-    for alike in group_equal_shapes([(len(s.prefix), len(s.suffix)) for s in secrets], size):
-        prefixes = torch.tensor([secrets[i].prefix for i in alike], device=model.device)
-        yield alike, prefixes, torch.tensor([secrets[i].suffix for i in alike], device=model.device)
+    """Yield indices, prefixes (B, n) and suffixes (B, L) of batches of equal lengths."""
+    for indices in group_equal_shapes([(len(s.prefix), len(s.suffix)) for s in secrets], size):
+        prefixes = torch.tensor([secrets[i].prefix for i in indices], device=model.device)
+        yield (
+            indices,
+            prefixes,
+            torch.tensor([secrets[i].suffix for i in indices], device=model.device),
+        )
 
 
 def greedy_suffixes(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tokens]:
-    """What greedy decoding gives behind each prefix, as many tokens as the suffix has."""
-    written: list[Tokens] = [()] * len(secrets)
+    """Decode greedily after each prefix, as many tokens as the suffix has."""
+    decoded_suffixes: list[Tokens] = [()] * len(secrets)
     at_once = BatchSizeLimit(GREEDY_AT_ONCE)
     for batch in batch_sampling_by_length(model, [(len(s.prefix), len(s.suffix)) for s in secrets]):
 
         def decoded(some: slice, batch: Sequence[int] = batch) -> list[SuffixCandidates]:
-            # Greedy decoding reads no noise; its shape says how many tokens are wanted.
+            # Greedy decoding reads no noise; its shape gives the number of tokens.
             noise = [np.zeros((1, len(secrets[i].suffix), CHANNELS)) for i in batch[some]]
             return sample_mixed_length_batch(
                 model, [secrets[i].prefix for i in batch[some]], GREEDY, noise, distribution=False
             )
 
-        for some, found in at_once.run_pieces_within_memory(len(batch), decoded):
-            for i, candidates in zip(batch[some], found, strict=True):
-                written[i] = tuple(candidates.suffixes[0].tolist())
-    return written
+        for some, candidates_by_row in at_once.run_pieces_within_memory(len(batch), decoded):
+            for i, candidates in zip(batch[some], candidates_by_row, strict=True):
+                decoded_suffixes[i] = tuple(candidates.suffixes[0].tolist())
+    return decoded_suffixes
 
 
 def heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]]:
-    """Of each held-out text: `tokens` predicted, and the summed nll behind each kind of perplexity,
+    """Return for each held-out text the predicted `tokens` and the summed nll of each perplexity,
     the distribution's first.
 
-    Empty where there are no such texts, and where the model says of none how likely it is.
+    Empty without held-out texts, or if the model gives no likelihoods.
     """
     texts = audit.benchmark.heldout
     if not texts or not implies_capability(target.model.capabilities, "likelihood"):
         return {}
 
-    given = audit.benchmark.heldout_given
+    given_counts = audit.benchmark.heldout_given
     if audit.population:
-        return _heldout_losses_by_record(audit, target, given)
+        return _heldout_losses_by_record(audit, target, given_counts)
 
     def found_now() -> dict[str, Sequence[float]]:
-        nll, tokens = zip(*compute_text_nlls(target.model, texts, given=given), strict=True)
-        others = summed_nll_of_other_perplexities(
-            target.model, texts, given or [1] * len(texts), audit.seed
+        nll, tokens = zip(*compute_text_nlls(target.model, texts, given=given_counts), strict=True)
+        other_nlls = summed_nll_of_other_perplexities(
+            target.model, texts, given_counts or [1] * len(texts), audit.seed
         )
-        return {"tokens": tokens, "perplexity": nll, **others}
+        return {"tokens": tokens, "perplexity": nll, **other_nlls}
 
-    # The undefended model alone is the same at every point of a sweep.
+    # Only the undefended model is the same at every point of a sweep.
     return (
         found_now()
         if target.defense
@@ -173,24 +175,23 @@ def heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]
 def _heldout_losses_by_record(
     audit: Audit, target: Target, given: Sequence[int]
 ) -> Mapping[str, Sequence[float]]:
-    """As `heldout_losses`, text by text of non-members: those that the run folder has are not read
-    again."""
+    """Compute `heldout_losses` text by text of non-members; reuse texts in the run folder."""
     texts, ids = (
         audit.benchmark.heldout,
         [secret.id for secret in audit.benchmark.secrets if not secret.member],
     )
     first = given or [1] * len(texts)
     journal, key = audit.folder.tokens, f"{target.name} held-out"
-    done = journal.finished_secrets(key)
-    missing = [i for i, id in enumerate(ids) if id not in done]
+    cached = journal.finished_secrets(key)
+    missing = [i for i, id in enumerate(ids) if id not in cached]
     losses = compute_text_nlls(
         target.model, [texts[i] for i in missing], given=[first[i] for i in missing]
     )
-    if found := [
+    if scores := [
         TokenLogProbs(ids[i], (-nll,)) for i, (nll, _) in zip(missing, losses, strict=True)
     ]:
-        journal.append(key, found)
-    nll = [-done[id].log_probs[0] for id in ids]
+        journal.append(key, scores)
+    nll = [-cached[id].log_probs[0] for id in ids]
     return {
         "tokens": [len(text) - start for text, start in zip(texts, first, strict=True)],
         "perplexity": nll,
@@ -200,21 +201,21 @@ def _heldout_losses_by_record(
 def summed_nll_of_other_perplexities(
     model: LanguageModel, texts: Sequence[Tokens], given: Sequence[int], seed: int
 ) -> Mapping[str, Sequence[float]]:
-    """By name, the summed nll of each text. A model takes one count of given tokens at a time, so
-    texts are grouped."""
-    found: dict[str, list[float]] = {}
+    """Return by name the summed nll of each text. Texts are grouped by their count of given
+    tokens."""
+    nll_by_name: dict[str, list[float]] = {}
     for first in dict.fromkeys(given):
-        own = [i for i, count in enumerate(given) if count == first]
+        rows = [i for i, count in enumerate(given) if count == first]
         for name, nll in model.published_perplexity_nll(
-            [texts[i] for i in own], seed, first
+            [texts[i] for i in rows], seed, first
         ).items():
-            for i, value in zip(own, nll, strict=True):
-                found.setdefault(name, [math.nan] * len(texts))[i] = value
-    return found
+            for i, value in zip(rows, nll, strict=True):
+                nll_by_name.setdefault(name, [math.nan] * len(texts))[i] = value
+    return nll_by_name
 
 
 def perplexity_measurements(found: Mapping[str, Sequence[float]]) -> tuple[Measurement, ...]:
-    """A measurement of each perplexity that `heldout_losses` found, in its order."""
+    """Measure each perplexity of `heldout_losses`, in its order."""
     tokens = [int(count) for count in found.get("tokens", ())]
     return tuple(
         intervals.estimate_perplexity(list(zip(nll, tokens, strict=True)), name)
@@ -224,78 +225,78 @@ def perplexity_measurements(found: Mapping[str, Sequence[float]]) -> tuple[Measu
 
 
 def measure_true_token_likelihoods(audit: Audit, target: Target) -> RowValuesBySecret:
-    """Where the model gives each member away: its true suffix token by token, for whoever mends the
-    model.
+    """Score each member's true suffix token by token, to locate leaks for whoever fixes the model.
 
-    One teacher-forced pass a target. Returns the mean log-probability of each secret's tokens. What
-    is found of members is kept in the run folder, but not of a companion: that is no model to mend.
+    A teacher-forced pass a target. Return the mean log-probability of each secret's tokens. The run
+    folder stores members' scores, except of companions: nobody fixes those.
     """
     folder, size = audit.folder, audit.batch_size
-    done: Mapping[str, TokenLogProbs] = (
+    scored: Mapping[str, TokenLogProbs] = (
         {} if target.companion else folder.tokens.finished_secrets(target.name)
     )
-    own: dict[str, float] = {}
-    for some in suffix_log_prob_batches_of_target(
-        target, [s for s in target.secrets if s.member and s.id not in done], size
+    companion_means: dict[str, float] = {}
+    for batch in suffix_log_prob_batches_of_target(
+        target, [s for s in target.secrets if s.member and s.id not in scored], size
     ):
         if target.companion:
-            own |= _mean_log_prob_by_secret(some)
+            companion_means |= _mean_log_prob_by_secret(batch)
         else:
-            folder.tokens.append(target.name, some)
-    others = [secret for secret in target.secrets if not secret.member]
-    seen = dict[str, TokenLogProbs]()
-    if audit.population:  # a check that is resumed reads nobody again
+            folder.tokens.append(target.name, batch)
+    nonmembers = [secret for secret in target.secrets if not secret.member]
+    nonmember_scores = dict[str, TokenLogProbs]()
+    if audit.population:  # a resumed check reads no secret again
         key = f"{target.name} non-members"
-        read = folder.tokens.finished_secrets(key)
-        for some in suffix_log_prob_batches_of_target(
-            target, [s for s in others if s.id not in read], size
+        stored = folder.tokens.finished_secrets(key)
+        for batch in suffix_log_prob_batches_of_target(
+            target, [s for s in nonmembers if s.id not in stored], size
         ):
-            folder.tokens.append(key, some)
-        seen = {secret.id: read[secret.id] for secret in others}
+            folder.tokens.append(key, batch)
+        nonmember_scores = {secret.id: stored[secret.id] for secret in nonmembers}
     else:
-        for some in suffix_log_prob_batches_of_target(target, others, size):
-            seen |= {one.secret: one for one in some}
-    # `done` is a view of the journal, which holds by now what was appended above.
-    members = (done[secret.id] for secret in target.secrets if secret.member and secret.id in done)
+        for batch in suffix_log_prob_batches_of_target(target, nonmembers, size):
+            nonmember_scores |= {scores.secret: scores for scores in batch}
+    # `scored` is a view of the journal, including the rows appended above.
+    members = (
+        scored[secret.id] for secret in target.secrets if secret.member and secret.id in scored
+    )
     return likelihood_row_of_secrets(
-        own or _mean_log_prob_by_secret(members), _mean_log_prob_by_secret(seen.values())
+        companion_means or _mean_log_prob_by_secret(members),
+        _mean_log_prob_by_secret(nonmember_scores.values()),
     )
 
 
 def likelihood_row_of_secrets(
     members: Mapping[str, float], others: Mapping[str, float]
 ) -> RowValuesBySecret:
-    """Rows of members and non-members from the mean log-probability of each secret's tokens, nats,
-    by id."""
+    """Combine members' and non-members' mean log-probability of a secret's tokens, nats, by id."""
     ids, values = (*members, *others), np.array([*members.values(), *others.values()])
     return RowValuesBySecret(
         ids, np.arange(len(ids)) < len(members), (None,) * len(ids), {LIKELIHOOD: values}
     )
 
 
-# which tells members from non-members
+# the measure that distinguishes members from non-members
 _ALIKE = next(kind for kind in KINDS if kind.alike).measured_by[0]
 
 
 def doubt_if_members_likelier(
     title: str, answers: RowValuesBySecret, methods: Collection[str] = ()
 ) -> tuple[Doubt, ...]:
-    """That members' true tokens are significantly more likely than non-members': the target knows
-    something of them.
+    """Doubt zero extraction if members' true tokens are significantly more likely than
+    non-members'.
 
-    One-sided Welch test at 2.5% of the mean log-probabilities, in nats a token. No measure of what
-    could be extracted.
-    methods: names of those that the run has, which it is not advised to add.
+    One-sided Welch test at 2.5% of the mean log-probabilities, in nats a token. Not a measure of
+    extractable text. methods: names of the run's methods, not to be advised again.
     """
     values = answers.values[LIKELIHOOD]
-    members, others = values[answers.member], values[~answers.member]
-    least, _ = compute_welch_interval(members, others)
+    members, nonmembers = values[answers.member], values[~answers.member]
+    least, _ = compute_welch_interval(members, nonmembers)
     if not least > 0:
-        # NaN, which is no doubt either, if a defense forbids a true token or all values are equal.
+        # NaN, also no doubt: a defense forbids a true token, or all values are equal.
         return ()
-    gap = np.mean(members) - np.mean(others)
+    gap = np.mean(members) - np.mean(nonmembers)
     name = registry.find_method_name(_ALIKE)
-    which = (
+    advice = (
         f"compare {name} with its blind baseline"
         if name in methods
         else f"--attack {name} tests which"
@@ -305,13 +306,15 @@ def doubt_if_members_likelier(
             "likelihood",
             f"{title}: members' true tokens are more likely than non-members' by {gap:.2f} nats a "
             f"token (at least {least:.2f}): the model knows something of them that no attack "
-            f"extracted, or the two differ in kind; {which}.",
+            f"extracted, or the two differ in kind; {advice}.",
         ),
     )
 
 
 def _mean_log_prob_by_secret(scored: Iterable[TokenLogProbs]) -> dict[str, float]:
-    return {one.secret: float(np.mean(one.log_probs)) for one in scored if one.log_probs}
+    return {
+        scores.secret: float(np.mean(scores.log_probs)) for scores in scored if scores.log_probs
+    }
 
 
 def suffix_log_prob_batches_of_target(
@@ -328,16 +331,16 @@ def suffix_log_prob_batches_of_target(
         ]
 
 
-# --- what a server hid
+# --- answers withheld by a server
 # -----------------------------------------------------------------------------------------------
 
 
 def doubts_on_withheld_answers(audit: Audit, target: Target) -> Iterator[Doubt]:
-    """How likely the members are whose answers did not come through, or that nobody can say it;
-    none where all came."""
+    """Doubt withheld answers: report the likelihood of their members, if known; nothing if all
+    came."""
     members = [secret for secret in target.secrets if secret.member]
-    held = target.model.has_withheld_answer_by_prefix([secret.prefix for secret in members])
-    hidden = [secret for secret, one in zip(members, held, strict=True) if one]
+    withheld = target.model.has_withheld_answer_by_prefix([secret.prefix for secret in members])
+    hidden = [secret for secret, is_withheld in zip(members, withheld, strict=True) if is_withheld]
     if not hidden:
         return
     of = f"Answers to {len(hidden):,} of {len(members):,} attacked secrets did not come through"
@@ -347,17 +350,17 @@ def doubts_on_withheld_answers(audit: Audit, target: Target) -> Iterator[Doubt]:
             f"{of}; without log-probabilities nobody can say what the model knows of them.",
         )
         return
-    every = (
-        one
-        for some in suffix_log_prob_batches_of_target(target, hidden, audit.batch_size)
-        for one in some
+    scores = (
+        secret_scores
+        for batch in suffix_log_prob_batches_of_target(target, hidden, audit.batch_size)
+        for secret_scores in batch
     )
-    each = [math.exp(sum(one.log_probs)) for one in every]
-    likely = sum(p > _LIKELY for p in each)
+    probs = [math.exp(sum(secret_scores.log_probs)) for secret_scores in scores]
+    likely = sum(p > _LIKELY for p in probs)
     greedy = ""
     if implies_capability(
         target.model.capabilities, "ranks"
-    ):  # it would write those whose every token is the first
+    ):  # greedy decoding extracts secrets whose tokens all have rank 1
         batches = _equal_shape_tensor_batches(target.model, hidden, GREEDY_AT_ONCE)
         first = sum(
             int((target.model.token_ranks(*pair) == 1).all(-1).sum()) for _, *pair in batches
@@ -366,6 +369,6 @@ def doubts_on_withheld_answers(audit: Audit, target: Target) -> Iterator[Doubt]:
     yield Doubt(
         "answers",
         f"{of}, but by its log-probabilities the model writes these with a mean probability of "
-        f"{np.mean(each):.1%} ({likely:,} of them with more than {_LIKELY:.0%}; at temperature "
+        f"{np.mean(probs):.1%} ({likely:,} of them with more than {_LIKELY:.0%}; at temperature "
         f"1){greedy}.",
     )
