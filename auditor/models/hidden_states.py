@@ -40,10 +40,8 @@ class HiddenStateCache:
         body: returns hidden states (B, m, d) of the last m positions as its first output.
         head: computes logits from hidden states.
         logits: the model, called as logits(texts, last, kept, layers): reads at least the last
-            `last`
-            positions of token ids (B, n) and returns logits of the last `kept`, (B, kept, V)
-            float32;
-            appends the layers with the texts' keys and values to `layers`.
+            `last` positions of token ids (B, n) and returns logits of the last `kept`, (B, kept, V)
+            float32; appends the layers with the texts' keys and values to `layers`.
     """
 
     def __init__(self, body: Any, head: Any, logits: Logits) -> None:
@@ -223,8 +221,7 @@ class HiddenStateCache:
         """Return logits of the last `kept` positions and states of at least the last `last`.
 
         The states are None if the head does not reproduce the logits from them. Appends the layers
-        with
-        keys and values to `layers`.
+        with keys and values to `layers`.
         """
         if self._right is False:
             return self._logits(texts, last, kept, layers), None

@@ -68,8 +68,7 @@ class HuggingFaceRows(Rows):
 
     width: 1, or the number of parts of an ensemble that `forward` serves in the order (row, part).
     Logits stay as the model returns them: a distribution is computed only for a caller that reads
-    it
-    whole.
+    it whole.
     """
 
     _logits: Tensor  # (rows, width, V)
@@ -295,8 +294,7 @@ class HuggingFaceModel(LanguageModel):
     Args:
         served: the cache of its rows.
         embeddings: whether the model may read input embeddings, which soft prompts need; otherwise
-            it
-            reads only token ids.
+            it reads only token ids.
     """
 
     def __init__(
@@ -488,8 +486,7 @@ class HuggingFaceModel(LanguageModel):
         """Return the model's input: token ids (B, n), or embeddings (B, P + n, d) with a prompt.
 
         Prompt rows are not tokens and are never generated. Raises NotApplicable for a soft prompt
-        if the
-        model reads only token ids.
+        if the model reads only token ids.
         """
         if prompt is None:
             return tokens
@@ -512,8 +509,7 @@ class HuggingFaceModel(LanguageModel):
         """Return (B, last, V) logits, float32.
 
         read: from `input_behind_soft_prompt`, following the tokens in the cache. Raises AuditError
-        on NaN
-        logits.
+        on NaN logits.
         """
         if self._seen is not None and cache is None and not read.is_floating_point():
             return self._seen.logits(read, last)

@@ -1,8 +1,8 @@
 """Model private records in the context of one model as the members of an ensemble.
 
-The records are dealt into batches. The beginning of a text selects its batch. Member j is the
-model with the j-th record of that batch before the text; the public part is the model with the
-text only. This module knows nothing of privacy.
+The records are dealt into batches. The beginning of a text selects its batch. Member j is the model
+with the j-th record of that batch before the text; the public part is the model with the text only.
+This module knows nothing of privacy.
 """
 
 from __future__ import annotations

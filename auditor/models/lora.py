@@ -107,9 +107,8 @@ class _CachedMemberRows(EnsembleMemberRows):
     """Keys and values of each queried (row, part), which catch up with the row at its next query.
 
     Only the pair that owns a slot writes it. Pairs that share a slot (children of a row, rows of
-    one
-    prefix) read as far as they agree, and move to an exclusive slot when they are queried. A pair
-    without memory is not cached.
+    one prefix) read as far as they agree, and move to an exclusive slot when they are queried. A
+    pair without memory is not cached.
     """
 
     def __init__(

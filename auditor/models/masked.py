@@ -1,8 +1,8 @@
 """Query masked language models for the distribution of hidden tokens.
 
-A separate small interface without decoding rows: a masked LM fills gaps and continues nothing.
-Only the papers' plans and defenses that declare it (`Defense.protect_masked`) accept one. This
-module knows nothing of texts, masking shares or files.
+A separate small interface without decoding rows: a masked LM fills gaps and continues nothing. Only
+the papers' plans and defenses that declare it (`Defense.protect_masked`) accept one. This module
+knows nothing of texts, masking shares or files.
 """
 
 from __future__ import annotations

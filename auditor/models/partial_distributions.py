@@ -29,10 +29,8 @@ class PartialDistribution:
     likeliest.
 
     log_probs: of the given tokens, nats; ranks: number of tokens at least as likely, itself
-    included;
-    likeliest, top: ids and log-probabilities of the K likeliest tokens, descending; most: upper
-    bound
-    on the number of tokens of a distribution.
+    included; likeliest, top: ids and log-probabilities of the K likeliest tokens, descending; most:
+    upper bound on the number of tokens of a distribution.
     """
 
     tokens: Tensor
@@ -46,8 +44,7 @@ class PartialDistribution:
         """Return the rank of each token in the order of truncation, from 1, (n,).
 
         Equal tokens are ordered by id. A token outside the K likeliest gets its worst possible
-        rank,
-        after all tokens equal to it.
+        rank, after all tokens equal to it.
         """
         return torch.where(
             self._is_among_likeliest, 1 + self._surely_ranked_higher.sum(-1), self.ranks
@@ -201,9 +198,8 @@ class _TemperedWeights:
     """Weights after temperature, relative to the likeliest token's: (n,) each, `top` (n, K).
 
     extra: the given token's weight if it is not one of the K; unknown: (least, greatest) total
-    weight
-    of unreported tokens, `middle` of them at least as likely as the given token and `rest` less
-    likely; any_of: the greatest weight of any of them.
+    weight of unreported tokens, `middle` of them at least as likely as the given token and `rest`
+    less likely; any_of: the greatest weight of any of them.
     """
 
     log_own: Tensor

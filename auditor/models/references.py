@@ -24,8 +24,7 @@ class ReferenceModels:
         """Check that the references saw different records.
 
         Raises AuditError for fewer than 2 models, a model that saw all records, and records that
-        all
-        models saw.
+        all models saw.
         """
         if len(self.models) < 2:
             raise AuditError(

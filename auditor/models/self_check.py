@@ -1,9 +1,9 @@
 """Check on random tokens and a few records that a loaded model has one consistent distribution.
 
-Compares with transformers' own output for token ids: the distribution by input embeddings, that
-of advanced and split rows, that of a token followed by others, and checks that logits are finite.
-A way of querying that fails is disabled and noted if another is right; a model without a right
-way raises AuditError.
+Compares with transformers' own output for token ids: the distribution by input embeddings, that of
+advanced and split rows, that of a token followed by others, and checks that logits are finite. A
+way of querying that fails is disabled and noted if another is right; a model without a right way
+raises AuditError.
 """
 
 from __future__ import annotations
@@ -441,8 +441,7 @@ class _SelfCheckTrial:
         """Return whether rows switch an activated LoRA on when PEFT does.
 
         Tests an invocation in the prefix, at the first token after it, and none; random tokens
-        contain no
-        invocation.
+        contain no invocation.
         """
         invocation = self.model.activation.invocation
         begin = len(invocation) + 1

@@ -31,10 +31,9 @@ def rounding_tolerance(model: PreTrainedModel, logits: Tensor) -> float:
     """Return how far rounding may move a distribution of these logits (..., V): nats, RMS.
 
     Each of the 2 layers additions to a residual stream rounds it by a share of eps, a random walk:
-    a
-    few eps of its size, and so of the spread of the logits, at real depths; 16 is several times the
-    observed value. Products add up in float32, in an order that depends on the shapes: 256 of its
-    eps. The last rounding is of the logits themselves, whatever their offset. An unrelated
+    a few eps of its size, and so of the spread of the logits, at real depths; 16 is several times
+    the observed value. Products add up in float32, in an order that depends on the shapes: 256 of
+    its eps. The last rounding is of the logits themselves, whatever their offset. An unrelated
     distribution is 1.4 spreads away.
     """
     eps = torch.finfo(model.dtype).eps
@@ -115,9 +114,8 @@ def choose_records_to_compare(model: HuggingFaceModel, records: Records, room: i
     """Return a few records of at most `room` tokens.
 
     Random tokens cover neither lengths nor special tokens: choose the longest record and the
-    shortest
-    records with special tokens that the others lack. An activated LoRA depends on more: choose
-    records spread over all.
+    shortest records with special tokens that the others lack. An activated LoRA depends on more:
+    choose records spread over all.
     """
     fitting = [
         (prefix, suffix) for prefix, suffix in records if prefix and len(prefix + suffix) <= room
