@@ -1,8 +1,7 @@
-"""The space a canary is drawn from: all texts of a format such as `My ID is {digits:6}`. No tokens,
-no models.
+"""Represent the space of a canary: all texts of a format such as `My ID is {digits:6}`.
 
-No text of a space begins another one, so that texts can be read back, and so that whatever a
-tokenizer makes of them can be searched as a tree with the texts at its leaves.
+No text of a space begins another, so that texts can be parsed, and so that any tokenisation can be
+searched as a tree with the texts at its leaves. Knows no tokens and no models.
 """
 
 from __future__ import annotations
@@ -26,17 +25,18 @@ CHARACTERS: Mapping[str, str] = {
     "alnum": string.ascii_lowercase + string.digits,
     "hex": string.hexdigits[:16],
 }
-_LONGEST = 1000  # characters and words that are drawn
-State = tuple[int, str]  # (which part of the text, what is written of it so far)
+_LONGEST = 1000  # drawn characters and words
+State = tuple[int, str]  # (index of the part of the text, its characters so far)
 
 
 @dataclass(frozen=True)
 class CanarySpace:
-    """All texts of a format. `{digits:6}`: six characters of a kind; `{name:3}`: three words of a
-    list, spaces between.
+    """All texts of a format: `{digits:6}`, six characters of a kind; `{name:3}`, three listed
+    words.
 
-    lists: the words, by name. `{{` and `}}` are braces. Raises AuditError for a format that is
-    none, a space of fewer than two texts, and one in which some text begins another.
+    Spaces separate the words. lists: the words, by name. `{{` and `}}` are braces. Raises
+    AuditError for an invalid format, a space of fewer than two texts, and a space where a text
+    begins another.
     """
 
     format: str
@@ -48,12 +48,11 @@ class CanarySpace:
                 "expected a format that several texts fit, such as 'My ID is {digits:6}', got "
                 f"{self.format!r}, which {self.size} fits: an empty space"
             )
-        # neighbours are enough: whatever sorts between a text and one that it begins, it begins as
-        # well
+        # Neighbours suffice: a text also begins everything sorted between it and a text it begins.
         if any(
-            other.startswith(one)
+            next_text.startswith(text)
             for block in self.choice_blocks
-            for one, other in pairwise(sorted(block))
+            for text, next_text in pairwise(sorted(block))
         ):
             raise AuditError(
                 f"expected that no text of the format {self.format!r} begins another, but its "
@@ -63,8 +62,10 @@ class CanarySpace:
 
     @cached_property
     def _head_and_choice_blocks(self) -> tuple[str, tuple[tuple[str, ...], ...]]:
-        """The text before the first slot, and each slot's choices, with the text up to the next
-        slot behind them."""
+        """Return the text before the first slot, and each slot's choices.
+
+        The last choices of a slot include the text up to the next slot.
+        """
         pieces: list[list[str]] = [[""]]
         for literal, slot in parse_canary_format(self.format):
             pieces[-1] = [piece + literal for piece in pieces[-1]]
@@ -77,15 +78,17 @@ class CanarySpace:
         return pieces[0][0], tuple(map(tuple, pieces[1:]))
 
     def _slot_choices(self, slot: str) -> list[list[str]]:
-        """The choices of each character or word of a slot. A list without words leaves no text at
-        all."""
+        """Return the choices of each character or word of a slot.
+
+        A list without words leaves an empty space.
+        """
         name, _, count = slot.partition(":")
         words = dict(self.lists).get(name)
         if words is None and name not in CHARACTERS:
             raise unknown_name_error(
                 f"slot in the format {self.format!r}:", name, {*CHARACTERS, *dict(self.lists)}
             )
-        # not by int() alone, which takes "+5", "1_0" and the digits of other scripts
+        # Not only int(), which accepts "+5", "1_0" and the digits of other scripts.
         if not re.fullmatch("[0-9]{1,4}", count or "1") or not 1 <= int(count or "1") <= _LONGEST:
             raise AuditError(
                 f"expected a whole number of at least 1 in the slot {{{slot}}} and at most "
@@ -95,17 +98,17 @@ class CanarySpace:
             return [list(CHARACTERS[name]) for _ in range(int(count or "1"))]
         if not all(words):
             raise AuditError(f"expected words in the list {name!r}, got an empty one")
-        *others, last = [list(words) for _ in range(int(count or "1"))]
-        return [[f"{word} " for word in block] for block in others] + [last]
+        *earlier, last = [list(words) for _ in range(int(count or "1"))]
+        return [[f"{word} " for word in block] for block in earlier] + [last]
 
     @property
     def common_beginning(self) -> str:
-        """The text before the first slot, which all texts begin with."""
+        """The text before the first slot, the beginning of all texts."""
         return self._head_and_choice_blocks[0]
 
     @property
     def choice_blocks(self) -> tuple[tuple[str, ...], ...]:
-        """The choices, one after the other; no choice of a block begins another of it."""
+        """The choices in order; no choice of a block begins another in it."""
         return self._head_and_choice_blocks[1]
 
     @property
@@ -126,9 +129,9 @@ class CanarySpace:
             yield self.common_beginning + "".join(choices)
 
     def draw(self, noise: np.random.Generator) -> str:
-        """One text, each as likely as any other."""
-        # uniform over the texts: as no choice of a block begins another, a text is put together in
-        # one way only
+        """Draw a text, uniformly."""
+        # Uniform over texts: because no choice of a block begins another, a text has only one
+        # composition.
         return self.common_beginning + "".join(
             block[int(noise.integers(len(block)))] for block in self.choice_blocks
         )
@@ -136,7 +139,7 @@ class CanarySpace:
     # --- character by character ---
 
     def state_after_text(self, text: str) -> State | None:
-        """The state in which this much is written; None where no text of the space begins so."""
+        """Return the state after this text; None if it begins no text of the space."""
         state: State | None = (0, "")
         for character in text:
             state = (
@@ -150,20 +153,21 @@ class CanarySpace:
         return state[0] == len(self._next_characters_by_beginning)
 
     def next_characters_and_states(self, state: State) -> Iterator[tuple[str, State]]:
-        """The characters that may come next, and where each leads."""
+        """Yield the possible next characters and the state after each."""
         if not self.is_complete_text_state(state):
-            block, written = state
-            for character in self._next_characters_by_beginning[block][written]:
-                longer = written + character
+            block, beginning = state
+            for character in self._next_characters_by_beginning[block][beginning]:
+                longer = beginning + character
                 unfinished = longer in self._next_characters_by_beginning[block]
                 yield character, (block, longer) if unfinished else (block + 1, "")
 
     @cached_property
     def _next_characters_by_beginning(self) -> list[dict[str, str]]:
-        """Of the head and each block: by each beginning of a choice (no whole one), the characters
-        that may follow."""
-        found: list[dict[str, str]] = []
-        # an empty head would be a block that no character leads out of
+        """Return the possible next characters of the head and each block, by proper beginning of a
+        choice.
+        """
+        tables: list[dict[str, str]] = []
+        # No character leads out of the block of an empty head.
         for block in (
             ((self.common_beginning,), *self.choice_blocks)
             if self.common_beginning
@@ -173,23 +177,23 @@ class CanarySpace:
             for choice in block:
                 for i, character in enumerate(choice):
                     following.setdefault(choice[:i], set()).add(character)
-            found.append({start: "".join(sorted(ends)) for start, ends in following.items()})
-        return found
+            tables.append({start: "".join(sorted(ends)) for start, ends in following.items()})
+        return tables
 
 
 def parse_canary_format(format: str) -> list[tuple[str, str]]:
-    """(text, slot behind it or "") in order. Raises AuditError for what is no format."""
+    """Return (text, slot after it or "") in order. Raises AuditError for an invalid format."""
     try:
         parsed = list(string.Formatter().parse(format))
     except ValueError as error:
         raise AuditError(
             f"expected a format such as 'My ID is {{digits:6}}', got {format!r}: {error}"
         ) from error
-    found = []
+    parts = []
     for text, name, count, conversion in parsed:
         slot = (
             f"{name or '?'}{f'!{conversion}' if conversion else ''}{f':{count}' if count else ''}"
         )
-        # None: no slot follows; `{{` is a brace already
-        found.append((text, "" if name is None else slot))
-    return found
+        # None: no slot follows; `{{` is a brace already.
+        parts.append((text, "" if name is None else slot))
+    return parts

@@ -1,8 +1,7 @@
-"""Files and folders that are there whole or not at all, for their owner only: what a run keeps
-tells what leaks.
+"""Write files and folders atomically and only for their owner: a run's records reveal leaks.
 
-One way to write for all of ours, and space that does not stay. Knows paths and bytes; nothing of
-what they say.
+All of this program's files are written here, and temporary space is removed. Handles paths and
+bytes without their meaning.
 """
 
 from __future__ import annotations
@@ -21,21 +20,20 @@ from platformdirs import user_cache_path
 
 from auditor.core.errors import AuditError
 
+# Windows, which cannot tell whether the process that created a folder still runs
 try:
     import fcntl
-except (
-    ImportError
-):  # Windows, where nothing tells whether the process that made a folder is still there
+except ImportError:
     fcntl = None  # type: ignore[assignment]
 
-_BEFORE, _BEHIND = ".audit-", ".tmp"  # names of files that are not there yet
+_BEFORE, _BEHIND = ".audit-", ".tmp"  # names of unfinished files
 
 
 def replace_atomically(path: Path, content: str | bytes, *, sync: bool = False) -> None:
-    """Puts the content at `path` in one step, 0600; its folder is made where it is missing.
+    """Write the content to `path` in one step, 0600; create its folder if missing.
 
-    sync: outlasts a power cut once this returns, for what a promise depends on. Raises AuditError
-    where it cannot be written; what was there before is then still there.
+    sync: survives a power cut once this returns, for files that a promise depends on. Raises
+    AuditError if it cannot be written; the previous content then remains.
     """
     with atomic_replacement_file(path, sync=sync) as scratch:
         scratch.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -43,12 +41,14 @@ def replace_atomically(path: Path, content: str | bytes, *, sync: bool = False) 
 
 @contextmanager
 def atomic_replacement_file(path: Path, *, sync: bool = False) -> Iterator[Path]:
-    """An empty file beside `path`, 0600, that takes its place when the block ends and goes away
-    when it raises."""
+    """Yield an empty file next to `path`, 0600; it replaces `path` after the block.
+
+    An exception removes it.
+    """
     scratch = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # mkstemp's are 0600
+        # mkstemp creates files with mode 0600.
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=_BEFORE, suffix=_BEHIND)
         os.close(handle)
         scratch = Path(name)
@@ -57,7 +57,8 @@ def atomic_replacement_file(path: Path, *, sync: bool = False) -> Iterator[Path]
             fsync(scratch)
         os.replace(scratch, path)
         if sync:
-            fsync(path.parent)  # the new name is the folder's: a power cut could take it back
+            # the folder contains the new name: a power cut could undo the rename
+            fsync(path.parent)
     except OSError as error:
         raise unwritable_path_error(path, error) from error
     finally:
@@ -68,10 +69,9 @@ def atomic_replacement_file(path: Path, *, sync: bool = False) -> Iterator[Path]
 
 @contextmanager
 def create_atomically(path: Path) -> Iterator[Path]:
-    """A free path for a file or folder that is moved to `path` when the block ends, and removed
-    when it fails.
+    """Yield a free path for a file or folder, moved to `path` after the block, removed on failure.
 
-    For what a library writes: all of it is for its owner only. Whoever makes one holds a lock on
+    For files written by libraries: only their owner can read them. The caller must hold a lock on
     `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,17 +81,16 @@ def create_atomically(path: Path) -> Iterator[Path]:
 
 
 def replace_symlink(link: Path, target: str) -> None:
-    """A symbolic link to the target, put in the place of another in one step."""
+    """Create a symbolic link to the target, replacing an existing link in one step."""
     scratch = link.with_name(f".{link.name}-{os.getpid()}")
-    scratch.symlink_to(target)  # which replaces nothing; a rename does
+    scratch.symlink_to(target)  # symlink_to replaces nothing; a rename does
     os.replace(scratch, link)
 
 
 def append_durably(path: Path, text: str) -> int:
-    """Adds to a file, 0600 where it is new; on disk when this returns. Returns where in the file
-    the text begins.
+    """Append to a file, 0600 if new, and sync it. Returns the offset of the text.
 
-    Raises AuditError where it cannot be; what part of the text was written is then taken back.
+    Raises AuditError if it cannot be written, and then removes the written part.
     """
     begin = None
     try:
@@ -102,7 +101,7 @@ def append_durably(path: Path, text: str) -> int:
             file.flush()
             os.fsync(file.fileno())
         if new:
-            # which holds the name: without it a power cut could take the file away
+            # The folder contains the name: without this a power cut could remove the file.
             fsync(path.parent)
     except OSError as error:
         if begin is not None:
@@ -113,7 +112,7 @@ def append_durably(path: Path, text: str) -> int:
 
 
 def truncate(path: Path, size: int) -> None:
-    """Takes away what a file holds beyond so many bytes. Raises AuditError where it cannot be."""
+    """Cut a file to this many bytes. Raises AuditError if it cannot be written."""
     try:
         if path.stat().st_size > size:
             os.truncate(path, size)
@@ -123,7 +122,7 @@ def truncate(path: Path, size: int) -> None:
 
 
 def fsync(path: Path) -> None:
-    """Waits until the file, or the names in the folder, are on disk."""
+    """Wait until the file, or the names in the folder, are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -132,8 +131,7 @@ def fsync(path: Path) -> None:
 
 
 def fsync_tree(folder: Path) -> None:
-    """`fsync` for all there is in the folder: what others wrote there. Raises AuditError where it
-    cannot be."""
+    """Sync everything in the folder, e.g. files of libraries. Raises AuditError on failure."""
     try:
         for path in (*folder.rglob("*"), folder):
             fsync(path)
@@ -146,23 +144,24 @@ def unwritable_path_error(path: Path, error: OSError) -> AuditError:
 
 
 def is_scratch_file(path: Path) -> bool:
-    """Whether a process that was killed left it: a file that was never put in its place."""
+    """Return whether a file is an unfinished file of a killed process."""
     return path.name.startswith(_BEFORE) and path.name.endswith(_BEHIND)
 
 
 def remove_scratch_files(folder: Path) -> None:
-    """Takes away what killed processes left. Only for who holds the folder's lock: others may be
-    writing."""
+    """Remove unfinished files of killed processes.
+
+    The caller must hold the folder's lock: other processes may be writing.
+    """
     for path in folder.iterdir():
         if is_scratch_file(path):
             path.unlink(missing_ok=True)
 
 
 def cache_folder() -> Path:
-    """AUDIT_CACHE, or where the platform keeps caches (XDG_CACHE_HOME, ~/.cache); readable by its
-    owner only.
+    """Return AUDIT_CACHE or the platform's cache folder (XDG_CACHE_HOME, ~/.cache).
 
-    It holds training text.
+    Only its owner can read it: it contains training text.
     """
     folder = Path(os.environ.get("AUDIT_CACHE") or user_cache_path("audit", appauthor=False))
     try:
@@ -174,24 +173,23 @@ def cache_folder() -> Path:
     return folder
 
 
-# --- space that does not stay ---
+# --- temporary space ---
 
 
 @contextmanager
 def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
-    """A folder for its owner only, gone when the block is left. What a killed process left under
-    this name goes too.
+    """Yield a folder for its owner only, removed after the block.
 
-    It is locked while the block lasts; the system frees the lock when the process ends, however it
-    ends. Whatever is created meanwhile, by a library too, is for its owner only: folders 0700,
-    files 0600.
+    Also removes folders that killed processes left under this name. The folder is locked during the
+    block; the system frees the lock when the process ends. Everything created meanwhile, including
+    by libraries, is for its owner only: folders 0700, files 0600.
     """
     prefix = f".{name}.audit-scratch-"
-    for left in parent.glob(f"{glob.escape(prefix)}*") if fcntl else ():
-        with suppress(OSError), _folder_flock_context(left):  # BlockingIOError: its process lives
-            shutil.rmtree(left)
-    # the umask is the whole process's: what other threads create meanwhile is for the owner only,
-    # too
+    for leftover in parent.glob(f"{glob.escape(prefix)}*") if fcntl else ():
+        # BlockingIOError: its process is running
+        with suppress(OSError), _folder_flock_context(leftover):
+            shutil.rmtree(leftover)
+    # The umask is the whole process's: files of other threads are for the owner only, too.
     folder, umask_before = Path(tempfile.mkdtemp(prefix=prefix, dir=parent)), os.umask(0o077)
     try:
         with _folder_flock_context(folder):
@@ -202,10 +200,9 @@ def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
 
 
 class UnnamedFile:
-    """A file that nobody else can open, gone when it is closed or its process ends: where TMPDIR
-    says, made when used.
+    """A file without a name, created in TMPDIR at the first use, gone when closed.
 
-    `add` raises AuditError where there is no room.
+    `add` raises AuditError if there is no room.
     """
 
     def __init__(self) -> None:
@@ -213,7 +210,7 @@ class UnnamedFile:
         self._end = 0
 
     def add(self, data: bytes) -> tuple[int, int]:
-        """Appends the data; returns (begin, size), as `read` takes them."""
+        """Append the data; return (begin, size), the arguments of `read`."""
         begin = self._end
         try:
             if self._file is None:
@@ -227,25 +224,26 @@ class UnnamedFile:
         return begin, len(data)
 
     def read(self, begin: int, size: int) -> bytes:
-        assert self._file is not None  # something was added
+        assert self._file is not None  # after an `add`
         self._file.seek(begin)
         return self._file.read(size)
 
     def close(self) -> None:
         if self._file is not None:
-            with suppress(OSError):  # what could not be written is not missed
+            with suppress(OSError):  # unwritten data is no longer needed
                 self._file.close()
 
 
 @contextmanager
 def _folder_flock_context(folder: Path) -> Iterator[None]:
-    """Raises BlockingIOError where another process holds it. Without locks of the system, nothing
-    is held."""
+    """Hold a folder's lock. Raises BlockingIOError if another process holds it.
+
+    Without system locks it does nothing.
+    """
     if fcntl is None:
         yield
         return
-    # closing it lets go of the lock, as does the end of the process; programs that are started do
-    # not inherit it
+    # Closing releases the lock, as does the end of the process; child programs do not inherit it.
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

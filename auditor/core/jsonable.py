@@ -1,8 +1,8 @@
-"""Records as JSON values and back, by their annotations, and JSON files. Knows no record.
+"""Convert records to JSON values and back by their annotations, and read JSON files.
 
-pydantic validates and describes them. Two things are ours: a float that JSON has no word for goes
-by its name, and what does not fit is refused in one sentence. It is imported when a record is read:
-`audit --help` reads none.
+pydantic validates and describes them, with two additions: a float without a JSON notation is
+written by name, and a value that does not fit is refused in one sentence. pydantic is imported when
+a record is read: `audit --help` reads none.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from auditor.core.errors import AuditError
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails, SchemaValidator
 
-NAMED = ["inf", "-inf", "nan"]  # the floats that JSON has no word for
+NAMED = ["inf", "-inf", "nan"]  # floats without a JSON notation
 
 
 def to_json(value: Any) -> Any:
-    """A record as JSON values. Non-finite floats become their names."""
+    """Return a record as JSON values; non-finite floats become their names."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -38,10 +38,9 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: Any, value: Any, where: str = "result", *, private: bool = False) -> Any:
-    """The inverse of `to_json` for an annotated type. Raises AuditError with the path of what does
-    not fit.
+    """Invert `to_json` for an annotated type. Raises AuditError with the path of a wrong value.
 
-    private: whether the values may be private text, and are called by their kind only.
+    private: whether values may be private text; the error then names only their kind.
     """
     from pydantic_core import ValidationError
 
@@ -49,8 +48,8 @@ def from_json(kind: Any, value: Any, where: str = "result", *, private: bool = F
         return _type_validator(kind).validate_python(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-    # outside the except: as its context, pydantic's error would show the value, which may be
-    # private
+    # Outside the except: as its context, pydantic's error would show the value, which may be
+    # private.
     raise AuditError(
         _validation_error_sentence(
             first, where, list(_record_field_names(_core_schema(kind))), private
@@ -59,7 +58,7 @@ def from_json(kind: Any, value: Any, where: str = "result", *, private: bool = F
 
 
 def json_schema(kind: Any) -> dict[str, Any]:
-    """The JSON Schema of what `from_json` takes for an annotated type."""
+    """Return the JSON Schema of the values that `from_json` accepts for an annotated type."""
     from pydantic.json_schema import GenerateJsonSchema
 
     return GenerateJsonSchema().generate(_core_schema(kind))
@@ -78,7 +77,7 @@ def _core_schema(kind: Any) -> Any:
     return _schema_of_written_json(TypeAdapter(kind).core_schema)
 
 
-# Keys of a core schema below which other schemas stand.
+# Keys of a core schema that contain other schemas.
 _INNER = {
     "schema",
     "fields",
@@ -91,39 +90,38 @@ _INNER = {
 
 
 def _schema_of_written_json(schema: Any) -> Any:
-    """pydantic's schema of a type, as `to_json` writes it: floats by name, lists for tuples, and no
-    further fields."""
+    """Adapt pydantic's schema to `to_json`: floats by name, lists for tuples, no further fields."""
     if isinstance(schema, list):
         return [_schema_of_written_json(item) for item in schema]
     if not isinstance(schema, dict):  # the name of a field
         return schema
-    found = {
+    adapted = {
         key: _schema_of_written_json(item) if key in _INNER else item
         for key, item in schema.items()
     }
-    match found["type"]:
+    match adapted["type"]:
         case "float":
-            # the number first: a string is looked at only where it is none
+            # The number first: a string is examined only if it is not a number.
             by_name = {"type": "no-info", "function": float}
-            named = {
+            by_name_schema = {
                 "type": "function-after",
                 "function": by_name,
                 "schema": {"type": "literal", "expected": NAMED},
             }
-            said = {"custom_error_type": "number", "custom_error_message": "float"}
-            return {"type": "union", "choices": [found, named], **said}
+            custom_error = {"custom_error_type": "number", "custom_error_message": "float"}
+            return {"type": "union", "choices": [adapted, by_name_schema], **custom_error}
         case "tuple":
-            found["strict"] = False  # JSON has lists alone, which strict mode refuses for a tuple
+            adapted["strict"] = False  # JSON has only lists, which strict mode refuses for a tuple
         case "dataclass":
-            # strict mode would ask for an instance; by the configuration its fields stay strict
-            found |= {
+            # Strict mode would require an instance; the configuration keeps its fields strict.
+            adapted |= {
                 "strict": False,
                 "config": {"strict": True, "extra_fields_behavior": "forbid"},
             }
-    return found
+    return adapted
 
 
-# What pydantic misses, as JSON calls it; of all else its own words are said.
+# JSON's names of missing types, instead of pydantic's messages.
 _EXPECTED = {
     "int_type": "int",
     "int_from_float": "int",
@@ -139,21 +137,22 @@ _EXPECTED = {
 def _validation_error_sentence(
     error: ErrorDetails, where: str, fields: Collection[str], private: bool
 ) -> str:
-    """One sentence: where it is, what was expected, what came. fields: all that there are."""
+    """Return a sentence with the path, the expected and the actual value. fields: all fields."""
     *path, last = error["loc"] or ("",)
-    parent, came = _json_path_label(where, path, fields, private), error["input"]
+    parent, value = _json_path_label(where, path, fields, private), error["input"]
     if error["type"] == "missing":
         return f"{parent}: missing field {last!r}"
     if error["type"] == "unexpected_keyword_argument":
-        others = [name for name in fields if name != last]  # that name is one elsewhere
-        near = difflib.get_close_matches(str(last), others, n=1, cutoff=0.5)
-        named = "(it may be private)" if private else repr(last)
-        return f"{parent}: unknown field {named}" + "".join(
+        # that name belongs to another record
+        other_fields = [name for name in fields if name != last]
+        near = difflib.get_close_matches(str(last), other_fields, n=1, cutoff=0.5)
+        label = "(it may be private)" if private else repr(last)
+        return f"{parent}: unknown field {label}" + "".join(
             f"; did you mean {name!r}?" for name in near
         )
     words = error["msg"].removeprefix("Input should be ")
     expected = _EXPECTED.get(error["type"], words[0].lower() + words[1:])
-    got = type(came).__name__ if private or isinstance(came, dict | list) else repr(came)
+    got = type(value).__name__ if private or isinstance(value, dict | list) else repr(value)
     return (
         f"{_json_path_label(where, error['loc'], fields, private)}: expected {expected}, got {got}"
     )
@@ -162,7 +161,9 @@ def _validation_error_sentence(
 def _json_path_label(
     where: str, steps: Iterable[int | str], fields: Collection[str], private: bool
 ) -> str:
-    """`result.json.targets[1].claim`; of private values no key of a dictionary."""
+    """Return a path such as `result.json.targets[1].claim`, without keys of private
+    dictionaries.
+    """
     keys = (
         "..." if private and isinstance(step, str) and step not in fields else step
         for step in steps
@@ -171,7 +172,7 @@ def _json_path_label(
 
 
 def _record_field_names(schema: Any) -> Iterator[str]:
-    """The names of all fields of a record and those in it."""
+    """Yield the field names of a record and the records in it."""
     if isinstance(schema, list):
         for item in schema:
             yield from _record_field_names(item)
@@ -186,22 +187,23 @@ def _record_field_names(schema: Any) -> Iterator[str]:
 
 
 def read_json(path: Path, what: str) -> Any:
-    """The value in a file. Raises AuditError, which calls it `what` and quotes none of it: it may
-    be private."""
+    """Return the value in a file, called `what` in errors.
+
+    Raises AuditError, which quotes nothing: the file may be private.
+    """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise AuditError(f"cannot read {what} {str(path)!r}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        # from None: a JSONDecodeError holds the whole document
+        # From None: a JSONDecodeError contains the whole document.
         raise AuditError(
             f"cannot read {what} {str(path)!r}: it is not JSON ({type(error).__name__})"
         ) from None
 
 
 def read_json_object(path: Path, what: str) -> dict[str, Any]:
-    """`read_json` of a file that has to hold an object. Raises AuditError for any other value,
-    too."""
+    """Return the object in a file. Raises AuditError as `read_json` does, and for other values."""
     value = read_json(path, what)
     if not isinstance(value, dict):
         raise AuditError(

@@ -1,7 +1,7 @@
-"""One process a folder: a second one that would write into it is refused with the pid of the first.
+"""Lock folders for one process; a second writer is refused with the pid of the first.
 
-The lock is the system's (flock), so it ends with its process, however that ends. Knows folders; not
-what is in them.
+The lock is the system's (flock), so it ends with its process in any case. Handles folders, not
+their contents.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from filelock import FileLock, Timeout
 from auditor.core import disk
 from auditor.core.errors import AuditError
 
-LOCK = ".lock"  # holds the pid of who has it, or had it last
+LOCK = ".lock"  # contains the pid of its current or last holder
 
 
 def acquire_folder_lock(folder: Path, patience: float = 0.0) -> FileLock:
-    """The folder's lock, held; what killed processes left half written in it is taken away.
+    """Acquire the folder's lock and remove unfinished files of killed processes.
 
-    It is held until `release`, or until nobody refers to it; the same process may hold it several
-    times over.
-    patience: seconds to wait for another process to let go of it. Raises AuditError where it does
-    not, and where the folder cannot be written to.
+    The lock lasts until `release`, or until its last reference is gone; the same process may hold
+    it several times. patience: seconds to wait for another process. Raises AuditError if another
+    process keeps it, or if the folder is not writable.
     """
     path = folder / LOCK
     try:
-        # a singleton counts its holders: by a second handle, flock would refuse this very process
+        # A singleton counts its holders: with a second handle, flock would refuse this very
+        # process.
         lock = FileLock(
             path.resolve(), timeout=0, mode=0o600, thread_local=False, is_singleton=True
         )
@@ -48,14 +48,14 @@ def acquire_folder_lock(folder: Path, patience: float = 0.0) -> FileLock:
 
 @contextmanager
 def locked_folder(folder: Path, mark: str) -> Iterator[None]:
-    """Holds the lock of a folder, which is made where it is missing, 0700.
+    """Hold the lock of a folder, created with mode 0700 if missing.
 
-    mark: the file that makes it one of ours; where it is not there in the end, neither the lock nor
-    a folder made here stays behind. Raises AuditError as `acquire_folder_lock`.
+    mark: the file that identifies a valid folder; without it at the end, the lock and a new folder
+    are removed. Raises AuditError as `acquire_folder_lock` does.
     """
-    made = not folder.exists()
+    is_new = not folder.exists()
     try:
-        # what is trained and found here tells of the records
+        # trained models and results reveal the records
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise disk.unwritable_path_error(folder, error) from error
@@ -64,10 +64,10 @@ def locked_folder(folder: Path, mark: str) -> Iterator[None]:
             yield
         finally:
             if not (folder / mark).exists():
-                # while it is held: once it is free, the file may be the lock of another process
+                # while the lock is held: afterwards the file may be the lock of another process
                 (folder / LOCK).unlink(missing_ok=True)
-                if made:
-                    with suppress(OSError):  # somebody may have put other things there
+                if is_new:
+                    with suppress(OSError):  # other processes may have written files there
                         folder.rmdir()
 
 

@@ -1,4 +1,4 @@
-"""The memory of the machine that this process could still take. Knows no accelerator."""
+"""Measure the memory of the machine that this process may still use, accelerators excluded."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from pathlib import Path
 import psutil
 
 _GROUP = Path("/sys/fs/cgroup")
-_NO_LIMIT = 2**60  # bytes: what a control group without a limit says is more
+_NO_LIMIT = 2**60  # bytes; more than any control group reports
 
 
 def free_machine_memory_bytes() -> int:
-    """Bytes that this process can still take, within its own limits and those of its container or
-    job."""
+    """Return the bytes this process may still use within its limits and its container's."""
     return max(
         0,
         min(
@@ -24,8 +23,10 @@ def free_machine_memory_bytes() -> int:
 
 
 def _control_group_free_bytes() -> int:
-    """Bytes left in the control group (version 2) of a container or cluster job; cached file pages
-    make room."""
+    """Return the free bytes of the control group (version 2) of a container or cluster job.
+
+    Inactive cached file pages count as free.
+    """
     try:
         limit, used = (
             (_GROUP / name).read_text().strip() for name in ("memory.max", "memory.current")
@@ -39,7 +40,7 @@ def _control_group_free_bytes() -> int:
 
 
 def _process_limit_free_bytes() -> int:
-    """Bytes left below `ulimit -v`."""
+    """Return the free bytes below `ulimit -v`."""
     try:
         import resource
     except ImportError:  # Windows has no such limit

@@ -1,5 +1,4 @@
-"""The nouns of an audit: what is attacked, what an attack is told and answers, what is promised.
-Frozen records."""
+"""Define the nouns of an audit as frozen records: secrets, attack input and output, claims."""
 
 from __future__ import annotations
 
@@ -14,43 +13,42 @@ Tokens = tuple[int, ...]
 
 SettingName = Literal["text-only", "white-box"]
 
-UNDEFENDED = "undefended"  # the target that has no defense
+UNDEFENDED = "undefended"  # the target without a defense
 
 
 class CellKey(NamedTuple):
-    """The names of one cell of a run, under which what was found in it is kept."""
+    """The names of a cell of a run, the key of its results."""
 
     target: str
     setting: str
     attack: str  # or probe
 
     def __str__(self) -> str:
-        """As files write it: `pmixed/text-only/ethicist`."""
+        """Return the name in files: `pmixed/text-only/ethicist`."""
         return "/".join(self)
 
     @property
     def title(self) -> str:
-        """As people read it: `pmixed, text-only, attack ethicist`. A part that is empty is left
-        out.
+        """The name for readers: `pmixed, text-only, attack ethicist`, without empty parts.
 
-        The word "attack" is there because attacks and metrics share names: perplexity is both.
+        The word "attack" is needed because attacks and metrics share names: perplexity is both.
         """
         attack = self.attack and f"attack {self.attack}"
         return ", ".join(filter(None, (self.target, self.setting, attack)))
 
     @classmethod
     def parse_cell_key(cls, text: str) -> CellKey:
-        """The inverse of `str`. Raises ValueError for what is no such name."""
+        """Invert `str`. Raises ValueError for an invalid name."""
         target, setting, attack = text.split("/")
         return cls(target, setting, attack)
 
 
 @dataclass(frozen=True)
 class Canary:
-    """A text that was made to go into training data: what a model knows of it is memory.
+    """A text made for insertion into training data: a model's knowledge of it is memorisation.
 
-    space: of all texts that it could have been, for exposure; None where that is not known. coin:
-    for an audit, whether the fair coin that decided came up "in"; None where no coin decided.
+    space: the possible texts, for exposure; None if unknown. coin: for an audit, whether the fair
+    coin said "in"; None without a coin.
     """
 
     text: str
@@ -63,12 +61,10 @@ Mark = tuple[str, str]  # a kind of personal data, and a text of it
 
 @dataclass(frozen=True)
 class Wording:
-    """What a secret says, as its owner wrote it: the characters that its tokens were made of, with
-    no decoding between.
+    """The text of a secret as written by its owner: the characters of its tokens, never decoded.
 
-    ends: where in the suffix each of its tokens ends. after: the record's next characters, which
-    nobody attacks. marks:
-    what the data say is in the record, wherever it stands there.
+    ends: end of each token in the suffix. after: the next characters of the record, not attacked.
+    marks: personal data in the record according to the data, at any position.
     """
 
     prefix: str
@@ -83,21 +79,21 @@ class Wording:
 
     @property
     def suffix_text_by_token(self) -> tuple[str, ...]:
-        """What each token of the suffix adds to it; a character of several tokens comes with the
-        last of them."""
+        """The characters of each suffix token; the last of a character's tokens gets it."""
         return tuple(self.suffix[start:end] for start, end in pairwise((0, *self.ends)))
 
 
 @dataclass(frozen=True)
 class Secret:
-    """One training record an attacker should not be able to complete. Only the benchmark and the
-    metrics hold it.
+    """A training record that an attacker should not be able to complete.
 
-    `id`: what randomness and the files of a run know it by; `alias`: what sentences and reports
-    call it (`records.aliases`). `canary`: where it was not found in the data but put there;
-    `repeats` is then how often. `wording`: None where the data hold token ids alone; two secrets of
-    the same tokens are the same, however they were written. `document`: the record that several
-    secrets are parts of, by its id; `at`: where in it the suffix begins.
+    Only the benchmark and the metrics hold it.
+
+    `id`: its key for randomness and the files of a run; `alias`: its name in sentences and reports
+    (`records.aliases`). `canary`: if it was inserted into the data; `repeats` is then how often.
+    `wording`: None if the data are only token ids; two secrets with equal tokens are equal,
+    whatever their wording. `document`: id of the record that several secrets are part of; `at`:
+    start of the suffix in it.
     """
 
     id: str
@@ -106,24 +102,22 @@ class Secret:
     repeats: int | None = None
     member: bool = True
     canary: Canary | None = None
-    # a value of the column that the user names to have results shown by it
+    # The value of the column by which the user groups results.
     group: str | None = None
     wording: Wording | None = field(default=None, compare=False, repr=False)
-    alias: str = ""  # nobody has named it yet
+    alias: str = ""  # set later
     document: str | None = None
     at: int = 0  # tokens
-    user: str | None = (
-        # whose it is, as the column that the user names says; None: nobody says, or of several
-        None
-    )
-    user_trained: bool = False  # whether any record of that person was trained on
-    # of a member's record, near copies included: how often trained on; None: not known
+    # The person of the record by the user's column; None: unknown, or several.
+    user: str | None = None
+    user_trained: bool = False  # whether a record of that person was trained on
+    # How often a member's record, near copies included, was trained on; None: unknown.
     copies: int | None = None
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A prefix and its suffix that the attacker already knows and may tune on."""
+    """A prefix and its suffix that the attacker knows and may tune on."""
 
     prefix: Tokens
     suffix: Tokens
@@ -131,7 +125,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Query:
-    """A prefix to complete with `length` tokens. It does not say what follows."""
+    """A prefix to complete with `length` tokens, without the answer."""
 
     id: str
     prefix: Tokens
@@ -140,8 +134,7 @@ class Query:
 
 @dataclass(frozen=True)
 class PrefixToken:
-    """tokens: what stands before every text that a model is asked about; said: which they are and
-    why, in words."""
+    """The tokens before every text of a model; said: a phrase that names and explains them."""
 
     tokens: Tokens
     said: str
@@ -149,10 +142,10 @@ class PrefixToken:
 
 @dataclass(frozen=True)
 class TextForm:
-    """How conversations are rendered: template and day as `--template` and `--date` take them.
+    """The rendering of conversations: template and day as in `--template` and `--date`.
 
-    digest: SHA-256 of the template and the rest that decides, in hex; said: which and why, in
-    words; doubts: why nothing seen may be due to the rendering, a sentence each.
+    digest: SHA-256, in hex, of the template and all other inputs; said: a phrase that names and
+    explains them; doubts: reasons why the rendering may hide a leak, a sentence each.
     """
 
     template: str
@@ -163,13 +156,13 @@ class TextForm:
 
     @property
     def name(self) -> str:
-        """What the record of a run calls it: `trl, 2026-01-31 (SHA-256 0123456789ab)`."""
+        """The name in the record of a run: `trl, 2026-01-31 (SHA-256 0123456789ab)`."""
         return f"{self.template}{f', {self.day}' if self.day else ''} (SHA-256 {self.digest[:12]})"
 
 
 @dataclass(frozen=True)
 class Challenge:
-    """All that an attack is told. Never the answers."""
+    """All inputs of an attack, never the answers."""
 
     known: tuple[Pair, ...]
     queries: tuple[Query, ...]
@@ -177,11 +170,11 @@ class Challenge:
 
 @dataclass(frozen=True)
 class Guess:
-    """One completion; `score`: higher is surer, in every attack; `count`: how many of the samples
-    it was.
+    """A completion.
 
-    `log_prob` (summed) and `min_log_prob` (its least likely token), nats under the attacked
-    distribution; None without access.
+    `score`: higher is more confident, in every attack; `count`: number of samples equal to it;
+    `log_prob` (sum) and `min_log_prob` (least likely token): nats under the attacked distribution;
+    None without access.
     """
 
     suffix: Tokens
@@ -193,49 +186,48 @@ class Guess:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What a tree search knows about the suffixes of one secret that it did not find
-    (probabilities, decoding distribution)."""
+    """Bounds of a tree search on the suffixes it did not find (probabilities, decoding
+    distribution).
+    """
 
-    # whether any suffix reached the threshold; the one that is guessed all the same did not
+    # Whether a suffix reached the threshold; otherwise the guess did not.
     reached: bool
-    # whether the likeliest suffix found is the likeliest of all: always so where one reached it
+    # Whether the likeliest suffix found is the likeliest of all, which holds if a suffix reached
+    # it.
     certified: bool
-    leftover: float  # mass of all suffixes that were not found
-    pruned: (
-        float  # the largest probability of a pruned node: no suffix that was not found is likelier
-    )
+    leftover: float  # mass of all suffixes not found
+    pruned: float  # upper bound on the probability of any suffix not found: the largest pruned node
 
 
 @dataclass(frozen=True)
 class Guesses:
-    """An attack's answer for one secret, surest first, with what it cost.
+    """An attack's answer for a secret, most confident first, with its cost.
 
-    A search draws nothing, so it spends nothing of a claim: it reads the distribution, which no
-    claim covers, and its cost is in `rows`. `samples` is then the number of candidates found.
+    A search draws nothing, so it uses no budget of a claim: it reads the distribution, which no
+    claim covers, and its cost is `rows`. `samples` is then the number of candidates.
     """
 
     secret: str
     ranked: tuple[Guess, ...]
     samples: int
     drawn: int  # tokens drawn from the target
-    # draws within 1e-6 of a CDF boundary, where float noise could have decided otherwise
+    # Draws within 1e-6 of a CDF boundary, which float noise could have changed.
     near_boundary: int = 0
     rows: int = 0  # rows run through the target: distinct partial samples, or nodes of a search
     certificate: Certificate | None = None
-    # of the first, scores by other rankings, higher surer
+    # Scores of the first guess by other rankings, higher is more confident.
     rankings: dict[str, float] = field(default_factory=dict)
 
 
 def evenly_spaced_secrets(secrets: Sequence[Secret], limit: int) -> list[Secret]:
-    """At most `limit` secrets, evenly spaced."""
+    """Return at most `limit` secrets, evenly spaced."""
     count = min(limit, len(secrets))
     return [secrets[i * len(secrets) // count] for i in range(count)]
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What a probe saw of one secret: numbers by name. `log_` names are in nats, `_bits` names in
-    bits."""
+    """A probe's numbers for a secret, by name; `log_` names are in nats, `_bits` names in bits."""
 
     secret: str
     values: dict[str, float]
@@ -243,8 +235,9 @@ class Observation:
 
 @dataclass(frozen=True)
 class TokenLogProbs:
-    """The log-probability, in nats, of each token of one secret's true suffix, given what stands
-    before it."""
+    """The log-probability in nats of each token of a secret's true suffix, given the text
+    before.
+    """
 
     secret: str
     log_probs: tuple[float, ...]
@@ -252,31 +245,30 @@ class TokenLogProbs:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a defense promises, for whom, against what access; and what this audit spent of it.
-    Epsilons in nats.
+    """The promise of a defense, its unit and access, and the budget used by this audit, in nats.
 
-    `unit`, `theorem`, `status`, `access` and `decoding` are words for readers. What follows from
-    them is in the fields that they stand above; nothing reads the words to find it out.
+    `unit`, `theorem`, `status`, `access` and `decoding` are words for readers; the program reads
+    only the other fields.
     """
 
     epsilon: dict[str, float]  # by neighbouring relation
     delta: float
-    relation: str  # the relation the defense was set up for
+    relation: str  # the relation for which the defense was set up
     unit: str  # of protection: "shard", "any two models"
-    # T: the drawn tokens the epsilons cover; None: any number, nothing is spent by asking
+    # T: the drawn tokens that the epsilons cover; None: any number, queries cost nothing.
     queries: int | None
     theorem: str
     status: str  # "sound" | "claim; proof has gaps" | ...
-    # whether the promise follows from what was done; else a reader is told that it is only claimed
+    # Whether the promise follows from the procedure; otherwise reports call it only claimed.
     sound: bool = False
     access: str = "sampled tokens only"
-    any_access: bool = False  # whether it holds whatever an attacker may ask, the weights included
+    any_access: bool = False  # whether it holds for any access, the weights included
     decoding: str = "ancestral"
     spent_queries: int = 0
     spent_epsilon: dict[str, float] = field(default_factory=dict)
-    # whether it holds for any two models whatever: for every relation and unit there is
+    # Whether it holds for any two models: every relation and unit.
     any_two: bool = False
-    shard: bool = False  # whether the unit is a shard, of which single records are a part
-    # of a shard, what lies in one as a whole: "record", "user"; "": nobody can tell
+    shard: bool = False  # whether the unit is a shard, which contains single records
+    # The unit kept whole in a shard: "record", "user"; "": unknown.
     whole: str = ""
     details: dict[str, float] = field(default_factory=dict)

@@ -1,10 +1,10 @@
-"""What a run is asked to do: its configuration, written once, in parts by what they are about.
+"""Define the configuration of a run, in parts by subject.
 
-Beside each field stands all that is said of it. Its flag and help (`commands/options.py`), what a
-plan file and `audit()` take (`runs/plan.py`) and the page of all fields (`docs/reference/plan.md`)
-follow from that. A field has one name wherever it is given: `--known-limit 5`, `known_limit = 5` in
-a plan file, `known_limit=5` in Python. Each part of the program is handed the part of the plan that
-it needs. Knows no files, models or terminals.
+Each field is defined with its description. Its flag and help (`commands/options.py`), the input of
+plan files and `audit()` (`runs/plan.py`) and the page of all fields (`docs/reference/plan.md`)
+follow from it. A field has one name everywhere: `--known-limit 5`, `known_limit = 5` in a plan
+file, `known_limit=5` in Python. Each part of the program receives only its part of the plan. Knows
+no files, models or terminals.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Plan:
     output: OutputPlan = field(default_factory=OutputPlan)
     seed: int = plan_field(0, SUBJECT, panel="compute")
     plugin: tuple[str, ...] = plan_field((), metavar="FILE.py", risk="its code would run")
-    objects: dict[str, str] = plan_field(dict, flags=None)  # role -> class, where Python gave them
+    objects: dict[str, str] = plan_field(dict, flags=None)  # role -> class, if Python passed them
 
     def __post_init__(self) -> None:
         for part in (self.loading, self.data, self.attacks, self.defenses):
@@ -69,14 +69,14 @@ class Plan:
             raise AuditError(f"expected --seed from 0 to 2^63 - 1, got {self.seed}")
 
     def _check_fields_apply(self) -> None:
-        """Refuses fields that say nothing to this kind of model or data. Raises AuditError."""
+        """Raise AuditError for fields without meaning for this kind of model or data."""
         target = self.target
         if target.uses_builtin_lab != (self.data.data is None) and not self.is_canary_only:
-            given, missing = (
+            present, missing = (
                 ("--model", "--data") if self.data.data is None else ("--data", "--model")
             )
             raise AuditError(
-                f"expected --model and --data together, got {given} without {missing} (neither: "
+                f"expected --model and --data together, got {present} without {missing} (neither: "
                 "the lab)"
             )
         if target.uses_builtin_lab:
@@ -99,10 +99,9 @@ class Plan:
                 )
 
     def _check_unlearning(self) -> None:
-        """Refuses fields that need an unlearned model where there is none, and a relearning that
-        cannot be done.
+        """Raise AuditError for unlearning fields without their model, and impossible relearning.
 
-        Whether the defenses go with it is checked when they are chosen.
+        Defenses check their compatibility when they are chosen.
         """
         for name in ("before", "retrained"):
             if getattr(self.target, name) is not None and self.data.forget is None:
@@ -134,8 +133,9 @@ class Plan:
             )
 
     def _check_until_conflicts(self) -> None:
-        """Refuses what needs all secrets beside --until, which may stop before. Raises
-        AuditError."""
+        """Raise AuditError for fields that need all secrets next to --until, which may stop
+        early.
+        """
         if self.attacks.until is not None:
             for name in ("submission", "forget", "relearn"):
                 if self.values_by_field_name()[name] is not None:
@@ -146,15 +146,15 @@ class Plan:
 
     @property
     def run_folder_title(self) -> str:
-        """The part of the run folder's name that stands behind the time."""
-        own = "lab" if self.target.lab == SMALL else self.target.lab
-        named = own if self.target.model is None else split_model_name(self.target.model)[1]
-        what = named.replace("\\", "/").rstrip("/").rpartition("/")[2]
-        return "-".join([what, *self.attacks.attack, *self.defenses.defense])[:80]
+        """The part of the run folder's name after the time."""
+        lab_name = "lab" if self.target.lab == SMALL else self.target.lab
+        source = lab_name if self.target.model is None else split_model_name(self.target.model)[1]
+        name = source.replace("\\", "/").rstrip("/").rpartition("/")[2]
+        return "-".join([name, *self.attacks.attack, *self.defenses.defense])[:80]
 
     @property
     def is_canary_only(self) -> bool:
-        """A model that is looked at for canaries only: there are no records to attack."""
+        """True if a model is audited for canaries only: there are no records to attack."""
         return (
             not self.target.uses_builtin_lab
             and self.data.data is None
@@ -163,38 +163,41 @@ class Plan:
 
     @property
     def model_and_secrets_fields(self) -> dict[str, Any]:
-        """All that decides which model is attacked for which secrets: plans that agree in it share
-        both."""
+        """The fields that determine the attacked model and the secrets.
+
+        Plans with equal values share both.
+        """
         values = self.to_json()
         return {name: values[name] for name in plan_field_names_with_rule(SUBJECT)}
 
-    # --- fields by name, whichever part they stand in ---
+    # --- fields by name, in any part ---
 
     @classmethod
     def from_fields(cls, **values: Any) -> Plan:
-        """The plan with these fields, and the defaults of all others."""
+        """Return the plan with these fields, and defaults for all others."""
         return cls().with_fields(**values)
 
     def with_fields(self, **values: Any) -> Plan:
-        """This plan with these values for these fields, whichever part they stand in."""
+        """Return this plan with these values, in any part."""
         parts: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
             parts.setdefault(FIELDS[name].part, {})[name] = value
-        own = parts.pop("", {})
+        plan_values = parts.pop("", {})
         changed = {
-            part: dataclasses.replace(getattr(self, part), **some) for part, some in parts.items()
+            part: dataclasses.replace(getattr(self, part), **part_values)
+            for part, part_values in parts.items()
         }
-        # by __post_init__ the whole plan is checked anew
-        return dataclasses.replace(self, **changed, **own)
+        # __post_init__ checks the whole plan again.
+        return dataclasses.replace(self, **changed, **plan_values)
 
     def values_by_field_name(self) -> dict[str, Any]:
         return {
-            name: getattr(getattr(self, one.part) if one.part else self, name)
-            for name, one in FIELDS.items()
+            name: getattr(getattr(self, plan_field.part) if plan_field.part else self, name)
+            for name, plan_field in FIELDS.items()
         }
 
     def non_default_field_names(self, rules: FieldRule) -> list[str]:
-        """The fields of these rules that do not hold their default."""
+        """Return the fields under these rules whose value is not their default."""
         values = self.values_by_field_name()
         return [
             name
@@ -203,27 +206,31 @@ class Plan:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values, as `plan.json` holds them."""
-        found: dict[str, Any] = to_json(self.values_by_field_name())
-        return found
+        """Return the fields as JSON values, as in `plan.json`."""
+        values: dict[str, Any] = to_json(self.values_by_field_name())
+        return values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], where: str = "plan") -> Plan:
-        """The inverse; what is missing holds its default. Raises AuditError for what is no field or
-        does not fit."""
+        """Invert `to_json`; missing fields get their defaults.
+
+        Raises AuditError for unknown fields and wrong values.
+        """
         if unknown := [name for name in values if name not in FIELDS]:
             raise AuditError(f"{where}: unknown field {unknown[0]!r}")
-        read = {
+        parsed = {
             name: from_json(FIELDS[name].kind, value, f"{where}.{name}")
             for name, value in values.items()
         }
-        return cls.from_fields(**read)
+        return cls.from_fields(**parsed)
 
 
 @dataclass(frozen=True)
 class DescribedField:
-    """A field as the plan has it. part: "" for one of the plan's own; panel: of --help; help: with
-    its default."""
+    """A field as defined in the plan.
+
+    part: "" for a field of the plan itself; panel: of --help; help: with its default.
+    """
 
     part: str
     kind: Any
@@ -233,46 +240,53 @@ class DescribedField:
     help: str
 
 
-# a field in the docstring of its part
+# A field in the docstring of its part.
 _HELP = re.compile(r"^(\w+): (.+(?:\n    .+)*)", re.MULTILINE)
 
 
 def _described_plan_fields(kind: Any, part: str = "") -> Iterator[tuple[str, DescribedField]]:
     hints = typing.get_type_hints(kind)  # the annotations themselves are strings (from __future__)
-    # of base classes too: some of ComputePlan's fields stand in EngineOptions
-    # cleandoc: Python 3.13 takes the indentation itself
-    docstrings = (inspect.cleandoc(one.__doc__ or "") for one in kind.__mro__)
+    # Includes base classes: EngineOptions defines some of ComputePlan's fields. cleandoc: Python
+    # 3.13 removes the indentation itself.
+    docstrings = (inspect.cleandoc(item.__doc__ or "") for item in kind.__mro__)
     helps = {
         name: " ".join(text.split())
         for docstring in docstrings
         for name, text in _HELP.findall(docstring)
     }
-    for one in dataclasses.fields(kind):
-        hint = hints[one.name]
+    for item in dataclasses.fields(kind):
+        hint = hints[item.name]
         if dataclasses.is_dataclass(hint):
-            yield from _described_plan_fields(hint, one.name)
+            yield from _described_plan_fields(hint, item.name)
             continue
         default = (
-            one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
+            item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
         )
-        said = one.metadata[PlanField]
-        help = helps.get(one.name, "")
+        description = item.metadata[PlanField]
+        help = helps.get(item.name, "")
         if "[default:" not in help and default not in (None, False, (), {}):
-            help += f" [default: {f'--{one.name}' if default is True else default}]"
-        yield one.name, DescribedField(part, hint, said, default, said.panel or kind.panel, help)
+            help += f" [default: {f'--{item.name}' if default is True else default}]"
+        yield (
+            item.name,
+            DescribedField(part, hint, description, default, description.panel or kind.panel, help),
+        )
 
 
 FIELDS: Mapping[str, DescribedField] = dict(_described_plan_fields(Plan))
-# what a plan file may hold
+# Fields allowed in a plan file.
 IN_FILE = tuple(name for name in FIELDS if name not in ("command", "objects"))
 
 
 def plan_field_names_with_rule(rules: FieldRule) -> tuple[str, ...]:
-    """The fields that take part in any of these, in their order."""
-    return tuple(name for name, one in FIELDS.items() if one.said.rules and one.said.rules & rules)
+    """Return the fields under any of these rules, in order."""
+    return tuple(
+        name
+        for name, plan_field in FIELDS.items()
+        if plan_field.said.rules and plan_field.said.rules & rules
+    )
 
 
 def flag_of_plan_field(name: str) -> str:
-    """How a field is written on the command line."""
-    own = FIELDS[name].said.flags
-    return own[0].partition("/")[0] if own else f"--{name.replace('_', '-')}"
+    """Return the flag of a field on the command line."""
+    flags = FIELDS[name].said.flags
+    return flags[0].partition("/")[0] if flags else f"--{name.replace('_', '-')}"

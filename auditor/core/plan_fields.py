@@ -1,5 +1,4 @@
-"""What is said of a field of a plan, beside its type and its default: its help, its flag, the rules
-it is under."""
+"""Describe the fields of a plan besides type and default: help, flag and rules."""
 
 from __future__ import annotations
 
@@ -8,10 +7,10 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-NONE = "none"  # nothing, where the default is something
-AUTO = "auto"  # as the program finds best; of a count: not what the plan file says, but the default
+NONE = "none"  # the value None, if the default differs
+AUTO = "auto"  # the program's choice; for a count, the default instead of the plan file's value
 Options = dict[str, dict[str, Any]]  # plug-in name ("" for all) -> option -> value
-# of --help
+# Panels of --help.
 PANELS = (
     "target",
     "data",
@@ -25,19 +24,19 @@ PANELS = (
 
 
 class FieldRule(enum.Flag):
-    """What a field takes part in."""
+    """The uses of a field."""
 
-    # the digest of which model is attacked for which secrets: plans that agree in it share both
+    # Part of the digest of the attacked model and its secrets: plans with equal values share both.
     SUBJECT = enum.auto()
-    # what attackers score with, tune on and look at: compared runs agree in it
+    # Determines scores, tuning and inputs of attackers: compared runs have equal values.
     COMPARED = enum.auto()
-    ATTACKS = enum.auto()  # attacks and nothing else: who runs none has no use of it
-    OWN = enum.auto()  # a model and data of the user's own: the lab has its own
-    # the records of --data: there are none where a model is asked for canaries alone
+    ATTACKS = enum.auto()  # used by attacks only
+    OWN = enum.auto()  # a model and data of the user: the lab has its own
+    # About the records of --data: unused if a model is audited for canaries only.
     RECORDS = enum.auto()
-    # how the model is loaded: its provider says which of these fields it heeds
+    # About loading: the model's provider declares which of these fields it honours.
     PROVIDED = enum.auto()
-    PLACED = enum.auto()  # likewise: device and precision, of models loaded beside it too
+    PLACED = enum.auto()  # likewise: device and precision, also of models loaded next to it
 
 
 SUBJECT, COMPARED, ATTACKS, OWN, RECORDS, PROVIDED, PLACED = FieldRule
@@ -45,14 +44,12 @@ SUBJECT, COMPARED, ATTACKS, OWN, RECORDS, PROVIDED, PLACED = FieldRule
 
 @dataclass(frozen=True)
 class PlanField:
-    """What is said of a field, beside its type, its default and its help, which stands in the
-    docstring of its part.
+    """The description of a field besides type, default and help; its part's docstring has the help.
 
-    metavar: how a value is written. flags: where they are not `--its-name`; None: there is none.
-        panel: of --help,
-    where it is not that of its part. least: the smallest number. risk: what a plan file of somebody
-    else's would do by it; the command line has to name it as well. risky: a text that risky values
-    hold, where not every value is risky.
+    metavar: notation of a value. flags: unless `--its-name`; None: no flag. panel: of --help,
+    unless its part's. least: the smallest number. risk: the danger of a foreign plan file with this
+    field, which the command line must name as well. risky: a text in risky values, if others are
+    harmless.
     """
 
     rules: FieldRule | None = None
@@ -65,8 +62,9 @@ class PlanField:
 
 
 def plan_field(default: Any, rules: FieldRule | None = None, **said: Any) -> Any:
-    """A field of a part with this default, and what is said of it; `dict` stands for an empty
-    one."""
+    """Return a dataclass field with this default and description; `dict` means an empty
+    dictionary.
+    """
     metadata = {PlanField: PlanField(rules, **said)}
     if default is dict:
         return dataclasses.field(default_factory=dict, metadata=metadata)

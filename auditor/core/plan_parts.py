@@ -1,7 +1,6 @@
-"""The parts of a plan, each by what it is about: what a part of the program is handed in place of
-the whole.
+"""Define the parts of a plan by subject; each part of the program receives only its part.
 
-Beside each field stands all that is said of it: see `plan.py`. Knows no files, models or terminals.
+Each field is defined with its description, see `plan.py`. Knows no files, models or terminals.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from auditor.core.plan_fields import (
     plan_field,
 )
 
-SMALL = "small"  # the lab of no other name
+SMALL = "small"  # the default lab
 DECIDED = "decided"
-# what is known of a conversation whose rest is attacked
+# The attacker's knowledge of a conversation.
 SYSTEM, USER, PARTIAL = (
     "system",
     "user",
     "partial",
 )
-TURNS, ALL = ("assistant", USER, SYSTEM, "tool"), "all"  # whose turns may be attacked
+TURNS, ALL = ("assistant", USER, SYSTEM, "tool"), "all"  # roles whose turns may be attacked
 _SENT = "the records would be sent there"
 _WIDTH = re.compile(r"\s*([a-z][a-z0-9_]*)\s*(?:±|\+/?-)\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%\s*")
 
@@ -87,23 +86,23 @@ class TargetPlan:
 
     @property
     def provider(self) -> str:
-        """Who is asked for the model: what stands before its colon, "" where nothing does."""
+        """The provider of the model: the name before its colon, or ""."""
         return split_model_name(self.model or "")[0]
 
 
-_PROVIDER = re.compile(r"([a-z][a-z0-9_-]+):(.*)", re.DOTALL)  # a drive of Windows has one letter
+_PROVIDER = re.compile(r"([a-z][a-z0-9_-]+):(.*)", re.DOTALL)  # a Windows drive has one letter
 
 
 def split_model_name(model: str) -> tuple[str, str]:
-    """`llama:a/b.gguf` as `("llama", "a/b.gguf")`; of a name without a provider, "" and the
-    name."""
-    found = _PROVIDER.fullmatch(model)
-    return (found[1], found[2]) if found else ("", model)
+    """Split `llama:a/b.gguf` into `("llama", "a/b.gguf")`; without a provider, "" and the name."""
+    match = _PROVIDER.fullmatch(model)
+    return (match[1], match[2]) if match else ("", model)
 
 
 def deployed_form_name(form: str) -> str:
-    """What the row of a form is called: `pruned:0.5` as it is, a place by its last part, a server
-    by its host."""
+    """Return the row name of a form: `pruned:0.5`, the last part of a path, the host of a
+    server.
+    """
     head, _, address = form.partition("://")
     if address:
         return f"{split_model_name(head)[0] or head}:{address.partition('/')[0]}"
@@ -151,34 +150,34 @@ class LoadingOptions:
     base: str | None = plan_field(None, SUBJECT | OWN | PROVIDED, metavar="MODEL", panel="target")
 
     def list_pretrained_sources(self, model: str) -> dict[str, tuple[str, str | None]]:
-        """By role ("model", "model subfolder"), the folder or hub id that transformers reads, and
-        its revision."""
-        found = {"model": (model, self.revision)}
+        """Return the folder or hub id that transformers reads, and its revision, by role.
+
+        Roles are "model" and "model subfolder".
+        """
+        sources = {"model": (model, self.revision)}
         if "subfolder" in self.model_args:
-            found["model subfolder"] = (f"{model}/{self.model_args['subfolder']}", self.revision)
-        return found
+            sources["model subfolder"] = (f"{model}/{self.model_args['subfolder']}", self.revision)
+        return sources
 
     def with_float32_for_auto(self) -> LoadingOptions:
-        """These options with `--dtype auto` as float32, for work such as training that is right in
-        float32 alone."""
+        """Return these options with float32 for `--dtype auto`, for work such as training."""
         return dataclasses.replace(self, dtype="float32") if self.dtype == AUTO else self
 
     def for_companion_model(self) -> LoadingOptions:
-        """These options for another model of the audit, without those that hold for the audited
-        model only."""
+        """Return these options for another model, without those for the audited model only."""
         return dataclasses.replace(self, revision=None, model_args={}, quantise=None, base=None)
 
     @property
     def from_pretrained_arguments(self) -> dict[str, Any]:
-        """The keyword arguments that every `from_pretrained` takes."""
+        """The keyword arguments of every `from_pretrained`."""
         return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
 
     def check(self) -> None:
-        """Raises AuditError for a credential in --model-arg, and for --device beside
-        --device-map."""
+        """Raise AuditError for a credential in --model-arg, and for --device with --device-map."""
         for name in self.model_args:
             plain = name.lower().replace("-", "_")
-            if _CREDENTIAL.search(plain) and not _OF_TEXT.match(plain):  # the value is not quoted
+            # the error does not quote the value
+            if _CREDENTIAL.search(plain) and not _OF_TEXT.match(plain):
                 raise AuditError(
                     "expected no credential in --model-arg, where records and reports would show "
                     f"it, got {name}=...: a token for the hub comes from HF_TOKEN or `hf auth "
@@ -255,8 +254,7 @@ class DataPlan:
     forget: str | None = plan_field(None, SUBJECT | OWN | RECORDS, metavar="DATA", panel="privacy")
 
     def check(self) -> None:
-        """Raises AuditError for a --knows, --prefix-token, --template, --date or --trained-length
-        that says nothing."""
+        """Raise AuditError for an invalid --knows, --prefix-token, --template, --date or length."""
         if self.knows is not None:
             share_of_answer_known(self.knows)
         if self.knows == SYSTEM and self.turns not in (None, "assistant"):
@@ -308,29 +306,28 @@ class AttackPlan:
     sizes: Literal["paper", "lab"] = plan_field("paper", flags=None)
 
     def check(self) -> None:
-        """Raises AuditError for no attack at all, and for an --until that cannot be read."""
+        """Raise AuditError without an attack, and for an invalid --until."""
         if not self.attack:
             raise AuditError("expected at least one --attack, got none; `audit list` shows them")
         if self.until not in (None, DECIDED):
-            # the property raises for what it cannot read
+            # The property raises for an invalid value.
             assert self.until_metric_and_half_width is not None
 
     @property
     def until_metric_and_half_width(self) -> tuple[str, float] | None:
-        """Of `--until "recall ± 2%"`, the metric and the half-width of its interval, a share; None
-        without a width.
+        """The metric and half-width, a share, of `--until "recall ± 2%"`; None without a width.
 
-        Raises AuditError for an --until of any other form.
+        Raises AuditError for any other form of --until.
         """
         if self.until in (None, DECIDED):
             return None
-        found = _WIDTH.fullmatch(self.until or "")
-        width = float(found[2]) / 100 if found else math.nan
-        if found is None or not 0 < width < 1:
+        match = _WIDTH.fullmatch(self.until or "")
+        width = float(match[2]) / 100 if match else math.nan
+        if match is None or not 0 < width < 1:
             raise AuditError(
                 f"expected --until decided or an interval such as 'recall ± 2%', got {self.until!r}"
             )
-        return found[1], width
+        return match[1], width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,7 +352,7 @@ class DefensePlan:
     relearn_rate: float | None = plan_field(None, PROVIDED, panel="privacy")
 
     def check(self) -> None:
-        """Raises AuditError for a --relearn-rate without --relearn, or out of range."""
+        """Raise AuditError for a --relearn-rate without --relearn, or out of range."""
         if self.relearn_rate is not None and self.relearn is None:
             raise AuditError("--relearn-rate goes with --relearn STEPS, got it alone")
         if self.relearn_rate is not None and not 0 < self.relearn_rate <= 1:
@@ -384,7 +381,7 @@ class EngineOptions:
     gpus_per_worker: float = plan_field(0.0)
 
     def check(self, device: str) -> None:
-        """Raises AuditError for options that do not go together, or with models on this device."""
+        """Raise AuditError for options that conflict with each other or with this device."""
         if self.workers is not None and self.workers < 1:
             raise AuditError(f"expected --workers >= 1, got {self.workers}")
         if not 0 <= self.gpus_per_worker < math.inf:
@@ -440,7 +437,7 @@ class OutputPlan:
     command: str = plan_field("audit run", flags=None)
 
 
-# Names of what lets one in, and the tokens of a text, whose names end alike.
+# Names of credentials, and of special tokens, whose names end alike.
 _CREDENTIAL = re.compile(
     r"(^|_)(token|api_?key|access_?key|password|passwd|secret|authorization|credentials?)$"
 )
@@ -448,29 +445,28 @@ _OF_TEXT = re.compile(r"^(additional_special|bos|cls|eos|mask|pad|sep|unk)_token
 
 
 def share_of_answer_known(knows: str) -> float:
-    """The share of an answer that stands before what is attacked: 0 for `system` and `user`, F for
-    `partial:F`.
+    """Return the known share of an answer: 0 for `system` and `user`, F for `partial:F`.
 
     Raises AuditError for anything else.
     """
     kind, _, share = knows.partition(":")
     if knows in (SYSTEM, USER):
         return 0.0
-    try:  # NaN, which lies in no range, stands for what is no number
-        found = float(share) if kind == PARTIAL else math.nan
+    try:  # NaN, which is in no range, represents an invalid number
+        known_share = float(share) if kind == PARTIAL else math.nan
     except ValueError:
-        found = math.nan
-    if not 0 < found < 1:
+        known_share = math.nan
+    if not 0 < known_share < 1:
         raise AuditError(
             f"expected --knows {SYSTEM}, {USER} or {PARTIAL}:F with 0 < F < 1, got {knows!r}"
         )
-    return found
+    return known_share
 
 
 def check_date_format(asked: str) -> None:
-    """Raises AuditError for what is no day as --date takes it."""
+    """Raise AuditError for an invalid day of --date."""
     try:
-        # fromisoformat alone takes "20260131" and dates by week, too
+        # fromisoformat also accepts "20260131" and week dates.
         known = len(asked) == len("YYYY-MM-DD") and date.fromisoformat(asked)
     except ValueError:
         known = False

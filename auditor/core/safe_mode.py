@@ -1,7 +1,6 @@
-"""A command that reads a record runs nothing of anybody's: no program, no network, no plug-in, no
-remote code.
+"""Block programs, network, plug-ins and remote code for commands that only read a record.
 
-Python itself refuses it (an audit hook, PEP 578), so it holds for what a library would do too.
+Python itself refuses them (an audit hook, PEP 578), including those of libraries.
 """
 
 from __future__ import annotations
@@ -20,12 +19,14 @@ _NETWORK = ("connect", "sendto", "sendmsg", "getaddrinfo", "gethostbyname", "get
 _WHAT = dict.fromkeys(_PROGRAM, "a program would be run")
 _WHAT |= {f"socket.{event}": "the network would be asked" for event in _NETWORK}
 _OFFLINE = "HF_HUB_OFFLINE"
-_depth, _hooked = 0, False  # of the process with all its threads; blocks may stand in each other
+_depth, _hooked = 0, False  # of the process with all its threads; blocks may be nested
 
 
 class RefusedBySafeMode(AuditError, PermissionError):
-    """A PermissionError too: a library that can do without the refused thing catches it and goes
-    on."""
+    """Raised in safe mode.
+
+    A PermissionError too: a library with an alternative catches it and continues.
+    """
 
     def __str__(self) -> str:
         return str(self.strerror)  # an OSError would put "[Errno 1]" before it
@@ -36,22 +37,22 @@ def is_safe_mode() -> bool:
 
 
 def refuse_in_safe_mode(what: str) -> None:
-    """Raises AuditError while the block of `safe_mode` lasts."""
+    """Raise AuditError inside the block of `safe_mode`."""
     if is_safe_mode():
         raise RefusedBySafeMode(errno.EPERM, f"--safe: {what}, which --no-safe allows")
 
 
 @contextmanager
 def safe_mode() -> Iterator[None]:
-    """While the block lasts, nothing of anybody's is run and nobody is asked."""
+    """Run no foreign code and query no server inside the block."""
     global _depth, _hooked
     if not _hooked:
-        sys.addaudithook(_refuse_forbidden_audit_event)  # there is no way to take it out again
+        sys.addaudithook(_refuse_forbidden_audit_event)  # an audit hook cannot be removed
         _hooked = True
     before = os.environ.get(_OFFLINE)
-    # huggingface_hub reads this once, when it is imported; had it been before, the audit hook
-    # refuses the network
-    os.environ[_OFFLINE] = "1"  # what the hub keeps here is found without asking it
+    # huggingface_hub reads this once at import; if it was imported before, the audit hook refuses
+    # the network.
+    os.environ[_OFFLINE] = "1"  # the hub's local cache works without the network
     _depth += 1
     try:
         yield
@@ -63,5 +64,5 @@ def safe_mode() -> Iterator[None]:
 
 
 def _refuse_forbidden_audit_event(event: str, args: tuple[Any, ...]) -> None:
-    if _depth and (what := _WHAT.get(event)):
-        refuse_in_safe_mode(what)
+    if _depth and (action := _WHAT.get(event)):
+        refuse_in_safe_mode(action)

@@ -1,8 +1,6 @@
-"""Randomness that belongs to the secret: every draw is a pure function of (seed, target, sampling
-recipe, secret).
+"""Derive random numbers from the secret: pure functions of (seed, target, recipe, secret).
 
-Results therefore do not depend on batch size, on the number of workers or on where a run was
-interrupted.
+Results therefore do not depend on batch size, number of workers or the place of an interruption.
 """
 
 from __future__ import annotations
@@ -12,20 +10,22 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-# uniforms a draw may use: the token; for a randomised defense also the subset size and the member
+# Uniforms of a draw: the token; for a randomised defense also the subset size and the member.
 CHANNELS = 3
 
 
 def keyed_random_generator(*key: str | int) -> np.random.Generator:
-    """A counter-based generator for this key. Equal keys give equal streams on every machine."""
-    # with the type, as 1 and "1" are two keys; the unit separator keeps ("a", "bc") from ("ab",
-    # "c")
+    """Return a counter-based generator for this key; equal keys give equal streams everywhere."""
+    # With the type, because 1 and "1" are two keys; the unit separator separates ("a", "bc") from
+    # ("ab", "c").
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in key)
     digest = hashlib.sha256(text.encode()).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
 
 
 def secret_uniform_draws(samples: int, length: int, *key: str | int) -> NDArray[np.float64]:
-    """(samples, length, CHANNELS) uniforms in [0, 1) of one secret; the first k samples are those
-    of a smaller run."""
+    """Return (samples, length, CHANNELS) uniforms in [0, 1) of a secret.
+
+    The first k samples equal those of a run with k samples.
+    """
     return keyed_random_generator(*key).random((samples, length, CHANNELS))

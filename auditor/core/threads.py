@@ -1,13 +1,12 @@
-"""How many threads a run takes, and how they wait for each other. Imports nothing heavy: it must
-come before torch.
+"""Choose the number of threads of a run and how they wait for each other.
 
-OpenMP reads its environment once, when torch loads it. By default a thread that waits for another
-spins: beside other work it burns the time that the one it waits for would need. Asleep, it costs
-nothing; but to sleep and wake at each of a small model's many short waits costs more than a second
-thread gains. So it spins for microseconds, then sleeps. And threads that must wait for each other
-lose more than their share to other work, as one of them is always kept
-waiting: where others keep the processors busy as a run begins, it takes as many threads as there
-are processors free.
+Imports nothing heavy: it must precede torch, because OpenMP reads its environment once, when torch
+loads it. By default a waiting thread spins: next to other work it uses up the time that the thread
+it waits for needs. A sleeping thread costs nothing; but sleeping and waking at each of a small
+model's many short waits costs more than a second thread gains. So threads spin for microseconds,
+then sleep. Threads that wait for each other lose more than their share to other work, because one
+of them is always waiting: if other processes keep the processors busy when a run begins, it takes
+as many threads as there are free processors.
 """
 
 from __future__ import annotations
@@ -27,26 +26,25 @@ from auditor.core.errors import AuditError
 
 _GROUPS = Path("/sys/fs/cgroup")
 _LOAD = Path("/proc/loadavg")
-# seconds; the median of some looks, as what comes and goes takes no processor
+# Seconds between measurements; the median of several ignores short-lived processes.
 _LOOKS, _BETWEEN = (
     7,
     0.01,
 )
-_SPINS = "10000"  # a training step of the lab: 45 ms so, 42 spinning on, 62 asleep at once
+# a training step of the lab: 45 ms with this value, 42 always spinning, 62 sleeping at once
+_SPINS = "10000"
 
 
 def set_thread_count(count: int | None = None) -> None:
-    """Settles number and waiting of threads for this process and those it starts. count: wins over
-    OMP_NUM_THREADS.
+    """Set number and waiting of threads for this process and its children.
 
-    Else there are as many as the processors this process may use and nobody else keeps busy, one at
-    least. How sums are split depends on the number, and the last bits of results with it: a run
-    says how many it took.
-    Raises AuditError for a count below 1.
+    count: takes precedence over OMP_NUM_THREADS. Without both, the number of processors that this
+    process may use and no other process keeps busy, at least 1. The number determines how sums are
+    split, and so the last bits of results: a run reports it. Raises AuditError for a count below 1.
     """
     if count is not None and count < 1:
         raise AuditError(f"expected --threads >= 1, got {count}")
-    if torch := _loaded_torch():  # its threads wait as they do
+    if torch := _loaded_torch():  # its threads already wait in their way
         if count is not None:
             torch.set_num_threads(count)
         return
@@ -60,15 +58,15 @@ def set_thread_count(count: int | None = None) -> None:
         os.environ["OMP_NUM_THREADS"] = str(max(1, int(free)))
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)  # which GNU's OpenMP heeds over the policy
+        # GNU's OpenMP gives it precedence over the policy
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
 
 
 @contextmanager
 def limit_torch_threads(count: int | None) -> Iterator[None]:
-    """At most so many torch threads in the block (None: no limit), for small work, whose threads
-    wait for each other.
+    """Limit torch to this many threads in the block (None: no limit), for small work.
 
-    With a fixed number, sums are split alike on every machine, and results are the same.
+    A fixed number splits sums alike on every machine, which gives equal results.
     """
     import torch
 
@@ -81,19 +79,21 @@ def limit_torch_threads(count: int | None) -> Iterator[None]:
 
 
 def usable_processor_count() -> int:
-    """How many processors this process may run on."""
+    """Return the number of processors this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe_threads(count: int) -> str:
-    """`2 of 2 processors`."""
+    """Return `2 of 2 processors`."""
     return f"{count} of {usable_processor_count()} processors"
 
 
 @functools.cache
 def measure_machine_gflops() -> float:
-    """GFLOP/s of a product of two float32 matrices of 1,024 rows, the best of some: tells machines'
-    timings apart."""
+    """Return the GFLOP/s of a float32 product of 1,024 x 1,024 matrices, the best of 8.
+
+    It makes timings of machines comparable.
+    """
     import torch
 
     a, b, best = torch.ones(1024, 1024), torch.ones(1024, 1024), math.inf
@@ -105,29 +105,28 @@ def measure_machine_gflops() -> float:
 
 
 def _loaded_torch() -> Any:
-    """torch, where something has loaded it."""
+    """Return the torch module, or None if it is not loaded."""
     return sys.modules.get("torch")
 
 
 def _idle_processor_count() -> float:
-    """Processors of the machine that nobody else is running on now; inf where the system does not
-    say (no /proc)."""
+    """Return the processors without work of other processes; inf if unknown (no /proc)."""
     try:
         running = []
         for _ in range(_LOOKS):
-            # "running/all threads"
+            # The field is "running/all threads".
             running.append(int(_LOAD.read_text().split()[3].partition("/")[0]))
             time.sleep(_BETWEEN)
-        # one of them is this process
+        # Without this process.
         return (os.cpu_count() or 1) - (statistics.median(running) - 1)
     except (OSError, ValueError, IndexError):
         return math.inf
 
 
 def _cgroup_processor_quota() -> float:
-    """Processors' worth of time that the control group grants, version 2 or 1; inf without a limit.
+    """Return the control group's processor quota, version 2 or 1; inf without a limit.
 
-    OpenMP knows the affinity, not this.
+    OpenMP respects the affinity, not this quota.
     """
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
