@@ -1,5 +1,5 @@
-"""Whether two answers of a server agree: texts of samples, and log-probabilities of the same tokens
-given and drawn."""
+"""Compare two answers of a server: sample texts, and log-probabilities of given and drawn
+tokens."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ from typing import Any
 from auditor.core.nouns import Tokens
 from auditor.remote.server_dialect import PromptLogProbs, WrittenAnswer
 
-# nats: half precision in another batch is this far off; the number of a neighbouring token is not
+# nats: half precision in another batch differs by this much, the value of a neighbouring token by
+# more
 CLOSE = 0.05
 
 
 def sampled_tokens_or_texts(samples: Sequence[WrittenAnswer]) -> list[Any]:
-    return [one.text if one.tokens is None else one.tokens for one in samples]
+    return [sample.text if sample.tokens is None else sample.tokens for sample in samples]
 
 
 def is_one_answer_prefix_of_other(one: str, other: str) -> bool:
-    """Whether one is the beginning of the other: an answer that ends at end of text is shorter."""
+    """Test if one text begins the other: an answer that ends at end of text is shorter."""
     return one.startswith(other) or other.startswith(one)
 
 
 def likeliest_match_ranks(given: PromptLogProbs, whole: Tokens, count: int) -> bool:
-    """Whether at every place rank - 1 other tokens (`count` at most) are told that are as likely as
-    the text's own."""
+    """Test at every place that rank - 1 other tokens (at most `count`) are as likely as the
+    text's token."""
     if given.ranks is None:
         return False
     places = zip(whole, given.log_probs, given.ranks, given.likeliest, strict=True)
     return all(
-        sum(value >= own for one, value in likeliest if one != token) >= min(rank - 1, count)
-        for token, own, rank, likeliest in places
-        if own is not None and rank is not None
+        sum(value >= log_prob for candidate, value in likeliest if candidate != token)
+        >= min(rank - 1, count)
+        for token, log_prob, rank, likeliest in places
+        if log_prob is not None and rank is not None
     )
 
 
@@ -41,10 +43,10 @@ def log_prob_fault_sentence(
     whole: Tokens,
     drawn: Sequence[float] | None,
 ) -> str:
-    """What is wrong with log-probabilities of the last tokens of a text, the last of which were
-    drawn with these.
+    """Describe the fault in log-probabilities of a text's last tokens, some of them drawn; "" if
+    none.
 
-    "" for nothing. tokens: of the text, as the server says.
+    tokens: of the text, as the server reports them.
     """
     if tokens is not None and tokens[1:] != whole[1:]:
         return "they are those of other tokens"
@@ -56,12 +58,12 @@ def log_prob_fault_sentence(
     if _largest_log_prob_difference(values[-len(drawn) :], drawn) <= CLOSE:
         return ""
     for shift in (-1, 1):
-        # one fewer where the shift is 1
-        apart = values[len(values) - len(drawn) + shift :][: len(drawn)]
+        # one fewer if the shift is 1
+        shifted = values[len(values) - len(drawn) + shift :][: len(drawn)]
         if (
             len(drawn) > 2
-            and len(apart) >= len(drawn) - 1
-            and _largest_log_prob_difference(apart, drawn[: len(apart)]) <= CLOSE
+            and len(shifted) >= len(drawn) - 1
+            and _largest_log_prob_difference(shifted, drawn[: len(shifted)]) <= CLOSE
         ):
             return "they are shifted by one token"
     return (

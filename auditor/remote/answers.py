@@ -1,9 +1,8 @@
-"""What a server was paid to answer, kept: a killed run asks nothing twice, and what it spent is
-known.
+"""Store paid answers of a server: a killed run asks nothing twice, and its cost is known.
 
-An SQLite file for its owner only. An answer is found by the whole request, the sample's own seed
-and its index, so that two samples of one prefix are never one. Knows keys, JSON and counts; nothing
-of what they say.
+An SQLite file for its owner only. The key of an answer is the entire request, the sample's own seed
+and its index, so two samples of one prefix are never mixed up. Handles keys, JSON and counts, never
+their meaning.
 """
 
 from __future__ import annotations
@@ -37,11 +36,9 @@ _BUSY = 60.0  # seconds to wait for another run that writes
 
 @dataclass(frozen=True)
 class ServerUsage:
-    """What one run has used, in all its processes. again: requests that failed and were sent once
-    more.
+    """The usage of one run, in all its processes. again: failed requests that were sent once more.
 
-    read, written: tokens, as the server counts them; where it does not say, as many as it may have
-    been.
+    read, written: tokens, as the server counts them; without a count, the most they may have been.
     """
 
     requests: int = 0
@@ -55,16 +52,16 @@ class ServerUsage:
 
 
 class ServerAnswerStore:
-    """The file, for all threads and several processes at once. AuditError where it cannot be read
-    or written."""
+    """The file, shared by all threads and several processes. AuditError if reading or writing
+    fails."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._lock = path, threading.Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # its journals take the file's own permissions
+            # its journals inherit the file's permissions
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-            # For all threads: `_lock` lets one at a time use the connection.
+            # All threads share the connection: `_lock` admits one at a time.
             self._file = sqlite3.connect(path, timeout=_BUSY, check_same_thread=False)
             weakref.finalize(self, self._file.close)
             self._file.executescript(_TABLES)
@@ -72,16 +69,16 @@ class ServerAnswerStore:
             raise self._store_error(error) from error
 
     def find_stored_answer(self, key: bytes) -> Any | None:
-        found = self._fetch_rows("select answer from answers where key = ?", key)
-        return None if not found else json.loads(found[0][0])
+        rows = self._fetch_rows("select answer from answers where key = ?", key)
+        return None if not rows else json.loads(rows[0][0])
 
     def store_answers_and_charge(
         self, run: str, cost: ServerUsage, answers: Mapping[bytes, Any]
     ) -> None:
-        """Keeps the answers and charges the run for them, in one step."""
+        """Store the answers and charge the run for them, in one step."""
         with self._locked_transaction():
-            kept = [(key, json.dumps(answer)) for key, answer in answers.items()]
-            self._file.executemany("insert or replace into answers values (?, ?)", kept)
+            rows = [(key, json.dumps(answer)) for key, answer in answers.items()]
+            self._file.executemany("insert or replace into answers values (?, ?)", rows)
             self._file.execute(
                 "insert into spent values (?, ?, ?, ?, ?) on conflict (run) do update set requests "
                 "= requests + excluded.requests, again = again + excluded.again, read = read + "
@@ -90,22 +87,21 @@ class ServerAnswerStore:
             )
 
     def usage_of_run(self, run: str) -> ServerUsage:
-        found = self._fetch_rows(
+        rows = self._fetch_rows(
             "select requests, again, read, written from spent where run = ?", run
         )
-        return ServerUsage(*found[0]) if found else ServerUsage()
+        return ServerUsage(*rows[0]) if rows else ServerUsage()
 
     # --- what became of them ---
 
     def record_used_answers(self, run: str, every: Sequence[tuple[bytes, bytes, str]]) -> None:
-        """(key, context, kind) of answers that a run has used; one that it uses again counts
-        once."""
+        """Record (key, context, kind) of answers that a run used; repeated use counts once."""
         with self._locked_transaction():
-            rows = [(run, *one) for one in every]
+            rows = [(run, *answer) for answer in every]
             self._file.executemany("insert or replace into became values (?, ?, ?, ?)", rows)
 
     def used_answer_counts_by_kind(self, runs: Sequence[str]) -> dict[str, int]:
-        """How many answers these runs have used, by kind."""
+        """Count the answers that these runs used, by kind."""
         marks = ",".join("?" * len(runs))
         return dict(
             self._fetch_rows(
@@ -116,19 +112,20 @@ class ServerAnswerStore:
     def contexts_with_withheld_answers(
         self, runs: Sequence[str], kinds: Sequence[str]
     ) -> set[bytes]:
-        """The contexts (digests) to which these runs got an answer of one of these kinds."""
+        """Return the contexts (digests) to which these runs got an answer of one of these kinds."""
         marks, others = (",".join("?" * len(column)) for column in (runs, kinds))
-        asked = f"select distinct context from became where run in ({marks}) and kind in ({others})"
-        return {bytes(row[0]) for row in self._fetch_rows(asked, *runs, *kinds)}
+        statement = (
+            f"select distinct context from became where run in ({marks}) and kind in ({others})"
+        )
+        return {bytes(row[0]) for row in self._fetch_rows(statement, *runs, *kinds)}
 
     @property
     def invalidation_count(self) -> int:
-        """How often all stored answers were invalidated so far."""
+        """The number of invalidations of all stored answers so far."""
         return int(self._fetch_rows("select count(*) from eras")[0][0])
 
     def invalidate_stored_answers(self) -> None:
-        """Begins another era, as the server has changed: answers kept until now are never found
-        again."""
+        """Begin another era after a change of the server: never return answers stored before."""
         with self._locked_transaction():
             self._file.execute("insert into eras default values")
 
@@ -144,13 +141,13 @@ class ServerAnswerStore:
             raise self._store_error(error) from error
 
     def _fetch_rows(self, statement: str, *values: Any) -> list[Any]:
-        with self._locked_transaction(), closing(self._file.execute(statement, values)) as found:
-            return found.fetchall()
+        with self._locked_transaction(), closing(self._file.execute(statement, values)) as cursor:
+            return cursor.fetchall()
 
     def _store_error(self, error: Exception) -> AuditError:
         return AuditError(f"{self.path}: cannot be used as the store of answers: {error}")
 
 
 def digest_of_question(*parts: Any) -> bytes:
-    """SHA-256 of JSON values."""
+    """Return the SHA-256 of JSON values."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()

@@ -1,8 +1,7 @@
-"""Asks one model of one server for samples and for log-probabilities: nothing twice, and only while
-it stays the same.
+"""Ask one model of one server for samples and log-probabilities, nothing twice.
 
-Every answer is kept (`answers.py`), by the seed and the index of its sample. Knows tokens and
-requests; no tensors.
+It must stay unchanged meanwhile. The store keeps every answer (`answers.py`), by the seed and the
+index of its sample. Handles tokens and requests; no tensors.
 """
 
 from __future__ import annotations
@@ -29,25 +28,27 @@ from auditor.remote.handshake import Handshake
 from auditor.remote.server_dialect import WrittenAnswer
 from auditor.remote.token_text import TokenTextCodec
 
-_MOST_ERRORS = 8  # requests that may fail before it counts how many of all they are
-_FORM = 3  # of what is kept of an answer: what an older version kept does not say what became of it
+_MOST_ERRORS = 8  # failed requests allowed before their share of all requests counts
+_FORM = 3  # version of the stored form: older forms lack the answer's kind
 
 
 class CachedServerQueries:
-    """name: of the model, in sentences. Raises AuditError where two answers to one question are too
-    far apart."""
+    """The queries of one model. name: of the model, in sentences.
+
+    Raises AuditError if two answers to one question are too far apart.
+    """
 
     def __init__(
         self, wire: ServerConnection, handshake: Handshake, spelling: TokenTextCodec, name: str
     ) -> None:
         self.wire, self.dialect, self.spelling, self.name = wire, handshake.dialect, spelling, name
         self._runs = [wire.ledger.run]
-        # of samples, and of those the ones that ended in an error
+        # requests for samples, and those that ended in an error
         self._n_requests, self._n_errors = (
             0,
             0,
         )
-        # What keys of stored answers hold of this server; a new one once it was found to have
+        # Identifies this server in the keys of stored answers; renewed after the server has
         # changed.
         self.identity = digest_of_question(
             handshake.answer, wire.ledger.answers.invalidation_count
@@ -58,7 +59,7 @@ class CachedServerQueries:
         self._give_up_if_server_changed(self.watch.ask_initial_sentinels)
 
     def switch_paying_run(self, ledger: ServerTokenBudget) -> None:
-        """From here on the run of this ledger pays."""
+        """Charge the run of this ledger from now on."""
         self.wire.ledger = ledger
         self._runs.append(ledger.run)
 
@@ -71,40 +72,43 @@ class CachedServerQueries:
         decoding: Decoding,
         seeds: Sequence[Sequence[int]],
     ) -> list[list[WrittenAnswer]]:
-        """The samples of each context, from the store; only those missing there are asked for."""
+        """Return the samples of each context from the store; ask the server only for missing
+        samples."""
         answers = self.wire.ledger.answers
         keys = list[list[bytes]]()
         for context, of_context in zip(contexts, seeds, strict=True):
             body = self.dialect.sampling_request_body(
                 self.spelling.prompt_as_server_takes_it(context), length, decoding, 1, None
             )
-            # keyed as if asked for alone: how many come in one request is no part of a sample
+            # Keys are those of single requests: the number per request is no part of a sample.
             keys.append(
                 [self._answer_store_key(body, seed, index) for index, seed in enumerate(of_context)]
             )
-        found = {
+        entries = {
             key: answer
-            for own in keys
-            for key in own
+            for sample_keys in keys
+            for key in sample_keys
             if (answer := answers.find_stored_answer(key)) is not None
         }
         questions = [
             question
-            for context, own, seed in zip(contexts, keys, seeds, strict=True)
+            for context, sample_keys, seed in zip(contexts, keys, seeds, strict=True)
             for question in self._requests_for_missing_samples(
-                context, length, decoding, own, seed, found
+                context, length, decoding, sample_keys, seed, entries
             )
         ]
-        for answered in self._ask_watching_for_change(questions):
-            found |= answered
-        written = [[_written_answer_from_json(found[key]) for key in own] for own in keys]
+        for answers_of_request in self._ask_watching_for_change(questions):
+            entries |= answers_of_request
+        written = [
+            [_written_answer_from_json(entries[key]) for key in sample_keys] for sample_keys in keys
+        ]
         if decoding == GREEDY:
             written = self._settle_greedy_readings(contexts, written)
         self._note_written_answers(contexts, keys, written)
         if decoding == GREEDY:
-            for context, own in zip(contexts, written, strict=True):
-                if own[0].kind in ("", withheld_answers.ENDED):
-                    self.watch.note_greedy_answer(context, length, own[0].text)
+            for context, sample_keys in zip(contexts, written, strict=True):
+                if sample_keys[0].kind in ("", withheld_answers.ENDED):
+                    self.watch.note_greedy_answer(context, length, sample_keys[0].text)
         return written
 
     def _note_written_answers(
@@ -113,14 +117,14 @@ class CachedServerQueries:
         keys: Sequence[Sequence[bytes]],
         written: Sequence[Sequence[WrittenAnswer]],
     ) -> None:
-        """Records the kind of each answer (filtered, cut, ...), for this run and one that resumes
+        """Record the kind of each answer (filtered, cut, ...), for this run and runs that resume
         it."""
-        every = [
-            (key, digest_of_question(context), one.kind)
-            for context, own_keys, own in zip(contexts, keys, written, strict=True)
-            for key, one in zip(own_keys, own, strict=True)
+        rows = [
+            (key, digest_of_question(context), answer.kind)
+            for context, context_keys, samples in zip(contexts, keys, written, strict=True)
+            for key, answer in zip(context_keys, samples, strict=True)
         ]
-        self.wire.ledger.answers.record_used_answers(self.wire.ledger.run, every)
+        self.wire.ledger.answers.record_used_answers(self.wire.ledger.run, rows)
 
     def _answer_store_key(self, body: Mapping[str, Any], *sample: int) -> bytes:
         return digest_of_question(_FORM, self.wire.url, self.identity, body, sample)
@@ -134,68 +138,75 @@ class CachedServerQueries:
         seeds: Sequence[int],
         found: Mapping[bytes, Any],
     ) -> Iterator[ServerRequest]:
-        """Requests for the samples that are missing, several of them in one where the server draws
-        them apart."""
+        """Yield requests for the missing samples, several in one if the server draws them
+        independently."""
         missing = [index for index, key in enumerate(keys) if key not in found]
         for start in range(0, len(missing), self.dialect.several):
-            mine = missing[start : start + self.dialect.several]
-            # A request has one seed, its first sample's: the others of it are what the server draws
-            # besides.
-            seed = None if decoding == GREEDY else seeds[mine[0]]
+            indices = missing[start : start + self.dialect.several]
+            # A request has one seed, that of its first sample; the server draws the others in
+            # addition.
+            seed = None if decoding == GREEDY else seeds[indices[0]]
             body = self.dialect.sampling_request_body(
-                self.spelling.prompt_as_server_takes_it(context), length, decoding, len(mine), seed
+                self.spelling.prompt_as_server_takes_it(context),
+                length,
+                decoding,
+                len(indices),
+                seed,
             )
 
-            # `of` is bound now: answers are read after the loop has gone on
-            def read(answer: Any, of: Sequence[int] = mine) -> Mapping[bytes, Any]:
-                every = zip(
+            # Bind `of` now: answers are read after the loop has moved on.
+            def read(answer: Any, of: Sequence[int] = indices) -> Mapping[bytes, Any]:
+                pairs = zip(
                     of, self.dialect.parse_sampled_answers(answer, len(of), length), strict=True
                 )
                 return {
-                    keys[i]: self._stored_form_of_answer(context, one, length) for i, one in every
+                    keys[i]: self._stored_form_of_answer(context, sample, length)
+                    for i, sample in pairs
                 }
 
             failed: list[Any] = ["", [], None, withheld_answers.FAILED, []]
-            on_error = {keys[i]: failed for i in mine}
+            on_error = {keys[i]: failed for i in indices}
             yield ServerRequest(
-                body, len(context) + 8 + len(mine) * length, read, on_error=on_error
+                body, len(context) + 8 + len(indices) * length, read, on_error=on_error
             )
 
     def _stored_form_of_answer(
         self, context: Tokens, answer: WrittenAnswer, length: int
     ) -> list[Any]:
         kind = self.spelling.withheld_kind_of_answer(context, answer, length)
-        read = self.spelling.read_tokens_of_sample(context, answer)
-        unclear = withheld_answers.UNCLEAR if read.readings else ""
-        return [read.text, read.tokens, read.log_probs, kind or unclear, read.readings]
+        parsed = self.spelling.read_tokens_of_sample(context, answer)
+        unclear = withheld_answers.UNCLEAR if parsed.readings else ""
+        return [parsed.text, parsed.tokens, parsed.log_probs, kind or unclear, parsed.readings]
 
     def _settle_greedy_readings(
         self, contexts: Sequence[Tokens], written: Sequence[Sequence[WrittenAnswer]]
     ) -> list[list[WrittenAnswer]]:
-        """Return the greedy answers, of those with two readings the one that the server goes on
-        with, if only one."""
+        """Return the greedy answers; of two readings choose the one that the server continues,
+        if unique."""
         unclear = [
-            (i, own[0]) for i, own in enumerate(written) if own[0].kind == withheld_answers.UNCLEAR
+            (i, samples[0])
+            for i, samples in enumerate(written)
+            if samples[0].kind == withheld_answers.UNCLEAR
         ]
-        asked = {
+        requests = {
             (i, reading): self._rest_request(contexts[i], reading)
             for i, answer in unclear
             for reading in answer.readings
             if len(reading) > 1
         }
         answers = self.wire.ledger.answers
-        keys = {place: self._answer_store_key(request.body) for place, request in asked.items()}
+        keys = {place: self._answer_store_key(request.body) for place, request in requests.items()}
         rests = {
             key: text
             for key in keys.values()
             if (text := answers.find_stored_answer(key)) is not None
         }
         missing = {
-            keys[place]: request for place, request in asked.items() if keys[place] not in rests
+            keys[place]: request for place, request in requests.items() if keys[place] not in rests
         }
-        for answered in self._ask_watching_for_change(list(missing.values())):
-            rests |= answered
-        settled = [list(own) for own in written]
+        for answers_of_request in self._ask_watching_for_change(list(missing.values())):
+            rests |= answers_of_request
+        settled = [list(samples) for samples in written]
         for i, answer in unclear:
             going_on = [
                 reading
@@ -209,24 +220,25 @@ class CachedServerQueries:
 
     def _rest_request(self, context: Tokens, reading: Tokens) -> ServerRequest:
         """Return the request for the greedy rest of a reading, after its first token."""
-        given, length = (*context, reading[0]), len(reading) - 1
-        prompt = self.spelling.prompt_as_server_takes_it(given)
+        text, length = (*context, reading[0]), len(reading) - 1
+        prompt = self.spelling.prompt_as_server_takes_it(text)
         body = self.dialect.sampling_request_body(prompt, length, GREEDY, 1, None)
         key = self._answer_store_key(body)
 
         def read(answer: Any) -> Mapping[bytes, Any]:
             return {key: self.dialect.parse_sampled_answers(answer, 1, length)[0].text}
 
-        return ServerRequest(body, len(given) + 8 + length, read)
+        return ServerRequest(body, len(text) + 8 + length, read)
 
     # --- given tokens ---
 
     def stored_or_asked_token_scores(
         self, pairs: Sequence[tuple[Tokens, Tokens]], likeliest: int = 0
     ) -> list[tuple[list[Any], ...]]:
-        """(log-probabilities, ranks) of all tokens of each text; nothing is known of the first.
+        """Return (log-probabilities, ranks) of all tokens of each text; the first token's are
+        unknown.
 
-        likeliest: with (id, log-probability) of so many tokens at each place.
+        likeliest: add (id, log-probability) of this many tokens at each place.
         """
         texts = [(*prefix, *suffix) for prefix, suffix in pairs]
         shortest, hidden = min((len(prefix) for prefix, _ in pairs), default=1), self.dialect.hidden
@@ -240,16 +252,15 @@ class CachedServerQueries:
         self.spelling.refuse_texts_read_as_other_tokens(texts)
         if self.dialect.scored == "forced":
             return self._scores_of_forced_tokens(pairs, likeliest)
-        found = self._stored_or_asked_scores_by_text(texts, likeliest)
-        for text in found:
-            self.watch.note_scored_text(text, found[text][0])
-        return [tuple(found[text]) for text in texts]
+        scores = self._stored_or_asked_scores_by_text(texts, likeliest)
+        for text in scores:
+            self.watch.note_scored_text(text, scores[text][0])
+        return [tuple(scores[text]) for text in texts]
 
     def _scores_of_forced_tokens(
         self, pairs: Sequence[tuple[Tokens, Tokens]], likeliest: int
     ) -> list[tuple[list[Any], ...]]:
-        """Return the scores of every suffix, each of whose tokens costs a request; nothing is asked
-        of prefixes."""
+        """Return the scores of every suffix at one request per token; prefixes are not scored."""
         parts = [
             [(*prefix, *suffix[: i + 1]) for i in range(len(suffix))] for prefix, suffix in pairs
         ]
@@ -257,7 +268,7 @@ class CachedServerQueries:
             [part for row in parts for part in row], likeliest
         )
         self.watch.count_unwatched_requests(len(answers))
-        # log-probability, rank and likeliest tokens of a token of a prefix
+        # log-probability, rank and likeliest tokens of a prefix token
         unknown = (
             [0.0],
             [1],
@@ -278,13 +289,13 @@ class CachedServerQueries:
         self, texts: Sequence[Tokens], likeliest: int
     ) -> dict[Tokens, Any]:
         answers = self.wire.ledger.answers
-        # One body may list all tokens for the sake of one of them, or of the likeliest.
+        # One body may list all tokens for one token's sake, or for the likeliest.
         sample = (likeliest,) if self.dialect.scored == "forced" else ()
         keys = {
             text: self._answer_store_key(self._scoring_body(text, likeliest), *sample)
             for text in texts
         }
-        found = {
+        entries = {
             key: answer
             for key in keys.values()
             if (answer := answers.find_stored_answer(key)) is not None
@@ -292,11 +303,11 @@ class CachedServerQueries:
         questions = [
             self._scoring_request(text, key, likeliest)
             for text, key in keys.items()
-            if key not in found
+            if key not in entries
         ]
-        for answered in self._ask_watching_for_change(questions):
-            found |= answered
-        return {text: found[key] for text, key in keys.items()}
+        for answers_of_request in self._ask_watching_for_change(questions):
+            entries |= answers_of_request
+        return {text: entries[key] for text, key in keys.items()}
 
     def _scoring_body(self, text: Tokens, likeliest: int) -> dict[str, Any]:
         prompt = self.spelling.prompt_as_server_takes_it(text)
@@ -306,23 +317,23 @@ class CachedServerQueries:
 
     def _scoring_request(self, text: Tokens, key: bytes, likeliest: int = 0) -> ServerRequest:
         def read(answer: Any) -> Mapping[bytes, Any]:
-            given = self.dialect.parse_prompt_log_probs(answer, text, likeliest)
-            if given.tokens is not None and given.tokens[1:] != text[1:]:
+            scores = self.dialect.parse_prompt_log_probs(answer, text, likeliest)
+            if scores.tokens is not None and scores.tokens[1:] != text[1:]:
                 raise MalformedAnswer("log-probabilities of other tokens came")
             last_unknown = len(text) - 2 if self.dialect.scored == "forced" else self.dialect.hidden
             log_probs = [
-                0.0 if i <= last_unknown else value for i, value in enumerate(given.log_probs)
+                0.0 if i <= last_unknown else value for i, value in enumerate(scores.log_probs)
             ]
             if None in log_probs:
                 raise MalformedAnswer("log-probabilities are missing")
-            if self.dialect.asks_for_ranks(likeliest) and given.ranks is None:
+            if self.dialect.asks_for_ranks(likeliest) and scores.ranks is None:
                 raise MalformedAnswer("ranks are missing")
-            # 0 nats and rank 1 stand for what is not known
-            told = [
+            # 0 nats and rank 1 represent unknown values
+            columns = [
                 log_probs,
-                [1, *(given.ranks or ())[1:]],
+                [1, *(scores.ranks or ())[1:]],
             ]
-            return {key: [*told, given.likeliest] if likeliest else told}
+            return {key: [*columns, scores.likeliest] if likeliest else columns}
 
         return ServerRequest(self._scoring_body(text, likeliest), len(text) + 9, read)
 
@@ -331,17 +342,17 @@ class CachedServerQueries:
     def _ask_watching_for_change(
         self, questions: Sequence[ServerRequest]
     ) -> list[Mapping[bytes, Any]]:
-        """Asks all questions, and in between checks whether the server is still the same one."""
-        answered = list[Mapping[bytes, Any]]()
+        """Ask all questions, and check in between if the server is still the same."""
+        answers_by_request = list[Mapping[bytes, Any]]()
         for start in range(0, len(questions), drift_watch.EVERY):
-            some = questions[start : start + drift_watch.EVERY]
-            answers = self._ask_all_or_raise_audit_error(some)
-            self._check_errors_are_exceptions(some, answers)
-            answered += answers
+            batch = questions[start : start + drift_watch.EVERY]
+            answers = self._ask_all_or_raise_audit_error(batch)
+            self._check_errors_are_exceptions(batch, answers)
+            answers_by_request += answers
             self._give_up_if_server_changed(
-                partial(self.watch.count_requests_and_check_when_due, len(some))
+                partial(self.watch.count_requests_and_check_when_due, len(batch))
             )
-        return answered
+        return answers_by_request
 
     def _check_errors_are_exceptions(
         self, asked: Sequence[ServerRequest], answers: Sequence[Mapping[bytes, Any]]
@@ -372,20 +383,20 @@ class CachedServerQueries:
             ) from None
 
     def _give_up_if_server_changed(self, looks: Callable[[], None]) -> None:
-        """Runs a check; where it finds the server changed, invalidates all stored answers and
-        raises AuditError."""
+        """Run a check; if the server has changed, invalidate all stored answers and raise
+        AuditError."""
         try:
             looks()
-        except ServerChanged as why:
+        except ServerChanged as change:
             self.wire.ledger.answers.invalidate_stored_answers()
             raise AuditError(
                 f"expected {self.wire.url} to stay the same model from the first answer to the "
-                f"last, but {why}. What was answered stays in the store, but none of it is used "
+                f"last, but {change}. What was answered stays in the store, but none of it is used "
                 "again: this run cannot be resumed, and a new one asks anew"
             ) from None
 
     def _redraw_greedy_texts(self, asked: Sequence[GreedyAnswer]) -> list[str]:
-        """Greedy texts, asked anew."""
+        """Ask for greedy texts again."""
 
         def question(one: GreedyAnswer) -> ServerRequest:
             body = self.dialect.sampling_request_body(
@@ -400,12 +411,14 @@ class CachedServerQueries:
 
         return [
             answer[b""]
-            for answer in self._ask_all_or_raise_audit_error([question(one) for one in asked])
+            for answer in self._ask_all_or_raise_audit_error(
+                [question(request) for request in asked]
+            )
         ]
 
     def _rescore_texts(self, asked: Sequence[Tokens]) -> list[Sequence[float] | None]:
-        """Log-probabilities of all tokens of each text, asked anew; None where it would be read as
-        other tokens."""
+        """Ask again for log-probabilities of all tokens of each text; None if read as other
+        tokens."""
         scored = [self.spelling.can_score_exact_tokens(text) for text in asked]
         questions = [
             self._scoring_request(text, b"") for text, can in zip(asked, scored, strict=True) if can
@@ -423,16 +436,16 @@ class CachedServerQueries:
     # --- what became of the answers ---
 
     def own_answer_counts_by_kind(self) -> dict[str, int]:
-        """How many answers these runs have used, by kind (`withheld_answers`)."""
+        """Count the answers that these runs used, by kind (`withheld_answers`)."""
         return self.wire.ledger.answers.used_answer_counts_by_kind(self._runs)
 
     def has_withheld_answer_by_context(self, contexts: Sequence[Tokens]) -> list[bool]:
-        """Whether an answer to each may have hidden a leak."""
-        held = self.wire.ledger.answers.contexts_with_withheld_answers(
+        """Return for each context if an answer to it may have hidden a leak."""
+        withheld = self.wire.ledger.answers.contexts_with_withheld_answers(
             self._runs,
             list(withheld_answers.leak_hiding_answer_counts(self.own_answer_counts_by_kind())),
         )
-        return [digest_of_question(context) in held for context in contexts]
+        return [digest_of_question(context) in withheld for context in contexts]
 
 
 def _written_answer_from_json(answer: Any) -> WrittenAnswer:

@@ -1,9 +1,8 @@
-"""Asks a completions endpoint, many questions at once: paced, tried again, paid for out of a
-budget, kept.
+"""Ask a completions endpoint many questions at once, with pacing, retries, a budget and a store.
 
-The official `openai` client speaks HTTP; what it is sent and what comes back are JSON objects here.
-Knows no tokens, no models and no attacks. The key comes from the environment and is in no message:
-what a server says is not quoted, since it may quote the key or private text.
+The official `openai` client speaks HTTP; here requests and answers are JSON objects. Knows no
+tokens, models or attacks. The key comes from the environment and appears in no message: the
+server's words are not quoted, since they may quote the key or private text.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from auditor.remote.request_pacing import (
 KEY = "OPENAI_API_KEY"
 
 _AGAIN = (408, 409, 425, 429)  # and every 5xx: worth another try
-_NOBODY = 3  # refused connections, of a server that never answered
-_REFUSES = 3  # of 500, which llama-cpp-python answers to a field that it does not take
-_FILTERED = "content_filter"  # 400 of Azure's, where the prompt itself is withheld from the model
+_NOBODY = 3  # refused connections of a server that never answered
+_REFUSES = 3  # answers of 500, which llama-cpp-python gives to an unknown field
+_FILTERED = "content_filter"  # code of Azure's 400 if the prompt itself is withheld from the model
 _TOO_MUCH = (429, 503, 529)  # signs of too many requests
 _NO_MONEY = ("insufficient_quota", "billing_hard_limit_reached")  # 429 as well, and no wait helps
 
 
 class MalformedAnswer(Exception):
-    """An answer that is not what was asked for: worth another try."""
+    """The answer does not match the request: worth another try."""
 
 
 class RequestRefused(Exception):
-    """The server does not take this request, whoever sends it again."""
+    """The server rejects this request, however often it is sent."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"it answers {status}")
@@ -50,15 +49,15 @@ class RequestRefused(Exception):
 
 @dataclass(eq=False)
 class _RetryableFailure(Exception):
-    """This attempt failed, the next may not."""
+    """This attempt failed; the next may succeed."""
 
     why: str
     _: KW_ONLY
     wait: float = 0.0  # seconds that the server asks for
-    slower: bool = False  # whether requests came too fast
-    billed: bool = False  # whether the tokens may have been paid for all the same
-    status: int = 0  # of HTTP, 0 where no answer came
-    nobody: bool = False  # whether no connection came about
+    slower: bool = False  # True if requests came too fast
+    billed: bool = False  # True if the tokens may have been paid for
+    status: int = 0  # of HTTP; 0 without an answer
+    nobody: bool = False  # True if no connection was made
 
     def __str__(self) -> str:
         return self.why
@@ -66,12 +65,11 @@ class _RetryableFailure(Exception):
 
 @dataclass(frozen=True)
 class ServerRequest:
-    """A request, and what reads its answer. at_most: tokens that it may cost, prompt and answer.
+    """A request and the reader of its answer. at_most: most tokens of prompt and answer.
 
-    read: turns the JSON answer into values by key, or raises MalformedAnswer. stored: whether these
-    values are kept.
-    on_error: the values if the server answers 500 at every try, which are not kept; None: that ends
-    the run.
+    read: turns the JSON answer into values by key, or raises MalformedAnswer. stored: store these
+    values. on_error: the values, not stored, if the server answers 500 at every try; None: that
+    ends the run.
     """
 
     body: Mapping[str, Any]
@@ -83,10 +81,9 @@ class ServerRequest:
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How long to wait for one answer, how often to try, and between tries at first, in seconds.
+    """Limits in seconds on one answer, the number of tries, and the first wait between tries.
 
-    A server that never answered is no server that restarts: it is tried a few times, in a few
-    seconds.
+    A server that never answered is no restarting server: it gets a few tries, in a few seconds.
     """
 
     answer: float = 600.0
@@ -100,8 +97,10 @@ PATIENCE = RetryPolicy()
 
 
 class ServerTokenBudget:
-    """What one run spends. Raises AuditError before `most` tokens would be exceeded, whatever is in
-    flight."""
+    """The spending of one run. Raises AuditError before `most` tokens would be exceeded.
+
+    Requests in flight count too.
+    """
 
     def __init__(self, answers: ServerAnswerStore, run: str, most: int | None) -> None:
         self.answers, self.run, self.most = answers, run, most
@@ -115,11 +114,11 @@ class ServerTokenBudget:
     def reserve_tokens(self, tokens: int) -> Iterator[None]:
         with (
             self._lock
-        ):  # look and reserve in one step: two requests may not both take the last tokens
-            spent = self.server_usage_so_far.paid_token_count
-            if self.most is not None and spent + self._reserved + tokens > self.most:
+        ):  # check and reserve in one step: two requests must not both take the last tokens
+            n_paid = self.server_usage_so_far.paid_token_count
+            if self.most is not None and n_paid + self._reserved + tokens > self.most:
                 raise AuditError(
-                    f"expected --max-tokens-total to pay for all requests, but {spent:,} of "
+                    f"expected --max-tokens-total to pay for all requests, but {n_paid:,} of "
                     f"{self.most:,} tokens are spent and the next may take "
                     f"{tokens + self._reserved:,}: what was answered is kept, and a run with a "
                     "larger budget pays for the rest"
@@ -134,22 +133,21 @@ class ServerTokenBudget:
 
 @dataclass
 class ServerConnection:
-    """One server. Raises AuditError where it cannot be reached, takes no key, or fails again and
-    again."""
+    """One server. Raises AuditError if it is unreachable, takes no key, or fails repeatedly."""
 
     url: str
     ledger: ServerTokenBudget
     patience: RetryPolicy = field(default_factory=lambda: PATIENCE)
     pace: RequestPacing = field(default_factory=RequestPacing)
     _client: Any = None
-    _answered: bool = False  # whether anybody ever did
+    _answered: bool = False  # True after the first answer
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def list_served_models(self) -> Mapping[str, Mapping[str, Any]]:
-        """What the server says of each model that it serves, by name; empty where it does not say.
+        """Return the server's description of each model it serves, by name; empty without a list.
 
-        One that cannot list them (`transformers serve` fails without a cache folder, mlx_lm.server
-        answers nothing) may serve one all the same.
+        A server without a list (`transformers serve` fails without a cache folder, mlx_lm.server
+        answers nothing) may still serve a model.
         """
 
         def listed() -> Any:
@@ -161,13 +159,17 @@ class ServerConnection:
                 raise
 
         try:
-            return {str(one["id"]): dict(one) for one in self._result_with_retries(listed)["data"]}
+            return {
+                str(entry["id"]): dict(entry) for entry in self._result_with_retries(listed)["data"]
+            }
         except (RequestRefused, KeyError, TypeError):
             return {}
 
     def ask(self, question: ServerRequest) -> Mapping[bytes, Any]:
-        """What is read of the answer. Raises RequestRefused, MalformedAnswer (each time anew) and
-        AuditError."""
+        """Ask a question and parse its answer.
+
+        Raises RequestRefused, MalformedAnswer (each time) and AuditError.
+        """
         if question.on_error is None:
             return self._result_with_retries(lambda: self._ask_once_and_store(question))
         try:
@@ -180,8 +182,8 @@ class ServerConnection:
     def ask_untested_request(
         self, question: ServerRequest, tries: int = _REFUSES
     ) -> Mapping[bytes, Any]:
-        """As `ask`, of what a server may not know: one that answers 500 at so many tries refuses
-        it."""
+        """Ask like `ask`, for features that a server may lack: answers of 500 at all tries mean
+        refusal."""
         failures = 0
 
         def once() -> Mapping[bytes, Any]:
@@ -197,8 +199,8 @@ class ServerConnection:
         return self._result_with_retries(once)
 
     def ask_all(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
-        """As `ask`, several at once. The first failure ends all that have not begun; what was
-        answered is kept."""
+        """Ask several questions at once. The first failure cancels pending ones; answers stay
+        stored."""
         if len(questions) < 2:
             return [self.ask(question) for question in questions]
         self._stopped.clear()
@@ -206,7 +208,7 @@ class ServerConnection:
         try:
             return list(pool.map(self.ask, questions))
         except BaseException:
-            self._stopped.set()  # whoever waits between two tries gives up
+            self._stopped.set()  # threads that wait between two tries give up
             raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
@@ -218,30 +220,30 @@ class ServerConnection:
         ledger = self.ledger
         with ledger.reserve_tokens(question.at_most):
             try:
-                answer, kept = self._answer_of_one_request(
+                answer, values = self._answer_of_one_request(
                     question.body, lambda a: (a, question.read(a))
                 )
             except _RetryableFailure as error:
-                read = question.at_most if error.billed else 0
+                n_read = question.at_most if error.billed else 0
                 ledger.answers.store_answers_and_charge(
-                    ledger.run, ServerUsage(again=1, read=read), {}
+                    ledger.run, ServerUsage(again=1, read=n_read), {}
                 )
                 raise
             except RequestRefused:
                 ledger.answers.store_answers_and_charge(ledger.run, ServerUsage(requests=1), {})
                 raise
-            # Charged before the reservation ends: in between, another request would find these
-            # tokens free.
-            spent = _server_usage_of_answer(answer, question.at_most)
+            # Charge before the reservation ends: otherwise another request could find these tokens
+            # free.
+            usage = _server_usage_of_answer(answer, question.at_most)
             ledger.answers.store_answers_and_charge(
-                ledger.run, spent, kept if question.stored else {}
+                ledger.run, usage, values if question.stored else {}
             )
-        return dict(kept)
+        return dict(values)
 
     def _answer_of_one_request(
         self, body: Mapping[str, Any] | None, read: Callable[[Any], Any]
     ) -> Any:
-        """What `read` makes of the JSON that answers one request, None: for the list of models."""
+        """Return `read` of the JSON that answers one request. body None: the list of models."""
         import openai
 
         with self.pace.wait_for_request_slot() as of_round:
@@ -250,16 +252,16 @@ class ServerConnection:
                 self._answered = True
                 self.pace.pause_all_requests(rate_limit_reset_seconds(answer.headers))
                 try:
-                    found = read(json.loads(answer.text))
+                    value = read(json.loads(answer.text))
                 except (ValueError, MalformedAnswer) as error:
-                    why = (
+                    reason = (
                         str(error)
                         if isinstance(error, MalformedAnswer)
                         else "its answer is not JSON"
                     )
-                    raise _RetryableFailure(why, billed=True) from error
+                    raise _RetryableFailure(reason, billed=True) from error
                 self.pace.raise_in_flight_limit()
-                return found
+                return value
             except openai.APIStatusError as error:
                 self._answered = True
                 failed = self._error_of_status(error)
@@ -277,8 +279,8 @@ class ServerConnection:
     def _retryable_connection_error(self, error: Any) -> _RetryableFailure:
         import openai
 
-        # By name, as the client brings an HTTP library of its own: nothing was sent, no connection
-        # came about.
+        # By name, since the client bundles its HTTP library: no connection was made and nothing was
+        # sent.
         if type(error.__cause__).__name__.startswith("Connect"):
             return _RetryableFailure(
                 "no connection comes about",
@@ -296,26 +298,25 @@ class ServerConnection:
 
         if self._client is None:
             timeout = openai.Timeout(self.patience.answer, connect=self.patience.connect)
-            # servers of one's own ask for none, and the client for some
+            # local servers need no key, but the client does
             key = os.environ.get(KEY) or "none"
-            # no retries of its own, which nobody would pace, count or pay for
+            # no retries by the client, which would escape pacing, counting and paying
             client = openai.OpenAI(api_key=key, base_url=self.url, max_retries=0, timeout=timeout)
-            # left to the garbage collector, its connections stay open
+            # the garbage collector would leave its connections open
             weakref.finalize(self, client.close)
             self._client = client
         if body is None:
             return self._client.models.with_raw_response.list()
-        # create() checks the fields that OpenAI has; extra_body goes out as it is, whatever the
-        # server takes
+        # create() checks OpenAI's fields; extra_body is sent unchanged, whatever the server takes
         first = {name: body[name] for name in ("model", "prompt")}
         return self._client.completions.with_raw_response.create(**first, extra_body=dict(body))
 
     def _error_of_status(self, error: Any) -> Exception:
         status = error.status_code
         if status in (401, 403):
-            given = f"the one in {KEY}" if os.environ.get(KEY) else f"none: set {KEY}"
+            key = f"the one in {KEY}" if os.environ.get(KEY) else f"none: set {KEY}"
             return AuditError(
-                f"expected a key that {self.url} takes, got {given} (it answers {status})"
+                f"expected a key that {self.url} takes, got {key} (it answers {status})"
             )
         if getattr(error, "code", None) in _NO_MONEY:
             return AuditError(f"{self.url} answers {status}: the account has no quota left")
@@ -336,7 +337,7 @@ class ServerConnection:
 
         def wait(
             state: Any,
-        ) -> float:  # a time that the server named is waited for in `pace`, by all
+        ) -> float:  # all requests wait in `pace` for a time named by the server
             if nobody(state):
                 return patience.first_wait
             return 0.0 if state.outcome.exception().wait else float(jittered(state))
@@ -348,7 +349,7 @@ class ServerConnection:
             tries = min(_NOBODY, patience.tries) if nobody(state) else patience.tries
             return bool(state.attempt_number >= tries)
 
-        given_up: Any = in_vain  # tenacity names a class where it takes any callable
+        given_up: Any = in_vain  # tenacity's type names a class although any callable works
         trying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(_RetryableFailure),
             stop=tenacity.stop_any(given_up, tenacity.stop_when_event_set(self._stopped)),
@@ -367,25 +368,24 @@ class ServerConnection:
 
 
 def _withheld_answer(count: int) -> Mapping[str, Any]:
-    """The answer that a filter of prompts stands for: so many samples of nothing, for which nothing
-    was paid."""
+    """Return the answer that a prompt filter represents: n empty samples, free of charge."""
     choices = [{"index": i, "text": "", "finish_reason": _FILTERED} for i in range(count)]
     return {"choices": choices, "usage": {"prompt_tokens": 0, "completion_tokens": 0}}
 
 
 def _server_usage_of_answer(answer: Any, at_most: int) -> ServerUsage:
-    """As the server counts; all that it may have been where it does not."""
-    read, written = (
+    """Return the server's token counts; without counts, the most that it may have been."""
+    n_read, n_written = (
         tokens_counted_by_server(answer, name) for name in ("prompt_tokens", "completion_tokens")
     )
-    if read is None or read < 0:
+    if n_read is None or n_read < 0:
         return ServerUsage(1, read=at_most)
-    return ServerUsage(1, read=read, written=max(0, written or 0))
+    return ServerUsage(1, read=n_read, written=max(0, n_written or 0))
 
 
 def tokens_counted_by_server(answer: Any, name: str) -> int | None:
-    """`prompt_tokens` or `completion_tokens` of all samples together; None where nothing says
-    it."""
+    """Return `prompt_tokens` or `completion_tokens` of all samples together; None if not
+    reported."""
     usage = answer.get("usage") if isinstance(answer, Mapping) else None
     count = usage.get(name) if isinstance(usage, Mapping) else None
     return count if isinstance(count, int) else None

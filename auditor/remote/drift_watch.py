@@ -1,10 +1,9 @@
-"""Whether a server is still the one that shook hands: what it answered is asked again, at intervals
-and at the end.
+"""Check, at intervals and at the end, that a server is still the one of the handshake.
 
-Sentinels are requests about texts that are nobody's secret, known from the handshake. Beside them
-one in a hundred of the run's own requests is asked again, a text of given tokens cut at another
-place: a server that corrupts some of its numbers, or changes its model, answers otherwise. What one
-server differs by from itself is measured at the beginning.
+Sentinels are requests about public texts, known from the handshake. In addition one in a hundred of
+the run's own requests is asked again, a text of given tokens cut at another place: a server that
+corrupts some of its numbers, or changes its model, answers differently. The handshake measures how
+much one server differs from itself.
 """
 
 from __future__ import annotations
@@ -27,40 +26,40 @@ TEXTS = (
     "Q7 4402-zx, lot 19: to",
 )
 LENGTH = 8  # tokens of a sentinel's greedy answer
-EVERY = 100  # requests between two checks, each with one in so many of the run's own
+EVERY = 100  # requests between two checks; each check repeats one in this many of the run's own
 _LAST = 4  # requests of the run asked again at its end, of each kind
-_KEPT = 256  # of each kind, to draw them from
-_BURST = 3  # times that each sentinel is asked when a greedy answer came back otherwise
-_BURST_OWN = 40  # of the run's own requests, each once
-_BURSTS = 10  # in a run, at most
+_KEPT = 256  # stored requests of each kind, to draw from
+_BURST = 3  # times each sentinel is asked after a greedy answer differed
+_BURST_OWN = 40  # of the run's own requests, once each
+_BURSTS = 10  # most bursts in a run
 
-# Greedy text is no number: it may change with the batch. What is let be is a server that gives nine
-# answers in ten as it always does, so that two answers to one request differ in less than a fifth.
+# Greedy text may change with the batch. Tolerate a server that gives nine answers in ten as always,
+# so that two answers to one request differ in less than a fifth.
 VARIES = 0.2
-# of the exact binomial test of the run's own requests; with ten bursts 0.5% of honest runs
+# level of the exact binomial test of the run's own requests; with ten bursts 0.5% of honest runs
 LEVEL = 5e-4
-_UNSTEADY = 0.01  # level of the same test of all that was asked again, which makes a doubt
-# sentinels of four of which no answer is one of the handshake's: 0.2% of the runs of such a server
+_UNSTEADY = 0.01  # level of the same test over all repeated requests, for a doubt
+# changed sentinels of four, with no answer from the handshake: 0.2% of the runs of such a server
 _CHANGED = 2
 
-# Nats between two answers to the same tokens that are never an alarm, at most and on average: half
-# precision in another batch. A difference counts less where a token is unlikely, as its logit was
+# Nats between two answers to the same tokens that never raise an alarm, at most and on average:
+# half precision in another batch. A difference counts less for an unlikely token, whose logit was
 # rounded at a larger magnitude.
 _MOST, _MEAN = 0.5, 0.05
-_TIMES = 4  # what is allowed, in terms of what the handshake has seen
-_TOO_FAR = (2.0, 0.25)  # nobody can be told from another where the handshake has seen more
+_TIMES = 4  # the allowed multiple of the handshake's difference
+_TOO_FAR = (2.0, 0.25)  # above these handshake differences no change is detectable
 
 T = TypeVar("T")
 
 
 class ServerChanged(Exception):
-    """A server that answers otherwise than it did: which request, what was expected, what came."""
+    """A server that changed its answers: the request, the expected and the actual answer."""
 
 
 @dataclass(frozen=True)
 class GreedyAnswer:
-    """A greedy answer. number: of the request in this run, 0 for a sentinel; other: what else it
-    was answered."""
+    """A greedy answer. number: of the request in this run, 0 for a sentinel; other: a second
+    answer."""
 
     context: Tokens
     length: int
@@ -71,8 +70,7 @@ class GreedyAnswer:
 
 @dataclass(frozen=True)
 class ScoredText:
-    """The log-probabilities of all tokens of a text, in nats; 0 for those that nothing is known
-    of."""
+    """The log-probabilities of all tokens of a text, in nats; 0 for unknown values."""
 
     text: Tokens
     log_probs: tuple[float, ...]
@@ -81,15 +79,17 @@ class ScoredText:
 
 @dataclass
 class ServerWatch:
-    """draw, score: ask anew, whatever is kept; score gives None for a text that would be read as
-    other tokens."""
+    """Watch a server for changes. draw, score: ask again, bypassing the store.
+
+    score gives None for a text that would be read as other tokens.
+    """
 
     draw: Callable[[Sequence[GreedyAnswer]], Sequence[str]]
     score: Callable[[Sequence[Tokens]], Sequence[Sequence[float] | None]] | None
     contexts: Sequence[Tokens]
     most: float = _MOST  # nats that two answers may differ by, at most and on average
     mean: float = _MEAN
-    measured: float = 0.0  # by how much they did at the handshake, at most
+    measured: float = 0.0  # largest difference at the handshake
     compared: int = 0  # greedy answers asked again
     differed: int = 0
     rescored: int = 0
@@ -100,24 +100,28 @@ class ServerWatch:
     _new: list[GreedyAnswer] = field(default_factory=list)  # since the last check
     _new_scored: list[ScoredText] = field(default_factory=list)
     _requests: int = 0
-    _finished: int = 0  # of them, when all was looked at
+    _finished: int = 0  # their number at the last full check
     _since: int = 0
     _checks: int = 0
     _bursts: int = 0
 
     def ask_initial_sentinels(self) -> None:
-        """Asks the sentinels for the first time, and how far two answers to the same are apart.
+        """Ask the sentinels for the first time and measure how far two answers to one request
+        differ.
 
-        Raises ServerChanged where they are so far apart that no two models could be told from one
-        another.
+        Raises ServerChanged if they differ so much that no two models could be distinguished.
         """
         blank = [GreedyAnswer(context, LENGTH, "") for context in self.contexts]
         # models may take turns
-        found = zip(blank, self.draw(blank), self.draw(blank[::-1])[::-1], strict=True)
+        answers = zip(blank, self.draw(blank), self.draw(blank[::-1])[::-1], strict=True)
         self._drawn = [
-            GreedyAnswer(one.context, LENGTH, text, other=other) for one, text, other in found
+            GreedyAnswer(sentinel.context, LENGTH, text, other=other)
+            for sentinel, text, other in answers
         ]
-        self.compared, self.differed = len(blank), sum(one.text != one.other for one in self._drawn)
+        self.compared, self.differed = (
+            len(blank),
+            sum(sentinel.text != sentinel.other for sentinel in self._drawn),
+        )
         if self.score is not None:
             scored = zip(self.contexts, self.score(self.contexts), strict=True)
             self._scored = [
@@ -127,10 +131,13 @@ class ServerWatch:
 
     def _measure_handshake_difference(self) -> None:
         pairs = self._rescore_shortened_texts(self._scored[::-1])  # reversed: models may take turns
-        apart = [
-            _largest_and_mean_answer_difference(one.log_probs, values) for one, values in pairs
+        differences = [
+            _largest_and_mean_answer_difference(scored.log_probs, values)
+            for scored, values in pairs
         ]
-        most, mean = (max((found[i] for found in apart), default=0.0) for i in (0, 1))
+        most, mean = (
+            max((difference[i] for difference in differences), default=0.0) for i in (0, 1)
+        )
         if most > _TOO_FAR[0] or mean > _TOO_FAR[1]:
             raise ServerChanged(
                 "a text was sent twice in the handshake, and its log-probabilities came back "
@@ -151,28 +158,28 @@ class ServerWatch:
         self._new_scored.append(ScoredText(text, tuple(log_probs), self._requests))
 
     def count_unwatched_requests(self, requests: int) -> None:
-        """Count requests of the run that cannot be asked again, so that its end is checked by the
-        sentinels."""
+        """Count requests of the run that cannot be repeated, so that the sentinels check its
+        end."""
         self._requests += requests
 
     def count_requests_and_check_when_due(self, requests: int) -> None:
-        """Counts requests that were sent; checks once `EVERY` of them were. Raises
-        ServerChanged."""
+        """Count sent requests; check once `EVERY` of them were sent. Raises ServerChanged."""
         self._since += requests
         if self._since >= EVERY:
             self.check_sentinel_for_drift()
 
     def check_sentinel_for_drift(self) -> None:
-        """Checks the next sentinel in turn, and one in a hundred of what was asked since. Raises
+        """Check the next sentinel in turn and one in a hundred new requests. Raises
         ServerChanged."""
         turn = self._checks % len(TEXTS)
         drawn, scored = self._pool_new_requests()
         if self._redraw_and_find_differing([*self._drawn[turn : turn + 1], *drawn]):
-            self._recheck_with_burst()  # one greedy answer that differs proves nothing, but many do
+            # a single different greedy answer proves nothing, but many do
+            self._recheck_with_burst()
         self._check_rescored_texts([*self._scored[turn : turn + 1], *scored])
 
     def check_all_sentinels_for_drift(self) -> None:
-        """All sentinels, and some of all that the run asked, the longest text among them. Raises
+        """Check all sentinels and some of the run's requests, with the longest text. Raises
         ServerChanged."""
         if self._requests == self._finished:
             return
@@ -180,24 +187,23 @@ class ServerWatch:
         drawn, scored = self._pool_new_requests()
         longest = sorted(self._own_scored, key=lambda one: -len(one.text))[:1]
         drawn += _random_answers_to_recheck(
-            [one for one in self._own if one not in drawn], _LAST - len(drawn), self._checks
+            [answer for answer in self._own if answer not in drawn],
+            _LAST - len(drawn),
+            self._checks,
         )
-        scored += [one for one in longest if one not in scored]
+        scored += [answer for answer in longest if answer not in scored]
         scored += _random_answers_to_recheck(
-            [one for one in self._own_scored if one not in scored],
+            [answer for answer in self._own_scored if answer not in scored],
             _LAST - len(scored),
             self._checks,
         )
         self._redraw_and_find_differing([*self._drawn, *drawn])
-        if (
-            self.differed
-        ):  # if only in the handshake, before there was anything of the run to look at
+        if self.differed:  # even if only in the handshake, before the run had requests to check
             self._recheck_with_burst()
         self._check_rescored_texts([*self._scored, *scored])
 
     def _pool_new_requests(self) -> tuple[list[GreedyAnswer], list[ScoredText]]:
-        """Moves the new requests to the old. Returns one in a hundred of the new, at random, to be
-        asked again."""
+        """Move the new requests to the old; return a random hundredth of the new to ask again."""
         drawn = _random_answers_to_recheck(
             self._new, math.ceil(len(self._new) / EVERY), self._checks
         )
@@ -209,10 +215,10 @@ class ServerWatch:
             :_LAST
         ]
         self._own = _random_answers_to_recheck([*self._own, *self._new], _KEPT, self._checks)
-        kept = _random_answers_to_recheck(
+        chosen = _random_answers_to_recheck(
             [*self._own_scored, *self._new_scored], _KEPT, self._checks
         )
-        self._own_scored = list(dict.fromkeys([*longest, *kept]))
+        self._own_scored = list(dict.fromkeys([*longest, *chosen]))
         self._new, self._new_scored = [], []
         return drawn, scored
 
@@ -221,40 +227,40 @@ class ServerWatch:
     def _rescore_shortened_texts(
         self, asked: Sequence[ScoredText]
     ) -> list[tuple[ScoredText, Sequence[float]]]:
-        """Scores each text anew without some of its end: its tokens keep the log-probabilities of
-        the first answer."""
-        assert self.score is not None  # nothing was scored otherwise
+        """Score each text again without some of its end: the first tokens' log-probabilities
+        stay equal."""
+        assert self.score is not None  # otherwise nothing was scored
         noise = keyed_random_generator("cut again", self._checks, len(asked))
         cuts = [
-            one.text[: int(noise.integers(max(2, len(one.text) // 2), len(one.text)))]
-            for one in asked
+            scored.text[: int(noise.integers(max(2, len(scored.text) // 2), len(scored.text)))]
+            for scored in asked
         ]
-        found = zip(asked, self.score(cuts), strict=True)
-        return [(one, values) for one, values in found if values is not None]
+        pairs = zip(asked, self.score(cuts), strict=True)
+        return [(scored, values) for scored, values in pairs if values is not None]
 
     def _check_rescored_texts(self, asked: Sequence[ScoredText]) -> None:
         if not asked:
             return
-        for one, values in self._rescore_shortened_texts(
-            [one for one in asked if len(one.text) > 2]
+        for old, values in self._rescore_shortened_texts(
+            [old for old in asked if len(old.text) > 2]
         ):
             self.rescored += 1
-            most, mean = _largest_and_mean_answer_difference(one.log_probs, values)
+            most, mean = _largest_and_mean_answer_difference(old.log_probs, values)
             if most > self.most or mean > self.mean:
                 places = (
                     (abs(a - b), i)
-                    for i, (a, b) in enumerate(zip(one.log_probs, values, strict=False))
+                    for i, (a, b) in enumerate(zip(old.log_probs, values, strict=False))
                 )
-                where = max(places)[1]
+                place = max(places)[1]
                 name = (
-                    f"request {one.number:,} of this run"
-                    if one.number
+                    f"request {old.number:,} of this run"
+                    if old.number
                     else "a request of the handshake"
                 )
                 raise ServerChanged(
-                    f"{name}, a text of {len(one.text):,} tokens, was sent again without its last "
-                    f"{len(one.text) - len(values):,}: the log-probability of token {where + 1:,} "
-                    f"was {one.log_probs[where]:.3f} nats and came back as {values[where]:.3f} "
+                    f"{name}, a text of {len(old.text):,} tokens, was sent again without its last "
+                    f"{len(old.text) - len(values):,}: the log-probability of token {place + 1:,} "
+                    f"was {old.log_probs[place]:.3f} nats and came back as {values[place]:.3f} "
                     f"(the handshake saw differences of up to {self.measured:.2g})"
                 )
 
@@ -263,27 +269,33 @@ class ServerWatch:
             return
         self._bursts += 1
         differing = self._redraw_and_find_differing(
-            [one for one in self._drawn for _ in range(_BURST)]
+            [answer for answer in self._drawn for _ in range(_BURST)]
         )
-        new = [(one, text) for one, text in differing if text != one.other]
-        changed = [one for one in self._drawn if [asked for asked, _ in new].count(one) == _BURST]
+        new = [(answer, text) for answer, text in differing if text != answer.other]
+        changed = [
+            answer
+            for answer in self._drawn
+            if [repeated for repeated, _ in new].count(answer) == _BURST
+        ]
         if len(changed) >= _CHANGED:
-            came = next(text for one, text in new if one == changed[0])
+            reply = next(text for answer, text in new if answer == changed[0])
             raise ServerChanged(
                 f"{len(changed)} of {len(self._drawn)} texts of the handshake have other greedy "
                 f"answers now: to {TEXTS[self._drawn.index(changed[0])]!r}, expected "
-                f"{changed[0].text!r}, came back {came!r}"
+                f"{changed[0].text!r}, came back {reply!r}"
             )
-        own = _random_answers_to_recheck(self._own, _BURST_OWN, self._bursts)
-        differing = self._redraw_and_find_differing(own)
-        # sf(k - 1) is the chance of k or more: the exact one-sided test
-        if differing and binom.sf(len(differing) - 1, len(own), VARIES) <= LEVEL:
+        chosen = _random_answers_to_recheck(self._own, _BURST_OWN, self._bursts)
+        differing = self._redraw_and_find_differing(chosen)
+        # sf(k - 1) is the probability of k or more: the exact one-sided test
+        if differing and binom.sf(len(differing) - 1, len(chosen), VARIES) <= LEVEL:
             first, text = differing[0]
-            apart = (i for i, (a, b) in enumerate(zip(first.text, text, strict=False)) if a != b)
-            # neither is quoted: they may be private
-            same = next(apart, min(len(first.text), len(text)))
+            differences = (
+                i for i, (a, b) in enumerate(zip(first.text, text, strict=False)) if a != b
+            )
+            # do not quote the texts: they may be private
+            same = next(differences, min(len(first.text), len(text)))
             raise ServerChanged(
-                f"{len(differing)} of {len(own)} greedy answers of this run came back otherwise "
+                f"{len(differing)} of {len(chosen)} greedy answers of this run came back otherwise "
                 f"when they were asked for again, the first of them to request {first.number:,}: "
                 f"expected {len(first.text)} characters, got {len(text)}, of which the first "
                 f"{same} agree"
@@ -291,34 +303,34 @@ class ServerWatch:
 
     @property
     def answers_are_unstable(self) -> bool:
-        """Whether greedy answers differ more than those of one model do."""
+        """True if greedy answers differ more than those of one model do."""
         return bool(binom.sf(self.differed - 1, self.compared, VARIES) <= _UNSTEADY)
 
     def _redraw_and_find_differing(
         self, asked: Sequence[GreedyAnswer]
     ) -> list[tuple[GreedyAnswer, str]]:
-        found = list(zip(asked, self.draw(asked), strict=True)) if asked else []
-        differing = [(one, text) for one, text in found if text != one.text]
-        self.compared, self.differed = self.compared + len(found), self.differed + len(differing)
+        pairs = list(zip(asked, self.draw(asked), strict=True)) if asked else []
+        differing = [(answer, text) for answer, text in pairs if text != answer.text]
+        self.compared, self.differed = self.compared + len(pairs), self.differed + len(differing)
         return differing
 
 
 def _largest_and_mean_answer_difference(
     one: Sequence[float], other: Sequence[float]
 ) -> tuple[float, float]:
-    """The largest and the mean difference, in nats, of the tokens that both speak of."""
+    """Return the largest and the mean difference, in nats, over the common tokens."""
     pairs = np.array(list(zip(one, other, strict=False)), dtype=float).reshape(-1, 2)
     if not len(pairs):
         return 0.0, 0.0
     first, second = pairs.T
-    same = first == second  # two infinities are as far apart as two equal numbers
-    apart = np.abs(np.where(same, 0.0, first) - np.where(same, 0.0, second))
-    scaled = apart / (1 + np.minimum(np.abs(first), np.abs(second)) / 10)
-    return float(np.where(same, 0.0, scaled).max()), float(apart.mean())
+    same = first == second  # two infinities differ as little as two equal numbers
+    difference = np.abs(np.where(same, 0.0, first) - np.where(same, 0.0, second))
+    scaled = difference / (1 + np.minimum(np.abs(first), np.abs(second)) / 10)
+    return float(np.where(same, 0.0, scaled).max()), float(difference.mean())
 
 
 def _random_answers_to_recheck(every: Sequence[T], count: int, check: int) -> list[T]:
-    """So many of them at random, and in random order: several models may take turns."""
+    """Draw `count` answers at random, in random order, since several models may take turns."""
     chosen = keyed_random_generator("asked again", check, len(every)).permutation(len(every))[
         : max(0, count)
     ]

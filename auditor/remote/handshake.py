@@ -1,8 +1,8 @@
-"""What a server really does, tried out before anything of it is believed.
+"""Try out the real behaviour of a server before trusting it.
 
-A dozen short questions about a sentence that is nobody's secret: servers answer 200 to what they
-ignore, count one token too few, shift what they echo by one, or send one sample several times. What
-fails is not used, and is told.
+A dozen short questions about a public sentence: servers answer 200 to fields they ignore, count one
+token too few, shift echoed values by one, or send one sample several times. Features that fail are
+not used, and the record says so.
 """
 
 from __future__ import annotations
@@ -62,25 +62,25 @@ from auditor.remote.token_text import TokenTextCodec
 
 T = TypeVar("T")
 
-# not the end of anything: something must follow
+# an unfinished text: something must follow
 TEXT = "The quick brown fox jumps over the lazy dog, and"
 _LENGTH = 8  # tokens of an answer
 _COPIES = 4
-# that are tried for two samples: llama.cpp answers 500 to one that ends within a character
+# seeds tried for two samples: llama.cpp answers 500 to a sample that ends within a character
 _SEEDS = 12
-_SEVERAL = 16  # samples that one request asks for: what a server holds in memory for it is bounded
-_HOT = Decoding(temperature=2.0)  # so that two equal samples are no chance
-# greedy, where it is not ignored
+_SEVERAL = 16  # samples per request, which bounds the server's memory for it
+_HOT = Decoding(temperature=2.0)  # so that two equal samples are no coincidence
+# greedy, if not ignored
 _SURE = {
     "top_p": replace(_HOT, top_p=1e-4),
     "top_k": replace(_HOT, top_k=1),
 }
-_FEWER = 5  # of the likeliest tokens, where a server tells no more
+_FEWER = 5  # likeliest tokens, if a server lists no more
 
 
 def _unscored_reason(dialect: ServerDialect, error: RequestRefused | MalformedAnswer) -> str:
-    """Return why a server says no log-probabilities of a prompt in the way that the dialect asks
-    for them."""
+    """Explain why a server gives no log-probabilities of a prompt in the form that the dialect
+    requests."""
     if isinstance(error, RequestRefused):
         return f"{dialect.scored} is refused with {error.status}"
     if isinstance(error, IgnoredParameter):
@@ -92,8 +92,8 @@ def _unscored_reason(dialect: ServerDialect, error: RequestRefused | MalformedAn
 
 
 def shake_hands(wire: ServerConnection, model: str, tokenizer: Any) -> Handshake:
-    """Tries the server out. Raises AuditError where it does not serve this model, or draws no
-    samples of it."""
+    """Try out the server. Raises AuditError if it does not serve this model or draws no samples
+    of it."""
     served = wire.list_served_models()
     if served and model not in served:
         raise AuditError(
@@ -101,16 +101,17 @@ def shake_hands(wire: ServerConnection, model: str, tokenizer: Any) -> Handshake
         )
     listed = served.get(model, {})
     meta = listed.get("meta")  # llama.cpp's
-    room = listed.get("max_model_len", meta.get("n_ctx") if isinstance(meta, Mapping) else None)
+    n_positions = listed.get(
+        "max_model_len", meta.get("n_ctx") if isinstance(meta, Mapping) else None
+    )
     return _HandshakeInProgress(wire, model, tokenizer).run_handshake(
-        room if isinstance(room, int) else None
+        n_positions if isinstance(n_positions, int) else None
     )
 
 
 @dataclass
 class _HandshakeInProgress:
-    """One question after another; each is asked in the words that the ones before it have shown to
-    be understood."""
+    """A handshake in progress: each question is worded as the earlier questions were understood."""
 
     wire: ServerConnection
     model: str
@@ -120,7 +121,7 @@ class _HandshakeInProgress:
     def run_handshake(self, room: int | None) -> Handshake:
         dialect, context, greedy = self._detect_prompt_form(ServerDialect(self.model))
         dialect, greedy = self._detect_trimming(dialect, context, greedy)
-        # Scoring first: the log-probabilities that come with samples are compared with it.
+        # Detect scoring first: the log-probabilities of samples are compared with it.
         dialect = self._detect_sampling(
             self._detect_scoring(dialect, context, greedy), context, greedy
         )
@@ -133,11 +134,11 @@ class _HandshakeInProgress:
     def _detect_prompt_form(
         self, plain: ServerDialect
     ) -> tuple[ServerDialect, Tokens, WrittenAnswer]:
-        """(dialect, the tokens that all further questions begin with, the greedy answer to
-        them)."""
+        """Return the dialect, the tokens that begin all further questions, and the greedy answer
+        to them."""
         bare, special = (self._encode(TEXT, special=special) for special in (False, True))
         plain, by_text, counted = self._ask_first_question(plain)
-        # Taken to stand in front, as a BOS does, and only where the server counts them too.
+        # Assume a prefix, like a BOS, and only if the server counts these tokens too.
         adds = special[: len(special) - len(bare)] if counted == len(special) else ()
         agrees = None if counted is None else counted in (len(bare), len(special))
         if agrees is False and (
@@ -153,13 +154,14 @@ class _HandshakeInProgress:
                 f"of a text of which {self.wire.url} makes {counted}: give --tokenizer DIR"
             )
         context, dialect = (*adds, *bare), replace(plain, adds=adds, extended=True)
-        # In vLLM's words too, where they are not refused: the answer without a server's own
-        # defaults is another.
-        found = self._result_unless_refused(
+        # Use vLLM's fields too if not refused: the answer without a server's own defaults differs.
+        answers = self._result_unless_refused(
             partial(self._request_samples, dialect, context, GREEDY, 1, None)
         )
         dialect, by_text = (
-            (replace(dialect, extended=False), by_text) if found is None else (dialect, found[0][0])
+            (replace(dialect, extended=False), by_text)
+            if answers is None
+            else (dialect, answers[0][0])
         )
         by_ids = self._answer_to_token_ids(replace(dialect, ids=True), context, by_text)
         answer = by_text if by_ids is None else by_ids
@@ -173,7 +175,7 @@ class _HandshakeInProgress:
     def _answer_to_token_ids(
         self, dialect: ServerDialect, context: Tokens, by_text: WrittenAnswer
     ) -> WrittenAnswer | None:
-        """The answer to the same tokens by their ids; None where they are refused, or mean other
+        """Return the answer to the same tokens by ids; None if ids are refused or mean other
         tokens."""
         if (
             dialect.logprobs is True
@@ -184,13 +186,13 @@ class _HandshakeInProgress:
                 "not tried: a server that takes logprobs as true or false reads text only",
             )
             return None
-        found = self._result_unless_refused(
+        answers = self._result_unless_refused(
             partial(self._request_samples, dialect, context, GREEDY, 1, None)
         )
-        if found is None:
+        if answers is None:
             self._record_check(IDS, False, "they are refused")
             return None
-        (by_ids,), counted = found
+        (by_ids,), counted = answers
         same = counted in (None, len(context)) and is_one_answer_prefix_of_other(
             by_ids.text, by_text.text
         )
@@ -200,10 +202,11 @@ class _HandshakeInProgress:
     def _ask_first_question(
         self, plain: ServerDialect
     ) -> tuple[ServerDialect, WrittenAnswer, int | None]:
-        """Return the dialect, the greedy answer to the text, and how many tokens the server made of
-        the text.
+        """Return the dialect, the greedy answer to the text, and the server's token count of the
+        text.
 
-        Asks in OpenAI's words only; again with `logprobs` as true or false if a number is refused.
+        Uses only OpenAI's fields; asks again with `logprobs` as true or false if a number is
+        refused.
         """
         dialects = (plain, replace(plain, logprobs=True))
         for dialect in dialects:
@@ -213,10 +216,12 @@ class _HandshakeInProgress:
             except RequestRefused as error:
                 if dialect is not dialects[-1] and error.status in (400, 422):
                     continue
-                what = (
+                expected = (
                     f"a model {self.model!r}" if error.status == 404 else "a completions endpoint"
                 )
-                raise AuditError(f"expected {what} behind {self.wire.url}, but {error}") from None
+                raise AuditError(
+                    f"expected {expected} behind {self.wire.url}, but {error}"
+                ) from None
             except MalformedAnswer as error:
                 raise AuditError(
                     f"expected a completions endpoint behind {self.wire.url}, but {error}"
@@ -224,14 +229,14 @@ class _HandshakeInProgress:
         raise AssertionError("the last dialect returns or raises")
 
     def _prepended_special_token(self, plain: ServerDialect, one_more: bool) -> Tokens:
-        """Return the token that the server puts before texts although the tokenizer puts none
-        there; () if unknown.
+        """Return the token that the server, but not the tokenizer, puts before texts; () if
+        unknown.
 
         It counts one token more for every text, and the tokenizer names a BOS token, or else an end
         of text.
         """
-        named = (getattr(self.tokenizer, f"{kind}_token_id", None) for kind in ("bos", "eos"))
-        token = next((int(token) for token in named if token is not None), None)
+        candidates = (getattr(self.tokenizer, f"{kind}_token_id", None) for kind in ("bos", "eos"))
+        token = next((int(token) for token in candidates if token is not None), None)
         if not one_more or token is None:
             return ()
         for text in drift_watch.TEXTS[:2]:
@@ -241,22 +246,20 @@ class _HandshakeInProgress:
         return (token,)
 
     def _writes_answer(self, tokens: Tokens, text: str) -> bool:
-        """Return whether the tokens write the text, but for a first space and an end of text, which
-        either may lack."""
+        """Test if the tokens write the text, apart from a first space and an end of text."""
         end = getattr(self.tokenizer, "eos_token_id", None)
-        ended = tokens[:-1] if tokens[-1:] == (end,) else tokens
-        written = (decode_keeping_special_tokens(self.tokenizer, some) for some in (tokens, ended))
-        return text.removeprefix(" ") in [one.removeprefix(" ") for one in written]
+        trimmed = tokens[:-1] if tokens[-1:] == (end,) else tokens
+        texts = (decode_keeping_special_tokens(self.tokenizer, part) for part in (tokens, trimmed))
+        return text.removeprefix(" ") in [candidate.removeprefix(" ") for candidate in texts]
 
     def _detect_trimming(
         self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
     ) -> tuple[ServerDialect, WrittenAnswer]:
-        """Return the dialect with whether answers may lack their first space, and the greedy answer
-        with its tokens.
+        """Detect if answers may lack their first space; return the dialect and the greedy answer's
+        tokens.
 
-        Some servers write an answer's tokens without those before it, and tokenizers of
-        SentencePiece's kind, or the server itself, drop a space at a beginning. Answers whose
-        tokens come back need no space.
+        Some servers write an answer's tokens without the context, and SentencePiece tokenizers, or
+        the server itself, drop a leading space. Answers with returned token ids need no space.
         """
         if greedy.tokens is not None:
             return dialect, greedy
@@ -291,29 +294,34 @@ class _HandshakeInProgress:
     def _detect_scoring(
         self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
     ) -> ServerDialect:
-        """The way of asking for log-probabilities that can be believed, if there is one."""
+        """Return the dialect with a trustworthy way to request log-probabilities, if any works."""
         if (
             dialect.logprobs is True
-        ):  # mlx_lm.server 0.32.2: a prompt that is an earlier text and answer ends it
+        ):  # mlx_lm.server 0.32.2: a prompt of an earlier text and its answer ends it
             self._record_check(
                 SCORED, False, "a server that takes logprobs as true or false says it of drawn ones"
             )
             return dialect
         answer = greedy.tokens or ()
-        whole, why = (*context, *answer), ""
-        for asked in self._scoring_dialects(dialect, context):
+        text, reason = (*context, *answer), ""
+        for attempt in self._scoring_dialects(dialect, context):
             try:
-                given = self._ask_prompt_log_probs(asked, whole)
+                scores = self._ask_prompt_log_probs(attempt, text)
             except (RequestRefused, MalformedAnswer) as error:
-                if asked.scored != "forced":  # the reason of a way that more servers know is told
-                    why = _unscored_reason(asked, error)
+                if attempt.scored != "forced":  # report the reason of the more common way
+                    reason = _unscored_reason(attempt, error)
                 continue
-            if asked.scored == "forced" and not self._forces_before_bias(asked, context, answer):
+            if attempt.scored == "forced" and not self._forces_before_bias(
+                attempt, context, answer
+            ):
                 continue
             self._record_check(SCORED, True)
-            first, rest = given.log_probs[: 1 + asked.hidden], given.log_probs[1 + asked.hidden :]
+            first, rest = (
+                scores.log_probs[: 1 + attempt.hidden],
+                scores.log_probs[1 + attempt.hidden :],
+            )
             self._record_check(FIRST, set(first) == {None}, "it has a number")
-            fault = log_prob_fault_sentence(rest, given.tokens, whole, greedy.log_probs)
+            fault = log_prob_fault_sentence(rest, scores.tokens, text, greedy.log_probs)
             if greedy.log_probs and len(answer) != len(greedy.log_probs):
                 fault = (
                     "its answer is text of other tokens than it drew, so that they cannot be "
@@ -322,68 +330,67 @@ class _HandshakeInProgress:
             self._record_check(SAME, not fault, fault)
             if fault or set(first) != {None}:
                 return dialect
-            if asked.scored == "forced":
+            if attempt.scored == "forced":
                 self._record_check(RANKED, True)
                 self._record_check(TOLD, True)
-                return replace(asked, ranked=True, likeliest=LIKELIEST)
-            ranked = given.ranks is not None and set(given.ranks[len(context) :]) == {1}
+                return replace(attempt, ranked=True, likeliest=LIKELIEST)
+            ranked = scores.ranks is not None and set(scores.ranks[len(context) :]) == {1}
             self._record_check(
                 RANKED,
                 ranked,
-                "none come" if given.ranks is None else "the likeliest token is not the first",
+                "none come" if scores.ranks is None else "the likeliest token is not the first",
             )
             if not dialect.ids:
-                asked = self._dialect_with_end_of_text(asked, context, answer)
+                attempt = self._dialect_with_end_of_text(attempt, context, answer)
             return (
-                self._dialect_with_likeliest_tokens(replace(asked, ranked=True), whole)
+                self._dialect_with_likeliest_tokens(replace(attempt, ranked=True), text)
                 if ranked
-                else asked
+                else attempt
             )
-        self._record_check(SCORED, False, why)
+        self._record_check(SCORED, False, reason)
         return dialect
 
     def _dialect_with_end_of_text(
         self, dialect: ServerDialect, context: Tokens, answer: Tokens
     ) -> ServerDialect:
-        """Whether an end of text within a text is scored as one: sent as text, it may be read as
+        """Detect if an end of text within a text is scored as one: as text, it may be read as
         letters."""
         end = getattr(self.tokenizer, "eos_token_id", None)
         if end is None:
             return dialect
-        given = self._result_unless_refused(
+        scores = self._result_unless_refused(
             partial(self._ask_prompt_log_probs, dialect, (*context, int(end), *answer))
         )
-        self._record_check(ENDS, given is not None, "as something else, or not at all")
-        return replace(dialect, ends=given is not None)
+        self._record_check(ENDS, scores is not None, "as something else, or not at all")
+        return replace(dialect, ends=scores is not None)
 
     def _dialect_with_likeliest_tokens(
         self, dialect: ServerDialect, whole: Tokens
     ) -> ServerDialect:
-        """With how many of the likeliest tokens are told, if they come and are those that the ranks
-        speak of."""
+        """Add the number of likeliest tokens that the server lists, if they match the ranks."""
         for count in (LIKELIEST, _FEWER):
-            given = self._result_unless_refused(
+            scores = self._result_unless_refused(
                 partial(self._ask_prompt_log_probs, dialect, whole, count)
             )
-            if given is not None:
-                agree = likeliest_match_ranks(given, whole, count)
+            if scores is not None:
+                agree = likeliest_match_ranks(scores, whole, count)
                 self._record_check(TOLD, agree, "the ranks speak of more likely ones")
                 return replace(dialect, likeliest=count if agree else 0)
         self._record_check(TOLD, False, "they do not come")
         return dialect
 
     def _forces_before_bias(self, dialect: ServerDialect, context: Tokens, answer: Tokens) -> bool:
-        """Return whether the greedy answer leads the list of all tokens, and its second is as
-        likely if it is forced.
+        """Test if log-probabilities precede the bias that forces a token.
 
-        After the bias, the token that is drawn would lead the list, and any forced token would be
+        The greedy answer must lead the list of all tokens, and its second must be as likely when
+        forced. After the bias, the drawn token would lead the list, and any forced token would be
         certain.
         """
         if not answer:
             return False
-        whole = (*context, answer[0])
+        text = (*context, answer[0])
         listed = self._result_unless_refused(
-            partial(self._ask_last_log_prob, dialect, whole, LIKELIEST)
+            partial(self._ask_last_log_prob, dialect, text, LIKELIEST)
         )
         if listed is None or listed.ranks is None or listed.ranks[-1] != 1:
             return False
@@ -395,7 +402,7 @@ class _HandshakeInProgress:
         return value is not None and abs(value - log_prob) <= CLOSE
 
     def _scoring_dialects(self, dialect: ServerDialect, context: Tokens) -> Iterator[ServerDialect]:
-        """vLLM's; OpenAI's, also without what the server puts before a text (llama-cpp-python);
+        """Yield vLLM's dialect; OpenAI's, also without prepended tokens (llama-cpp-python);
         llama.cpp's."""
         yield replace(dialect, scored="prompt_logprobs")
         yield replace(dialect, scored="echo")
@@ -410,32 +417,32 @@ class _HandshakeInProgress:
         self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
     ) -> ServerDialect:
         def hot(count: int, seed: int, decoding: Decoding = _HOT) -> list[WrittenAnswer] | None:
-            # As if it obeyed both: else the body is refused. `dialect` as it is when this is
-            # called.
-            every = replace(dialect, top_p=True, top_k=True)
-            found = self._result_unless_refused(
-                lambda: self._request_samples(every, context, decoding, count, seed)
+            # Assume that it obeys both, or the body is refused. `dialect` has its value at the time
+            # of the call.
+            obedient = replace(dialect, top_p=True, top_k=True)
+            answers = self._result_unless_refused(
+                lambda: self._request_samples(obedient, context, decoding, count, seed)
             )
-            return None if found is None else found[0]
+            return None if answers is None else answers[0]
 
         if not dialect.extended:
             dialect, greedy = self._with_generation_config(dialect, context, greedy)
-        drawn: dict[int, list[WrittenAnswer]] = {}
+        samples_by_seed: dict[int, list[WrittenAnswer]] = {}
         for seed in range(1, 1 + _SEEDS):
             sample = hot(1, seed)
             if sample is not None:
-                drawn[seed] = sample
-            if len(drawn) == 2:
+                samples_by_seed[seed] = sample
+            if len(samples_by_seed) == 2:
                 break
-        if len(drawn) < 2:
+        if len(samples_by_seed) < 2:
             raise AuditError(
                 f"expected samples at temperature 2 from {self.wire.url}, but it gives none"
             )
-        seed, first, other = min(drawn), *drawn.values()
+        seed, first, other = min(samples_by_seed), *samples_by_seed.values()
         copies, again = hot(_COPIES, seed), hot(1, seed)
-        samples = sampled_tokens_or_texts(first) != sampled_tokens_or_texts(other)
-        self._record_check(SAMPLES, samples, "they give one answer: only greedy answers are used")
-        if not samples:
+        differ = sampled_tokens_or_texts(first) != sampled_tokens_or_texts(other)
+        self._record_check(SAMPLES, differ, "they give one answer: only greedy answers are used")
+        if not differ:
             return replace(dialect, samples=False)
         several = copies is not None and len(set(sampled_tokens_or_texts(copies))) == _COPIES
         self._record_check(
@@ -469,13 +476,13 @@ class _HandshakeInProgress:
     def _with_generation_config(
         self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
     ) -> tuple[ServerDialect, WrittenAnswer]:
-        """Return the dialect that sends `generation_config`, if the server obeys it, and its greedy
-        answer."""
+        """Return the dialect that sends `generation_config`, if the server obeys it, and its
+        greedy answer."""
 
         def ask(decoding: Decoding, seed: int | None) -> WrittenAnswer | None:
-            every = replace(dialect, configured=True, top_p=True, top_k=True)
+            obedient = replace(dialect, configured=True, top_p=True, top_k=True)
             answers = self._result_unless_refused(
-                lambda: self._request_samples(every, context, decoding, 1, seed)
+                lambda: self._request_samples(obedient, context, decoding, 1, seed)
             )
             return None if answers is None else answers[0][0]
 
@@ -494,15 +501,15 @@ class _HandshakeInProgress:
     def _has_undistorted_log_probs(
         self, dialect: ServerDialect, context: Tokens, sample: WrittenAnswer
     ) -> bool:
-        """Whether what comes with a hot sample are log-probabilities of the distribution itself."""
+        """Test if a hot sample's log-probabilities are those of the unmodified distribution."""
         fault = "none come"
         if sample.tokens and sample.log_probs is not None:
-            whole = (*context, *sample.tokens)
-            given = self._result_unless_refused(lambda: self._ask_prompt_log_probs(dialect, whole))
+            text = (*context, *sample.tokens)
+            scores = self._result_unless_refused(lambda: self._ask_prompt_log_probs(dialect, text))
             fault = "they could not be compared"
-            if given is not None:
+            if scores is not None:
                 fault = log_prob_fault_sentence(
-                    given.log_probs[1 + dialect.hidden :], given.tokens, whole, sample.log_probs
+                    scores.log_probs[1 + dialect.hidden :], scores.tokens, text, sample.log_probs
                 )
         self._record_check(REPORTED, not fault, fault)
         return not fault
@@ -517,7 +524,7 @@ class _HandshakeInProgress:
         count: int,
         seed: int | None,
     ) -> tuple[list[WrittenAnswer], int | None]:
-        """Samples, and how many tokens the server says the prompt had. Raises RequestRefused and
+        """Return samples and the server's count of prompt tokens. Raises RequestRefused,
         MalformedAnswer."""
         if not isinstance(prompt, str) and not dialect.ids:
             prompt = decode_keeping_special_tokens(self.tokenizer, prompt[len(dialect.adds) :])
@@ -535,7 +542,7 @@ class _HandshakeInProgress:
     def _ask_prompt_log_probs(
         self, dialect: ServerDialect, whole: Tokens, likeliest: int = 0
     ) -> PromptLogProbs:
-        """Raises RequestRefused and MalformedAnswer."""
+        """Ask for log-probabilities of a text. Raises RequestRefused and MalformedAnswer."""
         if dialect.scored == "forced":
             parts = [whole[:end] for end in range(2, len(whole) + 1)]
             values = [self._ask_last_log_prob(dialect, part).log_probs[-1] for part in parts]
@@ -566,8 +573,7 @@ class _HandshakeInProgress:
     def _ask_up_to_twice(
         self, body: Mapping[str, Any], at_most: int, read: Callable[[Any], T]
     ) -> T:
-        """Twice, before a server is said to answer otherwise than it should: once may be an
-        accident."""
+        """Ask twice before a server counts as misbehaving: a single failure may be an accident."""
         request = ServerRequest(body, at_most, lambda answer: {b"": answer}, stored=False)
         try:
             return read(self.wire.ask_untested_request(request)[b""])

@@ -1,5 +1,4 @@
-"""What a handshake tries out, what came of it, and what access is left: the record of a handshake,
-and its words."""
+"""Record a handshake: the checks, their results, the remaining access, and their wording."""
 
 from __future__ import annotations
 
@@ -31,24 +30,26 @@ OBEYED = {"top_p": "top_p is obeyed", "top_k": "top_k is obeyed"}
 
 @dataclass(frozen=True)
 class HandshakeCheck:
-    """One thing that was tried. held: None where it could not be; found: what came where it did not
-    hold, in words."""
+    """One check. held: None if it could not be tested; found: the observed behaviour if it
+    failed."""
 
     name: str
     held: bool | None
     found: str = ""
 
     def __str__(self) -> str:
-        said = {True: "yes", False: f"no, {self.found}", None: f"unknown, {self.found}"}[self.held]
-        return f"{self.name}: {said}"
+        verdict = {True: "yes", False: f"no, {self.found}", None: f"unknown, {self.found}"}[
+            self.held
+        ]
+        return f"{self.name}: {verdict}"
 
 
 @dataclass(frozen=True)
 class Handshake:
-    """dialect: how to speak to this server; answer: a digest of its greedy answer, by which it is
-    known again.
+    """The result of a handshake. dialect: how to address this server.
 
-    room: tokens that fit in a text, None where it does not say.
+    answer: digest of its greedy answer, which identifies it later. room: tokens that fit in a text,
+    None if not reported.
     """
 
     dialect: ServerDialect
@@ -65,12 +66,12 @@ class Handshake:
         )
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader must know of this access: sentences."""
-        held = sum(check.held is True for check in self.checks)
+        """Return the sentences that a reader must know of this access."""
+        n_held = sum(check.held is True for check in self.checks)
         sent = "token ids" if self.dialect.ids else "text"
         return (
             f"{self.dialect.model} is behind an API: its access is what a handshake found, "
-            f"{self._access_label}; it is sent {sent}; {held} of {len(self.checks)} checks held",
+            f"{self._access_label}; it is sent {sent}; {n_held} of {len(self.checks)} checks held",
             *(
                 ()
                 if (self.dialect.extended or self.dialect.configured) and self.dialect.top_k
@@ -82,7 +83,7 @@ class Handshake:
     @property
     def _access_label(self) -> str:
         if not self.dialect.scored:
-            why = next(
+            reason = next(
                 (
                     check.found
                     for check in self.checks
@@ -90,7 +91,7 @@ class Handshake:
                 ),
                 "",
             )
-            return f"text only ({why})"
+            return f"text only ({reason})"
         more = ", with ranks" * self.dialect.ranked
         more += (
             f" and the {self.dialect.likeliest} likeliest beside them"

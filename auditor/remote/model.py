@@ -1,8 +1,8 @@
-"""A model behind an API as a `LanguageModel`: whole completions for draws, log-probabilities of
-given tokens.
+"""Wrap a model behind an API as a `LanguageModel`.
 
-It keeps no decoding rows: a question is a request (`cached_queries.py`). Which of its capabilities
-there are, a handshake found. Knows nothing of attacks or secrets.
+It gives completions for draws and log-probabilities of given tokens. It has no decoding rows: each
+question is a request (`cached_queries.py`). A handshake determines its capabilities. Knows nothing
+of attacks or secrets.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from auditor.remote.handshake import Handshake, shake_hands
 from auditor.remote.server_dialect import WrittenAnswer
 from auditor.remote.token_text import TokenTextCodec
 
-# No vocabulary is padded to more than so many times its tokenizer's tokens: bounds on a
-# distribution ask how many there may be.
+# Assume that a vocabulary is padded to at most this multiple of its tokenizer's tokens: bounds on a
+# distribution need its size.
 _PADDED = 2
 _NO_PROMPT = "needs a soft prompt; a model behind an API takes only tokens"
 
 
 class RemoteModel(LanguageModel):
-    """One model of one server. Raises AuditError where the handshake does."""
+    """One model of one server. Raises AuditError if the handshake does."""
 
     def __init__(self, wire: ServerConnection, model: str, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -48,7 +48,7 @@ class RemoteModel(LanguageModel):
         room = self.handshake.room
         self.prepended = () if self.dialect.ids else self.dialect.adds
         self.returns_token_ids = self.dialect.returned
-        # a text is scored with one token behind it
+        # scoring a text takes one more token after it
         self.max_positions = None if room is None else room - 1
         end = getattr(tokenizer, "eos_token_id", None)
         self.eos = () if end is None else (int(end),)
@@ -64,7 +64,7 @@ class RemoteModel(LanguageModel):
         return self.asker.identity
 
     def switch_token_budget(self, ledger: ServerTokenBudget) -> None:
-        """From here on the run of this ledger pays."""
+        """Charge the run of this ledger from now on."""
         self.asker.switch_paying_run(ledger)
 
     # --- draws ---
@@ -79,11 +79,9 @@ class RemoteModel(LanguageModel):
         prompt: Tensor | None = None,
         likelihood: bool = True,
     ) -> Completions:
-        """K samples of each prefix, each asked for by a seed of its own: the bits of its first
-        uniform.
+        """Draw K samples of each prefix, each with its own seed: the bits of its first uniform.
 
-        The server does the drawing, so that samples do not equal a local model's one by one, only
-        in distribution.
+        The server draws, so samples equal a local model's only in distribution, not one by one.
         """
         if prompt is not None:
             raise NotApplicable(_NO_PROMPT)
@@ -93,10 +91,10 @@ class RemoteModel(LanguageModel):
                 "texts at one: -A cooling=0 asks for that"
             )
         contexts = [tuple(row) for row in prefixes.tolist()]
-        # below 2^31: a 32-bit integer holds them
+        # below 2^31, to fit a 32-bit integer
         seeds = (uniforms[:, :, 0, 0] * 2**31).long().tolist()
         samples = len(seeds[0]) if seeds else 0
-        if decoding.temperature == 0:  # one answer, whatever the seed
+        if decoding.temperature == 0:  # one answer for all seeds
             seeds = [[0] for _ in contexts]
         written = self.asker.stored_or_drawn_samples(contexts, length, decoding, seeds)
         tokens, log_probs = self._tensors_of_written_answers(contexts, written, length, likelihood)
@@ -104,11 +102,11 @@ class RemoteModel(LanguageModel):
             tokens = tokens.repeat_interleave(samples, 0)
             log_probs = None if log_probs is None else log_probs.repeat_interleave(samples, 0)
         owner = torch.arange(len(contexts)).repeat_interleave(samples).unsqueeze(-1)
-        # equal path: equal prefix and draws; NumPy 2.0 gives the inverse along an axis a second
-        # dimension
+        # equal path: equal prefix and draws; NumPy 2.0 returns the inverse along an axis with a
+        # second dimension
         _, path = np.unique(torch.cat([owner, tokens], -1).numpy(), axis=0, return_inverse=True)
-        nothing = torch.zeros(len(tokens), dtype=torch.long)
-        return Completions(tokens, log_probs, torch.from_numpy(path.reshape(-1)), nothing)
+        zeros = torch.zeros(len(tokens), dtype=torch.long)
+        return Completions(tokens, log_probs, torch.from_numpy(path.reshape(-1)), zeros)
 
     def _tensors_of_written_answers(
         self,
@@ -117,32 +115,34 @@ class RemoteModel(LanguageModel):
         length: int,
         likelihood: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """(draws, length): the tokens, and their log-probabilities where they are asked for.
+        """Return (draws, length): the tokens, and their log-probabilities if requested.
 
-        A sample that ended early is filled up with the end of text, which the distribution scores
-        as any other token.
+        A sample that ended early is padded with the end of text, which the distribution scores as
+        any other token.
         """
-        every = [
-            (context, one) for context, own in zip(contexts, written, strict=True) for one in own
+        answers = [
+            (context, answer)
+            for context, samples in zip(contexts, written, strict=True)
+            for answer in samples
         ]
-        rows = [one.tokens or () for _, one in every]
+        rows = [answer.tokens or () for _, answer in answers]
         filler = self.eos[0] if self.eos else 0
         filled = [(*row[:length], *[filler] * (length - len(row))) for row in rows]
         tokens = torch.tensor(filled, dtype=torch.long).view(len(rows), length)
         if not likelihood:
             return tokens, None
         scores: dict[int, Sequence[float]] = {}
-        for i, (_, one) in enumerate(every):
+        for i, (_, answer) in enumerate(answers):
             if (
                 self.dialect.reported
-                and one.log_probs is not None
-                and len(one.log_probs) == length == len(rows[i])
+                and answer.log_probs is not None
+                and len(answer.log_probs) == length == len(rows[i])
             ):
-                scores[i] = one.log_probs
-        pairs = [(every[i][0], filled[i]) for i in range(len(every)) if i not in scores]
-        given = iter(self._suffix_log_prob_lists(pairs))
+                scores[i] = answer.log_probs
+        pairs = [(answers[i][0], filled[i]) for i in range(len(answers)) if i not in scores]
+        missing = iter(self._suffix_log_prob_lists(pairs))
         return tokens, torch.tensor(
-            [scores[i] if i in scores else next(given) for i in range(len(every))]
+            [scores[i] if i in scores else next(missing) for i in range(len(answers))]
         )
 
     # --- given tokens ---
@@ -160,28 +160,30 @@ class RemoteModel(LanguageModel):
         if not self.dialect.ranked:
             raise NotApplicable(f"needs ranks of tokens; {self.name} does not give them")
         pairs = _token_pairs_for_server(prefixes, suffixes)
-        # llama.cpp says the rank of a token only with the likeliest ones
+        # llama.cpp reports a token's rank only with the likeliest tokens
         listed = self.dialect.likeliest if self.dialect.scored == "forced" else 0
-        given = self.asker.stored_or_asked_token_scores(pairs, listed)
+        scores = self.asker.stored_or_asked_token_scores(pairs, listed)
         ranks = [
-            ranks[len(prefix) :] for (prefix, _), (_, ranks, *_) in zip(pairs, given, strict=True)
+            ranks[len(prefix) :] for (prefix, _), (_, ranks, *_) in zip(pairs, scores, strict=True)
         ]
         return torch.tensor(ranks).view(suffixes.shape)
 
     def partial_distributions_of(self, prefixes: Tensor, suffixes: Tensor) -> PartialDistribution:
-        """Asked for apart from log-probabilities and ranks alone: an answer of all this is many
-        times as long."""
+        """Return the likeliest tokens at each place.
+
+        They are requested separately, since these answers are many times as long.
+        """
         if not self.dialect.likeliest:
             raise NotApplicable(f"needs the likeliest tokens; {self.name} does not give them")
         pairs = _token_pairs_for_server(prefixes, suffixes)
-        given = self.asker.stored_or_asked_token_scores(pairs, self.dialect.likeliest)
-        own = [
+        scores = self.asker.stored_or_asked_token_scores(pairs, self.dialect.likeliest)
+        suffix_scores = [
             [column[len(prefix) :] for column in columns]
-            for (prefix, _), columns in zip(pairs, given, strict=True)
+            for (prefix, _), columns in zip(pairs, scores, strict=True)
         ]
-        # float64 holds token ids exactly, which stand in one tensor with their log-probabilities
+        # float64 represents token ids exactly, which share a tensor with their log-probabilities
         log_probs, ranks, likeliest = (
-            torch.tensor(column, dtype=torch.float64) for column in zip(*own, strict=True)
+            torch.tensor(column, dtype=torch.float64) for column in zip(*suffix_scores, strict=True)
         )
         ids, top = likeliest.flatten(0, 1).unbind(-1)
         most = _PADDED * self.vocab_size
@@ -197,13 +199,14 @@ class RemoteModel(LanguageModel):
         return [float(np.sum(scores)) for scores in self._suffix_log_prob_lists(pairs)]
 
     def _suffix_log_prob_lists(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[list[float]]:
-        """Of each token of every pair's suffix, given its prefix, which may not be empty."""
+        """Return log-probabilities of each token of every pair's suffix, given its nonempty
+        prefix."""
         if not self.dialect.scored:
             raise NotApplicable(f"needs log-probabilities; {self.name} does not give them")
-        given = self.asker.stored_or_asked_token_scores(pairs)
+        scores = self.asker.stored_or_asked_token_scores(pairs)
         return [
             log_probs[len(prefix) :]
-            for (prefix, _), (log_probs, _) in zip(pairs, given, strict=True)
+            for (prefix, _), (log_probs, _) in zip(pairs, scores, strict=True)
         ]
 
     # --- what it cost ---
@@ -213,46 +216,48 @@ class RemoteModel(LanguageModel):
 
     def cost_sentences(self) -> tuple[str, ...]:
         ledger = self.asker.wire.ledger
-        spent = ledger.server_usage_so_far
+        usage = ledger.server_usage_so_far
         limit = "" if ledger.most is None else f" of --max-tokens-total {ledger.most:,}"
-        again = f"; {spent.again:,} attempts failed and were made again" if spent.again else ""
-        said = [
-            f"this run paid for {spent.paid_token_count:,} tokens{limit} in {spent.requests:,} "
-            f"requests ({spent.read:,} read, {spent.written:,} written){again}; what was answered "
+        again = f"; {usage.again:,} attempts failed and were made again" if usage.again else ""
+        sentences = [
+            f"this run paid for {usage.paid_token_count:,} tokens{limit} in {usage.requests:,} "
+            f"requests ({usage.read:,} read, {usage.written:,} written){again}; what was answered "
             "before cost nothing"
         ]
         counts = self.asker.own_answer_counts_by_kind()
         if any(counts.get(kind) for kind in (*withheld_answers.HIDDEN, *withheld_answers.MANY)):
             filled = "; what is shorter than asked for was filled up with the end of text"
-            said.append(
+            sentences.append(
                 f"of {sum(counts.values()):,} answers: "
                 f"{withheld_answers.withheld_answers_phrase(counts)}{filled}"
             )
-        seen = self.asker.watch
+        watch = self.asker.watch
         scored = (
-            f", and {seen.rescored:,} texts were scored again, cut elsewhere" if seen.score else ""
+            f", and {watch.rescored:,} texts were scored again, cut elsewhere"
+            if watch.score
+            else ""
         )
-        said.append(
-            f"asked again on the way and at the end: {seen.compared:,} greedy answers, of which "
-            f"{seen.differed:,} came back otherwise{scored}"
+        sentences.append(
+            f"asked again on the way and at the end: {watch.compared:,} greedy answers, of which "
+            f"{watch.differed:,} came back otherwise{scored}"
         )
-        return tuple(said)
+        return tuple(sentences)
 
     def doubts(self) -> tuple[Doubt, ...]:
-        counts, said = self.asker.own_answer_counts_by_kind(), list[str]()
+        counts, sentences = self.asker.own_answer_counts_by_kind(), list[str]()
         if hidden := withheld_answers.leak_hiding_answer_counts(counts):
-            said.append(
+            sentences.append(
                 f"Of {sum(counts.values()):,} answers of {self.name} not all came through: "
                 f"{withheld_answers.withheld_answers_phrase(hidden)}. What they would have said "
                 "was not seen."
             )
-        if (seen := self.asker.watch).answers_are_unstable:
-            said.append(
-                f"{seen.differed:,} of {seen.compared:,} greedy answers of {self.name} came back "
+        if (watch := self.asker.watch).answers_are_unstable:
+            sentences.append(
+                f"{watch.differed:,} of {watch.compared:,} greedy answers of {self.name} came back "
                 "otherwise when they were asked for again: it is not deterministic, or several "
                 "models answer under one name."
             )
-        return tuple(Doubt("answers", sentence) for sentence in said)
+        return tuple(Doubt("answers", sentence) for sentence in sentences)
 
     def has_withheld_answer_by_prefix(self, prefixes: Sequence[Tokens]) -> list[bool]:
         return self.asker.has_withheld_answer_by_context(prefixes)
@@ -262,7 +267,8 @@ class RemoteModel(LanguageModel):
     def check_text_fits(
         self, n_prefix: int, length: int, prompt: Tensor | None = None, prefix_token: int = 0
     ) -> None:
-        """No soft prompt takes room: an attack that would tune one goes without."""
+        """Check that a text fits. A soft prompt takes no room: an attack that would tune one
+        goes without."""
         super().check_text_fits(n_prefix, length, None, prefix_token)
 
     def start(

@@ -1,9 +1,8 @@
-"""How many requests are in flight: more while they are answered, half as many when a server says it
-is too much.
+"""Pace requests in flight: more while they are answered, half as many after an overload.
 
-Additive increase, multiplicative decrease (Chiu and Jain 1989), as TCP shares a line that nobody
-knows the width of. A server that names a time to wait is obeyed by all. Knows no HTTP beyond the
-headers that name such times.
+Additive increase, multiplicative decrease (Chiu and Jain 1989), as TCP shares a line of unknown
+width. All requests obey a server that names a time to wait. Knows no HTTP beyond the headers that
+name such times.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-# what a server may count: x-ratelimit-remaining-requests, and so on
+# quantities that a server may count: x-ratelimit-remaining-requests, and so on
 _LIMITS = (
     "requests",
     "tokens",
@@ -24,10 +23,9 @@ _LIMITS = (
 
 
 class RequestPacing:
-    """Lets at most `limit` callers through at once, none before `pause_all_requests` is over.
+    """Admit at most `limit` callers at once, none before `pause_all_requests` is over.
 
-    A decrease answers for all that was in flight when it came: their failures are one sign and not
-    many.
+    One decrease covers all requests in flight at that time: their failures are a single sign.
     """
 
     def __init__(self, start: int = 4, most: int = 64) -> None:
@@ -37,18 +35,17 @@ class RequestPacing:
 
     @contextmanager
     def wait_for_request_slot(self) -> Iterator[int]:
-        """Waits for a turn. Yields the round that the turn is of, which `slower` takes."""
+        """Wait for a turn. Yields the round of the turn, for `halve_in_flight_limit`."""
         with self._free:
-            while (left := self._resumes - time.monotonic()) > 0 or self._in_flight >= int(
+            while (remaining := self._resumes - time.monotonic()) > 0 or self._in_flight >= int(
                 self.limit
             ):
-                # Without a time limit only where somebody is in flight, who notifies when it is
-                # over.
-                self._free.wait(left if left > 0 else None)
+                # Without a time limit only if a request is in flight, which notifies at its end.
+                self._free.wait(remaining if remaining > 0 else None)
             self._in_flight += 1
-            mine = self._round
+            turn = self._round
         try:
-            yield mine
+            yield turn
         finally:
             with self._free:
                 self._in_flight -= 1
@@ -61,43 +58,43 @@ class RequestPacing:
             self._free.notify_all()
 
     def halve_in_flight_limit(self, of_round: int) -> None:
-        with self._free:  # no notify: a smaller limit lets nobody in
+        with self._free:  # no notify: a smaller limit admits nobody
             if of_round == self._round:
                 self.limit, self._round = max(1.0, self.limit / 2), self._round + 1
 
     def pause_all_requests(self, seconds: float) -> None:
-        """Nobody sets out before so many seconds are over."""
+        """Start no request within the next seconds."""
         with self._free:
             self._resumes = max(self._resumes, time.monotonic() + seconds)
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float:
-    """Seconds that a refusal asks to wait for; 0 where it names none."""
+    """Return the seconds that a refusal asks to wait; 0 if it names none."""
     if (exact := _parse_duration_seconds(headers.get("retry-after-ms", ""), "ms")) is not None:
         return exact
-    said = headers.get("retry-after", "")
-    if (seconds := _parse_duration_seconds(said, "s")) is not None:
+    header = headers.get("retry-after", "")
+    if (seconds := _parse_duration_seconds(header, "s")) is not None:
         return seconds
     try:
-        return max(0.0, parsedate_to_datetime(said).timestamp() - time.time())
+        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
     except (ValueError, TypeError):
         return 0.0
 
 
 def rate_limit_reset_seconds(headers: Mapping[str, str]) -> float:
-    """Seconds until a limit is renewed of which an answer says that nothing remains; 0 where
-    something does."""
+    """Return the seconds until an exhausted limit is renewed; 0 if no limit is exhausted."""
     waits = [0.0]
-    for what in _LIMITS:
-        if headers.get(f"x-ratelimit-remaining-{what}", "").strip() == "0":
+    for quantity in _LIMITS:
+        if headers.get(f"x-ratelimit-remaining-{quantity}", "").strip() == "0":
             waits.append(
-                _parse_duration_seconds(headers.get(f"x-ratelimit-reset-{what}", ""), "s") or 0.0
+                _parse_duration_seconds(headers.get(f"x-ratelimit-reset-{quantity}", ""), "s")
+                or 0.0
             )
     return max(waits)
 
 
 def _parse_duration_seconds(text: str, unit: str) -> float | None:
-    """`1.5`, in the unit, or `6m0.5s`; None for another text."""
+    """Parse `1.5`, in the unit, or `6m0.5s`; None for another text."""
     text = text.strip()
     if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", text):
         return float(text) * _UNITS[unit]

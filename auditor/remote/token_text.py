@@ -1,5 +1,4 @@
-"""Tokens and texts as a server reads and writes them: what it is sent, what it would read
-otherwise, what came back."""
+"""Convert between tokens and texts as a server reads and writes them."""
 
 from __future__ import annotations
 
@@ -13,13 +12,13 @@ from auditor.models.vocabulary import decode_keeping_special_tokens
 from auditor.remote import withheld_answers
 from auditor.remote.server_dialect import ServerDialect, WrittenAnswer
 
-# a text alone may be read as fewer tokens than were drawn, but hardly as so many times fewer
+# a bare text may be read as fewer tokens than were drawn, but hardly this many times fewer
 _READ_AS_FEWER = 2
 
 
 @dataclass(frozen=True)
 class TokenTextCodec:
-    """Between the tokenizer that the user names and a server that may take and give texts alone."""
+    """Convert between the user's tokenizer and a server that may take and give only texts."""
 
     tokenizer: Any
     dialect: ServerDialect
@@ -29,8 +28,7 @@ class TokenTextCodec:
     # --- what it is sent ---
 
     def can_score_exact_tokens(self, text: Tokens) -> bool:
-        """Whether the server reads the text as these tokens, and says how likely some of them
-        are."""
+        """Test if the server reads the text as these tokens and scores some of them."""
         try:
             self.refuse_texts_read_as_other_tokens([text])
         except NotApplicable:
@@ -38,8 +36,8 @@ class TokenTextCodec:
         return len(text) > self.dialect.hidden + 1
 
     def prompt_as_server_takes_it(self, context: Tokens) -> list[int] | str:
-        """As the server takes it. A text goes without the tokens that the server itself puts before
-        it."""
+        """Return the prompt in the server's form; a text omits the tokens that the server itself
+        prepends."""
         if self.dialect.ids:
             return list(context)
         adds = self.dialect.adds
@@ -51,26 +49,28 @@ class TokenTextCodec:
         return self.text(context[len(adds) :])
 
     def refuse_texts_read_as_other_tokens(self, texts: Sequence[Tokens]) -> None:
-        """Refuses to score what a server that takes text alone would read as other tokens."""
+        """Reject texts that a text-only server would read as other tokens. Raises NotApplicable."""
         if self.dialect.ids:
             return
         adds = self.dialect.adds
-        ended = sum(any(token in self.eos for token in text[len(adds) :]) for text in texts)
-        if ended and not self.dialect.ends:
+        n_ended = sum(any(token in self.eos for token in text[len(adds) :]) for text in texts)
+        if n_ended and not self.dialect.ends:
             raise NotApplicable(
-                f"{ended} of {len(texts)} texts hold the end of text, which the server of "
+                f"{n_ended} of {len(texts)} texts hold the end of text, which the server of "
                 f"{self.name} does not score"
             )
-        others = sum((*adds, *self.tokens(self.text(text[len(adds) :]))) != text for text in texts)
-        if others:
+        n_changed = sum(
+            (*adds, *self.tokens(self.text(text[len(adds) :]))) != text for text in texts
+        )
+        if n_changed:
             raise NotApplicable(
-                f"{others} of {len(texts)} texts would be read as other tokens by a server that "
+                f"{n_changed} of {len(texts)} texts would be read as other tokens by a server that "
                 "takes no token ids"
             )
 
     def is_split_character(self, token: int) -> bool:
-        """Return whether a token writes only a part of a character, as the byte tokens of many
-        tokenizers do."""
+        """Test if a token writes only a part of a character, like byte tokens of many
+        tokenizers."""
         return "\ufffd" in self.text((token,))
 
     def tokens(self, text: str) -> Tokens:
@@ -82,11 +82,11 @@ class TokenTextCodec:
     # --- what came back ---
 
     def read_tokens_of_sample(self, context: Tokens, answer: WrittenAnswer) -> WrittenAnswer:
-        """Return the answer with its tokens: the server's own, or those that its text stands for
-        after the context.
+        """Return the answer with its tokens: the server's own, or those of its text after the
+        context.
 
         If the server may have trimmed a first space, the text is read with and without it; the
-        number of tokens that the server counts decides, else both readings are kept.
+        server's token count decides, else both readings are kept.
         """
         if answer.tokens is not None:
             return answer
@@ -103,45 +103,47 @@ class TokenTextCodec:
         )
 
     def _tokens_after(self, context: Tokens, text: str) -> Tokens:
-        whole = self.tokens(self.text(context) + text)
-        if whole[: len(context)] == context:
-            return whole[len(context) :]
-        # Read apart from the context, after a line break: at its very beginning some tokenizers put
-        # a space.
-        line, apart = self.tokens("\n"), self.tokens(f"\n{text}")
-        return apart[len(line) :] if apart[: len(line)] == line else self.tokens(text)
+        tokens = self.tokens(self.text(context) + text)
+        if tokens[: len(context)] == context:
+            return tokens[len(context) :]
+        # Tokenize separately, after a line break: at the very beginning some tokenizers add a
+        # space.
+        line, line_tokens = self.tokens("\n"), self.tokens(f"\n{text}")
+        return line_tokens[len(line) :] if line_tokens[: len(line)] == line else self.tokens(text)
 
     def continues_reading(self, reading: Tokens, rest: str) -> bool:
-        """Whether `rest`, the answer to the reading's first token, goes on as the reading does but
-        for spaces."""
+        """Test if `rest`, the answer to the reading's first token, continues the reading,
+        ignoring spaces."""
         expected, text = self.text(reading[1:]).strip(), rest.strip()
         return bool(expected and text) and (expected.startswith(text) or text.startswith(expected))
 
     def withheld_kind_of_answer(self, context: Tokens, one: WrittenAnswer, length: int) -> str:
-        """How an answer was withheld (`withheld_answers`), "" where all of it came through."""
+        """Return how an answer was withheld (`withheld_answers`), "" for a complete answer."""
         if one.kind:
             return one.kind
         prompt = "" if self.dialect.ids else self.text(context)
         if prompt.startswith("\ufffd") or prompt.endswith("\ufffd"):
             return withheld_answers.SPLIT
-        drawn = one.spelled if one.tokens is None else self.text(one.tokens)
-        if kind := withheld_answers.withheld_kind_from_text(one.text, self.text(context), drawn):
+        text_drawn = one.spelled if one.tokens is None else self.text(one.tokens)
+        if kind := withheld_answers.withheld_kind_from_text(
+            one.text, self.text(context), text_drawn
+        ):
             return kind
         if one.drawn is not None:
             short = one.drawn < length
         else:  # the server counts nothing
-            read = len(self.read_tokens_of_sample(context, one).tokens or ())
-            short = read < length if one.ended else read * _READ_AS_FEWER < length
+            n_read = len(self.read_tokens_of_sample(context, one).tokens or ())
+            short = n_read < length if one.ended else n_read * _READ_AS_FEWER < length
         if not short:
             return ""
         # vLLM obeys ignore_eos
-        goes_on = self.dialect.extended and self.dialect.scored == "prompt_logprobs"
-        if goes_on or not one.ended:
+        continues = self.dialect.extended and self.dialect.scored == "prompt_logprobs"
+        if continues or not one.ended:
             return withheld_answers.CUT
         return withheld_answers.ENDED if one.text else withheld_answers.EMPTY
 
 
 def _has_counted_length(tokens: Tokens, answer: WrittenAnswer) -> bool:
-    """Whether the server counts as many; of a text that ended it may count the end of text, which
-    it does not write."""
+    """Test if the server counts this many tokens, perhaps plus an end of text that it does not
+    write."""
     return answer.drawn in (None, len(tokens)) or (answer.ended and answer.drawn == len(tokens) + 1)

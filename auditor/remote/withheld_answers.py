@@ -1,8 +1,7 @@
-"""Answers that did not come through: filtered, refused, redacted, cut. Nothing extracted from them
-is no evidence.
+"""Classify incomplete answers: filtered, refused, redacted, cut. Their silence is no evidence.
 
-Knows what servers and guards write; believes a server's tokens and log-probabilities over its text.
-What was written over without a mark cannot be seen in an answer alone.
+Knows the phrases of servers and guards; trusts a server's tokens and log-probabilities over its
+text. Text replaced without a mark cannot be detected in an answer.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 FILTERED, CALLED, REFUSED, REDACTED, CUT = "filtered", "tool calls", "refused", "redacted", "cut"
 EMPTY, ENDED, UNCLEAR, FAILED, SPLIT = "empty", "ended", "unclear", "failed", "split"
-# one of them is enough for a doubt
+# a single such answer is enough for a doubt
 HIDDEN = (
     FILTERED,
     CALLED,
@@ -23,9 +22,9 @@ HIDDEN = (
     UNCLEAR,
     SPLIT,
 )
-# An honest model ends some texts early, and a few at once: only where it is many does it say
-# something. An honest server fails at a few samples (llama-server at bytes that write no
-# character): fewer than any limit of a gate.
+# An honest model ends some texts early, and a few immediately: only a large share means something.
+# An honest server fails at a few samples (llama-server at bytes that write no character): fewer
+# than any limit of a gate.
 MANY = {EMPTY: 0.05, ENDED: 0.5, FAILED: 0.001}
 
 _WORDS = {
@@ -40,8 +39,7 @@ _WORDS = {
     EMPTY: "empty",
     ENDED: "ended before the length asked for",
 }
-# Reasons for the end of an answer: OpenAI and Azure, then what gateways pass on of Gemini, Bedrock
-# and Zhipu.
+# Finish reasons: OpenAI and Azure, then those that gateways pass on from Gemini, Bedrock and Zhipu.
 _FILTERS = {
     "content_filter",
     "content_filtered",
@@ -56,7 +54,7 @@ _CALLS = {"tool_calls", "function_call", "tool_use"}
 _REFUSALS = {"refusal"}
 _ENDS = {"stop", "eos", "eos_token", "end_turn"}  # the model's own end of text
 
-_BEGINS = 160  # characters in which a refusal says so
+_BEGINS = 160  # first characters of an answer to search for a refusal
 _STOCK = re.compile(
     r"\b(sorry|apologi[sz]e|unfortunately|as an? (ai|language model|assistant)|i)\b.{0,60}?"
     r"\b(can(no|')t|can not|cannot|unable to|not able to|won't|will not|not allowed to|not "
@@ -75,7 +73,7 @@ _MARK = re.compile(
 
 
 def withheld_kind_from_server(choice: Mapping[str, Any]) -> str:
-    """What the server itself says of an answer: FILTERED, CALLED, REFUSED, or ""."""
+    """Return the server's own verdict on an answer: FILTERED, CALLED, REFUSED, or ""."""
     reason = str(choice.get("finish_reason") or "").lower()
     message = choice.get("message")
     refusal = choice.get("refusal") or (
@@ -84,7 +82,7 @@ def withheld_kind_from_server(choice: Mapping[str, Any]) -> str:
     azure = choice.get("content_filter_results")  # {"hate": {"filtered": false, ...}, ...}
     categories = azure.values() if isinstance(azure, Mapping) else ()
     if reason in _FILTERS or any(
-        isinstance(one, Mapping) and one.get("filtered") for one in categories
+        isinstance(category, Mapping) and category.get("filtered") for category in categories
     ):
         return FILTERED
     if reason in _CALLS:
@@ -93,28 +91,28 @@ def withheld_kind_from_server(choice: Mapping[str, Any]) -> str:
 
 
 def has_model_ended_text(choice: Mapping[str, Any]) -> bool:
-    """Whether the server says that the model ended the text, and no stop string of the server's
-    own."""
-    # vLLM's: a stop string, or the id of an end of text that is not the first
+    """Test if the server reports that the model ended the text, without a stop string of the
+    server."""
+    # vLLM's: a stop string, or the id of an end of text other than the first
     stopped = choice.get("stop_reason")
     return str(choice.get("finish_reason") or "").lower() in _ENDS and not isinstance(stopped, str)
 
 
 def withheld_kind_from_text(text: str, before: str, drawn: str | None) -> str:
-    """REFUSED or REDACTED by its words, or "".
+    """Return REFUSED or REDACTED by the answer's words, or "".
 
-    before: the text that it continues, whose marks it may repeat; drawn: the text of the tokens
-    that were drawn, None where the server does not say: a mark that was drawn is the model's own.
+    before: the text that it continues, whose marks it may repeat; drawn: the text of the drawn
+    tokens, None if not reported: a drawn mark comes from the model itself.
     """
     if _STOCK.search(text[:_BEGINS].replace("\u2019", "'")):
         return REFUSED
-    marks = {found.group() for found in _MARK.finditer(text)}
-    own = before if drawn is None else before + drawn
-    return REDACTED if any(mark not in own for mark in marks) else ""
+    marks = {match.group() for match in _MARK.finditer(text)}
+    known_text = before if drawn is None else before + drawn
+    return REDACTED if any(mark not in known_text for mark in marks) else ""
 
 
 def withheld_answers_phrase(counts: Mapping[str, int]) -> str:
-    """`12 withheld by a content filter, 3 redacted`, the most first."""
+    """Return `12 withheld by a content filter, 3 redacted`, the largest first."""
     return ", ".join(
         f"{n:,} {_WORDS[kind]}"
         for kind, n in sorted(counts.items(), key=lambda item: -item[1])
@@ -123,9 +121,10 @@ def withheld_answers_phrase(counts: Mapping[str, int]) -> str:
 
 
 def leak_hiding_answer_counts(counts: Mapping[str, int]) -> dict[str, int]:
-    """Of answers by kind ("": came through), those kinds that may have hidden a leak."""
-    every = sum(counts.values())
+    """Return the kinds of answers that may have hidden a leak, with counts ("": complete
+    answers)."""
+    total = sum(counts.values())
     many = {
-        kind: counts[kind] for kind, share in MANY.items() if counts.get(kind, 0) > share * every
+        kind: counts[kind] for kind, share in MANY.items() if counts.get(kind, 0) > share * total
     }
     return {kind: counts[kind] for kind in HIDDEN if counts.get(kind)} | many
