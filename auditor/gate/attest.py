@@ -1,8 +1,8 @@
-"""An in-toto statement (v1) of what a run found about which model, and whether a run folder fits
-such a statement.
+"""Build an in-toto statement (v1) on a run and its model, and check whether a run folder fits a
+statement.
 
-subject: every file of the models, by SHA-256; predicate: data, plan, result, decision, by digest,
-with tool and date.
+subject: every file of the models, by SHA-256; predicate: digests of data, plan, result and
+decision, with tool and date.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ SIGNED = "the attestation is signed and fits the run"
 
 
 def build_run_statement(folder: Path) -> dict[str, Any]:
-    """What can be signed of a finished run. Raises AuditError for one that is about no weights in
-    files."""
+    """Build the statement on a finished run. Raise AuditError for a run on no weight files."""
     result = result_file.read_result(folder)
     if not result.weights:
         raise AuditError(
             f"expected a run about a model in files, got {str(folder)!r}, which names no weights: "
             "nothing says which model its numbers are of"
         )
-    for why in (manifest.folder_edits_since_run_end(folder) or manifest.NO_EDITS).edit_sentences():
-        raise AuditError(f"expected a run as it was when it ended, got {str(folder)!r}: {why}")
+    for edit in (manifest.folder_edits_since_run_end(folder) or manifest.NO_EDITS).edit_sentences():
+        raise AuditError(f"expected a run as it was when it ended, got {str(folder)!r}: {edit}")
     decisions, files = load_gate_decisions(folder), manifest.manifest_digests_of_gate_files(folder)
     return {
         "_type": STATEMENT,
@@ -61,16 +60,16 @@ def build_run_statement(folder: Path) -> dict[str, Any]:
 
 
 def write_attestation(folder: Path, key: Path | None) -> str:
-    """The statement as JSON; with a private key: in a signed envelope."""
+    """Return the statement as JSON; with a private key, in a signed envelope."""
     text = json.dumps(build_run_statement(folder), indent=1, sort_keys=True, allow_nan=False)
     return text if key is None else dsse.sign_payload_into_dsse_envelope(text.encode(), key)
 
 
 def judge_attestation(folder: Path, attestation: Path, key: Path) -> Ruling:
-    """Held where the key signed the run as the folder now holds it, weights included; else failed,
-    with the reason.
+    """Return held if the key signed the run as the folder holds it now, weights included; else
+    failed with the reason.
 
-    Raises AuditError for files that are no attestation or no key.
+    Raise AuditError for files that are not an attestation or a key.
     """
     try:
         text = attestation.read_text(encoding="utf-8")
@@ -82,17 +81,17 @@ def judge_attestation(folder: Path, attestation: Path, key: Path) -> Ruling:
         payload, keyid = dsse.verify_dsse_envelope(text, key)
     except dsse.NoValidSignature as why:
         return make_ruling(f"attestation: {attestation}: {why}", SIGNED)
-    # the payload that was verified, never the text around it, which nobody signed
-    wrong = next(_find_attestation_mismatches(folder, json.loads(payload)), "")
-    if wrong:
-        return make_ruling(f"attestation: {attestation} does not fit the run: {wrong}", SIGNED)
+    # read only the verified payload: nobody signed the text around it
+    mismatch = next(_find_attestation_mismatches(folder, json.loads(payload)), "")
+    if mismatch:
+        return make_ruling(f"attestation: {attestation} does not fit the run: {mismatch}", SIGNED)
     signed = f"signed by the key {keyid[:16]}…, and every record of the run is as it was signed"
     return make_ruling(f"attestation: {signed}", SIGNED, "held")
 
 
 def _find_attestation_mismatches(folder: Path, stated: Any) -> Iterator[str]:
-    """How the folder differs from a signed statement. Raises AuditError for a folder without a
-    result."""
+    """Yield differences of the folder from a signed statement. Raise AuditError for a folder
+    without a result."""
     if not isinstance(stated, dict) or stated.get("_type") != STATEMENT:
         yield "it is no in-toto statement of version 1"
     elif stated.get("predicateType") != PREDICATE:
@@ -108,7 +107,7 @@ def _find_attestation_mismatches(folder: Path, stated: Any) -> Iterator[str]:
             yield "it names no files of a run"
             return
         now = manifest.manifest_digests_of_gate_files(folder)
-        # both: a file that was added since could be read by a gate as well
+        # check both: a gate could also read a file added later
         for name in sorted({*files, *now}):
             if files.get(name) != now.get(name):
                 change = (

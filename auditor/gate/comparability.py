@@ -1,8 +1,8 @@
-"""Whether two runs can be held against each other, and if not, why: the same predicate for
-baselines and comparisons.
+"""Check whether two runs can be compared, and if not, why: the same test for baselines and
+comparisons.
 
-The attacked model may be another checkpoint, the seed, the defenses and their options may differ:
-that is what a comparison is about. The family of the model, the secrets and the attacks may not.
+The checkpoint, the seed, the defenses and their options may differ: a comparison is about them. The
+model family, the secrets and the attacks must be equal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from auditor.core.plan_fields import COMPARED
 from auditor.core.result import NO_TIME, AuditResult
 from auditor.records.table import TABLE
 
-# Fields of a plan that decide which secrets are attacked and how, beside those with the rule
+# Plan fields that decide which secrets are attacked and how, besides those with the rule
 # COMPARED.
 _ASKED_ALIKE = (
     *(
@@ -40,35 +40,39 @@ _ASKED_ALIKE = (
 
 
 def comparable_secrets_digest(secrets: Sequence[Secret]) -> str:
-    """SHA-256 of what an attacker is told (ids, prefixes, lengths, membership, repeats), and 8 bits
-    of the answers.
+    """Return SHA-256 of the facts known to an attacker (ids, prefixes, lengths, membership,
+    repeats), with 8 bits of the answers.
 
-    So few, because a digest of the answers would confirm a guess of the last one to whoever knows
-    the others; 255 of 256 other sets of answers still differ in them.
+    Only 8 bits, because a full digest of the answers would confirm a guess of the last answer to
+    anyone who knows the rest; 255 of 256 other answer sets still differ.
     """
     ordered = sorted(secrets, key=lambda s: s.id)
-    # never to be changed: digests are compared across versions of this program
+    # never change this: digests are compared across versions of this program
     public = [(s.id, s.prefix, len(s.suffix), s.member, s.repeats) for s in ordered]
     answers = hashlib.sha256(repr([s.suffix for s in ordered]).encode()).hexdigest()[:2]
     return f"{hashlib.sha256(repr(public).encode()).hexdigest()}-{answers}"
 
 
 def check_comparable(run: RunOutcomes, base: RunOutcomes, what: str) -> None:
-    """Raises AuditError with the first difference and the command of a run without any.
+    """Raise AuditError with the first difference and the command of a comparable run.
 
-    what: what the other run was to be, "baseline" for example.
+    what: the role of the other run, for example "baseline".
     """
-    for one in (run, base):
-        if not one.outcomes:
-            why = "by which runs are paired: it was taken away, or nothing was measured"
-            raise AuditError(f"{one.name} holds no {TABLE}, {why}")
-    found = list(dict.fromkeys(list_comparison_obstacles(run, base)))
-    if found:
-        others = f" (and {counted(len(found) - 1, 'other difference')})" if len(found) > 1 else ""
-        why = f"{base.name} is no {what} for {run.name}: {found[0]}{others}"
+    for candidate in (run, base):
+        if not candidate.outcomes:
+            reason = "by which runs are paired: it was taken away, or nothing was measured"
+            raise AuditError(f"{candidate.name} holds no {TABLE}, {reason}")
+    obstacles = list(dict.fromkeys(list_comparison_obstacles(run, base)))
+    if obstacles:
+        remark = (
+            f" (and {counted(len(obstacles) - 1, 'other difference')})"
+            if len(obstacles) > 1
+            else ""
+        )
+        reason = f"{base.name} is no {what} for {run.name}: {obstacles[0]}{remark}"
         if run.result.family != base.result.family:
             raise AuditError(
-                f"{why}; only models of one family and vocabulary are compared secret by secret"
+                f"{reason}; only models of one family and vocabulary are compared secret by secret"
             )
         if unfinished := [
             checked for checked in (run, base) if _n_records_not_asked(checked.result)
@@ -76,9 +80,11 @@ def check_comparable(run: RunOutcomes, base: RunOutcomes, what: str) -> None:
             resumed = "; ".join(
                 f"audit check --resume {shlex.quote(checked.name)}" for checked in unfinished
             )
-            raise AuditError(f"{why}; checks are compared once no record is left to ask: {resumed}")
+            raise AuditError(
+                f"{reason}; checks are compared once no record is left to ask: {resumed}"
+            )
         raise AuditError(
-            f"{why}; a run that can be compared: "
+            f"{reason}; a run that can be compared: "
             f"{_format_comparable_command(run.result, base.result)}"
         )
 
@@ -89,7 +95,7 @@ def _n_records_not_asked(result: AuditResult) -> int:
 
 
 def _format_comparable_command(result: AuditResult, base: AuditResult) -> str:
-    """Return the command that audits the result's model on the data and by the attack settings of
+    """Return the command that audits the result's model on the data and attack settings of
     `base`."""
     asked_alike = {*plan_field_names_with_rule(COMPARED), *_ASKED_ALIKE}
     words = ["audit", "run"]
@@ -104,15 +110,15 @@ def _format_comparable_command(result: AuditResult, base: AuditResult) -> str:
 
 
 def _format_flag(flag: str, value: Any) -> list[str]:
-    """Return a value of a plan as the words of a command line."""
+    """Return a plan value as the words of a command line."""
     if isinstance(value, bool):
         return [flag if value else f"--no-{flag.removeprefix('--')}"]
     if isinstance(value, list | tuple):
         return [word for item in value for word in (flag, str(item))]
     if isinstance(value, dict):
         pairs = []
-        for name, given in value.items():
-            options = given if isinstance(given, dict) else {"": given}
+        for name, setting in value.items():
+            options = setting if isinstance(setting, dict) else {"": setting}
             pairs += [
                 f"{'.'.join(filter(None, (name, option)))}={text}"
                 for option, text in options.items()
@@ -122,13 +128,13 @@ def _format_flag(flag: str, value: Any) -> list[str]:
 
 
 def list_comparison_obstacles(run: RunOutcomes, base: RunOutcomes) -> Iterator[str]:
-    """What keeps the two from being compared, as `what: mine against theirs`."""
-    mine, theirs = run.result, base.result
+    """Yield the differences that prevent a comparison, as `what: mine against theirs`."""
+    result, base_result = run.result, base.result
     yield from _describe_comparison_obstacle(
-        "model family", mine.family or "not recorded", theirs.family or "not recorded"
+        "model family", result.family or "not recorded", base_result.family or "not recorded"
     )
-    data, other_data = mine.benchmark, theirs.benchmark
-    # First: another text form makes other secrets.
+    data, other_data = result.benchmark, base_result.benchmark
+    # Check it first: another text form changes the secrets.
     if data.text_form and other_data.text_form:
         yield from _describe_comparison_obstacle(
             "text form (--template, --date)", data.text_form, other_data.text_form
@@ -142,7 +148,11 @@ def list_comparison_obstacles(run: RunOutcomes, base: RunOutcomes) -> Iterator[s
             "data set", data.description, other_data.description
         )
     elif data.digest != other_data.digest:
-        seeds = f"; seeds {mine.seed} and {theirs.seed}" if mine.seed != theirs.seed else ""
+        seeds = (
+            f"; seeds {result.seed} and {base_result.seed}"
+            if result.seed != base_result.seed
+            else ""
+        )
         digests = (
             f"{_shorten_secrets_digest(data.digest)} against "
             f"{_shorten_secrets_digest(other_data.digest)}"
@@ -150,21 +160,21 @@ def list_comparison_obstacles(run: RunOutcomes, base: RunOutcomes) -> Iterator[s
         yield f"data set: other secrets (digest {digests}{seeds})"
     for name in plan_field_names_with_rule(COMPARED):
         yield from _describe_comparison_obstacle(
-            f"attack settings: {name}", mine.plan.get(name), theirs.plan.get(name)
+            f"attack settings: {name}", result.plan.get(name), base_result.plan.get(name)
         )
-    others = {finding.cell_key: finding for finding in theirs.findings}
-    for finding in mine.findings:
-        if (other := others.get(finding.cell_key)) is not None:
-            for name in dict.fromkeys((*finding.options, *other.options)):
-                what = f"attack settings: {finding.attack}.{name}"
+    base_findings = {finding.cell_key: finding for finding in base_result.findings}
+    for finding in result.findings:
+        if (base_finding := base_findings.get(finding.cell_key)) is not None:
+            for name in dict.fromkeys((*finding.options, *base_finding.options)):
+                label = f"attack settings: {finding.attack}.{name}"
                 yield from _describe_comparison_obstacle(
-                    what, finding.options.get(name), other.options.get(name)
+                    label, finding.options.get(name), base_finding.options.get(name)
                 )
             yield from _describe_comparison_obstacle(
-                f"decoding of {finding.cell_key.title}", finding.decoding, other.decoding
+                f"decoding of {finding.cell_key.title}", finding.decoding, base_finding.decoding
             )
             yield from _describe_comparison_obstacle(
-                f"access of {finding.cell_key.title}", finding.access, other.access
+                f"access of {finding.cell_key.title}", finding.access, base_finding.access
             )
             yield from _secrets_barring_run_comparison(run, base, finding.cell_key)
 
@@ -172,14 +182,14 @@ def list_comparison_obstacles(run: RunOutcomes, base: RunOutcomes) -> Iterator[s
 def _secrets_barring_run_comparison(
     run: RunOutcomes, base: RunOutcomes, row: CellKey
 ) -> Iterator[str]:
-    mine, theirs = run.outcomes.get(row), base.outcomes.get(row)
-    if mine is None or theirs is None:
-        return  # one of them was not measured: that is for whoever asks about the row
-    one, other = set(mine.ids), set(theirs.ids)
-    if (mine.anytime or theirs.anytime) and (one <= other or other <= one):
-        return  # one stopped before the other
-    if one != other:
-        yield f"secrets of {row.title}: {len(one - other)} only here, {len(other - one)} only there"
+    outcome, base_outcome = run.outcomes.get(row), base.outcomes.get(row)
+    if outcome is None or base_outcome is None:
+        return  # one is not measured: the caller that reads the row reports it
+    new, old = set(outcome.ids), set(base_outcome.ids)
+    if (outcome.anytime or base_outcome.anytime) and (new <= old or old <= new):
+        return  # one run stopped before the other
+    if new != old:
+        yield f"secrets of {row.title}: {len(new - old)} only here, {len(old - new)} only there"
 
 
 def _describe_comparison_obstacle(what: str, mine: Any, theirs: Any) -> Iterator[str]:

@@ -27,17 +27,17 @@ from auditor.statistics.holm import adjust_test_level
 
 @dataclass(frozen=True)
 class Comparand:
-    """One run in one row: its number, and how much higher than the first run's (two-sided 95%)."""
+    """A run in a row: its number, and the difference from the first run's (two-sided 95%)."""
 
     measured: Measurement | None
     delta: Measurement | None = None
-    why: str = ""  # there is no number, or no difference
+    why: str = ""  # the reason for no number, or no difference
 
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One metric of one row, a cell a run; `best`: index of the run that leaks significantly least,
-    if one does."""
+    """A metric of a row, with a cell per run; `best`: index of the run that leaks significantly
+    least, if any."""
 
     row: CellKey
     metric: str
@@ -48,7 +48,7 @@ class ComparisonRow:
 @dataclass(frozen=True)
 class Comparison:
     runs: tuple[str, ...]
-    secrets: str  # what was attacked, in words
+    secrets: str  # the attacked secrets, in words
     lines: tuple[ComparisonRow, ...]
 
 
@@ -105,7 +105,7 @@ def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = 
         f"{record.name}: {counted(record.members, 'member')}, "
         f"{counted(record.nonmembers, 'non-member')}"
     )
-    # where they tell them apart, else the folders' names
+    # the runs' names if they differ, else the folders' names
     names = {run.result.name: None for run in runs}
     return Comparison(
         tuple(names if len(names) == len(runs) else (run.name for run in runs)),
@@ -137,7 +137,7 @@ def _compare_with_first(
 
 def _find_least_leaking_run(line: ComparisonRow) -> int:
     values = [cell.measured.value if cell.measured else math.inf for cell in line.cells]
-    # a NaN in min() would win or lose by where it stands
+    # a NaN in min() would win or lose by its position
     return min(range(len(values)), key=lambda i: math.inf if math.isnan(values[i]) else values[i])
 
 
@@ -154,8 +154,8 @@ def _compare_rivals(
             continue
         other = run.outcomes.get(line.row)
         if outcome is None or other is None or line.cells[i].measured is None:
-            return []  # nobody is best of what was not measured
-        # other minus own: above 0 where the other leaks more
+            return []  # without a measurement there is no best run
+        # other minus candidate: above 0 if the other run leaks more
         difference = outcomes.paired_row_difference_or_reason(line.metric, None, other, outcome)
         if isinstance(difference, str):
             return []

@@ -1,8 +1,8 @@
-"""Whether a result agrees with itself and with what each row found out about each secret. Knows
-records; no rules.
+"""Check whether a result agrees with itself and with the outcomes of each row. Knows records; no
+rules.
 
-A gate decides on a few numbers of a file that anybody could have edited or half written; what is
-recorded twice must be the same twice.
+A gate decides on a few numbers of a file that anyone may have edited or cut off; facts recorded
+twice must be equal.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from auditor.statistics.audited import METRICS, repeat_audit
 from auditor.statistics.metrics import SHARES, find_metric
 from auditor.statistics.recomputed import compute_mean, recompute_metric
 
-_ROUNDING = 1e-9  # relative and absolute: sums in another order
-_SOLVED = 1e-6  # of a bound that was found by bisection
+_ROUNDING = 1e-9  # relative and absolute: the order of sums may differ
+_SOLVED = 1e-6  # tolerance of a bound computed by bisection
 
 
 def find_result_contradictions(
@@ -46,7 +46,8 @@ def find_result_contradictions(
     outcomes: Mapping[CellKey, RowValuesBySecret],
     listed: AnsweredSecretIds = NOT_KEPT,
 ) -> Iterator[tuple[CellKey, str]]:
-    """(row, why) of everything in the result that cannot be true; nothing where all of it can."""
+    """Yield (row, why) for each impossible fact of the result; nothing if all facts are
+    possible."""
     yield from _check_planned_rows(result)
     yield from _check_planned_secrets(result, outcomes, listed)
     claims = {target.name: target.claim for target in result.targets}
@@ -62,58 +63,58 @@ def find_result_contradictions(
         for name, measured in _list_checked_measurements(finding):
             if why := explain_impossible_measurement(measured):
                 yield finding.cell_key, f"{name} is {why}"
-        found = [
+        contradictions = [
             *_check_epsilon_bounds(finding),
             *_check_claim_games(finding, claims.get(finding.target)),
         ]
-        if (kept := outcomes.get(finding.cell_key)) is not None:
-            found += _check_outcomes(finding, kept)
+        if (row_values := outcomes.get(finding.cell_key)) is not None:
+            contradictions += _check_outcomes(finding, row_values)
         elif any(m.n for _, m in _list_checked_measurements(finding)):
-            found.append(f"it has numbers, and {_WHERE} does not hold what they are of")
-        yield from ((finding.cell_key, why) for why in found)
+            contradictions.append(f"it has numbers, and {_WHERE} does not hold what they are of")
+        yield from ((finding.cell_key, why) for why in contradictions)
 
 
 def _check_planned_rows(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
-    """Rows that the plan asks for and the result does not have. A control has those of the widest
+    """Yield planned rows that the result lacks. A control has only the rows of the widest
     access."""
-    plan, there = result.plan, {finding.cell_key for finding in result.findings}
-    asked = dict.fromkeys(
+    plan, reported_rows = result.plan, {finding.cell_key for finding in result.findings}
+    planned_targets = dict.fromkeys(
         (UNDEFENDED, *plan.get("defense", ()), *map(deployed_form_name, plan.get("forms", ())))
     )
     settings = [
         name for name in get_args(SettingName) if plan.get("setting", "both") in (name, "both")
     ]
-    for name in dict.fromkeys((*asked, *(target.name for target in result.targets))):
-        for setting in settings if name in asked else settings[-1:]:  # the widest is last
+    for name in dict.fromkeys((*planned_targets, *(target.name for target in result.targets))):
+        for setting in settings if name in planned_targets else settings[-1:]:  # the widest is last
             for attack in dict.fromkeys(plan.get("attack", ())):
-                if (row := CellKey(name, setting, attack)) not in there:
+                if (row := CellKey(name, setting, attack)) not in reported_rows:
                     yield row, "the plan asks for the row, and the result does not have it"
 
 
 def _check_planned_secrets(
     result: AuditResult, outcomes: Mapping[CellKey, RowValuesBySecret], listed: AnsweredSecretIds
 ) -> Iterator[tuple[CellKey, str]]:
-    """Where the plan, the secrets or the answers in the run folder are not those of the result and
-    its outcomes."""
+    """Yield differences of the plan, secrets or answers in the run folder from the result and its
+    outcomes."""
     if listed.plan is not None:
-        # another version may have begun the run
-        blank = {name: to_json(one.default) for name, one in FIELDS.items()}
-        # a field that only one of the two versions has must stand at its default in the other
-        begun, ended = {**blank, **listed.plan}, {**blank, **result.plan}
-        for name in sorted(begun.keys() | ended.keys()):
-            if begun.get(name) != ended.get(name):
+        # another version may have started the run
+        blank = {name: to_json(field.default) for name, field in FIELDS.items()}
+        # a field known to only one version must have its default value
+        first_plan, last_plan = {**blank, **listed.plan}, {**blank, **result.plan}
+        for name in sorted(first_plan.keys() | last_plan.keys()):
+            if first_plan.get(name) != last_plan.get(name):
                 yield WHOLE_RUN, f"its plan has another {name} than {PLAN}"
     if listed.secrets is not None:
         attacked = Counter(fact.member for fact in listed.secrets.values() if not fact.canary)
-        told = {True: result.benchmark.members, False: result.benchmark.nonmembers}
-        for member, what in ((True, "members"), (False, "non-members")):
-            if attacked[member] != told[member]:
+        reported = {True: result.benchmark.members, False: result.benchmark.nonmembers}
+        for member, noun in ((True, "members"), (False, "non-members")):
+            if attacked[member] != reported[member]:
                 yield (
                     WHOLE_RUN,
-                    f"it is about {told[member]} {what}, {SECRETS} holds {attacked[member]}",
+                    f"it is about {reported[member]} {noun}, {SECRETS} holds {attacked[member]}",
                 )
-        for row, kept in outcomes.items():
-            if why := _describe_secret_mismatch(kept, listed.secrets):
+        for row, row_values in outcomes.items():
+            if why := _describe_secret_mismatch(row_values, listed.secrets):
                 yield row, why
     if listed.guesses is not None and listed.observations is not None:
         members = {id for id, fact in (listed.secrets or {}).items() if fact.member}
@@ -123,20 +124,20 @@ def _check_planned_secrets(
 
 
 def _describe_secret_mismatch(kept: RowValuesBySecret, secrets: Mapping[str, SecretFacts]) -> str:
-    """How the secrets of a row are not those of the run. A probe may look at others: generations,
-    games of its own."""
+    """Describe how the secrets of a row differ from the run's. A probe may use others: generations,
+    its games."""
     if kept.outcome is None and secrets.keys().isdisjoint(kept.ids):
         return ""
-    if strangers := sum(id not in secrets for id in kept.ids):
-        return f"{_WHERE} holds {counted(strangers, 'secret')} that {SECRETS} does not"
+    if n_unknown := sum(id not in secrets for id in kept.ids):
+        return f"{_WHERE} holds {counted(n_unknown, 'secret')} that {SECRETS} does not"
     facts = (secrets[id] for id in kept.ids)
-    others = sum(
+    n_wrong = sum(
         (fact.member, fact.repeats) != (bool(member), repeats)
         for fact, member, repeats in zip(facts, kept.member, kept.repeats, strict=True)
     )
     return (
-        f"{counted(others, 'secret')} {_WHERE} disagrees with {SECRETS} on membership or copies"
-        if others
+        f"{counted(n_wrong, 'secret')} {_WHERE} disagrees with {SECRETS} on membership or copies"
+        if n_wrong
         else ""
     )
 
@@ -148,21 +149,21 @@ def _check_answered_secrets(
     guesses: Answers,
     observations: Answers,
 ) -> Iterator[tuple[CellKey, str]]:
-    for row, kept in outcomes.items():
-        # generations are drawn as guesses are
-        guessed = kept.outcome is not None or row not in observations
-        where, answered = (GUESSES, guesses) if guessed else (OBSERVATIONS, observations)
-        ids, told = set(kept.ids), answered.get(row, frozenset())
-        added, dropped = ids - told, told - ids
+    for row, row_values in outcomes.items():
+        # generations are stored with the guesses
+        guessed = row_values.outcome is not None or row not in observations
+        journal, answered = (GUESSES, guesses) if guessed else (OBSERVATIONS, observations)
+        ids, answered_ids = set(row_values.ids), answered.get(row, frozenset())
+        added, dropped = ids - answered_ids, answered_ids - ids
         if added:
             yield (
                 row,
-                f"{_WHERE} holds {counted(len(added), 'secret')} without an answer in {where}",
+                f"{_WHERE} holds {counted(len(added), 'secret')} without an answer in {journal}",
             )
         if dropped:
             yield (
                 row,
-                f"{where} holds answers about {counted(len(dropped), 'secret')} that {_WHERE} "
+                f"{journal} holds answers about {counted(len(dropped), 'secret')} that {_WHERE} "
                 "leaves out",
             )
     reported = {finding.cell_key: finding for finding in result.findings}
@@ -174,34 +175,39 @@ def _check_answered_secrets(
 
 
 def _check_epsilon_bounds(finding: Finding) -> Iterator[str]:
-    """Bounds of epsilon that are not those of their guesses, or not the ones that stand among the
-    measurements."""
+    """Yield bounds of epsilon that differ from their guesses, or from the measurements."""
     for audit in finding.audits:
         name = METRICS.get(audit.estimator, audit.estimator)
         try:
-            again = repeat_audit(audit, audit.level)
+            repeated = repeat_audit(audit, audit.level)
         except AuditError as why:
             yield f"{name}: {why}"
             continue
-        shown = ("", audit.epsilon, again.epsilon), ("best provable ", audit.best, again.best)
-        for what, told, found in (*shown, ("right guesses ", audit.right, again.right)):
-            if not math.isclose(told, found, rel_tol=_SOLVED, abs_tol=_SOLVED):
+        bounds = (
+            ("", audit.epsilon, repeated.epsilon),
+            ("best provable ", audit.best, repeated.best),
+        )
+        for kind, recorded, recomputed in (
+            *bounds,
+            ("right guesses ", audit.right, repeated.right),
+        ):
+            if not math.isclose(recorded, recomputed, rel_tol=_SOLVED, abs_tol=_SOLVED):
                 yield (
-                    f"{name} is {what}{told:.6g}, and {audit.right} of {audit.guesses} guesses "
-                    f"right make {found:.6g}"
+                    f"{name} is {kind}{recorded:.6g}, and {audit.right} of {audit.guesses} guesses "
+                    f"right make {recomputed:.6g}"
                 )
         measured = finding.measurement(name)
         if measured is None or measured.value != audit.epsilon:
-            other = "is not" if measured is None else f"is {measured.value:.6g}"
+            state = "is not" if measured is None else f"is {measured.value:.6g}"
             yield (
-                f"{name} is {audit.epsilon:.6g} where its guesses stand, and {other} among the "
+                f"{name} is {audit.epsilon:.6g} where its guesses stand, and {state} among the "
                 "measurements"
             )
 
 
 def _check_claim_games(finding: Finding, claim: Claim | None) -> Iterator[str]:
-    """Games whose claim, exact epsilon or tokens differ from the target's claim, the measurements
-    or the options."""
+    """Yield games whose claim, exact epsilon or tokens differ from the target's claim, the
+    measurements or the options."""
     for audit in finding.audits:
         if audit.table is None:
             continue
@@ -215,15 +221,15 @@ def _check_claim_games(finding: Finding, claim: Claim | None) -> Iterator[str]:
         if audit.exact is not None and (
             exact is None or not _is_recorded_value_equal_but_for_rounding(audit.exact, exact.value)
         ):
-            other = "no epsilon_exact" if exact is None else f"epsilon_exact {exact.value:.6g}"
+            recorded = "no epsilon_exact" if exact is None else f"epsilon_exact {exact.value:.6g}"
             yield (
-                f"its games give away {audit.exact:.6g} exactly where they stand, and {other} "
+                f"its games give away {audit.exact:.6g} exactly where they stand, and {recorded} "
                 "among the measurements"
             )
-        asked = finding.options.get("tokens")
-        if isinstance(asked, int) and audit.tokens is not None and audit.tokens > asked:
-            said = _format_claimed_tokens(audit.tokens)
-            yield f"its games are said to be of {said}, and {asked:,} were asked for"
+        n_tokens = finding.options.get("tokens")
+        if isinstance(n_tokens, int) and audit.tokens is not None and audit.tokens > n_tokens:
+            tokens_label = _format_claimed_tokens(audit.tokens)
+            yield f"its games are said to be of {tokens_label}, and {n_tokens:,} were asked for"
 
 
 def _format_claimed_tokens(count: int | None) -> str:
@@ -241,40 +247,40 @@ def _list_checked_measurements(finding: Finding) -> Iterator[tuple[str, Measurem
 
 
 def explain_impossible_measurement(m: Measurement) -> str:
-    """Why no measurement can have these numbers; "" where one can."""
-    said = f"{m.value:.4g} between {m.low:.4g} and {m.high:.4g} (n = {m.n})"
+    """Say why no measurement can have these numbers; "" if one can."""
+    numbers = f"{m.value:.4g} between {m.low:.4g} and {m.high:.4g} (n = {m.n})"
     if m.n < 0:
-        return f"{said}, of fewer than no secrets"
-    if math.isnan(m.value):  # nothing was measured, which passes nowhere
+        return f"{numbers}, of fewer than no secrets"
+    if math.isnan(m.value):  # nothing was measured; no gate passes it
         return ""
     if m.n == 0:
-        return f"{said}, a number of nothing"
+        return f"{numbers}, a number of nothing"
     if not find_metric(m.name).bounded:
         return ""
     if not (
         _is_recorded_value_at_most(m.low, m.value) and _is_recorded_value_at_most(m.value, m.high)
     ):
-        return f"{said}, outside its own bounds"
+        return f"{numbers}, outside its own bounds"
     least = -1.0 if find_metric(m.name).signed else 0.0
     if m.unit in SHARES and not (
         _is_recorded_value_at_most(least, m.low) and _is_recorded_value_at_most(m.high, 1.0)
     ):
-        return f"{said}, no share"
+        return f"{numbers}, no share"
     return ""
 
 
 def _check_outcomes(finding: Finding, kept: RowValuesBySecret) -> Iterator[str]:
-    """Numbers of the row that its secrets' outcomes contradict; those not worked out of secrets are
-    left alone."""
+    """Yield numbers of the row that contradict its secrets' outcomes; skip numbers not computed
+    from secrets."""
     if len(set(kept.ids)) < len(kept.ids):
         yield f"{_WHERE} holds a secret twice"
-    members, others = (
+    members, nonmembers = (
         kept.metric_values_in_id_order(True, None),
         kept.metric_values_in_id_order(False, None),
     )
     for m in finding.measurements:
-        if (found := recompute_metric(find_metric(m.name), members, others)) is not None:
-            yield from _check_measurement(m.name, m, *found)
+        if (recomputed := recompute_metric(find_metric(m.name), members, nonmembers)) is not None:
+            yield from _check_measurement(m.name, m, *recomputed)
     if finding.main is not None and finding.main.name in kept.values:
         for count, m in finding.by_repeats.items():
             chosen = (
@@ -287,8 +293,8 @@ def _check_outcomes(finding: Finding, kept: RowValuesBySecret) -> Iterator[str]:
             )
     for by_kind in (finding.by_kind, finding.by_kind_nonmembers):
         for kind, m in by_kind.items():
-            again = kept.remeasure_metric(m.name, kind=kind)
-            value, n = (again.value, again.n) if again else (math.nan, 0)
+            remeasured = kept.remeasure_metric(m.name, kind=kind)
+            value, n = (remeasured.value, remeasured.n) if remeasured else (math.nan, 0)
             yield from _check_measurement(f"{m.name}(kind={kind})", m, value, n)
 
 

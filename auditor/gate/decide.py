@@ -1,14 +1,14 @@
-"""Decides rules on a finished run, alone or against a baseline: held, failed or inconclusive. Works
-from the records.
+"""Decide rules on a finished run, by itself or against a baseline: held, failed or inconclusive.
+Works from the records.
 
-A rule is held where the upper bound is within its limit, failed where the lower bound is beyond it.
-A gate passes only if all rules do, so an upper bound of 95% each keeps a false pass to 5% (an
-intersection-union test); it fails if any rule does, so lower bounds are corrected for the number of
-decisions (Holm), which keeps a false alarm to 5% too.
+A rule holds if the upper bound is within its limit, and fails if the lower bound is beyond it. A
+gate passes only if all rules hold, so upper bounds at 95% each keep a false pass to 5% (an
+intersection-union test). It fails if any rule fails, so lower bounds are corrected for the number
+of decisions (Holm), which also keeps a false alarm to 5%.
 
-A lower bound of epsilon has no upper one: no audit shows that epsilon is small. It is held where it
-is within a limit that it could have been beyond (`statistics.audited.explain_powerless_audit`), and
-inconclusive where it could not have been.
+A lower bound of epsilon has no upper bound: no audit shows that epsilon is small. The rule holds if
+the bound is within a limit that it could have exceeded
+(`statistics.audited.explain_powerless_audit`), and is inconclusive if it could not have.
 """
 
 from __future__ import annotations
@@ -61,22 +61,22 @@ from auditor.statistics.roc import AUC
 
 
 def read_run(folder: Path) -> RunOutcomes:
-    """A run folder. Raises AuditError where it holds no finished run."""
+    """Read a run folder. Raise AuditError if it holds no finished run."""
     from auditor.records import attacked_secrets, manifest, result_file
 
-    result, kept = result_file.read_result(folder), outcomes.read_row_values_by_secret(folder)
+    result, rows = result_file.read_result(folder), outcomes.read_row_values_by_secret(folder)
     for row in (
         finding.cell_key
         for finding in result.findings
-        if finding.stopped and finding.cell_key in kept
+        if finding.stopped and finding.cell_key in rows
     ):
-        # stopped when it looked right: only anytime-valid bounds hold
-        kept[row] = replace(kept[row], anytime=True)
-    listed, edits = (
+        # stopped depending on the results: only anytime-valid bounds hold
+        rows[row] = replace(rows[row], anytime=True)
+    answered_ids, edits = (
         attacked_secrets.read_answered_secret_ids(folder),
         manifest.folder_edits_since_run_end(folder),
     )
-    return RunOutcomes(str(folder), result, kept, listed, edits)
+    return RunOutcomes(str(folder), result, rows, answered_ids, edits)
 
 
 def apply_policy(
@@ -89,20 +89,20 @@ def apply_policy(
     attack: str | None = None,
     attested: Ruling | None = None,
 ) -> Decision:
-    """All rules on one run. Raises AuditError for a baseline that is missing or cannot be compared,
-    and for a metric that nobody has.
+    """Judge all rules on a run. Raise AuditError for a missing or incomparable baseline, and for an
+    unknown metric.
 
-    A run that contradicts itself fails, whatever the rules; so does an attack that was asked for
-    and applied to no row of a judged target, unless the policy says that it need not. attested:
-    what `gate.attest` says of its attestation.
+    A run that contradicts itself fails under any rules; so does a requested attack that applied to
+    no row of a judged target, unless the policy allows it. attested: the ruling of `gate.attest` on
+    the run's attestation.
     """
     check_policy(policy, baseline)
     check_rule_metrics(
         policy.rules, {m.name for finding in run.result.findings for m in finding.measurements}
     )
     narrowed = {"target": target, "setting": setting, "attack": attack}
-    for name, given in narrowed.items():
-        if given == "":
+    for name, choice in narrowed.items():
+        if choice == "":
             raise AuditError(f"expected the name of a {name} to judge, got an empty one")
     if baseline is not None:
         check_comparable(run, baseline, "baseline")
@@ -112,58 +112,62 @@ def apply_policy(
         rulings += _judge_edits(baseline, "the baseline", False)
         rulings += _judge_contradictions(baseline, "the baseline")
     rulings += judge_rules(run.result, policy.rules, run.outcomes, baseline, **narrowed)
-    if not contradicted:  # else its numbers may be such as no secrets make
-        seen = assess_signals(run.result)
+    if not contradicted:  # otherwise its numbers may be impossible
+        signal_assessment = assess_signals(run.result)
         rulings = [
-            objections.downgrade_doubtful_ruling(run.result, seen, ruling) for ruling in rulings
+            objections.downgrade_doubtful_ruling(run.result, signal_assessment, ruling)
+            for ruling in rulings
         ]
-    # "" is the whole run
+    # "": the entire run
     judged = dict.fromkeys(ruling.target for ruling in rulings if ruling.target)
     rulings += required_coverage.judge_required_attacks(run, policy.require, judged)
     if attested is not None or policy.require.attestation:
-        missing = "attestation: the policy requires one: give --attestation FILE --key PUBLIC_KEY"
-        rulings.append(attested or make_ruling(missing, attest.SIGNED))
+        request = "attestation: the policy requires one: give --attestation FILE --key PUBLIC_KEY"
+        rulings.append(attested or make_ruling(request, attest.SIGNED))
     if not policy.allow_not_applicable:
         rulings += _judge_unapplied_attacks(run.result, judged, attack)
-    told = tuple(objections.add_audited_share(run.result, ruling) for ruling in rulings)
-    return Decision(run.name, baseline.name if baseline else "", told, policy.inconclusive)
+    final_rulings = tuple(objections.add_audited_share(run.result, ruling) for ruling in rulings)
+    return Decision(run.name, baseline.name if baseline else "", final_rulings, policy.inconclusive)
 
 
 def _judge_contradictions(run: RunOutcomes, what: str) -> list[Ruling]:
-    found = find_result_contradictions(run.result, run.outcomes, run.listed)
+    contradictions = find_result_contradictions(run.result, run.outcomes, run.listed)
     rule = f"{what} agrees with itself"
     return [
-        make_ruling(f"the result contradicts itself: {why}", rule, row=row) for row, why in found
+        make_ruling(f"the result contradicts itself: {reason}", rule, row=row)
+        for row, reason in contradictions
     ]
 
 
 def _judge_edits(run: RunOutcomes, what: str, whole: bool) -> list[Ruling]:
-    said = run.edits.edit_sentences(whole) if run.edits else ()
+    sentences = run.edits.edit_sentences(whole) if run.edits else ()
     rule = f"{what} is as it was when it ended"
-    return [make_ruling(f"{run.name}: {why} since the run ended", rule) for why in said]
+    return [
+        make_ruling(f"{run.name}: {sentence} since the run ended", rule) for sentence in sentences
+    ]
 
 
 def _judge_unapplied_attacks(
     result: AuditResult, targets: Collection[str], attack: str | None
 ) -> list[Ruling]:
-    """Of the judged targets, the attacks and probes that say nothing of it though they were to."""
+    """Return failures of the requested attacks and probes that applied to no row of a judged
+    target."""
     rulings = []
     for target in targets:
-        for asked in dict.fromkeys(result.plan.get("attack", ())):
-            rows = [f for f in result.findings if (f.target, f.attack) == (target, asked)]
-            if rows and attack in (None, asked) and all(row.not_applicable for row in rows):
-                why = (
+        for method in dict.fromkeys(result.plan.get("attack", ())):
+            rows = [f for f in result.findings if (f.target, f.attack) == (target, method)]
+            if rows and attack in (None, method) and all(row.not_applicable for row in rows):
+                reason = (
                     f"asked for and never applied ({rows[-1].not_applicable}); "
                     "--allow-not-applicable lets it pass"
                 )
-                row = CellKey(target, "", asked)
-                rulings.append(make_ruling(why, "every attack applies", row=row))
+                row = CellKey(target, "", method)
+                rulings.append(make_ruling(reason, "every attack applies", row=row))
     return rulings
 
 
 def check_policy(policy: Policy, baseline: RunOutcomes | None) -> None:
-    """Raises AuditError for a policy without rules, or with one that needs a baseline where there
-    is none."""
+    """Raise AuditError for a policy without rules, or with a rule that lacks its baseline."""
     if not policy.rules:
         raise AuditError(
             "expected at least one rule: --max metric=limit, --policy FILE or --baseline RUN, got "
@@ -175,8 +179,8 @@ def check_policy(policy: Policy, baseline: RunOutcomes | None) -> None:
 
 
 def check_rule_metrics(rules: Sequence[Rule], measured: Collection[str] = ()) -> None:
-    """Raises AuditError for a rule on what neither the table of metrics nor a row has: a name
-    mistyped is no leak."""
+    """Raise AuditError for a metric unknown to the table of metrics and to all rows: a mistyped
+    name must not pass."""
     for rule in rules:
         if not is_builtin_metric(rule.metric) and rule.metric not in measured:
             raise unknown_name_error(
@@ -185,17 +189,16 @@ def check_rule_metrics(rules: Sequence[Rule], measured: Collection[str] = ()) ->
 
 
 def check_ruled_rows_exist(policy: Policy, rows: Collection[CellKey]) -> None:
-    """Raises AuditError for a rule about a row that a run with these rows will not have."""
+    """Raise AuditError for a rule on a row that a run with these rows lacks."""
     for rule in policy.rules:
         scope = (rule.target, rule.setting, rule.attack)
         check_rule_scope_names_exist(scope, rows)
         if not any(
-            all(wanted in (None, held) for wanted, held in zip(scope, row, strict=True))
-            for row in rows
+            all(name in (None, part) for name, part in zip(scope, row, strict=True)) for row in rows
         ):
-            asked = CellKey(*(part or "" for part in scope)).title
+            title = CellKey(*(part or "" for part in scope)).title
             raise AuditError(
-                f"the rule '{rule}' is for {asked}, a configuration this run does not have"
+                f"the rule '{rule}' is for {title}, a configuration this run does not have"
             )
 
 
@@ -209,15 +212,14 @@ def judge_rules(
     setting: str | None = None,
     attack: str | None = None,
 ) -> list[Ruling]:
-    """A ruling for each rule and row: those of the defended targets (of the undefended one where
-    there is no other).
+    """Return a ruling for each rule and row of the defended targets (of the undefended target if
+    there are no others).
 
-    A rule is for the attacks and probes that measure its metric somewhere; where none does, it
+    A rule covers the attacks and probes that measure its metric on some row; if there are none, it
     fails on every row. Companion rows such as the unmixed ensemble are judged only by name. An
-    empty run, a missing metric or a NaN fails.
-    own: what each row found out about each secret. Every number is recomputed from it; one that
-    cannot be recomputed holds no limit. None: the result is believed. baseline: the run it is held
-    against.
+    empty run, a missing metric or a NaN fails. own: the outcomes of each row for each secret; every
+    number is recomputed from them, and a number that cannot be recomputed holds no limit. None:
+    trust the result. baseline: the run to compare with.
     """
     cases: list[_Case] = []
     for rule in rules:
@@ -236,17 +238,19 @@ def judge_rules(
                     _build_claim_case(result, name, rule, scope["setting"], scope["attack"])
                 )
                 continue
-            each = pair_rows_with_rules(rule, rows, result)
-            cases += [_build_case(row, of_it, own, baseline) for row, of_it in each]
+            pairs = pair_rows_with_rules(rule, rows, result)
+            cases += [_build_case(row, row_rule, own, baseline) for row, row_rule in pairs]
             counts = frozenset(
-                one.count for one in rules if one.metric == RECALL and one.count is not None
+                other.count for other in rules if other.metric == RECALL and other.count is not None
             )
             cases = [replace(case, counts_with_a_rule=counts) for case in cases]
-            if not each:  # another target's rows do not answer for this one
+            if not pairs:  # another target's rows do not cover this target
                 row = CellKey(name, scope["setting"] or "", scope["attack"] or "")
-                why = "no row was measured" if name else "this run has no forms: --forms names them"
-                cases.append(_Case(row, rule, why))
-    # a case without evidence fails at every level: it cannot err, and takes no share of Holm's
+                reason = (
+                    "no row was measured" if name else "this run has no forms: --forms names them"
+                )
+                cases.append(_Case(row, rule, reason))
+    # a case without evidence fails at every level, so it takes no share of Holm's level
     tests = [
         partial(_is_rule_limit_exceeded_at_level, case)
         for case in cases
@@ -258,9 +262,9 @@ def judge_rules(
 
 @dataclass(frozen=True)
 class _Number:
-    """What a rule is decided on: the number with its bounds, and how to say it.
+    """The evidence of a rule: the number with its bounds, and its wording.
 
-    derived: whether it was worked out of what is kept of each secret.
+    derived: whether it was recomputed from the outcomes of each secret.
     """
 
     evidence: BoundedNumber
@@ -270,41 +274,45 @@ class _Number:
 
 @dataclass(frozen=True)
 class _Claimed:
-    """A target's claim; `at(level)`: the audits that speak for or against it at this level."""
+    """A target's claim; `at(level)`: the audits for and against it at this level."""
 
     at: Callable[[float], claims.ClaimEvidence]
 
 
 @dataclass(frozen=True)
 class _Case:
-    """A rule on a row, and the evidence or why there is none. Audited: a lower bound of epsilon
+    """A rule on a row, and its evidence or the reason for none. Audited: a lower bound of epsilon
     against a number."""
 
     row: CellKey
     rule: Rule
     seen: _Number | Audited | _Claimed | str
     finding: Finding | None = None  # of an absolute limit
-    # numbers of copies whose records a rule of their own is for
+    # numbers of copies whose records have a rule of their own
     counts_with_a_rule: frozenset[int] = frozenset()
 
 
 def _build_claim_case(
     result: AuditResult, name: str, rule: Rule, setting: str | None, attack: str | None
 ) -> _Case:
-    """The rule on all audits of a target together: the error level is divided among them."""
+    """Build the rule's case on all audits of a target together: they share the error level."""
     row = CellKey(name, setting or "", attack or "")
     target = next((target for target in result.targets if target.name == name), None)
     if target is None or not any(finding.target == name for finding in result.findings):
         return _Case(row, rule, "no row was measured")
-    # a function of the level, which Holm finds only when all cases are known
-    stands = partial(
+    # a function of the level: Holm needs all cases to determine it
+    weigh_claim = partial(
         claims.weigh_claim_against_audits, result, target, setting=setting, attack=attack
     )
-    if stands().claimed is None:
-        said = target.nominal_epsilon
-        nominal = "" if said is None else f" (its nominal epsilon {said:.4g} is none)"
+    if weigh_claim().claimed is None:
+        nominal_epsilon = target.nominal_epsilon
+        nominal = (
+            ""
+            if nominal_epsilon is None
+            else f" (its nominal epsilon {nominal_epsilon:.4g} is none)"
+        )
         return _Case(row, rule, f"it claims no epsilon{nominal}: there is nothing to hold it to")
-    return _Case(row, rule, _Claimed(stands))
+    return _Case(row, rule, _Claimed(weigh_claim))
 
 
 def _build_case(
@@ -325,17 +333,17 @@ def _build_case(
         return _Case(
             finding.cell_key, rule, _paired_difference(finding.cell_key, rule, own or {}, baseline)
         )
-    kept = (own or {}).get(finding.cell_key)
+    row_values = (own or {}).get(finding.cell_key)
     return _Case(
-        finding.cell_key, rule, _build_limit_evidence(rule, measured, kept, derived), finding
+        finding.cell_key, rule, _build_limit_evidence(rule, measured, row_values, derived), finding
     )
 
 
 def _select_measurement(
     finding: Finding, rule: Rule, own: Mapping[CellKey, RowValuesBySecret] | None
 ) -> tuple[Measurement | str, bool]:
-    """The rule's number in this row, or why it has none; and whether it is worked out of each
-    secret."""
+    """Return the rule's number in this row, or why it has none; and whether it is recomputed from
+    the secrets."""
     count = None if rule.is_paired_difference else rule.count
     if rule.kind is not None:
         recorded = finding.by_kind.get(rule.kind)
@@ -350,10 +358,12 @@ def _select_measurement(
         )
     if not find_metric(rule.metric).bounded:
         return f"{rule.metric} has no interval, by which a limit could be held or broken", False
-    kept = None if own is None else own.get(finding.cell_key)
-    again = None if kept is None else kept.remeasure_metric(rule.metric, count, rule.kind)
+    row_values = None if own is None else own.get(finding.cell_key)
+    recomputed = (
+        None if row_values is None else row_values.remeasure_metric(rule.metric, count, rule.kind)
+    )
     if count is not None:
-        if not finding.by_repeats or (again is None and finding.main is not recorded):
+        if not finding.by_repeats or (recomputed is None and finding.main is not recorded):
             return f"this row has no {rule.metric} by repeat count", False
         if str(count) not in finding.by_repeats:
             return (
@@ -362,21 +372,21 @@ def _select_measurement(
                 False,
             )
         recorded = None if finding.main is not recorded else finding.by_repeats[str(count)]
-    found = again or recorded
-    if again is not None and recorded is not None and again.unit not in SHARES:
-        # of what is no share the recorded interval may be wider, by more than the secrets show; it
-        # never narrows
-        found = replace(
+    decisive = recomputed or recorded
+    if recomputed is not None and recorded is not None and recomputed.unit not in SHARES:
+        # except for shares the recorded interval may be wider than the secrets imply; it never
+        # narrows
+        decisive = replace(
             recorded,
-            value=again.value,
-            low=min(again.low, recorded.low),
-            high=max(again.high, recorded.high),
+            value=recomputed.value,
+            low=min(recomputed.low, recorded.low),
+            high=max(recomputed.high, recorded.high),
         )
-    if found is None or math.isnan(found.value) or found.n == 0:
+    if decisive is None or math.isnan(decisive.value) or decisive.n == 0:
         return f"{rule.metric_with_part} is not a number: nothing was measured", False
-    # of queries and records, as claim_violations: no mean over secrets
-    believed = found.unit == "count"
-    return replace(found, name=rule.metric), again is not None or own is None or believed
+    # counts of queries and records, as claim_violations, are no mean over secrets
+    is_count = decisive.unit == "count"
+    return replace(decisive, name=rule.metric), recomputed is not None or own is None or is_count
 
 
 def _select_epsilon_audit(finding: Finding, metric: str) -> Audited | str:
@@ -392,18 +402,20 @@ def _select_epsilon_audit(finding: Finding, metric: str) -> Audited | str:
 def _build_limit_evidence(
     rule: Rule, measured: Measurement, kept: RowValuesBySecret | None, derived: bool
 ) -> _Number:
-    """The number with its bounds; of a TPR anew at each level: at a lower one its threshold takes
-    more non-members."""
-    seen: BoundedNumber | None = None
+    """Build the number with its bounds; recompute a TPR at each level: a lower level needs more
+    non-members for its threshold."""
+    evidence: BoundedNumber | None = None
     if kept is not None and kept.anytime:
-        # it stopped when it looked right: an interval of a size fixed beforehand would be too
+        # its stop depended on the results: an interval for a fixed sample size would be too
         # narrow (formulas D2)
-        seen = kept.anytime_valid_evidence(rule.metric, rule.count, rule.kind)
-    seen = seen or outcomes.tpr_bounds_of_row(rule.metric, kept) or compute_rule_bounds(measured)
-    other = "" if seen.value == measured.value else f" (the other way {seen.value:.4g})"
+        evidence = kept.anytime_valid_evidence(rule.metric, rule.count, rule.kind)
+    evidence = (
+        evidence or outcomes.tpr_bounds_of_row(rule.metric, kept) or compute_rule_bounds(measured)
+    )
+    remark = "" if evidence.value == measured.value else f" (the other way {evidence.value:.4g})"
     if rule.metric == auc_name("") and measured.note:
-        other = f" ({measured.note}){other}"
-    return _Number(seen, f"{rule.metric_with_part} {measured.value:.4g}{other}", derived)
+        remark = f" ({measured.note}){remark}"
+    return _Number(evidence, f"{rule.metric_with_part} {measured.value:.4g}{remark}", derived)
 
 
 def _paired_difference(
@@ -412,23 +424,30 @@ def _paired_difference(
     if rule.against_undefended:
         if row.target == UNDEFENDED:
             return "it is the undefended model's own row: a form or a defense is held against it"
-        mine, theirs, other = (
+        row_values, base_values, other = (
             own.get(row),
             own.get(row._replace(target=UNDEFENDED)),
             "the undefended model",
         )
-        if mine is not None and theirs is not None and set(mine.ids) != set(theirs.ids):
+        if (
+            row_values is not None
+            and base_values is not None
+            and set(row_values.ids) != set(base_values.ids)
+        ):
             return f"this row and that of {other} are of other secrets"
     else:
-        assert baseline is not None  # `apply_policy` has seen to it
-        mine, theirs, other = own.get(row), baseline.outcomes.get(row), "the baseline"
-    if mine is None or theirs is None:
-        return f"{'this run' if mine is None else other} has no outcomes of this row to pair"
-    found = outcomes.paired_row_difference_or_reason(rule.metric, rule.count, mine, theirs)
-    if isinstance(found, str):
-        return found
+        assert baseline is not None  # `apply_policy` checks it
+        row_values, base_values, other = own.get(row), baseline.outcomes.get(row), "the baseline"
+    if row_values is None or base_values is None:
+        return f"{'this run' if row_values is None else other} has no outcomes of this row to pair"
+    difference = outcomes.paired_row_difference_or_reason(
+        rule.metric, rule.count, row_values, base_values
+    )
+    if isinstance(difference, str):
+        return difference
     return _Number(
-        found, f"{rule.metric_with_part} minus {other}'s: {found.value:+.4g}, paired by secret,"
+        difference,
+        f"{rule.metric_with_part} minus {other}'s: {difference.value:+.4g}, paired by secret,",
     )
 
 
@@ -451,20 +470,20 @@ def _judge_case(case: _Case, level: float) -> Ruling:
         return _judge_epsilon_bound(case.row, case.rule, repeat_audit(case.seen, level))
     if isinstance(case.seen, _Claimed):
         return _judge_epsilon_claim(case.row, case.rule, case.seen.at(level))
-    seen = case.seen.evidence
-    # Holm's level is for lower bounds alone: a false pass needs every rule to err (Berger 1982), a
-    # false alarm only one
-    low, high = seen.low(level), seen.high(LEVEL)
+    bounds = case.seen.evidence
+    # Holm's level is only for lower bounds: a false pass needs an error of every rule (Berger
+    # 1982), a false alarm only one error
+    low, high = bounds.low(level), bounds.high(LEVEL)
     if math.isnan(low) or math.isnan(high):
         why = f"the result contradicts itself: {case.seen.words} with bounds that are no numbers"
         return Ruling(*case.row, metric, limit, low, high, "failed", why, words)
     verdict: Verdict = "held" if high <= limit else "failed" if low > limit else "inconclusive"
     allowed = "allowed" if case.rule.is_paired_difference else "limit"
     reason = (
-        f"{case.seen.words} between {low:.4f} and {high:.4f} (n = {seen.n}), {allowed} {limit:g}"
+        f"{case.seen.words} between {low:.4f} and {high:.4f} (n = {bounds.n}), {allowed} {limit:g}"
     )
-    # a number that nobody can recompute may fail a gate, but hold none: whoever edits one makes it
-    # look better
+    # a number that cannot be recomputed may fail a gate but not hold it: edits make numbers look
+    # better
     unmeasured = verdict == "held" and not case.seen.derived
     if unmeasured:
         verdict, reason = (
@@ -486,8 +505,8 @@ def _judge_case(case: _Case, level: float) -> Ruling:
         verdict,
         reason,
         words,
-        seen.value,
-        seen.n,
+        bounds.value,
+        bounds.n,
         unmeasured,
         missed,
     )
@@ -501,18 +520,18 @@ def _find_strata_objection(case: _Case) -> str:
 
 
 def _judge_epsilon_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
-    """A lower bound of epsilon against a number: held only where the audit could have shown more
+    """Judge a lower bound of epsilon against a number: held only if the audit could have shown more
     than the number."""
     limit = rule.limit
     weak = explain_powerless_audit(audit, limit)
     verdict: Verdict = "failed" if audit.epsilon > limit else "inconclusive" if weak else "held"
-    said = {"inconclusive": weak, "held": describe_detection_power(audit, limit, SURE)}.get(
+    power_note = {"inconclusive": weak, "held": describe_detection_power(audit, limit, SURE)}.get(
         verdict, ""
     )
     reason = (
         f"{rule.metric_with_part} {audit.epsilon:.4f} (of {audit.best:.4f} provable by "
         f"{audit.canaries_or_games_label} at {1 - audit.level:.4g}), limit "
-        f"{limit:g}" + (f": {said}" if said else "")
+        f"{limit:g}" + (f": {power_note}" if power_note else "")
     )
     missed = find_detectable_epsilon(audit, limit, SURE) if verdict == "held" else None
     bound, high = audit.epsilon, math.inf
@@ -532,10 +551,10 @@ def _judge_epsilon_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
 
 
 def _judge_epsilon_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> Ruling:
-    """How the claim of a target stands: contradicted, consistent, or nobody can tell."""
+    """Judge the claim of a target: contradicted, consistent, or undecidable."""
     claimed, bounds = stands.claimed, stands.bounds
-    assert claimed is not None  # `_build_claim_case` has seen to it
-    seen = [
+    assert claimed is not None  # `_build_claim_case` checks it
+    audit_notes = [
         f"{bound.row.attack} ({bound.row.setting}) {bound.audit.epsilon:.4f} of "
         f"{bound.audit.best:.4f} provable"
         + ("" if bound.promised == claimed else f", against {bound.promised:.4g}")
@@ -546,17 +565,19 @@ def _judge_epsilon_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence)
         )
         for bound in bounds
     ]
-    seen += [f"{other.row.attack} ({other.row.setting}) is {other.why}" for other in stands.unheld]
+    audit_notes += [
+        f"{other.row.attack} ({other.row.setting}) is {other.why}" for other in stands.unheld
+    ]
     missing = () if bounds else stands.unmeasured
-    said = "; ".join((*stands.refuted, *seen, *missing)) or "no audit was run"
+    summary = "; ".join((*stands.refuted, *audit_notes, *missing)) or "no audit was run"
     verdict: Verdict = "inconclusive"  # too weak to tell, or not audited
     if stands.verdict in (claims.CONTRADICTED, claims.CONSISTENT):
         verdict = "failed" if stands.verdict == claims.CONTRADICTED else "held"
     strongest, missed = stands.most_sensitive_bound if verdict == "held" else None, None
     if strongest is not None:
         missed = find_detectable_epsilon(strongest.audit, strongest.promised, SURE)
-        said += f"; {describe_detection_power(strongest.audit, strongest.promised, SURE)}"
-    reason = f"claimed epsilon {claimed:.4g}: {stands.verdict or 'not audited'} ({said})"
+        summary += f"; {describe_detection_power(strongest.audit, strongest.promised, SURE)}"
+    reason = f"claimed epsilon {claimed:.4g}: {stands.verdict or 'not audited'} ({summary})"
     most = max((bound.audit.epsilon for bound in bounds), default=math.nan)
     n = sum(bound.audit.canaries for bound in bounds)
     high = math.inf if bounds else math.nan  # no audit bounds epsilon from above
@@ -568,12 +589,12 @@ def _judge_epsilon_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence)
 
 
 def compute_rule_bounds(measurement: Measurement) -> BoundedNumber:
-    """One-sided bounds: exact for counts; for others from the two-sided 95% interval that is on
-    record."""
+    """Return one-sided bounds: exact for counts; otherwise from the recorded two-sided 95%
+    interval."""
     if (
         find_metric(measurement.name).exact and measurement.unit != "probability"
-    ):  # a mean of parts is no count
+    ):  # a mean of parts is not a count
         return BinomialCount(round(measurement.value * measurement.n), measurement.n)
-    seen = RecordedInterval(measurement.value, measurement.low, measurement.high, measurement.n)
-    # an AUC below one half tells members from others as well, the other way round
-    return AucEitherDirection(seen) if measurement.unit == AUC else seen
+    recorded = RecordedInterval(measurement.value, measurement.low, measurement.high, measurement.n)
+    # an AUC below one half separates members equally well, in the other direction
+    return AucEitherDirection(recorded) if measurement.unit == AUC else recorded

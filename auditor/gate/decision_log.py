@@ -1,9 +1,8 @@
-"""What gates decided of a run, kept in its folder: which rules, against what, with what verdict,
-about which result.
+"""Keep the decisions of gates in the run folder: rules, baseline, verdict, and the judged result.
 
-Each line holds the SHA-256 of the one before it, and a file beside them that of the last: an edited
-or removed line is noticed. Whoever writes all of it anew is not: against that stands a signature
-(`audit attest`).
+Each line holds the SHA-256 of the line before it, and a file next to them that of the last line,
+which detects edited or removed lines. It cannot detect that all files were rewritten: for that,
+sign the run (`audit attest`).
 """
 
 from __future__ import annotations
@@ -23,13 +22,12 @@ from auditor.records.result_file import RESULT
 
 DECISIONS, LAST = "decisions.jsonl", "decisions.sha256"
 _FIRST = "0" * 64  # before the first line
-_PATIENCE = 30.0  # seconds that another gate may take to write its line
+_PATIENCE = 30.0  # seconds to wait for another gate to write its line
 
 
 @dataclass(frozen=True)
 class KeptDecision:
-    """A decision, and the SHA-256 of the `result.json` that it is about: a folder may have been run
-    again since."""
+    """A decision, and the SHA-256 of its `result.json`: the folder may hold a later run."""
 
     decided: str  # UTC, ISO 8601
     result: str
@@ -38,7 +36,7 @@ class KeptDecision:
 
 
 def save_decision(folder: Path, decision: Decision) -> None:
-    """Adds a decision to the folder. Raises AuditError where it cannot be written or earlier ones
+    """Add a decision to the folder. Raise AuditError if it cannot be written or earlier decisions
     were edited."""
     lock = locks.acquire_folder_lock(folder, _PATIENCE)
     try:
@@ -46,10 +44,10 @@ def save_decision(folder: Path, decision: Decision) -> None:
             raise AuditError(why)
         now, lines = datetime.now(UTC).isoformat(timespec="seconds"), _read_decision_lines(folder)
         before = hashlib.sha256(lines[-1]).hexdigest() if lines else _FIRST
-        kept = KeptDecision(now, file_sha256_hex(folder / RESULT), decision, before)
-        line = json.dumps(to_json(kept), allow_nan=False) + "\n"
+        entry = KeptDecision(now, file_sha256_hex(folder / RESULT), decision, before)
+        line = json.dumps(to_json(entry), allow_nan=False) + "\n"
         last = hashlib.sha256(line.encode()).hexdigest()
-        # killed here, either is the last
+        # if killed at this point, either digest is valid
         disk.replace_atomically(folder / LAST, f"{before} {last}", sync=True)
         disk.append_durably(folder / DECISIONS, line)
         disk.replace_atomically(folder / LAST, last)
@@ -58,8 +56,7 @@ def save_decision(folder: Path, decision: Decision) -> None:
 
 
 def describe_decision_edits(folder: Path) -> str:
-    """What happened to the decisions that gates left in the folder, in a sentence; "" where nothing
-    did."""
+    """Describe edits of the decisions in the folder, in a sentence; "" if there are none."""
     ends, lines = _read_last_decision_digests(folder), _read_decision_lines(folder)
     ends |= _read_last_decision_digests(folder)  # another gate may just have written
     path, before = folder / DECISIONS, _FIRST
@@ -76,23 +73,23 @@ def describe_decision_edits(folder: Path) -> str:
 
 
 def judge_decision_edits(folder: Path) -> Ruling | None:
-    """That the decisions were edited, which fails a gate; None where they were not."""
+    """Return a failed ruling if the decisions were edited; None if they were not."""
     why = describe_decision_edits(folder)
     return make_ruling(why, "earlier decisions are as gates left them") if why else None
 
 
 def _read_last_decision_digests(folder: Path) -> set[str]:
-    """What may be the digest of the last line: two while one is written."""
+    """Return the possible digests of the last line: two during a write."""
     return {*_read_decision_file(folder / LAST).decode(errors="replace").split()} or {_FIRST}
 
 
 def _read_decision_lines(folder: Path) -> list[bytes]:
-    # a line is hashed with its end
+    # the line ends are hashed too
     return _read_decision_file(folder / DECISIONS).splitlines(keepends=True)
 
 
 def _read_decision_file(path: Path) -> bytes:
-    """Empty where there is no such file. Raises AuditError where it cannot be read."""
+    """Read the file; empty if it does not exist. Raise AuditError if it cannot be read."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -102,10 +99,10 @@ def _read_decision_file(path: Path) -> bytes:
 
 
 def load_gate_decisions(folder: Path) -> tuple[KeptDecision, ...]:
-    """The decisions on the result that the folder holds now: of one that was made several times,
-    the last.
+    """Return the decisions on the result that the folder holds now; the last of each repeated
+    decision.
 
-    Raises AuditError for a file that holds something else, or was edited.
+    Raise AuditError for a file with other content, or an edited file.
     """
     path, now = folder / DECISIONS, file_sha256_hex(folder / RESULT)
     latest: dict[object, KeptDecision] = {}
@@ -124,6 +121,6 @@ def load_gate_decisions(folder: Path) -> tuple[KeptDecision, ...]:
         if entry.result == now:
             ruled = frozenset((ruling.cell_title, ruling.rule) for ruling in entry.decision.rulings)
             question = (entry.decision.baseline, entry.decision.inconclusive, ruled)
-            latest.pop(question, None)  # the last one stands where it was made
+            latest.pop(question, None)  # the last decision keeps its own position
             latest[question] = entry
     return tuple(latest.values())

@@ -1,5 +1,4 @@
-"""Whether the model that a run judged is the one that lies where it is deployed, and how old the
-run is.
+"""Check whether the judged model is the deployed model, and report the age of the run.
 
 A run is about the bytes that it read. Knows digests and dates; reads no model.
 """
@@ -17,16 +16,16 @@ from auditor.gate.policy import Required
 from auditor.gate.rulings import Ruling, make_ruling
 from auditor.records.file_digests import changed_model_files, roles_of_model_files
 
-_MODEL = "model"  # the target among the digests, and among the objects that Python gave
-# its digest, where it was asked over a network: nobody reads its weights
+_MODEL = "model"  # the target's name in the digests, and in the objects passed from Python
+# its digest, if it was queried over a network: its weights cannot be read
 ANSWERS = "model/answer to the handshake"
 _SHOWN = 3  # files named in a sentence
 
 
 @dataclass(frozen=True)
 class DeployedModelMatch:
-    """said: the model, the date and the age of the run, and whether its model is here. differs: how
-    its files do."""
+    """said: the model, the date and age of the run, and whether its model is here. differs: the
+    differing files."""
 
     said: str
     here: bool
@@ -42,24 +41,24 @@ def compare_judged_with_deployed_files(
     made: datetime,
     at: datetime,
 ) -> DeployedModelMatch:
-    """What lies at `place` (now: `role/file` -> SHA-256) against what the run read. made, at: when
-    it ran, and now."""
+    """Compare the files at `place` (now: `role/file` -> SHA-256) with those that the run read.
+    made, at: times of the run, and of this check."""
     age = (at - made).total_seconds() / 86400
     in_memory = _MODEL in result.plan.get("objects", {})
     here = (
         _MODEL in roles_of_model_files(result.weights) & roles_of_model_files(now) and not in_memory
     )
-    found = (
+    changes = (
         [f"{name} {how}" for name, how in changed_model_files(result.weights, now)] if here else []
     )
-    differs = ", ".join(found[:_SHOWN]) + (
-        f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    differs = ", ".join(changes[:_SHOWN]) + (
+        f" and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
     )
     name = "the built-in lab" if target.uses_builtin_lab else f"model {place}"
     date = f"judged {made:%Y-%m-%d %H:%M} UTC ({_format_run_age(age)})"
-    asked = ANSWERS in result.weights
-    stands = _describe_deployed_model(in_memory, target.uses_builtin_lab, asked, here, differs)
-    return DeployedModelMatch(f"{name}, {date}: {stands}", here, age, differs)
+    is_remote = ANSWERS in result.weights
+    state = _describe_deployed_model(in_memory, target.uses_builtin_lab, is_remote, here, differs)
+    return DeployedModelMatch(f"{name}, {date}: {state}", here, age, differs)
 
 
 def _describe_deployed_model(
@@ -92,13 +91,13 @@ def _format_run_age(days: float) -> str:
 
 
 def judge_deployed_model(found: DeployedModelMatch, require: Required) -> Iterator[Ruling]:
-    """A ruling for another model, and for each thing that the policy requires of it."""
+    """Yield a ruling for a different model, and for each requirement of the policy on the model."""
     if found.differs:
-        why = f"the judged model is not the deployed one: {found.said}"
-        yield make_ruling(why, "the judged model is deployed")
+        reason = f"the judged model is not the deployed one: {found.said}"
+        yield make_ruling(reason, "the judged model is deployed")
     if require.model_here:
         yield make_ruling(found.said, "model_here", "held" if found.here else "failed")
     if require.max_age is not None:
-        # below 0: the clock is wrong here or was there, so nobody knows how old the run is
-        rule, held = f"max_age = {require.max_age:g} days", 0 <= found.age <= require.max_age
-        yield make_ruling(found.said, rule, "held" if held else "failed")
+        # below 0: one of the two clocks is wrong, so the age is unknown
+        rule, is_recent = f"max_age = {require.max_age:g} days", 0 <= found.age <= require.max_age
+        yield make_ruling(found.said, rule, "held" if is_recent else "failed")

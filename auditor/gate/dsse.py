@@ -1,8 +1,8 @@
-"""Signed DSSE envelopes (https://github.com/secure-systems-lab/dsse, v1) by securesystemslib, with
-Ed25519 keys in PEM.
+"""Sign and verify DSSE envelopes (https://github.com/secure-systems-lab/dsse, v1) by
+securesystemslib, with Ed25519 keys in PEM.
 
-A key id is the SHA-256 of the canonical JSON of the public key. Nothing of a payload is parsed
-before its signature is verified.
+A key id is the SHA-256 of the canonical JSON of the public key. The payload is parsed only after
+its signature is verified.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def sign_payload_into_dsse_envelope(payload: bytes, key: Path) -> str:
     """Return the envelope as JSON.
 
     Args:
-        payload: What is signed, of type `IN_TOTO`.
+        payload: The bytes to sign, of type `IN_TOTO`.
         key: An Ed25519 private key, PEM without a password.
 
     Raises:
-        AuditError: The key is none, or securesystemslib is not installed.
+        AuditError: The key is invalid, or securesystemslib is not installed.
     """
     private = _load_ed25519_key(key, "private")
     from securesystemslib.dsse import Envelope
@@ -42,16 +42,16 @@ def sign_payload_into_dsse_envelope(payload: bytes, key: Path) -> str:
 def verify_dsse_envelope(envelope: str, key: Path) -> tuple[bytes, str]:
     """Return the payload and the id of the key that signed it, hex.
 
-    A key id in the envelope is a hint that nobody signed: it is not looked at, so that envelopes of
-    other tools, which compute other ids, are verified too.
+    A key id in the envelope is an unsigned hint: it is ignored, so that envelopes of other tools,
+    which compute other ids, are verified too.
 
     Args:
         envelope: The JSON of an envelope.
         key: An Ed25519 public key, PEM.
 
     Raises:
-        AuditError: The text is no envelope of this type, or the key is none.
-        NoValidSignature: The key signed nothing of it.
+        AuditError: The text is not an envelope of this type, or the key is invalid.
+        NoValidSignature: The envelope has no signature by the key.
     """
     public, signed = _load_ed25519_key(key, "public"), _parse_dsse_envelope(envelope)
     from securesystemslib.exceptions import UnverifiedSignatureError
@@ -71,7 +71,7 @@ def _parse_dsse_envelope(text: str) -> Any:
 
     try:
         envelope = Envelope.from_dict(json.loads(text))
-    # Whatever is wrong with it: bad JSON, a missing field, bad base64, one key id twice.
+    # Any damage: bad JSON, a missing field, bad base64, a repeated key id.
     except Exception as error:
         raise AuditError(
             "expected a signed attestation, a DSSE envelope in JSON, got something else "
@@ -102,7 +102,7 @@ def _load_ed25519_key(path: Path, key_kind: str) -> Any:
         )
     except OSError as error:
         raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
-    except Exception as error:  # whatever is wrong with it; a message may quote it
+    except Exception as error:  # any damage; a message may quote the key
         raise AuditError(f"{expected}, got {str(path)!r} ({type(error).__name__})") from None
     if not isinstance(key, kind):
         raise AuditError(f"{expected}, got {str(path)!r}, another kind of key")
