@@ -1,5 +1,4 @@
-"""Many finished runs in order, in lines of runs that can be held against each other. Knows records;
-renders nothing."""
+"""Order many finished runs, in lines of comparable runs. Knows records; renders nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ _STEP = re.compile(r"(?:^|[^a-z])(?:checkpoint|step|epoch|iter)[-_]?(\d{1,15})$"
 
 @dataclass(frozen=True)
 class HistoryEntry:
-    """A finished run, when it was made, and what it is ordered by, as its record says it."""
+    """A finished run, its time, and the label that orders it, as its record states it."""
 
     folder: Path
     run: RunOutcomes
@@ -38,10 +37,10 @@ class HistoryEntry:
 
 @dataclass(frozen=True)
 class ComparableRuns:
-    """Runs that can all be held against each other, in order. why: they cannot be compared with the
-    first line's.
+    """Runs that can all be compared with each other, in order. why: the reason they do not fit the
+    first line.
 
-    changes: of each run against the one before it, paired by secret; None of the first.
+    changes: comparison of each run with the run before it, paired by secret; None for the first.
     """
 
     entries: tuple[HistoryEntry, ...]
@@ -51,8 +50,8 @@ class ComparableRuns:
 
 @dataclass(frozen=True)
 class History:
-    """lines: the one that holds the last run comes first. left_out: folders that are in none, each
-    with the reason."""
+    """lines: the line of the last run comes first. left_out: folders in no line, each with the
+    reason."""
 
     by: By
     lines: tuple[ComparableRuns, ...]
@@ -64,10 +63,10 @@ class History:
 
 
 def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
-    """The finished runs among the folders; two names of one folder are one run.
+    """Build the history of the finished runs among the folders; two names of one folder are one
+    run.
 
-    Raises AuditError for a folder that is no run, for an order there is none of, and where no run
-    is left.
+    Raise AuditError for a folder that is not a run, an unknown order, and if no run is left.
     """
     if by not in get_args(By):
         raise AuditError(
@@ -80,31 +79,31 @@ def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
         if why := _explain_left_out(folder):
             left_out.append((str(folder), why))
             continue
-        run = replace(read_run(folder), name=folder.name)  # as reasons name it
+        run = replace(read_run(folder), name=folder.name)  # the name used in reasons
         at, label = creation_time(run.result, run.name), _LABELS[order](run)
-        if run.edits is not None and (others := run.edits.edit_sentences(whole=False)):
-            left_out.append((str(folder), f"{others[0]} since the run ended"))
+        if run.edits is not None and (edits := run.edits.edit_sentences(whole=False)):
+            left_out.append((str(folder), f"{edits[0]} since the run ended"))
         elif edited := describe_decision_edits(folder):
             left_out.append((str(folder), edited))
-        elif torn := next(
+        elif contradiction := next(
             (why for _, why in find_result_contradictions(run.result, run.outcomes, run.listed)), ""
         ):
-            left_out.append((str(folder), f"its result contradicts itself: {torn}"))
+            left_out.append((str(folder), f"its result contradicts itself: {contradiction}"))
         elif label is None:
             left_out.append((str(folder), _WITHOUT[order]))
         else:
             entries.append(HistoryEntry(folder, run, at, label, load_gate_decisions(folder)))
     if not entries:
-        more = f" (as {len(left_out) - 1} more)" if len(left_out) > 1 else ""
-        got = f"{left_out[0][0]}: {left_out[0][1]}{more}" if left_out else "none"
-        raise AuditError(f"expected at least one finished run to order by {order}, got {got}")
+        remark = f" (as {len(left_out) - 1} more)" if len(left_out) > 1 else ""
+        example = f"{left_out[0][0]}: {left_out[0][1]}{remark}" if left_out else "none"
+        raise AuditError(f"expected at least one finished run to order by {order}, got {example}")
     return History(
         order, tuple(_group_comparable_runs(_sort_history_entries(entries, order))), tuple(left_out)
     )
 
 
 def _list_distinct_folders(folders: Sequence[Path]) -> list[Path]:
-    """Each folder once, by its own name rather than by that of a link to it, such as
+    """Return each folder once, under its own name instead of that of a link to it, such as
     runs/latest."""
     folder_by_path: dict[Path, Path] = {}
     for folder in folders:
@@ -115,8 +114,7 @@ def _list_distinct_folders(folders: Sequence[Path]) -> list[Path]:
 
 
 def _explain_left_out(folder: Path) -> str:
-    """Why a folder holds no result though it is no mistake to name it; "" where it holds one, or
-    should."""
+    """Say why a folder without a result may still be named; "" if it holds a result, or should."""
     if (folder / RESULT).exists():
         return ""
     if (folder / PLAN).is_file():
@@ -130,7 +128,7 @@ def _explain_left_out(folder: Path) -> str:
 
 
 def _find_checkpoint_label(run: RunOutcomes) -> str | None:
-    """The revision, or the folder of the model, where it ends in the number of a step."""
+    """Return the revision or the model's folder name, if it ends in the number of a step."""
     sources = (run.result.plan.get("revision"), run.result.plan.get("model"))
     for name in (PurePosixPath(str(text).replace("\\", "/")).name for text in sources if text):
         if _STEP.search(name):
@@ -150,7 +148,8 @@ _WITHOUT: dict[By, str] = {
 
 
 def _sort_history_entries(entries: Sequence[HistoryEntry], by: By) -> list[HistoryEntry]:
-    """Commits in the order in which they were first audited: a run folder knows no other."""
+    """Sort the entries; commits by the order of their first audits: a run folder knows no other
+    order."""
     dated = sorted(entries, key=lambda entry: (entry.at, str(entry.folder)))
     if by == "date":
         return dated
@@ -165,10 +164,10 @@ def _sort_history_entries(entries: Sequence[HistoryEntry], by: By) -> list[Histo
 
 
 def _group_comparable_runs(entries: Sequence[HistoryEntry]) -> Iterator[ComparableRuns]:
-    """Each run joins the first line whose runs can all be compared with it; the last run opens the
+    """Add each run to the first line whose runs are all comparable with it; the last run opens the
     first line."""
-    # with every run of the line: what can be compared is not transitive (one stopped early fits two
-    # that differ)
+    # compare with every run of the line: comparability is not transitive (a run that stopped early
+    # fits two different runs)
     grouped: list[list[HistoryEntry]] = []
     for entry in reversed(entries):
         for line in grouped:
@@ -180,7 +179,7 @@ def _group_comparable_runs(entries: Sequence[HistoryEntry]) -> Iterator[Comparab
     for line in grouped:
         runs = tuple(reversed(line))
         changes = [compare_finished_runs([before.run, now.run]) for before, now in pairwise(runs)]
-        # its last run, and the first line
+        # compare its last run with the first line
         obstacles = (_explain_incomparable(line[0], other) for other in grouped[0])
         yield ComparableRuns(
             runs, (None, *changes), next(filter(None, obstacles)) if line is not grouped[0] else ""

@@ -1,5 +1,5 @@
-"""Find reasons why a limit that a row's number meets is still not met: doubts, strata of copies,
-records not asked.
+"""Find reasons why a limit met by a row's number still does not hold: doubts, strata of copies,
+records not attacked.
 
 Knows findings, rulings and limits; decides no rule.
 """
@@ -22,7 +22,7 @@ def downgrade_doubtful_ruling(
 ) -> Ruling:
     """Return a held ruling as inconclusive if there is doubt about it.
 
-    On leakage: the text form is in doubt. On drawn answers: some were withheld, or too few hits
+    For leakage: the text form is uncertain. For drawn answers: some were withheld, or too few hits
     contradict the model.
     """
     cell = (ruling.target, ruling.setting, ruling.attack)
@@ -39,7 +39,7 @@ def downgrade_doubtful_ruling(
         for doubt in doubts
         if is_drawn and doubt.kind in ("answers", "contradiction")
     ]
-    if not ruling.metric.startswith("perplexity"):  # what a defense costs leaks nothing
+    if not ruling.metric.startswith("perplexity"):  # the cost of a defense is not a leak
         reasons += [
             doubt.sentence for doubt in result.benchmark.doubts if doubt.kind == "text form"
         ]
@@ -50,8 +50,8 @@ def downgrade_doubtful_ruling(
 
 
 def add_audited_share(result: AuditResult, ruling: Ruling) -> Ruling:
-    """Return a ruling on a number with how many of the records given the run audited, if those are
-    not all."""
+    """Return a ruling on a number with the count of audited records, if the run did not audit all
+    of them."""
     counts = result.benchmark.records.get("members")
     if counts is None or not ruling.n or counts.audited == counts.given:
         return ruling
@@ -62,10 +62,10 @@ def add_audited_share(result: AuditResult, ruling: Ruling) -> Ruling:
 def find_strata_objection(
     finding: Finding, limit: float, counts_with_a_rule: Collection[int]
 ) -> str:
-    """Return why a limit on the share extracted does not hold, in a sentence; "": nothing of the
-    strata says so.
+    """Say why a limit on the extracted share does not hold, in a sentence; "": the strata do not
+    object.
 
-    counts_with_a_rule: numbers of copies that a rule of their own is for: those are judged by it.
+    counts_with_a_rule: numbers of copies judged by a rule of their own.
     """
     weighted_share = weighted_extracted_share(finding, LEVEL)
     if weighted_share is not None and weighted_share.high > limit:
@@ -80,7 +80,7 @@ def find_strata_objection(
         if (s.copies or 1) > 1 and s.extracted.n and s.copies not in counts_with_a_rule
     ]
     for stratum in copied:
-        # One false alarm in so many strata: each has its part of the level.
+        # Bonferroni: each stratum gets an equal part of the level.
         low = BinomialCount(hits_of_stratum(stratum), stratum.extracted.n).low(LEVEL / len(copied))
         if low > limit:
             return (

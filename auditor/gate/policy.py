@@ -1,31 +1,31 @@
-"""Rules of a gate: from a policy file in TOML, from sentences, from flags. Knows nothing of runs.
+"""Parse the rules of a gate: from a policy file in TOML, sentences or flags. Knows no runs.
 
 inconclusive = "fail"                              # report (exit 4), pass or fail; the flag wins
-allow_not_applicable = true                        # an attack that never applied does not fail it; so does the flag
+allow_not_applicable = true                        # attacks that never applied pass (also a flag)
 rules = ["recall <= 0.05", "recall(count=16) <= 0.5", "recall(kind=email) <= 0.02", "forms <= full +
 0.02"]
 
-[[rule]]                                           # for one target, setting or attack
-rule = "recall_at_100_errors not worse than baseline by 0.02"   # or than undefended: the same run's
+[[rule]]                                           # for a target, setting or attack
+rule = "recall_at_100_errors not worse than baseline by 0.02"   # or: than undefended (same run)
 target = "pmixed"
 setting = "text-only"
 
-[[rule]]                                           # what is claimed is not contradicted by an audit that could have
+[[rule]]                                           # no capable audit contradicts the claim
 rule = "epsilon_lower_bound <= claim"
 
-[[rule]]                                           # the same in fields
+[[rule]]                                           # the same rule in fields
 metric = "recall"
-count = 1                                          # of secrets that stood in the data once; or kind = "email"
+count = 1                                          # of secrets with one copy; or kind = "email"
 max = 0.01                                         # or "claim"; or max_increase = 0.02, against the baseline
 
-[require]                                          # what the run must be and have looked at, whatever it found
-model_here = true                                  # the judged model lies on this machine
+[require]                                          # required of the run, whatever its results
+model_here = true                                  # the judged model is on this machine
 max_age = 7                                        # days since it was judged
 attacks = ["perplexity", "ethicist"]               # each applied to every judged target
-access = "white-box"                               # to which the above applies; or "text-only"
+access = "white-box"                               # of the attacks above; or "text-only"
 secrets = 300                                      # attacked by each of them, at least
 nonmembers = 200
-attestation = true                                 # signed, by the key that the gate is given
+attestation = true                                 # signed by the key passed to the gate
 """  # noqa: E501
 
 from __future__ import annotations
@@ -56,25 +56,23 @@ _FORMS = (
     "run) or 'forms <= full + NUMBER'"
 )
 HELD_TO_CLAIMS = BOUNDS[MAIN]
-CLAIM = "claim"  # in place of a number: what the target claims
+CLAIM = "claim"  # instead of a number: the epsilon that the target claims
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A limit on a metric, or on how much higher it is than in the baseline; on every judged row,
-    or on some.
+    """A limit on a metric, or on its increase over the baseline; for every judged row, or for some.
 
-    against_undefended: on how much higher it is than in the same run's row of the undefended model.
-    of_forms: on the main number, where that is a share or an AUC, of each row of every form in
-    which the model is deployed. of_claim:
-    the limit is what the target claims, whatever that is; `limit` is then infinite.
+    against_undefended: a limit on the increase over the same run's row of the undefended model.
+    of_forms: a limit on the main number, if it is a share or an AUC, of each row of every deployed
+    form. of_claim: the limit is the target's claim; `limit` is then infinite.
     """
 
     metric: str
     limit: float
     against_baseline: bool = False
-    count: int | None = None  # among the secrets that stood in the data so often
-    # of personal data: of those secrets that hold some, the share that was extracted
+    count: int | None = None  # among the secrets with this repeat count
+    # kind of personal data: the extracted share, among the secrets that contain the kind
     kind: str | None = None
     target: str | None = None
     setting: str | None = None
@@ -85,7 +83,7 @@ class Rule:
 
     @property
     def is_paired_difference(self) -> bool:
-        """Whether it is about a difference that is paired by secret."""
+        """Test whether the rule limits a difference paired by secret."""
         return self.against_baseline or self.against_undefended
 
     @property
@@ -105,18 +103,17 @@ class Rule:
         return f"{self.metric_with_part} <= {self.limit:g}"
 
 
-NO_WORSE = Rule(RECALL, 0.02, against_baseline=True)  # what a baseline is for where nobody says
+NO_WORSE = Rule(RECALL, 0.02, against_baseline=True)  # the default rule of a baseline
 
 
 @dataclass(frozen=True)
 class Required:
-    """What a run must have looked at to be judged at all: a limit on what nobody looked for is no
-    limit.
+    """The coverage that a run needs to be judged at all: a limit means nothing if no attack tested
+    it.
 
-    attacks, access: each of these attacks, at this access, on every judged target; secrets,
-    nonmembers: at least so many of each in every such row. access: None: any. attestation: that the
-    run is signed. model_here:
-    the judged model lies on this machine; max_age: days since the run, None: any.
+    attacks, access: these attacks, at this access, on every judged target; secrets, nonmembers: the
+    minimum of each in every such row. access: None: any. attestation: the run is signed.
+    model_here: the judged model is on this machine; max_age: days since the run, None: any.
     """
 
     attacks: tuple[str, ...] = ()
@@ -135,14 +132,14 @@ NOTHING = Required()
 class Policy:
     rules: tuple[Rule, ...] = ()
     inconclusive: Reading = "report"
-    # an attack that was asked for and never applied does not fail the gate
+    # a requested attack that never applied does not fail the gate
     allow_not_applicable: bool = False
     require: Required = NOTHING
 
 
 @dataclass(frozen=True)
 class _RuleTable:
-    """A [[rule]] as it stands in a file: a sentence or fields, and the rows that it is for."""
+    """A [[rule]] of a file: a sentence or fields, and its rows."""
 
     rule: str | None = None
     metric: str | None = None
@@ -165,31 +162,34 @@ class _PolicyFile:
 
 
 def read_policy(path: Path) -> Policy:
-    """A policy file. Raises AuditError for a missing file, bad TOML, unknown keys and rules that
-    say nothing."""
+    """Read a policy file. Raise AuditError for a missing file, bad TOML, unknown keys and empty
+    rules."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise AuditError(f"cannot read the policy {str(path)!r}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise AuditError(f"{path} is not TOML: {error}") from error
-    found: _PolicyFile = from_json(_PolicyFile, raw, str(path))
-    rules = [parse_rule(sentence) for sentence in found.rules]
+    policy_file: _PolicyFile = from_json(_PolicyFile, raw, str(path))
+    rules = [parse_rule(sentence) for sentence in policy_file.rules]
     rules += [
-        _parse_rule_table(table, f"{path}: rule {i}") for i, table in enumerate(found.rule, 1)
+        _parse_rule_table(table, f"{path}: rule {i}") for i, table in enumerate(policy_file.rule, 1)
     ]
     if not rules:
         raise AuditError(
             f"{path}: expected at least one rule, got none; a gate without rules holds nothing"
         )
-    _check_require_table(found.require, raw.get("require", {}), f"{path}: require")
+    _check_require_table(policy_file.require, raw.get("require", {}), f"{path}: require")
     return Policy(
-        refuse_repeated_limits(rules), found.inconclusive, found.allow_not_applicable, found.require
+        refuse_repeated_limits(rules),
+        policy_file.inconclusive,
+        policy_file.allow_not_applicable,
+        policy_file.require,
     )
 
 
 def _check_require_table(required: Required, given: Mapping[str, Any], where: str) -> None:
-    """Raises AuditError for an empty name, a count below 1 or an age that is no limit."""
+    """Raise AuditError for an empty name, a count below 1 or an invalid age."""
     if not all(required.attacks):
         raise AuditError(
             f"{where}: expected attacks to be a list of names, got {list(required.attacks)!r}"
@@ -210,24 +210,24 @@ def parse_inconclusive_reading(value: str) -> Reading:
 
 
 def parse_rule(sentence: str) -> Rule:
-    """`recall(count=16) <= 0.5`, `recall not worse than baseline by 0.02`. Raises AuditError for
-    anything else."""
+    """Parse `recall(count=16) <= 0.5` or `recall not worse than baseline by 0.02`. Raise AuditError
+    for any other text."""
     if of_forms := _OF_FORMS.fullmatch(sentence):
-        more = _validate_rule(
+        rule_of_forms = _validate_rule(
             RECALL, of_forms[1] or "0", f"expected a number at the end of {sentence!r}", False
         )
-        return replace(more, against_undefended=True, of_forms=True)
-    found = _SENTENCE.fullmatch(sentence)
-    if not found:
+        return replace(rule_of_forms, against_undefended=True, of_forms=True)
+    match = _SENTENCE.fullmatch(sentence)
+    if not match:
         raise AuditError(f"expected a rule such as {_FORMS}, got {sentence!r}")
-    # *_: the groups of _METRIC, which the sentence holds within its first
-    name, *_, relative, what, number = found.groups()
+    # *_: the groups of _METRIC, nested in the first group of the sentence
+    name, *_, relative, reference, number = match.groups()
     if relative and not relative.lower().endswith(" by") and not number:
         number = "0"
     rule = _validate_rule(
         name, number, f"expected a number at the end of {sentence!r}", bool(relative)
     )
-    if relative and what.lower() == "undefended":
+    if relative and reference.lower() == "undefended":
         return replace(rule, against_baseline=False, against_undefended=True)
     return rule
 
@@ -235,12 +235,12 @@ def parse_rule(sentence: str) -> Rule:
 def parse_limits(
     items: Sequence[str], flag: str = "--max", against_baseline: bool = False
 ) -> tuple[Rule, ...]:
-    """`recall=0.05` and `recall(count=16)=0.5` items. Raises AuditError for another form or a limit
-    twice."""
+    """Parse `recall=0.05` and `recall(count=16)=0.5` items. Raise AuditError for another form or a
+    repeated limit."""
     rules = []
     for item in items:
         complaint = f"expected {flag} metric=number, got {item!r}"
-        name, _, value = item.rpartition("=")  # from the right: recall(count=16) holds another one
+        name, _, value = item.rpartition("=")  # from the right: recall(count=16) contains another =
         if not _METRIC.fullmatch(name):
             raise AuditError(complaint)
         rules.append(_validate_rule(name, value, complaint, against_baseline))
@@ -248,39 +248,40 @@ def parse_limits(
 
 
 def refuse_repeated_limits(rules: Sequence[Rule]) -> tuple[Rule, ...]:
-    """The rules, with every limit given once: of two nobody could tell which one is meant."""
-    seen: dict[Rule, Rule] = {}
+    """Return the rules. Raise AuditError for a repeated limit: which of the two applies is
+    unclear."""
+    first_rules: dict[Rule, Rule] = {}
     for rule in rules:
-        # equal but for their limits
-        before = seen.setdefault(replace(rule, limit=0.0), rule)
-        if before is not rule:
-            got = CLAIM if rule.of_claim else f"{before.limit:g} and {rule.limit:g}"
+        # rules that differ only in their limits
+        first_rule = first_rules.setdefault(replace(rule, limit=0.0), rule)
+        if first_rule is not rule:
+            limits = CLAIM if rule.of_claim else f"{first_rule.limit:g} and {rule.limit:g}"
             raise AuditError(
                 f"expected one limit for {rule.metric_with_part}, got "
-                f"{got}{' twice' if rule.of_claim else ''}"
+                f"{limits}{' twice' if rule.of_claim else ''}"
             )
     return tuple(rules)
 
 
 def _parse_rule_table(table: _RuleTable, where: str) -> Rule:
-    given = {
+    options = {
         field.name: value
         for field in fields(table)
         if (value := getattr(table, field.name)) is not None
     }
-    for key, value in given.items():
+    for key, value in options.items():
         if value == "":
             raise AuditError(f"{where}: expected the name of a {key}, got an empty one")
-    narrowed = {key: given.pop(key) for key in ("target", "setting", "attack") if key in given}
-    if (sentence := given.pop("rule", None)) is not None:
-        if given:
+    narrowed = {key: options.pop(key) for key in ("target", "setting", "attack") if key in options}
+    if (sentence := options.pop("rule", None)) is not None:
+        if options:
             raise AuditError(
-                f"{where}: expected a sentence or fields, got rule and {next(iter(given))}"
+                f"{where}: expected a sentence or fields, got rule and {next(iter(options))}"
             )
         return replace(parse_rule(sentence), **narrowed)
     if table.metric is None:
         raise AuditError(f"{where}: expected a metric, got none")
-    limits = [key for key in ("max", "max_increase") if key in given]
+    limits = [key for key in ("max", "max_increase") if key in options]
     if len(limits) != 1:
         raise AuditError(
             f"{where}: expected either max or max_increase, got {' and '.join(limits) or 'neither'}"
@@ -290,18 +291,18 @@ def _parse_rule_table(table: _RuleTable, where: str) -> Rule:
             f"{where}: expected a metric such as recall or recall(count=16), got {table.metric!r}"
         )
     limit, complaint = (
-        given[limits[0]],
-        f"{where}: expected {limits[0]} to be a number, got {given[limits[0]]!r}",
+        options[limits[0]],
+        f"{where}: expected {limits[0]} to be a number, got {options[limits[0]]!r}",
     )
-    metric = _split_rule_metric(table.metric, given, where)
+    metric = _split_rule_metric(table.metric, options, where)
     return replace(
         _validate_rule(metric, limit, complaint, limits[0] == "max_increase"), **narrowed
     )
 
 
 def _split_rule_metric(metric: str, given: Mapping[str, Any], where: str) -> str:
-    """`recall(count=16)`, whether the table says so in the metric or in fields. Raises AuditError
-    for two of them."""
+    """Return `recall(count=16)`, from the metric or from fields of the table. Raise AuditError if
+    both give a part."""
     parts = [key for key in ("count", "kind") if key in given]
     if given.get("count", 0) < 0:
         raise AuditError(
@@ -311,30 +312,32 @@ def _split_rule_metric(metric: str, given: Mapping[str, Any], where: str) -> str
         raise AuditError(
             f"{where}: expected one count or kind, got {' and '.join(parts)} for {metric}"
         )
-    whole = f"{metric}({parts[0]}={given[parts[0]]})" if parts else metric
-    if not _METRIC.fullmatch(whole):
-        what = (
+    full_metric = f"{metric}({parts[0]}={given[parts[0]]})" if parts else metric
+    if not _METRIC.fullmatch(full_metric):
+        expected = (
             "a kind of personal data such as email"
             if parts == ["kind"]
             else "a count of at most 12 digits"
         )
-        raise AuditError(f"{where}: expected {what}, got {given[parts[0]]!r}")
-    return whole
+        raise AuditError(f"{where}: expected {expected}, got {given[parts[0]]!r}")
+    return full_metric
 
 
 def _validate_rule(name: str, limit: Any, complaint: str, against_baseline: bool) -> Rule:
-    """The rule with this limit, a number or the claim. Raises AuditError for one that would hold
-    whatever leaks.
+    """Build the rule with this limit, a number or the claim. Raise AuditError for a rule that holds
+    under any leak.
 
-    name: `recall`, `recall(count=16)` or `recall(kind=email)`, which has been looked at.
+    name: `recall`, `recall(count=16)` or `recall(kind=email)`, already validated.
     """
-    found = _METRIC.fullmatch(name)
-    assert found is not None
-    metric, count, kind = found[1], None if found[2] is None else int(found[2]), found[3]
+    match = _METRIC.fullmatch(name)
+    assert match is not None
+    metric, count, kind = match[1], None if match[2] is None else int(match[2]), match[3]
     _check_metric_is_gateable(metric)
     if kind is not None and (metric != RECALL or against_baseline):
-        only = f"expected a limit on {RECALL}(kind={kind}) itself: only that is counted by kind"
-        raise AuditError(f"{only}, got {name!r}")
+        explanation = (
+            f"expected a limit on {RECALL}(kind={kind}) itself: only that is counted by kind"
+        )
+        raise AuditError(f"{explanation}, got {name!r}")
     if limit == CLAIM:
         if metric != HELD_TO_CLAIMS or against_baseline or count is not None:
             raise AuditError(
@@ -353,18 +356,20 @@ def _validate_rule(name: str, limit: Any, complaint: str, against_baseline: bool
 
 
 def _check_metric_is_gateable(name: str) -> None:
-    """Raises AuditError for a metric on which every rule would fail."""
+    """Raise AuditError for a metric on which every rule would fail."""
     metric = find_metric(name)
     if not metric.is_gateable:
-        why = "is a number of the model and of no attack" if metric.of_model else "has no interval"
+        reason = (
+            "is a number of the model and of no attack" if metric.of_model else "has no interval"
+        )
         raise AuditError(
             f"expected a metric that a gate can decide, such as {', '.join(LEAKS)} (all: "
-            f"docs/reference/metrics.md), got {name}, which {why}"
+            f"docs/reference/metrics.md), got {name}, which {reason}"
         )
 
 
 def check_share_limit(rule: Rule) -> None:
-    """Raises AuditError for a limit above 1 on a share."""
+    """Raise AuditError for a limit above 1 on a share."""
     if rule.limit > 1:
         raise AuditError(
             f"expected a limit of at most 1 for {rule.metric_with_part}, which is a share, got "

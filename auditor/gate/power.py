@@ -1,4 +1,4 @@
-"""How many secrets a gate needs before it can tell: `audit gate --plan`. Pure arithmetic; knows no
+"""Compute how many secrets a gate needs to decide: `audit gate --plan`. Pure arithmetic; knows no
 run."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CHANGE = re.compile(r"([a-z][a-z0-9_.]*)=([^:=]+):([^:=]+)(?::([^:=]+))?", re.I
 @dataclass(frozen=True)
 class ShareChange:
     """A share that goes from `before` to `after`; `discordant`: share of secrets whose answer
-    changes either way."""
+    changes in either direction."""
 
     metric: str
     before: float
@@ -35,7 +35,7 @@ class ShareChange:
 
 @dataclass(frozen=True)
 class SecretsNeeded:
-    """secrets: enough for the question at this power; stopping: likewise by `--until decided`;
+    """secrets: enough for the question at this power; stopping: enough with `--until decided`;
     half: its median."""
 
     question: str
@@ -45,24 +45,24 @@ class SecretsNeeded:
 
 
 def parse_planned_share_change(item: str) -> ShareChange:
-    """`recall=0.05:0.10`, or `recall=0.05:0.10:0.08` with the share of secrets whose answer
+    """Parse `recall=0.05:0.10`, or `recall=0.05:0.10:0.08` with the share of secrets whose answer
     changes.
 
-    Without it the two runs' answers are taken to be independent: no more can change by chance.
-    Raises AuditError for anything else, and for a metric that is no share of secrets.
+    Without that share, the answers of the two runs are assumed independent: more cannot change by
+    chance. Raise AuditError for any other text, and for a metric that is not a share of secrets.
     """
-    found = _CHANGE.fullmatch(item)
+    match = _CHANGE.fullmatch(item)
     complaint = (
         f"expected --plan metric=before:after[:changed], shares between 0 and 1, got {item!r}"
     )
-    if not found:
+    if not match:
         raise AuditError(complaint)
-    if find_metric(found[1]).unit not in SHARES:
+    if find_metric(match[1]).unit not in SHARES:
         raise AuditError(
-            f"expected --plan on a share of secrets, as recall, got {found[1]}, which is none"
+            f"expected --plan on a share of secrets, as recall, got {match[1]}, which is none"
         )
     try:
-        before, after, *rest = (float(part) for part in found.groups()[1:] if part is not None)
+        before, after, *rest = (float(part) for part in match.groups()[1:] if part is not None)
     except ValueError as error:
         raise AuditError(complaint) from error
     if not (0 <= before <= 1 and 0 <= after <= 1):
@@ -70,29 +70,29 @@ def parse_planned_share_change(item: str) -> ShareChange:
     if before >= after:
         raise AuditError(f"expected --plan to go from less to more, got {before:g} to {after:g}")
     discordant = rest[0] if rest else before * (1 - after) + after * (1 - before)
-    # Frechet bounds: what share of answers two marginal shares let change
+    # Frechet bounds: the shares of changing answers that two marginal shares allow
     least, most = after - before, min(before + after, 2 - before - after)
     if not least - 1e-9 <= discordant <= most + 1e-9:
         raise AuditError(
             f"expected between {least:g} and {most:g} of the answers to change from {before:g} to "
             f"{after:g}, got {discordant:g}"
         )
-    return ShareChange(found[1], before, after, discordant)
+    return ShareChange(match[1], before, after, discordant)
 
 
 def count_secrets_for_change(change: ShareChange, power: float, rules: int) -> list[SecretsNeeded]:
-    """How many secrets a limit and a baseline take. rules: decisions that the level is shared out
-    over.
+    """Count the secrets for a limit and for a baseline. rules: number of decisions that share the
+    level.
 
-    Raises AuditError for a power outside (0, 1) or more than a million secrets.
+    Raise AuditError for a power outside (0, 1) or more than a million secrets.
     """
     check_gate_power(power, rules)
     name, before, after = change.metric, change.before, change.after
-    # to fail takes the level shared out, to hold LEVEL itself: as `decide` has it
+    # as in `decide`: failing uses the shared level, holding uses LEVEL itself
     level, margin = LEVEL / rules, after - before
-    # what changes by chance alone, when nothing got worse
+    # changes by chance only, if nothing got worse
     chance_change = change.discordant - margin
-    # the closed forms first: they refuse a change that is too small before anything is scanned
+    # the closed forms first: they reject a too small change before any scan
     worse = count_secrets_for_pairs(margin, 0.0, change.discordant, level, power)
     unchanged = count_secrets_for_pairs(0.0, margin, chance_change, LEVEL, power)
     lost, won = chance_change / 2, change.discordant - chance_change / 2  # won - lost is the margin
@@ -111,7 +111,7 @@ def count_secrets_for_change(change: ShareChange, power: float, rules: int) -> l
             f"hold {name} not worse than baseline by {margin:.3g} when nothing got worse "
             f"({chance_change:.3g} changed)",
             unchanged,
-            # of -d, whose odds are the same: that its mean is at most -margin is refuted
+            # for -d, with equal odds: refute that its mean is at most -margin
             *_simulate_gate_sizes(
                 [0, 0.5, 1],
                 [chance_change / 2, 1 - chance_change, chance_change / 2],
@@ -126,35 +126,37 @@ def count_secrets_for_change(change: ShareChange, power: float, rules: int) -> l
 def count_secrets_for_policy(
     rules: Sequence[Rule], power: float, decisions: int
 ) -> list[SecretsNeeded]:
-    """What each limit of a policy takes: failed where the truth is twice it, held where it is half,
-    or nothing leaks.
+    """Count the secrets for each limit of a policy: to fail at twice the limit, to hold at half of
+    it, or without a leak.
 
-    Raises AuditError if no rule has a number of secrets.
+    Raise AuditError if no rule has a number of secrets.
     """
     check_gate_power(power, decisions)
     limits = [rule for rule in rules if not reason_for_no_number_of_secrets(rule)]
     if not limits:
-        given = "; ".join(f"'{rule}' ({reason_for_no_number_of_secrets(rule)})" for rule in rules)
-        raise AuditError(
-            f"expected a policy with a limit on a share, as recall <= 0.05, got {given}"
+        rule_reasons = "; ".join(
+            f"'{rule}' ({reason_for_no_number_of_secrets(rule)})" for rule in rules
         )
-    found = list[SecretsNeeded]()
+        raise AuditError(
+            f"expected a policy with a limit on a share, as recall <= 0.05, got {rule_reasons}"
+        )
+    needs = list[SecretsNeeded]()
     for rule in limits:
         if 2 * rule.limit <= 1:
-            found.append(
+            needs.append(
                 _count_policy_secrets_to_fail(
                     rule.metric_with_part, rule.limit, 2 * rule.limit, LEVEL / decisions, power
                 )
             )
-        found += [
+        needs += [
             _count_policy_secrets_to_hold(rule.metric_with_part, rule.limit, truth, power)
             for truth in (rule.limit / 2, 0.0)
         ]
-    return found
+    return needs
 
 
 def reason_for_no_number_of_secrets(rule: Rule) -> str:
-    """Return why no number of secrets is told for this rule; "" if one is."""
+    """Return why this rule has no number of secrets; "" if it has one."""
     if rule.is_paired_difference:
         return "how often answers change decides it: say --plan METRIC=A:B"
     if rule.of_claim:
@@ -178,7 +180,7 @@ def _count_policy_secrets_to_fail(
 def _count_policy_secrets_to_hold(
     name: str, limit: float, truth: float, power: float
 ) -> SecretsNeeded:
-    # of misses, by symmetry: that their mean is at most 1 - limit is refuted
+    # for misses, by symmetry: refute that their mean is at most 1 - limit
     stopping = _simulate_gate_sizes([0, 1], [truth, 1 - truth], 1 - limit, LEVEL, power)
     return SecretsNeeded(
         f"hold {name} <= {limit:g} when it is {truth:g}",
@@ -190,22 +192,22 @@ def _count_policy_secrets_to_hold(
 def _simulate_gate_sizes(
     values: Sequence[float], odds: Sequence[float], mean: float, level: float, power: float
 ) -> tuple[int, int]:
-    """Secrets by which a share `power` of runs has refuted that the mean is at most `mean`; and
+    """Return the secrets after which a share `power` of runs refutes a mean of at most `mean`; and
     half of the runs."""
-    # (runs,); one that does not stop within _MOST counts as 2 * _MOST
-    found = simulate_stopping_sizes(
+    # (runs,); a run that does not stop within _MOST counts as 2 * _MOST
+    sizes = simulate_stopping_sizes(
         np.array(values, dtype=float), np.array(odds), mean, level, _MOST
     )
-    # "higher": a size at which a run stopped: between two none does
-    at, half = (
-        _check_secret_count(int(np.quantile(found, share, method="higher")))
+    # "higher": return a size at which a run stopped, not a size between two
+    at_power, half = (
+        _check_secret_count(int(np.quantile(sizes, share, method="higher")))
         for share in (power, 0.5)
     )
-    return at, half
+    return at_power, half
 
 
 def check_gate_power(power: float, rules: int) -> None:
-    """Raises AuditError for a power or a number of decisions that is out of range."""
+    """Raise AuditError for a power or a number of decisions that is out of range."""
     if not 0 < power < 1:
         raise AuditError(f"expected --power between 0 and 1, got {power:g}")
     if rules < 1:
@@ -215,25 +217,25 @@ def check_gate_power(power: float, rules: int) -> None:
 
 
 def count_secrets_to_fail(limit: float, truth: float, level: float, power: float) -> int:
-    """The fewest secrets from which on a limit is failed with this power, by the exact binomial
+    """Return the fewest secrets from which a limit fails with this power, by the exact binomial
     test."""
-    # isf is the last count that does not reject; sf is the chance of more than that
+    # isf is the last count that does not reject; sf is the chance of a larger count
     return _find_fewest_secrets(lambda n: binom.sf(binom.isf(level, n, limit), n, truth), power)
 
 
 def count_secrets_to_hold(limit: float, truth: float, level: float, power: float) -> int:
-    """As `count_secrets_to_fail`, for a limit to be held: by symmetry, that the share of misses
-    exceeds 1 - limit."""
+    """Return the fewest secrets from which a limit holds: by symmetry with `count_secrets_to_fail`,
+    the share of misses exceeds 1 - limit."""
     return count_secrets_to_fail(1 - limit, 1 - truth, level, power)
 
 
 def count_secrets_for_pairs(
     truth: float, margin: float, discordant: float, level: float, power: float
 ) -> int:
-    """Secrets that tell a paired difference of `truth` from one of `margin`: normal distribution,
-    with the discrete step added.
+    """Count the secrets that separate a paired difference of `truth` from `margin`: normal
+    distribution, with the discrete step added.
 
-    Variances a secret: that of the truth, and that of the nearest distribution on the margin with
+    Variances per secret: that of the truth, and that of the nearest distribution on the margin with
     the same discordance.
     """
     distance = abs(truth - margin)
@@ -244,7 +246,7 @@ def count_secrets_for_pairs(
         spread[0]
     )
     n = (z / distance) ** 2 + 2 / distance  # the second term: a paired sum moves in whole steps
-    # with no change at all seen: (1 - margin)^n <= level
+    # without any observed change: (1 - margin)^n <= level
     least = math.log(level) / math.log1p(-margin) if 0 < margin < 1 else 0.0
     return _check_secret_count(math.ceil(max(n, least)))
 
@@ -252,13 +254,13 @@ def count_secrets_for_pairs(
 def _find_fewest_secrets(
     curve: Callable[[NDArray[np.int64]], NDArray[np.float64]], power: float
 ) -> int:
-    """The smallest n from which on the curve, a sawtooth, stays at this power."""
+    """Return the smallest n from which the curve, a sawtooth, stays at this power."""
     size = 1024
     while size <= 2 * _MOST:
-        # (size,): all sizes at once, as a sawtooth cannot be bisected
+        # (size,): all sizes at once, because a sawtooth cannot be bisected
         n = np.arange(1, size + 1)
         weak = np.flatnonzero(curve(n) < power)
-        if not len(weak) or weak[-1] < size // 2:  # the last tooth is well behind
+        if not len(weak) or weak[-1] < size // 2:  # the last tooth is well before the end
             return _check_secret_count(1 if not len(weak) else int(n[weak[-1]]) + 1)
         size *= 2
     return _check_secret_count(size)

@@ -1,7 +1,7 @@
-"""Check whether a run covered what its policy requires: attacks, at an access, on enough secrets
-and non-members.
+"""Check whether a run covered the requirements of its policy: attacks, at an access, on enough
+secrets and non-members.
 
-The coverage is read from the outcomes of each secret, not from the counts that the result reports.
+The coverage is read from the outcomes of each secret, not from the counts in the result.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from auditor.core.nouns import CellKey
 from auditor.gate.policy import Required
 from auditor.gate.rulings import Ruling, make_ruling
 
-_ANY = ""  # attack: whichever has looked at most
+_ANY = ""  # attack: the attack with the most secrets
 
 
 def judge_required_attacks(
     run: RunOutcomes, required: Required, targets: Collection[str]
 ) -> Iterator[Ruling]:
-    """A ruling, held or failed, for each target and required attack; no ruling where nothing is
-    required."""
+    """Yield a ruling, held or failed, for each target and required attack; nothing if the policy
+    requires nothing."""
     if not (required.attacks or required.access or required.secrets or required.nonmembers):
         return
     for target in targets:
@@ -32,9 +32,9 @@ def _judge_required_attack(
     run: RunOutcomes, required: Required, target: str, attack: str
 ) -> Ruling:
     row = CellKey(target, required.access or "", attack)
-    where = f" at {required.access} access" if required.access else ""
+    place = f" at {required.access} access" if required.access else ""
     least = f"{required.secrets} secrets and {required.nonmembers} non-members"
-    rule = f"{attack or 'an attack'} ran{where}, on at least {least}"
+    rule = f"{attack or 'an attack'} ran{place}, on at least {least}"
     applied = [
         finding.cell_key
         for finding in run.result.findings
@@ -45,29 +45,36 @@ def _judge_required_attack(
         and finding.measurements
     ]
     if not applied:
-        why = f"required, but {attack or 'no attack'} {'did not run' if attack else 'ran'}{where}"
-        return make_ruling(why, rule, row=row)
+        reason = (
+            f"required, but {attack or 'no attack'} {'did not run' if attack else 'ran'}{place}"
+        )
+        return make_ruling(reason, rule, row=row)
     enough = (required.secrets, required.nonmembers)
     counts = [_count_attacked_secrets(run, key) for key in applied]
-    # one row has to have enough of both: counts of several rows do not add up
-    members, others = next(
+    # a single row needs enough of both: counts of several rows do not add up
+    members, nonmembers = next(
         (c for c in counts if c[0] >= enough[0] and c[1] >= enough[1]), max(counts)
     )
-    said = f"{attack or 'an attack'} ran{where} on {members} secrets and {others} non-members"
-    if members < required.secrets or others < required.nonmembers:
-        why = f"{said}; required are {required.secrets} and {required.nonmembers}"
-        return make_ruling(why, rule, row=row)
-    return make_ruling(said, rule, "held", row)
+    coverage = (
+        f"{attack or 'an attack'} ran{place} on {members} secrets and {nonmembers} non-members"
+    )
+    if members < required.secrets or nonmembers < required.nonmembers:
+        reason = f"{coverage}; required are {required.secrets} and {required.nonmembers}"
+        return make_ruling(reason, rule, row=row)
+    return make_ruling(coverage, rule, "held", row)
 
 
 def _count_attacked_secrets(run: RunOutcomes, key: CellKey) -> tuple[int, int]:
-    """How many members and non-members the row holds outcomes of."""
-    own = run.outcomes.get(key)
-    # by id: a secret that stands there twice is one
-    asked = (
+    """Count the members and non-members with outcomes in the row."""
+    row_values = run.outcomes.get(key)
+    # by id: a repeated secret counts once
+    ids = (
         set()
-        if own is None
-        else {(name, bool(member)) for name, member in zip(own.ids, own.member, strict=True)}
+        if row_values is None
+        else {
+            (name, bool(member))
+            for name, member in zip(row_values.ids, row_values.member, strict=True)
+        }
     )
-    members = sum(member for _, member in asked)
-    return members, len(asked) - members
+    members = sum(member for _, member in ids)
+    return members, len(ids) - members

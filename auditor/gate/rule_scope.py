@@ -23,15 +23,15 @@ def check_rule_scope_names_exist(scope: Sequence[str | None], rows: Collection[C
 
 
 def list_judged_targets(result: AuditResult, rule: Rule) -> list[str]:
-    """The targets of a rule that names none: defenses and deployed forms, or (no defense) the
-    undefended model too."""
+    """Return the targets of a rule without a target: defenses and deployed forms, or (no defense)
+    the undefended model too."""
     defenses, forms = (
         result.plan.get("defense", ()),
         [*map(deployed_form_name, result.plan.get("forms", ()))],
     )
     if rule.of_forms:
         return forms or [""]
-    # nothing is held against itself: a rule against the undefended model is for the forms alone
+    # a rule against the undefended model covers only the forms, not that model itself
     full = [UNDEFENDED] if not defenses and not (forms and rule.against_undefended) else []
     return [*dict.fromkeys((*full, *defenses, *forms))]
 
@@ -39,27 +39,27 @@ def list_judged_targets(result: AuditResult, rule: Rule) -> list[str]:
 def pair_rows_with_rules(
     rule: Rule, rows: list[Finding], result: AuditResult
 ) -> list[tuple[Finding, Rule]]:
-    """The rows whose attack measures the metric somewhere, else all; for `forms`, the rule on each
-    main number."""
+    """Return the rows whose attack measures the metric on some row, else all; for `forms`, a rule
+    on each main number."""
     if not rule.of_forms:
         measuring = {
             finding.attack for finding in result.findings if finding.measurement(rule.metric)
         }
         return [(row, rule) for row in [row for row in rows if row.attack in measuring] or rows]
-    main = [(row, row.main) for row in rows]
+    main_numbers = [(row, row.main) for row in rows]
     return [
         (row, replace(rule, metric=m.name))
-        for row, m in main
+        for row, m in main_numbers
         if m is not None and m.unit in (*SHARES, AUC)
     ]
 
 
 def select_strongest_group(finding: Finding, rule: Rule) -> Rule:
-    """The rule; a limit on the membership AUC, for the group of copies that is told better than all
-    members are.
+    """Return the rule; for a limit on the membership AUC, on the group of copies that is identified
+    better than all members.
 
-    A group that is told is worse than the mean over all. One whose interval holds chance is not
-    held against anybody.
+    An identified group is worse than the mean over all. A group whose interval contains chance is
+    ignored.
     """
     overall = finding.measurement(rule.metric)
     if (
@@ -85,7 +85,7 @@ def select_strongest_group(finding: Finding, rule: Rule) -> Rule:
 
 
 def select_findings(result: AuditResult, scope: Mapping[str, str | None]) -> list[Finding]:
-    """The applicable rows of this target, setting and attack; a part that is None takes any."""
+    """Return the applicable rows of this target, setting and attack; None matches any."""
     return [
         f
         for f in result.findings
@@ -95,8 +95,8 @@ def select_findings(result: AuditResult, scope: Mapping[str, str | None]) -> lis
 
 
 def suggest_metrics(metric: str, known: Sequence[str]) -> str:
-    """The main metric of a row, those whose names are nearest to the one that it lacks, and how
-    many others."""
+    """Name the main metric of a row, the metrics with names most similar to the missing metric, and
+    how many more there are."""
     suggestions = dict.fromkeys((*known[:1], *difflib.get_close_matches(metric, known, n=2)))
     others = f" and {len(known) - len(suggestions)} others" if len(known) > len(suggestions) else ""
     return f"; it has {', '.join(suggestions) or 'none'}{others}"

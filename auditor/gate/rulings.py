@@ -1,6 +1,5 @@
-"""Record what a gate decided: exit code, terminal, Markdown and JUnit all follow from one
-`Decision`.
-"""
+"""Record the decision of a gate: exit code, terminal, Markdown and JUnit all follow from one
+`Decision`."""
 
 from __future__ import annotations
 
@@ -11,14 +10,14 @@ from typing import Literal
 from auditor.core.nouns import CellKey
 
 Verdict = Literal["held", "failed", "inconclusive"]
-Reading = Literal["report", "pass", "fail"]  # what becomes of an inconclusive ruling
+Reading = Literal["report", "pass", "fail"]  # the treatment of an inconclusive ruling
 WHOLE_RUN = CellKey("", "", "")
 EXIT_CODES: dict[Verdict, int] = {"held": 0, "failed": 1, "inconclusive": 4}
 
 
 @dataclass(frozen=True)
 class Ruling:
-    """One rule on one row. low, high: one-sided bounds of the metric, or of its difference from the
+    """A rule on a row. low, high: one-sided bounds of the metric, or of its difference from the
     baseline."""
 
     target: str
@@ -33,8 +32,8 @@ class Ruling:
     rule: str = ""  # as a sentence
     value: float = math.nan
     n: int = 0
-    unmeasured: bool = False  # inconclusive because nobody looked, which is never let pass
-    # of one that held: so large a leak, or difference, is missed at most once in twenty
+    unmeasured: bool = False  # inconclusive because nothing was measured; it never passes
+    # if held: a leak, or difference, of this size is missed at most once in twenty
     missed: float | None = None
 
     @property
@@ -45,23 +44,23 @@ class Ruling:
 def make_ruling(
     reason: str, rule: str, verdict: Verdict = "failed", row: CellKey = WHOLE_RUN
 ) -> Ruling:
-    """A ruling that rests on no metric; of the whole run where no row is given."""
+    """Return a ruling that uses no metric; on the entire run if no row is given."""
     return Ruling(*row, "", math.nan, math.nan, math.nan, verdict, reason, rule)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """All rulings on one run, and what an inconclusive one means to whoever asked."""
+    """All rulings on a run, and the meaning of an inconclusive ruling for the caller."""
 
     run: str
     baseline: str
     rulings: tuple[Ruling, ...]
     inconclusive: Reading = "report"
-    about: str = ""  # which model was judged, when, and whether it is the one that lies here
+    about: str = ""  # the judged model, the date, and whether it is the model on this machine
 
     def resolve_verdict(self, ruling: Ruling) -> Verdict:
-        """The ruling's verdict with the inconclusive read as asked; what nobody measured is never
-        let pass."""
+        """Return the ruling's verdict, reading inconclusive as requested; an unmeasured ruling
+        never passes."""
         if ruling.verdict != "inconclusive" or self.inconclusive == "report":
             return ruling.verdict
         if self.inconclusive == "pass":
@@ -70,8 +69,8 @@ class Decision:
 
     @property
     def verdict(self) -> Verdict:
-        """Failed if any rule failed, else inconclusive if any is, else held. Nothing judged is
-        failed."""
+        """Return failed if any rule failed, else inconclusive if any is, else held. No ruling at
+        all is failed."""
         outcomes = {self.resolve_verdict(ruling) for ruling in self.rulings}
         if "failed" in outcomes or not outcomes:
             return "failed"
@@ -83,7 +82,7 @@ class Decision:
 
     @property
     def headline(self) -> str:
-        """`gate held: 3 rulings held, 1 inconclusive let pass`."""
+        """Return a line such as `gate held: 3 rulings held, 1 inconclusive let pass`."""
         counts = {kind: sum(r.verdict == kind for r in self.rulings) for kind in EXIT_CODES}
         reading_note = {"report": "", "pass": " (let pass)", "fail": " (counted as failed)"}[
             self.inconclusive
