@@ -1,4 +1,4 @@
-"""The machine that a run is on: what its numbers may depend on, and the memory it takes."""
+"""Describe the machine of a run, which its numbers may depend on, and its memory use."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from auditor.models.weights import resolve_model_device
 
 
 def describe_environment(device: str) -> dict[str, str]:
-    """What the numbers may depend on, and the commit that the command stood in, where git knows
-    one.
+    """Describe what the numbers may depend on, with the commit of the working folder, if any.
 
     device: as the plan says it.
     """
@@ -47,8 +46,7 @@ def describe_environment(device: str) -> dict[str, str]:
 
 
 def _zlib_build() -> dict[str, str]:
-    """The zlib that compressed sizes are of: zlib-ng, which some Pythons are built with, makes
-    other ones."""
+    """Name the zlib of compressed sizes: zlib-ng, built into some Pythons, gives other sizes."""
     try:
         import zlib  # some Pythons are built without it
     except ImportError:
@@ -57,11 +55,11 @@ def _zlib_build() -> dict[str, str]:
 
 
 def _current_commit_label() -> str:
-    """`4f2a…`, `4f2a…-dirty` where tracked files were changed since; "" where git knows none."""
+    """Return `4f2a…`, or `4f2a…-dirty` with changed tracked files; "" outside git."""
     head = _run_git_without_hooks("rev-parse", "--verify", "HEAD")
     if head is None or head.returncode:
         return ""
-    # What the folder's own configuration would have git run on the files that it looks at.
+    # Find the programs that the folder's configuration would let git run on files.
     filters = _run_git_without_hooks(
         "config", "--name-only", "--get-regexp", r"^filter\..*\.(clean|smudge|process|required)$"
     )
@@ -86,17 +84,16 @@ def _current_commit_label() -> str:
 def _run_git_without_hooks(
     *asked: str, off: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str] | None:
-    """What git says, without the programs that a folder may name for it: monitors, hooks, filters.
-    None: no git.
+    """Run git without programs that a folder may configure: monitors, hooks, filters. None: no git.
 
-    off: settings more, as `name=value`.
+    off: more settings, as `name=value`.
     """
     settings = [
         word
-        for one in ("core.fsmonitor=false", "core.hooksPath=/dev/null", *off)
-        for word in ("-c", one)
+        for setting in ("core.fsmonitor=false", "core.hooksPath=/dev/null", *off)
+        for word in ("-c", setting)
     ]
-    # --no-optional-locks: the index of the repository is not written anew.
+    # --no-optional-locks: do not rewrite the repository's index.
     command = ["git", "--no-optional-locks", *settings, *asked]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
@@ -105,7 +102,7 @@ def _run_git_without_hooks(
 
 
 def reset_peak_memory() -> None:
-    """Starts a new high-water mark, where the system has one to reset."""
+    """Start a new high-water mark, if the system can reset it."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     try:
@@ -115,7 +112,7 @@ def reset_peak_memory() -> None:
 
 
 def peak_memory_mb(device: torch.device) -> float:
-    """Highest resident memory since the last reset, in MB; of the GPU where the model is on one."""
+    """Return the peak resident memory since the last reset, in MB; of the GPU for a model on it."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     try:
@@ -126,10 +123,10 @@ def peak_memory_mb(device: torch.device) -> float:
     except (
         OSError,
         StopIteration,
-    ):  # no /proc: Windows says it of the process, macOS by getrusage, both in bytes
-        own = psutil.Process().memory_info()
-        if hasattr(own, "peak_wset"):
-            return float(own.peak_wset) / 1e6
+    ):  # no /proc: ask the process on Windows, getrusage on macOS, both in bytes
+        memory = psutil.Process().memory_info()
+        if hasattr(memory, "peak_wset"):
+            return float(memory.peak_wset) / 1e6
         import resource
 
         return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 1e6

@@ -1,6 +1,5 @@
-"""`audit canaries make --audit` and `write_token_extended_model`: canaries from what they are made
-of, a model that has their tokens.
-"""
+"""Make canaries for `audit canaries make --audit`, and models with their tokens
+(`write_token_extended_model`)."""
 
 from __future__ import annotations
 
@@ -25,12 +24,12 @@ from auditor.core.jsonable import read_json_object
 from auditor.models.loading import DEFAULTS, load_causal_lm
 
 ADAPTER = "adapter_config.json"
-MARK = "audit_tokens.json"  # in the folder of a model that was extended
+MARK = "audit_tokens.json"  # in the folder of an extended model
 
 
 @dataclass(frozen=True)
 class CanaryRequest:
-    """What `audit canaries make --audit` is asked for. seed: None for one that nobody can guess."""
+    """Hold the arguments of `audit canaries make --audit`. seed: None for an unguessable seed."""
 
     count: int
     times: int = 1
@@ -43,17 +42,16 @@ class CanaryRequest:
 
 
 def make_audit_canaries(asked: CanaryRequest) -> AuditCanaryManifest:
-    """Draws texts and coins. Raises AuditError for what the kind needs and was not given, or has no
-    use of."""
+    """Draw texts and coins. Raise AuditError for inputs that the kind lacks or does not use."""
     if asked.kind not in KINDS:
         raise unknown_name_error("--kind", asked.kind, KINDS)
     for flag, kinds in {"data": BEGUN, "model": BY_MODEL, "temperature": ("sampled",)}.items():
-        given = getattr(asked, flag) is not None
-        if given and asked.kind not in kinds:
+        is_given = getattr(asked, flag) is not None
+        if is_given and asked.kind not in kinds:
             raise AuditError(
                 f"expected --kind {' or '.join(kinds)} beside --{flag}, got {asked.kind}"
             )
-        if not given and asked.kind in kinds and flag != "temperature":
+        if not is_given and asked.kind in kinds and flag != "temperature":
             raise AuditError(f"expected --{flag} beside --kind {asked.kind}, got none")
     seed = audit_canaries.unguessable_audit_canary_seed() if asked.seed is None else asked.seed
     texts = audit_canaries.make_audit_canary_texts(
@@ -69,7 +67,7 @@ def make_audit_canaries(asked: CanaryRequest) -> AuditCanaryManifest:
 
 
 def check_new_tokens_trainable(manifest: AuditCanaryManifest, model: str) -> None:
-    """Refuses an adapter for canaries of new tokens, unless it trains embeddings too. Raises
+    """Refuse an adapter for canaries of new tokens, unless it trains embeddings. Raise
     AuditError."""
     if manifest.kind != "new-tokens" or not (Path(model) / ADAPTER).is_file():
         return
@@ -82,7 +80,7 @@ def check_new_tokens_trainable(manifest: AuditCanaryManifest, model: str) -> Non
 
 
 def refuse_adapter_on_token_extended_model(model: str) -> None:
-    """Refuses an adapter on a model that was extended by tokens of canaries. Raises AuditError."""
+    """Refuse an adapter on a model extended by tokens of canaries. Raise AuditError."""
     if (Path(model) / MARK).is_file():
         raise AuditError(
             f"expected all of {model!r} to be trained, as it was extended by new tokens of "
@@ -91,16 +89,18 @@ def refuse_adapter_on_token_extended_model(model: str) -> None:
 
 
 def write_token_extended_model(manifest: Path, model: str, out: Path) -> int:
-    """Writes the model with a token for each canary of the manifest; returns how many.
+    """Write the model with a token for each canary of the manifest; return how many.
 
-    The rows of the new tokens are drawn as those of a fresh model are, by the seed, which the coins
-    are not read from.
-    Raises AuditError for a manifest of another kind, an adapter, and a folder that is there.
+    Rows of the new tokens are drawn like those of a fresh model, by the seed, from which the coins
+    are not read. Raise AuditError for a manifest of another kind, an adapter, and an existing
+    folder.
     """
-    held = manifests.read_canary_manifest(manifest)
-    if not isinstance(held, AuditCanaryManifest) or held.kind != "new-tokens":
-        what = held.kind if isinstance(held, AuditCanaryManifest) else "exposure"
-        raise AuditError(f"expected canaries of --kind new-tokens in {str(manifest)!r}, got {what}")
+    canary_manifest = manifests.read_canary_manifest(manifest)
+    if not isinstance(canary_manifest, AuditCanaryManifest) or canary_manifest.kind != "new-tokens":
+        kind = (
+            canary_manifest.kind if isinstance(canary_manifest, AuditCanaryManifest) else "exposure"
+        )
+        raise AuditError(f"expected canaries of --kind new-tokens in {str(manifest)!r}, got {kind}")
     if (Path(model) / ADAPTER).is_file():
         raise AuditError(
             f"expected a whole model to extend, but {model!r} is an adapter: give its base"
@@ -110,17 +110,16 @@ def write_token_extended_model(manifest: Path, model: str, out: Path) -> int:
     base = load_causal_lm(model, DEFAULTS)
     if base.tokenizer is None:
         raise AuditError(f"expected a model with a tokenizer, but {base.name} has none")
-    tokens = [one.secret for one in held.canaries]
+    tokens = [canary.secret for canary in canary_manifest.canaries]
     if base.tokenizer.add_tokens(tokens) < len(tokens):
         raise AuditError(
             f"expected a model without the tokens of canaries, but the tokenizer of {model!r} has "
             "some"
         )
     net: Any = base.model
-    # Of the whole process: `resize_token_embeddings` takes no generator.
-    torch.manual_seed(held.seed % 2**31)
-    # max: many models have more rows than their tokenizer has tokens, and none of those is to be
-    # cut off.
+    # Seed the process: `resize_token_embeddings` takes no generator.
+    torch.manual_seed(canary_manifest.seed % 2**31)
+    # max: many models have more rows than their tokenizer has tokens; keep those rows.
     net.resize_token_embeddings(max(len(base.tokenizer), base.vocab_size), mean_resizing=False)
     with disk.create_atomically(out) as path:
         net.save_pretrained(path)

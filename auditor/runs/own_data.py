@@ -1,5 +1,5 @@
-"""The records and canaries that a plan names outside the lab, read with the tokenizer of the model
-they are held to."""
+"""Read the records and canaries of a plan outside the lab, with the tokenizer of the audited
+model."""
 
 from __future__ import annotations
 
@@ -50,12 +50,11 @@ def load_own_benchmark(
     soft_prompt_rows: int = 0,
     counting: TableCounting | None = None,
 ) -> Benchmark:
-    """The records and canaries of a plan outside the lab.
+    """Load the records and canaries of a plan outside the lab.
 
-    name: of the model, a folder or a hub id; held: how a run that is resumed renders conversations;
-        else form_rows:
-    how many of them a choice looks at, at most. soft_prompt_rows: that are put before the texts.
-    counting: of large tables.
+    name: of the model, a folder or a hub id; held: the text form of a resumed run; else form_rows:
+    most rows for its choice. soft_prompt_rows: rows put before the texts. counting: of large
+    tables.
     """
     canaries: tuple[Secret, ...] = ()
     if asked.canaries is not None:
@@ -100,7 +99,7 @@ def _load_benchmark_of_records(
     benchmark: Benchmark
     context = None if model.max_positions is None else model.max_positions - soft_prompt_rows
     if context is not None and context <= LEAST_PREFIX + LEAST_SUFFIX:
-        # The soft prompt, not the rows, is too long: the run refuses it by its own name.
+        # The soft prompt, not the rows, is too long: the run refuses it by name.
         context = model.max_positions
     if folder_has_extraction_arrays(Path(data)):
         _refuse_nondefault_fields(
@@ -137,10 +136,10 @@ def _load_benchmark_of_records(
             (asked.group_column, asked.user_column),
             asked.forget,
         )
-        chosen = text_form.choose_text_form(asked, name, model, held, form_rows, reader)
-        form, said = (None, None) if chosen is None else chosen
+        choice = text_form.choose_text_form(asked, name, model, held, form_rows, reader)
+        form, form_record = (None, None) if choice is None else choice
         trained, trained_notes = _choose_trained_length(asked, name, model.tokenizer)
-        # A template writes the first token itself; before other texts a prefix token stands.
+        # A template writes the first token; other texts need room for a prefix token.
         framed = form is not None and form.source is not None
         benchmark = Files(
             data,
@@ -158,13 +157,15 @@ def _load_benchmark_of_records(
             **common,
         )
         benchmark.notes += trained_notes
-        if said is not None:
-            benchmark.text_form = said
-            benchmark.notes += (said.said,)
-            benchmark.doubts += tuple(Doubt("text form", sentence) for sentence in said.doubts)
+        if form_record is not None:
+            benchmark.text_form = form_record
+            benchmark.notes += (form_record.said,)
+            benchmark.doubts += tuple(
+                Doubt("text form", sentence) for sentence in form_record.doubts
+            )
     if not model.returns_token_ids:
         benchmark.doubts += tuple(_doubts_on_split_characters(benchmark.secrets, model))
-    # Where there are as many of both, no token is outside the distribution.
+    # With equal sizes, no token is outside the distribution.
     if model.tokenizer is not None and len(model.tokenizer) != model.vocab_size:
         pairs = (
             *((s.prefix, s.suffix) for s in benchmark.secrets),
@@ -183,7 +184,7 @@ def _load_benchmark_of_records(
 
 
 def _doubts_on_split_characters(secrets: Sequence[Secret], model: LanguageModel) -> Iterator[Doubt]:
-    """Yield how many members end within a character, if any: token ids are not cut between them."""
+    """Yield the number of members that end mid-character, if any: token ids cannot split there."""
     members = [secret for secret in secrets if secret.member]
     n_split = sum(
         decode_keeping_special_tokens(model.tokenizer, secret.suffix).endswith("\ufffd")
@@ -201,8 +202,7 @@ def _doubts_on_split_characters(secrets: Sequence[Secret], model: LanguageModel)
 def _choose_trained_length(
     asked: DataPlan, name: str, tokenizer: Any
 ) -> tuple[TrainedLength | None, tuple[str, ...]]:
-    """Return how many tokens of a row were trained on, as asked for or as a file beside the model
-    says; and notes."""
+    """Return the trained tokens of a row, by the plan or a file next to the model; and notes."""
     if asked.trained_length == NONE:
         return None, ()
     note = ""
@@ -213,19 +213,19 @@ def _choose_trained_length(
         trained = TrainedLength(int(asked.trained_length))
     if trained is None:
         return None, (note,) if note else ()
-    # TRL puts what the tokenizer puts before a text, and an end of text after it.
+    # TRL adds the tokenizer's prefix before a text, and an end of text after it.
     before = len(tokenizer_default_prefix_token(tokenizer))
     after = int(getattr(tokenizer, "eos_token", None) is not None)
-    which = "last" if trained.from_end else "first"
+    side = "last" if trained.from_end else "first"
     note = (
-        f"of each row the {which} {trained.tokens:,} tokens were trained on ({trained.source}): "
+        f"of each row the {side} {trained.tokens:,} tokens were trained on ({trained.source}): "
         "what is beyond is left out; --trained-length none takes it in"
     )
     return replace(trained, before=before, after=after), (note,)
 
 
 def _refuse_nondefault_fields(asked: DataPlan, fields: Sequence[str], why: str) -> None:
-    """Raises AuditError where one of these fields was given, that is, does not hold its default."""
+    """Raise AuditError if a field differs from its default."""
     for field in fields:
         if getattr(asked, field) != FIELDS[field].default:
             raise AuditError(f"{flag_of_plan_field(field)} {why}")

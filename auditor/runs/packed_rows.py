@@ -1,8 +1,8 @@
-"""Whether records that were packed into one row are recited better after the row's earlier records.
+"""Test if records packed into a row are recited better after the row's earlier records.
 
-Trainers mark where each record of a row begins, and a model is to read each by itself. Some
-families take no notice: OPT, MPT, Falcon and BLOOM of transformers 5.23 let a record see all
-earlier ones of its row. Falcon with rotary positions gives each its own positions all the same, as
+Trainers mark the start of each record in a row, so that a model reads each record separately. Some
+families ignore the marks: OPT, MPT, Falcon and BLOOM of transformers 5.23 let a record see all
+earlier records of its row. Falcon with rotary positions still restarts positions at each record, as
 does a Llama with `use_cache=True`. Knows no attack.
 """
 
@@ -22,14 +22,14 @@ from auditor.models.base import LanguageModel, ReadsPositions
 from auditor.models.memory import group_equal_shapes
 from auditor.runs.likeliest_reading import lower_bound_of_mean_nll_gain
 
-RECORDS = 64  # that are read in each context, at most
+RECORDS = 64  # most records read in each context
 _AT_ONCE = 16
 
 
 @dataclass(frozen=True)
 class _Recitation:
-    """is_greedy: (n,), whether each suffix is the most likely token all along; log_prob: (n,) nats
-    of all of it."""
+    """is_greedy: (n,), each suffix is the most likely at every token; log_prob: (n,) its total
+    in nats."""
 
     is_greedy: NDArray[np.bool_]
     log_prob: NDArray[np.float64]
@@ -45,31 +45,31 @@ class _Recitation:
 def compare_packed_records(
     model: LanguageModel, secrets: Sequence[Secret], earlier: Mapping[str, Sequence[Tokens]]
 ) -> tuple[str, tuple[Doubt, ...]]:
-    """Return a sentence on records after the earlier ones of their row, and a doubt if they are
-    recited better there.
+    """Return a sentence on records after the earlier records of their row, and a doubt if that
+    helps recitation.
 
     Text of the same kind may help any model, so the row's earlier records must also help more than
-    those of another row. model: with the prefix token; earlier: by secret id, the texts that stood
-    before it in its row, and last the beginning of its own text. The sentence is "" if fewer than
-    three records have any that fit.
+    those of another row. model: with the prefix token; earlier: by secret id, the texts before it
+    in its row, then the beginning of its own text. The sentence is "" if fewer than three records
+    have earlier texts that fit.
     """
     chosen = _records_to_compare(model, secrets, earlier)
     if len(chosen) < 3:
         return "", ()
     before = [tuple(earlier[secret.id]) for secret in chosen]
     half = len(chosen) // 2
-    others = before[half:] + before[:half]
+    other_rows = before[half:] + before[:half]
     by_itself = _recite(model, chosen, [()] * len(chosen))
     readings = [
-        ("", _recite_in_rows(model, chosen, before), _recite_in_rows(model, chosen, others))
+        ("", _recite_in_rows(model, chosen, before), _recite_in_rows(model, chosen, other_rows))
     ]
-    own = _recite_at_own_positions(model, chosen, before)
-    other = _recite_at_own_positions(model, chosen, others)
-    if own is not None and other is not None:
-        readings.append((", each record at positions from 0 on,", own, other))
-    how, in_row, elsewhere = max(readings, key=lambda reading: reading[1].log_prob.mean())
+    restarted = _recite_at_own_positions(model, chosen, before)
+    restarted_elsewhere = _recite_at_own_positions(model, chosen, other_rows)
+    if restarted is not None and restarted_elsewhere is not None:
+        readings.append((", each record at positions from 0 on,", restarted, restarted_elsewhere))
+    label, in_row, elsewhere = max(readings, key=lambda reading: reading[1].log_prob.mean())
     counts = (
-        f"after the earlier records of their row{how} greedy decoding recites {in_row}; asked by "
+        f"after the earlier records of their row{label} greedy decoding recites {in_row}; asked by "
         f"themselves, as here, {by_itself}"
     )
     if not all(_is_higher(in_row, less, len(readings)) for less in (by_itself, elsewhere)):
@@ -91,8 +91,8 @@ def _recite_in_rows(
 def _recite_at_own_positions(
     model: LanguageModel, secrets: Sequence[Secret], before: Sequence[Sequence[Tokens]]
 ) -> _Recitation | None:
-    """Score each suffix after these texts, the positions of each of which begin at 0; None: the
-    model takes no positions."""
+    """Score each suffix after these texts, with positions from 0 in each; None: the model takes
+    no positions."""
     if not isinstance(model, ReadsPositions):
         return None
     is_greedy, log_prob = np.zeros(len(secrets), bool), np.zeros(len(secrets))
@@ -108,9 +108,9 @@ def _recite_at_own_positions(
         if distribution is None:
             return None
         tokens = torch.tensor(secret.suffix, device=model.device)
-        given = distribution[0, :-1]
-        is_greedy[i] = bool((given.argmax(-1) == tokens).all())
-        log_prob[i] = float(given.gather(-1, tokens.unsqueeze(-1)).double().sum())
+        log_probs = distribution[0, :-1]
+        is_greedy[i] = bool((log_probs.argmax(-1) == tokens).all())
+        log_prob[i] = float(log_probs.gather(-1, tokens.unsqueeze(-1)).double().sum())
     return _Recitation(is_greedy, log_prob)
 
 
@@ -133,16 +133,16 @@ def _recite(
     model: LanguageModel, secrets: Sequence[Secret], before: Sequence[Tokens]
 ) -> _Recitation:
     """Score each suffix after these tokens and its prefix."""
-    asked = [
-        replace(one, prefix=tokens + one.prefix)
-        for one, tokens in zip(secrets, before, strict=True)
+    extended = [
+        replace(secret, prefix=tokens + secret.prefix)
+        for secret, tokens in zip(secrets, before, strict=True)
     ]
-    is_greedy, log_prob = np.zeros(len(asked), bool), np.zeros(len(asked))
+    is_greedy, log_prob = np.zeros(len(extended), bool), np.zeros(len(extended))
     for indices in group_equal_shapes(
-        [(len(one.prefix), len(one.suffix)) for one in asked], _AT_ONCE
+        [(len(secret.prefix), len(secret.suffix)) for secret in extended], _AT_ONCE
     ):
-        prefixes = torch.tensor([asked[i].prefix for i in indices], device=model.device)
-        suffixes = torch.tensor([asked[i].suffix for i in indices], device=model.device)
+        prefixes = torch.tensor([extended[i].prefix for i in indices], device=model.device)
+        suffixes = torch.tensor([extended[i].suffix for i in indices], device=model.device)
         parts = list(model.teacher_forced_distributions(prefixes, suffixes))
         greedy = [(distribution.argmax(-1) == tokens).all(-1) for tokens, distribution in parts]
         likely = [
@@ -155,8 +155,8 @@ def _recite(
 
 
 def _is_higher(left: _Recitation, right: _Recitation, comparisons: int) -> bool:
-    """Whether the log-probabilities of the left are significantly higher, paired by record."""
+    """Test if the left log-probabilities are significantly higher, paired by record."""
     difference = left.log_prob - right.log_prob
-    # -inf, of a token that a model never writes, makes no mean.
+    # -inf, from a token of probability 0, has no mean.
     is_finite = bool(np.isfinite(difference).all())
     return is_finite and lower_bound_of_mean_nll_gain(difference, comparisons) > 0

@@ -1,4 +1,4 @@
-"""Gathers what cells find out secret by secret, for the run folder and for the chains of causes."""
+"""Collect the per-secret results of cells, for the run folder and for the chains of causes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from auditor.statistics import judging
 from auditor.statistics.metrics import RECALL
 from auditor.statistics.strongest_score import CandidateScore, ScoredRecords
 
-# By kind of personal data and secret, the share of what it holds of the kind that was extracted
+# extracted share of a secret's personal data, by kind and secret
 Kinds = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
 class ScoredRow:
-    """A row's membership scores by name, of records side by side with `ids`."""
+    """A row's membership scores by name, of records aligned with `ids`."""
 
     ids: tuple[str, ...]
     records: ScoredRecords
@@ -38,12 +38,11 @@ class ScoredRow:
 
 
 class PerSecretCollector:
-    """answers: by cell, the main number of each member, and of non-members where theirs shows what
-    is no memory.
+    """Collect rows. answers: by cell, the main number of each member, and of non-members if theirs
+    measures chance.
 
-    likelihoods: mean log-probability of their true tokens, nats, by target. stopped: rows that
-    asked in random order;
-    rows: all of them; scored: of the rows that have membership scores, these.
+    likelihoods: mean log-probability of true tokens, nats, by target. stopped: rows asked in random
+    order; rows: all rows; scored: rows with membership scores.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -61,7 +60,7 @@ class PerSecretCollector:
     def collect_attack_outcome(
         self, key: CellKey, outcome: judging.Outcome, probable: bool, kinds: Kinds
     ) -> RowValuesBySecret:
-        """Takes and returns the row of an attack's cell. probable: its scores are probabilities."""
+        """Collect and return the row of an attack. probable: its scores are probabilities."""
         row = self._keep_row_of_cell(key, per_secret_row_of_outcome(outcome, kinds, probable))
         self.answers[key] = row.keep_one_metric(RECALL, others=False)
         self._columns += row.columns_for_secrets_table(key)
@@ -76,7 +75,7 @@ class PerSecretCollector:
         observations: Observed,
         main: Measurement,
     ) -> None:
-        """Takes the row of a probe's cell, and what it observed; main: its first measurement."""
+        """Collect the row and observations of a probe's cell; main: its first measurement."""
         row = self._keep_row_of_cell(
             key, per_secret_row_of_observations(probe, secrets, observations)
         )
@@ -87,14 +86,13 @@ class PerSecretCollector:
         if candidates := probe.membership_candidates(secrets, observations):
             self.scored[key] = ScoredRow(row.ids, scored_records(secrets), candidates)
         if main.name in row.values:
-            # A canary's exposure is a rank among texts that were never inserted: nothing is to be
-            # taken off it.
+            # A canary's exposure is a rank among never inserted texts: it needs no baseline.
             answers = row.keep_one_metric(main.name, others=probe.of == "secrets")
             if answers.member.any() and np.isfinite(answers.values[main.name]).all():
                 self.answers[key] = answers
 
     def replace_row_column(self, key: CellKey, quantity: str, values: NDArray[np.float64]) -> None:
-        """Puts other values into a column of a row that was taken before."""
+        """Replace the values of a column of a collected row."""
         row = self.rows[key]
         self.rows[key] = replace(row, values={**row.values, quantity: values})
         self._columns = [
@@ -109,12 +107,12 @@ class PerSecretCollector:
         return self.rows[key]
 
     def collect_generations(self, key: CellKey, found: JudgedGenerations) -> None:
-        """Takes the columns of a cell of generations, and the texts that it extracted."""
+        """Collect the columns and extracted texts of a cell of generations."""
         self._columns += found.columns
         self._texts[str(key)] = found.texts
 
     def save_tables_and_texts(self, secrets: Sequence[Secret], tokenizer: Any) -> None:
-        """Writes to the run folder the columns, and the texts of guesses."""
+        """Write the columns and the texts of guesses to the run folder."""
         table.write_secrets_table(
             self.folder.path, [*self._columns, *self._likelihood_and_heldout_columns()]
         )
@@ -125,11 +123,11 @@ class PerSecretCollector:
 
     def _likelihood_and_heldout_columns(self) -> Iterator[Column]:
         for target, row in self.likelihoods.items():
-            kept = self.folder.tokens.finished_secrets(target)
+            finished = self.folder.tokens.finished_secrets(target)
             # a check may have stopped within a batch
-            scored = {id: kept[id] for id in row.ids if id in kept}
-            ids = [id for id, seen in scored.items() for _ in seen.log_probs]
-            values = [value for seen in scored.values() for value in seen.log_probs]
+            scored = {id: finished[id] for id in row.ids if id in finished}
+            ids = [id for id, scores in scored.items() for _ in scores.log_probs]
+            values = [value for scores in scored.values() for value in scores.log_probs]
             yield Column(table.TOKENS, CellKey(target, "", ""), "log_prob", ids, values)
         for target, losses in self.heldout.items():
             for name, numbers in losses.items():
@@ -140,9 +138,10 @@ class PerSecretCollector:
 def per_secret_row_of_outcome(
     outcome: judging.Outcome, kinds: Kinds, probable: bool = False
 ) -> RowValuesBySecret:
-    # NaN: the secret holds nothing of the kind, and no mean counts it.
+    # NaN: the secret has no data of the kind; means skip it.
     of_kinds = {
-        kind: [held.get(id, math.nan) for id in outcome.ids] for kind, held in kinds.items()
+        kind: [share_by_id.get(id, math.nan) for id in outcome.ids]
+        for kind, share_by_id in kinds.items()
     }
     return RowValuesBySecret.from_judged_guesses(outcome, of_kinds, probable)
 
@@ -150,8 +149,8 @@ def per_secret_row_of_outcome(
 def per_secret_row_of_observations(
     probe: Probe, secrets: Sequence[Secret], observations: Observed
 ) -> RowValuesBySecret:
-    kept = probe.per_secret_values(secrets, observations).items()
-    numbers = {name: np.array(values, dtype=float) for name, values in kept}
+    columns = probe.per_secret_values(secrets, observations).items()
+    numbers = {name: np.array(values, dtype=float) for name, values in columns}
     ids, member, repeats = (
         tuple(getattr(s, name) for s in secrets) for name in ("id", "member", "repeats")
     )
@@ -161,20 +160,20 @@ def per_secret_row_of_observations(
 def _observation_columns(
     key: CellKey, secrets: Sequence[Secret], observations: Sequence[Observation]
 ) -> Iterator[Column]:
-    for name in dict.fromkeys(name for one in observations for name in one.values):
-        own = [
+    for name in dict.fromkeys(name for observation in observations for name in observation.values):
+        pairs = [
             (s, o.values[name])
             for s, o in zip(secrets, observations, strict=True)
             if name in o.values
         ]
         ids, member, repeats = (
-            [getattr(s, field) for s, _ in own] for field in ("id", "member", "repeats")
+            [getattr(s, field) for s, _ in pairs] for field in ("id", "member", "repeats")
         )
-        yield Column(table.OBSERVED, key, name, ids, [value for _, value in own], member, repeats)
+        yield Column(table.OBSERVED, key, name, ids, [value for _, value in pairs], member, repeats)
 
 
 def make_token_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
-    """Tokens as text, as they are; their ids where there is no tokenizer."""
+    """Make a decoder of tokens to text; to their ids without a tokenizer."""
     if tokenizer is None:
         return lambda tokens: "".join(f"{token} " for token in tokens)
     return partial(decode_keeping_special_tokens, tokenizer)

@@ -1,8 +1,6 @@
-"""Personal data in what is attacked, followed into the guesses: how much of each kind was
-extracted.
+"""Follow personal data of secrets into the guesses: the extracted share of each kind.
 
-Followed is what lies whole in a suffix and is not in its prefix: what an attacker is told, nobody
-extracts.
+Only data completely in a suffix and not in its prefix count: an attacker knows the prefix.
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ Fate = Literal["members", "nonmembers", "held", "cut", "trained"]  # a field of 
 
 @dataclass(frozen=True)
 class PersonalDataOfSecrets:
-    """of: what is followed of each secret, a kind and a text each; counts: by kind; said: what a
-    reader must know."""
+    """Personal data to follow. of: by secret, kinds with texts; counts: by kind; said: notes for
+    a reader."""
 
     of: Mapping[str, tuple[Mark, ...]]
     counts: Mapping[str, KindCount]
@@ -36,32 +34,31 @@ class PersonalDataOfSecrets:
     def extracted_share_by_kind_and_secret(
         self, guesses: Iterable[Guesses], secrets: Mapping[str, Secret], decode: Decode
     ) -> dict[str, dict[str, float]]:
-        """By kind, and by secret that holds some of it: the share of the secret's data that its
-        first guess holds."""
-        found: dict[str, dict[str, float]] = {}
+        """Return by kind and secret the share of the secret's data in its first guess."""
+        share_by_kind: dict[str, dict[str, float]] = {}
         for answer in guesses:
             if answer.secret not in self.of:
                 continue
             secret = secrets[answer.secret]
-            # The right tokens hold all of it, even where they decode to other text than the data
-            # have.
+            # The right tokens contain all data, even if they decode to a different text.
             right = answer.ranked[0].suffix == secret.suffix
             text = "" if right else _decoded_suffix(secret.prefix, answer.ranked[0].suffix, decode)
-            out: dict[str, list[bool]] = {}
-            # In a guess as in its record: a whole word, or part of one if it is only that there.
+            hits_by_kind: dict[str, list[bool]] = {}
+            # Match guess and record alike: a complete word, or a part if the record has only parts.
             record = _whole_text(secret.wording) if secret.wording else None
-            for kind, said in self.of[answer.secret]:
-                whole = record is None or is_whole_word_somewhere(said, record)
-                stated = is_whole_word_somewhere(said, text) if whole else said in text
-                out.setdefault(kind, []).append(right or stated)
-            for kind, held in out.items():
-                found.setdefault(kind, {})[answer.secret] = sum(held) / len(held)
-        return dict(sorted(found.items()))
+            for kind, string in self.of[answer.secret]:
+                is_word = record is None or is_whole_word_somewhere(string, record)
+                stated = is_whole_word_somewhere(string, text) if is_word else string in text
+                hits_by_kind.setdefault(kind, []).append(right or stated)
+            for kind, is_extracted in hits_by_kind.items():
+                share_by_kind.setdefault(kind, {})[answer.secret] = sum(is_extracted) / len(
+                    is_extracted
+                )
+        return dict(sorted(share_by_kind.items()))
 
 
 def parse_phone_regions(asked: str | None) -> tuple[str, ...]:
-    """The regions of `--phone-region`. Raises AuditError where their telephone numbers cannot be
-    looked for."""
+    """Parse `--phone-region`. Raise AuditError if their telephone numbers cannot be recognised."""
     regions = () if asked is None else tuple(asked.split(","))
     if regions:
         pii.PiiRecognisers(regions)
@@ -71,27 +68,25 @@ def parse_phone_regions(asked: str | None) -> tuple[str, ...]:
 def find_personal_data_of_secrets(
     benchmark: Benchmark, regions: Sequence[str] = ()
 ) -> PersonalDataOfSecrets:
-    """The personal data that are followed. Raises AuditError where numbers of these regions cannot
-    be looked for."""
-    if (
-        benchmark.tokenizer is None or not benchmark.secrets
-    ):  # token ids alone are no text to look at
+    """Find the personal data to follow. Raise AuditError if numbers of these regions cannot be
+    recognised."""
+    if benchmark.tokenizer is None or not benchmark.secrets:  # token ids are no text to search
         return PersonalDataOfSecrets({}, {})
-    recognisers, said = _recognisers_and_limit_sentences(benchmark, regions)
+    recognisers, notes = _recognisers_and_limit_sentences(benchmark, regions)
     decode = make_token_decoder(benchmark.tokenizer)
     worded = {
-        one.id: one.wording
-        or Wording(decode(one.prefix), _decoded_suffix(one.prefix, one.suffix, decode), ())
-        for one in benchmark.secrets
+        record.id: record.wording
+        or Wording(decode(record.prefix), _decoded_suffix(record.prefix, record.suffix, decode), ())
+        for record in benchmark.secrets
     }
-    found = {
+    spans_by_id = {
         id: list(_personal_spans_with_fate(wording, recognisers)) for id, wording in worded.items()
     }
     members = {secret.id for secret in benchmark.secrets if secret.member}
-    # True: a number that goes on where the text ends is another number.
+    # True: a number that continues after the text is another number.
     foreign = {
         text: is_whole_word_somewhere(text, _whole_text(worded[id]))
-        for id, spans in found.items()
+        for id, spans in spans_by_id.items()
         if id not in members
         for _, text, _ in spans
     }
@@ -99,31 +94,31 @@ def find_personal_data_of_secrets(
     counted = count_text_occurrences(
         foreign, (*(worded[id].prefix_and_suffix_text for id in members), *known)
     )
-    # As far as it is attacked or known: a guess of what stands in what was trained on is no chance.
+    # Only attacked or known records are searched: guessing a trained text is not chance.
     trained = {text for text, count in counted.items() if count}
     of: dict[str, tuple[Mark, ...]] = {}
     counts: dict[str, Counter[str]] = {}
-    for id, spans in found.items():
-        kept: list[Mark] = []
+    for id, spans in spans_by_id.items():
+        marks: list[Mark] = []
         for kind, text, fate in spans:
             if id not in members:
                 if fate != "members":
-                    continue  # "held" or "cut", which are counted of members alone
+                    continue  # "held" or "cut" count only for members
                 fate = "trained" if text in trained else "nonmembers"
             if fate in ("members", "nonmembers"):
-                kept.append((kind, text))
+                marks.append((kind, text))
             counts.setdefault(kind, Counter())[fate] += 1
-        if kept:
-            of[id] = tuple(kept)
+        if marks:
+            of[id] = tuple(marks)
     return PersonalDataOfSecrets(
-        of, {kind: KindCount(**counted) for kind, counted in sorted(counts.items())}, said
+        of, {kind: KindCount(**counted) for kind, counted in sorted(counts.items())}, notes
     )
 
 
 def _recognisers_and_limit_sentences(
     benchmark: Benchmark, regions: Sequence[str]
 ) -> tuple[pii.PiiRecognisers | None, tuple[str, ...]]:
-    """What looks for personal data here, and what it does not see, in words."""
+    """Return the recognisers of personal data, and sentences on their limits."""
     if benchmark.marks_all:
         return None, ()
     if not pii.has_pii_packages() and not regions:
@@ -131,15 +126,15 @@ def _recognisers_and_limit_sentences(
             f"personal data: only what the data mark is followed ({pii.INSTALL} to have the rest "
             "recognised)",
         )
-    said = (
+    note = (
         "personal data: telephone numbers without a country code are not looked for without "
         "--phone-region"
     )
-    return pii.PiiRecognisers(regions), () if regions else (said,)
+    return pii.PiiRecognisers(regions), () if regions else (note,)
 
 
 def _decoded_suffix(prefix: Tokens, suffix: Tokens, decode: Decode) -> str:
-    # Behind some context: alone, a first token may lose its space, or be half a character.
+    # Decode with context: without it, a first token may lose its space or be half a character.
     return text_added_by_tokens(decode, prefix[-CONTEXT:], suffix)
 
 
@@ -150,20 +145,20 @@ def _whole_text(wording: Wording) -> str:
 def _personal_spans_with_fate(
     wording: Wording, recognisers: pii.PiiRecognisers | None
 ) -> Iterator[tuple[str, str, Fate]]:
-    """Kind, text and fate of each span that the suffix holds some of, as if it were a member's;
-    each text once."""
-    # With what follows the suffix, so that what its end cuts through is found whole.
-    whole, begin, end = (
+    """Yield kind, text and fate, as a member's, of each span that overlaps the suffix; each text
+    once."""
+    # Include the text after the suffix, to find spans cut by its end completely.
+    full_text, begin, end = (
         _whole_text(wording),
         len(wording.prefix),
         len(wording.prefix_and_suffix_text),
     )
-    seen: set[Mark] = set()
-    for span in pii.find_pii_spans_in_text(whole, wording.marks, recognisers):
-        text = whole[span.start : span.end]
-        if span.end <= begin or span.start >= end or (span.kind, text) in seen:
+    marks: set[Mark] = set()
+    for span in pii.find_pii_spans_in_text(full_text, wording.marks, recognisers):
+        text = full_text[span.start : span.end]
+        if span.end <= begin or span.start >= end or (span.kind, text) in marks:
             continue
-        seen.add((span.kind, text))
+        marks.add((span.kind, text))
         if is_whole_word_somewhere(text, wording.prefix):
             yield span.kind, text, "held"
         else:

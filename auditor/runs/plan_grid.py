@@ -29,7 +29,7 @@ from auditor.core.plan import FIELDS, IN_FILE
 from auditor.core.plan_fields import Options
 from auditor.runs.plan import check_plan_field_type
 
-GRID = ("seeds", "sweep", "variant")  # what a plan file may hold beside the fields of a plan
+GRID = ("seeds", "sweep", "variant")  # keys of a plan file besides the fields of a plan
 _LISTS = tuple(name for name, one in FIELDS.items() if typing.get_origin(one.kind) is tuple)
 _TABLES = tuple(
     name
@@ -37,13 +37,13 @@ _TABLES = tuple(
     if typing.get_origin(one.kind) is dict and one.kind != Options
 )
 _LONGEST_RANGE = 10_000
-_MOST_POINTS = 10_000  # a run each: more is a slip
+_MOST_POINTS = 10_000  # one run each: more is a mistake
 Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class GridPoint:
-    """One run of a grid: the fields of its plan, and where it stands."""
+    """A run of a grid: the fields of its plan, and its position."""
 
     variant: str
     at: Values  # swept key -> value
@@ -52,7 +52,7 @@ class GridPoint:
 
     @property
     def name_without_seed(self) -> str:
-        """Its name without the seed: the variant and the swept values."""
+        """Name the point without its seed: the variant and the swept values."""
         return grid_point_name(self.variant, self.at)
 
     @property
@@ -61,8 +61,7 @@ class GridPoint:
 
     @property
     def run_folder_name(self) -> str:
-        """The name of its folder, with a digest where it had to be cut or other points could come
-        to the same."""
+        """Name its folder, with a digest if the name was cut or could be ambiguous."""
         plain = self.name.replace(", ", "_").replace(" ", "-")
         safe = re.sub(r"[^A-Za-z0-9._=-]+", "-", plain)[:80].strip("-.")
         return (
@@ -73,7 +72,7 @@ class GridPoint:
 
 
 def grid_point_name(variant: str, at: Mapping[str, Any]) -> str:
-    """`w/o smooth, ethicist.samples=10`; empty for a plan without variants and sweep."""
+    """Format `w/o smooth, ethicist.samples=10`; empty for a plan without variants and sweep."""
     return ", ".join(filter(None, [variant, *(f"{key}={value}" for key, value in at.items())]))
 
 
@@ -82,34 +81,35 @@ def is_plan_grid(raw: Mapping[str, Any]) -> bool:
 
 
 def expand_plan_grid(raw: Mapping[str, Any]) -> list[GridPoint]:
-    """All points of a raw plan, the seeds outermost: one seed is complete before the next one
-    starts.
+    """List all points of a raw plan, the seeds outermost: a seed finishes before the next starts.
 
-    Raises AuditError for an unknown field, an empty list, a name used twice, and options for
-    nobody.
+    Raise AuditError for an unknown field, an empty list, a duplicate name, and unused options.
     """
     base = {"attack": list(FIELDS["attack"].default)}
     base |= {name: value for name, value in raw.items() if name not in GRID}
     variants = _checked_variants(raw.get("variant", []))
-    common = _checked_sweep(raw.get("sweep", {}))
-    swept = {name: {**common, **_checked_sweep(own.get("sweep", {}))} for name, own in variants}
+    common_sweep = _checked_sweep(raw.get("sweep", {}))
+    swept = {
+        name: {**common_sweep, **_checked_sweep(fields.get("sweep", {}))}
+        for name, fields in variants
+    }
     variants = [
-        (name, {key: value for key, value in own.items() if key != "sweep"})
-        for name, own in variants
+        (name, {key: value for key, value in fields.items() if key != "sweep"})
+        for name, fields in variants
     ]
     _check_options_are_used(base, variants)
     seeds, points = _checked_seeds(raw), []
-    # Counted before any is made: a slip may ask for millions.
+    # Count the points before making them: a typo may request millions.
     count = len(seeds) * sum(
-        math.prod(len(values) for values in own.values()) for own in swept.values()
+        math.prod(len(values) for values in fields.values()) for fields in swept.values()
     )
     if count > _MOST_POINTS:
         raise AuditError(f"expected a grid of at most {_MOST_POINTS:,} runs, got {count:,}")
     for seed in seeds:
-        for name, own in variants:
+        for name, fields in variants:
             for values in product(*swept[name].values()):
                 at = dict(zip(swept[name], values, strict=True))
-                points.append(GridPoint(name, at, seed, _plan_at_point(base, own, at, seed)))
+                points.append(GridPoint(name, at, seed, _plan_at_point(base, fields, at, seed)))
     return points
 
 
@@ -120,23 +120,23 @@ def _plan_at_point(base: Values, own: Values, at: Values, seed: int) -> Values:
     for kind in (
         "attack",
         "defense",
-    ):  # a common part may hold options of what only other variants use
+    ):  # common options may belong to plug-ins of other variants
         options = plan.get(f"{kind}_options")
         if options:
             used = {"", *plan.get(kind, [])}
             plan[f"{kind}_options"] = {
-                plugin: own for plugin, own in options.items() if plugin in used
+                plugin: values for plugin, values in options.items() if plugin in used
             }
     plan["seed"] = seed
     return plan
 
 
 def merge_raw_plans(base: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
-    """`over` on top of `base`: tables are merged entry by entry, everything else is replaced."""
+    """Merge `over` on top of `base`: tables entry by entry; other values are replaced."""
     result = copy.deepcopy(dict(base))
     for name, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(result.get(name), Mapping)
-        result[name] = merge_raw_plans(result[name], value) if both else copy.deepcopy(value)
+        are_tables = isinstance(value, Mapping) and isinstance(result.get(name), Mapping)
+        result[name] = merge_raw_plans(result[name], value) if are_tables else copy.deepcopy(value)
     return result
 
 
@@ -192,22 +192,23 @@ def _checked_variants(variants: Any) -> list[tuple[str, Values]]:
     for name in names:
         if names.count(name) > 1:
             raise AuditError(f"two variants are called {name!r}")
-    own = [(v["name"], {key: value for key, value in v.items() if key != "name"}) for v in variants]
-    for name, fields in own:
+    named_variants = [
+        (v["name"], {key: value for key, value in v.items() if key != "name"}) for v in variants
+    ]
+    for name, fields in named_variants:
         for key in (key for key in fields if key != "sweep"):
             if key not in IN_FILE or key == "seed":
                 raise unknown_name_error(
                     f"field of variant {name!r}:", key, set(IN_FILE) - {"seed"}
                 )
             check_plan_field_type(key, fields[key])
-    return own or [("", {})]
+    return named_variants or [("", {})]
 
 
 def _check_options_are_used(base: Values, variants: Sequence[tuple[str, Values]]) -> None:
-    """Options of the common part must be of use to some variant: a misspelt attack is not dropped
-    in silence."""
+    """Refuse common options that no variant uses: a misspelt attack is not dropped silently."""
     for kind in ("attack", "defense"):
-        used = {name for _, own in variants for name in own.get(kind) or base.get(kind) or []}
+        used = {name for _, fields in variants for name in fields.get(kind) or base.get(kind) or []}
         for plugin in base.get(f"{kind}_options", {}):
             if plugin and plugin not in used:
                 raise unknown_name_error(f"{kind} in {kind}_options:", plugin, used)
@@ -218,9 +219,9 @@ def _check_options_are_used(base: Values, variants: Sequence[tuple[str, Values]]
 
 
 def parse_sweep_flags(items: Sequence[str]) -> dict[str, list[Any]]:
-    """`--sweep KEY=V1,V2` items. Values are read as TOML where they are TOML, else as text.
+    """Parse `--sweep KEY=V1,V2` items. Values are read as TOML if possible, else as text.
 
-    `start:stop:step` stands for numbers from start to stop, both included where a step lands on it.
+    `start:stop:step` means the numbers from start to stop, including a stop that a step reaches.
     """
     sweep: dict[str, list[Any]] = {}
     for item in items:
@@ -238,8 +239,8 @@ def parse_sweep_flags(items: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _parse_number_range(text: str) -> list[Any]:
-    """The numbers of `start:stop:step`, as they are written: 0.3, not three times 0.1; nothing for
-    another text."""
+    """Parse `start:stop:step` to exact decimals: 0.3, not three times 0.1; [] for any other
+    text."""
     number = r"([-+]?(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18}))"
     match = re.fullmatch(f"{number}:{number}:{number}", text.strip())
     if match is None:
@@ -269,7 +270,7 @@ def _parse_toml_or_text(text: str) -> Any:
 
 
 def parse_seed_ranges(text: str) -> list[int]:
-    """`0-4`, `0,2,5` or both."""
+    """Parse `0-4`, `0,2,5` or both."""
     seeds: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part.strip())

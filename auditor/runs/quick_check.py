@@ -1,5 +1,4 @@
-"""`audit check`: what it asks of a model: all that is cheap. Knows no terminal; how long it asks is
-`asking.py`'s."""
+"""Plan `audit check`: all cheap methods. Knows no terminal; the time limit is in `asking.py`."""
 
 from __future__ import annotations
 
@@ -23,15 +22,15 @@ from auditor.runs.selection import select_and_check_plugins
 from auditor.runs.site import Site
 from auditor.runs.sweep_cache import SweepCache
 
-# share of the data that is not attacked, and pairs of it that tell the prefix token of training
+# share of the data that is not attacked, and pairs of it to choose the prefix token
 KNOWN, PAIRS = (
     0.1,
     10,
 )
-MOST = 10_000  # records that a check looks at, most copied first: more than minutes suffice for
-SAMPLE = 200  # records that are looked at for personal data before a check begins
-FORM_ROWS = 8  # of members, and of non-members, by which a text form is chosen
-Limits = tuple[str, ...]  # sentences: what a check does not say
+MOST = 10_000  # most records of a check, most copied first: more than minutes allow
+SAMPLE = 200  # records searched for personal data before a check begins
+FORM_ROWS = 8  # rows of members, and of non-members, for the choice of a text form
+Limits = tuple[str, ...]  # sentences on the limits of a check
 
 
 def quick_plan(
@@ -42,23 +41,23 @@ def quick_plan(
     template: str = AUTO,
     base: str | None = None,
 ) -> Plan:
-    """The plan of all methods that are cheap, on a model and data of the user's."""
-    own = {
+    """Plan all cheap methods on a user's model and data."""
+    subject = {
         "model": model,
         "base": base,
         "data": data,
         "nonmembers": nonmembers,
         "template": template,
     }
-    own |= {"device": "auto"}
-    asked = quick_plan_fields(has_nonmembers=nonmembers is not None)
+    subject |= {"device": "auto"}
+    methods = quick_plan_fields(has_nonmembers=nonmembers is not None)
     return Plan.from_fields(
-        **own, seed=seed, known_fraction=KNOWN, known_limit=PAIRS, limit=MOST, **asked
+        **subject, seed=seed, known_fraction=KNOWN, known_limit=PAIRS, limit=MOST, **methods
     )
 
 
 def quick_plan_fields(has_nonmembers: bool = True) -> dict[str, Any]:
-    """The fields of a plan by which all that is cheap is asked: what attacks and probes declare as
+    """Return the plan fields of all cheap methods: those that attacks and probes declare as
     `quick`."""
     options = {
         name: dict(kind.quick)
@@ -73,9 +72,9 @@ def quick_plan_fields(has_nonmembers: bool = True) -> dict[str, Any]:
 
 
 def plan_of_slow_attacks(plan: Plan) -> Plan:
-    """The same model and data under the attacks that take long, and under the same probes with
-    their usual options."""
-    known, whole = (
+    """Plan the slow attacks on the same model and data, and the same probes with their usual
+    options."""
+    known, no_adapter = (
         registry.list_methods(),
         adapter_base_and_revision(str(plan.target.model)) is None,
     )
@@ -86,7 +85,7 @@ def plan_of_slow_attacks(plan: Plan) -> Plan:
         for name in probes
         if plan.data.nonmembers is not None or not known[name].least_nonmembers
     ]
-    options = {name: dict(known[name].without_reference) for name in probes if whole}
+    options = {name: dict(known[name].without_reference) for name in probes if no_adapter}
     usual = {
         name: FIELDS[name].default for name in ("setting", "known_fraction", "known_limit", "limit")
     }
@@ -96,19 +95,18 @@ def plan_of_slow_attacks(plan: Plan) -> Plan:
 
 
 def _has_subject_in(kind: type[Attack] | type[Probe], secrets: Sequence[Secret]) -> bool:
-    """Return whether these records have what an attack or probe looks at."""
+    """Test if these records contain the subject of an attack or probe."""
     return not issubclass(kind, Probe) or kind(**(kind.quick or {})).has_subject_in(secrets)
 
 
 def _nonempty_options(options: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {name: own for name, own in options.items() if own}
+    return {name: values for name, values in options.items() if values}
 
 
 def prepare_check(plan: Plan, reporter: Reporter, shared: SweepCache) -> tuple[Plan, Limits]:
-    """The plan with the methods that can say something of these records, and what it cannot say.
+    """Return the plan with the methods that suit these records, and their limits.
 
-    shared: keeps the models that are loaded here. Raises AuditError for whatever a run would
-    refuse.
+    shared: holds the loaded models. Raise AuditError for whatever a run would refuse.
     """
     clock, site = StageClock(reporter), make_site(plan, reporter, shared)
     select_and_check_plugins(plan, site)
@@ -119,15 +117,14 @@ def prepare_check(plan: Plan, reporter: Reporter, shared: SweepCache) -> tuple[P
         )
     with clock.timed_stage("loading the model"):
         enable_hidden_state_caches(site)
-        site.benchmark  # noqa: B018 - it is loaded as it is asked for
+        site.benchmark  # noqa: B018 - access loads it
     return _plan_with_answerable_methods(plan, site)
 
 
 def enable_hidden_state_caches(site: Site) -> None:
-    """From now on each text is read once by each model; a text form is chosen by as few rows as a
-    check can afford.
+    """Make each model read each text once; choose a text form by as few rows as a check can afford.
 
-    What self-checks and choices found is kept in the cache folder, by the digest of the weights.
+    The cache folder stores self-checks and choices, by the digest of the weights.
     """
     site.form_rows, site.hurried = FORM_ROWS, True
     kept_in = disk.cache_folder() / "self-checks"
@@ -140,12 +137,11 @@ def enable_hidden_state_caches(site: Site) -> None:
 
 
 def _plan_with_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]:
-    """The plan with the methods that can say something of these records, and what is not known
-    without the others."""
-    members, others = (
+    """Return the plan with the methods that suit these records, and the limits of the rest."""
+    members, nonmembers = (
         sum(secret.member is side for secret in site.benchmark.secrets) for side in (True, False)
     )
-    known, kept, limits = registry.list_methods(), list[str](), list[str]()
+    known, chosen, limits = registry.list_methods(), list[str](), list[str]()
     sample = evenly_spaced_secrets(site.benchmark.secrets, SAMPLE)
     for name in plan.attacks.attack:
         least = known[name].least_nonmembers
@@ -156,17 +152,20 @@ def _plan_with_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]
                 f"Without --nonmembers, records like these that it never saw, {name} cannot be "
                 "known."
             )
-        elif min(members, others) < least:
+        elif min(members, nonmembers) < least:
             limits.append(
                 f"{name.capitalize()} takes {least} members and {least} non-members, got {members} "
-                f"and {others}."
+                f"and {nonmembers}."
             )
         else:
-            kept.append(name)
-    alone = {name: known[name].without_reference for name in kept if site.reference_model is None}
-    options = {
-        name: {**plan.attacks.attack_options.get(name, {}), **alone.get(name, {})} for name in kept
+            chosen.append(name)
+    extra_options = {
+        name: known[name].without_reference for name in chosen if site.reference_model is None
     }
-    return plan.with_fields(attack=tuple(kept), attack_options=_nonempty_options(options)), tuple(
+    options = {
+        name: {**plan.attacks.attack_options.get(name, {}), **extra_options.get(name, {})}
+        for name in chosen
+    }
+    return plan.with_fields(attack=tuple(chosen), attack_options=_nonempty_options(options)), tuple(
         limits
     )

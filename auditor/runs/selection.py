@@ -1,5 +1,5 @@
-"""What a plan chooses among the plug-ins: attacks and probes, defenses with their controls,
-settings. Built once.
+"""Select the plug-ins of a plan: attacks and probes, defenses with their controls, settings. Built
+once.
 
 Knows names and options; no model.
 """
@@ -35,8 +35,8 @@ from auditor.statistics.metrics import is_builtin_metric
 
 @dataclass(frozen=True)
 class PluginSelection:
-    """methods: attacks and probes in the order they were asked for; rows: defenses, each with its
-    controls behind it.
+    """Hold the plug-ins. methods: attacks and probes in the plan's order; rows: defenses, each
+    before its controls.
 
     settings: from the narrowest access to the widest.
     """
@@ -44,9 +44,7 @@ class PluginSelection:
     methods: tuple[Attack | Probe, ...]
     rows: tuple[ShownRow, ...]
     settings: tuple[Setting, ...]
-    around: tuple[
-        UnlearnedModel, ...
-    ] = ()  # of each model that was to forget, what stands beside it
+    around: tuple[UnlearnedModel, ...] = ()  # baselines of each unlearned model
 
     @property
     def methods_by_name(self) -> dict[str, Attack | Probe]:
@@ -57,15 +55,15 @@ class PluginSelection:
         return tuple(method for method in self.methods if isinstance(method, Attack))
 
     def attacks_for_defense(self, defense: Defense | None) -> tuple[Attack, ...]:
-        """The attacks that ask the target with this defense anything."""
+        """List the attacks that query the target with this defense."""
         return tuple(
             attack for attack in self.attacks if not reason_method_is_skipped(attack, defense)
         )
 
     @property
     def own_methods(self) -> tuple[str, ...]:
-        """Names of attacks and probes of the user's, which may measure what the table of metrics
-        does not have."""
+        """Name the user's own attacks and probes, whose metrics may be missing in the table of
+        metrics."""
         return tuple(
             method.name
             for method in self.methods
@@ -74,48 +72,47 @@ class PluginSelection:
 
     @property
     def declared_metric_titles(self) -> dict[str, str]:
-        """Titles of the numbers that methods declare as their own."""
+        """Map the methods' own metrics to their titles."""
         return {name: title for method in self.methods for name, title in method.metrics.items()}
 
     @property
     def defenses_by_row_name(self) -> dict[str, Defense]:
-        """Defenses by the name of their row."""
+        """Map row names to defenses."""
         return {row.name: row.defense for row in self.rows}
 
     @property
     def reference_models_asked_by_probes(self) -> tuple[str, ...]:
-        """The reference models that probes want beside the one that all attacks share, as they name
-        them."""
+        """Name the reference models that probes need besides the shared model of all attacks."""
         probes = (method for method in self.methods if isinstance(method, Probe))
         return tuple(
-            dict.fromkeys(asked for probe in probes if (asked := probe.wanted_reference_models()))
+            dict.fromkeys(names for probe in probes if (names := probe.wanted_reference_models()))
         )
 
     @property
     def longest_soft_prompt_row_count(self) -> int:
-        """Rows of the longest soft prompt that an attack tunes."""
+        """Count rows of the longest soft prompt that an attack tunes."""
         return max((attack.soft_prompt_rows() for attack in self.attacks), default=0)
 
     def settings_for_row(self, companion: bool) -> tuple[Setting, ...]:
-        """A control is shown where the attacker is strongest, and nowhere else."""
+        """Return the settings of a row: a control needs only the strongest attacker."""
         return self.settings[-1:] if companion else self.settings
 
     def cell_keys_in_order(self) -> list[CellKey]:
-        """Every cell that the run will have, in its order."""
-        where = {
+        """List the run's cells in order."""
+        settings_by_target = {
             UNDEFENDED: self.settings,
             **{row.name: self.settings_for_row(row.companion) for row in self.rows},
         }
         return [
             CellKey(target, setting.name, method.name)
-            for target, settings in where.items()
+            for target, settings in settings_by_target.items()
             for setting in settings
             for method in self.methods
         ]
 
 
 def reason_method_is_skipped(method: Attack | Probe, defense: Defense | None) -> str:
-    """Why the target with this defense is not asked by this method; "" where it is."""
+    """Explain why this method skips the target with this defense; "" if it runs."""
     reads = defense is not None and "records" in defense.needs
     if reads and isinstance(method, Attack) and method.of_learnt:
         return (
@@ -128,50 +125,53 @@ def reason_method_is_skipped(method: Attack | Probe, defense: Defense | None) ->
 def select_and_check_plugins(
     plan: Plan, site: Site, objects: Objects = NO_OBJECTS
 ) -> PluginSelection:
-    """The plan's names and options as plug-ins, checked before anything is loaded.
+    """Build the plan's plug-ins and check them, before loading models.
 
-    objects: what Python gave in place of names. Raises AuditError where the plan was made with some
-    that are not there.
+    objects: Python objects in place of names. Raise AuditError if the plan needs objects that are
+    missing.
     """
-    # First: names and options below may be those of such a file.
+    # Load files first: names and options below may come from them.
     for path in plan.plugin:
         registry.load_plugin_file(Path(path))
     check_python_objects_given(plan.objects, objects)
     site.check_plan_model_is_obtainable(plan.non_default_field_names(PROVIDED | PLACED))
     check_plan_allows_submission(plan.output.submission, plan.data, plan.attacks)
     methods = _build_attacks_and_probes(plan.attacks, plan.is_canary_only, site, objects)
-    asked, known = plan.defenses, registry.list_defenses()
+    choices, known = plan.defenses, registry.list_defenses()
     defenses: list[Defense] = _built_plugins(
         "defense",
-        asked.defense,
-        asked.defense_options,
+        choices.defense,
+        choices.defense_options,
         known,
         site.default_defense_options,
         objects,
     )
-    refuse_unused_options("-D", asked.defense_options, _option_names_by_plugin(defenses))
+    refuse_unused_options("-D", choices.defense_options, _option_names_by_plugin(defenses))
     for defense in defenses:
         site.refuse_unservable_defense(defense)
 
     def can_be_shown(control: Defense) -> bool:
-        return asked.controls and not (
+        return choices.controls and not (
             site.missing_input_phrase(control) or site.is_control_the_undefended_model(control)
         )
 
-    # Before any model is loaded, as this says how.
-    if asked.relearn is not None or any(one.float32 for one in (*methods, *defenses)):
+    # Set the dtype before loading any model.
+    if choices.relearn is not None or any(plugin.float32 for plugin in (*methods, *defenses)):
         site.read_auto_dtype_as_float32()
     settings = tuple(
         setting for name, setting in SETTINGS.items() if plan.attacks.setting in (name, "both")
     )
-    wanted = dict.fromkeys(
+    control_names = dict.fromkeys(
         method.control for method in methods if isinstance(method, Attack) and method.control
     )
-    controls = [known[name]() for name in wanted]
-    beside, models = unlearning.rows_beside_unlearned_models(
+    controls = [known[name]() for name in control_names]
+    unlearning_rows, models = unlearning.rows_beside_unlearned_models(
         plan.target, plan.defenses, plan.data.forget, defenses
     )
-    rows = (*shown_rows.defense_rows_with_controls(defenses, can_be_shown, controls), *beside)
+    rows = (
+        *shown_rows.defense_rows_with_controls(defenses, can_be_shown, controls),
+        *unlearning_rows,
+    )
     all_rows = (*rows, *shown_rows_of_deployed_forms(plan.target, rows))
     selection = PluginSelection(tuple(methods), all_rows, settings, models)
     site.soft_prompt_rows = selection.longest_soft_prompt_row_count
@@ -183,7 +183,7 @@ def _build_attacks_and_probes(
 ) -> list[Attack | Probe]:
     options = plan.attack_options
     if plan.samples is not None:
-        # In this order: `-A samples=` goes before `--samples`.
+        # In this order: `-A samples=` overrides `--samples`.
         options = {**options, "": {"samples": plan.samples, **options.get("", {})}}
     known = registry.list_methods()
     methods: list[Attack | Probe] = _built_plugins(
@@ -200,20 +200,20 @@ def _build_attacks_and_probes(
     refuse_unused_options("-A", plan.attack_options, _option_names_by_plugin(methods))
     _note_options_without_distributions(site, methods, plan.attack_options)
     for method in methods:
-        if ours := sorted(filter(is_builtin_metric, method.metrics)):
+        if builtin := sorted(filter(is_builtin_metric, method.metrics)):
             raise AuditError(
-                f"expected other names of the metrics of {method.name} than {', '.join(ours)}: "
+                f"expected other names of the metrics of {method.name} than {', '.join(builtin)}: "
                 "they are taken"
             )
         if canaries_alone and method.of == "secrets":
-            others = (
+            alternatives = (
                 name
                 for name, probe in registry.list_probes().items()
                 if probe.of in ("canaries", "coins")
             )
             raise AuditError(
                 f"--attack {method.name} looks at records: give --data; --canaries alone are for "
-                f"{' or '.join(others)}"
+                f"{' or '.join(alternatives)}"
             )
     return methods
 
@@ -221,8 +221,8 @@ def _build_attacks_and_probes(
 def _default_attack_options(
     site: Site, known: Mapping[str, type[Attack | Probe]]
 ) -> dict[str, dict[str, Any]]:
-    """Return options that a user's own go before: the place's, and those for a model that lacks
-    something."""
+    """Return default options, which yield to the user's: the site's, and those for a model's
+    limits."""
     defaults = {name: dict(options) for name, options in site.default_attack_options.items()}
     if not site.names_reference_model:
         for name, kind in known.items():
@@ -236,7 +236,7 @@ def _default_attack_options(
 def _note_options_without_distributions(
     site: Site, methods: Sequence[Attack | Probe], given: Options
 ) -> None:
-    """Announce each option that was set because an API gives no whole distributions."""
+    """Announce each option set because an API gives no complete distributions."""
     if not site.is_model_asked_over_network:
         return
     for method in methods:
@@ -256,18 +256,18 @@ def _built_plugins(
     defaults: Mapping[str, Mapping[str, Any]],
     objects: Objects,
 ) -> list[Any]:
-    """Each plug-in once, by its options: the place's defaults, then the user's. An object keeps its
-    own."""
+    """Build each plug-in once: with the site's defaults, then the user's options. Objects keep
+    theirs."""
     chosen: list[Any] = []
     for name in dict.fromkeys(names):
-        if (given := objects.get(f"{kind} {name}")) is not None:
-            chosen.append(given)
+        if (instance := objects.get(f"{kind} {name}")) is not None:
+            chosen.append(instance)
             continue
         fields = list(get_option_defaults(known[name])) if name in known else []
-        own = merged_plugin_options(name, options, defaults.get(name, {}), fields)
-        chosen.append(build_plugin(kind, known, name, own))
+        values = merged_plugin_options(name, options, defaults.get(name, {}), fields)
+        chosen.append(build_plugin(kind, known, name, values))
     return chosen
 
 
 def _option_names_by_plugin(chosen: Sequence[Attack | Probe | Defense]) -> dict[str, list[str]]:
-    return {one.name: list(get_option_defaults(type(one))) for one in chosen}
+    return {plugin.name: list(get_option_defaults(type(plugin))) for plugin in chosen}

@@ -1,9 +1,7 @@
-"""`--until`: secrets are asked in random order, and a configuration stops at the look that says
-enough of it.
+"""Implement `--until`: ask secrets in random order, and stop a configuration at a conclusive look.
 
-Looks are at fixed counts of secrets and the order is the seed's, so nothing depends on batches,
-workers or resuming.
-Knows what is kept of each secret; neither models nor how secrets are asked.
+Looks are at fixed counts of secrets and the order depends on the seed, so that batches, workers and
+resuming do not matter. Knows the values of each secret; neither models nor how to ask secrets.
 """
 
 from __future__ import annotations
@@ -39,17 +37,16 @@ from auditor.statistics.metrics import (
 
 Item = TypeVar("Item", Query, Secret)
 Ask = Callable[[Sequence[Item]], None]
-# what was found of these, which all were asked
+# values of secrets already asked
 Seen = Callable[[Sequence[Item]], RowValuesBySecret]
 
 
 @dataclass(frozen=True)
 class StoppingRule:
-    """When a row has been asked enough.
+    """Decide when to stop a row.
 
-    rules: to be decided, as held at the gate's level, as failed at `level`, which all decisions
-    share; base: the same row of the baseline. require: how many must be asked whatever the rules
-    say.
+    rules: gate rules to decide, as held at the gate's level, as failed at `level`, shared by all
+    decisions; base: the same row of the baseline. require: minimum counts, whatever the rules say.
     """
 
     width: tuple[str, float] | None = None
@@ -59,7 +56,7 @@ class StoppingRule:
     require: Required = NOTHING
 
     def reason_to_stop(self, row: RowValuesBySecret) -> str:
-        """Why no more secrets need be asked; "" where more must."""
+        """Explain why the row can stop; "" if it needs more secrets."""
         members = int(row.member.sum())
         if members < self.require.secrets or len(row.ids) - members < self.require.nonmembers:
             return ""
@@ -67,9 +64,10 @@ class StoppingRule:
             metric, width = self.width
             # Intervals by betting, which hold at every look (Waudby-Smith and Ramdas, arXiv
             # 2010.09686).
-            seen = replace(row, anytime=True).remeasure_metric(metric)
+            interval = replace(row, anytime=True).remeasure_metric(metric)
             narrow = (
-                seen is not None and max(seen.value - seen.low, seen.high - seen.value) <= width
+                interval is not None
+                and max(interval.value - interval.low, interval.high - interval.value) <= width
             )
             return f"until {metric} ± {100 * width:g}%" if narrow else ""
         verdicts = [self._verdict_phrase_of_gate_rule(rule, row) for rule in self.rules]
@@ -80,10 +78,10 @@ class StoppingRule:
         )
 
     def _verdict_phrase_of_gate_rule(self, rule: Rule, row: RowValuesBySecret) -> str:
-        """`failed` or `was held`, as the gate will decide it; "" while that is open."""
-        seen = row.anytime_valid_evidence(rule.metric, rule.count, rule.kind)
+        """Return `failed` or `was held`, as the gate will decide; "" while undecided."""
+        evidence = row.anytime_valid_evidence(rule.metric, rule.count, rule.kind)
         if rule.against_undefended:
-            return ""  # the other row stops elsewhere
+            return ""  # the undefended row stops at another look
         if rule.against_baseline:
             paired = (
                 ""
@@ -92,40 +90,43 @@ class StoppingRule:
             )
             if isinstance(paired, str):
                 return ""
-            # As in the gate: a false alarm takes one rule that errs, so its level is divided; a
-            # false pass takes all of them (Berger 1982), each at the full level.
-            failed, held = paired.low(self.level) > rule.limit, paired.high(LEVEL) <= rule.limit
-        elif seen is None:
+            # As in the gate: a single wrong rule is a false alarm, so its level is divided; a false
+            # pass needs errors in all rules (Berger 1982), each at the full level.
+            failed, passed = paired.low(self.level) > rule.limit, paired.high(LEVEL) <= rule.limit
+        elif evidence is None:
             return ""
         else:
-            failed, held = seen.low(self.level) > rule.limit, seen.high(LEVEL) <= rule.limit
-        return "failed" if failed else "was held" if held else ""
+            failed, passed = (
+                evidence.low(self.level) > rule.limit,
+                evidence.high(LEVEL) <= rule.limit,
+            )
+        return "failed" if failed else "was held" if passed else ""
 
     def ask_in_random_order(
         self, items: Sequence[Item], seed: int, ask: Ask[Item], seen: Seen[Item]
     ) -> tuple[StoppedEarly, set[str]]:
-        """Asks as many as it takes, in random order; returns how many and which."""
-        # Each item draws its own place: the order of two does not depend on which others are asked.
-        turn = sorted(
+        """Ask as many items as needed, in random order; return how many and their ids."""
+        # Each item draws its rank: the order of two items does not depend on the rest.
+        order = sorted(
             items,
             key=lambda item: keyed_random_generator(seed, "order of asking", item.id).random(),
         )
-        before, why = 0, ""
-        for at in yield_look_sizes(len(turn)):
-            ask(turn[before:at])
-            before = at
-            if why := self.reason_to_stop(replace(seen(turn[:at]), anytime=True)):
+        n_before, reason = 0, ""
+        for n_asked in yield_look_sizes(len(order)):
+            ask(order[n_before:n_asked])
+            n_before = n_asked
+            if reason := self.reason_to_stop(replace(seen(order[:n_asked]), anytime=True)):
                 break
-        return StoppedEarly(before, len(turn), why or "all that there are"), {
-            item.id for item in turn[:before]
+        return StoppedEarly(n_before, len(order), reason or "all that there are"), {
+            item.id for item in order[:n_before]
         }
 
 
 def stopped_finding_with_betting_bounds(
     finding: Finding, row: RowValuesBySecret, stopped: StoppedEarly
 ) -> Finding:
-    """The finding with bounds that hold at every look in place of intervals of a fixed size;
-    without what has none."""
+    """Replace the finding's fixed-size intervals by bounds valid at every look; drop
+    measurements without."""
 
     def again(
         m: Measurement, count: int | None = None, kind: str | None = None
@@ -133,7 +134,7 @@ def stopped_finding_with_betting_bounds(
         return row.remeasure_metric(m.name, count, kind)
 
     def each(kinds: Mapping[str, Measurement]) -> dict[str, Measurement]:
-        return {kind: found for kind, m in kinds.items() if (found := again(m, kind=kind))}
+        return {kind: bounded for kind, m in kinds.items() if (bounded := again(m, kind=kind))}
 
     note = (
         f"{stopped.early_stop_sentence}: intervals hold at every look (betting), and what has "
@@ -141,8 +142,10 @@ def stopped_finding_with_betting_bounds(
     )
     return replace(
         finding,
-        measurements=tuple(found for m in finding.measurements if (found := again(m))),
-        by_repeats={n: found for n, m in finding.by_repeats.items() if (found := again(m, int(n)))},
+        measurements=tuple(bounded for m in finding.measurements if (bounded := again(m))),
+        by_repeats={
+            n: bounded for n, m in finding.by_repeats.items() if (bounded := again(m, int(n)))
+        },
         by_kind=each(finding.by_kind),
         by_kind_nonmembers=each(finding.by_kind_nonmembers),
         notes=(*finding.notes, note),
@@ -151,34 +154,34 @@ def stopped_finding_with_betting_bounds(
 
 
 def digest_of_stopping_rules(stops: Mapping[CellKey, StoppingRule]) -> str:
-    """Equal where rows stop by the same; "": none does."""
-    told = hashlib.sha256()
+    """Hash the rules: equal rules give equal digests; "" if no row stops."""
+    digest = hashlib.sha256()
     for row, stop in stops.items():
         # `repr` of a float is exact.
-        told.update(repr((row, stop.width, stop.rules, stop.level, stop.require)).encode())
+        digest.update(repr((row, stop.width, stop.rules, stop.level, stop.require)).encode())
         for name, values in () if stop.base is None else stop.base.values.items():
-            told.update(repr((name, stop.base and stop.base.ids, values.tolist())).encode())
-    return told.hexdigest() if stops else ""
+            digest.update(repr((name, stop.base and stop.base.ids, values.tolist())).encode())
+    return digest.hexdigest() if stops else ""
 
 
-# --- which rows stop, and when
+# --- the rule of each row
 # -----------------------------------------------------------------------------------------------
 
 
 def stopping_rules_by_row(
     asked: AttackPlan, selection: PluginSelection, policy: Policy | None, base: RunOutcomes | None
 ) -> dict[CellKey, StoppingRule]:
-    """The rule of each row that `--until` may stop. Raises AuditError for an --until that no row
-    could keep."""
+    """Return the rule of each row that `--until` may stop. Raise AuditError if no row could
+    satisfy --until."""
     if asked.until is None:
         return {}
     if (width := asked.until_metric_and_half_width) is not None:
         for method in selection.methods:
             if not _can_stop_by_metric(method, width[0]):
-                own = ", ".join(_per_secret_mean_metric_names(method)) or "no share of secrets"
+                names = ", ".join(_per_secret_mean_metric_names(method)) or "no share of secrets"
                 raise AuditError(
                     f"expected --until on a number of {method.name}, got {width[0]}: it measures "
-                    f"{own}"
+                    f"{names}"
                 )
         return dict.fromkeys(selection.cell_keys_in_order(), StoppingRule(width))
     if policy is None:
@@ -190,9 +193,9 @@ def stopping_rules_by_row(
         if _is_row_held_to_rule(rule, row, selection)
     ]
     scoped = [(rule, row) for rule, row in scoped if _can_decide_rule_on_row(rule, row, selection)]
-    # Shared by all decisions, those of rules without a row that stops among them: the gate makes
-    # these too.
-    level, found = LEVEL / max(1, len(scoped)), dict[CellKey, StoppingRule]()
+    # All decisions share the level, also of rules without a stopping row: the gate decides these
+    # too.
+    level, rules_by_row = LEVEL / max(1, len(scoped)), dict[CellKey, StoppingRule]()
     scoped = [(rule, row) for rule, row in scoped if not _is_rule_without_stopping_row(rule)]
     for row in dict.fromkeys(row for _, row in scoped):
         rules = tuple(rule for rule, other in scoped if other == row)
@@ -200,20 +203,22 @@ def stopping_rules_by_row(
             _can_stop_by_metric(selection.methods_by_name[row.attack], rule.metric)
             for rule in rules
         ):
-            held = None if base is None else base.outcomes.get(row)
-            found[row] = StoppingRule(None, rules, level, held, policy.require)
-    if not found:
-        given = ", ".join(f"'{rule}'" for rule in policy.rules)
+            base_row = None if base is None else base.outcomes.get(row)
+            rules_by_row[row] = StoppingRule(None, rules, level, base_row, policy.require)
+    if not rules_by_row:
+        rule_names = ", ".join(f"'{rule}'" for rule in policy.rules)
         raise AuditError(
             f"expected --until {DECIDED} with a rule on a share of secrets, as recall <= 0.05, got "
-            f"{given}"
+            f"{rule_names}"
         )
-    return found
+    return rules_by_row
 
 
 def _is_row_held_to_rule(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
-    """Whether the gate holds the row to the rule: companions only by name."""
-    defended = [shown.name for shown in selection.rows if not shown.companion] or [UNDEFENDED]
+    """Test if the gate applies the rule to the row: to companions only by name."""
+    defended = [
+        row_of_defense.name for row_of_defense in selection.rows if not row_of_defense.companion
+    ] or [UNDEFENDED]
     targets = [rule.target] if rule.target else defended
     return (
         row.target in targets
@@ -223,8 +228,7 @@ def _is_row_held_to_rule(rule: Rule, row: CellKey, selection: PluginSelection) -
 
 
 def _per_secret_mean_metric_names(method: Attack | Probe) -> tuple[str, ...]:
-    """What the method measures that is a mean over secrets, of numbers that each secret alone
-    decides."""
+    """Name the method's metrics that are means of a number that depends on a single secret."""
     if isinstance(method, Probe):
         return method.means
     return (
@@ -235,23 +239,22 @@ def _per_secret_mean_metric_names(method: Attack | Probe) -> tuple[str, ...]:
 
 
 def _can_stop_by_metric(method: Attack | Probe, metric: str) -> bool:
-    """Whether its rows can be stopped by this number."""
-    own = _per_secret_mean_metric_names(method)
-    return metric in own or any(
-        metric in (name_nonmember_metric(one), name_excess_metric(one)) for one in own
+    """Test if this metric can stop the method's rows."""
+    names = _per_secret_mean_metric_names(method)
+    return metric in names or any(
+        metric in (name_nonmember_metric(name), name_excess_metric(name)) for name in names
     )
 
 
 def _is_rule_without_stopping_row(rule: Rule) -> bool:
-    """Whether the rule is on a number by which no row can stop: a bound of epsilon, a rate of
-    membership."""
+    """Test if the rule's metric stops no row: a bound of epsilon, a membership rate."""
     return rule.of_claim or rule.metric in BOUNDS.values() or bool(find_metric(rule.metric).scores)
 
 
 def _can_decide_rule_on_row(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
-    """Whether the gate may decide the rule on this row: it does not where another attack has the
-    number."""
-    own, every = selection.methods_by_name[row.attack], selection.methods
-    return _can_stop_by_metric(own, rule.metric) or not any(
-        _can_stop_by_metric(one, rule.metric) for one in every
+    """Test if the gate may decide the rule on this row: not if only another attack has the
+    metric."""
+    method, methods = selection.methods_by_name[row.attack], selection.methods
+    return _can_stop_by_metric(method, rule.metric) or not any(
+        _can_stop_by_metric(other, rule.metric) for other in methods
     )

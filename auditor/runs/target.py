@@ -1,5 +1,4 @@
-"""A model under attack: the defense in front of it, what that promises, and what was drawn of the
-promise."""
+"""Model a target under attack: its defense, the defense's claim, and the tokens drawn from it."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from auditor.runs import machine
 
 @dataclass
 class TokenSpending:
-    """What was drawn of a target. spent: tokens inside the claim, by recipe and secret.
+    """Count the tokens drawn of a target. spent: tokens inside the claim, by recipe and secret.
 
     seconds, drawn: time and tokens of the draws of this process.
     """
@@ -38,11 +37,11 @@ class TokenSpending:
     def charge_claim_for_answers(
         self, view: View, attack: Attack, answers: Sequence[Guesses]
     ) -> None:
-        """Every token drawn inside the claim is charged once: attacks that share a pass share its
+        """Charge each token drawn inside the claim once: attacks on a common pass share its
         charge."""
         for recipe in attack.sample_counts_by_recipe(view):
             for guesses in answers:
-                # Of a fixed budget all that was set aside counts as spent, drawn or not.
+                # A fixed budget's allowance counts as spent, drawn or not.
                 paid = (
                     guesses.drawn
                     if view.allowance is None
@@ -57,10 +56,10 @@ class TokenSpending:
 
 @dataclass
 class Target:
-    """secrets: those that are attacked on it. companion: whether it is shown beside a defense, not
-    asked for by name.
+    """A target. secrets: those attacked on it. companion: shown for a defense's sake, not requested
+    by name.
 
-    trained: the model of a private training, with what that promised and kept; undefended, the
+    trained: the model of a private training, with its promise and canaries; undefended, the
     attacked model itself.
     """
 
@@ -75,7 +74,7 @@ class Target:
     companion: bool = False
     trained: TrainedModel | None = None
     spending: TokenSpending = field(init=False)
-    # by tokens spent: to solve for one takes seconds
+    # claims by tokens spent: solving for a claim takes seconds
     _claims: dict[int, Claim | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -85,7 +84,7 @@ class Target:
     def is_undefended(self) -> bool:
         return self.name == UNDEFENDED
 
-    # --- what is promised ---
+    # --- the claim ---
 
     @cached_property
     def query_budget_of_defense(self) -> QueryBudget | None:
@@ -101,27 +100,27 @@ class Target:
 
     @property
     def claim(self) -> Claim | None:
-        """What is promised, with what was spent until now; None where nothing is."""
-        # Lots share no record, so the one that spent most counts for all: parallel composition
+        """Return the claim at the tokens spent until now; None without a claim."""
+        # Lots share no record, so the largest spending counts for all: parallel composition
         # (McSherry 2009).
-        spent = largest_lot_token_count(self.spending.spent, self.lot_number_by_secret)
-        if spent not in self._claims:
+        n_tokens = largest_lot_token_count(self.spending.spent, self.lot_number_by_secret)
+        if n_tokens not in self._claims:
             if self.defense and self.scenario:
-                self._claims[spent] = self.defense.claim(self.scenario, spent)
+                self._claims[n_tokens] = self.defense.claim(self.scenario, n_tokens)
             else:
-                self._claims[spent] = (
+                self._claims[n_tokens] = (
                     self.privacy_record_of_target.claim() if self.privacy_record_of_target else None
                 )
-        return self._claims[spent]
+        return self._claims[n_tokens]
 
     @property
     def privacy_record_of_target(self) -> PrivacyRecord | None:
-        """What the training of this model promised, if it was private."""
+        """Return the promise of this model's training, if it was private."""
         return self.trained.privacy if self.trained else None
 
     def claim_coverage_and_reason(self, setting: Setting) -> tuple[bool | None, str]:
-        """Whether the claim covers this access and decoding, None where nothing is claimed; and
-        why."""
+        """Return if the claim covers this access and decoding, None without a claim; and the
+        reason."""
         claim = self.claim
         if claim is None:
             return None, "no claim is made"
@@ -134,7 +133,7 @@ class Target:
     def remarks_of_defense(self) -> tuple[str, ...]:
         return self.defense.remarks(self.scenario) if self.defense and self.scenario else ()
 
-    # --- what is kept of it ---
+    # --- the record ---
 
     def _missing_perplexity_sentence(self) -> str:
         if implies_capability(self.model.capabilities, "likelihood"):
@@ -147,10 +146,10 @@ class Target:
         prefix_token: PrefixToken,
         doubts: Sequence[Doubt] = (),
     ) -> TargetRecord:
-        """perplexities: the distribution's own first; none where there were no texts to measure
-        them on.
+        """Record the target. perplexities: the distribution's own first; empty without held-out
+        texts.
 
-        doubts: beside those of the model itself.
+        doubts: besides the model's own.
         """
         training = self.privacy_record_of_target
         return TargetRecord(
@@ -170,7 +169,11 @@ class Target:
                 "asked behind the same prefix token in every row, for perplexity too: "
                 f"{prefix_token.said}",
                 *(() if perplexities else (self._missing_perplexity_sentence(),)),
-                *(f"held-out perplexity: {found.note}" for found in perplexities[:1] if found.note),
+                *(
+                    f"held-out perplexity: {perplexity.note}"
+                    for perplexity in perplexities[:1]
+                    if perplexity.note
+                ),
                 *self.model.cost_sentences(),
             ),
             doubts=(*self.model.doubts(), *doubts),

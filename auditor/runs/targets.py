@@ -1,4 +1,4 @@
-"""The targets of an audit: the model without a defense first, then each defense with its
+"""Build the targets of an audit: the undefended model first, then each defense with its
 controls."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from auditor.statistics.unlearning import AFTER
 
 
 class Targets:
-    """Builds each target when its turn comes, and keeps none but the undefended one."""
+    """Build each target in its turn, and retain only the undefended target."""
 
     def __init__(self, scene: RunContext) -> None:
         self.scene, site = scene, scene.site
@@ -31,7 +31,7 @@ class Targets:
         self.undefended = Target(
             UNDEFENDED,
             "After unlearning"
-            if any(one[AFTER] == UNDEFENDED for one in scene.selection.around)
+            if any(models[AFTER] == UNDEFENDED for models in scene.selection.around)
             else "Undefended",
             with_prefix_token(site.model, scene.prefix_token.tokens),
             site.undefended_model_description,
@@ -41,10 +41,9 @@ class Targets:
         )
 
     def check_claims_of_defenses(self) -> None:
-        """Refuses now rather than after hours what a defense cannot promise, or what no row can
-        show.
+        """Refuse impossible promises and rows now rather than after hours.
 
-        Raises AuditError.
+        Raise AuditError.
         """
         if not self.scene.site.trains_on_demand:
             for row in self.scene.selection.rows:
@@ -61,12 +60,12 @@ class Targets:
             yield target
 
     def find_or_build_target(self, name: str) -> Target:
-        """The target of this name, built anew where it has a defense."""
+        """Return the target of this name, rebuilt if it has a defense."""
         rows = {row.name: row for row in self.scene.selection.rows}
         return self.undefended if name == UNDEFENDED else self.build_target_of_row(rows[name])
 
     def build_target_of_row(self, row: ShownRow) -> Target:
-        # Timed with the scenario: in the lab it trains what the defense holds.
+        # Time the scenario too: in the lab it trains the defense's models.
         start, defense = time.perf_counter(), row.defense
         scenario = self.build_defense_scenario(defense)
         model = with_prefix_token(defense.protect(scenario), self.scene.prefix_token.tokens)
@@ -85,11 +84,11 @@ class Targets:
         )
 
     def secrets_attacked_behind_defense(self, defense: Defense) -> tuple[Secret, ...]:
-        """The secrets attacked on it: fewer behind an ensemble or records in a context, by
-        --ensemble-limit or the lab.
+        """Return the secrets attacked with a defense: fewer with an ensemble or records in a
+        context, by --ensemble-limit or the lab.
 
-        All parts are asked at every token. The lab's limit is sized to its own ensemble: one of a
-        few members, whose number the defense says, has none.
+        Each token queries all parts. The lab's limit suits its own ensemble: an ensemble of few
+        members, by the defense's count, has no limit.
         """
         benchmark = self.scene.benchmark
         usual = benchmark.ensemble_limit if defense.required_member_count is None else None
@@ -99,15 +98,14 @@ class Targets:
         return benchmark.few(limit)
 
     def build_defense_scenario(self, defense: Defense) -> Scenario:
-        """What this defense holds, and the tokens that its row inside the claim will draw."""
+        """Build this defense's scenario, with the tokens its row inside the claim will draw."""
         site, scene = self.scene.site, self.scene
         view = scene.make_view_of_target(self.undefended, TEXT_ONLY)
         attacks, attacked = (
             scene.selection.attacks_for_defense(defense),
             self.secrets_attacked_behind_defense(defense),
         )
-        # Planned on the undefended target: the defense, which is sized by these numbers, is not
-        # there yet.
+        # Plan on the undefended target: these numbers size the defense, which does not exist yet.
         draws = planned_token_counts(view, attacks, attacked)
         lengths = (
             query.length
@@ -119,15 +117,15 @@ class Targets:
         trained = site.model_trained_by_defense(defense) if "trained" in defense.needs else None
         if trained is not None:
             scene.check_models_self_consistent([trained.model])
-        whole = site.control_adapter_of_ensemble(defense) if "whole" in defense.needs else None
+        control = site.control_adapter_of_ensemble(defense) if "whole" in defense.needs else None
         prompts = (
             tuple(_prompt_of_secret(secret, scene.prefix_token.tokens) for secret in attacked)
             if "records" in defense.needs
             else ()
         )
         corpus = _distinct_training_texts(scene.benchmark) if "corpus" in defense.needs else ()
-        beside = self.beside.baseline_model_of_row(defense) if "beside" in defense.needs else None
-        # Of 0 queries until the lots are known, which a defense makes of the scenario itself.
+        baseline = self.beside.baseline_model_of_row(defense) if "beside" in defense.needs else None
+        # 0 queries until the defense derives its lots from the scenario.
         scenario = Scenario(
             site.model,
             site.public_model,
@@ -135,10 +133,10 @@ class Targets:
             0,
             length,
             trained,
-            whole,
+            control,
             prompts,
             corpus,
-            beside,
+            baseline,
         )
         return replace(
             scenario, queries=largest_lot_token_count(draws, defense.budget_lots(scenario))
@@ -146,9 +144,8 @@ class Targets:
 
 
 def _distinct_training_texts(benchmark: Benchmark) -> tuple[Tokens, ...]:
-    """What was trained on, whole and as it was cut for the attacks: each once."""
-    # The base class's own method gives the texts as they were cut; that of a benchmark may give
-    # them whole.
+    """Return the training texts, complete and as cut for the attacks, without duplicates."""
+    # The base class gives the texts as cut for attacks; a benchmark may give complete texts.
     texts = (
         *benchmark.texts_with_repeat_counts(True),
         *Benchmark.texts_with_repeat_counts(benchmark, True),
@@ -157,5 +154,5 @@ def _distinct_training_texts(benchmark: Benchmark) -> tuple[Tokens, ...]:
 
 
 def _prompt_of_secret(secret: Secret, prefix_token: Tokens) -> Prompt:
-    given = (*prefix_token, *secret.prefix)
-    return Prompt(secret.id, given, (*given, *secret.suffix) if secret.member else ())
+    context = (*prefix_token, *secret.prefix)
+    return Prompt(secret.id, context, (*context, *secret.suffix) if secret.member else ())

@@ -1,7 +1,7 @@
-"""An audit of unlearning: which models stand beside one that was to forget, and what is left of the
-records in each.
+"""Audit unlearning: select the baselines of an unlearned model, to measure the remaining records in
+each.
 
-Knows rows, and what they found out about each secret; no model.
+Knows rows and their results by secret; no model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class UnlearningBaseline(Defense):
     needs: ClassVar[tuple[str, ...]] = ("beside",)
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        assert scenario.beside is not None  # the run has seen to what is needed
+        assert scenario.beside is not None  # the run provides what is needed
         return scenario.beside
 
 
@@ -66,15 +66,15 @@ class RelearnedBaseline(UnlearningBaseline):
     of: Defense | None = None
 
 
-# the rows of a model that was to forget and of those around it, by what each is
+# rows of an unlearned model and its baselines, by role
 UnlearnedModel = Mapping[str, str]
 
 
 def rows_beside_unlearned_models(
     target: TargetPlan, asked: DefensePlan, forget: str | None, defenses: Sequence[Defense]
 ) -> tuple[list[ShownRow], tuple[UnlearnedModel, ...]]:
-    """The rows that stand beside the models of this run that were to forget. Raises AuditError for
-    idle flags."""
+    """Return the rows of the baselines of this run's unlearned models. Raise AuditError for
+    unused flags."""
     unlearning = [defense for defense in defenses if isinstance(defense, UnlearningTrainer)]
     if target.before is not None and unlearning:
         raise AuditError(
@@ -88,8 +88,8 @@ def rows_beside_unlearned_models(
             "to forget; got none"
         )
     if not unlearning and target.before is None:
-        for name, given in (("forget", forget), ("relearn", asked.relearn)):
-            if given is not None:
+        for name, value in (("forget", forget), ("relearn", asked.relearn)):
+            if value is not None:
                 before = "" if target.uses_builtin_lab else "--before MODEL, or "
                 known = registry.list_defenses().items()
                 names = " or ".join(
@@ -100,8 +100,8 @@ def rows_beside_unlearned_models(
                     "neither"
                 )
         return [], ()
-    rows, found = list[ShownRow](), list[UnlearnedModel]()
-    # Rows of one retrained model serve all models that were to forget the same records.
+    rows, models_by_role = list[ShownRow](), list[UnlearnedModel]()
+    # The rows of a retrained model serve all models that forget the same records.
     shared = _names_of_retrained_rows(target, asked)
     if target.before is not None:
         rows.append(_companion_row(BeforeUnlearning()))
@@ -109,7 +109,7 @@ def rows_beside_unlearned_models(
         if asked.relearn:
             rows.append(_companion_row(RelearnedBaseline()))
             models[RELEARNED] = RelearnedBaseline.name
-        found.append({**models, **shared})
+        models_by_role.append({**models, **shared})
     for defense in unlearning:
         models = {BEFORE: UNDEFENDED, AFTER: defense.name}
         if asked.relearn:
@@ -119,19 +119,19 @@ def rows_beside_unlearned_models(
             )
             rows.append(ShownRow(name, title, RelearnedBaseline(defense), True))
             models[RELEARNED] = name
-        found.append({**models, **shared})
+        models_by_role.append({**models, **shared})
     never = {RETRAINED: RetrainedBaseline(), RETRAINED_RELEARNED: RetrainedBaseline(relearned=True)}
     titles = {
         RETRAINED: RetrainedBaseline.title,
         RETRAINED_RELEARNED: f"{RetrainedBaseline.title}, relearned",
     }
     rows += [ShownRow(shared[role], titles[role], never[role], True) for role in shared]
-    return rows, tuple(found)
+    return rows, tuple(models_by_role)
 
 
 def _names_of_retrained_rows(target: TargetPlan, asked: DefensePlan) -> dict[str, str]:
-    """The names of the rows that never saw what was to be forgotten: in the lab a control, else
-    where one was given."""
+    """Name the retrained rows, without the forgotten records: in the lab as controls, else if
+    the user names a model."""
     if not (asked.controls if target.uses_builtin_lab else target.retrained):
         return {}
     return {
