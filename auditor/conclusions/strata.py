@@ -43,12 +43,14 @@ def worst_stratum(finding: Finding) -> Stratum | None:
 
 
 def worst_group(finding: Finding) -> tuple[str, Measurement] | None:
-    """Return the data's group with the largest certain extracted share, by name; None: no group
-    is worse than all records."""
+    """Return the data's group with the largest certain extracted share, by name.
+
+    None: no group's interval lies above the share of all records.
+    """
     shares = finding.by_group
     n_all = sum(m.n for m in shares.values())
     n_hits = sum(round(m.value * m.n) for m in shares.values())
     name = max(shares, key=lambda group: (shares[group].low, shares[group].value), default="")
-    if not n_hits or shares[name].value <= n_hits / n_all:
+    if not n_hits or shares[name].low <= n_hits / n_all:
         return None
     return name, shares[name]

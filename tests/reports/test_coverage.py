@@ -103,9 +103,14 @@ def test_a_record_of_several_parts_counts_once_in_its_group() -> None:
 
 def test_no_group_is_named_if_none_is_worse_than_all(result: AuditResult) -> None:
     row = verbatim_row(copied(result, 3, 12, 40, 40))
-    for wanted, unwanted in ((0, 0), (6, 6)):
-        groups = {"a": share("recall", wanted, 12), "b": share("recall", unwanted, 12)}
+    # The last: 18 of 106 is no more than chance makes of 41 of 300.
+    for hits, n in (((0, 0), (12, 12)), ((6, 6), (12, 12)), ((18, 14, 9), (106, 94, 100))):
+        groups = {
+            f"g{i}": share("recall", *pair) for i, pair in enumerate(zip(hits, n, strict=True))
+        }
         assert worst_group(replace(row, by_group=groups)) is None
+    apart = {"wanted": share("recall", 35, 35), "unwanted": share("recall", 0, 109)}
+    assert worst_group(replace(row, by_group=apart)) == ("wanted", apart["wanted"])
 
 
 def test_a_stratum_that_was_not_asked_leaves_the_whole_open(result: AuditResult) -> None:
