@@ -70,8 +70,8 @@ class RecordSource:
     ) -> RecordCounts:
         """Return the counts of this source's rows; left_out: rows that this split cannot use,
         besides those of the source."""
-        all_left_out = {why: len(rows) for why, rows in self.left_out} | {
-            why: n for why, n in left_out.items() if n
+        all_left_out = {reason: len(rows) for reason, rows in self.left_out} | {
+            reason: n for reason, n in left_out.items() if n
         }
         by_rule = {rule: len(rows) for rule, rows in self.not_attacked.items()}
         by_rule |= {rule: n for rule, n in not_attacked.items() if n}
@@ -82,7 +82,7 @@ class RecordSource:
         audited_rows = {record.row for record in attacked}
         n_rows = len(rows) if self.unread is None else self.unread.n_rows
         copies = n_rows - sum(all_left_out.values()) - sum(by_rule.values()) - len(audited_rows)
-        parts = {why: len(rows) for why, rows in self.parts_left_out}
+        parts = {reason: len(rows) for reason, rows in self.parts_left_out}
         tokens = sum(self.row_tokens.get(row, 0) for row in audited_rows)
         attacked_tokens = _count_attacked_tokens(attacked) if tokens else 0
         return RecordCounts(
@@ -100,9 +100,9 @@ def group_rows_by_reason(
 ) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Return each reason with its rows, in order, duplicates included."""
     rows: dict[str, list[int]] = {}
-    for row, why in reasons_of_rows:
-        rows.setdefault(why, []).append(row)
-    return tuple((why, tuple(of_reason)) for why, of_reason in rows.items())
+    for row, reason in reasons_of_rows:
+        rows.setdefault(reason, []).append(row)
+    return tuple((reason, tuple(of_reason)) for reason, of_reason in rows.items())
 
 
 def group_unusable_parts(
@@ -114,8 +114,10 @@ def group_unusable_parts(
     unusable: the row of each part that cannot be used, and why.
     """
     usable_rows = {record.row for record in records}
-    first_reasons = dict(reversed([(row, why) for row, why in unusable if row not in usable_rows]))
-    parts = [(row, why) for row, why in unusable if row in usable_rows]
+    first_reasons = dict(
+        reversed([(row, reason) for row, reason in unusable if row not in usable_rows])
+    )
+    parts = [(row, reason) for row, reason in unusable if row in usable_rows]
     return group_rows_by_reason(sorted(first_reasons.items())), group_rows_by_reason(parts)
 
 

@@ -1,8 +1,8 @@
-"""The user's own private text: JSONL, CSV, Parquet or a Hugging Face data set, as secrets to
+"""Read the user's private text, JSONL, CSV, Parquet or a Hugging Face data set, as secrets to
 extract.
 
-Says who is attacked and how often each record was trained on. Errors and notes name rows and
-columns, never what is in them.
+Selects the attacked records and counts their copies in training. Errors and notes name rows and
+columns, never their content.
 """
 
 from __future__ import annotations
@@ -91,42 +91,46 @@ class Files(Benchmark):
         room: int | None = None,
         counting: TableCounting | None = None,
     ):
-        """Reads and cuts everything at once. Raises AuditError for whatever a user can mend, in one
-        sentence.
+        """Read and cut all data at once. Raise AuditError in one sentence for any mistake of the
+        user.
 
-        Each text of a `text` column is cut by its own length, a long one all along (`TextLengths`);
-        with `prefix_length` or `suffix_length`, 50 where only the other is given, at its start, or
-        with `windows` a stride of so many tokens apart; `prefix` and `suffix` columns are kept
-        whole. Of a conversation, each assistant turn (or each of another of whom `turns` says) is a
-        suffix, behind what an attacker `knows` of what came before: all of it, or its last
-        `prefix_length` tokens. Of a row, tokens beyond the `trained` ones are left out, and what
-        takes more than `room` tokens. `group_column` and `user_column` are read of `data`, and of
-        `nonmembers` where they have them; the values of the first are shown in reports, those of
-        the second under other names. `counting` has the rows of a large table counted, by workers
-        for example; None: in this process.
+        The length of each text of a `text` column decides its cut, a long text all along
+        (`TextLengths`). With `prefix_length` or `suffix_length`, 50 for the missing length, it is
+        cut at its start, or with `windows` at a stride of so many tokens; `prefix` and `suffix`
+        columns are kept complete. Each assistant turn of a conversation (or of the speaker in
+        `turns`) is a suffix, after the text that an attacker `knows`: all before it, or its last
+        `prefix_length` tokens. Tokens of a row beyond the `trained` tokens are left out, and
+        records of more than `room` tokens. `group_column` and `user_column` are read from `data`,
+        and from `nonmembers` if present; reports show the values of the first, and other names for
+        the second. `counting` counts the rows of a large table, for example by workers; None: in
+        this process.
         """
         check_prefix_and_suffix_lengths(prefix_length, suffix_length)
         lengths = TextLengths(prefix_length, suffix_length, windows)
         split = SplitOptions(known_fraction, limit, seed)
         self.tokenizer = cutting.require_fast_tokenizer_for_cutting(tokenizer)
-        named = (group_column, user_column)
+        label_columns = (group_column, user_column)
         counting = counting or TableCounting()
         self.counted_tables = counting.counted
-        reader = TableReader(split, counting, named, forget)
+        reader = TableReader(split, counting, label_columns, forget)
         table, unread = reader.read("--data", data)
         shared = cutting.shared_beginnings_of_texts(self.tokenizer, table)
         self._kinds = _nested_kinds_of_all_rows(table, unread)
         cut = Cutting(
             self.tokenizer, lengths, knows, form, turns, shared, self._kinds, trained, room
         )
-        used = [name for name in named if name is not None]
+        used = [name for name in label_columns if name is not None]
         self.unread_columns = columns.unread_text_columns(
             table, columns.detect_column_layout(table), used
         )
-        members = _table_as_record_source("--data", table, cut, *named, unread=unread)
-        read = partial(_read_file_as_record_source, reader=reader, cut=cut, members=members.unread)
-        asked = (("--known", known), ("--nonmembers", nonmembers), ("--forget", forget))
-        sources = {flag: read(flag, name) for flag, name in asked if name is not None}
+        members = _table_as_record_source("--data", table, cut, *label_columns, unread=unread)
+        read_source = partial(
+            _read_file_as_record_source, reader=reader, cut=cut, members=members.unread
+        )
+        optional_files = (("--known", known), ("--nonmembers", nonmembers), ("--forget", forget))
+        sources = {
+            flag: read_source(flag, name) for flag, name in optional_files if name is not None
+        }
         for source in sources.values():
             if (source.form is None) != (members.form is None):
                 raise AuditError(
@@ -134,10 +138,12 @@ class Files(Benchmark):
                     f"{source.where}"
                 )
         if nonmembers is not None:
-            others = leave_out_copies_of_members(sources["--nonmembers"], members)
+            nonmember_source = leave_out_copies_of_members(sources["--nonmembers"], members)
             if columns.detect_column_layout(table) == ("text",) and not lengths.are_given:
-                others, self.doubts = match_nonmembers_by_length(others, members, split)
-            sources["--nonmembers"] = others
+                nonmember_source, self.doubts = match_nonmembers_by_length(
+                    nonmember_source, members, split
+                )
+            sources["--nonmembers"] = nonmember_source
         parts = split_data_records_into_secrets({"--data": members, **sources}, split, "row")
         parts.give_to(self)
         self.description = (
@@ -145,9 +151,7 @@ class Files(Benchmark):
         )
         self.form = members.form
         self.framed = self.form is not None and self.form.source is not None
-        if (
-            self.form is not None
-        ):  # of a conversation, what is answered: the rest need not have been learnt
+        if self.form is not None:  # the answers of a conversation: the rest may have had no loss
             self.heldout_given = tuple(
                 len(secret.prefix) for secret in self.secrets if not secret.member
             )
@@ -159,19 +163,24 @@ class Files(Benchmark):
         self._given = {True: ("--data", data), False: ("--nonmembers", nonmembers)}
 
     def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
-        """Every row as a whole, read anew: nothing of it is kept in memory for whoever may ask."""
+        """Yield every complete row, read again, so that none stays in memory."""
         flag, name = self._given[members]
         if name is None:
             return
         table = read_record_table(flag, name, columns.COLUMNS)
         layout, repeats = columns.detect_column_layout(table), columns.row_repeat_counts(table)
         if self.form is not None:
-            for row, said in columns.parse_row_conversations(table, layout, kinds=self._kinds):
+            for row, conversation in columns.parse_row_conversations(
+                table, layout, kinds=self._kinds
+            ):
                 with suppress(
                     UnusableConversation
-                ):  # nobody is attacked in such a row either, and the notes say so
-                    if not isinstance(said, UnusableConversation):
-                        yield chat.render_chat(self.tokenizer, said, self.form).tokens, repeats[row]
+                ):  # such a row is not attacked either, and the notes report it
+                    if not isinstance(conversation, UnusableConversation):
+                        yield (
+                            chat.render_chat(self.tokenizer, conversation, self.form).tokens,
+                            repeats[row],
+                        )
             return
         encoded = cutting.encode_data_texts_with_offsets(
             self.tokenizer, columns.joined_layout_texts(table, layout)
@@ -181,10 +190,10 @@ class Files(Benchmark):
 
 @dataclass(frozen=True)
 class TableReader:
-    """Reads the files of a plan: whole, or of a large one a sample.
+    """Read the files of a plan: completely, or a sample of a large file.
 
     named: the columns of groups and of users; forget: the file of records to forget, which a sample
-    of --data has to hold.
+    of --data must hold.
     """
 
     split: SplitOptions
@@ -193,9 +202,10 @@ class TableReader:
     forget: str | None = None
 
     def read(self, flag: str, name: str) -> tuple[RecordTable, UnreadRows | None]:
-        """Return the rows of a file, or a sample of a large one and what is known of the others."""
+        """Return the rows of a file, or a sample of a large file with statistics of the other
+        rows."""
         group_column, user_column = self.named_columns(flag)
-        wanted = (*columns.COLUMNS, *filter(None, self.named_columns(flag)))
+        column_names = (*columns.COLUMNS, *filter(None, self.named_columns(flag)))
         if self.split.limit is not None and flag in ("--data", "--nonmembers"):
             order = SamplingOrder(
                 self.split.limit,
@@ -206,14 +216,14 @@ class TableReader:
                 user_column,
             )
             sample = read_sample_of_large_table(
-                f"{flag} {name!r}", Path(name), wanted, order, self.counting
+                f"{flag} {name!r}", Path(name), column_names, order, self.counting
             )
             if sample is not None:
                 return sample
-        return require_nonempty_record_table(read_record_table(flag, name, wanted)), None
+        return require_nonempty_record_table(read_record_table(flag, name, column_names)), None
 
     def named_columns(self, flag: str) -> tuple[str | None, str | None]:
-        """Return the columns of groups and of users that are read of this file."""
+        """Return the columns of groups and of users to read from this file."""
         return self.named if flag in ("--data", "--nonmembers") else (None, None)
 
     def _required_rows(self, flag: str, name: str) -> RecordTable | None:
@@ -223,10 +233,10 @@ class TableReader:
 
 
 def _nested_kinds_of_all_rows(table: RecordTable, unread: UnreadRows | None) -> columns.ColumnKinds:
-    own = columns.infer_nested_kinds(table)
+    kinds = columns.infer_nested_kinds(table)
     if unread is not None:
-        own = columns.join_nested_kinds(unread.kinds, own)
-    return columns.known_kinds(own)
+        kinds = columns.join_nested_kinds(unread.kinds, kinds)
+    return columns.known_kinds(kinds)
 
 
 def _read_file_as_record_source(
@@ -236,8 +246,8 @@ def _read_file_as_record_source(
     if unread is not None and cut.kinds is not None:
         kinds = columns.join_nested_kinds(cut.kinds, unread.kinds)
         cut = replace(cut, kinds=columns.known_kinds(kinds))
-    named = reader.named_columns(flag)
-    return _table_as_record_source(flag, table, cut, *named, unread=unread, members=members)
+    label_columns = reader.named_columns(flag)
+    return _table_as_record_source(flag, table, cut, *label_columns, unread=unread, members=members)
 
 
 def _table_as_record_source(
@@ -250,10 +260,10 @@ def _table_as_record_source(
     unread: UnreadRows | None = None,
     members: UnreadRows | None = None,
 ) -> RecordSource:
-    """Return the rows of one table as records. Rows that cannot be cut are listed by reason.
+    """Return the rows of one table as records, and the rows that cannot be cut, by reason.
 
-    unread: what is known of the other rows, if the table is a sample. members: of a large table of
-    members, of which no non-member may be a row.
+    unread: statistics of the other rows, if the table is a sample. members: of a large table of
+    members, which must not hold a non-member.
     """
     layout = columns.detect_column_layout(table)
     form = (
@@ -262,12 +272,12 @@ def _table_as_record_source(
         else cut.form or cutting.usual_chat_rendering_of_table(cut.tokenizer, table)
     )
     remarks = Counter[str]()
-    parts, how, texts = cutting.cut_rows_into_parts(table, replace(cut, form=form), remarks)
-    if flag == "--data":  # nobody asks how often known pairs and non-members occur
+    parts, rule, texts = cutting.cut_rows_into_parts(table, replace(cut, form=form), remarks)
+    if flag == "--data":  # copies of known pairs and non-members are not used
         repeats = columns.row_repeat_counts(table) if unread is None else list(unread.copies)
         of_rows = _FROM_TEXTS if form is None else _FROM_CONVERSATIONS
         counted = _FROM_ROWS if unread is None else of_rows
-        how += f"; repeat counts {_FROM_COLUMN if columns.REPEATS in table.columns else counted}"
+        rule += f"; repeat counts {_FROM_COLUMN if columns.REPEATS in table.columns else counted}"
     else:
         repeats = [1] * table.rows
     groups = columns.row_group_values(table, group_column, needed=flag == "--data")
@@ -282,20 +292,27 @@ def _table_as_record_source(
     standing: list[str] = []
     unusable: list[tuple[int, str]] = []  # the row of each part that cannot be used, and why
     row_tokens = Counter[int]()
-    for one in parts:
-        row_tokens[one.row] += one.tokens
-        if isinstance(one.halves, str):
-            unusable.append((one.row, one.halves))
-        elif is_member[one.row]:
-            unusable.append((one.row, ALSO_MEMBER))
+    for cut_part in parts:
+        row_tokens[cut_part.row] += cut_part.tokens
+        if isinstance(cut_part.halves, str):
+            unusable.append((cut_part.row, cut_part.halves))
+        elif is_member[cut_part.row]:
+            unusable.append((cut_part.row, ALSO_MEMBER))
         else:
-            prefix, suffix, wording = one.halves
-            group = groups[one.row] or one.group
+            prefix, suffix, wording = cut_part.halves
+            group = groups[cut_part.row] or cut_part.group
             record = DataRecord(
-                one.row, prefix, suffix, repeats[one.row], group, wording, one.part, one.at
+                cut_part.row,
+                prefix,
+                suffix,
+                repeats[cut_part.row],
+                group,
+                wording,
+                cut_part.part,
+                cut_part.at,
             )
-            records.append(replace(record, user=users[one.row], n_shared=one.n_shared))
-            standing.append(one.stands or wording.prefix_and_suffix_text)
+            records.append(replace(record, user=users[cut_part.row], n_shared=cut_part.n_shared))
+            standing.append(cut_part.stands or wording.prefix_and_suffix_text)
     # `texts` and `remarks` are whole from here on: reading the parts filled them.
     if flag == "--data" and columns.REPEATS not in table.columns and unread is None:
         records = _data_records_with_copy_counts(records, standing, texts)
@@ -308,7 +325,7 @@ def _table_as_record_source(
         for why, rows in parts_left_out
     )
     notes = (
-        how,
+        rule,
         *dropped,
         *(f"{why} ({plural(count, row_noun)})" for why, count in remarks.items()),
     )
@@ -327,13 +344,12 @@ def _table_as_record_source(
 
 
 def _with_row_numbers_of_table(source: RecordSource, unread: UnreadRows) -> RecordSource:
-    """Return the source with each row by its number in the whole table, and a note on what was not
-    read."""
+    """Return the source with row numbers of the complete table, and a note on the rows not read."""
 
     def renumber(
         reasons: Sequence[tuple[str, tuple[int, ...]]],
     ) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        return tuple((why, tuple(unread.rows[row] for row in rows)) for why, rows in reasons)
+        return tuple((reason, tuple(unread.rows[row] for row in rows)) for reason, rows in reasons)
 
     n_distinct = unread.n_distinct + len(unread.rows)
     noun = "text" if source.form is None else "conversation"
@@ -356,7 +372,8 @@ def _with_row_numbers_of_table(source: RecordSource, unread: UnreadRows) -> Reco
 def _notes_on_large_tables_read_whole(
     sources: Sequence[RecordSource | None], limit: int | None
 ) -> tuple[str, ...]:
-    """Return a note on each large table of which --limit wants few rows and all were tokenised."""
+    """Return a note on each large table that was tokenised completely although --limit needs few
+    rows."""
     return tuple(
         f"{source.where}: all {len(source.row_tokens):,} rows were read into memory and tokenised, "
         f"though --limit asks for {limit:,}: only --data and --nonmembers in one JSONL, CSV or "
@@ -370,51 +387,49 @@ def _notes_on_large_tables_read_whole(
 
 
 def _given_tokens_of_heldout_parts(secrets: Sequence[Secret]) -> tuple[int, ...]:
-    """Return how many first tokens of each non-member are not scored: () if each is one text, as
-    everywhere else.
+    """Count the unscored first tokens of each non-member; return () if each is one text, the
+    default.
 
-    The prefix of a later window was scored in the one before.
+    The window before has scored the prefix of a later window.
     """
-    others = [secret for secret in secrets if not secret.member]
-    if all(secret.document is None for secret in others):
+    nonmembers = [secret for secret in secrets if not secret.member]
+    if all(secret.document is None for secret in nonmembers):
         return ()
     later = [
-        one.document is not None and one.document == before.document
-        for before, one in pairwise(others)
+        secret.document is not None and secret.document == before.document
+        for before, secret in pairwise(nonmembers)
     ]
     return tuple(
-        len(one.prefix) if is_later else 1
-        for one, is_later in zip(others, [False, *later], strict=True)
+        len(secret.prefix) if is_later else 1
+        for secret, is_later in zip(nonmembers, [False, *later], strict=True)
     )
 
 
 def _data_records_with_copy_counts(
     records: Sequence[DataRecord], standing: Sequence[str], texts: Sequence[str]
 ) -> list[DataRecord]:
-    """The records with how often each stands in the texts, letter for letter, its suffix right
-    behind its prefix.
+    """Count the exact occurrences of each record in the texts, its suffix right after its prefix.
 
-    Of rows that say the same the first has all of it: where they are merged their counts add up.
+    Of equal rows the first gets all occurrences: merging adds up their counts.
     """
     pairs = list(zip(records, standing, strict=True))
-    # A suffix that was itself cut inside a word stands inside words.
+    # A suffix that ends inside a word also occurs inside words.
     cut = {
         text
-        for one, text in pairs
-        if (w := one.wording) and is_occurrence_end_inside_word(w.suffix, w.after[:1])
+        for record, text in pairs
+        if (w := record.wording) and is_occurrence_end_inside_word(w.suffix, w.after[:1])
     }
-    found = count_text_occurrences({text: text not in cut for text in standing}, texts)
-    return [replace(record, repeats=found.pop(text, 0)) for record, text in pairs]
+    occurrences = count_text_occurrences({text: text not in cut for text in standing}, texts)
+    return [replace(record, repeats=occurrences.pop(text, 0)) for record, text in pairs]
 
 
 def _data_records_with_personal_data_marks(
     records: Sequence[DataRecord], table: RecordTable
 ) -> list[DataRecord]:
-    """The records with what the rows mark in them. Raises AuditError for marks that are none of
-    their row."""
-    found = columns.row_personal_data_marks(table)
+    """Add the rows' marks to the records. Raise AuditError for a mark that is not in its row."""
+    marks_of_rows = columns.row_personal_data_marks(table)
     return [
-        replace(record, wording=replace(record.wording, marks=found[record.row]))
+        replace(record, wording=replace(record.wording, marks=marks_of_rows[record.row]))
         if record.wording
         else record
         for record in records

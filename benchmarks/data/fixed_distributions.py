@@ -1,5 +1,5 @@
-"""Models whose next-token distributions are given, for checks that choose the distributions instead
-of training for them."""
+"""Models with given next-token distributions, for checks that choose the distributions instead of
+training."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from auditor.models.rows import Rows
 
 
 class FixedDistribution(LanguageModel):
-    """Says distributions[i] behind a context that ends in token i, counted modulo the distributions
-    there are.
+    """Return distributions[i] after a context that ends in token i, modulo the number of
+    distributions.
 
-    distributions: (cases, V) probabilities, or (V,) where the context does not matter; float64
-    unless they are of another dtype.
+    distributions: (cases, V) probabilities, or (V,) if the context does not matter; float64 unless
+    they have another dtype.
     """
 
     capabilities = frozenset({"draw", "distribution"})
@@ -27,7 +27,7 @@ class FixedDistribution(LanguageModel):
     def __init__(self, distributions: Tensor | Sequence[float]) -> None:
         if not isinstance(distributions, Tensor):
             distributions = torch.tensor(distributions, dtype=torch.float64)
-        # The log of 0 is -inf, as it should be: such a token is never said.
+        # The log of 0 is -inf on purpose: such a token is never drawn.
         self.distributions = distributions.view(-1, distributions.shape[-1]).log()
         self.vocab_size = distributions.shape[-1]
 

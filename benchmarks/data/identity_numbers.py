@@ -1,9 +1,9 @@
-"""National, bank and card numbers in text: a pattern says where to look, the number's own check
+"""Find national, bank and card numbers in text: a pattern selects candidates, the number's check
 decides.
 
-`python-stdnum` has most checks. Where numbers are issued that it refuses (2.2), the check is here:
-Chinese ones of people older than their district's code, Korean ones since October 2020, Swedish
-coordination numbers. Knows text only.
+`python-stdnum` has most checks. This module has those of issued numbers that it rejects (2.2):
+Chinese numbers of people older than their district's code, Korean numbers since October 2020,
+Swedish coordination numbers. Knows text only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 
-# A number ends where its own signs end, whatever letter of another script stands next to it.
+# A number ends with its signs, even if a letter of another script follows.
 _START, _END = r"(?<![0-9A-Za-z])(?<![0-9][-.])", r"(?![0-9A-Za-z])(?![-.][0-9])"
 _DAY, _MONTH = r"(?:0[1-9]|[12][0-9]|3[01])", r"(?:0[1-9]|1[0-2])"
 _SEX_DIGIT_1900, _SEX_DIGIT_2000 = "1256", "3478"  # of a Korean number
@@ -36,10 +36,10 @@ def _is_finnish(number: str) -> bool:
 
 
 def _is_chinese(number: str) -> bool:
-    """Return whether a Chinese number has its check digit, a date and a province.
+    """Check the check digit, the date and the province of a Chinese number.
 
-    stdnum looks the district up in the year of birth, but codes are younger than many people who
-    have them.
+    stdnum looks the district up in the year of birth, but codes are younger than many of their
+    holders.
     """
     from stdnum.cn import ric
 
@@ -50,11 +50,10 @@ def _is_chinese(number: str) -> bool:
 
 
 def _is_korean(number: str) -> bool:
-    """Return whether a Korean number has its check digit, or needs none and is written with its
-    hyphen.
+    """Check a Korean number's check digit, or its hyphen if it needs no check digit.
 
-    Since October 2020 all digits behind the one of sex and century are random: of people born
-    since, and of foreigners (5 to 8), of whose numbers nobody can tell when they were issued.
+    Since October 2020 all digits after that of sex and century are random: for people born since,
+    and for foreigners (5 to 8), whose numbers do not show their date of issue.
     """
     from stdnum.kr import rrn
 
@@ -94,9 +93,9 @@ def _is_date(year: str, month: str, day: str) -> bool:
     return False
 
 
-# Numbers that one can tell by how they are written, or that have two check digits or a date and
-# one: of nine digits in a row with a single check digit every tenth would do. With fewer they count
-# only next to their name.
+# Numbers with a distinctive notation, two check digits, or a date and one check digit: of nine
+# digits in a row with a single check digit every tenth would pass. Weaker numbers count only next
+# to their name.
 _CHECKS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     (r"[0-9]{3}-[0-9]{2}-[0-9]{4}", partial(_is_stdnum_valid, "us.ssn")),
     (r"(?:[0-9]{8}|[0-9]{2}\.[0-9]{3}\.[0-9]{3})-?[A-Z]", partial(_is_stdnum_valid, "es.dni")),
@@ -147,7 +146,7 @@ _CHECKS: tuple[tuple[str, Callable[[str], bool]], ...] = (
         _is_chinese,
     ),
 )
-_NAME_END = r"[\W_]{0,4}(?:(?:n[.ºo°]{0,2}|br\.?|№) ?)?"  # signs, and "number" as it is shortened
+_NAME_END = r"[\W_]{0,4}(?:(?:n[.ºo°]{0,2}|br\.?|№) ?)?"  # signs, and "number" in short
 _NAMED_CHECKS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     (rf"\boib{_NAME_END}(?P<number>[0-9]{{11}})", partial(_is_stdnum_valid, "hr.oib")),
     (
@@ -198,7 +197,8 @@ _WAYS_TO_WRITE = tuple(
 
 
 def id_number_checks(number: str) -> Iterator[tuple[str, Callable[[str], bool]]]:
-    """Yield the name and the check of each national number that this may be, the surest first.
+    """Yield the name and the check of each national number that this may be, the most certain
+    first.
 
     number: with ASCII digits.
     """
@@ -214,14 +214,14 @@ _IBAN_CHARACTERS = range(15, 35)
 
 
 def iban_places(text: str) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each IBAN, in groups with a space, hyphen or dot between, or in
-    one."""
+    """Yield begin and end of each IBAN, written in one or in groups with a space, hyphen or dot
+    between."""
     from stdnum import iban
 
     for match in _IBAN_START.finditer(text):
         group, number = _IBAN_REST.match(text, match.start()), ""
-        # What follows may look like more of it: the country's length and the checksum decide where
-        # it ends.
+        # The text after it may look like more of it: the country's length and the checksum decide
+        # its end.
         while group and len(number) + len(group[0]) < _IBAN_CHARACTERS.stop:
             number += group[0]
             end = group.end()
@@ -236,7 +236,7 @@ def iban_places(text: str) -> Iterator[tuple[int, int]]:
 # First digits of the cards that are issued, and how many digits they have: an IMEI has Luhn's check
 # digit too.
 _CARDS = (
-    (r"4", (16, 19)),  # Visa; with 13 digits none is valid any more
+    (r"4", (16, 19)),  # Visa; those with 13 digits are no longer valid
     (r"5[1-5]|222[1-9]|22[3-9]|2[3-6]|27[01]|2720", (16,)),  # Mastercard
     (r"3[47]", (15,)),  # American Express
     (r"30[0-5]|3095|36|3[89]", (14, 16, 17, 18, 19)),  # Diners Club

@@ -1,5 +1,5 @@
-"""Tables too large to tokenise: counts every row by its text in one streamed pass, and reads a
-sample of the rows.
+"""Sample tables too large to tokenise: count every row by its text in one streamed pass, and read a
+sample.
 
 Only with --limit, and only for JSONL, CSV and Parquet. The pass goes block by block, so that
 workers can share it. Memory: 16 bytes a row, as many for each of --group-column and --user-column,
@@ -51,7 +51,7 @@ SAMPLE = 20_000  # rows of that sample, at least
 # rows of the sample for each record of --limit: some are too short, or auxiliary data
 _SAMPLES_PER_LIMIT = 4
 _SUFFIXES = (".jsonl", ".csv", ".parquet")
-_GROUPS, _USERS = "group of a row", "user of a row"  # beside `columns.REPEATS`
+_GROUPS, _USERS = "group of a row", "user of a row"  # besides `columns.REPEATS`
 
 
 def hash_texts(texts: Sequence[str]) -> NDArray[np.int64]:
@@ -60,10 +60,10 @@ def hash_texts(texts: Sequence[str]) -> NDArray[np.int64]:
 
 
 def hash_rows(table: RecordTable, layout: tuple[str, ...]) -> NDArray[np.int64]:
-    """Return a hash of what each row says, (rows,): of its text, or of its conversation.
+    """Return a hash of each row's text or conversation, (rows,).
 
-    Raises AuditError with the row if a text is none. Null and nothing are the same in a
-    conversation, as Parquet has all keys in all rows.
+    Raise AuditError with the row for a value other than text. Null and missing keys are the same in
+    a conversation, as Parquet has all keys in all rows.
     """
     if layout in columns.PLAIN:
         return hash_texts(columns.joined_layout_texts(table, layout))
@@ -80,14 +80,14 @@ def hash_rows(table: RecordTable, layout: tuple[str, ...]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class UnreadRows:
-    """What is known of a table of which only a sample was read.
+    """Hold statistics of a table of which only a sample was read.
 
-    rows: (sample,), each one's number in the table; copies: (sample,), how often it occurs in the
-    table (by the repeats column if there is one); columns, texts: of the table; n_rows: rows of
-    the whole table; n_distinct: distinct rows that were not read; by_copies: these, by
-    `format_copies`; row_hashes, user_hashes: sorted, of all rows and of their people;
-    of_several_groups, of_several_users: rows of the sample whose copies differ in that; kinds: of
-    all rows, see `columns.infer_nested_kinds`.
+    rows: (sample,), row numbers in the table; copies: (sample,), occurrences in the table (by the
+    repeats column if there is one); columns, texts: of the table; n_rows: rows of the complete
+    table; n_distinct: distinct rows that were not read; by_copies: these, by `format_copies`;
+    row_hashes, user_hashes: sorted, of all rows and of their people; of_several_groups,
+    of_several_users: rows of the sample whose copies differ in group or user; kinds: of all rows,
+    see `columns.infer_nested_kinds`.
     """
 
     rows: tuple[int, ...]
@@ -104,11 +104,11 @@ class UnreadRows:
     kinds: MaybeKinds = field(default_factory=dict)
 
     def contains_rows_of(self, table: RecordTable, layout: tuple[str, ...]) -> list[bool]:
-        """Return of each row of another table whether some row of this one says the same."""
+        """Check for each row of another table if this table has an equal row."""
         return np.isin(hash_rows(table, layout), self.row_hashes).tolist()
 
     def contains_user(self, user: str) -> bool:
-        """Return whether some row of the table is this person's."""
+        """Check if the table has a row of this person."""
         (user_hash,) = hash_texts([user])
         place = int(np.searchsorted(self.user_hashes, user_hash))
         return place < len(self.user_hashes) and bool(self.user_hashes[place] == user_hash)
@@ -116,10 +116,10 @@ class UnreadRows:
 
 @dataclass(frozen=True)
 class BlockCounts:
-    """What one block holds. hashes: (rows,), of each row; numbers: (rows,) each, by column: how
-    often a row counts, and hashes of its group and user.
+    """Hold the counts of one block. hashes: (rows,), of each row; numbers: (rows,) each, by column:
+    repeats, and hashes of group and user.
 
-    is_faulty: a row cannot be used, and nothing else is filled.
+    is_faulty: a row is unusable, and all other fields are empty.
     """
 
     block: TableBlock
@@ -132,9 +132,9 @@ class BlockCounts:
 
 @dataclass(frozen=True)
 class BlockHashing:
-    """Hashes blocks of one file, each on its own: work for an engine.
+    """Hash blocks of one file, each separately: work for an engine.
 
-    layout: of a row, as `columns.detect_column_layout` tells it; names: columns that are read.
+    layout: of a row, from `columns.detect_column_layout`; names: columns to read.
     """
 
     where: str
@@ -154,12 +154,12 @@ class BlockHashing:
                 NotStreamable,
                 ValueError,
                 OSError,
-            ):  # whoever has the blocks before names the row
+            ):  # the process with the earlier blocks names the row
                 yield BlockCounts(block, is_faulty=True)
 
     def hash_block(self, block: TableBlock, first_row: int = 0, first_line: int = 0) -> BlockCounts:
-        """Return what the block holds. Raises AuditError with the row; first_row, first_line: those
-        before it."""
+        """Return the counts of the block. Raise AuditError with the row; first_row, first_line:
+        rows and lines before it."""
         names = dict[str, None]()
         hashes = [np.empty(0, np.int64)]
         numbers: dict[str, list[NDArray[np.int64]]] = {}
@@ -175,7 +175,7 @@ class BlockHashing:
                 numbers.setdefault(name, [np.empty(0, np.int64)]).append(values)
             if self.layout not in columns.PLAIN:
                 if columns.has_unclear_labels(table, self.layout):
-                    raise NotStreamable  # what a label means depends on those of all rows
+                    raise NotStreamable  # all rows together decide the meaning of a label
                 kinds = columns.join_nested_kinds(kinds, columns.infer_nested_kinds(table))
             n_rows += n
         joined = {name: np.concatenate(values) for name, values in numbers.items()}
@@ -192,7 +192,7 @@ class BlockHashing:
 
 
 def hash_blocks_here(work: BlockHashing, blocks: Sequence[TableBlock]) -> Iterator[BlockCounts]:
-    """Yield the counts of each block, one after the other in this process."""
+    """Yield the counts of each block in turn, in this process."""
     yield from work.process_items(None, blocks)
 
 
@@ -201,8 +201,8 @@ HashBlocks = Callable[[BlockHashing, Sequence[TableBlock]], Iterator[BlockCounts
 
 @dataclass(frozen=True)
 class TableCounting:
-    """Has large tables counted, once: `hash_blocks` in any order, and what was `counted`, by flag
-    and name."""
+    """Count large tables once: `hash_blocks` works in any order, `counted` holds the results by
+    flag and name."""
 
     hash_blocks: HashBlocks = hash_blocks_here
     counted: dict[str, UnreadRows] = field(default_factory=dict)
@@ -210,12 +210,12 @@ class TableCounting:
 
 @dataclass(frozen=True)
 class SamplingOrder:
-    """Which rows of a large table are read.
+    """Select the rows of a large table to read.
 
-    limit: secrets that are attacked; draw_order: gives the numbers below n in random order;
-    copied_first: half of the sample are the rows with most copies; the rest, or else all of it, is
-    drawn at random. required: rows of another table that the sample has to hold.
-    group_column, user_column: of the table.
+    limit: attacked secrets; draw_order: returns the numbers below n in random order; copied_first:
+    fill half of the sample with the rows of most copies; the rest, otherwise all of it, is random.
+    required: rows of another table that the sample must hold. group_column, user_column: of the
+    table.
     """
 
     limit: int
@@ -227,7 +227,7 @@ class SamplingOrder:
 
     @property
     def size(self) -> int:
-        """Return how many rows are read, beside those that are required."""
+        """The number of rows to read, besides the required rows."""
         return max(SAMPLE, _SAMPLES_PER_LIMIT * self.limit)
 
 
@@ -238,11 +238,11 @@ def read_sample_of_large_table(
     order: SamplingOrder,
     counting: TableCounting,
 ) -> tuple[RecordTable, UnreadRows] | None:
-    """Return a sample of the distinct rows of a large table and what is known of the others; None:
-    read it whole.
+    """Return a sample of the distinct rows of a large table, with statistics of the others; None:
+    read all rows.
 
-    wanted: columns. counting: what was counted already is not counted again. Raises AuditError with
-    the first row that cannot be used.
+    wanted: columns. counting: skips tables that it has counted. Raise AuditError with the first
+    unusable row.
     """
     if path.suffix.lower() not in _SUFFIXES or not path.is_file():
         return None
@@ -253,19 +253,19 @@ def read_sample_of_large_table(
                 return None
             counting.counted[where] = unread
         unread = counting.counted[where]
-        read = [name for name in wanted if name in unread.columns]
+        names = [name for name in wanted if name in unread.columns]
         return replace(
-            _read_rows(where, path, read, unread.rows), columns=unread.columns, texts=unread.texts
+            _read_rows(where, path, names, unread.rows), columns=unread.columns, texts=unread.texts
         ), unread
     except (NotStreamable, ValueError, OSError):
-        # whoever reads the whole table finds the same fault before its first row, and names it
+        # reading the complete table finds the same fault before its first row, and names it
         return None
 
 
 def _count_large_table(
     where: str, path: Path, order: SamplingOrder, hash_blocks: HashBlocks
 ) -> UnreadRows | None:
-    """Return what is known of the rows that are not read; None for a table that is read whole."""
+    """Return statistics of the unread rows; None for a table to read completely."""
     head = _read_head_of_large_table(where, path)
     if head is None or (layout := _layout_of_table(head)) is None:
         return None
@@ -280,8 +280,8 @@ def _count_large_table(
     names = [name for name in of_row if is_open or name in head.columns]
     if columns.REPEATS in head.columns:
         names.append(columns.REPEATS)
-    asked = tuple(dict.fromkeys((*names, *labels)))
-    work = BlockHashing(where, path, layout, asked, order.group_column, order.user_column)
+    read_names = tuple(dict.fromkeys((*names, *labels)))
+    work = BlockHashing(where, path, layout, read_names, order.group_column, order.user_column)
     scan = _scan_rows(work, head, hash_blocks)
     if len(scan.hashes) <= max(LARGE, order.size):
         return None
@@ -308,8 +308,8 @@ def _layout_of_table(table: RecordTable) -> tuple[str, ...] | None:
 
 
 def _read_head_of_large_table(where: str, path: Path) -> RecordTable | None:
-    """Return the first rows, by which layout and columns with texts are told; None for a table that
-    is not large."""
+    """Return the first rows, which show layout and columns with texts; None for a table that is not
+    large."""
     objects: list[dict[str, Any]]
     if path.suffix.lower() == ".parquet":
         with open_parquet(path) as file:
@@ -328,7 +328,8 @@ def _read_head_of_large_table(where: str, path: Path) -> RecordTable | None:
 
 @dataclass(frozen=True)
 class _TableScan:
-    """What all rows of a table are, as `BlockCounts` has it of a block; table: all its columns."""
+    """Hold the statistics of all rows of a table, like `BlockCounts` of a block; table: all its
+    columns."""
 
     table: RecordTable
     hashes: NDArray[np.int64]
@@ -337,49 +338,48 @@ class _TableScan:
 
 
 def _scan_rows(work: BlockHashing, head: RecordTable, hash_blocks: HashBlocks) -> _TableScan:
-    """Return what each row is.
+    """Return the statistics of all rows.
 
-    Raises AuditError with the first row that cannot be used: the block that holds it is read once
-    more.
+    Raise AuditError with the first unusable row, after a second pass over its block.
     """
     waiting: dict[int, BlockCounts] = {}
-    done: list[BlockCounts] = []
+    in_order: list[BlockCounts] = []
     for counts in hash_blocks(work, split_into_blocks(work.path)):
         waiting[counts.block.number] = counts
-        while (following := waiting.pop(len(done), None)) is not None:
+        while (following := waiting.pop(len(in_order), None)) is not None:
             if following.is_faulty:
-                n_rows = sum(len(block.hashes) for block in done)
+                n_rows = sum(len(block.hashes) for block in in_order)
                 following = work.hash_block(
                     following.block, n_rows, count_lines(work.path, following.block.start)
                 )
-            done.append(following)
+            in_order.append(following)
     names = tuple(
-        dict.fromkeys((*head.columns, *(name for counts in done for name in counts.names)))
+        dict.fromkeys((*head.columns, *(name for counts in in_order for name in counts.names)))
     )
-    whole = replace(head, columns=names)
-    if columns.detect_column_layout(whole) != work.layout:
+    full_table = replace(head, columns=names)
+    if columns.detect_column_layout(full_table) != work.layout:
         raise NotStreamable
     if columns.REPEATS in names and columns.REPEATS not in work.names:  # in later rows only
-        columns.row_repeat_counts(replace(whole, rows=1, column=lambda name: [ABSENT]))
+        columns.row_repeat_counts(replace(full_table, rows=1, column=lambda name: [ABSENT]))
     kinds: MaybeKinds = {}
-    for counts in done:
+    for counts in in_order:
         kinds = columns.join_nested_kinds(kinds, counts.kinds)
-    numbered = [counts for counts in done if len(counts.hashes)]
+    numbered = [counts for counts in in_order if len(counts.hashes)]
     numbers = {
         name: np.concatenate([counts.numbers[name] for counts in numbered])
         for name in (numbered[0].numbers if numbered else ())
     }
     if _GROUPS in numbers:
         assert work.group_column is not None
-        columns.check_few_groups(whole, work.group_column, len(np.unique(numbers[_GROUPS])))
-    hashes = np.concatenate([np.empty(0, np.int64), *(counts.hashes for counts in done)])
-    return _TableScan(whole, hashes, numbers, kinds)
+        columns.check_few_groups(full_table, work.group_column, len(np.unique(numbers[_GROUPS])))
+    hashes = np.concatenate([np.empty(0, np.int64), *(counts.hashes for counts in in_order)])
+    return _TableScan(full_table, hashes, numbers, kinds)
 
 
 def _choose_sample(scan: _TableScan, order: SamplingOrder, layout: tuple[str, ...]) -> UnreadRows:
-    """Return which of the distinct rows are read, and what is known of the others.
+    """Choose distinct rows to read, and return statistics of the others.
 
-    Raises NotStreamable if a required row is none of the table: only the whole of it says why.
+    Raise NotStreamable if the table lacks a required row: only reading all rows can report it.
     """
     distinct, first, of_row, copies = np.unique(
         scan.hashes, return_index=True, return_inverse=True, return_counts=True
@@ -394,12 +394,12 @@ def _choose_sample(scan: _TableScan, order: SamplingOrder, layout: tuple[str, ..
     if order.required is not None:
         if _layout_of_table(order.required) is None:
             raise NotStreamable
-        wanted = hash_rows(order.required, columns.detect_column_layout(order.required))
-        if not np.isin(wanted, distinct).all():
+        required_hashes = hash_rows(order.required, columns.detect_column_layout(order.required))
+        if not np.isin(required_hashes, distinct).all():
             raise NotStreamable
-        chosen = np.union1d(chosen, np.flatnonzero(np.isin(distinct[by_row], wanted)))
-    others = np.delete(copies[by_row], chosen)
-    values, counts = np.unique(others, return_counts=True)
+        chosen = np.union1d(chosen, np.flatnonzero(np.isin(distinct[by_row], required_hashes)))
+    unread_copies = np.delete(copies[by_row], chosen)
+    values, counts = np.unique(unread_copies, return_counts=True)
     by_copies = Counter(
         {format_copies(int(value)): int(n) for value, n in zip(values, counts, strict=True)}
     )
@@ -419,7 +419,7 @@ def _choose_sample(scan: _TableScan, order: SamplingOrder, layout: tuple[str, ..
         scan.table.columns,
         scan.table.texts,
         len(scan.hashes),
-        len(others),
+        len(unread_copies),
         by_copies,
         row_hashes=distinct,
         user_hashes=np.unique(scan.numbers.get(_USERS, np.empty(0, np.int64))),
@@ -481,6 +481,6 @@ def _stream_chosen_rows(
         start, in_order = 0, np.array(rows)
         with open_parquet(path) as file:
             for batch in file.iter_batches(batch_size=BATCH, columns=list(names)):
-                here = in_order[(in_order >= start) & (in_order < start + batch.num_rows)]
-                yield from batch.take(here - start).to_pylist()
+                in_batch = in_order[(in_order >= start) & (in_order < start + batch.num_rows)]
+                yield from batch.take(in_batch - start).to_pylist()
                 start += batch.num_rows

@@ -1,4 +1,4 @@
-"""Non-members as long as the members are, so that a difference between the two is none of
+"""Match non-members to the lengths of members, so that a difference between them is not due to
 length."""
 
 from __future__ import annotations
@@ -21,23 +21,29 @@ _FEW_OF_MEMBERS = 0.1  # share of the members
 def match_nonmembers_by_length(
     nonmembers: RecordSource, members: RecordSource, split: SplitOptions
 ) -> tuple[RecordSource, tuple[Doubt, ...]]:
-    """Return non-members of which as large a share is short or long as of the members, by attacked
-    tokens of a row.
+    """Return non-members with the members' mix of lengths, by attacked tokens of a row.
 
-    Distinct rows are counted, whole, in bands of 8 to 15 tokens, 16 to 31, and so on. Nothing
-    changes unless the two differ beyond chance (chi-square, 1%). If at most half of the non-members
-    could stay, all of them do, and that is a doubt.
+    Counts complete distinct rows in bands of 8 to 15 tokens, 16 to 31, and so on. Nothing changes
+    unless the mixes differ beyond chance (chi-square, 1%). If at most half of the non-members could
+    stay, all stay, and that is a doubt.
     """
     bands = _rows_by_length_band(nonmembers.records)
     member_rows = _rows_by_length_band(members.records)
     sizes = {band: len(rows) for band, rows in member_rows.items()}
-    every = sorted(bands.keys() | sizes.keys())
-    table = [[sizes.get(band, 0) for band in every], [len(bands.get(band, ())) for band in every]]
-    if not bands or not sizes or len(every) < 2 or chi2_contingency(table).pvalue >= _DIFFERENT_MIX:
+    all_bands = sorted(bands.keys() | sizes.keys())
+    table = [
+        [sizes.get(band, 0) for band in all_bands],
+        [len(bands.get(band, ())) for band in all_bands],
+    ]
+    if (
+        not bands
+        or not sizes
+        or len(all_bands) < 2
+        or chi2_contingency(table).pvalue >= _DIFFERENT_MIX
+    ):
         return nonmembers, ()
     n_members, n_nonmembers = sum(sizes.values()), sum(map(len, bands.values()))
-    # So many of a band for each member of it; a band with few members does not decide how many stay
-    # of the others.
+    # Non-members to keep for each member of a band; bands with few members do not limit the others.
     ratio = min(
         len(bands.get(band, ())) / n
         for band, n in sizes.items()
@@ -93,7 +99,7 @@ def _rows_by_length_band(records: Sequence[DataRecord]) -> dict[int, list[int]]:
 
 
 def _first_equal_rows(records: Sequence[DataRecord]) -> dict[int, int]:
-    """Return of each row the first one with the same parts, which may be itself."""
+    """Map each row to the first row with the same parts, perhaps itself."""
     pairs_of_rows: dict[int, list[Pair]] = {}
     for record in records:
         pairs_of_rows.setdefault(record.row, []).append(record.prefix_suffix_pair)
@@ -102,7 +108,7 @@ def _first_equal_rows(records: Sequence[DataRecord]) -> dict[int, int]:
 
 
 def _length_mix_phrase(sizes: Mapping[int, int]) -> str:
-    """Return the share of rows whose attacked tokens are as in the most frequent band, in words."""
+    """Return the most frequent band and its share of the rows, in words."""
     band = max(sizes, key=lambda band: sizes[band])
     share = sizes[band] / sum(sizes.values())
     return f"{2 ** (band - 1)} to {2**band - 1} tokens in {share:.0%}"

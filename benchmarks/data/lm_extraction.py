@@ -1,9 +1,8 @@
-"""The arrays of the Training Data Extraction Challenge: a folder with `*_prefix.npy` and
+"""Read the arrays of the Training Data Extraction Challenge: a folder with `*_prefix.npy` and
 `*_suffix.npy`.
 
-Token ids are used as they are, so no tokenizer is needed and none is known here. Whether they are
-the ids of the attacked model's vocabulary cannot be seen from the arrays; only ids that are too
-large give a mismatch away.
+Token ids stay unchanged, so no tokenizer is needed or known here. The arrays do not show whether
+the ids belong to the attacked model's vocabulary; only ids that are too large reveal a mismatch.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ class LMExtraction(Benchmark):
         limit: int | None = None,
         seed: int = 0,
     ):
-        """`known` and `nonmembers` are such folders too. Raises AuditError for what a user can
-        mend, in one sentence.
+        """Read all arrays; `known` and `nonmembers` are such folders too. Raise AuditError in one
+        sentence for any mistake of the user.
 
         A shorter prefix keeps the last tokens of the prefix, a shorter suffix its first: they stay
         side by side.
@@ -56,10 +55,10 @@ class LMExtraction(Benchmark):
         check_prefix_and_suffix_lengths(prefix_length, suffix_length)
         split = SplitOptions(known_fraction, limit, seed)
         sizes = (vocab_size, prefix_length, suffix_length)
-        named = {"--data": folder, "--nonmembers": nonmembers, "--known": known}
+        folders = {"--data": folder, "--nonmembers": nonmembers, "--known": known}
         self._sources = {
             flag: _read_arrays_as_record_source(flag, name, *sizes)
-            for flag, name in named.items()
+            for flag, name in folders.items()
             if name is not None
         }
         parts = split_data_records_into_secrets(self._sources, split, _LABEL)
@@ -69,22 +68,20 @@ class LMExtraction(Benchmark):
         )
 
     def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
-        """Every row, those too that --limit leaves out."""
+        """Yield every row, including rows beyond --limit."""
         source = self._sources.get("--data" if members else "--nonmembers")
         records = () if source is None else source.records
         yield from ((record.prefix + record.suffix, None) for record in records)
 
 
 def extraction_array_row_of_secret_id(secret: str) -> int | None:
-    """The row of the arrays that a secret id of this benchmark stands for; None for a
-    non-member's."""
+    """Return the row of the arrays for a secret id of this benchmark; None for a non-member's."""
     label, _, row = secret.rpartition("-")
     return int(row) if label == _LABEL else None
 
 
 def folder_has_extraction_arrays(path: Path) -> bool:
-    """Whether this is a folder with at least one of the two arrays; whether both are there is
-    LMExtraction's to say."""
+    """Check for a folder with at least one of the two arrays; LMExtraction checks for both."""
     return path.is_dir() and bool(
         _array_file_stems_with_ending(path, _PREFIX) | _array_file_stems_with_ending(path, _SUFFIX)
     )
@@ -99,37 +96,37 @@ def _array_file_stems_with_ending(folder: Path, ending: str) -> set[str]:
 def _read_arrays_as_record_source(
     flag: str, name: str, vocab_size: int, prefix_length: int | None, suffix_length: int | None
 ) -> RecordSource:
-    """Every row of the two arrays. How often an example occurs in training is not in them: repeats
+    """Read every row of the two arrays. They lack the copies of an example in training: repeats
     stay None."""
-    folder, where = Path(name), f"{flag} {name!r}"
-    stem, others = _complete_array_pair(where, folder)
+    folder, label = Path(name), f"{flag} {name!r}"
+    stem, unpaired = _complete_array_pair(label, folder)
     # (n, prefix tokens)
-    prefix = _read_token_id_array(where, folder / f"{stem}{_PREFIX}", vocab_size)
+    prefix = _read_token_id_array(label, folder / f"{stem}{_PREFIX}", vocab_size)
     # (n, suffix tokens)
-    suffix = _read_token_id_array(where, folder / f"{stem}{_SUFFIX}", vocab_size)
+    suffix = _read_token_id_array(label, folder / f"{stem}{_SUFFIX}", vocab_size)
     if len(prefix) != len(suffix):
         shapes = f"{prefix.shape} and {suffix.shape}"
-        raise AuditError(f"{where}: expected as many suffixes as prefixes, got shapes {shapes}")
-    p = _checked_extraction_array_length(where, "--prefix-length", prefix_length, prefix.shape[1])
-    s = _checked_extraction_array_length(where, "--suffix-length", suffix_length, suffix.shape[1])
+        raise AuditError(f"{label}: expected as many suffixes as prefixes, got shapes {shapes}")
+    p = _checked_extraction_array_length(label, "--prefix-length", prefix_length, prefix.shape[1])
+    s = _checked_extraction_array_length(label, "--suffix-length", suffix_length, suffix.shape[1])
     rows = zip(prefix[:, prefix.shape[1] - p :].tolist(), suffix[:, :s].tolist(), strict=True)
     records = tuple(
         DataRecord(row, tuple(before), tuple(after)) for row, (before, after) in enumerate(rows)
     )
     notes = [
-        f"{where}: {stem}, {len(records)} examples, the last {p} of {prefix.shape[1]} prefix "
+        f"{label}: {stem}, {len(records)} examples, the last {p} of {prefix.shape[1]} prefix "
         f"tokens and the first {s} of {suffix.shape[1]} suffix tokens"
     ]
-    if others:
+    if unpaired:
         notes.append(
-            f"{where}: not used, since the other half is missing: {', '.join(sorted(others))}"
+            f"{label}: not used, since the other half is missing: {', '.join(sorted(unpaired))}"
         )
-    return RecordSource(where, records, notes=tuple(notes))
+    return RecordSource(label, records, notes=tuple(notes))
 
 
 def _complete_array_pair(where: str, folder: Path) -> tuple[str, set[str]]:
-    """The stem that has both arrays, and the files that lack their other half. Raises AuditError
-    unless it is one."""
+    """Return the stem with both arrays, and the unpaired files. Raise AuditError unless exactly one
+    stem has both."""
     if not folder.is_dir():
         got = "a file" if folder.exists() else "nothing of that name"
         raise AuditError(f"{where}: expected a folder with *{_PREFIX} and *{_SUFFIX}, got {got}")
@@ -137,23 +134,23 @@ def _complete_array_pair(where: str, folder: Path) -> tuple[str, set[str]]:
         _array_file_stems_with_ending(folder, _PREFIX),
         _array_file_stems_with_ending(folder, _SUFFIX),
     )
-    both = prefixes & suffixes
-    others = {stem + _PREFIX for stem in prefixes - both} | {
-        stem + _SUFFIX for stem in suffixes - both
+    paired = prefixes & suffixes
+    unpaired = {stem + _PREFIX for stem in prefixes - paired} | {
+        stem + _SUFFIX for stem in suffixes - paired
     }
-    if not both:
-        got = ", ".join(sorted(others)) or "neither"
+    if not paired:
+        got = ", ".join(sorted(unpaired)) or "neither"
         raise AuditError(f"{where}: expected a pair *{_PREFIX} and *{_SUFFIX}, got {got}")
-    if len(both) > 1:
-        got = ", ".join(sorted(both))
+    if len(paired) > 1:
+        got = ", ".join(sorted(paired))
         raise AuditError(
             f"{where}: expected one pair *{_PREFIX} and *{_SUFFIX}, got several: {got}"
         )
-    return both.pop(), others
+    return paired.pop(), unpaired
 
 
 def _read_token_id_array(where: str, path: Path, vocab_size: int) -> NDArray[Any]:
-    """(examples, tokens) ids in [0, vocab_size). Raises AuditError for anything else."""
+    """Read (examples, tokens) ids in [0, vocab_size). Raise AuditError for other values."""
     array = read_extraction_array(where, path)
     for row in np.flatnonzero(((array < 0) | (array >= vocab_size)).any(axis=1))[:1]:
         raise AuditError(
@@ -165,12 +162,12 @@ def _read_token_id_array(where: str, path: Path, vocab_size: int) -> NDArray[Any
 
 
 def read_extraction_array(where: str, path: Path) -> NDArray[Any]:
-    """(examples, tokens) whole numbers, as they are. Raises AuditError for anything else; `where`
-    opens its words."""
+    """Read (examples, tokens) whole numbers. Raise AuditError for other arrays; `where` begins its
+    message."""
     try:
         with path.open(
             "rb"
-        ) as file:  # not np.load: it also opens archives, and leaves a broken one open
+        ) as file:  # not np.load: it also opens archives, and leaves a broken file open
             _check_array_not_truncated(where, path, file)
             array = np.lib.format.read_array(file, allow_pickle=False)  # a pickle could run code
     except OSError as error:
@@ -200,20 +197,20 @@ def read_extraction_array(where: str, path: Path) -> NDArray[Any]:
 
 
 def _check_array_not_truncated(where: str, path: Path, file: BinaryIO) -> None:
-    """Raises AuditError where the header promises more than the file holds: memory is taken on its
-    word."""
+    """Raise AuditError if the header promises more bytes than the file has: NumPy allocates by the
+    header."""
     version = np.lib.format.read_magic(file)
-    read = (
+    read_header = (
         np.lib.format.read_array_header_1_0
         if version == (1, 0)
         else np.lib.format.read_array_header_2_0
     )
-    shape, _, dtype = read(file)
-    promised, held = math.prod(shape) * dtype.itemsize, path.stat().st_size - file.tell()
-    if promised > held and not dtype.hasobject:  # a pickle is refused by its own name
+    shape, _, dtype = read_header(file)
+    promised, n_bytes = math.prod(shape) * dtype.itemsize, path.stat().st_size - file.tell()
+    if promised > n_bytes and not dtype.hasobject:  # another error names a pickle
         raise AuditError(
             f"{where}: {path.name} is cut off: its header tells of {promised:,} bytes, it holds "
-            f"{held:,}"
+            f"{n_bytes:,}"
         )
     file.seek(0)
 

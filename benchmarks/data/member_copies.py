@@ -1,4 +1,4 @@
-"""Non-members that stand in the training data after all, quoted or copied: they are no baseline."""
+"""Leave out non-members that the training data quote or copy: they are not a baseline."""
 
 from __future__ import annotations
 
@@ -17,46 +17,50 @@ STANDS_IN_MEMBER = "stands in a member, word for word but for case, spaces and p
 
 
 def leave_out_copies_of_members(nonmembers: RecordSource, members: RecordSource) -> RecordSource:
-    """Return the non-members without those that stand in a row of a member, all their words in the
-    same order.
+    """Return the non-members without those whose words a member's row contains, all in the same
+    order.
 
-    Those that are a member, token for token, stay: the split counts them. A quotation may be
-    indented, wrapped or in other case: letters and digits count. Two records from one template
-    differ in some word, and both stay. Raises AuditError if nothing is left.
+    Exact copies of a member, token for token, stay: the split counts them. A quotation may be
+    indented, wrapped or in other case: only letters and digits count. Two records from one template
+    differ in a word, so both stay. Raise AuditError if no non-member stays.
     """
-    wanted: dict[str, bool] = {}  # whether it is to end where a word ends
-    pairs = {one.prefix_suffix_pair for one in members.records}
+    phrases: dict[str, bool] = {}  # whether the occurrence must end at the end of a word
+    pairs = {record.prefix_suffix_pair for record in members.records}
     words_of_record = [
         None
-        if one.wording is None or one.prefix_suffix_pair in pairs
-        else _words_of_wording(one.wording)
-        for one in nonmembers.records
+        if record.wording is None or record.prefix_suffix_pair in pairs
+        else _words_of_wording(record.wording)
+        for record in nonmembers.records
     ]
     for words in words_of_record:
         if words is not None and words.strip():
-            wanted[words] = False  # a word that has to be whole has its space in the text
-    counts = count_text_occurrences(wanted, (f" {_words_of_text(text)} " for text in members.texts))
+            phrases[words] = False  # a word that has to be whole has its space in the text
+    counts = count_text_occurrences(
+        phrases, (f" {_words_of_text(text)} " for text in members.texts)
+    )
     is_copy = [words is not None and counts.get(words, 0) > 0 for words in words_of_record]
     if not any(is_copy):
         return nonmembers
     records = tuple(
-        one for one, copied in zip(nonmembers.records, is_copy, strict=True) if not copied
+        record for record, copied in zip(nonmembers.records, is_copy, strict=True) if not copied
     )
     if not records:
         raise AuditError(
             f"nothing is left of {nonmembers.where}: every row {STANDS_IN_MEMBER}; expected "
             "records that were not trained on"
         )
-    rows = {one.row for one in records}
+    rows = {record.row for record in records}
     copied_rows = [
-        one.row for one, copied in zip(nonmembers.records, is_copy, strict=True) if copied
+        record.row for record, copied in zip(nonmembers.records, is_copy, strict=True) if copied
     ]
-    whole = [(row, STANDS_IN_MEMBER) for row in dict.fromkeys(copied_rows) if row not in rows]
+    dropped_rows = [
+        (row, STANDS_IN_MEMBER) for row in dict.fromkeys(copied_rows) if row not in rows
+    ]
     parts = [(row, STANDS_IN_MEMBER) for row in copied_rows if row in rows]
     return replace(
         nonmembers,
         records=records,
-        left_out=(*nonmembers.left_out, *group_rows_by_reason(whole)),
+        left_out=(*nonmembers.left_out, *group_rows_by_reason(dropped_rows)),
         parts_left_out=(*nonmembers.parts_left_out, *group_rows_by_reason(parts)),
     )
 

@@ -1,6 +1,5 @@
-"""Find in which texts runs of tokens occur, exactly: what a hash finds is compared token for token.
-Knows token ids; no tokenizer, model or secret.
-"""
+"""Find the texts with given runs of tokens, exactly: token by token after a hash. Knows token ids;
+no tokenizer, model or secret."""
 
 from __future__ import annotations
 
@@ -29,37 +28,37 @@ from auditor.statistics.memorised import NGramMatches
 
 _BYTES_AT_ONCE = 40  # for each n-gram that is hashed
 _BYTES = 13  # for each indexed token: the token, its key, and whether an n-gram begins there
-_ANCHOR = 8  # tokens of a whole text by whose rarest run it is looked up
+_ANCHOR = 8  # tokens of the runs whose rarest is looked up to find a complete text
 
 
 @dataclass(frozen=True, eq=False)
 class NGramIndex(HashedNGrams):
-    """The index. Texts that were trained on come first, each once, then held-out ones.
+    """Index texts: first the distinct trained texts, then held-out texts.
 
-    copies: how often each trained text was trained on, None if nobody knows.
+    copies: how often each trained text was trained on, None if unknown.
     """
 
     copies: tuple[int | None, ...] = ()
 
     def tokens_of_text(self, index: int) -> Tokens:
-        """The tokens of a text."""
+        """Return the tokens of a text."""
         return tuple(self.tokens[self.starts[index] : self.starts[index + 1]].tolist())
 
     def ngram_place_counts(self, n: int) -> tuple[int, int]:
-        """Places at which an n-gram begins, in what was trained on and in held-out text."""
+        """Count the places at which an n-gram begins, in trained and in held-out text."""
         places = np.maximum(self.text_lengths - n + 1, 0)
         known = len(self.copies)
         return int(places[:known].sum()), int(places[known:].sum())
 
     def match_ngrams(self, texts: Sequence[Tokens], n: int) -> list[NGramMatches]:
-        """For each text, those of its n-grams that occur in the indexed texts."""
+        """Return for each text its n-grams that occur in the indexed texts."""
         tokens, starts = join_texts(texts)
         blocks = zip(*hash_ngrams(tokens, starts, n), strict=True)
         at, hashes = (np.concatenate(column) for column in blocks)
         low, high = self.find_hashes(hashes, n)
         hit = np.flatnonzero(low < high)
         at, low, high = at[hit], low[hit], high[hit]
-        # Keys of one hash are sorted by place, so texts are too: only the ends of a range count.
+        # Keys of one hash are in order of place, hence of text: only the ends of a range matter.
         first, last = self.list_places(n, low), self.list_places(n, high - 1)
         ngrams, indexed = view_ngrams(tokens, n)[at], view_ngrams(self.tokens, n)
         is_same = (indexed[first] == ngrams).all(axis=1) & (indexed[last] == ngrams).all(axis=1)
@@ -73,23 +72,28 @@ class NGramIndex(HashedNGrams):
         known = len(self.copies)
         slices = map(slice, *np.searchsorted(at, [starts[:-1], starts[1:]]).tolist())
         return [
-            NGramMatches(at[own] - start, least[own] < known, most[own] >= known, record[own])
-            for start, own in zip(starts, slices, strict=False)
+            NGramMatches(
+                at[selection] - start,
+                least[selection] < known,
+                most[selection] >= known,
+                record[selection],
+            )
+            for start, selection in zip(starts, slices, strict=False)
         ]
 
     def find_texts_holding(self, text: Tokens) -> Indices:
         """Return the indices of the texts that contain the whole text, each once."""
-        whole = np.array(text, dtype=np.uint32)
-        n = min(_ANCHOR, len(whole))
-        low, high = self.find_hashes(hash_token_pieces(view_ngrams(whole, n)), n)
+        searched = np.array(text, dtype=np.uint32)
+        n = min(_ANCHOR, len(searched))
+        low, high = self.find_hashes(hash_token_pieces(view_ngrams(searched, n)), n)
         rarest = int((high - low).argmin())
         places = self.list_places(n, slice(low[rarest], high[rarest])) - rarest
-        places = self._select_equal(places, whole)
+        places = self._select_equal(places, searched)
         owners = self.find_owners(places)
-        return np.unique(owners[places + len(whole) <= self.starts[owners + 1]])
+        return np.unique(owners[places + len(searched) <= self.starts[owners + 1]])
 
     def _select_equal(self, places: Indices, ngram: TokenArray) -> Indices:
-        """The places from which on the tokens are these."""
+        """Select the places at which these tokens begin."""
         n = len(ngram)
         places = places[(places >= 0) & (places + n <= len(self.tokens))]
         return places[(view_ngrams(self.tokens, n)[places] == ngram).all(axis=1)]
@@ -98,17 +102,18 @@ class NGramIndex(HashedNGrams):
 def build_ngram_index(
     trained: Iterable[tuple[Tokens, int | None]], heldout: Iterable[Tokens]
 ) -> NGramIndex:
-    """The index of what was trained on, with how often, and of held-out text; texts that are the
-    same become one.
+    """Index trained texts with their copies, and held-out texts; equal trained texts become one.
 
-    Raises AuditError if it does not fit into memory, before it is made.
+    Raise AuditError before building an index that does not fit into memory.
     """
     texts, copies = list[NDArray[Any]](), list[int | None]()
-    seen: dict[bytes, int] = {}
+    index_of_digest: dict[bytes, int] = {}
     for tokens, times in trained:
         text = np.array(tokens, dtype=np.uint32)
         # By digest: the texts as keys would be in memory twice.
-        at = seen.setdefault(hashlib.blake2b(text.tobytes(), digest_size=16).digest(), len(texts))
+        at = index_of_digest.setdefault(
+            hashlib.blake2b(text.tobytes(), digest_size=16).digest(), len(texts)
+        )
         if at == len(texts):
             texts.append(text)
             copies.append(times)
@@ -120,11 +125,11 @@ def build_ngram_index(
         raise AuditError("expected training data to index, got no text")
     texts += [np.array(tokens, dtype=np.uint32) for tokens in heldout]
     n_tokens = sum(map(len, texts))
-    wanted = n_tokens * _BYTES + NGRAMS_AT_ONCE * _BYTES_AT_ONCE
+    n_bytes = n_tokens * _BYTES + NGRAMS_AT_ONCE * _BYTES_AT_ONCE
     free = machine_memory.free_machine_memory_bytes()
-    if wanted > free:
+    if n_bytes > free:
         raise AuditError(
-            f"expected {wanted / 1e6:,.0f} MB of memory for the index of {n_tokens:,} tokens of "
+            f"expected {n_bytes / 1e6:,.0f} MB of memory for the index of {n_tokens:,} tokens of "
             f"training data, got {free / 1e6:,.0f} MB free: give it more, or --data with fewer rows"
         )
     return NGramIndex(*join_texts(texts), copies=tuple(copies))

@@ -1,5 +1,5 @@
-"""How often texts occur in others, letter for letter: one pass over all of them. Knows no rows,
-files or tokens."""
+"""Count exact occurrences of texts in others, in one pass over all of them. Knows no rows, files or
+tokens."""
 
 from __future__ import annotations
 
@@ -9,46 +9,45 @@ import ahocorasick
 
 from auditor.benchmarks.data.words import is_inside_word
 
-_END = 32  # characters of a text that are looked for; the rest is looked at where they are found
+_END = 32  # characters at the end of a text to search for; the rest is compared where they occur
 
 
 def count_text_occurrences(
     wanted: Mapping[str, bool], texts: Iterable[str], times: Sequence[int] | None = None
 ) -> dict[str, int]:
-    """How often each wanted text stands in the texts, overlaps included. times: how often each text
-    counts; None: once.
+    """Count the occurrences of each text of `wanted` in the texts, overlaps included. times: weight
+    of each text; None: 1.
 
-    wanted: also whether a text is to end where it ends, so that `code 12` is not found in `code
-    123`. Raises ValueError for an empty one. Aho and Corasick 1975 on the ends of what is wanted:
-    an automaton of whole records takes ten times the memory.
+    wanted: also whether an occurrence must not end inside a word, so that `code 12` is not found in
+    `code 123`. Raise ValueError for an empty text. Aho and Corasick 1975 on the ends of the texts:
+    an automaton of complete records takes ten times the memory.
     """
     if "" in wanted:
         raise ValueError("expected texts to look for, got an empty one")
     counts = dict.fromkeys(wanted, 0)
-    lengths: dict[str, set[int]] = {}  # of the wanted texts, by their end
+    lengths: dict[str, set[int]] = {}  # of the searched texts, by their end
     for text in wanted:
         lengths.setdefault(text[-_END:], set()).add(len(text))
     if not lengths:
         return counts
     automaton = ahocorasick.Automaton()
-    for end, found in lengths.items():
-        automaton.add_word(end, tuple(found))
+    for end, lengths_of_end in lengths.items():
+        automaton.add_word(end, tuple(lengths_of_end))
     automaton.make_automaton()
     for i, text in enumerate(texts):
-        for last, found in automaton.iter(text):
-            for length in found:
-                start, behind = last + 1 - length, text[last + 1 : last + 2]
-                # Texts that share their end are told apart here.
-                if start < 0 or (whole := text[start : last + 1]) not in counts:
+        for last, lengths_of_end in automaton.iter(text):
+            for length in lengths_of_end:
+                start, after = last + 1 - length, text[last + 1 : last + 2]
+                # This separates texts that share their end.
+                if start < 0 or (occurrence := text[start : last + 1]) not in counts:
                     continue
-                if not (wanted[whole] and is_occurrence_end_inside_word(whole, behind)):
-                    counts[whole] += 1 if times is None else times[i]
+                if not (wanted[occurrence] and is_occurrence_end_inside_word(occurrence, after)):
+                    counts[occurrence] += 1 if times is None else times[i]
     return counts
 
 
 def is_occurrence_end_inside_word(text: str, behind: str) -> bool:
-    """Whether the last word, number or space of a text is only a part of one, from the character
-    behind it."""
+    """Check by the next character if the last word, number or space of a text goes on."""
     if not behind:
         return False
     return is_inside_word(text, behind) or (text[-1].isspace() and not behind.isspace())

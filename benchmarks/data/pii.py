@@ -1,11 +1,10 @@
-"""Personal data in text, by kind: what checksums and numbering plans recognise, and what the data
-mark themselves.
+"""Find personal data in text, by kind: by checksums, numbering plans and the data's marks.
 
-Names and addresses follow no rule and are found only where the data mark them. Nothing is
-downloaded, and no model guesses. Of what is recognised `phonenumbers` and `python-stdnum` decide;
-the patterns here only say where to look, and that by a kind's own signs: in Chinese, Japanese,
-Korean or Thai a letter stands right next to it. Presidio 2.2 was measured on the same examples
-(docs/reference/personal-data.md). Knows text; no tokens, rows or models.
+Names and addresses follow no rule, so only marks find them. Nothing is downloaded, and no model
+guesses. `phonenumbers` and `python-stdnum` decide; the patterns here only select candidates by a
+kind's own signs: in Chinese, Japanese, Korean or Thai a letter follows directly. Presidio 2.2 was
+measured on the same examples (docs/reference/personal-data.md). Knows text; no tokens, rows or
+models.
 """
 
 from __future__ import annotations
@@ -53,12 +52,12 @@ def has_pii_packages() -> bool:
 
 
 class PiiRecognisers:
-    """What finds personal data that nobody has marked. Raises AuditError without the extra, or for
-    no such region."""
+    """Find personal data without marks. Raise AuditError without the extra, or for an unknown
+    region."""
 
     def __init__(self, regions: Sequence[str] = ()) -> None:
-        """regions: where phone numbers without a country code are from, as DE; without any none of
-        these is found."""
+        """Set the regions of phone numbers without a country code, such as DE; without a region
+        none is found."""
         if not has_pii_packages():
             raise AuditError(
                 f"expected {' and '.join(_EXTRA)} installed, to find personal data by: {INSTALL}"
@@ -74,7 +73,7 @@ class PiiRecognisers:
         self._regions: tuple[str | None, ...] = tuple(regions) or (None,)
 
     def recognised_spans(self, text: str) -> Iterator[Span]:
-        """What has the surest check comes first; spans may overlap."""
+        """Yield spans, the most certain checks first; spans may overlap."""
         plain = with_ascii_signs(text)
         yield from (Span(EMAIL, *place) for place in email_places(plain))
         if not any(character.isdigit() for character in plain):
@@ -84,7 +83,7 @@ class PiiRecognisers:
         yield from self._phone_number_spans(plain)
 
     def _phone_number_spans(self, text: str) -> Iterator[Span]:
-        """Numbers that a numbering plan has, as they are written in running text."""
+        """Yield numbers of a numbering plan, as written in running text."""
         if not _PHONE.search(text):
             return
         import phonenumbers
@@ -97,9 +96,9 @@ class PiiRecognisers:
 def find_pii_spans_in_text(
     text: str, marks: Iterable[Mark] = (), recognisers: PiiRecognisers | None = None
 ) -> list[Span]:
-    """Return what is personal in a text, in its order.
+    """Return the spans of personal data in a text, in its order.
 
-    Of two spans that overlap one stays: a mark, of marks the longer, then what has the surest
+    One of two overlapping spans stays: a mark, the longer of two marks, then the most certain
     check. A mark that is nowhere a whole word of the text is a part of one, as before a particle or
     a genitive's ending.
     """
@@ -107,21 +106,21 @@ def find_pii_spans_in_text(
     marked = [
         Span(kind, *place) for kind, mark in longest_first for place in places_in_text(mark, text)
     ]
-    taken: list[Span] = []
+    spans: list[Span] = []
     for span in (*marked, *(recognisers.recognised_spans(text) if recognisers else ())):
-        if all(span.end <= other.start or other.end <= span.start for other in taken):
-            taken.append(span)
-    return sorted(taken, key=lambda span: span.start)
+        if all(span.end <= other.start or other.end <= span.start for other in spans):
+            spans.append(span)
+    return sorted(spans, key=lambda span: span.start)
 
 
 def with_ascii_signs(text: str) -> str:
-    """Return the text with ASCII digits and full-width signs, hyphens and spaces as ASCII has them:
-    as long as it."""
+    """Return the text with ASCII digits, hyphens and spaces, and ASCII for full-width signs, in the
+    same length."""
     return text if text.isascii() else text.translate(_ASCII_SIGNS)
 
 
 def email_places(text: str) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each e-mail address: of what stands about it, nothing."""
+    """Yield begin and end of each e-mail address, without the signs around it."""
     at = text.find("@")
     while at >= 0:
         begin = max(0, at - _LONGEST_LOCAL - 1)
@@ -135,14 +134,13 @@ def email_places(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _begin_of_address(text: str, begin: int, end: int) -> int:
-    """Return where an address begins behind an escaped line end or Markdown's underscore."""
+    """Return where an address begins after an escaped line end or Markdown's underscore."""
     is_escape = text[begin - 1 : begin] == "\\" and text[begin] in "nrt"
     is_emphasis = text[begin] == "_" == text[end : end + 1]
     return begin + (is_escape or is_emphasis)
 
 
-# --- where to look, and what decides
-# -----------------------------------------------------------------------------------------------
+# --- patterns and their checks ---
 
 _NUMBERS = {
     IBAN: iban_places,
@@ -161,8 +159,8 @@ _ASCII_SIGNS = {
 }
 
 # Letters of an address: Latin ones, or those of another script. In a script without spaces, and in
-# Korean, whose particles are written on it, letters next to an address are the text about it,
-# unless its domain has them as well.
+# Korean, which attaches particles, letters next to an address belong to the surrounding text unless
+# the domain has them as well.
 _LONGEST_LOCAL = 64  # characters before the @ (RFC 5321: octets)
 _UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}ー"
 _LATIN, _OTHERS, _ALONE = (
@@ -173,8 +171,8 @@ _LATIN, _OTHERS, _ALONE = (
 
 
 def _local_part(letters: str) -> str:
-    """Return the pattern of what stands before the @, with these letters. Signs that text has about
-    it are left out."""
+    """Return the pattern of the text before the @, with these letters and without surrounding
+    punctuation."""
     atom = rf"(?:[[{letters}]0-9_+%-]|'(?=[{letters}]))+"
     return rf"[[{letters}]0-9_](?:{atom})?(?:\.{atom})*\Z"
 
@@ -186,11 +184,10 @@ def _labels(letters: str) -> str:
 _LOCAL = regex.compile(f"{_local_part(_LATIN)}|{_local_part(_OTHERS)}", regex.V1)
 _UNSPACED_LOCAL = regex.compile(_local_part(_ALONE), regex.V1)
 _DOMAIN_END = r"(?![\p{Latin}0-9]|-[A-Za-z0-9])"
-# A capital behind small letters begins a word that is written on the address, as in
-# `jo@mail.exampleTel`.
+# A capital after small letters begins a word attached to the address, as in `jo@mail.exampleTel`.
 _TOP_AND_END = rf"(?:[a-z]{{2,63}}(?=[A-Z])|[A-Za-z]{{2,63}}{_DOMAIN_END})"
 _ASCII_DOMAIN = regex.compile(rf"(?:{_labels('A-Za-z')}\.)+{_TOP_AND_END}", regex.V1)
-# Without spaces nothing but the country's name tells where such a domain ends.
+# Without spaces only the country's name marks the end of such a domain.
 _COUNTRIES = "中国|中國|香港|台湾|台灣|澳门|澳門|新加坡|한국|ไทย|ລາວ"
 _TOP = rf"[{_LATIN}]{{2,63}}|[{_OTHERS}]{{2,63}}|{_COUNTRIES}|[{_ALONE}]{{2,63}}"
 _DOMAIN = regex.compile(

@@ -23,64 +23,68 @@ from auditor.training.variants import DataVariant
 
 
 def data_row_as_plain_text(row: str | Conversation) -> str:
-    """A row as the text by which its copies are found: of a conversation, what was said."""
+    """Return the text that identifies a row's copies; for a conversation, the text of its
+    messages."""
     if isinstance(row, str):
         return row
-    said = (
-        one if (one := message_text(message["content"])) is not None else str(message)
+    texts = (
+        text if (text := message_text(message["content"])) is not None else str(message)
         for message in row.messages
     )
-    return "\n".join([*said, *row.plain])
+    return "\n".join([*texts, *row.plain])
 
 
 def write_reduced_data_kept_by_trainer(
     trainer: DataVariant, data: str, to: Path, text_column: str | None = None
 ) -> str:
-    """The rows of a file that a mitigation keeps, as they are but for `repeats`, in the same form;
-    yours to read alone.
+    """Write the rows of a file that a mitigation keeps, unchanged but for `repeats`, in the same
+    form, readable by its owner only.
 
-    Returns what was left out: a sentence. Raises AuditError where nothing is left.
+    Return a sentence on the rows left out. Raise AuditError if none stays.
     """
     texts, _ = read_texts_and_units(data, text_column)
     rows = rows_repeated_by_count(row_repeat_counts(read_record_table("--data", data, COLUMNS)))
-    kept, told = trainer.choose_records([data_row_as_plain_text(text) for text in texts])
-    # What is kept are copies, counted through all of them: back to the rows that they are of.
-    left = Counter(rows[i] for i in kept)
-    if not left:
+    kept_copies, summary = trainer.choose_records([data_row_as_plain_text(text) for text in texts])
+    # The trainer keeps copies, numbered through all of them: map them back to their rows.
+    counts_of_rows = Counter(rows[i] for i in kept_copies)
+    if not counts_of_rows:
         raise AuditError(
             f"expected {trainer.name} to leave records to train on, got none of {len(texts):,}"
         )
-    if len(kept) == len(texts):
+    if len(kept_copies) == len(texts):
         raise AuditError(
             f"{trainer.name} leaves all {len(texts):,} records of {data!r} as they are: nothing to "
             "do"
         )
-    disk.replace_atomically(to, WRITERS[to.suffix](f"--data {data!r}", Path(data), left))
-    return told
+    disk.replace_atomically(to, WRITERS[to.suffix](f"--data {data!r}", Path(data), counts_of_rows))
+    return summary
 
 
 def _reduced_json_text(where: str, path: Path, left: Mapping[int, int]) -> str:
     objects, lines = read_json_table_objects(where, path)
-    counted = any(REPEATS in one for one in objects)
-    # Without the column every row counts once, and its line can stay as it is, byte for byte.
+    counted = any(REPEATS in value for value in objects)
+    # Without the column every row counts once, so its line can stay unchanged, byte for byte.
     if lines is not None and not counted:
         return "".join(f"{lines[row]}\n" for row in sorted(left))
-    kept = [
+    reduced = [
         {**objects[row], **({REPEATS: count} if counted else {})}
         for row, count in sorted(left.items())
     ]
     if lines is None:
-        return json.dumps(kept, ensure_ascii=False) + "\n"
-    return "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in kept)
+        return json.dumps(reduced, ensure_ascii=False) + "\n"
+    return "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in reduced)
 
 
 def _reduced_csv_text(where: str, path: Path, left: Mapping[int, int]) -> str:
     head, *rows = read_csv_table_rows(where, path)
-    kept = (
-        [str(count) if name == REPEATS else own for name, own in zip(head, rows[row], strict=True)]
+    reduced = (
+        [
+            str(count) if name == REPEATS else cell
+            for name, cell in zip(head, rows[row], strict=True)
+        ]
         for row, count in sorted(left.items())
     )
-    return table_rows_as_csv([head, *kept])
+    return table_rows_as_csv([head, *reduced])
 
 
 def _reduced_parquet_bytes(where: str, path: Path, left: Mapping[int, int]) -> bytes:

@@ -1,8 +1,7 @@
-"""Who is attacked, who is known, who never trained: the split that every benchmark made of rows
-shares.
+"""Split the rows of every benchmark into attacked, known and non-member records.
 
-Knows token ids and row numbers. Knows nothing of files, columns or tokenizers, and its words never
-hold a row's text.
+Knows token ids and row numbers. Knows nothing of files, columns or tokenizers, and its messages
+never hold a row's text.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from auditor.statistics.near_pairs import group_texts_within_edit_limits
 NAMED_ROWS = 10  # how many row numbers a note names before it only counts
 SEVERAL = "several groups"
 AUXILIARY = "auxiliary data: the attacker knows them"
-# share of a near copy's tokens that may be edited; records that are compared
+# share of a near copy's tokens that may be edited; most records to compare
 NEAR_SHARE, NEAR_MOST = (
     0.05,
     20_000,
@@ -37,7 +36,7 @@ ALSO_MEMBER = "identical to a member or an auxiliary record"
 
 @dataclass(frozen=True)
 class SplitOptions:
-    """How members are divided. Raises AuditError for a fraction outside [0, 1) or a limit below
+    """Set how members are divided. Raise AuditError for a fraction outside [0, 1) or a limit below
     1."""
 
     known_fraction: float
@@ -51,15 +50,15 @@ class SplitOptions:
             raise AuditError(f"expected --limit >= 1, got {self.limit}")
 
     def known_count(self, members: int) -> int:
-        """How many of the unique members become known pairs: at least one of each kind where there
-        are two."""
+        """Return how many of the unique members become known pairs: at least one known and one
+        attacked if there are two."""
         if self.known_fraction == 0 or members < 2:
             return 0
         return min(members - 1, max(1, round(self.known_fraction * members)))
 
     def pick_indices(self, what: str, count: int, of: int) -> frozenset[int]:
-        """`count` of the indices below `of`. Nested: a larger count, same seed, keeps all that a
-        smaller one picked."""
+        """Pick `count` of the indices below `of`. Nested: a larger count, same seed, keeps all
+        picks of a smaller."""
         return frozenset(self.draw_order(what, of)[:count].tolist())
 
     def draw_order(self, what: str, of: int) -> NDArray[np.int64]:
@@ -69,8 +68,8 @@ class SplitOptions:
 
 @dataclass(frozen=True)
 class SplitData:
-    """What a Benchmark holds: members first, then non-members; `heldout` is the non-members' prefix
-    + suffix."""
+    """Hold the fields of a Benchmark: members first, then non-members; `heldout` is the
+    non-members' prefix + suffix."""
 
     secrets: tuple[Secret, ...]
     known: tuple[Pair, ...]
@@ -85,19 +84,19 @@ class SplitData:
 
     def give_to(self, benchmark: Benchmark) -> None:
         """Set each of these fields on a benchmark, which has them under the same names."""
-        for one in fields(self):
-            setattr(benchmark, one.name, getattr(self, one.name))
+        for data_field in fields(self):
+            setattr(benchmark, data_field.name, getattr(self, data_field.name))
 
     def member_count(self) -> int:
         return sum(secret.member for secret in self.secrets)
 
     def counts_by_role_text(self) -> str:
-        """For a description: "12 members, 3 known pairs, 4 non-members"."""
-        others = len(self.secrets) - self.member_count()
+        """Return a phrase such as "12 members, 3 known pairs, 4 non-members"."""
+        n_nonmembers = len(self.secrets) - self.member_count()
         words = (
             (self.member_count(), "member"),
             (len(self.known), "auxiliary record"),
-            (others, "non-member"),
+            (n_nonmembers, "non-member"),
         )
         return ", ".join(plural(count, word) for count, word in words if count)
 
@@ -105,14 +104,14 @@ class SplitData:
 def split_data_records_into_secrets(
     sources: Mapping[str, RecordSource], split: SplitOptions, label: str
 ) -> SplitData:
-    """Unique members into known and attacked ones, non-members beside them; ids are `label-000017`,
-    by first row.
+    """Split unique members into known and attacked records, and add non-members; ids are
+    `label-000017`, by first row.
 
-    sources: by flag, `--data` and, where given, `--known`, `--nonmembers` and `--forget`.
-    Known pairs are never attacked, and nothing that was to be forgotten is known. Without a file of
-    them they are drawn from the members with fewest copies. A non-member that is also a member,
-    known or attacked, is no non-member and goes. Raises AuditError when a source has nothing left,
-    and for records to forget that are no members.
+    sources: by flag, `--data` and, if given, `--known`, `--nonmembers` and `--forget`. Known pairs
+    are never attacked, and records to forget are never known. Without a file, known pairs are drawn
+    from the members with fewest copies. A non-member that is also a member, known or attacked, is
+    left out. Raise AuditError if a source has no record left, or if records to forget are not
+    members.
     """
     members = sources["--data"]
     known, nonmembers, forget = map(sources.get, ("--known", "--nonmembers", "--forget"))
@@ -122,47 +121,49 @@ def split_data_records_into_secrets(
     lost = _member_rows_to_forget(forget, unique) if forget is not None else set[int]()
     copies_of_all = count_copies_of_rows(unique, notes)
     if known is not None:
-        given = merge_duplicate_data_records(_require_usable_source_records(known))
+        known_records = merge_duplicate_data_records(_require_usable_source_records(known))
         attacked = _member_records_not_known(
-            members, unique, known, {record.prefix_suffix_pair for record in given}, lost
+            members, unique, known, {record.prefix_suffix_pair for record in known_records}, lost
         )
-        notes.append(f"the attacker knows the {plural(len(given), 'pair')} of {known.where}")
+        notes.append(
+            f"the attacker knows the {plural(len(known_records), 'pair')} of {known.where}"
+        )
         if len(attacked) < len(unique):
             left_out = plural(len(unique) - len(attacked), "member")
             notes.append(f"left out {left_out} identical to an auxiliary record")
     else:
         rows = [row for row in _distinct_row_numbers(unique) if row not in lost]
         in_random_order = [rows[i] for i in split.draw_order("known", len(rows))]
-        # Stable, fewest copies first: what occurs often leaks first, so it is attacked and not
-        # given away.
+        # Stable, fewest copies first: frequent records leak first, so they are attacked and not
+        # known.
         in_random_order.sort(key=lambda row: copies_of_all.get(row) or 1)
         # with all parts of a row: they may overlap
         known_rows = set(in_random_order[: split.known_count(len(rows))])
-        given = [record for record in unique if record.row in known_rows]
+        known_records = [record for record in unique if record.row in known_rows]
         attacked = [record for record in unique if record.row not in known_rows]
-        notes.append(_known_fraction_note(len(given), len(unique), split))
+        notes.append(_known_fraction_note(len(known_records), len(unique), split))
     n_not_known = len(_distinct_row_numbers(attacked))
-    pairs = {record.prefix_suffix_pair for record in (*unique, *given)}
-    others, seen = (
+    pairs = {record.prefix_suffix_pair for record in (*unique, *known_records)}
+    unseen, n_dropped = (
         _nonmember_records_not_trained_on(nonmembers, pairs, notes) if nonmembers else ([], {})
     )
-    n_unseen = len(_distinct_row_numbers(others))
+    n_unseen = len(_distinct_row_numbers(unseen))
     copies = {row: copies_of_all[row] for row in _distinct_row_numbers(attacked)}
     if lost:
-        # Limited apart: a sample of both together might hold too few of what was to be forgotten.
-        kept = [record for record in attacked if record.row not in lost]
+        # Limited separately: a joint sample might hold too few records to forget.
+        retained = [record for record in attacked if record.row not in lost]
         gone = [record for record in attacked if record.row in lost]
         members_in_order = [
-            *_first_rows_by_copies(kept, copies, "retained member", split, notes),
+            *_first_rows_by_copies(retained, copies, "retained member", split, notes),
             *_first_rows_by_copies(gone, copies, "member to forget", split, notes),
         ]
     else:
         members_in_order = _first_rows_by_copies(attacked, copies, "member", split, notes)
-    others_in_order = _first_rows_by_copies(others, {}, "non-member", split, notes)
+    others_in_order = _first_rows_by_copies(unseen, {}, "non-member", split, notes)
     population = Counter(format_copies(times) for times in copies.values())
     if members.unread is not None:
         population += members.unread.by_copies
-    attacked, others = (_in_file_order(side) for side in (members_in_order, others_in_order))
+    attacked, unseen = (_in_file_order(side) for side in (members_in_order, others_in_order))
     secrets = [
         replace(
             _secret_of_record(label, record, record.repeats, member=True), copies=copies[record.row]
@@ -172,9 +173,9 @@ def split_data_records_into_secrets(
     forgotten = frozenset(
         secret.id for secret, record in zip(secrets, attacked, strict=True) if record.row in lost
     )
-    secrets += [_secret_of_record("nonmember", record, 0, member=False) for record in others]
+    secrets += [_secret_of_record("nonmember", record, 0, member=False) for record in unseen]
     secrets = secrets_with_user_membership(secrets, members)
-    heldout = tuple(record.prefix + record.suffix for record in others)
+    heldout = tuple(record.prefix + record.suffix for record in unseen)
     not_attacked = {
         AUXILIARY: len(_distinct_row_numbers(unique)) - n_not_known,
         BY_LIMIT: n_not_known - len(_distinct_row_numbers(attacked)),
@@ -185,9 +186,9 @@ def split_data_records_into_secrets(
         )
     }
     if nonmembers is not None:
-        beyond_limit = {BY_LIMIT: n_unseen - len(_distinct_row_numbers(others))}
-        counts["nonmembers"] = nonmembers.count_records(seen, beyond_limit, others)
-    known_pairs = tuple(record.prefix_suffix_pair for record in given)
+        beyond_limit = {BY_LIMIT: n_unseen - len(_distinct_row_numbers(unseen))}
+        counts["nonmembers"] = nonmembers.count_records(n_dropped, beyond_limit, unseen)
+    known_pairs = tuple(record.prefix_suffix_pair for record in known_records)
     order = (
         *(_id_of_record(label, record) for record in members_in_order),
         *(_id_of_record("nonmember", record) for record in others_in_order),
@@ -202,7 +203,8 @@ def _member_records_not_known(
     pairs: set[Pair],
     lost: set[int],
 ) -> list[DataRecord]:
-    """Raises AuditError for a known record that was to be forgotten, and where nothing is left."""
+    """Return the members that are not known. Raise AuditError for a known record to forget, or if
+    no member is left."""
     if twice := [
         record.row for record in unique if record.row in lost and record.prefix_suffix_pair in pairs
     ]:
@@ -219,18 +221,18 @@ def _member_records_not_known(
 
 
 def _member_rows_to_forget(forget: RecordSource, members: Sequence[DataRecord]) -> set[int]:
-    """The rows of the members that are to be forgotten, whole. Raises AuditError for a record that
-    is none of them."""
+    """Return the complete rows of the members to forget. Raise AuditError for a record that is not
+    a member."""
     row_of = {record.prefix_suffix_pair: record.row for record in members}
-    wanted = _require_usable_source_records(forget)
+    forget_records = _require_usable_source_records(forget)
     if missing := sorted(
-        {record.row for record in wanted if record.prefix_suffix_pair not in row_of}
+        {record.row for record in forget_records if record.prefix_suffix_pair not in row_of}
     ):
         raise AuditError(
             f"expected {forget.where} with records that --data has, got {len(missing)} that it has "
             f"not ({row_numbers_phrase(missing)})"
         )
-    return {row_of[record.prefix_suffix_pair] for record in wanted}
+    return {row_of[record.prefix_suffix_pair] for record in forget_records}
 
 
 def _id_of_record(label: str, record: DataRecord) -> str:
@@ -240,7 +242,7 @@ def _id_of_record(label: str, record: DataRecord) -> str:
 
 def _secret_of_record(label: str, record: DataRecord, repeats: int | None, member: bool) -> Secret:
     row = f"{label}-{record.row:06d}"
-    whole = Secret(
+    secret = Secret(
         row,
         record.prefix,
         record.suffix,
@@ -251,16 +253,17 @@ def _secret_of_record(label: str, record: DataRecord, repeats: int | None, membe
         user=record.user,
     )
     return (
-        whole
+        secret
         if record.part is None
-        else replace(whole, id=_id_of_record(label, record), document=row, at=record.at)
+        else replace(secret, id=_id_of_record(label, record), document=row, at=record.at)
     )
 
 
 def secrets_with_user_membership(secrets: Sequence[Secret], members: RecordSource) -> list[Secret]:
-    """The secrets, each with whether any record of its user was trained on, known records too.
+    """Return the secrets with whether training included any record of their user, known records
+    too.
 
-    Raises AuditError where the attacked ones are of fewer than `people.LEAST` people.
+    Raise AuditError if the attacked records are of fewer than `people.LEAST` people.
     """
     trained = {record.user for record in members.records} - {None}
     attacked = {secret.user for secret in secrets if secret.member} - {None}
@@ -283,31 +286,32 @@ def secrets_with_user_membership(secrets: Sequence[Secret], members: RecordSourc
 
 
 def merge_duplicate_data_records(records: Iterable[DataRecord]) -> list[DataRecord]:
-    """One record for each distinct (prefix, suffix), as its first row has it; repeats add up where
+    """Return one record for each distinct (prefix, suffix), from its first row; repeats add up if
     all are known.
 
-    Equal records of different groups belong to none of them: their group is `SEVERAL`; those of
-    several people belong to nobody.
+    Equal records of different groups get the group `SEVERAL`, those of different people no user.
     """
     first: dict[Pair, DataRecord] = {}
     for record in records:
-        seen = first.get(record.prefix_suffix_pair)
-        if seen is None:
+        earlier = first.get(record.prefix_suffix_pair)
+        if earlier is None:
             first[record.prefix_suffix_pair] = record
         else:
-            known = seen.repeats is not None and record.repeats is not None
-            repeats = (seen.repeats or 0) + (record.repeats or 0) if known else None
-            group = seen.group if seen.group == record.group else SEVERAL
-            user = seen.user if seen.user == record.user else None
+            known = earlier.repeats is not None and record.repeats is not None
+            repeats = (earlier.repeats or 0) + (record.repeats or 0) if known else None
+            group = earlier.group if earlier.group == record.group else SEVERAL
+            user = earlier.user if earlier.user == record.user else None
             first[record.prefix_suffix_pair] = replace(
-                seen, repeats=repeats, group=group, user=user
+                earlier, repeats=repeats, group=group, user=user
             )
     return list(first.values())
 
 
 def _require_usable_source_records(source: RecordSource) -> tuple[DataRecord, ...]:
     if not source.records:
-        reasons = "; ".join(f"{plural(len(rows), 'row')}: {why}" for why, rows in source.left_out)
+        reasons = "; ".join(
+            f"{plural(len(rows), 'row')}: {cause}" for cause, rows in source.left_out
+        )
         raise AuditError(
             f"nothing is left of {source.where} after leaving out unusable rows ({reasons})"
         )
@@ -317,18 +321,17 @@ def _require_usable_source_records(source: RecordSource) -> tuple[DataRecord, ..
 def _nonmember_records_not_trained_on(
     source: RecordSource, trained: set[Pair], notes: list[str]
 ) -> tuple[list[DataRecord], dict[str, int]]:
-    """Return the distinct records that were not trained on, and how many rows have none of them, by
-    reason."""
+    """Return the distinct untrained records, and the number of other rows by reason."""
     records = _require_usable_source_records(source)
-    others = [record for record in records if record.prefix_suffix_pair not in trained]
-    if not others:
+    untrained = [record for record in records if record.prefix_suffix_pair not in trained]
+    if not untrained:
         raise AuditError(
             f"nothing is left of {source.where}: every row is also a member or an auxiliary record"
         )
-    gone = len(_distinct_row_numbers(records)) - len(_distinct_row_numbers(others))
+    gone = len(_distinct_row_numbers(records)) - len(_distinct_row_numbers(untrained))
     if gone:
         notes.append(f"{source.where}: left out {plural(gone, 'row')} {ALSO_MEMBER}")
-    return merge_duplicate_data_records(others), {ALSO_MEMBER: gone}
+    return merge_duplicate_data_records(untrained), {ALSO_MEMBER: gone}
 
 
 def _first_rows_by_copies(
@@ -338,28 +341,27 @@ def _first_rows_by_copies(
     split: SplitOptions,
     notes: list[str],
 ) -> list[DataRecord]:
-    """Return the records within the limit in the order of asking: most copies first, a random order
-    among equals.
+    """Return the records within the limit in the order of querying: most copies first, equals in
+    random order.
 
-    Every part of a row is kept with it. A larger limit, same seed, keeps all that a smaller one
-    keeps.
+    All parts of a selected row stay. A larger limit, same seed, keeps all rows of a smaller.
     """
     rows = _distinct_row_numbers(records)
     in_random_order = [rows[i] for i in split.draw_order(what, len(rows)).tolist()]
     # stable: equals stay at random
     ordered = sorted(in_random_order, key=lambda row: -(copies.get(row) or 1))
-    kept = ordered[: split.limit]
-    if len(kept) < len(rows):
-        whole = "" if len(rows) == len(records) else ", each with all its parts"
-        copied = sum((copies.get(row) or 1) > 1 for row in kept)
-        how = f"the {copied} with most copies first, then a random" if copied else "a random"
+    picked = ordered[: split.limit]
+    if len(picked) < len(rows):
+        parts = "" if len(rows) == len(records) else ", each with all its parts"
+        copied = sum((copies.get(row) or 1) > 1 for row in picked)
+        rule = f"the {copied} with most copies first, then a random" if copied else "a random"
         notes.append(
-            f"--limit kept {len(kept)} of {len(rows)} {what}s{whole}, {how} sample with seed "
+            f"--limit kept {len(picked)} of {len(rows)} {what}s{parts}, {rule} sample with seed "
             f"{split.seed}"
         )
-    place = {row: i for i, row in enumerate(kept)}
+    place = {row: i for i, row in enumerate(picked)}
     return sorted(
-        (one for one in records if one.row in place),
+        (record for record in records if record.row in place),
         key=lambda one: (place[one.row], one.part or 0),
     )
 
@@ -369,12 +371,12 @@ def _in_file_order(records: Sequence[DataRecord]) -> list[DataRecord]:
 
 
 def count_copies_of_rows(records: Sequence[DataRecord], notes: list[str]) -> dict[int, int | None]:
-    """Return by row how often it, or a row that differs from it in a few tokens, was trained on;
-    None: not known.
+    """Count by row how often it, or a row that differs in a few tokens, was trained on; None:
+    unknown.
 
-    Of a row with several parts, that of its most copied part. A beginning that many rows share
-    makes no copies. Near copies (`NEAR_SHARE` of the tokens edited) are looked for among at most
-    `NEAR_MOST` records; a note says if there are more.
+    A row with several parts counts as its most copied part. A beginning that many rows share makes
+    no copies. Near copies (`NEAR_SHARE` of the tokens edited) are searched among at most
+    `NEAR_MOST` records; a note reports more.
     """
     times = [record.repeats for record in records]
     if len(records) > NEAR_MOST:
@@ -393,7 +395,7 @@ def count_copies_of_rows(records: Sequence[DataRecord], notes: list[str]) -> dic
             of_row[record.row] = max(
                 of_row.get(record.row, 0), 1 if record.repeats is None else record.repeats
             )
-        # windows of one row are no copies of each other
+        # windows of one row are not copies of each other
         is_near = [len(of_group[group]) > 1 for group in groups]
         times = [
             sum(of_group[group].values()) if near else record.repeats
@@ -429,16 +431,16 @@ def plural(count: int, word: str) -> str:
 
 
 def row_numbers_phrase(rows: Sequence[int]) -> str:
-    """ "row 4" or "rows 4, 17 and 12 more", counted from 0."""
-    named = ", ".join(map(str, rows[:NAMED_ROWS]))
+    """Return "row 4" or "rows 4, 17 and 12 more", counted from 0."""
+    numbers = ", ".join(map(str, rows[:NAMED_ROWS]))
     more = f" and {len(rows) - NAMED_ROWS} more" if len(rows) > NAMED_ROWS else ""
-    return f"row{'' if len(rows) == 1 else 's'} {named}{more}, counted from 0"
+    return f"row{'' if len(rows) == 1 else 's'} {numbers}{more}, counted from 0"
 
 
 def _record_source_notes(source: RecordSource) -> list[str]:
     notes = [
-        f"{source.where}: left out {plural(len(rows), 'row')}: {why} ({row_numbers_phrase(rows)})"
-        for why, rows in source.left_out
+        f"{source.where}: left out {plural(len(rows), 'row')}: {cause} ({row_numbers_phrase(rows)})"
+        for cause, rows in source.left_out
     ]
     copies = len(source.records) - len({record.prefix_suffix_pair for record in source.records})
     if copies:
@@ -448,11 +450,11 @@ def _record_source_notes(source: RecordSource) -> list[str]:
 
 def _known_fraction_note(given: int, unique: int, split: SplitOptions) -> str:
     if not given:
-        why = (
+        cause = (
             "--known-fraction is 0" if split.known_fraction == 0 else "one member cannot be divided"
         )
         return (
-            f"the attacker knows no pairs ({why}): an attack that tunes on auxiliary data cannot "
+            f"the attacker knows no pairs ({cause}): an attack that tunes on auxiliary data cannot "
             "run"
         )
     return (

@@ -1,16 +1,16 @@
-"""Scores an LM-Extraction submission as the challenge's organisers do, with intervals and the whole
-curve.
+"""Score an LM-Extraction submission like the challenge's organisers, with intervals and the
+complete curve.
 
-A submission is a CSV file, `Example ID,Suffix Guess`, a guess a line, surest first, any number of
-guesses an example: `991,"[6,0,1,2]"`. The id is a row of the answers. Knows rows and token ids; no
-model, no text, no terminal.
+A submission is a CSV file, `Example ID,Suffix Guess`, a guess a line, the most confident first, any
+number of guesses an example: `991,"[6,0,1,2]"`. The id is a row of the answers. Knows rows and
+token ids; no model, no text, no terminal.
 
 As in the organisers' score_submission.py: an example counts as solved once, by its first right
-guess; every wrong guess is an error, also a repeated one and one for an example that is already
-solved; Recall@100 counts the right guesses with fewer than 100 wrong ones before them; examples
-without a guess count as not solved. What their script lets pass in silence is refused here: an id
+guess; every wrong guess is an error, also a repeated guess and a guess for a solved example;
+Recall@100 counts the right guesses with fewer than 100 wrong guesses before them; examples without
+a guess count as not solved. This module rejects inputs that their script accepts in silence: an id
 below 0 (numpy counts it from the end), a guess of another length than the answers (numpy broadcasts
-a single token), a file without guesses. They look at the last 1,000 answers and the last 50 tokens
+a single token), a file without guesses. They read the last 1,000 answers and the last 50 tokens
 only; here every row and every token of the answers counts.
 """
 
@@ -32,15 +32,15 @@ from auditor.core.result import Measurement
 from auditor.statistics import intervals, ranking
 
 ID, GUESS = "Example ID", "Suffix Guess"
-CurvePoint = tuple[int, int, float]  # (wrong guesses seen, examples solved by then, recall)
+CurvePoint = tuple[int, int, float]  # (wrong guesses so far, examples solved by then, recall)
 
 
 @dataclass(frozen=True)
 class MarkedGuesses:
-    """A submission held against the answers, in its own order.
+    """Hold a submission compared with the answers, in its order.
 
-    example: (guesses,) whose guess it is, numbered by first appearance; right: (guesses,) whether
-    it is the answer.
+    example: (guesses,) the example of each guess, numbered by first appearance; right: (guesses,)
+    whether it equals the answer.
     """
 
     example: NDArray[np.int64]
@@ -49,14 +49,14 @@ class MarkedGuesses:
 
     @property
     def answered_example_count(self) -> int:
-        """Examples with at least one guess."""
+        """The number of examples with at least one guess."""
         return int(self.example.max()) + 1
 
 
 @dataclass(frozen=True)
 class SubmissionScore:
-    """What `audit score` says. The shares are over all answers, or over the answered examples
-    only."""
+    """Hold the result of `audit score`. The shares are over all answers, or over the answered
+    examples only."""
 
     answers: int
     answered: int
@@ -67,38 +67,38 @@ class SubmissionScore:
 
     @property
     def headline(self) -> str:
-        """What was scored, and what became of the examples without a guess."""
+        """The counts of examples and guesses, and the treatment of examples without a guess."""
         counts = f"{self.answered:,} of {self.answers:,} examples answered"
         text = f"{counts}, {self.guesses:,} guesses, {self.wrong:,} of them wrong"
         if self.answered == self.answers:
             return text
-        left = f"{self.answers - self.answered:,} without a guess"
+        unanswered = f"{self.answers - self.answered:,} without a guess"
         return (
-            f"{text}; {left}: "
+            f"{text}; {unanswered}: "
             f"{'left out' if self.answered_only else 'not solved (--answered-only leaves them out)'}"  # noqa: E501
         )
 
 
 def compare_submission_with_answers(submission: Path, answers: Path) -> MarkedGuesses:
-    """Holds a submission file against the answers, an .npy array (examples, tokens).
+    """Compare a submission file with the answers, an .npy array (examples, tokens).
 
-    Raises AuditError with the line number for anything that is not a guess of a whole answer. No
-    words hold tokens.
+    Raise AuditError with the line number for anything but a guess of a complete answer. No message
+    holds tokens.
     """
     expected: list[list[int]] = read_extraction_array(
         f"--answers {str(answers)!r}", answers
     ).tolist()
     numbers: dict[int, int] = {}  # row of the answers -> number by first appearance
     example, right = [], []
-    for where, row, guess in _read_submission_guesses(submission):
+    for place, row, guess in _read_submission_guesses(submission):
         if not 0 <= row < len(expected):
             raise AuditError(
-                f"{where}: expected an {ID} in [0, {len(expected)}), a row of the answers, got "
+                f"{place}: expected an {ID} in [0, {len(expected)}), a row of the answers, got "
                 f"{row}"
             )
         if len(guess) != len(expected[row]):
             raise AuditError(
-                f"{where}: expected {len(expected[row])} tokens, as the answers have, got "
+                f"{place}: expected {len(expected[row])} tokens, as the answers have, got "
                 f"{len(guess)}"
             )
         example.append(numbers.setdefault(row, len(numbers)))
@@ -113,18 +113,18 @@ def compare_submission_with_answers(submission: Path, answers: Path) -> MarkedGu
 
 
 def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> SubmissionScore:
-    """The organisers' numbers with intervals: Clopper-Pearson for shares, a bootstrap over examples
-    at E errors."""
+    """Compute the organisers' numbers with intervals: Clopper-Pearson for shares, a bootstrap over
+    examples at E errors."""
     n = marked.answered_example_count if answered_only else marked.answers
-    first, some = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
-    # return_index: where each example is guessed first, in the order of the numbers.
+    first, any_right = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
+    # return_index: the first guess of each example, in the order of the numbers.
     first[: marked.answered_example_count] = marked.right[
         np.unique(marked.example, return_index=True)[1]
     ]
-    some[marked.example[marked.right]] = True
+    any_right[marked.example[marked.right]] = True
     measurements = (
         intervals.share_with_interval("recall", first),
-        intervals.share_with_interval("any_of_k", some),
+        intervals.share_with_interval("any_of_k", any_right),
         ranking.measure_ranked_recall("recall_at_100_errors", marked.example, marked.right, n, 100),
         ranking.measure_ranked_recall(
             "recall_at_10pct_errors", marked.example, marked.right, n, max(1, n // 10)
@@ -144,12 +144,12 @@ def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> Subm
 def submission_recall_by_wrong_guesses(
     marked: MarkedGuesses, answered_only: bool = False
 ) -> list[CurvePoint]:
-    """One point for each number of wrong guesses, from none to all: what is solved before the next
-    wrong one.
+    """Return a point for each number of wrong guesses, from none to all: examples solved before the
+    next wrong guess.
 
     Recall at E errors is the point of E - 1 wrong guesses: the E-th ends the counting.
     """
-    # Wrong guesses ahead of each first right one, which adds none itself.
+    # Wrong guesses before each first right guess, which adds none.
     before = np.cumsum(~marked.right)[
         ranking.find_first_right_guesses(marked.example, marked.right)
     ]
@@ -159,7 +159,7 @@ def submission_recall_by_wrong_guesses(
 
 
 def write_submission_curve(path: Path, points: list[CurvePoint]) -> None:
-    """The curve as CSV. Raises AuditError when the file cannot be written."""
+    """Write the curve as CSV. Raise AuditError if the file cannot be written."""
     lines = [
         "wrong_guesses,solved,recall",
         *(f"{wrong},{solved},{recall:.6g}" for wrong, solved, recall in points),
@@ -171,7 +171,7 @@ def write_submission_curve(path: Path, points: list[CurvePoint]) -> None:
 
 
 def _read_submission_guesses(path: Path) -> Iterator[tuple[str, int, list[int]]]:
-    """(where it stands, example id, tokens) of each line below the header."""
+    """Yield (file and line, example id, tokens) of each line below the header."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader(file, strict=True)
@@ -181,11 +181,11 @@ def _read_submission_guesses(path: Path) -> Iterator[tuple[str, int, list[int]]]
                     f"{missing[0]}"
                 )
             for row in rows:
-                where = f"{str(path)!r}, line {rows.line_num}"
+                place = f"{str(path)!r}, line {rows.line_num}"
                 yield (
-                    where,
-                    _parse_submission_example_id(where, row[ID]),
-                    _parse_submission_guess_tokens(where, row[GUESS]),
+                    place,
+                    _parse_submission_example_id(place, row[ID]),
+                    _parse_submission_guess_tokens(place, row[GUESS]),
                 )
     except OSError as error:
         raise AuditError(f"cannot read {str(path)!r}: {error.strerror}") from error

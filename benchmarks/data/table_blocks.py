@@ -1,4 +1,4 @@
-"""Reads a large table block by block: parts of a file that workers can count each on its own."""
+"""Read a large table block by block: parts of a file that workers can count separately."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from pyarrow import parquet
 
 BATCH = 10_000  # rows in memory at once
-_BLOCK = 2**24  # bytes of JSONL that are counted as one task
+_BLOCK = 2**24  # bytes of JSONL to count as one task
 _MOST_ARROW = 2**30  # bytes of a block that Arrow parses at once
 
 Batch = Mapping[str, Sequence[Any]]  # the values of each column
 
 
 class NotStreamable(Exception):
-    """The table has to be read as a whole, which also says what is wrong with it."""
+    """Report a table that must be read completely, which also finds its fault."""
 
 
 @dataclass(frozen=True)
 class TableBlock:
-    """A part of a file that is counted as one task: bytes of JSONL or CSV, row groups of
+    """Locate a part of a file to count as one task: bytes of JSONL or CSV, row groups of
     Parquet."""
 
     number: int
@@ -43,8 +43,8 @@ class TableBlock:
 
 
 def split_into_blocks(path: Path) -> list[TableBlock]:
-    """Return the blocks of a file in order. One of JSONL ends with a line; CSV is one, as a field
-    may hold lines."""
+    """Return the blocks of a file in order. Blocks of JSONL end with a line; CSV is one block, as a
+    field may hold line ends."""
     if path.suffix.lower() == ".parquet":
         with open_parquet(path) as file:
             return [TableBlock(i, i, i + 1) for i in range(file.num_row_groups)]
@@ -89,19 +89,19 @@ def stream_batches(
             yield {name: table.column(name).slice(start, BATCH).to_pylist() for name in wanted}
         return
     objects = stream_objects(where, path, block, *before)
-    while some := list(islice(objects, BATCH)):
-        for value in some:
+    while rows := list(islice(objects, BATCH)):
+        for value in rows:
             names.update(dict.fromkeys(value))
-        yield {name: [value.get(name, ABSENT) for value in some] for name in wanted}
+        yield {name: [value.get(name, ABSENT) for value in rows] for name in wanted}
 
 
 def _parse_json_block(path: Path, block: TableBlock, wanted: Sequence[str]) -> pyarrow.Table | None:
-    """Return the rows of a block of JSONL by Arrow, four times as fast as one by one; None unless
-    all are plain.
+    """Parse a block of JSONL by Arrow, four times as fast as row by row; None unless all rows are
+    plain.
 
-    Plain: an object a line, each with its texts and a whole number of repeats, and no name twice in
-    it. Of what else there is, only the standard library's parser says what is wrong, or reads it as
-    the whole table is read.
+    Plain: an object a line with its texts and a whole number of repeats, and no duplicate key. For
+    other rows only the standard library's parser names the fault, or reads them like the complete
+    table.
     """
     import pyarrow
     from pyarrow import json as arrow_json
@@ -150,7 +150,7 @@ def stream_objects(
     for number, line in enumerate(_stream_all_lines(path, block), first_line):
         if line.strip():
             if row == 0 and block.start == 0 and line.lstrip().startswith("["):
-                raise NotStreamable  # an array of all rows, or else no object
+                raise NotStreamable  # an array of all rows, or not an object
             yield require_json_object(where, row, parse_json_of_table(where, line, number))
             row += 1
 
@@ -194,8 +194,8 @@ def count_lines(path: Path, end: int) -> int:
 
 @contextmanager
 def open_parquet(path: Path) -> Iterator[parquet.ParquetFile]:
-    """Open a Parquet file. Raises NotStreamable, also in the block, if it cannot be read or names a
-    column twice."""
+    """Open a Parquet file. Raise NotStreamable, also in the block, if it cannot be read or has a
+    duplicate column."""
     import pyarrow
     from pyarrow import parquet
 

@@ -1,8 +1,8 @@
-"""One table of rows: a JSONL, JSON, CSV or Parquet file, or a Hugging Face data set, a column at a
-time.
+"""Read one table of rows, a column at a time: JSONL, JSON, CSV, Parquet, or a Hugging Face data
+set.
 
-Reads text as text (`007320` and `NA` stay what they are). Knows nothing of what columns mean.
-Errors name rows and columns, never what is in them.
+Reads text as text (`007320` and `NA` stay unchanged). Knows nothing of the meaning of columns.
+Errors name rows and columns, never their content.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyarrow import parquet
 
 FIRST = 200  # rows that say which columns of Parquet and of data sets hold texts
-# columns that hold no text, but what somebody said
+# columns without text that hold content of a person
 _MEDIA = {
     "image",
     "images",
@@ -39,8 +39,8 @@ _MEDIA = {
     "audio",
     "audios",
 }
-_LONGEST_NAME = 80  # characters of a name, a key or an address; what is longer is text
-_SHORTEST_UNSPACED = 10  # characters of a text without spaces, in a script that has none
+_LONGEST_NAME = 80  # characters of a name, a key or an address; longer values are text
+_SHORTEST_UNSPACED = 10  # characters of a text in a script without spaces
 ABSENT = object()  # a JSON object without this key
 SAVED = ("dataset_info.json", "dataset_dict.json")  # of `save_to_disk`
 _OTHER_FILES = (
@@ -76,23 +76,23 @@ class RecordTable:
 
 
 def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTable:
-    """A local file by its suffix, otherwise a Hugging Face data set; `columns`: all that will be
-    asked for.
+    """Read a local file by its suffix, otherwise a Hugging Face data set; `columns`: all columns to
+    be read.
 
-    Raises AuditError for what is neither.
+    Raise AuditError if it is neither.
     """
-    path, where = Path(name), f"{flag} {name!r}"
+    path, label = Path(name), f"{flag} {name!r}"
     reader = _READERS.get(path.suffix.lower())
     if not path.exists():
-        # No Hub data set is called like a file or a longer path, and a mistyped one should not be
-        # sent there.
+        # No Hub data set has the name of a file or a longer path, and a mistyped path must not go
+        # there.
         hub_name = re.fullmatch(
             r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", name
         ) and not name.lower().endswith(_OTHER_FILES)
         if reader is not None or not hub_name:
-            raise AuditError(f"{where}: no such file")
+            raise AuditError(f"{label}: no such file")
     if not path.exists() or path.is_dir():
-        with open_dataset_split(where, name) as dataset:
+        with open_dataset_split(label, name) as dataset:
             values = {
                 column: dataset[column][:] for column in columns if column in dataset.column_names
             }
@@ -102,22 +102,21 @@ def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTab
                 first, lambda column: plain.select_columns([column])[:].column(0)
             )
             return RecordTable(
-                where, tuple(dataset.column_names), dataset.num_rows, values.__getitem__, texts
+                label, tuple(dataset.column_names), dataset.num_rows, values.__getitem__, texts
             )
     if reader is None:
         got = path.suffix or "no ending"
-        raise AuditError(f"{where}: expected a file ending in {', '.join(_READERS)}, got {got!r}")
+        raise AuditError(f"{label}: expected a file ending in {', '.join(_READERS)}, got {got!r}")
     try:
-        return reader(where, path, columns)
+        return reader(label, path, columns)
     except OSError as error:
         raise AuditError(
-            f"{where}: cannot be read: {error.strerror or type(error).__name__}"
+            f"{label}: cannot be read: {error.strerror or type(error).__name__}"
         ) from None
 
 
 def columns_with_texts(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the columns that hold what somebody may have said, not only names, numbers or token
-    ids."""
+    """Return the columns that may hold a person's words, not only names, numbers or token ids."""
     is_text = dict[str, bool]()
     for row in rows:
         for name, value in row.items():
@@ -133,10 +132,12 @@ def _columns_with_texts_of_arrow(
     begins empty."""
     rows = first.to_pylist()
     values = {name: [row[name] for row in rows] for name in first.column_names}
-    for name, own in values.items():
-        if not any(own):
+    for name, column_values in values.items():
+        if not any(column_values):
             values[name] = column(name).drop_null()[:FIRST].to_pylist()
-    return columns_with_texts({name: value} for name, own in values.items() for value in own)
+    return columns_with_texts(
+        {name: value} for name, column_values in values.items() for value in column_values
+    )
 
 
 def _holds_text(value: Any, nested: bool = False) -> bool:
@@ -163,14 +164,14 @@ def _is_text(value: str) -> bool:
 
 
 def require_nonempty_record_table(table: RecordTable) -> RecordTable:
-    """The table. Raises AuditError where it has no row."""
+    """Return the table. Raise AuditError if it has no row."""
     if not table.rows:
         raise AuditError(f"{table.where} is empty: expected at least one row")
     return table
 
 
 def describe_cell_value_type(value: Any) -> str:
-    """What a cell holds, without what it says."""
+    """Describe the type of a cell, without its content."""
     if value is ABSENT:
         return "nothing (the row does not have it)"
     if isinstance(value, bool):
@@ -190,8 +191,8 @@ def describe_cell_value_type(value: Any) -> str:
 
 
 def _read_utf8_table_text(where: str, path: Path) -> str:
-    """The text of a file, without a byte order mark. Raises AuditError with the first byte that is
-    not UTF-8."""
+    """Read the text of a file, without a byte order mark. Raise AuditError with the first byte that
+    is not UTF-8."""
     try:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:  # from None: the error holds the whole file
@@ -214,7 +215,7 @@ def _read_csv_table(where: str, path: Path, columns: Sequence[str]) -> RecordTab
 
 
 def read_csv_table_rows(where: str, path: Path) -> list[list[str]]:
-    """The header and the rows, as many fields each; blank lines left out."""
+    """Return the header and the rows, with equally many fields; blank lines are left out."""
     return list(
         stream_csv_table_rows(where, io.StringIO(_read_utf8_table_text(where, path), newline=""))
     )
@@ -223,9 +224,9 @@ def read_csv_table_rows(where: str, path: Path) -> list[list[str]]:
 def stream_csv_table_rows(where: str, text: Iterable[str]) -> Iterator[list[str]]:
     """Yield the header and the rows, as `read_csv_table_rows` returns them. text: its lines, with
     their ends."""
-    # The standard library's reader, since it is the strict one: pandas fills a short row with "",
-    # takes the first column of a long one for an index and reads on after a stray quote; pyarrow
-    # accepts a quote that never closes.
+    # The standard library's reader, since it is strict: pandas fills a short row with "", takes the
+    # first column of a long row for an index and reads on after a stray quote; pyarrow accepts a
+    # quote that never closes.
     lines = csv.reader(text, strict=True)
     # the default refuses texts over 128 KiB
     old_limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
@@ -249,7 +250,7 @@ def stream_csv_table_rows(where: str, text: Iterable[str]) -> Iterator[list[str]
 
 
 def table_rows_as_csv(rows: Iterable[Sequence[str]]) -> str:
-    """As `read_csv_table_rows` reads it; lines end in a line feed."""
+    """Return CSV for `read_csv_table_rows`; lines end in a line feed."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
@@ -261,11 +262,11 @@ def table_rows_as_csv(rows: Iterable[Sequence[str]]) -> str:
 
 def _read_json_table(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
     objects, _ = read_json_table_objects(where, path)
-    found = tuple(dict.fromkeys(name for value in objects for name in value))
+    names = tuple(dict.fromkeys(name for value in objects for name in value))
     texts = columns_with_texts(objects)
     return RecordTable(
         where,
-        found,
+        names,
         len(objects),
         lambda name: [value.get(name, ABSENT) for value in objects],
         texts,
@@ -275,7 +276,7 @@ def _read_json_table(where: str, path: Path, columns: Sequence[str]) -> RecordTa
 def read_json_table_objects(
     where: str, path: Path
 ) -> tuple[list[dict[str, Any]], list[str] | None]:
-    """One JSON object a line, and these lines; or one array of objects, and None."""
+    """Return one JSON object a line, and these lines; or the objects of one array, and None."""
     text, lines = _read_utf8_table_text(where, path), None
     if text.lstrip().startswith("["):
         objects = parse_json_of_table(where, text, 0)
@@ -291,7 +292,7 @@ def read_json_table_objects(
 
 
 def require_json_object(where: str, row: int, value: Any) -> dict[str, Any]:
-    """Return the value. Raises AuditError with the row if it is no object."""
+    """Return the value. Raise AuditError with the row if it is not an object."""
     if not isinstance(value, dict):
         got = "text" if isinstance(value, str) else describe_cell_value_type(value)
         raise AuditError(f"{where}, row {row} (counted from 0): expected a JSON object, got {got}")
@@ -299,7 +300,7 @@ def require_json_object(where: str, row: int, value: Any) -> dict[str, Any]:
 
 
 def parse_json_of_table(where: str, text: str, lines_before: int) -> Any:
-    """Return what a JSON text says. Raises AuditError with the line, without the text."""
+    """Parse a JSON text. Raise AuditError with the line, without the text."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:  # from None: the error holds the text
@@ -328,15 +329,17 @@ def _read_parquet_table(where: str, path: Path, columns: Sequence[str]) -> Recor
         with parquet.ParquetFile(path) as file:
             names = tuple(file.schema_arrow.names)
             # doubles are refused later, by name
-            wanted = [name for name in columns if names.count(name) == 1]
-            table = file.read(columns=wanted)
-            values = {name: table.column(name).to_pylist() for name in wanted}
+            unique_names = [name for name in columns if names.count(name) == 1]
+            table = file.read(columns=unique_names)
+            values = {name: table.column(name).to_pylist() for name in unique_names}
             first = pyarrow.Table.from_batches(
                 list(islice(file.iter_batches(FIRST), 1)), file.schema_arrow
             )
-            read = partial(_read_parquet_column, file)
+            read_column = partial(_read_parquet_column, file)
             texts = (
-                () if len(set(names)) < len(names) else _columns_with_texts_of_arrow(first, read)
+                ()
+                if len(set(names)) < len(names)
+                else _columns_with_texts_of_arrow(first, read_column)
             )
             return RecordTable(where, names, file.metadata.num_rows, values.__getitem__, texts)
     except UnicodeDecodeError:
@@ -348,16 +351,16 @@ def _read_parquet_table(where: str, path: Path, columns: Sequence[str]) -> Recor
 
 
 def read_arrow_columns(where: str, path: Path, names: Sequence[str]) -> Mapping[str, Sequence[Any]]:
-    """Return these columns of a file of Arrow's, as a stream (which is what `datasets` writes) or
-    with a footer."""
+    """Return these columns of an Arrow file, as a stream (the format of `datasets`) or with a
+    footer."""
     import pyarrow
 
     try:
-        with pyarrow.memory_map(str(path)) as held:
+        with pyarrow.memory_map(str(path)) as mapped:
             try:
-                table = pyarrow.ipc.open_stream(held).read_all()
+                table = pyarrow.ipc.open_stream(mapped).read_all()
             except pyarrow.ArrowInvalid:
-                table = pyarrow.ipc.open_file(held).read_all()
+                table = pyarrow.ipc.open_file(mapped).read_all()
             return {
                 key: table.column(key).to_pylist() for key in names if key in table.column_names
             }
@@ -385,11 +388,11 @@ _READERS: dict[str, Callable[[str, Path, Sequence[str]], RecordTable]] = {
 
 @contextmanager
 def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
-    """The train split of a data set on the Hub, of one that was saved, or of a folder that
+    """Open the train split of a data set on the Hub, of a saved data set, or of a folder that
     `datasets` can read.
 
-    To be read before the block is left: what `datasets` makes of a folder is private text, and goes
-    with it.
+    Read it inside the block: the files that `datasets` makes of a folder are private text, and are
+    deleted after the block.
     """
     import datasets
 
@@ -399,35 +402,35 @@ def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
         try:
             if any((Path(name) / file).is_file() for file in SAVED):
                 saved = datasets.load_from_disk(name)
-                found = saved["train"] if isinstance(saved, datasets.DatasetDict) else saved
+                split = saved["train"] if isinstance(saved, datasets.DatasetDict) else saved
             else:
-                found = datasets.load_dataset(name, split="train", cache_dir=str(cache))
+                split = datasets.load_dataset(name, split="train", cache_dir=str(cache))
         except (
             Exception
         ) as error:  # the libraries below raise dozens of kinds, all about the data or the network
             _raise_dataset_load_error(where, Path(name).is_dir(), error)
-        yield found
+        yield split
 
 
 @contextmanager
 def _dataset_cache_context(local: bool) -> Iterator[Path]:
-    """Where `datasets` keeps what it has made of files: of downloads for the next time, of a local
-    folder for now."""
+    """Yield the folder for `datasets`' files: permanent for downloads, temporary for a local
+    folder."""
     cache = cache_folder()
     if local:
         with scratch_folder(cache, "datasets") as scratch:
             yield scratch
         return
     (cache / "datasets").mkdir(exist_ok=True, mode=0o700)
-    (cache / "datasets").chmod(0o700)  # gated data may lie there, whoever made the folder
+    (cache / "datasets").chmod(0o700)  # gated data may be there, whoever made the folder
     yield cache / "datasets"
 
 
 def _raise_dataset_load_error(where: str, local: bool, error: Exception) -> NoReturn:
-    """One sentence. Errors about rows may quote them, so only those that cannot are repeated."""
+    """Raise one sentence. Errors about rows may quote them, so repeat only those that cannot."""
     kind = type(error).__name__
     if isinstance(error, FileNotFoundError):
-        what = (
+        problem = (
             "this folder holds no data file"
             if local
             else "no such file here and no such data set on the Hub"
@@ -435,9 +438,9 @@ def _raise_dataset_load_error(where: str, local: bool, error: Exception) -> NoRe
     elif (
         type(error) is ValueError
     ):  # about splits and configurations; its subclasses, as pyarrow's, quote rows
-        what = "cannot be loaded as a data set: " + " ".join(str(error).split())[:200]
+        problem = "cannot be loaded as a data set: " + " ".join(str(error).split())[:200]
     elif isinstance(error, OSError) and not local:
-        what = f"no such file here, and the Hugging Face Hub cannot be reached ({kind})"
+        problem = f"no such file here, and the Hugging Face Hub cannot be reached ({kind})"
     else:
-        what = f"cannot be loaded as a data set ({kind})"
-    raise AuditError(f"{where}: {what}") from None
+        problem = f"cannot be loaded as a data set ({kind})"
+    raise AuditError(f"{where}: {problem}") from None

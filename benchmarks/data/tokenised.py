@@ -1,11 +1,11 @@
-"""Prepared training data: rows of `input_ids` with `labels`, as TRL, axolotl and LLaMA-Factory hand
-them to a model.
+"""Read prepared training data: rows of `input_ids` with `labels`, in the format of TRL, axolotl and
+LLaMA-Factory.
 
 Also TRL's rows of preferences.
 
-Nothing is rendered, tokenised or put in front: what the rows hold is what the model was trained on,
-so a secret is a run of labelled tokens behind all that stands before it. Knows token ids; no text,
-no template, no tokenizer.
+Nothing is rendered, tokenised or prepended: the model was trained on exactly these rows, so a
+secret is a run of labelled tokens after all text before it. Knows token ids; no text, no template,
+no tokenizer.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ _SIDES = {
 }
 _PROMPTS = ("prompt_ids", "prompt_input_ids")  # of TRL 1.16, and before
 _SIDE_IDS = tuple(f"{side}{ending}" for side in _SIDES for ending in ("_ids", "_input_ids"))
-_LABEL = "label"  # of KTO's completions: whether one is wanted
+_LABEL = "label"  # of KTO's completions: whether it is wanted
 _COLUMNS = (IDS, LABELS, *_MASKS, *_LENGTHS, _ATTENTION, _POSITIONS, *_PROMPTS, *_SIDE_IDS, _LABEL)
 _COLUMNS = (*_COLUMNS, *(f"{side}_{LABELS}" for side in _SIDES), "prompt", "completion")
-_PROMPT, _COMPLETION = "prompt", "completion"  # groups, if prompts were learnt or nobody knows
+_PROMPT, _COMPLETION = "prompt", "completion"  # groups, if prompts had a loss or that is unknown
 _ORPO_NOTE = (
     "TRL 1.16's ORPO takes a loss of the prompt before a chosen side too, whatever chosen_labels "
     "say: prompts are attacked as a group of their own"
 )
-# by whether a completion_mask without labels said where the loss was; None: nobody knows
+# by whether a completion_mask without labels set the loss; None: unknown
 _MASK_NOTES = {
     None: "TRL 1.16 ignores a completion_mask without labels unless completion_only_loss is true, "
     "and no "
@@ -70,7 +70,7 @@ _MASK_NOTES = {
     "completion_only_loss is true, which "
     "the model's training_args.bin does not say: every token was learnt",
 }
-# tokens of a suffix; and of a prefix, where a row is labelled from its first token on
+# tokens of a suffix; and of a prefix, if a row is labelled from its first token on
 _DEFAULT = 50
 
 
@@ -100,36 +100,43 @@ class Tokenised(Benchmark):
         room: int | None = None,
         end_of_text: int | None = None,
     ):
-        """`known`, `nonmembers` and `forget` are such data too. Raises AuditError for what a user
-        can mend.
+        """Read all rows; `known`, `nonmembers` and `forget` are such data too. Raise AuditError for
+        any mistake of the user.
 
-        Each run of labelled tokens is a secret: its first `suffix_length` tokens (50), behind all
-        of the text before it, or the last `prefix_length` tokens of that. A text that is labelled
-        from its first token on is cut into `prefix_length` (50, or half of a shorter one) and
-        `suffix_length` tokens. `model`: the folder that a `training_args.bin` may lie in. Of a
-        text, tokens beyond the `trained` ones are left out, as TRL 1.16 cuts prepared rows too, and
-        so is what takes more than `room` tokens. `end_of_text`: the token that ends a record, by
-        which packed rows that mark no boundaries are noticed.
+        Each run of labelled tokens is a secret: its first `suffix_length` tokens (50), after all
+        text before it, or the last `prefix_length` tokens of that. A text labelled from its first
+        token on is cut into `prefix_length` (50, or half of a shorter text) and `suffix_length`
+        tokens. `model`: the folder that may hold a `training_args.bin`. Tokens of a text beyond the
+        `trained` tokens are left out, as TRL 1.16 cuts prepared rows too, and records of more than
+        `room` tokens. `end_of_text`: the token that ends a record, which reveals packed rows
+        without marked boundaries.
         """
         check_prefix_and_suffix_lengths(prefix_length, suffix_length)
         split = SplitOptions(known_fraction, limit, seed)
-        named = {"--data": data, "--known": known, "--nonmembers": nonmembers, "--forget": forget}
+        names_by_flag = {
+            "--data": data,
+            "--known": known,
+            "--nonmembers": nonmembers,
+            "--forget": forget,
+        }
         lengths = RunLengths(prefix_length, suffix_length, trained, room)
         arguments = None if model is None else read_trainer_arguments(Path(model))
-        read = {
+        tables_by_flag = {
             flag: _read_tokenised_texts(flag, name, vocab_size, arguments)
-            for flag, name in named.items()
+            for flag, name in names_by_flag.items()
             if name is not None
         }
         sources = {
-            flag: _learnt_runs_as_record_source(f"{flag} {named[flag]!r}", texts, notes, lengths)
-            for flag, (texts, notes) in read.items()
+            flag: _learnt_runs_as_record_source(
+                f"{flag} {names_by_flag[flag]!r}", texts, notes, lengths
+            )
+            for flag, (texts, notes) in tables_by_flag.items()
         }
         parts = split_data_records_into_secrets(sources, split, "row")
         parts.give_to(self)
         self._texts = {
-            True: read["--data"][0],
-            False: read["--nonmembers"][0] if nonmembers is not None else [],
+            True: tables_by_flag["--data"][0],
+            False: tables_by_flag["--nonmembers"][0] if nonmembers is not None else [],
         }
         self.heldout_given = tuple(
             len(secret.prefix) for secret in self.secrets if not secret.member
@@ -138,35 +145,36 @@ class Tokenised(Benchmark):
         earlier = _tokens_packed_before_records(self._texts[True], lengths)
         members = [secret for secret in self.secrets if secret.member]
         self.earlier_in_row = {
-            one.id: earlier[pair]
-            for one in members
-            if (pair := (one.prefix, one.suffix)) in earlier
+            secret.id: earlier[pair]
+            for secret in members
+            if (pair := (secret.prefix, secret.suffix)) in earlier
         }
         self.description = (
             f"{Path(data).name}, token ids as they were trained on: {parts.counts_by_role_text()}"
         )
 
     def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
-        """Every text, those too that --limit leaves out."""
+        """Yield every text, including texts beyond --limit."""
         yield from ((text.ids, 1) for text in self._texts[members])
 
 
 def is_tokenised_data(name: str) -> bool:
-    """Whether this is a local file or saved data set with a column of token ids. Raises AuditError
-    for a broken one."""
-    path, where = Path(name), f"--data {name!r}"
+    """Check for a local file or saved data set with a column of token ids. Raise AuditError for a
+    broken file."""
+    path, label = Path(name), f"--data {name!r}"
     if path.is_dir() and any((path / file).is_file() for file in tables.SAVED):
-        with tables.open_dataset_split(where, name) as found:
-            return _has_token_ids(found.column_names)
+        with tables.open_dataset_split(label, name) as dataset:
+            return _has_token_ids(dataset.column_names)
     ending = path.suffix.lower() if path.is_file() else ""
     if ending == ".arrow":
-        return _has_token_ids(tables.read_arrow_columns(where, path, _COLUMNS))
+        return _has_token_ids(tables.read_arrow_columns(label, path, _COLUMNS))
     if ending == ".parquet":
         return _has_token_ids(tables.read_record_table("--data", name, ()).columns)
     if ending in (".jsonl", ".json"):
         with path.open(
             "rb"
-        ) as file:  # its first object; a line of text is no reason to read it all twice
+            # its first object; for a line of text it would be wasteful to read the file twice
+        ) as file:
             first = file.read(2**20).split(b"}", 1)[0]
             return any(f'"{name}"'.encode() in first for name in (IDS, *_SIDE_IDS))
     return False
@@ -178,8 +186,8 @@ def _has_token_ids(columns: Iterable[str]) -> bool:
 
 @dataclass(frozen=True)
 class RunLengths:
-    """How runs of labelled tokens are cut: given lengths (None: its own), and what was trained on
-    and can be read."""
+    """Cut runs of labelled tokens by given lengths (None: their own), within the trained and
+    readable tokens."""
 
     prefix: int | None
     suffix: int | None
@@ -191,8 +199,8 @@ class RunLengths:
         return self.suffix or _DEFAULT
 
     def cut_run(self, text: _Text, start: int, end: int) -> tuple[int, int] | str:
-        """Return where the prefix of a run begins in its text and where its suffix ends, or why it
-        has none."""
+        """Return the start of a run's prefix in its text and the end of its suffix, or why it has
+        none."""
         n_tokens = len(text.ids)
         first, last = (
             (0, n_tokens)
@@ -215,8 +223,8 @@ class RunLengths:
 
 
 class _Groups(NamedTuple):
-    """The groups of a row's tokens: those that its labels or masks mark, and the others (None: they
-    had no loss)."""
+    """Name the groups of a row's tokens: tokens that its labels or masks mark, and the others
+    (None: no loss)."""
 
     marked: str = ""
     others: str | None = None
@@ -224,10 +232,9 @@ class _Groups(NamedTuple):
 
 @dataclass(frozen=True)
 class _Text:
-    """What the model read at once: a row, a side of one, or a text that was packed into one.
+    """Hold one input of the model: a row, a side of it, or a text packed into it.
 
-    learnt: of each token the group that its loss belongs to, "" for none in particular; None: it
-    had no loss.
+    learnt: the group of each token's loss, "" for no particular group; None: no loss.
     """
 
     row: int
@@ -241,14 +248,14 @@ class _Text:
 def _read_tokenised_texts(
     flag: str, name: str, vocab_size: int, arguments: Mapping[str, Any] | None
 ) -> tuple[list[_Text], tuple[str, ...]]:
-    """Every text of every row, and what is to be known of them. Raises AuditError for rows that no
-    trainer has.
+    """Return every text of every row, and notes on them. Raise AuditError for rows that no trainer
+    has.
 
-    arguments: of the trainer, as `read_trainer_arguments` has them.
+    arguments: of the trainer, from `read_trainer_arguments`.
     """
-    path, where = Path(name), f"{flag} {name!r}"
+    path, title = Path(name), f"{flag} {name!r}"
     if path.suffix.lower() == ".arrow" and path.is_file():
-        columns = tables.read_arrow_columns(where, path, _COLUMNS)
+        columns = tables.read_arrow_columns(title, path, _COLUMNS)
         count = len(next(iter(columns.values()), ()))
     else:
         table = tables.read_record_table(flag, name, _COLUMNS)
@@ -258,15 +265,15 @@ def _read_tokenised_texts(
         )
     if not _has_token_ids(columns):
         raise AuditError(
-            f"{where}: expected {IDS} as in --data, got none: what is compared is to be in one form"
+            f"{title}: expected {IDS} as in --data, got none: what is compared is to be in one form"
         )
     if IDS in columns and LABELS not in columns and not any(mask in columns for mask in _MASKS):
         raise AuditError(
-            f"{where}: expected {LABELS} beside {IDS}, or {' or '.join(_MASKS)}, which say what "
+            f"{title}: expected {LABELS} beside {IDS}, or {' or '.join(_MASKS)}, which say what "
             "was learnt; got neither"
         )
     if not count:
-        raise AuditError(f"{where} is empty: expected at least one row")
+        raise AuditError(f"{title} is empty: expected at least one row")
     uses_mask = _is_completion_mask_used(columns, arguments)
     # ORPOConfig has no loss_type; CPOConfig and DPOConfig do, and take the labels as they are.
     learns_prompts = f"{CHOSEN}_{LABELS}" in columns and (
@@ -274,11 +281,11 @@ def _read_tokenised_texts(
     )
     texts: list[_Text] = []
     for row in range(count):
-        at = f"{where}, row {row} (counted from 0)"
-        given = {name: column[row] for name, column in columns.items()}
+        at = f"{title}, row {row} (counted from 0)"
+        row_values = {name: column[row] for name, column in columns.items()}
         values = {
             name: value
-            for name, value in given.items()
+            for name, value in row_values.items()
             if value is not None and value is not tables.ABSENT
         }
         for groups, side in _sides_of_tokenised_row(at, values, learns_prompts):
@@ -287,37 +294,37 @@ def _read_tokenised_texts(
         _MASK_NOTES.get(uses_mask) if COMPLETION_MASK in columns and LABELS not in columns else None
     )
     notes = [note, _ORPO_NOTE if learns_prompts else None]
-    return texts, tuple(f"{where}: {sentence}" for sentence in notes if sentence)
+    return texts, tuple(f"{title}: {sentence}" for sentence in notes if sentence)
 
 
 def _is_completion_mask_used(
     columns: Iterable[str], arguments: Mapping[str, Any] | None
 ) -> bool | None:
-    """Return whether a completion_mask without labels said where the loss was; None: nobody knows.
+    """Return whether a completion_mask without labels set the loss; None: unknown.
 
     TRL 1.16 (`SFTTrainer`): `completion_only_loss`, by default only if rows have a prompt and a
     completion.
     """
     by_default = {"prompt", "completion"} <= set(columns)
-    told = arguments is not None and "completion_only_loss" in arguments
-    asked = arguments["completion_only_loss"] if arguments is not None and told else None
-    if isinstance(asked, bool):
-        return asked
-    return by_default if by_default or told else None
+    is_set = arguments is not None and "completion_only_loss" in arguments
+    value = arguments["completion_only_loss"] if arguments is not None and is_set else None
+    if isinstance(value, bool):
+        return value
+    return by_default if by_default or is_set else None
 
 
 def _sides_of_tokenised_row(
     where: str, values: Mapping[str, Any], learns_prompts: bool
 ) -> Iterator[tuple[_Groups, dict[str, Any]]]:
-    """Yield what a row holds as token ids with labels, with its groups: of preferences a side each.
+    """Yield a row's token ids with labels, with its groups; of preferences, each side.
 
     TRL 1.16's DPO and KTO: `prompt_ids` before `chosen_ids` and `rejected_ids`, or `completion_ids`
-    with a label; its ORPO and CPO: `chosen_input_ids` with `chosen_labels`, the prompt within.
-    learns_prompts: those of chosen sides.
+    with a label; its ORPO and CPO: `chosen_input_ids` with `chosen_labels`, which include the
+    prompt. learns_prompts: of chosen sides.
     """
     if IDS in values:
-        others = (IDS, LABELS, *_MASKS, *_LENGTHS, _ATTENTION, _POSITIONS)
-        yield _Groups(), {name: values[name] for name in others if name in values}
+        names = (IDS, LABELS, *_MASKS, *_LENGTHS, _ATTENTION, _POSITIONS)
+        yield _Groups(), {name: values[name] for name in names if name in values}
         return
     given_prompt: Any = next((values[name] for name in _PROMPTS if name in values), [])
     prompt = _require_tokenised_whole_numbers(where, _PROMPTS[0], given_prompt)
@@ -330,11 +337,11 @@ def _sides_of_tokenised_row(
             groups: dict[Any, str] = {True: WANTED, False: UNWANTED}
             group = groups.get(values.get(_LABEL), "")
         labels = values.get(f"{side}_{LABELS}")
-        whole = {IDS: ids, LABELS: labels} if labels is not None else None
-        before = _PROMPT if learns_prompts and whole and group == CHOSEN else None
+        labelled = {IDS: ids, LABELS: labels} if labels is not None else None
+        before = _PROMPT if learns_prompts and labelled and group == CHOSEN else None
         yield (
             _Groups(group, before),
-            whole or {IDS: [*prompt, *ids], LABELS: [*[IGNORED] * len(prompt), *ids]},
+            labelled or {IDS: [*prompt, *ids], LABELS: [*[IGNORED] * len(prompt), *ids]},
         )
 
 
@@ -355,28 +362,36 @@ def _split_tokenised_row_into_texts(
             raise AuditError(
                 f"{where}: expected as many {name} as {IDS}, got {len(numbers)} and {len(ids)}"
             )
-    learnt = _learnt_groups_of_tokenised_row(where, ids, values, uses_mask, groups)
-    shown = [at for at, seen in enumerate(values.get(_ATTENTION, [1] * len(ids))) if seen]
-    if shown and shown[-1] - shown[0] + 1 != len(shown):
+    loss_groups = _learnt_groups_of_tokenised_row(where, ids, values, uses_mask, groups)
+    unpadded = [
+        at for at, is_token in enumerate(values.get(_ATTENTION, [1] * len(ids))) if is_token
+    ]
+    if unpadded and unpadded[-1] - unpadded[0] + 1 != len(unpadded):
         raise AuditError(
             f"{where}: expected padding at the ends alone, got an {_ATTENTION} with 0 in the middle"
         )
-    for at in shown:
+    for at in unpadded:
         if not 0 <= ids[at] < vocab_size:
             raise AuditError(
                 f"{where}: vocabulary mismatch: expected token ids in [0, {vocab_size}), the "
                 f"model's vocabulary, got {ids[at]}"
             )
-    begins = _packed_text_starts(where, values, shown)
-    for i, (begin, end) in enumerate(pairwise([*begins, shown[-1] + 1 if shown else 0])):
+    begins = _packed_text_starts(where, values, unpadded)
+    for i, (begin, end) in enumerate(pairwise([*begins, unpadded[-1] + 1 if unpadded else 0])):
         earlier = tuple(tuple(ids[start:stop]) for start, stop in pairwise(begins[: i + 1]))
         yield _Text(
-            row, tuple(ids[begin:end]), tuple(learnt[begin:end]), begin, len(begins) > 1, earlier
+            row,
+            tuple(ids[begin:end]),
+            tuple(loss_groups[begin:end]),
+            begin,
+            len(begins) > 1,
+            earlier,
         )
 
 
 def _require_tokenised_whole_numbers(where: str, name: str, value: Any) -> list[int]:
-    """Raises AuditError for anything but a list of whole numbers (masks may be true and false)."""
+    """Return a list of whole numbers. Raise AuditError for other values (masks may be true and
+    false)."""
     numbers = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(numbers, list) or not all(isinstance(number, int) for number in numbers):
         raise AuditError(f"{where}: expected a list of whole numbers in {name}, got another value")
@@ -392,7 +407,7 @@ def _learnt_groups_of_tokenised_row(
 ) -> list[str | None]:
     """Return the group of each token that had a loss, None for the others; see `_Text`.
 
-    Raises AuditError for labels that are not the tokens themselves, as shifted ones are.
+    Raise AuditError for labels that differ from their tokens, such as shifted labels.
     """
     if LABELS in values:
         labels = values[LABELS]
@@ -404,11 +419,14 @@ def _learnt_groups_of_tokenised_row(
         return [groups.others if label == IGNORED else groups.marked for label in labels]
     if not any(mask in values for mask in _MASKS):
         raise AuditError(f"{where}: expected {LABELS}, or {' or '.join(_MASKS)}, got none")
-    ones = [1] * len(ids)
-    assistant, completion = values.get(ASSISTANT_MASKS, ones), values.get(COMPLETION_MASK, ones)
-    # TRL folds both into the labels: learnt is what both mark, if it uses the second one.
+    all_ones = [1] * len(ids)
+    assistant, completion = (
+        values.get(ASSISTANT_MASKS, all_ones),
+        values.get(COMPLETION_MASK, all_ones),
+    )
+    # TRL folds both into the labels: tokens that both mark have a loss, if it uses the second mask.
     if uses_mask is False:
-        completion = ones
+        completion = all_ones
     if uses_mask is None and COMPLETION_MASK in values:
         groups = _Groups(_COMPLETION, _PROMPT)
     names = [groups.marked if marked else groups.others for marked in completion]
@@ -418,14 +436,13 @@ def _learnt_groups_of_tokenised_row(
 def _packed_text_starts(
     where: str, values: Mapping[str, Sequence[int]], shown: Sequence[int]
 ) -> list[int]:
-    """Where each text that was packed into a row begins, by all that says so. Raises AuditError
-    where they disagree."""
+    """Return the start of each text packed into a row. Raise AuditError if the columns disagree."""
     if not shown:
         return []
-    said: dict[str, list[int]] = {}
+    cuts: dict[str, list[int]] = {}
     if _POSITIONS in values:
         positions = values[_POSITIONS]
-        said[_POSITIONS] = [at for at in shown if positions[at] == 0]
+        cuts[_POSITIONS] = [at for at in shown if positions[at] == 0]
         if (
             any(positions[at] not in (0, positions[at - 1] + 1) for at in shown[1:])
             or positions[shown[0]] != 0
@@ -437,7 +454,7 @@ def _packed_text_starts(
         values.get(_ATTENTION, [])[at] > 1 for at in (shown if _ATTENTION in values else ())
     ):  # numbers of texts
         number = values[_ATTENTION]
-        said[_ATTENTION] = [at for at in shown if at == shown[0] or number[at] != number[at - 1]]
+        cuts[_ATTENTION] = [at for at in shown if at == shown[0] or number[at] != number[at - 1]]
     for name in _LENGTHS:
         if name in values:
             sizes, total = values[name], sum(values[name])
@@ -445,11 +462,11 @@ def _packed_text_starts(
                 raise AuditError(
                     f"{where}: expected {name} that add up to {len(shown)} tokens, got {total}"
                 )
-            said[name] = [shown[0] + sum(sizes[:i]) for i in range(len(sizes))]
-    different = sorted({tuple(begins) for begins in said.values()})
+            cuts[name] = [shown[0] + sum(sizes[:i]) for i in range(len(sizes))]
+    different = sorted({tuple(begins) for begins in cuts.values()})
     if len(different) > 1:
         raise AuditError(
-            f"{where}: expected {' and '.join(said)} to cut a packed row alike, got different cuts"
+            f"{where}: expected {' and '.join(cuts)} to cut a packed row alike, got different cuts"
         )
     return list(different[0]) if different else [shown[0]]
 
@@ -457,7 +474,7 @@ def _packed_text_starts(
 def _learnt_runs_as_record_source(
     where: str, texts: Sequence[_Text], notes: Sequence[str], lengths: RunLengths
 ) -> RecordSource:
-    """Return every run of labelled tokens as a record; rows and runs without one are listed by
+    """Return every run of labelled tokens as a record, and rows and runs without a record by
     reason."""
     records: list[DataRecord] = []
     unusable: list[tuple[int, str]] = []
@@ -481,16 +498,16 @@ def _learnt_runs_as_record_source(
             prefix, suffix = text.ids[begin:start], text.ids[start:stop]
             records.append(DataRecord(row, prefix, suffix, 1, group or None, part=number, at=at))
     packed = len({text.row for text in texts if text.packed})
-    how = (
+    rule = (
         f"{where}: token ids as they were trained on; runs of labelled tokens, at most "
         f"{lengths.longest_suffix} of each"
     )
-    note = f"{how}; {packed} packed rows cut into their texts" if packed else how
+    note = f"{rule}; {packed} packed rows cut into their texts" if packed else rule
     left_out, parts_left_out = group_unusable_parts(unusable, records)
     dropped = (
-        f"{where}: left out {plural(len(rows), 'run')}: {why} "
+        f"{where}: left out {plural(len(rows), 'run')}: {reason} "
         f"({row_numbers_phrase(sorted(set(rows)))})"
-        for why, rows in parts_left_out
+        for reason, rows in parts_left_out
     )
     return RecordSource(
         where, tuple(records), left_out, (note, *notes, *dropped), parts_left_out=parts_left_out
@@ -498,11 +515,12 @@ def _learnt_runs_as_record_source(
 
 
 def _notes_on_unmarked_boundaries(texts: Sequence[_Text], end_of_text: int | None) -> Iterator[str]:
-    """Yield a sentence if rows that are learnt as a whole hold several records and mark no
-    boundaries."""
-    whole = [text for text in texts if not text.packed and None not in text.learnt]
-    # Padding is none of a record: only an end with another token after it is a boundary.
-    several = [text for text in whole if any(a == end_of_text != b for a, b in pairwise(text.ids))]
+    """Yield a sentence if completely learnt rows hold several records and mark no boundaries."""
+    fully_learnt = [text for text in texts if not text.packed and None not in text.learnt]
+    # Padding belongs to no record: only an end with another token after it is a boundary.
+    several = [
+        text for text in fully_learnt if any(a == end_of_text != b for a, b in pairwise(text.ids))
+    ]
     if several:
         yield (
             f"{len(several)} of {len(texts)} rows hold the end of text within and mark no "
@@ -515,8 +533,8 @@ def _notes_on_unmarked_boundaries(texts: Sequence[_Text], end_of_text: int | Non
 def _tokens_packed_before_records(
     texts: Sequence[_Text], lengths: RunLengths
 ) -> dict[tuple[Tokens, Tokens], tuple[Tokens, ...]]:
-    """Return by prefix and suffix the texts before a record in its row, and last the beginning of
-    its own that its prefix leaves out; a row's first text has nothing before it."""
+    """Map prefix and suffix to the texts before a record in its row, and last the part of its text
+    that its prefix leaves out. A row's first text has none."""
     earlier = dict[tuple[Tokens, Tokens], tuple[Tokens, ...]]()
     for text in texts:
         for start, end, _ in (
@@ -533,10 +551,8 @@ def _tokens_packed_before_records(
 def _learnt_runs_of_tokenised_text(
     text: _Text, prefix_length: int | None
 ) -> Iterator[tuple[int, int, str]]:
-    """(start, end, group) of each run of learnt tokens; one from the first token on starts behind
-    its own first ones:
-    `prefix_length` (50, or half of a shorter run, if it is not given).
-    """
+    """Yield (start, end, group) of each run of learnt tokens. A run from the first token on starts
+    after its first `prefix_length` tokens (50, or half of a shorter run, by default)."""
     at = 0
     for group, run in groupby(text.learnt):
         start, at = at, at + len(list(run))

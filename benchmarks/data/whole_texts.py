@@ -23,10 +23,10 @@ _MOST_COPIES = 10_000_000  # records of a training, in memory together
 
 
 def read_row_texts(flag: str, name: str) -> list[str]:
-    """Every row's text, prefix and suffix joined where those are the columns; each row once,
-    whatever its `repeats`.
+    """Return every row's text, prefix and suffix joined if the table has those; each row once, for
+    any `repeats`.
 
-    Raises AuditError for whatever a user can mend.
+    Raise AuditError for any mistake of the user.
     """
     table = require_nonempty_record_table(read_record_table(flag, name, columns.COLUMNS))
     return columns.joined_layout_texts(table, columns.require_text_layout(table))
@@ -35,27 +35,28 @@ def read_row_texts(flag: str, name: str) -> list[str]:
 def read_texts_and_units(
     name: str, text_column: str | None = None, unit_column: str | None = None
 ) -> tuple[Sequence[str | Conversation], list[str] | None]:
-    """Every row's text (prefix and suffix joined, where those are the columns) or conversation, as
-    often as its `repeats` say.
+    """Return every row's text (prefix and suffix joined, if the table has those) or conversation,
+    `repeats` times.
 
-    Also whose each is, where `unit_column` says so. Raises AuditError for whatever a user can mend.
+    Also return the user of each, if `unit_column` is given. Raise AuditError for any mistake of the
+    user.
     """
-    given = tuple(column for column in (text_column, unit_column) if column is not None)
+    extra_columns = tuple(column for column in (text_column, unit_column) if column is not None)
     table = require_nonempty_record_table(
-        read_record_table("--data", name, (*columns.COLUMNS, *given))
+        read_record_table("--data", name, (*columns.COLUMNS, *extra_columns))
     )
-    for column in given:
+    for column in extra_columns:
         if (times := table.columns.count(column)) != 1:
             got = times or columns.describe_table_columns_in_error(table.columns)
             raise AuditError(f"{table.where}: expected one column {column!r}, got {got}")
     layout = (text_column,) if text_column is not None else columns.detect_column_layout(table)
     plain = layout in columns.PLAIN or text_column is not None
-    found: Sequence[str] | Sequence[Conversation] = (
+    contents: Sequence[str] | Sequence[Conversation] = (
         columns.joined_layout_texts(table, layout)
         if plain
         else _require_row_conversations(table, layout)
     )
-    for row, text in enumerate(found):
+    for row, text in enumerate(contents):
         if not text:
             raise AuditError(
                 f"{table.where}, row {row} (counted from 0): expected text, got an empty one"
@@ -68,43 +69,40 @@ def read_texts_and_units(
         )
     rows = rows_repeated_by_count(repeats)
     units = None if unit_column is None else columns.row_privacy_unit_names(table, unit_column)
-    return [found[row] for row in rows], None if units is None else [units[row] for row in rows]
+    return [contents[row] for row in rows], None if units is None else [units[row] for row in rows]
 
 
 def rows_repeated_by_count(repeats: Sequence[int]) -> list[int]:
-    """The row of each record that is trained on."""
+    """Return the row of each record that is trained on."""
     return [row for row, count in enumerate(repeats) for _ in range(count)]
 
 
 def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> list[Conversation]:
-    """Every row's conversation. Raises AuditError with the row that has none: what is left out is
-    not trained on."""
-    found = []
-    for row, said in columns.parse_row_conversations(table, layout):
-        where = f"{table.where}, row {row} (counted from 0)"
-        if isinstance(said, UnusableConversation):
-            raise AuditError(f"{where}: expected a conversation to train on, got {said}")
-        if said.group is not None:
+    """Return every row's conversation. Raise AuditError with an unusable row, since training needs
+    all."""
+    conversations = []
+    for row, conversation in columns.parse_row_conversations(table, layout):
+        place = f"{table.where}, row {row} (counted from 0)"
+        if isinstance(conversation, UnusableConversation):
+            raise AuditError(f"{place}: expected a conversation to train on, got {conversation}")
+        if conversation.group is not None:
             raise AuditError(
-                f"{where}: expected a conversation to train on, got preferences (chosen and "
+                f"{place}: expected a conversation to train on, got preferences (chosen and "
                 "rejected, or a label of true or false), which a trainer of preferences learns "
                 "from, as TRL's DPOTrainer and KTOTrainer"
             )
-        found.append(said)
-    return found
+        conversations.append(conversation)
+    return conversations
 
 
 def sample_data_conversations(
     flag: str, name: str, count: int, reader: TableReader | None = None
 ) -> list[Conversation] | None:
-    """Return so many conversations of a file that were learnt, the same ones each time; None if it
-    holds none.
+    """Return `count` learnt conversations of a file, the same each time; None if it holds none.
 
-    reader: of the plan: it reads a large table in part; None: all files are read whole.
+    reader: of the plan: it reads a large table in part; None: read all files completely.
     """
-    if is_large_table_of_texts(
-        f"{flag} {name!r}", Path(name)
-    ):  # which is not to be read as a whole for this
+    if is_large_table_of_texts(f"{flag} {name!r}", Path(name)):  # too large to read for this
         return None
     kinds: columns.ColumnKinds = {}
     if reader is None:
@@ -116,8 +114,8 @@ def sample_data_conversations(
         return None
     order = keyed_random_generator("text form", table.rows).permutation(table.rows).tolist()
     usable = (
-        said
-        for _, said in columns.parse_row_conversations(table, layout, order, kinds)
-        if not isinstance(said, UnusableConversation) and said.is_learnt
+        conversation
+        for _, conversation in columns.parse_row_conversations(table, layout, order, kinds)
+        if not isinstance(conversation, UnusableConversation) and conversation.is_learnt
     )
     return list(islice(usable, count))

@@ -1,5 +1,5 @@
-"""What tokens were made of: a record's own characters, cut where its tokens are cut. Knows offsets;
-no tokenizer."""
+"""Hold the text of tokens: a record's characters, cut where its tokens are cut. Knows offsets; no
+tokenizer."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from itertools import groupby, pairwise
 from auditor.benchmarks.data.cut_places import CutPlace
 from auditor.core.nouns import Wording
 
-# characters: more than what runs on behind the end of a suffix has, a number or a name
+# characters: longer than a number or a name that continues after the end of a suffix
 _AFTER = 100
 CUT_WITHIN_CHARACTER = "less than one character in the prefix or the suffix"
-Offsets = Sequence[tuple[int, int]]  # by token: its first character, and the one behind its last
+Offsets = Sequence[tuple[int, int]]  # by token: its first character, and the index after its last
 
 
 def token_ends_in_characters(offsets: Offsets, length: int) -> list[int]:
-    """Where each token ends in a text of so many characters; side by side, the tokens make up all
-    of it.
+    """Return the end of each token in a text of `length` characters; side by side, the tokens cover
+    all of it.
 
-    A space that a tokenizer leaves out of all offsets goes to the token behind it, as does a
-    character that a token shares with the next one.
+    A space outside all offsets belongs to the next token, as does a character that two tokens
+    share.
     """
     ends, so_far = [], 0
     for (_, end), (start, _) in pairwise([*offsets, (length, length)]):
@@ -30,10 +30,10 @@ def token_ends_in_characters(offsets: Offsets, length: int) -> list[int]:
 
 
 def split_offsets_of_byte_runs(text: str, offsets: Offsets) -> list[tuple[int, int]]:
-    """Return the offsets with each byte token at its own character.
+    """Return the offsets with each byte token at its character.
 
     tokenizers 0.23's Unigram models with byte_fallback give every byte of a run of unknown
-    characters the offsets of the whole run.
+    characters the offsets of the complete run.
     """
     if text.isascii():
         return list(offsets)
@@ -51,8 +51,8 @@ def split_offsets_of_byte_runs(text: str, offsets: Offsets) -> list[tuple[int, i
 def move_cut_between_characters(offsets: Offsets, place: CutPlace) -> CutPlace:
     """Return the place without the tokens at its ends that write only a part of a character.
 
-    A text is sent whole to servers that take no tokens: with half a character it is another text.
-    A part of the place may be empty after that.
+    Servers without token input get complete text: half a character would change it. A part of the
+    place may then be empty.
     """
     return CutPlace(
         _find_character_boundary(offsets, place.start, 1),
@@ -70,8 +70,8 @@ def _find_character_boundary(offsets: Offsets, at: int, step: int) -> int:
 
 
 def wording_of_tokens(text: str, offsets: Offsets, start: int, cut: int, end: int) -> Wording:
-    """The tokens start:cut of the text as a prefix and cut:end as a suffix. offsets: of all its
-    tokens."""
+    """Return the tokens start:cut of the text as a prefix and cut:end as a suffix. offsets: of all
+    its tokens."""
     return wording_at_token_ends(
         text, token_ends_in_characters(offsets, len(text)), start, cut, end
     )
@@ -80,8 +80,8 @@ def wording_of_tokens(text: str, offsets: Offsets, start: int, cut: int, end: in
 def wording_at_token_ends(
     text: str, ends: Sequence[int], start: int, cut: int, end: int
 ) -> Wording:
-    """Return `wording_of_tokens` by what `token_ends_in_characters` returned, once for all windows
-    of a text."""
+    """Return `wording_of_tokens` from the result of `token_ends_in_characters`, shared by all
+    windows of a text."""
     first, middle = (ends[at - 1] if at else 0 for at in (start, cut))
     last = ends[end - 1]
     in_suffix = tuple(at - middle for at in ends[cut:end])

@@ -1,5 +1,5 @@
-"""Words of text in any script, by Unicode's segmentation (UAX 29): where they begin, end and stand
-in other text.
+"""Split text in any script into words by Unicode's segmentation (UAX 29), and find words in other
+text.
 
 `regex` has the rules (its flag WORD). They divide scripts without spaces (Han, Kana, Thai, Lao,
 Khmer, Myanmar) into characters, with the signs that belong to each. Knows text; no tokens, rows or
@@ -18,12 +18,11 @@ _WRITTEN_TOGETHER = (
     r"\p{Han}\p{Hiragana}\p{Katakana}\p{Bopomofo}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}ー"
 )
 _UNSPACED = regex.compile(rf"[{_WRITTEN_TOGETHER}]", regex.V1)
-# What has spaces about it: a run without a space or, in a script without spaces, a character with
-# its signs.
+# Units between spaces: a run without a space or, in a script without spaces, a character with its
+# signs.
 RUN = regex.compile(rf"(?=[{_WRITTEN_TOGETHER}])\X|[^\s{_WRITTEN_TOGETHER}]+", regex.V1)
-# A Latin letter and a letter of another script are of two words, and so are two letters where words
-# are written together or, in Korean, particles are written on them. A mark belongs to the letter
-# before it.
+# A Latin letter and a letter of another script belong to two words, as do two letters of a script
+# without spaces or of Korean, which attaches particles. A mark belongs to the letter before it.
 _INSIDE_WORD = regex.compile(
     r"[\p{Latin}\p{N}]{2}"
     rf"|[[\p{{Alphabetic}}]--[\p{{Latin}}\p{{N}}\p{{Hangul}}{_WRITTEN_TOGETHER}]]{{2}}"
@@ -33,7 +32,7 @@ _INSIDE_WORD = regex.compile(
 
 
 def split_into_words(text: str) -> list[str]:
-    """Return the words, and each sign that is in none, in their order; no spaces."""
+    """Return the words, and each sign outside words, in order, without spaces."""
     return [part for part in _BREAK.split(text) if part and not part.isspace()]
 
 
@@ -48,8 +47,7 @@ def is_mostly_unspaced(texts: Iterable[str]) -> bool:
 
 
 def join_words(words: Iterable[str]) -> str:
-    """Return words with a space between two, but not beside a character of a script without
-    spaces."""
+    """Join words with spaces, but not next to a character of a script without spaces."""
     text = ""
     for word in words:
         together = not text or _UNSPACED.match(text, len(text) - 1) or _UNSPACED.match(word)
@@ -58,14 +56,12 @@ def join_words(words: Iterable[str]) -> str:
 
 
 def is_inside_word(before: str, behind: str) -> bool:
-    """Return whether a text that ends with `before` ends in the middle of a word, as `behind`
-    follows."""
+    """Check that a text that ends with `before` ends inside a word when `behind` follows."""
     return _INSIDE_WORD.fullmatch(before[-1:] + behind[:1]) is not None
 
 
 def whole_word_places(wanted: str, text: str) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each place of a text that is no part of a longer word or number
-    there."""
+    """Yield begin and end of each place of a text outside longer words and numbers."""
     start = text.find(wanted)
     while start >= 0:
         end = start + len(wanted)
@@ -82,8 +78,8 @@ def is_whole_word_somewhere(wanted: str, text: str) -> bool:
 
 
 def places_in_text(wanted: str, text: str) -> list[tuple[int, int]]:
-    """Return where a text is a whole word, or if it is nowhere, where it is a part of longer
-    ones."""
+    """Return the places of a text as a whole word, or, if there are none, as a part of longer
+    words."""
     if places := list(whole_word_places(wanted, text)):
         return places
     return [match.span() for match in re.finditer(re.escape(wanted), text)]
