@@ -2,8 +2,8 @@
 
 inconclusive = "fail"                              # report (exit 4), pass or fail; the flag wins
 allow_not_applicable = true                        # attacks that never applied pass (also a flag)
-rules = ["recall <= 0.05", "recall(count=16) <= 0.5", "recall(kind=email) <= 0.02", "forms <= full +
-0.02"]
+rules = ["recall <= 0.05", "recall(count=16) <= 0.5", "recall(kind=email) <= 0.02",
+         "forms <= full + 0.02"]
 
 [[rule]]                                           # for a target, setting or attack
 rule = "recall_at_100_errors not worse than baseline by 0.02"   # or: than undefended (same run)
@@ -16,7 +16,7 @@ rule = "epsilon_lower_bound <= claim"
 [[rule]]                                           # the same rule in fields
 metric = "recall"
 count = 1                                          # of secrets with one copy; or kind = "email"
-max = 0.01                                         # or "claim"; or max_increase = 0.02, against the baseline
+max = 0.01                                         # or "claim"; or max_increase, over the baseline
 
 [require]                                          # required of the run, whatever its results
 model_here = true                                  # the judged model is on this machine
@@ -26,7 +26,7 @@ access = "white-box"                               # of the attacks above; or "t
 secrets = 300                                      # attacked by each of them, at least
 nonmembers = 200
 attestation = true                                 # signed by the key passed to the gate
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Which weights a run is about: a SHA-256 of every file that its models, adapters and tokenizers
-are read from.
+"""Identify the weights of a run: a SHA-256 of every file of its models, adapters and tokenizers.
 
-A path is no promise of what lies there: a run that is gone on with, or a sweep that is run again,
-after other weights were put in the same place is refused by the name of the file. Knows files;
-loads no model.
+A path does not guarantee its content: a resumed run, or a repeated sweep, is rejected with the
+file's name if other weights were put in the same place. Knows files; loads no model.
 """
 
 from __future__ import annotations
@@ -22,49 +20,49 @@ from auditor.core import disk
 from auditor.core.disk import cache_folder
 from auditor.core.errors import AuditError
 
-# What transformers and PEFT read of a folder: weights, configurations, tokenizers, templates, code
-# of its own.
+# Files that transformers and PEFT read from a folder: weights, configurations, tokenizers,
+# templates, code.
 _READ = (".safetensors", ".bin", ".json", ".model", ".tiktoken", ".txt", ".jinja", ".py", ".gguf")
 
-# of how it came about: no model is made of them
+# records of the training, which no model is loaded from
 _ABOUT = (
     "training.json",
     "trainer_state.json",
     "seconds.json",
 )
 
-# seconds: a file may change again within one tick of the coarsest file system's clock
+# seconds: a file may change again within a tick of the coarsest file system's clock
 _SETTLED = 2.0
 
 
 def model_sha256_by_file_name(named: Mapping[str, tuple[str, str | None]]) -> dict[str, str]:
-    """`role/file` -> SHA-256. named: by role, the folder or hub id of a model, and its revision on
-    the hub."""
-    memory = _DigestCache()
-    found = {name: memory.cached_sha256_hex(path) for name, path in _model_files_by_role(named)}
-    memory.save_digests()
-    return found
+    """Return `role/file` -> SHA-256. named: folder or hub id of a model, and its hub revision, by
+    role."""
+    cache = _DigestCache()
+    digests = {name: cache.cached_sha256_hex(path) for name, path in _model_files_by_role(named)}
+    cache.save_digests()
+    return digests
 
 
 def model_sha256_by_file_name_uncached(
     named: Mapping[str, tuple[str, str | None]],
     said: Callable[[str, int, int], None] = lambda *told: None,
 ) -> dict[str, str]:
-    """As `model_sha256_by_file_name`, with every byte read: who decides by it trusts no file's date
-    and no kept digest.
+    """Return the digests of `model_sha256_by_file_name` from every byte: a decision must not trust
+    dates or cached digests.
 
-    said: is told what is read, how many files of how many are done.
+    said: progress callback(description, done, total).
     """
     paths = dict(_model_files_by_role(named))
-    found = {}
-    for done, (name, path) in enumerate(paths.items()):
-        said(f"reading {name}", done, len(paths))
-        found[name] = file_sha256_hex(path)
-    return found
+    digests = {}
+    for n_read, (name, path) in enumerate(paths.items()):
+        said(f"reading {name}", n_read, len(paths))
+        digests[name] = file_sha256_hex(path)
+    return digests
 
 
 def file_sha256_hex(path: Path) -> str:
-    """In hex, of a file. Raises AuditError for one that cannot be read."""
+    """Return the SHA-256 of a file in hex. Raise AuditError for an unreadable file."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -73,14 +71,14 @@ def file_sha256_hex(path: Path) -> str:
 
 
 def _model_files_by_role(named: Mapping[str, tuple[str, str | None]]) -> Iterator[tuple[str, Path]]:
-    """(`role/file`, where it lies)."""
+    """Yield (`role/file`, its path)."""
     for role, (place, revision) in named.items():
         yield from (
             (f"{role}/{name}", path) for name, path in _files_read_to_load_model(place, revision)
         )
         base = _base_model_of_adapter(_local_model_folder(place, revision) / "adapter_config.json")
         if base is not None and base != place:
-            # Without a revision: the adapter's is of its own repository.
+            # Without a revision: the adapter's revision belongs to its own repository.
             yield from (
                 (f"{role} base/{name}", path)
                 for name, path in _files_read_to_load_model(base, None)
@@ -90,12 +88,11 @@ def _model_files_by_role(named: Mapping[str, tuple[str, str | None]]) -> Iterato
 def check_model_files_unchanged(
     held: Mapping[str, str] | None, now: Mapping[str, str], what: str
 ) -> None:
-    """Raises AuditError by the name of a file that has changed, gone or come since `what` was made
-    with `held`.
+    """Raise AuditError with the name of a file that changed, vanished or appeared since `what` was
+    made with `held`.
 
-    held: None where `what` does not say. A model of which one side holds nothing at all is not
-    compared: what is not there cannot be mistaken for another, and whoever needs it fails to load
-    it.
+    held: None if `what` records nothing. A model without any file on one side is not compared:
+    missing files cannot be mistaken for others, and loading them fails.
     """
     if held is None:
         if now:
@@ -114,10 +111,10 @@ def check_model_files_unchanged(
 def changed_model_files(
     held: Mapping[str, str], now: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """(file, what became of it) of the models of which both sides hold something."""
-    both = roles_of_model_files(held) & roles_of_model_files(now)
+    """Yield (file, its change) for the models with files on both sides."""
+    shared_roles = roles_of_model_files(held) & roles_of_model_files(now)
     for name in sorted({*held, *now}):
-        if held.get(name) != now.get(name) and roles_of_model_files([name]) <= both:
+        if held.get(name) != now.get(name) and roles_of_model_files([name]) <= shared_roles:
             yield (
                 name,
                 "has changed"
@@ -133,7 +130,7 @@ def roles_of_model_files(names: Iterable[str]) -> set[str]:
 
 
 def _files_read_to_load_model(place: str, revision: str | None) -> Iterator[tuple[str, Path]]:
-    """(name, path) of what is read of a model, an adapter or an ensemble's members; of a file,
+    """Yield (name, path) of the files of a model, an adapter or an ensemble's members; of a file,
     itself."""
     if Path(place).is_file():
         yield Path(place).name, Path(place)
@@ -143,8 +140,8 @@ def _files_read_to_load_model(place: str, revision: str | None) -> Iterator[tupl
             yield path.name, path
         elif (path / "adapter_config.json").is_file():  # a member of an ensemble
             yield from (
-                (f"{path.name}/{name}", own)
-                for name, own in _files_read_to_load_model(str(path), None)
+                (f"{path.name}/{name}", member_path)
+                for name, member_path in _files_read_to_load_model(str(path), None)
             )
 
 
@@ -165,24 +162,22 @@ def _visible_folder_entries(folder: Path) -> list[Path]:
 
 
 def _base_model_of_adapter(config: Path) -> str | None:
-    """The model that an adapter is for, as it names it."""
+    """Return the base model named by an adapter."""
     try:
-        named = json.loads(config.read_text(encoding="utf-8")).get("base_model_name_or_path")
+        base_name = json.loads(config.read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError):
-        return None  # no adapter; or a broken one, which does not load
-    return named if isinstance(named, str) and named else None
+        return None  # no adapter; or a broken adapter, which does not load
+    return base_name if isinstance(base_name, str) and base_name else None
 
 
 def _cached_hub_snapshot(name: str, revision: str | None) -> Path | None:
-    """The folder that the hub's cache keeps a model's files in, by commit; None where it keeps
+    """Return the folder of a model's files in the hub's cache, by commit; None if the cache has
     none."""
     for file in ("config.json", "adapter_config.json"):
-        with suppress(ValueError):  # no name that a hub could have
-            # Looks on disk alone: nothing is downloaded.
+        with suppress(ValueError):  # not a valid hub name
+            # Search only on disk: download nothing.
             path = try_to_load_from_cache(name, file, revision=revision)
-            if isinstance(
-                path, str
-            ):  # else None, or the hub's mark for a file that it is known not to have
+            if isinstance(path, str):  # else None, or the hub's mark for a file known to be missing
                 return Path(path).parent
     return None
 
@@ -190,9 +185,9 @@ def _cached_hub_snapshot(name: str, revision: str | None) -> Path | None:
 class _DigestCache:
     """Digests by path, size, times and inode, in the cache folder: gigabytes are read once.
 
-    ctime is among them: it moves with every change, also of a file whose mtime is put back. What
-    changed within the last moments is not remembered: it could change again without a trace. Where
-    nothing can be kept, all is read again.
+    ctime is included: it moves with every change, even if mtime is restored. Files changed within
+    the last moments are not cached: they could change again without a trace. If nothing can be
+    stored, every file is read again.
     """
 
     def __init__(self) -> None:
@@ -200,35 +195,35 @@ class _DigestCache:
         self._path: Path | None = None
         with suppress(AuditError, OSError, ValueError):
             self._path = cache_folder() / "weights.json"
-            held = json.loads(self._path.read_text(encoding="utf-8"))
-            self._held = held if isinstance(held, dict) else {}
+            digests = json.loads(self._path.read_text(encoding="utf-8"))
+            self._held = digests if isinstance(digests, dict) else {}
         self._new = False
 
     def cached_sha256_hex(self, path: Path) -> str:
-        """SHA-256 in hex. Raises AuditError for a file that cannot be read."""
+        """Return the SHA-256 in hex. Raise AuditError for an unreadable file."""
         try:
-            key, seen = str(path.resolve()), _file_stat_fingerprint(path)
-            held = self._held.get(key)
-            if isinstance(held, list) and held[:-1] == seen and isinstance(held[-1], str):
-                return held[-1]
+            key, fingerprint = str(path.resolve()), _file_stat_fingerprint(path)
+            entry = self._held.get(key)
+            if isinstance(entry, list) and entry[:-1] == fingerprint and isinstance(entry[-1], str):
+                return entry[-1]
             digest = file_sha256_hex(path)
-            changed = max(path.stat().st_mtime, path.stat().st_ctime)
-            # The same before and after: it was not changed while it was read.
-            if seen == _file_stat_fingerprint(path) and time.time() - changed > _SETTLED:
-                self._held[key], self._new = [*seen, digest], True
+            changed_at = max(path.stat().st_mtime, path.stat().st_ctime)
+            # Equal before and after: no change during the read.
+            if fingerprint == _file_stat_fingerprint(path) and time.time() - changed_at > _SETTLED:
+                self._held[key], self._new = [*fingerprint, digest], True
         except OSError as error:
             raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
         return digest
 
     def save_digests(self) -> None:
         if self._path is not None and self._new:
-            # Of two runs at once the later file stays: what the other had found is only read again.
-            there = {path: held for path, held in self._held.items() if os.path.exists(path)}
+            # The later of two simultaneous runs wins: the other's digests are only computed again.
+            existing = {path: digest for path, digest in self._held.items() if os.path.exists(path)}
             with suppress(AuditError):
-                disk.replace_atomically(self._path, json.dumps(there))
+                disk.replace_atomically(self._path, json.dumps(existing))
 
 
 def _file_stat_fingerprint(path: Path) -> list[object]:
     state = os.stat(path)
-    # A list, as JSON gives it back: a tuple would never equal it.
+    # A list, as JSON returns it: a tuple would never be equal.
     return [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino, state.st_dev]

@@ -1,7 +1,7 @@
-"""The run folder: guesses and observations appended as secrets finish, the plan that resumes it,
-what reports read.
+"""Manage the run folder: guesses and observations appended as secrets finish, the plan for
+resuming, files for reports.
 
-Files are 0600. Knows files; knows nothing of models or terminals.
+Files are 0600. Knows files; knows no models or terminals.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ Item = TypeVar("Item")
 
 
 class RunFolder:
-    """One run on disk. `create` starts it, `reopen` continues an interrupted one; either locks
-    other processes out.
+    """A run on disk. `create` starts it, `reopen` continues an interrupted run; both lock out other
+    processes.
 
-    guesses, observations: finished secrets of the cells of attacks and of probes. tokens: those
-    whose true suffix was scored token by token, by target.
+    guesses, observations: finished secrets by cell of attacks and of probes. tokens: secrets with a
+    suffix scored token by token, by target.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: FileLock | None = None
-        # whether `create` began this run; one that is resumed is somebody's already
+        # whether `create` started this run; a resumed run existed before
         self._new = False
-        self._ours = False  # whether `create` made the folder itself
+        self._ours = False  # whether `create` made the folder
         self.guesses, self.observations, self.tokens = journals_of_run_folder(path)
 
     @classmethod
     def create(cls, out: Path | None, name: str, plan: dict[str, Any]) -> RunFolder:
-        """A new folder with the plan in it. Raises AuditError when it cannot be written or already
-        holds a run."""
+        """Create a folder with the plan. Raise AuditError if it cannot be written or already holds
+        a run."""
         path = out or unused_run_path(name)
         folder = cls(path)
         try:
             folder._ours = not path.exists()
-            # The mode is of the last folder alone: parents get the umask's, and one that is there
-            # keeps its own.
+            # The mode applies only to the last folder: parents get the umask's, and an existing
+            # folder keeps its mode.
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
             folder._lock = locks.acquire_folder_lock(path)
-            # Asked only under the lock, which whoever writes a plan holds.
+            # Check under the lock, which every writer of a plan holds.
             if (path / PLAN).exists():
                 raise AuditError(
                     f"expected a new folder for -o, but {str(path)!r} holds a run; continue it "
@@ -80,32 +80,32 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
-        """A folder that `create` made. Finished secrets are read back; a line cut off by a crash is
-        dropped."""
+        """Open a folder that `create` made. Read finished secrets back; drop a line cut off by a
+        crash."""
         if not (path / PLAN).is_file():
             raise AuditError(f"expected a run folder to resume, but {str(path)!r} holds no {PLAN}")
         folder = cls(path)
         folder._lock = locks.acquire_folder_lock(path)
-        # Under the lock alone: a half-written line is cut off, which another process may be
+        # Only under the lock: this cuts off a half-written line, which another process may be
         # writing.
         for journal in (folder.guesses, folder.observations, folder.tokens):
             journal.index_written_lines()
         return folder
 
     def close(self) -> None:
-        """Lets other processes write to it."""
+        """Release the lock, so that other processes can write."""
         if self._lock is not None:
             self._lock.release()
 
     def discard_if_empty(self) -> None:
-        """Removes a new folder in which no attack found anything: a refused run leaves nothing half
-        written."""
-        found = any((self.path / name).exists() for name in (GUESSES, OBSERVATIONS))
-        if not self._new or found or any((self.path / "state").iterdir()):
+        """Remove a new folder without results of attacks: a rejected run leaves no partial
+        files."""
+        has_answers = any((self.path / name).exists() for name in (GUESSES, OBSERVATIONS))
+        if not self._new or has_answers or any((self.path / "state").iterdir()):
             return
         latest = self.path.parent / _LATEST
         if latest.is_symlink() and os.readlink(latest) == self.path.name:
-            # nor does it point at the run before, which would be taken for this one
+            # do not point it at the previous run, which would be mistaken for this run
             latest.unlink()
         (self.path / "state").rmdir()
         (self.path / PLAN).unlink()
@@ -122,15 +122,14 @@ class RunFolder:
         ):
             (self.path / name).unlink(missing_ok=True)
         if self._ours:
-            with contextlib.suppress(OSError):  # somebody may have put other things there
+            with contextlib.suppress(OSError):  # the folder may contain other files
                 self.path.rmdir()
                 if self.path.parent == _RUNS:
-                    _RUNS.rmdir()  # where no other run is in it
+                    _RUNS.rmdir()  # if it holds no other run
 
     @property
     def identity(self) -> str:
-        """Where it lies and when it was begun: no other run's, and the same for every process of
-        this one."""
+        """Return the path and start time: unique to this run, and equal in all its processes."""
         # written once, by `create`
         return f"{self.path.resolve()} {(self.path / PLAN).stat().st_mtime_ns}"
 
@@ -138,21 +137,21 @@ class RunFolder:
         return read_json_object(self.path / PLAN, "the plan of a run")
 
     def pin_secrets(self, fingerprint: str) -> None:
-        """Ties the folder to the secrets it is started on. Raises AuditError where it holds answers
-        about others."""
-        changed = (
+        """Tie the folder to the secrets of its start. Raise AuditError if it holds answers about
+        others."""
+        complaint = (
             f"expected the secrets that {str(self.path)!r} was started on, but the data has changed"
         )
-        self._pin_digest(_SECRETS, fingerprint, changed)
+        self._pin_digest(_SECRETS, fingerprint, complaint)
 
     def pin_stopping_rules(self, digest: str) -> None:
-        """Ties the folder to when its rows stop; "": no row does. Raises AuditError where others
-        were to."""
-        others = (
+        """Tie the folder to the stopping rules of its rows; "": no row stops. Raise AuditError if
+        the rules differ."""
+        complaint = (
             f"expected the rules and baseline by which {str(self.path)!r} was to stop (--until), "
             "got others"
         )
-        self._pin_digest(_STOPS, digest, others)
+        self._pin_digest(_STOPS, digest, complaint)
 
     def _pin_digest(self, name: str, digest: str, complaint: str) -> None:
         path = self.path / name
@@ -163,66 +162,69 @@ class RunFolder:
             disk.replace_atomically(path, digest)
 
     def refuse_changed_weights(self, now: Mapping[str, str]) -> None:
-        """Raises AuditError by the name of a file where the answers in the folder are about other
+        """Raise AuditError with a file's name if the answers in the folder are about other
         weights."""
-        held = self._read_json_file_as_or_none(_WEIGHTS, dict[str, str], "the digests of weights")
-        if held is not None or any((self.path / name).exists() for name in (GUESSES, OBSERVATIONS)):
-            file_digests.check_model_files_unchanged(held, now, str(self.path))
+        digests = self._read_json_file_as_or_none(
+            _WEIGHTS, dict[str, str], "the digests of weights"
+        )
+        if digests is not None or any(
+            (self.path / name).exists() for name in (GUESSES, OBSERVATIONS)
+        ):
+            file_digests.check_model_files_unchanged(digests, now, str(self.path))
 
     def pin_weights(self, now: Mapping[str, str]) -> None:
-        """Ties the folder to the weights it is started on. Raises AuditError as
+        """Tie the folder to the weights of its start. Raise AuditError like
         `refuse_changed_weights`."""
         self.refuse_changed_weights(now)
         disk.replace_atomically(self.path / _WEIGHTS, json.dumps(now, indent=1))
 
     def save_prefix_token(self, prefix_token: PrefixToken) -> None:
-        """Ties the folder to what stands before every text: a resumed run chooses none anew."""
+        """Tie the folder to the token before every text: a resumed run does not choose again."""
         disk.replace_atomically(self.path / _PREFIX_TOKEN, json.dumps(to_json(prefix_token)))
 
     def prefix_token(self) -> PrefixToken | None:
-        """None in a new folder.
+        """Return the prefix token; None in a new folder.
 
-        Raises AuditError where it is lost: what was found behind it must not stand beside what is
-        found behind another.
+        Raise AuditError if it is lost: results with one prefix token must not be mixed with results
+        under another token.
         """
-        found = self._read_json_file_as_or_none(
+        prefix = self._read_json_file_as_or_none(
             _PREFIX_TOKEN, PrefixToken, "the prefix token of a run"
         )
-        if found is None and (self.path / _SECRETS).is_file():
-            where = self.path / _PREFIX_TOKEN
+        if prefix is None and (self.path / _SECRETS).is_file():
+            path = self.path / _PREFIX_TOKEN
             raise AuditError(
-                f"expected {where}, which says what stood before every text until now: it is "
-                "missing"
+                f"expected {path}, which says what stood before every text until now: it is missing"
             )
-        return found
+        return prefix
 
     def save_text_form(self, form: TextForm) -> None:
-        """Ties the folder to how conversations are rendered: a resumed run, on another day too,
-        chooses none anew."""
+        """Tie the folder to the rendering of conversations: a resumed run, even on another day,
+        does not choose again."""
         disk.replace_atomically(self.path / _TEXT_FORM, json.dumps(to_json(form)))
 
     def text_form(self) -> TextForm | None:
-        """None in a new folder, and for data that are not rendered."""
+        """Return the text form; None in a new folder, and for data without rendering."""
         return self._read_json_file_as_or_none(_TEXT_FORM, TextForm, "the text form of a run")
 
     def _read_json_file_as_or_none(self, name: str, kind: type[Item], what: str) -> Item | None:
         path = self.path / name
         if not path.exists():
             return None
-        found: Item = from_json(kind, read_json_object(path, what), str(path))
-        return found
+        item: Item = from_json(kind, read_json_object(path, what), str(path))
+        return item
 
     def save_secret_facts(self, facts: dict[str, Any]) -> None:
-        """What reports may tell of each secret (`secret_details.secret_fact_columns`): a column a
-        key, no text."""
+        """Save the publishable facts of each secret (`secret_details.secret_fact_columns`): a
+        column per key, no text."""
         disk.replace_atomically(self.path / SECRETS, json.dumps(facts))
 
     def probe_facts_of_cell(self, cell: CellKey) -> dict[str, float]:
-        """What `save_probe_facts` kept of this cell; empty where it kept nothing."""
+        """Return the facts that `save_probe_facts` saved for this cell; empty if there are none."""
         return self._probe_facts_by_cell().get(str(cell), {})
 
     def save_probe_facts(self, cell: CellKey, facts: Mapping[str, float]) -> None:
-        """Keeps what a probe found of a cell as a whole, not of single secrets."""
+        """Save a probe's results on a cell as a whole, not on single secrets."""
         if facts:
             known = {**self._probe_facts_by_cell(), str(cell): dict(facts)}
             disk.replace_atomically(self.path / _FACTS, json.dumps(to_json(known)))
@@ -236,25 +238,25 @@ class RunFolder:
         )
 
     def attack_state_path(self, name: str) -> Path:
-        """Where an attack's tuned state lies (`runs/tuned_states.py`)."""
+        """Return the path of an attack's tuned state (`runs/tuned_states.py`)."""
         return self.path / "state" / (name.replace("/", "--") + ".pt")
 
 
 def remove_latest_link() -> None:
-    """Removes runs/latest when a new run is asked for: if that is refused, no older run is taken
-    for it."""
+    """Remove runs/latest before a new run: if that run is rejected, no older run is mistaken for
+    it."""
     latest = _RUNS / _LATEST
     if latest.is_symlink():
         latest.unlink()
 
 
 def unused_run_path(name: str) -> Path:
-    """runs/<UTC time>-<name>, or the first of its kind that is free: two runs may start in one
+    """Return runs/<UTC time>-<name>, or the first free variant: two runs may start in the same
     second."""
     path = free = _RUNS / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{name}"
     count = 1
-    # A first look alone: where two find one name free, the lock in `create` lets one of them
-    # through.
+    # Only a first check: if two processes get the same free name, the lock in `create` admits
+    # one of them.
     while free.exists():
         count += 1
         free = path.with_name(f"{path.name}-{count}")
@@ -262,6 +264,6 @@ def unused_run_path(name: str) -> Path:
 
 
 def batch_finished_secrets(stream: Iterator[Item], size: int) -> Iterator[list[Item]]:
-    """Finished secrets in small lists, so that appending them costs one flush for several."""
+    """Yield finished secrets in small lists, so that one flush appends several."""
     while batch := list(islice(stream, size)):
         yield batch

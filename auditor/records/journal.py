@@ -1,4 +1,4 @@
-"""Records appended to a file as secrets finish, and read again by a run that is resumed."""
+"""Append records to a file as secrets finish, and read them back when a run resumes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Record = TypeVar("Record", Guesses, Observation, TokenLogProbs)
 
 @dataclass
 class CellJournal(Generic[Key, Record]):
-    """Finished secrets by cell (or target), one line of JSON each: on disk before they count, and
-    read where asked for.
+    """Finished secrets by cell (or target), a JSON line each: on disk before they count, read on
+    demand.
 
-    In memory is where each line begins: the guesses of all secrets together are larger than any
-    model. A second record of a secret takes the place of the first.
+    Memory holds only the start of each line: the guesses of all secrets together are larger than
+    any model. A second record of a secret replaces the first.
     """
 
     path: Path
@@ -34,7 +34,7 @@ class CellJournal(Generic[Key, Record]):
     _begins: dict[Key, dict[str, int]] = field(default_factory=dict)
 
     def finished_secrets(self, key: Key) -> Mapping[str, Record]:
-        # A live view, as `append` adds to this very dict.
+        # A live view: `append` adds to this same dict.
         return _FinishedSecrets(self._begins.setdefault(key, {}), self._read_record_at)
 
     def append(self, key: Key, batch: Sequence[Record]) -> None:
@@ -43,10 +43,10 @@ class CellJournal(Generic[Key, Record]):
         begins = self._begins.setdefault(key, {})
         for record, line in zip(batch, lines, strict=True):
             begins[record.secret] = at
-            at += len(line)  # JSON as it is written here is ASCII: a character is a byte
+            at += len(line)  # this JSON is ASCII: a character is a byte
 
     def index_written_lines(self) -> None:
-        """Finds where each line begins; cuts off a half-written last one. Raises AuditError for a
+        """Find the start of each line; cut off a half-written last line. Raise AuditError for a
         foreign line."""
         if not self.path.exists():
             return
@@ -54,18 +54,18 @@ class CellJournal(Generic[Key, Record]):
         try:
             with open(self.path, "rb") as file:
                 for number, line in enumerate(file, 1):
-                    if not line.endswith(b"\n"):  # cut off by a crash, which leaves it the last
+                    if not line.endswith(b"\n"):  # cut off by a crash, so it is the last line
                         break
                     key, record = self._parse_journal_line(line, number)
                     self._begins.setdefault(key, {})[record.secret] = at
                     at += len(line)
         except OSError as error:
             raise AuditError(f"{self.path}: cannot be read: {error.strerror}") from error
-        # where the last append was cut off: the next one starts on a line of its own
+        # remove a cut-off append: the next append starts on a line of its own
         disk.truncate(self.path, at)
 
     def _read_record_at(self, begin: int) -> Record:
-        """Raises AuditError where the file is not what it was."""
+        """Read a record. Raise AuditError if the file has changed."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(begin)
@@ -74,7 +74,7 @@ class CellJournal(Generic[Key, Record]):
             raise AuditError(f"{self.path}: cannot be read: {error.strerror}") from error
 
     def _parse_journal_line(self, line: bytes, number: int | None = None) -> tuple[Key, Record]:
-        """What a line says. Raises AuditError."""
+        """Decode a line. Raise AuditError for a foreign line."""
         try:
             return self.decode(json.loads(line))
         except (
@@ -94,10 +94,9 @@ class CellJournal(Generic[Key, Record]):
 
 @dataclass(eq=False)
 class _FinishedSecrets(Mapping[str, Record]):
-    """The finished secrets of one cell, in the order in which they were; each is read when it is
-    asked for.
+    """The finished secrets of a cell, in the order in which they finished; each is read on demand.
 
-    begins: where the line of each lies, as `read` takes it.
+    begins: start of each secret's line, the argument of `read`.
     """
 
     begins: dict[str, int]
@@ -123,8 +122,8 @@ def journals_of_run_folder(
     CellJournal[CellKey, Observation],
     CellJournal[str, TokenLogProbs],
 ]:
-    """Of the answers to attacks, of what probes saw, and of true suffixes that were scored token by
-    token."""
+    """Return the journals of attacks' answers, of probes' observations, and of suffixes scored
+    token by token."""
     return (
         CellJournal(
             folder / GUESSES, _guesses_to_journal_entry, _cell_and_guesses_from_journal_entry
@@ -141,8 +140,8 @@ def journals_of_run_folder(
 
 
 def _guesses_to_journal_entry(cell: CellKey, guesses: Guesses) -> dict[str, Any]:
-    # Without names of fields, which would be much of the file: in the order of `Guess`.
-    # A score may be infinite: `json` writes and reads `Infinity`, which other programs refuse.
+    # Without field names, which would be much of the file: in the order of `Guess`.
+    # A score may be infinite: `json` writes and reads `Infinity`, which other programs reject.
     ranked = [
         [list(g.suffix), g.score, g.count, g.log_prob, g.min_log_prob] for g in guesses.ranked
     ]
@@ -172,7 +171,7 @@ def _cell_and_observation_from_journal_entry(record: dict[str, Any]) -> tuple[Ce
 
 
 def _token_log_probs_to_journal_entry(target: str, seen: TokenLogProbs) -> dict[str, Any]:
-    # Rounded when written: a resumed run reads the numbers that the first one read from here too.
+    # Round when writing: the first run and a resumed run then read equal numbers.
     return {
         "target": target,
         "secret": seen.secret,

@@ -1,9 +1,8 @@
-"""`manifest.json`: the SHA-256 of every record that a run leaves, and whether a folder is still as
-the run left it.
+"""Write and check `manifest.json`: the SHA-256 of every record of a run, to show later changes of
+the folder.
 
-It tells of a file that was damaged, lost, or edited by itself. Whoever edits a file can write the
-manifest anew:
-against that stands a signature (`audit attest`). Knows files; not what is in them.
+It detects files that were damaged, lost, or edited by themselves. An editor can also rewrite the
+manifest: for that, sign the run (`audit attest`). Knows files; not their content.
 """
 
 from __future__ import annotations
@@ -22,24 +21,23 @@ from auditor.records.result_file import RESULT
 from auditor.records.table import TABLE
 
 MANIFEST, ATTESTATION = "manifest.json", "attestation.json"
-# The journals hold private text, and a digest of a text confirms a guess of it: theirs stand in a
-# file of their own, beside a random number, so that the digest of that file confirms nothing.
+# The journals hold private text, and a digest of a text confirms a guess of it: their digests are
+# in a separate file, with a random number, so that the digest of that file confirms nothing.
 PRIVATE, _RANDOM = "journals.json", "random"
 _JOURNALS = (GUESSES, OBSERVATIONS)
-_LATER = (MANIFEST, ATTESTATION, "frontier.json")  # added to a finished run, or rendered anew
+_LATER = (MANIFEST, ATTESTATION, "frontier.json")  # added to a finished run, or rendered again
 
 
 @dataclass(frozen=True)
 class FolderEdits:
-    """How a folder is not as the run left it: names of files, those that were added among the
-    changed."""
+    """The changes of a folder since its run ended: names of files; added files count as changed."""
 
     changed: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
 
     def edit_sentences(self, whole: bool = True) -> list[str]:
-        """A sentence for each. whole: no file of the run may be missing; a baseline in CI keeps two
-        of them."""
+        """Return a sentence for each change. whole: no file of the run may be missing; a baseline
+        in CI keeps two of them."""
         gone = [f"{name} is gone" for name in self.gone] if whole else []
         return [*(f"{name} has changed" for name in self.changed), *gone]
 
@@ -48,11 +46,12 @@ NO_EDITS = FolderEdits()
 
 
 def manifest_digests_of_gate_files(folder: Path) -> dict[str, str]:
-    """SHA-256 by name of the records that a gate reads: ids and numbers. Raises AuditError."""
-    found = sorted(
+    """Return SHA-256 by name of the records that a gate reads: ids and numbers. Raise AuditError
+    for an unreadable file."""
+    paths = sorted(
         path for path in (*folder.glob("*.json"), folder / TABLE) if path.name not in _LATER
     )
-    return {path.name: file_sha256_hex(path) for path in found if path.is_file()}
+    return {path.name: file_sha256_hex(path) for path in paths if path.is_file()}
 
 
 def _journal_digests(folder: Path) -> dict[str, str]:
@@ -60,29 +59,30 @@ def _journal_digests(folder: Path) -> dict[str, str]:
 
 
 def write_manifest(folder: Path, result: bytes) -> None:
-    """For a run that ends. result: what `result.json` will hold, which is written behind it."""
+    """Write the manifest of a finished run. result: the content of `result.json`, which is written
+    afterwards."""
     private = {_RANDOM: secrets.token_hex(32), **_journal_digests(folder)}
-    # First, since the manifest holds the digest of this file as well.
+    # Write it first: the manifest holds the digest of this file too.
     disk.replace_atomically(folder / PRIVATE, json.dumps(private, indent=1))
-    found = {**manifest_digests_of_gate_files(folder), RESULT: hashlib.sha256(result).hexdigest()}
-    disk.replace_atomically(folder / MANIFEST, json.dumps({"files": found}, indent=1), sync=True)
+    digests = {**manifest_digests_of_gate_files(folder), RESULT: hashlib.sha256(result).hexdigest()}
+    disk.replace_atomically(folder / MANIFEST, json.dumps({"files": digests}, indent=1), sync=True)
 
 
 def folder_edits_since_run_end(folder: Path) -> FolderEdits | None:
-    """How the folder is not as the run left it; None where nothing says how that was. Raises
-    AuditError."""
+    """Return the changes of the folder since the run ended; None without a manifest. Raise
+    AuditError for a damaged file."""
     path = folder / MANIFEST
     if not path.exists():
         return None
-    held: dict[str, str] = from_json(
+    expected: dict[str, str] = from_json(
         dict[str, str], read_json_object(path, "a manifest").get("files"), str(path)
     )
     now = manifest_digests_of_gate_files(folder)
-    # A baseline in CI is kept without the journals: then nothing is said of them.
+    # A baseline in CI has no journals: then skip them.
     if (folder / PRIVATE).exists():
         private = read_json_object(folder / PRIVATE, "digests of journals")
         journals = from_json(dict[str, str], private, str(folder / PRIVATE))
-        held |= {name: digest for name, digest in journals.items() if name != _RANDOM}
+        expected |= {name: digest for name, digest in journals.items() if name != _RANDOM}
         now |= _journal_digests(folder)
-    changed = tuple(name for name in sorted(now) if now[name] != held.get(name))
-    return FolderEdits(changed, tuple(sorted(held.keys() - now.keys())))
+    changed = tuple(name for name in sorted(now) if now[name] != expected.get(name))
+    return FolderEdits(changed, tuple(sorted(expected.keys() - now.keys())))

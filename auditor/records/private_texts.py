@@ -1,7 +1,8 @@
-"""The private half of a run folder: what secrets say, for `--reveal`. Readable by its owner only.
+"""Store the private half of a run folder: the texts of secrets, for `--reveal`. Readable only by
+its owner.
 
-A secret's text is kept as its owner wrote it; guesses are tokens, which whoever writes brings a
-`decode` for.
+A secret's text is stored as its owner wrote it; guesses are tokens, for which the writer passes a
+`decode`.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from auditor.core.nouns import Guesses, Secret, Tokens
 
 TEXTS = "texts.jsonl"
 Decode = Callable[[Sequence[int]], str]
-CONTEXT = 8  # tokens before a text that decide how its first token is written
+CONTEXT = 8  # tokens before a text that affect the decoding of its first token
 
 
 @dataclass(frozen=True)
 class SecretText:
-    """What one secret says. pieces: what each token of the suffix adds to it; guesses: the first
-    one of each row.
+    """The text of a secret. pieces: text added by each suffix token; guesses: the first guess of
+    each row.
 
-    Rows are named `target/setting/attack`; verbatim: those whose first guess is the suffix.
-    decoded: whether the data hold token ids alone, so that this is how a tokenizer writes them.
+    Rows are named `target/setting/attack`; verbatim: rows whose first guess is the suffix. decoded:
+    the data hold only token ids, so this is the text of a tokenizer.
     """
 
     alias: str
@@ -45,8 +46,8 @@ class SecretText:
 
 
 Out = Mapping[str, Mapping[str, tuple[Tokens, Tokens]]]
-"""By row and alias of a record, the longest part of it that was extracted, and the generation that
-holds it."""
+"""The longest extracted part of a record and the generation that holds it, by row and alias of the
+record."""
 
 
 def write_secret_texts(
@@ -56,9 +57,9 @@ def write_secret_texts(
     decode: Decode,
     out: Out = MappingProxyType({}),
 ) -> None:
-    """Writes texts.jsonl. guesses: by row and secret id; the first one of each is written."""
+    """Write texts.jsonl. guesses: by row and secret id; only the first of each is written."""
     with (
-        # Made 0600; opening it again leaves that as it is.
+        # Created with 0600; opening it again keeps that mode.
         disk.atomic_replacement_file(folder / TEXTS) as scratch,
         open(scratch, "w", encoding="utf-8", newline="\n") as file,
     ):
@@ -69,15 +70,25 @@ def write_secret_texts(
 
 
 def _extracted_record_texts(out: Out, decode: Decode) -> Iterator[dict[str, Any]]:
-    """Records extracted of generations, as secrets without a prefix: what was extracted, and from
-    what."""
-    for alias in dict.fromkeys(alias for found in out.values() for alias in found):
-        own = {row: found[alias] for row, found in out.items() if alias in found}
-        longest = max((part for part, _ in own.values()), key=len)
-        said = {row: decode(whole) for row, (_, whole) in own.items()}
+    """Yield records extracted from generations, as secrets without a prefix: the extracted part,
+    and its source."""
+    for alias in dict.fromkeys(
+        alias for parts_by_alias in out.values() for alias in parts_by_alias
+    ):
+        parts_by_row = {
+            row: parts_by_alias[alias]
+            for row, parts_by_alias in out.items()
+            if alias in parts_by_alias
+        }
+        longest = max((part for part, _ in parts_by_row.values()), key=len)
+        text_by_row = {row: decode(generation) for row, (_, generation) in parts_by_row.items()}
         yield {
             "secret": alias,
-            **asdict(SecretText(alias, "", (decode(longest),), said, tuple(own), decoded=True)),
+            **asdict(
+                SecretText(
+                    alias, "", (decode(longest),), text_by_row, tuple(parts_by_row), decoded=True
+                )
+            ),
         }
 
 
@@ -85,61 +96,68 @@ def _secret_text_entries(
     secrets: Sequence[Secret], guesses: Mapping[str, Mapping[str, Guesses]], decode: Decode
 ) -> Iterator[dict[str, Any]]:
     for secret in secrets:
-        own = {
-            row: held[secret.id].ranked[0].suffix
-            for row, held in guesses.items()
-            if secret.id in held
+        tokens_by_row = {
+            row: guesses_by_id[secret.id].ranked[0].suffix
+            for row, guesses_by_id in guesses.items()
+            if secret.id in guesses_by_id
         }
         context, wording = secret.prefix[-CONTEXT:], secret.wording
-        said = {row: text_added_by_tokens(decode, context, tokens) for row, tokens in own.items()}
+        row_texts = {
+            row: text_added_by_tokens(decode, context, tokens)
+            for row, tokens in tokens_by_row.items()
+        }
         prefix = decode(secret.prefix) if wording is None else wording.prefix
         pieces = (
             text_added_by_each_token(decode, context, secret.suffix)
             if wording is None
             else wording.suffix_text_by_token
         )
-        # Other tokens may spell the same text, and whoever reads it sees a verbatim guess.
-        same = tuple(
+        # Different tokens may spell the same text: a reader sees a verbatim guess.
+        verbatim_rows = tuple(
             row
-            for row, tokens in own.items()
-            if tokens == secret.suffix or said[row] == "".join(pieces)
+            for row, tokens in tokens_by_row.items()
+            if tokens == secret.suffix or row_texts[row] == "".join(pieces)
         )
-        text = SecretText(secret.alias, prefix, tuple(pieces), said, same, decoded=wording is None)
+        text = SecretText(
+            secret.alias, prefix, tuple(pieces), row_texts, verbatim_rows, decoded=wording is None
+        )
         yield {"secret": secret.id, **asdict(text)}
 
 
 def text_added_by_tokens(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> str:
-    """What the tokens add to the text behind the context: some tokenizers drop a space that a text
-    begins with."""
+    """Return the text that the tokens add after the context: some tokenizers drop a leading
+    space."""
     return decode([*context, *tokens])[len(decode(context)) :]
 
 
 def text_added_by_each_token(
     decode: Decode, context: Sequence[int], tokens: Sequence[int]
 ) -> list[str]:
-    """What each token adds, as far as decoding tells; a character of several tokens comes with the
-    last of them."""
-    found, seen = [], len(decode(context))
+    """Return the text added by each token, as far as decoding shows; the last token of a character
+    adds it."""
+    pieces, n_characters = [], len(decode(context))
     for count in range(1, len(tokens) + 1):
         text = decode([*context, *tokens[:count]])
-        if text.endswith("\ufffd") and count < len(tokens):  # half a character is decoded as this
-            text = text[:seen]
-        found.append(text[seen:])
-        seen = len(text)
-    return found
+        # U+FFFD: the decoding of an incomplete character
+        if text.endswith("\ufffd") and count < len(tokens):
+            text = text[:n_characters]
+        pieces.append(text[n_characters:])
+        n_characters = len(text)
+    return pieces
 
 
 def read_secret_texts(folder: Path) -> dict[str, SecretText]:
-    """By secret id, in the order of the run. Raises AuditError where the folder holds none."""
+    """Return the texts by secret id, in the order of the run. Raise AuditError if the folder has
+    none."""
     path = folder / TEXTS
     try:
-        # `json.dumps` writes ASCII: no U+2028 of a text can split a line here.
+        # `json.dumps` writes ASCII: a U+2028 in a text cannot split a line.
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         why = f"no {TEXTS} in this folder: the run did not finish, or an older audit made it"
         raise AuditError(f"{folder}: {why}") from None
     except (OSError, UnicodeDecodeError) as error:
-        # `from None`: a UnicodeDecodeError holds the bytes that it could not read.
+        # `from None`: a UnicodeDecodeError contains the unreadable bytes.
         raise AuditError(f"{path}: cannot be read ({type(error).__name__})") from None
     try:
         return {

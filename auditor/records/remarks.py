@@ -1,4 +1,4 @@
-"""What the command that ran an audit adds to its first screen; the run folder keeps it, to be shown
+"""Store the lines that the audit's command adds to its first screen, so that reports can show them
 again."""
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ REMARKS = "remarks.json"
 
 @dataclass(frozen=True)
 class CommandRemarks:
-    """limits: sentences; deeper: the next command if nothing was found; your_own: the next command
-    of a demonstration, whatever was found."""
+    """limits: sentences; deeper: the next command after no findings; your_own: the next command of
+    a demonstration, whatever its findings."""
 
     limits: tuple[str, ...] = ()
     deeper: str = ""
@@ -24,12 +24,12 @@ class CommandRemarks:
 
 
 def write_command_remarks(folder: Path, remarks: CommandRemarks) -> None:
-    """Keep the remarks in the run folder."""
+    """Write the remarks to the run folder."""
     disk.replace_atomically(folder / REMARKS, json.dumps(to_json(remarks)))
 
 
 def read_command_remarks(folder: Path) -> CommandRemarks:
-    """Return the remarks that the run folder holds; a run without them has none."""
+    """Return the remarks of the run folder; empty if it has none."""
     path = folder / REMARKS
     if not path.is_file():
         return CommandRemarks()

@@ -1,4 +1,4 @@
-"""`result.json` of a run folder."""
+"""Read `result.json` of a run folder."""
 
 from __future__ import annotations
 
@@ -17,19 +17,25 @@ RESULT = "result.json"
 
 
 def read_result(folder: Path) -> AuditResult:
-    """The result a run folder holds. Raises AuditError, one sentence, when there is none that this
-    version can read."""
+    """Read the result of a run folder. Raise AuditError, a single sentence, if this version cannot
+    read any."""
     path = folder / RESULT
     raw = _load_result_json(folder, path)
     if not isinstance(raw, dict):
         raise AuditError(f"{path}: expected an object, got {type(raw).__name__}")
-    found = raw.get("schema_version", "none")
-    if type(found) is not int or found != SCHEMA_VERSION:  # not isinstance: True is an int
-        newer = type(found) is int and found > SCHEMA_VERSION
-        by = raw.get("tool_version")
-        made_by = f"audit {by} made it, this one is {__version__}; " if isinstance(by, str) else ""
-        then = "a newer audit made it, update this one" if newer else f"{made_by}re-run the audit"
-        raise AuditError(f"{path}: expected schema_version {SCHEMA_VERSION}, got {found!r}; {then}")
+    version = raw.get("schema_version", "none")
+    if type(version) is not int or version != SCHEMA_VERSION:  # not isinstance: True is an int
+        newer = type(version) is int and version > SCHEMA_VERSION
+        tool_version = raw.get("tool_version")
+        made_by = (
+            f"audit {tool_version} made it, this one is {__version__}; "
+            if isinstance(tool_version, str)
+            else ""
+        )
+        advice = "a newer audit made it, update this one" if newer else f"{made_by}re-run the audit"
+        raise AuditError(
+            f"{path}: expected schema_version {SCHEMA_VERSION}, got {version!r}; {advice}"
+        )
     result: AuditResult = from_json(AuditResult, raw, str(path))
     metrics.register_plugin_titles(result.metrics)
     return result
@@ -37,12 +43,12 @@ def read_result(folder: Path) -> AuditResult:
 
 def _load_result_json(folder: Path, path: Path) -> Any:
     if not folder.is_dir():
-        refused = (
+        remark = (
             "; the last audit run was refused, or none was made here"
             if folder.name == "latest"
             else ""
         )
-        raise AuditError(f"{folder}: no such run folder{refused}")
+        raise AuditError(f"{folder}: no such run folder{remark}")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -56,13 +62,13 @@ def _load_result_json(folder: Path, path: Path) -> Any:
 
 
 def creation_time(result: AuditResult, where: str) -> datetime:
-    """When the run was made, in UTC. Raises AuditError, which names `where`, for a date that is
-    none."""
+    """Return the UTC time of the run. Raise AuditError, which names `where`, for an invalid
+    date."""
     try:
         at = datetime.fromisoformat(result.created)
     except ValueError:
         raise AuditError(
             f"{where}: expected the date of the run in {RESULT}, got {result.created!r}"
         ) from None
-    # `astimezone` would take a date without a zone for local time.
+    # `astimezone` would read a date without a zone as local time.
     return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)

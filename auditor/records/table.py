@@ -1,10 +1,10 @@
-"""`secrets.parquet`: what a finished run keeps of each secret, one row a configuration, secret and
+"""Read and write `secrets.parquet`: the numbers of each secret, a row per configuration, secret and
 quantity.
 
-Ids and numbers only, no text. `kind` says what a row is about: MEASURED, what a configuration found
-out (the numbers whose means are the measurements); OBSERVED, what a probe saw; TOKENS, the
+Ids and numbers only, no text. `kind` is the subject of a row: MEASURED, results of a configuration
+(the numbers whose means are the measurements); OBSERVED, observations of a probe; TOKENS, the
 log-probability of each true token under a target, in nats; HELDOUT, the losses of held-out texts;
-RECORDS, training records that were extracted without a prompt.
+RECORDS, training records extracted without a prompt.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MEASURED, OBSERVED, TOKENS, HELDOUT, RECORDS = (
     "heldout",
     "records",
 )
-# by configuration and secret, what a probe saw of it
+# observations of a probe, by configuration and secret
 Seen = dict[CellKey, dict[str, dict[str, float]]]
 _VERSION = b"audit.schema_version"
 _NAMES = ("kind", "target", "setting", "attack", "quantity")
@@ -46,11 +46,10 @@ _NAMES = ("kind", "target", "setting", "attack", "quantity")
 
 @dataclass(frozen=True)
 class Column:
-    """One quantity of one configuration, (n,) each. An id may be there several times: a row a
-    token, in their order.
+    """A quantity of a configuration, (n,) each. An id may repeat: a row per token, in token order.
 
-    cell: without setting and attack where it is of a target. member, repeats: empty, or None, where
-    it means nothing.
+    cell: without setting and attack for a quantity of a target. member, repeats: empty, or None, if
+    they do not apply.
     """
 
     kind: str
@@ -63,19 +62,19 @@ class Column:
 
 
 def write_secrets_table(folder: Path, columns: Iterable[Column]) -> None:
-    """All that a run keeps; each kind and target is a row group of its own, so that a reader may
-    skip the others."""
+    """Write all columns; each kind and target is a separate row group, so that a reader can skip
+    the rest."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema, buffer = _secrets_table_schema(), io.BytesIO()
-    # Stable: within a kind, columns stay in the order of the run, target by target.
+    # A stable sort: within a kind, columns stay in the order of the run, target by target.
     by_kind = sorted(columns, key=lambda column: column.kind)
     with pq.ParquetWriter(buffer, schema, compression="zstd") as file:
-        for _, alike in itertools.groupby(
+        for _, group in itertools.groupby(
             by_kind, key=lambda column: (column.kind, column.cell.target)
         ):
-            if parts := [_column_as_table(column, schema) for column in alike if len(column.ids)]:
+            if parts := [_column_as_table(column, schema) for column in group if len(column.ids)]:
                 file.write_table(pa.concat_tables(parts))
     disk.replace_atomically(folder / TABLE, buffer.getvalue())
 
@@ -98,23 +97,23 @@ def _column_as_table(column: Column, schema: pa.Schema) -> pa.Table:
     import pyarrow as pa
 
     n = len(column.ids)
-    known = {
+    arrays_by_name = {
         **{
             name: pa.repeat(pa.scalar(value), n)
             for name, value in zip(_NAMES, _column_key(column), strict=True)
         },
         "secret": pa.array(column.ids, pa.string()),
-        "value": pa.array(np.asarray(column.values, dtype=float)),  # NaN stays one
-        # By length: an array of several has no truth value.
+        "value": pa.array(np.asarray(column.values, dtype=float)),  # NaN stays NaN
+        # Test the length: an array with several values has no truth value.
         **({"member": pa.array(column.member, pa.bool_())} if len(column.member) else {}),
         **({"repeats": pa.array(column.repeats, pa.int64())} if column.repeats else {}),
     }
-    if column.kind == TOKENS:  # of each token in its suffix, from 1
+    if column.kind == TOKENS:  # position of each token in its suffix, from 1
         places = [
-            place for _, own in itertools.groupby(column.ids) for place, _ in enumerate(own, 1)
+            place for _, group in itertools.groupby(column.ids) for place, _ in enumerate(group, 1)
         ]
-        known["token"] = pa.array(places, pa.int64())
-    arrays = [known.get(field.name, pa.nulls(n, field.type)) for field in schema]
+        arrays_by_name["token"] = pa.array(places, pa.int64())
+    arrays = [arrays_by_name.get(field.name, pa.nulls(n, field.type)) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
@@ -123,17 +122,15 @@ def _column_key(column: Column) -> tuple[str, ...]:
 
 
 def read_secrets_table(folder: Path, kind: str) -> list[Column]:
-    """What the folder keeps of a kind, in the order in which it was written; empty where it has no
-    such file.
+    """Read the columns of a kind, in the order of writing; empty if the folder has no table.
 
-    Raises AuditError for a file of another version, and for one that a run does not write.
+    Raise AuditError for a file of another version, and for content that no run writes.
     """
     path = folder / TABLE
     if not path.exists():
         return []
-    with blame_errors_on_secrets_table_context(
-        path
-    ):  # a list: a generator would raise when the block is long left
+    with blame_errors_on_secrets_table_context(path):
+        # a list: a generator would raise only after the block
         return list(
             _columns_from_secrets_table(
                 _read_secrets_table_of_this_version(
@@ -144,24 +141,26 @@ def read_secrets_table(folder: Path, kind: str) -> list[Column]:
 
 
 def _read_secrets_table_of_this_version(path: Path, **how: Any) -> pa.Table:
-    """Raises AuditError for a file of another version."""
+    """Read the table. Raise AuditError for a file of another version."""
     import pyarrow.parquet as pq
 
-    # First: given a schema, pyarrow fills columns that the file lacks with nulls and says nothing.
-    found = (pq.read_schema(path).metadata or {}).get(_VERSION, b"none").decode("utf-8", "replace")
-    if found != str(SCHEMA_VERSION):
+    # Check first: with a schema, pyarrow silently fills missing columns with nulls.
+    version = (
+        (pq.read_schema(path).metadata or {}).get(_VERSION, b"none").decode("utf-8", "replace")
+    )
+    if version != str(SCHEMA_VERSION):
         raise AuditError(
-            f"{path}: expected schema_version {SCHEMA_VERSION}, got {found!r}; re-run the audit"
+            f"{path}: expected schema_version {SCHEMA_VERSION}, got {version!r}; re-run the audit"
         )
     return pq.read_table(path, schema=_secrets_table_schema(), **how)
 
 
 def _columns_from_secrets_table(table: pa.Table) -> Iterator[Column]:
-    """Rows that stand together. Raises ValueError for a quantity of a configuration in two
+    """Yield columns from adjacent rows. Raise ValueError for a quantity of a configuration in two
     places."""
     if not table.num_rows:
         return
-    # In one chunk: every chunk would have a dictionary, and so codes, of its own.
+    # Combine chunks: every chunk would have its own dictionary, and thus its own codes.
     names = {name: table[name].combine_chunks().dictionary_encode() for name in (*_NAMES, "secret")}
     if any(table[name].null_count for name in (*names, "value")):
         raise ValueError("rows without a name or a value")
@@ -171,27 +170,26 @@ def _columns_from_secrets_table(table: pa.Table) -> Iterator[Column]:
     }
     change = np.any([np.diff(codes[name]) != 0 for name in _NAMES], axis=0)
     ends = [*(np.flatnonzero(change) + 1).tolist(), table.num_rows]
-    values, seen = table["value"].to_numpy(), set[tuple[str, ...]]()
-    of, before = table.select(["secret", "member", "repeats"]), None
+    values, keys = table["value"].to_numpy(), set[tuple[str, ...]]()
+    facts, previous = table.select(["secret", "member", "repeats"]), None
     for begin, end in itertools.pairwise([0, *ends]):
         kind, *cell, quantity = (str(words[name][codes[name][begin]]) for name in _NAMES)
-        about = of.slice(begin, end - begin)
-        if before is None or not about.equals(
-            before
-        ):  # else the same objects as of the quantity before
+        batch = facts.slice(begin, end - begin)
+        # if equal, reuse the objects of the previous quantity
+        if previous is None or not batch.equals(previous):
             ids = tuple(words["secret"][codes["secret"][begin:end]].tolist())
-            member, repeats = (about[name].to_pylist() for name in ("member", "repeats"))
-            before = about
+            member, repeats = (batch[name].to_pylist() for name in ("member", "repeats"))
+            previous = batch
         column = Column(kind, CellKey(*cell), quantity, ids, values[begin:end], member, repeats)
-        if _column_key(column) in seen:
+        if _column_key(column) in keys:
             raise ValueError(f"{quantity} in two places")
-        seen.add(_column_key(column))
+        keys.add(_column_key(column))
         yield column
 
 
 @contextmanager
 def blame_errors_on_secrets_table_context(path: Path) -> Iterator[None]:
-    """Raises AuditError where the block finds in the file what no run writes there."""
+    """Raise AuditError if the block finds content in the file that no run writes."""
     try:
         yield
     except OSError as error:
@@ -202,7 +200,7 @@ def blame_errors_on_secrets_table_context(path: Path) -> Iterator[None]:
         ValueError,
         AttributeError,
         NotImplementedError,
-    ) as error:  # pyarrow's are of these
+    ) as error:  # pyarrow raises these too
         raise AuditError(
             f"{path}: expected the table of numbers by secret that a run writes, got something "
             "else: it is damaged"
@@ -210,49 +208,50 @@ def blame_errors_on_secrets_table_context(path: Path) -> Iterator[None]:
 
 
 def read_heldout_losses(folder: Path) -> dict[str, dict[str, list[float]]]:
-    """By target, of each held-out text: `tokens` predicted, and the summed nll behind each kind of
-    perplexity."""
-    found: dict[str, dict[str, list[float]]] = {}
+    """Return `tokens` and the summed nll of each kind of perplexity, by target, for each held-out
+    text."""
+    losses: dict[str, dict[str, list[float]]] = {}
     for column in read_secrets_table(folder, HELDOUT):
-        found.setdefault(column.cell.target, {})[column.quantity] = np.asarray(
+        losses.setdefault(column.cell.target, {})[column.quantity] = np.asarray(
             column.values
         ).tolist()
-    return found
+    return losses
 
 
 def read_suffix_token_log_probs(folder: Path) -> dict[str, dict[str, tuple[float, ...]]]:
-    """By target and secret, the log-probability of each token of its true suffix, in nats."""
-    found: dict[str, dict[str, tuple[float, ...]]] = {}
+    """Return the log-probability of each token of the true suffix, in nats, by target and
+    secret."""
+    log_probs: dict[str, dict[str, tuple[float, ...]]] = {}
     for column in read_secrets_table(folder, TOKENS):
         rows = zip(column.ids, np.asarray(column.values).tolist(), strict=True)
-        # A secret's rows stand together, in the order of its tokens.
-        alike = itertools.groupby(rows, key=operator.itemgetter(0))
-        found[column.cell.target] = {
-            secret: tuple(value for _, value in own) for secret, own in alike
+        # A secret's rows are adjacent, in the order of its tokens.
+        groups = itertools.groupby(rows, key=operator.itemgetter(0))
+        log_probs[column.cell.target] = {
+            secret: tuple(value for _, value in group) for secret, group in groups
         }
-    return found
+    return log_probs
 
 
 def read_probe_observations(folder: Path) -> Seen:
-    """What probes saw, numbers by name."""
-    found: Seen = {}
+    """Return the numbers that probes observed, by name."""
+    observations: Seen = {}
     for column in read_secrets_table(folder, OBSERVED):
         for secret, value in zip(column.ids, np.asarray(column.values).tolist(), strict=True):
-            found.setdefault(column.cell, {}).setdefault(secret, {})[column.quantity] = value
-    return found
+            observations.setdefault(column.cell, {}).setdefault(secret, {})[column.quantity] = value
+    return observations
 
 
 def read_table_as_dataframe(folder: Path, aliases: Mapping[str, str]) -> pd.DataFrame:
-    """The whole file, with aliases for secrets. Raises AuditError as `read_secrets_table`, and
-    where there is none."""
+    """Read the full file, with aliases instead of ids. Raise AuditError like `read_secrets_table`,
+    and if there is no file."""
     path = folder / TABLE
     with blame_errors_on_secrets_table_context(path):
-        found = _read_secrets_table_of_this_version(
+        frame = _read_secrets_table_of_this_version(
             path, read_dictionary=[*_NAMES, "secret"]
         ).to_pandas()
-        # A categorical column: `map` is called once for each secret, not for each row.
-        named = found["secret"].map(lambda id: aliases.get(id, id))
+        # A categorical column: `map` calls the function once per secret, not per row.
+        row_aliases = frame["secret"].map(lambda id: aliases.get(id, id))
         # Nullable types: pandas turns columns with gaps into objects and floats.
-        return found.assign(secret=named).astype(
+        return frame.assign(secret=row_aliases).astype(
             {"member": "boolean", "repeats": "Int64", "token": "Int64"}
         )
