@@ -1,8 +1,8 @@
-"""The report as Markdown, short enough for a comment on a pull request. Knows blocks; not what they
-say.
+"""Render the report as Markdown, short enough for a pull request comment. Independent of the
+blocks' content.
 
-The headline, what to do now, the signals, the results, the claims and what changed are seen at
-once; the rest is folded, as far as there is room.
+The headline, advice, signals, results, claims and changes are visible; the rest is folded, as far
+as it fits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from auditor.reports.blocks import (
 from auditor.reports.escaping import escape_for_markdown as escape
 from auditor.reports.table_of_contents import markdown_document
 
-# characters of a report; GitHub takes 65,536 in a comment, so a gate's decision has room beside it
+# characters of a report; GitHub takes 65,536 in a comment, which leaves room for a gate's decision
 MOST = 32_000
 _MOST_TABLE, _MOST_TEXT, _MOST_CELL, _MOST_CLAIM, _MOST_CLAIMS, _MOST_POINTS = (
     6_000,
@@ -49,10 +49,10 @@ _MOST_TABLE, _MOST_TEXT, _MOST_CELL, _MOST_CLAIM, _MOST_CLAIMS, _MOST_POINTS = (
     3,
     12,
 )
-# of a claim: an audit that is consistent names the violation it would have caught
+# of a claim: a consistent audit names the violation it would have detected
 _MOST_VERDICT = 400
 _MOST_HEADLINE, _MOST_STANDINGS = 1_500, 8
-_AT_ONCE = ("advice", "glance", "results")  # sections that are not folded
+_AT_ONCE = ("advice", "glance", "results")  # unfolded sections
 
 
 def render_markdown_report(
@@ -61,14 +61,14 @@ def render_markdown_report(
     texts: Mapping[str, SecretText] | None = None,
     details: SecretDetails | None = None,
 ) -> str:
-    """The report as GitHub-flavoured Markdown of at most MOST characters.
+    """Render the report as GitHub-flavoured Markdown of at most MOST characters.
 
-    since: of a baseline with this run. texts: the private text to show, by id; none by default.
-    details: what the run kept secret by secret.
+    since: a comparison of a baseline with this run. texts: the private text to show, by id; none by
+    default. details: values stored by secret.
     """
     result = phrases.result_with_printable_strings(result)
     doc = markdown_document(result, details, texts)
-    shown = [section for section in doc.sections if section.id in _AT_ONCE]
+    unfolded = [section for section in doc.sections if section.id in _AT_ONCE]
     rest = [section for section in doc.sections if section.id not in _AT_ONCE]
     parts = [
         f"## {escape(phrases.shorten(doc.title, _MOST_TEXT))}",
@@ -81,9 +81,9 @@ def render_markdown_report(
     )
     parts += [] if doc.standings else [escape(doc.headline)]
     parts += ["\n".join(map(_target_severity_line, doc.standings[:_MOST_STANDINGS]))]
-    left = len(doc.standings) - _MOST_STANDINGS
-    parts += [f"… and {counted(left, 'more target')}, in report.html."] if left > 0 else []
-    for section in shown:
+    n_left = len(doc.standings) - _MOST_STANDINGS
+    parts += [f"… and {counted(n_left, 'more target')}, in report.html."] if n_left > 0 else []
+    for section in unfolded:
         parts += [f"### {escape(section.title)}", *_unfolded_section_markdown_parts(section)]
     parts += [
         escape(
@@ -104,11 +104,15 @@ def render_markdown_report(
             escape(changes.headline(since)),
             truncated_table_markdown(changes.paired_change_table(since)),
         ]
-    # Of the sections seen at once, tables and lists stand above: their paragraphs come last,
-    # folded.
+    # Unfolded sections show tables and lists above: their paragraphs come last, folded.
     notes = (
         Paragraph(doc.rule),
-        *(block for section in shown for block in section.blocks if isinstance(block, Paragraph)),
+        *(
+            block
+            for section in unfolded
+            for block in section.blocks
+            if isinstance(block, Paragraph)
+        ),
     )
     return _markdown_fitted_to_comment(
         parts, [Section("reading", "How to read this", notes), *rest]
@@ -116,13 +120,13 @@ def render_markdown_report(
 
 
 def _target_severity_line(standing: TargetSummary) -> str:
-    # Shortened before it is escaped, here and below: a cut could split an entity.
+    # Shorten before escaping, here and below: a cut could split an entity.
     name, reason = (phrases.shorten(t, _MOST_CLAIM) for t in (standing.name, standing.reason))
     return f"- {escape(name)}: **{standing.word.upper()}**. {escape(reason)} {standing.decision}"
 
 
 def _unfolded_section_markdown_parts(section: Section) -> list[str]:
-    """A section's tables, cut, and the first points of its lists: what is not folded."""
+    """Return a section's tables, cut, and the first points of its lists."""
     parts = list[str]()
     for block in section.blocks:
         match block:
@@ -131,14 +135,16 @@ def _unfolded_section_markdown_parts(section: Section) -> list[str]:
                     truncated_table_markdown(block.table if isinstance(block, Forest) else block)
                 )
             case Bullets():
-                left = len(block.items) - _MOST_POINTS
+                n_left = len(block.items) - _MOST_POINTS
                 parts.append(
                     _bullet_list_markdown(
                         phrases.shorten(item, _MOST_CLAIM) for item in block.items[:_MOST_POINTS]
                     )
                 )
                 parts += (
-                    [f"… and {counted(left, 'more point')}, in report.html."] if left > 0 else []
+                    [f"… and {counted(n_left, 'more point')}, in report.html."]
+                    if n_left > 0
+                    else []
                 )
             case Code():
                 fenced = _block_markdown(replace(block, title=""))
@@ -147,32 +153,32 @@ def _unfolded_section_markdown_parts(section: Section) -> list[str]:
 
 
 def _markdown_fitted_to_comment(parts: list[str], folded: Iterable[Section]) -> str:
-    """The parts, then the sections folded, block by block as far as there is room; last, the titles
-    of cut ones."""
-    parts, left = list(filter(None, parts)), []
+    """Return the parts, then the folded sections, block by block as they fit; last, the titles of
+    cut sections."""
+    parts, cut_titles = list(filter(None, parts)), []
     for section in folded:
-        # 1,000 stay free for folds and the last line; 2 are the blank line between two parts.
-        room, kept = MOST - 1_000 - sum(len(part) + 2 for part in parts), []
+        # Reserve 1,000 for folds and the last line; 2 are the blank line between two parts.
+        room, bodies = MOST - 1_000 - sum(len(part) + 2 for part in parts), []
         for body in filter(None, map(_block_markdown, section.blocks)):
             if len(body) <= room:
-                kept.append(body)
+                bodies.append(body)
                 room -= len(body) + 2
-            elif section.title not in left:
-                left.append(section.title)
-        if kept:
-            body = "\n\n".join(kept)
-            # Inside a tag GitHub reads HTML, not Markdown: another escaping.
-            # The blank lines end the HTML: behind one GitHub reads Markdown again.
+            elif section.title not in cut_titles:
+                cut_titles.append(section.title)
+        if bodies:
+            body = "\n\n".join(bodies)
+            # Inside a tag GitHub reads HTML, which needs another escaping. Blank lines end the
+            # HTML: after one GitHub reads Markdown again.
             parts.append(
                 f"<details><summary>{html.escape(section.title)}</summary>\n\n{body}\n\n</details>"
             )
-    if left:
-        parts.append(f"Too long for here, in report.html: {escape(', '.join(left))}.")
+    if cut_titles:
+        parts.append(f"Too long for here, in report.html: {escape(', '.join(cut_titles))}.")
     return "\n\n".join(parts) + "\n"
 
 
 def _claim_violation_lines(result: AuditResult) -> list[str]:
-    """What a probe saw of a broken claim: nobody should have to unfold it."""
+    """Return the claim violations found by a probe, which must stay unfolded."""
     return [
         f"{phrases.row_title(result, finding)}, {finding.attack}: {violation}"
         for finding in phrases.findings_in_report_order(result)
@@ -181,25 +187,25 @@ def _claim_violation_lines(result: AuditResult) -> list[str]:
 
 
 def truncated_table_markdown(table: Table) -> str:
-    """The table with long cells shortened, and as many of its rows as there is room for."""
-    groups, room, left = list[Group](), _MOST_TABLE, 0
+    """Return the table with long cells shortened, and as many of its rows as fit."""
+    groups, room, n_left = list[Group](), _MOST_TABLE, 0
     for group in table.groups:
-        title, kept = phrases.shorten(group.title, _MOST_CELL), list[tuple[str, ...]]()
+        title, short_rows = phrases.shorten(group.title, _MOST_CELL), list[tuple[str, ...]]()
         room -= len(escape(title))
         for row in group.rows:
             short = tuple(phrases.shorten(cell, _MOST_CELL) for cell in row)
-            # Escaped, as that is longer; 3 are the ` | ` of a cell. A row too many leaves room for
-            # none behind it.
+            # Measure escaped cells, which are longer; 3 are the ` | ` of a cell. After a row too
+            # many no other row fits.
             room -= sum(len(escape(cell)) + 3 for cell in short)
-            kept += [short] if room >= 0 else []
-        left += len(group.rows) - len(kept)
-        groups += [replace(group, title=title, rows=tuple(kept))] if kept else []
-    more = f"\n\n… and {counted(left, 'more row')}." if left else ""
+            short_rows += [short] if room >= 0 else []
+        n_left += len(group.rows) - len(short_rows)
+        groups += [replace(group, title=title, rows=tuple(short_rows))] if short_rows else []
+    more = f"\n\n… and {counted(n_left, 'more row')}." if n_left else ""
     return table_rows_markdown(replace(table, groups=tuple(groups))) + more
 
 
 def render_markdown_document(doc: Document) -> str:
-    """A document as GitHub-flavoured Markdown."""
+    """Render a document as GitHub-flavoured Markdown."""
     warning = f"**{escape(doc.warning)}**" if doc.warning else ""
     parts = [f"# {escape(doc.title)}", warning, _facts_bullet_list(doc.facts)]
     parts += [f"## {escape(doc.lead)}", f"**{escape(doc.headline)}**", escape(doc.verdict)]
@@ -218,8 +224,8 @@ def _block_markdown(block: Block) -> str:
             return _body_under_heading_markdown(block.title, _facts_bullet_list(block.facts))
         case Code():
             longest = max((len(run) for run in re.findall("`+", block.text)), default=0)
-            fence = "`" * max(3, longest + 1)  # more than the text holds in a row
-            # Not escaped: within a fence nothing is read as Markdown but its end.
+            fence = "`" * max(3, longest + 1)  # longer than any run in the text
+            # Not escaped: within a fence Markdown reads only the end of the fence.
             return _body_under_heading_markdown(block.title, f"{fence}\n{block.text}\n{fence}")
         case Table():
             return _captioned_table_markdown(block)
@@ -267,13 +273,13 @@ def _captioned_table_markdown(table: Table) -> str:
 
 
 def table_rows_markdown(table: Table) -> str:
-    """The table without its caption."""
+    """Return the table without its caption."""
     lines = [list(map(escape, table.head))]
     lines += [["---:" if column in table.numeric else "---" for column in range(len(table.head))]]
     for group in table.groups:
         lines += [[f"**{escape(group.title)}**"]] if group.title else []
         lines += [list(map(escape, row)) for row in group.rows]
-    # Markdown has no cells that span columns: a short row is filled up.
+    # Markdown has no cells that span columns: pad short rows.
     return "\n".join(
         f"| {' | '.join([*cells, *[''] * (len(table.head) - len(cells))])} |" for cells in lines
     )

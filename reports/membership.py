@@ -1,5 +1,5 @@
-"""How well members are told from non-members: every score of every row, its curve, and baselines
-without a model."""
+"""Report how well members can be separated from non-members: every score of every row, its curve,
+and baselines without a model."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _OLD_NOTE = (
 
 
 def membership_rows_to_report(result: AuditResult) -> list[Finding]:
-    """The rows that a membership probe measured."""
+    """Return the rows measured by a membership probe."""
     return [
         finding
         for finding in phrases.findings_in_report_order(result)
@@ -66,21 +66,21 @@ def membership_rows_to_report(result: AuditResult) -> list[Finding]:
 
 
 def _membership_tables(result: AuditResult) -> list[Block]:
-    shown = membership_rows_to_report(result)
-    if not shown:
+    rows = membership_rows_to_report(result)
+    if not rows:
         return []
     rates = [f"{100 * rate:g}" for rate in FALSE_POSITIVES]
-    found = (f"Found at {rate}% false positives" for rate in rates)
+    rate_heads = (f"Found at {rate}% false positives" for rate in rates)
     head = (
         "Score",
         "AUC",
-        *found,
+        *rate_heads,
         f"Mean up to {100 * BELOW:g}%",
         f"Counts behind the {rates[0]}%",
     )
     groups = tuple(
         Group(row_title_with_attack(result, f), tuple(_membership_score_table_rows(f)))
-        for f in shown
+        for f in rows
     )
     table = Table(
         "membership-table",
@@ -89,29 +89,31 @@ def _membership_tables(result: AuditResult) -> list[Block]:
         groups,
         frozenset({1, 2, 3, 4}),
     )
-    note = _NOTE if all(f.scores_tried for f in shown) else f"{_NOTE}{_OLD_NOTE}"
+    note = _NOTE if all(f.scores_tried for f in rows) else f"{_NOTE}{_OLD_NOTE}"
     return [
         table,
-        *_reversed_score_blocks(result, shown),
-        *_auc_by_copies_blocks(result, shown),
+        *_reversed_score_blocks(result, rows),
+        *_auc_by_copies_blocks(result, rows),
         Paragraph(note),
     ]
 
 
 def _reversed_score_blocks(result: AuditResult, shown: list[Finding]) -> list[Block]:
-    """Rows whose members score lower than non-members, as where a defense forbids what it was
-    trained on."""
-    found = [
+    """Report rows whose members score lower than non-members, as with a defense that forbids
+    training text."""
+    reversed_rows = [
         (row_title_with_attack(result, f), m)
         for f in shown
         if (m := f.measurement(auc_name(""))) is not None and m.high < 0.5
     ]
-    said = (
+    parts = (
         f"{title}: members score lower than others, so read the other way "
         f"{phrases.format_number(1 - m.value)}"
-        for title, m in found
+        for title, m in reversed_rows
     )
-    return [Paragraph(f"{'; '.join(said)}. A gate reads an AUC either way.")] if found else []
+    return (
+        [Paragraph(f"{'; '.join(parts)}. A gate reads an AUC either way.")] if reversed_rows else []
+    )
 
 
 def _membership_score_table_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
@@ -121,25 +123,25 @@ def _membership_score_table_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
         auc = finding.measurement(auc_name(name))
         if auc is None:
             continue
-        found = [finding.measurement(name_tpr_metric(name, rate)) for rate in FALSE_POSITIVES]
+        rates = [finding.measurement(name_tpr_metric(name, rate)) for rate in FALSE_POSITIVES]
         partial = finding.measurement(name_partial_auc_metric(name))
         cells = [
             phrases.value_with_interval(m)
             if m
             else f"needs {roc.count_nonmembers_for_threshold(rate):,} non-members"
-            for m, rate in zip(found, FALSE_POSITIVES, strict=True)
+            for m, rate in zip(rates, FALSE_POSITIVES, strict=True)
         ]
         cells.append(phrases.value_with_interval(partial))
         yield (
             title,
             phrases.value_with_interval(auc),
             *cells,
-            found[0].note if found[0] else phrases.NOTHING,
+            rates[0].note if rates[0] else phrases.NOTHING,
         )
 
 
 def _plugin_scores(finding: Finding) -> dict[str, str]:
-    """Return the titles of the row's scores that are no built-in ones, by name."""
+    """Return the titles of the row's plug-in scores, by name."""
     before = f"{auc_name('')}_"
     names = (m.name.removeprefix(before) for m in finding.measurements if m.name.startswith(before))
     return {
@@ -169,12 +171,12 @@ def _auc_by_copies_blocks(result: AuditResult, shown: list[Finding]) -> list[Blo
 
 
 def _roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
-    drawn = [
+    curves = [
         (f, name, points)
         for f in membership_rows_to_report(result)
         for name, points in _plotted_roc_curves_by_score(details, f)
     ]
-    if not drawn:
+    if not curves:
         return []
     series = tuple(
         Series(
@@ -182,14 +184,14 @@ def _roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list[Block
             tuple(PlotPoint(x, y) for x, y in points),
             _membership_score_title(f, name),
         )
-        for f, name, points in drawn
+        for f, name, points in curves
     )
     groups = tuple(
         Group(
             f"{row_title_with_attack(result, f)} · {_membership_score_title(f, name)}",
             tuple(_roc_step_table_rows(points)),
         )
-        for f, name, points in drawn
+        for f, name, points in curves
     )
     title = "Members found by non-members mistaken for them"
     text = (
@@ -207,16 +209,16 @@ def _roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list[Block
 def _plotted_roc_curves_by_score(
     details: SecretDetails, finding: Finding
 ) -> Iterator[tuple[str, list[tuple[float, float]]]]:
-    """The strongest score's curve and the blind baseline's; of the undefended model the stacked
-    one's too."""
-    seen = details.rows.get(finding.cell_key)
-    wanted = ("", "blind", *(("stacked",) if finding.target == UNDEFENDED else ()))
-    if seen is None:
+    """Yield the curves of the strongest score and the blind baseline; for the undefended model also
+    the stacked score's."""
+    row = details.rows.get(finding.cell_key)
+    names = ("", "blind", *(("stacked",) if finding.target == UNDEFENDED else ()))
+    if row is None:
         return
-    member, none = seen.member, np.empty(0)
-    for name in wanted:
-        scores = seen.values.get(name_score_column(name), none)
-        # A curve takes a score of every secret, and both members and non-members.
+    member, no_scores = row.member, np.empty(0)
+    for name in names:
+        scores = row.values.get(name_score_column(name), no_scores)
+        # A curve needs a score of every secret, and both members and non-members.
         if (
             len(scores)
             and len(scores) == len(member)
@@ -232,7 +234,7 @@ def _membership_score_title(finding: Finding, name: str) -> str:
 
 
 def _roc_step_table_rows(points: list[tuple[float, float]]) -> Iterator[tuple[str, ...]]:
-    """The first steps one by one, as few false positives are what counts; then fewer."""
+    """Yield every one of the first steps, as few false positives matter most; then fewer."""
     at = sorted({round(x) for x in np.geomspace(1, len(points), _SHOWN)}) if points else []
     for i in at:
         x, y = points[i - 1]

@@ -1,5 +1,5 @@
-"""For whoever checks the method: what is claimed, what was allowed, what was attacked, how it was
-run."""
+"""Tabulate the claims, the adversary's access, the attacked records and the runs, for method
+reviewers."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _TRANSCRIPT = (
 
 
 def _claims_and_spending_blocks(result: AuditResult) -> list[Block]:
-    """A line for each neighbouring relation: what is promised, what this audit spent of it, what is
-    left to ask."""
+    """Return a line for each neighbouring relation: the promise, the budget spent by this audit,
+    and the rest."""
     audited = (stands for stands in claims.claims_to_report(result) if stands.verdict is not None)
     verdicts = tuple(map(claims.claim_verdict_sentence, audited))
-    held = claims.claim_audit_table(result)
+    audit_table = claims.claim_audit_table(result)
     evidence: list[Block] = [Bullets(verdicts)] if verdicts else []
-    evidence += [] if held is None else [held, Paragraph(_NEVER)]
+    evidence += [] if audit_table is None else [audit_table, Paragraph(_NEVER)]
     promised = [(target.title, target.claim) for target in result.targets if target.claim]
     groups = tuple(
         Group(f"{title}: {claim.theorem}", _claim_table_rows_by_relation(claim))
@@ -63,21 +63,22 @@ def _claims_and_spending_blocks(result: AuditResult) -> list[Block]:
         "Status",
     )
     caption = "What is promised, and how much of it this audit spent"
-    # A claim for any access covers the weights: how our samples were drawn does not matter to it.
-    drawn = any(not claim.any_access for _, claim in promised)
+    # A claim for any access covers the weights, however our samples were drawn.
+    covers_draws = any(not claim.any_access for _, claim in promised)
     table = Table("claims-table", caption, head, groups, frozenset({1, 2, 3, 5, 6, 7}))
-    return [table, *([Paragraph(_TRANSCRIPT)] if drawn else []), *evidence]
+    return [table, *([Paragraph(_TRANSCRIPT)] if covers_draws else []), *evidence]
 
 
 def _claimed_tokens_table_cells(claim: Claim) -> tuple[str, str, str]:
-    """Covered, drawn, left. A model that was trained privately may be asked without end."""
+    """Return the covered, drawn and remaining tokens. A privately trained model has no query
+    limit."""
     if claim.queries is None:
         return "any number", phrases.NOTHING, "any number"
-    left = claim.queries - claim.spent_queries
+    n_left = claim.queries - claim.spent_queries
     return (
         f"{claim.queries:,}",
         f"{claim.spent_queries:,}",
-        f"{left:,}" if left >= 0 else "overdrawn",
+        f"{n_left:,}" if n_left >= 0 else "overdrawn",
     )
 
 
@@ -98,7 +99,7 @@ def _claim_table_rows_by_relation(claim: Claim) -> tuple[tuple[str, ...], ...]:
 
 
 def _adversary_access_blocks(result: AuditResult) -> list[Block]:
-    """The matrix access x decoding x budget: rows that were allowed the same are one row, their
+    """Return the matrix access x decoding x budget: rows with equal rights are merged, with their
     attacks listed."""
     settings = {finding.setting for finding in result.findings}
     explained = tuple(text for setting, text in phrases.SETTINGS.items() if setting in settings)
@@ -110,19 +111,21 @@ def _adversary_access_blocks(result: AuditResult) -> list[Block]:
     )
     columns = (phrases.ACCESS.get(name, phrases.make_label(name)) for name in names)
     head = ("Target", "Attacks", *columns, "Decoding", "Budget a secret", "Claim applies")
-    # Keyed by every cell but the attack's: rows that were allowed the same share a key.
+    # Keyed by every cell but the attack's: rows with equal rights share a key.
     attacks: dict[tuple[str, ...], list[str]] = {}
     for f in findings:
         allowed = ("yes" if name in f.access else "no" for name in names)
-        spent = phrases.attack_budget_phrase(
+        budget = phrases.attack_budget_phrase(
             f, result.benchmark.members + result.benchmark.nonmembers
         )
         title, decoding = phrases.row_title(result, f), f.decoding or phrases.NOTHING
-        key = (f.target, title, *allowed, decoding, spent, phrases.claim_applies_phrase(f))
+        key = (f.target, title, *allowed, decoding, budget, phrases.claim_applies_phrase(f))
         attacks.setdefault(key, []).append(f.attack)
     grouped: dict[str, list[tuple[str, ...]]] = {}
-    for (target, title, *rest), who in attacks.items():
-        grouped.setdefault(target, []).append((title, ", ".join(dict.fromkeys(who)), *rest))
+    for (target, title, *rest), names_of_attacks in attacks.items():
+        grouped.setdefault(target, []).append(
+            (title, ", ".join(dict.fromkeys(names_of_attacks)), *rest)
+        )
     groups = tuple(Group("", tuple(rows)) for rows in grouped.values())
     caption = (
         "What each attack could see, how and how often tokens were drawn, and whether the claim "
@@ -139,7 +142,7 @@ def _attacked_records_blocks(result: AuditResult) -> list[Block]:
         for count, many in n.canaries.items()
     )
     facts = (
-        *((("Records", given),) if (given := coverage.coverage_label(result)) else ()),
+        *((("Records", records),) if (records := coverage.coverage_label(result)) else ()),
         *(
             (("Extracted by copies", copies),)
             if (copies := _extracted_by_copies_label(result))
@@ -159,8 +162,8 @@ def _attacked_records_blocks(result: AuditResult) -> list[Block]:
 
 
 def _extracted_by_copies_label(result: AuditResult) -> str:
-    """Return what each attack on the undefended model extracted by copies; "": not counted by
-    copies."""
+    """Return the extraction by copies for each attack on the undefended model; "" if copies were
+    not counted."""
     rows = [f for f in result.findings if f.target == UNDEFENDED and len(f.strata) > 1]
     return "; ".join(f"{f.attack} ({f.setting}): {coverage.strata_label(f)}" for f in rows)
 
@@ -210,10 +213,10 @@ def _target_card_blocks(result: AuditResult) -> list[Block]:
 
 
 def _notes_shared_by_all(each: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """What stands in all of several lists, in the order of the first: said once."""
-    # With one list alone there is nothing to say once for all.
-    first, *others = each or [()]
-    return tuple(one for one in first if others and all(one in other for other in others))
+    """Return the notes common to all of several lists, in the order of the first."""
+    # A single list has nothing to share.
+    first, *rest = each or [()]
+    return tuple(note for note in first if rest and all(note in other for other in rest))
 
 
 def _notes_not_shared(notes: Sequence[str], shared: Sequence[str]) -> tuple[str, ...]:
@@ -226,7 +229,7 @@ def _target_cost_facts(target: TargetRecord) -> Facts:
         target.peak_memory_mb,
         target.training_seconds,
     )
-    nominal = target.nominal_epsilon  # promises nothing, and is named so
+    nominal = target.nominal_epsilon  # promises nothing, as its title says
     return (
         ("Held-out perplexity", phrases.value_with_interval(target.perplexity)),
         *(
@@ -266,8 +269,8 @@ def _claim_facts(claim: Claim | None) -> Facts:
 
 
 def _how_rows_ran_blocks(result: AuditResult) -> list[Block]:
-    """How each configuration was run: once what holds for all, then a row for each with the
-    rest."""
+    """Return the execution of each configuration: common settings once, then a row for each with
+    the rest."""
     rows = phrases.findings_in_report_order(result)
     attacks = {
         f.attack: _notes_shared_by_all(
@@ -311,13 +314,19 @@ def _row_notes(f: Finding) -> tuple[str, ...]:
 def _row_cost_table_row(
     result: AuditResult, f: Finding, options: Sequence[str], notes: Sequence[str]
 ) -> tuple[str, ...]:
-    """One row. options, notes: those that are said once for all rows, and not here again."""
+    """Return a row without the options and notes that are already listed for all rows."""
     cost = (f"{f.drawn:,}", f"{f.rows:,}", phrases.format_duration(f.seconds))
-    own, said = (
+    row_options, row_notes = (
         _notes_not_shared(_row_option_phrases(f), options),
         _notes_not_shared(_row_notes(f), notes),
     )
-    return (phrases.row_title(result, f), f.attack, ", ".join(own), *cost, "; ".join(said))
+    return (
+        phrases.row_title(result, f),
+        f.attack,
+        ", ".join(row_options),
+        *cost,
+        "; ".join(row_notes),
+    )
 
 
 def _reproduction_blocks(result: AuditResult) -> list[Block]:

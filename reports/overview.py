@@ -1,5 +1,4 @@
-"""For whoever decides: what leaks and what was not tested, what changed, and what a good result
-does not mean."""
+"""Summarise leaks, untested signals, changes and limits for whoever decides."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ from auditor.reports.verdict import fewest_attacked_member_count
 
 
 def _changes_since_blocks(since: Comparison) -> list[Block]:
-    """Every row's change, paired by secret, and its interval on one scale. The last run is this
-    one."""
+    """Return every row's change, paired by secret, with its interval on one scale. The last run is
+    this run."""
     deltas = [line.cells[-1].delta for line in changes.table_rows_leaking_more_first(since)]
     spans = [forest_span(delta) if delta else None for delta in deltas]
     note = Paragraph(

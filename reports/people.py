@@ -1,4 +1,5 @@
-"""Who is hit worst: leakage by person, where a column says whose each record is."""
+"""Report leakage by person and those affected worst, if a column names the person of each
+record."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from auditor.reports.verdict import strongest_attack_row
 from auditor.statistics import people
 from auditor.statistics.intervals import share_with_interval
 
-_WORST = 10  # people that are named, by their aliases
+_WORST = 10  # people listed by their aliases
 _BANDS = (
     (0.0, "no record"),
     (0.25, "a quarter at most"),
@@ -30,14 +31,14 @@ def _extraction_by_person_blocks(result: AuditResult, details: SecretDetails) ->
     rows = [f for f in best if f is not None and f.measurement("user_recall") is not None]
     if not rows:
         return _person_inference_blocks(result)
-    said = Paragraph(
+    intro = Paragraph(
         "Each person counts once, however many records: intervals are over people. The baseline is "
         "of people of whom nothing was trained on. No file of a run holds their names: people have "
         "aliases."
     )
     head = ("Target", "Recall by person", "Baseline", "People with an extracted record")
     names = ("user_recall", "user_recall_nonmembers", "users_extracted")
-    shown = tuple(
+    rows_by_person = tuple(
         (
             row_title_with_attack(result, f),
             *(phrases.format_share_with_interval(f.measurement(name)) for name in names),
@@ -48,11 +49,11 @@ def _extraction_by_person_blocks(result: AuditResult, details: SecretDetails) ->
         "people-table",
         "Extraction by person, with 95% intervals",
         head,
-        (Group("", shown),),
+        (Group("", rows_by_person),),
         frozenset(),
     )
     return [
-        said,
+        intro,
         table,
         *_spread_over_people_blocks(result, details, rows),
         *_person_inference_blocks(result),
@@ -60,43 +61,45 @@ def _extraction_by_person_blocks(result: AuditResult, details: SecretDetails) ->
 
 
 def _person_inference_blocks(result: AuditResult) -> list[Block]:
-    found = [
+    results = [
         f"{row_title_with_attack(result, f)}: AUC {m.value:.3f} [{m.low:.3f}–{m.high:.3f}], "
         f"{m.note}."
         for f in phrases.findings_in_report_order(result)
         if (m := f.measurement(people.INFERENCE)) is not None
     ]
-    what = (
+    intro = (
         "Whether somebody's data is in it, told from records of theirs that were not trained on "
         "(0.5: chance)."
     )
-    return [Paragraph(" ".join((what, *found)))] if found else []
+    return [Paragraph(" ".join((intro, *results)))] if results else []
 
 
 def _spread_over_people_blocks(
     result: AuditResult, details: SecretDetails, rows: Sequence[Finding]
 ) -> list[Block]:
-    """People by the share of their records that was extracted, and who is hit worst."""
+    """Return people by the extracted share of their records, and those affected worst."""
     by_row = [
         (f, extracted_and_asked_counts_by_person(details, details.rows[f.cell_key]))
         for f in rows
         if f.cell_key in details.rows
     ]
     groups, spans, worst = [], [], []
-    for finding, found in by_row:
-        # (people,): of each the share of their attacked records.
-        shares = np.array([out / asked for out, asked in found.values()])
-        # From the left: a share at the end of a band belongs to it, and 0 alone to "no record".
+    for finding, counts in by_row:
+        # (people,): the extracted share of each person's attacked records.
+        shares = np.array([out / attacked for out, attacked in counts.values()])
+        # From the left: a share at the end of a band belongs to it, and only 0 to "no record".
         band = np.searchsorted([most for most, _ in _BANDS], shares)
         parts = [share_with_interval(name, band == i) for i, (_, name) in enumerate(_BANDS)]
-        told = tuple((m.name.capitalize(), phrases.format_share_with_interval(m)) for m in parts)
-        groups.append(Group(row_title_with_attack(result, finding), told))
+        cells = tuple((m.name.capitalize(), phrases.format_share_with_interval(m)) for m in parts)
+        groups.append(Group(row_title_with_attack(result, finding), cells))
         spans += [forest_span(m) for m in parts]
         if finding.target == UNDEFENDED:
-            # `extracted_and_asked_counts_by_person` has who is hit worst first.
-            worst = [(one, f"{out:,} of {asked:,}") for one, (out, asked) in found.items() if out][
-                :_WORST
-            ]
+            # `extracted_and_asked_counts_by_person` lists the worst affected first.
+            worst = [
+                (person, f"{out:,} of {attacked:,}")
+                for person, (out, attacked) in counts.items()
+                if out
+            ][:_WORST]
     if not groups:
         return []
     caption = "People by the share of their records that were extracted"

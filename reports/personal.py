@@ -1,5 +1,5 @@
-"""How much of the personal data was extracted, by kind: never what it says. For the first table of
-every report."""
+"""Report the extracted share of personal data by kind, never its text. For the first table of every
+report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TITLES = {
     "name": "Names",
     "address": "Addresses",
 }
-_MARKED_ALONE = ("name", "address")  # follow no rule: known only where the data mark them
+_MARKED_ALONE = ("name", "address")  # no pattern finds these: known only if the data mark them
 
 
 def personal_kind_title(kind: str) -> str:
@@ -28,7 +28,7 @@ def personal_kind_title(kind: str) -> str:
 
 
 def personal_kind_in_sentence(kind: str) -> str:
-    """`card numbers`, `IBANs`: the title as it stands within a sentence."""
+    """Return the title within a sentence: `card numbers`, `IBANs`."""
     return (
         personal_kind_title(kind)
         if kind == "iban"
@@ -37,17 +37,17 @@ def personal_kind_in_sentence(kind: str) -> str:
 
 
 def personal_data_by_kind_blocks(result: AuditResult, findings: Sequence[Finding]) -> list[Block]:
-    """A table of what these rows extracted, by kind of personal data; no block where the data hold
+    """Return a table of these rows' extraction by kind of personal data; no block if the data hold
     none."""
-    shown = [finding for finding in findings if finding.by_kind]
-    if not shown:  # there is personal data, but none that an attack could have extracted
+    rows_with_kinds = [finding for finding in findings if finding.by_kind]
+    if not rows_with_kinds:  # there is personal data, but no attack could have extracted it
         return (
             [Paragraph(_personal_kind_counts_sentence(result))]
             if result.benchmark.kinds and result.findings
             else []
         )
     groups, spans = list[Group](), list[ForestSpan | None]()
-    for f in shown:
+    for f in rows_with_kinds:
         rows = []
         for kind, m in _personal_kinds_most_extracted_first(f):
             floor = f.by_kind_nonmembers.get(kind)
@@ -84,8 +84,8 @@ def _personal_kinds_most_extracted_first(finding: Finding) -> list[tuple[str, Me
 
 
 def personal_data_share_phrase(m: Measurement) -> str:
-    """`12/80 (15% [8.1–25])`; of secrets with several texts of the kind `15% [8.1–25] of 80`: no
-    count."""
+    """Return `12/80 (15% [8.1–25])`; for secrets with several texts of the kind `15% [8.1–25] of
+    80`, without a count."""
     return (
         phrases.format_share_with_interval(m)
         if m.unit == "share"
@@ -95,25 +95,25 @@ def personal_data_share_phrase(m: Measurement) -> str:
 
 def _personal_kind_counts_sentence(result: AuditResult) -> str:
     kinds = result.benchmark.kinds.items()
-    told = "; ".join(
+    parts = "; ".join(
         f"{personal_kind_in_sentence(kind)} {_personal_kind_count_label(count)}"
         for kind, count in kinds
     )
-    what = "Counted: texts whole in the suffix of a member and not in its prefix."
-    return f"{what} {told}. {unmarked_personal_kinds_sentence(result)}".rstrip()
+    intro = "Counted: texts whole in the suffix of a member and not in its prefix."
+    return f"{intro} {parts}. {unmarked_personal_kinds_sentence(result)}".rstrip()
 
 
 def unmarked_personal_kinds_sentence(result: AuditResult) -> str:
-    """What no rule recognises and the data did not mark; "" where they did."""
-    left = [
+    """Name the kinds that no pattern recognises and the data did not mark; "" if all are marked."""
+    titles = [
         personal_kind_in_sentence(kind)
         for kind in _MARKED_ALONE
         if kind not in result.benchmark.kinds
     ]
-    # `capitalize` lowers all other letters too: no kind among these is an abbreviation.
+    # `capitalize` lowers all other letters: none of these kinds is an abbreviation.
     return (
-        f"{' and '.join(left)} count as personal data only where the data mark them.".capitalize()
-        if left
+        f"{' and '.join(titles)} count as personal data only where the data mark them.".capitalize()
+        if titles
         else ""
     )
 
@@ -124,12 +124,12 @@ def _personal_kind_count_label(count: KindCount) -> str:
         (count.cut, "cut by the end of prefix or suffix"),
         (count.trained, "of non-members that occur in the training data"),
     )
-    said = [f"{n:,} {why}" for n, why in left_out if n]
-    return f"{count.members:,}" + (f" (left out: {', '.join(said)})" if said else "")
+    omissions = [f"{n:,} {reason}" for n, reason in left_out if n]
+    return f"{count.members:,}" + (f" (left out: {', '.join(omissions)})" if omissions else "")
 
 
 def personal_data_by_kind_phrase(finding: Finding) -> str:
-    """`card numbers 15/80 (19% [11–29]), names 22/94 (23% [15–33])`."""
+    """Return `card numbers 15/80 (19% [11–29]), names 22/94 (23% [15–33])`."""
     return ", ".join(
         f"{personal_kind_in_sentence(kind)} {personal_data_share_phrase(m)}"
         for kind, m in _personal_kinds_most_extracted_first(finding)
@@ -137,7 +137,8 @@ def personal_data_by_kind_phrase(finding: Finding) -> str:
 
 
 def personal_data_counts_phrase(finding: Finding) -> str:
-    """`card numbers 15/80, names 22/94`; of secrets with several texts of the kind `15% of 80`."""
+    """Return `card numbers 15/80, names 22/94`; for secrets with several texts of the kind `15% of
+    80`."""
     return ", ".join(
         f"{personal_kind_in_sentence(kind)} {phrases.hit_count_text(m)}"
         for kind, m in _personal_kinds_most_extracted_first(finding)

@@ -1,5 +1,5 @@
-"""Numbers and short phrases that every report shares. Knows the records; not markup, files,
-terminals or torch.
+"""Format the numbers and short phrases of every report. Independent of markup, files, terminals and
+torch.
 
 Shares are fractions in [0, 1] in the records and percent here; intervals are two-sided 95% unless a
 note differs.
@@ -37,8 +37,8 @@ _RELATIONS = {"add_remove": "add/remove", "zero_out": "zero-out", "replace": "re
 
 
 def result_with_printable_strings(result: AuditResult) -> AuditResult:
-    """The same result with every string cleaned, so that no renderer can forget one."""
-    # By way of JSON, where each string is reached whatever record it is in.
+    """Return the result with every string cleaned, so that no renderer can forget one."""
+    # Use JSON, which reaches each string in any record.
     cleaned_result: AuditResult = from_json(AuditResult, _with_printable_strings(to_json(result)))
     return cleaned_result
 
@@ -47,7 +47,7 @@ def _with_printable_strings(value: Any) -> Any:
     if isinstance(value, str):
         return to_printable_line(value)
     if isinstance(value, Mapping):
-        # Keys that are alike once cleaned become one, and the last value stays.
+        # Keys equal after cleaning merge, and the last value stays.
         return {
             to_printable_line(str(key)): _with_printable_strings(item)
             for key, item in value.items()
@@ -58,7 +58,7 @@ def _with_printable_strings(value: Any) -> Any:
 
 
 def lower_first(text: str) -> str:
-    """As it stands within a sentence."""
+    """Return the text in mid-sentence form."""
     return text[:1].lower() + text[1:]
 
 
@@ -71,27 +71,27 @@ def shorten(text: str, width: int) -> str:
 
 
 def format_percent(value: float, like: float | None = None) -> str:
-    """`52`, `0.3`, `−47`: percent without its sign, with the decimals that `like` (default: the
-    value) deserves."""
+    """Return `52`, `0.3`, `−47`: percent without its sign, with decimals by the size of `like`
+    (default: the value)."""
     if math.isnan(value):
         return NOTHING
     size = abs(value if like is None else like)
-    # One decimal near 1 too: 99.6% must not round to all.
+    # One decimal near 1 too: 99.6% must not round to 100%.
     decimals = 2 if 0 < size < 0.001 else 1 if size < 0.1 or size >= 0.99 else 0
     return _with_typographic_minus(f"{100 * value:.{decimals}f}")
 
 
 def _with_typographic_minus(number: str) -> str:
-    """Typographic minus, and no minus before a number that rounds to nothing."""
+    """Return a number with a typographic minus, and without a minus if it rounds to zero."""
     return number.lstrip("-") if not number.strip("-0.%") else number.replace("-", "−")
 
 
 def format_interval(m: Measurement) -> str:
-    """The interval: `[46–57]`, `[−52 to −41]`, `[10.9–11.5]`."""
+    """Return the interval: `[46–57]`, `[−52 to −41]`, `[10.9–11.5]`."""
     if math.isnan(m.low) or math.isnan(m.high) or m.unit == "count":
         return NOTHING
     low, high = (
-        # Ends have the decimals of the value that they stand behind.
+        # Limits have the decimals of the value before them.
         format_percent(v, m.value) if m.unit in metrics.SHARES else format_number(v, "#")
         for v in (m.low, m.high)
     )
@@ -99,20 +99,20 @@ def format_interval(m: Measurement) -> str:
 
 
 def format_value(m: Measurement | None) -> str:
-    """`52%`, `11.2`."""
+    """Return `52%` or `11.2`."""
     if m is None or math.isnan(m.value):
         return NOTHING
     if m.unit == "count":
         return f"{m.value:,.0f}"
     if m.unit == "probability" and 0 < m.value < _TINY:
-        return f"<{format_percent(_TINY)}%"  # not 0.00%: it is no zero
+        return f"<{format_percent(_TINY)}%"  # not 0.00%: the value is not zero
     return (
         f"{format_percent(m.value)}%" if m.unit in metrics.SHARES else format_number(m.value, "#")
     )
 
 
 def value_with_interval(m: Measurement | None) -> str:
-    """`52% [46–57]`, `11.2 [10.9–11.5]`."""
+    """Return `52% [46–57]` or `11.2 [10.9–11.5]`."""
     return (
         format_value(m)
         if m is None or format_interval(m) == NOTHING
@@ -121,14 +121,14 @@ def value_with_interval(m: Measurement | None) -> str:
 
 
 def format_share_with_interval(m: Measurement | None) -> str:
-    """`166/320 (52% [46–57])`: a share with the count that stands behind it."""
+    """Return `166/320 (52% [46–57])`: a share with its count."""
     if m is None or math.isnan(m.value) or m.n == 0:
         return NOTHING
     return f"{hit_count_of_share(m):,}/{m.n:,} ({value_with_interval(m)})"
 
 
 def hit_count_text(m: Measurement) -> str:
-    """`15/80`; where nothing is counted `15% of 80`."""
+    """Return `15/80`; without a count `15% of 80`."""
     return (
         f"{hit_count_of_share(m):,}/{m.n:,}"
         if m.unit == "share"
@@ -137,13 +137,12 @@ def hit_count_text(m: Measurement) -> str:
 
 
 def hit_count_of_share(m: Measurement) -> int:
-    # Records hold the share: times n it is a rounding away from the count.
+    # Records hold the share: times n it equals the count up to rounding.
     return 0 if math.isnan(m.value) else round(m.value * m.n)
 
 
 def format_share_without_interval(m: Measurement) -> str:
-    """How a measurement is written where its interval and n have columns of their own: `166/320 =
-    52%`."""
+    """Return `166/320 = 52%`, for tables with columns for the interval and n."""
     if m.unit != "share" or metrics.find_metric(m.name).signed or math.isnan(m.value):
         return format_value(m)
     counted = abs(m.value * m.n - hit_count_of_share(m)) <= 1e-6 * m.n  # else a mean of shares
@@ -151,33 +150,33 @@ def format_share_without_interval(m: Measurement) -> str:
 
 
 def cells_of_measurement(m: Measurement) -> tuple[str, str, str]:
-    """`166/320 = 52%`, `[46–57]`, `320`: a measurement in three columns."""
+    """Return a measurement in three columns: `166/320 = 52%`, `[46–57]`, `320`."""
     return format_share_without_interval(m), format_interval(m), f"{m.n:,}"
 
 
 def format_number(value: float, zeros: Literal["", "#"] = "") -> str:
-    """Three significant digits, thousands grouped: `11.2`, `0.0123`, `1,234`, `1e-5`, `∞`; "#"
-    keeps zeros: `13.0`."""
+    """Return three significant digits, thousands grouped: `11.2`, `0.0123`, `1,234`, `1e-5`, `∞`;
+    "#" keeps zeros: `13.0`."""
     if math.isnan(value):
         return NOTHING
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     if abs(value) >= 100:
         return _with_typographic_minus(f"{value:,.0f}")
-    # `1e-05` becomes `1e-5`: its hyphen stays, every other becomes a minus.
+    # `1e-05` becomes `1e-5`: its hyphen stays, all others become a minus.
     return _with_typographic_minus(re.sub(r"e-0*", "e−", f"{value:{zeros}.3g}")).replace("e−", "e-")
 
 
 def format_relative_change(ratio: float) -> str:
-    """A relative change in whole percent: `+90%`, `−3%`."""
+    """Return a relative change in whole percent: `+90%`, `−3%`."""
     return _with_typographic_minus(f"{100 * ratio:+,.0f}%")
 
 
 def format_duration(seconds: float) -> str:
-    """`0.4 s`, `48 s`, `2 min 05 s`, `1 h 02 min`."""
+    """Return `0.4 s`, `48 s`, `2 min 05 s` or `1 h 02 min`."""
     if not math.isfinite(seconds):
         return NOTHING
-    # From 59.5 on it would round to `60 s`, and from 9.95 on to `10.0 s`.
+    # From 59.5 it would round to `60 s`, and from 9.95 to `10.0 s`.
     if seconds < 59.5:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -193,13 +192,13 @@ def format_memory(megabytes: float) -> str:
 
 
 def recall_bound_at_zero_hits(n: int) -> float:
-    """The upper end of the two-sided 95% Clopper-Pearson interval of 0 hits among n."""
+    """Return the upper limit of the two-sided 95% Clopper-Pearson interval of 0 hits among n."""
     # (1 - p)^n = 0.025, solved for p.
     return 1 - 0.025 ** (1 / n) if n else 1.0
 
 
 def metric_label(name: str) -> str:
-    """What a measurement is called in a report."""
+    """Return the name of a measurement in a report."""
     return metrics.find_metric(name).title
 
 
@@ -212,30 +211,29 @@ def find_target_to_report(result: AuditResult, name: str) -> TargetRecord | None
 
 
 def target_title(result: AuditResult, name: str) -> str:
-    found = find_target_to_report(result, name)
-    return found.title if found else name
+    record = find_target_to_report(result, name)
+    return record.title if record else name
 
 
 def row_title(result: AuditResult, finding: Finding) -> str:
-    """`PMixED` for text-only access, `PMixED, white-box` for the other."""
+    """Return `PMixED` for text-only access, `PMixED, white-box` for white-box access."""
     title = target_title(result, finding.target)
     return f"{title}, white-box" if finding.setting == "white-box" else title
 
 
 def findings_in_report_order(result: AuditResult) -> tuple[Finding, ...]:
-    """The findings as they are shown: undefended first, then in the order of the result."""
+    """Return the findings in report order: undefended first, then in the order of the result."""
     return tuple(sorted(result.findings, key=lambda finding: finding.target != UNDEFENDED))
 
 
 def decoding_label(finding: Finding) -> str:
-    """`top-p 0.7, temperature 0.8`, and that this is outside the claim where a defense claims
-    something of draws."""
+    """Return `top-p 0.7, temperature 0.8`, and `outside the claim` if the claim does not apply."""
     return f"{finding.decoding}, {OUTSIDE}" if finding.claim_applies is False else finding.decoding
 
 
 def main_baseline_excess_table_cells(finding: Finding) -> tuple[str, str, str]:
-    """The row's main number, that of the non-members, and what is left between the two: `–` where
-    there is none."""
+    """Return the row's main number, that of the non-members, and the excess: `–` for missing
+    values."""
     main = finding.main
     if main is None:
         return NOTHING, NOTHING, NOTHING
@@ -252,8 +250,7 @@ def main_baseline_excess_table_cells(finding: Finding) -> tuple[str, str, str]:
 
 
 def value_or_bracket_phrase(finding: Finding, m: Measurement | None) -> str:
-    """`52% [46–57]`; where only a bracket is known both of its ends, `52% [46–57] to 55%
-    [48–60]`."""
+    """Return `52% [46–57]`; with only a bracket known both limits, `52% [46–57] to 55% [48–60]`."""
     upper = finding.measurement(metrics.name_upper_bound_metric(m.name)) if m else None
     return (
         value_with_interval(m)
@@ -265,22 +262,22 @@ def value_or_bracket_phrase(finding: Finding, m: Measurement | None) -> str:
 def any_of_n_recall_to_report(
     finding: Finding, whose: Literal["", "_nonmembers"] = ""
 ) -> dict[int, Measurement]:
-    """Expected recall of any of n samples by n, rising; empty where the row has none."""
-    # removesuffix("") takes nothing away: for members, names of non-members then match no number.
+    """Return the expected recall of any of n samples by rising n; empty if the row has none."""
+    # removesuffix("") changes nothing: for members, non-members' names then match no number.
     numbers = metrics.EXPECTED_ANY_OF.parse_numbers
-    found = ((numbers(m.name.removesuffix(whose)), m) for m in finding.measurements)
-    return dict(sorted((int(n[0]), m) for n, m in found if n and m.name.endswith(whose)))
+    candidates = ((numbers(m.name.removesuffix(whose)), m) for m in finding.measurements)
+    return dict(sorted((int(n[0]), m) for n, m in candidates if n and m.name.endswith(whose)))
 
 
 def suffix_lengths_phrase(m: Measurement) -> str:
-    """Return `, suffixes of 8 to 50 tokens` of a probability over suffixes of several lengths; else
-    ""."""
+    """Return `, suffixes of 8 to 50 tokens` for a probability over suffixes of several lengths;
+    else ""."""
     lengths = _SUFFIX_LENGTHS.search(m.note)
     return f", {lengths[0]}" if lengths else ""
 
 
 def claim_applies_phrase(finding: Finding) -> str:
-    """`yes (why)`, `no, outside the claim (why)`, or that nothing is claimed."""
+    """Return `yes (why)`, `no, outside the claim (why)`, or `nothing claimed`."""
     if finding.claim_applies is None:
         return "nothing claimed"
     answer = "yes" if finding.claim_applies else f"no, {OUTSIDE}"
@@ -288,55 +285,55 @@ def claim_applies_phrase(finding: Finding) -> str:
 
 
 def attack_budget_phrase(finding: Finding, secrets: int) -> str:
-    """What a row spent on each of so many secrets: `10 samples, 240 tokens, 31 forward rows`; or on
-    a generation."""
+    """Return the cost of a row per secret or generation: `10 samples, 240 tokens, 31 forward
+    rows`."""
     secrets = finding.options.get("generations", secrets)
     if finding.not_applicable or not (finding.drawn or finding.rows) or not secrets:
         return NOTHING
     samples = finding.options.get("samples") if finding.drawn else None
-    drawn = (
+    tokens = (
         f"{format_number(finding.drawn / secrets)} tokens" if finding.drawn else "no tokens drawn"
     )
     rows = f"{format_number(finding.rows / secrets)} forward rows" if finding.rows else ""
-    return ", ".join(filter(None, (f"{samples} samples" if samples else "", drawn, rows)))
+    return ", ".join(filter(None, (f"{samples} samples" if samples else "", tokens, rows)))
 
 
 def sort_by_repeats(measured: Mapping[str, Measurement]) -> list[tuple[str, Measurement]]:
-    """Repeat counts in rising order; names that are not numbers keep their order behind them."""
+    """Return repeat counts in rising order; non-numeric names follow in their order."""
     return sorted(measured.items(), key=lambda item: report_sort_key_of_repeats(item[0]))
 
 
 def exposure_by_insertions_to_report(finding: Finding) -> list[tuple[str, Measurement]]:
-    """Exposure by insertions, in rising order; empty where the row has none."""
+    """Return exposure by insertions, in rising order; empty if the row has none."""
     return [item for item in sort_by_repeats(finding.by_repeats) if item[1].unit == "bits"]
 
 
 def chain_steps_of_target(chain: Chain, target: str, beyond: bool = False) -> tuple[ChainStep, ...]:
-    """The steps of a target's chain up to its own row; beyond: those behind it."""
-    found = chain.steps
-    # A chain that does not name the target is all its own.
-    own = next((i for i, step in enumerate(found, 1) if step.after == target), len(found))
-    return found[own:] if beyond else found[:own]
+    """Return the steps of a target's chain up to its own row; beyond: the steps after it."""
+    steps = chain.steps
+    # A chain without the target belongs to it entirely.
+    n_steps = next((i for i, step in enumerate(steps, 1) if step.after == target), len(steps))
+    return steps[n_steps:] if beyond else steps[:n_steps]
 
 
 def chain_steps_worth_reporting(found: Iterable[ChainStep]) -> list[ChainStep]:
-    """The steps that lead to another target: a control that is the undefended target itself changes
-    nothing."""
+    """Return the steps that lead to another target: a control equal to the undefended target
+    changes nothing."""
     return [step for step in found if step.before != step.after]
 
 
 def chain_step_effect_phrase(step: ChainStep) -> str:
-    """`splitting −12 points [−16 to −8]`, `mixing −1.0 points [−3.0 to 0.7], not significant`, or
-    why it has none."""
+    """Return `splitting −12 points [−16 to −8]`, `mixing −1.0 points [−3.0 to 0.7], not
+    significant`, or why there is no effect."""
     if step.difference is None:
         return f"{chain_step_causes_phrase(step)}: {step.note}"
-    shown = "" if is_chain_step_significant(step) else ", not significant"
-    return f"{chain_step_causes_phrase(step)} {difference_with_interval(step.difference)}{shown}"
+    remark = "" if is_chain_step_significant(step) else ", not significant"
+    return f"{chain_step_causes_phrase(step)} {difference_with_interval(step.difference)}{remark}"
 
 
 def brief_chain_step_effect_phrase(step: ChainStep) -> str:
-    """`splitting −12 points [−16 to −8]`, `mixing: not significant [−3.0 to 0.7]`; of a step that
-    was measured."""
+    """Return `splitting −12 points [−16 to −8]` or `mixing: not significant [−3.0 to 0.7]` for a
+    measured step."""
     assert step.difference is not None
     if is_chain_step_significant(step):
         return f"{chain_step_causes_phrase(step)} {difference_with_interval(step.difference)}"
@@ -344,13 +341,13 @@ def brief_chain_step_effect_phrase(step: ChainStep) -> str:
 
 
 def chain_step_causes_phrase(step: ChainStep) -> str:
-    """`training configuration, clipping and noise`"""
-    *others, last = step.causes
-    return f"{', '.join(others)} and {last}" if others else last
+    """Return `training configuration, clipping and noise`."""
+    *first_causes, last = step.causes
+    return f"{', '.join(first_causes)} and {last}" if first_causes else last
 
 
 def is_chain_step_significant(step: ChainStep) -> bool:
-    """Whether the interval of its difference leaves zero out."""
+    """Return whether the interval of its difference excludes zero."""
     m = step.difference
     return m is not None and (m.low > 0 or m.high < 0)
 
@@ -359,13 +356,13 @@ MORE_LIKELY = "how much more likely members' true tokens are than non-members'"
 
 
 def difference_with_interval(m: Measurement) -> str:
-    """A difference with its interval: `−12 points [−16 to −8]`, `−3.10 bits [−4.00 to −2.20]`."""
+    """Return a difference with its interval: `−12 points [−16 to −8]`, `−3.10 bits [−4.00 to
+    −2.20]`."""
     return f"{format_difference_in_points(m)} {format_interval(m)}"
 
 
 def above_nonmembers_phrase(m: Measurement) -> str:
-    """`, above non-members` of a difference that what non-members changed by is taken off; "" of
-    any other."""
+    """Return `, above non-members` for a difference minus the non-members' change; else ""."""
     return f", {m.note}" if m.note == compare.ABOVE else ""
 
 
@@ -382,20 +379,20 @@ def report_sort_key_of_repeats(repeats: str) -> float:
 
 
 def target_perplexity_text(result: AuditResult, target: str) -> str:
-    found = find_target_to_report(result, target)
-    return format_value(found.perplexity if found else None)
+    record = find_target_to_report(result, target)
+    return format_value(record.perplexity if record else None)
 
 
 def target_title_with_costs(result: AuditResult, target: str) -> str:
-    """`PMixED · PPL 90.6 · ε 8 (shard)`: what a target costs and promises, where its row is
-    compared with others."""
+    """Return `PMixED · PPL 90.6 · ε 8 (shard)`: a target's cost and promise, for comparisons with
+    other rows."""
     record = find_target_to_report(result, target)
     if record is None:
         return target
     parts, claim = [record.title, f"PPL {format_value(record.perplexity)}"], record.claim
     if (
         claim is not None and claimed_epsilon_to_report(claim) > 0
-    ):  # 0: nothing was drawn that it could promise anything about
+    ):  # 0: nothing was drawn, so it promises nothing
         parts.append(f"{'' if claim.sound else 'claimed '}ε {promised_epsilon_with_unit(claim)}")
     return " · ".join(parts)
 
@@ -409,20 +406,20 @@ def relation_label(name: str) -> str:
 
 
 def claimed_epsilon_to_report(claim: Claim) -> float:
-    """The epsilon of the relation the defense was set up for; NaN where the claim does not state
+    """Return the epsilon of the defense's configured relation; NaN if the claim does not state
     it."""
     return claim.epsilon.get(claim.relation, math.nan)
 
 
 def promised_epsilon_with_unit(claim: Claim) -> str:
-    """`8 (shard)`: an epsilon beside numbers about records is never without its unit."""
+    """Return `8 (shard)`: next to numbers about records, an epsilon needs its unit."""
     return f"{format_number(claimed_epsilon_to_report(claim))} ({claim.unit})"
 
 
 def epsilon_line(claim: Claim) -> str:
-    """`ε 8 (shard, add/remove; zero-out 7.1, replace 12.9; δ 1e-5; T 10,000) · spent ε 7.9, 9,800
-    tokens, 200 left`."""
-    others = ", ".join(
+    """Return `ε 8 (shard, add/remove; zero-out 7.1, replace 12.9; δ 1e-5; T 10,000) · spent ε 7.9,
+    9,800 tokens, 200 left`."""
+    other_relations = ", ".join(
         f"{relation_label(name)} {format_number(eps)}"
         for name, eps in claim.epsilon.items()
         if name != claim.relation
@@ -430,7 +427,7 @@ def epsilon_line(claim: Claim) -> str:
     covered = "" if claim.queries is None else f"T {claim.queries:,}"
     parts = [
         f"{claim.unit}, {relation_label(claim.relation)}",
-        others,
+        other_relations,
         f"δ {format_number(claim.delta)}",
         covered,
     ]
@@ -442,8 +439,8 @@ def epsilon_line(claim: Claim) -> str:
 
 
 def covered_tokens_phrase(claim: Claim) -> str:
-    """`1,024 drawn tokens`, and whether this audit has drawn them all; or that there is no end of
-    them."""
+    """Return `1,024 drawn tokens`, and whether this audit has drawn them all; or that there is no
+    limit."""
     if claim.queries is None:
         return "any number of drawn tokens"
     gone = ", all spent" if claim.spent_queries and claim.spent_queries >= claim.queries else ""
@@ -451,47 +448,48 @@ def covered_tokens_phrase(claim: Claim) -> str:
 
 
 def protection_unit_label(claim: Claim) -> str:
-    """The unit of protection; of a shard of whole records or users also the ε of one in it."""
+    """Return the unit of protection; for a shard of whole records or users also the ε of a single
+    record or user."""
     return "; ".join(filter(None, (claim.unit, single_record_epsilon_phrase(claim))))
 
 
 def single_record_epsilon_phrase(claim: Claim) -> str:
-    """`for a single record in it, ε 18.9 (replace)`; "" where the unit is no shard of whole records
-    or users.
+    """Return `for a single record in it, ε 18.9 (replace)`; "" unless the unit is a shard of whole
+    records or users.
 
-    A record or user more or less is another shard (formulas B2.2, F5), and no other shard changes:
-    all that it has lies there. Users who share a record lie together, so one who joins two others
-    may move them.
+    Adding or removing a record or user replaces its shard (formulas B2.2, F5), and changes no other
+    shard, which holds all its data. Users who share a record share a shard, so a user who joins two
+    others may move them.
     """
     replaced = claim.epsilon.get("replace")
     if not claim.whole or replaced is None:
         return ""
-    alone = " who shares no record" if claim.whole == "user" else ""
-    return f"for a single {claim.whole} in it{alone}, ε {format_number(replaced)} (replace)"
+    exception = " who shares no record" if claim.whole == "user" else ""
+    return f"for a single {claim.whole} in it{exception}, ε {format_number(replaced)} (replace)"
 
 
 def violation_warnings(finding: Finding) -> tuple[str, ...]:
-    """How the claim was seen to fail, as nobody can overlook it: `VIOLATED: 3 records are in more
-    than one shard`."""
+    """Return prominent warnings of claim violations: `VIOLATED: 3 records are in more than one
+    shard`."""
     return tuple(f"VIOLATED: {violation}" for violation in finding.violations)
 
 
 def violation_and_note_sentences(finding: Finding) -> tuple[str, ...]:
-    """All that a reader must know about a row, violations first."""
+    """Return all notes that a reader needs about a row, violations first."""
     return (*violation_warnings(finding), *finding.notes)
 
 
 def spent_budget_phrase(claim: Claim) -> str:
-    """`ε 7.9, 92,400 tokens, 10,000 left`, or at its end `more than the 90,000 covered`."""
+    """Return `ε 7.9, 92,400 tokens, 10,000 left`, or at its end `more than the 90,000 covered`."""
     epsilon = claim.spent_epsilon.get(claim.relation)
     if claim.queries is None:
         return "in training: asking the model costs nothing more"
-    tokens, left = f"{claim.spent_queries:,} tokens", claim.queries - claim.spent_queries
+    tokens, n_left = f"{claim.spent_queries:,} tokens", claim.queries - claim.spent_queries
     rest = (
         f", more than the {claim.queries:,} covered"
-        if left < 0
-        else f", {left:,} left"
-        if left
+        if n_left < 0
+        else f", {n_left:,} left"
+        if n_left
         else ", none left"
     )
     return (f"ε {format_number(epsilon)}, {tokens}" if epsilon is not None else tokens) + rest

@@ -1,5 +1,5 @@
-"""Plots as files of their own, .svg or .png, in the page's light colours; the same bytes on any
-machine and day."""
+"""Save plots as .svg or .png files in the page's light colours; bytes are the same on any machine
+and day."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_TRADEOFF = ("#1f5fa8", "#b4472e", "#3c7a4d")  # lines of a file of its own
+_TRADEOFF = ("#1f5fa8", "#b4472e", "#3c7a4d")  # line colours of a standalone file
 
 
 def save_wrong_guesses_curve(path: Path, points: Sequence[tuple[int, float]]) -> None:
-    """(wrong guesses, recall) as .svg or .png, on a logarithmic axis from 0. Raises AuditError for
-    another ending."""
+    """Save (wrong guesses, recall) as .svg or .png, on a logarithmic axis from 0. Raise AuditError
+    for another suffix."""
     with _plot_axes_saved_on_exit(path) as (_, axes):
         axes.step(*zip(*points, strict=True), where="post", color=LIGHT[COLOURS[0]])
         draw_line_at_100_wrong_guesses(axes, LIGHT[GRID])
@@ -52,7 +52,7 @@ def save_wrong_guesses_curve(path: Path, points: Sequence[tuple[int, float]]) ->
 
 @dataclass(frozen=True)
 class TradeoffLine:
-    """Points (x, y, low, high) under one name; `faint`: beside the matter."""
+    """Points (x, y, low, high) under one name; `faint`: drawn as secondary."""
 
     name: str
     points: tuple[tuple[float, float, float, float], ...]
@@ -62,8 +62,8 @@ class TradeoffLine:
 def save_perplexity_tradeoff_plot(
     path: Path, lines: Sequence[TradeoffLine], axis: str, undefended: float, title: str
 ) -> None:
-    """Perplexity, logarithmic, against epsilon (nats) or an option, as .svg or .png; undefended:
-    the dotted line."""
+    """Save perplexity, logarithmic, against epsilon (nats) or an option, as .svg or .png;
+    undefended: the dotted line."""
     with _plot_axes_saved_on_exit(path) as (figure, axes):
         for i, line in enumerate(line for line in lines if line.points):
             x, y, low, high = zip(*line.points, strict=True)
@@ -92,13 +92,13 @@ def save_perplexity_tradeoff_plot(
         axes.yaxis.set_minor_formatter("")
         add_grid_and_labels(axes, "ε (nats)" if axis == "ε" else axis, "Perplexity")
         axes.set_title(title)
-        # Below the axes, where no line runs; `bbox_inches="tight"` makes the room.
+        # Below the axes, clear of lines; `bbox_inches="tight"` makes the room.
         figure.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2)
 
 
 def save_frontier_plot(path: Path, blocks: Sequence[Block], alt: str) -> None:
-    """The pictures side by side under one legend, as .svg or .png. alt: what a reader who sees none
-    is told."""
+    """Save the pictures side by side under one legend, as .svg or .png. alt: text for readers who
+    see no picture."""
 
     def paint(colour: str) -> str:
         return LIGHT.get(colour, colour)
@@ -106,7 +106,7 @@ def save_frontier_plot(path: Path, blocks: Sequence[Block], alt: str) -> None:
     columns = min(2, len(blocks))
     lines = -(-len(blocks) // columns)
     with _plot_axes_saved_on_exit(path) as (figure, first):
-        first.remove()  # the axes that every styled figure begins with
+        first.remove()  # the default axes of every styled figure
         figure.set_size_inches(5.2 * columns, 3.6 * lines)
         for i, block in enumerate(blocks):
             axes = figure.add_subplot(lines, columns, i + 1)
@@ -116,20 +116,20 @@ def save_frontier_plot(path: Path, blocks: Sequence[Block], alt: str) -> None:
         figure.legend(
             handles, labels, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=1 + columns
         )
-    # matplotlib has no text for who sees no picture: an SVG gets it once it is written.
+    # matplotlib writes no alternative text: add it to the SVG afterwards.
     if path.suffix.lower() == ".svg":
         opening, svg, body = path.read_text(encoding="utf-8").partition("<svg ")
         attributes, _, rest = body.partition(">")
-        told = f'<title id="alt">{escaping.escape_for_html(alt)}</title>'
+        title = f'<title id="alt">{escaping.escape_for_html(alt)}</title>'
         disk.replace_atomically(
-            path, f'{opening}{svg}role="img" aria-labelledby="alt" {attributes}>{told}{rest}'
+            path, f'{opening}{svg}role="img" aria-labelledby="alt" {attributes}>{title}{rest}'
         )
 
 
 @contextmanager
 def _plot_axes_saved_on_exit(path: Path) -> Iterator[tuple[Figure, Axes]]:
-    """Axes in the page's light colours, written when done. Raises AuditError for another ending
-    than .svg or .png."""
+    """Yield axes in the page's light colours; save on exit. Raise AuditError unless the suffix is
+    .svg or .png."""
     if path.suffix.lower() not in METADATA:
         raise AuditError(f"expected --plot to end in {' or '.join(METADATA)}, got {path.name!r}")
     if not path.parent.is_dir():
@@ -137,7 +137,7 @@ def _plot_axes_saved_on_exit(path: Path) -> Iterator[tuple[Figure, Axes]]:
     with styled_figure_context(LIGHT_STYLE) as (figure, axes):
         yield figure, axes
         ending = path.suffix.lower()
-        with disk.atomic_replacement_file(path) as scratch:  # its owner's only, and whole
+        with disk.atomic_replacement_file(path) as scratch:  # private to its owner, and atomic
             # `format`, as the scratch file ends in .tmp.
             figure.savefig(
                 scratch,

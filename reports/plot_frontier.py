@@ -1,5 +1,5 @@
-"""Leakage over perplexity: one line a defense over its knob, the convex frontier, and which models
-are as useful."""
+"""Plot leakage over perplexity: a line for each defense over its knob, the convex frontier, and
+equally useful models."""
 
 from __future__ import annotations
 
@@ -62,17 +62,17 @@ _RATIOS = (
 
 
 def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -> None:
-    """A line a defense over its knob, intervals both ways; ringed and joined: the frontier; shaded:
-    as useful."""
+    """Draw a line for each defense over its knob, intervals both ways; ringed and joined: the
+    frontier; shaded: as useful."""
     names = distinct_in_order(s.label for s in block.series if s.kind != CORNERS)
     for i, name in enumerate(names):
-        own = [s for s in block.series if s.label == name and s.kind != CORNERS]
-        points, style = [p for s in own for p in s.points], plot_style_of_target(i)
+        line_series = [s for s in block.series if s.label == name and s.kind != CORNERS]
+        points, style = [p for s in line_series for p in s.points], plot_style_of_target(i)
         colour = paint(style["color"])
         axes.plot(
             [p.x for p in points], [p.y for p in points], color=colour, linewidth=0.9, alpha=0.55
         )
-        for s in own:
+        for s in line_series:
             across = [
                 [max(0.0, p.x - p.left) for p in s.points],
                 [max(0.0, p.right - p.x) for p in s.points],
@@ -105,7 +105,7 @@ def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -
     )
     axes.plot(*zip(*corners, strict=True), zorder=0.5, **{**shape, "linestyle": ""})
     _set_ratio_axis(axes, block)
-    # After the axis has its limits, which are where the shade begins.
+    # After the axis has its limits, where the shade begins.
     axes.axvspan(
         axes.get_xlim()[0], block.until, color=paint(GRID), alpha=0.45, linewidth=0, zorder=0
     )
@@ -118,22 +118,22 @@ def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -
 def _frontier_line_between_corners(
     corners: Sequence[tuple[float, float]],
 ) -> list[tuple[float, float]]:
-    """Points on the lines between corners, straight over log x: what a choice between two models by
-    lot would give."""
-    found = [corners[0]]
-    # Such a lot averages the leaks of the two and, over held-out texts, their log-perplexities.
-    # In 24 steps: straight over log x is a bend on this axis.
+    """Return points on the lines between corners, straight over log x: the results of a random
+    choice between two models."""
+    points = [corners[0]]
+    # A random choice averages the leaks of the two and, over held-out texts, their
+    # log-perplexities. In 24 steps: straight over log x is a bend on this axis.
     for (x0, y0), (x1, y1) in pairwise(corners):
-        found += [(x0 * (x1 / x0) ** (i / 24), y0 + (y1 - y0) * i / 24) for i in range(1, 25)]
-    return found
+        points += [(x0 * (x1 / x0) ** (i / 24), y0 + (y1 - y0) * i / 24) for i in range(1, 25)]
+    return points
 
 
 def _axis_place_of_ratio(ratio: Any) -> Any:
-    """Where a ratio stands: the root of its logarithm, as most models are near 1 and some far from
-    it."""
+    """Return the place of a ratio: the root of its logarithm, as most models are near 1 and some
+    far from it."""
     import numpy as np
 
-    logs = np.log(np.maximum(ratio, 1e-9))  # matplotlib transforms 0 too, on its way
+    logs = np.log(np.maximum(ratio, 1e-9))  # matplotlib transforms 0 too, in intermediate steps
     return np.sign(logs) * np.sqrt(np.abs(logs))
 
 
@@ -151,33 +151,33 @@ def _set_ratio_axis(axes: Axes, block: Block) -> None:
         for end in (p.x, p.left, p.right)
         if math.isfinite(end)
     ]
-    # The undefended model, at 1, and the margin are always in sight.
+    # The undefended model, at 1, and the margin are always visible.
     low, high = (
         float(_axis_place_of_ratio(min(*ends, 0.99))),
         float(_axis_place_of_ratio(max(*ends, block.until))),
     )
-    room, far = 0.03 * (high - low), 0.075 * (high - low)  # beside the outermost; between two marks
+    room, far = 0.03 * (high - low), 0.075 * (high - low)  # outer margin; gap between marks
     axes.set_xscale("function", functions=(_axis_place_of_ratio, _ratio_at_axis_place))
     axes.set_xlim(float(_ratio_at_axis_place(low - room)), float(_ratio_at_axis_place(high + room)))
-    kept: list[float] = []
-    # 1 and the margin take their places first, then marks by how near to 1 they are.
+    marks: list[float] = []
+    # Place 1 and the margin first, then marks by their distance to 1.
     for mark in sorted(
         _RATIOS, key=lambda mark: (mark != 1, mark != block.until, abs(math.log(mark)))
     ):
         place = float(_axis_place_of_ratio(mark))
         if low - room <= place <= high + room and all(
-            abs(place - float(_axis_place_of_ratio(other))) > far for other in kept
+            abs(place - float(_axis_place_of_ratio(other))) > far for other in marks
         ):
-            kept.append(mark)
-    axes.set_xticks(kept, [f"{mark:g}" for mark in kept])
+            marks.append(mark)
+    axes.set_xticks(marks, [f"{mark:g}" for mark in marks])
     axes.minorticks_off()
 
 
 def frontier_legend_entries(
     blocks: Sequence[Block], paint: Callable[[str], str] = str
 ) -> tuple[list[Any], list[str]]:
-    """Defenses by colour and marker, then what filled, hollow and ringed say, of pictures with the
-    same lines."""
+    """Return defenses by colour and marker, then the meaning of filled, hollow and ringed, for
+    pictures with the same lines."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -188,12 +188,12 @@ def frontier_legend_entries(
         s.label for block in blocks for s in block.series if s.kind != CORNERS
     )
     kinds = {s.label: s.kind for block in blocks for s in block.series if s.points}
-    shown, handles = [name for name in names if name in kinds], list[Any]()
-    for name in shown:
+    labels, handles = [name for name in names if name in kinds], list[Any]()
+    for name in labels:
         hollow = {} if kinds[name] == PROVED else {"markerfacecolor": "none"}
         handles.append(key(**plot_style_of_target(names.index(name)), **hollow, linewidth=0.9))
     ink: Any = {"color": INK, "marker": "o", "linestyle": ""}
     handles += [key(**ink), key(**ink, markerfacecolor="none"), key(**_CORNERS)]
     handles.append(Patch(color=paint(GRID), alpha=0.45, linewidth=0))
     most = f"perplexity within {phrases.format_percent(blocks[0].until - 1)}% of undefended"
-    return handles, [*shown, PROVED, MEASURED, CORNERS, most]
+    return handles, [*labels, PROVED, MEASURED, CORNERS, most]

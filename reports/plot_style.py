@@ -1,8 +1,8 @@
-"""What every plot has in common: colours, markers, lines, axes of shares.
+"""Share the style of all plots: colours, markers, lines, axes of shares.
 
-Colours are stand-ins that become CSS variables of the page (`--series-1` …, `currentColor`), so a
-plot follows the theme around it; a file of its own has the page's light colours. Marker and line
-style say the same as colour.
+Colours are placeholders that become CSS variables of the page (`--series-1` …, `currentColor`), so
+a plot follows the theme around it; a standalone file has the page's light colours. Marker and line
+style repeat the meaning of colour.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SERIES = 6  # colours the page defines; markers tell further targets apart
-INK = "#010203"  # stand-ins that become CSS variables
+SERIES = 6  # colours defined by the page; markers separate further targets
+INK = "#010203"  # placeholders that become CSS variables
 GRID = "#010204"
 COLOURS = [f"#0102{0x10 + i:02x}" for i in range(SERIES)]
 _ON_WHITE = ("#1f5fa8", "#b4470c", "#187a4c", "#8a3f86", "#8a6500", "#4d5866")  # as in style.css
-# for a file of its own
+# for a standalone file
 LIGHT = {
     INK: "#1b2330",
     GRID: "#d5dae1",
     **dict(zip(COLOURS, _ON_WHITE, strict=True)),
 }
-# 8, to 6 colours: the 25th target is the first to look like another one.
+# 8, with 6 colours: the 25th target is the first to repeat a style.
 MARKERS = "osD^vPX*"
 LINES = ["-", (0, (5, 2)), (0, (1.2, 1.6)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1))]
 FLOOR: Any = {"linestyle": (0, (1.2, 1.6)), "marker": ""}
-POINTS = 900  # over all lines of a plot: what keeps it under 60 KB
-# nothing that differs from one machine or day to the next
+POINTS = 900  # over all lines of a plot: keeps it under 60 KB
+# nothing that depends on the machine or day
 METADATA: dict[str, dict[str, None]] = {
     ".svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
     ".png": {"Software": None},
 }
 STYLE: Any = {
-    "svg.fonttype": "none",  # text stays text: it can be searched, and read aloud
-    "svg.hashsalt": "audit",  # without a salt ids are drawn at random, and no two files are alike
+    "svg.fonttype": "none",  # text stays text, searchable and readable aloud
+    "svg.hashsalt": "audit",  # without a salt ids are random, and no two files are equal
     "text.parse_math": False,  # a `$` in a title is a dollar
     "font.size": 9.5,
     "axes.edgecolor": GRID,
@@ -67,20 +67,20 @@ LIGHT_STYLE: Any = {name: LIGHT.get(value, value) for name, value in STYLE.items
 
 @contextmanager
 def styled_figure_context(style: Any) -> Iterator[tuple[Figure, Axes]]:
-    """One pair of axes in our style, without pyplot's state and whatever a user's matplotlibrc
-    says."""
+    """Yield one pair of axes in our style, independent of pyplot's state and the user's
+    matplotlibrc."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    # Both are the whole process's: two threads must not draw at once.
+    # Both are process-wide: two threads must not draw at once.
     with matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(style)
-        # glyphs the layout font lacks: the browser has its own
+        # glyphs missing in the layout font: the browser has its own
         warnings.simplefilter("ignore", UserWarning)
         figure = Figure(figsize=(5, 3.2))
-        FigureCanvasSVG(figure)  # attaches itself to the figure; saving as .png swaps it
+        FigureCanvasSVG(figure)  # attaches itself to the figure; saving as .png replaces it
         yield figure, figure.subplots()
 
 
@@ -100,21 +100,21 @@ def set_percent_axis(axes: Axes) -> None:
 
 
 def add_grid_and_labels(axes: Axes, x: str | None = None, y: str | None = None) -> None:
-    """Lines behind the plot at each mark of the y axis; x, y: what is drawn over what."""
+    """Add lines behind the plot at each mark of the y axis; x, y: axis labels."""
     axes.grid(axis="y")
     axes.set_axisbelow(True)
     axes.set(**{name: label for name, label in (("xlabel", x), ("ylabel", y)) if label is not None})
 
 
 def error_bar_lengths(points: Sequence[PlotPoint]) -> list[list[float]]:
-    """How far down and up the interval of each y reaches: (2, points)."""
-    # matplotlib refuses negative lengths. 0 stands first: max(0.0, nan) is 0, and max(nan, 0.0) is
+    """Return the distances from each y down and up to its interval limits: (2, points)."""
+    # matplotlib rejects negative lengths. 0 comes first: max(0.0, nan) is 0, and max(nan, 0.0) is
     # nan.
     return [[max(0.0, p.y - p.low) for p in points], [max(0.0, p.high - p.y) for p in points]]
 
 
 def plot_styles_of_findings(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Colour and marker say the target, the line says the attack."""
+    """Return styles: colour and marker show the target, the line shows the attack."""
     targets, attacks = (
         distinct_in_order(f.target for f in findings),
         distinct_in_order(f.attack for f in findings),
@@ -137,7 +137,7 @@ def line_style(i: int) -> Any:
 
 
 def plot_styles_of_series(series: Sequence[Series]) -> list[dict[str, Any]]:
-    """Colour and marker say the label, line and hollow markers the kind."""
+    """Return styles: colour and marker show the label, line and hollow markers the kind."""
     labels, kinds = (
         distinct_in_order(s.label for s in series),
         distinct_in_order(s.kind for s in series),

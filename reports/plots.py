@@ -1,8 +1,8 @@
-"""Findings and series as inline SVG: recall against wrong guesses, repetitions, samples, lengths,
-costs; calibration.
+"""Draw findings and series as inline SVG: recall by wrong guesses, repetitions, samples and
+lengths; costs; calibration.
 
-The output is deterministic, and its ids carry the plot's name, so several plots can share a page.
-Knows findings and matplotlib, which it imports only when a plot is drawn.
+The output is deterministic, and its ids contain the plot's name, so several plots can share a page.
+Imports matplotlib only when a plot is drawn.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ if TYPE_CHECKING:
 _THEME = [(INK, "currentColor"), (GRID, "var(--rule)")]
 _THEME += [(colour, f"var(--series-{i})") for i, colour in enumerate(COLOURS, 1)]
 _FLOOR: Any = {"color": INK, **FLOOR}
-_REFERENCES: dict[
-    str, tuple[Any, str]
-] = {  # by plot, the line that it is read against: its style, and its name
+_REFERENCES: dict[str, tuple[Any, str]] = {  # by plot, the style and name of its reference line
     "exposure": (_FLOOR, "nothing memorised: 2^-x and its band"),
     "roc": ({"color": GRID}, "chance"),
     "calibration": (_FLOOR, "a score that keeps its word"),
@@ -54,11 +52,11 @@ _REFERENCES: dict[
     "insertions": (_FLOOR, "never inserted, on average"),
 }
 _Point = TypeVar("_Point")
-_TICKS = 5  # dates that find room beside each other under a plot
+_TICKS = 5  # dates that fit side by side under a plot
 
 
 def render_plot_svg(block: Block, titles: Mapping[str, str]) -> str:
-    """The block as one `<svg>` element. titles: of the targets, by name."""
+    """Render the block as one `<svg>` element. titles: target titles, by name."""
     with styled_figure_context(STYLE) as (figure, axes):
         PLOTS[block.plot](axes, block)
         if PLOTS[block.plot] is plot_frontier.draw_frontier:
@@ -66,12 +64,12 @@ def render_plot_svg(block: Block, titles: Mapping[str, str]) -> str:
         else:
             handles, labels = _legend_entries(block, {**titles, **dict(block.labels)})
         # matplotlib hides labels that open with `_`
-        shown = [" " + phrases.shorten(label, 60) for label in labels]
-        # wider than the axes, it would shrink them
-        columns = 2 if max(map(len, shown), default=0) <= 26 else 1
+        legend_labels = [" " + phrases.shorten(label, 60) for label in labels]
+        # a legend wider than the axes would shrink them
+        columns = 2 if max(map(len, legend_labels), default=0) <= 26 else 1
         figure.legend(
             handles,
-            shown,
+            legend_labels,
             loc="upper center",
             bbox_to_anchor=(0.5, 0.0),
             ncols=columns,
@@ -91,14 +89,14 @@ def render_plot_svg(block: Block, titles: Mapping[str, str]) -> str:
 
 
 def _draw_recall_by_wrong_guesses(axes: Axes, block: Block) -> None:
-    """One line a finding: recall while so many wrong guesses are allowed, guesses taken surest
-    first."""
+    """Draw one line a finding: recall by the number of wrong guesses allowed, most confident
+    guesses first."""
     findings = block.findings
     budget = max(12, min(200, POINTS // len(findings)))
     for finding, style in zip(findings, plot_styles_of_findings(findings), strict=True):
         points = _thin_plot_curve(finding.curve, budget)
-        every = max(1, len(points) // (6 if len(findings) <= 12 else 2))
-        axes.plot(*zip(*points, strict=True), markevery=every, **style)
+        mark_step = max(1, len(points) // (6 if len(findings) <= 12 else 2))
+        axes.plot(*zip(*points, strict=True), markevery=mark_step, **style)
     draw_line_at_100_wrong_guesses(axes, GRID)
     axes.set_xlim(left=0)
     axes.set(xlabel="Wrong guesses allowed", ylabel="Recall")
@@ -106,8 +104,8 @@ def _draw_recall_by_wrong_guesses(axes: Axes, block: Block) -> None:
 
 
 def _draw_recall_by_copies(axes: Axes, block: Block) -> None:
-    """One line a finding with its intervals, the findings a little apart so that error bars stand
-    side by side."""
+    """Draw one line a finding with its intervals, slightly shifted so that error bars do not
+    overlap."""
     _plot_numbers_by_copies(axes, block.findings)
     shares = all(m.unit == "share" for f in block.findings for m in f.by_repeats.values())
     axes.set(xlabel="Repetitions in the training data", ylabel="Recall" if shares else "Mean")
@@ -115,10 +113,10 @@ def _draw_recall_by_copies(axes: Axes, block: Block) -> None:
 
 
 def _draw_exposure_by_insertions(axes: Axes, block: Block) -> None:
-    """One line a target over the number of insertions, from no bit to the most there are."""
+    """Draw one line a target over the number of insertions, from zero bits to the maximum."""
     findings = block.findings
     _plot_numbers_by_copies(axes, findings)
-    # Never inserted, its rank is uniform: exposure is -log2 U, of mean 1 / ln 2 = 1.44 bits.
+    # Without insertions the rank is uniform: exposure is -log2 U, of mean 1 / ln 2 = 1.44 bits.
     axes.axhline(1 / math.log(2), color=INK, linewidth=0.9, linestyle=FLOOR["linestyle"], zorder=0)
     axes.set_ylim(-0.4, max(m.high for f in findings for m in f.by_repeats.values()) + 0.4)
     add_grid_and_labels(axes, "Insertions into the training data", "Exposure, bits")
@@ -129,11 +127,11 @@ def _plot_numbers_by_copies(axes: Axes, findings: Sequence[Finding]) -> None:
     names = sorted(
         {name for f in findings for name in f.by_repeats}, key=phrases.report_sort_key_of_repeats
     )
-    apart = min(0.1, 0.7 / len(findings))
+    spacing = min(0.1, 0.7 / len(findings))
     for i, (finding, style) in enumerate(
         zip(findings, plot_styles_of_findings(findings), strict=True)
     ):
-        shift = apart * (i - (len(findings) - 1) / 2)
+        shift = spacing * (i - (len(findings) - 1) / 2)
         measured = phrases.sort_by_repeats(finding.by_repeats)
         points = [
             PlotPoint(names.index(name) + shift, m.value, m.low, m.high) for name, m in measured
@@ -143,14 +141,14 @@ def _plot_numbers_by_copies(axes: Axes, findings: Sequence[Finding]) -> None:
 
 
 def _draw_recall_by_number_of_samples(axes: Axes, block: Block) -> None:
-    """Two lines a finding, members and non-members, over a logarithmic number of samples."""
+    """Draw two lines a finding, members and non-members, over a logarithmic number of samples."""
     for finding, style in zip(block.findings, plot_styles_of_findings(block.findings), strict=True):
-        members, others = (
+        members, nonmembers = (
             phrases.any_of_n_recall_to_report(finding),
             phrases.any_of_n_recall_to_report(finding, "_nonmembers"),
         )
-        for measured, own in ((members, style), (others, {**style, **FLOOR})):
-            axes.plot(list(measured), [m.value for m in measured.values()], **own)
+        for measured, line_style_of_group in ((members, style), (nonmembers, {**style, **FLOOR})):
+            axes.plot(list(measured), [m.value for m in measured.values()], **line_style_of_group)
     axes.set_xscale("log")
     axes.minorticks_off()
     # After the scale, which brings formatters of its own.
@@ -160,8 +158,7 @@ def _draw_recall_by_number_of_samples(axes: Axes, block: Block) -> None:
 
 
 def _draw_share_series(axes: Axes, block: Block) -> None:
-    """One line of shares a series, with intervals where its points have them, over a number of
-    tokens."""
+    """Draw one line of shares a series, with any intervals, over a number of tokens."""
     from matplotlib.ticker import MaxNLocator
 
     _draw_series(axes, block)
@@ -170,7 +167,8 @@ def _draw_share_series(axes: Axes, block: Block) -> None:
 
 
 def _draw_calibration(axes: Axes, block: Block) -> None:
-    """Shares right over the scores that foretold them: on the diagonal a score keeps its word."""
+    """Draw shares right over the scores that predicted them: on the diagonal a score is
+    calibrated."""
     from matplotlib.ticker import PercentFormatter
 
     axes.plot([0, 1], [0, 1], color=INK, **FLOOR)
@@ -181,7 +179,7 @@ def _draw_calibration(axes: Axes, block: Block) -> None:
 
 
 def _draw_exposure_tail(axes: Axes, block: Block) -> None:
-    """Share of canaries of at least so many bits, on a logarithmic axis, beside its null and the
+    """Draw the share of canaries with at least x bits, on a logarithmic axis, with its null and the
     band of chance."""
     if block.null is not None:
         bits, chance, band = zip(*((p.x, p.y, p.high) for p in block.null.points), strict=True)
@@ -189,7 +187,7 @@ def _draw_exposure_tail(axes: Axes, block: Block) -> None:
         axes.fill_between(bits, chance, band, color=GRID, linewidth=0)
     for series, style in zip(block.series, plot_styles_of_series(block.series), strict=True):
         x, y = [0.0, *(p.x for p in series.points)], [1.0, *(p.y for p in series.points)]
-        # y is the share with at least x: it holds up to x, and falls behind it.
+        # y is the share with at least x: it holds up to x, and falls after it.
         axes.step(x, y, where="pre", markevery=max(1, len(x) // 12), **style)
     least = min((point.y for series in block.series for point in series.points), default=0.1)
     axes.set_yscale("log")
@@ -201,8 +199,7 @@ def _draw_exposure_tail(axes: Axes, block: Block) -> None:
 
 
 def _draw_leak_against_perplexity(axes: Axes, block: Block) -> None:
-    """A point a row: what is extracted over what the model costs in perplexity; hollow where no
-    claim covers it."""
+    """Draw a point a row: extraction over the model's perplexity; hollow if no claim covers it."""
     _draw_series(axes, block, linestyle="")
     costs = [point.x for series in block.series for point in series.points]
     if max(costs) > 10 * min(costs) > 0:
@@ -215,23 +212,24 @@ def _draw_leak_against_perplexity(axes: Axes, block: Block) -> None:
 
 
 def _draw_lines_over_runs(axes: Axes, block: Block) -> None:
-    """One line a series over runs in their order, a little apart so that error bars stand side by
-    side."""
-    apart = min(0.12, 0.6 / len(block.series))
+    """Draw one line a series over runs in their order, slightly shifted so that error bars do not
+    overlap."""
+    spacing = min(0.12, 0.6 / len(block.series))
     for i, (series, style) in enumerate(
         zip(block.series, plot_styles_of_series(block.series), strict=True)
     ):
-        shift = apart * (i - (len(block.series) - 1) / 2)
+        shift = spacing * (i - (len(block.series) - 1) / 2)
         _draw_with_error_bars(axes, [replace(p, x=p.x + shift) for p in series.points], style)
-    every = -(-len(block.ticks) // _TICKS)
-    shown = range((len(block.ticks) - 1) % every, len(block.ticks), every)  # the newest among them
-    axes.set_xticks(list(shown), [phrases.shorten(block.ticks[i], 16) for i in shown])
+    step = -(-len(block.ticks) // _TICKS)
+    tick_indices = range((len(block.ticks) - 1) % step, len(block.ticks), step)  # newest included
+    axes.set_xticks(list(tick_indices), [phrases.shorten(block.ticks[i], 16) for i in tick_indices])
     axes.set_xlim(-0.5, len(block.ticks) - 0.5)
     add_grid_and_labels(axes, *block.axes)
 
 
 def _draw_shares_over_runs(axes: Axes, block: Block) -> None:
-    """`_draw_lines_over_runs` from zero to where the intervals reach: a leak of 1% is seen too."""
+    """Draw `_draw_lines_over_runs` from zero to the end of the intervals, so that a leak of 1% is
+    visible."""
     from matplotlib.ticker import PercentFormatter
 
     _draw_lines_over_runs(axes, block)
@@ -243,15 +241,15 @@ def _draw_shares_over_runs(axes: Axes, block: Block) -> None:
 
 
 def _draw_roc(axes: Axes, block: Block) -> None:
-    """Staircases on two logarithmic axes. These have no 0: a rate of 0 is drawn at half of the
-    least other one."""
+    """Draw staircases on two logarithmic axes, which have no 0: a rate of 0 is drawn at half of the
+    smallest other rate."""
     least = min((p.x for s in block.series for p in s.points if p.x > 0), default=0.01) / 2
     lowest = min((p.y for s in block.series for p in s.points if p.y > 0), default=0.01) / 2
     axes.plot([least, 1], [least, 1], color=GRID)
     for series, style in zip(block.series, plot_styles_of_series(block.series), strict=True):
         points = _thin_plot_points(series, block)
         x, y = [max(p.x, least) for p in points], [max(p.y, lowest) for p in points]
-        # "post": what is found at a rate of false positives is found up to the next rate.
+        # "post": members found at a false positive rate are found up to the next rate.
         axes.step(x, y, where="post", markevery=max(1, len(x) // 8), **style)
     for axis, low, label in (
         (axes.xaxis, least, block.axes[0]),
@@ -269,9 +267,12 @@ def _draw_series(axes: Axes, block: Block, **more: Any) -> None:
     for series, style in zip(block.series, plot_styles_of_series(block.series), strict=True):
         points = _thin_plot_points(series, block)
         if all(math.isnan(p.low) for p in points):
-            every = max(1, len(points) // 12)
+            mark_step = max(1, len(points) // 12)
             axes.plot(
-                [p.x for p in points], [p.y for p in points], **{**style, **more}, markevery=every
+                [p.x for p in points],
+                [p.y for p in points],
+                **{**style, **more},
+                markevery=mark_step,
             )
         else:
             _draw_with_error_bars(axes, points, {**style, **more})
@@ -288,7 +289,8 @@ def _draw_with_error_bars(axes: Axes, points: Sequence[PlotPoint], style: dict[s
 
 
 def _thin_plot_curve(curve: Sequence[_Point], most: int) -> Sequence[_Point]:
-    """At most `most` points of the curve, evenly spaced, the first and the last among them."""
+    """Return at most `most` points of the curve, evenly spaced, including the first and the
+    last."""
     if len(curve) <= most:
         return curve
     return [curve[round(i * (len(curve) - 1) / (most - 1))] for i in range(most)]
@@ -312,14 +314,14 @@ PLOTS: dict[str, Callable[[Axes, Block], None]] = {
 
 
 def _legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[list[Any], list[str]]:
-    """Labels (of findings: targets) by colour and marker; several kinds (of findings: attacks) by
-    line."""
+    """Return labels (of findings: targets) by colour and marker; several kinds (of findings:
+    attacks) by line."""
     from matplotlib.lines import Line2D
 
-    drawn = [(s.label, s.kind) for s in block.series] or [
+    lines = [(s.label, s.kind) for s in block.series] or [
         (f.target, f.attack) for f in block.findings
     ]
-    labels, kinds = (distinct_in_order(names) for names in zip(*drawn, strict=True))
+    labels, kinds = (distinct_in_order(names) for names in zip(*lines, strict=True))
     labels = labels if block.series else [titles.get(name, name) for name in labels]
     line = {"linestyle": ""} if block.plot == "tradeoff" else {}
     handles = [Line2D([], [], **{**plot_style_of_target(i), **line}) for i in range(len(labels))]
@@ -331,10 +333,10 @@ def _legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[list[Any],
         ]
         labels += kinds
     # Without non-members there is no dotted line to explain.
-    alone = block.plot == "any_of_n" and not any(
+    without_floor = block.plot == "any_of_n" and not any(
         phrases.any_of_n_recall_to_report(f, "_nonmembers") for f in block.findings
     )
-    if block.plot in _REFERENCES and not alone:
+    if block.plot in _REFERENCES and not without_floor:
         style, name = _REFERENCES[block.plot]
         handles.append(Line2D([], [], **style))
         labels.append(name)
@@ -342,15 +344,14 @@ def _legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[list[Any],
 
 
 def _inline_svg_element(file: str, block: Block) -> str:
-    """matplotlib's file as an element of a page: named, with its own ids, themed, in two
+    """Return matplotlib's file as a named, themed element of a page, with unique ids, in two
     decimals."""
     opening, body = file[file.index("<svg") :].split(">", 1)
     view_box = re.search(r'viewBox="([^"]+)"', opening)
     assert view_box is not None  # matplotlib always writes one
-    # Of the opening tag the view box alone stays: without a width and a height in points, CSS
-    # decides the size.
+    # Keep only the view box of the opening tag: without width and height, CSS decides the size.
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
-    # matplotlib writes a `>` of a text as an entity: every other one ends a tag.
+    # matplotlib writes a `>` of a text as an entity: all others end a tag.
     body = re.sub(r"<[^>]*>", lambda tag: _svg_tag_in_theme(tag.group(), block.id), body)
     body = re.sub(r">\s*\n\s*<", "><", body).strip()
     id, title, description = (
@@ -363,16 +364,15 @@ def _inline_svg_element(file: str, block: Block) -> str:
 
 
 def _svg_tag_in_theme(tag: str, id: str) -> str:
-    """One tag; the text between tags is the user's and is left alone."""
+    """Restyle one tag; the text between tags is the user's and stays."""
     # The opening tag that declared `xlink` is gone; in SVG 2 `href` needs no namespace.
     tag = re.sub(r"\s*\n\s*", " ", tag).replace("xlink:href", "href")
-    # Ids are the whole page's: this plot's get its name in front, and so does whatever refers to
-    # them.
+    # Ids are page-wide: prefix this plot's ids and their references with its name.
     tag = re.sub(r'\bid="([^"]+)"', rf'id="{id}-\1"', tag)
     tag = re.sub(r'(href="|url\()#', rf"\1#{id}-", tag)
     # Two decimals of a point are finer than a screen.
     tag = re.sub(r"(\d\.\d\d)\d+", r"\1", tag)
-    # The family that matplotlib laid out with goes: the page's own is used.
+    # Drop the font family of matplotlib's layout: the page sets its own.
     tag = re.sub(r"font: ([\d.]+px) [^;\"]+", r"font-size: \1", tag)
     for stand_in, colour in _THEME:
         tag = tag.replace(stand_in, colour)
