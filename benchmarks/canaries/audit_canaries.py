@@ -46,8 +46,7 @@ Halves = tuple[str, str]  # prefix and secret of a text
 
 @dataclass(frozen=True)
 class CoinedCanary:
-    """Hold one canary; `included` is the result of its coin. prefix: unscored text before the
-    secret."""
+    """Hold one canary; its coin decides `included`. prefix: unscored text before the secret."""
 
     id: str
     prefix: str
@@ -103,7 +102,7 @@ class AuditCanaryManifest:
 
     def canary_copies_to_insert(self) -> list[CoinedCanary]:
         """Return each included canary `times` times."""
-        return [one for one in self.canaries if one.included for _ in range(self.times)]
+        return [canary for canary in self.canaries if canary.included for _ in range(self.times)]
 
 
 def make_audit_canary_manifest(
@@ -124,8 +123,7 @@ def unguessable_audit_canary_seed() -> int:
     return randomness.randbits(63)
 
 
-# --- the kinds
-# -----------------------------------------------------------------------------------------------
+# --- kinds ---
 
 
 def make_audit_canary_texts(
@@ -306,8 +304,7 @@ def _draw_distinct_canaries(count: int, draw: Callable[[], Halves]) -> Iterator[
         )
 
 
-# --- as one model reads them
-# -----------------------------------------------------------------------------------------------
+# --- canaries as secrets of a model ---
 
 
 def audit_canaries_as_secrets(

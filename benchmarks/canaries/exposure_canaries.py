@@ -146,10 +146,10 @@ def make_exposure_canary_manifest(
         )
     if each < 1 or controls < 0:
         raise AuditError(f"expected --each >= 1 and --controls >= 0, got {each} and {controls}")
-    distinct_counts = sorted(set(counts))
+    levels = sorted(set(counts))
     check_canary_counts(
-        len(formats) * (len(distinct_counts) * each + controls),
-        len(formats) * sum(distinct_counts) * each,
+        len(formats) * (len(levels) * each + controls),
+        len(formats) * sum(levels) * each,
     )
     known = {WORDS: prefix_free_canary_words(), **(lists or {})}
     chosen = []
@@ -158,9 +158,7 @@ def make_exposure_canary_manifest(
         chosen.append(
             CanaryFormat(text, {name: words for name, words in known.items() if name in slots})
         )
-    plan = [(count, i) for count in distinct_counts for i in range(each)] + [
-        (0, i) for i in range(controls)
-    ]
+    plan = [(count, i) for count in levels for i in range(each)] + [(0, i) for i in range(controls)]
     entries = []
     for index, canary_format in enumerate(chosen):
         texts = _draw_distinct_canary_texts(canary_format.canary_text_space(), len(plan), seed)

@@ -375,7 +375,7 @@ _LEAST_ADDRESS_DIGITS = 3
 
 
 def _email_format(value: str) -> ValueFormat | None:
-    """Return the format of an address: its digits if there are enough, else its names."""
+    """Return the format of an address: free digits if there are enough, otherwise free names."""
     local = value.partition("@")[0]
     digits = [place for place, character in enumerate(local) if character.isdigit()]
     if len(digits) >= _LEAST_ADDRESS_DIGITS:

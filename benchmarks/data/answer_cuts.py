@@ -60,7 +60,7 @@ def cut_answers_into_secrets(
     `user`: all text before an answer; `partial:F`: that, and the share F of the answer's tokens;
     `system`: only the system turn, which only the first answer follows. longest: tokens of a
     suffix; shown: last tokens of a prefix (None: all). is_all_along: a long answer is several
-    secrets, each after all preceding text. Raise UnusableConversation if there is no secret.
+    secrets, each after all preceding text. Raise UnusableConversation if every answer is unusable.
     """
     share = share_of_answer_known(knows)
     ends = token_ends_in_characters(written.offsets, len(written.text))

@@ -438,8 +438,8 @@ def _index_of_token_reaching_past(offsets: Sequence[tuple[int, int]], at: int) -
 def _token_range_of_text(
     text: str, offsets: Sequence[tuple[int, int]], start: int, end: int
 ) -> tuple[int, int] | None:
-    """Return the tokens of text[start:end], perhaps with a space before in the first token. Return
-    None if no token begins there.
+    """Return the tokens of text[start:end], perhaps with a space before in the first token; None if
+    no token begins there.
 
     Leaves out a last token that holds more than white space after the end.
     """

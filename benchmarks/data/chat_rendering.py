@@ -105,8 +105,7 @@ class ChatRendering:
         return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
 
-# --- by name
-# -----------------------------------------------------------------------------------------------
+# --- parsing ---
 
 
 def parse_chat_rendering(asked: str, day: str | None, tokenizer: Any) -> ChatRendering:
@@ -484,8 +483,8 @@ def _alpaca_prompt_pieces(said: Conversation, form: ChatRendering, end: str) -> 
     )
     answering = "### Response:" + ("\n" if LINE in form.variants else "")
     before = [
-        (f"### Instruction:\n{asked}\n\n{answering}", answer, f"{end}\n\n")
-        for asked, answer in _history(said)
+        (f"### Instruction:\n{question}\n\n{answering}", answer, f"{end}\n\n")
+        for question, answer in _history(said)
     ]
     text = f"### Instruction:\n{instruction}\n\n" + (
         f"### Input:\n{input_text}\n\n" if with_input else ""

@@ -191,8 +191,8 @@ def parse_row_conversations(
     """Yield each row's number with its conversation, or the reason why it is unusable; both sides
     of preferences.
 
-    order: the rows to read; None: all. kinds: of the table that these rows were trained on in, or
-    are compared with.
+    order: the rows to read; None: all. kinds: column types of the table in training, or of the data
+    compared with.
     """
     columns = {name: table.column(name) for name in (*_READ, *BESIDE) if name in table.columns}
     if layout[0] == "prompt" and _LABEL in columns:

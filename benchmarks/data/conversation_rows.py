@@ -346,8 +346,7 @@ def _parsed_chat_template_options(given: Any, keep_nulls: bool) -> dict[str, Any
     return {key: value for key, value in given.items() if keep_nulls or value is not None}
 
 
-# --- as trainers change a row before they write it
-# -----------------------------------------------------------------------------------------------
+# --- trainers' changes of a row ---
 
 
 def with_calls_of_tools(message: Message) -> Message:

@@ -1,4 +1,4 @@
-"""Choose the places to cut a text into prefixes and suffixes: by its length, or by given lengths.
+"""Choose the places to cut a text into prefixes and suffixes: its length or given lengths decide.
 Knows numbers only."""
 
 from __future__ import annotations

@@ -152,8 +152,8 @@ def data_tokenisation_note(tokenizer: PreTrainedTokenizerBase) -> str:
 def cut_rows_into_parts(
     table: RecordTable, cut: Cutting, remarks: Counter[str]
 ) -> tuple[Iterator[CutPart], str, Sequence[str]]:
-    """Return the parts of each row, the rule of cutting, and the rows' texts: those of
-    conversations fill up as parts are read.
+    """Return the parts of each row, the rule of cutting, and the rows' texts; reading the parts of
+    conversations fills up the texts.
 
     remarks: fills up with unwritten inputs of conversations and places of cuts, and their counts.
     Raise AuditError for a flag without effect on this layout.

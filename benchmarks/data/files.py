@@ -426,7 +426,7 @@ def _data_records_with_copy_counts(
 def _data_records_with_personal_data_marks(
     records: Sequence[DataRecord], table: RecordTable
 ) -> list[DataRecord]:
-    """Add the rows' marks to the records. Raise AuditError for a mark that is not in its row."""
+    """Add the rows' marks to the records. Raise AuditError for a mark that its row lacks."""
     marks_of_rows = columns.row_personal_data_marks(table)
     return [
         replace(record, wording=replace(record.wording, marks=marks_of_rows[record.row]))

@@ -1,9 +1,9 @@
 """Find national, bank and card numbers in text: a pattern selects candidates, the number's check
 decides.
 
-`python-stdnum` has most checks. This module has those of issued numbers that it rejects (2.2):
-Chinese numbers of people older than their district's code, Korean numbers since October 2020,
-Swedish coordination numbers. Knows text only.
+`python-stdnum` has most checks. Checks of numbers that it rejects (2.2) are here: Chinese numbers
+of people older than their district's code, Korean numbers since October 2020, Swedish coordination
+numbers. Knows text only.
 """
 
 from __future__ import annotations

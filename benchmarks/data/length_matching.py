@@ -1,5 +1,5 @@
-"""Match non-members to the lengths of members, so that a difference between them is not due to
-length."""
+"""Match non-members to the lengths of members, so that length explains no difference between
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Count exact occurrences of texts in others, in one pass over all of them. Knows no rows, files or
+"""Count exact occurrences of texts in others, in one pass over all texts. Knows no rows, files or
 tokens."""
 
 from __future__ import annotations

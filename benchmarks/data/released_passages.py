@@ -83,8 +83,8 @@ def read_members_and_nonmembers(
 ) -> tuple[list[ReleasedRecord], list[str]]:
     """Return distinct members and non-members, and a sentence on each reason for leaving rows out.
 
-    without: texts such as canaries that do not count as records. A text of the private data is not
-    a non-member. Raise AuditError if a file has no record.
+    without: texts to leave out, such as canaries. A text of the private data is not a non-member.
+    Raise AuditError if a file has no record.
     """
     records, sentences = dict[Tokens, ReleasedRecord](), list[str]()
     excluded = {words(text) for text in without}

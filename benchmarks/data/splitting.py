@@ -203,8 +203,8 @@ def _member_records_not_known(
     pairs: set[Pair],
     lost: set[int],
 ) -> list[DataRecord]:
-    """Return the members that are not known. Raise AuditError for a known record to forget, or if
-    no member is left."""
+    """Return the attacked members. Raise AuditError for a known record to forget, or if no member
+    is left."""
     if twice := [
         record.row for record in unique if record.row in lost and record.prefix_suffix_pair in pairs
     ]:
@@ -422,8 +422,7 @@ def _distinct_row_numbers(records: Iterable[DataRecord]) -> list[int]:
     return list(dict.fromkeys(record.row for record in records))
 
 
-# --- notes
-# -----------------------------------------------------------------------------------------------
+# --- notes ---
 
 
 def plural(count: int, word: str) -> str:

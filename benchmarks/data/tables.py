@@ -186,8 +186,7 @@ def describe_cell_value_type(value: Any) -> str:
     return kinds.get(type(value), f"{type(value).__name__}")
 
 
-# --- CSV
-# -----------------------------------------------------------------------------------------------
+# --- CSV ---
 
 
 def _read_utf8_table_text(where: str, path: Path) -> str:
@@ -256,8 +255,7 @@ def table_rows_as_csv(rows: Iterable[Sequence[str]]) -> str:
     return text.getvalue()
 
 
-# --- JSON
-# -----------------------------------------------------------------------------------------------
+# --- JSON ---
 
 
 def _read_json_table(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
@@ -315,8 +313,7 @@ def parse_json_of_table(where: str, text: str, lines_before: int) -> Any:
         ) from None
 
 
-# --- Parquet
-# -----------------------------------------------------------------------------------------------
+# --- Parquet ---
 
 
 def _read_parquet_table(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
@@ -382,8 +379,7 @@ _READERS: dict[str, Callable[[str, Path, Sequence[str]], RecordTable]] = {
 }
 
 
-# --- Hugging Face data sets
-# -----------------------------------------------------------------------------------------------
+# --- Hugging Face data sets ---
 
 
 @contextmanager

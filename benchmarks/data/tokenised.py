@@ -218,8 +218,7 @@ class RunLengths:
         return begin, stop
 
 
-# --- from rows to secrets
-# -----------------------------------------------------------------------------------------------
+# --- from rows to secrets ---
 
 
 class _Groups(NamedTuple):

@@ -31,9 +31,9 @@ T = TypeVar("T")
 class LabParts:
     """Hold the lab's parts below one folder.
 
-    makes: whether to build missing parts; otherwise they are rejected. first: the part that all
-    other parts are built on. foundations: prefixes of the names of parts that others are built on.
-    told: callback for messages to the user. progress: reports waiting for another process.
+    makes: whether to build missing parts; otherwise they are rejected. first: the part from which
+    all other parts are built. foundations: name prefixes of parts that other parts need. told:
+    callback for messages to the user. progress: reports waiting for another process.
     """
 
     folder: Path
