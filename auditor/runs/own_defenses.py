@@ -1,5 +1,4 @@
-"""What the defenses of a user's own model are made of: the folders that `-D` names, and what must
-be given for each."""
+"""Load the defenses of a user's own model from the folders of `-D`, and check their inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from auditor.training.variants import Variant
 
 
 def missing_defense_input_phrase(defense: Defense, public: str | None) -> str:
-    """What this defense would have to be given outside the lab; "" where it has been."""
+    """Name the missing inputs of this defense outside the lab; "" if complete."""
     ensemble = defense.ensemble_folder
     if {"ensemble", "whole"} & set(defense.needs) and not ensemble:
         return "-D ensemble=DIR, a folder of member adapters"
@@ -37,51 +36,53 @@ def missing_defense_input_phrase(defense: Defense, public: str | None) -> str:
 
 
 def check_defense_inputs_given(defense: Defense, public: str | None) -> None:
-    """Refuses a defense whose needs only the lab would see to. Raises AuditError."""
-    if what := missing_defense_input_phrase(defense, public):
-        raise AuditError(f"--defense {defense.name} outside the lab needs {what}")
+    """Refuse a defense whose inputs only the lab would provide. Raise AuditError."""
+    if phrase := missing_defense_input_phrase(defense, public):
+        raise AuditError(f"--defense {defense.name} outside the lab needs {phrase}")
 
 
 def check_controls_trained_like_defense(defense: Defense) -> None:
-    """Refuses a control that was not trained as the model it stands beside. Raises AuditError with
-    what differs."""
-    own = promises.read_privacy_record(Path(defense.model_folder))
+    """Refuse a control trained differently from its defense. Raise AuditError with the
+    difference."""
+    promise = promises.read_privacy_record(Path(defense.model_folder))
     for control in (cause.row for cause in defense.cause_chain()):
         folder = "" if control is None else control.model_folder
         record = promises.read_privacy_record(Path(folder)) if folder else None
-        if own is None or record is None:
-            continue  # what is no folder of the right training is refused by `load_trained_defense`
-        for what, one, other in promises.list_training_differences(own, record):
-            if one != other:
+        if promise is None or record is None:
+            continue  # `load_trained_defense` refuses a folder of another training
+        for setting, expected, other in promises.list_training_differences(promise, record):
+            if expected != other:
                 raise AuditError(
                     f"expected the control {folder!r} to be trained as the {defense.name} model "
-                    f"was, with {what} {one}, got {other}"
+                    f"was, with {setting} {expected}, got {other}"
                 )
 
 
 def load_trained_defense(
     defense: Defense, load: Callable[[str], LanguageModel], vocab_size: int
 ) -> TrainedModel:
-    """The model that `-D model=` of a trained defense names. Raises AuditError for one that it did
-    not train."""
+    """Load the model of `-D model=` of a trained defense. Raise AuditError if another method
+    trained it."""
     folder = defense.model_folder
     if not Path(folder).is_dir():
         raise AuditError(
             f"expected -D model= of {defense.name} to be a folder that was trained, got {folder!r}"
         )
-    record, own = (
+    record, summary = (
         promises.read_privacy_record(Path(folder)),
         read_trainer_summary_of_model(Path(folder)),
     )
-    # nothing is promised of it, so nothing but its training says what it is
-    plain = isinstance(defense, Variant)
-    by = own if plain else record
-    if by is None or by.method != defense.name:
-        found = (
-            f"a model trained by {by.method}" if by else f"no {RECORD if plain else promises.FILE}"
+    # A variant promises nothing, so only its training record identifies it.
+    is_variant = isinstance(defense, Variant)
+    trainer_record = summary if is_variant else record
+    if trainer_record is None or trainer_record.method != defense.name:
+        actual = (
+            f"a model trained by {trainer_record.method}"
+            if trainer_record
+            else f"no {RECORD if is_variant else promises.FILE}"
         )
         raise AuditError(
-            f"expected {folder!r} to be trained by audit train {defense.name}, got {found}"
+            f"expected {folder!r} to be trained by audit train {defense.name}, got {actual}"
         )
     model = load(folder)
     check_same_vocabulary_size(repr(folder), "it", model.vocab_size, "the target's", vocab_size)
@@ -89,5 +90,5 @@ def load_trained_defense(
         model,
         record,
         gradient_canaries.read_gradient_canaries(Path(folder)),
-        own.told if own else (),
+        summary.told if summary else (),
     )

@@ -1,4 +1,4 @@
-"""How a plan is given: flags over a TOML file over defaults. Knows nothing of models."""
+"""Make a plan: flags over a TOML file over defaults. Knows nothing of models."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from auditor.core.plan_fields import AUTO, Options
 
 
 def read_plan_file(path: Path, extra: Collection[str] = ()) -> dict[str, Any]:
-    """The fields of a plan file, and the `extra` ones it may hold beside them.
+    """Read the fields of a plan file, and the `extra` keys next to them.
 
-    Raises AuditError for a missing file, bad TOML or an unknown field.
+    Raise AuditError for a missing file, bad TOML or an unknown field.
     """
     try:
         values = tomllib.loads(path.read_text())
@@ -32,35 +32,33 @@ def read_plan_file(path: Path, extra: Collection[str] = ()) -> dict[str, Any]:
 
 
 def check_plan_field_type(name: str, value: Any) -> None:
-    """Raises AuditError where the value of a plan's field is of another kind; other names are not
-    looked at."""
+    """Raise AuditError if the value of a plan's field has a wrong type; ignore other names."""
     if name in IN_FILE:
         from_json(FIELDS[name].kind, value, f"plan.{name}")
 
 
 def make_plan(config: Mapping[str, Any], flags: Mapping[str, Any]) -> Plan:
-    """A plan from a plan file and the flags that were given (None, or an empty list: not given);
-    flags win."""
+    """Make a plan from a plan file and flags (None, or an empty list: absent); flags win."""
     return Plan.from_json(merge_plan_file_and_flags(config, flags))
 
 
 def merge_plan_file_and_flags(
     config: Mapping[str, Any], flags: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The raw values of a plan: flags over a plan file, options one by one."""
-    given = {
+    """Merge the raw values of a plan: flags over a plan file, options singly."""
+    present = {
         name: value
         for name, value in flags.items()
         if value is not None and not (isinstance(value, list | dict | tuple) and not value)
     }
     merged = dict(config)
-    for name, value in given.items():
+    for name, value in present.items():
         if name.endswith("_options"):
             base = {plugin: dict(options) for plugin, options in merged.get(name, {}).items()}
             for plugin, options in value.items():
                 base.setdefault(plugin, {}).update(options)
             value = base
-        # `auto` for a number is its default: the flag takes back what the file says.
+        # `auto` for a number is its default: the flag overrides the file.
         if value == AUTO and name in FIELDS and FIELDS[name].said.least:
             merged.pop(name, None)
         else:
@@ -71,8 +69,8 @@ def merge_plan_file_and_flags(
 
 
 def parse_plugin_options(flag: str, items: Sequence[str], known: Sequence[str]) -> Options:
-    """`[plugin.]option=value` items by plug-in; "" holds those that name none. Raises AuditError
-    for another form."""
+    """Group `[plugin.]option=value` items by plug-in; "" for items without. Raise AuditError for
+    another form."""
     options: Options = {}
     for item in items:
         name, separator, value = item.partition("=")
@@ -88,18 +86,17 @@ def parse_plugin_options(flag: str, items: Sequence[str], known: Sequence[str]) 
 def merged_plugin_options(
     name: str, options: Options, defaults: Mapping[str, Any], fields: Sequence[str]
 ) -> dict[str, Any]:
-    """What one plug-in gets: the benchmark's defaults, then options for all that have them, then
-    its own."""
+    """Merge a plug-in's options: the benchmark's defaults, then common options, then its own."""
     general = {option: value for option, value in options.get("", {}).items() if option in fields}
     return {**defaults, **general, **options.get(name, {})}
 
 
 def refuse_unused_options(flag: str, options: Options, fields: Mapping[str, Sequence[str]]) -> None:
-    """Refuses an option that names no plug-in and that none of the chosen ones has."""
-    every = sorted({option for own in fields.values() for option in own})
+    """Refuse a common option that no chosen plug-in has, and options of an unused plug-in."""
+    known = sorted({option for names in fields.values() for option in names})
     for option in options.get("", {}):
-        if option not in every:
-            raise unknown_name_error(f"option in {flag}:", option, every)
+        if option not in known:
+            raise unknown_name_error(f"option in {flag}:", option, known)
     for plugin in options:
         if plugin and plugin not in fields:
             raise AuditError(

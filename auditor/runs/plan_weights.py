@@ -1,4 +1,4 @@
-"""Which weights a plan is about: those of every model, adapter and ensemble that it names."""
+"""List the weights of a plan: those of every model, adapter and ensemble that it names."""
 
 from __future__ import annotations
 
@@ -18,38 +18,35 @@ from auditor.core.plan_parts import (
 )
 from auditor.records.file_digests import model_sha256_by_file_name
 
-if TYPE_CHECKING:  # torch: a gate reads weights without it
+if TYPE_CHECKING:  # imports torch, which a gate does without
     from auditor.runs.site import Site
 
 Places = dict[str, tuple[str, str | None]]
-RELEASED = "released"  # stands before the file of text that is audited without a model
-_FOLDERS = {"ensemble": "ensemble", "model": "trained"}  # an option of a defense -> what it names
+RELEASED = "released"  # prefix of a text file audited without a model
+# option of a defense -> the role that it names
+_FOLDERS = {"ensemble": "ensemble", "model": "trained"}
 
 
 def weight_digests_of_plan_files(plan: Plan) -> dict[str, str]:
-    """`role/file` -> SHA-256, of all that this plan reads from a place of the user's; nothing in
-    the lab.
+    """Return `role/file` -> SHA-256 of all files that this plan reads from the user; {} in the lab.
 
-    A model on the hub: the files of the snapshot that is at hand; none before it was fetched.
-    Raises AuditError for what cannot be read.
+    For a model on the hub: the files of the local snapshot; none before its download. Raise
+    AuditError for unreadable files.
     """
     return model_sha256_by_file_name(model_locations_by_role(plan))
 
 
 def weight_digests_of_plan_and_site(plan: Plan, site: Site) -> dict[str, str]:
-    """`weight_digests_of_plan_files`, with the digests of models of the plan's site that lie in no
-    file."""
+    """Return `weight_digests_of_plan_files` with the digests of the site's models without files."""
     return weight_digests_of_plan_files(plan) | site.digests_of_models_in_no_file()
 
 
 def target_and_model_locations(
     fields: Mapping[str, Any], run: str, model: str | None
 ) -> tuple[TargetPlan, Places]:
-    """What a finished run attacked, by the plan in its record, and where that model and all beside
-    it lie.
+    """Return the target of a finished run, by its recorded plan, and the locations of its models.
 
-    run: what a refusal calls it. model: where the attacked model lies now, if not where the run
-    read it.
+    run: its name in refusals. model: the attacked model's location now, if it moved.
     """
     plan = Plan.from_json(fields, f"{run}: plan")
     target = plan.target
@@ -61,7 +58,7 @@ def target_and_model_locations(
 
 
 def model_locations_by_role(plan: Plan) -> Places:
-    """By role, where a model lies: its folder or hub id, and its revision on the hub."""
+    """Map each role to the model's folder or hub id, and its revision on the hub."""
     target, places = plan.target, Places()
     if target.tokenizer is not None:
         places["tokenizer"] = target.tokenizer, None
@@ -70,24 +67,24 @@ def model_locations_by_role(plan: Plan) -> Places:
     elif target.model is not None:
         places |= _locations_of_model(target.model, plan.loading)
     if target.forms:
-        from auditor.runs.forms import deployed_forms_that_are_models  # torch
+        from auditor.runs.forms import deployed_forms_that_are_models  # imports torch
 
         for form in deployed_forms_that_are_models(target.forms):
             for place in _locations_of_model(form, plan.loading.for_companion_model()).values():
                 places[f"form {deployed_form_name(form)}"] = place
-    named = plan.values_by_field_name()
+    values = plan.values_by_field_name()
     for role in ("base", "public", "reference", "before", "retrained"):
-        if (name := named[role]) is not None and (role, name) != ("reference", NONE):
+        if (name := values[role]) is not None and (role, name) != ("reference", NONE):
             places[role] = name, None
     for options in plan.attacks.attack_options.values() if target.model is not None else ():
-        if folder := str(options.get("references", "")):  # some probes take a number here
+        if folder := str(options.get("references", "")):  # some probes take a number instead
             from auditor.models.references import (
                 reference_model_folders,
-            )  # torch: only for who has any
+            )  # imports torch: only if there are references
 
             places |= {
-                f"reference {one.name}": (str(one), None)
-                for one in reference_model_folders(Path(folder))
+                f"reference {reference.name}": (str(reference), None)
+                for reference in reference_model_folders(Path(folder))
             }
     for defense, options in sorted(plan.defenses.defense_options.items()):
         for option, kind in _FOLDERS.items():
@@ -99,10 +96,10 @@ def model_locations_by_role(plan: Plan) -> Places:
 def _locations_of_model(
     model: str, loading: LoadingOptions
 ) -> Mapping[str, tuple[str, str | None]]:
-    """Where its provider says that its files lie; empty for a provider that nobody here knows."""
+    """Return the provider's file locations; empty for an unknown provider."""
     if not split_model_name(model)[0]:
         return loading.list_pretrained_sources(model)
-    from auditor.plugins import registry  # torch: only for who asks a provider
+    from auditor.plugins import registry  # imports torch: only for a provider
     from auditor.plugins.provider import RequestedModel
 
     with suppress(AuditError):

@@ -36,7 +36,7 @@ _SPECIAL = ("bos", "eos")
 PAIRS = 500
 # first pairs, enough if they exclude a lead of `_MARGIN` for another prefix token
 _FIRST = 5
-_SCORED = 16  # first tokens of each suffix, where a prefix token matters most
+_SCORED = 16  # first tokens of each suffix, most sensitive to a prefix token
 _MARGIN = 0.1  # nats a token
 _DRAWN = 64  # texts of each canary format in place of known pairs
 
@@ -160,7 +160,7 @@ def resolve_prefix_token(
 
     Args:
         framed: a template begins the texts, so that the tokenizer's default is no token.
-        as_trained: the texts are a trainer's token ids, so that there is no choice.
+        as_trained: the texts are a trainer's token ids, without any choice.
         hurried: use fewer known pairs, as in `is_choice_clear`.
         longest: most tokens of a context besides the prefix token; `auto` skips tokens without
             room.

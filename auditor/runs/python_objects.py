@@ -1,8 +1,8 @@
-"""What `audit()` was given as objects in Python: models, rows and plug-ins of classes that no name
-finds.
+"""Describe the Python objects given to `audit()`: models, rows and plug-ins of unregistered
+classes.
 
-A plan names their classes by role (`model`, `data`, `attack NAME`), for whoever reads the record;
-no folder holds them.
+A plan records their classes by role (`model`, `data`, `attack NAME`) for its readers; no folder
+stores the objects.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def class_name(given: Any) -> str:
 
 
 def python_objects_phrase(classes: Mapping[str, str]) -> str:
-    """`given in Python as objects: model (notebook.Mine)`; classes: of a plan, by role."""
+    """Format `given in Python as objects: model (notebook.Mine)`; classes: of a plan, by role."""
     return (
         "given in Python as objects: "
         f"{', '.join(f'{role} ({kind})' for role, kind in classes.items())}"
@@ -39,8 +39,7 @@ def python_objects_phrase(classes: Mapping[str, str]) -> str:
 
 
 def check_python_objects_given(classes: Mapping[str, str], objects: Objects) -> None:
-    """Raises AuditError where objects that the plan was made with are missing: it was read from a
-    folder."""
+    """Raise AuditError if objects of the plan are missing, as in a plan read from a folder."""
     if set(classes) - set(objects):
         raise AuditError(
             f"expected what this run was started with, {python_objects_phrase(classes)}: no folder "
@@ -51,11 +50,11 @@ def check_python_objects_given(classes: Mapping[str, str], objects: Objects) -> 
 def unregistered_plugin_objects(
     files: Sequence[str], attacks: Sequence[Any], defenses: Sequence[Any]
 ) -> dict[str, Attack | Defense]:
-    """By role, the given plug-ins of classes that are not registered; names and those of registered
-    ones are left out.
+    """Return by role the plug-in objects of unregistered classes; skip names and registered
+    classes.
 
-    Raises AuditError for one with the name of a registered class, and for a name or options that a
-    record cannot hold.
+    Raise AuditError for an object with the name of a registered class, and for a name or options
+    that a record cannot hold.
     """
     for path in files:
         registry.load_plugin_file(Path(path))
@@ -63,25 +62,24 @@ def unregistered_plugin_objects(
         "attack": registry.list_methods(),
         "defense": registry.list_defenses(),
     }
-    found = {}
-    for kind, given in {"attack": attacks, "defense": defenses}.items():
-        for one in given:
-            # `is`: a subclass that keeps the name would be built anew as its base.
-            if isinstance(one, str) or type(one) is known[kind].get(one.name):
+    unregistered = {}
+    for kind, items in {"attack": attacks, "defense": defenses}.items():
+        for item in items:
+            # `is`: a subclass with the same name would be rebuilt as its base.
+            if isinstance(item, str) or type(item) is known[kind].get(item.name):
                 continue
-            if one.name in known[kind]:
+            if item.name in known[kind]:
                 raise AuditError(
-                    f"expected another name of the {kind} {class_name(one)} than {one.name!r}, "
-                    f"which is {known[kind][one.name].__module__}'s"
+                    f"expected another name of the {kind} {class_name(item)} than {item.name!r}, "
+                    f"which is {known[kind][item.name].__module__}'s"
                 )
-            _check_plugin_object_is_recordable(one)
-            found[f"{kind} {one.name}"] = one
-    return found
+            _check_plugin_object_is_recordable(item)
+            unregistered[f"{kind} {item.name}"] = item
+    return unregistered
 
 
 def _check_plugin_object_is_recordable(one: Any) -> None:
-    """Raises AuditError where a record cannot hold the options of a plug-in, or no file can be
-    called by its name."""
+    """Raise AuditError if a record cannot hold a plug-in's options, or its name suits no file."""
     registry.check_plugin_name(one.name)
     for option in dataclasses.fields(one):
         try:

@@ -1,5 +1,4 @@
-"""Where a run says what it is doing, and the clock that times its stages. Knows nothing of
-terminals."""
+"""Report the progress of a run, and time its stages. Knows nothing of terminals."""
 
 from __future__ import annotations
 
@@ -12,25 +11,25 @@ from auditor.core.result import Measurement
 
 
 class Reporter(Protocol):
-    """Where a run says what it is doing."""
+    """Report the progress of a run."""
 
     def stage(self, name: str) -> Any:
-        """A context manager around a stage, which is timed."""
+        """Return a context manager around a timed stage."""
 
     def progress(self, what: str, done: int, total: int) -> None: ...
 
     def note(self, text: str) -> None:
-        """What a user should know at once; the record holds it too."""
+        """Report a note for the user at once; the record has it too."""
 
     def announce(self, text: str) -> None:
-        """What a user waits for: shown however little is to be said."""
+        """Report a message that the user awaits, even in quiet modes."""
 
     def show_greedy_recall(self, recall: Mapping[str, Measurement]) -> None:
-        """The first real number: greedy recall by repeat count."""
+        """Show the first result: greedy recall by repeat count."""
 
 
 class SilentReporter:
-    """A reporter that says nothing."""
+    """Report nothing."""
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()
@@ -45,7 +44,7 @@ class SilentReporter:
 
 
 class StageClock:
-    """Announces the stages of a run to its reporter, and keeps how long each took."""
+    """Announce the stages of a run to its reporter, and record the duration of each."""
 
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter
@@ -56,6 +55,6 @@ class StageClock:
         start = time.perf_counter()
         with self.reporter.stage(name):
             yield
-        # No `finally`: a stage that fails took no time that anybody reads. Of equal names the last
-        # one stays.
+        # No `finally`: no reader needs the time of a failed stage. A repeated name overwrites its
+        # time.
         self.seconds[name] = time.perf_counter() - start

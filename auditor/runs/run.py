@@ -209,7 +209,7 @@ def _plugin_report_sections(
 def _measure_unlearning(
     result: AuditResult, audit: Audit, models: Mapping[str, str], rate: float
 ) -> Unlearning:
-    """Measure how much an unlearned model retained; models: its rows and those of its baselines."""
+    """Measure how much an unlearned model retained; models: rows of the model and baselines."""
     benchmark, steps = audit.benchmark, audit.defenses.relearn
     summary = summarise_unlearning_of_run(result, audit.folder.path, models, benchmark.forgotten)
     return (

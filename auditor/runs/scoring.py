@@ -225,18 +225,18 @@ def perplexity_measurements(found: Mapping[str, Sequence[float]]) -> tuple[Measu
 
 
 def measure_true_token_likelihoods(audit: Audit, target: Target) -> RowValuesBySecret:
-    """Score each member's true suffix token by token, to locate leaks for whoever fixes the model.
+    """Score each member's true suffix token by token, to locate leaks for fixing the model.
 
     A teacher-forced pass a target. Return the mean log-probability of each secret's tokens. The run
-    folder stores members' scores, except of companions: nobody fixes those.
+    folder stores members' scores, except of companions: they are not fixed.
     """
     folder, size = audit.folder, audit.batch_size
-    scored: Mapping[str, TokenLogProbs] = (
+    rows: Mapping[str, TokenLogProbs] = (
         {} if target.companion else folder.tokens.finished_secrets(target.name)
     )
     companion_means: dict[str, float] = {}
     for batch in suffix_log_prob_batches_of_target(
-        target, [s for s in target.secrets if s.member and s.id not in scored], size
+        target, [s for s in target.secrets if s.member and s.id not in rows], size
     ):
         if target.companion:
             companion_means |= _mean_log_prob_by_secret(batch)
@@ -255,10 +255,8 @@ def measure_true_token_likelihoods(audit: Audit, target: Target) -> RowValuesByS
     else:
         for batch in suffix_log_prob_batches_of_target(target, nonmembers, size):
             nonmember_scores |= {scores.secret: scores for scores in batch}
-    # `scored` is a view of the journal, including the rows appended above.
-    members = (
-        scored[secret.id] for secret in target.secrets if secret.member and secret.id in scored
-    )
+    # `rows` is a view of the journal, including the entries appended above.
+    members = (rows[secret.id] for secret in target.secrets if secret.member and secret.id in rows)
     return likelihood_row_of_secrets(
         companion_means or _mean_log_prob_by_secret(members),
         _mean_log_prob_by_secret(nonmember_scores.values()),

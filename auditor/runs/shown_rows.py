@@ -1,7 +1,7 @@
-"""Which rows a run shows: the defenses that were asked for, and the controls of their chains under
-names of their own.
+"""List the rows of a run: the requested defenses, and the separately named controls of their
+chains.
 
-Knows defenses; not how a row is built or measured.
+Knows defenses; not how to build or measure a row.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from auditor.plugins.options import get_plugin_title
 
 @dataclass(frozen=True)
 class ShownRow:
-    """A row: under which name and title a defense is shown, and whether that is for another one's
-    sake."""
+    """A row: the name and title of a defense, and if it is shown for another defense's sake."""
 
     name: str
     title: str
@@ -27,32 +26,35 @@ class ShownRow:
 def defense_rows_with_controls(
     defenses: Sequence[Defense], there: Callable[[Defense], bool], others: Sequence[Defense] = ()
 ) -> list[ShownRow]:
-    """Every defense with the controls of its chain behind it; equal controls of several defenses
-    are one row.
+    """List every defense before the controls of its chain; equal controls of several defenses share
+    a row.
 
-    there: whether a control can be had, and is not the undefended target itself. others: controls
-    that attacks want.
+    there: tests if a control is available and is not the undefended target. others: controls that
+    attacks need.
     """
-    rows, shown = list[ShownRow](), list(defenses)
+    rows, displayed = list[ShownRow](), list(defenses)
     for defense in defenses:
         rows.append(ShownRow(defense.name, get_plugin_title(type(defense)), defense, False))
         for cause in defense.cause_chain():
             control = cause.row
-            # `in` compares by value: frozen dataclasses of equal options are one control.
-            if control is None or not there(control) or control in shown:
+            # `in` compares by value: frozen dataclasses with equal options are the same control.
+            if control is None or not there(control) or control in displayed:
                 continue
-            shown.append(control)
-            taken = {row.name for row in rows} | {one.name for one in defenses}
-            own = control.name not in taken
-            name = control.name if own else f"{control.name}-of-{defense.name}"
+            displayed.append(control)
+            names = {row.name for row in rows} | {item.name for item in defenses}
+            is_unused = control.name not in names
+            name = control.name if is_unused else f"{control.name}-of-{defense.name}"
             title = get_plugin_title(type(control)) + (
-                "" if own else f" (of {get_plugin_title(type(defense))})"
+                "" if is_unused else f" (of {get_plugin_title(type(defense))})"
             )
             rows.append(ShownRow(name, title, control, True))
-    wanted = (one for one in others if there(one) and one not in shown)
-    return [*rows, *(ShownRow(one.name, get_plugin_title(type(one)), one, True) for one in wanted)]
+    extra_controls = (item for item in others if there(item) and item not in displayed)
+    return [
+        *rows,
+        *(ShownRow(item.name, get_plugin_title(type(item)), item, True) for item in extra_controls),
+    ]
 
 
 def row_name_of_defense(rows: Sequence[ShownRow], defense: Defense) -> str:
-    """The name of the row that shows this defense; "" where none does."""
+    """Return the name of the row of this defense; "" without a row."""
     return next((row.name for row in rows if row.defense == defense), "")

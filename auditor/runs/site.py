@@ -1,7 +1,7 @@
 """Hold the place of an audit: the undefended model, the models around it, and the data.
 
 Knows no attack. The lab (`lab_site.py`) trains the counterparts of a user's model and folders; no
-other module asks which kind of site it has.
+other module distinguishes kinds of sites.
 """
 
 from __future__ import annotations
@@ -345,7 +345,7 @@ class Site(SiteModels):
         return ""
 
     def load_reference_models_of_site(self, asked: str) -> ReferenceModels:
-        """Load the reference models of `-A references=`. Raise AuditError if there are no such
+        """Load the reference models of `-A references=`. Raise AuditError if it names no
         models."""
 
         def load_one(folder: str) -> LanguageModel:

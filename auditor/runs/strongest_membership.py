@@ -1,6 +1,5 @@
-"""Makes `membership_auc` of each row that of its strongest score, corrected for every score that
-the target was tried
-by: those of the membership probe and those of plug-ins."""
+"""Replace `membership_auc` of each row by that of its strongest score, corrected for all scores
+tried on the target: those of the membership probe and of plug-ins."""
 
 from __future__ import annotations
 
@@ -25,9 +24,8 @@ def findings_with_strongest_membership(
 ) -> list[Finding]:
     """Return a target's findings, each membership row with the AUC of its strongest score.
 
-    All rows of one setting that scored the same records share the level. The collector's column of
-    the row's main score becomes that of the strongest one, of which the numbers are worked out
-    again.
+    All rows of a setting that scored the same records share the level. The collector's column of
+    the row's main score becomes that of the strongest score, for recomputing the numbers.
     """
     changed = {}
     for family in _families_of_rows(findings, collector.scored):
@@ -54,7 +52,7 @@ def findings_with_strongest_membership(
 def _families_of_rows(
     findings: Sequence[Finding], scored: Mapping[CellKey, ScoredRow]
 ) -> Iterator[dict[CellKey, ScoredRow]]:
-    """Yield the rows of one setting that scored the same records."""
+    """Yield the rows of a setting that scored the same records."""
     families: dict[tuple[str, frozenset[str]], dict[CellKey, ScoredRow]] = {}
     for finding in findings:
         row = scored.get(finding.cell_key)
@@ -64,7 +62,7 @@ def _families_of_rows(
 
 
 def _scores_in_one_order(family: Mapping[CellKey, ScoredRow]) -> Iterator[CandidateScore]:
-    """Yield the scores of all rows, their records in the order of the first row's."""
+    """Yield the scores of all rows, with records in the first row's order."""
     first = next(iter(family.values()))
     for row in family.values():
         place = {secret: i for i, secret in enumerate(row.ids)}

@@ -1,5 +1,4 @@
-"""Writes the guesses of a run on LM-Extraction arrays as a submission, the file that `audit score`
-reads.
+"""Write a run's guesses on LM-Extraction arrays as a submission, the file that `audit score` reads.
 
 Token ids only, but of private text: the file is for its owner.
 """
@@ -25,7 +24,7 @@ from auditor.records.folder import RunFolder
 
 
 def check_plan_allows_submission(asked: str | None, data: DataPlan, attacks: AttackPlan) -> None:
-    """Refuses a plan whose run could not be written as one submission. Raises AuditError."""
+    """Refuse a plan whose run does not fit in a submission. Raise AuditError."""
     if asked is None:
         return
     if data.data is None or not folder_has_extraction_arrays(Path(data.data)):
@@ -54,23 +53,23 @@ def check_plan_allows_submission(asked: str | None, data: DataPlan, attacks: Att
 def write_submission_of_run(
     path: Path, attacks: AttackPlan, folder: RunFolder
 ) -> tuple[CellKey, int]:
-    """Writes the submission of a finished run, readable by its owner only; returns the cell and its
-    guesses.
+    """Write the submission of a finished run, readable by its owner only; return the cell and its
+    number of guesses.
 
-    The cell: the undefended target with white-box access (text-only where only that was run). The
-    first guess of each attacked example, by falling score, equal scores in the order of the arrays;
-    non-members are left out. Raises AuditError where the attack gave no guesses or the file cannot
-    be written.
+    The cell: the undefended target with white-box access (text-only if only that was run). The
+    first guess of each attacked example, by falling score, equal scores in the order of the arrays,
+    without non-members. Raise AuditError if the attack gave no guesses or the file cannot be
+    written.
     """
     cell = CellKey(
         UNDEFENDED,
         "text-only" if attacks.setting == "text-only" else "white-box",
         attacks.attack[0],
     )
-    given = folder.guesses.finished_secrets(cell).values()
+    answers = folder.guesses.finished_secrets(cell).values()
     members = [
         (g.ranked[0], row)
-        for g in given
+        for g in answers
         if (row := extraction_array_row_of_secret_id(g.secret)) is not None
     ]
     if not members:

@@ -1,4 +1,4 @@
-"""What consecutive runs of a sweep share. Knows nothing of what lies on it."""
+"""Share objects between consecutive runs of a sweep. Knows nothing of their content."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ T = TypeVar("T")
 
 
 class SweepCache:
-    """The last thing of each kind, so that consecutive runs share it and two big models never
+    """Hold the last object of each kind, for consecutive runs, so that two big models never
     coexist."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[Any, Any]] = {}
         self.fits: dict[
             str, dict[str, Any]
-        ] = {}  # soft prompts and the like: small, and worth minutes each
+        ] = {}  # soft prompts and similar: small, but each takes minutes
         self.forms: dict[
             str, TextForm
-        ] = {}  # that were chosen, by model and data: however few of them are attacked
+        ] = {}  # chosen text forms, by model and data, for any number of attacked records
 
     def get_or_make(self, kind: str, key: Any, make: Callable[[], T]) -> T:
-        """The last thing of this kind, if it had this key; else a new one, before which the last is
-        let go."""
+        """Return the last object of this kind if its key matches; else free it and make a new
+        object."""
         if kind not in self._held or self._held[kind][0] != key:
             self._held.pop(kind, None)
             self._held[kind] = (key, make())
-        held: T = self._held[kind][1]
-        return held
+        cached: T = self._held[kind][1]
+        return cached

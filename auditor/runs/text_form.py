@@ -81,8 +81,8 @@ def choose_text_form(
     non-members' answers are more likely in it than in every candidate of another kind (a template,
     Alpaca's text, no template) by at least `MARGIN` nats a token, at the lower end of the paired
     interval. That is evidence, not proof: a model tuned on an untried template of its trainer,
-    after a tried template, passes. A day is not confirmed by it: without `--date` the chosen day
-    must be more likely than every other day.
+    after a tried template, passes. It does not confirm a day: without `--date` the chosen day must
+    be more likely than every other day.
 
     name: of the model, a folder or a hub id. held: the form at the run's start, which stays.
     reader: of large tables. Raise AuditError if the form has changed meaning since, and for flags

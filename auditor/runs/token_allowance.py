@@ -1,5 +1,5 @@
-"""How many tokens attacks will draw of each secret inside a claim, and what a fixed budget pays of
-that, beforehand."""
+"""Plan the tokens that attacks will draw of each secret inside a claim, and the share a fixed
+budget pays."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Draws = dict[tuple[str, str], int]  # tokens by (recipe, secret)
 
 
 def planned_token_counts(view: View, attacks: Sequence[Attack], secrets: Sequence[Secret]) -> Draws:
-    """Tokens each (recipe, secret) will draw in this view's setting, in the order of attacks and
-    secrets."""
+    """Count the tokens each (recipe, secret) will draw in this view's setting, in the order of
+    attacks and secrets."""
     draws: Draws = {}
     for attack in attacks:
         if not all(
@@ -31,14 +31,14 @@ def planned_token_counts(view: View, attacks: Sequence[Attack], secrets: Sequenc
             continue
         queries = queries_of_attack(view, attack, secrets)
         for recipe, samples in recipes.items():
-            # Not added up: attacks with the same recipe share one pass, and its name holds its
-            # number of samples.
+            # Do not add: attacks with the same recipe, whose name includes its number of samples,
+            # share a pass.
             draws.update({(recipe, query.id): samples * query.length for query in queries})
     return draws
 
 
 def queries_of_attack(view: View, attack: Attack, secrets: Sequence[Secret]) -> Sequence[Query]:
-    """What the attack asks of a target on which these secrets are attacked; nothing where it does
+    """Return the attack's queries of a target on which these secrets are attacked; () if it does
     not apply."""
     try:
         return attack.queries(
@@ -51,20 +51,19 @@ def queries_of_attack(view: View, attack: Attack, secrets: Sequence[Secret]) -> 
 def divide_query_budget(
     budget: QueryBudget, draws: Mapping[tuple[str, str], int], lots: Mapping[str, int] | None = None
 ) -> Draws:
-    """A fixed budget over (recipe, secret) in their order, beforehand, so that it does not depend
-    on scheduling.
+    """Divide a fixed budget over (recipe, secret) in their order, in advance, independent of
+    scheduling.
 
-    `stop`: only answers that are paid for in full, up to the first that is not; `public`: the rest
-    is answered by the public model. lots: by secret, where each of them has such a budget of its
-    own (`Defense.lots`).
+    `stop`: only answers paid in full, up to the first unpaid answer; `public`: the public model
+    answers the rest. lots: by secret, if each lot has its own budget (`Defense.lots`).
     """
-    left, allowance = dict[int | None, int](), Draws()
+    rest_by_lot, allowance = dict[int | None, int](), Draws()
     for key, tokens in draws.items():
         lot = (lots or {}).get(key[1])
-        rest = left.get(lot, budget.tokens)
+        rest = rest_by_lot.get(lot, budget.tokens)
         if budget.on_exhaustion == "stop" and tokens > rest:
-            left[lot] = -1  # closed, to shorter answers too
+            rest_by_lot[lot] = -1  # closed, to shorter answers too
             continue
         allowance[key] = min(tokens, rest)
-        left[lot] = rest - allowance[key]
+        rest_by_lot[lot] = rest - allowance[key]
     return allowance

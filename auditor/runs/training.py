@@ -256,7 +256,7 @@ def _train_and_record_job(
         if {path.name for path in job.out.iterdir()} == {
             RECORD,
             locks.LOCK,
-        }:  # a refusal leaves nothing behind
+        }:  # a refusal leaves no files
             (job.out / RECORD).unlink()
         raise
     if trainer.promises:  # a digest would distinguish the neighbouring data sets of the promise

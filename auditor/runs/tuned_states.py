@@ -1,4 +1,4 @@
-"""What attacks tuned in a run, as its folder keeps it."""
+"""Save and load the tuned states of attacks in a run folder."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ State = dict[str, Any]
 
 
 def save_attack_state(folder: RunFolder, cell: str, state: dict[str, Any]) -> None:
-    made = io.BytesIO()
-    torch.save(state, made)
-    disk.replace_atomically(folder.attack_state_path(cell), made.getvalue())
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    disk.replace_atomically(folder.attack_state_path(cell), buffer.getvalue())
 
 
 def load_attack_state(folder: RunFolder, cell: str) -> dict[str, Any] | None:
-    """What `save_attack_state` kept; None where nothing was. Raises AuditError for a file that
-    cannot be read."""
+    """Load the state of `save_attack_state`; None if absent. Raise AuditError for an unreadable
+    file."""
     path = folder.attack_state_path(cell)
     if not path.exists():
         return None
     try:
-        # weights_only: a folder may be somebody else's, and a pickle of theirs would run their
-        # code.
+        # weights_only: a pickle in somebody else's folder could run code.
         state: dict[str, Any] = torch.load(path, weights_only=True)
-    except Exception as error:  # torch raises a dozen kinds, all of them about the file
+    except Exception as error:  # torch raises a dozen types, all about the file
         raise AuditError(
             f"{path}: expected what an attack tuned, got a file that cannot be read"
         ) from error

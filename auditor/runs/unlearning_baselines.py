@@ -1,4 +1,4 @@
-"""The models that stand beside one that was to forget: what it was before, trained without, and
+"""Load or train the baselines of an unlearned model: before unlearning, retrained without, and
 relearned."""
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from auditor.training.unlearning import train_relearned_copy
 
 
 class UnlearningBaselines:
-    """Loads or trains the models beside one that was to forget, each once. asked: how often, how
-    fast one relearns."""
+    """Load or train the baselines of unlearned models, each once. asked: steps and rate of
+    relearning."""
 
     def __init__(self, site: Site, asked: DefensePlan, seed: int) -> None:
         self.site, self.steps, self.seed = site, asked.relearn, seed
@@ -33,20 +33,19 @@ class UnlearningBaselines:
         self._made: dict[UnlearningBaseline, LanguageModel] = {}
 
     def baseline_model_of_row(self, defense: Defense) -> LanguageModel:
-        """The model of this row. Raises AuditError where it cannot be had."""
-        assert isinstance(defense, UnlearningBaseline)  # "beside" is a need of theirs alone
+        """Return the model of this row. Raise AuditError if it is unavailable."""
+        assert isinstance(defense, UnlearningBaseline)  # only they need "beside"
         if defense not in self._made:
             self._made[defense] = self._load_or_train_model(defense)
         return self._made[defense]
 
     def refuse_unobtainable_baseline(self, defense: Defense) -> None:
-        """Refuses what could not be had when its turn comes; nothing is trained yet. Raises
-        AuditError."""
+        """Refuse an unavailable baseline early, without training. Raise AuditError."""
         if isinstance(defense, RelearnedBaseline) or (
             isinstance(defense, RetrainedBaseline) and defense.relearned
         ):
             self._relearning_texts()
-        # Loading is the check, and what was loaded is kept for the row.
+        # Loading is the check, and the row reuses the loaded model.
         if isinstance(defense, BeforeUnlearning | NamedForm):
             self.baseline_model_of_row(defense)
         elif isinstance(defense, RetrainedBaseline):
@@ -66,8 +65,7 @@ class UnlearningBaselines:
         )
 
     def _relearning_texts(self) -> Sequence[Tokens]:
-        """Records that are neither attacked nor were to be forgotten. Raises AuditError for
-        none."""
+        """Return records neither attacked nor to forget. Raise AuditError if there are none."""
         if not (texts := self.site.benchmark.unattacked_training_tokens):
             raise AuditError(
                 "expected auxiliary data to relearn on (--known or --known-fraction), got none"
@@ -76,7 +74,7 @@ class UnlearningBaselines:
 
     def _relearn_model(self, model: LanguageModel) -> LanguageModel:
         steps, seed = self.steps, self.seed
-        assert steps is not None  # there is no row of it without
+        assert steps is not None  # its row requires steps
         if not isinstance(model, HuggingFaceModel):
             raise AuditError(
                 f"expected a transformers model to relearn, which can be trained, got {model.name}"
