@@ -109,8 +109,8 @@ class LeakReading:
         if m.unit == "share":
             return _smallest_share_that_shows_leak(m.n, self.baseline, self.looks)
         if isinstance(self.baseline, Measurement):
-            above = m.value - m.low if self.excess is None else self.excess.value - self.excess.low
-            return above + (self.baseline.high if self.excess is None else self.baseline.value)
+            margin = m.value - m.low if self.excess is None else self.excess.value - self.excess.low
+            return margin + (self.baseline.high if self.excess is None else self.baseline.value)
         if self.baseline is None and m.unit == "probability":
             return 1 / m.n
         return self._baseline_value + m.value - m.low

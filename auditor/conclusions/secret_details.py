@@ -189,7 +189,7 @@ def first_suffix_tokens_accuracy_by_length(
     }
 
 
-_BINS = 10  # of one width, over scores from 0 to 1
+_BINS = 10  # of equal width, over scores from 0 to 1
 
 
 @dataclass(frozen=True)

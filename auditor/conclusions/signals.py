@@ -88,7 +88,7 @@ class LeakSignal:
             else limits.get(m.name, self.kind.limits[0][1] if m.unit == AUC else None)
         )
         if m is None or limit is None or (self.part and self.kind is VERBATIM):
-            return ""  # a gate has no rule for one of the data's groups
+            return ""  # a gate has no rule for a group of the data
         # An AUC below one half separates members equally well: use its mirror image.
         value = max(m.value, 1 - m.value) if m.unit == AUC else m.value
         if self.status == SHOWN and value < limit:
@@ -196,10 +196,10 @@ def assess_signals(result: AuditResult) -> LeakAssessment:
 
 
 def _leak_signals_of_target(result: AuditResult, target: str) -> Iterator[LeakSignal]:
-    """Yield a signal per kind and tested access, or one with the reason that the kind was not
+    """Yield a signal per kind and tested access, or a signal with the reason that the kind was not
     tested.
 
-    The signals of released text answer one question, so they share the level.
+    The signals of released text answer a single question, so they share the level.
     """
     rows = [f for f in result.findings if f.target == target]
     readings_by_kind = [
@@ -277,8 +277,8 @@ def _worst_stratum_of_rows(rows: Sequence[Finding], setting: str) -> Stratum | N
 def _signal_from_readings(
     kind: LeakKind, target: str, setting: str, readings: Sequence[LeakReading]
 ) -> LeakSignal:
-    """Build the signal from the most informative reading: a shown one, a suspected one, else
-    the kind's number at its highest.
+    """Build the signal from the most informative reading: shown, then suspected, else the kind's
+    number at its highest.
 
     Among readings of zero, select the reading with the widest interval.
     """
@@ -339,7 +339,7 @@ def _greedy_recall_signal(result: AuditResult) -> LeakSignal:
         Measurement(GREEDY, hits / n, low, high, n),
         result.benchmark.greedy_nonmembers,
     )
-    above = hits > 0 and (baseline is None or measured.value > baseline.value)
+    is_above = hits > 0 and (baseline is None or measured.value > baseline.value)
     worst = max(
         recall_by_count, key=lambda count: (recall_by_count[count].value, recall_by_count[count].n)
     )
@@ -348,8 +348,8 @@ def _greedy_recall_signal(result: AuditResult) -> LeakSignal:
         m = recall_by_count[worst]
         part = f"{round(m.value * m.n):,}/{m.n:,} of those trained on {counted(int(worst), 'time')}"
     return LeakSignal(
-        *(GREEDILY, UNDEFENDED, "", SHOWN if above else NOT_SHOWN, measured, baseline),
-        suspected=hits > 0 and not above,
+        *(GREEDILY, UNDEFENDED, "", SHOWN if is_above else NOT_SHOWN, measured, baseline),
+        suspected=hits > 0 and not is_above,
         least=1 / n,
         part=part,
     )

@@ -11,7 +11,7 @@ _TAIL = 0.025
 
 
 def hits_of_stratum(stratum: Stratum) -> int:
-    """Return how many of the asked records were extracted."""
+    """Return how many of the attacked records were extracted."""
     return round(stratum.extracted.value * stratum.extracted.n) if stratum.extracted.n else 0
 
 

@@ -50,7 +50,7 @@ def summarise_unlearning_of_run(
         numbers += _group_recall_of_unlearning(
             finding.attack, finding.main.name, columns, forgotten
         )
-    target_rows = (seen for key, seen in rows_by_cell.items() if key.target == target)
+    target_rows = (row for key, row in rows_by_cell.items() if key.target == target)
     largest = max(target_rows, key=lambda seen: len(seen.ids), default=None)
     attacked = (
         []
@@ -74,14 +74,14 @@ def _group_recall_of_unlearning(
 ) -> Iterator[GroupRecall]:
     for name in (_GREEDY, main, _BOUND):
         quantity = _BOUND if name == _GREEDY else name
-        if not all(quantity in seen.values for seen in columns.values()) or (
+        if not all(quantity in row.values for row in columns.values()) or (
             name == _BOUND and main == _BOUND
         ):
             continue
         for group in (FORGOTTEN, RETAINED, NONMEMBERS):
             values_by_model = {
-                model: seen.values_by_secret(quantity, group != NONMEMBERS)
-                for model, seen in columns.items()
+                model: row.values_by_secret(quantity, group != NONMEMBERS)
+                for model, row in columns.items()
             }
             # ids in every model's row
             ids = (

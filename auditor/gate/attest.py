@@ -79,8 +79,8 @@ def judge_attestation(folder: Path, attestation: Path, key: Path) -> Ruling:
         ) from error
     try:
         payload, keyid = dsse.verify_dsse_envelope(text, key)
-    except dsse.NoValidSignature as why:
-        return make_ruling(f"attestation: {attestation}: {why}", SIGNED)
+    except dsse.NoValidSignature as refusal:
+        return make_ruling(f"attestation: {attestation}: {refusal}", SIGNED)
     # read only the verified payload: nobody signed the text around it
     mismatch = next(_find_attestation_mismatches(folder, json.loads(payload)), "")
     if mismatch:

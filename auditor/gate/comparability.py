@@ -184,7 +184,7 @@ def _secrets_barring_run_comparison(
 ) -> Iterator[str]:
     outcome, base_outcome = run.outcomes.get(row), base.outcomes.get(row)
     if outcome is None or base_outcome is None:
-        return  # one is not measured: the caller that reads the row reports it
+        return  # a missing measurement: the caller that reads the row reports it
     new, old = set(outcome.ids), set(base_outcome.ids)
     if (outcome.anytime or base_outcome.anytime) and (new <= old or old <= new):
         return  # one run stopped before the other

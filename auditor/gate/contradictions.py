@@ -61,8 +61,8 @@ def find_result_contradictions(
             if count > 1:
                 yield finding.cell_key, f"{name} stands there {count} times"
         for name, measured in _list_checked_measurements(finding):
-            if why := explain_impossible_measurement(measured):
-                yield finding.cell_key, f"{name} is {why}"
+            if reason := explain_impossible_measurement(measured):
+                yield finding.cell_key, f"{name} is {reason}"
         contradictions = [
             *_check_epsilon_bounds(finding),
             *_check_claim_games(finding, claims.get(finding.target)),
@@ -71,7 +71,7 @@ def find_result_contradictions(
             contradictions += _check_outcomes(finding, row_values)
         elif any(m.n for _, m in _list_checked_measurements(finding)):
             contradictions.append(f"it has numbers, and {_WHERE} does not hold what they are of")
-        yield from ((finding.cell_key, why) for why in contradictions)
+        yield from ((finding.cell_key, reason) for reason in contradictions)
 
 
 def _check_planned_rows(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
@@ -114,8 +114,8 @@ def _check_planned_secrets(
                     f"it is about {reported[member]} {noun}, {SECRETS} holds {attacked[member]}",
                 )
         for row, row_values in outcomes.items():
-            if why := _describe_secret_mismatch(row_values, listed.secrets):
-                yield row, why
+            if reason := _describe_secret_mismatch(row_values, listed.secrets):
+                yield row, reason
     if listed.guesses is not None and listed.observations is not None:
         members = {id for id, fact in (listed.secrets or {}).items() if fact.member}
         yield from _check_answered_secrets(
@@ -152,8 +152,8 @@ def _check_answered_secrets(
     for row, row_values in outcomes.items():
         # generations are stored with the guesses
         guessed = row_values.outcome is not None or row not in observations
-        journal, answered = (GUESSES, guesses) if guessed else (OBSERVATIONS, observations)
-        ids, answered_ids = set(row_values.ids), answered.get(row, frozenset())
+        journal, answers = (GUESSES, guesses) if guessed else (OBSERVATIONS, observations)
+        ids, answered_ids = set(row_values.ids), answers.get(row, frozenset())
         added, dropped = ids - answered_ids, answered_ids - ids
         if added:
             yield (
@@ -180,8 +180,8 @@ def _check_epsilon_bounds(finding: Finding) -> Iterator[str]:
         name = METRICS.get(audit.estimator, audit.estimator)
         try:
             repeated = repeat_audit(audit, audit.level)
-        except AuditError as why:
-            yield f"{name}: {why}"
+        except AuditError as error:
+            yield f"{name}: {error}"
             continue
         bounds = (
             ("", audit.epsilon, repeated.epsilon),
@@ -247,7 +247,7 @@ def _list_checked_measurements(finding: Finding) -> Iterator[tuple[str, Measurem
 
 
 def explain_impossible_measurement(m: Measurement) -> str:
-    """Say why no measurement can have these numbers; "" if one can."""
+    """Say why no measurement can have these numbers; "" if the numbers are possible."""
     numbers = f"{m.value:.4g} between {m.low:.4g} and {m.high:.4g} (n = {m.n})"
     if m.n < 0:
         return f"{numbers}, of fewer than no secrets"

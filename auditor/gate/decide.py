@@ -394,8 +394,8 @@ def _select_epsilon_audit(finding: Finding, metric: str) -> Audited | str:
         if BOUNDS.get(audit.estimator) == metric:
             try:
                 return repeat_audit(audit, LEVEL)
-            except AuditError as why:
-                return str(why)
+            except AuditError as error:
+                return str(error)
     return f"this row has no counts behind its {metric}"
 
 
@@ -475,8 +475,10 @@ def _judge_case(case: _Case, level: float) -> Ruling:
     # 1982), a false alarm only one error
     low, high = bounds.low(level), bounds.high(LEVEL)
     if math.isnan(low) or math.isnan(high):
-        why = f"the result contradicts itself: {case.seen.words} with bounds that are no numbers"
-        return Ruling(*case.row, metric, limit, low, high, "failed", why, words)
+        explanation = (
+            f"the result contradicts itself: {case.seen.words} with bounds that are no numbers"
+        )
+        return Ruling(*case.row, metric, limit, low, high, "failed", explanation, words)
     verdict: Verdict = "held" if high <= limit else "failed" if low > limit else "inconclusive"
     allowed = "allowed" if case.rule.is_paired_difference else "limit"
     reason = (

@@ -40,8 +40,8 @@ def save_decision(folder: Path, decision: Decision) -> None:
     were edited."""
     lock = locks.acquire_folder_lock(folder, _PATIENCE)
     try:
-        if why := describe_decision_edits(folder):
-            raise AuditError(why)
+        if edits := describe_decision_edits(folder):
+            raise AuditError(edits)
         now, lines = datetime.now(UTC).isoformat(timespec="seconds"), _read_decision_lines(folder)
         before = hashlib.sha256(lines[-1]).hexdigest() if lines else _FIRST
         entry = KeptDecision(now, file_sha256_hex(folder / RESULT), decision, before)
@@ -74,8 +74,8 @@ def describe_decision_edits(folder: Path) -> str:
 
 def judge_decision_edits(folder: Path) -> Ruling | None:
     """Return a failed ruling if the decisions were edited; None if they were not."""
-    why = describe_decision_edits(folder)
-    return make_ruling(why, "earlier decisions are as gates left them") if why else None
+    edits = describe_decision_edits(folder)
+    return make_ruling(edits, "earlier decisions are as gates left them") if edits else None
 
 
 def _read_last_decision_digests(folder: Path) -> set[str]:
@@ -115,8 +115,8 @@ def load_gate_decisions(folder: Path) -> tuple[KeptDecision, ...]:
         raise AuditError(
             f"{path}: expected a decision of a gate on every line: the file is damaged"
         ) from error
-    if why := describe_decision_edits(folder):
-        raise AuditError(why)
+    if edits := describe_decision_edits(folder):
+        raise AuditError(edits)
     for entry in decisions:
         if entry.result == now:
             ruled = frozenset((ruling.cell_title, ruling.rule) for ruling in entry.decision.rulings)

@@ -45,11 +45,13 @@ def compare_judged_with_deployed_files(
     made, at: times of the run, and of this check."""
     age = (at - made).total_seconds() / 86400
     in_memory = _MODEL in result.plan.get("objects", {})
-    here = (
+    is_here = (
         _MODEL in roles_of_model_files(result.weights) & roles_of_model_files(now) and not in_memory
     )
     changes = (
-        [f"{name} {how}" for name, how in changed_model_files(result.weights, now)] if here else []
+        [f"{name} {change}" for name, change in changed_model_files(result.weights, now)]
+        if is_here
+        else []
     )
     differs = ", ".join(changes[:_SHOWN]) + (
         f" and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
@@ -57,8 +59,10 @@ def compare_judged_with_deployed_files(
     name = "the built-in lab" if target.uses_builtin_lab else f"model {place}"
     date = f"judged {made:%Y-%m-%d %H:%M} UTC ({_format_run_age(age)})"
     is_remote = ANSWERS in result.weights
-    state = _describe_deployed_model(in_memory, target.uses_builtin_lab, is_remote, here, differs)
-    return DeployedModelMatch(f"{name}, {date}: {state}", here, age, differs)
+    state = _describe_deployed_model(
+        in_memory, target.uses_builtin_lab, is_remote, is_here, differs
+    )
+    return DeployedModelMatch(f"{name}, {date}: {state}", is_here, age, differs)
 
 
 def _describe_deployed_model(

@@ -76,8 +76,8 @@ def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
     left_out: list[tuple[str, str]] = []
     entries: list[HistoryEntry] = []
     for folder in _list_distinct_folders(folders):
-        if why := _explain_left_out(folder):
-            left_out.append((str(folder), why))
+        if reason := _explain_left_out(folder):
+            left_out.append((str(folder), reason))
             continue
         run = replace(read_run(folder), name=folder.name)  # the name used in reasons
         at, label = creation_time(run.result, run.name), _LABELS[order](run)
@@ -86,7 +86,11 @@ def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
         elif edited := describe_decision_edits(folder):
             left_out.append((str(folder), edited))
         elif contradiction := next(
-            (why for _, why in find_result_contradictions(run.result, run.outcomes, run.listed)), ""
+            (
+                reason
+                for _, reason in find_result_contradictions(run.result, run.outcomes, run.listed)
+            ),
+            "",
         ):
             left_out.append((str(folder), f"its result contradicts itself: {contradiction}"))
         elif label is None:
@@ -189,6 +193,6 @@ def _group_comparable_runs(entries: Sequence[HistoryEntry]) -> Iterator[Comparab
 def _explain_incomparable(entry: HistoryEntry, other: HistoryEntry) -> str:
     try:
         check_comparable(entry.run, other.run, "match")
-    except AuditError as why:
-        return str(why)
+    except AuditError as error:
+        return str(error)
     return ""

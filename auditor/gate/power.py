@@ -156,7 +156,7 @@ def count_secrets_for_policy(
 
 
 def reason_for_no_number_of_secrets(rule: Rule) -> str:
-    """Return why this rule has no number of secrets; "" if it has one."""
+    """Return why this rule has no number of secrets; "" if it has a number."""
     if rule.is_paired_difference:
         return "how often answers change decides it: say --plan METRIC=A:B"
     if rule.of_claim:

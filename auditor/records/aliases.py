@@ -26,7 +26,7 @@ from auditor.core.nouns import Secret, Tokens
 from auditor.core.result import Finding
 
 SALT = "AUDIT_SALT"
-_SHORTEST = 16  # characters of a salt: a shorter one could be guessed from its fingerprint
+_SHORTEST = 16  # characters of a salt: a shorter salt could be guessed from its fingerprint
 # An id with other characters, as a dot or a slash, is not a word and does not match.
 _WORD = re.compile(r"[\w-]+")
 

@@ -154,8 +154,8 @@ def read_secret_texts(folder: Path) -> dict[str, SecretText]:
         # `json.dumps` writes ASCII: a U+2028 in a text cannot split a line.
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
-        why = f"no {TEXTS} in this folder: the run did not finish, or an older audit made it"
-        raise AuditError(f"{folder}: {why}") from None
+        hint = f"no {TEXTS} in this folder: the run did not finish, or an older audit made it"
+        raise AuditError(f"{folder}: {hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         # `from None`: a UnicodeDecodeError contains the unreadable bytes.
         raise AuditError(f"{path}: cannot be read ({type(error).__name__})") from None
