@@ -1,5 +1,5 @@
-"""What stands around exact extraction probabilities: a floor of samples near by, a ceiling of every
-decoding."""
+"""Bound exact extraction probabilities: a floor from nearby samples, a ceiling over all
+decodings."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from auditor.reports.blocks import Block, Group, Paragraph, Table
 from auditor.reports.topics import CHECK, Topic, row_title_with_attack
 from auditor.statistics.metrics import name_nonmember_metric
 
-# Formulas C3: a decoding that keeps the order of tokens gives the k-th likeliest token 1/k at most,
-# and p <= prod 1/k.
+# Formulas C3: a decoding that keeps the order of tokens gives the k-th most likely token at most
+# 1/k, and p <= prod 1/k.
 _NOTE = (
     "Two events. A sample near the suffix is at least so likely, under the configuration's own "
     "decoding; the suffix is one of them, so that this is never below the exact number. The suffix "
@@ -27,9 +27,9 @@ _NOTE = (
 
 
 def _probability_bracket_blocks(result: AuditResult) -> list[Block]:
-    asked = [f for f in phrases.findings_in_report_order(result) if f.options.get("bracket")]
-    shown = [finding for finding in asked if finding.measurement("rank_bound")]
-    if not shown:
+    candidates = [f for f in phrases.findings_in_report_order(result) if f.options.get("bracket")]
+    bracketed = [finding for finding in candidates if finding.measurement("rank_bound")]
+    if not bracketed:
         return []
     head = (
         "One sample is",
@@ -39,7 +39,7 @@ def _probability_bracket_blocks(result: AuditResult) -> list[Block]:
         "Non-members above",
     )
     groups = []
-    for f in shown:
+    for f in bracketed:
         title = (
             f"{row_title_with_attack(result, f)} · {phrases.decoding_label(f)} · 1 in "
             f"{_reported_one_in_threshold(f):,}"
@@ -51,7 +51,7 @@ def _probability_bracket_blocks(result: AuditResult) -> list[Block]:
     )
     table = Table("bracket-table", caption, head, tuple(groups), frozenset({1, 2, 3, 4}))
     return [
-        *(Paragraph(_rank_bound_sentence(result, finding)) for finding in shown),
+        *(Paragraph(_rank_bound_sentence(result, finding)) for finding in bracketed),
         table,
         Paragraph(_NOTE),
     ]
@@ -66,21 +66,21 @@ def _rank_bound_sentence(result: AuditResult, finding: Finding) -> str:
         _reported_one_in_threshold(finding),
         phrases.value_with_interval(finding.measurement("rank_bound")),
     )
-    above = phrases.format_share_with_interval(finding.measurement(f"rank_bound_1_in_{one_in}"))
+    share = phrases.format_share_with_interval(finding.measurement(f"rank_bound_1_in_{one_in}"))
     floor = finding.measurement(name_nonmember_metric("rank_bound"))
-    beside = f" (non-members: {phrases.value_with_interval(floor)})" if floor else ""
+    control = f" (non-members: {phrases.value_with_interval(floor)})" if floor else ""
     return (
         f"{row_title_with_attack(result, finding)}: whatever temperature, top-k or top-p the "
         "product uses, one sample is a member's suffix, token for token, with a probability of at "
-        f"most {mean} on average{beside}; for all but {above} of them it is below 1 in {one_in:,}."
+        f"most {mean} on average{control}; for all but {share} of them it is below 1 in {one_in:,}."
     )
 
 
 def _probability_bracket_table_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
     windows = [part.strip() for part in str(finding.options["windows"]).split(",")]
     near = finding.options["near_distance"]
-    # By title: the metric of the mean, and what the metric of the share above the threshold begins
-    # with.
+    # By title: the metric of the mean, and the prefix of the metric of the share above the
+    # threshold.
     kinds = {
         f"within {near} token edits of it, at least": (
             "near_verbatim_probability",
@@ -100,14 +100,14 @@ def _probability_bracket_table_rows(finding: Finding) -> Iterator[tuple[str, ...
             for n in windows
         },
     }
-    for title, (mean, above) in kinds.items():
-        share = f"{above}_1_in_{_reported_one_in_threshold(finding)}"
+    for title, (mean, prefix) in kinds.items():
+        share = f"{prefix}_1_in_{_reported_one_in_threshold(finding)}"
         means = (
             phrases.value_with_interval(finding.measurement(name))
             for name in (mean, name_nonmember_metric(mean))
         )
-        above_it = (finding.measurement(name) for name in (share, name_nonmember_metric(share)))
-        yield (title, *means, *map(phrases.format_share_with_interval, above_it))
+        shares = (finding.measurement(name) for name in (share, name_nonmember_metric(share)))
+        yield (title, *means, *map(phrases.format_share_with_interval, shares))
 
 
 TOPICS = (

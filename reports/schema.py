@@ -1,10 +1,10 @@
-"""The JSON Schema of `result.json`, made from the records themselves: `schema.json` beside this
-file holds it.
+"""Generate the JSON Schema of `result.json` from the records; `schema.json` next to this file holds
+it.
 
-    python -m auditor.reports.schema        (writes that file anew)
+    python -m auditor.reports.schema        (rewrites that file)
 
-A field added with a default keeps SCHEMA_VERSION: an older result still fits. Anything else that
-changes what fits is a new version, and results of another one are refused.
+A field added with a default keeps SCHEMA_VERSION: an older result still fits. Any other change of
+the accepted files needs a new version, and results of another version are rejected.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ PATH = Path(__file__).with_name("schema.json")
 
 
 def result_json_schema() -> dict[str, Any]:
-    """The whole schema, draft 2020-12: what `from_json` takes for an AuditResult of this
+    """Return the full schema, draft 2020-12: the input of `from_json` for an AuditResult of this
     SCHEMA_VERSION."""
-    whole = json_schema(AuditResult)
-    whole["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
-    # an older record without one is of no version that could be read
-    whole["required"].append("schema_version")
+    schema = json_schema(AuditResult)
+    schema["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
+    # a record without a version cannot be read
+    schema["required"].append("schema_version")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:audit-lm:result:{SCHEMA_VERSION}",
-        **whole,
+        **schema,
         "title": f"result.json of audit, schema version {SCHEMA_VERSION}",
     }
 
 
 def schema_file_text() -> str:
-    """The text of `schema.json`, as it is published."""
+    """Return the text of the published `schema.json`."""
     return json.dumps(result_json_schema(), indent=1, ensure_ascii=False) + "\n"
 
 

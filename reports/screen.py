@@ -1,9 +1,7 @@
-"""The first screen after a run: what leaks, how sure that is, what it costs and what to do; at most
-25 lines.
+"""Build the first screen after a run: leaks, confidence, cost and next step, in at most 25 lines.
 
-Reads the same signals as every other report (`records.signals`), shortens what they say, and leaves
-leaks for last where something must be left out. All else is on the screen of `--verbose` and in the
-report.
+Reads the same signals as every other report (`conclusions.signals`), shortens their text, and omits
+leaks last if space is short. The screen of `--verbose` and the report have the rest.
 """
 
 from __future__ import annotations
@@ -56,33 +54,36 @@ from auditor.statistics import documents
 from auditor.statistics.metrics import RECALL
 
 LINES, WIDTH = 25, 100
-_NARROWEST = 60  # columns; what is narrower is wrapped by the terminal
-_LONGEST = 24  # of a target's name
-_GROUPS = 4  # of secrets that the screen tells apart
+_NARROWEST = 60  # columns; the terminal wraps narrower screens
+_LONGEST = 24  # characters of a target's name
+_GROUPS = 4  # groups of secrets listed on the screen
 _SHORT_REMARKS = {RECALL: "", documents.RECALL: "records, in part"}  # by metric
 
 
 def first_screen(result: AuditResult, folder: Path, width: int = WIDTH) -> Text:
-    """At most LINES lines of `width` columns. folder: of the run, whose outcomes say what fewer
-    copies would leave, and which holds what its command remarks."""
+    """Return at most LINES lines of `width` columns. folder: of the run, with its outcomes (for
+    predictions with fewer copies) and the remarks of its command."""
     remarks = read_command_remarks(folder)
     result, width = (
         phrases.result_with_printable_strings(result),
         max(_NARROWEST, min(width, WIDTH)),
     )
-    seen, known = assess_signals(result), detailed.read_secret_details(folder)
+    assessment, known = assess_signals(result), detailed.read_secret_details(folder)
     doubt = ScreenEntry(
-        "DOUBT", tuple(doubt.sentence for doubt in signals.all_doubts(seen)), 3, " "
+        "DOUBT", tuple(doubt.sentence for doubt in signals.all_doubts(assessment)), 3, " "
     )
-    above = lay_out_entries((_result_screen_entry(result, seen, width), doubt), width)
-    shown = (
-        _other_signals_screen_entry(result, seen),
-        _extraction_by_copies_screen_entry(result, seen),
-        _personal_data_screen_entry(result, seen),
+    top = lay_out_entries((_result_screen_entry(result, assessment, width), doubt), width)
+    shown_entries = (
+        _other_signals_screen_entry(result, assessment),
+        _extraction_by_copies_screen_entry(result, assessment),
+        _personal_data_screen_entry(result, assessment),
         _defense_causes_screen_entry(result),
         ScreenEntry(
             "FORGET",
-            tuple(unlearning.forgetting_sentences(result, one) for one in result.unlearning),
+            tuple(
+                unlearning.forgetting_sentences(result, unlearning_result)
+                for unlearning_result in result.unlearning
+            ),
             3,
             " ",
         ),
@@ -94,21 +95,30 @@ def first_screen(result: AuditResult, folder: Path, width: int = WIDTH) -> Text:
     report = ScreenEntry(
         "report", (escaping.to_printable_line(os.path.join(folder, "report.html")),), 3
     )
-    after = (_next_step_screen_entry(result, seen, known, folder, remarks, width), report)
-    # With room for every row: how long the table is if nothing is left out.
-    whole = _verbatim_extraction_lines(result, seen, width, len(seen.signals) + LINES)
+    after = (_next_step_screen_entry(result, assessment, known, folder, remarks, width), report)
+    # With room for every row: the full length of the table.
+    full_table = _verbatim_extraction_lines(
+        result, assessment, width, len(assessment.signals) + LINES
+    )
     attacks = _attack_table_lines(result, known, width)
-    for most in (3, 2):  # a third line of limits where it takes nothing from the rest
-        below = lay_out_entries(
-            (*shown, claimed, _limitations_screen_entry(result, seen, remarks, most), *after), width
+    for most in (3, 2):  # a third line of limits if the rest has room
+        bottom = lay_out_entries(
+            (
+                *shown_entries,
+                claimed,
+                _limitations_screen_entry(result, assessment, remarks, most),
+                *after,
+            ),
+            width,
         )
-        if len(above) + len(whole) + len(attacks) + len(below) <= LINES:
-            return Text("\n").join([*above, *whole, *attacks, *below])
-    room = LINES - len(above) - len(below)
-    least = _verbatim_extraction_lines(result, seen, width, 0)  # its head, one row and its baseline
+        if len(top) + len(full_table) + len(attacks) + len(bottom) <= LINES:
+            return Text("\n").join([*top, *full_table, *attacks, *bottom])
+    room = LINES - len(top) - len(bottom)
+    # Its head, one row and its baseline.
+    least = _verbatim_extraction_lines(result, assessment, width, 0)
     attacks = _attack_table_lines(result, known, width, room - len(least))
-    rows = _verbatim_extraction_lines(result, seen, width, room - len(attacks))
-    return Text("\n").join([*above, *rows, *attacks, *below])
+    rows = _verbatim_extraction_lines(result, assessment, width, room - len(attacks))
+    return Text("\n").join([*top, *rows, *attacks, *bottom])
 
 
 def _short_target_title(result: AuditResult, target: str) -> str:
@@ -122,21 +132,21 @@ def _short_target_title(result: AuditResult, target: str) -> str:
 def _result_screen_entry(result: AuditResult, seen: LeakAssessment, width: int) -> ScreenEntry:
     """Return a sentence for all targets with the same verdict, the most severe first.
 
-    If sentences are too many, a sentence a word of severity: no leak goes without saying.
+    If sentences are too many, return a sentence a word of severity, without the bounds.
     """
     judged: dict[str, severity.Severity] = {}
     titles: dict[str, str] = {}
     for target in list_judged_targets(seen):
         severe = severity.severity_of_target(seen, target)
         titles[target] = signals.target_title_or_undefended(result, target)
-        # What a zero leaves possible is in LIMITS.
+        # LIMITS shows the bounds of zeros.
         is_shown = bool(seen.shown_signals(target))
         judged[target] = severe if is_shown else replace(severe, proof="")
     stand = [s.target.title for s in claims.claims_to_report(result) if s.verdict == CONTRADICTED]
     before = [f"The claim of {_first_titles_label(stand, 2)} is contradicted."] if stand else []
     after = [] if UNDEFENDED in seen.targets else [NOTHING_MEASURED]
-    if asked := coverage.asked_sentence(result):
-        after.append(asked)
+    if asked_sentence := coverage.asked_sentence(result):
+        after.append(asked_sentence)
     worst_first = sorted(judged, key=lambda name: -severity.WORDS.index(judged[name].word))
     entry = ScreenEntry(RESULT, (), 4)
     for level, names in ((0, 4), (1, 4), (2, 2)):
@@ -162,35 +172,36 @@ def _result_screen_entry(result: AuditResult, seen: LeakAssessment, width: int) 
 
 
 def _first_titles_label(titles: Sequence[str], names: int) -> str:
-    """`A, B and 7 more`"""
-    short, left = [cut_to_width(title, _LONGEST) for title in titles[:names]], len(titles) - names
-    *others, last = [*short, f"{left:,} more"] if left > 0 else short
-    return f"{', '.join(others)} and {last}" if others else last
+    """Return `A, B and 7 more`."""
+    short, n_left = [cut_to_width(title, _LONGEST) for title in titles[:names]], len(titles) - names
+    *first_titles, last = [*short, f"{n_left:,} more"] if n_left > 0 else short
+    return f"{', '.join(first_titles)} and {last}" if first_titles else last
 
 
 def _perplexity_cost_label(result: AuditResult, targets: Sequence[str]) -> str:
     """Return `; 3.84x the perplexity (Public model: 4.87x)` for one defended target.
 
-    In brackets the last of its controls, which saw no private data."""
+    Brackets hold the last of its controls, trained without private data.
+    """
     costs = {record.name: record.perplexity for record in result.targets}
-    own, base = costs.get(targets[0]), costs.get(UNDEFENDED)
+    cost, base = costs.get(targets[0]), costs.get(UNDEFENDED)
     if (
         len(targets) > 1
         or targets[0] == UNDEFENDED
-        or own is None
+        or cost is None
         or base is None
         or not base.value > 0
     ):
         return ""
-    told, beside = strongest_row_with_chain(result, targets[0]), ""
-    if told is not None and told.chain is not None:
-        for step in phrases.chain_steps_of_target(told.chain, targets[0], beyond=True)[-1:]:
+    row, control = strongest_row_with_chain(result, targets[0]), ""
+    if row is not None and row.chain is not None:
+        for step in phrases.chain_steps_of_target(row.chain, targets[0], beyond=True)[-1:]:
             if end := costs.get(step.after):
-                beside = (
+                control = (
                     f" ({_short_target_title(result, step.after)}: "
                     f"{phrases.format_number(end.value / base.value)}x)"
                 )
-    return f"; {phrases.format_number(own.value / base.value)}x the perplexity{beside}"
+    return f"; {phrases.format_number(cost.value / base.value)}x the perplexity{control}"
 
 
 # --- the table
@@ -200,35 +211,35 @@ def _perplexity_cost_label(result: AuditResult, targets: Sequence[str]) -> str:
 def _verbatim_extraction_lines(
     result: AuditResult, seen: LeakAssessment, width: int, room: int
 ) -> list[Text]:
-    """Verbatim extraction, a row a target and access; below, what the same attack gives of
-    non-members.
+    """Return verbatim extraction, a row a target and access, with the same attack's non-member
+    baseline below.
 
-    Where there is no room for all rows, those that show something stay.
+    If there is no room for all rows, keep those that show something.
     """
-    found = [s for s in seen.signals if s.kind is VERBATIM and s.measured is not None]
-    if not found:
+    tested = [s for s in seen.signals if s.kind is VERBATIM and s.measured is not None]
+    if not tested:
         return []
-    below = lay_out_entries(
-        (ScreenEntry("", (_nonmember_baseline_label(result, found),), 2),), width
+    baseline_lines = lay_out_entries(
+        (ScreenEntry("", (_nonmember_baseline_label(result, tested),), 2),), width
     )
-    most = max(1, room - 1 - len(below))
-    # Where rows are left out, one line of the room says how many.
-    kept = (
-        found
-        if len(found) <= most
-        else sorted(found, key=_most_worrying_first_screen_sort_key)[: max(1, most - 1)]
+    most = max(1, room - 1 - len(baseline_lines))
+    # If rows are omitted, one line of the room counts them.
+    fitting = (
+        tested
+        if len(tested) <= most
+        else sorted(tested, key=_most_worrying_first_screen_sort_key)[: max(1, most - 1)]
     )
     rows = []
-    for _, own in groupby((s for s in found if s in kept), key=lambda s: s.target):
+    for _, target_signals in groupby((s for s in tested if s in fitting), key=lambda s: s.target):
         rows += [
-            _verbatim_extraction_screen_cells(result, s, first=i == 0) for i, s in enumerate(own)
+            _verbatim_extraction_screen_cells(result, s, first=i == 0)
+            for i, s in enumerate(target_signals)
         ]
     extracted, cost = "extracted verbatim", "perplexity" if any(row[6] for row in rows) else ""
     # Columns: 0 target, 1 access, 2 count, 3 share, 4 interval, 5 remark, 6 perplexity.
     widths = [max(cell_len(row[i]) for row in rows) for i in range(len(rows[0]))]
     widths[6] = max(widths[6], len(cost))
-    # The head spans columns 2 to 4 and the two gaps of two cells between them, and the remarks
-    # where there are some.
+    # The head spans columns 2 to 4 with their two gaps of two cells, and any remarks.
     widths[3] = max(widths[3], len(extracted) - widths[2] - widths[4] - 4)
     head = (
         f"{'':{sum(widths[:2]) + 4}}{extracted:<{sum(widths[2:6]) + 6 + 2 * bool(widths[5])}}{cost}"
@@ -238,9 +249,9 @@ def _verbatim_extraction_lines(
         Text(" " * GUTTER + cut_to_width(_aligned_row_text(row, widths), width - GUTTER))
         for row in rows
     ]
-    more = len(found) - len(rows)
+    more = len(tested) - len(rows)
     lines += [Text(f"{'':{GUTTER}}and {more:,} more rows in the report", "dim")] if more else []
-    return [*lines, *below]
+    return [*lines, *baseline_lines]
 
 
 def _most_worrying_first_screen_sort_key(signal: LeakSignal) -> tuple[bool, bool, float]:
@@ -252,10 +263,10 @@ def _verbatim_extraction_screen_cells(
     result: AuditResult, signal: LeakSignal, first: bool
 ) -> tuple[str, ...]:
     m = signal.measured
-    assert m is not None  # whoever asks has seen that it was tested
-    of = _SHORT_REMARKS.get(m.name, signal.kind.counted.get(m.name, ""))
+    assert m is not None  # callers pass tested signals only
+    subject = _SHORT_REMARKS.get(m.name, signal.kind.counted.get(m.name, ""))
     remark = ", ".join(
-        filter(None, (of, signals.suspicion_phrase(signal) if signal.suspected else ""))
+        filter(None, (subject, signals.suspicion_phrase(signal) if signal.suspected else ""))
     )
     interval = (
         ""
@@ -273,26 +284,26 @@ def _verbatim_extraction_screen_cells(
 
 
 def _aligned_row_text(row: Sequence[str], widths: Sequence[int]) -> str:
-    """Names to the left, numbers to the right."""
+    """Align names left and numbers right."""
     padded = (
         text + " " * (w - cell_len(text))
         if i in (0, 1, 4, 5)
         else " " * (w - cell_len(text)) + text
         for i, (text, w) in enumerate(zip(row, widths, strict=True))
-        if w or i != 5  # no remark in any row
+        if w or i != 5  # no row has a remark
     )
     return "  ".join(padded).rstrip()
 
 
 def _nonmember_baseline_label(result: AuditResult, found: Sequence[LeakSignal]) -> str:
-    """`of non-members: 0/100 Undefended, 0/20 PMixED (attack ethicist; 95% intervals)`"""
+    """Return `of non-members: 0/100 Undefended, 0/20 PMixED (attack ethicist; 95% intervals)`."""
     used = {s.row for s in found}
-    # An attack that ranks samples has one to rank where it decodes greedily: that is then what
-    # extracts.
+    # An attack that ranks samples has only one if it decodes greedily: that sample is then its
+    # extraction.
     greedily = {True: ", greedy, one sample", False: ""}
-    named = {f.cell_key: f"{f.attack}{greedily[f.decodes_greedily]}" for f in result.findings}
-    attacks = ", ".join(dict.fromkeys(name for key, name in named.items() if key in used))
-    how = f"(attack {attacks}; 95% intervals)" if attacks else "(95% intervals)"
+    titles = {f.cell_key: f"{f.attack}{greedily[f.decodes_greedily]}" for f in result.findings}
+    attacks = ", ".join(dict.fromkeys(name for key, name in titles.items() if key in used))
+    method = f"(attack {attacks}; 95% intervals)" if attacks else "(95% intervals)"
     floors = [(s.target, s.baseline) for s in found if isinstance(s.baseline, Measurement)]
     highest = {
         target: max((m for t, m in floors if t == target), key=lambda m: m.value)
@@ -302,14 +313,14 @@ def _nonmember_baseline_label(result: AuditResult, found: Sequence[LeakSignal]) 
         if n := result.benchmark.nonmembers:
             return (
                 f"not measured of the {n:,} non-members: what guessing alone would extract is not "
-                f"known {how}"
+                f"known {method}"
             )
-        return f"no non-members: what guessing alone would extract is not known {how}"
-    told = (
+        return f"no non-members: what guessing alone would extract is not known {method}"
+    counts = (
         f"{phrases.hit_count_of_share(m):,}/{m.n:,} {_short_target_title(result, target)}"
         for target, m in highest.items()
     )
-    return f"of non-members: {', '.join(told)} {how}"
+    return f"of non-members: {', '.join(counts)} {method}"
 
 
 def _attack_table_lines(
@@ -328,73 +339,76 @@ def _attack_table_lines(
 
 
 def _other_signals_screen_entry(result: AuditResult, seen: LeakAssessment) -> ScreenEntry:
-    """All other signals, those that are shown first. Personal data that the entry WHAT tells are
-    left out."""
-    what = _highest_recall_row_for_screen(result, seen)
-    told = list[tuple[tuple[bool, bool], str, str]]()
+    """Return all other signals, shown signals first, without personal data that the entry WHAT
+    covers."""
+    best = _highest_recall_row_for_screen(result, seen)
+    entries = list[tuple[tuple[bool, bool], str, str]]()
     for target in seen.targets:
         for group in signals.group_signals_by_kind(seen.tested_signals(target)):
             listed = (
                 group[0].kind is PERSONAL
-                and what is not None
-                and what.by_kind
-                and target == what.target
+                and best is not None
+                and best.by_kind
+                and target == best.target
             )
             if group[0].kind is not VERBATIM and not listed:
                 worst = min(map(_most_worrying_first_screen_sort_key, group))[:2]
-                told.append(
+                entries.append(
                     (
                         worst,
                         _short_target_title(result, target),
                         signals.describe_signals_of_one_kind(group),
                     )
                 )
-    alone = all(s.kind is not VERBATIM or s.measured is None for s in seen.signals)
-    told.sort(key=lambda one: one[0])
-    # A target is named once, before the first of its signals.
-    before = ["", *(title for _, title, _ in told)]
-    said = (
+    no_verbatim = all(s.kind is not VERBATIM or s.measured is None for s in seen.signals)
+    entries.sort(key=lambda one: one[0])
+    # Name a target once, before the first of its signals.
+    before = ["", *(title for _, title, _ in entries)]
+    texts = (
         text if title == last else f"{title}: {text}"
-        for (_, title, text), last in zip(told, before, strict=False)
+        for (_, title, text), last in zip(entries, before, strict=False)
     )
-    return ScreenEntry("TESTED" if alone else "ALSO", tuple(said), 3)
+    return ScreenEntry("TESTED" if no_verbatim else "ALSO", tuple(texts), 3)
 
 
 def _highest_recall_row_for_screen(result: AuditResult, seen: LeakAssessment) -> Finding | None:
-    """The configuration of highest recall: of the undefended model, or else of the first target
-    that has one."""
+    """Return the row of highest recall: of the undefended model, or else of the first target that
+    has one."""
     return next(
         (best for target in seen.targets if (best := strongest_attack_row(result, target))), None
     )
 
 
 def _target_and_access_label(result: AuditResult, finding: Finding) -> str:
-    own = "" if finding.target == UNDEFENDED else f"{_short_target_title(result, finding.target)}, "
-    return f"({own}{finding.setting})"
+    target = (
+        "" if finding.target == UNDEFENDED else f"{_short_target_title(result, finding.target)}, "
+    )
+    return f"({target}{finding.setting})"
 
 
 def _extraction_by_copies_screen_entry(result: AuditResult, seen: LeakAssessment) -> ScreenEntry:
-    """Extraction by the data's own groups, by copies, and exposure by insertions of canaries."""
+    """Return extraction by the data's groups and by copies, and exposure by insertions of
+    canaries."""
     best, items = _highest_recall_row_for_screen(result, seen), list[str]()
     if best is not None and 1 < len(best.by_group) <= _GROUPS:
-        told = ", ".join(
+        counts = ", ".join(
             f"{escaping.to_printable_line(name)}: {phrases.hit_count_text(m)}"
             for name, m in best.by_group.items()
         )
-        items.append(f"{told} {_target_and_access_label(result, best)}")
+        items.append(f"{counts} {_target_and_access_label(result, best)}")
     if best is not None and len(best.strata) > 1:
         items += coverage.phrases_by_copies(best, _target_and_access_label(result, best))
     elif (
         best is not None and len(best.by_repeats) > 1 and not best.measurement(documents.RECALL)
-    ):  # these are of parts
+    ):  # repeats then count parts
         groups = phrases.sort_by_repeats(best.by_repeats)
-        told = ", ".join(f"{name}: {phrases.hit_count_text(m)}" for name, m in groups)
+        counts = ", ".join(f"{name}: {phrases.hit_count_text(m)}" for name, m in groups)
         open_ = max(
             (m for _, m in groups if m.unit == "share" and m.value == 0),
             key=lambda m: m.high,
             default=None,
         )
-        items.append(f"copies {told} {_target_and_access_label(result, best)}")
+        items.append(f"copies {counts} {_target_and_access_label(result, best)}")
         if open_:
             items[-1] += (
                 f"; {phrases.hit_count_text(open_)} leaves up to "
@@ -404,9 +418,9 @@ def _extraction_by_copies_screen_entry(result: AuditResult, seen: LeakAssessment
         if finding.target == UNDEFENDED and (
             measured := phrases.exposure_by_insertions_to_report(finding)
         ):
-            told = ", ".join(f"{count}: {phrases.format_value(m)} bits" for count, m in measured)
+            counts = ", ".join(f"{count}: {phrases.format_value(m)} bits" for count, m in measured)
             few = " (a single canary each)" if all(m.n == 1 for _, m in measured) else ""
-            items.append(f"exposure of canaries by copies {told}{few}")
+            items.append(f"exposure of canaries by copies {counts}{few}")
     return ScreenEntry("WHERE", tuple(items), 2)
 
 
@@ -414,49 +428,50 @@ def _personal_data_screen_entry(result: AuditResult, seen: LeakAssessment) -> Sc
     best = _highest_recall_row_for_screen(result, seen)
     if best is None or not best.by_kind:
         return ScreenEntry("WHAT", (), 2)
-    shown = {
+    shown_rows = {
         s.row
         for s in seen.signals
         if s.kind is PERSONAL and s.target == best.target and s.status == SHOWN
     }
-    if shown and best.cell_key not in shown:  # another attack extracts them
-        best = next(finding for finding in result.findings if finding.cell_key in shown)
-    none = not any(m.value for m in best.by_kind.values())
-    remark = "" if shown else ": none extracted" if none else ", not significant"
+    if shown_rows and best.cell_key not in shown_rows:  # another attack extracts them
+        best = next(finding for finding in result.findings if finding.cell_key in shown_rows)
+    nothing_extracted = not any(m.value for m in best.by_kind.values())
+    remark = "" if shown_rows else ": none extracted" if nothing_extracted else ", not significant"
     counts = personal.personal_data_counts_phrase(best)
     return ScreenEntry("WHAT", (f"{counts} {_target_and_access_label(result, best)}{remark}",), 2)
 
 
 def _defense_causes_screen_entry(result: AuditResult) -> ScreenEntry:
-    """What each step between control rows changed alone, of each defense that has them."""
+    """Return the separate effect of each step between control rows, for each defense that has
+    them."""
     items = []
     for target in result.targets:
-        told = strongest_row_with_chain(result, target.name)
-        if told is not None and told.chain is not None:
-            found = phrases.chain_steps_of_target(told.chain, target.name)
+        row = strongest_row_with_chain(result, target.name)
+        if row is not None and row.chain is not None:
+            chain_steps = phrases.chain_steps_of_target(row.chain, target.name)
             steps = [
                 phrases.brief_chain_step_effect_phrase(step)
-                for step in found
+                for step in chain_steps
                 if step.difference is not None
             ]
-            n, above = told.chain.whole.n, phrases.above_nonmembers_phrase(told.chain.whole)
-            whose = (
-                f"{cut_to_width(target.title, _LONGEST)} ({told.setting}, the same "
-                f"{counted(n, 'secret')}{above})"
+            n, remark = row.chain.whole.n, phrases.above_nonmembers_phrase(row.chain.whole)
+            subject = (
+                f"{cut_to_width(target.title, _LONGEST)} ({row.setting}, the same "
+                f"{counted(n, 'secret')}{remark})"
             )
-            items += [f"{whose}: {'; '.join(steps)}"] if steps else []
+            items += [f"{subject}: {'; '.join(steps)}"] if steps else []
     return ScreenEntry("WHY", tuple(items), 2, ". ")
 
 
 def _limitations_screen_entry(
     result: AuditResult, seen: LeakAssessment, remarks: CommandRemarks, most: int
 ) -> ScreenEntry:
-    """What nothing extracted of the fewest secrets leaves open, what was not tested, and what no
-    run tells."""
-    none = [s for s in seen.signals if s.measured and s.measured.value == 0]
-    zeros = [[s for s in none if s.kind is kind] for kind in (VERBATIM, PERSONAL)]
+    """Return the bounds of zeros over the fewest secrets, the untested signals, and the limits of
+    any run."""
+    zero_signals = [s for s in seen.signals if s.measured and s.measured.value == 0]
+    zeros = [[s for s in zero_signals if s.kind is kind] for kind in (VERBATIM, PERSONAL)]
     most_open = [
-        max(found, key=lambda s: s.measured.high if s.measured else 0.0) for found in zeros if found
+        max(group, key=lambda s: s.measured.high if s.measured else 0.0) for group in zeros if group
     ]
     possible = (
         "Once DOUBT is resolved, still possible" if signals.all_doubts(seen) else "Still possible"
@@ -477,9 +492,9 @@ def _limitations_screen_entry(
             "Columns of the data with texts or media that are not read: "
             f"{_first_titles_label(unread, 4)}."
         )
-    items += [f"{given}."] if (given := coverage.coverage_label(result)) else []
+    items += [f"{records_label}."] if (records_label := coverage.coverage_label(result)) else []
     for targets, untested in signals.untested_kinds_to_report_by_targets(seen).items():
-        # some share one
+        # some targets share a title
         titles = dict.fromkeys(
             signals.target_title_or_undefended(result, target) for target in targets
         )
@@ -491,8 +506,8 @@ def _limitations_screen_entry(
         else [personal.unmarked_personal_kinds_sentence(result)]
     )
     idle = coverage.attacks_that_did_not_run(result)
-    told = tuple(filter(None, (*items, *idle))) or ("An attack gives a lower bound.",)
-    return ScreenEntry("LIMITS", told, most + bool(remarks.limits) + bool(idle), " ")
+    limits = tuple(filter(None, (*items, *idle))) or ("An attack gives a lower bound.",)
+    return ScreenEntry("LIMITS", limits, most + bool(remarks.limits) + bool(idle), " ")
 
 
 def _next_step_screen_entry(
@@ -503,7 +518,7 @@ def _next_step_screen_entry(
     remarks: CommandRemarks,
     width: int,
 ) -> ScreenEntry:
-    """What to do and the command for it, whole on a line, so that it can be copied."""
+    """Return the next step and its command, unbroken on a line for copying."""
     if remarks.your_own:
         return ScreenEntry("NEXT", (f"your own model -> {remarks.your_own}",), 2)
     command = next_step.next_command_to_suggest(seen, folder)

@@ -1,5 +1,5 @@
-"""Labelled entries of the first screen as lines of a given width: wrapped, cut, and what is left
-out counted."""
+"""Lay out labelled entries of the first screen as lines of a given width: wrap, cut, and count
+omissions."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ GUTTER = 8  # columns of the labels
 
 @dataclass(frozen=True)
 class ScreenEntry:
-    """A labelled entry of the screen. items: in the order in which they may be kept; most: lines
-    that it may take."""
+    """A labelled entry of the screen. items: in order of priority; most: its maximum of lines."""
 
     label: str
     items: tuple[str, ...]
@@ -26,7 +25,7 @@ class ScreenEntry:
 
 
 def lay_out_entries(entries: Sequence[ScreenEntry], width: int) -> list[Text]:
-    """Return the lines of `width` columns that show the entries, each after its label."""
+    """Return the lines of `width` columns with the entries, each after its label."""
     lines = []
     for entry in entries:
         style = "bold" if entry.label == RESULT else ""
@@ -40,22 +39,21 @@ def lay_out_entries(entries: Sequence[ScreenEntry], width: int) -> list[Text]:
 
 
 def _screen_lines_that_fit(entry: ScreenEntry, width: int) -> list[str]:
-    """Return as many items as fit into `entry.most` lines, and how many are left out; a single one
-    is cut."""
-    # From all items down: only wrapping tells how many lines they take.
-    for kept in range(len(entry.items), 0, -1):
-        left = len(entry.items) - kept
-        more = (f"{left:,} more in the report",) if left else ()
-        lines = wrap_to_width(entry.between.join((*entry.items[:kept], *more)), width)
+    """Return as many items as fit into `entry.most` lines, and the number omitted; cut a single
+    item."""
+    # From all items down: only wrapping reveals their line count.
+    for n_items in range(len(entry.items), 0, -1):
+        n_left = len(entry.items) - n_items
+        more = (f"{n_left:,} more in the report",) if n_left else ()
+        lines = wrap_to_width(entry.between.join((*entry.items[:n_items], *more)), width)
         if len(lines) <= entry.most:
             return lines
-    *whole, last = wrap_to_width(entry.items[0], width)[: entry.most]
-    return [*whole, f"{cut_to_width(last, width - 2)} …"]
+    *full_lines, last = wrap_to_width(entry.items[0], width)[: entry.most]
+    return [*full_lines, f"{cut_to_width(last, width - 2)} …"]
 
 
 def wrap_to_width(text: str, width: int) -> list[str]:
-    """Return the lines of a text that are at most `width` terminal cells wide; a wide character
-    takes two."""
+    """Return a text's lines of at most `width` terminal cells; a wide character takes two."""
     return [line.plain.rstrip() for line in Text(text).wrap(Console(width=width), width)]
 
 

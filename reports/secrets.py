@@ -1,9 +1,9 @@
-"""The secrets of a run as compact JSON values that the page's script searches and draws: ids and
-numbers only.
+"""Encode the secrets of a run as compact JSON values that the page's script searches and draws: ids
+and numbers only.
 
-At most `BUDGET` bytes, whatever the number of secrets: what does not fit is left out and said so.
-Token probabilities are one character each (`CODES`), which is as fine as a bar of a few pixels.
-Token text is there only where the caller hands it in.
+At most `BUDGET` bytes for any number of secrets: omissions are counted in notes. A token
+probability is one character (`CODES`), as precise as a bar of a few pixels. Token text is included
+only if the caller passes it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from auditor.reports.blocks import Secrets
 from auditor.reports.verdict import strongest_attack_row
 
 BUDGET = 2_000_000
-_ROWS = 1_300_000  # of these, the most that rows may take; tokens get what is left
+_ROWS = 1_300_000  # of these, the maximum for rows; tokens get the rest
 _ID = 60  # characters
 # Printable ASCII that neither JSON nor HTML escapes (0x22 is the quote): a byte a token.
 CODES = "".join(chr(c) for c in range(0x23, 0x7F) if chr(c) not in "<>&\\")
-_POWER = 6  # the root of p that is rounded; the script raises to it
+_POWER = 6  # the rounded root of p; the script raises to it
 OUTCOMES = {
     "3": "extracted verbatim",
     "2": "another guess was right",
@@ -39,10 +39,10 @@ OUTCOMES = {
 
 
 def encode_log_probs_for_page(log_probs: Sequence[float]) -> str:
-    """A character a token: steps of less than 0.07 in probability, ever finer towards 0; the last
-    is below 1e-11."""
-    # 1 - p^(1/6): the first code is p = 1, the last p = 0.
-    # log p of 0 is -inf, of which `exp` is 0: the last code, and no error.
+    """Return a character a token: steps below 0.07 in probability, finer towards 0; the last is
+    below 1e-11."""
+    # 1 - p^(1/6): the first code is p = 1, the last p = 0. log 0 is -inf, whose `exp` is 0: the
+    # last code, and no error.
     steps = np.rint((1 - np.exp(np.asarray(log_probs, dtype=float) / _POWER)) * (len(CODES) - 1))
     return "".join(CODES[step] for step in steps.astype(int).clip(0, len(CODES) - 1))
 
@@ -50,20 +50,20 @@ def encode_log_probs_for_page(log_probs: Sequence[float]) -> str:
 def secret_list_block(
     result: AuditResult, details: SecretDetails, texts: Mapping[str, SecretText] | None = None
 ) -> Secrets | None:
-    """The secrets with what each row saw of them; None where the run kept nothing of the kind.
+    """Return the secrets with the results of each row; None if the run stored none.
 
     texts: the private text to show, by secret.
     """
-    own = {secret.id for secret in details.secrets}  # rows of generations are about none of them
-    kept = [f for f in phrases.findings_in_report_order(result) if f.cell_key in details.rows]
-    measured = [f for f in kept if own.intersection(details.rows[f.cell_key].ids)]
+    secret_ids = {secret.id for secret in details.secrets}  # rows of generations concern no secret
+    stored = [f for f in phrases.findings_in_report_order(result) if f.cell_key in details.rows]
+    measured = [f for f in stored if secret_ids.intersection(details.rows[f.cell_key].ids)]
     if not details.secrets or not measured:
         return None
     facts = _page_columns_of_secrets(details)
-    left, rows, notes = _ROWS - _page_json_byte_count(facts), [], []
+    budget, rows, notes = _ROWS - _page_json_byte_count(facts), [], []
     for finding in measured:
         row = _page_outcomes_and_scores_of_row(result, details, finding)
-        if (left := left - _page_json_byte_count(row)) < 0:
+        if (budget := budget - _page_json_byte_count(row)) < 0:
             break
         rows.append(row)
     if len(rows) < len(measured):
@@ -71,13 +71,13 @@ def secret_list_block(
             f"{len(measured) - len(rows)} of {len(measured)} rows are left out of this list to "
             "keep the page small; secrets.parquet has them."
         )
-    tokens, shown, known = _page_token_view_by_target(
+    tokens, n_shown, n_known = _page_token_view_by_target(
         result, details, texts or {}, BUDGET - _page_json_byte_count([facts, rows])
     )
-    if shown < known:
+    if n_shown < n_known:
         notes.append(
-            f"The token view shows the {shown:,} secrets that the undefended model gives away "
-            f"most, of {known:,}; secrets.parquet has all."
+            f"The token view shows the {n_shown:,} secrets that the undefended model gives away "
+            f"most, of {n_known:,}; secrets.parquet has all."
         )
     best = strongest_attack_row(result, UNDEFENDED) or measured[0]
     first = next((i for i, f in enumerate(measured[: len(rows)]) if f is best), 0)
@@ -99,34 +99,36 @@ def _page_json_byte_count(value: Any) -> int:
 
 
 def _page_columns_of_secrets(details: SecretDetails) -> dict[str, Any]:
-    told = details.secrets
-    own = [None if s.group is None else escaping.to_printable_line(s.group) for s in told]
-    groups = [name for name in dict.fromkeys(own) if name is not None]
+    listed = details.secrets
+    group_names = [None if s.group is None else escaping.to_printable_line(s.group) for s in listed]
+    groups = [name for name in dict.fromkeys(group_names) if name is not None]
     return {
-        "ids": [phrases.shorten(escaping.to_printable_line(s.alias), _ID) for s in told],
-        "members": "".join("1" if s.member else "0" for s in told),
-        "repeats": [s.repeats for s in told],
-        "lengths": [s.length for s in told],
+        "ids": [phrases.shorten(escaping.to_printable_line(s.alias), _ID) for s in listed],
+        "members": "".join("1" if s.member else "0" for s in listed),
+        "repeats": [s.repeats for s in listed],
+        "lengths": [s.length for s in listed],
         "groups": [phrases.shorten(name, _ID) for name in groups],
-        "group": [None if name is None else groups.index(name) for name in own] if groups else [],
+        "group": [None if name is None else groups.index(name) for name in group_names]
+        if groups
+        else [],
     }
 
 
 def _page_outcomes_and_scores_of_row(
     result: AuditResult, details: SecretDetails, finding: Finding
 ) -> dict[str, Any]:
-    seen = details.rows[finding.cell_key]
-    place = {id: i for i, id in enumerate(seen.ids)}
+    values = details.rows[finding.cell_key]
+    place = {id: i for i, id in enumerate(values.ids)}
     order = [place.get(secret.id) for secret in details.secrets]
-    found = seen.outcome
-    scores = next(iter(seen.values.values())) if found is None else found.score
-    # tokens of the suffix that are right from its start
-    lead = None if found is None else found.traits.get("lead")
-    codes = ["."] * len(seen.ids)
-    if found is not None:
-        # The first that holds is taken: a hit is one of any_hit, and may be near as well.
+    outcome = values.outcome
+    scores = next(iter(values.values.values())) if outcome is None else outcome.score
+    # correct tokens from the start of the suffix
+    lead = None if outcome is None else outcome.traits.get("lead")
+    codes = ["."] * len(values.ids)
+    if outcome is not None:
+        # The first match wins: a hit is one of any_hit, and may be near as well.
         codes = np.select(
-            [found.hit, found.any_hit, found.is_near_verbatim], ["3", "2", "1"], "0"
+            [outcome.hit, outcome.any_hit, outcome.is_near_verbatim], ["3", "2", "1"], "0"
         ).tolist()
     return {
         "target": phrases.target_title(result, finding.target),
@@ -141,7 +143,7 @@ def _page_outcomes_and_scores_of_row(
 
 
 def _page_number_in_three_digits(value: float) -> float | int | None:
-    """Three significant digits; None for what JSON has no word for."""
+    """Round to three significant digits; None for values that JSON cannot express."""
     if not math.isfinite(value):
         return None
     short = float(f"{value:.3g}")
@@ -151,11 +153,11 @@ def _page_number_in_three_digits(value: float) -> float | int | None:
 def _page_token_view_by_target(
     result: AuditResult, details: SecretDetails, texts: Mapping[str, SecretText], budget: int
 ) -> tuple[dict[str, Any], int, int]:
-    """By target: a string of codes a secret, and the bits of its whole suffix; then how many are
-    shown, and known.
+    """Return by target a string of codes a secret and the bits of its suffix; then the numbers
+    shown and known.
 
-    Where not all secrets fit, those are shown whose suffix is likeliest under the first target, the
-    undefended one.
+    If not all secrets fit, keep those with the most likely suffix under the first target, the
+    undefended model.
     """
     targets = [t for t in result.targets if t.name in details.tokens]
     if not targets:
@@ -164,9 +166,9 @@ def _page_token_view_by_target(
     ids = [
         s.id for s in details.secrets if any(s.id in distribution for distribution in distributions)
     ]
-    # Log-probabilities add up to the suffix's own; the likeliest first, those not measured last.
+    # Log-probabilities add up to the suffix's; the most likely first, unmeasured secrets last.
     ranked = sorted(ids, key=lambda id: -sum(distributions[0].get(id, (-math.inf,))))
-    shown: set[str] = set()
+    shown_ids: set[str] = set()
     for id in ranked:
         # A character a token; 12 more for quotes, comma and the bits.
         text = _page_json_byte_count(_visible_suffix_tokens(texts, id)) if texts else 0
@@ -176,13 +178,18 @@ def _page_token_view_by_target(
             - text
         ) < 0:
             break
-        shown.add(id)
-    told = [s.id if s.id in shown else "" for s in details.secrets]
+        shown_ids.add(id)
+    listed_ids = [s.id if s.id in shown_ids else "" for s in details.secrets]
     columns = []
-    for target, of in zip(targets, distributions, strict=True):
-        # Nats of the tokens add up to those of the suffix; over ln 2 they are bits.
-        bits = [round(-sum(of[id]) / math.log(2), 1) if id in of else math.nan for id in told]
-        codes = [encode_log_probs_for_page(of[id]) if id in of else "" for id in told]
+    for target, log_probs in zip(targets, distributions, strict=True):
+        # Nats of the tokens add up to the suffix's; over ln 2 they are bits.
+        bits = [
+            round(-sum(log_probs[id]) / math.log(2), 1) if id in log_probs else math.nan
+            for id in listed_ids
+        ]
+        codes = [
+            encode_log_probs_for_page(log_probs[id]) if id in log_probs else "" for id in listed_ids
+        ]
         columns.append(
             {
                 "target": target.title,
@@ -190,11 +197,11 @@ def _page_token_view_by_target(
                 "bits": list(map(_page_number_in_three_digits, bits)),
             }
         )
-    pieces = [_visible_suffix_tokens(texts, id) for id in told] if texts else []
-    return {"tokens": columns, "texts": pieces}, len(shown), len(ids)
+    pieces = [_visible_suffix_tokens(texts, id) for id in listed_ids] if texts else []
+    return {"tokens": columns, "texts": pieces}, len(shown_ids), len(ids)
 
 
 def _visible_suffix_tokens(texts: Mapping[str, SecretText], id: str) -> list[str]:
-    """What each token of the suffix says, every character in sight."""
+    """Return the text of each suffix token, with every character visible."""
     pieces = texts[id].pieces if id in texts else ()
     return [phrases.shorten(escaping.show_invisible_characters(piece), _ID) for piece in pieces]

@@ -1,10 +1,10 @@
-"""How severe what a run shows of a target is: a word, why, and the rule that the word follows.
+"""Grade the severity of a target's signals: a word, its reason, and the rule behind the word.
 
-A function of the signals only (`conclusions.signals`). It says what can be extracted, not how much:
-that is a number, with an interval, next to it. No share is small enough to be called
-low: an AI model is anonymous only where the likelihood of extracting personal data is insignificant
-for whoever's data it was trained on (EDPB Opinion 28/2024), and text itself says more than what is
-inferred about it. The order of the words is ours.
+A function of the signals only (`conclusions.signals`). It states the possible extraction; a number
+with an interval next to it states the amount. No share is small enough to call low: an AI model is
+anonymous only if the likelihood of extracting personal data is insignificant for every person in
+its training data (EDPB Opinion 28/2024), and text itself reveals more than inferences about it. The
+order of the words is ours.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _DECISIONS: dict[Word, str] = {
 
 @dataclass(frozen=True)
 class Severity:
-    """why: a clause; proof: the strongest number that shows it, and what else does; "": nothing."""
+    """Hold a severity word. why: a clause; proof: the strongest number that shows it, and further
+    signals; "" if empty."""
 
     word: Word
     why: str
@@ -54,16 +55,17 @@ class Severity:
 
     def describe(self, title: str, cost: str = "") -> str:
         """Return `Undefended: HIGH. Training text can be extracted (14% verbatim, white-box).`"""
-        shown = f" ({self.proof})" if self.proof else ""
-        why = f". {self.reason[:-1]}" if self.why else ""
-        return f"{title}: {self.word.upper()}{why}{shown}{cost}."
+        proof = f" ({self.proof})" if self.proof else ""
+        reason = f". {self.reason[:-1]}" if self.why else ""
+        return f"{title}: {self.word.upper()}{reason}{proof}{cost}."
 
 
 def severity_of_target(seen: LeakAssessment, target: str) -> Severity:
-    """Return the first word that holds: text is shown, anything is shown, anything is open."""
-    shown = seen.shown_signals(target)
+    """Return the first word that applies: text is shown, any signal is shown, any signal is
+    open."""
+    shown_signals = seen.shown_signals(target)
     suspected = [s for s in seen.signals_of_target(target) if s.suspected]
-    text_signals = [s for s in shown if s.kind.text]
+    text_signals = [s for s in shown_signals if s.kind.text]
     if text_signals:
         personal = any(s.kind is PERSONAL for s in text_signals)
         copied = [
@@ -76,26 +78,26 @@ def severity_of_target(seen: LeakAssessment, target: str) -> Severity:
         ]
         worst = "; ".join((*copied[:1], *groups[:1]))
         including = ", including personal data" if personal else ""
-        why = f"training text can be extracted{including}{f': {worst}' if worst else ''}"
-        return Severity(HIGH, why, signals.proof_label(shown, suspected))
-    if shown:
+        reason = f"training text can be extracted{including}{f': {worst}' if worst else ''}"
+        return Severity(HIGH, reason, signals.proof_label(shown_signals, suspected))
+    if shown_signals:
         few = any(s.kind.text or s.kind is PROBABLE for s in suspected)
         text = "text is extracted, but not significantly" if few else "no text is shown to come out"
-        why = f"{text}; another signal is above its baseline"
-        return Severity(MODERATE, why, signals.proof_label(shown, suspected))
-    if left := tuple(_why_inconclusive_sentences(seen, target)):
+        reason = f"{text}; another signal is above its baseline"
+        return Severity(MODERATE, reason, signals.proof_label(shown_signals, suspected))
+    if open_reasons := tuple(_why_inconclusive_sentences(seen, target)):
         clean = seen.shows_no_leakage(target)
         first = signals.no_leakage_phrase(seen, target) if clean else "no leak is shown"
         bound = signals.still_possible_label(seen, target)
-        return Severity(OPEN, f"{first}, but {', '.join(left)}", bound)
-    why = f"{signals.no_leakage_phrase(seen, target)}: every signal was tested"
-    return Severity(NONE, why, signals.still_possible_label(seen, target))
+        return Severity(OPEN, f"{first}, but {', '.join(open_reasons)}", bound)
+    reason = f"{signals.no_leakage_phrase(seen, target)}: every signal was tested"
+    return Severity(NONE, reason, signals.still_possible_label(seen, target))
 
 
 def _why_inconclusive_sentences(seen: LeakAssessment, target: str) -> Iterator[str]:
-    """Yield what forbids the word "none seen"."""
+    """Yield the reasons against the word "none seen"."""
     kinds = {s.kind for s in seen.signals_of_target(target)}
-    # One access at which it was tested is enough: of such a kind no signal says "not tested".
+    # One tested access is enough: no signal of such a kind says "not tested".
     untested = {s.kind for s in seen.signals_of_target(target) if s.status == NOT_TESTED}
     if suspected := [s for s in seen.signals_of_target(target) if s.suspected]:
         names = ", ".join(dict.fromkeys(s.kind.short for s in suspected))

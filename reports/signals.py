@@ -1,7 +1,6 @@
-"""The words for the signals of a run (`records.signals`): in a sentence, for a whole target, as a
-table.
+"""Word the signals of a run (`conclusions.signals`): in a sentence, for a target, as a table.
 
-Says what is shown, what is not, up to which bound, and what was not tested; decides nothing.
+States the signals that are shown, not shown up to a bound, or not tested; decides nothing.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ NOTE = (
 
 
 def describe_signal_number(signal: LeakSignal) -> str:
-    """`166/320 (52% [46–57]) extracted verbatim`, `membership AUC 0.642 [0.577–0.704]`."""
+    """Return `166/320 (52% [46–57]) extracted verbatim` or `membership AUC 0.642 [0.577–0.704]`."""
     m = signal.measured
     assert m is not None  # whoever asks has seen that it was tested
     if is_decided_by_excess(signal):
-        # Without an interval of its own: the one that decides stands beside the baseline.
+        # Drop its interval: the deciding interval is next to the baseline.
         m = replace(m, low=math.nan, high=math.nan)
     if signal.kind is PERSONAL:
         return (
@@ -76,13 +75,13 @@ def describe_signal_number(signal: LeakSignal) -> str:
             f"{counted(m.n, 'query', 'queries')}"
         )
     if tries := EXPECTED_ANY_OF.parse_numbers(m.name):
-        drawn = counted(int(tries[0]), "sample")
+        samples = counted(int(tries[0]), "sample")
         lengths = phrases.suffix_lengths_phrase(m)
-        return f"{drawn} each would extract {phrases.value_with_interval(m)} of members{lengths}"
+        return f"{samples} each would extract {phrases.value_with_interval(m)} of members{lengths}"
     if surely := DISCOVERABLE.parse_numbers(m.name):
-        drawn, sure = counted(int(surely[0]), "sample"), phrases.format_percent(float(surely[1]))
+        samples, sure = counted(int(surely[0]), "sample"), phrases.format_percent(float(surely[1]))
         return (
-            f"{phrases.format_share_with_interval(m)} extracted by {drawn} with a probability of "
+            f"{phrases.format_share_with_interval(m)} extracted by {samples} with a probability of "
             f"{sure}% or more"
         )
     chosen = f" ({m.note})" if m.name == auc_name("") and m.note else ""
@@ -91,16 +90,15 @@ def describe_signal_number(signal: LeakSignal) -> str:
 
 
 def is_decided_by_excess(signal: LeakSignal) -> bool:
-    """Return whether the excess over the non-members is why it is not shown.
+    """Return whether the excess over the non-members is the reason that the signal is not shown.
 
-    Of a signal that is shown its own interval says the same: its lower end is then above the
-    non-members' number too.
+    For a shown signal its interval suffices: its lower limit is above the non-members' number too.
     """
     return signal.status == signals.NOT_SHOWN and signal.excess is not None
 
 
 def suspicion_phrase(signal: LeakSignal) -> str:
-    """Return why what was seen is not shown: `not significant`, or that such a number is only a
+    """Return why a measured leak is not shown: `not significant`, or that such a number is only a
     hint."""
     return (
         "not significant"
@@ -110,8 +108,8 @@ def suspicion_phrase(signal: LeakSignal) -> str:
 
 
 def corrected_interval_phrase(signal: LeakSignal) -> str:
-    """`interval corrected for 5 numbers that share the level`; "" if the number has a level of its
-    own."""
+    """Return `interval corrected for 5 numbers that share the level`; "" if the number shares no
+    level."""
     return (
         f"interval corrected for {signal.looks} numbers that share the level"
         if signal.looks > 1
@@ -120,7 +118,8 @@ def corrected_interval_phrase(signal: LeakSignal) -> str:
 
 
 def describe_signal_baseline(signal: LeakSignal) -> str:
-    """`non-members 0/160`, `chance 0.5, blind baseline 0.52`, or that there is none."""
+    """Return `non-members 0/160`, `chance 0.5, blind baseline 0.52`, or that there is no
+    baseline."""
     b = signal.baseline
     if isinstance(b, Measurement):
         return f"non-members {_baseline_text(b)}{_difference_text(signal)}"
@@ -139,22 +138,22 @@ def _bracketed(text: str) -> str:
 
 
 def describe_signals_of_one_kind(of_a_kind: Sequence[LeakSignal]) -> str:
-    """Return what the signals of one kind say of a target, both accesses together, as a phrase.
+    """Return the result of a target's signals of one kind, both accesses together, as a phrase.
 
     `none of 60 extracted verbatim, text-only or white-box (up to 6% not ruled out)`
     """
-    shown = [s for s in of_a_kind if s.status == signals.SHOWN]
+    shown_signals = [s for s in of_a_kind if s.status == signals.SHOWN]
     suspected = [s for s in of_a_kind if s.suspected]
-    if shown or suspected:
-        best = pick_strongest_signal(shown or suspected)
+    if shown_signals or suspected:
+        best = pick_strongest_signal(shown_signals or suspected)
         access = f", {best.setting}" if best.setting else ""
         remarks = (
-            "" if shown else suspicion_phrase(best),
+            "" if shown_signals else suspicion_phrase(best),
             describe_signal_baseline(best),
             corrected_interval_phrase(best),
         )
-        beside = "; ".join(filter(None, remarks))
-        return f"{describe_signal_number(best)}{access}{_bracketed(beside)}"
+        remark = "; ".join(filter(None, remarks))
+        return f"{describe_signal_number(best)}{access}{_bracketed(remark)}"
     access = " or ".join(s.setting for s in of_a_kind if s.setting)
     access = f", {access}" if access else ""
     worst = max(of_a_kind, key=lambda s: s.measured.high if s.measured else 0.0)
@@ -170,25 +169,27 @@ def describe_signals_of_one_kind(of_a_kind: Sequence[LeakSignal]) -> str:
         baseline = describe_signal_baseline(worst)
         compared = baseline if worst.baseline is None else f"not above {baseline or 'zero'}"
         return f"{describe_signal_number(worst)}{access} ({compared}{never})"
-    found = f"{worst.kind.counted[m.name]}{access}"
-    return f"none of {m.n:,} {found} (up to {phrases.format_percent(m.high)}% not ruled out)"
+    subject = f"{worst.kind.counted[m.name]}{access}"
+    return f"none of {m.n:,} {subject} (up to {phrases.format_percent(m.high)}% not ruled out)"
 
 
 def not_ruled_out_phrase(none: LeakSignal) -> str:
-    """`verbatim up to 6.0% (0/60)`, of a signal that counts secrets and found none."""
+    """Return `verbatim up to 6.0% (0/60)` for a signal that counts secrets and found none."""
     m = none.measured
     assert m is not None  # it was tested
-    what = (
+    title = (
         personal.personal_kind_in_sentence(none.part) if none.kind is PERSONAL else none.kind.short
     )
-    return f"{what} up to {phrases.format_percent(m.high)}% (0/{m.n:,})"
+    return f"{title} up to {phrases.format_percent(m.high)}% (0/{m.n:,})"
 
 
 def still_possible_label(seen: LeakAssessment, target: str) -> str:
     """Return `still possible: verbatim up to 6.0% (0/60)`, the widest bound of the first kind that
-    counts secrets and found none; "": no kind did."""
-    none = [s for s in seen.tested_signals(target) if _has_counted_secrets_and_found_none(s)]
-    first = [s for s in none if s.kind is none[0].kind]
+    counts secrets and found none; "" without such a kind."""
+    zero_signals = [
+        s for s in seen.tested_signals(target) if _has_counted_secrets_and_found_none(s)
+    ]
+    first = [s for s in zero_signals if s.kind is zero_signals[0].kind]
     widest = max(first, key=lambda s: s.measured.high if s.measured else 0.0, default=None)
     return f"still possible: {not_ruled_out_phrase(widest)}" if widest else ""
 
@@ -201,24 +202,24 @@ def _has_counted_secrets_and_found_none(signal: LeakSignal) -> bool:
 def gate_command_to_suggest(
     seen: LeakAssessment, target_signals: Sequence[LeakSignal], run: str
 ) -> str:
-    """Return a gate on what these signals of one target measure; without --target it judges
+    """Return a gate on the metrics of these signals of one target; without --target it judges
     defended targets first."""
-    named = {s.target for s in seen.signals}
-    judged = named - {UNDEFENDED} or named
+    targets = {s.target for s in seen.signals}
+    judged = targets - {UNDEFENDED} or targets
     target = target_signals[0].target
     only = "" if judged == {target} else f" --target {shlex.quote(target)}"
-    # Quoted for the parentheses that a rule may hold, `recall(kind=card)`: a shell would read them.
+    # Quote the parentheses of rules such as `recall(kind=card)`, which a shell would interpret.
     limits = " ".join(f"--max {shlex.quote(signal.gate_rule)}" for signal in target_signals)
     return f"audit gate {run} {limits}{only}"
 
 
 def pick_strongest_signal(found: Sequence[LeakSignal]) -> LeakSignal:
-    """Return the strongest of signals of one kind, whatever their access."""
+    """Return the strongest of signals of one kind, at any access."""
 
     def strength(signal: LeakSignal) -> float:
         m = signal.measured
         assert m is not None  # it was tested
-        # An AUC below 1/2 tells members apart as well, read the other way.
+        # An AUC below 1/2 separates members too, with the score reversed.
         return abs(m.value - 0.5) if m.unit == AUC else m.value
 
     return max(found, key=strength)
@@ -229,26 +230,26 @@ def pick_strongest_signal(found: Sequence[LeakSignal]) -> LeakSignal:
 
 
 def no_leakage_phrase(seen: LeakAssessment, *targets: str) -> str:
-    """The reassuring words: said where `LeakAssessment.shows_no_leakage`, and nowhere else."""
-    whole = all(
+    """Return the reassuring words, used only after `LeakAssessment.shows_no_leakage`."""
+    all_tested = all(
         len(seen.tested_signals(target)) == len(seen.signals_of_target(target))
         for target in targets
     )
-    return f"no leakage seen{'' if whole else ' in what was tested'}"
+    return f"no leakage seen{'' if all_tested else ' in what was tested'}"
 
 
 def group_signals_by_kind(found: Sequence[LeakSignal]) -> list[list[LeakSignal]]:
-    # groupby joins neighbours alone; an assessment has a target's signals kind by kind.
+    # groupby joins only neighbours; an assessment has a target's signals kind by kind.
     return [list(group) for _, group in groupby(found, key=lambda s: s.kind.name)]
 
 
 def proof_label(shown: Sequence[LeakSignal], suspected: Sequence[LeakSignal]) -> str:
-    """Return `14% verbatim, white-box; also near-verbatim`: a number, and which other signals."""
+    """Return `14% verbatim, white-box; also near-verbatim`: a number, and the other signals."""
     kinds = dict.fromkeys(s.kind for s in shown)
     first = next(iter(kinds))
     best = pick_strongest_signal([s for s in shown if s.kind is first])
     access = f", {best.setting}" if best.setting else ""
-    # Personal data have words of their own in the reason.
+    # The reason mentions personal data separately.
     also = [kind.short for kind in kinds if kind not in (first, PERSONAL)]
     few = dict.fromkeys(s.kind.short for s in suspected if s.kind not in kinds)
     parts = [f"{_brief_number_label(best)}{access}"]
@@ -271,11 +272,11 @@ def _brief_number_label(signal: LeakSignal) -> str:
 
 
 def least_detectable_text(signal: LeakSignal) -> str:
-    """The smallest number that would have been shown: `3.1%`, `0.56`, `all 4`."""
+    """Return the smallest number that would have been shown: `3.1%`, `0.56`, `all 4`."""
     m = signal.measured
     if m is None or signal.status != signals.NOT_SHOWN or math.isnan(signal.least):
         return phrases.NOTHING
-    # No share is above 1: nothing less than all of them.
+    # No share is above 1: it takes all of them.
     if m.unit in SHARES and signal.least >= 1:
         return f"all {m.n:,}"
     text = phrases.format_value(Measurement(m.name, signal.least, math.nan, math.nan, m.n, m.unit))
@@ -285,33 +286,35 @@ def least_detectable_text(signal: LeakSignal) -> str:
 def untested_kinds_to_report_by_targets(
     seen: LeakAssessment,
 ) -> dict[tuple[str, ...], list[LeakKind]]:
-    """The kinds that were not tested, by the targets on which they were not; () first: those tested
-    on no target."""
+    """Return the untested kinds by the targets that lack them; first, under (), kinds tested on no
+    target."""
     measured = [target for target in seen.targets if seen.tested_signals(target)]
-    # () is there from the start, so that it stays first.
-    found: dict[tuple[str, ...], list[LeakKind]] = {(): []}
+    # Insert () first to keep it first.
+    kinds_by_targets: dict[tuple[str, ...], list[LeakKind]] = {(): []}
     for kind in dict.fromkeys(s.kind for s in seen.signals):
         tested = {
             s.target for s in seen.signals if s.kind is kind and s.status != signals.NOT_TESTED
         }
-        left = tuple(target for target in measured if target not in tested)
-        if left or not tested:
-            found.setdefault(left if tested else (), []).append(kind)
-    return {targets: kinds for targets, kinds in found.items() if kinds}
+        missing = tuple(target for target in measured if target not in tested)
+        if missing or not tested:
+            kinds_by_targets.setdefault(missing if tested else (), []).append(kind)
+    return {targets: kinds for targets, kinds in kinds_by_targets.items() if kinds}
 
 
 def all_doubts(seen: LeakAssessment) -> tuple[Doubt, ...]:
     """Return the doubts about all targets, each once, contradictions first."""
-    found = [d for name in seen.targets for d in seen.contradictions.get(name, ())]
+    contradictions = [d for name in seen.targets for d in seen.contradictions.get(name, ())]
     return tuple(
-        dict.fromkeys((*found, *(d for name in seen.targets for d in seen.doubts.get(name, ()))))
+        dict.fromkeys(
+            (*contradictions, *(d for name in seen.targets for d in seen.doubts.get(name, ())))
+        )
     )
 
 
 def target_title_or_undefended(result: AuditResult, target: str) -> str:
-    """The target's title; "Undefended" also where that model is not in the result."""
-    found = phrases.find_target_to_report(result, target)
-    return found.title if found else "Undefended" if target == UNDEFENDED else target
+    """Return the target's title; "Undefended" also if the result lacks that model."""
+    record = phrases.find_target_to_report(result, target)
+    return record.title if record else "Undefended" if target == UNDEFENDED else target
 
 
 # --- the section
@@ -322,7 +325,7 @@ def _signals_forest(result: AuditResult, seen: LeakAssessment) -> Forest:
     """Return a row a signal, target by target."""
     groups, spans = list[Group](), list[ForestSpan | None]()
     for target in seen.targets:
-        # Signals that differ only in their access are one row.
+        # Merge signals that differ only in their access into one row.
         settings: dict[tuple[str, ...], list[LeakSignal]] = {}
         for signal in seen.tested_signals(target):
             settings.setdefault(_signal_table_row(signal), []).append(signal)
@@ -341,20 +344,20 @@ def _signals_forest(result: AuditResult, seen: LeakAssessment) -> Forest:
 
 
 def list_untested_signals(result: AuditResult, seen: LeakAssessment) -> Iterator[tuple[str, str]]:
-    """Yield ` on PMixED` ("": on no target) and the signals that were not tested, each with what
-    would test it or why nothing did."""
+    """Yield ` on PMixED` ("": on no target) and the untested signals, each with its test or why it
+    did not run."""
     for targets, untested in untested_kinds_to_report_by_targets(seen).items():
         labels = []
         for kind in untested:
-            # Personal data is measured by the attacks on verbatim text, named for that kind.
+            # The attacks on verbatim text measure personal data, and are listed for verbatim.
             methods = () if kind is PERSONAL else result.methods_measuring(*kind.measured_by[:1])
-            of = [
+            kind_signals = [
                 s for s in seen.signals if s.kind is kind and s.target in (targets or seen.targets)
             ]
-            # What the run was asked for already is not advised again: its reason is.
-            why = "; ".join(dict.fromkeys(s.why for s in of if s.why))
+            # Give the reason for a planned test that did not run; else advise the test.
+            reasons = "; ".join(dict.fromkeys(s.why for s in kind_signals if s.why))
             flags = f"--attack {' or '.join(methods)}" if methods else ""
-            labels.append(f"{kind.short}{_bracketed(why or flags)}")
+            labels.append(f"{kind.short}{_bracketed(reasons or flags)}")
         titles = dict.fromkeys(target_title_or_undefended(result, target) for target in targets)
         yield f" on {', '.join(titles)}" if titles else "", ", ".join(labels)
 
@@ -372,7 +375,7 @@ def _signal_table_row(s: LeakSignal) -> tuple[str, ...]:
 
 
 def _measured_text(s: LeakSignal) -> str:
-    """Return the number, without the name of its metric if the kind says it."""
+    """Return the number, without the name of its metric if the kind states it."""
     m = s.measured
     assert m is not None  # it was tested
     if is_decided_by_excess(s) and m.value:
@@ -419,13 +422,13 @@ def _signal_forest_span(s: LeakSignal) -> ForestSpan | None:
 
 def signals_section_blocks(result: AuditResult) -> list[Block]:
     """Return the picture of all signals; nothing if nothing was measured."""
-    seen = assess_signals(result)
-    tested = any(seen.tested_signals(target) for target in seen.targets)
-    return signal_blocks(result, seen) if tested else []
+    assessment = assess_signals(result)
+    tested = any(assessment.tested_signals(target) for target in assessment.targets)
+    return signal_blocks(result, assessment) if tested else []
 
 
 def signal_blocks(result: AuditResult, seen: LeakAssessment) -> list[Block]:
-    """Return the picture, and what was not tested."""
+    """Return the picture and the untested signals."""
     untested = list_untested_signals(result, seen)
     items = tuple(f"Not tested{on}: {text}." for on, text in untested)
     return [_signals_forest(result, seen), *([Bullets(items)] if items else [])]

@@ -1,7 +1,7 @@
-"""What a report says, in order: the sections of the Markdown report and of the three readers' page.
+"""Order the sections of the Markdown report and of the page for three readers.
 
-One page for whoever decides, whoever mends the model and whoever checks the method; Markdown for a
-pull request. Knows the records and the words; not how a block is drawn.
+The page is for whoever decides, whoever fixes the model and whoever checks the method; Markdown is
+for a pull request. Independent of drawing.
 """
 
 from __future__ import annotations
@@ -39,15 +39,14 @@ PARTS = (DECIDE, MEND, CHECK)
 
 @cache
 def all_report_topics() -> tuple[Topic, ...]:
-    """The topics of all modules of this package, which are imported for it, in the order of the
-    page."""
+    """Import all modules of this package and return their topics, in the order of the page."""
     names = (
         f"{reports.__name__}.{module.name}" for module in pkgutil.iter_modules(reports.__path__)
     )
-    found = [
+    topics = [
         topic for name in names for topic in getattr(importlib.import_module(name), "TOPICS", ())
     ]
-    return tuple(sorted(found, key=lambda topic: (PARTS.index(topic.part), topic.place)))
+    return tuple(sorted(topics, key=lambda topic: (PARTS.index(topic.part), topic.place)))
 
 
 def markdown_document(
@@ -55,22 +54,23 @@ def markdown_document(
     details: SecretDetails | None = None,
     texts: Mapping[str, SecretText] | None = None,
 ) -> Document:
-    """The Markdown report: the sections that have a turn in it.
+    """Return the Markdown report: the sections with a turn in it.
 
-    Every string in it is cleaned of control characters; none is escaped. texts: the private text to
-    show, by id.
+    Every string is free of control characters and not escaped. texts: the private text to show, by
+    id.
     """
     material = ReportMaterial(
         phrases.result_with_printable_strings(result), details or SecretDetails(), texts=texts
     )
-    told = sorted(
+    topics = sorted(
         (topic for topic in all_report_topics() if topic.turn), key=lambda topic: topic.turn
     )
-    made = (
-        (t, (t.brief or t.make)(material)) for t in (*told, *_plugin_report_topics(material.result))
+    blocks_by_topic = (
+        (t, (t.brief or t.make)(material))
+        for t in (*topics, *_plugin_report_topics(material.result))
     )
     sections = tuple(
-        Section(topic.id, topic.title, tuple(blocks)) for topic, blocks in made if blocks
+        Section(topic.id, topic.title, tuple(blocks)) for topic, blocks in blocks_by_topic if blocks
     )
     source = (
         "Rendered from result.json alone"
@@ -86,20 +86,20 @@ def page_document(
     since: Comparison | None = None,
     texts: Mapping[str, SecretText] | None = None,
 ) -> Document:
-    """The whole page: every section that has something to say, part by part.
+    """Return the full page: every section with content, part by part.
 
-    since: another run and this one, in that order. texts: the private text to show, by id.
+    since: a comparison of an earlier run with this run. texts: the private text to show, by id.
     """
     material = ReportMaterial(
         phrases.result_with_printable_strings(result), details or SecretDetails(), since, texts
     )
-    made = (
+    blocks_by_topic = (
         (topic, topic.make(material))
         for topic in (*all_report_topics(), *_plugin_report_topics(material.result))
     )
     sections = tuple(
         Section(topic.id, topic.title, tuple(blocks), topic.part)
-        for topic, blocks in made
+        for topic, blocks in blocks_by_topic
         if blocks
     )
     return _build_report_document(material, sections)
@@ -121,19 +121,19 @@ def _build_report_document(material: ReportMaterial, sections: tuple[Section, ..
 
 
 def _plugin_report_topics(result: AuditResult) -> list[Topic]:
-    """The sections that plug-ins brought, behind all others."""
-    found = []
-    for i, (name, own) in enumerate(result.sections.items()):
-        # partial binds i and own now; a lambda would see the last of the loop.
-        make = partial(_plugin_section_blocks, i, own)
-        found.append(Topic(f"own-{i}", f"{own.title} ({name})", make, CHECK, 0))
-    return found
+    """Return the sections of plug-ins, after all others."""
+    topics = []
+    for i, (name, section) in enumerate(result.sections.items()):
+        # partial binds the current values; a lambda would see the last of the loop.
+        make = partial(_plugin_section_blocks, i, section)
+        topics.append(Topic(f"own-{i}", f"{section.title} ({name})", make, CHECK, 0))
+    return topics
 
 
 def _plugin_section_blocks(i: int, own: OwnSection, _: ReportMaterial) -> list[Block]:
     tables = (
-        Table(f"own-{i}-{n}", one.caption, one.head, (Group("", one.rows),))
-        for n, one in enumerate(own.tables)
+        Table(f"own-{i}-{n}", table.caption, table.head, (Group("", table.rows),))
+        for n, table in enumerate(own.tables)
     )
     return [*map(Paragraph, own.text), *tables]
 
@@ -142,20 +142,26 @@ def _report_header_facts(result: AuditResult) -> Facts:
     n = result.benchmark
     has_parts = any(finding.measurement(documents.RECALL) for finding in result.findings)
     attacked = "Parts of records" if has_parts else "Records"
-    written = n.text_form.partition(" (")[0]
+    text_form = n.text_form.partition(" (")[0]
     return (
         (attacked, f"{n.members:,} trained on (members), {n.nonmembers:,} not (non-members)"),
-        *((("Text form", f"--template {written}"),) if written else ()),
+        *((("Text form", f"--template {text_form}"),) if text_form else ()),
         ("Run", f"{result.name}, seed {result.seed}"),
     )
 
 
 def _target_severity_summaries(result: AuditResult) -> tuple[TargetSummary, ...]:
-    seen = assess_signals(result)
-    found = {name: severity.severity_of_target(seen, name) for name in list_judged_targets(seen)}
+    assessment = assess_signals(result)
+    severities = {
+        name: severity.severity_of_target(assessment, name)
+        for name in list_judged_targets(assessment)
+    }
     return tuple(
         TargetSummary(
-            signals.target_title_or_undefended(result, name), of.word, of.reason, of.decision
+            signals.target_title_or_undefended(result, name),
+            grade.word,
+            grade.reason,
+            grade.decision,
         )
-        for name, of in found.items()
+        for name, grade in severities.items()
     )

@@ -1,5 +1,5 @@
-"""A table as text for a terminal, Markdown, CSV or LaTeX: sweeps and ledgers. Knows cells of text,
-and escaping."""
+"""Render a table as text for a terminal, Markdown, CSV or LaTeX: sweeps and ledgers. Knows only
+text cells and escaping."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rich.text import Text
 
 from auditor.reports import escaping
 
-# Of LaTeX's article class at 10 pt: the width of a line, of a space between columns and, on
-# average, of a character.
+# Points in LaTeX's article class at 10 pt: a line, a space between columns and, on average, a
+# character.
 _LATEX_LINE, _LATEX_GAP, _LATEX_CHARACTER = 345.0, 8.0, 5.2
 _LATEX_CAPITAL, _LATEX_WIDE = 7.5, {"m": 8.4, "w": 7.3, "M": 9.2, "W": 10.3, "%": 8.4}  # points
 
@@ -20,7 +20,7 @@ _LATEX_CAPITAL, _LATEX_WIDE = 7.5, {"m": 8.4, "w": 7.3, "M": 9.2, "W": 10.3, "%"
 @dataclass(frozen=True)
 class RowTable:
     """Rows under one head. `machine`: the same rows in columns for programs; without it CSV holds
-    what people read."""
+    the readable rows."""
 
     title: str
     head: tuple[str, ...]
@@ -31,9 +31,9 @@ class RowTable:
 
 
 def row_table_to_rich(grid: RowTable, styles: Sequence[str] = ()) -> RichTable:
-    """A rich table; `styles`: one a row."""
+    """Return a rich table; `styles`: one a row."""
     clean = escaping.escape_for_terminal
-    # Line by line: cleaned as one text its line ends would be spaces.
+    # Line by line: cleaning the full text would turn line ends into spaces.
     note = Text("\n").join(map(clean, grid.note.split("\n"))) if grid.note else None
     table = RichTable(
         title=clean(grid.title), title_justify="left", caption=note, caption_justify="left"
@@ -61,7 +61,7 @@ def row_table_to_markdown(grid: RowTable) -> str:
 
 
 def row_table_markdown_lines(grid: RowTable) -> list[str]:
-    """The rows under their head, as lines of Markdown."""
+    """Return the rows under their head, as lines of Markdown."""
     head, *rows = (
         list(map(escaping.escape_for_markdown, cells)) for cells in (grid.head, *grid.rows)
     )
@@ -69,12 +69,12 @@ def row_table_markdown_lines(grid: RowTable) -> list[str]:
 
 
 def row_table_to_csv(grid: RowTable) -> str:
-    """The rows for programs where there are some, else what people read."""
+    """Return the rows for programs if there are any, else the readable rows."""
     return escaping.csv_text(grid.machine_head or grid.head, grid.machine_rows or grid.rows)
 
 
 def row_table_to_latex(grid: RowTable) -> str:
-    """A `tabular` with booktabs rules, for \\input, as wide as an article's line at most."""
+    """Return a `tabular` with booktabs rules, for \\input, at most as wide as an article's line."""
     cells = list(zip(grid.head, *grid.rows, strict=True))
     longest_words = [
         max(_latex_points(word) for cell in column for word in cell.replace("-", " ").split(" "))
@@ -84,7 +84,7 @@ def row_table_to_latex(grid: RowTable) -> str:
     head, *rows = (
         " & ".join(map(escaping.escape_for_latex, row)) + r" \\" for row in (grid.head, *grid.rows)
     )
-    # A comment ends with its line: on one line no title can go on as LaTeX.
+    # A comment ends with its line: on one line no title can continue as LaTeX.
     about = [
         f"% {escaping.to_printable_line(text)}"
         for text in (grid.title, *filter(None, (grid.note,)))
@@ -102,7 +102,7 @@ def row_table_to_latex(grid: RowTable) -> str:
 
 
 def _latex_points(text: str) -> float:
-    """Return how wide a text is in Computer Modern of 10 points, at most about."""
+    """Estimate an upper bound of the width of a text in Computer Modern of 10 points."""
     return sum(
         _LATEX_WIDE.get(sign, _LATEX_CAPITAL if sign.isupper() else _LATEX_CHARACTER)
         for sign in text
@@ -110,8 +110,8 @@ def _latex_points(text: str) -> float:
 
 
 def _latex_columns(natural: Sequence[float], words: Sequence[float]) -> str:
-    """Return a column specification that fits a line. natural, words: of the widest cells and
-    words, in points.
+    """Return a column specification that fits a line. natural, words: widths of the widest cells
+    and words, in points.
 
     A column no wider than an equal share of the room keeps its width; the others are paragraphs and
     share the rest.
@@ -123,11 +123,10 @@ def _latex_columns(natural: Sequence[float], words: Sequence[float]) -> str:
         wide -= fitting
     paragraphs = dict[int, float]()
     while wide:
-        # Half of the room in equal parts, so that no paragraph is a sliver; half by how much they
-        # hold.
+        # Half of the room in equal parts, to avoid narrow paragraphs; half by content.
         total = sum(natural[i] for i in wide)
         shares = {i: room / 2 * (1 / len(wide) + natural[i] / total) for i in wide}
-        # A word is not broken: a paragraph that is too narrow for its longest word takes from the
+        # Words are not broken: a paragraph narrower than its longest word takes room from the
         # others.
         short = {i: words[i] for i in wide if shares[i] < words[i]}
         paragraphs |= short or shares

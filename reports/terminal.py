@@ -1,7 +1,7 @@
-"""The screen of `--verbose`: every configuration in one table, the shape of the leak, the claims,
-what to do next.
+"""Build the screen of `--verbose`: every configuration in one table, the leak's shape, the claims
+and the next step.
 
-Knows rows and rich. Holds all text as `rich.text.Text`, which is never parsed as markup.
+All text is `rich.text.Text`, which is never parsed as markup.
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ from auditor.reports.next_step import next_command_to_suggest
 from auditor.reports.verdict import headline, strongest_attack_row, strongest_row_with_chain
 
 _INDENT = 2
-_SHORTEST = 12  # what is left of a long attack name where the numbers need the room
+_SHORTEST = 12  # minimum of a long attack name if the numbers need the room
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 def terminal_run_summary(result: AuditResult, folder: Path | None = None) -> TerminalRunSummary:
-    """The screen of `--verbose`. folder: the run folder to point at, where there is one."""
+    """Return the screen of `--verbose`. folder: the run folder to point at, if there is one."""
     return TerminalRunSummary(phrases.result_with_printable_strings(result), folder)
 
 
 @dataclass(frozen=True)
 class TerminalRunSummary:
-    """A rich renderable that fits 80 columns: what a target's rows share stands in a line above
-    them."""
+    """A rich renderable of 80 columns: a line above a target's rows holds their common facts."""
 
     result: AuditResult
     folder: Path | None
@@ -48,7 +47,7 @@ class TerminalRunSummary:
         yield Text()
         yield from _remarks_below_rows(self.result)
         if self.folder is not None:
-            # The folder's name is the user's: `result` is cleaned by now, a path is not.
+            # The folder's name is the user's: `result` is cleaned, a path is not.
             report = escaping.to_printable_line(str(self.folder / "report.html"))
             command = next_command_to_suggest(assess_signals(self.result), self.folder)
             yield Text()
@@ -57,7 +56,7 @@ class TerminalRunSummary:
 
 
 def share_measurement_table(measurements: Iterable[Measurement]) -> Table:
-    """Shares outside a run, to the three decimals that a challenge ranks by."""
+    """Return a table of shares outside a run, to the three decimals of a challenge's ranking."""
     table = Table("", "share", "95% interval", "hits", "n", "note")
     for m in measurements:
         cells = (
@@ -76,13 +75,13 @@ def share_measurement_table(measurements: Iterable[Measurement]) -> Table:
 
 
 def _attack_row_lines(result: AuditResult, width: int) -> Iterator[RenderableType]:
-    """Attack rows in columns that line up over all groups, each group under its target."""
+    """Yield attack rows in columns aligned over all groups, each group under its target."""
     cells = [_attack_row_cells(finding) for finding in result.findings]
     heads = ("attack", "verbatim recall", "non-members", "excess")
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-    # Two cells between columns where that fits the terminal, else one.
+    # Two cells between columns if that fits the terminal, else one.
     gap = 2 if _INDENT + sum(widths) + 2 * (len(widths) - 1) <= width else 1
-    # What is too wide even so is taken off the attacks' names: no number is cut.
+    # Cut any excess from the attacks' names: never cut a number.
     over = _INDENT + sum(widths) + gap * (len(widths) - 1) - width
     widths[0] = max(_SHORTEST, widths[0] - max(0, over))
     yield _column_line(heads, widths, gap, "dim")
@@ -104,8 +103,8 @@ def _attack_row_lines(result: AuditResult, width: int) -> Iterator[RenderableTyp
 
 
 def _screen_title_facts_and_claim(result: AuditResult, finding: Finding) -> tuple[str, str, str]:
-    """What the rows of a group share: their title, their decoding and perplexity, and whether the
-    claim applies."""
+    """Return the common title, decoding and perplexity of a group's rows, and whether the claim
+    applies."""
     facts = f"  {finding.decoding} · PPL {phrases.target_perplexity_text(result, finding.target)}"
     applies = phrases.claim_applies_phrase(finding)
     claim = applies if finding.claim_applies is None else f"claim applies: {applies}"
@@ -140,8 +139,8 @@ def _indented(content: RenderableType) -> Padding:
 
 
 def _remarks_below_rows(result: AuditResult) -> Iterator[RenderableType]:
-    seen = assess_signals(result)
-    for targets, untested in signals.untested_kinds_to_report_by_targets(seen).items():
+    assessment = assess_signals(result)
+    for targets, untested in signals.untested_kinds_to_report_by_targets(assessment).items():
         on = (
             " on "
             f"{', '.join(signals.target_title_or_undefended(result, target) for target in targets)}"
@@ -154,30 +153,30 @@ def _remarks_below_rows(result: AuditResult) -> Iterator[RenderableType]:
     if best is not None and best.by_repeats:
         yield _recall_by_copies_sparkline(best)
     if best is not None and best.by_kind:
-        said = personal.personal_data_by_kind_phrase(best)
-        yield Text.assemble(("personal data", "bold"), f"  {said} (undefended, {best.attack})")
+        kinds = personal.personal_data_by_kind_phrase(best)
+        yield Text.assemble(("personal data", "bold"), f"  {kinds} (undefended, {best.attack})")
     for finding in result.findings:
         if finding.target == UNDEFENDED and (
             measured := phrases.exposure_by_insertions_to_report(finding)
         ):
-            shown = ", ".join(phrases.format_value(m) for _, m in measured)
+            exposures = ", ".join(phrases.format_value(m) for _, m in measured)
             counts = " ".join(count for count, _ in measured)
             yield Text.assemble(
-                (f"insertions {counts}", "bold"), f"  exposure {shown} bits (undefended)"
+                (f"insertions {counts}", "bold"), f"  exposure {exposures} bits (undefended)"
             )
     for target in result.targets:
-        told = strongest_row_with_chain(result, target.name)
-        if told is not None and told.chain is not None:
-            of = f"{told.attack}{', white-box' if told.setting == 'white-box' else ''}"
-            of += phrases.above_nonmembers_phrase(told.chain.whole)
-            yield _control_chain_line(f"why {target.title}", told.chain, of)
-        if target.likelihood is not None:  # what no guess shows
+        row = strongest_row_with_chain(result, target.name)
+        if row is not None and row.chain is not None:
+            source = f"{row.attack}{', white-box' if row.setting == 'white-box' else ''}"
+            source += phrases.above_nonmembers_phrase(row.chain.whole)
+            yield _control_chain_line(f"why {target.title}", row.chain, source)
+        if target.likelihood is not None:  # an effect that no guess shows
             yield _control_chain_line(
                 f"likelihood {target.title}", target.likelihood, phrases.MORE_LIKELY
             )
-    for one in result.unlearning:
+    for unlearning_result in result.unlearning:
         yield Text.assemble(
-            ("forgotten", "bold"), "  ", unlearning.forgetting_sentences(result, one)
+            ("forgotten", "bold"), "  ", unlearning.forgetting_sentences(result, unlearning_result)
         )
     if result.prefix_token:
         yield Text.assemble(
@@ -191,7 +190,8 @@ def _remarks_below_rows(result: AuditResult) -> Iterator[RenderableType]:
 
 
 def _recall_by_copies_sparkline(finding: Finding) -> Text:
-    """`copies 1 2 4  ▁ ▃ █  0.0%, 31%, 98% (undefended, ethicist)`: bars on a scale from 0 to 1."""
+    """Return `copies 1 2 4  ▁ ▃ █  0.0%, 31%, 98% (undefended, ethicist)`: bars on a scale from 0
+    to 1."""
     measured = phrases.sort_by_repeats(finding.by_repeats)
     bars = " ".join(_BARS[min(7, max(0, round(7 * m.value)))] if m.n else "·" for _, m in measured)
     shares = ", ".join(phrases.format_value(m) for _, m in measured)
@@ -207,7 +207,7 @@ def _recall_by_copies_sparkline(finding: Finding) -> Text:
 
 def _control_chain_line(title: str, chain: Chain, of: str) -> Text:
     """`why PMixED  clipping −1.0 points [−3.0 to 0.7], not significant · noise −12 points [−16 to −8] (ethicist)`"""  # noqa: E501
-    told = " · ".join(
+    effects = " · ".join(
         map(phrases.chain_step_effect_phrase, phrases.chain_steps_worth_reporting(chain.steps))
     )
-    return Text.assemble((title, "bold"), "  ", told, (f" ({of}, n {chain.whole.n:,})", "dim"))
+    return Text.assemble((title, "bold"), "  ", effects, (f" ({of}, n {chain.whole.n:,})", "dim"))

@@ -1,6 +1,6 @@
-"""What a report has sections about: a `Topic` each, which says how it is made and where it stands.
+"""Define the report's sections: a `Topic` each, with its maker and its place.
 
-Also what the modules with topics share. Knows neither the sections nor how a block is drawn.
+Also holds helpers shared by modules with topics. Independent of the sections and of drawing.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ BEFORE = "Since the last run"
 
 @dataclass(frozen=True)
 class ReportMaterial:
-    """What sections are made of. result: cleaned. since: another run and this one. texts: private,
-    to be shown."""
+    """The inputs of sections. result: cleaned. since: a comparison of an earlier run with this run.
+    texts: private, to show."""
 
     result: AuditResult
     details: SecretDetails = field(default_factory=SecretDetails)
@@ -36,11 +36,10 @@ Maker = Callable[[ReportMaterial], Sequence[Block]]  # no block: no section
 
 @dataclass(frozen=True)
 class Topic:
-    """A section before it is made, found by standing in `TOPICS` of a module of this package.
+    """A section before it is made, registered in `TOPICS` of a module of this package.
 
-    part: of the page, by whose question it answers; place: within the part. turn: its place in the
-    Markdown report, whose last sections may find no room; 0: it is not there. brief: how it is made
-    there, where that differs.
+    part: of the page, by its reader; place: within the part. turn: its place in the Markdown
+    report, whose last sections may not fit; 0: absent. brief: its maker there, if it differs.
     """
 
     id: str
@@ -53,7 +52,7 @@ class Topic:
 
 
 def figures_blocks(drawn: Iterable[Figure]) -> list[Block]:
-    """One block of these figures; no block where there are none."""
+    """Return one block of these figures; no block without figures."""
     figures = tuple(drawn)
     return [Figures(figures)] if figures else []
 
@@ -61,7 +60,7 @@ def figures_blocks(drawn: Iterable[Figure]) -> list[Block]:
 def table_groups_by_target(
     result: AuditResult, row: Callable[[Finding], tuple[str, ...]]
 ) -> tuple[Group, ...]:
-    """One untitled group a target, in report order."""
+    """Return one untitled group a target, in report order."""
     grouped: dict[str, list[tuple[str, ...]]] = {}
     for finding in phrases.findings_in_report_order(result):
         grouped.setdefault(finding.target, []).append(row(finding))

@@ -1,4 +1,4 @@
-"""A training's course as a picture: what was measured at each step, panel by panel."""
+"""Plot the measurements of a training by step, panel by panel."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _POINTS_AND_LINES = ("o-", "s--", "^-.", "v:")
 
 @dataclass(frozen=True)
 class Curve:
-    """One measurement over steps, with its interval where it has one."""
+    """One measurement over steps, with any intervals."""
 
     label: str
     points: Sequence[tuple[int, Measurement]]
@@ -41,10 +41,10 @@ class Panel:
 
 
 def training_curve_svg(panels: Sequence[Panel], stopped_at: int | None = None) -> str:
-    """SVG. stopped_at: a step to be marked."""
+    """Return SVG. stopped_at: a step to mark."""
     text = io.StringIO()
     with styled_figure_context(LIGHT_STYLE) as (figure, first):
-        first.remove()  # the axes that every styled figure begins with
+        first.remove()  # the default axes of every styled figure
         figure.set_size_inches(4.2 * len(panels), 3.2)
         figure.set_layout_engine("constrained")
         for number, panel in enumerate(panels, 1):
@@ -56,8 +56,8 @@ def training_curve_svg(panels: Sequence[Panel], stopped_at: int | None = None) -
 def _draw_panel(axes: Axes, panel: Panel, stopped_at: int | None) -> None:
     for number, line in enumerate(panel.lines):
         steps, values = [step for step, _ in line.points], [m.value for _, m in line.points]
-        # matplotlib refuses negative lengths: intervals are taken to hold their values.
-        # matplotlib refuses negative lengths, as rounding makes them; 0 first, for max(0, nan) is 0
+        # matplotlib rejects negative lengths, which rounding creates; 0 comes first, as max(0, nan)
+        # is 0.
         reach = [
             [max(0.0, m.value - m.low) for _, m in line.points],
             [max(0.0, m.high - m.value) for _, m in line.points],

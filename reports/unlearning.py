@@ -1,5 +1,5 @@
-"""What is left of records that a model was to forget: before, after and after relearning, and in
-one plain sentence."""
+"""Report the remainder of records to forget: before, after and after relearning, and in one plain
+sentence."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NAMES = {
     "greedy": "greedy decoding gives",
     "rank_bound": "the ceiling over all temperatures, top-k and top-p",
 }
-_USELESS = 1.5  # times the perplexity: beyond, little leaks because little is said
+_USELESS = 1.5  # times the perplexity: beyond, the model leaks little because it says little
 _NOTE = (
     "Forgotten: members that the model was to forget; retained: the other members, the control; "
     "non-members: the baseline. Relearning trains a copy on records that were trained on before, "
@@ -44,33 +44,33 @@ _NOTE = (
 
 
 def forgetting_sentences(result: AuditResult, one: Unlearning) -> str:
-    """What is left, what comes back, and what it cost: in the order of the numbers that were
-    measured."""
+    """Return the remainder, the relearned part and the cost, in the order of the measured
+    numbers."""
     title = phrases.target_title(result, one.target)
-    told = [_unlearning_before_after_label(row) for row in one.numbers if row.group == FORGOTTEN]
-    if not told:
+    labels = [_unlearning_before_after_label(row) for row in one.numbers if row.group == FORGOTTEN]
+    if not labels:
         return f"{title}: nothing was measured of what it was to forget."
     opening = (
         f"{title}, {one.forgotten:,} records forgotten of {one.forgotten + one.retained:,}: "
-        f"{'; '.join(told)}"
+        f"{'; '.join(labels)}"
     )
-    found = (
+    sentences = (
         *_forgotten_or_not_sentences(one),
         *_relearning_sentences(one),
         _perplexity_cost_sentence(one),
     )
-    return " ".join((f"{opening}.", *found))
+    return " ".join((f"{opening}.", *sentences))
 
 
 def _unlearning_before_after_label(row: GroupRecall) -> str:
-    beside = (
+    retrained = (
         f", never seen {phrases.format_value(row.values[RETRAINED])}"
         if RETRAINED in row.values
         else ""
     )
     before, after = (phrases.format_value(row.values[model]) for model in (BEFORE, AFTER))
     now = after if before == after else phrases.value_with_interval(row.values[AFTER])
-    return f"{_recall_measure_label(row)} {before} → {now}{beside}"
+    return f"{_recall_measure_label(row)} {before} → {now}{retrained}"
 
 
 def _recall_measure_label(row: GroupRecall) -> str:
@@ -78,34 +78,34 @@ def _recall_measure_label(row: GroupRecall) -> str:
 
 
 def _forgotten_or_not_sentences(one: Unlearning) -> Iterator[str]:
-    """Whether the records are forgotten: against a model that never saw them, or else against
-    non-members."""
+    """Yield whether the records are forgotten, compared with a model trained without them or else
+    with non-members."""
     rows = [row for row in one.numbers if row.group == FORGOTTEN]
     # "left": recall minus that of the model trained without the records.
-    left = [row for row in rows if "left" in row.changes]
-    if left:
-        there = [_recall_measure_label(row) for row in left if row.changes["left"].low > 0]
-        none = "Asked as it is, no more of it is shown than in a model that never saw it."
+    compared = [row for row in rows if "left" in row.changes]
+    if compared:
+        remaining = [_recall_measure_label(row) for row in compared if row.changes["left"].low > 0]
+        forgotten = "Asked as it is, no more of it is shown than in a model that never saw it."
         yield (
-            f"Still there, more than in a model that never saw it, by {', '.join(there)}."
-            if there
-            else none
+            f"Still there, more than in a model that never saw it, by {', '.join(remaining)}."
+            if remaining
+            else forgotten
         )
         return
     floors = {(row.attack, row.name): row for row in one.numbers if row.group == NONMEMBERS}
-    beside = [
+    baselines = [
         (row, floors[row.attack, row.name]) for row in rows if (row.attack, row.name) in floors
     ]
-    # Other records, so not paired: intervals that lie apart, which asks more than a test of the
+    # Other records, so not paired: require disjoint intervals, which is stricter than a test of the
     # difference.
-    there = [
+    remaining = [
         _recall_measure_label(row)
-        for row, floor in beside
+        for row, floor in baselines
         if row.values[AFTER].low > floor.values[AFTER].high
     ]
-    if beside:
-        above = f"Above records it never saw by {', '.join(there)}."
-        yield above if there else "Not shown to be above records it never saw."
+    if baselines:
+        sentence = f"Above records it never saw by {', '.join(remaining)}."
+        yield sentence if remaining else "Not shown to be above records it never saw."
 
 
 def _relearning_sentences(one: Unlearning) -> Iterator[str]:
@@ -134,8 +134,8 @@ def _relearning_sentences(one: Unlearning) -> Iterator[str]:
 
 
 def _is_relearning_shown(row: GroupRecall) -> bool:
-    """Whether more came back than the same steps teach a model that never saw it, where there is
-    one."""
+    """Return whether more came back than the same steps teach a model trained without it, if there
+    is one."""
     return row.changes.get("came_back", row.changes["relearned"]).low > 0
 
 
@@ -146,9 +146,9 @@ def _relearned_label(row: GroupRecall) -> str:
         if share and _is_relearning_shown(row)
         else ""
     )
-    beside = f", never seen {phrases.format_value(never)}" if never else ""
+    retrained = f", never seen {phrases.format_value(never)}" if never else ""
     after, again = (phrases.format_value(row.values[model]) for model in (AFTER, RELEARNED))
-    return f"{_recall_measure_label(row)} {after} → {again}{part}{beside}"
+    return f"{_recall_measure_label(row)} {after} → {again}{part}{retrained}"
 
 
 def _perplexity_cost_sentence(one: Unlearning) -> str:
@@ -169,36 +169,36 @@ def _perplexity_cost_sentence(one: Unlearning) -> str:
 
 def _unlearning_blocks(result: AuditResult) -> list[Block]:
     blocks = list[Block]()
-    for one in result.unlearning:
-        if one.numbers:
+    for unlearning in result.unlearning:
+        if unlearning.numbers:
             blocks += [
-                Paragraph(forgetting_sentences(result, one)),
-                _forgotten_records_table(result, one),
+                Paragraph(forgetting_sentences(result, unlearning)),
+                _forgotten_records_table(result, unlearning),
             ]
     return [*blocks, Paragraph(_NOTE)] if blocks else []
 
 
 def _forgotten_records_table(result: AuditResult, one: Unlearning) -> Table:
-    shown = [model for model in _HEADS if any(model in row.values for row in one.numbers)]
+    shown_models = [model for model in _HEADS if any(model in row.values for row in one.numbers)]
     kinds = dict.fromkeys((row.attack, row.name) for row in one.numbers)
     groups = tuple(
         Group(
             f"{phrases.metric_label(name)} · {attack}",
             tuple(
-                _record_group_table_row(row, shown)
+                _record_group_table_row(row, shown_models)
                 for row in one.numbers
                 if (row.attack, row.name) == (attack, name)
             ),
         )
         for attack, name in kinds
     )
-    costs = tuple(phrases.format_value(one.perplexity.get(model)) for model in shown)
+    costs = tuple(phrases.format_value(one.perplexity.get(model)) for model in shown_models)
     ratio = one.perplexity.get("ratio")
     times = f"× {phrases.value_with_interval(ratio)}" if ratio else phrases.NOTHING
     last = Group("Held-out perplexity", (("all", *costs, times),))
     head = (
         "Records",
-        *(_HEADS[model] for model in shown),
+        *(_HEADS[model] for model in shown_models),
         "After − before",
         "Relearned − after",
         "That − never saw",

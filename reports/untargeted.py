@@ -1,5 +1,5 @@
-"""What texts drawn without any prefix hold of the training data: how much, which records, and how
-much is to come."""
+"""Report training data in texts drawn without a prefix: the amount, the records, and the expected
+further records."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ _NOTE = (
 
 
 def _untargeted_blocks(result: AuditResult, details: SecretDetails | None) -> list[Block]:
-    """About rows whose texts were compared with all that was trained on. details: without, no table
+    """Report rows whose texts were compared with all training data. details: without them, no table
     by record."""
-    shown = [
+    rows = [
         finding
         for finding in phrases.findings_in_report_order(result)
         if finding.measurement(MEMORISED)
     ]
-    if not shown:
+    if not rows:
         return []
     return [
-        _memorised_rates_table(result, shown),
-        _expected_further_records_table(result, shown),
-        *_ranking_precision_tables(result, shown),
+        _memorised_rates_table(result, rows),
+        _expected_further_records_table(result, rows),
+        *_ranking_precision_tables(result, rows),
         Paragraph(_NOTE),
-        *(_extracted_by_copies_blocks(result, details, shown) if details is not None else []),
-        *(_extracted_records_blocks(result, details, shown) if details is not None else []),
+        *(_extracted_by_copies_blocks(result, details, rows) if details is not None else []),
+        *(_extracted_records_blocks(result, details, rows) if details is not None else []),
     ]
 
 
@@ -63,7 +63,7 @@ def _memorised_rates_table(result: AuditResult, shown: list[Finding]) -> Table:
     names = (MEMORISED, name_nonmember_metric(MEMORISED), name_excess_metric(MEMORISED), COMMON)
     known = [(f, main) for f in shown if (main := f.measurement(MEMORISED))]
     head = ("Target", "Generations", "That hold some", "Memorised", "Baseline", "Excess", "Common")
-    told = tuple(
+    cells = tuple(
         (
             row_title_with_attack(result, f),
             f"{main.n:,}",
@@ -71,10 +71,10 @@ def _memorised_rates_table(result: AuditResult, shown: list[Finding]) -> Table:
         )
         for f, main in known
     )
-    # Of a note `n 50; not in held-out text` the n.
+    # Keep `n 50` of a note `n 50; not in held-out text`.
     notes = dict.fromkeys(main.note.split(";")[0] for _, main in known)
     caption = f"Memorised n-grams per {PER:,} generations, with 95% intervals ({', '.join(notes)})"
-    return Table("untargeted-table", caption, head, (Group("", told),), frozenset(range(1, 7)))
+    return Table("untargeted-table", caption, head, (Group("", cells),), frozenset(range(1, 7)))
 
 
 def _expected_further_records_table(result: AuditResult, shown: list[Finding]) -> Table:
@@ -85,7 +85,7 @@ def _expected_further_records_table(result: AuditResult, shown: list[Finding]) -
         f"New in the next {PER:,}",
         "In the end, at least",
     )
-    told = tuple(
+    cells = tuple(
         (
             row_title_with_attack(result, f),
             _value_with_note_text(f, RECORDS),
@@ -99,12 +99,16 @@ def _expected_further_records_table(result: AuditResult, shown: list[Finding]) -
         "Training records extracted, and how many more would with more generations, with 95% "
         "intervals"
     )
-    return Table("to-come-table", caption, head, (Group("", told),), frozenset({1, 2, 3, 4}))
+    return Table("to-come-table", caption, head, (Group("", cells),), frozenset({1, 2, 3, 4}))
 
 
 def _value_with_note_text(finding: Finding, name: str) -> str:
-    found = finding.measurement(name)
-    return f"{phrases.format_value(found)} {found.note}" if found else phrases.NOTHING
+    measurement = finding.measurement(name)
+    return (
+        f"{phrases.format_value(measurement)} {measurement.note}"
+        if measurement
+        else phrases.NOTHING
+    )
 
 
 def _ranking_precision_tables(result: AuditResult, shown: list[Finding]) -> Iterator[Block]:
@@ -112,52 +116,54 @@ def _ranking_precision_tables(result: AuditResult, shown: list[Finding]) -> Iter
         (f, {name: m for name in RANKINGS if (m := f.measurement(f"{PRECISION}_{name}"))})
         for f in shown
     ]
-    names = [name for name in RANKINGS if any(name in found for _, found in measured)]
-    told = tuple(
+    names = [name for name in RANKINGS if any(name in precisions for _, precisions in measured)]
+    cells = tuple(
         (
             row_title_with_attack(result, f),
-            *(phrases.format_share_with_interval(found.get(name)) for name in names),
+            *(phrases.format_share_with_interval(precisions.get(name)) for name in names),
         )
-        for f, found in measured
-        if found
+        for f, precisions in measured
+        if precisions
     )
-    if told:
+    if cells:
         head = ("Target", *(RANKINGS[name].capitalize() for name in names))
         caption = (
             "Of the first 100 generations of a ranking, near-duplicates left out, those with a "
             "memorised n-gram"
         )
         yield Table(
-            "rankings-table", caption, head, (Group("", told),), frozenset(range(1, len(head)))
+            "rankings-table", caption, head, (Group("", cells),), frozenset(range(1, len(head)))
         )
 
 
 def _untargeted_rows_with_records(
     details: SecretDetails, shown: list[Finding]
 ) -> list[tuple[Finding, Mapping[str, Column]]]:
-    """The rows that extracted a training record, with their columns of records."""
+    """Return the rows that extracted a training record, with their columns of records."""
     return [
-        (f, held) for f in shown if "generations" in (held := details.records.get(f.cell_key, {}))
+        (f, record_columns)
+        for f in shown
+        if "generations" in (record_columns := details.records.get(f.cell_key, {}))
     ]
 
 
 def _extracted_by_copies_blocks(
     result: AuditResult, details: SecretDetails, shown: list[Finding]
 ) -> list[Block]:
-    """Which records are extracted, by how often they were trained on."""
+    """Return the extracted records by their number of copies in the training data."""
     groups = []
-    for f, found in _untargeted_rows_with_records(details, shown):
-        out, trained = Counter(found["generations"].repeats), found["trained"]
-        told = sorted(
+    for f, columns in _untargeted_rows_with_records(details, shown):
+        out, trained = Counter(columns["generations"].repeats), columns["trained"]
+        counts = sorted(
             zip(trained.repeats, trained.values, strict=True),
             key=lambda own: (own[0] is None, own[0] or 0),
         )
-        if any(n is not None for n, _ in told):
-            of = tuple(
+        if any(n is not None for n, _ in counts):
+            cells = tuple(
                 ("not known" if n is None else str(n), f"{out[n]:,} of {count:,.0f}")
-                for n, count in told
+                for n, count in counts
             )
-            groups.append(Group(row_title_with_attack(result, f), of))
+            groups.append(Group(row_title_with_attack(result, f), cells))
     if not groups:
         return []
     head = ("Copies", "Extracted")
@@ -168,10 +174,10 @@ def _extracted_records_blocks(
     result: AuditResult, details: SecretDetails, shown: list[Finding]
 ) -> list[Block]:
     groups = []
-    for f, found in _untargeted_rows_with_records(details, shown):
-        n = len(found["generations"].ids)
+    for f, columns in _untargeted_rows_with_records(details, shown):
+        n = len(columns["generations"].ids)
         title = row_title_with_attack(result, f) + (f" · {_SHOWN} of {n:,}" if n > _SHOWN else "")
-        groups.append(Group(title, tuple(_extracted_record_table_rows(found))))
+        groups.append(Group(title, tuple(_extracted_record_table_rows(columns))))
     if not groups:
         return []
     head = ("Record", "Attacked as", "Repetitions", "Generations", "Longest run of tokens")
@@ -180,13 +186,15 @@ def _extracted_records_blocks(
 
 
 def _extracted_record_table_rows(found: Mapping[str, Column]) -> Iterator[tuple[str, ...]]:
-    seen, inside = found["generations"], found.get("record")
-    # inside: by attacked secret, the place of its record among those of `seen`.
+    extracted, inside = found["generations"], found.get("record")
+    # inside: by attacked secret, the index of its record in `generations`.
     attacked: dict[int, list[str]] = {}
     for secret, place in zip(inside.ids, inside.values, strict=True) if inside else ():
         attacked.setdefault(int(place), []).append(secret)
-    # In the order in which the run wrote them, most often extracted first (runs/generations.py).
-    rows = zip(seen.ids, seen.repeats, seen.values, found["longest"].values, strict=True)
+    # In the order of the run, most often extracted first (runs/generations.py).
+    rows = zip(
+        extracted.ids, extracted.repeats, extracted.values, found["longest"].values, strict=True
+    )
     for i, (alias, n, generations, longest) in enumerate(itertools.islice(rows, _SHOWN)):
         copies = phrases.NOTHING if n is None else f"{n:,}"
         secrets = ", ".join(attacked.get(i, ())) or phrases.NOTHING

@@ -1,8 +1,7 @@
-"""The headline of a run, and the strongest row of each target. Knows the records; says nothing they
-do not support.
+"""Derive the headline of a run, and the strongest row of each target, from the records only.
 
-Each defense is judged by the attack that did best against *it*, not by the one that did best
-against the undefended model.
+Each defense is judged by the attack that did best against *it*, not by the best against the
+undefended model.
 """
 
 from __future__ import annotations
@@ -19,17 +18,18 @@ NOTHING_MEASURED = "Nothing was measured on the undefended model."
 
 
 def headline(result: AuditResult) -> str:
-    """Return what forbids a conclusion, then a sentence a target: how severe it is, and why."""
-    seen = assess_signals(result)
-    said = [
-        severity.severity_of_target(seen, target).describe(
+    """Return the doubts that forbid a conclusion, then a sentence a target: its severity, and
+    why."""
+    signal_assessment = assess_signals(result)
+    sentences = [
+        severity.severity_of_target(signal_assessment, target).describe(
             signals.target_title_or_undefended(result, target)
         )
-        for target in list_judged_targets(seen)
+        for target in list_judged_targets(signal_assessment)
     ]
-    doubts = (doubt.sentence for doubt in signals.all_doubts(seen))
-    missing = () if UNDEFENDED in seen.targets else (NOTHING_MEASURED,)
-    return " ".join((*doubts, *said, *missing))
+    doubts = (doubt.sentence for doubt in signals.all_doubts(signal_assessment))
+    missing = () if UNDEFENDED in signal_assessment.targets else (NOTHING_MEASURED,)
+    return " ".join((*doubts, *sentences, *missing))
 
 
 def list_judged_targets(seen: LeakAssessment) -> list[str]:
@@ -38,21 +38,21 @@ def list_judged_targets(seen: LeakAssessment) -> list[str]:
 
 
 def fewest_attacked_member_count(result: AuditResult) -> int:
-    """The fewest members that any row attacked: zero hits among so few leave most open."""
-    asked = (
+    """Return the fewest members attacked by any row: zero hits among these leave the widest
+    bound."""
+    counts = (
         recall.n
         for f in result.findings
         if not f.not_applicable and (recall := f.measurement(RECALL))
     )
-    return min((n for n in asked if n > 0), default=result.benchmark.members)
+    return min((n for n in counts if n > 0), default=result.benchmark.members)
 
 
 def strongest_attack_row(
     result: AuditResult, target: str, setting: str | None = None
 ) -> Finding | None:
-    """The measured row with the highest recall, the first of equals."""
-    # The best of several, picked afterwards: its interval is its own, and does not cover the
-    # picking.
+    """Return the measured row with the highest recall, the first of equals."""
+    # The best of several, picked afterwards: its interval does not cover the selection.
     measured = [
         (recall.value, finding)
         for finding in result.findings
@@ -75,19 +75,19 @@ def _recall_for_verdict_if_measured(finding: Finding) -> Measurement | None:
 
 
 def strongest_rows_to_report_by_access(result: AuditResult, target: str) -> list[Finding]:
-    """The strongest row of each setting that has one, text-only first."""
+    """Return the strongest row of each setting that has one, text-only first."""
     best = (strongest_attack_row(result, target, setting) for setting in phrases.SETTINGS)
     return [finding for finding in best if finding is not None]
 
 
 def strongest_row_with_chain(result: AuditResult, target: str) -> Finding | None:
-    """The row whose chain is told: the strongest attack's, of equals the one that fell most; else a
-    probe's."""
+    """Return the row whose chain is reported: the strongest attack's, of equals the largest fall;
+    else a probe's."""
 
     def rank(finding: Finding) -> tuple[float, float]:
         assert finding.chain is not None
         recall = _recall_for_verdict_if_measured(finding)
-        # A difference is negative where less leaks: the largest fall is first among equals.
+        # A difference is negative if less leaks: the largest fall is first among equals.
         return (recall.value if recall else -1.0, -finding.chain.whole.value)
 
     return max(
