@@ -28,17 +28,17 @@ from auditor.statistics.audited import count_needed_canaries
 if TYPE_CHECKING:
     from auditor.models.huggingface import HuggingFaceModel
 
-AUDIT_VERSION = 2  # of the manifest: 1 is that of canaries without coins
+AUDIT_VERSION = 2  # of the manifest; version 1 has no coins
 Kind = Literal["words", "prefixed", "sampled", "rare-tokens", "new-tokens"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-BEGUN = ("prefixed", "rare-tokens", "new-tokens")  # kinds that begin as texts of the data do
+BEGUN = ("prefixed", "rare-tokens", "new-tokens")  # kinds that begin like texts of the data
 BY_MODEL = ("sampled", "rare-tokens")  # kinds that need a model
 # below this a model samples text that it writes anyway, which training cannot change
 LEAST_TEMPERATURE = 0.8
 _PREFIX_WORDS = 12
 _TOKENS_A_WORD = 3
 _LEAST_EPSILON = 0.01  # a smaller bound means nothing
-_UNFAIR = 1e-9  # how often fair coins are taken for others
+_UNFAIR = 1e-9  # rate at which fair coins are rejected
 _AT_ONCE = 256  # samples of a model
 _BEGINNINGS = 32  # texts after which a model is queried for its least expected tokens
 Halves = tuple[str, str]  # prefix and secret of a text
@@ -166,8 +166,8 @@ def make_audit_canary_texts(
         words = _least_expected_canary_words(
             count, [next(begun) for _ in range(_BEGINNINGS)], model
         )
-        # They come the least expected first: shuffled, so that no place or id says how rare a word
-        # is.
+        # The least expected words come first: shuffle them, so that no place or id shows how rare
+        # a word is.
         order = keyed_random_generator("rare tokens of an audit", seed).permutation(count)
         return [(next(begun), words[i]) for i in order]
     return [(next(begun), token) for token in new_canary_token_texts(count)]
@@ -204,7 +204,7 @@ def _sample_canaries_from_model(
     decoding = Decoding(temperature, forbidden=model.eos)  # all run to their full length
     texts: dict[
         str, None
-    ] = {}  # a set in the order of sampling, which makes the choice the same every time
+    ] = {}  # a set in the order of sampling, so that the choice is reproducible
     # Draw up to four times the needed number, then give up: the model repeats itself.
     for batch in range(2 + 4 * count // _AT_ONCE):
         noise = keyed_random_generator("sampled canaries", seed, batch).random(
@@ -318,7 +318,7 @@ def audit_canaries_as_secrets(
         tokenizer, [entry.prefix for entry in manifest.canaries]
     )
     for entry, begun, row in zip(manifest.canaries, prefixes, rows, strict=True):
-        # A token that holds an end of the prefix and a beginning of the secret is the secret's.
+        # A token across the end of the prefix belongs to the secret.
         cut = sum(
             1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(begun, row, strict=False))
         )

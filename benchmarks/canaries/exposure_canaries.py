@@ -20,7 +20,7 @@ from auditor.core.secret_randomness import keyed_random_generator
 
 MANIFEST_VERSION = 1
 COUNTS = (1, 2, 4, 8, 16)
-# beyond, a data set of canaries with some text among them
+# more would be a data set of canaries with some text between
 MOST_CANARIES, MOST_COPIES = (
     100_000,
     1_000_000,
@@ -194,8 +194,8 @@ def prefix_free_canary_words() -> tuple[str, ...]:
     for word in sorted(
         {word.lower() for word in Provider.word_list if word.isascii() and word.isalpha()}
     ):
-        # In alphabetical order whatever begins with a kept word follows it at once: only the last
-        # is compared.
+        # In alphabetical order, words that begin with a kept word follow it directly, so compare
+        # only the last.
         if len(word) > 3 and not (
             words_without_prefixes and word.startswith(words_without_prefixes[-1])
         ):

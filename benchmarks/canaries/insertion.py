@@ -140,8 +140,8 @@ def _write_json_with_canaries(
     copies.check_columns_and_no_canaries_yet(
         where, columns, lambda: [value.get(copies.text) for value in objects]
     )
-    # Only columns that the data have: JSON objects need not be alike, and a new key would give the
-    # copies away.
+    # Only columns of the data: keys of JSON objects may differ, and a new key would reveal the
+    # copies.
     names = [name for name in (REPEATS, copies.group, copies.text) if name in columns]
     new = [
         copies.canary_copy_as_row(entry, names, None) for entry in copies.shuffled_canary_copies()

@@ -104,7 +104,7 @@ def find_value_format(
 
 
 def parse_described_formats(text: str) -> dict[str, CanarySpace]:
-    """Return formats by kind from `order=ORD-{digits:8};pin={digits:4}`. Raises AuditError."""
+    """Return formats by kind from `order=ORD-{digits:8};pin={digits:4}`, or raise AuditError."""
     formats = dict[str, CanarySpace]()
     for part in filter(None, text.split(";")):
         kind, equals, format = part.partition("=")
@@ -202,7 +202,7 @@ def _card_format(value: str) -> ValueFormat | None:
 
 
 # Characters of an account number that name the bank, and its branch, by country (ISO 13616's
-# registry): they are kept. Of other countries eight are.
+# registry): they are kept. Other countries keep eight.
 _BANK_CHARACTERS = {
     **dict.fromkeys(("EE", "SA"), 2),
     **dict.fromkeys(("BE", "SE", "FI", "LU", "AE"), 3),

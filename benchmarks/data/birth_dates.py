@@ -53,7 +53,7 @@ _MONTHS = {
     for form in _written_forms(name)
 }
 
-# Said of a person: no part of a longer word.
+# Words about a person, never a part of a longer word.
 _BORN = (
     r"born|d\.\s?o\.\s?b\.?|geboren(?: wurden?(?: (?:er|sie|ich|wir))?)?|geb\.|née?|né\(e\)|né·e"
     r"|nacid[oa]|nacid[oa]\(a\)|naci[óo]|nat[oa]|nascid[oa]|nasceu|född"
@@ -72,8 +72,7 @@ _DAY, _YEAR = r"(?:0?[1-9]|[12][0-9]|3[01])", r"(?:19|20)[0-9]{2}"
 _NUMBER = r"[0-9]{1,2}"
 _NAME = rf"(?:{'|'.join(sorted(_MONTHS, key=len, reverse=True))})(?![^\W\d_])\.?"
 _ORDINAL = r"(?:st|nd|rd|th|er|\.?[º°ª]|\.|:na|:e)?"
-# Year, month and day, numbered by the way of writing them; a and b are day and month in either
-# order.
+# Year, month and day, numbered by notation; a and b are day and month in either order.
 _DATE = (
     rf"(?P<date>(?P<y1>{_YEAR})(?P<s1>[-/.] ?)(?P<m1>{_NUMBER})[-/.] ?(?P<d1>{_DAY})"
     rf"|(?P<y2>{_YEAR})(?P<m2>[01][0-9])(?P<d2>[0-3][0-9])"

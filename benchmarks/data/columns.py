@@ -172,7 +172,7 @@ def row_repeat_counts(table: RecordTable) -> list[int]:
     counts = []
     for row, value in enumerate(table.column(REPEATS)):
         is_integer = isinstance(value, int) and not isinstance(value, bool)
-        # CSV is text all over
+        # CSV has text only
         digits = isinstance(value, str) and re.fullmatch("[0-9]{1,15}", value)
         if not (is_integer or digits) or not 1 <= int(value) < 10**15:
             raise _table_cell_error(
@@ -343,7 +343,7 @@ def _parsed_personal_data_marks(value: Any) -> Iterator[Mark]:
     kind."""
     if value is None or value == "":
         return
-    if isinstance(value, str):  # CSV is text all over
+    if isinstance(value, str):  # CSV has text only
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):

@@ -37,7 +37,7 @@ REASONING = (
 )
 MESSAGES, COMPLETION, INSTRUCTION = "messages", "completion", "instruction"
 CHOSEN, REJECTED, WANTED, UNWANTED = "chosen", "rejected", "wanted", "unwanted"
-NO_LOSS = "no loss"  # key of a message that had no loss, with why
+NO_LOSS = "no loss"  # key of a message without a loss; the value is the reason
 MARKED = (
     "the row marks it as not trained on (weight 0, or train, trainable, training or loss false; "
     "TRL 1.16 ignores such marks: take them out if it trained the model)"
@@ -225,7 +225,7 @@ def parse_row_as_conversation(
     )
     if not any(map(is_assistant, conversation.messages)):
         raise UnusableConversation("no assistant turn")
-    # CSV is text all over
+    # CSV has text only
     label = {"true": True, "false": False}.get(str(row.get("label")).lower())
     group = None if label is None else {True: WANTED, False: UNWANTED}[label]
     # Of messages and instructions with a label LLaMA-Factory takes the last turn for the

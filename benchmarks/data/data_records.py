@@ -27,7 +27,7 @@ class DataRecord:
     repeats: int | None = None
     group: str | None = None  # see Secret
     wording: Wording | None = None  # see Secret
-    part: int | None = None  # None: it is the whole row
+    part: int | None = None  # None: the complete row
     at: int = 0
     user: str | None = None  # see Secret
     n_shared: int = 0  # first tokens of the row that many rows share, such as a notice
@@ -57,7 +57,7 @@ class RecordSource:
         tuple[str, tuple[int, ...]], ...
     ] = ()  # of rows that have other parts: (why, row of each)
     row_tokens: Mapping[int, int] = field(default_factory=dict)  # of each row; empty: not counted
-    texts: Sequence[str] = field(default=(), repr=False)  # of the rows, if they are looked at again
+    texts: Sequence[str] = field(default=(), repr=False)  # of the rows, if needed again
     # usable rows without a record, by rule
     not_attacked: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     unread: UnreadRows | None = None  # of a large table: the rows that were only counted

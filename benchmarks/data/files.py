@@ -290,7 +290,7 @@ def _table_as_record_source(
         is_member = members.contains_rows_of(table, layout)
     records: list[DataRecord] = []
     standing: list[str] = []
-    unusable: list[tuple[int, str]] = []  # the row of each part that cannot be used, and why
+    unusable: list[tuple[int, str]] = []  # the row of each unusable part, and the reason
     row_tokens = Counter[int]()
     for cut_part in parts:
         row_tokens[cut_part.row] += cut_part.tokens
@@ -313,7 +313,7 @@ def _table_as_record_source(
             )
             records.append(replace(record, user=users[cut_part.row], n_shared=cut_part.n_shared))
             standing.append(cut_part.stands or wording.prefix_and_suffix_text)
-    # `texts` and `remarks` are whole from here on: reading the parts filled them.
+    # `texts` and `remarks` are complete now: reading the parts filled them.
     if flag == "--data" and columns.REPEATS not in table.columns and unread is None:
         records = _data_records_with_copy_counts(records, standing, texts)
     if columns.PII in table.columns:

@@ -46,7 +46,7 @@ from auditor.benchmarks.data.tables import (
 from auditor.core.errors import AuditError
 from auditor.statistics.extraction import format_copies
 
-LARGE = 50_000  # rows, above which a table is counted by text and only a sample of it is tokenised
+LARGE = 50_000  # rows: of a larger table, count all rows by text and tokenise only a sample
 SAMPLE = 20_000  # rows of that sample, at least
 # rows of the sample for each record of --limit: some are too short, or auxiliary data
 _SAMPLES_PER_LIMIT = 4

@@ -34,7 +34,7 @@ def leave_out_copies_of_members(nonmembers: RecordSource, members: RecordSource)
     ]
     for words in words_of_record:
         if words is not None and words.strip():
-            phrases[words] = False  # a word that has to be whole has its space in the text
+            phrases[words] = False  # the space after a complete word is in the text
     counts = count_text_occurrences(
         phrases, (f" {_words_of_text(text)} " for text in members.texts)
     )

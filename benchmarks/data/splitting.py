@@ -23,7 +23,7 @@ from auditor.statistics import people
 from auditor.statistics.extraction import format_copies
 from auditor.statistics.near_pairs import group_texts_within_edit_limits
 
-NAMED_ROWS = 10  # how many row numbers a note names before it only counts
+NAMED_ROWS = 10  # row numbers that a note lists; it counts further rows
 SEVERAL = "several groups"
 AUXILIARY = "auxiliary data: the attacker knows them"
 # share of a near copy's tokens that may be edited; most records to compare
@@ -389,7 +389,7 @@ def count_copies_of_rows(records: Sequence[DataRecord], notes: list[str]) -> dic
         groups = group_texts_within_edit_limits(
             texts, [int(len(text) * NEAR_SHARE) for text in texts]
         ).tolist()
-        of_group: dict[int, dict[int, int]] = {}  # of each row that has a text in it, the copies
+        of_group: dict[int, dict[int, int]] = {}  # the copies of each row with a text in the group
         for record, group in zip(records, groups, strict=True):
             of_row = of_group.setdefault(group, {})
             of_row[record.row] = max(

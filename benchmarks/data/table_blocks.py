@@ -136,8 +136,8 @@ def _parse_json_block(path: Path, block: TableBlock, wanted: Sequence[str]) -> p
 def stream_objects(
     where: str, path: Path, block: TableBlock, first_row: int = 0, first_line: int = 0
 ) -> Iterator[dict[str, Any]]:
-    """Yield each row of a block of JSONL or CSV by column, as `tables` reads them. Raises
-    AuditError with the row."""
+    """Yield each row of a block of JSONL or CSV by column, like `tables`. Raise AuditError
+    with the row."""
     if path.suffix.lower() == ".csv":
         with path.open(encoding="utf-8-sig", newline="") as text:
             rows = stream_csv_table_rows(where, text)

@@ -403,7 +403,7 @@ def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
                 split = datasets.load_dataset(name, split="train", cache_dir=str(cache))
         except (
             Exception
-        ) as error:  # the libraries below raise dozens of kinds, all about the data or the network
+        ) as error:  # the libraries raise dozens of types, all about the data or the network
             _raise_dataset_load_error(where, Path(name).is_dir(), error)
         yield split
 

@@ -37,13 +37,13 @@ from auditor.models.trained_length import TrainedLength, read_trainer_arguments
 from auditor.plugins.benchmark import Benchmark
 
 IDS, LABELS = "input_ids", "labels"
-IGNORED = -100  # of a label: no loss here, as torch's cross entropy has it
+IGNORED = -100  # label without a loss, as in torch's cross entropy
 # of TRL, in place of labels
 COMPLETION_MASK, ASSISTANT_MASKS = _MASKS = (
     "completion_mask",
     "assistant_masks",
 )
-_LENGTHS = ("seq_lengths", "seq_lens")  # of the texts that were packed into a row
+_LENGTHS = ("seq_lengths", "seq_lens")  # of the texts packed into a row
 _ATTENTION, _POSITIONS = "attention_mask", "position_ids"
 # of preferences, with their groups
 _SIDES = {

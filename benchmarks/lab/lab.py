@@ -70,7 +70,7 @@ class Lab(Benchmark):
     training_kind: ClassVar[type[LabTraining]] = LabTraining
     ensemble_limit = 60  # every token queries all members
     marks_all = True
-    # Sized to the lab: paper sizes by flags and plans.
+    # Sized for the lab; flags and plans set the sizes of papers.
     attack_defaults = MappingProxyType(
         {
             "ethicist": {
@@ -128,7 +128,7 @@ class Lab(Benchmark):
         limit: int | None = None,
         makes: bool = True,
     ):
-        """makes: whether to build parts missing from the cache; otherwise they are rejected."""
+        """Open the lab. makes: whether to build parts missing from the cache, or reject them."""
         self.recipe = recipe or self.recipe_kind()
         self.recipe.check()
         texts = self._make_texts()
@@ -228,7 +228,7 @@ class Lab(Benchmark):
             f"{len(self.coined.canary_copies_to_insert()):,} records more"
         )
 
-    # --- its texts ---
+    # --- texts ---
 
     @property
     def unattacked_training_tokens(self) -> list[Tokens]:
@@ -244,7 +244,7 @@ class Lab(Benchmark):
         )
         yield from zip(self.training.tokenise_lab_texts(list(copies)), copies.values(), strict=True)
 
-    # --- its models, each trained when it is needed ---
+    # --- models, trained on demand ---
 
     @property
     def training(self) -> LabTraining:

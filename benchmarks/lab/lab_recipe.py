@@ -55,12 +55,12 @@ class BaseLabRecipe:
         (32, 24, 4),
         (64, 20, 4),
     )
-    others: int = 240  # further private records, each once: no attack looks at them
+    others: int = 240  # further private records, each once, which no attack reads
     nonmembers: int = 100
     private_epochs: int = 3
     private_rate: float = 3e-3
     private_batch: int = 4
-    private_rank: int = 32  # 0: the whole model is trained
+    private_rank: int = 32  # 0: train all parameters
     private_alpha: int = 64
     members: int = 16
     lora_epochs: int = 3

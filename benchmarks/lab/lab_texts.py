@@ -121,7 +121,9 @@ def make_private_lab_texts(
     count = sum(sizes.values()) + recipe.nonmembers + recipe.others
     marks = make_fake_texts_with_marks(recipe.seed, count, tuple(kinds.values()))
     records = list(marks)
-    kind_of_text = dict(zip(records, itertools.cycle(kinds), strict=False))  # they are made in turn
+    kind_of_text = dict(
+        zip(records, itertools.cycle(kinds), strict=False)
+    )  # in turn, like the texts
     keyed_random_generator("lab", recipe.seed, "who is what").shuffle(records)
     unassigned = iter(records)
     private = {times: list(itertools.islice(unassigned, size)) for times, size in sizes.items()}

@@ -65,7 +65,7 @@ from auditor.training.members import (
 from auditor.training.variants import FineTuning
 
 END = "<|endoftext|>"
-PUBLIC = "public"  # the part that all fine-tunings begin with
+PUBLIC = "public"  # the part from which all fine-tuning starts
 MANIFEST = "manifest.json"
 # records that no model here is trained on and no attack reads: trainings may tune on them
 _HELDOUT = 120
@@ -189,7 +189,7 @@ class LabTraining:
         manifest = audit_canaries.make_audit_canary_manifest(kind, texts, recipe.audit_times, seed)
         manifests.write_canary_manifest(path / MANIFEST, manifest)
 
-    # --- by a trainer ---
+    # --- trainers ---
 
     def train_and_record(self, trainer: Trainer, path: Path, job: TrainingJob) -> None:
         """Train and write the record of the training. Raise AuditError for a job that this trainer
@@ -287,7 +287,7 @@ class LabTraining:
             loss_mask = tuple(i >= n_untrained for i in range(len(ids))) if n_untrained else None
             yield TrainingRecord(text, ids, record_digests([text])[0], loss_mask)
 
-    # --- the steps that they share ---
+    # --- shared steps ---
 
     def load_lab_model(self, path: Path, name: str) -> HuggingFaceModel:
         return HuggingFaceModel(AutoModelForCausalLM.from_pretrained(path), self.tokenizer, name)

@@ -26,7 +26,7 @@ from auditor.benchmarks.lab.lab_training import END
 from auditor.models.masked import HuggingFaceMaskedModel
 
 MASK = "<mask>"
-_IGNORED = -100  # of a label: no loss here, as torch's cross entropy has it
+_IGNORED = -100  # label without a loss, as in torch's cross entropy
 _PUBLIC = "masked-public"
 
 
