@@ -1,5 +1,4 @@
-"""The `audit` command: its parts, and exit codes instead of tracebacks. What a command does stands
-in its own file."""
+"""Assemble the `audit` command, with exit codes instead of tracebacks; commands have own files."""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ app = typer.Typer(
     help=_HELP,
     epilog=f"Exit codes: {', '.join(f'{code} {said}' for code, said in EXIT_CODES.items())}.",
 )
-# --safe unless they are told otherwise
+# Commands with --safe by default.
 READING = (
     show,
     report,
@@ -78,7 +77,7 @@ for panel, commands in {
 }.items():
     for command in commands:
         safe = True if command in READING else False if command is run else None
-        # `list_plugins` is called so because `list` would hide the built-in
+        # Named `list_plugins` because `list` would hide the built-in.
         add_command_to_app(
             app,
             command,
@@ -107,7 +106,7 @@ def apply_global_flags(
         ),
     ] = None,
 ) -> None:
-    # before any command imports torch, whose OpenMP reads the environment once
+    # Before any command imports torch, whose OpenMP reads the environment once.
     set_thread_count(threads)
     console.debugging = debug
     if show:
@@ -116,29 +115,30 @@ def apply_global_flags(
 
 
 def main() -> None:
-    """The console script: exit codes instead of tracebacks for everything a user can do something
-    about."""
-    for ended in (
+    """Run the console script, with exit codes instead of tracebacks for errors users can
+    resolve.
+    """
+    # as Ctrl-C: unfinished files are removed, finished files stay
+    for ending in (
         signal.SIGTERM,
         signal.SIGHUP,
-    ):  # as Ctrl-C: what is half written goes, what is finished stays
-        signal.signal(ended, signal.default_int_handler)
-    if "_AUDIT_COMPLETE" in os.environ:  # a shell asks what could stand here
+    ):
+        signal.signal(ending, signal.default_int_handler)
+    if "_AUDIT_COMPLETE" in os.environ:  # a shell requests completions
         app(prog_name="audit")
     sys.exit(run_command_line(sys.argv[1:]))
 
 
-_UsageError: type[Any] = typer.BadParameter.__mro__[
-    1
-]  # typer brings its own click, and names its base nowhere else
+# typer bundles click, and exposes its base class nowhere else
+_UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
 
 def run_command_line(arguments: list[str]) -> int:
-    """Runs the command and returns its exit code, one of EXIT_CODES."""
+    """Run the command and return its exit code from EXIT_CODES."""
     try:
         code = _run_command_for_exit_code(arguments or ["--help"])
         if sys.stdout is not None:
-            sys.stdout.flush()  # what cannot be said is no success
+            sys.stdout.flush()  # unwritten output is no success
         return code
     except AuditError as error:
         return console.print_line_to_stderr(f"error: {error}", 2)
@@ -151,17 +151,16 @@ def run_command_line(arguments: list[str]) -> int:
 
 
 def _print_unexpected_error_for_exit_code(error: BaseException) -> int:
-    """Says which unforeseen error ended a command; returns the exit code."""
+    """Report an unexpected error that ended a command; return the exit code."""
     if console.is_output_pipe_closed(error):
         console.redirect_output_to_devnull()
-        return 128 + signal.SIGPIPE  # quietly, as every filter of a pipe
+        return 128 + signal.SIGPIPE  # silently, like every filter of a pipe
     if isinstance(error, SystemExit):
         console.print_error_traceback(error)
         return console.print_line_to_stderr(
             f"stopped from inside, by a plug-in or a library: SystemExit({error.code!r})", 3
         )
-    # the place that was refused may be stdout itself, as on a full disk: its flush at the end would
-    # fail once more
+    # The refused path may be stdout itself, as on a full disk: its final flush would fail again.
     refused = file_access_error(error, str(Path(__file__).parents[1])) or out_of_memory_error(error)
     if refused is not None:
         console.redirect_output_to_devnull()
@@ -175,15 +174,17 @@ def _print_unexpected_error_for_exit_code(error: BaseException) -> int:
 
 
 def _run_command_for_exit_code(arguments: list[str]) -> int:
-    """Runs the command. Not by `app()`, which takes an EOFError for an interrupt and gives a closed
-    pipe code 1."""
+    """Run the command without `app()`.
+
+    `app()` treats an EOFError as an interrupt and returns 1 for a closed pipe.
+    """
     try:
         context = _click_command().make_context("audit", arguments)
     except typer.Exit as leave:
-        # --help, and completion for a shell that typer does not know
+        # --help, and completion for a shell unknown to typer.
         return 2 if leave.exit_code else 0
     except SystemExit as leave:
-        # --show-completion and --install-completion: no plug-in has run yet
+        # --show-completion and --install-completion: no plug-in has run yet.
         return 2 if leave.code else 0
     try:
         with context:

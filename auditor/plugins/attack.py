@@ -1,8 +1,7 @@
-"""Attacks: the base of all, and of those that find candidates for every prefix, rank them and yield
-the guesses.
+"""Define the base of attacks, and of attacks that rank candidates for every prefix.
 
-A subclass of the latter says how sure it is of each candidate; sampling or search, sharing of
-passes and ordering are done here.
+A subclass of the latter scores each candidate; sampling, search, sharing of passes and ordering are
+implemented here.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from auditor.plugins.method import Method
 from auditor.plugins.options import require_listed_options, require_options_at_least
 from auditor.plugins.view import Batch, Sampling, Search, View
 
-_MOST_TEXTS = 1_000_000  # more is a slip
-_MOST_CANDIDATES = 100_000  # of one prefix: they are in memory together
+_MOST_TEXTS = 1_000_000  # a larger number is a mistake
+_MOST_CANDIDATES = 100_000  # of a prefix: all are in memory together
 
 
 @dataclass(frozen=True)
@@ -34,71 +33,72 @@ class Attack(Method):
     """Base of all attacks."""
 
     measures: ClassVar[str] = "verbatim"
-    # whether it attacks only models trained on the data, not those that read it
+    # Whether it attacks only models trained on the data, not models that read it.
     of_learnt: ClassVar[bool] = False
-    # name of a defense that a run adds for this attack, where it can be had
+    # Name of a defense that a run adds for this attack, if available.
     control: ClassVar[str] = ""
 
     def soft_prompt_rows(self) -> int:
-        """Rows of the longest soft prompt that it puts before a prefix."""
+        """Return the rows of the longest soft prompt before a prefix."""
         return 0
 
     def check_inputs(self, view: View, known: Sequence[Pair]) -> None:
-        """Raise NotApplicable for what this run does not give it, before any record is asked;
-        capabilities aside.
+        """Raise NotApplicable for inputs that this run lacks, before any query.
 
-        known: the auxiliary data.
+        Capabilities are checked elsewhere. known: the auxiliary data.
         """
 
     def fit(self, view: View, known: Sequence[Pair]) -> dict[str, Any]:
-        """Tune on the known pairs. The state (tensors and JSON values) is kept in the run folder;
-        most need none."""
+        """Tune on the known pairs; return a state (tensors and JSON values) for the run folder.
+
+        Most attacks need none.
+        """
         return {}
 
     def fit_options(self) -> dict[str, Any]:
-        """The options that `fit` depends on, by default all: runs of one sweep that agree in them
-        share a state."""
+        """Return the options that `fit` depends on, by default all.
+
+        Runs of a sweep with equal values share a state.
+        """
         return dataclasses.asdict(self)
 
     def timing_stand_in(self) -> tuple[Attack, float]:
-        """The attack whose `fit` a run's time estimate measures, and how many times as long this
-        attack's own takes.
+        """Return the attack whose `fit` is timed for an estimate, and this attack's time relative
+        to it.
 
-        By default this attack itself, once.
+        By default this attack itself, and 1.
         """
         return self, 1.0
 
     def queries(self, view: View, secrets: Sequence[Query]) -> Sequence[Query]:
-        """What it asks of this target: the prefixes of the secrets that are attacked there, or
-        texts of its own."""
+        """Return the queries to this target: the secrets' prefixes, or the attack's own texts."""
         return secrets
 
     def guess(
         self, view: View, state: dict[str, Any], queries: Sequence[Query]
     ) -> Iterator[Guesses]:
-        """Answer the queries one by one, in their order. Results depend on the secret, not on its
-        neighbours."""
+        """Answer the queries in order. Results depend on the secret, not on its neighbours."""
         raise NotImplementedError
 
     def sample_counts_by_recipe(self, view: View) -> dict[str, int]:
-        """Samples this attack draws of each prefix, by sampling recipe: a query budget is set by
-        them beforehand.
+        """Return the number of samples of each prefix by sampling recipe, which set a query budget.
 
-        Attacks with the same recipe share one pass.
+        Attacks with the same recipe share a pass.
         """
         return {}
 
     def fitted_state_name(self, view: View) -> str:
-        """Names the state of `fit`: views with the same name share it."""
+        """Return the name of the state of `fit`: views with the same name share it."""
         return view.target_name
 
     def score_is_probability(self, view: View) -> bool:
-        """Whether a score is meant as the probability that its guess is right: a report then checks
-        that it is."""
+        """Return whether a score is a probability that its guess is right, which reports then
+        check.
+        """
         return False
 
     def notes(self, view: View, state: dict[str, Any]) -> tuple[str, ...]:
-        """What a reader must know about this row: sentences."""
+        """Return sentences that a reader of this row must know."""
         return ()
 
 
@@ -130,28 +130,28 @@ class CorpusAttack(Attack):
             )
 
     def generation_beginnings(self, view: View) -> list[Tokens]:
-        """What generations begin with, in turn."""
+        """Return the beginnings of generations, in turn."""
         raise NotImplementedError
 
     def user_chosen_beginnings(self, view: View) -> list[Tokens]:
-        """The `begins` that a user chose: text behind a prompt that was trained on is no untargeted
-        extraction."""
+        """Return the user's `begins`: text after a trained prompt is not untargeted extraction."""
         return []
 
     def queries(self, view: View, secrets: Sequence[Query]) -> list[Query]:
-        """One a generation. Its id says how it begins: with other prompts, others are drawn.
+        """Return a query for each generation; its id identifies its beginning.
 
-        Under a decoding that has one answer, each beginning is asked once.
+        Other beginnings give other draws. Under a deterministic decoding, each beginning is queried
+        once.
         """
         begins = self.generation_beginnings(view)
-        named = [hashlib.sha256(repr(begin).encode()).hexdigest()[:8] for begin in begins]
+        digests = [hashlib.sha256(repr(begin).encode()).hexdigest()[:8] for begin in begins]
         sampling = self.sampling()
-        has_one_answer = sampling is not None and view.decoding_in_this_setting(sampling).is_point
-        n_generations = min(self.generations, len(begins)) if has_one_answer else self.generations
+        is_point = sampling is not None and view.decoding_in_this_setting(sampling).is_point
+        n_generations = min(self.generations, len(begins)) if is_point else self.generations
         turns = [i % len(begins) for i in range(n_generations)]
         return [
-            Query(f"generation-{i:06d}-{named[at]}", begins[at], self.length)
-            for i, at in enumerate(turns)
+            Query(f"generation-{i:06d}-{digests[index]}", begins[index], self.length)
+            for i, index in enumerate(turns)
         ]
 
 
@@ -204,22 +204,23 @@ class SamplingAttack(Attack):
 
     @property
     def has_one_candidate(self) -> bool:
-        """Whether sampling or greedy decoding leaves a prefix with one candidate."""
+        """Whether sampling or greedy decoding gives a prefix only one candidate."""
         is_point = self.sampling().decoding.is_point
         return self.search != "beam" and (
             is_point or (self.search == "sample" and self.samples == 1)
         )
 
     def soft_prompt_name(self, view: View) -> str:
-        """Names the soft prompt in the sampling recipe; empty without one."""
+        """Return the name of the soft prompt in the sampling recipe; empty without a prompt."""
         return ""
 
     def soft_prompt(self, state: dict[str, Any]) -> Tensor | None:
         return None
 
     def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
-        """For each query of the batch, how sure the attack is of each candidate, (distinct,);
-        higher is surer."""
+        """Return a score for each candidate of each query, (distinct,); higher is more
+        confident.
+        """
         raise NotImplementedError
 
     def sample_counts_by_recipe(self, view: View) -> dict[str, int]:
@@ -244,7 +245,7 @@ class SamplingAttack(Attack):
 
 
 def add_required_capability(needs: tuple[str, ...], capability: str) -> tuple[str, ...]:
-    """`needs` and this capability, which is not named twice."""
+    """Return `needs` extended by this capability, without repeats."""
     return needs if capability in needs else (*needs, capability)
 
 
@@ -253,8 +254,8 @@ def rank_candidates_as_guesses(
 ) -> Guesses:
     """Return candidates by falling score.
 
-    Equal scores are ranked by falling likelihood if it is known, which counts only estimate, then
-    by falling count, then in the order they were first drawn.
+    Equal scores are ranked by falling likelihood if known, which counts only estimate, then by
+    falling count, then by the first draw.
     """
     nll = [0.0] * len(score) if candidates.token_log_probs is None else candidates.nll.tolist()
     keys = sorted(
@@ -274,14 +275,14 @@ def rank_candidates_as_guesses(
         for i in keys
     )
     rows, near = candidates.count_forward_rows(), candidates.near_boundary
-    if isinstance(candidates, SearchResult):  # which reads distributions and draws no token
+    if isinstance(candidates, SearchResult):  # a search reads distributions and draws no token
         certificate = candidates.certificate if isinstance(candidates, TreeLeaves) else None
         return Guesses(query.id, guesses, len(guesses), drawn=0, rows=rows, certificate=certificate)
     return Guesses(query.id, guesses, samples, samples * query.length, near, rows)
 
 
 def mean_nll_of_candidates(candidates: SuffixCandidates) -> Tensor:
-    """(distinct,) mean nll in nats a token: the sampler's own log-probabilities, no second pass."""
+    """Return the mean nll in nats a token from the sampler's log-probabilities, (distinct,)."""
     return candidates.nll / candidates.suffixes.shape[1]
 
 
@@ -290,4 +291,4 @@ def candidate_suffixes_as_tuples(candidates: SuffixCandidates) -> list[tuple[int
 
 
 def candidate_values_tensor(values: Sequence[float]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64, device="cpu")  # beside candidates
+    return torch.tensor(values, dtype=torch.float64, device="cpu")  # on the device of candidates

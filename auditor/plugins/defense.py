@@ -1,5 +1,4 @@
-"""Defenses: the base of all, what one may hold, and the causes that it credits with what it
-changes."""
+"""Define the base of defenses, their inputs, and the causes credited with their effect."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ from auditor.privacy.promises import PrivacyRecord
 
 @dataclass(frozen=True)
 class Scenario:
-    """What a defense may hold: the models around the target, and the queries it will have to
-    answer."""
+    """The inputs of a defense: the models around the target, and the queries to answer."""
 
     target: LanguageModel
     public: LanguageModel | None
@@ -27,23 +25,21 @@ class Scenario:
     queries: int  # tokens the text-only row will draw
     answer_length: int  # tokens of one answer
     trained: TrainedModel | None = None
-    # one adapter on all the ensemble's records, by its members' recipe
+    # An adapter on all the ensemble's records, by its members' recipe.
     whole: LanguageModel | None = None
-    prompts: tuple[
-        Prompt, ...
-    ] = ()  # what it will be asked behind, and the private records that begin so
-    corpus: Sequence[
-        Tokens
-    ] = ()  # what the target was trained on, as far as the audit is told, each record once
-    beside: LanguageModel | None = None  # what is shown beside a model that was to forget
+    # the texts before its answers, and the private records that begin with them
+    prompts: tuple[Prompt, ...] = ()
+    # the target's training records known to the audit, without repeats
+    corpus: Sequence[Tokens] = ()
+    beside: LanguageModel | None = None  # shown next to a model that was to forget
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a secret is asked behind, and the private record that begins so, both as a model reads a
-    text.
+    """The text before the answer to a secret, and the private record that begins with it.
 
-    secret: its id. record: () for a text that is no private record.
+    Both are tokenised as a model reads a text. secret: its id. record: () for a text that is not a
+    private record.
     """
 
     secret: str
@@ -53,11 +49,10 @@ class Prompt:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model that was trained to leak less, and what it promises (`privacy.json`), as far as it
-    says.
+    """A model trained to leak less, and its promise (`privacy.json`), if any.
 
-    canaries: what its training kept for an audit, if it was trained for one. told: what its trainer
-    said of it.
+    canaries: records of its training for an audit, if it was trained for an audit. told: notes of
+    its trainer.
     """
 
     model: LanguageModel
@@ -66,13 +61,13 @@ class TrainedModel:
     told: tuple[str, ...] = ()
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader must know of the training: sentences."""
+        """Return sentences that a reader must know about the training."""
         return self.told if self.privacy is None else self.privacy.notes()
 
 
 @dataclass(frozen=True)
 class MaskedScenario:
-    """A `Scenario` around a masked LM. queries: how many gaps it fills at most in one text."""
+    """A `Scenario` around a masked LM. queries: maximum number of gaps in a text."""
 
     target: MaskedModel
     public: MaskedModel | None
@@ -89,30 +84,30 @@ class Defense:
     """
 
     name: ClassVar[str] = ""
-    title: ClassVar[str] = ""  # what people read in a table; "": its name
+    title: ClassVar[str] = ""  # title in tables; "": its name
     needs: ClassVar[tuple[str, ...]] = ()
     claims: ClassVar[str] = "none"  # one line for `audit list`
-    # whether it is right in float32 alone: `--dtype auto` then means that
+    # Whether it is right only in float32, the meaning of `--dtype auto` then.
     float32: ClassVar[bool] = False
-    # whether it is a form in which the model is deployed: `--forms` may name it
+    # Whether it is a form in which the model is deployed: `--forms` may name it.
     form: ClassVar[bool] = False
 
     @property
     def ensemble_folder(self) -> str:
-        """The folder of adapters that its option `ensemble` names; "": none, as in the lab, which
-        trains its own."""
+        """The folder of adapters in its option `ensemble`; "" if none: the lab trains its
+        adapters.
+        """
         folder: str = getattr(self, "ensemble", "")
         return folder
 
     @property
     def required_member_count(self) -> int | None:
-        """How many members its ensemble must have; None: as many as there are."""
+        """The required number of ensemble members; None: any number."""
         return None
 
     @property
     def model_folder(self) -> str:
-        """The folder of the trained model that its option `model` names; "": none, as in the lab,
-        which trains one."""
+        """The folder of the trained model in its option `model`; "" if none: the lab trains it."""
         folder: str = getattr(self, "model", "")
         return folder
 
@@ -120,56 +115,57 @@ class Defense:
         raise NotImplementedError
 
     def claim(self, scenario: Scenario, spent: int) -> Claim | None:
-        """What is promised, with `spent` drawn tokens accounted for; None where nothing is."""
+        """Return the promise, after `spent` drawn tokens; None without a promise."""
         return None
 
     def protect_masked(self, scenario: MaskedScenario) -> tuple[MaskedModel, Claim | None]:
-        """`protect` and `claim` in front of a masked LM. Raises AuditError for a defense that
-        cannot be there."""
+        """Return `protect` and `claim` for a masked LM.
+
+        Raises AuditError if the defense does not support masked LMs.
+        """
         raise AuditError(
             f"expected a causal LM behind {self.name}, which draws token by token, got a masked one"
         )
 
     def fixed_token_budget(self, scenario: Scenario) -> QueryBudget | None:
-        """The fixed number of tokens this defense answers, None where it answers as many as the row
-        will draw."""
+        """Return the fixed number of tokens that this defense answers; None: all tokens of
+        the row.
+        """
         return None
 
     def budget_lots(self, scenario: Scenario) -> Mapping[str, int]:
-        """By secret id, the number of the budget that pays for its tokens; empty where one budget
-        pays for all.
+        """Return the number of the budget that pays for each secret id; empty: a single budget.
 
-        Lots hold disjoint private data, so each is accounted for alone: a claim covers T tokens of
-        any one lot.
+        Lots have disjoint private data, so each is accounted separately: a claim covers T tokens of
+        any lot.
         """
         return {}
 
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
-        """What a reader of every row must know about how the defense was set up: sentences."""
+        """Return sentences on the set-up of the defense that a reader of every row must know."""
         return ()
 
     def cause_chain(self) -> tuple[Cause, ...]:
-        """Why this model leaks less than the undefended one: rows from that one on, each with one
-        more change.
+        """Return the chain of rows from the undefended model, each with one more change.
 
-        A run shows these rows beside this defense's own and credits each change with its part of
-        the reduction. Rows behind the defense's own are no part of its effect: they show what still
-        less private data would leak.
+        A run shows these rows next to this defense's row and credits each change with its part of
+        the reduction. Rows after the defense's row are not part of its effect: they show the
+        leakage with still less private data.
         """
         return ()
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A step of a defense's chain: what its row changes against the row before it, and nothing
-    else.
+    """A step of a defense's chain: the only change of its row compared with the row before.
 
-    row: the control that is shown for it; None: the defense itself. needs: what a user must give
-    for a missing row.
+    row: the control shown for it; None: the defense itself. needs: the user input that a missing
+    row requires.
     """
 
     name: str  # "splitting"
-    # what is different, in words that go on from it: "splitting: each adapter sees one shard only"
+    # The difference, as the continuation of the name: "splitting: each adapter sees one shard
+    # only".
     changes: str
     row: Defense | None = None
     needs: str = ""
@@ -177,17 +173,18 @@ class Cause:
 
 @dataclass(frozen=True)
 class QueryBudget:
-    """A fixed allowance of drawn tokens and what happens when it is spent: the row stops, or the
-    public answers."""
+    """A fixed allowance of drawn tokens; after it, the row stops or the public model answers."""
 
     tokens: int
     on_exhaustion: Literal["stop", "public"]
 
 
 def largest_lot_token_count(drawn: Mapping[tuple[str, str], int], lots: Mapping[str, int]) -> int:
-    """Tokens of the lot with the most of them; of all together where there are no lots. drawn: by
-    (recipe, secret)."""
-    spent: Counter[int | None] = Counter()
+    """Return the tokens of the largest lot, or of all together without lots.
+
+    drawn: by (recipe, secret).
+    """
+    tokens_by_lot: Counter[int | None] = Counter()
     for (_, secret), tokens in drawn.items():
-        spent[lots.get(secret)] += tokens
-    return max(spent.values(), default=0)
+        tokens_by_lot[lots.get(secret)] += tokens
+    return max(tokens_by_lot.values(), default=0)

@@ -1,4 +1,6 @@
-"""The base of a membership score of one's own: a number for each record, higher for a member."""
+"""Define the base of user-written membership scores: a number for each record, higher for
+members.
+"""
 
 from __future__ import annotations
 
@@ -50,18 +52,17 @@ class MembershipScore(Probe):
         """Return the score of each record, (B,); higher for a member.
 
         prefixes: (B, n) and suffixes: (B, L) token ids of the records;
-        view.target.token_log_probs(prefixes, suffixes)
-        gives (B, L) nats.
+        view.target.token_log_probs(prefixes, suffixes) gives (B, L) nats.
         """
         raise NotImplementedError
 
     @property
     def score_name(self) -> str:
-        """The name as part of a metric's: `membership_auc_tail_loss` of `tail-loss`."""
+        """The name inside metric names: `membership_auc_tail_loss` of `tail-loss`."""
         return self.name.replace("-", "_")
 
     def sampling(self) -> Sampling:
-        """Return the recipe of the distribution that it looks at, whole and as it is."""
+        """Return the recipe of the observed distribution, unmodified."""
         return Sampling(1, ANCESTRAL)
 
     def check_secrets(self, secrets: Sequence[Secret]) -> None:
@@ -90,8 +91,9 @@ class MembershipScore(Probe):
     def add_joint_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> list[Observation]:
-        """Add the score of a classifier that sees no model: how far members and non-members differ
-        in kind."""
+        """Add the score of a classifier without a model, which measures the shift between
+        the sets.
+        """
         member = member_mask(secrets)
         if self._too_few_records_reason(secrets):
             return list(observations)
@@ -101,8 +103,11 @@ class MembershipScore(Probe):
             texts, np.empty((len(texts), 0)), member, group
         )
         return [
-            replace(seen, values={**seen.values, "blind": float(value), "group": float(fold)})
-            for seen, value, fold in zip(observations, blind, group, strict=True)
+            replace(
+                observation,
+                values={**observation.values, "blind": float(value), "group": float(fold)},
+            )
+            for observation, value, fold in zip(observations, blind, group, strict=True)
         ]
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
@@ -115,36 +120,38 @@ class MembershipScore(Probe):
             )
         if (scores == scores[0]).all():
             raise NotApplicable(f"{self.name} is the same for all {len(scores)} records")
-        found = measure_membership_score("", scores, member, note=self._score_title)
-        found += measure_membership_score(self.score_name, scores, member)
+        results = measure_membership_score("", scores, member, note=self._score_title)
+        results += measure_membership_score(self.score_name, scores, member)
         blind = value_column(observations, "blind")
         if not np.isnan(blind).any():
             widen = blind_classifier.compute_cross_fit_deviation_factor(
                 member, value_column(observations, "group").astype(int)
             )
-            found.append(
+            results.append(
                 roc.estimate_auc(auc_name("blind"), blind[member], blind[~member], widen=widen)
             )
-        return found
+        return results
 
     def main_number_by_repeats(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, Measurement]:
         member, scores = member_mask(secrets), value_column(observations, _SCORE)
         return {
-            str(count): roc.estimate_auc(auc_name(""), scores[own], scores[~member])
-            for count, own in masks_by_repeat_count(secrets).items()
-            if own.sum() >= roc.LEAST
+            str(count): roc.estimate_auc(auc_name(""), scores[mask], scores[~member])
+            for count, mask in masks_by_repeat_count(secrets).items()
+            if mask.sum() >= roc.LEAST
         }
 
     def per_secret_values(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, list[float]]:
         scores = value_column(observations, _SCORE).tolist()
-        kept = {name_score_column(""): scores, name_score_column(self.score_name): scores}
+        values = {name_score_column(""): scores, name_score_column(self.score_name): scores}
         blind = value_column(observations, "blind")
         return (
-            kept if np.isnan(blind).any() else {**kept, name_score_column("blind"): blind.tolist()}
+            values
+            if np.isnan(blind).any()
+            else {**values, name_score_column("blind"): blind.tolist()}
         )
 
     def membership_candidates(
@@ -160,10 +167,10 @@ class MembershipScore(Probe):
 
     def _too_few_records_reason(self, secrets: Sequence[Secret]) -> str:
         n_members = sum(secret.member for secret in secrets)
-        n_others = len(secrets) - n_members
-        if min(n_members, n_others) >= roc.LEAST:
+        n_nonmembers = len(secrets) - n_members
+        if min(n_members, n_nonmembers) >= roc.LEAST:
             return ""
         return (
             f"needs at least {roc.LEAST} members and {roc.LEAST} non-members, got {n_members} and "
-            f"{n_others}"
+            f"{n_nonmembers}"
         )

@@ -1,7 +1,6 @@
-"""Probes: the base of all, and of those of the decoding distribution, whose members' numbers stand
-beside the floor.
+"""Define the base of probes, and of probes of the decoding distribution with a floor.
 
-A probe sees the answers and draws nothing. A subclass says what it observes of one secret.
+A probe sees the answers and draws nothing. A subclass observes each secret.
 """
 
 from __future__ import annotations
@@ -26,14 +25,13 @@ from auditor.statistics.intervals import mean_probability, subtract_nonmember_me
 from auditor.statistics.metrics import name_excess_metric, name_nonmember_metric
 from auditor.statistics.strongest_score import CandidateScore, ScoredRecords
 
-DELTA = 1e-5  # of a bound on epsilon, where neither the user nor a claim says which
+DELTA = 1e-5  # of a bound on epsilon, if neither the user nor a claim gives it
 
 
 class Observed(list[Observation]):
-    """What a probe saw of each secret, side by side with the secrets.
+    """The observations of a probe, in the order of the secrets.
 
-    facts: numbers of all of it, that belong to no one secret: the terms of a game, and what came of
-    it.
+    facts: numbers of all secrets together: the terms of a game, and its outcome.
     """
 
     def __init__(
@@ -52,102 +50,100 @@ class Probe(Method):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("distribution",)
-    # Measurements that are means of `per_secret` and take no facts: by these a row may be stopped
-    # early.
+    # Measurements that are means of `per_secret` and take no facts: these may stop a row early.
     means: ClassVar[tuple[str, ...]] = ()
 
     def textless_subjects(self, view: View) -> tuple[Secret, ...]:
-        """Its own subjects where these are no texts, such as gradients: no more than ids and
-        whether each was in.
+        """Return subjects that are not texts, such as gradients: ids and their membership.
 
-        Raises NotApplicable where there is nothing.
+        Raises NotApplicable if there are none.
         """
         raise NotImplementedError
 
     def wanted_reference_models(self) -> str:
-        """Reference models that it wants beside the one all attacks share, as `-A references=`
-        names them; "": none."""
+        """Return reference models needed besides the common one, as in `-A references=`;
+        "": none.
+        """
         return ""
 
     def check_secrets(self, secrets: Sequence[Secret]) -> None:
-        """Refuses secrets that it can say nothing of, before any model is asked. Raises
-        AuditError."""
+        """Raise AuditError for secrets that the probe cannot observe, before any model is
+        queried.
+        """
 
     def has_subject_in(self, secrets: Sequence[Secret]) -> bool:
-        """Return whether any of these records has what it looks at."""
+        """Return whether any of these records has a subject of the probe."""
         return True
 
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
-        """Raise NotApplicable for what this run does not give it, before any record is asked;
-        capabilities aside."""
+        """Raise NotApplicable for inputs that this run lacks, before any query.
+
+        Capabilities are checked elsewhere.
+        """
 
     def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        """Observes the secrets one by one. What is seen of a secret depends on it alone, not on its
-        neighbours."""
+        """Observe the secrets in turn; an observation depends on its secret, not on neighbours."""
         raise NotImplementedError
 
     def facts(
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, float]:
-        """Numbers of no one secret: the terms of the claim, or what the model answers once all
-        secrets were seen.
+        """Return numbers of all secrets together: the terms of the claim, or later answers of the
+        model.
 
-        Asked once a row, and kept; the methods below find it in `observations.facts`. secrets,
-        observations: side by side, in the same order, here and below.
+        Called once for each row, and stored in `observations.facts` for the methods below. secrets
+        and observations are in the same order, here and below.
         """
         return {}
 
     def add_joint_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> list[Observation]:
-        """The observations, with values that it takes all secrets to tell: a p-value against the
-        non-members."""
+        """Return the observations with values that depend on all secrets, e.g. a p-value."""
         return list(observations)
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
-        """The numbers of the row. The first is the main one; NAME_nonmembers and excess_NAME go
-        with it."""
+        """Return the row's numbers, the main number first, with NAME_nonmembers and excess_NAME."""
         raise NotImplementedError
 
     def main_number_by_repeats(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, Measurement]:
-        """The main number by repeat count, members only; empty where no repeat count is known."""
+        """Return the main number by repeat count, of members; empty without repeat counts."""
         return {}
 
     def per_secret_values(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, list[float]]:
-        """By measurement, a number for each secret, whose mean over the members it is: runs are
-        paired by these.
+        """Return, by measurement, a number for each secret whose mean over members it is.
 
-        A measurement left out cannot be held to a baseline.
+        Runs are paired by these. A measurement left out cannot be compared with a baseline.
         """
         return {}
 
     def membership_candidates(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, CandidateScore]:
-        """Return the scores that tell members from non-members, by name: the run takes the
-        strongest of all rows'."""
+        """Return the scores of membership by name; the run takes the strongest of all rows."""
         return {}
 
     def epsilon_lower_bounds(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> tuple[Audited, ...]:
-        """The lower bounds of epsilon that it proves, the (epsilon, delta) one first: what a claim
-        is held to."""
+        """Return the proven lower bounds of epsilon, the (epsilon, delta) bound first.
+
+        Claims are compared with them.
+        """
         return ()
 
     def claim_violations(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> tuple[str, ...]:
-        """How the target's claim was seen to fail: sentences. Empty where it was not, or where
-        nobody looked."""
+        """Return sentences on observed violations of the target's claim; empty without any."""
         return ()
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        """What a reader must know about this row: sentences."""
+        """Return sentences that a reader of this row must know."""
         return ()
 
 
@@ -165,7 +161,7 @@ class DistributionProbe(Probe):
         self.sampling()  # refuses a bad temperature, top_k or top_p
 
     def sampling(self) -> Sampling:
-        """The recipe of the one sample whose distribution is looked at."""
+        """Return the recipe of the single sample whose distribution is observed."""
         return Sampling(1, Decoding(self.temperature, self.top_k, self.top_p), self.eos)
 
 
@@ -178,44 +174,51 @@ OfRows = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 def observe_in_batches(
     view: View, secrets: Sequence[Secret], size: int, look: Look
 ) -> Iterator[Observation]:
-    """What `look` sees of secrets of one shape, `size` at once, or as many as memory holds."""
-    # One limit for all shapes: a size that was too large for one is not tried on the next.
+    """Yield observations of secrets, grouped by shape, `size` at once or as memory allows."""
+    # One limit for all shapes: a size that was too large for a shape is not tried on the next.
     at_once = BatchSizeLimit(view.batch_size or size)
     for indices in group_equal_shapes([(len(s.prefix), len(s.suffix)) for s in secrets]):
-        # The default binds these indices: a plain closure would read those of a later turn of the
-        # loop.
+        # The default binds these indices: a plain closure would read those of a later iteration.
         def seen(some: slice, alike: Sequence[int] = indices) -> Sequence[Observation]:
             batch = [secrets[i] for i in alike[some]]
             prefixes = torch.tensor([secret.prefix for secret in batch], device=view.target.device)
             suffixes = torch.tensor([secret.suffix for secret in batch], device=view.target.device)
             return look(batch, prefixes, suffixes)
 
-        for _, found in at_once.run_pieces_within_memory(len(indices), seen):
-            yield from found
+        for _, observations in at_once.run_pieces_within_memory(len(indices), seen):
+            yield from observations
 
 
 def read_token_statistics(
     model: LanguageModel, prefixes: Tensor, suffixes: Tensor, at_once: int, of_rows: OfRows
 ) -> Iterator[list[Tensor]]:
-    """What `of_rows` tells of each token, (b, L) for a few texts at a time; it is given `at_once`
-    entries at most."""
-    for own, distribution in model.teacher_forced_distributions(prefixes, suffixes):
-        # (b, L, V) -> (b L, V), a chunk at a time: what `of_rows` makes of it takes as much memory
+    """Yield statistics of each token, (b, L), for a few texts at a time.
+
+    `of_rows` receives at most `at_once` entries.
+    """
+    for batch_tokens, distribution in model.teacher_forced_distributions(prefixes, suffixes):
+        # (b, L, V) -> (b L, V), a chunk at a time: the results of `of_rows` take as much memory
         # again.
         step = max(1, at_once // distribution.shape[-1])
-        chunks = zip(distribution.flatten(0, 1).split(step), own.flatten().split(step), strict=True)
-        seen = [of_rows(rows, tokens) for rows, tokens in chunks]
-        yield [torch.cat(columns).view_as(own) for columns in zip(*seen, strict=True)]
+        chunks = zip(
+            distribution.flatten(0, 1).split(step), batch_tokens.flatten().split(step), strict=True
+        )
+        statistics = [of_rows(rows, tokens) for rows, tokens in chunks]
+        yield [
+            torch.cat(columns).view_as(batch_tokens) for columns in zip(*statistics, strict=True)
+        ]
 
 
 def observe_all_secrets(probe: Probe, view: View, secrets: Sequence[Secret]) -> Observed:
-    """All that a probe sees of these secrets."""
-    found = {
+    """Return all observations of a probe on these secrets."""
+    by_secret = {
         observation.secret: observation for observation in probe.observe_secrets(view, secrets)
     }
-    seen = [found[secret.id] for secret in secrets]
-    # Both are given what was seen: `facts` finds nothing of what `complete` adds.
-    return Observed(probe.add_joint_values(secrets, seen), probe.facts(view, secrets, seen))
+    observations = [by_secret[secret.id] for secret in secrets]
+    # Both receive the same observations: `facts` sees no values of `add_joint_values`.
+    return Observed(
+        probe.add_joint_values(secrets, observations), probe.facts(view, secrets, observations)
+    )
 
 
 def value_column(observations: Sequence[Observation], name: str) -> NDArray[np.float64]:
@@ -223,7 +226,7 @@ def value_column(observations: Sequence[Observation], name: str) -> NDArray[np.f
 
 
 def observed_names_without_prefix(prefix: str, names: Iterable[str]) -> list[str]:
-    """What follows the prefix in those of the names that begin with it."""
+    """Return the rest of each name that begins with the prefix."""
     return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
 
 
@@ -232,10 +235,9 @@ def member_mask(secrets: Sequence[Secret]) -> NDArray[np.bool_]:
 
 
 def scored_records(secrets: Sequence[Secret]) -> ScoredRecords:
-    """Return who is a member, by copies too, and whose records are resampled together: a person's,
-    or a document's."""
-    copies = {str(r): own for r, own in masks_by_repeat_count(secrets).items()}
-    # A record of nobody, and of no document, is a unit by itself.
+    """Return membership, copies, and the units to resample: persons or documents."""
+    copies = {str(r): mask for r, mask in masks_by_repeat_count(secrets).items()}
+    # A record without person and document is a unit.
     units = [s.user or s.document or s.id for s in secrets]
     unit = np.unique(units, return_inverse=True)[1] if len(set(units)) < len(units) else None
     return ScoredRecords(member_mask(secrets), copies, unit)
@@ -248,30 +250,32 @@ def mean_probability_with_nonmember_baseline(
     note: str = "",
     excess: bool = True,
 ) -> list[Measurement]:
-    """Mean probability of members and, where there are any, of non-members; `excess`: their
-    difference too."""
-    own = mean_probability(name, p[member], note)
+    """Return the mean probability of members, of non-members if any, and with `excess` the
+    difference.
+    """
+    member_mean = mean_probability(name, p[member], note)
     if member.all():
-        return [own]
+        return [member_mean]
     floor = mean_probability(name_nonmember_metric(name), p[~member], "the baseline")
     return (
-        [own, floor, subtract_nonmember_mean(name_excess_metric(name), own, floor)]
+        [member_mean, floor, subtract_nonmember_mean(name_excess_metric(name), member_mean, floor)]
         if excess
-        else [own, floor]
+        else [member_mean, floor]
     )
 
 
 def mean_probability_by_repeat_count(
     name: str, secrets: Sequence[Secret], p: NDArray[np.float64]
 ) -> dict[str, Measurement]:
-    """Mean probability of the members of each repeat count, where repeat counts are known."""
+    """Return the mean probability of the members by repeat count, if known."""
     return {
-        str(r): mean_probability(name, p[own]) for r, own in masks_by_repeat_count(secrets).items()
+        str(r): mean_probability(name, p[mask])
+        for r, mask in masks_by_repeat_count(secrets).items()
     }
 
 
 def masks_by_repeat_count(secrets: Sequence[Secret]) -> dict[int, NDArray[np.bool_]]:
-    """Which secrets are members of each repeat count, rising, as far as repeat counts are known."""
-    # -1, which no count is: a non-member, or a member of unknown count.
+    """Return masks of the members by repeat count, ascending, if known."""
+    # -1, which is not a count: a non-member, or a member of unknown count.
     repeats = np.array([-1 if s.repeats is None or not s.member else s.repeats for s in secrets])
     return {r: repeats == r for r in sorted(set(repeats.tolist()) - {-1})}

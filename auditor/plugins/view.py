@@ -1,7 +1,6 @@
-"""What one attacker may ask of one target in one setting, and the randomness of its questions.
+"""Give an attacker access to a target in a setting, with the randomness of its queries.
 
-An attack sees the target through a view only: no attack asks whether a defense is there. Knows
-nothing of answers.
+An attack sees the target only through a view: no attack checks for a defense. Knows no answers.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from auditor.models.references import ReferenceModels
 from auditor.plugins.defense import largest_lot_token_count
 from auditor.privacy.gradient_canaries import GradientCanaries
 
-# What decoding rows may hold at once on a processor, should no two samples of a prefix share a
-# path. Twice as much is 9% slower with the lab's ensemble (its distributions outgrow the blocks
-# that the allocator keeps); a sixteenth, 30% with any model.
+# Memory of decoding rows on a CPU, if no two samples of a prefix share a path. Twice as much is 9%
+# slower with the lab's ensemble (its distributions outgrow the allocator's blocks); a sixteenth,
+# 30% with any model.
 _ROWS_BYTES = 2**29
 _PREFIXES_AT_ONCE = 256
-# a tree reads whole distributions, in more precision, where a draw reads a nucleus
+# A tree reads whole distributions, in more precision, instead of a nucleus.
 _TREE_DISTRIBUTIONS = 4
 
 Search = Literal["sample", "tree", "beam"]
@@ -49,14 +48,14 @@ class Setting:
     """An access and a decoding: a privacy claim covers one of each."""
 
     name: SettingName
-    stream: str  # in the keys of random streams, as it was when the first results were drawn
+    stream: str  # in the keys of random streams, unchanged since the first results
     capabilities: frozenset[str]
-    # draws come from the target's own distribution, whatever decoding an attack would like
+    # Draws come from the target's distribution, whatever the attack's decoding.
     ancestral: bool
 
 
-# Inside the claim of a private prediction only sampled tokens come back, and they are drawn from
-# the mixed distribution itself.
+# Inside the claim of a private prediction only sampled tokens are returned, drawn from the mixed
+# distribution itself.
 TEXT_ONLY = Setting("text-only", "claim", frozenset({"draw"}), ancestral=True)
 _ALL = frozenset({"draw", "distribution", "embeddings", "training"})
 WHITE_BOX = Setting("white-box", "worst", _ALL, ancestral=False)
@@ -65,12 +64,10 @@ SETTINGS: Mapping[str, Setting] = {setting.name: setting for setting in (TEXT_ON
 
 @dataclass(frozen=True)
 class Sampling:
-    """A recipe for candidates: how many samples a prefix, under which decoding, end of text allowed
-    or not.
+    """A recipe for candidates: number of samples of a prefix, decoding, and end of text.
 
-    Or a search in their place: the `tree` of all suffixes whose probability under the decoding
-    reaches `threshold`, or a `beam` of width `beams`, which knows neither temperature nor
-    truncation.
+    Or a search instead: the `tree` of all suffixes whose probability under the decoding reaches
+    `threshold`, or a `beam` of width `beams`, without temperature and truncation.
     """
 
     samples: int
@@ -83,17 +80,15 @@ class Sampling:
 
 @dataclass
 class ClaimTokenMeter:
-    """Tokens of one target inside the claim: what this run really drew, and what the claim says is
-    spent.
+    """Tokens of a target inside the claim: drawn by this run, and charged by the claim.
 
-    drawn: by (recipe, secret): the same tokens drawn again, after a worker was lost with them, are
-    counted once. A resumed run draws less than it spends; a run that draws more was not charged for
-    the difference.
+    drawn: by (recipe, secret): tokens drawn again after losing a worker count once. A resumed run
+    draws less than it is charged; a run that draws more was not charged for the difference.
     """
 
     drawn: dict[tuple[str, str], int] = field(default_factory=dict)
     spent: int = 0
-    lots: Mapping[str, int] = field(default_factory=dict)  # `Defense.lots`
+    lots: Mapping[str, int] = field(default_factory=dict)  # from `Defense.budget_lots`
 
     @property
     def drawn_token_count(self) -> int:
@@ -109,8 +104,7 @@ Batch = list[tuple[Query, SuffixCandidates]]
 
 @dataclass
 class View:
-    """One attacker's access. `require_capability` refuses what the setting does not give; all else
-    asks through it."""
+    """An attacker's access; `require_capability` enforces the setting for all other methods."""
 
     target_name: str
     target: LanguageModel
@@ -118,25 +112,24 @@ class View:
     seed: int
     public: LanguageModel | None = None
     reference: LanguageModel | None = None
-    # what is known of it that makes it no reference: that it saw private data
+    # The reason why it is no reference: it saw private data.
     reference_fault: str = ""
-    # by what `-A references=` says; None: there are none here
+    # By the value of `-A references=`; None: not available.
     references: Callable[[str], ReferenceModels] | None = None
     tokenizer: Any = None
     batch_size: int | None = None
-    # tokens a (recipe, secret) may still draw; None: unlimited
+    # Tokens that a (recipe, secret) may still draw; None: unlimited.
     allowance: Mapping[tuple[str, str], int] | None = None
     meter: ClaimTokenMeter = field(default_factory=ClaimTokenMeter)
-    claim: Claim | None = None  # what the target promises, as everybody is told; None: nothing
-    # of what one answer takes long for
+    claim: Claim | None = None  # the target's public promise; None: nothing
+    # Progress of slow queries.
     progress: Callable[[str, int, int], None] = lambda what, done, total: None
-    training: GradientCanaries | None = None  # what the target's training kept for an audit of it
+    training: GradientCanaries | None = None  # the record of the target's training for an audit
     _shared: dict[str, CandidatesOnDisk] = field(default_factory=dict)
 
     def require_capability(self, *capabilities: str) -> None:
-        """Raises NotApplicable where this setting, or the target, does not give one of the
-        capabilities."""
-        # The setting first: what it keeps back is kept back of every target.
+        """Raise NotApplicable if the setting, or the target, lacks a capability."""
+        # The setting first: it restricts every target.
         for capability in capabilities:
             if not implies_capability(self.setting.capabilities, capability):
                 raise NotApplicable(
@@ -149,13 +142,13 @@ class View:
 
     def has_capability(self, capability: str) -> bool:
         return all(
-            implies_capability(own, capability)
-            for own in (self.setting.capabilities, self._available_capabilities)
+            implies_capability(capabilities, capability)
+            for capabilities in (self.setting.capabilities, self._available_capabilities)
         )
 
     @property
     def visible_capabilities(self) -> tuple[str, ...]:
-        """What this setting lets an attacker see of this target, from the least on."""
+        """The capabilities of this setting and target, from the least."""
         implied = (
             ("likelihood", "ranks", "likeliest") if self.has_capability("distribution") else ()
         )
@@ -163,32 +156,31 @@ class View:
 
     @property
     def _available_capabilities(self) -> frozenset[str]:
-        """By the target, and by what its training kept."""
+        """The capabilities of the target, and of its training record."""
         return self.target.capabilities | (set() if self.training is None else {"training"})
 
     def recorded_gradient_canaries(self) -> GradientCanaries:
-        """What the target's training kept of its gradient canaries. Raises NotApplicable where it
-        kept nothing."""
+        """Return the gradient canaries of the target's training. Raises NotApplicable
+        without any.
+        """
         self.require_capability("training")
-        assert self.training is not None  # `require_capability` has seen to it
+        assert self.training is not None  # ensured by `require_capability`
         return self.training
 
     def decoding_in_this_setting(self, sampling: Sampling) -> Decoding:
-        """The decoding really used: the attack's own, or ancestral where the setting has the target
-        draw."""
+        """Return the actual decoding: the attack's, or ancestral if the setting requires it."""
         if self.setting.ancestral:
             return ANCESTRAL
         forbidden = self.target.eos if sampling.eos == "masked" else ()
         return replace(sampling.decoding, forbidden=forbidden)
 
     def sample_count(self, sampling: Sampling) -> int:
-        """Return the samples of a prefix that are drawn: one if all of them are the same."""
+        """Return the number of samples to draw of a prefix: 1 if all of them are equal."""
         is_point = sampling.search == "sample" and self.decoding_in_this_setting(sampling).is_point
         return 1 if is_point else sampling.samples
 
     def decoding_description(self, sampling: Sampling) -> str:
-        """How candidates come about, as a reader of the report is told; the number of samples is
-        told elsewhere."""
+        """Describe the source of candidates in a report, without the number of samples."""
         decoding = self.decoding_in_this_setting(sampling)
         if sampling.search == "tree":
             return f"tree to {sampling.threshold:g}, {decoding}"
@@ -197,16 +189,20 @@ class View:
         return str(decoding)
 
     def sampling_recipe_name(self, sampling: Sampling, prompt: str) -> str:
-        """The name of a pass: attacks with the same recipe share it. `prompt` names the soft
-        prompt."""
+        """Return the name of a pass, which attacks with the same recipe share.
+
+        prompt: the name of the soft prompt.
+        """
         samples = f"{self.sample_count(sampling)} x " if sampling.search == "sample" else ""
         return f"{samples}{self.decoding_description(sampling)}, prompt {prompt or 'none'}"
 
     def queries_within_allowance(
         self, sampling: Sampling, prompt: str, queries: Sequence[Query]
     ) -> list[Query]:
-        """The queries whose whole answer the budget pays for, or that are answered publicly; all
-        without a budget."""
+        """Return the queries that the budget pays for, or the public model answers.
+
+        All queries without a budget.
+        """
         if self.allowance is None:
             return list(queries)
         name = self.sampling_recipe_name(sampling, prompt)
@@ -219,12 +215,11 @@ class View:
         soft_prompt: Tensor | None = None,
         prompt: str = "",
     ) -> Iterator[Batch]:
-        """Candidates for each query, in batches of one shape. A pass with this recipe that was run
-        before is reused."""
+        """Yield candidates for each query, in batches of one shape, reusing earlier passes."""
         self.require_capability("draw" if sampling.search == "sample" else "distribution")
         sampling = replace(sampling, samples=self.sample_count(sampling))
         name = self.sampling_recipe_name(sampling, prompt)
-        done = self._shared.setdefault(name, CandidatesOnDisk())
+        cache = self._shared.setdefault(name, CandidatesOnDisk())
         queries = self.queries_within_allowance(sampling, prompt, queries)
         prompt_rows = 0 if soft_prompt is None else len(soft_prompt)
         rows = BatchSizeLimit(self._max_decoding_rows_in_memory(queries, prompt_rows))
@@ -233,32 +228,37 @@ class View:
         if sampling.search == "sample":
             batched = partial(batch_sampling_by_length, self.target, samples=sampling.samples)
         for indices in batched([(len(q.prefix), q.length) for q in queries]):
-            asked = [queries[i] for i in indices]
+            batch_queries = [queries[i] for i in indices]
 
-            # The default binds this batch: a plain closure would read that of a later turn of the
-            # loop.
-            def find(some: slice, asked: Sequence[Query] = asked) -> None:
-                # Tried again in smaller pieces where memory ran out: what was found by then is not
+            # The default binds this batch: a plain closure would read that of a later iteration.
+            def find(some: slice, asked: Sequence[Query] = batch_queries) -> None:
+                # Called again with smaller pieces after memory ran out: existing results are not
                 # drawn again.
-                fresh = [query for query in asked[some] if query.id not in done]
+                fresh = [query for query in asked[some] if query.id not in cache]
                 if fresh:
-                    found = self._candidates_of_batch(fresh, sampling, name, soft_prompt, rows)
-                    for query, candidates in zip(fresh, found, strict=True):
-                        done[query.id] = candidates
+                    new_candidates = self._candidates_of_batch(
+                        fresh, sampling, name, soft_prompt, rows
+                    )
+                    for query, candidates in zip(fresh, new_candidates, strict=True):
+                        cache[query.id] = candidates
 
-            for some, _ in at_once.run_pieces_within_memory(len(asked), find):
-                # A sampling batch may hold several lengths; attacks are handed one shape at a time.
-                for alike in group_equal_shapes(
-                    [(len(query.prefix), query.length) for query in asked[some]]
+            for some, _ in at_once.run_pieces_within_memory(len(batch_queries), find):
+                # A sampling batch may have several lengths; attacks receive one shape at a time.
+                for shape_indices in group_equal_shapes(
+                    [(len(query.prefix), query.length) for query in batch_queries[some]]
                 ):
-                    yield [(asked[some][i], done[asked[some][i].id]) for i in alike]
+                    yield [
+                        (batch_queries[some][i], cache[batch_queries[some][i].id])
+                        for i in shape_indices
+                    ]
 
     def prefix_batch_size(
         self, sampling: Sampling, queries: Sequence[Query], prompt_rows: int = 0
     ) -> int:
-        """Prefixes in one pass: many, as memorised text takes few rows, but no more than memory has
-        rows for."""
-        # A tree divides a batch that outgrows its rows by itself.
+        """Return the prefixes in a pass: many, because memorised text takes few rows, within
+        memory.
+        """
+        # A tree splits a batch that outgrows its rows by itself.
         width = {"sample": sampling.samples, "beam": sampling.beams, "tree": 1}[sampling.search]
         return self.batch_size or max(
             1,
@@ -268,7 +268,7 @@ class View:
         )
 
     def _max_decoding_rows_in_memory(self, queries: Sequence[Query], prompt_rows: int) -> int:
-        """Decoding rows that memory allows at once."""
+        """Return the number of decoding rows that fit in memory."""
         longest = max((len(query.prefix) + query.length for query in queries), default=1)
         row = self.target.row_bytes(
             prompt_rows + longest, distribution=self.has_capability("likelihood")
@@ -283,7 +283,7 @@ class View:
         prompt: Tensor | None,
         rows: BatchSizeLimit,
     ) -> Sequence[SuffixCandidates]:
-        """Candidates of each query, drawn or searched. rows: decoding rows at once."""
+        """Return drawn or searched candidates of each query. rows: decoding rows at once."""
         model, decoding = self.target, self.decoding_in_this_setting(sampling)
         if sampling.search != "sample":
             prefixes, length = (
@@ -311,11 +311,11 @@ class View:
             )
         noise = [self._uniform_draws_of_query(query, sampling.samples, name) for query in batch]
         distribution = self.has_capability("likelihood")
-        # A batch is sized for all samples of its prefixes; those of a single one may still be too
-        # many for memory. Where that is wrong, prefixes are parted first: samples of one prefix
-        # share what they agree in.
+        # A batch is sized for all samples of its prefixes; those of a single prefix may still be
+        # too many for memory. In that case prefixes are separated first: samples of a prefix share
+        # their common beginning.
         size = max(1, rows.size // len(batch))
-        drawn = (
+        passes_by_piece = (
             rows if len(batch) == 1 else BatchSizeLimit(size, least=size)
         ).run_pieces_within_memory(
             sampling.samples,
@@ -323,17 +323,17 @@ class View:
                 model,
                 [query.prefix for query in batch],
                 decoding,
-                [own[some] for own in noise],
+                [uniforms[some] for uniforms in noise],
                 prompt=prompt,
                 distribution=distribution,
             ),
         )
-        passes = [candidates for _, candidates in drawn]
-        if self.setting is TEXT_ONLY:  # the one whose tokens a claim's budget pays for
-            # the others are answered by the public model
-            paid = [int((own[..., 1] >= 0).sum()) for own in noise]
+        passes = [candidates for _, candidates in passes_by_piece]
+        if self.setting is TEXT_ONLY:  # the setting whose tokens a claim's budget pays for
+            # The public model answers the others.
+            n_paid_tokens = [int((uniforms[..., 1] >= 0).sum()) for uniforms in noise]
             self.meter.drawn |= {
-                (name, query.id): tokens for query, tokens in zip(batch, paid, strict=True)
+                (name, query.id): tokens for query, tokens in zip(batch, n_paid_tokens, strict=True)
             }
         return (
             passes[0]
@@ -342,45 +342,43 @@ class View:
         )
 
     def _uniform_draws_of_query(self, query: Query, samples: int, name: str) -> np.ndarray:
-        # The number of samples is left out of the key: a run with fewer of them draws the first
-        # ones of this run.
+        # The key omits the number of samples: a run with fewer samples draws the first of this run.
         recipe = name.split(" x ", 1)[1]
         key = (self.seed, self.target_name, self.setting.stream, recipe, query.id)
         noise = secret_uniform_draws(samples, query.length, *key)
         if self.allowance is not None:
-            # Draws past the budget are answered by the public model: a subset of size zero,
-            # whatever was drawn for it.
+            # The public model answers draws past the budget: a subset of size zero, whatever its
+            # draw.
             paid = self.allowance[(name, query.id)]
-            noise.reshape(-1, CHANNELS)[
-                paid:, 1
-            ] = -1.0  # of a contiguous array: a view, so `noise` itself changes
+            # a contiguous array gives a view, so `noise` itself changes
+            noise.reshape(-1, CHANNELS)[paid:, 1] = -1.0
         return noise
 
     def mean_nll(self, model: LanguageModel, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[float]:
-        """Mean nll in nats a token of each (prefix, suffix) under `model`, which is the target or a
+        """Return the mean nll in nats a token of each (prefix, suffix) under the target or a
         reference.
 
-        Suffixes of one prefix are scored together: what they share is read once.
+        Suffixes of a prefix are scored together: their common beginning is read once.
         """
         if model is self.target:
             self.require_capability("likelihood")
-        behind: dict[Tokens, list[Tokens]] = {}
+        suffixes_by_prefix: dict[Tokens, list[Tokens]] = {}
         for prefix, suffix in dict.fromkeys(pairs):
-            behind.setdefault(prefix, []).append(suffix)
-        found = {
-            **_nll_of_lone_suffixes(model, behind),
-            **_nll_of_shared_prefix_suffixes(model, behind),
+            suffixes_by_prefix.setdefault(prefix, []).append(suffix)
+        nlls = {
+            **_nll_of_lone_suffixes(model, suffixes_by_prefix),
+            **_nll_of_shared_prefix_suffixes(model, suffixes_by_prefix),
         }
-        return [found[pair] / len(pair[1]) for pair in pairs]
+        return [nlls[pair] / len(pair[1]) for pair in pairs]
 
 
 def _nll_of_lone_suffixes(
     model: LanguageModel, behind: Mapping[Tokens, Sequence[Tokens]]
 ) -> dict[tuple[Tokens, Tokens], float]:
-    """Summed nll of suffixes that are alone behind their prefix, each in one pass."""
+    """Return the summed nll of suffixes without siblings after their prefix, each in a pass."""
     pairs = [(prefix, suffixes[0]) for prefix, suffixes in behind.items() if len(suffixes) == 1]
-    found: dict[tuple[Tokens, Tokens], float] = {}
-    # A last token is predicted and never read.
+    nlls: dict[tuple[Tokens, Tokens], float] = {}
+    # The last token is predicted and never read.
     model.read_ahead(
         [(prefix + suffix)[:-1] for prefix, suffix in pairs], [len(suffix) for _, suffix in pairs]
     )
@@ -392,42 +390,43 @@ def _nll_of_lone_suffixes(
         )
         with torch.no_grad():
             scores = model.token_log_probs(prefixes, suffixes)
-        found.update(
+        nlls.update(
             zip((pairs[i] for i in indices), (-scores.double().sum(-1)).tolist(), strict=True)
         )
-    return found
+    return nlls
 
 
 def _nll_of_shared_prefix_suffixes(
     model: LanguageModel, behind: Mapping[Tokens, Sequence[Tokens]]
 ) -> dict[tuple[Tokens, Tokens], float]:
-    """Summed nll of suffixes that share their prefix with others, as many at once as memory
-    allows."""
+    """Return the summed nll of suffixes that share their prefix, as many at once as memory
+    allows.
+    """
     prefixes = [prefix for prefix, suffixes in behind.items() if len(suffixes) > 1]
-    found: dict[tuple[Tokens, Tokens], float] = {}
-    # By the prefix alone: `suffix_log_probs` takes suffixes of several lengths.
+    nlls: dict[tuple[Tokens, Tokens], float] = {}
+    # Only by the prefix: `suffix_log_probs` takes suffixes of several lengths.
     for indices in group_equal_shapes([(len(prefix), 0) for prefix in prefixes], _PREFIXES_AT_ONCE):
         pairs = [(prefixes[i], suffix) for i in indices for suffix in behind[prefixes[i]]]
         longest = max(len(prefix) + len(suffix) for prefix, suffix in pairs)
         size = max(1, decoding_memory_budget(model.device, _ROWS_BYTES) // model.row_bytes(longest))
         limit = BatchSizeLimit(size)
-        # Used up within this turn of the loop, so `pairs` is still its own.
-        asked = limit.run_pieces_within_memory(
+        # Consumed within this iteration, so `pairs` is still its own.
+        results = limit.run_pieces_within_memory(
             len(pairs),
             lambda some: _summed_suffix_log_probs(model, pairs[some]),  # noqa: B023
         )
-        for some, log_probs in asked:
-            found.update(zip(pairs[some], (-x for x in log_probs), strict=True))
-    return found
+        for piece, log_probs in results:
+            nlls.update(zip(pairs[piece], (-x for x in log_probs), strict=True))
+    return nlls
 
 
 def _summed_suffix_log_probs(
     model: LanguageModel, pairs: Sequence[tuple[Tokens, Tokens]]
 ) -> list[float]:
-    """Summed log-probability of each suffix, the prefixes all of one length."""
-    read = list(dict.fromkeys(prefix for prefix, _ in pairs))
-    owner = [read.index(prefix) for prefix, _ in pairs]
-    tokens = torch.tensor(read, device=model.device)
+    """Return the summed log-probability of each suffix; prefixes have one length."""
+    prefixes = list(dict.fromkeys(prefix for prefix, _ in pairs))
+    owner = [prefixes.index(prefix) for prefix, _ in pairs]
+    tokens = torch.tensor(prefixes, device=model.device)
     return model.suffix_log_probs(tokens, owner, [suffix for _, suffix in pairs])
 
 

@@ -1,5 +1,4 @@
-"""A training as its saved checkpoints: which there are, and what leaks and what is learnt at each,
-as a picture."""
+"""Plot leakage and perplexity over the saved checkpoints of a training."""
 
 from __future__ import annotations
 
@@ -21,8 +20,10 @@ _USEFUL = "perplexity"
 
 
 def find_checkpoint_paths_to_audit(folder: Path) -> list[str]:
-    """The checkpoints that a Hugging Face trainer left in a folder, by their steps. Raises
-    AuditError for none."""
+    """Return the checkpoints of a Hugging Face trainer in a folder, by step.
+
+    Raises AuditError if there are none.
+    """
     steps = {
         int(match[1]): path
         for path in folder.glob("checkpoint-*")
@@ -32,38 +33,44 @@ def find_checkpoint_paths_to_audit(folder: Path) -> list[str]:
         raise AuditError(
             f"expected folders called checkpoint-STEP in --checkpoints {str(folder)!r}, got none"
         )
-    # By number: as text, checkpoint-1000 stands before checkpoint-500.
+    # By number: as text, checkpoint-1000 comes before checkpoint-500.
     return [str(steps[step]) for step in sorted(steps)]
 
 
 def leakage_over_checkpoints_svg(held: Sequence[Place]) -> str:
-    """SVG: each row's main number over the steps, and perplexity; "" where the places are no
-    checkpoints."""
-    at = {step: place for place in held if (step := _checkpoint_step(place)) is not None}
+    """Return an SVG of each row's main number and of perplexity over the steps.
+
+    "" if the places are not checkpoints.
+    """
+    place_by_step = {step: place for place in held if (step := _checkpoint_step(place)) is not None}
     rows = dict.fromkeys(
-        (c.target, c.setting, c.attack) for place in at.values() for c in place.cells if c.measured
+        (c.target, c.setting, c.attack)
+        for place in place_by_step.values()
+        for c in place.cells
+        if c.measured
     )
     panels: dict[str, list[Curve]] = {}
     for row in rows:
-        points = list(_main_metric_by_checkpoint_step(at, row))
+        points = list(_main_metric_by_checkpoint_step(place_by_step, row))
         if points:
             panels.setdefault(points[0][1].name, []).append(Curve(", ".join(row), points))
     for target in dict.fromkeys(target for target, _, _ in rows):
-        if points := list(_perplexity_by_checkpoint_step(at, target)):
+        if points := list(_perplexity_by_checkpoint_step(place_by_step, target)):
             panels.setdefault(_USEFUL, []).append(Curve(target, points))
-    drawn = [Panel(phrases.metric_label(name), tuple(lines)) for name, lines in panels.items()]
-    return training_curve_svg(drawn) if drawn else ""
+    plot_panels = [
+        Panel(phrases.metric_label(name), tuple(lines)) for name, lines in panels.items()
+    ]
+    return training_curve_svg(plot_panels) if plot_panels else ""
 
 
 def last_checkpoint_below_bound_sentence(held: Sequence[Place], name: str, most: float) -> str:
-    """The last checkpoint up to which every row's upper bound of this number is at most `most`: a
-    sentence.
+    """Return a sentence on the last checkpoint until which all upper bounds are at most `most`.
 
-    Raises AuditError where the places are no checkpoints, or no row has the number.
+    Raises AuditError if the places are not checkpoints, or no row has the number.
     """
-    at = {step: place for place in held if (step := _checkpoint_step(place)) is not None}
-    found: dict[int, Measurement] = {}
-    for step, place in sorted(at.items()):
+    place_by_step = {step: place for place in held if (step := _checkpoint_step(place)) is not None}
+    bounds: dict[int, Measurement] = {}
+    for step, place in sorted(place_by_step.items()):
         rows = [
             _checkpoint_metric_mean_over_seeds(name, cell)
             for cell in place.cells
@@ -71,25 +78,24 @@ def last_checkpoint_below_bound_sentence(held: Sequence[Place], name: str, most:
         ]
         if rows:
             # The worst row decides.
-            found[step] = max(rows, key=lambda m: m.high)
-    if not found:
+            bounds[step] = max(rows, key=lambda m: m.high)
+    if not bounds:
         raise AuditError(f"expected finished checkpoints with {name}, got none that has it")
-    # Up to the first that is beyond, not all that are below; a bound that is NaN is not at most
-    # anything.
-    below = list(takewhile(lambda step: found[step].high <= most, found))
-    beyond = [step for step in found if step not in below]
-    said = {
+    # Until the first beyond, not all below; a NaN bound is not at most anything.
+    before = list(takewhile(lambda step: bounds[step].high <= most, bounds))
+    beyond = [step for step in bounds if step not in before]
+    labels = {
         step: f"checkpoint-{step} ({phrases.metric_label(name)} "
-        f"{phrases.value_with_interval(found[step])})"
-        for step in found
+        f"{phrases.value_with_interval(bounds[step])})"
+        for step in bounds
     }
-    if not below:
-        return f"no checkpoint is below {most:g}: already {said[beyond[0]]} is not shown to be"
+    if not before:
+        return f"no checkpoint is below {most:g}: already {labels[beyond[0]]} is not shown to be"
     ahead = (
-        f"; the next, {said[beyond[0]]}, is not shown to be" if beyond else "; none is beyond it"
+        f"; the next, {labels[beyond[0]]}, is not shown to be" if beyond else "; none is beyond it"
     )
     return (
-        f"{said[below[-1]]} is the last that is below {most:g} with its whole interval, as all "
+        f"{labels[before[-1]]} is the last that is below {most:g} with its whole interval, as all "
         f"before it are{ahead}"
     )
 
@@ -113,7 +119,7 @@ def _main_metric_by_checkpoint_step(
     for step, place in sorted(at.items()):
         for cell in place.cells:
             if (cell.target, cell.setting, cell.attack) == row and cell.measured:
-                # The first number of a row is its main one; every seed has the same.
+                # The first number of a row is its main number, equal for all seeds.
                 yield (
                     step,
                     _checkpoint_metric_mean_over_seeds(

@@ -1,5 +1,6 @@
-"""A claim ledger: what a paper says, what these runs say, and the verdict. Knows no paper, no files
-and no models.
+"""Judge a paper's claims by the measurements of runs. Knows no paper, no files and no models.
+
+A claim is a sum of metrics at named places of a grid, with the paper's side of a bound:
 
 A claim is a sum of metrics at named places of a grid, and the side of a bound on which the paper
 puts it:
@@ -43,19 +44,19 @@ _CELL = ("target", "setting", "attack")
 
 @dataclass(frozen=True)
 class Place:
-    """A planned place of a grid, its seeds taken together: its cells, or why there are none."""
+    """A planned place of a grid over all seeds: its cells, or the reason for having none."""
 
     variant: str
     at: Mapping[str, Any]
     attacks: tuple[str, ...]
     cells: tuple[Replicates, ...] = ()
     failure: str = ""
-    about: str = ""  # what was attacked, for the reader
+    about: str = ""  # the attacked model and data, for the reader
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """The open interval in which the paper puts the number."""
+    """The open interval that the paper claims for the number."""
 
     low: float
     high: float
@@ -63,8 +64,10 @@ class Expectation:
 
 
 def judge_paper_claim(m: Measurement, expect: Expectation) -> str:
-    """The verdict, by RULE. An interval that touches a bound decides nothing; neither does one with
-    a NaN."""
+    """Return the verdict by RULE.
+
+    An interval that touches a bound is undecided, as is an interval with a NaN.
+    """
     if math.isnan(m.low) or math.isnan(m.high):
         return UNDECIDED
     if expect.low < m.low and m.high < expect.high:
@@ -76,17 +79,17 @@ def judge_paper_claim(m: Measurement, expect: Expectation) -> str:
 
 @dataclass(frozen=True)
 class Term:
-    """Places of a grid: one metric of one cell at every matching point, averaged over them."""
+    """Places of a grid: a metric of a cell at every matching point, averaged over them."""
 
     metric: str
     variant: str | None
-    cell: Mapping[str, str]  # target, setting, attack, as far as they are given
+    cell: Mapping[str, str]  # target, setting, attack, if given
     at: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class PaperClaimStatement:
-    """One claim of a paper, in words and as a contrast."""
+    """A claim of a paper, in words and as a contrast."""
 
     id: str
     text: str
@@ -115,7 +118,7 @@ class LedgerRow:
 
 
 class NotRun(Exception):
-    """A place the claim speaks of has no numbers; the message says why."""
+    """Raised if a place of the claim has no numbers; the message gives the reason."""
 
 
 # --- reading claims
@@ -125,18 +128,20 @@ class NotRun(Exception):
 def parse_paper_claim_statements(
     raw: Sequence[Mapping[str, Any]], scale: str, where: str
 ) -> list[PaperClaimStatement]:
-    """The claims of a plan file at this scale. Raises AuditError for a field nobody knows or one
-    that is missing."""
-    made = list[PaperClaimStatement]()
+    """Parse the claims of a plan file at this scale.
+
+    Raises AuditError for unknown and missing fields.
+    """
+    statements = list[PaperClaimStatement]()
     for claim in raw:
-        scales = claim.get("scale", scale)  # one, several, or by default all
+        scales = claim.get("scale", scale)  # a scale, a list of scales, or by default all
         if scale in ([scales] if isinstance(scales, str) else scales):
-            made.append(_parse_paper_claim_statement(claim, where))
-    ids = [statement.id for statement in made]
+            statements.append(_parse_paper_claim_statement(claim, where))
+    ids = [statement.id for statement in statements]
     for id in ids:
         if ids.count(id) > 1:
             raise AuditError(f"{where}: two claims are called {id!r}")
-    return made
+    return statements
 
 
 def _parse_paper_claim_statement(raw: Mapping[str, Any], where: str) -> PaperClaimStatement:
@@ -159,23 +164,23 @@ def _parse_paper_claim_statement(raw: Mapping[str, Any], where: str) -> PaperCla
 
 
 def _parse_paper_claim_terms(raw: Any, metric: str | None, where: str) -> tuple[Term, ...]:
-    made = []
+    terms = []
     for term in raw if isinstance(raw, list) else [raw]:
         if not isinstance(term, Mapping):
             raise AuditError(
                 f"{where}: expected a table or a list of them in `of` and `minus`, got {term!r}"
             )
-        named = term.get("metric", metric)
-        if not named:
+        metric_name = term.get("metric", metric)
+        if not metric_name:
             raise AuditError(f"{where}: names no metric")
         cell = {key: term[key] for key in _CELL if key in term}
         at = {key: value for key, value in term.items() if key not in ("variant", "metric", *_CELL)}
-        made.append(Term(named, term.get("variant"), cell, at))
-    return tuple(made)
+        terms.append(Term(metric_name, term.get("variant"), cell, at))
+    return tuple(terms)
 
 
 def parse_paper_claim_expectation(raw: Any, where: str) -> Expectation:
-    """`"> 0"`, `"< 0.02"` or `[0.6, 0.7]`."""
+    """Parse `"> 0"`, `"< 0.02"` or `[0.6, 0.7]`."""
     match = (
         re.fullmatch(r"([<>])\s*([-+]?(?:\d+\.?\d*|\.\d+))", raw) if isinstance(raw, str) else None
     )
@@ -201,8 +206,7 @@ def parse_paper_claim_expectation(raw: Any, where: str) -> Expectation:
 def check_paper_claim_places_are_planned(
     statement: PaperClaimStatement, places: Sequence[Place]
 ) -> None:
-    """Raises AuditError where a claim speaks of a place, an attack or a metric that the plan does
-    not have."""
+    """Raise AuditError if a claim names a place, an attack or a metric absent from the plan."""
     for _, term in statement.signed_terms():
         for place in _grid_places_of_claim_term(term, places, statement.id):
             _attack_of_claim_term(term, place, statement.id)
@@ -211,7 +215,7 @@ def check_paper_claim_places_are_planned(
 def ledger_row_of_paper_claim(
     plan: str, statement: PaperClaimStatement, places: Sequence[Place]
 ) -> LedgerRow:
-    """The claim's row, from the places of its plan."""
+    """Return the claim's row, from the places of its plan."""
     base = LedgerRow(
         plan, statement.id, statement.text, statement.paper, "", statement.expect.text, NOT_RUN
     )
@@ -223,24 +227,28 @@ def ledger_row_of_paper_claim(
         parts = [
             # A term of several places is their mean.
             WeightedMetric(
-                sign / len(found), term.metric, _replicates_of_claim_term(term, place, statement.id)
+                sign / len(claim_places),
+                term.metric,
+                _replicates_of_claim_term(term, place, statement.id),
             )
-            for sign, term, found in chosen
-            for place in found
+            for sign, term, claim_places in chosen
+            for place in claim_places
         ]
-        ours = contrast_over_seeds(statement.id, parts)
+        contrast = contrast_over_seeds(statement.id, parts)
     except (NotRun, AuditError) as why:
         return replace(base, note=str(why))
-    about = sorted({place.about for _, _, found in chosen for place in found if place.about})
+    about = sorted(
+        {place.about for _, _, claim_places in chosen for place in claim_places if place.about}
+    )
     setting, note = (
-        paper_claim_setting_phrase(about, parts, ours),
-        "; ".join(filter(None, [statement.note, ours.note])),
+        paper_claim_setting_phrase(about, parts, contrast),
+        "; ".join(filter(None, [statement.note, contrast.note])),
     )
     return replace(
         base,
         setting=setting,
-        verdict=judge_paper_claim(ours, statement.expect),
-        ours=ours,
+        verdict=judge_paper_claim(contrast, statement.expect),
+        ours=contrast,
         note=note,
     )
 
@@ -248,12 +256,11 @@ def ledger_row_of_paper_claim(
 def paper_claim_setting_phrase(
     about: Sequence[str], parts: Sequence[WeightedMetric], ours: Measurement
 ) -> str:
-    """`lab; n 300; K 10; seeds 0-4`: what was attacked, how many secrets, how many samples each, at
-    which seeds."""
+    """Return `lab; n 300; K 10; seeds 0-4`: data, number of secrets, samples of each, seeds."""
     sizes = sorted(
         {int(part.cell.options["samples"]) for part in parts if "samples" in part.cell.options}
     )
-    # A contrast is of the seeds that all its parts have.
+    # A contrast covers the seeds of all its parts.
     seeds = sorted(
         set.intersection(
             *({*part.cell.member_outcomes_by_seed, *part.cell.measured} for part in parts)
@@ -266,7 +273,7 @@ def paper_claim_setting_phrase(
 
 
 def study_seed_ranges_label(seeds: Sequence[int]) -> str:
-    """`0-4`, `0, 2`."""
+    """Return seeds as `0-4` or `0, 2`."""
     if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
         return f"{seeds[0]}-{seeds[-1]}"
     return ", ".join(map(str, seeds))
@@ -277,48 +284,50 @@ def _grid_places_of_claim_term(term: Term, places: Sequence[Place], id: str) -> 
         raise unknown_name_error(
             f"variant in claim {id!r}:", term.variant, {place.variant for place in places}
         )
-    found = [place for place in places if term.variant in (None, place.variant)]
+    matching = [place for place in places if term.variant in (None, place.variant)]
     swept = list(dict.fromkeys(key for place in places for key in place.at))
     for key, value in term.at.items():
         key = swept[0] if key == "at" and len(swept) == 1 else key
         if key not in swept:
             raise unknown_name_error(f"swept key in claim {id!r}:", key, swept)
         values = list(dict.fromkeys(place.at[key] for place in places if key in place.at))
-        # In the order in which the plan sweeps them, not by size.
-        wanted = {"first": values[0], "middle": values[len(values) // 2], "last": values[-1]}.get(
-            value, value
-        )
-        found = [place for place in found if place.at.get(key) == wanted]
-        if not found:
-            raise AuditError(f"claim {id!r}: the plan has no point at {key} = {wanted!r}")
-    return found
+        # In the order of the plan's sweep, not by size.
+        swept_value = {
+            "first": values[0],
+            "middle": values[len(values) // 2],
+            "last": values[-1],
+        }.get(value, value)
+        matching = [place for place in matching if place.at.get(key) == swept_value]
+        if not matching:
+            raise AuditError(f"claim {id!r}: the plan has no point at {key} = {swept_value!r}")
+    return matching
 
 
 def _attack_of_claim_term(term: Term, place: Place, id: str) -> str:
-    named = term.cell.get("attack")
-    if named is None and len(place.attacks) > 1:
+    attack = term.cell.get("attack")
+    if attack is None and len(place.attacks) > 1:
         raise AuditError(
             f"claim {id!r}: {place.variant!r} runs {', '.join(place.attacks)}; name one of them"
         )
-    if named is not None and named not in place.attacks:
-        raise unknown_name_error(f"attack in claim {id!r}:", named, place.attacks)
-    return named or place.attacks[0]
+    if attack is not None and attack not in place.attacks:
+        raise unknown_name_error(f"attack in claim {id!r}:", attack, place.attacks)
+    return attack or place.attacks[0]
 
 
 def _replicates_of_claim_term(term: Term, place: Place, id: str) -> Replicates:
-    # a claim names target, setting and attack as a cell's attributes are called
-    wanted = {**term.cell, "attack": _attack_of_claim_term(term, place, id)}
-    found = [
+    # Keys of a claim equal the names of a cell's attributes: target, setting, attack.
+    criteria = {**term.cell, "attack": _attack_of_claim_term(term, place, id)}
+    matching = [
         cell
         for cell in place.cells
-        if all(getattr(cell, key) == value for key, value in wanted.items())
+        if all(getattr(cell, key) == value for key, value in criteria.items())
     ]
-    if not found:
-        raise NotRun(place.failure or f"{place.variant or 'the plan'} has no row {wanted}")
-    if len(found) > 1:
-        rows = ", ".join(f"{cell.target}/{cell.setting}" for cell in found)
+    if not matching:
+        raise NotRun(place.failure or f"{place.variant or 'the plan'} has no row {criteria}")
+    if len(matching) > 1:
+        rows = ", ".join(f"{cell.target}/{cell.setting}" for cell in matching)
         raise AuditError(f"claim {id!r} fits several rows ({rows}): name a target and a setting")
-    cell = found[0]
+    cell = matching[0]
     if cell.not_applicable:
         raise NotRun(f"not applicable: {cell.not_applicable}")
     if not find_metric(term.metric).is_of_member_guesses and not cell.measured:

@@ -1,5 +1,4 @@
-"""The measured cost of mixing for people, programs and the ledger: table, plot, files. Knows no
-model."""
+"""Present the measured cost of mixing: table, plot and files. Knows no model."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from auditor.reports import phrases, tables
 from auditor.reports.plot_files import TradeoffLine, save_perplexity_tradeoff_plot
 from auditor.studies.masked_utility import Utility, UtilityPlan, UtilityRow, utility_row_labels
 
-NAME = "utility"  # of the files, and of the one "attack" in the ledger's cells
+NAME = "utility"  # of the files, and of the only "attack" in the ledger's cells
 
 
 def tradeoff_title(result: Utility) -> str:
@@ -22,7 +21,7 @@ def tradeoff_title(result: Utility) -> str:
 
 
 def describe_tradeoff(result: Utility) -> str:
-    """What was predicted of what, and what each ε covers."""
+    """Describe the predicted texts, and the coverage of each ε."""
     longest = (
         f"max T = {result.longest} predicted tokens of a text, mean T = {result.mean_tokens:.3g}"
     )
@@ -42,7 +41,7 @@ def describe_tradeoff(result: Utility) -> str:
 
 
 def tradeoff_table(result: Utility) -> tables.RowTable:
-    """A row a point; for programs with bounds, restarts and timings in columns of their own."""
+    """Return a row for each point; files have separate columns of bounds, restarts and timings."""
     partly = any(row.covered.value < 1 for row in result.rows)
     head = (
         "point",
@@ -82,7 +81,7 @@ def _utility_cells(row: UtilityRow, partly: bool, longest: int) -> tuple[str, ..
         phrases.value_with_interval(m) if math.isfinite(m.value) else "∞"
         for m in (row.perplexity, row.ratio)
     )
-    each, most, mean = (
+    per_token, most, mean = (
         _tradeoff_epsilon_label(e) for e in (row.epsilon_per_token, row.epsilon, row.epsilon_mean)
     )
     if row.tokens not in (None, longest):  # a defense set up for a fixed number
@@ -90,7 +89,7 @@ def _utility_cells(row: UtilityRow, partly: bool, longest: int) -> tuple[str, ..
     return (
         perplexity,
         ratio,
-        each,
+        per_token,
         most,
         mean,
         *([phrases.value_with_interval(row.covered)] if partly else []),
@@ -132,10 +131,10 @@ def _machine_readable_utility_cells(
 
 
 def tradeoff_plot_lines(result: Utility) -> tuple[list[TradeoffLine], str]:
-    """The finite points as lines, and what their horizontal axis is.
+    """Return the finite points as lines, and the quantity of their horizontal axis.
 
-    Epsilon where it differs from point to point, else the option that is swept. A claim that adds
-    up over tokens is drawn at max T and, as the paper does, at mean T.
+    Epsilon if it differs from point to point, otherwise the swept option. A claim that adds up over
+    tokens is drawn at max T and, as in the paper, at mean T.
     """
     defended = [
         row
@@ -144,32 +143,32 @@ def tradeoff_plot_lines(result: Utility) -> tuple[list[TradeoffLine], str]:
     ]
     names = dict.fromkeys(row.title for row in defended)
     if len({row.epsilon for row in defended}) > 1 or not defended:
-        drawn = []
+        plot_lines = []
         for name in names:
-            mine = [row for row in defended if row.title == name]
-            means = [(row.epsilon_mean, row) for row in mine if row.epsilon_mean is not None]
+            rows = [row for row in defended if row.title == name]
+            means = [(row.epsilon_mean, row) for row in rows if row.epsilon_mean is not None]
             title = f"{name}, at max T" if means else name
-            drawn.append(
+            plot_lines.append(
                 TradeoffLine(
-                    title, _finite_tradeoff_plot_points((row.epsilon, row) for row in mine)
+                    title, _finite_tradeoff_plot_points((row.epsilon, row) for row in rows)
                 )
             )
             if means:
-                drawn.append(
+                plot_lines.append(
                     TradeoffLine(
                         "at mean T: not a guarantee",
                         _finite_tradeoff_plot_points(means),
                         faint=True,
                     )
                 )
-        return drawn, "ε"
+        return plot_lines, "ε"
     key = next(iter(defended[0].at), "")
     swept = [
         (float(row.at[key]), row) for row in defended if isinstance(row.at.get(key), int | float)
     ]
     lines = [
         TradeoffLine(
-            name, _finite_tradeoff_plot_points(one for one in swept if one[1].title == name)
+            name, _finite_tradeoff_plot_points(pair for pair in swept if pair[1].title == name)
         )
         for name in names
     ]
@@ -179,9 +178,9 @@ def tradeoff_plot_lines(result: Utility) -> tuple[list[TradeoffLine], str]:
 def _finite_tradeoff_plot_points(
     pairs: Iterable[tuple[float | None, UtilityRow]],
 ) -> tuple[tuple[float, float, float, float], ...]:
-    """(x, perplexity, low, high) in the order of x, the finite ones."""
+    """Return the finite (x, perplexity, low, high) in the order of x."""
     finite = [(x, row.perplexity) for x, row in pairs if x is not None and math.isfinite(x)]
-    # An end at infinity cannot be drawn: the bar stops at the value.
+    # An infinite end cannot be drawn: the bar stops at the value.
     return tuple(
         sorted((x, m.value, m.low, m.high if math.isfinite(m.high) else m.value) for x, m in finite)
     )
@@ -194,18 +193,18 @@ def _finite_tradeoff_plot_points(
 def write_utility_files(folder: Path, result: Utility) -> None:
     """Write utility.json, .csv, .md, .svg and .png."""
     grid = tradeoff_table(result)
-    made = {
+    files = {
         f"{NAME}.json": json.dumps(to_json(result), indent=1, allow_nan=False) + "\n",
         f"{NAME}.csv": tables.row_table_to_csv(grid),
         f"{NAME}.md": tables.row_table_to_markdown(grid),
     }
-    for name, text in made.items():
+    for name, text in files.items():
         disk.replace_atomically(folder / name, text)
-    drawn, axis = tradeoff_plot_lines(result)
+    plot_lines, axis = tradeoff_plot_lines(result)
     for ending in (".svg", ".png"):
         path = folder / f"{NAME}{ending}"
         save_perplexity_tradeoff_plot(
-            path, drawn, axis, result.rows[0].perplexity.value, tradeoff_title(result)
+            path, plot_lines, axis, result.rows[0].perplexity.value, tradeoff_title(result)
         )
 
 
@@ -214,8 +213,7 @@ def has_utility_result(folder: Path) -> bool:
 
 
 def read_utility_result(folder: Path, asked: UtilityPlan | None = None) -> Utility:
-    """Raises AuditError where the folder holds no finished measurement, or one of anything but what
-    is asked."""
+    """Read a measurement; raise AuditError if it is unfinished or differs from the plan."""
     path = folder / f"{NAME}.json"
     result: Utility = from_json(Utility, read_json(path, "the measured utility"), str(path))
     if asked is not None:

@@ -1,8 +1,7 @@
-"""Texts whose hidden tokens masked language models predict (Majmudar et al. 2022, Section 3). Knows
-no sweep, no file.
+"""Mask texts for masked language models to predict (Majmudar et al. 2022, Section 3).
 
-Several models are asked about the same texts, batch by batch, and the model that all of them wrap
-answers once.
+Several models predict the same texts, batch by batch; the model that all of them wrap answers once.
+Knows no sweep and no file.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ _TIMINGS = 5
 
 @dataclass(frozen=True)
 class MaskingOptions:
-    """How texts are masked. mask_share of the tokens is hidden, other ones at each of the restarts.
+    """The masking of texts: each restart hides a fresh mask_share of the tokens.
 
-    max_length: tokens of a text, at most. limit: at most so many texts, a random sample.
+    max_length: maximum tokens of a text. limit: maximum number of texts, a random sample.
     batch_size: texts at once.
     """
 
@@ -50,8 +49,7 @@ class MaskingOptions:
 
 @dataclass(frozen=True)
 class Passage:
-    """One text as tokens. row: its place in the data, from 0; open: positions that may be
-    hidden."""
+    """A text as tokens. row: its index in the data, from 0; open: positions that may be hidden."""
 
     row: int
     tokens: Tokens
@@ -60,7 +58,7 @@ class Passage:
 
 
 class MaskedTexts:
-    """A masked model, its public twin if there is one, and the texts that both predict."""
+    """A masked model, its public twin if any, and the texts that both predict."""
 
     def __init__(
         self,
@@ -70,8 +68,7 @@ class MaskedTexts:
         texts: Sequence[str],
         options: MaskingOptions,
     ) -> None:
-        """Raises AuditError for models of two vocabularies and for texts without a token to
-        hide."""
+        """Raise AuditError for differing vocabularies and for texts without a token to hide."""
         if public is not None:
             check_same_vocabulary_size(
                 "--public", public.name, public.vocab_size, "the target's", target.vocab_size
@@ -90,7 +87,7 @@ class MaskedTexts:
 
     @cached_property
     def hidden_token_counts(self) -> NDArray[np.int64]:
-        """(texts,) how many tokens of each text are hidden at each restart."""
+        """The number of hidden tokens of each text at each restart, (texts,)."""
         return np.array([self._count_hidden_tokens(text) for text in self.texts])
 
     def _encode_usable_texts(self, texts: Sequence[str]) -> list[Passage]:
@@ -117,7 +114,7 @@ class MaskedTexts:
         return usable
 
     def _encode_passage(self, row: int, text: str) -> Passage:
-        # First without truncation, only to learn whether anything is cut off.
+        # First without truncation, only to detect a cut.
         cut = len(self.tokenizer(text, verbose=False)["input_ids"]) > self.room
         coded = self.tokenizer(
             text,
@@ -144,26 +141,26 @@ class MaskedTexts:
         return [texts[i] for i in rows]
 
     def _count_hidden_tokens(self, text: Passage) -> int:
-        """At least one: a text without a gap says nothing."""
+        """Return the number of hidden tokens, at least 1: a text without a gap is uninformative."""
         return max(1, round(self.options.mask_share * len(text.open)))
 
     def masked_positions(self, text: Passage, restart: int) -> list[int]:
-        """Return the hidden positions: a function of seed, restart and row, whatever else is
-        measured."""
+        """Return the hidden positions, a function of only seed, restart and row."""
         rng = keyed_random_generator("utility", "masks", self.options.seed, restart, text.row)
         return sorted(
             rng.choice(text.open, self._count_hidden_tokens(text), replace=False).tolist()
         )
 
     def protect(self, defense: Defense) -> tuple[MaskedModel, Claim | None]:
-        """Return the model behind this defense, and its claim for the longest text."""
+        """Return the model protected by this defense, and its claim for the longest text."""
         return defense.protect_masked(
             MaskedScenario(self.target, self.public, int(self.hidden_token_counts.max()))
         )
 
     def _batches(self) -> Iterator[tuple[int, list[int], Tensor, Tensor]]:
-        """Yield (restart, texts, tokens (B, n), gaps (B, m)): batches of one length, without
-        padding."""
+        """Yield (restart, texts, tokens (B, n), gaps (B, m)) in batches of equal length,
+        unpadded.
+        """
         shapes = [(len(text.tokens), self._count_hidden_tokens(text)) for text in self.texts]
         for restart in range(self.options.restarts):
             for batch in group_equal_shapes(shapes, self.batch_size):
@@ -174,29 +171,33 @@ class MaskedTexts:
     def measure_nll(
         self, models: Sequence[MaskedModel], progress: Callable[[int, int], None]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """(models, restarts, texts): summed nll (nats) of tokens that have a probability, and how
-        many have none."""
+        """Return the summed nll (nats) of tokens with a probability, and the number of other
+        tokens.
+
+        Both have shape (models, restarts, texts).
+        """
         restarts = self.options.restarts
         nll = np.zeros((len(models), restarts, len(self.texts)))
-        lost = np.zeros(nll.shape, dtype=np.int64)
-        done = 0
+        n_impossible = np.zeros(nll.shape, dtype=np.int64)
+        n_done = 0
         for restart, batch, tokens, gaps in self._batches():
-            # Batches outside, models inside: the cache answers all models of a batch from one
+            # Batches outside, models inside: the cache answers all models of a batch from a single
             # forward pass.
             for i, model in enumerate(models):
                 log_prob = model.token_log_probs(tokens, gaps).double().cpu().numpy()  # (B, m) nats
                 impossible = np.isneginf(log_prob)
                 nll[i, restart, batch] = -np.where(impossible, 0.0, log_prob).sum(1)
-                lost[i, restart, batch] = impossible.sum(1)
-            done += len(batch)
-            progress(done, restarts * len(self.texts))
-        return nll, lost
+                n_impossible[i, restart, batch] = impossible.sum(1)
+            n_done += len(batch)
+            progress(n_done, restarts * len(self.texts))
+        return nll, n_impossible
 
     def measure_slowdowns(self, models: Sequence[MaskedModel]) -> list[Measurement]:
-        """Time for a distribution over that of the bare model: median, smallest and largest of a
-        few rounds."""
+        """Return the time of a distribution over the bare model's: median and range of a few
+        rounds.
+        """
         rounds = []
-        # The bare model anew in every round: what slows the machine down meanwhile slows both.
+        # Time the bare model again in every round: other load on the machine slows both.
         for _ in range(_TIMINGS):
             bare = self._time_distribution(self.bare)
             rounds.append([self._time_distribution(model) / bare for model in models])
@@ -209,7 +210,7 @@ class MaskedTexts:
         """Return the seconds for one distribution of each of four equal texts."""
         for cache in (self.target, self.public):
             if cache is not None:
-                cache.forget()  # a remembered answer would take no time
+                cache.forget()  # a cached answer would take no time
         text = self.texts[0]
         tokens, gaps = (
             torch.tensor([text.tokens] * 4),
@@ -217,14 +218,14 @@ class MaskedTexts:
         )
         start = time.perf_counter()
         if model.log_probs(tokens, gaps).is_cuda:
-            torch.cuda.synchronize()  # what is launched is not yet done
+            torch.cuda.synchronize()  # a launched kernel may not have finished
         return time.perf_counter() - start
 
 
 class _LastAnswerCache(MaskedModel):
-    """A model that repeats its last answer if it is asked the same again; likelihoods in float64.
+    """A model that repeats its last answer to an equal query; likelihoods in float64.
 
-    All points of a sweep ask the same of it, one after the other.
+    All points of a sweep send the same query in turn.
     """
 
     def __init__(self, model: MaskedModel) -> None:

@@ -1,7 +1,6 @@
-"""What mixing costs masked language models: perplexity against epsilon (Majmudar et al. 2022,
-Figure 2).
+"""Measure the cost of mixing masked LMs: perplexity against epsilon (Majmudar et al. 2022, Fig. 2).
 
-The points of a sweep are scored on the same texts, batch by batch, so that one forward pass of the
+All points of a sweep are scored on the same texts, batch by batch, so that a forward pass of the
 model serves them all and differences are paired by text. Knows no table and no plot.
 """
 
@@ -49,11 +48,11 @@ _RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class UtilitySettings:
-    """The `[utility]` table of a plan. Raises AuditError for what cannot be measured.
+    """The `[utility]` table of a plan. Raises AuditError for invalid values.
 
-    on: which of the lab's records, heldout by default; data of one's own are measured whole.
-    mask_share of the tokens is hidden, other ones at each of the restarts. max_length: tokens of a
-    text, at most; the rest is cut off.
+    on: the lab's records to use, heldout by default; the user's data are measured completely. Each
+    restart hides a fresh mask_share of the tokens. max_length: tokens of a text, at most; the rest
+    is cut off.
     """
 
     on: Literal["heldout", "members"] | None = None
@@ -72,7 +71,7 @@ class UtilitySettings:
 
 @dataclass(frozen=True)
 class DefensePoint:
-    """A defense at one point of the sweep; without one, the model as it is."""
+    """A defense at a point of the sweep; without a defense, the undefended model."""
 
     defense: Defense | None = None
     at: Mapping[str, Any] = field(default_factory=dict)  # swept option -> value
@@ -80,15 +79,17 @@ class DefensePoint:
 
 @dataclass(frozen=True)
 class UtilityPlan:
-    """A plan with a `[utility]` table: whose perplexity, of what, at which points."""
+    """A plan with a `[utility]` table: models, texts and points of the perplexities."""
 
     plan: Plan
     settings: UtilitySettings
     sweep: Mapping[str, Sequence[Any]]
 
     def build_points(self) -> list[DefensePoint]:
-        """The model as it is, then each defense at each of its points. Raises AuditError for what
-        nobody takes."""
+        """Return the undefended model, then each defense at each of its points.
+
+        Raises AuditError for unknown options.
+        """
         plan, defaults, known = self.plan, dict[str, dict[str, Any]](), registry.list_defenses()
         for path in plan.plugin:
             registry.load_plugin_file(Path(path))
@@ -107,14 +108,14 @@ class UtilityPlan:
         refuse_unused_options("-D", plan.defenses.defense_options, fields)
         points = [DefensePoint()]
         for name, swept in _swept_options_by_defense(self.sweep, fields).items():
-            given = merged_plugin_options(
+            options = merged_plugin_options(
                 name, plan.defenses.defense_options, defaults.get(name, {}), fields[name]
             )
-            # If nothing is swept, product() yields one empty tuple: the defense as it is.
+            # If nothing is swept, product() yields an empty tuple: the defense without changes.
             for values in product(*swept.values()):
                 at = dict(zip(swept, values, strict=True))
                 points.append(
-                    DefensePoint(build_plugin("defense", known, name, {**given, **at}), at)
+                    DefensePoint(build_plugin("defense", known, name, {**options, **at}), at)
                 )
         for point in points:
             if point.defense and not plan.target.uses_builtin_lab:
@@ -122,16 +123,18 @@ class UtilityPlan:
         return points
 
     def check_folder_measured_alike(self, found: Utility, folder: Path) -> None:
-        """Raises AuditError where what the folder holds was measured with anything else."""
-        mine = {
+        """Raise AuditError if the folder's measurement had another plan, settings, sweep or
+        weights.
+        """
+        expected = {
             "plan": self.plan.to_json(),
             "settings": to_json(self.settings),
             "sweep": to_json(self.sweep),
         }
-        for name, own in mine.items():
-            theirs = to_json(getattr(found, name))
-            # The words of the command line may differ; what they ask for may not.
-            if {**theirs, "command": ""} != {**own, "command": ""}:
+        for name, value in expected.items():
+            recorded = to_json(getattr(found, name))
+            # The words of the command line may differ, their meaning may not.
+            if {**recorded, "command": ""} != {**value, "command": ""}:
                 raise AuditError(
                     f"expected a new folder for -o, but {str(folder)!r} was measured with another "
                     f"{name}"
@@ -144,8 +147,7 @@ class UtilityPlan:
 def _swept_options_by_defense(
     sweep: Mapping[str, Sequence[Any]], fields: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, Sequence[Any]]]:
-    """By defense, the options that its points differ in. `option` is that of every defense that has
-    it."""
+    """Return the swept options of each defense; `option` applies to every defense that has it."""
     swept: dict[str, dict[str, Sequence[Any]]] = {name: {} for name in fields}
     for key, values in sweep.items():
         name, dot, option = key.rpartition(".")
@@ -153,46 +155,50 @@ def _swept_options_by_defense(
             raise AuditError(f"expected a --defense whose {option} is swept, got none")
         if dot and name not in fields:
             raise unknown_name_error(f"defense in the sweep of {key!r}:", name, fields)
-        having = [one for one in ([name] if dot else fields) if option in fields[one]]
-        if not having:
+        with_option = [
+            defense for defense in ([name] if dot else fields) if option in fields[defense]
+        ]
+        if not with_option:
             raise unknown_name_error(
-                "option in the sweep:", option, {own for one in fields for own in fields[one]}
+                "option in the sweep:",
+                option,
+                {option_name for defense in fields for option_name in fields[defense]},
             )
         # By repr: values may be lists, which have no hash, and 1 and true are two values.
         if len(set(map(repr, values))) < len(values) or not values:
             raise AuditError(
                 f"expected values that differ for {key!r} in the sweep, got {list(values)}"
             )
-        for one in having:
-            swept[one][option] = values
+        for defense in with_option:
+            swept[defense][option] = values
     return swept
 
 
 def parse_utility_plan(raw: Mapping[str, Any]) -> UtilityPlan:
-    """From the raw values of a plan file: the fields of a plan, `[sweep]` and `[utility]`. Raises
-    AuditError."""
-    given = dict(raw)
-    settings = from_json(UtilitySettings, given.pop("utility", {}), "utility")
-    sweep, seeds = given.pop("sweep", {}), given.pop("seeds", [0])
-    if "variant" in given:
+    """Parse the raw values of a plan file: the fields of a plan, `[sweep]` and `[utility]`.
+
+    Raises AuditError for invalid values.
+    """
+    fields = dict(raw)
+    settings = from_json(UtilitySettings, fields.pop("utility", {}), "utility")
+    sweep, seeds = fields.pop("sweep", {}), fields.pop("seeds", [0])
+    if "variant" in fields:
         raise AuditError("expected a [utility] plan without variants: it has a sweep")
     if len(seeds) > 1:
         raise AuditError(
             f"expected one seed for a [utility] plan, whose restarts mask anew, got {seeds}"
         )
-    return UtilityPlan(make_plan({"seed": seeds[0], **given}, {}), settings, sweep)
+    return UtilityPlan(make_plan({"seed": seeds[0], **fields}, {}), settings, sweep)
 
 
 @dataclass(frozen=True)
 class UtilityRow:
-    """One point's numbers. Epsilons in nats; None where nothing of the kind is claimed.
+    """The numbers of a point. Epsilons in nats; None without a claim.
 
-    ratio: perplexity over that of the model as it is, paired by text. restarts: the perplexity of
-    each. covered: share of the predicted tokens that have a probability at all. slowdown: time of a
-    next-token distribution, over the model's own.
-    epsilon: of the claim over its `tokens`. epsilon_mean: as the paper reports it, at the *mean*
-    number of predicted
-    tokens: not a guarantee of anything.
+    ratio: perplexity over the undefended model's, paired by text. restarts: the perplexity of each.
+    covered: share of the predicted tokens that have a probability. slowdown: time of a
+    distribution, over the undefended model's. epsilon: of the claim over its `tokens`.
+    epsilon_mean: as in the paper, at the *mean* number of predicted tokens: no guarantee.
     """
 
     target: str
@@ -215,14 +221,14 @@ class UtilityRow:
 
 @dataclass(frozen=True)
 class Utility:
-    """All that is kept of a measurement: numbers, no text."""
+    """The record of a measurement: numbers, no text."""
 
     model: str
     data: str
     texts: int
     vocab_size: int
     restarts: int
-    longest: int  # predicted tokens of one text, at most: the paper's T
+    longest: int  # maximum number of predicted tokens of a text: the paper's T
     mean_tokens: float
     rows: tuple[UtilityRow, ...]
     notes: tuple[str, ...]
@@ -234,7 +240,7 @@ class Utility:
     sweep: dict[str, tuple[Any, ...]]
     environment: dict[str, str]
     seconds: float
-    # "model/model.safetensors" -> SHA-256; empty in the lab
+    # File name -> SHA-256, e.g. "model/model.safetensors"; empty in the lab.
     weights: dict[str, str] = field(default_factory=dict)
 
 
@@ -243,8 +249,10 @@ class Utility:
 
 
 def measure_utility_points(request: UtilityPlan, reporter: Reporter) -> Utility:
-    """Measure every point on the same texts. Raises AuditError for bad input before a model is
-    asked anything."""
+    """Measure every point on the same texts.
+
+    Raises AuditError for bad input before any model is queried.
+    """
     plan, settings, start = request.plan, request.settings, time.perf_counter()
     points = request.build_points()
     with reporter.stage("prepare"):
@@ -320,8 +328,7 @@ def _build_utility_rows(
     slower: Sequence[Measurement],
 ) -> list[UtilityRow]:
     tokens, mean = texts.hidden_token_counts, float(texts.hidden_token_counts.mean())
-    # One token without a probability makes the perplexity infinite; `covered` says how many there
-    # were.
+    # A token without a probability makes the perplexity infinite; `covered` reports their share.
     possible = np.where(lost > 0, np.inf, nll)
     rows = []
     for i, (point, claim) in enumerate(zip(wanted, claims, strict=True)):
@@ -357,27 +364,31 @@ def _utility_row_with_claim(row: UtilityRow, claim: Claim, mean_tokens: float) -
 def utility_corpus_perplexity(
     nll: NDArray[np.float64], tokens: NDArray[np.int64], base: NDArray[np.float64] | None = None
 ) -> Measurement:
-    """Corpus perplexity, the mean over restarts; with a base, how many times the base's it is.
+    """Return the corpus perplexity, the mean over restarts, or its ratio to that of a base.
 
-    nll, base: (restarts, texts), summed nats, inf where a token that counts has no probability, see
-    `Subject.nll_by_model_and_text`; tokens: (texts,). A text is drawn with its masks of every
-    restart: the interval is over texts and masks, and that of a ratio is paired.
+    nll, base: (restarts, texts), summed nats, inf if a token has no probability; tokens: (texts,).
+    A text is resampled with its masks of every restart: the interval is over texts and masks, and
+    paired for a ratio.
     """
     paired = nll if base is None else np.concatenate([nll, base])
 
-    # The log of the number at these rates, and its slopes by each rate, which
-    # `estimate_rate_statistic` asks for. each:
-    # (resamples, restarts), nats a token; with a base its restarts behind them.
+    # Return the log of the number at these rates and its slopes by each rate, for
+    # `estimate_rate_statistic`. each: (resamples, restarts), nats a token, followed by the restarts
+    # of a base.
     def log(each: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        own, other = each[:, : len(nll)], each[:, len(nll) :]
-        with np.errstate(invalid="ignore"):  # infinity has no slope, and is asked for none
+        rates, base_rates = each[:, : len(nll)], each[:, len(nll) :]
+        with np.errstate(invalid="ignore"):  # infinity has no slope, and none is needed
             # The log of the mean of exp(rate) over restarts; exp undoes it below.
             if base is None:
-                return logsumexp(own, axis=1) - math.log(len(nll)), softmax(own, axis=1)
+                return logsumexp(rates, axis=1) - math.log(len(nll)), softmax(rates, axis=1)
             value = np.where(
-                np.isinf(own).any(1), np.inf, logsumexp(own, axis=1) - logsumexp(other, axis=1)
+                np.isinf(rates).any(1),
+                np.inf,
+                logsumexp(rates, axis=1) - logsumexp(base_rates, axis=1),
             )
-            return value, np.concatenate([softmax(own, axis=1), -softmax(other, axis=1)], axis=1)
+            return value, np.concatenate(
+                [softmax(rates, axis=1), -softmax(base_rates, axis=1)], axis=1
+            )
 
     name, unit = ("perplexity", "perplexity") if base is None else ("perplexity_ratio", "times")
     value, low, high = np.exp(
@@ -389,19 +400,18 @@ def utility_corpus_perplexity(
 def _utility_share_of_possible_tokens(
     lost: NDArray[np.int64], tokens: NDArray[np.int64]
 ) -> Measurement:
-    """The share of tokens that have a probability; lost: (restarts, texts), tokens that have
-    none."""
+    """Return the share of tokens with a probability; lost: (restarts, texts), the other tokens."""
 
     def share(each: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         # The number and its slopes by each restart's rate.
         return 1 - each.mean(1), np.full(each.shape, -1 / each.shape[1])
 
-    found = bootstrap.estimate_rate_statistic(lost, tokens[None], share, "utility", _RESAMPLES)
-    value, low, high = np.clip(found, 0, 1).tolist()  # no share lies beyond
+    estimates = bootstrap.estimate_rate_statistic(lost, tokens[None], share, "utility", _RESAMPLES)
+    value, low, high = np.clip(estimates, 0, 1).tolist()  # shares are in [0, 1]
     return Measurement("covered", value, low, high, len(tokens), "probability")
 
 
 def utility_row_labels(rows: Sequence[UtilityRow]) -> list[str]:
-    """`weight=0.3`, or where several defenses are compared `Uniform mixing, weight=0.3`."""
+    """Return `weight=0.3`, or `Uniform mixing, weight=0.3` if several defenses are compared."""
     short = len({row.target for row in rows if row.options}) == 1
     return [grid_point_name("" if short and row.at else row.title, row.at) for row in rows]

@@ -1,12 +1,11 @@
-"""Paper plans: a folder a paper, with `paper.toml` and one TOML file a table or figure. Knows
-files; not how to run.
+"""Read paper plans: a folder for each paper, with `paper.toml` and a TOML file for each table.
 
-`paper.toml` holds what all its plans share and the order in which they are shown. A plan file holds
-the fields of a plan, a grid (see `plan_grid`) and claims (see `ledger`). A plan with a `[utility]`
-table measures the perplexity of a masked model and sweeps options of defenses; one with a
-`[published]` table is somebody's promise, held to distributions that the plan gives (see
-`published_promises`). `[scale.NAME]` tables in both kinds of file are laid over the rest at that
-scale; `plans` in such a table of `paper.toml` lists the plans of the scale, by default all.
+`paper.toml` has the common fields of all its plans and their order. A plan file has the fields of a
+plan, a grid (see `plan_grid`) and claims (see `ledger`). A plan with a `[utility]` table measures
+the perplexity of a masked model and sweeps options of defenses; a plan with a `[published]` table
+checks a published promise at distributions in the plan (see `published_promises`). `[scale.NAME]`
+tables in both kinds of file override the rest at that scale; `plans` in such a table of
+`paper.toml` lists the plans of the scale, by default all. This module does not run plans.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from auditor.runs.plan_grid import GRID, merge_raw_plans
 
 _PAPER, _PLANS = "paper.toml", "plans"
 UTILITY, PUBLISHED = "utility", "published"
-_PARTS = (*IN_FILE, *GRID, UTILITY, PUBLISHED)  # what a plan at a scale is made of
+_PARTS = (*IN_FILE, *GRID, UTILITY, PUBLISHED)  # the parts of a plan at a scale
 
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper's plans: what they share, and each one's own part, in the paper's order."""
+    """A paper's plans: their common fields, and the fields of each, in the paper's order."""
 
     name: str
     title: str
@@ -40,15 +39,18 @@ class Paper:
         return tuple(self.shared.get("scale", {}))
 
     def plans_at_scale(self, scale: str) -> list[str]:
-        """The plans that can be run at this scale, in the paper's order. Raises AuditError for a
-        name nobody has."""
+        """Return the plans of this scale, in the paper's order. Raises AuditError for unknown
+        names.
+        """
         if scale not in self.scales:
             raise unknown_name_error(f"scale of {self.name}:", scale, self.scales)
         return list(self.shared["scale"][scale].get(_PLANS, self.plans))
 
     def raw_plan_at_scale(self, plan: str, scale: str) -> dict[str, Any]:
-        """The raw grid of one plan at one scale, claims and titles aside. Raises AuditError for
-        names nobody has."""
+        """Return the raw grid of a plan at a scale, without claims and titles.
+
+        Raises AuditError for unknown names.
+        """
         if plan not in self.plans:
             raise unknown_name_error(f"plan of {self.name}:", plan, self.plans)
         if plan not in self.plans_at_scale(scale):
@@ -57,33 +59,37 @@ class Paper:
                 f"{', '.join(self.plans_at_scale(scale))}"
             )
         raw: dict[str, Any] = {}
-        # The later lies over the earlier: the paper, the paper at this scale, the plan, the plan at
-        # this scale.
+        # Later parts override earlier parts: the paper, the paper at this scale, the plan, the plan
+        # at this scale.
         for part in (self.shared, self.plans[plan]):
-            own = {name: value for name, value in part.items() if name in _PARTS}
-            raw = merge_raw_plans(raw, merge_raw_plans(own, part.get("scale", {}).get(scale, {})))
-        # Of a scale, which plans it has: no field of a plan.
+            plan_fields = {name: value for name, value in part.items() if name in _PARTS}
+            raw = merge_raw_plans(
+                raw, merge_raw_plans(plan_fields, part.get("scale", {}).get(scale, {}))
+            )
+        # The list of plans of a scale is not a field of a plan.
         raw.pop(_PLANS, None)
         return raw
 
 
 def bundled_paper_folders() -> dict[str, Path]:
-    """The papers that come with this program, by name."""
-    # as a path: an installed wheel is unpacked, and its TOML files are files
+    """Return the papers bundled with this program, by name."""
+    # As a path: an installed wheel is unpacked, and its TOML files are files.
     folder = Path(str(importlib.resources.files("auditor.benchmarks"))) / "plans"
     return {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{_PAPER}"))}
 
 
 def load_paper(name: str) -> Paper:
-    """A paper by name, or from a folder of one's own. Raises AuditError with the nearest name for
-    an unknown one."""
+    """Load a paper by name, or from a user's folder.
+
+    Raises AuditError with the nearest name for an unknown name.
+    """
     folder = Path(name) if (Path(name) / _PAPER).is_file() else bundled_paper_folders().get(name)
     if folder is None:
         raise unknown_name_error("paper", name, bundled_paper_folders())
     shared = _read_paper_toml(folder / _PAPER, ("title", _PLANS, "scale"))
     files = {path.stem: path for path in folder.glob("*.toml") if path.name != _PAPER}
     listed = shared.get(_PLANS, sorted(files))
-    # sorted lists, no sets: a plan that is listed twice is refused as well
+    # Sorted lists, not sets: a plan listed twice is refused as well.
     if sorted(listed) != sorted(files):
         raise AuditError(
             f"{folder / _PAPER}: expected plans to list {sorted(files)}, got {sorted(listed)}"
@@ -94,7 +100,7 @@ def load_paper(name: str) -> Paper:
                 raise unknown_name_error(f"plan in {folder / _PAPER}:", plan, files)
     fields = ("title", "claim", "scale", UTILITY, PUBLISHED, *GRID)
     plans = {plan: _read_paper_toml(files[plan], fields) for plan in listed}
-    # resolved: of "." or a link, the folder's own name, which names the output
+    # Resolved: for "." or a link, the name of the folder itself, which names the output.
     return Paper(folder.resolve().name, shared.get("title", name), shared, plans)
 
 

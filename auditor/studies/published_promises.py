@@ -1,11 +1,10 @@
-"""Published claims held to distributions that are given: realised against claimed, our accounting
-beside it, and a page of it.
+"""Check published claims at given distributions: realised against claimed, with a control.
 
-A plan's `[published]` table names the mechanism, says in words what it does, what it promises, how
-that was read, and gives queries: the distributions of a public and of private models, few tokens
-wide, where the promise is hardest to keep. What a token costs there is `claim-check`'s to say, what
-T tokens cost follows exactly from both distributions. Numbers are found here, none is written in a
-plan. Knows how each mechanism serves a query; not how a page is kept.
+A plan's `[published]` table names the mechanism, describes it, its promise and the reading of it,
+and gives queries: distributions of a public and of private models over a few tokens, where the
+promise is hardest to keep. `claim-check` measures the cost of a token; the cost of T tokens follows
+exactly from both distributions. All numbers are computed here, not written in a plan. This module
+implements how each mechanism serves a query, and renders a page.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from auditor.statistics.composition import compute_exact_game_epsilon
 from auditor.statistics.one_run import compute_gaussian_epsilon
 
 _ROUNDING = 1e-6  # relative
-# absolute: how far a total of decimals written by hand may be from 1
+# Absolute: deviation from 1 allowed for a total of decimals written by hand.
 _MASS = 1e-6
 _WORDS = ("source", "does", "says", "reading", "holds", "fails")
 _FIELDS = ("mechanism", *_WORDS, "options", "query")
@@ -51,11 +50,11 @@ _ALIAS = "the query"
 
 @dataclass(frozen=True)
 class PromiseCheck:
-    """One number of a promise against what came true of it. claimed, realised: nats; order: of the
-    divergence.
+    """A number of a promise against its realised value. claimed, realised: nats.
 
-    order None: both are epsilons at a delta, of `count` units. ours: by our accounting, the
-    control. beside: by another charge than the one that is published, shown and not counted.
+    order: of the divergence; None: both are epsilons at a delta, of `count` units. ours: by this
+    program's accounting, the control. beside: by another charge than the published charge, shown
+    but not counted.
     """
 
     query: str
@@ -68,7 +67,7 @@ class PromiseCheck:
     unit: str = "token"
     ours: bool = False
     beside: bool = False
-    where: str = ""  # as claim-check names it
+    where: str = ""  # in the words of claim-check
 
     @property
     def realised_to_claimed_ratio(self) -> float:
@@ -85,8 +84,7 @@ class PromiseCheck:
 
 @dataclass(frozen=True)
 class GivenDistributions:
-    """Distributions that are given: of the public model, of the member that is looked at, of all
-    others."""
+    """Given distributions: of the public model, of the examined member, of all others."""
 
     name: str
     setting: Mapping[str, Any]
@@ -99,14 +97,13 @@ class GivenDistributions:
     def from_query_table(
         cls, raw: Mapping[str, Any], setting: Mapping[str, Any]
     ) -> GivenDistributions:
-        """Raises AuditError for masses that are no distribution, and for distributions of different
-        widths."""
+        """Parse a query. Raises AuditError for masses that are not distributions of one width."""
         name = str(raw.get("name", ""))
         public, private, other = (
-            tuple(map(float, raw.get(whose, ()))) for whose in ("public", "private", "other")
+            tuple(map(float, raw.get(role, ()))) for role in ("public", "private", "other")
         )
-        # a query about the scale of noise gives parameters and no distributions: all three are
-        # empty
+        # A query about the scale of noise gives parameters without distributions: all three are
+        # empty.
         for distribution in filter(None, (public, private, other)):
             if (
                 abs(sum(distribution) - 1) > _MASS
@@ -121,12 +118,12 @@ class GivenDistributions:
 
     @property
     def setting_label(self) -> str:
-        shown = {
+        labels = {
             name: _published_number_label(value)
             for name, value in self.setting.items()
             if name != "tokens"
         }
-        return ", ".join(f"{_SIGNS.get(name, name)} {value}" for name, value in shown.items())
+        return ", ".join(f"{_SIGNS.get(name, name)} {value}" for name, value in labels.items())
 
 
 _SIGNS = {
@@ -142,8 +139,7 @@ _SIGNS = {
 
 @dataclass(frozen=True)
 class PublishedPromise:
-    """One promise of somebody's, as a plan has it. Raises AuditError for a field that nobody
-    knows."""
+    """A published promise from a plan. Raises AuditError for an unknown field."""
 
     title: str
     mechanism: str
@@ -160,10 +156,10 @@ class PublishedPromise:
         if mechanism not in MECHANISMS:
             raise unknown_name_error(f"mechanism in {title!r}:", mechanism, MECHANISMS)
         queries = tuple(
-            GivenDistributions.from_query_table(one, setting)
-            for one in raw.get("query", ())
-            # the same distributions at each of their settings; once where they have none
-            for setting in one.get("settings", ({},))
+            GivenDistributions.from_query_table(query_table, setting)
+            for query_table in raw.get("query", ())
+            # The same distributions at each of their settings; once without settings.
+            for setting in query_table.get("settings", ({},))
         )
         return cls(
             title,
@@ -174,19 +170,20 @@ class PublishedPromise:
         )
 
     def check_all_queries(self) -> list[PromiseCheck]:
-        """What was claimed beside what came true, query by query."""
+        """Return the claimed and realised values of all queries."""
         return [
-            one for query in self.queries for one in MECHANISMS[self.mechanism](query, self.options)
+            check
+            for query in self.queries
+            for check in MECHANISMS[self.mechanism](query, self.options)
         ]
 
 
-# --- what claim-check says of one query
+# --- claim-check on a query
 # -----------------------------------------------------------------------------------------------
 
 
 class NeighbouringModels(WrappingModel):
-    """The served model and, by relation, its neighbours and what is claimed of one token between it
-    and them."""
+    """The served model with, by relation, its neighbours and the claimed divergence of a token."""
 
     def __init__(
         self,
@@ -194,7 +191,7 @@ class NeighbouringModels(WrappingModel):
         others: Mapping[str, LanguageModel],
         claimed: Mapping[str, tuple[float, float]],
     ) -> None:
-        """claimed: (order, nats) by relation."""
+        """Wrap the served model. claimed: (order, nats) by relation."""
         super().__init__(served)
         self.others, self.claimed = others, claimed
 
@@ -214,12 +211,17 @@ class NeighbouringModels(WrappingModel):
     def divergence_checks(
         self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
     ) -> Sequence[DivergenceCheck]:
-        own, checks = _float64_log_probs_of_given_model(self.model, contexts, last, at), []
+        log_probs, checks = _float64_log_probs_of_given_model(self.model, contexts, last, at), []
         for relation, (k, claimed) in self.claimed.items():
-            other = _float64_log_probs_of_given_model(self.others[relation], contexts, last, at)
-            # The claim covers both directions: either of the two may be what is served.
-            realised = np.maximum(realised_renyi(own, other, k), realised_renyi(other, own, k))
-            # (rows, positions, 1) from (rows, positions)
+            other_log_probs = _float64_log_probs_of_given_model(
+                self.others[relation], contexts, last, at
+            )
+            # The claim covers both directions: either model may be the served model.
+            realised = np.maximum(
+                realised_renyi(log_probs, other_log_probs, k),
+                realised_renyi(other_log_probs, log_probs, k),
+            )
+            # Shape (rows, positions, 1) from (rows, positions).
             checks.append(
                 DivergenceCheck(relation, k, claimed, torch.from_numpy(realised[..., None]))
             )
@@ -228,7 +230,7 @@ class NeighbouringModels(WrappingModel):
     def neighbour_distributions(
         self, contexts: Tensor, last: int, at: Sequence[int]
     ) -> Sequence[Neighbours]:
-        # (rows, positions, 1, vocabulary): one neighbour by each relation
+        # Shape (rows, positions, 1, vocabulary): a neighbour for each relation.
         return [
             Neighbours(
                 name,
@@ -253,19 +255,21 @@ def _float64_log_probs_of_given_model(
 def run_claim_check_on_published_query(
     model: LanguageModel, query: GivenDistributions, only: Sequence[str] = (), ours: bool = False
 ) -> list[PromiseCheck]:
-    """What claim-check finds, by relation. only: these, default all. Raises AuditError where it
-    finds another fault."""
-    # One token of context: the given distributions depend on none.
+    """Return the findings of claim-check by relation. only: these relations, default all.
+
+    Raises AuditError if claim-check reports another fault.
+    """
+    # A context of one token: the given distributions ignore it.
     probe, secrets = ClaimCheck(draws=256), [Secret("query", (0,), (0,), alias=_ALIAS)]
-    seen = observe_all_secrets(probe, View(query.name, model, WHITE_BOX, seed=0), secrets)
-    found, said = [], probe.claim_violations(secrets, seen)
-    for relation in only or relations_claimed_in_observations(seen):
+    results = observe_all_secrets(probe, View(query.name, model, WHITE_BOX, seed=0), secrets)
+    checks, violations = [], probe.claim_violations(secrets, results)
+    for relation in only or relations_claimed_in_observations(results):
         realised, claimed, order = (
-            seen[0].values[f"{name}_{relation}"] for name in ("realised", "claimed", "order")
+            results[0].values[f"{name}_{relation}"] for name in ("realised", "claimed", "order")
         )
         words = relation.replace("_", " ")
-        where = next((line for line in said if line.startswith(f"{words},")), "")
-        found.append(
+        violation = next((line for line in violations if line.startswith(f"{words},")), "")
+        checks.append(
             PromiseCheck(
                 query.name,
                 query.setting_label,
@@ -274,25 +278,26 @@ def run_claim_check_on_published_query(
                 claimed,
                 order,
                 ours=ours,
-                where=where,
+                where=violation,
             )
         )
-    if stray := [line for line in said if not any(line == one.where for one in found)]:
+    if stray := [line for line in violations if not any(line == check.where for check in checks)]:
         raise AuditError(
             f"expected {query.name!r} to break nothing but the claim that is looked at: {stray[0]}"
         )
-    return found
+    return checks
 
 
 def _exact_epsilon_at_published_query(
     query: GivenDistributions, model: LanguageModel, other: LanguageModel, tokens: int, delta: float
 ) -> float:
-    # one context, as these models ignore theirs: T tokens are T independent draws
+    # Any context, because these models ignore it: T tokens are T independent draws.
     context = torch.zeros(1, 1, dtype=torch.long)
-    one, two = (
-        _float64_log_probs_of_given_model(each, context, 1, [0])[0, 0] for each in (model, other)
+    log_probs, other_log_probs = (
+        _float64_log_probs_of_given_model(each_model, context, 1, [0])[0, 0]
+        for each_model in (model, other)
     )
-    return compute_exact_game_epsilon(one, two, tokens, delta)
+    return compute_exact_game_epsilon(log_probs, other_log_probs, tokens, delta)
 
 
 # --- the mechanisms
@@ -302,8 +307,9 @@ def _exact_epsilon_at_published_query(
 def check_published_dp_fusion_claim(
     query: GivenDistributions, options: Mapping[str, Any]
 ) -> Iterator[PromiseCheck]:
-    """DP-Fusion serves an ensemble mixed within one radius, here of a single private group
-    (formulas C5)."""
+    """DP-Fusion mixes an ensemble within a radius, here for a single private group
+    (formulas C5).
+    """
     alpha, beta, delta = (
         int(query.setting["alpha"]),
         float(query.setting["beta"]),
@@ -312,28 +318,29 @@ def check_published_dp_fusion_claim(
     radius = alpha * beta
     mix = partial(make_constant_radius_projection, alpha, radius)
     served, other = (
-        # 1.0: the one private group is asked for every token, none is left out by chance
+        # 1.0: the only private group is queried for every token, never left out by chance
         PMixedModel(fixed_ensemble(query.public, distribution), 1.0, mix, "DP-Fusion")
         for distribution in (query.private, query.other)
     )
-    others: dict[str, LanguageModel] = {
+    neighbours: dict[str, LanguageModel] = {
         "replace": other,
         "zero_out": FixedDistribution(query.public),
     }
     yield from run_claim_check_on_published_query(
-        NeighbouringModels(served, others, dict.fromkeys(others, (alpha, 4 * beta))), query
+        NeighbouringModels(served, neighbours, dict.fromkeys(neighbours, (alpha, 4 * beta))), query
     )
-    # 4 D a token, D the radius alpha beta itself (the plan's `reading`)
-    (more,) = run_claim_check_on_published_query(
-        NeighbouringModels(served, others, {"replace": (alpha, 4 * radius)}), query
+    # 4 D a token, where D is the radius alpha beta itself (the plan's `reading`).
+    (check,) = run_claim_check_on_published_query(
+        NeighbouringModels(served, neighbours, {"replace": (alpha, 4 * radius)}), query
     )
-    yield replace(more, setting=f"{query.setting_label}, charged 4 D", beside=True)
+    yield replace(check, setting=f"{query.setting_label}, charged 4 D", beside=True)
     for tokens in query.setting.get("tokens", ()):
-        # 4 beta of Renyi divergence a token, made an epsilon by Mironov 2017, Proposition 3.
+        # 4 beta of Renyi divergence a token, converted to an epsilon by Mironov 2017, Proposition
+        # 3.
         claimed = 4 * beta * tokens + math.log(1 / delta) / (alpha - 1)
         exact = _exact_epsilon_at_published_query(query, served, other, tokens, delta)
         yield PromiseCheck(query.name, query.setting_label, "replace", exact, claimed, count=tokens)
-    # Hoelder (Mironov 2017, Proposition 11), both terms at order alpha; with none in their place,
+    # Hoelder (Mironov 2017, Proposition 11), both terms at order alpha; against the public model,
     # the radius itself.
     lower = alpha**2 / (2 * alpha - 1)
     bounds = {
@@ -341,7 +348,7 @@ def check_published_dp_fusion_claim(
         "zero_out": (float(alpha), radius),
     }
     yield from run_claim_check_on_published_query(
-        NeighbouringModels(served, others, bounds), query, ours=True
+        NeighbouringModels(served, neighbours, bounds), query, ours=True
     )
 
 
@@ -349,7 +356,7 @@ def check_published_pmixed_claim(
     query: GivenDistributions, options: Mapping[str, Any]
 ) -> Iterator[PromiseCheck]:
     members, share = int(query.setting["members"]), float(query.setting["q"])
-    held = fixed_ensemble(query.public, query.private, *[query.other] * (members - 1))
+    ensemble = fixed_ensemble(query.public, query.private, *[query.other] * (members - 1))
     plain = {"epsilon", "delta", "alpha", "queries"}
     common = {name: value for name, value in options.items() if name in plain}
     defenses = [
@@ -357,12 +364,14 @@ def check_published_pmixed_claim(
         (PMixed(**common, q=share, adjacency="add_remove"), ("add_remove",), True),
         (PMixed(**common, q=share, adjacency="zero_out"), ("zero_out",), True),
     ]
-    for defense, only, ours in defenses:
-        # target and public model are one: the ensemble alone knows the private distributions
-        model = defense.protect(Scenario(held.public, held.public, held, defense.queries, 1))
-        yield from run_claim_check_on_published_query(model, query, only, ours)
+    for defense, only, is_control in defenses:
+        # Target and public model are equal: only the ensemble knows the private distributions.
+        model = defense.protect(
+            Scenario(ensemble.public, ensemble.public, ensemble, defense.queries, 1)
+        )
+        yield from run_claim_check_on_published_query(model, query, only, is_control)
         for relation in only:
-            # Member 0 is the one that the query looks at.
+            # Member 0 is the examined member.
             exact = _exact_epsilon_at_published_query(
                 query, model, model.neighbour_model(relation, 0), defense.queries, defense.delta
             )
@@ -374,39 +383,45 @@ def check_published_pmixed_claim(
                 exact,
                 defense.epsilon,
                 count=defense.queries,
-                ours=ours,
+                ours=is_control,
             )
 
 
 def check_published_adp_claim(
     query: GivenDistributions, options: Mapping[str, Any]
 ) -> Iterator[PromiseCheck]:
-    """One step, with a record of privacy probability 1 in the batch and without it (formulas B4
-    (i))."""
+    """A step with and without a record of privacy probability 1 in the batch (formulas B4 (i))."""
     scale, batch = float(query.setting["scale"]), int(query.setting["batch"])
     sigma, delta, order = float(options["sigma"]), float(options["delta"]), 2
-    # ADP scales its noise by the mean privacy probability of the batch (formulas B4): without a
-    # record of probability 1 that mean is smaller.
+    # ADP scales its noise by the batch's mean privacy probability (formulas B4): without a record
+    # of probability 1 that mean is smaller.
     without = (scale * batch - 1) / (batch - 1)
-    # Mironov 2017, Corollary 3: a gradient of norm C, constant noise
+    # Mironov 2017, Corollary 3: a gradient of norm C, constant noise.
     charged = order / (2 * (scale * sigma) ** 2)
-    # mu = sensitivity / noise; the bound C on the gradient cancels
+    # mu = sensitivity / noise; the bound C on the gradient cancels.
     charged_epsilon = compute_gaussian_epsilon(1 / (scale * sigma), delta)
-    for other, ours in ((without, False), (scale, True)):
-        one, two = scale * sigma, other * sigma
-        pairs = ((one, two), (two, one))
-        # The gradient is the same on both sides: the noise alone tells them apart.
+    for other, is_control in ((without, False), (scale, True)):
+        noise, other_noise = scale * sigma, other * sigma
+        pairs = ((noise, other_noise), (other_noise, noise))
+        # The gradient is equal on both sides: only the noise differs.
         realised = max(
             compute_noise_scale_divergence(order, query.parameters, *pair) for pair in pairs
         )
-        what = "record in or out" + ", γ public" * ours
+        relation = "record in or out" + ", γ public" * is_control
         yield PromiseCheck(
-            query.name, query.setting_label, what, realised, charged, order, unit="step", ours=ours
+            query.name,
+            query.setting_label,
+            relation,
+            realised,
+            charged,
+            order,
+            unit="step",
+            ours=is_control,
         )
-        if not ours:
-            exact = compute_noise_scale_epsilon(query.parameters, one, two, delta)
+        if not is_control:
+            exact = compute_noise_scale_epsilon(query.parameters, noise, other_noise, delta)
             yield PromiseCheck(
-                query.name, query.setting_label, what, exact, charged_epsilon, unit="step"
+                query.name, query.setting_label, relation, exact, charged_epsilon, unit="step"
             )
 
 
@@ -417,7 +432,7 @@ def check_published_uniform_mixing_claim(
         UniformMixing(weight=float(query.setting["weight"])),
         FixedDistribution(query.public),
     )
-    one, other = (
+    served, other = (
         defense.protect(Scenario(FixedDistribution(distribution), public, None, 1, 1))
         for distribution in (query.private, query.other)
     )
@@ -425,12 +440,12 @@ def check_published_uniform_mixing_claim(
     epsilon = uniform_mixing_epsilon(defense.weight, public.vocab_size)
     relation = "any_two_models"
     yield from run_claim_check_on_published_query(
-        NeighbouringModels(one, {relation: other}, {relation: (math.inf, epsilon)}), query
+        NeighbouringModels(served, {relation: other}, {relation: (math.inf, epsilon)}), query
     )
     for tokens in query.setting.get("tokens", ()):
         claimed = uniform_mixing_epsilon(defense.weight, public.vocab_size, tokens)
         # delta 0: the promise is pure
-        exact = _exact_epsilon_at_published_query(query, one, other, tokens, 0.0)
+        exact = _exact_epsilon_at_published_query(query, served, other, tokens, 0.0)
         yield PromiseCheck(
             query.name, query.setting_label, "any two models", exact, claimed, count=tokens
         )
@@ -442,15 +457,15 @@ def check_published_invisible_ink_claim(
     batch, epsilon = int(query.setting["batch"]), float(query.setting["epsilon"])
     defense = InvisibleInk(epsilon=epsilon, batch=batch, **options)
     public = FixedDistribution(query.public)
-    asked = Scenario(
+    scenario = Scenario(
         public, public, None, defense.queries, 1, prompts=(Prompt(_ALIAS, (0,), (0,)),)
     )
-    told = defense.protect(asked)
-    assert isinstance(told, InvisibleInkModel)
-    held = fixed_ensemble(query.public, query.private, *[query.other] * (batch - 1))
+    protected = defense.protect(scenario)
+    assert isinstance(protected, InvisibleInkModel)
+    ensemble = fixed_ensemble(query.public, query.private, *[query.other] * (batch - 1))
     # The defense reads its batch of records in context; here their distributions are given, its
     # options stay.
-    model = InvisibleInkModel(held, told.ink, told.name, told.promise)
+    model = InvisibleInkModel(ensemble, protected.ink, protected.name, protected.promise)
     yield from run_claim_check_on_published_query(model, query, ("zero_out", "range_zero_out"))
     exact = _exact_epsilon_at_published_query(
         query, model, model.neighbour_model("zero_out", 0), defense.queries, defense.delta
@@ -490,43 +505,47 @@ here may be kept in most answers, and a promise is about all of them.
 def published_promise_table(
     claim: PublishedPromise, found: Sequence[PromiseCheck]
 ) -> tables.RowTable:
-    """All that was found, as rows."""
+    """Return all checks as rows."""
     head = ("query", "setting", "neighbour", "what", "realised", "claimed", "verdict")
     rows = tuple(
         (
-            *(one.query, one.setting, one.neighbour, _promised_quantity_label(one)),
+            *(check.query, check.setting, check.neighbour, _promised_quantity_label(check)),
             *(
-                _published_number_label(one.realised),
-                _published_number_label(one.claimed),
-                one.verdict,
+                _published_number_label(check.realised),
+                _published_number_label(check.claimed),
+                check.verdict,
             ),
         )
-        for one in found
+        for check in found
     )
     return tables.RowTable(claim.title, head, rows)
 
 
 def published_promise_section(claim: PublishedPromise, found: Sequence[PromiseCheck]) -> str:
-    """The claim's part of the page, Markdown."""
+    """Return the claim's section of the page, Markdown."""
     words = claim.words
-    # `beside` rows stand in the table, and are not counted in the verdict
-    theirs, ours = ([one for one in found if one.ours == own] for own in (False, True))
-    outcome = _promise_outcome_sentence([one for one in theirs if not one.beside])
+    # `beside` rows are in the table, but not counted in the verdict.
+    published, controls = (
+        [check for check in found if check.ours == is_control] for is_control in (False, True)
+    )
+    outcome = _promise_outcome_sentence([check for check in published if not check.beside])
     lines = [f"## {claim.title}", "", f"{words['does']} {words['says']}", "", outcome, ""]
     lines += [f"*Reading:* {words['reading']}", "", f"*What holds:* {words['holds']}", ""]
     lines += [f"*What does not:* {words['fails']}", ""] if words["fails"] else []
-    lines += [*tables.row_table_markdown_lines(published_promise_table(claim, theirs)), ""]
-    if ours:
+    lines += [*tables.row_table_markdown_lines(published_promise_table(claim, published)), ""]
+    if controls:
         lines += [
-            f"*The control*, our accounting of the same: {_promise_outcome_sentence(ours)}",
+            f"*The control*, our accounting of the same: {_promise_outcome_sentence(controls)}",
             "",
         ]
-        lines += [*tables.row_table_markdown_lines(published_promise_table(claim, ours)), ""]
-    queries = {
-        query.name: query for query in claim.queries
-    }.values()  # each once, whatever its settings
+        lines += [
+            *tables.row_table_markdown_lines(published_promise_table(claim, controls)),
+            "",
+        ]
+    # once for each name, regardless of settings
+    queries = {query.name: query for query in claim.queries}.values()
     lines += [f"*The queries:* {' '.join(map(_published_query_sentence, queries))}", ""]
-    # a list of sentences: join would part a lone text into its letters
+    # A list of sentences: join would split a single text into its letters.
     lines += [f"*Sources:* {' '.join(words['source'])}", ""]
     return "\n".join(lines)
 
@@ -537,17 +556,17 @@ def published_promises_page(sections: Sequence[str]) -> str:
 
 def _promise_outcome_sentence(found: Sequence[PromiseCheck]) -> str:
     worst = max(found, key=lambda one: one.realised_to_claimed_ratio)
-    broken = sum(one.verdict != "holds" for one in found)
+    n_bad = sum(check.verdict != "holds" for check in found)
     at = f"{worst.query}, {worst.setting}, {worst.neighbour}"
     numbers = (
         f"{_published_number_label(worst.realised)} nats realised, "
         f"{_published_number_label(worst.claimed)} claimed, {_promised_quantity_label(worst)}"
     )
-    if not broken:
+    if not n_bad:
         return f"**Holds** in all {len(found)} comparisons; nearest to it: {at}: {numbers}."
-    said = f' claim-check: "VIOLATED: {worst.where}".' if worst.where else ""
+    quote = f' claim-check: "VIOLATED: {worst.where}".' if worst.where else ""
     return (
-        f"**Does not hold** in {broken} of {len(found)} comparisons; worst: {at}: {numbers}.{said}"
+        f"**Does not hold** in {n_bad} of {len(found)} comparisons; worst: {at}: {numbers}.{quote}"
     )
 
 
@@ -573,10 +592,10 @@ def _published_query_sentence(query: GivenDistributions) -> str:
         ("the one looked at", query.private),
         ("the other", query.other),
     )
-    # ten digits: 0.9999995 must not read as 1
-    told = [
-        f"{whose} ({', '.join(map('{:.10g}'.format, masses))})"
-        for whose, masses in distributions
+    # Ten digits: 0.9999995 must not read as 1.
+    labels = [
+        f"{role} ({', '.join(map('{:.10g}'.format, masses))})"
+        for role, masses in distributions
         if masses
     ]
-    return f"{query.name}: {'; '.join(told)}."
+    return f"{query.name}: {'; '.join(labels)}."

@@ -1,4 +1,4 @@
-"""`audit reproduce`: runs the plans of a paper and writes the claim ledger. Knows no paper."""
+"""Run the plans of a paper and write the claim ledger (`audit reproduce`). Knows no paper."""
 
 from __future__ import annotations
 
@@ -28,16 +28,15 @@ PAGE, _SECTION = "claims.md", "claim.md"
 def make_study(
     paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]
 ) -> RunStudy | UtilityStudy | ClaimStudy:
-    """One plan of a paper; flags lie over its fields, and its variants and sweeps over the flags.
+    """Return a plan of a paper; flags override its fields, its variants and sweeps the flags.
 
-    Raises AuditError where the scale asks about data that were not given, or does not ask about
-    any.
+    Raises AuditError if the scale needs data that were not given, or accepts none.
     """
-    given = {name: value for name, value in flags.items() if value is not None}
-    raw = merge_raw_plans(paper.raw_plan_at_scale(plan, scale), given)
+    set_flags = {name: value for name, value in flags.items() if value is not None}
+    raw = merge_raw_plans(paper.raw_plan_at_scale(plan, scale), set_flags)
     if PUBLISHED in raw:
-        if given:
-            names = ", ".join(sorted(f"--{name.replace('_', '-')}" for name in given))
+        if set_flags:
+            names = ", ".join(sorted(f"--{name.replace('_', '-')}" for name in set_flags))
             raise AuditError(
                 f"expected no {names} for {paper.name}/{plan}, whose distributions are given in "
                 "its plan"
@@ -52,7 +51,7 @@ def make_study(
             f"the scale {scale!r} of {paper.name} attacks {raw['model']}: give --data (and --known)"
         )
     if raw.get("model"):
-        raw.pop("lab_recipe", None)  # which models the scale would have trained
+        raw.pop("lab_recipe", None)  # the models that the scale would have trained
     if UTILITY in raw:
         return UtilityStudy(
             masked_utility.parse_utility_plan({**raw, "command": "audit reproduce"})
@@ -70,13 +69,17 @@ def reproduce_paper_plans(
     command: str,
     beside: Path | None = None,
 ) -> tuple[list[tables.RowTable], list[LedgerRow], dict[str, str]]:
-    """Runs these plans, or goes on with them; returns their tables, the ledger of all plans found
-    in `out`, failures.
+    """Run or continue these plans.
 
-    beside: the folder of another reproduction of this paper, whose ledger is shown as a second
-    column. Every plan and claim is checked before the first run. A point that cannot run is a row
-    that says why, and one of the
-    failures: why, by plan and point.
+    Checks every plan and claim before the first run. A point that cannot run is a row with its
+    reason.
+
+    Args:
+        beside: the folder of another reproduction of this paper, whose ledger becomes a second
+            column.
+
+    Returns:
+        Their tables, the ledger of all plans in `out`, and reasons of failures by plan and point.
     """
     kinds = {plan: make_study(paper, plan, scale, flags) for plan in plans}
     other = None if beside is None else read_other_ledger(beside, paper)
@@ -84,32 +87,36 @@ def reproduce_paper_plans(
         plan: paper_claim_statements_of_plan(paper, plan, scale)
         for plan in paper.plans_at_scale(scale)
     }
-    # A claim about a place that the plan lacks is refused before hours of runs.
-    for plan, asked in kinds.items():
+    # Refuse a claim about a place absent from the plan before hours of runs.
+    for plan, study in kinds.items():
         for statement in claims[plan]:
-            ledger.check_paper_claim_places_are_planned(statement, asked.planned_places())
-    shown, failures = list[tables.RowTable](), dict[str, str]()
-    for plan, asked in kinds.items():
-        found, failed = asked.run_study_into_folder(out / plan, reporter, command)
-        shown += found
-        failures.update({f"{plan}/{point}": why for point, why in failed.items()})
+            ledger.check_paper_claim_places_are_planned(statement, study.planned_places())
+    run_tables, failures = list[tables.RowTable](), dict[str, str]()
+    for plan, study in kinds.items():
+        plan_tables, failed = study.run_study_into_folder(out / plan, reporter, command)
+        run_tables += plan_tables
+        failures.update({f"{plan}/{point}": reason for point, reason in failed.items()})
     entries = []
     for plan in claims:
-        # from the folder, not from memory: plans that were run another day count alike
-        held = _read_study_places_of_plan(out / plan)
-        if held is None and plan in kinds:
-            held = kinds[plan].planned_places()  # it failed, and says why
-        if held is not None:
+        # From the folder, not from memory: plans run on another day count alike.
+        places = _read_study_places_of_plan(out / plan)
+        if places is None and plan in kinds:
+            places = kinds[plan].planned_places()  # it failed; its places have the reason
+        if places is not None:
             entries += [
-                ledger.ledger_row_of_paper_claim(plan, statement, held)
+                ledger.ledger_row_of_paper_claim(plan, statement, places)
                 for statement in claims[plan]
             ]
     if any(claims.values()):
         write_ledger_files(out, paper, scale, entries, other)
     sections = [out / plan / _SECTION for plan in paper.plans]
-    if told := [section.read_text(encoding="utf-8") for section in sections if section.is_file()]:
-        disk.replace_atomically(out / PAGE, published_promises.published_promises_page(told))
-    return shown, entries, failures
+    if section_texts := [
+        section.read_text(encoding="utf-8") for section in sections if section.is_file()
+    ]:
+        disk.replace_atomically(
+            out / PAGE, published_promises.published_promises_page(section_texts)
+        )
+    return run_tables, entries, failures
 
 
 class RunStudy:
@@ -124,8 +131,10 @@ class RunStudy:
     def run_study_into_folder(
         self, folder: Path, reporter: Reporter, command: str
     ) -> tuple[list[tables.RowTable], dict[str, str]]:
-        """Runs the grid: its tables; by point, why it failed. Interrupted, it still writes tables
-        of what is done."""
+        """Run the grid; return its tables, and by point the reason of failure.
+
+        An interrupted run still writes tables of its finished points.
+        """
         try:
             failures = sweep.run_sweep_points(self.grid, folder, reporter, command, refuse=False)
         except KeyboardInterrupt:
@@ -142,8 +151,7 @@ class RunStudy:
 
 
 class ClaimStudy:
-    """A promise of somebody's, held to distributions that its plan gives: done in seconds, and anew
-    each time."""
+    """A published promise checked at distributions in its plan, in seconds, every time."""
 
     def __init__(self, claim: PublishedPromise) -> None:
         self.claim = claim
@@ -154,18 +162,18 @@ class ClaimStudy:
     def run_study_into_folder(
         self, folder: Path, reporter: Reporter, command: str
     ) -> tuple[list[tables.RowTable], dict[str, str]]:
-        found = self.claim.check_all_queries()
-        table = published_promises.published_promise_table(self.claim, found)
+        checks = self.claim.check_all_queries()
+        table = published_promises.published_promise_table(self.claim, checks)
         folder.mkdir(parents=True, exist_ok=True)
         disk.replace_atomically(
-            folder / _SECTION, published_promises.published_promise_section(self.claim, found)
+            folder / _SECTION, published_promises.published_promise_section(self.claim, checks)
         )
         disk.replace_atomically(folder / "claim.csv", tables.row_table_to_csv(table))
         return [table], {}
 
 
 class UtilityStudy:
-    """A plan with a `[utility]` table: one sweep over a masked model, measured at once."""
+    """A plan with a `[utility]` table: a sweep over a masked model, measured together."""
 
     def __init__(self, asked: masked_utility.UtilityPlan) -> None:
         self.asked = asked
@@ -174,16 +182,14 @@ class UtilityStudy:
     def planned_places(self) -> list[Place]:
         points = self.asked.build_points()
         keys = {key for point in points for key in point.at}
-        # None where a point lacks a key, as in `_study_places_of_utility`: claims find both in the
-        # same way
+        # None if a point lacks a key, as in `_study_places_of_utility`: claims search both alike.
         at = [{key: point.at.get(key) for key in keys} for point in points if point.defense]
         return [Place("", values, (masked_tables.NAME,), failure=self.failure) for values in at]
 
     def run_study_into_folder(
         self, folder: Path, reporter: Reporter, command: str
     ) -> tuple[list[tables.RowTable], dict[str, str]]:
-        """Reads what was measured before, else measures; a model that cannot be measured is a row
-        that says why."""
+        """Read an earlier measurement, or measure; a failure is a row with its reason."""
         if masked_tables.has_utility_result(folder):
             return [
                 masked_tables.tradeoff_table(masked_tables.read_utility_result(folder, self.asked))
@@ -191,7 +197,7 @@ class UtilityStudy:
         try:
             result = masked_utility.measure_utility_points(self.asked, reporter)
         except AuditError as why:
-            # the planned places say it from now on: claims about them are not run
+            # The planned places have the reason from now on: claims about them are not run.
             self.failure = str(why)
             return [tables.RowTable(folder.name, ("point", "failure"), (("all", self.failure),))], {
                 "all": self.failure
@@ -201,7 +207,7 @@ class UtilityStudy:
 
 
 def _read_study_places_of_plan(folder: Path) -> list[Place] | None:
-    """What a plan's folder holds; None where it was not run."""
+    """Return the places of a plan's folder; None if it was not run."""
     if (folder / sweep.SWEEP).is_file():
         return sweep.read_sweep_places(folder)
     return (
@@ -212,32 +218,35 @@ def _read_study_places_of_plan(folder: Path) -> list[Place] | None:
 
 
 def _study_places_of_utility(result: masked_utility.Utility) -> list[Place]:
-    """One place a point; its cell holds the row's numbers, epsilons as numbers without an
-    interval."""
+    """Return a place for each point, with the row's numbers; epsilons have no interval."""
     keys = {key for row in result.rows for key in row.at}
     seed = int(result.plan["seed"])
-    what = f"{Path(result.model).name} (masked) on {result.data}"
-    made = []
+    about = f"{Path(result.model).name} (masked) on {result.data}"
+    places = []
     for row in result.rows:
         if row.target != UNDEFENDED:
-            # by name, as if a run had measured them: `ledger` reads both alike
+            # By name, like measurements of a run: `ledger` reads both alike.
             numbers = {
                 name: metric(row, result.vocab_size) for name, metric in UTILITY_METRICS.items()
             }
-            found = {name: m for name, m in numbers.items() if m is not None}
+            measurements = {name: m for name, m in numbers.items() if m is not None}
             cell = Replicates(
-                row.target, "", masked_tables.NAME, measured={seed: found}, options=row.options
+                row.target,
+                "",
+                masked_tables.NAME,
+                measured={seed: measurements},
+                options=row.options,
             )
-            made.append(
+            places.append(
                 Place(
                     "",
                     {key: row.at.get(key) for key in keys},
                     (masked_tables.NAME,),
                     (cell,),
-                    about=what,
+                    about=about,
                 )
             )
-    return made
+    return places
 
 
 UTILITY_METRICS: Mapping[str, Callable[[masked_utility.UtilityRow, int], Measurement | None]] = {
@@ -266,7 +275,7 @@ def _ledger_perplexity_over_vocabulary(m: Measurement, size: int) -> Measurement
 def _ledger_epsilon_without_interval(
     value: float | None, row: masked_utility.UtilityRow
 ) -> Measurement | None:
-    """An epsilon as a measurement without width: it is computed, not estimated."""
+    """Return an epsilon as a measurement of zero width: it is computed, not estimated."""
     return (
         None
         if value is None
@@ -277,16 +286,18 @@ def _ledger_epsilon_without_interval(
 def paper_claim_statements_of_plan(
     paper: Paper, plan: str, scale: str
 ) -> list[ledger.PaperClaimStatement]:
-    """The plan's claims, but for those about a variant that this scale leaves out."""
+    """Return the plan's claims, except those about variants that this scale omits."""
     raw = paper.plans[plan]
-    left_out = _variant_names_of_paper_plan(raw) - _variant_names_of_paper_plan(
+    omitted = _variant_names_of_paper_plan(raw) - _variant_names_of_paper_plan(
         paper.raw_plan_at_scale(plan, scale)
     )
-    made = ledger.parse_paper_claim_statements(raw.get("claim", []), scale, f"{paper.name}/{plan}")
+    statements = ledger.parse_paper_claim_statements(
+        raw.get("claim", []), scale, f"{paper.name}/{plan}"
+    )
     return [
         statement
-        for statement in made
-        if not any(term.variant in left_out for _, term in statement.signed_terms())
+        for statement in statements
+        if not any(term.variant in omitted for _, term in statement.signed_terms())
     ]
 
 
@@ -306,36 +317,35 @@ class OtherLedger:
     rows: Mapping[tuple[str, str], LedgerRow]
 
     def row_of_same_claim(self, entry: LedgerRow) -> LedgerRow:
-        """The row of the same claim in this other ledger."""
+        """Return the row of the same claim in this other ledger."""
         return self.rows.get((entry.plan, entry.id)) or replace(
             entry, setting="", verdict=ledger.NOT_RUN, ours=None, note="not in that ledger"
         )
 
     def disagreements_paragraph(self, entries: Sequence[LedgerRow], scale: str) -> str:
-        """Which claims hold on one and are refuted on the other, and how many are decided on one
-        alone: a paragraph."""
+        """Return a paragraph on claims decided differently, alike, or in only one ledger."""
         decided = (ledger.HOLDS, ledger.REFUTED)
         pairs = [(entry, self.row_of_same_claim(entry)) for entry in entries]
-        apart = [
-            f"{e.id} ({e.text}: {there.verdict} on {self.scale}, {e.verdict} on {scale})"
-            for e, there in pairs
-            if e.verdict in decided and there.verdict in decided and e.verdict != there.verdict
+        disagreements = [
+            f"{e.id} ({e.text}: {row.verdict} on {self.scale}, {e.verdict} on {scale})"
+            for e, row in pairs
+            if e.verdict in decided and row.verdict in decided and e.verdict != row.verdict
         ]
-        alone = sum((e.verdict in decided) != (there.verdict in decided) for e, there in pairs)
-        alike = sum(e.verdict in decided and e.verdict == there.verdict for e, there in pairs)
-        said = (
-            f"They disagree about {'; '.join(apart)}."
-            if apart
+        n_once = sum((e.verdict in decided) != (row.verdict in decided) for e, row in pairs)
+        n_alike = sum(e.verdict in decided and e.verdict == row.verdict for e, row in pairs)
+        first = (
+            f"They disagree about {'; '.join(disagreements)}."
+            if disagreements
             else "About no claim do they disagree."
         )
         return (
-            f"{said} {alike} of {len(pairs)} claims are decided alike on both, {alone} on one "
+            f"{first} {n_alike} of {len(pairs)} claims are decided alike on both, {n_once} on one "
             "alone."
         )
 
 
 def read_other_ledger(folder: Path, paper: Paper) -> OtherLedger:
-    """Raises AuditError where there is no ledger of this paper."""
+    """Read another ledger. Raises AuditError unless it is of this paper."""
     path = folder / "ledger.json"
     raw = read_json_object(path, "the claims of a reproduction")
     if raw.get("paper") != paper.name:
@@ -351,7 +361,7 @@ def read_other_ledger(folder: Path, paper: Paper) -> OtherLedger:
 def ledger_table(
     paper: Paper, entries: Sequence[LedgerRow], scale: str = "", other: OtherLedger | None = None
 ) -> tables.RowTable:
-    """The ledger as rows; for programs with bounds in columns of their own."""
+    """Return the ledger as rows; files have separate columns of bounds."""
     head = (
         "plan",
         "claim",
@@ -372,7 +382,7 @@ def ledger_table(
         for e in entries
     )
     numbers = ("ours", "low", "high", "n", "unit", "verdict")
-    # in the order of `machine`
+    # In the order of `machine`.
     names = ["plan", "id", "claim", "paper", "setting", "expect", *numbers, "note"]
     machine = [
         (
@@ -410,10 +420,10 @@ def _ledger_verdict_column_heads(scale: str, other: OtherLedger | None) -> tuple
 def _ledger_measured_and_verdict_cells(
     entry: LedgerRow, other: OtherLedger | None
 ) -> tuple[str, ...]:
-    both = [entry] if other is None else [other.row_of_same_claim(entry), entry]
+    ledger_rows = [entry] if other is None else [other.row_of_same_claim(entry), entry]
     return tuple(
         text
-        for row in both
+        for row in ledger_rows
         for text in (
             phrases.value_with_interval(row.ours) if row.ours else f"– ({row.note})",
             row.verdict,
@@ -424,14 +434,18 @@ def _ledger_measured_and_verdict_cells(
 def ledger_table_for_terminal(
     paper: Paper, entries: Sequence[LedgerRow], scale: str = "", other: OtherLedger | None = None
 ) -> tables.RowTable:
-    """The ledger for a terminal: settings stand below, once for each plan."""
+    """Return the ledger for a terminal: settings are below the table, once for each plan."""
     settings: dict[str, list[str]] = {}
     for e in entries:
         if e.setting and e.setting not in settings.setdefault(e.plan, []):
             settings[e.plan].append(e.setting)
-    told = [other.disagreements_paragraph(entries, scale)] if other else []
-    told += [
-        *(f"{plan}: {' | '.join(held)}" for plan, held in settings.items() if held),
+    footer = [other.disagreements_paragraph(entries, scale)] if other else []
+    footer += [
+        *(
+            f"{plan}: {' | '.join(plan_settings)}"
+            for plan, plan_settings in settings.items()
+            if plan_settings
+        ),
         ledger.RULE,
     ]
     rows = tuple(
@@ -442,12 +456,12 @@ def ledger_table_for_terminal(
         f"Claims: {paper.title}",
         ("claim", "paper", *_ledger_verdict_column_heads(scale, other)),
         rows,
-        "\n".join(told),
+        "\n".join(footer),
     )
 
 
 def _ledger_interval_and_verdict_cells(entry: LedgerRow) -> tuple[object, ...]:
-    """Value, bounds, size, unit and verdict."""
+    """Return value, bounds, size, unit and verdict."""
     m = entry.ours
     return (*((None,) * 5 if m is None else (m.value, m.low, m.high, m.n, m.unit)), entry.verdict)
 
@@ -459,27 +473,26 @@ def write_ledger_files(
     entries: Sequence[LedgerRow],
     other: OtherLedger | None = None,
 ) -> None:
-    """ledger.md, which says first where two scales disagree, ledger.csv, ledger.tex and
-    ledger.json."""
+    """Write ledger.md, with the disagreements of two scales first, ledger.csv, .tex and .json."""
     grid = ledger_table(paper, entries, scale, other)
     first = f"{other.disagreements_paragraph(entries, scale)}\n\n" if other else ""
     disk.replace_atomically(out / "ledger.md", first + tables.row_table_to_markdown(grid))
     disk.replace_atomically(out / "ledger.csv", tables.row_table_to_csv(grid))
     disk.replace_atomically(out / "ledger.tex", tables.row_table_to_latex(grid))
-    whole: dict[str, Any] = {
+    document: dict[str, Any] = {
         "paper": paper.name,
         "title": paper.title,
         "scale": scale,
         "rule": ledger.RULE,
     }
-    whole["claims"] = list(entries)
+    document["claims"] = list(entries)
     if other is not None:
-        whole["beside"] = {
+        document["beside"] = {
             "scale": other.scale,
             "claims": [other.row_of_same_claim(entry) for entry in entries],
         }
-    # to_json spells NaN and infinity as texts; Python's own NaN is no JSON, and other readers
-    # refuse it
+    # to_json writes NaN and infinity as texts; Python's NaN is not JSON, and other readers refuse
+    # it.
     disk.replace_atomically(
-        out / "ledger.json", json.dumps(to_json(whole), indent=1, allow_nan=False) + "\n"
+        out / "ledger.json", json.dumps(to_json(document), indent=1, allow_nan=False) + "\n"
     )

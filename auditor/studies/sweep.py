@@ -1,8 +1,6 @@
-"""Walks a grid: every point an ordinary run folder inside one parent, then one table over the
-points.
+"""Run a grid: every point as a run folder inside a parent, then a table over the points.
 
-A finished point is not run again, a half-finished one is continued; models and labs are shared from
-point to point.
+A finished point is not run again, an unfinished point is continued; points share models and labs.
 """
 
 from __future__ import annotations
@@ -50,50 +48,51 @@ def run_sweep_points(
     *,
     refuse: bool = True,
 ) -> dict[str, str]:
-    """Runs what is not finished; returns why points failed, by their name.
+    """Run the unfinished points; return the reasons of failed points, by name.
 
-    refuse: whether a point that cannot run at all is refused before any other starts; else it
-    counts as failed. Raises AuditError where the folder holds runs of other plans, where points do
-    not agree on an engine, and where another process walks it.
+    refuse: whether a point that cannot run is refused before any other starts; otherwise it counts
+    as failed. Raises AuditError if the folder has runs of other plans, if points differ in their
+    engine, and if another process uses the folder.
     """
     plans, failures = _plans_and_failures_of_sweep_points(points, command, refuse)
     engines = {plan.compute.engine_options for plan in plans.values()} or {LOCAL}
     if len(engines) > 1:
         raise AuditError(f"expected one engine for all points of a grid, got {len(engines)}")
-    # each point by one process
+    # Each point runs in one process.
     plans = {name: plan.with_fields(**vars(LOCAL)) for name, plan in plans.items()}
     for point in points:
         if point.name in plans:
             _check_point_folder_holds_same_plan(folder / point.run_folder_name, plans[point.name])
     with locks.locked_folder(folder, SWEEP), closing(make_engine(engines.pop())) as engine:
-        # Before the first run: an interrupted sweep is gone on with by this file alone.
+        # Before the first run: an interrupted sweep is continued from this file only.
         _write_sweep_file(folder, points, failures, command)
         waiting = []
         for number, point in enumerate(points, 1):
-            path, called = (
+            path, stage_name = (
                 folder / point.run_folder_name,
                 f"{number} of {len(points)}: {point.name}",
             )
-            # result.json is written last of all: a folder without it is gone on with
+            # result.json is written last: a folder without it is continued
             if point.name in plans and not (path / result_file.RESULT).is_file():
-                waiting.append(_PendingPoint(called, point.name, plans[point.name], path))
-        # for this process; and what is sent to each worker, as a reporter cannot be
+                waiting.append(_PendingPoint(stage_name, point.name, plans[point.name], path))
+        # For this process; and the message to each worker, because a reporter cannot be sent.
         engine.set_work_context(_PointRunner(reporter), _WorkerPointRunner())
-        # by name: workers finish in any order
-        for done, (name, failure) in enumerate(
+        # By name: workers finish in any order.
+        for n_done, (name, failure) in enumerate(
             engine.stream_long_results(_SweepPointsOnEngine(), waiting), 1
         ):
             if failure:
-                failures[name] = failure  # written at once: an interrupted sweep still says why
+                # written immediately: an interrupted sweep still has the reason
+                failures[name] = failure
                 _write_sweep_file(folder, points, failures, command)
-            if engine.workers:  # who shows no progress of its own
-                reporter.progress(f"points run by {engine.description}", done, len(waiting))
+            if engine.workers:  # workers show no progress themselves
+                reporter.progress(f"points run by {engine.description}", n_done, len(waiting))
     return failures
 
 
 @dataclass(frozen=True)
 class _PendingPoint:
-    """A point that is to be run. called: the name of its stage."""
+    """A point to be run. called: the name of its stage."""
 
     called: str
     name: str
@@ -102,7 +101,7 @@ class _PendingPoint:
 
 
 class _PointRunner:
-    """Where points are run: models and labs are shared from one to the next."""
+    """Runs points, which share models and labs."""
 
     def __init__(self, reporter: Reporter) -> None:
         self.reporter, self.shared = reporter, SweepCache()
@@ -110,8 +109,7 @@ class _PointRunner:
 
 @dataclass(frozen=True)
 class _WorkerPointRunner:
-    """Makes a `_PointRunner` on a worker, which writes the folders of its points itself: each
-    folder has one writer."""
+    """Creates a `_PointRunner` on a worker, which alone writes the folders of its points."""
 
     there: WorkerStart = field(default_factory=WorkerStart)
 
@@ -122,10 +120,9 @@ class _WorkerPointRunner:
 
 @dataclass(frozen=True)
 class _SweepPointsOnEngine:
-    """An engine's work: runs points, and gives of each its name and why it could not be run, ""
-    where it was."""
+    """Runs points on an engine, and yields each name with the reason of failure, or ""."""
 
-    portion: ClassVar[int] = 1  # points that a worker is handed at a time
+    portion: ClassVar[int] = 1  # points that a worker receives at a time
 
     def process_items(
         self, place: _PointRunner, items: Sequence[_PendingPoint]
@@ -144,9 +141,9 @@ def _plans_and_failures_of_sweep_points(
     plans, failures = {}, {}
     for point in points:
         try:
-            made = make_plan(point.plan, {"command": command})
-            check_plan_and_select_plugins(made)
-            plans[point.name] = made
+            plan = make_plan(point.plan, {"command": command})
+            check_plan_and_select_plugins(plan)
+            plans[point.name] = plan
         except AuditError as why:
             if refuse:
                 raise AuditError(f"{point.name}: {why}") from why
@@ -155,18 +152,18 @@ def _plans_and_failures_of_sweep_points(
 
 
 def _check_point_folder_holds_same_plan(path: Path, wanted: Plan) -> None:
-    """Raises AuditError where the folder holds the run of another plan, or one on other weights."""
+    """Raise AuditError if the folder has a run of another plan, or on other weights."""
     if not (path / "plan.json").is_file():
         return
-    # both as JSON, where a tuple of the plan is a list: else no field of several values would be
-    # the same
-    held = RunFolder(path).plan()
-    mine = wanted.to_json()
+    # Both as JSON, which turns tuples of the plan into lists: otherwise fields of several values
+    # would differ.
+    recorded = RunFolder(path).plan()
+    expected = wanted.to_json()
     for name in IN_FILE:
-        if held.get(name) != mine[name]:
+        if recorded.get(name) != expected[name]:
             raise AuditError(
                 f"expected a new folder for -o, but {str(path)!r} was run with {name} = "
-                f"{held.get(name)!r}, not {mine[name]!r}"
+                f"{recorded.get(name)!r}, not {expected[name]!r}"
             )
     RunFolder(path).refuse_changed_weights(plan_weights.weight_digests_of_plan_files(wanted))
 
@@ -174,13 +171,15 @@ def _check_point_folder_holds_same_plan(path: Path, wanted: Plan) -> None:
 def _run_sweep_point_for_failure(
     wanted: Plan, path: Path, reporter: Reporter, shared: SweepCache
 ) -> str:
-    """Runs one point to its end; returns why it could not be, or nothing."""
-    # a run begins by writing it: where it is, that run is gone on with
-    held = (path / "plan.json").is_file()
-    folder = RunFolder.reopen(path) if held else RunFolder.create(path, path.name, wanted.to_json())
+    """Run a point to its end; return the reason of failure, or ""."""
+    # A run writes plan.json first: if it exists, the run is continued.
+    exists = (path / "plan.json").is_file()
+    folder = (
+        RunFolder.reopen(path) if exists else RunFolder.create(path, path.name, wanted.to_json())
+    )
     try:
-        # any error but AuditError ends the sweep: its finished points stay, and the same command
-        # goes on
+        # Any error except AuditError ends the sweep: its finished points stay, and the same command
+        # continues.
         files.write_run_reports(
             path, run_audit(wanted, make_site(wanted, reporter, shared), folder)
         )
@@ -193,8 +192,10 @@ def _run_sweep_point_for_failure(
 
 
 class _QuietReporter:
-    """A reporter without the stages within a point, which would bury the one line a point; its
-    progress stays."""
+    """A reporter without the stages inside a point, which would hide the point's line.
+
+    Progress is still reported.
+    """
 
     def __init__(self, reporter: Reporter) -> None:
         self.progress, self.note, self.announce = (
@@ -217,7 +218,7 @@ class _QuietReporter:
 def _write_sweep_file(
     folder: Path, points: Sequence[GridPoint], failures: Mapping[str, str], command: str
 ) -> None:
-    # the fields of `_RecordedPoint`, which reads them back
+    # The fields of `_RecordedPoint`, which reads them.
     rows = [
         {**vars(point), "folder": point.run_folder_name, "failure": failures.get(point.name, "")}
         for point in points
@@ -229,7 +230,7 @@ def _write_sweep_file(
 
 @dataclass(frozen=True)
 class _RecordedPoint:
-    """A point as `sweep.json` holds it; failure: why it could not be run, or nothing."""
+    """A point as in `sweep.json`; failure: reason of failure, or ""."""
 
     variant: str
     at: dict[str, Any]
@@ -244,12 +245,12 @@ class _RecordedPoint:
 
 
 def read_sweep_points(folder: Path) -> list[GridPoint]:
-    """The points of a sweep that was started. Raises AuditError where there is none."""
-    return [kept.grid_point for kept in _read_recorded_sweep_points(folder)]
+    """Return the points of a started sweep. Raises AuditError if there is none."""
+    return [recorded.grid_point for recorded in _read_recorded_sweep_points(folder)]
 
 
 def read_command_that_started_sweep(folder: Path) -> str:
-    """The command that started the sweep: its points keep it, whoever goes on with them."""
+    """Return the command that started the sweep; continued points keep it."""
     command: str = from_json(
         str, _read_sweep_file(folder).get("command"), f"{folder / SWEEP}: command"
     )
@@ -263,20 +264,19 @@ def _read_sweep_file(folder: Path) -> dict[str, Any]:
 def _read_recorded_sweep_points(folder: Path) -> tuple[_RecordedPoint, ...]:
     path = folder / SWEEP
     raw = _read_sweep_file(folder)
-    kept: tuple[_RecordedPoint, ...] = from_json(
+    points: tuple[_RecordedPoint, ...] = from_json(
         tuple[_RecordedPoint, ...], raw.get("points"), f"{path}: points"
     )
-    for one in kept:
-        # The plan is JSON of any kind here; `attack` is the one field of it that is read before a
-        # plan is made of it.
+    for point in points:
+        # The plan is arbitrary JSON here; only its field `attack` is read before the plan is built.
         from_json(
-            tuple[str, ...], one.plan.get("attack"), f"{path}: attack of {one.grid_point.name}"
+            tuple[str, ...], point.plan.get("attack"), f"{path}: attack of {point.grid_point.name}"
         )
-    return kept
+    return points
 
 
 def planned_sweep_places(points: Sequence[GridPoint]) -> list[Place]:
-    """The places of a grid before anything has run."""
+    """Return the places of a grid before any run."""
     first: dict[str, GridPoint] = {}
     for point in points:
         first.setdefault(point.name_without_seed, point)
@@ -284,24 +284,23 @@ def planned_sweep_places(points: Sequence[GridPoint]) -> list[Place]:
 
 
 def read_sweep_places(folder: Path) -> list[Place]:
-    """What a sweep folder holds, its seeds taken together, in the order of the plan."""
+    """Return the places of a sweep folder over all seeds, in the order of the plan."""
     return [
-        _build_sweep_place_from_runs(held, folder)
-        for held in _recorded_sweep_points_by_place(folder)
+        _build_sweep_place_from_runs(points, folder)
+        for points in _recorded_sweep_points_by_place(folder)
     ]
 
 
 def sweep_leakage_frontiers(folder: Path) -> tuple[Frontier, ...]:
-    """What leaks least at the same usefulness among all points of the sweep; none where they attack
-    other targets."""
+    """Return frontiers of leakage over all points of the sweep; empty if their targets differ."""
     runs = (
-        (held[0], _finished_sweep_runs_by_seed(held, folder))
-        for held in _recorded_sweep_points_by_place(folder)
+        (points[0], _finished_sweep_runs_by_seed(points, folder))
+        for points in _recorded_sweep_points_by_place(folder)
     )
     models = [
-        frontier.frontier_models_of_runs(found, first.variant, first.at)
-        for first, found in runs
-        if found
+        frontier.frontier_models_of_runs(seed_runs, first.variant, first.at)
+        for first, seed_runs in runs
+        if seed_runs
     ]
     return frontier.build_leakage_frontiers_of_models(
         frontier.merge_frontier_models_of_grid_points(models)
@@ -310,23 +309,24 @@ def sweep_leakage_frontiers(folder: Path) -> tuple[Frontier, ...]:
 
 def _recorded_sweep_points_by_place(folder: Path) -> Iterable[list[_RecordedPoint]]:
     grouped: dict[str, list[_RecordedPoint]] = {}
-    for kept in _read_recorded_sweep_points(folder):
-        grouped.setdefault(kept.grid_point.name_without_seed, []).append(kept)
+    for recorded in _read_recorded_sweep_points(folder):
+        grouped.setdefault(recorded.grid_point.name_without_seed, []).append(recorded)
     return grouped.values()
 
 
 def _finished_sweep_runs_by_seed(held: Sequence[_RecordedPoint], folder: Path) -> Runs:
     return {
-        kept.seed: (result_file.read_result(folder / kept.folder), folder / kept.folder)
-        for kept in held
-        if (folder / kept.folder / result_file.RESULT).is_file()
+        recorded.seed: (result_file.read_result(folder / recorded.folder), folder / recorded.folder)
+        for recorded in held
+        if (folder / recorded.folder / result_file.RESULT).is_file()
     }
 
 
 def _build_sweep_place_from_runs(held: Sequence[_RecordedPoint], folder: Path) -> Place:
     finished = _finished_sweep_runs_by_seed(held, folder)
     failure = next(
-        (kept.failure for kept in held if kept.failure), "" if finished else "not run yet"
+        (recorded.failure for recorded in held if recorded.failure),
+        "" if finished else "not run yet",
     )
     results = [result for result, _ in finished.values()]
     about = ""
@@ -342,23 +342,23 @@ def _build_sweep_place_from_runs(held: Sequence[_RecordedPoint], folder: Path) -
 
 
 def sweep_table(title: str, held: Sequence[Place]) -> tables.RowTable:
-    """A row a place and attack: means over seeds with intervals, and the paired difference from the
-    first row.
+    """Return a row for each place and attack: means over seeds, and differences from the first row.
 
-    Other numbers have a column where they are not the same in every row, or are all that a row has.
+    Intervals are included; differences are paired. Other numbers have a column if they differ
+    between rows, or if a row has no other number.
     """
     columns = _sweep_table_metric_headings(held)
     rows = list(_sweep_table_rows(held, columns))
     several = len({(row.cell.target, row.cell.setting) for row in rows if row.cell}) > 1
     keys = list(dict.fromkeys(key for place in held for key in place.at))
-    # in the order of `machine_readable_cells`
+    # In the order of `machine_readable_cells`.
     bounds = [f"{name}{end}" for name in (*columns, DIFFERENCE) for end in ("", "_low", "_high")]
-    # as `numbers` of a row: columns, then the difference
+    # As `numbers` of a row: columns, then the difference.
     heads = (
         *columns.values(),
         "Δ recall to first",
     )
-    # what is read; files hold all
+    # Columns shown to readers; files contain all.
     filled = [i for i in range(len(heads)) if any(row.numbers[i] for row in rows)]
     return tables.RowTable(
         title,
@@ -372,23 +372,28 @@ def sweep_table(title: str, held: Sequence[Place]) -> tables.RowTable:
 
 
 def _sweep_table_metric_headings(held: Sequence[Place]) -> dict[str, str]:
-    """Metric -> heading: of attacks, of each probe its main number, and what only matters where it
-    differs."""
+    """Return headings by metric: of attacks, of each probe's main number, and of varying
+    numbers.
+    """
     cells = [cell for place in held for cell in place.cells if cell.measured]
     always = {metric.name: metric.short for metric in COLUMNS if not metric.varies}
     varying = {metric.name: metric.short for metric in COLUMNS if metric.varies}
-    seen = {
+    values_by_name = {
         name: {m[name].value for c in cells for m in c.measured.values() if name in m}
         for name in varying
     }
-    # A probe has no outcomes; the first number that it measures is its main one.
+    # A probe has no outcomes; its first measurement is its main number.
     mains = [
         next(iter(next(iter(cell.measured.values()))))
         for cell in cells
         if not cell.member_outcomes_by_seed
     ]
     probed = {name: phrases.metric_label(name) for name in mains if name not in varying}
-    return always | probed | {name: head for name, head in varying.items() if len(seen[name]) > 1}
+    return (
+        always
+        | probed
+        | {name: head for name, head in varying.items() if len(values_by_name[name]) > 1}
+    )
 
 
 @dataclass(frozen=True)
@@ -414,7 +419,7 @@ class _SweepTableRow:
 
     def machine_readable_cells(self, keys: Sequence[str]) -> tuple[object, ...]:
         cell, place = self.cell, self.place
-        where = (
+        cell_key = (
             (cell.target, cell.setting, cell.attack) if cell else ("", "", ", ".join(place.attacks))
         )
         n = next((m.n for m in self.numbers if m), None)
@@ -422,16 +427,15 @@ class _SweepTableRow:
             getattr(m, end) if m else None for m in self.numbers for end in ("value", "low", "high")
         ]
         at = [place.at.get(key) for key in keys]
-        return (place.variant, *at, *where, self.seeds_label, n, *bounds, self.failure)
+        return (place.variant, *at, *cell_key, self.seeds_label, n, *bounds, self.failure)
 
 
 def _sweep_table_rows(
     held: Sequence[Place], columns: Mapping[str, str]
 ) -> Iterator[_SweepTableRow]:
     nothing = (None,) * (len(columns) + 1)
-    first: dict[
-        str, Replicates
-    ] = {}  # by setting: differences are taken at matched access and decoding only
+    # by setting: differences compare only equal access and decoding
+    first: dict[str, Replicates] = {}
     for place in held:
         if not place.cells:
             yield _SweepTableRow(place, None, nothing, f"failed: {place.failure}")
@@ -445,7 +449,7 @@ def _sweep_table_rows(
                 else None
                 for name in columns
             ]
-            # a probe has no recall to compare
+            # A probe has no recall to compare.
             base = first.setdefault(cell.setting, cell) if cell.member_outcomes_by_seed else cell
             paired = base is not cell and set(base.member_outcomes_by_seed) & set(
                 cell.member_outcomes_by_seed
@@ -456,7 +460,7 @@ def _sweep_table_rows(
 
 
 def _has_sweep_cell_metric(cell: Replicates, name: str) -> bool:
-    # Numbers of members are worked out of outcomes, others were recorded by name.
+    # Numbers of members are computed from outcomes, others were recorded by name.
     return (
         bool(cell.member_outcomes_by_seed)
         if find_metric(name).is_of_member_guesses
