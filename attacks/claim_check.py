@@ -1,9 +1,7 @@
-"""Claim check: what a defense promises of one query, against what comes true of it on the prefixes
-at hand.
+"""Check a defense's claim for one query against the realised divergence on given prefixes.
 
-Asks the target what it claims and what is realised; knows no defense, no relation and no bound. A
-claim that holds here is not proved by it: other contexts, other neighbours. One that does not hold
-is refuted.
+Asks the target for its claim and its realised values; knows no defense, relation or bound. A claim
+that holds here is not proven: other contexts and neighbours remain. A claim that fails is refuted.
 """
 
 from __future__ import annotations
@@ -34,11 +32,11 @@ from auditor.plugins.probe import (
 from auditor.plugins.view import Sampling, View
 from auditor.statistics.composition import compute_renyi_conversion_penalty
 
-_DISTRIBUTION_ELEMENTS = 2**24  # probabilities of all parts held at once: 128 MiB of float64
-_SLACK, _LEAST = 1e-6, 1e-9  # what rounding may add: relative, and nats
-_FALSE_ALARM = 1e-9  # how often draws that do have the distribution are taken for others
+_DISTRIBUTION_ELEMENTS = 2**24  # probabilities of all parts in memory at once: 128 MiB of float64
+_SLACK, _LEAST = 1e-6, 1e-9  # tolerance for rounding: relative, and nats
+_FALSE_ALARM = 1e-9  # false alarm rate for draws that do have the distribution
 _PRIVATE = "realised divergences depend on the private data: do not publish"
-_COST = ("loss", "realised", "order")  # where nothing is claimed
+_COST = ("loss", "realised", "order")  # if nothing is claimed
 _SEEN = ("realised", "claimed", "order", "neighbour", "position")
 
 
@@ -65,13 +63,13 @@ class ClaimCheck(Probe):
         require_options_at_least(self, 0, "positions", "order", "draws")
 
     def sampling(self) -> Sampling:
-        """Ancestral draws, whatever the setting: no claim is about another decoding."""
+        """Return ancestral draws in any setting: no claim is about another decoding."""
         return Sampling(1, ANCESTRAL)
 
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
         for secret in secrets[:1]:
             contexts = torch.tensor([secret.prefix + secret.suffix[:1]], device=view.target.device)
-            # refuses if nothing is claimed
+            # raises if nothing is claimed
             view.target.divergence_checks(contexts, 1, [0], self.order)
 
     def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
@@ -80,27 +78,27 @@ class ClaimCheck(Probe):
         size = max(1, _DISTRIBUTION_ELEMENTS // (longest * model.vocab_size * model.parts))
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
-            length, seen = suffixes.shape[1], list[Observation]()
-            at = evenly_spaced_suffix_positions(self.positions, length)
-            # Without its last token: behind position i stands the distribution that suffix token i
-            # is drawn from.
+            length, results = suffixes.shape[1], list[Observation]()
+            positions = evenly_spaced_suffix_positions(self.positions, length)
+            # Without the last token: suffix token i is drawn from the distribution after position
+            # i.
             checks = model.divergence_checks(
-                torch.cat([prefixes, suffixes[:, :-1]], dim=1), length, at, self.order
+                torch.cat([prefixes, suffixes[:, :-1]], dim=1), length, positions, self.order
             )
-            drawn = self._drawn_token_probability_excess(view, batch, prefixes)
+            excess = self._drawn_token_probability_excess(view, batch, prefixes)
             for i, secret in enumerate(batch):
-                values = summarise_claim_checks_of_text(checks, i, at) | {
-                    name: float(x[i]) for name, x in drawn.items()
+                values = summarise_claim_checks_of_text(checks, i, positions) | {
+                    name: float(x[i]) for name, x in excess.items()
                 }
-                seen.append(Observation(secret.id, values))
-            return seen
+                results.append(Observation(secret.id, values))
+            return results
 
         yield from observe_in_batches(view, secrets, size, look)
 
     def facts(
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, float]:
-        """What the claim rests on beside the distributions, in counts."""
+        """Return the counts that the claim relies on besides the distributions."""
         premises = {
             **view.target.claim_premise_counts(),
             "uncharged_tokens": view.meter.uncharged_token_count,
@@ -111,56 +109,59 @@ class ClaimCheck(Probe):
     def _drawn_token_probability_excess(
         self, view: View, secrets: Sequence[Secret], prefixes: Tensor
     ) -> dict[str, Tensor]:
-        """Sum of p(y) - E p(Y) over the tokens y drawn for each secret, Y ~ p, and its variance
-        where y ~ p, (B,)."""
+        """Return (B,) sum of p(y) - E p(Y) over the tokens y drawn per secret, Y ~ p, and its
+        variance.
+
+        The variance is the one under y ~ p.
+        """
         model, key = view.target, (view.seed, view.target_name, self.name)
-        # Normalised anew in float64: float32 probabilities add up to 1 but roughly, and the sums
+        # Normalise again in float64: float32 probabilities add up to 1 only roughly, and the sums
         # below are long.
         p = model.log_probs(prefixes, 1)[:, 0].double().log_softmax(-1).exp()
-        # Of Y ~ p: E p(Y) = sum p^2, Var p(Y) = sum p^3 - (sum p^2)^2.
+        # For Y ~ p: E p(Y) = sum p^2, Var p(Y) = sum p^3 - (sum p^2)^2.
         mean = (p**2).sum(-1)
-        # (secrets x draws, CHANNELS): a token has one position, and a draw of its own on every
-        # channel.
+        # (secrets x draws, CHANNELS): a token has one position, and its own draw on every channel.
         noise = np.concatenate(
             [secret_uniform_draws(self.draws, 1, *key, secret.id)[:, 0] for secret in secrets]
         )
         owner = torch.arange(len(secrets), device=p.device).repeat_interleave(self.draws)
         excess = torch.zeros_like(mean)
         if self.draws:
-            rows = model.start(prefixes, 1, distribution=False)  # as the service draws, not by p
+            # draw as the service does, not by p
+            rows = model.start(prefixes, 1, distribution=False)
             tokens, _ = rows.draw(owner, torch.from_numpy(noise).to(p.device), ANCESTRAL)
             excess.index_add_(0, owner, p[owner, tokens] - mean[owner])
         variance = self.draws * ((p**3).sum(-1) - mean**2).clamp_min(0.0)
         return {"draw_excess": excess, "draw_variance": variance}
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
-        queries, broken = (
+        queries, n_violations = (
             int(value_column(observations, name).sum()) for name in ("queries", "violations")
         )
         faults = non_divergence_claim_faults(observations)
-        verdict = "VIOLATED" if broken or faults else "holds on every query looked at"
+        verdict = "VIOLATED" if n_violations or faults else "holds on every query looked at"
         measured = []
         if relations_claimed_in_observations(observations):
             measured.append(
                 _point_measurement_of_checked_queries(
-                    "claim_violations", broken + len(faults), queries, "count", verdict
+                    "claim_violations", n_violations + len(faults), queries, "count", verdict
                 )
             )
         for relation in relations_unclaimed_in_observations(observations):
-            spent = data_dependent_epsilon_of_queries(observations, relation)
+            epsilon = data_dependent_epsilon_of_queries(observations, relation)
             most = float(value_column(observations, f"realised_{relation}").max())
             note = f"of all {queries} queries looked at together, δ {DELTA:g}; {_PRIVATE}"
             measured += [
                 _point_measurement_of_checked_queries(
-                    "epsilon_data_dependent", spent, queries, "nats", note
+                    "epsilon_data_dependent", epsilon, queries, "nats", note
                 ),
                 _point_measurement_of_checked_queries(
                     f"realised_{relation}", most, queries, "nats", _PRIVATE
                 ),
             ]
         for relation in relations_claimed_in_observations(observations):
-            seen = _observation_nearest_to_breaking_claim(observations, relation).values
-            realised, claimed = seen[f"realised_{relation}"], seen[f"claimed_{relation}"]
+            values = _observation_nearest_to_breaking_claim(observations, relation).values
+            realised, claimed = values[f"realised_{relation}"], values[f"claimed_{relation}"]
             margin = 1 - _realised_to_claimed_ratio(realised, claimed)
             measured += [
                 _point_measurement_of_checked_queries(
@@ -176,7 +177,7 @@ class ClaimCheck(Probe):
         return measured
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        said = []
+        sentences = []
         for relation in relations_claimed_in_observations(observations):
             worst = _observation_nearest_to_breaking_claim(observations, relation)
             if not _is_claim_violated(worst, relation):
@@ -184,13 +185,13 @@ class ClaimCheck(Probe):
                     worst.values[f"realised_{relation}"],
                     worst.values[f"claimed_{relation}"],
                 )
-                # below 0 by rounding only
+                # below 0 only by rounding
                 margin = max(0.0, 1 - _realised_to_claimed_ratio(realised, claimed))
-                said.append(
+                sentences.append(
                     f"holds with margin {margin:.1%}: "
                     f"{_realised_and_claimed_divergence_phrase(worst, relation)}"
                 )
-        said += [
+        sentences += [
             f"nothing is claimed; by their own distributions ({relation.replace('_', ' ')}) the "
             "queries looked at cost ε "
             f"{data_dependent_epsilon_of_queries(observations, relation):.6g} at δ {DELTA:g}: for "
@@ -199,16 +200,16 @@ class ClaimCheck(Probe):
         ]
         unlisted = int(observations.facts.get("unlisted_shards", 0))
         if unlisted:
-            said.append(
+            sentences.append(
                 f"{unlisted} members do not record their training data: whether shards are "
                 "disjoint was not checked"
             )
-        return (*said, _PRIVATE)
+        return (*sentences, _PRIVATE)
 
     def claim_violations(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> tuple[str, ...]:
-        said, alias = (
+        sentences, alias = (
             non_divergence_claim_faults(observations),
             {secret.id: secret.alias for secret in secrets},
         )
@@ -216,18 +217,18 @@ class ClaimCheck(Probe):
             worst = _observation_nearest_to_breaking_claim(observations, relation)
             if _is_claim_violated(worst, relation):
                 position, neighbour = (
-                    worst.values[f"{what}_{relation}"] for what in ("position", "neighbour")
+                    worst.values[f"{field}_{relation}"] for field in ("position", "neighbour")
                 )
-                said.append(
+                sentences.append(
                     f"{_realised_and_claimed_divergence_phrase(worst, relation)}, at "
                     f"{alias[worst.secret]}, position {position:.0f}, neighbour {neighbour:.0f}"
                 )
-        return tuple(said)
+        return tuple(sentences)
 
 
 def evenly_spaced_suffix_positions(positions: int, length: int) -> list[int]:
-    """So many of `length` positions, evenly spaced, the first among them; all where positions is 0
-    or too many."""
+    """Return this many of `length` positions, evenly spaced from the first; all if 0 or too
+    many."""
     count = min(positions or length, length)
     return [i * length // count for i in range(count)]
 
@@ -235,12 +236,11 @@ def evenly_spaced_suffix_positions(positions: int, length: int) -> list[int]:
 def summarise_claim_checks_of_text(
     checks: Sequence[DivergenceCheck], row: int, at: Sequence[int]
 ) -> dict[str, float]:
-    """Of one text: by relation the position and neighbour that use most of the claim; how many
-    positions break a claim.
+    """Summarise one text: by relation the values nearest to breaking the claim, and the violations.
 
-    Of a relation that nothing is claimed of, what all positions cost together.
+    For a relation without a claim, the total cost of all positions.
     """
-    broken = torch.zeros(len(at), dtype=torch.bool, device="cpu")
+    is_violated = torch.zeros(len(at), dtype=torch.bool, device="cpu")
     worst: dict[str, tuple[float, dict[str, float]]] = {}
     costs: dict[str, float] = {}
     for check in checks:
@@ -251,56 +251,61 @@ def summarise_claim_checks_of_text(
             costs |= {f"{name}_{check.relation}": x for name, x in zip(_COST, cost, strict=True)}
             continue
         # NaN is not within a claim
-        broken |= ~(realised <= check.claimed * (1 + _SLACK) + _LEAST).all(-1)
-        # a NaN is argmax's largest
+        is_violated |= ~(realised <= check.claimed * (1 + _SLACK) + _LEAST).all(-1)
+        # argmax treats NaN as the largest
         position, neighbour = divmod(int(realised.argmax()), realised.shape[-1])
         most = float(realised[position, neighbour])
-        seen = dict(
+        values = dict(
             zip(_SEEN, (most, check.claimed, check.order, neighbour, at[position]), strict=True)
         )
         if (
             check.relation not in worst
             or _realised_to_claimed_ratio(most, check.claimed) > worst[check.relation][0]
         ):
-            worst[check.relation] = _realised_to_claimed_ratio(most, check.claimed), seen
-    named = {
+            worst[check.relation] = _realised_to_claimed_ratio(most, check.claimed), values
+    by_relation = {
         f"{name}_{relation}": float(x)
-        for relation, (_, seen) in worst.items()
-        for name, x in seen.items()
+        for relation, (_, values) in worst.items()
+        for name, x in values.items()
     }
-    return {"queries": float(len(at)), "violations": float(broken.sum()), **named, **costs}
+    return {
+        "queries": float(len(at)),
+        "violations": float(is_violated.sum()),
+        **by_relation,
+        **costs,
+    }
 
 
 def relations_claimed_in_observations(observations: Sequence[Observation]) -> list[str]:
-    """The relations that something is claimed of, in the order of the checks."""
+    """Return the relations with a claim, in the order of the checks."""
     return observed_names_without_prefix("claimed_", observations[0].values if observations else ())
 
 
 def relations_unclaimed_in_observations(observations: Sequence[Observation]) -> list[str]:
-    """The relations that were measured and nothing is claimed of, in the order of the checks."""
+    """Return the measured relations without a claim, in the order of the checks."""
     return observed_names_without_prefix("loss_", observations[0].values if observations else ())
 
 
 def data_dependent_epsilon_of_queries(observations: Sequence[Observation], relation: str) -> float:
-    """Epsilon (nats) at `DELTA` of all queries looked at together, by what each one's own
-    distribution gives away."""
-    lost, order = (
+    """Return epsilon (nats) at `DELTA` of all checked queries together, by their own
+    distributions."""
+    loss, order = (
         float(value_column(observations, f"loss_{relation}").sum()),
         observations[0].values[f"order_{relation}"],
     )
-    # Identical distributions cost 0, not what the conversion to epsilon (formulas B2.5) adds to
-    # nothing.
-    return max(0.0, lost + compute_renyi_conversion_penalty(order, DELTA)) if lost else 0.0
+    # Identical distributions cost 0, without the constant that the conversion to epsilon adds
+    # (formulas B2.5).
+    return max(0.0, loss + compute_renyi_conversion_penalty(order, DELTA)) if loss else 0.0
 
 
 def non_divergence_claim_faults(observations: Observed) -> list[str]:
-    """What voids the claim beside the divergences: sentences."""
+    """Return sentences on faults of the claim other than divergences."""
     faults = []
     excess, variance = (
         float(value_column(observations, name).sum()) for name in ("draw_excess", "draw_variance")
     )
     log_odds = math.log(2 / _FALSE_ALARM)
-    # `not ... <=`, as a NaN is a fault too.
+    # `not ... <=`, so that NaN is a fault too.
     if (
         not abs(excess) <= math.sqrt(2 * variance * log_odds) + log_odds
     ):  # Bernstein: terms within 1 of their mean
@@ -343,8 +348,10 @@ def _observation_nearest_to_breaking_claim(
 
 
 def _realised_to_claimed_ratio(realised: float, claimed: float) -> float:
-    """Realised over claimed divergence: 0 of an infinite claim, inf where the realised one is NaN
-    or the claim is 0."""
+    """Return realised over claimed divergence.
+
+    0 for an infinite claim, inf if the realised value is NaN or the claim is 0.
+    """
     if math.isnan(realised):
         return math.inf
     if math.isinf(claimed) or realised <= 0:
@@ -355,5 +362,5 @@ def _realised_to_claimed_ratio(realised: float, claimed: float) -> float:
 def _point_measurement_of_checked_queries(
     name: str, value: float, n: int, unit: str, note: str
 ) -> Measurement:
-    """A number about the queries that were looked at, not about others: its interval is a point."""
+    """Return a number about the checked queries only, so its interval is a point."""
     return Measurement(name, value, value, value, n, unit, note)

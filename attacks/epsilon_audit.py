@@ -1,10 +1,9 @@
-"""Audited epsilon, black box: which canaries went in is guessed from the finished model, and bounds
-epsilon from below.
+"""Audit epsilon as a black box: guess the inserted canaries from the trained model.
 
-Each canary went into the training data, or stayed out, by a fair coin. The bound holds whatever the
-guesses are made of, since only the data know the coins: a poor score proves less, never too much.
-So no floor is taken off; a model that saw none of the canaries is its control, and must prove
-nothing. Knows scores and coins; the bounds are `audited.py`'s.
+The guesses bound epsilon from below. Each canary was inserted by a fair coin. The bound holds for
+any guesses, since only the data know the coins: a poor score proves less, never too much. So no
+floor is subtracted; a model that saw none of the canaries is the control and must prove nothing.
+Knows scores and coins; the bounds are in `audited.py`.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from auditor.statistics.audit_power import describe_detection_power
 from auditor.statistics.audited import LEVEL, audit_epsilon_bounds, audit_measurements
 from auditor.statistics.one_run import check_audit_parameters
 
-_AT_ONCE = 256  # canaries that are scored before they are kept
-_SAME = 1e-5  # nats a token: closer than this everywhere, two models are one
+_AT_ONCE = 256  # canaries scored per batch
+_SAME = 1e-5  # nats a token: two models that differ by less everywhere are the same
 
 
 @dataclass(frozen=True)
@@ -97,22 +96,22 @@ class EpsilonAudit(Probe):
     def _observe_canary_losses(
         self, view: View, secrets: Sequence[Secret]
     ) -> Iterator[Observation]:
-        """The mean nll, in nats a token, of the secret behind its prefix; the prefix itself is not
+        """Yield the mean nll, in nats a token, of the secret after its prefix, which is not
         scored."""
         models = {"nll": view.target}
         if self.score != "loss" and view.reference is not None:
             models["reference_nll"] = view.reference
         for start in range(0, len(secrets), _AT_ONCE):
-            some = secrets[start : start + _AT_ONCE]
-            pairs = [(secret.prefix, secret.suffix) for secret in some]
+            batch = secrets[start : start + _AT_ONCE]
+            pairs = [(secret.prefix, secret.suffix) for secret in batch]
             columns = [view.mean_nll(model, pairs) for model in models.values()]
-            for secret, *nll in zip(some, *columns, strict=True):
+            for secret, *nll in zip(batch, *columns, strict=True):
                 yield Observation(secret.id, dict(zip(models, nll, strict=True)))
 
     def _observe_agreement_with_canary(
         self, view: View, secrets: Sequence[Secret]
     ) -> Iterator[Observation]:
-        """Tokens that a sample has in common with the secret before they part, mean over the
+        """Yield the number of leading tokens that a sample shares with the secret, mean over
         samples."""
         if view.setting is TEXT_ONLY and view.claim is not None and view.claim.queries is not None:
             raise NotApplicable(
@@ -122,35 +121,35 @@ class EpsilonAudit(Probe):
         suffixes = {secret.id: np.array(secret.suffix) for secret in secrets}
         queries = [Query(secret.id, secret.prefix, len(secret.suffix)) for secret in secrets]
         for batch in view.candidates(queries, self.sampling()):
-            for query, found in batch:
-                same, weights = (
-                    found.suffixes.cpu().numpy() == suffixes[query.id],
-                    found.counts.cpu().numpy(),
+            for query, samples in batch:
+                matches, weights = (
+                    samples.suffixes.cpu().numpy() == suffixes[query.id],
+                    samples.counts.cpu().numpy(),
                 )
-                # (distinct, length): 1 up to the first token that differs; counts say how often
-                # each was drawn.
-                agreeing = same.cumprod(axis=1).sum(axis=1) @ weights / weights.sum()
+                # (distinct, length): 1 up to the first different token; counts are the draws of
+                # each.
+                agreeing = matches.cumprod(axis=1).sum(axis=1) @ weights / weights.sum()
                 yield Observation(query.id, {"agreement": float(agreeing)})
 
     def facts(
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, float]:
-        """delta of the bound; what is claimed of the same unit and relation, where anything is."""
+        """Return delta of the bound, and the claim for the same unit and relation, if any."""
         claim = view.claim
-        own = self.delta or (claim.delta if claim is not None and claim.delta > 0 else DELTA)
-        # What is claimed for a user holds for each record of that user.
+        delta = self.delta or (claim.delta if claim is not None and claim.delta > 0 else DELTA)
+        # A claim for a user holds for each record of that user.
         if (
             claim is None
             or claim.unit not in (self.unit, "user")
             or "add_remove" not in claim.epsilon
         ):
-            return {"delta": own}
-        return {"delta": own, "claimed": claim.epsilon["add_remove"]}
+            return {"delta": delta}
+        return {"delta": delta, "claimed": claim.epsilon["add_remove"]}
 
     def add_joint_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> list[Observation]:
-        """Adds the score: higher is surer that the canary went in."""
+        """Add the score: higher means more confident that the canary was inserted."""
         scores = self._canary_inclusion_scores(observations).tolist()
         return [
             replace(o, values={**o.values, "score": x})
@@ -166,28 +165,27 @@ class EpsilonAudit(Probe):
         return value_column(observations, "reference_nll") - nll
 
     def _is_compared_to_reference(self, observations: Sequence[Observation]) -> bool:
-        """Whether losses are held against a reference model's; `auto` does not hold a model against
+        """Test if losses are compared with a reference model; `auto` never compares a model with
         itself."""
         if self.draws_samples or "reference_nll" not in observations[0].values:
             return False
-        apart = np.abs(
+        differences = np.abs(
             value_column(observations, "reference_nll") - value_column(observations, "nll")
         )
-        return self.score == "difference" or not bool((apart <= _SAME).all())
+        return self.score == "difference" or not bool((differences <= _SAME).all())
 
     # --- what it proves ---
 
     def epsilon_lower_bounds(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> tuple[Audited, ...]:
-        # Tuples, as the cache takes hashable arguments alone.
+        # Tuples, since the cache takes only hashable arguments.
         coins = tuple(secret.canary is not None and bool(secret.canary.coin) for secret in secrets)
         scores, delta = (
             tuple(value_column(observations, "score").tolist()),
             observations.facts["delta"],
         )
-        # A user's copies are one unit together: the bound is not divided by their number, as a
-        # group's is.
+        # A user's copies are one unit: the bound is not divided by their number, unlike a group's.
         copies = 1 if self.unit == "user" else self._canary_insertion_count(secrets)
         return tuple(
             replace(a, unit=self.unit)
@@ -196,7 +194,7 @@ class EpsilonAudit(Probe):
 
     @staticmethod
     def _canary_insertion_count(secrets: Sequence[Secret]) -> int:
-        """How often a canary that is in was inserted."""
+        """Return the number of copies of an inserted canary."""
         return max(1, *(secret.repeats or 0 for secret in secrets))
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
@@ -206,23 +204,23 @@ class EpsilonAudit(Probe):
         main = self.epsilon_lower_bounds(secrets, observations)[0]
         inside = sum(secret.member for secret in secrets)
         times, copied = self._canary_insertion_count(secrets), main.copies > 1
-        whose = f"one {self.unit}" + (
+        unit = f"one {self.unit}" + (
             f", of which {main.copies} copies are a group" if copied else ""
         )
-        said = [
+        sentences = [
             f"{main.canaries:,} canaries, {inside:,} in and {main.canaries - inside:,} out by a "
             f"fair coin each, inserted {'once' if times == 1 else f'{times} times'}; "
             f"{main.guesses:,} guessed, {main.right:,} right",
             f"scored by {self._inclusion_score_phrase(observations)}, of the secret alone",
-            f"the bound is of ε at δ {main.delta:g} for {whose}, added or removed; it is too high "
+            f"the bound is of ε at δ {main.delta:g} for {unit}, added or removed; it is too high "
             f"in at most {main.level:.0%} of audits; {main.canaries:,} canaries prove at most "
             f"{main.best:.2f}",
         ]
         if (claimed := observations.facts.get("claimed")) is not None:
-            said.append(
+            sentences.append(
                 f"against the claimed ε of {claimed:.3g}: {describe_detection_power(main, claimed)}"
             )
-        return tuple(said)
+        return tuple(sentences)
 
     def _inclusion_score_phrase(self, observations: Sequence[Observation]) -> str:
         if self.draws_samples:
@@ -238,9 +236,11 @@ class EpsilonAudit(Probe):
 def _cached_canary_epsilon_bounds(
     scores: tuple[float, ...], coins: tuple[bool, ...], delta: float, level: float, copies: int
 ) -> tuple[Audited, ...]:
-    """Remembered, as a row asks three times. NotApplicable for scores that say nothing: the run
-    goes on."""
+    """Cache the bounds, since a row asks three times.
+
+    NotApplicable for uninformative scores, so the run continues.
+    """
     try:
         return audit_epsilon_bounds(np.array(scores), np.array(coins), delta, level, copies)
-    except AuditError as why:
-        raise NotApplicable(str(why)) from why
+    except AuditError as error:
+        raise NotApplicable(str(error)) from error

@@ -1,5 +1,4 @@
-"""Ethicist: soft prompts tuned with a smoothing loss, candidates ranked by calibrated confidence
-(Zhang et al. 2023)"""
+"""Tune soft prompts with a smoothing loss and rank by calibrated confidence (Zhang et al. 2023)."""
 
 from __future__ import annotations
 
@@ -88,8 +87,8 @@ class Ethicist(SamplingAttack):
         return self.prompt_length
 
     def choose_tuning_model_label(self, view: View) -> str:
-        """Which model the prompt is tuned on in this view; NotApplicable where an explicit wish
-        cannot be met."""
+        """Return the model to tune the prompt on; NotApplicable if an explicit choice is
+        impossible."""
         if self.tune_on == "target":
             view.require_capability("embeddings")
         if self.tune_on == "public" and view.public is None:
@@ -138,7 +137,7 @@ class Ethicist(SamplingAttack):
         return (prompt, self._ranking_phrase_and_score_function(view)[0])
 
     def fit_options(self) -> dict[str, Any]:
-        """Tuning looks at no option of the sampler, nor at how candidates are ranked."""
+        """Return the options that affect tuning: none of the sampler's, nor the ranking."""
         sampling = {f.name for f in dataclasses.fields(SamplingAttack)}
         return {
             name: v
@@ -147,7 +146,7 @@ class Ethicist(SamplingAttack):
         }
 
     def timing_stand_in(self) -> tuple[Attack, float]:
-        """A tuning of one epoch, and how many epochs a whole one has at most."""
+        """Return a tuning of one epoch, and the most epochs of a full tuning."""
         return dataclasses.replace(self, epochs=1), float(self.epochs)
 
     def soft_prompt(self, state: dict[str, Any]) -> Tensor | None:
@@ -160,8 +159,10 @@ class Ethicist(SamplingAttack):
             split_prompt_tuning_and_validation_pairs(known, self.validation, view.seed)
 
     def fit(self, view: View, known: Sequence[Pair]) -> dict[str, Any]:
-        """The tuned prompt (P, d) of the best epoch, with the losses that chose it; none without a
-        model to tune."""
+        """Tune a prompt (P, d); return the best epoch's, with the losses that chose it.
+
+        No prompt without a model to tune.
+        """
         on = self.choose_tuning_model_label(view)
         if on == "none":
             return {"tuned_on": on}
@@ -181,24 +182,23 @@ class Ethicist(SamplingAttack):
         key: tuple[str | int, ...],
     ) -> dict[str, Any]:
         order = keyed_random_generator(*key, "order")
-        # On the CPU: the same members are drawn whatever device the model is on.
+        # On the CPU, to draw the same members for any device of the model.
         noise = torch.Generator().manual_seed(
             int(keyed_random_generator(*key, "members").integers(2**62))
         )
-        # Embedding rows 0..P-1 to begin with, AdamW with eps 1e-6: the authors' settings (formulas
-        # A1).
-        # In float32 whatever the model computes in: small steps would be rounded away in bfloat16.
+        # Start at embedding rows 0..P-1 with AdamW's eps 1e-6: the authors' settings (formulas A1).
+        # Use float32 for any model: bfloat16 would round small steps away.
         prompt = model.embedding_rows(self.prompt_length).float().requires_grad_(True)
         optimizer = torch.optim.AdamW(
             [prompt], lr=self.learning_rate, weight_decay=self.weight_decay, eps=1e-6
         )
-        # Of all epochs: the rate decays as planned, also where patience ends the tuning sooner.
+        # Count all epochs: the rate decays as planned, even if patience ends the tuning sooner.
         steps = self.epochs * -(-len(train) // self.batch)
         warmup = self.warmup_steps or ethicist_paper_warmup_steps(steps)
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, partial(_prompt_learning_rate_factor, warmup, steps)
         )
-        # The untouched initial prompt is not a candidate: the paper keeps the best *epoch*.
+        # The initial prompt is not a candidate: the paper keeps the best *epoch*.
         best, best_epoch, best_loss, history = prompt, 0, np.inf, []
         at_once = BatchSizeLimit(_PAIRS_AT_ONCE)
 
@@ -206,8 +206,8 @@ class Ethicist(SamplingAttack):
             state = noise.get_state()
 
             def asked(size: int) -> float:
-                noise.set_state(state)  # a smaller batch, tried again, asks the same members
-                # of what was learnt before memory was used up
+                noise.set_state(state)  # a retry with a smaller batch asks the same members
+                # drop gradients from before memory ran out
                 optimizer.zero_grad(set_to_none=True)
                 return self._accumulate_mean_prompt_tuning_loss(
                     model, pairs, prompt, noise, size, learn
@@ -226,7 +226,7 @@ class Ethicist(SamplingAttack):
                 # (formulas A1).
                 loss = loss_of(validation, lambda part: None)
             history.append(loss)
-            # A NaN is below nothing, so an epoch that diverged is never the best.
+            # NaN is never smaller, so a diverged epoch is never the best.
             if loss < best_loss:
                 best, best_epoch, best_loss = prompt.detach().clone(), epoch, loss
             if epoch - best_epoch >= self.patience:
@@ -247,23 +247,22 @@ class Ethicist(SamplingAttack):
         size: int,
         learn: Callable[[Tensor], None],
     ) -> float:
-        """The mean loss over the pairs, `size` of them in one pass; `learn` is given each pass's
-        part of it.
+        """Return the mean loss over the pairs, `size` per pass; `learn` gets each pass's part.
 
-        The passes of one group of pairs ask the same members of an ensemble, as one pass over all
-        of them would.
+        The passes of one group of pairs ask the same ensemble members, like one pass over all of
+        them.
         """
         total = 0.0
-        for share, alike in _prompt_tuning_groups_with_shares(pairs, len(prompt)):
+        for share, group in _prompt_tuning_groups_with_shares(pairs, len(prompt)):
             members = noise.get_state()
-            for start in range(0, len(alike), size):
+            for start in range(0, len(group), size):
                 noise.set_state(members)
-                some = alike[start : start + size]
+                batch = group[start : start + size]
                 weight, loss = (
-                    share * len(some) / len(alike),
-                    self._prompt_tuning_loss(model, some, prompt, noise),
+                    share * len(batch) / len(group),
+                    self._prompt_tuning_loss(model, batch, prompt, noise),
                 )
-                # backward at once: gradients add up, graphs are not held together
+                # backward immediately: gradients add up, and graphs need not coexist in memory
                 learn(loss * weight)
                 total += weight * float(loss.detach())
         return total
@@ -271,27 +270,30 @@ class Ethicist(SamplingAttack):
     def _prompt_tuning_loss(
         self, model: LanguageModel, pairs: Sequence[Pair], prompt: Tensor, noise: torch.Generator
     ) -> Tensor:
-        """Mean over the pairs of L_MLE + alpha L_smooth (Eq. 3); their suffixes are of one length.
+        """Return the mean over the pairs of L_MLE + alpha L_smooth (Eq. 3), for suffixes of one
+        length.
 
-        Shorter pairs are filled up behind their end, which no distribution before it depends on.
+        Shorter pairs are padded at their end, which no earlier distribution depends on.
         """
         suffixes = torch.tensor([pair.suffix for pair in pairs], device=model.device)
         most, length = max(len(pair.prefix) for pair in pairs), suffixes.shape[1]
-        behind = torch.tensor([most - len(pair.prefix) for pair in pairs], device=model.device)
+        padding = torch.tensor([most - len(pair.prefix) for pair in pairs], device=model.device)
         texts = [
             [*pair.prefix, *pair.suffix[:-1], *[0] * (most - len(pair.prefix))] for pair in pairs
         ]
-        last = length + int(behind.max())
-        # (pairs, last, V); what each own suffix is predicted by, (pairs, length, V), is picked out
+        last = length + int(padding.max())
+        # (pairs, last, V); the part that predicts each suffix, (pairs, length, V), is selected
         # below.
         distribution = model.tuning_log_probs(
             torch.tensor(texts, device=model.device), last, prompt, noise
         )
         if last > length:
-            # A text that is filled up ends `behind` tokens early, and so does its suffix.
-            at = (last - length - behind).unsqueeze(-1) + torch.arange(length, device=model.device)
+            # A padded text ends `padding` tokens early, and so does its suffix.
+            places = (last - length - padding).unsqueeze(-1) + torch.arange(
+                length, device=model.device
+            )
             distribution = distribution[
-                torch.arange(len(pairs), device=model.device).unsqueeze(-1), at
+                torch.arange(len(pairs), device=model.device).unsqueeze(-1), places
             ]
         nll = -distribution.gather(-1, suffixes.unsqueeze(-1)).squeeze(-1)  # (pairs, length)
         return prompt_tuning_mle_plus_smoothing_loss(nll, self.smooth_tokens, self.alpha).mean()
@@ -311,8 +313,7 @@ class Ethicist(SamplingAttack):
         )
 
     def _ranking_phrase_and_score_function(self, view: View) -> tuple[str, Callable[[Any], Tensor]]:
-        """How candidates are ranked, in words, and the score of one prefix's candidates that does
-        it."""
+        """Return the ranking in words, and the function that scores one prefix's candidates."""
         if self.confidence != "calibrated":
             words = (
                 "perplexity against the reference model's"
@@ -326,14 +327,13 @@ class Ethicist(SamplingAttack):
                 lambda c: c.counts.double() / c.counts.sum(),
             )
         if self.search == "beam":
-            # Beams are no samples of anything: Eq. 4 has nothing to count in them.
+            # Beams are no samples: Eq. 4 has nothing to count.
             return (
                 "candidates ranked by nll: calibrated confidence needs samples, not beams",
                 lambda c: -c.nll,
             )
         if self.has_one_candidate:
-            # One candidate is 1 by Eq. 4 whatever it is, and cannot be ranked across prefixes by
-            # it: rank by nll.
+            # Eq. 4 gives any single candidate 1, which cannot rank it across prefixes: rank by nll.
             words = (
                 "one candidate a prefix: ranked by nll, since its calibrated confidence is always 1"
             )
@@ -345,21 +345,21 @@ class Ethicist(SamplingAttack):
 
 
 def prompt_tuning_mle_plus_smoothing_loss(nll: Tensor, smooth_tokens: int, alpha: float) -> Tensor:
-    """L_MLE + alpha L_smooth of each pair (Ethicist, Eq. 1-3). nll: (pairs, length) nats ->
+    """Return L_MLE + alpha L_smooth of each pair (Ethicist, Eq. 1-3). nll: (pairs, length) nats ->
     (pairs,).
 
-    L_smooth is the mean of the `smooth_tokens` largest token losses, chosen anew at every step;
-    fewer where the suffix is shorter.
+    L_smooth is the mean of the `smooth_tokens` largest token losses, chosen again at every step;
+    fewer if the suffix is shorter.
     """
     worst = nll.topk(min(smooth_tokens, nll.shape[-1]), dim=-1).values
     return nll.mean(-1) + alpha * worst.mean(-1)
 
 
 def calibrated_candidate_confidence(candidates: SuffixCandidates) -> Tensor:
-    """C_i = r_i exp(-nll_i) / sum_j r_j exp(-nll_j) over the distinct samples (Ethicist, Eq. 4),
-    (distinct,).
+    """Return C_i = r_i exp(-nll_i) / sum_j r_j exp(-nll_j) over distinct samples (Ethicist, Eq. 4).
 
-    The authors' exp(-50 * mean loss) is this sum for 50 tokens; in log space it cannot become 0/0.
+    Shape (distinct,). The authors' exp(-50 * mean loss) is this sum for 50 tokens; in log space it
+    cannot become 0/0.
     """
     return torch.softmax(candidates.counts.double().log() - candidates.nll, dim=-1)
 
@@ -367,32 +367,34 @@ def calibrated_candidate_confidence(candidates: SuffixCandidates) -> Tensor:
 def split_prompt_tuning_and_validation_pairs(
     known: Sequence[Pair], validation: float, seed: int
 ) -> tuple[list[Pair], list[Pair]]:
-    """Known pairs at random into train and validation, at least one of each."""
+    """Split known pairs at random into train and validation, at least one each."""
     if len(known) < 2:
         raise NotApplicable(
             "needs at least 2 auxiliary records to tune a prompt (train and validation), got "
             f"{len(known)}: give --known FILE or --known-fraction, or -A ethicist.tune_on=none"
         )
-    # Keyed by the seed alone: whatever a prompt is tuned on is validated on the same pairs.
+    # Keyed only by the seed: every prompt is validated on the same pairs.
     order = keyed_random_generator(seed, "known", "split").permutation(len(known))
-    held = min(len(known) - 1, max(1, round(validation * len(known))))
-    return [known[i] for i in order[held:]], [known[i] for i in order[:held]]
+    n_validation = min(len(known) - 1, max(1, round(validation * len(known))))
+    return [known[i] for i in order[n_validation:]], [known[i] for i in order[:n_validation]]
 
 
 def ethicist_paper_warmup_steps(steps: int) -> int:
-    """The share of so many steps for which the paper warms up: of 15,000 pairs, a tenth held out,
-    20 epochs of 32."""
+    """Return the paper's share of these steps for warm-up: 500 of 8,440.
+
+    The paper has 15,000 pairs, a tenth held out, and 20 epochs of batches of 32.
+    """
     return max(1, round(steps * 500 / 8440))
 
 
 def _prompt_tuning_groups_with_shares(
     pairs: Sequence[Pair], rows: int
 ) -> Iterator[tuple[float, list[Pair]]]:
-    """Groups for one pass with their share of the pairs, so that their means add up to the mean
-    over all.
+    """Yield groups for one pass with their share of the pairs, so means add up to the mean over
+    all.
 
-    A group's suffixes have one length, and its prefixes about one: with `rows` of a prompt before
-    them, its longest text is at most an eighth longer than its shortest.
+    A group's suffixes have one length and its prefixes a similar length: with `rows` of a prompt
+    before them, its longest text is at most an eighth longer than its shortest.
     """
     group: list[Pair] = []
     for pair in sorted(pairs, key=lambda pair: (len(pair.suffix), len(pair.prefix))):
@@ -413,9 +415,11 @@ def _prompt_tuning_groups_with_shares(
 
 
 def _prompt_learning_rate_factor(warmup: int, steps: int, step: int) -> float:
-    """The learning-rate factor of a step: up linearly over `warmup` steps, then down linearly to
-    zero at `steps`."""
-    # `LambdaLR` counts from 0: the first step has 1 / warmup of the rate, and not none of it.
+    """Return the learning-rate factor of a step: linear warm-up over `warmup`, then linear decay.
+
+    The decay reaches zero at `steps`.
+    """
+    # `LambdaLR` counts from 0: the first step has 1 / warmup of the rate instead of 0.
     return (
         (step + 1) / warmup if step < warmup else max(0.0, (steps - step) / max(1, steps - warmup))
     )

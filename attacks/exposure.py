@@ -1,5 +1,4 @@
-"""Exposure of canaries: how far up a model ranks the text that was inserted among all that could
-have been."""
+"""Measure exposure of canaries: the model's rank of the inserted text among all possible texts."""
 
 from __future__ import annotations
 
@@ -63,7 +62,7 @@ class Exposure(Probe):
             raise AuditError(f"expected alpha in (0, 1), got {self.alpha}")
 
     def sampling(self) -> Sampling:
-        """The recipe whose distribution is looked at: nothing is cut off."""
+        """Return the recipe of the inspected distribution, without truncation."""
         return Sampling(1, ANCESTRAL)
 
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
@@ -80,9 +79,9 @@ class Exposure(Probe):
     def add_joint_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> list[Observation]:
-        """Adds the Holm-adjusted p-value of each inserted canary."""
+        """Add the Holm-adjusted p-value of each inserted canary."""
         inserted = [i for i, secret in enumerate(secrets) if secret.member]
-        # Of the inserted ones alone: a control is no hypothesis, and would only cost power.
+        # Only of inserted canaries: a control is no hypothesis, and would only cost power.
         adjusted = holm.adjust_p_values([observations[i].values["null_p"] for i in inserted])
         completed = list(observations)
         for i, p in zip(inserted, adjusted, strict=True):
@@ -91,15 +90,14 @@ class Exposure(Probe):
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         member, most = member_mask(secrets), _maximum_exposure_bits(observations)
-        # As shares of the most bits there can be: the interval of a mean is one of numbers in [0,
-        # 1].
-        own = value_column(observations, "exposure_bits") / most
-        measured = mean_probability_with_nonmember_baseline("exposure", own, member, _WHICH)
+        # As shares of the most possible bits: the interval of a mean needs numbers in [0, 1].
+        bits = value_column(observations, "exposure_bits") / most
+        measured = mean_probability_with_nonmember_baseline("exposure", bits, member, _WHICH)
         fitted = value_column(observations, "extrapolated_bits") / most
         extrapolated = mean_probability_with_nonmember_baseline(
             "exposure_extrapolated", fitted, member, _FITTED, excess=False
         )
-        # An interval over canaries would say nothing of how badly the distribution fits.
+        # An interval over canaries would not show how badly the distribution fits.
         pointwise = (replace(m, low=math.nan, high=math.nan) for m in extrapolated)
         main, *others = (_rescale_exposure_share_to_bits(m, most) for m in (*measured, *pointwise))
         chosen = [o for o, inside in zip(observations, member, strict=True) if inside]
@@ -114,7 +112,7 @@ class Exposure(Probe):
         groups = mean_probability_by_repeat_count(
             "exposure", secrets, value_column(observations, "exposure_bits") / most
         )
-        held = {
+        inserted = {
             count: [
                 o
                 for s, o in zip(secrets, observations, strict=True)
@@ -123,7 +121,9 @@ class Exposure(Probe):
             for count in groups
         }
         return {
-            count: _widen_to_exposure_bounds(_rescale_exposure_share_to_bits(m, most), held[count])
+            count: _widen_to_exposure_bounds(
+                _rescale_exposure_share_to_bits(m, most), inserted[count]
+            )
             for count, m in groups.items()
         }
 
@@ -132,7 +132,7 @@ class Exposure(Probe):
     ) -> dict[str, list[float]]:
         return {
             "exposure": value_column(observations, "exposure_bits").tolist(),
-            # Controls were not tested, and have no adjusted p-value.
+            # Controls were not tested and have no adjusted p-value.
             "exposed_share": [
                 float(o.values.get("holm_p", 1.0) <= self.alpha) for o in observations
             ],
@@ -144,7 +144,7 @@ class Exposure(Probe):
         )
         exposed = self._significantly_exposed_canary_mask(secrets, observations)
         estimated = int(value_column(observations, "estimated").sum())
-        said = [
+        sentences = [
             "each canary is scored as a text of its own, among "
             f"{' or '.join(f'{n:,}' for n in sizes)}",
             f"{int(exposed.sum())} of {len(exposed)} canaries are more exposed than chance allows "
@@ -153,32 +153,32 @@ class Exposure(Probe):
             "exposure of a canary that was inserted k times is a fact about k records: hold it "
             "against a claim for groups of k, never against a record's epsilon",
         ]
-        # What is estimated is not exact either, and has a sentence of its own.
+        # Estimates are not exact either, and have their own sentence.
         bounded = int((value_column(observations, "exact") == 0).sum()) - estimated
         if bounded:
-            said.append(
+            sentences.append(
                 f"of {bounded} canaries exposure is a certified upper bound: {self.nodes} nodes "
                 "were not enough"
             )
         if estimated:
-            said.append(
+            sentences.append(
                 f"the exposure of {estimated} canaries is estimated from weighted draws: their "
                 "space is too large"
             )
-        # Runs of versions before this check hold no p-value of the fit.
+        # Runs of versions before this check have no p-value of the fit.
         unchecked = sum("fit_p" not in o.values for o in observations)
         if unchecked:
-            said.append(
+            sentences.append(
                 f"whether a skew-normal distribution fits the references of {unchecked} canaries "
                 "was not checked by the version that measured them: do not trust extrapolation"
             )
         poor = sum(o.values.get("fit_p", 1.0) < 0.05 for o in observations)
         if poor:
-            said.append(
+            sentences.append(
                 f"a skew-normal distribution does not fit the references of {poor} canaries: do "
                 "not trust extrapolation"
             )
-        return tuple(said)
+        return tuple(sentences)
 
     def _significantly_exposed_canary_mask(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
@@ -190,8 +190,10 @@ class Exposure(Probe):
 
 
 def _secrets_by_canary_space(secrets: Sequence[Secret]) -> dict[CanarySpace, list[Secret]]:
-    """Return the canaries by what else each could have been. Raise NotApplicable if that is not
-    known of one."""
+    """Return the canaries by the space of texts that each could have been.
+
+    Raise NotApplicable if a canary's space is unknown.
+    """
     spaces: dict[CanarySpace, list[Secret]] = {}
     for secret in secrets:
         if (space := _canary_of_secret(secret).space) is None:
@@ -211,12 +213,12 @@ _FITTED = (
 
 
 class _CanarySpaceRanking:
-    """The canaries of one space on one target."""
+    """Rank the canaries of one space on one target."""
 
     def __init__(self, probe: Exposure, view: View, space: CanarySpace) -> None:
         self.probe, self.view, self.space = probe, view, space
         self.exact = space.size <= probe.enumerate
-        # Keyed without the target: every model is measured by the same references.
+        # Keyed without the target, to measure every model by the same references.
         noise = keyed_random_generator("exposure", "references", view.seed, space.format)
         self.references = [space.draw(noise) for _ in range(probe.references)]
         encoded = tries.encode_without_special_tokens(view.tokenizer, self.references)
@@ -224,16 +226,22 @@ class _CanarySpaceRanking:
 
     def observe_canary_exposures(self, secrets: Sequence[Secret]) -> Iterator[Observation]:
         texts = [_canary_of_secret(secret).text for secret in secrets]
-        own = [
+        encoded = [
             tuple(ids) for ids in tries.encode_without_special_tokens(self.view.tokenizer, texts)
         ]
-        seen = self._exact_exposures(own) if self.exact else self._estimated_exposures(texts, own)
-        for secret, values in zip(secrets, seen, strict=True):
+        exposures = (
+            self._exact_exposures(encoded)
+            if self.exact
+            else self._estimated_exposures(texts, encoded)
+        )
+        for secret, values in zip(secrets, exposures, strict=True):
             yield Observation(secret.id, values)
 
     def _require_token_before_canaries(self, head: Tokens) -> Tokens:
-        """Returns `head`, which all texts begin with. NotApplicable where no token stands before
-        their first."""
+        """Return `head`, the common beginning of all texts.
+
+        NotApplicable if no token precedes their first token.
+        """
         if not (self.view.target.prefix_token or head):
             raise NotApplicable(
                 "nothing stands before the first token of this format: give --prefix-token eos, "
@@ -251,41 +259,44 @@ class _CanarySpaceRanking:
         nll = tries.compute_continuation_nlls(view.target, context, tails)
         uniform = [self.tokens[text][len(tree.head) :] for text in self.references]
         references = tries.compute_continuation_nlls(view.target, context, uniform)
-        # Ties count against exposure (formulas B6), and so does what float noise may have parted.
+        # Ties count against exposure (formulas B6), including those that float noise may have
+        # split.
         limits, nodes = tries.add_tie_margin(nll), self.probe.nodes
-        # Without a budget one search serves all: a canary's count does not depend on which others
-        # are counted.
+        # Without a budget one search serves all: a canary's count does not depend on the other
+        # canaries.
         groups = [[limit] for limit in limits] if nodes else [list(limits)]
-        searched = (
+        description = (
             f"exposure on {view.target_name}, exact among {self.space.size:,} texts (quicker: "
             f"{_QUICKER})"
         )
-        told = partial(view.progress, searched)
+        progress = partial(view.progress, description)
         counts = [
             tries.count_leaves_within_nll(
-                view.target, tree, context, group, nodes=nodes, progress=told
+                view.target, tree, context, group, nodes=nodes, progress=progress
             )
             for group in groups
         ]
         at_most = np.concatenate([count.at_most for count in counts])
         unseen = np.repeat([count.unseen for count in counts], [len(group) for group in groups])
         distribution = exposure.fit_skew_normal(references)
-        seen = []
-        for x, better, left in zip(nll.tolist(), at_most.tolist(), unseen.tolist(), strict=True):
+        exposures = []
+        for x, better, n_unseen in zip(
+            nll.tolist(), at_most.tolist(), unseen.tolist(), strict=True
+        ):
             least = max(1, better)  # the canary itself may be among the unseen
-            # Unseen texts may all be likelier, but e^nll at most are as likely as it: their masses
-            # add up to 1.
+            # Unseen texts may all be likelier, but at most e^nll are as likely as the canary: their
+            # masses add up to 1.
             most = (
-                max(least, min(least + left, exposure.rank_upper_bound(x, self.space.size)))
-                if left
+                max(least, min(least + n_unseen, exposure.rank_upper_bound(x, self.space.size)))
+                if n_unseen
                 else least
             )
             estimate = exposure.RankEstimate(least, least, most)
-            # Of a canary that was never inserted, P(exposure >= e) <= 2^-e (formulas A8).
+            # For a canary that was never inserted, P(exposure >= e) <= 2^-e (formulas A8).
             null_p = 2.0 ** -exposure.compute_exposure(most, self.space.bits)
             values = self._exposure_values_of_canary(x, estimate, null_p, references, distribution)
-            seen.append({**values, "exact": float(not left), "estimated": 0.0})
-        return seen
+            exposures.append({**values, "exact": float(not n_unseen), "estimated": 0.0})
+        return exposures
 
     def _estimated_exposures(
         self, texts: Sequence[str], own: Sequence[Tokens]
@@ -302,32 +313,32 @@ class _CanarySpaceRanking:
             guide.check_tokens_can_be_drawn(tail)
         noise = keyed_random_generator("exposure", "draws", view.seed, self.space.format)
         uniforms = noise.random((self.probe.draws, guide.get_max_tail()))
-        drawn = constrained.draw_constrained_texts(view.target, guide, context, uniforms)
-        given = constrained.score_constrained_texts(
+        samples = constrained.draw_constrained_texts(view.target, guide, context, uniforms)
+        scored = constrained.score_constrained_texts(
             view.target, guide, context, self.references, uniform
         )
-        # The uniform references are draws too: in the mixture no weight is boundless, however small
-        # q is.
+        # The uniform references are draws too: in the mixture every weight is bounded, even for
+        # small q.
         draws = exposure.WeightedDraws(
-            (*drawn.texts, *given.texts),
-            np.concatenate([drawn.nll, given.nll]),
-            np.concatenate([drawn.log_q, given.log_q]),
-            np.concatenate([drawn.canonical, given.canonical]),
-            len(drawn.texts),
+            (*samples.texts, *scored.texts),
+            np.concatenate([samples.nll, scored.nll]),
+            np.concatenate([samples.log_q, scored.log_q]),
+            np.concatenate([samples.canonical, scored.canonical]),
+            len(samples.texts),
             size,
         )
-        distribution, seen = exposure.fit_skew_normal(given.nll), []
+        distribution, exposures = exposure.fit_skew_normal(scored.nll), []
         nll = tries.compute_continuation_nlls(view.target, context, tails)
         for x, limit, text in zip(
             nll.tolist(), tries.add_tie_margin(nll).tolist(), texts, strict=True
         ):
             estimate, null_p = (
                 exposure.estimate_canary_rank(limit, text, draws),
-                exposure.compute_canary_p_value(x, given.nll),
+                exposure.compute_canary_p_value(x, scored.nll),
             )
-            values = self._exposure_values_of_canary(x, estimate, null_p, given.nll, distribution)
-            seen.append({**values, "exact": 0.0, "estimated": 1.0})
-        return seen
+            values = self._exposure_values_of_canary(x, estimate, null_p, scored.nll, distribution)
+            exposures.append({**values, "exact": 0.0, "estimated": 1.0})
+        return exposures
 
     def _exposure_values_of_canary(
         self,
@@ -354,12 +365,12 @@ class _CanarySpaceRanking:
 
 
 def _canary_of_secret(secret: Secret) -> Canary:
-    assert secret.canary is not None  # whoever asks hands canaries over
+    assert secret.canary is not None  # callers pass only canaries
     return secret.canary
 
 
 def _maximum_exposure_bits(observations: Sequence[Observation]) -> float:
-    """Bits of the largest space: what no exposure exceeds."""
+    """Return the bits of the largest space, an upper bound of every exposure."""
     return float(value_column(observations, "space_bits").max())
 
 
@@ -369,7 +380,7 @@ def _rescale_exposure_share_to_bits(m: Measurement, most: float) -> Measurement:
 
 
 def _widen_to_exposure_bounds(m: Measurement, observations: Sequence[Observation]) -> Measurement:
-    """Widened to the mean bounds of the exposures, where a search was cut short or a rank is
+    """Widen to the mean bounds of the exposures, if a search was cut short or a rank is
     estimated."""
     if not observations or math.isnan(m.value):
         return m

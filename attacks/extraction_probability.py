@@ -1,5 +1,4 @@
-"""Exact extraction probability: how likely one sample, or any of n, is to be the secret, without
-sampling."""
+"""Compute the exact probability that one sample, or any of n, is the secret, without sampling."""
 
 from __future__ import annotations
 
@@ -47,9 +46,9 @@ from auditor.statistics.metrics import AT_LEAST, AT_MOST, name_nonmember_metric
 from auditor.statistics.roc import compute_conformal_p_values, compute_conformal_threshold
 
 _SECRETS_AT_ONCE = 64
-# entries of the distribution that are sorted and counted at once: 32 MiB of float64
+# entries of the distribution to sort and count at once: 32 MiB of float64
 _DISTRIBUTION_AT_ONCE = 2**22
-_ROUNDING = 1e-12  # what float noise may take from a probability that is exactly the one asked for
+_ROUNDING = 1e-12  # tolerance for float noise in an exact probability
 
 
 @dataclass(frozen=True)
@@ -110,11 +109,13 @@ class ExtractionProbability(DistributionProbe):
 
     @property
     def required_capabilities(self) -> tuple[str, ...]:
-        """Ancestral decoding takes the secrets' own tokens alone, another one the likeliest tokens
-        beside them."""
+        """The capabilities that the decoding needs.
+
+        Ancestral decoding needs only the secrets' own tokens, other decodings also the likeliest
+        tokens.
+        """
         sampling = self.sampling()
-        # Masking end-of-text renormalises over all other tokens, so that the whole distribution is
-        # needed.
+        # Masking end-of-text renormalises over all other tokens, which needs the full distribution.
         if self.bracket or sampling.eos == "masked":
             return self.needs
         return ("likelihood",) if sampling.decoding.is_ancestral else ("likeliest",)
@@ -126,7 +127,7 @@ class ExtractionProbability(DistributionProbe):
         return _parse_extraction_option_numbers("p", self.p, float)
 
     def window_token_lengths(self) -> list[int]:
-        """How many tokens a window has; none without `bracket`."""
+        """Return the window lengths in tokens; empty without `bracket`."""
         return (
             _parse_extraction_option_numbers("windows", self.windows, int) if self.bracket else []
         )
@@ -136,7 +137,7 @@ class ExtractionProbability(DistributionProbe):
         model, decoding = view.target, view.decoding_in_this_setting(self.sampling())
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
-            seen = suffix_extraction_log_probabilities(
+            columns = suffix_extraction_log_probabilities(
                 model, decoding, prefixes, suffixes, self.window_token_lengths()
             )
             if self.bracket:
@@ -145,9 +146,9 @@ class ExtractionProbability(DistributionProbe):
                     model, decoding, prefixes, suffixes, *width
                 )
                 # the suffix is near itself
-                seen["log_p_near"] = torch.maximum(near.cpu(), seen["log_p"])
+                columns["log_p_near"] = torch.maximum(near.cpu(), columns["log_p"])
             return [
-                Observation(secret.id, {name: float(values[i]) for name, values in seen.items()})
+                Observation(secret.id, {name: float(values[i]) for name, values in columns.items()})
                 for i, secret in enumerate(batch)
             ]
 
@@ -161,20 +162,19 @@ class ExtractionProbability(DistributionProbe):
     def add_joint_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> list[Observation]:
-        """Adds each member's conformal p-value: the share of non-members that are at least as
-        likely (A7)."""
+        """Add each member's conformal p-value: the share of non-members at least as likely (A7)."""
         member = member_mask(secrets)
         if member.all() or not _has_exact_probability(observations):
             return list(observations)
         log_p = value_column(observations, "log_p")
-        # (1 + #{non-members as likely}) / (n + 1), of members alone below: a non-member is its own
+        # (1 + #{non-members as likely}) / (n + 1), only for members: a non-member is its own
         # control.
         p_values = compute_conformal_p_values(log_p, log_p[~member])
         return [
-            replace(seen, values={**seen.values, "conformal_p": float(p)})
+            replace(observation, values={**observation.values, "conformal_p": float(p)})
             if secret.member
-            else seen
-            for secret, seen, p in zip(secrets, observations, p_values, strict=True)
+            else observation
+            for secret, observation, p in zip(secrets, observations, p_values, strict=True)
         ]
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
@@ -183,13 +183,16 @@ class ExtractionProbability(DistributionProbe):
         lengths = suffix_lengths_note([len(secret.suffix) for secret in secrets if secret.member])
         one_sample = ", ".join(filter(None, ("one sample", lengths)))
         for end, log_p in ends:
-            name, one = f"extraction_probability{end}", compute_any_sample_probability(log_p, 1)
+            name, any_of_1 = (
+                f"extraction_probability{end}",
+                compute_any_sample_probability(log_p, 1),
+            )
             measured += mean_probability_with_nonmember_baseline(
-                name, one, member, one_sample, excess=exact
+                name, any_of_1, member, one_sample, excess=exact
             )
         for n, (end, log_p) in itertools.product(self.any_of_n_sample_counts(), ends):
-            # The mean of 1 - (1 - p)^n over secrets (formulas A4), by log1p, as p may be far below
-            # float's 1 - p.
+            # The mean of 1 - (1 - p)^n over secrets (formulas A4), by log1p, since p may be far
+            # below the resolution of 1 - p.
             name, any_of_n = f"expected_any_of_{n}{end}", compute_any_sample_probability(log_p, n)
             measured += mean_probability_with_nonmember_baseline(
                 name, any_of_n, member, lengths, excess=False
@@ -203,8 +206,8 @@ class ExtractionProbability(DistributionProbe):
         note = "one sample from the untruncated distribution"
         measured.append(mean_probability("extraction_probability_ancestral", ancestral, note))
         if _has_rank_bits(observations):
-            # prod_t 1/rank_t: no decoding that keeps the order of tokens makes the suffix likelier
-            # (formulas C3).
+            # prod_t 1/rank_t: no decoding that keeps the order of tokens makes the suffix more
+            # likely (formulas C3).
             bound = np.exp2(-value_column(observations, "rank_bits"))
             # The difference of two upper bounds bounds nothing, so there is no excess.
             measured += mean_probability_with_nonmember_baseline(
@@ -220,7 +223,7 @@ class ExtractionProbability(DistributionProbe):
     def _bound_and_share_measurements(
         self, member: NDArray[np.bool_], observations: Sequence[Observation]
     ) -> Iterator[Measurement]:
-        """The bounds on both sides of the exact numbers, and the shares of secrets that reach 1 in
+        """Yield bounds on both sides of the exact numbers, and shares of secrets that reach 1 in
         `one_in`."""
         width = f"within {self.near_distance} token edits, {self.near_beams} beams"
         near = f"at least: {width}; one sample of this decoding"
@@ -244,39 +247,40 @@ class ExtractionProbability(DistributionProbe):
     def _bracket_bounds_by_measurement(
         self, observations: Sequence[Observation]
     ) -> dict[str, NDArray[np.float64]]:
-        """By measurement, (secrets,): the bounds on both sides of the exact numbers, and greedy
-        shares."""
-        found = {_NEAR: compute_any_sample_probability(value_column(observations, "log_p_near"), 1)}
-        found["rank_bound"] = np.exp2(-value_column(observations, "rank_bits"))
+        """Return (secrets,) by measurement: bounds on both sides of the exact numbers, and
+        greedy shares."""
+        bounds = {
+            _NEAR: compute_any_sample_probability(value_column(observations, "log_p_near"), 1)
+        }
+        bounds["rank_bound"] = np.exp2(-value_column(observations, "rank_bits"))
         for length in self.window_token_lengths():
-            found[f"window_bound_{length}"] = np.exp2(
+            bounds[f"window_bound_{length}"] = np.exp2(
                 -value_column(observations, f"window_bits_{length}")
             )
-            found[f"greedy_windows_{length}"] = value_column(
+            bounds[f"greedy_windows_{length}"] = value_column(
                 observations, f"greedy_windows_{length}"
             )
-        return found
+        return bounds
 
     def _one_in_n_secret_masks_by_measurement(
         self, observations: Sequence[Observation]
     ) -> dict[str, NDArray[np.bool_]]:
-        """By measurement, (secrets,): which of the numbers are 1 in `one_in` or more; rounding must
-        not decide."""
+        """Return (secrets,) by measurement: masks of numbers of at least 1 in `one_in`, despite
+        rounding."""
         columns = {
             "extraction": compute_any_sample_probability(value_column(observations, "log_p"), 1),
             **self._bracket_bounds_by_measurement(observations),
         }
         columns["near_verbatim"] = columns.pop(_NEAR)
         # Shares of greedy windows are no probabilities.
-        kept = {name: p for name, p in columns.items() if not name.startswith("greedy")}
+        probabilities = {name: p for name, p in columns.items() if not name.startswith("greedy")}
         return {
             f"{name}_1_in_{self.one_in}": p * self.one_in >= 1 - _ROUNDING
-            for name, p in kept.items()
+            for name, p in probabilities.items()
         }
 
     def _conformal_extracted_share(self, members: np.ndarray, controls: np.ndarray) -> Measurement:
-        # The ceil((1 - alpha)(n + 1))-th smallest of n controls (formulas A7); inf where there are
-        # too few.
+        # The ceil((1 - alpha)(n + 1))-th smallest of n controls (formulas A7); inf for too few.
         threshold = compute_conformal_threshold(controls, self.alpha)
         note = (
             f"log p above {threshold:.4g} nats, which {len(controls)} non-members set at alpha "
@@ -296,7 +300,7 @@ class ExtractionProbability(DistributionProbe):
     def main_number_by_repeats(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, Measurement]:
-        # The exact number, or the least that it can be.
+        # The exact number, or its lower bound.
         end, log_p = _suffix_log_p_columns_by_name_ending(observations)[0]
         return mean_probability_by_repeat_count(
             f"extraction_probability{end}", secrets, compute_any_sample_probability(log_p, 1)
@@ -321,7 +325,7 @@ class ExtractionProbability(DistributionProbe):
         if self.bracket:
             reached_by_name = self._one_in_n_secret_masks_by_measurement(observations)
             numbers |= self._bracket_bounds_by_measurement(observations)
-            numbers |= {name: found.astype(np.float64) for name, found in reached_by_name.items()}
+            numbers |= {name: mask.astype(np.float64) for name, mask in reached_by_name.items()}
         return {name: values.tolist() for name, values in numbers.items()}
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
@@ -329,25 +333,25 @@ class ExtractionProbability(DistributionProbe):
             _has_exact_probability(observations),
             _suffix_log_p_columns_by_name_ending(observations)[-1],
         )
-        # By the most that it can be: what is impossible there is impossible.
+        # Use the upper bound: an impossible suffix is impossible there too.
         impossible = int(np.isneginf(most[member_mask(secrets)]).sum())
-        said = ["no soft prompt"]
+        sentences = ["no soft prompt"]
         if not exact:
-            said.append(
+            sentences.append(
                 "brackets, not numbers: the target tells the likeliest tokens and not the whole "
                 "distribution, so that what the decoding makes of it is known to lie between two "
                 "bounds (and members stand beside no threshold)"
             )
         if impossible:
-            said.append(
+            sentences.append(
                 f"this decoding never draws the whole suffix of {impossible} members; another one "
                 "may"
             )
         if not _has_rank_bits(observations):
-            said.append("no rank bound: the target gives no ranks of tokens")
+            sentences.append("no rank bound: the target gives no ranks of tokens")
         if self.bracket:
-            said += self._bracket_notes(secrets)
-        return tuple(said)
+            sentences += self._bracket_notes(secrets)
+        return tuple(sentences)
 
     def _bracket_notes(self, secrets: Sequence[Secret]) -> Iterator[str]:
         yield (
@@ -375,14 +379,14 @@ def suffix_lengths_note(lengths: Sequence[int]) -> str:
 
 
 def _has_exact_probability(observations: Sequence[Observation]) -> bool:
-    return all("log_p" in seen.values for seen in observations)
+    return all("log_p" in observation.values for observation in observations)
 
 
 def _suffix_log_p_columns_by_name_ending(
     observations: Sequence[Observation],
 ) -> list[tuple[str, NDArray[np.float64]]]:
-    """(end of a measurement's name, log p in nats): the exact one, or the least and the most that
-    it can be."""
+    """Return (ending of a measurement's name, log p in nats): the exact value, or its two
+    bounds."""
     ends = (
         {"": "log_p"}
         if _has_exact_probability(observations)
@@ -392,14 +396,13 @@ def _suffix_log_p_columns_by_name_ending(
 
 
 def _discoverable_secret_mask(log_p: NDArray[np.float64], n: int, p: float) -> NDArray[np.bool_]:
-    """Whether one of n samples is right with probability p; rounding must not decide whether
-    exactly p is enough."""
+    """Test if one of n samples is right with probability p, with tolerance for rounding."""
     reached: NDArray[np.bool_] = compute_any_sample_probability(log_p, n) >= p - _ROUNDING
     return reached
 
 
 def _has_rank_bits(observations: Sequence[Observation]) -> bool:
-    return all("rank_bits" in seen.values for seen in observations)
+    return all("rank_bits" in observation.values for observation in observations)
 
 
 @torch.no_grad()
@@ -410,44 +413,41 @@ def suffix_extraction_log_probabilities(
     suffixes: Tensor,
     windows: Sequence[int] = (),
 ) -> dict[str, Tensor]:
-    """(B,) float64 each: log_p and log_p_ancestral in nats, rank_bits. prefixes (B, n), suffixes
-    (B, L).
+    """Return (B,) float64 log_p and log_p_ancestral in nats, and rank_bits.
 
-    windows: tokens of the windows of which window_bits_N and greedy_windows_N are wanted too, of a
-    model with distributions.
-
-    Of a model that tells the likeliest tokens and no distributions, log_p_least and log_p_most in
-    the place of log_p.
+    prefixes (B, n), suffixes (B, L). windows: lengths of windows for which to add window_bits_N and
+    greedy_windows_N, from a model with distributions. For a model with only the likeliest tokens,
+    log_p_least and log_p_most replace log_p.
 
     rank_bits = sum_t log2 rank_t: under any monotone decoding q_t(z_t) <= 1/rank_t, so -log2 p is
-    no less. Of equally likely tokens each counts as the first, as a product may order them so; a
-    server's ranks order them as it does. A model without distributions is asked for the tokens' own
-    log-probabilities where the decoding is ancestral.
+    at least rank_bits. Among equally likely tokens each counts as the first, since a product may
+    order them so; a server's ranks use its own order. For ancestral decoding, a model without
+    distributions gives the tokens' own log-probabilities.
     """
     if not implies_capability(model.capabilities, "distribution"):
         if not decoding.is_ancestral:
             return _suffix_log_probability_bounds(
                 decoding, model.partial_distributions_of(prefixes, suffixes), suffixes
             )
-        # Ancestral decoding draws from the distribution itself, so both are one number.
+        # Ancestral decoding draws from the distribution itself, so both numbers are equal.
         log_p = model.token_log_probs(prefixes, suffixes).double().sum(-1).cpu()
-        seen_of = {"log_p": log_p, "log_p_ancestral": log_p}
+        columns_of_sums = {"log_p": log_p, "log_p_ancestral": log_p}
         if implies_capability(model.capabilities, "ranks"):
-            seen_of["rank_bits"] = (
+            columns_of_sums["rank_bits"] = (
                 model.token_ranks(prefixes, suffixes).double().log2().sum(-1).cpu()
             )
-        return seen_of
+        return columns_of_sums
 
     def of_rows(rows: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
         ancestral = rows.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).double()
-        # By id, a tied token's rank would be no ceiling (formulas C6).
+        # Ranked by id, a tied token would give no ceiling (formulas C6).
         bits = decoding.rank_ties_first(rows, tokens).double().log2()
         return decoding.score_decoded_tokens(rows, tokens), ancestral, bits
 
     parts = read_token_statistics(model, prefixes, suffixes, _DISTRIBUTION_AT_ONCE, of_rows)
-    # Bits stay by token, (B, L): windows take sums of their own.
-    seen = [(log_q.sum(-1), ancestral.sum(-1), bits) for log_q, ancestral, bits in parts]
-    log_p, ancestral, bits = (torch.cat(columns).cpu() for columns in zip(*seen, strict=True))
+    # Bits stay by token, (B, L): windows need their own sums.
+    sums = [(log_q.sum(-1), ancestral.sum(-1), bits) for log_q, ancestral, bits in parts]
+    log_p, ancestral, bits = (torch.cat(columns).cpu() for columns in zip(*sums, strict=True))
     least = {
         f"window_bits_{length}": compute_least_window_bits(bits.numpy(), length)
         for length in windows
@@ -463,10 +463,10 @@ def suffix_extraction_log_probabilities(
 def _suffix_log_probability_bounds(
     decoding: Decoding, seen: PartialDistribution, suffixes: Tensor
 ) -> dict[str, Tensor]:
-    """As `suffix_extraction_log_probabilities`, of suffixes (B, L) whose likeliest tokens are told
-    at each place."""
+    """Bound `suffix_extraction_log_probabilities` of suffixes (B, L) from the likeliest tokens
+    per place."""
     least, most = decoded_log_prob_bounds(decoding, seen)
-    # Each token is bounded behind the same text, so that sums of bounds bound the suffix.
+    # Each token is bounded after the same text, so sums of bounds bound the suffix.
     bits = seen.truncation_ranks().double().log2()
     columns = {
         "log_p_least": least,
@@ -478,7 +478,7 @@ def _suffix_log_probability_bounds(
 
 
 def _parse_extraction_option_numbers(name: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
-    """`1,10,100` as rising distinct numbers. Raises AuditError for another form."""
+    """Parse `1,10,100` as rising distinct numbers. Raises AuditError for another form."""
     try:
         return sorted({kind(part) for part in text.split(",")})
     except ValueError as error:

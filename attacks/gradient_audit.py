@@ -1,9 +1,8 @@
-"""Gradient audit: a lower bound of epsilon from what a private training released of its gradient
-canaries.
+"""Bound epsilon from below by the released gradients of a private training's canaries.
 
-White box: it sees every noisy sum, and what the records added to it. Nobody who is given the model
-alone sees as much, and a claim under any access is about this too. Knows neither how canaries are
-planted nor how they are scored.
+White box: it sees every noisy sum, and each record's contribution. An attacker with only the model
+sees less, and a claim under any access covers this too. Does not know how canaries are planted or
+scored.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from auditor.plugins.probe import DELTA, Observed, Probe, member_mask, value_col
 from auditor.plugins.view import View
 from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements
 
-# Fields of `GradientCanaries`: what was recorded of the steps, to hold the accounting against.
+# Fields of `GradientCanaries`: records of the steps, to compare with the accounting.
 _STEPS = (
     "steps",
     "releases",
@@ -33,9 +32,9 @@ _STEPS = (
     "noise_size",
     "noise_repeated",
 )
-_FALSE_ALARM = 1e-9  # how often steps that are what they are said to be are taken for others
+_FALSE_ALARM = 1e-9  # false alarm rate for correctly reported steps
 _SAME = 0.9  # correlation of two steps' noise, at 64 coordinates: by chance less than once in 10^20
-_ENOUGH = 48  # such coordinates, below which two steps may be alike by chance
+_ENOUGH = 48  # such coordinates, below which two steps may agree by chance
 
 
 @dataclass(frozen=True)
@@ -69,37 +68,40 @@ class GradientAudit(Probe):
         )
 
     def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        kept, wanted = view.recorded_gradient_canaries(), {secret.id for secret in secrets}
-        scores = kept.scores if self.score == "likelihood" else kept.sums
+        canaries, ids = view.recorded_gradient_canaries(), {secret.id for secret in secrets}
+        scores = canaries.scores if self.score == "likelihood" else canaries.sums
         for secret, score in zip(self.textless_subjects(view), scores, strict=True):
-            if secret.id in wanted:
+            if secret.id in ids:
                 yield Observation(secret.id, {"score": score})
 
     def facts(
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, float]:
-        kept = view.recorded_gradient_canaries()
-        terms = {"delta": self.delta or kept.delta or DELTA, "per_user": float(kept.unit == "user")}
-        steps = {name: float(getattr(kept, name)) for name in _STEPS}
-        return {**terms, **steps, "canaries": float(len(kept.scores))}
+        canaries = view.recorded_gradient_canaries()
+        terms = {
+            "delta": self.delta or canaries.delta or DELTA,
+            "per_user": float(canaries.unit == "user"),
+        }
+        steps = {name: float(getattr(canaries, name)) for name in _STEPS}
+        return {**terms, **steps, "canaries": float(len(canaries.scores))}
 
     def epsilon_lower_bounds(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> tuple[Audited, ...]:
-        seen, scores = observations.facts, value_column(observations, "score")
-        unit = "user" if seen["per_user"] else "record"
-        # the shape of what it says of itself
+        facts, scores = observations.facts, value_column(observations, "score")
+        unit = "user" if facts["per_user"] else "record"
+        # the reported sampling
         sampling = (
-            seen["sampling_rate"],
-            int(seen["steps"]),
+            facts["sampling_rate"],
+            int(facts["steps"]),
         )
         try:
-            found = audit_epsilon_bounds(
-                scores, member_mask(secrets), seen["delta"], sampling=sampling
+            bounds = audit_epsilon_bounds(
+                scores, member_mask(secrets), facts["delta"], sampling=sampling
             )
-        except AuditError as why:  # scores that say nothing are this row's matter: the run goes on
-            raise NotApplicable(str(why)) from why
-        return tuple(replace(audit, unit=unit) for audit in found)
+        except AuditError as error:  # uninformative scores concern only this row: the run continues
+            raise NotApplicable(str(error)) from error
+        return tuple(replace(audit, unit=unit) for audit in bounds)
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         return audit_measurements(self.epsilon_lower_bounds(secrets, observations))
@@ -118,8 +120,7 @@ class GradientAudit(Probe):
 
 
 def _gradient_accounting_fault_sentences(seen: Mapping[str, float]) -> Iterator[str]:
-    """How the recorded steps contradict the accounting: too many releases, wrong sampling, too
-    little noise."""
+    """Yield contradictions of the steps and the accounting: releases, sampling or noise."""
     steps, releases, values, size = (
         seen[name] for name in ("steps", "releases", "noise_values", "noise_size")
     )
@@ -134,7 +135,7 @@ def _gradient_accounting_fault_sentences(seen: Mapping[str, float]) -> Iterator[
             f"units were drawn at a rate of {seen['drawn'] / draws:.3g}, and {rate:.3g} is "
             "accounted for"
         )
-    # Below -z with a chance of at most exp(-z^2 / 2) (Maurer 2003, Theorem 2.1).
+    # Below -z with a probability of at most exp(-z^2 / 2) (Maurer 2003, Theorem 2.1).
     if math.exp(-(min(0.0, seen["unevenness"]) ** 2) / 2) < _FALSE_ALARM:
         yield "units were drawn too evenly for Poisson sampling, which the claim is accounted for"
     # The squares of `values` noise values over the claimed variance add up to a chi-squared

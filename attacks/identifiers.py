@@ -1,4 +1,4 @@
-"""Personal data ranked among fresh values of their format: exact evidence without non-members."""
+"""Rank personal data among fresh values of their format: exact evidence without non-members."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from auditor.statistics.intervals import estimate_mean, share_with_interval
 from auditor.statistics.metrics import name_nonmember_metric
 
 RANKED = "identifiers_above_chance"
-_MOST_VALUES = 4  # of one record: what is seen of each record has as many numbers
+_MOST_VALUES = 4  # per record: every record's observation has equally many numbers
 _DESCRIBED = "described"
 _KINDS = (*pii.KINDS, HASH, CODE, _DESCRIBED)
 _PLURALS = {
@@ -50,7 +50,7 @@ _PLURALS = {
     CODE: "marked numbers",
     _DESCRIBED: "values of a described format",
 }
-_NONE = -1.0  # the kind of a place that holds no value
+_NONE = -1.0  # the kind of a place without a value
 _PER_VALUE = ("kind", "above", "tied", "alternatives", "base_above", "base_tied", "place")
 CONTROL_LEVEL = 0.01
 
@@ -102,11 +102,11 @@ class Identifiers(Probe):
         return int(np.ceil(1 / self.fdr - 1e-9)) - 1
 
     def _is_too_few(self, alternatives: int) -> bool:
-        """Whether not even the best rank among so many is a discovery."""
+        """Test if even the best rank among these alternatives is no discovery."""
         return alternatives < self._least_alternatives
 
     def sampling(self) -> Sampling:
-        """The distribution that it looks at, whole and as it is."""
+        """Return the inspected distribution, unmodified."""
         return Sampling(1, ANCESTRAL)
 
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
@@ -125,7 +125,7 @@ class Identifiers(Probe):
     ) -> bool:
         """Return whether a record holds a value that can be ranked.
 
-        unknown: by kind, where values of no known format are counted.
+        unknown: counter of values without a known format, by kind.
         """
         finder, counts = _ValueFinder(self), Counter[str]() if unknown is None else unknown
         return any(any(finder.values_of_record(secret, counts)) for secret in secrets)
@@ -139,54 +139,58 @@ class Identifiers(Probe):
         base = None if view.reference_fault else view.reference
         for secret in secrets:
             unknown = Counter[str]()
-            values = list(finder.values_of_record(secret, unknown))
-            seen = {
+            candidates = list(finder.values_of_record(secret, unknown))
+            values_by_name = {
                 f"{name}_{i}": _NONE if name == "kind" else 0.0
                 for i in range(_MOST_VALUES)
                 for name in _PER_VALUE
             }
             n_ranked = 0
-            for value in values:
-                # Names stand in the text before an address, or are frequent ones: a base tells.
+            for value in candidates:
+                # Names appear in the text before an address, or are frequent: a base model shows
+                # it.
                 unchecked = value.format.has_names and base is None
                 numbers = None if unchecked else self._rank_value(view, base, secret, value)
                 if numbers is None or n_ranked == _MOST_VALUES:
                     unknown[value.format.kind] += 1
                     continue
-                seen |= {f"{name}_{n_ranked}": numbers[name] for name in _PER_VALUE}
+                values_by_name |= {f"{name}_{n_ranked}": numbers[name] for name in _PER_VALUE}
                 n_ranked += 1
-            seen |= {"left_out": float(unknown.total()), "has_base": float(base is not None)}
-            yield Observation(secret.id, seen)
+            values_by_name |= {
+                "left_out": float(unknown.total()),
+                "has_base": float(base is not None),
+            }
+            yield Observation(secret.id, values_by_name)
 
     def _rank_value(
         self, view: View, base: LanguageModel | None, secret: Secret, value: FoundValue
     ) -> dict[str, float] | None:
-        """Return where a value ranks under the target and the base; None if it cannot be ranked."""
+        """Return the value's rank under the target and the base; None if it cannot be ranked."""
         noise = keyed_random_generator("identifiers", view.seed, secret.id, value.text)
-        drawn = value.format.alternatives_of_value(
+        alternatives = value.format.alternatives_of_value(
             value.text, self.alternatives, self.enumerate, noise
         )
-        if self._is_too_few(len(drawn)):
+        if self._is_too_few(len(alternatives)):
             return None
-        texts = [value.before + text + value.tail for text in (value.text, *drawn)]
-        # Sorted, so that a part of the texts shares what a tree of all would.
+        texts = [value.before + text + value.tail for text in (value.text, *alternatives)]
+        # Sorted, so that texts share beginnings as in a tree.
         encoded = [tuple(ids) for ids in encode_without_special_tokens(view.tokenizer, texts)]
         context = find_common_proper_prefix(encoded)
         if len(set(encoded)) < len(encoded) or not (context or view.target.prefix_token):
             return None
-        seen = {
+        numbers = {
             "kind": float(_KINDS.index(value.kind)),
-            "alternatives": float(len(drawn)),
+            "alternatives": float(len(alternatives)),
             "place": float(noise.random()),
             "base_above": 0.0,
             "base_tied": 0.0,
         }
         tails = [tokens[len(context) :] for tokens in encoded]
-        seen["above"], seen["tied"] = _count_above(view, view.target, context, tails)
+        numbers["above"], numbers["tied"] = _count_above(view, view.target, context, tails)
         if base is not None:
             counts = _count_above(view, base, context, tails)
-            seen["base_above"], seen["base_tied"] = counts
-        return seen
+            numbers["base_above"], numbers["base_tied"] = counts
+        return numbers
 
     # --- all records together
     # ------------------------------------------------------------------------------------
@@ -224,21 +228,21 @@ class Identifiers(Probe):
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         ranks = self._ranks(secrets, observations)
-        said = []
+        sentences = []
         for kind, of_kind in ranks.masks_by_kind().items():
             listed = ranks.listed[of_kind & ranks.member]
-            said.append(
+            sentences.append(
                 f"{int(listed.sum())} of {len(listed)} {_PLURALS[kind]} rank above chance "
                 f"(false-discovery rate {self.fdr:.0%})"
             )
-        said.append(
+        sentences.append(
             "each value is ranked by exact probability among fresh values of its format in its own "
             "sentence; of equally likely ones it has the worst rank"
         )
-        return (*said, *ranks.control_notes(), *self._left_out_notes(observations))
+        return (*sentences, *ranks.control_notes(), *self._left_out_notes(observations))
 
     def _left_out_notes(self, observations: Observed) -> Iterator[str]:
-        left_out = int(sum(seen.values["left_out"] for seen in observations))
+        left_out = int(sum(observation.values["left_out"] for observation in observations))
         if left_out:
             yield (
                 f"{left_out} values are not ranked: nobody has described their format, it has "
@@ -255,9 +259,9 @@ class Identifiers(Probe):
         for finding in findings:
             for m in finding.measurements:
                 if m.name.startswith(RANKED):
-                    which = m.name.removeprefix(RANKED).strip("_") or "all"
+                    kind = m.name.removeprefix(RANKED).strip("_") or "all"
                     share = f"{m.value:.1%} ({m.low:.1%} to {m.high:.1%})"
-                    rows.append((finding.target, which, f"{m.n}", share))
+                    rows.append((finding.target, kind, f"{m.n}", share))
         if not rows:
             return None
         head = ("target", "kind", "values", "above chance, 95% interval")
@@ -267,7 +271,7 @@ class Identifiers(Probe):
 
 @dataclass(frozen=True)
 class FoundValue:
-    """A value in a record. before: the text before it; tail: what is read after it."""
+    """A value in a record. before: the text before it; tail: the text read after it."""
 
     text: str
     before: str
@@ -277,7 +281,7 @@ class FoundValue:
 
 
 class _ValueFinder:
-    """Finds the values of records that have a format."""
+    """Find the values of records that have a format."""
 
     def __init__(self, probe: Identifiers) -> None:
         self.after = probe.after
@@ -287,16 +291,16 @@ class _ValueFinder:
         self.recognisers = pii.PiiRecognisers(self.regions) if installed else None
 
     def values_of_record(self, secret: Secret, unknown: Counter[str]) -> Iterator[FoundValue]:
-        """Yield the values that are whole in the suffix and not in the text before them.
+        """Yield the values that are entirely in the suffix and not in the text before them.
 
-        unknown: by kind, where values of no known format are counted.
+        unknown: counter of values without a known format, by kind.
         """
         wording = secret.wording
         if wording is None:
             return
-        whole = wording.prefix_and_suffix_text + wording.after
-        for span in pii.find_pii_spans_in_text(whole, wording.marks, self.recognisers):
-            text, before = whole[span.start : span.end], whole[: span.start]
+        record = wording.prefix_and_suffix_text + wording.after
+        for span in pii.find_pii_spans_in_text(record, wording.marks, self.recognisers):
+            text, before = record[span.start : span.end], record[: span.start]
             end = len(wording.prefix_and_suffix_text)
             if span.start < len(wording.prefix) or span.end > end or text in before:
                 continue
@@ -305,7 +309,7 @@ class _ValueFinder:
             except UnknownFormat:
                 unknown[span.kind] += 1
                 continue
-            tail = whole[span.end : span.end + self.after]
+            tail = record[span.end : span.end + self.after]
             ends_by_itself = format.has_one_length and not tail[:1].isalnum()
             kind = format.kind if format.kind in _KINDS else _DESCRIBED
             yield FoundValue(text, before, "" if ends_by_itself else tail, kind, format)
@@ -314,7 +318,7 @@ class _ValueFinder:
 def _count_above(
     view: View, model: LanguageModel, context: Tokens, tails: Sequence[Tokens]
 ) -> tuple[float, float]:
-    """Return how many alternatives are more likely than the first tail, and how many as likely."""
+    """Count the alternatives that are more likely than the first tail, and those as likely."""
     order = sorted(range(len(tails)), key=lambda i: tails[i])
     means = view.mean_nll(model, [(context, tails[i]) for i in order])
     nlls = np.empty(len(tails))
@@ -326,7 +330,7 @@ def _count_above(
 
 @dataclass(frozen=True)
 class RanksOfValues:
-    """Side by side, (values,): where each value ranks, and whose it is. copies: -1 if not known."""
+    """Ranks of values and their owners, columns of shape (values,). copies: -1 if not known."""
 
     kind: NDArray[np.int64]
     above: NDArray[np.float64]
@@ -345,15 +349,15 @@ class RanksOfValues:
     def from_observations(
         cls, secrets: Sequence[Secret], observations: Observed, fdr: float
     ) -> RanksOfValues:
-        """Return the ranks that are in what was seen of each record."""
+        """Collect the ranks from the observations of all records."""
         columns: dict[str, list[float]] = {name: [] for name in _PER_VALUE}
         owners = []
-        for owner, seen in enumerate(observations):
+        for owner, observation in enumerate(observations):
             for i in range(_MOST_VALUES):
-                if seen.values[f"kind_{i}"] != _NONE:
+                if observation.values[f"kind_{i}"] != _NONE:
                     owners.append(owner)
                     for name, column in columns.items():
-                        column.append(seen.values[f"{name}_{i}"])
+                        column.append(observation.values[f"{name}_{i}"])
         arrays: dict[str, Any] = {
             name: np.array(column, dtype=float) for name, column in columns.items()
         }
@@ -372,20 +376,22 @@ class RanksOfValues:
 
     @cached_property
     def listed(self) -> NDArray[np.bool_]:
-        """(values,) the members' values that are discoveries."""
-        found = np.zeros(len(self.kind), dtype=bool)
+        """Mask of the members' values that are discoveries, (values,)."""
+        discoveries = np.zeros(len(self.kind), dtype=bool)
         adjusted = rank_tests.adjust_false_discovery(self.p_values[self.member])
-        found[self.member] = adjusted <= self.fdr
-        return found
+        discoveries[self.member] = adjusted <= self.fdr
+        return discoveries
 
     def masks_by_kind(self) -> dict[str, NDArray[np.bool_]]:
-        """(values,) by kind, for the kinds that members have."""
+        """Return masks (values,) by kind, for the kinds that members have."""
         kinds = sorted(set(self.kind[self.member].tolist()))
         return {_KINDS[kind]: self.kind == kind for kind in kinds}
 
     def uniformity_p_value(self, chosen: NDArray[np.bool_]) -> float:
-        """Return the p-value of uniform ranks of these values, by the base model, else of the
-        non-members among them; NaN if there are too few."""
+        """Test uniform ranks of these values by the base model, else by the non-members among them.
+
+        NaN for too few values.
+        """
         if self.has_base:
             ranks = self.base_above, self.base_tied, self.alternatives, self.place
         else:
@@ -394,14 +400,15 @@ class RanksOfValues:
         return rank_tests.compute_uniformity_p_value(*(column[chosen] for column in ranks))
 
     def without_refused_kinds(self) -> RanksOfValues:
-        """Return the ranks without the kinds whose control fails, at a level that kinds share."""
+        """Return the ranks without the kinds whose control fails, at a level shared by all
+        kinds."""
         by_kind = self.masks_by_kind()
         p_values = {kind: self.uniformity_p_value(mask) for kind, mask in by_kind.items()}
         n_tested = sum(not np.isnan(p) for p in p_values.values())
         refused = {k: p for k, p in p_values.items() if p * n_tested < CONTROL_LEVEL}
-        kept = ~np.isin(self.kind, [_KINDS.index(kind) for kind in refused])
+        accepted = ~np.isin(self.kind, [_KINDS.index(kind) for kind in refused])
         columns: dict[str, Any] = {
-            field.name: value[kept]
+            field.name: value[accepted]
             for field in fields(self)
             if isinstance(value := getattr(self, field.name), np.ndarray)
         }
@@ -412,7 +419,7 @@ class RanksOfValues:
         return "the base model, which never saw them" if self.has_base else "the non-members"
 
     def fault(self) -> str:
-        """Return why the ranks show nothing; "" if they may."""
+        """Explain why the ranks show nothing; "" if they may."""
         p_value = self.uniformity_p_value(np.ones(len(self.kind), dtype=bool))
         if p_value >= CONTROL_LEVEL or (np.isnan(p_value) and self.member.any()):
             return ""

@@ -1,5 +1,5 @@
-"""Candidates ranked by their likelihood: alone, exact, or against their size, their lower case or a
-reference model."""
+"""Rank candidates by likelihood: plain, exact, or relative to size, lower case or a reference
+model."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ExactProbabilityRanking(SamplingAttack):
             )
 
     def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
-        # all of them are
+        # all candidates are leaves
         leaves = [candidates for _, candidates in batch if isinstance(candidates, TreeLeaves)]
         return [candidates.log_q for candidates in leaves]
 
@@ -110,9 +110,9 @@ class ZlibRanking(SamplingAttack):
 
 
 def zlib_compressed_byte_count(text: str) -> int:
-    """Size of the text under zlib at its default level."""
+    """Return the size of the text under zlib at its default level."""
     try:
-        import zlib  # only this score needs it, and some Pythons are built without
+        import zlib  # only this score needs zlib, and some Pythons lack it
     except ImportError as error:
         raise AuditError(
             "the zlib attack needs Python's own zlib module, and this Python was built without it"
@@ -144,21 +144,21 @@ class LowercaseRanking(SamplingAttack):
         self.check_inputs(view, ())
         pairs = [
             (query.prefix, suffix)
-            for query, some in batch
-            for suffix in candidate_suffixes_as_tuples(some)
+            for query, group in batch
+            for suffix in candidate_suffixes_as_tuples(group)
         ]
         nll = torch.cat([mean_nll_of_candidates(candidates) for _, candidates in batch]).tolist()
         scores = candidate_values_tensor(scores_against_lower_case(view, pairs, nll))
         by_query = scores.split([len(candidates.suffixes) for _, candidates in batch])
         return [
-            _scores_if_likeliest_has_capitals(own, some)
-            for own, (_, some) in zip(by_query, batch, strict=True)
+            _scores_if_likeliest_has_capitals(query_scores, group)
+            for query_scores, (_, group) in zip(by_query, batch, strict=True)
         ]
 
 
 def _scores_if_likeliest_has_capitals(scores: Tensor, candidates: Any) -> Tensor:
     """Return the scores (distinct,), or -1 for all if the likeliest candidate has no capitals."""
-    # Among digits or a script without case a capital is an unlikely draw, and would lead for want
+    # Among digits or a script without case, a capital is an unlikely draw and would lead for lack
     # of a rival.
     likeliest = int(mean_nll_of_candidates(candidates).argmin())
     return scores if float(scores[likeliest]) != -1.0 else torch.full_like(scores, -1.0)
@@ -167,11 +167,11 @@ def _scores_if_likeliest_has_capitals(scores: Tensor, candidates: Any) -> Tensor
 def scores_against_lower_case(
     view: View, pairs: Sequence[tuple[Tokens, Tokens]], nll: Sequence[float]
 ) -> list[float]:
-    """Return -(nll of the text / nll of its lower case) of each suffix, both tokenised anew; -1
-    without capitals.
+    """Return -(nll of the text / nll of its lower case) of each suffix, both tokenised again.
 
-    A drawn suffix may be written in other tokens than the tokenizer would choose, which are less
-    likely: if only the lower case were tokenised anew, digits in odd pieces would lead.
+    -1 without capitals. A drawn suffix may be written in other tokens than the tokenizer would
+    choose, which are less likely: if only the lower case were tokenised again, digits in odd pieces
+    would lead.
 
     Args:
         view: of a target with log-probabilities, with a tokenizer.
@@ -179,24 +179,24 @@ def scores_against_lower_case(
         nll: mean nll of each suffix in its own tokens, nats a token.
     """
     assert view.tokenizer is not None
-    asked: dict[int, tuple[tuple[Tokens, Tokens], tuple[Tokens, Tokens]]] = {}
+    texts_by_index: dict[int, tuple[tuple[Tokens, Tokens], tuple[Tokens, Tokens]]] = {}
     for i, (prefix, suffix) in enumerate(pairs):
         room = (
             None if view.target.max_positions is None else view.target.max_positions - len(prefix)
         )
         text = view.tokenizer.decode(suffix)
-        written, lowered = (
-            _tokens_of_text(view.tokenizer, one)[:room] for one in (text, text.lower())
+        as_is, lowered = (
+            _tokens_of_text(view.tokenizer, form)[:room] for form in (text, text.lower())
         )
-        if written and lowered and written != lowered:
-            asked[i] = (prefix, written), (prefix, lowered)
-    again = [written for i, (written, _) in asked.items() if written != pairs[i]]
-    wanted = [*again, *(lowered for _, lowered in asked.values())]
-    measured = dict(zip(wanted, view.mean_nll(view.target, wanted), strict=True))
+        if as_is and lowered and as_is != lowered:
+            texts_by_index[i] = (prefix, as_is), (prefix, lowered)
+    rewritten = [as_is for i, (as_is, _) in texts_by_index.items() if as_is != pairs[i]]
+    texts = [*rewritten, *(lowered for _, lowered in texts_by_index.values())]
+    nll_of_text = dict(zip(texts, view.mean_nll(view.target, texts), strict=True))
     scores = [-1.0] * len(pairs)
-    for i, (as_written, in_lower_case) in asked.items():
-        own = nll[i] if as_written == pairs[i] else measured[as_written]
-        scores[i] = -own / measured[in_lower_case]
+    for i, (as_written, in_lower_case) in texts_by_index.items():
+        written_nll = nll[i] if as_written == pairs[i] else nll_of_text[as_written]
+        scores[i] = -written_nll / nll_of_text[in_lower_case]
     return scores
 
 
@@ -232,30 +232,33 @@ def require_reference_model(view: View) -> LanguageModel:
 
 
 def scores_against_reference_model(view: View, batch: Batch, form: str = "ratio") -> list[Tensor]:
-    """The scores of each query's candidates, (distinct,), higher surer. NotApplicable without a
-    reference model."""
-    below = require_reference_model(view)
+    """Return the scores of each query's candidates, (distinct,); higher is more confident.
+
+    NotApplicable without a reference model.
+    """
+    reference_model = require_reference_model(view)
     pairs = [
         (query.prefix, suffix)
         for query, candidates in batch
         for suffix in candidate_suffixes_as_tuples(candidates)
     ]
     sizes = [len(candidates.counts) for _, candidates in batch]
-    # All candidates in one call: what those of one prefix share is read once.
-    reference = candidate_values_tensor(view.mean_nll(below, pairs)).split(sizes)
-    own = [mean_nll_of_candidates(candidates) for _, candidates in batch]
+    # All candidates in one call, to read the shared part of each prefix once.
+    reference = candidate_values_tensor(view.mean_nll(reference_model, pairs)).split(sizes)
+    target_nll = [mean_nll_of_candidates(candidates) for _, candidates in batch]
     return [
         score_against_reference_nll(nll, other, form)
-        for nll, other in zip(own, reference, strict=True)
+        for nll, other in zip(target_nll, reference, strict=True)
     ]
 
 
 def score_against_reference_nll(nll: Tensor, reference: Tensor, form: str) -> Tensor:
-    """The score, higher surer, from two mean nll (nats a token) of the same text."""
+    """Return the score from two mean nll (nats a token) of the same text; higher is more
+    confident."""
     if form == "difference":
         return -(nll - reference)
     if form == "perplexity-ratio":
-        # ppl / ppl_ref in one exponent: either of them may overflow.
+        # ppl / ppl_ref in one exponent: either may overflow.
         return -torch.exp(nll - reference)
     # `loss / compareloss`, as the authors of Ethicist compute it (formulas A2).
     return -(nll / reference)

@@ -1,5 +1,4 @@
-"""Membership: how well scores tell the records that a model was trained on from others, beside a
-blind baseline."""
+"""Measure how well scores distinguish training records from others, next to a blind baseline."""
 
 from __future__ import annotations
 
@@ -37,21 +36,21 @@ from auditor.statistics.metrics import auc_name, name_score_column
 from auditor.statistics.strongest_score import CandidateScore, measure_membership_score
 
 _SECRETS_AT_ONCE = 64
-# entries of the distribution whose moments are taken at once: 16 MiB of float32
+# entries of the distribution per batch of moments: 16 MiB of float32
 _DISTRIBUTION_AT_ONCE = 2**22
-_LEAST_LOG = -1e4  # nats: e^x is 0 and so is its part in a moment, which of -inf would be no number
+_LEAST_LOG = -1e4  # nats: e^x is 0, as is its part of a moment, which -inf would turn into NaN
 _OF_TEXT = ("zlib", "lowercase")
 _OF_REFERENCE = ("reference", "reference_ratio", "min_k_plus_calibrated", "ez_mia", "wbc")
 _OF_REFERENCES = ("rmia", "lira")
-_OF_DISTRIBUTION = {  # what a score takes beside the log-probabilities of the text's own tokens
+_OF_DISTRIBUTION = {  # needs of a score besides the log-probabilities of the text's own tokens
     "min_k_plus": "whole distributions",
     "min_k_plus_calibrated": "whole distributions",
     "ez_mia": "the ranks of tokens",
 }
-_SHADOW = ("log_prob", "saw")  # of each reference model
-_RATIO = "rmia_ratio"  # what RMIA ranks the population by, which takes nobody's label
+_SHADOW = ("log_prob", "saw")  # columns of each reference model
+_RATIO = "rmia_ratio"  # RMIA's ranking of the population, which uses no label
 _STACKED = (*(name for name in SCORES if name not in ("rmia", "stacked")), _RATIO)
-_SIZES = ("characters", "compressed_bytes")  # of the whole text, for the blind baseline
+_SIZES = ("characters", "compressed_bytes")  # of the entire text, for the blind baseline
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class Membership(Probe):
     needs: ClassVar[tuple[str, ...]] = ("likelihood",)
     quick: ClassVar[Mapping[str, Any]] = {"lowercase": False}  # no second reading of each text
     without_reference: ClassVar[Mapping[str, Any]] = {"score": "min_k_plus"}
-    # EZ-MIA takes ranks, which not all give
+    # EZ-MIA needs ranks, which not all models give
     without_distributions: ClassVar[Mapping[str, Any]] = {"score": "loss"}
     least_nonmembers: ClassVar[int] = roc.LEAST
     score: str = "ez_mia"
@@ -94,16 +93,16 @@ class Membership(Probe):
             )
 
     def sampling(self) -> Sampling:
-        """The distribution that it looks at, whole and as it is."""
+        """Return the inspected distribution, unmodified."""
         return Sampling(1, ANCESTRAL)
 
     def wanted_reference_models(self) -> str:
         return self.references
 
     def check_secrets(self, secrets: Sequence[Secret]) -> None:
-        if said := _too_few_records_reason(member_mask(secrets)):
+        if fault := _too_few_records_reason(member_mask(secrets)):
             raise AuditError(
-                f"--attack {self.name} {said}: give --nonmembers FILE, records like the data"
+                f"--attack {self.name} {fault}: give --nonmembers FILE, records like the data"
             )
 
     # --- one secret at a time
@@ -123,45 +122,52 @@ class Membership(Probe):
         )
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
-            own, found = (
+            readings, observed = (
                 measure_token_readings(view.target, prefixes, suffixes),
                 list[Observation](),
             )
-            below = measure_token_readings(reference, prefixes, suffixes) if reference else None
+            reference_readings = (
+                measure_token_readings(reference, prefixes, suffixes) if reference else None
+            )
             others = self._reference_log_probs_and_seen_flags(references, batch, prefixes, suffixes)
-            lowered = self._scores_against_lower_case(view, batch, own) if self.lowercase else []
+            lowered = (
+                self._scores_against_lower_case(view, batch, readings) if self.lowercase else []
+            )
             for i, secret in enumerate(batch):
-                seen = self._scores_from_token_readings(
-                    own.readings_of_text(i), below.readings_of_text(i) if below else None
+                values = self._scores_from_token_readings(
+                    readings.readings_of_text(i),
+                    reference_readings.readings_of_text(i) if reference_readings else None,
                 )
-                seen |= self._zlib_and_lowercase(
-                    view, secret, seen["loss"], lowered[i] if lowered else None
+                values |= self._zlib_and_lowercase(
+                    view, secret, values["loss"], lowered[i] if lowered else None
                 )
-                found.append(
+                observed.append(
                     Observation(
-                        secret.id, {**seen, "tokens": float(len(secret.suffix)), **others[i]}
+                        secret.id, {**values, "tokens": float(len(secret.suffix)), **others[i]}
                     )
                 )
-            return found
+            return observed
 
         yield from observe_in_batches(
             view, [self._secret_as_scored(s) for s in secrets], _SECRETS_AT_ONCE, look
         )
 
     def _secret_as_scored(self, secret: Secret) -> Secret:
-        """The secret as it is scored: its suffix behind its prefix, or all of it behind its first
+        """Return the secret as scored: its suffix after its prefix, or all of it after its first
         token."""
         if self.text == "suffix" or not secret.prefix:
             return secret
-        first, *rest = secret.prefix  # nothing stands before the first token to predict it by
+        first, *rest = secret.prefix  # no context predicts the first token
         return replace(secret, prefix=(first,), suffix=(*rest, *secret.suffix))
 
     def _usable_reference_model(self, view: View) -> LanguageModel | None:
-        """The reference model, None where it is unfit or there is none. NotApplicable where the
-        main score needs it."""
-        found = None if view.reference_fault else view.reference
-        if found is None and self.score in _OF_REFERENCE:
-            why = (
+        """Return the reference model; None if it is unfit or missing.
+
+        NotApplicable if the main score needs it.
+        """
+        usable = None if view.reference_fault else view.reference
+        if usable is None and self.score in _OF_REFERENCE:
+            reason = (
                 view.reference_fault
                 or f"{SCORES[self.score]} needs a model that saw no private data"
             )
@@ -169,29 +175,29 @@ class Membership(Probe):
                 "give --reference MODEL, or choose a score that needs none (-A "
                 "membership.score=min_k_plus)"
             )
-            raise NotApplicable(f"{why}: {way_out}")
-        return found
+            raise NotApplicable(f"{reason}: {way_out}")
+        return usable
 
     def _scores_from_token_readings(
         self, own: TokenReadings, below: TokenReadings | None
     ) -> dict[str, float]:
         # Formulas A9; EZ-MIA and WBC by formulas C2.
-        seen = {
+        scores = {
             "loss": float(own.log_probs.mean()),
             "min_k": membership.average_lowest(own.log_probs, self.k),
         }
-        if (away := own.min_k_plus_token_scores) is not None:
-            seen["min_k_plus"] = membership.average_lowest(away, self.k)
+        if (standardised := own.min_k_plus_token_scores) is not None:
+            scores["min_k_plus"] = membership.average_lowest(standardised, self.k)
         if below is None:
-            return seen
+            return scores
         delta = own.log_probs - below.log_probs
-        if away is not None and (other := below.min_k_plus_token_scores) is not None:
-            seen["min_k_plus_calibrated"] = seen["min_k_plus"] - membership.average_lowest(
+        if standardised is not None and (other := below.min_k_plus_token_scores) is not None:
+            scores["min_k_plus_calibrated"] = scores["min_k_plus"] - membership.average_lowest(
                 other, self.k
             )
         if own.wrong is not None:
-            seen["ez_mia"] = membership.score_error_zone(delta, own.wrong)
-        return seen | {
+            scores["ez_mia"] = membership.score_error_zone(delta, own.wrong)
+        return scores | {
             "reference": float(delta.mean()),
             "reference_ratio": -float(
                 own.log_probs.mean() / below.log_probs.mean()
@@ -203,20 +209,19 @@ class Membership(Probe):
     def _zlib_and_lowercase(
         self, view: View, secret: Secret, mean: float, lowered: float | None
     ) -> dict[str, float]:
-        """Scores and sizes that take the text itself, not its tokens; nothing without a
-        tokenizer."""
+        """Return scores and sizes of the text itself, not its tokens; empty without a tokenizer."""
         if view.tokenizer is None:
             return {}
-        suffix, whole = (
+        suffix, text = (
             view.tokenizer.decode([*head, *secret.suffix]) for head in ((), secret.prefix)
         )
-        sizes = len(whole), zlib_compressed_byte_count(whole)
+        sizes = len(text), zlib_compressed_byte_count(text)
         # `mean` is a log-probability: signs are those of formulas A2.
-        found = {
+        scores = {
             "zlib": mean / zlib_compressed_byte_count(suffix),
             **dict(zip(_SIZES, map(float, sizes), strict=True)),
         }
-        return found if lowered is None else {**found, "lowercase": lowered}
+        return scores if lowered is None else {**scores, "lowercase": lowered}
 
     def _scores_against_lower_case(
         self, view: View, batch: Sequence[Secret], own: TokenReadings
@@ -233,16 +238,16 @@ class Membership(Probe):
         prefixes: Tensor,
         suffixes: Tensor,
     ) -> list[dict[str, float]]:
-        """Under each reference model, the mean log-probability of each text, and whether it was
-        trained on it."""
-        found: list[dict[str, float]] = [{} for _ in batch]
+        """Return each text's mean log-probability under each reference model, and if it trained
+        on it."""
+        values_by_text: list[dict[str, float]] = [{} for _ in batch]
         pairs = zip(references.models, references.saw, strict=True) if references else ()
         for i, (model, saw) in enumerate(pairs):
             with torch.no_grad():
                 means = model.token_log_probs(prefixes, suffixes).double().mean(-1).tolist()
-            for one, secret, mean in zip(found, batch, means, strict=True):
-                one |= {f"log_prob_{i}": mean, f"saw_{i}": float(secret.id in saw)}
-        return found
+            for values, secret, mean in zip(values_by_text, batch, means, strict=True):
+                values |= {f"log_prob_{i}": mean, f"saw_{i}": float(secret.id in saw)}
+        return values_by_text
 
     # --- all secrets together
     # ------------------------------------------------------------------------------------
@@ -250,8 +255,8 @@ class Membership(Probe):
     def add_joint_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> list[Observation]:
-        """Adds the scores that take other records: RMIA's population, LiRA's deviations, a
-        classifier's training."""
+        """Add the scores that need other records: RMIA's population, LiRA's deviations,
+        classifiers."""
         member = member_mask(secrets)
         if _too_few_records_reason(member):
             return list(observations)
@@ -279,13 +284,13 @@ class Membership(Probe):
         added["group"] = group.astype(np.float64)
         return [
             replace(
-                seen,
+                observation,
                 values={
-                    **seen.values,
+                    **observation.values,
                     **{name: float(values[i]) for name, values in added.items()},
                 },
             )
-            for i, seen in enumerate(observations)
+            for i, observation in enumerate(observations)
         ]
 
     def _rmia_and_lira_scores(
@@ -298,31 +303,31 @@ class Membership(Probe):
         if not count:
             return {}
         # (records, models) each.
-        theirs, saw = (
+        reference_log_probs, saw = (
             np.column_stack([value_column(observations, f"{x}_{i}") for i in range(count)])
             for x in _SHADOW
         )
-        own = value_column(observations, "loss")
-        ratio = membership.compute_rmia_log_ratio(own, theirs, saw == 1)
-        mine, others = (
-            membership.compute_logit_confidence(own),
-            membership.compute_logit_confidence(theirs),
+        log_probs = value_column(observations, "loss")
+        ratio = membership.compute_rmia_log_ratio(log_probs, reference_log_probs, saw == 1)
+        confidences, reference_confidences = (
+            membership.compute_logit_confidence(log_probs),
+            membership.compute_logit_confidence(reference_log_probs),
         )
         return {
             _RATIO: ratio,
             "rmia": membership.compute_rmia_share(ratio, ~member, group),
-            "lira": membership.compute_lira_ratio(mine, others, saw == 1),
+            "lira": membership.compute_lira_ratio(confidences, reference_confidences, saw == 1),
         }
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         member = member_mask(secrets)
-        if said := _too_few_records_reason(member):
-            raise NotApplicable(said)
+        if shortage := _too_few_records_reason(member):
+            raise NotApplicable(shortage)
         main = _score_of_each_record(self.score, observations)
         if fault := self._unusable_reason(self.score, main, observations):
             raise NotApplicable(f"{SCORES[self.score]} {fault}")
         widen = _auc_widening_by_score(observations, member)
-        found = {
+        scores_by_name = {
             **self._target_free_baseline_scores(observations),
             **self._usable_scores_by_name(observations),
         }
@@ -331,7 +336,7 @@ class Membership(Probe):
         ]
         measured += [
             measure_membership_score(name, scores, member, widen[name])
-            for name, scores in found.items()
+            for name, scores in scores_by_name.items()
         ]
         return [
             *(m for part in measured for m in part),
@@ -341,8 +346,8 @@ class Membership(Probe):
     def _user_inference_aucs(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> tuple[Measurement, ...]:
-        """AUCs of whether a person's data is in it, from records not trained on; beside the
-        reference alone."""
+        """Return AUCs of detecting a person's data from untrained records, with the reference's
+        own AUC."""
         if all(secret.user is None for secret in secrets):
             return ()
         chosen = (
@@ -360,32 +365,33 @@ class Membership(Probe):
     def _target_free_baseline_scores(
         self, observations: Sequence[Observation]
     ) -> dict[str, NDArray[np.float64]]:
-        """The baselines that never ask the target: the blind classifier, and the reference model
-        alone."""
-        found = {
+        """Return baselines that never query the target: the blind classifier and the reference
+        model."""
+        baselines = {
             name: _score_of_each_record(name, observations) for name in ("blind", "reference_alone")
         }
         return {
-            name: scores for name, scores in found.items() if not _unrankable_scores_reason(scores)
+            name: scores
+            for name, scores in baselines.items()
+            if not _unrankable_scores_reason(scores)
         }
 
     def _usable_scores_by_name(
         self, observations: Sequence[Observation]
     ) -> dict[str, NDArray[np.float64]]:
-        """The scores that rank the records, in the table's order."""
-        found = {name: _score_of_each_record(name, observations) for name in SCORES}
+        """Return the scores that rank the records, in the table's order."""
+        all_scores = {name: _score_of_each_record(name, observations) for name in SCORES}
         return {
             name: scores
-            for name, scores in found.items()
+            for name, scores in all_scores.items()
             if not self._unusable_reason(name, scores, observations)
         }
 
     def _unusable_reason(
         self, name: str, scores: NDArray[np.float64], observations: Sequence[Observation]
     ) -> str:
-        """Why a score ranks nothing; "" where it does."""
-        # All differences 0. (A NaN is true: of a score that is missing, `_unrankable_scores_reason`
-        # tells.)
+        """Explain why a score ranks nothing; "" if it ranks."""
+        # All differences are 0. (NaN is true: `_unrankable_scores_reason` reports a missing score.)
         if name in _OF_REFERENCE and not _score_of_each_record("reference", observations).any():
             return "tells nothing: the reference is the target itself"
         return _unrankable_scores_reason(scores)
@@ -393,31 +399,31 @@ class Membership(Probe):
     def main_number_by_repeats(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, Measurement]:
-        """The main AUC of the members of each repeat count against all non-members."""
+        """Return the main AUC of the members of each repeat count against all non-members."""
         main, member = _score_of_each_record(self.score, observations), member_mask(secrets)
         widen = _auc_widening_by_score(observations, member)[self.score]
         return {
-            str(r): roc.estimate_auc(auc_name(""), main[own], main[~member], widen=widen)
-            for r, own in masks_by_repeat_count(secrets).items()
-            if own.sum() >= roc.LEAST
+            str(r): roc.estimate_auc(auc_name(""), main[mask], main[~member], widen=widen)
+            for r, mask in masks_by_repeat_count(secrets).items()
+            if mask.sum() >= roc.LEAST
         }
 
     def per_secret_values(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, list[float]]:
-        """Scores, of which every number of the row is worked out again."""
+        """Return the scores, from which every number of the row can be recomputed."""
         main, sound = (
             _score_of_each_record(self.score, observations),
             self._usable_scores_by_name(observations),
         )
-        found = {"": main, **self._target_free_baseline_scores(observations), **sound}
-        return {name_score_column(name): scores.tolist() for name, scores in found.items()}
+        columns = {"": main, **self._target_free_baseline_scores(observations), **sound}
+        return {name_score_column(name): scores.tolist() for name, scores in columns.items()}
 
     def membership_candidates(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, CandidateScore]:
-        """Return every score that ranks the records; baselines that never ask the target are
-        none."""
+        """Return every score that ranks the records, without baselines that never query the
+        target."""
         widen = _auc_widening_by_score(observations, member_mask(secrets))
         usable = self._usable_scores_by_name(observations)
         return {
@@ -427,69 +433,69 @@ class Membership(Probe):
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         member = member_mask(secrets)
-        said = [
+        sentences = [
             "each record's stacked and blind score is by a classifier fitted to other records: no "
             "label of its own, its near-duplicates, document or person is used; its attacker knows "
             "some members and some others",
         ]
         for rate in FALSE_POSITIVES:
             if (~member).sum() < roc.count_nonmembers_for_threshold(rate):
-                said.append(
+                sentences.append(
                     f"no true-positive rate at {rate:.1%}: it takes "
                     f"{roc.count_nonmembers_for_threshold(rate):,} non-members, there are "
                     f"{int((~member).sum()):,}"
                 )
-        said += [
-            f"{SCORES[name]}: {why}"
-            for name, why in self._missing_score_reasons(observations).items()
+        sentences += [
+            f"{SCORES[name]}: {reason}"
+            for name, reason in self._missing_score_reasons(observations).items()
         ]
         group = value_column(observations, "group").astype(int)
         if related := int((np.bincount(group)[group] > 1).sum()):
-            said.append(
+            sentences.append(
                 f"{related} records are near-duplicates, or of one document, person or prompt: in "
                 "one fold"
             )
         if "blind" not in self._target_free_baseline_scores(observations):
-            said.append(
+            sentences.append(
                 "no blind baseline: too few unrelated records to fit a classifier, so whether "
                 "members and non-members differ in kind is not known"
             )
         return (
-            *said,
+            *sentences,
             *self._target_free_baseline_notes(observations, member),
             *_rmia_lira_notes(observations),
         )
 
     def _missing_score_reasons(self, observations: Sequence[Observation]) -> dict[str, str]:
-        """Why a score is not shown, by its name."""
-        found = {}
+        """Return by name why a score is not shown."""
+        reasons = {}
         for name in SCORES:
             if name in observations[0].values:
                 if fault := self._unusable_reason(
                     name, _score_of_each_record(name, observations), observations
                 ):
-                    found[name] = f"not applicable: it {fault}"
+                    reasons[name] = f"not applicable: it {fault}"
             elif name == "lowercase" and not self.lowercase:
-                found[name] = "not asked for (-A membership.lowercase=false)"
+                reasons[name] = "not asked for (-A membership.lowercase=false)"
             elif name in _OF_TEXT:
-                found[name] = "not applicable: the model came without a tokenizer"
+                reasons[name] = "not applicable: the model came without a tokenizer"
             elif name in _OF_DISTRIBUTION and (
                 name == "min_k_plus" or "reference" in observations[0].values
             ):
-                found[name] = (
+                reasons[name] = (
                     f"not applicable: it needs {_OF_DISTRIBUTION[name]}, which the target does not "
                     "give"
                 )
             elif name in _OF_REFERENCE:
-                found[name] = (
+                reasons[name] = (
                     "not applicable: there is no reference that saw no private data (--reference "
                     "MODEL)"
                 )
             elif name in _OF_REFERENCES:
-                found[name] = (
+                reasons[name] = (
                     "not applicable: there are no reference models (-A membership.references=)"
                 )
-        return found
+        return reasons
 
     def _target_free_baseline_notes(
         self, observations: Sequence[Observation], member: NDArray[np.bool_]
@@ -525,35 +531,36 @@ def _rmia_lira_notes(observations: Sequence[Observation]) -> Iterator[str]:
 def _auc_widening_by_score(
     observations: Sequence[Observation], member: NDArray[np.bool_]
 ) -> Mapping[str, float]:
-    """Return by score what the deviation of its AUC is multiplied by: what is learnt in folds is
-    less independent."""
-    learnt = blind_classifier.compute_cross_fit_deviation_factor(
+    """Return by score a factor of the deviation of its AUC: cross-fitted scores are less
+    independent."""
+    cross_fit = blind_classifier.compute_cross_fit_deviation_factor(
         member, value_column(observations, "group").astype(int)
     )
-    return defaultdict(lambda: 1.0, blind=learnt, stacked=learnt)
+    return defaultdict(lambda: 1.0, blind=cross_fit, stacked=cross_fit)
 
 
 def _score_of_each_record(name: str, observations: Sequence[Observation]) -> NDArray[np.float64]:
-    """(records,) of one score; NaN where it was not to be had."""
-    return np.array([seen.values.get(name, np.nan) for seen in observations], dtype=float)
+    """Return (records,) of one score; NaN if unavailable."""
+    return np.array(
+        [observation.values.get(name, np.nan) for observation in observations], dtype=float
+    )
 
 
 def _unrankable_scores_reason(scores: NDArray[np.float64]) -> str:
-    """Why a score ranks nothing: it is not a number for somebody, or the same for all; "" where it
-    does."""
+    """Explain why a score ranks nothing: NaN for a record, or equal for all; "" if it ranks."""
     if missing := int(np.isnan(scores).sum()):
         return f"is no number for {missing} of {len(scores)} records"
     return f"is the same for all {len(scores)} records" if (scores == scores[0]).all() else ""
 
 
 def _too_few_records_reason(member: NDArray[np.bool_]) -> str:
-    """What is missing for members to be told from non-members; "" where nothing is."""
-    own, others = int(member.sum()), int((~member).sum())
-    if min(own, others) >= roc.LEAST:
+    """Explain which records are missing to distinguish members; "" if none are."""
+    n_members, n_nonmembers = int(member.sum()), int((~member).sum())
+    if min(n_members, n_nonmembers) >= roc.LEAST:
         return ""
     return (
         f"needs at least {roc.LEAST} members and {roc.LEAST} non-members to distinguish, got "
-        f"{own} and {others}"
+        f"{n_members} and {n_nonmembers}"
     )
 
 
@@ -567,11 +574,11 @@ def _rmia_lira_reference_count(observations: Sequence[Observation]) -> int:
 
 @dataclass(frozen=True)
 class TokenReadings:
-    """Suffixes read by one model: (B, L) or, of one of them, (L,). Nats.
+    """Suffixes read by one model: (B, L) or, for a single suffix, (L,). Nats.
 
-    mean, deviation: of log p(v) with v drawn from the distribution, None of a model that gives no
-    distributions; wrong:
-    whether the likeliest token is another one, None of a model that gives no ranks either.
+    mean, deviation: of log p(v) with v drawn from the distribution, None for a model without
+    distributions; wrong: the likeliest token differs from the text's, None for a model without
+    ranks too.
     """
 
     log_probs: NDArray[Any]
@@ -596,7 +603,7 @@ class TokenReadings:
 def measure_token_readings(
     model: LanguageModel, prefixes: Tensor, suffixes: Tensor
 ) -> TokenReadings:
-    """One teacher-forced pass. prefixes (B, n), suffixes (B, L)."""
+    """Read the suffixes in one teacher-forced pass. prefixes (B, n), suffixes (B, L)."""
     if not implies_capability(model.capabilities, "distribution"):
         log_probs = model.token_log_probs(prefixes, suffixes).double().cpu().numpy()
         ranked = implies_capability(model.capabilities, "ranks")
@@ -613,15 +620,18 @@ def measure_token_readings(
 def _membership_token_statistics(
     distribution: Tensor, tokens: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(rows,) each: log p of the token, mean and deviation of log p under the distribution, whether
-    another leads."""
-    own, leads = (
+    """Return (rows,) each: log p of the token, mean and deviation of log p, and if another token
+    leads.
+
+    Mean and deviation are under the distribution.
+    """
+    log_prob, leads = (
         distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1),
         distribution.argmax(-1) == tokens,
     )
-    away = distribution.clamp_min(_LEAST_LOG)  # a copy: what follows writes over it
-    p = away.exp()
-    mean = (p * away).sum(-1, keepdim=True)
-    # about the mean, where nothing cancels
-    deviation = away.sub_(mean).square_().mul_(p).sum(-1).sqrt()
-    return own.double(), mean.squeeze(-1).double(), deviation.double(), ~leads
+    log_p = distribution.clamp_min(_LEAST_LOG)  # a copy, overwritten below
+    p = log_p.exp()
+    mean = (p * log_p).sum(-1, keepdim=True)
+    # about the mean, to avoid cancellation
+    deviation = log_p.sub_(mean).square_().mul_(p).sum(-1).sqrt()
+    return log_prob.double(), mean.squeeze(-1).double(), deviation.double(), ~leads

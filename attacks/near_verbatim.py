@@ -1,5 +1,4 @@
-"""Near-verbatim extraction: a lower bound on the probability of a sample within a few token edits
-of the secret."""
+"""Bound from below the probability of a sample within a few token edits of the secret."""
 
 from __future__ import annotations
 
@@ -97,7 +96,7 @@ class NearVerbatim(DistributionProbe):
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, list[float]]:
         names = {"near_verbatim_probability": "log_p_near", "extraction_probability": "log_p"}
-        log_p = {name: value_column(observations, own) for name, own in names.items()}
+        log_p = {name: value_column(observations, field) for name, field in names.items()}
         return {
             name: compute_any_sample_probability(column, 1).tolist()
             for name, column in log_p.items()
@@ -116,7 +115,7 @@ class NearVerbatim(DistributionProbe):
 
 
 def check_near_verbatim_beam_options(distance: int, beams: int) -> None:
-    """Raises AuditError."""
+    """Check the options of the beams. Raises AuditError."""
     if distance < 0:
         raise AuditError(f"expected distance >= 0, got {distance}")
     if beams < 1:
@@ -124,7 +123,7 @@ def check_near_verbatim_beam_options(distance: int, beams: int) -> None:
 
 
 def near_verbatim_batch_size(model: LanguageModel, beams: int) -> int:
-    """How many secrets' beams are walked together."""
+    """Return the number of secrets whose beams advance together."""
     rows = min(_ROWS_AT_ONCE, _DISTRIBUTION_AT_ONCE // model.vocab_size) // model.parts
     return max(1, rows // (beams + 1))
 
@@ -138,15 +137,14 @@ def near_verbatim_probability_bound(
     distance: int,
     beams: int,
 ) -> tuple[Tensor, Tensor]:
-    """log of a lower bound on P[edits(sample, suffix) <= distance], and log P[sample = suffix]:
-    (B,) float64 nats each.
+    """Return a log lower bound on P[edits(sample, suffix) <= distance], and log P[sample = suffix].
 
-    prefixes: (B, n); suffixes: (B, L). A row is a distinct partial sample; each secret has a beam
-    of its own.
+    (B,) float64 nats each. prefixes: (B, n); suffixes: (B, L). A row is a distinct partial sample;
+    each secret has its own beam.
     """
     count, length = suffixes.shape
     rows = model.start(prefixes, length)
-    owner = torch.arange(count, device=suffixes.device)  # (rows,): whose beam a row is
+    owner = torch.arange(count, device=suffixes.device)  # (rows,): the secret of each row's beam
     log_q = torch.zeros(count, dtype=torch.float64, device=suffixes.device)
     # (rows, L+1): Levenshtein rows
     edits = torch.arange(length + 1, device=suffixes.device).expand(count, -1)
@@ -155,8 +153,8 @@ def near_verbatim_probability_bound(
         # (rows, V)
         children = log_q.unsqueeze(-1) + decoding.log_distribution(rows.log_probs()).double()
         aims = suffixes[owner]
-        # Tokens that the suffix has nowhere all change the row alike: one row serves them together.
-        # (rows, L, L+1), (rows, L+1)
+        # Tokens outside the suffix all change the row alike: one row represents them. (rows, L,
+        # L+1), (rows, L+1)
         known, unknown = _edit_distances_of_beam_children(edits, aims)
         near = (
             (_fewest_edits_beam_can_end_with(unknown, position + 1) <= distance)
@@ -172,31 +170,31 @@ def near_verbatim_probability_bound(
         )
         children = torch.where(near, children, -torch.inf)
         if position + 1 == length:
-            # Of distinct texts, so that probabilities add up and what beams dropped only lowers
-            # them (formulas A6).
+            # The texts are distinct, so probabilities add up, and dropped beams only lower the sum
+            # (formulas A6).
             ends = (children.logsumexp(-1), exact)
             near_total, exact_total = (
                 _near_verbatim_log_sum_by_secret(owner, log_p, count) for log_p in ends
             )
             return near_total, exact_total
         parents, tokens = _prune_beams_keep_verbatim(children, owner, beams, exact, truth)
-        # No row can still end near enough, and no verbatim path goes on: all that is left has
-        # probability 0.
+        # No row can still end near enough, and no verbatim path continues: the rest has probability
+        # 0.
         if not len(parents):
             break
         log_q, owner = children[parents, tokens], owner[parents]
         verbatim = verbatim[parents] & (tokens == truth[parents])
-        same = aims[parents] == tokens.unsqueeze(-1)
-        place = same.int().argmax(-1)  # any place of the token: its rows are equal
-        edits = torch.where(same.any(-1, keepdim=True), known[parents, place], unknown[parents])
+        matches = aims[parents] == tokens.unsqueeze(-1)
+        place = matches.int().argmax(-1)  # any place of the token: its rows are equal
+        edits = torch.where(matches.any(-1, keepdim=True), known[parents, place], unknown[parents])
         rows.advance(parents, tokens)
-    nothing = torch.full((count,), -torch.inf, dtype=torch.float64, device=suffixes.device)
-    return nothing, nothing
+    impossible = torch.full((count,), -torch.inf, dtype=torch.float64, device=suffixes.device)
+    return impossible, impossible
 
 
 def _edit_distances_of_beam_children(edits: Tensor, aims: Tensor) -> tuple[Tensor, Tensor]:
-    """The Levenshtein row of each child: for the tokens of the suffix (rows, L, L+1), and for all
-    others (rows, L+1).
+    """Return each child's Levenshtein row: (rows, L, L+1) for suffix tokens, (rows, L+1) for all
+    others.
 
     edits: (rows, L+1), edits[j] = distance of the row's tokens to the first j of the suffix; aims:
     (rows, L).
@@ -205,8 +203,10 @@ def _edit_distances_of_beam_children(edits: Tensor, aims: Tensor) -> tuple[Tenso
     equal = aims.unsqueeze(1) == aims.unsqueeze(2)  # (rows, L tokens, L places)
     other = torch.zeros_like(equal[:, :1])
     equal = torch.cat([equal, other], dim=1)  # the last token is in no place
-    shorter, above = edits[:, None, :-1], edits[:, None, 1:]
-    best = torch.minimum(shorter + ~equal, above + 1)  # substitute or match; drop the new token
+    shorter, deletion_base = edits[:, None, :-1], edits[:, None, 1:]
+    best = torch.minimum(
+        shorter + ~equal, deletion_base + 1
+    )  # substitute or match; drop the new token
     first = (edits[:, None, :1] + 1).expand(-1, length + 1, -1)
     best = torch.cat([first, best], dim=-1)
     # Missing tokens: new[j] = min over i <= j of best[i] + (j - i), a running minimum.
@@ -216,8 +216,10 @@ def _edit_distances_of_beam_children(edits: Tensor, aims: Tensor) -> tuple[Tenso
 
 
 def _fewest_edits_beam_can_end_with(edits: Tensor, position: int) -> Tensor:
-    """The fewest edits a row can end with: after edits[j], L - position tokens are still to become
-    L - j."""
+    """Return the fewest final edits of a row.
+
+    After edits[j], L - position tokens must still become L - j.
+    """
     places = torch.arange(edits.shape[-1], device=edits.device)
     return (edits + (places - position).abs()).amin(-1)
 
@@ -225,26 +227,29 @@ def _fewest_edits_beam_can_end_with(edits: Tensor, position: int) -> Tensor:
 def _prune_beams_keep_verbatim(
     children: Tensor, owner: Tensor, beams: int, exact: Tensor, truth: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The `beams` likeliest children of each secret, and its verbatim one: (parents, tokens)."""
+    """Return (parents, tokens) of each secret's `beams` likeliest children and its verbatim
+    child."""
     width = min(beams, children.shape[-1])
-    values, tokens = children.topk(width, dim=-1)  # a row has at most so many of the likeliest
+    values, tokens = children.topk(width, dim=-1)  # a row has at most this many of the likeliest
     parents = torch.arange(len(owner), device=owner.device).unsqueeze(-1).expand_as(tokens)
     values, tokens, parents = values.flatten(), tokens.flatten(), parents.flatten()
     order = values.argsort(descending=True, stable=True)
     order = order[owner[parents[order]].argsort(stable=True)]  # by secret, likeliest first
-    mine = owner[parents[order]]
-    first = torch.searchsorted(mine, mine)  # where the rows of its secret begin
-    place = torch.arange(len(mine), device=mine.device) - first
+    owners = owner[parents[order]]
+    first = torch.searchsorted(owners, owners)  # first row of its secret
+    place = torch.arange(len(owners), device=owners.device) - first
     order = order[(place < beams) & values[order].isfinite()]
     parents, tokens = parents[order], tokens[order]
-    row = exact.isfinite().nonzero().squeeze(-1)  # the verbatim rows whose path goes on
-    kept = torch.isin(row * children.shape[-1] + truth[row], parents * children.shape[-1] + tokens)
-    return torch.cat([parents, row[~kept]]), torch.cat([tokens, truth[row[~kept]]])
+    row = exact.isfinite().nonzero().squeeze(-1)  # the verbatim rows whose path continues
+    is_kept = torch.isin(
+        row * children.shape[-1] + truth[row], parents * children.shape[-1] + tokens
+    )
+    return torch.cat([parents, row[~is_kept]]), torch.cat([tokens, truth[row[~is_kept]]])
 
 
 def _near_verbatim_log_sum_by_secret(owner: Tensor, log_q: Tensor, count: int) -> Tensor:
-    """(count,): log of the sum of exp(log_q) over the rows of each secret; -inf where it has
-    none."""
+    """Return (count,) the log of the sum of exp(log_q) over each secret's rows; -inf without
+    rows."""
     total = torch.zeros(count, dtype=torch.float64, device=owner.device)
     peak = torch.full_like(total, -torch.inf).scatter_reduce(0, owner, log_q, "amax")
     safe = torch.where(peak.isfinite(), peak, 0.0)

@@ -1,22 +1,21 @@
-"""Prediction audit: is a member of the ensemble in or out, guessed from the tokens of one budget,
-game after game.
+"""Audit private prediction by games: guess from one budget's tokens if a member is in the ensemble.
 
-Private prediction promises that nobody can tell two neighbouring models apart by the tokens that
-one budget pays for. So that is played: a fair coin takes the model or its neighbour, an adversary
-asks it for as many tokens as the promise covers, and guesses the coin from what was drawn. Every
-game is a new budget with a new coin, so games are independent, and Clopper-Pearson's bound of their
-guesses is one of epsilon (formulas.md B5). That bound stands whatever draws the
-tokens: the draws are audited, not the distribution that the model gives for them.
+Private prediction promises that the tokens of one budget do not distinguish two neighbouring
+models. In each game a fair coin selects the model or its neighbour, an adversary requests as many
+tokens as the promise covers, and guesses the coin from the drawn tokens. Every game has a new
+budget and a new coin, so games are independent, and Clopper-Pearson's bound on their guesses bounds
+epsilon (formulas.md B5). The bound holds for any source of tokens: it audits the draws, not the
+distribution that the model reports for them.
 
-The adversary is the strongest that costs little. It asks one context, teacher-forced on a record,
-over and over: the one where, of all neighbours, model and neighbour are furthest apart after so
-many tokens. It knows both distributions and adds up the log-ratios of what is drawn; where to cut
-the sum is learnt from games that are then not counted.
-Another adversary may do better, so a bound that is far below the claim is no proof of it.
+The adversary is the strongest at low cost. It repeats a single context, teacher-forced on a record:
+the context at which model and a neighbour are furthest apart after this many tokens, over all
+neighbours. It knows both distributions and adds up the log-ratios of drawn tokens; games that are
+not counted determine the threshold of the sum. Another adversary may do better, so a bound far
+below the claim does not prove the claim.
 
-Tokens are the auditor's own: they are not released, and not charged to the claim. Knows no defense
-and no relation: the target says which models are its neighbours, and without any the public model
-stands in its place.
+Tokens belong to the auditor: they are not released, and not charged to the claim. Knows no defense
+and no relation: the target names its neighbour models, and without neighbours the public model
+replaces them.
 """
 
 from __future__ import annotations
@@ -59,12 +58,12 @@ from auditor.statistics.one_run import check_audit_parameters
 
 Array = NDArray[np.float64]
 
-_DRAWS = 2**20  # tokens of all games together, where the number of games is not given
+_DRAWS = 2**20  # tokens of all games together, if the number of games is not given
 _AT_ONCE = 2**18  # tokens drawn at once
-# probabilities of all neighbours held at once: 32 MiB of float64 each
+# probabilities of all neighbours in memory at once: 32 MiB of float64 each
 _DISTRIBUTION_ELEMENTS = 2**22
-_SURE = 1e6  # nats: what a token that only one of the two can say counts
-PUBLIC = "any_two_models"  # the neighbour of a model that names none: the public one in its place
+_SURE = 1e6  # nats: the weight of a token that only one of the two can draw
+PUBLIC = "any_two_models"  # the neighbour of a model without neighbours: the public model
 _COUNTS = ("tp", "fn", "fp", "tn")
 _SHARD = "shard"
 _PRIVATE = "exact answers depend on the private data: do not publish"
@@ -105,7 +104,7 @@ class PredictionAudit(Probe):
         check_audit_parameters(self.delta, self.level)
 
     def sampling(self) -> Sampling:
-        """Ancestral draws, whatever the setting: no claim is about another decoding."""
+        """Return ancestral draws in any setting: no claim is about another decoding."""
         return Sampling(1, ANCESTRAL)
 
     # --- where to ask: what each secret's contexts would give away ---
@@ -114,9 +113,9 @@ class PredictionAudit(Probe):
     def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
         if (
             "distribution" not in view.target.capabilities
-        ):  # the setting is the adversary's, who sees tokens alone
-            wanted = "the distribution that tokens are scored by"
-            raise TargetLacks(f"needs {wanted}, which {view.target.name} does not give")
+        ):  # the setting limits the adversary, who sees only tokens
+            needed = "the distribution that tokens are scored by"
+            raise TargetLacks(f"needs {needed}, which {view.target.name} does not give")
         self._game_terms(view.claim)
         for secret in secrets[:1]:
             contexts = torch.tensor([secret.prefix + secret.suffix[:1]], device=view.target.device)
@@ -128,7 +127,7 @@ class PredictionAudit(Probe):
         self.check_inputs(view, secrets)
         terms = self._game_terms(view.claim)
         longest = max((len(secret.suffix) for secret in secrets), default=1)
-        # what the model says of each place, and of each part at the places that are looked at
+        # the model's distribution at each place, and each part's at the selected positions
         elements = (
             longest + (self.positions or longest) * view.target.parts
         ) * view.target.vocab_size
@@ -136,34 +135,42 @@ class PredictionAudit(Probe):
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
             contexts, length = torch.cat([prefixes, suffixes[:, :-1]], dim=1), suffixes.shape[1]
-            at, seen = evenly_spaced_suffix_positions(self.positions, length), list[Observation]()
-            own = _normalised_game_log_probs(view.target.log_probs(contexts, length)[:, at])
-            offered, _ = self._neighbours_to_play_against(view, contexts, length, at)
+            positions, results = (
+                evenly_spaced_suffix_positions(self.positions, length),
+                list[Observation](),
+            )
+            reported = _normalised_game_log_probs(
+                view.target.log_probs(contexts, length)[:, positions]
+            )
+            offered, _ = self._neighbours_to_play_against(view, contexts, length, positions)
             tokens, often = int(terms["tokens"]), max(terms["delta"], 1 / terms["games"])
-            # nats, (B, positions, neighbours): how far apart a game leaves the two. What happens
-            # less often than once in all games shows nothing.
-            found = {
+            # nats, (B, positions, neighbours): distance of the two after a game. Events rarer than
+            # once in all games show nothing.
+            reaches = {
                 other.relation: bound_game_epsilon(
-                    own[..., None, :], _normalised_game_log_probs(other.log_probs), tokens, often
+                    reported[..., None, :],
+                    _normalised_game_log_probs(other.log_probs),
+                    tokens,
+                    often,
                 )
                 for other in offered
             }
             for i, secret in enumerate(batch):
                 values = dict[str, float]()
-                for relation, reach in found.items():
+                for relation, reach in reaches.items():
                     position, neighbour = divmod(int(reach[i].argmax()), reach.shape[-1])
                     values[f"reach_{relation}"] = float(reach[i].max())
                     values[f"position_{relation}"], values[f"neighbour_{relation}"] = (
-                        float(at[position]),
+                        float(positions[position]),
                         neighbour,
                     )
-                seen.append(Observation(secret.id, values))
-            return seen
+                results.append(Observation(secret.id, values))
+            return results
 
         yield from observe_in_batches(view, secrets, size, look)
 
     def _game_terms(self, claim: Claim | None) -> dict[str, float]:
-        """What is played for: tokens and number of the games, delta, and the epsilon claimed by its
+        """Return the terms: tokens and number of games, delta, and the claimed epsilon by its
         relation."""
         if claim is not None and claim.any_access:
             raise TargetLacks(
@@ -190,10 +197,10 @@ class PredictionAudit(Probe):
     def _neighbours_to_play_against(
         self, view: View, contexts: Tensor, last: int, at: Sequence[int]
     ) -> tuple[Sequence[Neighbours], bool]:
-        """The distributions of the neighbours to play against; and whether the public model is the
-        only one there is.
+        """Return the distributions of the neighbours, and True if only the public model is
+        available.
 
-        Raises NotApplicable where there are none, or none by the relation that was asked for.
+        Raises NotApplicable without neighbours, or without any of the requested relation.
         """
         offered = view.target.neighbour_distributions(contexts, last, at)
         stand_in = not offered
@@ -208,8 +215,10 @@ class PredictionAudit(Probe):
         names = [neighbours.relation for neighbours in offered]
         if self.relation and self.relation not in names:
             raise TargetLacks(f"its neighbours are by {' or '.join(names)}, not by {self.relation}")
-        wanted = self.relation or (view.claim.relation if view.claim is not None else "")
-        return [one for one in offered if one.relation == wanted] or offered, stand_in
+        preferred = self.relation or (view.claim.relation if view.claim is not None else "")
+        return [
+            candidate for candidate in offered if candidate.relation == preferred
+        ] or offered, stand_in
 
     # --- the games ---
 
@@ -217,8 +226,7 @@ class PredictionAudit(Probe):
     def facts(
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, float]:
-        """Plays the games behind the context that gives most away: their terms, and what came of
-        them."""
+        """Play the games after the most revealing context; return their terms and results."""
         if not observations:
             return {}
         reach = {
@@ -226,16 +234,17 @@ class PredictionAudit(Probe):
             for i, o in enumerate(observations)
             for relation in observed_names_without_prefix("reach_", o.values)
         }
-        # By distributions alone, before a token is drawn: the bound owes nothing to the choice.
+        # Only by distributions, before a token is drawn: the choice does not affect the bound.
         chosen, relation = max(reach, key=lambda place: reach[place])
         return self._play_games(view, secrets[chosen], observations[chosen], relation)
 
     def _play_games(
         self, view: View, secret: Secret, seen: Observation, relation: str
     ) -> dict[str, float]:
-        """The terms, guesses that count, and the exact answer for the same games."""
+        """Play the games; return the terms, the counted guesses, and the exact answer for the
+        same games."""
         position, neighbour = (
-            int(seen.values[f"{what}_{relation}"]) for what in ("position", "neighbour")
+            int(seen.values[f"{field}_{relation}"]) for field in ("position", "neighbour")
         )
         terms = self._game_terms(view.claim)
         tokens, games, delta = int(terms["tokens"]), int(terms["games"]), terms["delta"]
@@ -244,7 +253,7 @@ class PredictionAudit(Probe):
         )
         _, stand_in = self._neighbours_to_play_against(view, context, 1, [0])
         other = view.public if stand_in else view.target.neighbour_model(relation, neighbour)
-        assert other is not None  # `_neighbours_to_play_against` has seen to it
+        assert other is not None  # `_neighbours_to_play_against` guarantees it
         game = PredictionDistinguishingGame(view.target, other, context, tokens)
         guesses = count_confusion(
             *game.draw_scores_and_coins(games, view.seed, view.target_name, self.name),
@@ -269,21 +278,21 @@ class PredictionAudit(Probe):
     ) -> tuple[Audited, ...]:
         relation, values = _played_relation(observations), observations.facts
         tp, fn, fp, tn = (int(values[name]) for name in _COUNTS)
-        # Without a claim, the relation that was played, and a shard.
-        (told, *_), (unit, *_) = (
+        # Without a claim, use the relation of the games, and a shard.
+        (claimed_relation, *_), (unit, *_) = (
             observed_names_without_prefix("claimed_", values) or [relation],
             observed_names_without_prefix("unit_", values) or [_SHARD],
         )
         covered = values.get("covered", math.inf)
-        found = replace(
+        audit = replace(
             audit_games((tp, fn, fp, tn), values["delta"], self.level),
-            relation=told,
+            relation=claimed_relation,
             unit="the whole training set" if relation == PUBLIC else unit,
             tokens=int(values["tokens"]),
             covered=int(covered) if math.isfinite(covered) else None,
             exact=values[f"exact_{relation}"],
         )
-        return (found,)
+        return (audit,)
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         (audit,) = self.epsilon_lower_bounds(secrets, observations)
@@ -300,7 +309,7 @@ class PredictionAudit(Probe):
         neighbour = (
             "the public model in its place" if values["stand_in"] else relation.replace("_", " ")
         )
-        said = [
+        sentences = [
             f"{audit.canaries:,} games that count, each of {tokens:,} drawn tokens{of}; by a fair "
             f"coin the model answered, or its neighbour ({neighbour}); {audit.right:,} guesses "
             "right",
@@ -311,16 +320,16 @@ class PredictionAudit(Probe):
             "the auditor's own draws: they are not released, and not charged to the claim",
         ]
         if audit.relation not in (relation, PUBLIC) and f"claimed_{audit.relation}" in values:
-            said.append(
+            sentences.append(
                 f"played by {relation.replace('_', ' ')}, and held to what is claimed "
                 f"{audit.relation}"
             )
-        return (*said, _PRIVATE)
+        return (*sentences, _PRIVATE)
 
 
 @dataclass(frozen=True)
 class PredictionDistinguishingGame:
-    """So many tokens behind one context, (1, n), drawn from one of two models: which?"""
+    """The game: which of two models drew these tokens after one context, (1, n)?"""
 
     inside: LanguageModel
     outside: LanguageModel
@@ -329,7 +338,7 @@ class PredictionDistinguishingGame:
 
     @cached_property
     def log_distributions_of_both_models(self) -> tuple[Array, Array]:
-        """(V,) nats each: what the next token is said to be drawn from."""
+        """The reported distribution of the next token by each model, (V,) nats each."""
         first, second = (
             _normalised_game_log_probs(m.log_probs(self.context, 1)[0, 0])
             for m in (self.inside, self.outside)
@@ -338,8 +347,7 @@ class PredictionDistinguishingGame:
 
     @torch.no_grad()
     def draw_scores_and_coins(self, games: int, *key: str | int) -> tuple[Array, NDArray[np.bool_]]:
-        """The sum of log-ratios of each game's tokens, higher: surer that it was `inside`; and the
-        coins; (games,)."""
+        """Return (games,) sums of log-ratios, higher: more confident in `inside`; and the coins."""
         # Tokens are independent, so their sum is a game's log-likelihood ratio: no test is stronger
         # (Neyman-Pearson).
         ratio = torch.from_numpy(
@@ -347,13 +355,13 @@ class PredictionDistinguishingGame:
         )
         coins, scores = keyed_random_generator(*key, "coins").random(games) < 0.5, np.empty(games)
         for model, side in ((self.inside, coins), (self.outside, ~coins)):
-            # A stream for each side: what one model draws moves nothing of the other's.
+            # A stream for each side: draws of one model do not shift those of the other.
             noise = keyed_random_generator(*key, "inside" if model is self.inside else "outside")
-            # `or`: no coin may have fallen on this side.
+            # `or`: perhaps no coin fell on this side.
             scores[side] = np.concatenate(
                 [
-                    ratio[drawn].sum(-1).numpy()
-                    for drawn in self._draw_game_token_batches(model, int(side.sum()), noise)
+                    ratio[tokens].sum(-1).numpy()
+                    for tokens in self._draw_game_token_batches(model, int(side.sum()), noise)
                 ]
                 or [np.empty(0)]
             )
@@ -362,8 +370,8 @@ class PredictionDistinguishingGame:
     def _draw_game_token_batches(
         self, model: LanguageModel, games: int, noise: np.random.Generator
     ) -> Iterator[Tensor]:
-        """(some games, tokens) a batch: drawn as the model itself serves them."""
-        # Never advanced: all tokens of all games are drawn behind the one context.
+        """Yield (some games, tokens) per batch, drawn as the model itself serves them."""
+        # Never advance: all tokens of all games follow the single context.
         rows, at_once = (
             model.start(self.context, 1, distribution=False),
             max(1, _AT_ONCE // self.tokens),
@@ -371,10 +379,10 @@ class PredictionDistinguishingGame:
         for start in range(0, games, at_once):
             draws = min(at_once, games - start) * self.tokens
             uniforms = torch.from_numpy(noise.random((draws, CHANNELS))).to(model.device)
-            drawn, _ = rows.draw(
+            tokens, _ = rows.draw(
                 torch.zeros(draws, dtype=torch.long, device=model.device), uniforms, ANCESTRAL
             )
-            yield drawn.view(-1, self.tokens).cpu()
+            yield tokens.view(-1, self.tokens).cpu()
 
 
 def _normalised_game_log_probs(log_probs: Tensor) -> Array:
@@ -383,12 +391,15 @@ def _normalised_game_log_probs(log_probs: Tensor) -> Array:
 
 
 def _game_log_ratio_of_each_token(log_p: Array, log_q: Array) -> Array:
-    """(V,) nats; what only one of the two can say is sure, what neither can says nothing."""
+    """Return (V,) log-ratios in nats.
+
+    A token that only one model can draw is decisive, a token that neither can draw is neutral.
+    """
     with np.errstate(invalid="ignore"):
         return np.nan_to_num(log_p - log_q, nan=0.0, posinf=_SURE, neginf=-_SURE)
 
 
 def _played_relation(observations: Observed) -> str:
-    """The relation of the neighbours that the games were played against."""
+    """Return the relation of the neighbours that the games were played against."""
     (relation,) = observed_names_without_prefix("exact_", observations.facts)
     return relation

@@ -1,5 +1,4 @@
-"""Untargeted extraction: no prefix is known; texts are drawn, and held against all that the model
-was trained on."""
+"""Extract training data without a prefix: draw texts and compare them with all training data."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ class Untargeted(CorpusAttack):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_options_at_least(self, 0, "cooling")
-        self.sampling()  # refuses a bad temperature or top_k
+        self.sampling()  # raises for a bad temperature or top_k
 
     def sampling(self) -> Sampling:
         if not self.cooling:
@@ -60,18 +59,18 @@ class Untargeted(CorpusAttack):
         return {view.sampling_recipe_name(self.sampling(), ""): 1}
 
     def generation_beginnings(self, view: View) -> list[Tokens]:
-        """What generations begin with, in turn. Raises AuditError for prompts that cannot be
-        read."""
+        """Return the beginnings of generations, in turn. Raises AuditError for unreadable
+        prompts."""
         if self.prompts:
             return read_untargeted_prompts(Path(self.prompts), view.tokenizer)
         if view.target.prefix_token:
-            return [()]  # as every text, they stand behind the prefix token
+            return [()]  # as every text, they follow the prefix token
         for kind in ("bos", "eos"):
             token = getattr(view.tokenizer, f"{kind}_token_id", None)
             token = view.target.special_token_id(kind) if token is None else token
             if (
                 token is not None and token < view.target.vocab_size
-            ):  # a tokenizer may know more tokens than the model
+            ):  # a tokenizer may have more tokens than the model
                 return [(token,)]
         raise NotApplicable(
             "nothing stands before a text's first token: give --prefix-token, or -A "
@@ -91,58 +90,63 @@ class Untargeted(CorpusAttack):
         for batch in view.candidates(queries, self.sampling()):
             rankings = self.candidate_scores_by_ranking(view, batch)
             for i, (query, candidates) in enumerate(batch):
-                # One sample a generation, so one candidate.
-                own = {name: float(scores[i][0]) for name, scores in rankings.items()}
-                # all alike without log-probabilities
-                score = candidate_values_tensor([own.get("perplexity", 0.0)])
-                yield replace(rank_candidates_as_guesses(query, candidates, score, 1), rankings=own)
+                # One sample per generation, so one candidate.
+                scores_of_text = {name: float(scores[i][0]) for name, scores in rankings.items()}
+                # equal scores without log-probabilities
+                score = candidate_values_tensor([scores_of_text.get("perplexity", 0.0)])
+                yield replace(
+                    rank_candidates_as_guesses(query, candidates, score, 1), rankings=scores_of_text
+                )
 
     def candidate_scores_by_ranking(self, view: View, batch: Batch) -> Mapping[str, list[Tensor]]:
-        """Scores of the candidates, by name, as far as access, tokenizer and reference allow."""
+        """Return the candidates' scores by name, as far as access, tokenizer and reference
+        allow."""
         if not view.has_capability("likelihood"):
             return {}
-        found = {"perplexity": PerplexityRanking().candidate_scores(view, batch)}
+        rankings = {"perplexity": PerplexityRanking().candidate_scores(view, batch)}
         if view.tokenizer is not None:
-            found |= {
+            rankings |= {
                 "zlib": ZlibRanking().candidate_scores(view, batch),
                 "lowercase": LowercaseRanking().candidate_scores(view, batch),
             }
         if view.reference is not None:
-            found["reference"] = scores_against_reference_model(view, batch)
-        return found
+            rankings["reference"] = scores_against_reference_model(view, batch)
+        return rankings
 
     def notes(self, view: View, state: dict[str, Any]) -> tuple[str, ...]:
         prompts = f"texts begin with {len(self.generation_beginnings(view)):,} prompts in turn"
-        said = [prompts if self.prompts else "texts begin as the model begins one"]
+        sentences = [prompts if self.prompts else "texts begin as the model begins one"]
         if view.decoding_in_this_setting(self.sampling()).is_point:
-            said.append(
+            sentences.append(
                 f"1 text of each beginning, not {self.generations:,} in all: under this decoding "
                 "all are the same"
             )
         if not view.has_capability("likelihood"):
-            said.append("not ranked: in this setting only sampled tokens come back")
-        return tuple(said)
+            sentences.append("not ranked: in this setting only sampled tokens come back")
+        return tuple(sentences)
 
 
 def read_untargeted_prompts(path: Path, tokenizer: Any) -> list[Tokens]:
-    """Each line of a text file as tokens, in order, each once; blank lines are none. Raises
-    AuditError."""
-    where = f"-A untargeted.prompts={path}"
+    """Read each line of a text file as tokens, in order, without repeats or blank lines.
+
+    Raises AuditError.
+    """
+    option = f"-A untargeted.prompts={path}"
     if tokenizer is None:
         raise AuditError(
-            f"{where}: expected a model with a tokenizer for prompts of text, got a model without "
+            f"{option}: expected a model with a tokenizer for prompts of text, got a model without "
             "one"
         )
     try:
         # -sig: a file may begin with a BOM
         lines = path.read_bytes().decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:  # from None: the error holds the whole file
+    except UnicodeDecodeError as error:  # from None: the error holds the entire file
         raise AuditError(
-            f"{where}: expected UTF-8 text, got something else at byte {error.start}"
+            f"{option}: expected UTF-8 text, got something else at byte {error.start}"
         ) from None
     except OSError as error:
-        raise AuditError(f"{where}: cannot be read: {error.strerror}") from None
+        raise AuditError(f"{option}: cannot be read: {error.strerror}") from None
     texts = list(dict.fromkeys(line for line in lines if line.strip()))
     if not texts:
-        raise AuditError(f"{where}: expected a prompt a line, got no text")
+        raise AuditError(f"{option}: expected a prompt a line, got no text")
     return [tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
