@@ -165,7 +165,7 @@ class Identifiers(Probe):
     def _rank_value(
         self, view: View, base: LanguageModel | None, secret: Secret, value: FoundValue
     ) -> dict[str, float] | None:
-        """Return the value's rank under the target and the base; None if it cannot be ranked."""
+        """Return the value's rank under the target and the base; None for an unrankable value."""
         noise = keyed_random_generator("identifiers", view.seed, secret.id, value.text)
         alternatives = value.format.alternatives_of_value(
             value.text, self.alternatives, self.enumerate, noise
@@ -203,9 +203,9 @@ class Identifiers(Probe):
         note = f"values of personal data, false-discovery rate {self.fdr:g}"
         measured = [share_with_interval(RANKED, ranks.listed[member], note)]
         if not member.all():
-            above = ranks.p_values[~member] <= self.fdr
+            is_above = ranks.p_values[~member] <= self.fdr
             control = f"at p <= {self.fdr:g}, the baseline"
-            measured.append(share_with_interval(name_nonmember_metric(RANKED), above, control))
+            measured.append(share_with_interval(name_nonmember_metric(RANKED), is_above, control))
         for kind, of_kind in ranks.masks_by_kind().items():
             chosen = of_kind & member
             measured.append(share_with_interval(f"{RANKED}_{kind}", ranks.listed[chosen]))
@@ -324,8 +324,8 @@ def _count_above(
     nlls = np.empty(len(tails))
     nlls[order] = [mean * len(tails[i]) for mean, i in zip(means, order, strict=True)]
     limit = float(add_tie_margin(nlls[:1])[0])
-    above, tied = rank_tests.count_alternatives_above(float(nlls[0]), limit, nlls[1:])
-    return float(above), float(tied)
+    n_above, n_tied = rank_tests.count_alternatives_above(float(nlls[0]), limit, nlls[1:])
+    return float(n_above), float(n_tied)
 
 
 @dataclass(frozen=True)

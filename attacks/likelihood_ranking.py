@@ -225,7 +225,7 @@ class ReferenceModelRanking(SamplingAttack):
 
 
 def require_reference_model(view: View) -> LanguageModel:
-    """Return the reference model. Raise NotApplicable if there is none."""
+    """Return the reference model. Raises NotApplicable without a reference model."""
     if view.reference is None:
         raise NotApplicable("needs a reference model: give --reference MODEL")
     return view.reference

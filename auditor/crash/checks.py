@@ -1,8 +1,7 @@
 """Check a training's steps against its claim: one check per fault.
 
 Each check returns its number and the smallest violation it could detect. This file checks what is
-read and accounted. Checks of the noise, of one record's reach and of ways past a step have files of
-their own.
+read and accounted. Other files check the noise, one record's reach and ways past a step.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def check_record_read_twice_in_step(runs: WatchedTrainings) -> LoopCheck:
     message = f"no record twice in any of {len(repeats)} steps"
     if most > 1:
         message = (
-            f"a record was read {most} times in {sum(one > 1 for one, _ in repeats)} of "
+            f"a record was read {most} times in {sum(count > 1 for count, _ in repeats)} of "
             f"{len(repeats)} steps"
         )
 

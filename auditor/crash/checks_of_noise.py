@@ -85,9 +85,9 @@ def _find_tensors_without_noise(runs: WatchedTrainings) -> set[str]:
 
 
 def whiten_unequal_noise(runs: WatchedTrainings) -> WatchedTrainings:
-    """Return the trainings with each tensor in units of its own noise, if the noise is unequal.
+    """Return the trainings with each tensor in units of its noise, if the noise is unequal.
 
-    Equal noise stays as it is: shares from a few degrees of freedom would add their own errors.
+    Equal noise stays unscaled: shares from a few degrees of freedom would add their errors.
     """
     shares = runs.noise_shares
     if not _has_unequal_noise(runs, shares):
@@ -436,7 +436,7 @@ def check_noise_reveals_batch_size(runs: WatchedTrainings) -> LoopCheck:
     pairs = [(len(step.records), step.scale) for step in runs.steps_with_noise if step.records]
     if (
         runs.few and len({size for size, _ in pairs}) < 2
-    ):  # the last batch of few records holds one alone
+    ):  # the last batch of few records holds a single record
         pairs = [
             (len(step.records), step.scale)
             for step in runs.few.steps

@@ -60,7 +60,7 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     mean, error = max(fits, key=lambda one: (one[0] - promised) / one[1])
     ratio, least = (
         mean / promised,
-        max(one[0] + standard_errors_a_loop_check_detects() * one[1] for one in fits) / promised,
+        max(pair[0] + standard_errors_a_loop_check_detects() * pair[1] for pair in fits) / promised,
     )
     would = (
         "a reach of "

@@ -195,7 +195,7 @@ def crash_test_document(test: CrashTest, source: str, again: str) -> Document:
         for c in _crash_checks_worst_first(test)
     )
     head = ("Check", "Verdict", "What was seen", "Smallest violation caught with 80% probability")
-    broken = tuple(
+    reproductions = tuple(
         Code(check.name, broken_crash_check_reproduction_text(test, check, again))
         for check in _crash_checks_worst_first(test)
         if check.verdict == BROKEN
@@ -203,7 +203,11 @@ def crash_test_document(test: CrashTest, source: str, again: str) -> Document:
     remarks = (f"End to end: {one_run_bound_sentence(test)}", *test.remarks, *_SAYS)
     sections = [
         Section("checks", "Checks", (Table("checks", "Every check", head, (Group("", rows),)),)),
-        *([Section("reproductions", "To paste into an issue", broken)] if broken else []),
+        *(
+            [Section("reproductions", "To paste into an issue", reproductions)]
+            if reproductions
+            else []
+        ),
         Section("claim", "The claim", (FactList("", claim),)),
         Section("again", "To see it again", (Code("", f"{again} --seed {test.seed}"),)),
         Section("reading", "How to read it", (Bullets(remarks),)),

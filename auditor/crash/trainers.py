@@ -143,7 +143,7 @@ def catch_trainer_before_training_context(found: list[Any]) -> Iterator[None]:
 def obtain_trainer_from_entry(entry: Callable[[], Any]) -> Any:
     """Return the Trainer that an entry point returns or is about to train.
 
-    Raises AuditError if there is none.
+    Raises AuditError without a Trainer.
     """
     trainers: list[Any] = []
     with catch_trainer_before_training_context(trainers):

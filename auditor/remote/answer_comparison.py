@@ -73,4 +73,6 @@ def log_prob_fault_sentence(
 
 
 def _largest_log_prob_difference(values: Sequence[float], others: Sequence[float]) -> float:
-    return max((abs(one - other) for one, other in zip(values, others, strict=False)), default=0.0)
+    return max(
+        (abs(value - other) for value, other in zip(values, others, strict=False)), default=0.0
+    )

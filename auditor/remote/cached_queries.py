@@ -99,17 +99,17 @@ class CachedServerQueries:
         ]
         for answers_of_request in self._ask_watching_for_change(questions):
             entries |= answers_of_request
-        written = [
+        samples = [
             [_written_answer_from_json(entries[key]) for key in sample_keys] for sample_keys in keys
         ]
         if decoding == GREEDY:
-            written = self._settle_greedy_readings(contexts, written)
-        self._note_written_answers(contexts, keys, written)
+            samples = self._settle_greedy_readings(contexts, samples)
+        self._note_written_answers(contexts, keys, samples)
         if decoding == GREEDY:
-            for context, sample_keys in zip(contexts, written, strict=True):
+            for context, sample_keys in zip(contexts, samples, strict=True):
                 if sample_keys[0].kind in ("", withheld_answers.ENDED):
                     self.watch.note_greedy_answer(context, length, sample_keys[0].text)
-        return written
+        return samples
 
     def _note_written_answers(
         self,
@@ -417,8 +417,10 @@ class CachedServerQueries:
         ]
 
     def _rescore_texts(self, asked: Sequence[Tokens]) -> list[Sequence[float] | None]:
-        """Ask again for log-probabilities of all tokens of each text; None if read as other
-        tokens."""
+        """Ask again for log-probabilities of all tokens of each text.
+
+        None for a text that the server reads as other tokens.
+        """
         scored = [self.spelling.can_score_exact_tokens(text) for text in asked]
         questions = [
             self._scoring_request(text, b"") for text, can in zip(asked, scored, strict=True) if can

@@ -172,8 +172,8 @@ class ServerWatch:
         """Check the next sentinel in turn and one in a hundred new requests. Raises
         ServerChanged."""
         turn = self._checks % len(TEXTS)
-        drawn, scored = self._pool_new_requests()
-        if self._redraw_and_find_differing([*self._drawn[turn : turn + 1], *drawn]):
+        greedy, scored = self._pool_new_requests()
+        if self._redraw_and_find_differing([*self._drawn[turn : turn + 1], *greedy]):
             # a single different greedy answer proves nothing, but many do
             self._recheck_with_burst()
         self._check_rescored_texts([*self._scored[turn : turn + 1], *scored])
@@ -184,11 +184,11 @@ class ServerWatch:
         if self._requests == self._finished:
             return
         self._finished = self._requests
-        drawn, scored = self._pool_new_requests()
+        greedy, scored = self._pool_new_requests()
         longest = sorted(self._own_scored, key=lambda one: -len(one.text))[:1]
-        drawn += _random_answers_to_recheck(
-            [answer for answer in self._own if answer not in drawn],
-            _LAST - len(drawn),
+        greedy += _random_answers_to_recheck(
+            [answer for answer in self._own if answer not in greedy],
+            _LAST - len(greedy),
             self._checks,
         )
         scored += [answer for answer in longest if answer not in scored]
@@ -197,14 +197,14 @@ class ServerWatch:
             _LAST - len(scored),
             self._checks,
         )
-        self._redraw_and_find_differing([*self._drawn, *drawn])
+        self._redraw_and_find_differing([*self._drawn, *greedy])
         if self.differed:  # even if only in the handshake, before the run had requests to check
             self._recheck_with_burst()
         self._check_rescored_texts([*self._scored, *scored])
 
     def _pool_new_requests(self) -> tuple[list[GreedyAnswer], list[ScoredText]]:
         """Move the new requests to the old; return a random hundredth of the new to ask again."""
-        drawn = _random_answers_to_recheck(
+        greedy = _random_answers_to_recheck(
             self._new, math.ceil(len(self._new) / EVERY), self._checks
         )
         scored = _random_answers_to_recheck(
@@ -220,7 +220,7 @@ class ServerWatch:
         )
         self._own_scored = list(dict.fromkeys([*longest, *chosen]))
         self._new, self._new_scored = [], []
-        return drawn, scored
+        return greedy, scored
 
     # --- asked again ---
 

@@ -165,12 +165,12 @@ class _HandshakeInProgress:
         )
         by_ids = self._answer_to_token_ids(replace(dialect, ids=True), context, by_text)
         answer = by_text if by_ids is None else by_ids
-        read = answer.tokens is not None and self._writes_answer(answer.tokens, answer.text)
+        matches = answer.tokens is not None and self._writes_answer(answer.tokens, answer.text)
         self._record_check(
-            RETURNED, read, "none come" if answer.tokens is None else "they write another text"
+            RETURNED, matches, "none come" if answer.tokens is None else "they write another text"
         )
-        dialect = replace(dialect, ids=by_ids is not None, returned=read)
-        return dialect, context, answer if read else replace(answer, tokens=None)
+        dialect = replace(dialect, ids=by_ids is not None, returned=matches)
+        return dialect, context, answer if matches else replace(answer, tokens=None)
 
     def _answer_to_token_ids(
         self, dialect: ServerDialect, context: Tokens, by_text: WrittenAnswer
@@ -272,8 +272,10 @@ class _HandshakeInProgress:
         spaced = any(answer.startswith(" ") for answer in answers)
         dialect = replace(dialect, trims=not spaced)
         codec = TokenTextCodec(self.tokenizer, dialect, (), self.model)
-        read = codec.read_tokens_of_sample(context, greedy)
-        going_on = [reading for reading in read.readings if self._goes_on(codec, context, reading)]
+        parsed = codec.read_tokens_of_sample(context, greedy)
+        going_on = [
+            reading for reading in parsed.readings if self._goes_on(codec, context, reading)
+        ]
         fault = (
             ""
             if spaced
@@ -281,7 +283,7 @@ class _HandshakeInProgress:
         )
         self._record_check(TRIMMED, spaced, fault)
         return dialect, replace(
-            read, tokens=going_on[0] if len(going_on) == 1 else read.tokens, readings=()
+            parsed, tokens=going_on[0] if len(going_on) == 1 else parsed.tokens, readings=()
         )
 
     def _goes_on(self, codec: TokenTextCodec, context: Tokens, reading: Tokens) -> bool:
@@ -353,7 +355,7 @@ class _HandshakeInProgress:
     def _dialect_with_end_of_text(
         self, dialect: ServerDialect, context: Tokens, answer: Tokens
     ) -> ServerDialect:
-        """Detect if an end of text within a text is scored as one: as text, it may be read as
+        """Detect if the server scores an end of text within a text, and does not read it as
         letters."""
         end = getattr(self.tokenizer, "eos_token_id", None)
         if end is None:

@@ -30,8 +30,7 @@ OBEYED = {"top_p": "top_p is obeyed", "top_k": "top_k is obeyed"}
 
 @dataclass(frozen=True)
 class HandshakeCheck:
-    """One check. held: None if it could not be tested; found: the observed behaviour if it
-    failed."""
+    """One check. held: None if untestable; found: the observed behaviour if it failed."""
 
     name: str
     held: bool | None

@@ -96,8 +96,8 @@ class RemoteModel(LanguageModel):
         samples = len(seeds[0]) if seeds else 0
         if decoding.temperature == 0:  # one answer for all seeds
             seeds = [[0] for _ in contexts]
-        written = self.asker.stored_or_drawn_samples(contexts, length, decoding, seeds)
-        tokens, log_probs = self._tensors_of_written_answers(contexts, written, length, likelihood)
+        answers = self.asker.stored_or_drawn_samples(contexts, length, decoding, seeds)
+        tokens, log_probs = self._tensors_of_written_answers(contexts, answers, length, likelihood)
         if decoding.temperature == 0:
             tokens = tokens.repeat_interleave(samples, 0)
             log_probs = None if log_probs is None else log_probs.repeat_interleave(samples, 0)

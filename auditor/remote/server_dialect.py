@@ -210,8 +210,8 @@ class ServerDialect:
             scores = _parse_forced_token(choice[0], prompt, likeliest)
         else:
             # One token was requested after the prompt: it is there unless the server counts none.
-            drawn = 0 if tokens_counted_by_server(answer, "completion_tokens") == 0 else 1
-            scores = _log_probs_of_echoed_prompt(choice[0], drawn, self.adds[: self.hidden])
+            n_drawn = 0 if tokens_counted_by_server(answer, "completion_tokens") == 0 else 1
+            scores = _log_probs_of_echoed_prompt(choice[0], n_drawn, self.adds[: self.hidden])
         if len(scores.log_probs) != len(prompt):
             raise MalformedAnswer(
                 f"log-probabilities of {len(scores.log_probs)} tokens came, not of {len(prompt)}"
@@ -252,9 +252,15 @@ def _parse_sample_choice(choice: Any, counted: int | None) -> WrittenAnswer:
             raise MalformedAnswer(
                 f"{len(tokens)} tokens came with {len(log_probs)} log-probabilities"
             )
-    drawn = next((len(column) for column in (tokens, log_probs) if column is not None), counted)
+    n_drawn = next((len(column) for column in (tokens, log_probs) if column is not None), counted)
     return WrittenAnswer(
-        text, tokens, log_probs, spelled, drawn, withheld_answers.has_model_ended_text(choice), kind
+        text,
+        tokens,
+        log_probs,
+        spelled,
+        n_drawn,
+        withheld_answers.has_model_ended_text(choice),
+        kind,
     )
 
 
