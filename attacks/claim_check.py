@@ -109,10 +109,9 @@ class ClaimCheck(Probe):
     def _drawn_token_probability_excess(
         self, view: View, secrets: Sequence[Secret], prefixes: Tensor
     ) -> dict[str, Tensor]:
-        """Return (B,) sum of p(y) - E p(Y) over the tokens y drawn per secret, Y ~ p, and its
-        variance.
+        """Return (B,) sum of p(y) - E p(Y) over each secret's drawn tokens y, and its variance.
 
-        The variance is the one under y ~ p.
+        Y ~ p; the variance is the one under y ~ p.
         """
         model, key = view.target, (view.seed, view.target_name, self.name)
         # Normalise again in float64: float32 probabilities add up to 1 only roughly, and the sums
@@ -227,7 +226,7 @@ class ClaimCheck(Probe):
 
 
 def evenly_spaced_suffix_positions(positions: int, length: int) -> list[int]:
-    """Return this many of `length` positions, evenly spaced from the first; all if 0 or too
+    """Return this many evenly spaced positions of `length`, from the first; all if 0 or too
     many."""
     count = min(positions or length, length)
     return [i * length // count for i in range(count)]
@@ -287,8 +286,7 @@ def relations_unclaimed_in_observations(observations: Sequence[Observation]) -> 
 
 
 def data_dependent_epsilon_of_queries(observations: Sequence[Observation], relation: str) -> float:
-    """Return epsilon (nats) at `DELTA` of all checked queries together, by their own
-    distributions."""
+    """Return epsilon (nats) at `DELTA` of all checked queries, by their own distributions."""
     loss, order = (
         float(value_column(observations, f"loss_{relation}").sum()),
         observations[0].values[f"order_{relation}"],

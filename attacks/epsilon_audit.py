@@ -96,8 +96,7 @@ class EpsilonAudit(Probe):
     def _observe_canary_losses(
         self, view: View, secrets: Sequence[Secret]
     ) -> Iterator[Observation]:
-        """Yield the mean nll, in nats a token, of the secret after its prefix, which is not
-        scored."""
+        """Yield the secret's mean nll, in nats a token, after its prefix, which is not scored."""
         models = {"nll": view.target}
         if self.score != "loss" and view.reference is not None:
             models["reference_nll"] = view.reference
@@ -111,8 +110,7 @@ class EpsilonAudit(Probe):
     def _observe_agreement_with_canary(
         self, view: View, secrets: Sequence[Secret]
     ) -> Iterator[Observation]:
-        """Yield the number of leading tokens that a sample shares with the secret, mean over
-        samples."""
+        """Yield the number of leading tokens that samples share with the secret, on average."""
         if view.setting is TEXT_ONLY and view.claim is not None and view.claim.queries is not None:
             raise NotApplicable(
                 f"the claim is for {view.claim.queries:,} drawn tokens, and these draws would not "
@@ -165,8 +163,7 @@ class EpsilonAudit(Probe):
         return value_column(observations, "reference_nll") - nll
 
     def _is_compared_to_reference(self, observations: Sequence[Observation]) -> bool:
-        """Test if losses are compared with a reference model; `auto` never compares a model with
-        itself."""
+        """Test if losses are compared with a reference; `auto` compares no model with itself."""
         if self.draws_samples or "reference_nll" not in observations[0].values:
             return False
         differences = np.abs(

@@ -87,8 +87,7 @@ class Ethicist(SamplingAttack):
         return self.prompt_length
 
     def choose_tuning_model_label(self, view: View) -> str:
-        """Return the model to tune the prompt on; NotApplicable if an explicit choice is
-        impossible."""
+        """Return the model to tune the prompt on; NotApplicable for an impossible choice."""
         if self.tune_on == "target":
             view.require_capability("embeddings")
         if self.tune_on == "public" and view.public is None:
@@ -270,8 +269,7 @@ class Ethicist(SamplingAttack):
     def _prompt_tuning_loss(
         self, model: LanguageModel, pairs: Sequence[Pair], prompt: Tensor, noise: torch.Generator
     ) -> Tensor:
-        """Return the mean over the pairs of L_MLE + alpha L_smooth (Eq. 3), for suffixes of one
-        length.
+        """Return the mean of L_MLE + alpha L_smooth (Eq. 3) over pairs with suffixes of one length.
 
         Shorter pairs are padded at their end, which no earlier distribution depends on.
         """
@@ -345,11 +343,10 @@ class Ethicist(SamplingAttack):
 
 
 def prompt_tuning_mle_plus_smoothing_loss(nll: Tensor, smooth_tokens: int, alpha: float) -> Tensor:
-    """Return L_MLE + alpha L_smooth of each pair (Ethicist, Eq. 1-3). nll: (pairs, length) nats ->
-    (pairs,).
+    """Return L_MLE + alpha L_smooth of each pair (Ethicist, Eq. 1-3).
 
-    L_smooth is the mean of the `smooth_tokens` largest token losses, chosen again at every step;
-    fewer if the suffix is shorter.
+    nll: (pairs, length) nats -> (pairs,). L_smooth is the mean of the `smooth_tokens` largest token
+    losses, chosen again at every step; fewer if the suffix is shorter.
     """
     worst = nll.topk(min(smooth_tokens, nll.shape[-1]), dim=-1).values
     return nll.mean(-1) + alpha * worst.mean(-1)
@@ -390,8 +387,7 @@ def ethicist_paper_warmup_steps(steps: int) -> int:
 def _prompt_tuning_groups_with_shares(
     pairs: Sequence[Pair], rows: int
 ) -> Iterator[tuple[float, list[Pair]]]:
-    """Yield groups for one pass with their share of the pairs, so means add up to the mean over
-    all.
+    """Yield groups for one pass with their share of the pairs; weighted means add up to the mean.
 
     A group's suffixes have one length and its prefixes a similar length: with `rows` of a prompt
     before them, its longest text is at most an eighth longer than its shortest.

@@ -380,8 +380,7 @@ def _rescale_exposure_share_to_bits(m: Measurement, most: float) -> Measurement:
 
 
 def _widen_to_exposure_bounds(m: Measurement, observations: Sequence[Observation]) -> Measurement:
-    """Widen to the mean bounds of the exposures, if a search was cut short or a rank is
-    estimated."""
+    """Widen to the mean bounds of the exposures, for incomplete searches and estimated ranks."""
     if not observations or math.isnan(m.value):
         return m
     low, high = (

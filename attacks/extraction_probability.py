@@ -223,8 +223,7 @@ class ExtractionProbability(DistributionProbe):
     def _bound_and_share_measurements(
         self, member: NDArray[np.bool_], observations: Sequence[Observation]
     ) -> Iterator[Measurement]:
-        """Yield bounds on both sides of the exact numbers, and shares of secrets that reach 1 in
-        `one_in`."""
+        """Yield bounds on both sides, and the shares of secrets that reach 1 in `one_in`."""
         width = f"within {self.near_distance} token edits, {self.near_beams} beams"
         near = f"at least: {width}; one sample of this decoding"
         window = f"the likeliest of each secret, behind the text before it; {_CEILING}"
@@ -247,8 +246,7 @@ class ExtractionProbability(DistributionProbe):
     def _bracket_bounds_by_measurement(
         self, observations: Sequence[Observation]
     ) -> dict[str, NDArray[np.float64]]:
-        """Return (secrets,) by measurement: bounds on both sides of the exact numbers, and
-        greedy shares."""
+        """Return (secrets,) by measurement: the bounds on both sides, and greedy shares."""
         bounds = {
             _NEAR: compute_any_sample_probability(value_column(observations, "log_p_near"), 1)
         }
@@ -265,8 +263,7 @@ class ExtractionProbability(DistributionProbe):
     def _one_in_n_secret_masks_by_measurement(
         self, observations: Sequence[Observation]
     ) -> dict[str, NDArray[np.bool_]]:
-        """Return (secrets,) by measurement: masks of numbers of at least 1 in `one_in`, despite
-        rounding."""
+        """Return (secrets,) by measurement: masks of numbers of at least 1 in `one_in`."""
         columns = {
             "extraction": compute_any_sample_probability(value_column(observations, "log_p"), 1),
             **self._bracket_bounds_by_measurement(observations),
@@ -385,8 +382,7 @@ def _has_exact_probability(observations: Sequence[Observation]) -> bool:
 def _suffix_log_p_columns_by_name_ending(
     observations: Sequence[Observation],
 ) -> list[tuple[str, NDArray[np.float64]]]:
-    """Return (ending of a measurement's name, log p in nats): the exact value, or its two
-    bounds."""
+    """Return (ending of a measurement's name, log p in nats): the exact value or its bounds."""
     ends = (
         {"": "log_p"}
         if _has_exact_probability(observations)
@@ -463,8 +459,10 @@ def suffix_extraction_log_probabilities(
 def _suffix_log_probability_bounds(
     decoding: Decoding, seen: PartialDistribution, suffixes: Tensor
 ) -> dict[str, Tensor]:
-    """Bound `suffix_extraction_log_probabilities` of suffixes (B, L) from the likeliest tokens
-    per place."""
+    """Bound the log probabilities of suffixes (B, L) from the likeliest tokens at each place.
+
+    The names are those of `suffix_extraction_log_probabilities`.
+    """
     least, most = decoded_log_prob_bounds(decoding, seen)
     # Each token is bounded after the same text, so sums of bounds bound the suffix.
     bits = seen.truncation_ranks().double().log2()

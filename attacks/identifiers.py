@@ -400,8 +400,7 @@ class RanksOfValues:
         return rank_tests.compute_uniformity_p_value(*(column[chosen] for column in ranks))
 
     def without_refused_kinds(self) -> RanksOfValues:
-        """Return the ranks without the kinds whose control fails, at a level shared by all
-        kinds."""
+        """Return the ranks without kinds whose control fails, at a level shared by all kinds."""
         by_kind = self.masks_by_kind()
         p_values = {kind: self.uniformity_p_value(mask) for kind, mask in by_kind.items()}
         n_tested = sum(not np.isnan(p) for p in p_values.values())

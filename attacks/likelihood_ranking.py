@@ -1,5 +1,4 @@
-"""Rank candidates by likelihood: plain, exact, or relative to size, lower case or a reference
-model."""
+"""Rank candidates by likelihood, also relative to size, lower case or a reference model."""
 
 from __future__ import annotations
 
@@ -253,8 +252,7 @@ def scores_against_reference_model(view: View, batch: Batch, form: str = "ratio"
 
 
 def score_against_reference_nll(nll: Tensor, reference: Tensor, form: str) -> Tensor:
-    """Return the score from two mean nll (nats a token) of the same text; higher is more
-    confident."""
+    """Score two mean nll (nats a token) of one text; higher is more confident."""
     if form == "difference":
         return -(nll - reference)
     if form == "perplexity-ratio":

@@ -153,8 +153,7 @@ class Membership(Probe):
         )
 
     def _secret_as_scored(self, secret: Secret) -> Secret:
-        """Return the secret as scored: its suffix after its prefix, or all of it after its first
-        token."""
+        """Return the scored secret: its suffix after its prefix, or all after its first token."""
         if self.text == "suffix" or not secret.prefix:
             return secret
         first, *rest = secret.prefix  # no context predicts the first token
@@ -238,8 +237,7 @@ class Membership(Probe):
         prefixes: Tensor,
         suffixes: Tensor,
     ) -> list[dict[str, float]]:
-        """Return each text's mean log-probability under each reference model, and if it trained
-        on it."""
+        """Return each text's mean log-probability under each reference model, and if it saw it."""
         values_by_text: list[dict[str, float]] = [{} for _ in batch]
         pairs = zip(references.models, references.saw, strict=True) if references else ()
         for i, (model, saw) in enumerate(pairs):
@@ -255,8 +253,7 @@ class Membership(Probe):
     def add_joint_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> list[Observation]:
-        """Add the scores that need other records: RMIA's population, LiRA's deviations,
-        classifiers."""
+        """Add scores that need other records: RMIA's population, LiRA's deviations, classifiers."""
         member = member_mask(secrets)
         if _too_few_records_reason(member):
             return list(observations)
@@ -346,8 +343,7 @@ class Membership(Probe):
     def _user_inference_aucs(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> tuple[Measurement, ...]:
-        """Return AUCs of detecting a person's data from untrained records, with the reference's
-        own AUC."""
+        """Return AUCs of detecting a person's data from untrained records, and the reference's."""
         if all(secret.user is None for secret in secrets):
             return ()
         chosen = (
@@ -365,8 +361,7 @@ class Membership(Probe):
     def _target_free_baseline_scores(
         self, observations: Sequence[Observation]
     ) -> dict[str, NDArray[np.float64]]:
-        """Return baselines that never query the target: the blind classifier and the reference
-        model."""
+        """Return baselines without target queries: the blind classifier, the reference model."""
         baselines = {
             name: _score_of_each_record(name, observations) for name in ("blind", "reference_alone")
         }
@@ -422,8 +417,7 @@ class Membership(Probe):
     def membership_candidates(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, CandidateScore]:
-        """Return every score that ranks the records, without baselines that never query the
-        target."""
+        """Return every score that ranks the records, without baselines that skip the target."""
         widen = _auc_widening_by_score(observations, member_mask(secrets))
         usable = self._usable_scores_by_name(observations)
         return {
@@ -531,8 +525,7 @@ def _rmia_lira_notes(observations: Sequence[Observation]) -> Iterator[str]:
 def _auc_widening_by_score(
     observations: Sequence[Observation], member: NDArray[np.bool_]
 ) -> Mapping[str, float]:
-    """Return by score a factor of the deviation of its AUC: cross-fitted scores are less
-    independent."""
+    """Return by score a factor of its AUC's deviation: cross-fitted scores are less independent."""
     cross_fit = blind_classifier.compute_cross_fit_deviation_factor(
         member, value_column(observations, "group").astype(int)
     )
@@ -620,8 +613,7 @@ def measure_token_readings(
 def _membership_token_statistics(
     distribution: Tensor, tokens: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return (rows,) each: log p of the token, mean and deviation of log p, and if another token
-    leads.
+    """Return (rows,) each: log p of the token, mean and deviation of log p, and if another leads.
 
     Mean and deviation are under the distribution.
     """

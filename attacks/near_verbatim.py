@@ -193,7 +193,7 @@ def near_verbatim_probability_bound(
 
 
 def _edit_distances_of_beam_children(edits: Tensor, aims: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each child's Levenshtein row: (rows, L, L+1) for suffix tokens, (rows, L+1) for all
+    """Return Levenshtein rows of children: (rows, L, L+1) for suffix tokens, (rows, L+1) for
     others.
 
     edits: (rows, L+1), edits[j] = distance of the row's tokens to the first j of the suffix; aims:
@@ -227,7 +227,7 @@ def _fewest_edits_beam_can_end_with(edits: Tensor, position: int) -> Tensor:
 def _prune_beams_keep_verbatim(
     children: Tensor, owner: Tensor, beams: int, exact: Tensor, truth: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return (parents, tokens) of each secret's `beams` likeliest children and its verbatim
+    """Return (parents, tokens) of each secret's `beams` likeliest children and the verbatim
     child."""
     width = min(beams, children.shape[-1])
     values, tokens = children.topk(width, dim=-1)  # a row has at most this many of the likeliest
@@ -248,8 +248,7 @@ def _prune_beams_keep_verbatim(
 
 
 def _near_verbatim_log_sum_by_secret(owner: Tensor, log_q: Tensor, count: int) -> Tensor:
-    """Return (count,) the log of the sum of exp(log_q) over each secret's rows; -inf without
-    rows."""
+    """Return (count,) the log-sum-exp of log_q over each secret's rows; -inf without rows."""
     total = torch.zeros(count, dtype=torch.float64, device=owner.device)
     peak = torch.full_like(total, -torch.inf).scatter_reduce(0, owner, log_q, "amax")
     safe = torch.where(peak.isfinite(), peak, 0.0)

@@ -170,8 +170,7 @@ class PredictionAudit(Probe):
         yield from observe_in_batches(view, secrets, size, look)
 
     def _game_terms(self, claim: Claim | None) -> dict[str, float]:
-        """Return the terms: tokens and number of games, delta, and the claimed epsilon by its
-        relation."""
+        """Return the number of tokens and games, delta, and the claimed epsilon by its relation."""
         if claim is not None and claim.any_access:
             raise TargetLacks(
                 "its claim is about how it was trained, not about drawn tokens: see epsilon-audit"
@@ -197,8 +196,7 @@ class PredictionAudit(Probe):
     def _neighbours_to_play_against(
         self, view: View, contexts: Tensor, last: int, at: Sequence[int]
     ) -> tuple[Sequence[Neighbours], bool]:
-        """Return the distributions of the neighbours, and True if only the public model is
-        available.
+        """Return the neighbours' distributions, and True if only the public model is available.
 
         Raises NotApplicable without neighbours, or without any of the requested relation.
         """
@@ -241,8 +239,7 @@ class PredictionAudit(Probe):
     def _play_games(
         self, view: View, secret: Secret, seen: Observation, relation: str
     ) -> dict[str, float]:
-        """Play the games; return the terms, the counted guesses, and the exact answer for the
-        same games."""
+        """Play the games; return the terms, the counted guesses, and the exact answer."""
         position, neighbour = (
             int(seen.values[f"{field}_{relation}"]) for field in ("position", "neighbour")
         )

@@ -59,8 +59,7 @@ class Untargeted(CorpusAttack):
         return {view.sampling_recipe_name(self.sampling(), ""): 1}
 
     def generation_beginnings(self, view: View) -> list[Tokens]:
-        """Return the beginnings of generations, in turn. Raises AuditError for unreadable
-        prompts."""
+        """Return the beginnings of generations. Raises AuditError for unreadable prompts."""
         if self.prompts:
             return read_untargeted_prompts(Path(self.prompts), view.tokenizer)
         if view.target.prefix_token:
@@ -99,8 +98,10 @@ class Untargeted(CorpusAttack):
                 )
 
     def candidate_scores_by_ranking(self, view: View, batch: Batch) -> Mapping[str, list[Tensor]]:
-        """Return the candidates' scores by name, as far as access, tokenizer and reference
-        allow."""
+        """Return the candidates' scores by name, as far as the view allows.
+
+        They need access to likelihood, a tokenizer and a reference.
+        """
         if not view.has_capability("likelihood"):
             return {}
         rankings = {"perplexity": PerplexityRanking().candidate_scores(view, batch)}

@@ -81,8 +81,7 @@ def _first_normals_of_guessable_seeds() -> Array:
 
 
 def _most_likely_noise_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
-    """Return the seed whose numbers best match a tensor's noise in a first step, its p-value, the
-    tensor."""
+    """Return the seed whose numbers best match a tensor's first noise, its p-value, the tensor."""
     # torch draws 16 normal numbers at a time, and draws the last 16 of a tensor again if its size
     # is no multiple of 16.
     first = runs.first_training.steps[0]
@@ -217,8 +216,7 @@ def check_printed_output_leaks(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _steps_mixing_foreign_rows(runs: WatchedTrainings) -> list[ObservedStep]:
-    """Return the steps that mix rows of no record with records; a training's first step may be a
-    trial."""
+    """Return the steps, but a training's first, that mix rows of no record with records."""
     return [step for step in runs.steps_but_first_of_each_training if step.foreign and step.records]
 
 

@@ -154,8 +154,7 @@ def _fit_weight_of_company(
 def _weigh_by_company(
     parts: Sequence[Sequence[int]], drawn: Sequence[int], n_tokens: Array, weight: str
 ) -> Array | None:
-    """Return (drawn,) the weight in `_WEIGHTS` of each record's gradient under a mean over its
-    batch.
+    """Return (drawn,) the weight in `_WEIGHTS` of each gradient under a mean over its batch.
 
     None if a record was read twice.
     """

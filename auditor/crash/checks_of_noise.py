@@ -38,8 +38,7 @@ _SURELY_SILENT = 3
 
 
 def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
-    """Check that every tensor has noise; its size may differ, as reaches are in each tensor's
-    units."""
+    """Check that every tensor has noise, of any size: reaches are in units of each tensor's."""
     name, would = "noise in every tensor", "a tensor without noise"
     if not runs.steps_with_noise:
         message = "no noise at all in any gradient that reached the optimizer"
@@ -118,7 +117,7 @@ def _has_unequal_noise(runs: WatchedTrainings, shares: dict[str, float]) -> bool
 
 
 def check_released_gradients_finite(runs: WatchedTrainings) -> LoopCheck:
-    """Check that every released number is finite: an overflow, as in half precision, shows through
+    """Check that every released number is finite: overflow in half precision shows through
     noise."""
     faults = [(i, *fault) for i, trace in enumerate(runs.traces) for fault in trace.overflowed]
     message = "every released number is finite"
@@ -239,8 +238,7 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
 def _largest_noise_correlation_and_p_value(
     noises: Array, free: float
 ) -> tuple[float, float, tuple[int, int]]:
-    """Return the largest correlation of two rows of noise, its p-value among all pairs, and the
-    pair.
+    """Return the largest correlation of two rows, its p-value among all pairs, and the pair.
 
     Given one row, the direction of another is uniform in its own dimensions (at least `free`), so
     the correlation is at most that of a uniform direction in them with a fixed direction.
@@ -264,8 +262,8 @@ def _noise_degrees_of_freedom(step: ObservedStep, of: slice = slice(None)) -> fl
 
 
 def _stack_noise_of_shared_tensors(steps: Sequence[ObservedStep]) -> tuple[Array, float]:
-    """Return (steps, d) the noise of the tensors that every step trains, and the fewest degrees of
-    freedom of a row."""
+    """Return (steps, d) the noise of tensors in every step, and a row's fewest degrees of
+    freedom."""
     shared = [name for name in steps[0].shapes if all(name in step.shapes for step in steps)]
     spans = [[slice(*step.shapes[name]) for name in shared] for step in steps]
     rows = [
@@ -283,8 +281,7 @@ _Pair = tuple[Array, Array, float]  # noise, noise, and the first one's dimensio
 
 
 def _shared_tensor_noise(step: ObservedStep, other: ObservedStep) -> _Pair:
-    """Return the noise of two steps on their shared tensors, and the first's degrees of freedom
-    there."""
+    """Return two steps' noise on shared tensors, and the first's degrees of freedom there."""
     shared = [name for name in step.shapes if name in other.shapes]
     slices = [slice(*step.shapes[name]) for name in shared]
     other_slices = [slice(*other.shapes[name]) for name in shared]
@@ -408,8 +405,7 @@ def check_noise_size_public(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _steps_at_one_place(runs: WatchedTrainings) -> list[list[ObservedStep]]:
-    """Return the steps with noise by their place in a training, for places of at least two
-    trainings."""
+    """Return the steps with noise by their place in a training, if two trainings have it."""
     by_place = itertools.zip_longest(*(trace.steps for trace in runs.traces))
     places = [[step for step in steps if step is not None and step.scale] for steps in by_place]
     return [steps for steps in places if len(steps) > 1]

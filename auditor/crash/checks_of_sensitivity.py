@@ -37,8 +37,7 @@ _Columns = Callable[[ObservedStep], Array]
 
 
 def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
-    """Check that a record moves the gradient by at most 1 / noise multiplier, in units of the
-    noise.
+    """Check that a record moves the gradient by at most 1 / noise multiplier units of noise.
 
     Checked on each model and on all models together.
     """
@@ -85,8 +84,7 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
 
 
 def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, float, float] | None:
-    """Return the observed noise multiplier and the ends of its 95% interval; None if no bound is
-    seen.
+    """Return the observed noise multiplier and its 95% interval's ends; None without a bound.
 
     It is one over the reach. A mean reach is no bound if gradients are shorter than the bound.
     Assume that a record's reach rises with its gradient's norm up to an unknown clipping norm and
@@ -303,8 +301,7 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
 def _sensitivity_rise_with_gradient_norm(
     runs: WatchedTrainings, promised: float
 ) -> tuple[float, float] | None:
-    """Estimate whether reach rises with the gradient's norm and exceeds the bound at the largest
-    norms.
+    """Estimate if reach rises with the gradient's norm and exceeds the bound at the largest.
 
     Returns (estimate, standard error) of the slope, or of the largest quarter's reach minus the
     bound: the less significant of the two. Below the bound a reach may rise, since clipping keeps
@@ -410,11 +407,10 @@ def _first_sensitivity_coefficient_and_error(
 def _least_squares_sensitivity_fit(
     steps: Sequence[ObservedStep], columns: _Columns
 ) -> tuple[Array, Array] | None:
-    """Fit all reaches on these columns by generalised least squares -> nonzero coefficients,
-    covariance.
+    """Fit all reaches on these columns -> coefficients of nonzero columns, covariance.
 
-    A step's reaches have as covariance the inverse Gram matrix of its records' unit gradients. None
-    if the fit is not determined.
+    Generalised least squares: a step's reaches have as covariance the inverse Gram matrix of its
+    records' unit gradients. None if the fit is not determined.
     """
     rows = [
         (columns(step), step.gram, step.reaches) for step in steps if step.scale and step.records

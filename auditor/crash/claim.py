@@ -106,8 +106,7 @@ class LoopClaim:
         return cls(**given)
 
     def implied_epsilon(self, quick: bool = False) -> float:
-        """Return epsilon at the claimed noise, rate, steps, sampling and delta. quick: some 10%
-        higher.
+        """Return epsilon of the claim's noise, rate, steps and sampling. quick: 10% higher.
 
         Shuffled batches hide no record among the others: each pass over the data is one step that
         reads all of it. Allocation is treated the same, though it hides more: the result is then an

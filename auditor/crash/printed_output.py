@@ -87,8 +87,7 @@ class _Handler(logging.Handler):
 def first_printed_line_with_other_numbers(
     one: str, other: str, again: str
 ) -> tuple[str, str] | None:
-    """Return the first line whose numbers differ between two texts, in both forms; None if none
-    differs.
+    """Return the first line whose numbers differ between two texts, in both forms, or None.
 
     again: text of the same training run once more. Numbers that differ there too, such as times,
     say nothing.

@@ -36,7 +36,7 @@ def choose_all_records(step: ObservedStep) -> Chosen:
 def estimate_mean_reach(
     steps: Sequence[ObservedStep], choose: ChooseRecords = choose_all_records
 ) -> Estimate | None:
-    """Estimate the mean reach of the chosen records, for any reaches of the others; None without
+    """Estimate the chosen records' mean reach, for any reaches of the others; None without
     noise."""
     sums = [
         _sum_chosen_reaches(step.gram, step.reaches, choose(step))
@@ -47,8 +47,7 @@ def estimate_mean_reach(
 
 
 def _sum_chosen_reaches(gram: Array, reaches: Array, chosen: Chosen) -> tuple[float, float] | None:
-    """Return the sums of weights and of weighted reaches, each over the latter's standard
-    deviation.
+    """Return the sums of weights and weighted reaches, each over the latter's deviation.
 
     None if no record is chosen.
     """
@@ -61,7 +60,7 @@ def _sum_chosen_reaches(gram: Array, reaches: Array, chosen: Chosen) -> tuple[fl
 
 
 def weigh_all_records(gram: Array) -> tuple[Array, float]:
-    """Return the nonnegative weights of the records' most precise mean reach, and its sum's
+    """Return nonnegative weights of the records' most precise mean reach, and their sum's
     deviation."""
     return _weigh_chosen_records(gram, np.ones(len(gram), dtype=np.bool_))
 
@@ -80,7 +79,7 @@ def _average_sums_of_reaches(sums: Sequence[tuple[float, float]]) -> Estimate | 
 
 
 def _weigh_chosen_records(gram: Array, chosen: Chosen) -> tuple[Array, float]:
-    """Return the nonnegative weights of the chosen records' most precise mean, and its sum's
+    """Return nonnegative weights of the chosen records' most precise mean, and their sum's
     deviation.
 
     gram: (records, records) of unit gradients, the inverse of the reaches' covariance. The weights
@@ -109,7 +108,7 @@ def _weigh_chosen_records(gram: Array, chosen: Chosen) -> tuple[Array, float]:
 
 
 def rank_norms_in_training(traces: Sequence[Trace]) -> dict[int, Array]:
-    """Return for each step's `id` (records,) the share of norms so far in its training below each
+    """Return (records,) by a step's `id`: the share of its training's norms so far below each
     norm."""
     ranks = {}
     for trace in traces:
@@ -123,8 +122,7 @@ def rank_norms_in_training(traces: Sequence[Trace]) -> dict[int, Array]:
 def estimate_reach_by_tensors(
     trainings: Sequence[Sequence[ObservedStep]], noise_shares: Mapping[str, float]
 ) -> list[Estimate | None]:
-    """Estimate a record's reach over tensors with a bound each: for all trainings, then per
-    training.
+    """Estimate a record's reach if each tensor has a bound: for all trainings, then for each.
 
     With clipping by tensor, a record's contribution is no multiple of its gradient, but each
     tensor's part is a multiple of that tensor's gradient. Along a direction u it adds at most b(u),
@@ -173,8 +171,7 @@ def _sum_reaches_by_tensors(
 
 
 def _project_on_tensor_sums(step: ObservedStep, shares: Array) -> tuple[Array, Array]:
-    """Project the released gradient and each record's unit gradient on each tensor's summed
-    gradients.
+    """Project the released gradient and records' unit gradients on each tensor's summed gradient.
 
     shares: (tensors,). Returns (tensors,) in units of each tensor's noise and (tensors, records)
     with negative values set to 0.
@@ -193,8 +190,7 @@ def _project_on_tensor_sums(step: ObservedStep, shares: Array) -> tuple[Array, A
 
 
 def is_clipped_by_tensors(steps: Sequence[ObservedStep], noise_shares: Mapping[str, float]) -> bool:
-    """Test whether steps move along tensors' gradients in other proportions than records' gradients
-    do.
+    """Test if steps move along tensors' gradients in other proportions than the records' own.
 
     The part of a step that gradients of tensors explain beyond gradients of records is chi-squared
     if it is only noise.
@@ -216,8 +212,7 @@ def is_clipped_by_tensors(steps: Sequence[ObservedStep], noise_shares: Mapping[s
 
 
 def _explain_products(grams: Array, products: Array) -> tuple[float, int]:
-    """Return the squared length of a unit-noise gradient in the span of gradients, and its
-    dimension.
+    """Return the squared length of a unit-noise gradient in a span of gradients, and its dimension.
 
     grams: (parts, records, records); products: (parts, records) their products with the gradient;
     both summed over parts.

@@ -222,8 +222,7 @@ def crash_test_document(test: CrashTest, source: str, again: str) -> Document:
 
 
 def crash_test_json_text(test: CrashTest, again: str) -> str:
-    """Return JSON: the verdict, the claim, the observed loop, and every check with its
-    reproduction."""
+    """Return JSON: verdict, claim, observed loop, and every check with its reproduction."""
     checks = []
     for check in test.checks:
         reproduction = (

@@ -95,8 +95,7 @@ def _crash_records_as_trainer_dataset(made: Any, records: Any) -> Any:
 
 
 def _trainer_collator_for_crash_records(made: Any) -> Any:
-    """Return the Trainer's collator if it can pad our tokens; else a collator that pads on the
-    right."""
+    """Return the Trainer's collator if it can pad our tokens; else one that pads on the right."""
     collator = made.data_collator
     if hasattr(collator, "pad_token_id"):
         collator = copy.copy(collator)
@@ -126,8 +125,7 @@ class _Caught(BaseException):
 
 @contextmanager
 def catch_trainer_before_training_context(found: list[Any]) -> Iterator[None]:
-    """End the code inside the context when a Trainer is about to train; append the Trainer to
-    `found`."""
+    """End the code inside when a Trainer is about to train; append the Trainer to `found`."""
     from transformers import Trainer
 
     def train(trainer: Any, *_: Any, **__: Any) -> None:

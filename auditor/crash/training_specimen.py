@@ -161,8 +161,7 @@ def build_tiny_specimen_model(seed: int) -> GPTNeoXForCausalLM:
 
 @functools.cache
 def make_company_specimen(clipping_norm: float) -> Specimen:
-    """Build a specimen with gradients mostly shorter than the clipping norm and texts of unequal
-    length.
+    """Build a specimen with gradients mostly below the clipping norm and unequal text lengths.
 
     Clipping then keeps gradients as they are, so the effect of other records on a record's gradient
     shows.
@@ -217,8 +216,7 @@ def make_crash_records_with_own_first_token(
 
 
 def record_index_of_each_batch_row(ids: Tensor) -> list[int | None]:
-    """Return the record of each row of ids, (b, n) as the model got them; None for a row of no
-    record."""
+    """Return the record of each row of ids, (b, n); None for a row without a record."""
     # argmax of a row without such a token is 0, and that token names no record either.
     firsts = ids.gt(_WORDS - 1).float().argmax(1)
     tokens = ids.gather(1, firsts.unsqueeze(1)).squeeze(1).tolist()
@@ -227,8 +225,7 @@ def record_index_of_each_batch_row(ids: Tensor) -> list[int | None]:
 
 @dataclass(frozen=True)
 class SpecimenRecordGradients:
-    """The gradient of every single record at any weights of a model: the reference for the
-    training."""
+    """The gradients of single records at any weights of a model: the reference for the training."""
 
     # the model as the training changed it (an adapter, for example), without any hooks
     twin: nn.Module
@@ -273,10 +270,9 @@ def padded_specimen_token_ids(records: list[Record], wanted: list[int]) -> Tenso
 
 @contextmanager
 def empty_draws_context(n: int) -> Iterator[None]:
-    """Set every fourth of torch's draws of n uniform numbers just below 1: Poisson sampling draws
-    nobody.
+    """Make every fourth of torch's draws of n uniform numbers sample nobody, at just below 1.
 
-    The sampling may make that draw, so the training is responsible for its reaction.
+    Poisson sampling may make that draw, so the training is responsible for its reaction.
     """
     draw, count = torch.rand, 0
 

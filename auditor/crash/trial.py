@@ -73,7 +73,10 @@ class OneRun:
 
 @dataclass(frozen=True)
 class CrashTest:
-    """The verdict on a private training. epsilon: at least its real epsilon; None: no evidence."""
+    """The verdict on a private training.
+
+    epsilon: a lower bound of its real epsilon; None: no evidence against its claim.
+    """
 
     claim: LoopClaim
     checks: tuple[LoopCheck, ...]
@@ -97,8 +100,7 @@ class CrashTest:
 
     @property
     def verdict(self) -> str:
-        """`broken`, `no fault seen` or `cannot tell` (no record's reach was seen); it never says
-        private."""
+        """`broken`, `no fault seen` or `cannot tell` (no reach was seen), never "private"."""
         if self.broken_checks:
             return BROKEN
         by_name = {check.name: check.verdict for check in self.checks}
@@ -109,8 +111,7 @@ class CrashTest:
 
     @property
     def exceeds_claim_without_fault(self) -> bool:
-        """True if the interval of the observed epsilon is above the claim, while no check proves a
-        fault."""
+        """True if the observed epsilon's interval exceeds the claim without a broken check."""
         return (
             not self.broken_checks
             and self.seen.low is not None
@@ -222,7 +223,7 @@ def _first_step_of_seed_plus_two_to_32(
 def _replay_training_without_last_record(
     train: Train, claim: LoopClaim, first: TrainingTrace, seed: int, until: float
 ) -> tuple[TrainingTrace, TrainingTrace | None]:
-    """Replay the first training's released steps without its last record, or with another if n is
+    """Replay the first training's steps without its last record, or another last one if n is
     public.
 
     If that prints other text, also return the first training replayed on its own records.
@@ -269,8 +270,7 @@ def _train_in_company(
 
 
 def _measure_share_of_company_norm(trace: TrainingTrace, clipping_norm: float) -> float:
-    """Return the first gradients' median norm over the target of company trainings; 1 if none was
-    seen."""
+    """Return the first gradients' median norm over the target norm; 1 if none was seen."""
     norms = next((step.norms for step in trace.steps if step.norms.any()), None)
     if norms is None:
         return 1.0

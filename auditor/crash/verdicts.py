@@ -29,8 +29,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class WatchedTrainings:
-    """The watched trainings: several under different seeds, on specimens by turns; one on a record
-    fewer."""
+    """The watched trainings: several seeds, on specimens by turns; one on a record fewer."""
 
     claim: LoopClaim
     traces: tuple[TrainingTrace, ...]
@@ -90,8 +89,8 @@ class WatchedTrainings:
     @property
     def observed_sampling_rate(self) -> float:
         """The share of steps in which a record was read."""
-        # Allocation reads each record equally often only over whole trainings: without first steps
-        # the rate would be off.
+        # Allocation reads each record equally often only over whole trainings: a missing first step
+        # would leave incomplete passes.
         steps = (
             self.steps
             if self.claim.sampling == "allocation"
@@ -213,7 +212,7 @@ def unbounded_loop_epsilon() -> float:
 
 
 def standard_errors_a_loop_check_detects(among: int = 1) -> float:
-    """Return the standard errors that a violation among so many needs to be caught with 80%
+    """Return the standard errors of a violation among so many that is caught with 80%
     probability."""
     # From 0 to the critical value, plus the margin that puts POWER of the estimates beyond it.
     return float(stats.norm.isf(SHARE / among) + stats.norm.ppf(POWER))

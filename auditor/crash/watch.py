@@ -204,8 +204,8 @@ class StepWatch:
     def _largest_batch_dependent_logit_change(
         self, weights: dict[str, Tensor], twin: nn.Module
     ) -> float | None:
-        """Return the largest logit change of some records between their batch and a read by
-        themselves."""
+        """Return the largest change of some records' logits between their batch and a single
+        read."""
         if self._together is None:
             return None
         changes = []
@@ -404,8 +404,7 @@ class StepWatch:
 
 
 def _let_hooks_see_base_steps() -> None:
-    """Let hooks see the base steps of torch's optimizers: a subclass may add noise before calling
-    them."""
+    """Let hooks see base steps of torch's optimizers: a subclass may add noise before them."""
     kinds: list[Any] = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
     for kind in kinds:
         if "step" in vars(kind) and not hasattr(kind.step, "hooked"):
@@ -559,8 +558,7 @@ class _OutOfTime(BaseException):
 
 @contextmanager
 def _training_time_limit_context(until: float) -> Iterator[None]:
-    """End the code inside, and the processes it started, at `until` (`time.monotonic`) by
-    AuditError.
+    """End the code inside at `until` (`time.monotonic`) with its processes, by AuditError.
 
     Uses an alarm, repeated every few seconds in case it is caught. Python has alarms only in its
     main thread: in other threads the model's next forward pass ends the training.

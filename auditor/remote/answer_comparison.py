@@ -1,5 +1,4 @@
-"""Compare two answers of a server: sample texts, and log-probabilities of given and drawn
-tokens."""
+"""Compare two answers of a server: texts, and log-probabilities of given and drawn tokens."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ def is_one_answer_prefix_of_other(one: str, other: str) -> bool:
 
 
 def likeliest_match_ranks(given: PromptLogProbs, whole: Tokens, count: int) -> bool:
-    """Test at every place that rank - 1 other tokens (at most `count`) are as likely as the
-    text's token."""
+    """Test if rank - 1 other tokens (at most `count`) are as likely as the text's at each place."""
     if given.ranks is None:
         return False
     places = zip(whole, given.log_probs, given.ranks, given.likeliest, strict=True)
@@ -43,10 +41,10 @@ def log_prob_fault_sentence(
     whole: Tokens,
     drawn: Sequence[float] | None,
 ) -> str:
-    """Describe the fault in log-probabilities of a text's last tokens, some of them drawn; "" if
-    none.
+    """Describe the fault in log-probabilities of a text's last tokens; "" if none.
 
-    tokens: of the text, as the server reports them.
+    The last of these tokens were drawn with `drawn`. tokens: of the text, as the server reports
+    them.
     """
     if tokens is not None and tokens[1:] != whole[1:]:
         return "they are those of other tokens"

@@ -52,8 +52,7 @@ class ServerUsage:
 
 
 class ServerAnswerStore:
-    """The file, shared by all threads and several processes. AuditError if reading or writing
-    fails."""
+    """The file, shared by all threads and processes. AuditError if it cannot be read or written."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._lock = path, threading.Lock()

@@ -72,8 +72,7 @@ class CachedServerQueries:
         decoding: Decoding,
         seeds: Sequence[Sequence[int]],
     ) -> list[list[WrittenAnswer]]:
-        """Return the samples of each context from the store; ask the server only for missing
-        samples."""
+        """Return the samples of each context; ask the server only for those not stored."""
         answers = self.wire.ledger.answers
         keys = list[list[bytes]]()
         for context, of_context in zip(contexts, seeds, strict=True):
@@ -117,8 +116,8 @@ class CachedServerQueries:
         keys: Sequence[Sequence[bytes]],
         written: Sequence[Sequence[WrittenAnswer]],
     ) -> None:
-        """Record the kind of each answer (filtered, cut, ...), for this run and runs that resume
-        it."""
+        """Record the kind of each answer (filtered, cut, ...), also for runs that resume this
+        run."""
         rows = [
             (key, digest_of_question(context), answer.kind)
             for context, context_keys, samples in zip(contexts, keys, written, strict=True)
@@ -138,8 +137,7 @@ class CachedServerQueries:
         seeds: Sequence[int],
         found: Mapping[bytes, Any],
     ) -> Iterator[ServerRequest]:
-        """Yield requests for the missing samples, several in one if the server draws them
-        independently."""
+        """Yield requests for the missing samples, several per request if the server allows."""
         missing = [index for index, key in enumerate(keys) if key not in found]
         for start in range(0, len(missing), self.dialect.several):
             indices = missing[start : start + self.dialect.several]
@@ -181,8 +179,7 @@ class CachedServerQueries:
     def _settle_greedy_readings(
         self, contexts: Sequence[Tokens], written: Sequence[Sequence[WrittenAnswer]]
     ) -> list[list[WrittenAnswer]]:
-        """Return the greedy answers; of two readings choose the one that the server continues,
-        if unique."""
+        """Return the greedy answers; resolve two readings if the server continues only one."""
         unclear = [
             (i, samples[0])
             for i, samples in enumerate(written)
@@ -235,8 +232,7 @@ class CachedServerQueries:
     def stored_or_asked_token_scores(
         self, pairs: Sequence[tuple[Tokens, Tokens]], likeliest: int = 0
     ) -> list[tuple[list[Any], ...]]:
-        """Return (log-probabilities, ranks) of all tokens of each text; the first token's are
-        unknown.
+        """Return (log-probabilities, ranks) of all tokens of each text, unknown for the first.
 
         likeliest: add (id, log-probability) of this many tokens at each place.
         """
@@ -357,8 +353,7 @@ class CachedServerQueries:
     def _check_errors_are_exceptions(
         self, asked: Sequence[ServerRequest], answers: Sequence[Mapping[bytes, Any]]
     ) -> None:
-        """Raise AuditError if the server fails at a request of the handshake too, or at most
-        requests."""
+        """Raise AuditError if the server fails at a handshake request too, or at most of them."""
         pairs = [pair for pair in zip(asked, answers, strict=True) if pair[0].on_error is not None]
         n_errors = sum(answer is request.on_error for request, answer in pairs)
         self._n_requests += len(pairs)
@@ -383,8 +378,7 @@ class CachedServerQueries:
             ) from None
 
     def _give_up_if_server_changed(self, looks: Callable[[], None]) -> None:
-        """Run a check; if the server has changed, invalidate all stored answers and raise
-        AuditError."""
+        """Run a check; after a change, invalidate all stored answers and raise AuditError."""
         try:
             looks()
         except ServerChanged as change:

@@ -182,8 +182,7 @@ class ServerConnection:
     def ask_untested_request(
         self, question: ServerRequest, tries: int = _REFUSES
     ) -> Mapping[bytes, Any]:
-        """Ask like `ask`, for features that a server may lack: answers of 500 at all tries mean
-        refusal."""
+        """Ask like `ask`, with features that a server may lack: 500 at all tries means refusal."""
         failures = 0
 
         def once() -> Mapping[bytes, Any]:
@@ -199,8 +198,7 @@ class ServerConnection:
         return self._result_with_retries(once)
 
     def ask_all(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
-        """Ask several questions at once. The first failure cancels pending ones; answers stay
-        stored."""
+        """Ask several questions at once. The first failure cancels pending ones, not answers."""
         if len(questions) < 2:
             return [self.ask(question) for question in questions]
         self._stopped.clear()
@@ -384,8 +382,7 @@ def _server_usage_of_answer(answer: Any, at_most: int) -> ServerUsage:
 
 
 def tokens_counted_by_server(answer: Any, name: str) -> int | None:
-    """Return `prompt_tokens` or `completion_tokens` of all samples together; None if not
-    reported."""
+    """Return `prompt_tokens` or `completion_tokens` of all samples; None if not reported."""
     usage = answer.get("usage") if isinstance(answer, Mapping) else None
     count = usage.get(name) if isinstance(usage, Mapping) else None
     return count if isinstance(count, int) else None

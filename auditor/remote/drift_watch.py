@@ -58,8 +58,7 @@ class ServerChanged(Exception):
 
 @dataclass(frozen=True)
 class GreedyAnswer:
-    """A greedy answer. number: of the request in this run, 0 for a sentinel; other: a second
-    answer."""
+    """A greedy answer and its second answer `other`. number: of the request, 0 for a sentinel."""
 
     context: Tokens
     length: int
@@ -106,8 +105,7 @@ class ServerWatch:
     _bursts: int = 0
 
     def ask_initial_sentinels(self) -> None:
-        """Ask the sentinels for the first time and measure how far two answers to one request
-        differ.
+        """Ask the sentinels for the first time and measure how far two answers differ.
 
         Raises ServerChanged if they differ so much that no two models could be distinguished.
         """
@@ -158,8 +156,7 @@ class ServerWatch:
         self._new_scored.append(ScoredText(text, tuple(log_probs), self._requests))
 
     def count_unwatched_requests(self, requests: int) -> None:
-        """Count requests of the run that cannot be repeated, so that the sentinels check its
-        end."""
+        """Count requests that cannot be repeated, so that the sentinels check the run's end."""
         self._requests += requests
 
     def count_requests_and_check_when_due(self, requests: int) -> None:
@@ -169,8 +166,7 @@ class ServerWatch:
             self.check_sentinel_for_drift()
 
     def check_sentinel_for_drift(self) -> None:
-        """Check the next sentinel in turn and one in a hundred new requests. Raises
-        ServerChanged."""
+        """Check the next sentinel and a hundredth of new requests. Raises ServerChanged."""
         turn = self._checks % len(TEXTS)
         greedy, scored = self._pool_new_requests()
         if self._redraw_and_find_differing([*self._drawn[turn : turn + 1], *greedy]):
@@ -179,8 +175,7 @@ class ServerWatch:
         self._check_rescored_texts([*self._scored[turn : turn + 1], *scored])
 
     def check_all_sentinels_for_drift(self) -> None:
-        """Check all sentinels and some of the run's requests, with the longest text. Raises
-        ServerChanged."""
+        """Check all sentinels, some requests and the longest text. Raises ServerChanged."""
         if self._requests == self._finished:
             return
         self._finished = self._requests
@@ -227,8 +222,7 @@ class ServerWatch:
     def _rescore_shortened_texts(
         self, asked: Sequence[ScoredText]
     ) -> list[tuple[ScoredText, Sequence[float]]]:
-        """Score each text again without some of its end: the first tokens' log-probabilities
-        stay equal."""
+        """Score each text again without some of its end, which leaves the first scores equal."""
         assert self.score is not None  # otherwise nothing was scored
         noise = keyed_random_generator("cut again", self._checks, len(asked))
         cuts = [

@@ -79,8 +79,7 @@ _FEWER = 5  # likeliest tokens, if a server lists no more
 
 
 def _unscored_reason(dialect: ServerDialect, error: RequestRefused | MalformedAnswer) -> str:
-    """Explain why a server gives no log-probabilities of a prompt in the form that the dialect
-    requests."""
+    """Explain why a server gives no log-probabilities of a prompt in the dialect's form."""
     if isinstance(error, RequestRefused):
         return f"{dialect.scored} is refused with {error.status}"
     if isinstance(error, IgnoredParameter):
@@ -92,8 +91,7 @@ def _unscored_reason(dialect: ServerDialect, error: RequestRefused | MalformedAn
 
 
 def shake_hands(wire: ServerConnection, model: str, tokenizer: Any) -> Handshake:
-    """Try out the server. Raises AuditError if it does not serve this model or draws no samples
-    of it."""
+    """Try out the server. Raises AuditError if it lacks this model or draws no samples of it."""
     served = wire.list_served_models()
     if served and model not in served:
         raise AuditError(
@@ -134,8 +132,7 @@ class _HandshakeInProgress:
     def _detect_prompt_form(
         self, plain: ServerDialect
     ) -> tuple[ServerDialect, Tokens, WrittenAnswer]:
-        """Return the dialect, the tokens that begin all further questions, and the greedy answer
-        to them."""
+        """Return the dialect, the tokens that begin later questions, and their greedy answer."""
         bare, special = (self._encode(TEXT, special=special) for special in (False, True))
         plain, by_text, counted = self._ask_first_question(plain)
         # Assume a prefix, like a BOS, and only if the server counts these tokens too.
@@ -175,8 +172,7 @@ class _HandshakeInProgress:
     def _answer_to_token_ids(
         self, dialect: ServerDialect, context: Tokens, by_text: WrittenAnswer
     ) -> WrittenAnswer | None:
-        """Return the answer to the same tokens by ids; None if ids are refused or mean other
-        tokens."""
+        """Return the answer to the same tokens by ids; None if refused or read as other tokens."""
         if (
             dialect.logprobs is True
         ):  # mlx_lm.server 0.32.2: a prompt of ids ends its generation thread
@@ -202,8 +198,7 @@ class _HandshakeInProgress:
     def _ask_first_question(
         self, plain: ServerDialect
     ) -> tuple[ServerDialect, WrittenAnswer, int | None]:
-        """Return the dialect, the greedy answer to the text, and the server's token count of the
-        text.
+        """Return the dialect, the greedy answer to the text, and the server's count of its tokens.
 
         Uses only OpenAI's fields; asks again with `logprobs` as true or false if a number is
         refused.
@@ -229,8 +224,7 @@ class _HandshakeInProgress:
         raise AssertionError("the last dialect returns or raises")
 
     def _prepended_special_token(self, plain: ServerDialect, one_more: bool) -> Tokens:
-        """Return the token that the server, but not the tokenizer, puts before texts; () if
-        unknown.
+        """Return the token that only the server puts before texts; () if unknown.
 
         It counts one token more for every text, and the tokenizer names a BOS token, or else an end
         of text.
@@ -255,11 +249,11 @@ class _HandshakeInProgress:
     def _detect_trimming(
         self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
     ) -> tuple[ServerDialect, WrittenAnswer]:
-        """Detect if answers may lack their first space; return the dialect and the greedy answer's
-        tokens.
+        """Detect if answers may lack their first space; return dialect and greedy answer.
 
-        Some servers write an answer's tokens without the context, and SentencePiece tokenizers, or
-        the server itself, drop a leading space. Answers with returned token ids need no space.
+        The answer comes with its tokens. Some servers write an answer's tokens without the context,
+        and SentencePiece tokenizers, or the server itself, drop a leading space. Answers with
+        returned token ids need no space.
         """
         if greedy.tokens is not None:
             return dialect, greedy
@@ -355,8 +349,7 @@ class _HandshakeInProgress:
     def _dialect_with_end_of_text(
         self, dialect: ServerDialect, context: Tokens, answer: Tokens
     ) -> ServerDialect:
-        """Detect if the server scores an end of text within a text, and does not read it as
-        letters."""
+        """Detect if the server scores an end of text within a text instead of reading letters."""
         end = getattr(self.tokenizer, "eos_token_id", None)
         if end is None:
             return dialect
@@ -404,8 +397,7 @@ class _HandshakeInProgress:
         return value is not None and abs(value - log_prob) <= CLOSE
 
     def _scoring_dialects(self, dialect: ServerDialect, context: Tokens) -> Iterator[ServerDialect]:
-        """Yield vLLM's dialect; OpenAI's, also without prepended tokens (llama-cpp-python);
-        llama.cpp's."""
+        """Yield dialects of vLLM, OpenAI, llama-cpp-python (no prepended tokens) and llama.cpp."""
         yield replace(dialect, scored="prompt_logprobs")
         yield replace(dialect, scored="echo")
         if dialect.adds:
@@ -478,8 +470,7 @@ class _HandshakeInProgress:
     def _with_generation_config(
         self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
     ) -> tuple[ServerDialect, WrittenAnswer]:
-        """Return the dialect that sends `generation_config`, if the server obeys it, and its
-        greedy answer."""
+        """Return the dialect with `generation_config`, if obeyed, and its greedy answer."""
 
         def ask(decoding: Decoding, seed: int | None) -> WrittenAnswer | None:
             obedient = replace(dialect, configured=True, top_p=True, top_k=True)
@@ -526,8 +517,10 @@ class _HandshakeInProgress:
         count: int,
         seed: int | None,
     ) -> tuple[list[WrittenAnswer], int | None]:
-        """Return samples and the server's count of prompt tokens. Raises RequestRefused,
-        MalformedAnswer."""
+        """Return samples and the prompt's counted tokens.
+
+        Raises RequestRefused and MalformedAnswer.
+        """
         if not isinstance(prompt, str) and not dialect.ids:
             prompt = decode_keeping_special_tokens(self.tokenizer, prompt[len(dialect.adds) :])
         body = dialect.sampling_request_body(

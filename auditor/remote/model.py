@@ -199,8 +199,7 @@ class RemoteModel(LanguageModel):
         return [float(np.sum(scores)) for scores in self._suffix_log_prob_lists(pairs)]
 
     def _suffix_log_prob_lists(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[list[float]]:
-        """Return log-probabilities of each token of every pair's suffix, given its nonempty
-        prefix."""
+        """Return log-probabilities of each suffix token, given its nonempty prefix."""
         if not self.dialect.scored:
             raise NotApplicable(f"needs log-probabilities; {self.name} does not give them")
         scores = self.asker.stored_or_asked_token_scores(pairs)
@@ -267,8 +266,7 @@ class RemoteModel(LanguageModel):
     def check_text_fits(
         self, n_prefix: int, length: int, prompt: Tensor | None = None, prefix_token: int = 0
     ) -> None:
-        """Check that a text fits. A soft prompt takes no room: an attack that would tune one
-        goes without."""
+        """Check that a text fits, without a soft prompt: an attack that tunes one goes without."""
         super().check_text_fits(n_prefix, length, None, prefix_token)
 
     def start(

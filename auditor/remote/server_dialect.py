@@ -118,8 +118,7 @@ class ServerDialect:
     def sampling_request_body(
         self, prompt: Any, length: int, decoding: Decoding, count: int, seed: int | None
     ) -> dict[str, Any]:
-        """Build the body that asks for samples. Raises NotApplicable for an unsupported
-        decoding."""
+        """Build a request for samples. Raises NotApplicable for an unsupported decoding."""
         if decoding.forbidden:
             raise NotApplicable(f"needs end of text masked; {self.model} cannot be told so")
         if decoding.temperature > 0 and not self.samples:
@@ -155,13 +154,12 @@ class ServerDialect:
     def scoring_request_body(
         self, prompt: Any, likeliest: int = 0, split: bool = False
     ) -> dict[str, Any]:
-        """Build the body that asks for the prompt's log-probabilities and one token, which some
-        servers need.
+        """Build a request for the prompt's log-probabilities and one more token.
 
-        A server whose log-probabilities precede any bias (llama.cpp) is forced to draw the last
-        token instead. If the likeliest tokens are requested, or if the last token writes a part of
-        a character (`split`), it draws another token, next to which it lists all tokens: llama.cpp
-        reports nothing of a token whose text it holds back.
+        Some servers must draw a token. A server whose log-probabilities precede any bias (llama.cpp)
+        is forced to draw the last token instead. If the likeliest tokens are requested, or if the
+        last token writes a part of a character (`split`), it draws another token, next to which it
+        lists all tokens: llama.cpp reports nothing of a token whose text it holds back.
 
         likeliest: tokens requested at each place, from servers of vLLM's dialect.
         """
@@ -179,8 +177,7 @@ class ServerDialect:
     # --- what is answered ---
 
     def parse_sampled_answers(self, answer: Any, count: int, length: int) -> list[WrittenAnswer]:
-        """Parse `count` samples, each of at most `length` tokens, by index. Raises
-        MalformedAnswer."""
+        """Parse `count` samples of at most `length` tokens by index. Raises MalformedAnswer."""
         choices = _required_answer_list_field(answer, "choices")
         if len(choices) != count or {
             _required_answer_field(choice, "index") for choice in choices
@@ -265,8 +262,7 @@ def _parse_sample_choice(choice: Any, counted: int | None) -> WrittenAnswer:
 
 
 def _generation_config_json(length: int, decoding: Decoding) -> str:
-    """Return a decoding in `transformers` form, with an explicit top_k of 0, since its default
-    is 50."""
+    """Return a decoding in `transformers` form, with explicit top_k, since its default is 50."""
     config: dict[str, Any] = {
         "max_new_tokens": length,
         "do_sample": decoding.temperature > 0,
@@ -278,8 +274,7 @@ def _generation_config_json(length: int, decoding: Decoding) -> str:
 
 
 def _parse_vllm_prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) -> PromptLogProbs:
-    """Parse vLLM's scores: each token and the likeliest tokens by ids, with ranks; none at the
-    first place."""
+    """Parse vLLM's scores: each token and the likeliest by ids, with ranks; none at first."""
     entries = choice.get("prompt_logprobs")
     if not isinstance(entries, list) or not entries:
         raise IgnoredParameter("no log-probabilities of the prompt came")
@@ -310,8 +305,7 @@ def _parse_vllm_prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) ->
 
 
 def _parse_forced_token(choice: Any, prompt: Tokens, likeliest: int) -> PromptLogProbs:
-    """Parse llama.cpp's score of the prompt's last token, drawn or listed with another; None before
-    it.
+    """Parse llama.cpp's score of the prompt's last token, drawn or listed; None before it.
 
     Ranks come only with the likeliest tokens, which are requested with all others.
     """
@@ -355,8 +349,7 @@ def _parse_token_scores(entry: Any) -> dict[int, tuple[float, Any]]:
 
 
 def _log_probs_of_echoed_prompt(choice: Any, drawn: int, hidden: Tokens) -> PromptLogProbs:
-    """Parse OpenAI's echo: scores of the prompt without its hidden tokens and its `drawn` last
-    tokens."""
+    """Parse OpenAI's echo, which lacks hidden tokens and ends with `drawn` sampled tokens."""
     logprobs = choice.get("logprobs")
     if not isinstance(logprobs, Mapping) or not isinstance(logprobs.get("token_logprobs"), list):
         raise IgnoredParameter("no log-probabilities came")

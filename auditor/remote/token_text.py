@@ -36,8 +36,7 @@ class TokenTextCodec:
         return len(text) > self.dialect.hidden + 1
 
     def prompt_as_server_takes_it(self, context: Tokens) -> list[int] | str:
-        """Return the prompt in the server's form; a text omits the tokens that the server itself
-        prepends."""
+        """Return the prompt in the server's form; a text omits tokens that the server prepends."""
         if self.dialect.ids:
             return list(context)
         adds = self.dialect.adds
@@ -69,8 +68,7 @@ class TokenTextCodec:
             )
 
     def is_split_character(self, token: int) -> bool:
-        """Test if a token writes only a part of a character, like byte tokens of many
-        tokenizers."""
+        """Test if a token writes only a part of a character, as many byte tokens do."""
         return "\ufffd" in self.text((token,))
 
     def tokens(self, text: str) -> Tokens:
@@ -82,8 +80,7 @@ class TokenTextCodec:
     # --- what came back ---
 
     def read_tokens_of_sample(self, context: Tokens, answer: WrittenAnswer) -> WrittenAnswer:
-        """Return the answer with its tokens: the server's own, or those of its text after the
-        context.
+        """Return the answer with its tokens: the server's, or those of its text after the context.
 
         If the server may have trimmed a first space, the text is read with and without it; the
         server's token count decides, else both readings are kept.
@@ -112,8 +109,7 @@ class TokenTextCodec:
         return line_tokens[len(line) :] if line_tokens[: len(line)] == line else self.tokens(text)
 
     def continues_reading(self, reading: Tokens, rest: str) -> bool:
-        """Test if `rest`, the answer to the reading's first token, continues the reading,
-        ignoring spaces."""
+        """Test if `rest`, the answer to the reading's first token, continues it but for spaces."""
         expected, text = self.text(reading[1:]).strip(), rest.strip()
         return bool(expected and text) and (expected.startswith(text) or text.startswith(expected))
 
@@ -144,6 +140,5 @@ class TokenTextCodec:
 
 
 def _has_counted_length(tokens: Tokens, answer: WrittenAnswer) -> bool:
-    """Test if the server counts this many tokens, perhaps plus an end of text that it does not
-    write."""
+    """Test if the server counts this many tokens, or also an end of text it does not write."""
     return answer.drawn in (None, len(tokens)) or (answer.ended and answer.drawn == len(tokens) + 1)

@@ -91,8 +91,7 @@ def withheld_kind_from_server(choice: Mapping[str, Any]) -> str:
 
 
 def has_model_ended_text(choice: Mapping[str, Any]) -> bool:
-    """Test if the server reports that the model ended the text, without a stop string of the
-    server."""
+    """Test if the server reports that the model, and no stop string, ended the text."""
     # vLLM's: a stop string, or the id of an end of text other than the first
     stopped = choice.get("stop_reason")
     return str(choice.get("finish_reason") or "").lower() in _ENDS and not isinstance(stopped, str)
@@ -121,8 +120,7 @@ def withheld_answers_phrase(counts: Mapping[str, int]) -> str:
 
 
 def leak_hiding_answer_counts(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the kinds of answers that may have hidden a leak, with counts ("": complete
-    answers)."""
+    """Count answers by kinds that may have hidden a leak. counts: "" for complete answers."""
     total = sum(counts.values())
     many = {
         kind: counts[kind] for kind, share in MANY.items() if counts.get(kind, 0) > share * total
