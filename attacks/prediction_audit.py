@@ -13,7 +13,7 @@ neighbours. It knows both distributions and adds up the log-ratios of drawn toke
 not counted determine the threshold of the sum. Another adversary may do better, so a bound far
 below the claim does not prove the claim.
 
-Tokens belong to the auditor: they are not released, and not charged to the claim. Knows no defense
+Tokens belong to the auditor: no game releases them or charges the claim. Knows no defense
 and no relation: the target names its neighbour models, and without neighbours the public model
 replaces them.
 """

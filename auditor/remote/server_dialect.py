@@ -156,10 +156,10 @@ class ServerDialect:
     ) -> dict[str, Any]:
         """Build a request for the prompt's log-probabilities and one more token.
 
-        Some servers must draw a token. A server whose log-probabilities precede any bias (llama.cpp)
-        is forced to draw the last token instead. If the likeliest tokens are requested, or if the
-        last token writes a part of a character (`split`), it draws another token, next to which it
-        lists all tokens: llama.cpp reports nothing of a token whose text it holds back.
+        Some servers must draw a token. A server whose log-probabilities precede any bias
+        (llama.cpp) is forced to draw the last token instead. If the likeliest tokens are requested,
+        or if the last token writes a part of a character (`split`), it draws another token, next to
+        which it lists all tokens: llama.cpp reports nothing of a token whose text it holds back.
 
         likeliest: tokens requested at each place, from servers of vLLM's dialect.
         """
