@@ -31,8 +31,7 @@ State = tuple[int, str]  # (index of the part of the text, its characters so far
 
 @dataclass(frozen=True)
 class CanarySpace:
-    """All texts of a format: `{digits:6}`, six characters of a kind; `{name:3}`, three listed
-    words.
+    """All texts of a format: `{digits:6}`, six characters; `{name:3}`, three listed words.
 
     Spaces separate the words. lists: the words, by name. `{{` and `}}` are braces. Raises
     AuditError for an invalid format, a space of fewer than two texts, and a space where a text
@@ -163,7 +162,7 @@ class CanarySpace:
 
     @cached_property
     def _next_characters_by_beginning(self) -> list[dict[str, str]]:
-        """Return the possible next characters of the head and each block, by proper beginning of a
+        """Return the possible next characters of the head and each block, by beginning of a
         choice.
         """
         tables: list[dict[str, str]] = []

@@ -4,7 +4,5 @@ from __future__ import annotations
 
 
 def counted(n: int, one: str, more: str = "") -> str:
-    """Return a count with its noun: `1 row`, `1,200 rows`; more: an irregular plural, `2
-    people`.
-    """
+    """Return a count with its noun: `1 row`, `1,200 rows`; more: an irregular plural."""
     return f"{n:,} {one if n == 1 else more or one + 's'}"

@@ -161,9 +161,7 @@ def _validation_error_sentence(
 def _json_path_label(
     where: str, steps: Iterable[int | str], fields: Collection[str], private: bool
 ) -> str:
-    """Return a path such as `result.json.targets[1].claim`, without keys of private
-    dictionaries.
-    """
+    """Return a path such as `result.json.targets[1].claim`, without private keys."""
     keys = (
         "..." if private and isinstance(step, str) and step not in fields else step
         for step in steps

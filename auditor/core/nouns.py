@@ -186,9 +186,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class Certificate:
-    """Bounds of a tree search on the suffixes it did not find (probabilities, decoding
-    distribution).
-    """
+    """Bounds of a tree search on suffixes that it did not find (decoding probabilities)."""
 
     # Whether a suffix reached the threshold; otherwise the guess did not.
     reached: bool
@@ -235,9 +233,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class TokenLogProbs:
-    """The log-probability in nats of each token of a secret's true suffix, given the text
-    before.
-    """
+    """The log-probability in nats of each token of a secret's true suffix after its prefix."""
 
     secret: str
     log_probs: tuple[float, ...]

@@ -35,8 +35,7 @@ from auditor.core.plan_parts import (
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One `audit run`. Written to the run folder, from which it can be resumed: flat there, as in a
-    plan file.
+    """An `audit run`, written to the run folder for resumption, flat as in a plan file.
 
     seed: Seed of all random numbers. [default: 0]
     plugin: Python file with attacks, defenses or training methods of your own; repeatable.
@@ -133,9 +132,7 @@ class Plan:
             )
 
     def _check_until_conflicts(self) -> None:
-        """Raise AuditError for fields that need all secrets next to --until, which may stop
-        early.
-        """
+        """Raise AuditError for fields that need all secrets next to --until, which stops early."""
         if self.attacks.until is not None:
             for name in ("submission", "forget", "relearn"):
                 if self.values_by_field_name()[name] is not None:

@@ -62,9 +62,7 @@ class PlanField:
 
 
 def plan_field(default: Any, rules: FieldRule | None = None, **said: Any) -> Any:
-    """Return a dataclass field with this default and description; `dict` means an empty
-    dictionary.
-    """
+    """Return a dataclass field with this default and description; `dict` means an empty dict."""
     metadata = {PlanField: PlanField(rules, **said)}
     if default is dict:
         return dataclasses.field(default_factory=dict, metadata=metadata)

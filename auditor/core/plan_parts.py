@@ -100,9 +100,7 @@ def split_model_name(model: str) -> tuple[str, str]:
 
 
 def deployed_form_name(form: str) -> str:
-    """Return the row name of a form: `pruned:0.5`, the last part of a path, the host of a
-    server.
-    """
+    """Return a form's row name: `pruned:0.5`, the last part of a path, the host of a server."""
     head, _, address = form.partition("://")
     if address:
         return f"{split_model_name(head)[0] or head}:{address.partition('/')[0]}"
@@ -363,8 +361,7 @@ class DefensePlan:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Who does the work: this process, or the workers of a Ray cluster, so many GPUs or a part of
-    one each.
+    """The engine of the work: this process, or workers of a Ray cluster with GPUs or parts of one.
 
     engine: Work in this process, or on workers of Ray.
     workers: Workers of --engine ray. [default: one per processor here]

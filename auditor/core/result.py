@@ -29,8 +29,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Audited:
-    """A lower bound of epsilon by a rule, with its inputs (statistics/audited.py); epsilons in
-    nats.
+    """A lower bound of epsilon by a rule, with its inputs (statistics/audited.py), in nats.
 
     It exceeds the truth with probability at most `level`, for this `delta`, `relation` and `unit`
     only.

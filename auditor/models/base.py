@@ -113,8 +113,9 @@ class ReadsPositions(Protocol):
     """A model that can be told the positions of tokens."""
 
     def log_probs_at_positions(self, texts: Tensor, positions: Tensor, last: int) -> Tensor | None:
-        """Return (B, last, V) log-probabilities after whole texts (B, n) whose tokens have these
-        positions (B, n); None: it takes none.
+        """Return (B, last, V) log-probabilities after texts (B, n) at these positions (B, n).
+
+        None if the model takes no positions.
 
         Every token sees all before it, whatever their positions. No prefix token is put.
         """

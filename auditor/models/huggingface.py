@@ -498,9 +498,7 @@ class HuggingFaceModel(LanguageModel):
     def log_probs_of_input(
         self, read: Tensor, last: int, cache: Cache | NativeCache | None = None
     ) -> Tensor:
-        """Return (B, last, V) log-probabilities, float32, of an input as `logits_of_input` reads
-        it.
-        """
+        """Return (B, last, V) log-probabilities, float32, of an input to `logits_of_input`."""
         return torch.log_softmax(self.logits_of_input(read, last, cache), dim=-1)
 
     def logits_of_input(
@@ -544,8 +542,8 @@ class HuggingFaceModel(LanguageModel):
         return self._transformers_logits(texts, last, None)
 
     def log_probs_at_positions(self, texts: Tensor, positions: Tensor, last: int) -> Tensor | None:
-        """Return the log-probabilities of one call of transformers at these positions, (B, last,
-        V).
+        """Return the log-probabilities of one transformers call at these positions, (B,
+        last, V).
         """
         if not self._takes_positions:
             return None

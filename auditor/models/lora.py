@@ -222,9 +222,7 @@ class _CachedMemberRows(EnsembleMemberRows):
 
 
 class MixedLoraRouting:
-    """The part that serves each row of the batch; set before each forward, read by all mixed
-    layers.
-    """
+    """The part of each row of the batch, set before each forward, read by all mixed layers."""
 
     part: Tensor | None = None  # (rows,); None: equally many rows for each part
     # These parts, a block of rows each; None: all parts in turn, (row, part) interleaved.
@@ -232,8 +230,7 @@ class MixedLoraRouting:
 
 
 class MixedLora(nn.Module):
-    """A linear layer with a scaled low-rank update for each part: a (parts, r, in), b (parts, out,
-    r).
+    """A linear layer with a low-rank update for each part: a (parts, r, in), b (parts, out, r).
 
     An ensemble's part 0 is all zero. The updates are multiplied in the adapter's precision, as PEFT
     does.

@@ -25,8 +25,7 @@ _EDGE = 1e-6  # relative to a threshold: a token this close to it may be kept or
 
 @dataclass(frozen=True)
 class PartialDistribution:
-    """The reported part of the distributions of given tokens: (n,) each, or (n, K) of the
-    likeliest.
+    """The reported part of the distributions of tokens: (n,), or (n, K) of the likeliest.
 
     log_probs: of the given tokens, nats; ranks: number of tokens at least as likely, itself
     included; likeliest, top: ids and log-probabilities of the K likeliest tokens, descending; most:
@@ -143,8 +142,7 @@ def _greedy_log_prob_bounds(seen: PartialDistribution) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class _UntoldTokens:
-    """Unreported tokens, (n,) each: `middle` tokens have shares from `own` to `cap`, `rest` up to
-    `low`.
+    """Unreported tokens, (n,): `middle` with shares from `own` to `cap`, `rest` up to `low`.
 
     Shares and masses are relative to the likeliest token's; a weight is a share to the power of 1 /
     temperature.
@@ -166,9 +164,7 @@ class _UntoldTokens:
         return self._weight_of_uneven_split(least), self._weight_of_even_split(most)
 
     def _weight_of_even_split(self, mass: Tensor) -> Tensor:
-        """Return the weight of the most even split: the least if convex, the most if concave
-        (Jensen).
-        """
+        """Return the weight of the most even split: the least if convex, else the most (Jensen)."""
         average = mass / (self.middle + self.rest).clamp(min=1)
         middle = self.middle * torch.maximum(self.own, average)
         return self._weight_of_equal_shares(middle, self.middle) + self._weight_of_equal_shares(

@@ -45,8 +45,7 @@ def auto_dtype(config: Any, device: torch.device) -> str:
 
 
 def make_head_input_contiguous(module: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Make the head's input contiguous before each call: torch would copy the weights for each
-    text.
+    """Make the head's input contiguous before each call, which spares a copy of the weights.
 
     Products of a few rows in float32 are unchanged: they would differ in their last digits.
     """

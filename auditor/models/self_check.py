@@ -380,9 +380,7 @@ class _SelfCheckTrial:
         return True
 
     def _shared_prefix_is_exact(self, begin: int) -> bool:
-        """Return whether texts that share their first `begin` tokens have the logits of whole
-        texts.
-        """
+        """Return whether texts that share their first `begin` tokens have exact logits."""
         last = min(self.room - begin, AT_LOAD // 2)
         texts, model = self.texts[:, : begin + last].clone(), self.model
         texts[1, :begin] = texts[0, :begin]

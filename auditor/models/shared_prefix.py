@@ -40,8 +40,7 @@ class SharedPrefixCache:
     def layers_holding_prefix(
         self, texts: Tensor, last: int, length: int
     ) -> tuple[int, list[SlotLayer]]:
-        """Return how many first positions of texts are cached, and layers of `length` positions
-        with them.
+        """Return the number of cached first positions of texts, and layers of `length` with them.
 
         At least the `last` positions remain to be read; all of them if the texts share too little.
         """

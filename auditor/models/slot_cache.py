@@ -102,7 +102,7 @@ class SlotLayer(CacheLayerMixin):
 
     @classmethod
     def join_layers(cls, layers: Sequence[SlotLayer], more: int) -> SlotLayer:
-        """Return these layers' slots in sequence, all ending at one position; `more` positions
+        """Return these layers' slots in sequence, ending at one position; `more` positions
         follow.
         """
         filled = max(layer.filled for layer in layers)
@@ -125,9 +125,7 @@ class SlotLayer(CacheLayerMixin):
     def gather_slots(
         cls, rows: Sequence[tuple[SlotLayer, int]], filled: int, length: int
     ) -> SlotLayer:
-        """Return a layer of `length` positions with the first `filled` of a slot of each of these
-        layers.
-        """
+        """Return a layer of `length` positions with the first `filled` of a slot of each layer."""
         new = cls(length, filled)
         for name in ("keys", "values"):
             gathered = new._allocate_slots(getattr(rows[0][0], name), len(rows))

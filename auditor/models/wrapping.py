@@ -26,8 +26,7 @@ def _make_forwarding_method(question: str) -> Any:
 
 
 class WrappingModel(LanguageModel):
-    """A model that answers through another, whose name, sizes and capabilities it copies by
-    default.
+    """A model that answers through another, with its name, sizes and capabilities by default.
 
     Each wrapper implements `start` and `log_probs`, on which all other methods build, so that no
     other method bypasses a defense.

@@ -63,8 +63,7 @@ class Attack(Method):
         return dataclasses.asdict(self)
 
     def timing_stand_in(self) -> tuple[Attack, float]:
-        """Return the attack whose `fit` is timed for an estimate, and this attack's time relative
-        to it.
+        """Return the attack whose `fit` is timed for an estimate, and this attack's relative time.
 
         By default this attack itself, and 1.
         """
@@ -92,9 +91,7 @@ class Attack(Method):
         return view.target_name
 
     def score_is_probability(self, view: View) -> bool:
-        """Return whether a score is a probability that its guess is right, which reports then
-        check.
-        """
+        """Return whether a score is a probability that its guess is right; reports check it."""
         return False
 
     def notes(self, view: View, state: dict[str, Any]) -> tuple[str, ...]:
@@ -104,13 +101,11 @@ class Attack(Method):
 
 @dataclass(frozen=True)
 class CorpusAttack(Attack):
-    """Base of attacks that draw texts without knowing a prefix: all that was trained on is looked
-    for in them.
+    """Base of attacks that draw texts without prefixes and search them for training data.
 
-    What of a text stands in the training data is not for an attack to know: who runs it holds the
-    index, and judges. Each generation is a query of its own, with random numbers of its own.
-    generations: how many, of `length` tokens each; n: tokens of a memorised n-gram (0: who runs it
-    decides).
+    The run, not the attack, has the index of the training data, and judges the texts. Each
+    generation is a separate query with its own random numbers. generations: number of texts, of
+    `length` tokens each; n: tokens of a memorised n-gram (0: the run decides).
     """
 
     of_learnt: ClassVar[bool] = True
@@ -157,13 +152,13 @@ class CorpusAttack(Attack):
 
 @dataclass(frozen=True)
 class SamplingAttack(Attack):
-    """Base of attacks that rank candidates. Defaults: Ethicist, Section 4.2 (K=100, top-p 0.7, T
-    0.8).
+    """Base of attacks that rank candidates.
 
-    `search`: where candidates come from: `sample`; `tree`, every suffix whose probability under the
-    decoding reaches `threshold`; or `beam`, width `beams`, under the distribution itself
-    (temperature and truncation do not apply to it). The searches need log-probabilities. Greedy is
-    temperature=0: one sample then, as all are the same.
+    Defaults: Ethicist, Section 4.2 (K=100, top-p 0.7, T 0.8). `search`, the source of candidates:
+    `sample`; `tree`, every suffix whose probability under the decoding reaches `threshold`; or
+    `beam`, width `beams`, under the distribution itself (without temperature and truncation). The
+    searches need log-probabilities. Greedy is temperature=0: a single sample then, as all are
+    equal.
     """
 
     samples: int = 100
@@ -204,7 +199,7 @@ class SamplingAttack(Attack):
 
     @property
     def has_one_candidate(self) -> bool:
-        """Whether sampling or greedy decoding gives a prefix only one candidate."""
+        """True if sampling or greedy decoding gives a prefix only one candidate."""
         is_point = self.sampling().decoding.is_point
         return self.search != "beam" and (
             is_point or (self.search == "sample" and self.samples == 1)
@@ -218,9 +213,7 @@ class SamplingAttack(Attack):
         return None
 
     def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
-        """Return a score for each candidate of each query, (distinct,); higher is more
-        confident.
-        """
+        """Return a score for each candidate of each query, (distinct,); higher: more confident."""
         raise NotImplementedError
 
     def sample_counts_by_recipe(self, view: View) -> dict[str, int]:

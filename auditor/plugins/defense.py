@@ -76,11 +76,10 @@ class MaskedScenario:
 
 @dataclass(frozen=True)
 class Defense:
-    """Base of all defenses. `protect` returns a model that holds others; `claim` says what it
-    promises.
+    """Base of all defenses: `protect` returns a model around others, `claim` the promise.
 
-    `needs` names what the scenario must hold beyond the target: "public", "ensemble", "trained",
-    "whole", "records", "corpus".
+    `needs` names the required parts of the scenario besides the target: "public", "ensemble",
+    "trained", "whole", "records", "corpus".
     """
 
     name: ClassVar[str] = ""
@@ -94,9 +93,7 @@ class Defense:
 
     @property
     def ensemble_folder(self) -> str:
-        """The folder of adapters in its option `ensemble`; "" if none: the lab trains its
-        adapters.
-        """
+        """The folder of adapters in its option `ensemble`; "" in the lab, which trains them."""
         folder: str = getattr(self, "ensemble", "")
         return folder
 
@@ -128,9 +125,7 @@ class Defense:
         )
 
     def fixed_token_budget(self, scenario: Scenario) -> QueryBudget | None:
-        """Return the fixed number of tokens that this defense answers; None: all tokens of
-        the row.
-        """
+        """Return the fixed number of tokens that this defense answers; None: all of the row."""
         return None
 
     def budget_lots(self, scenario: Scenario) -> Mapping[str, int]:

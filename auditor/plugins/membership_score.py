@@ -1,6 +1,4 @@
-"""Define the base of user-written membership scores: a number for each record, higher for
-members.
-"""
+"""Define the base of user-written membership scores: numbers, higher for members."""
 
 from __future__ import annotations
 
@@ -91,8 +89,8 @@ class MembershipScore(Probe):
     def add_joint_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> list[Observation]:
-        """Add the score of a classifier without a model, which measures the shift between
-        the sets.
+        """Add the score of a classifier without a model, which measures a shift between the
+        sets.
         """
         member = member_mask(secrets)
         if self._too_few_records_reason(secrets):

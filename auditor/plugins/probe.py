@@ -43,10 +43,10 @@ class Observed(list[Observation]):
 
 @dataclass(frozen=True)
 class Probe(Method):
-    """Base of the auditor's own measurements, which see the answers.
+    """Base of the auditor's measurements, which see the answers.
 
-    `of` is what it looks at: the benchmark's secrets, its canaries for exposure, those that went in
-    or stayed out by a coin, or `subjects` of its own.
+    `of` names its subjects: the benchmark's secrets, its canaries for exposure, the records that a
+    coin put in or left out, or its `textless_subjects`.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("distribution",)
@@ -54,22 +54,18 @@ class Probe(Method):
     means: ClassVar[tuple[str, ...]] = ()
 
     def textless_subjects(self, view: View) -> tuple[Secret, ...]:
-        """Return subjects that are not texts, such as gradients: ids and their membership.
+        """Return subjects that have no text, e.g. gradients: ids and their membership.
 
         Raises NotApplicable if there are none.
         """
         raise NotImplementedError
 
     def wanted_reference_models(self) -> str:
-        """Return reference models needed besides the common one, as in `-A references=`;
-        "": none.
-        """
+        """Return further reference models, as in `-A references=`; "": none."""
         return ""
 
     def check_secrets(self, secrets: Sequence[Secret]) -> None:
-        """Raise AuditError for secrets that the probe cannot observe, before any model is
-        queried.
-        """
+        """Raise AuditError for secrets that the probe cannot observe, before any query."""
 
     def has_subject_in(self, secrets: Sequence[Secret]) -> bool:
         """Return whether any of these records has a subject of the probe."""
@@ -88,8 +84,7 @@ class Probe(Method):
     def facts(
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> dict[str, float]:
-        """Return numbers of all secrets together: the terms of the claim, or later answers of the
-        model.
+        """Return numbers of all secrets together: terms of the claim, later answers of the model.
 
         Called once for each row, and stored in `observations.facts` for the methods below. secrets
         and observations are in the same order, here and below.
@@ -149,8 +144,10 @@ class Probe(Method):
 
 @dataclass(frozen=True)
 class DistributionProbe(Probe):
-    """Base of probes of the distribution that tokens are drawn from. Defaults: Ethicist, Section
-    4.2 (top-p, T)."""
+    """Base of probes of the decoding distribution.
+
+    Defaults: Ethicist, Section 4.2 (top-p, T).
+    """
 
     temperature: float = 0.8
     top_p: float = 0.7
@@ -250,9 +247,7 @@ def mean_probability_with_nonmember_baseline(
     note: str = "",
     excess: bool = True,
 ) -> list[Measurement]:
-    """Return the mean probability of members, of non-members if any, and with `excess` the
-    difference.
-    """
+    """Return the mean probability of members, non-members if any, and with `excess` the excess."""
     member_mean = mean_probability(name, p[member], note)
     if member.all():
         return [member_mean]

@@ -32,9 +32,7 @@ class TrainingRecord:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """The input of a `Trainer` from `audit train`: tokens, a loader of the base, and the output
-    folder.
-    """
+    """The input of a `Trainer`: data as tokens, a loader of the base, and the output folder."""
 
     base: str  # hub id or folder
     # Loads a fresh transformers model with free parameters (LoRA: the adapter's).
@@ -44,10 +42,8 @@ class TrainingJob:
     block: int  # maximum tokens of a training sequence
     records: tuple[TrainingRecord, ...]
     users: bool  # whether the data name each record's owner; otherwise its unit is its content
-    public: (
-        # judges records for trainers that need it; the base unless the user names another model
-        HuggingFaceModel
-    )
+    # Judges records for trainers that need it; the base unless the user names another model.
+    public: HuggingFaceModel
     out: Path
     # Continues an interrupted training; removed when the training is recorded as finished.
     checkpoint: TrainerCheckpoint
@@ -63,11 +59,10 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class Trainer:
-    """Base of what `audit train` offers: one way to fine-tune. A frozen dataclass like an `Attack`.
+    """Base of the methods of `audit train`: a frozen dataclass like an `Attack`.
 
-    `train` writes a model folder (or a folder of them) to `job.out`; where part of it is already
-    there, it goes on.
-    `audit train` has seen to it that what is there was made with the same configuration.
+    `train` writes a model folder (or a folder of them) to `job.out`, and continues existing parts,
+    which `audit train` has checked to have the same configuration.
     """
 
     name: ClassVar[str] = ""
@@ -105,15 +100,11 @@ class Trainer:
         """Raise AuditError for a job that this trainer cannot do, before anything is written."""
 
     def separate_model_count(self, job: TrainingJob) -> int:
-        """Return how many models it trains that separate processes could train; 0: not
-        divisible.
-        """
+        """Return the number of models that separate processes could train; 0: not divisible."""
         return 0
 
     def train_one(self, job: TrainingJob, index: int) -> Path:
-        """Train model `index` only, with the weights that `train` would give it; return its
-        folder.
-        """
+        """Train only model `index`, with the weights of `train`; return its folder."""
         raise NotImplementedError
 
     def train(self, job: TrainingJob) -> tuple[str, ...]:

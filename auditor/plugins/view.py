@@ -160,9 +160,7 @@ class View:
         return self.target.capabilities | (set() if self.training is None else {"training"})
 
     def recorded_gradient_canaries(self) -> GradientCanaries:
-        """Return the gradient canaries of the target's training. Raises NotApplicable
-        without any.
-        """
+        """Return the gradient canaries of the training. Raises NotApplicable without any."""
         self.require_capability("training")
         assert self.training is not None  # ensured by `require_capability`
         return self.training
@@ -255,9 +253,7 @@ class View:
     def prefix_batch_size(
         self, sampling: Sampling, queries: Sequence[Query], prompt_rows: int = 0
     ) -> int:
-        """Return the prefixes in a pass: many, because memorised text takes few rows, within
-        memory.
-        """
+        """Return the prefixes in a pass: many, because memorised text takes few rows."""
         # A tree splits a batch that outgrows its rows by itself.
         width = {"sample": sampling.samples, "beam": sampling.beams, "tree": 1}[sampling.search]
         return self.batch_size or max(
@@ -355,8 +351,7 @@ class View:
         return noise
 
     def mean_nll(self, model: LanguageModel, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[float]:
-        """Return the mean nll in nats a token of each (prefix, suffix) under the target or a
-        reference.
+        """Return the mean nll in nats a token of (prefix, suffix) pairs under target or reference.
 
         Suffixes of a prefix are scored together: their common beginning is read once.
         """
@@ -399,9 +394,7 @@ def _nll_of_lone_suffixes(
 def _nll_of_shared_prefix_suffixes(
     model: LanguageModel, behind: Mapping[Tokens, Sequence[Tokens]]
 ) -> dict[tuple[Tokens, Tokens], float]:
-    """Return the summed nll of suffixes that share their prefix, as many at once as memory
-    allows.
-    """
+    """Return the summed nll of suffixes with a shared prefix, as many at once as memory allows."""
     prefixes = [prefix for prefix, suffixes in behind.items() if len(suffixes) > 1]
     nlls: dict[tuple[Tokens, Tokens], float] = {}
     # Only by the prefix: `suffix_log_probs` takes suffixes of several lengths.

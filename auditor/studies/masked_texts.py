@@ -158,9 +158,7 @@ class MaskedTexts:
         )
 
     def _batches(self) -> Iterator[tuple[int, list[int], Tensor, Tensor]]:
-        """Yield (restart, texts, tokens (B, n), gaps (B, m)) in batches of equal length,
-        unpadded.
-        """
+        """Yield (restart, texts, tokens (B, n), gaps (B, m)), batches of one length, unpadded."""
         shapes = [(len(text.tokens), self._count_hidden_tokens(text)) for text in self.texts]
         for restart in range(self.options.restarts):
             for batch in group_equal_shapes(shapes, self.batch_size):
@@ -171,8 +169,7 @@ class MaskedTexts:
     def measure_nll(
         self, models: Sequence[MaskedModel], progress: Callable[[int, int], None]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return the summed nll (nats) of tokens with a probability, and the number of other
-        tokens.
+        """Return the summed nll (nats) of tokens with a probability, and the number of others.
 
         Both have shape (models, restarts, texts).
         """
@@ -193,9 +190,7 @@ class MaskedTexts:
         return nll, n_impossible
 
     def measure_slowdowns(self, models: Sequence[MaskedModel]) -> list[Measurement]:
-        """Return the time of a distribution over the bare model's: median and range of a few
-        rounds.
-        """
+        """Return the time of a distribution over the bare model's: median and range of rounds."""
         rounds = []
         # Time the bare model again in every round: other load on the machine slows both.
         for _ in range(_TIMINGS):

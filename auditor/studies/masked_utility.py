@@ -123,9 +123,7 @@ class UtilityPlan:
         return points
 
     def check_folder_measured_alike(self, found: Utility, folder: Path) -> None:
-        """Raise AuditError if the folder's measurement had another plan, settings, sweep or
-        weights.
-        """
+        """Raise AuditError if the folder was measured with another plan, settings or weights."""
         expected = {
             "plan": self.plan.to_json(),
             "settings": to_json(self.settings),

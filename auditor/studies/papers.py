@@ -39,9 +39,7 @@ class Paper:
         return tuple(self.shared.get("scale", {}))
 
     def plans_at_scale(self, scale: str) -> list[str]:
-        """Return the plans of this scale, in the paper's order. Raises AuditError for unknown
-        names.
-        """
+        """Return the plans of this scale, in the paper's order. Raises AuditError if unknown."""
         if scale not in self.scales:
             raise unknown_name_error(f"scale of {self.name}:", scale, self.scales)
         return list(self.shared["scale"][scale].get(_PLANS, self.plans))

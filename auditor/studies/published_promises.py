@@ -307,9 +307,7 @@ def _exact_epsilon_at_published_query(
 def check_published_dp_fusion_claim(
     query: GivenDistributions, options: Mapping[str, Any]
 ) -> Iterator[PromiseCheck]:
-    """DP-Fusion mixes an ensemble within a radius, here for a single private group
-    (formulas C5).
-    """
+    """DP-Fusion mixes an ensemble within a radius, here of one private group (formulas C5)."""
     alpha, beta, delta = (
         int(query.setting["alpha"]),
         float(query.setting["beta"]),

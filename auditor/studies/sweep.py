@@ -372,9 +372,7 @@ def sweep_table(title: str, held: Sequence[Place]) -> tables.RowTable:
 
 
 def _sweep_table_metric_headings(held: Sequence[Place]) -> dict[str, str]:
-    """Return headings by metric: of attacks, of each probe's main number, and of varying
-    numbers.
-    """
+    """Return headings by metric: of attacks, of probes' main numbers, of varying numbers."""
     cells = [cell for place in held for cell in place.cells if cell.measured]
     always = {metric.name: metric.short for metric in COLUMNS if not metric.varies}
     varying = {metric.name: metric.short for metric in COLUMNS if metric.varies}
