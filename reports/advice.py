@@ -1,4 +1,4 @@
-"""Advise whoever fixes the model; derive each advice from this run, and name its row.
+"""Advise the model's owner from the results of this run; each advice names its row.
 
 No generic advice: it covers only results of the run.
 """
@@ -54,8 +54,7 @@ class Advice:
 def advice(
     result: AuditResult, details: SecretDetails = NO_DETAILS, run: str = RUN
 ) -> tuple[Advice, ...]:
-    """Return the doubts, the leaks with a gate, the concentration of leaks and the helpful
-    defenses.
+    """Return the doubts, the leaks with a gate, the concentration of leaks and helpful defenses.
 
     The last two concern the undefended model's attack with the highest recall, if its outcomes are
     stored. run: the run's name in commands.
@@ -78,8 +77,7 @@ def advice(
 
 
 def _severity_advice(result: AuditResult, seen: LeakAssessment, run: str) -> Iterator[Advice]:
-    """Yield the reason for the severity of each target with a leak or a clean result, and a gate
-    for the next model."""
+    """Yield the reason for the severity of each judged target, and a gate for the next model."""
     for target in seen.targets:
         kinds = signals.group_signals_by_kind(seen.shown_signals(target))
         if not kinds and not seen.shows_no_leakage(target):
@@ -97,8 +95,7 @@ def _severity_advice(result: AuditResult, seen: LeakAssessment, run: str) -> Ite
 
 
 def _verbatim_leakage_advice(result: AuditResult, details: SecretDetails) -> tuple[Advice, ...]:
-    """Return where verbatim leakage concentrates, the effect of fewer copies, and of each measured
-    defense."""
+    """Return the parts with most verbatim leakage, and the effect of fewer copies and defenses."""
     known = _strongest_attack_row_with_members(result, details)
     if known is None:
         return ()
@@ -126,8 +123,7 @@ def _verbatim_leakage_advice(result: AuditResult, details: SecretDetails) -> tup
 def _strongest_attack_row_with_members(
     result: AuditResult, details: SecretDetails
 ) -> tuple[Finding, Outcome] | None:
-    """Return the undefended model's row of highest recall, and its members; None if it was not
-    stored or extracted nothing."""
+    """Return the undefended row of highest recall and its members; None without extractions."""
     worst = strongest_attack_row(result, UNDEFENDED)
     values = None if worst is None else details.rows.get(worst.cell_key)
     if worst is None or values is None or values.outcome is None:
@@ -149,8 +145,7 @@ def _has_document_parts(details: SecretDetails, members: Outcome) -> bool:
 def _leak_concentration_sentences(
     members: Outcome, facts: Mapping[str, SecretFacts]
 ) -> Iterator[str]:
-    """Yield the part with more extracted members than chance explains, by repeats, group and
-    length."""
+    """Yield the parts, by repeats, group and length, with more extractions than by chance."""
     for parts in (
         _member_masks_by_copies_phrase(members),
         _member_masks_by_group_phrase(members, facts),
@@ -228,8 +223,7 @@ def _copy_limits_sentence(limits: Sequence[tuple[int, Measurement]], members: Ou
 
 
 def mildest_copy_limit_phrase(result: AuditResult, details: SecretDetails) -> str:
-    """Return the mildest copy limit with a predicted recall within `VERBATIM.limits`, else the
-    strictest limit.
+    """Return the mildest copy limit with predicted recall within `VERBATIM.limits`, or the lowest.
 
     "" if copies are unknown, the attack used parts of documents, or nothing is extracted.
     """
@@ -252,8 +246,7 @@ def mildest_copy_limit_phrase(result: AuditResult, details: SecretDetails) -> st
 def undefended_row_and_recall_with_copies_left(
     result: AuditResult, details: SecretDetails, left: Callable[[int], int | None]
 ) -> tuple[Finding, Measurement] | None:
-    """Return the undefended row of highest recall, and its predicted recall if `left(copies)`
-    copies of each record remain.
+    """Return the undefended row of highest recall, and its recall predicted after removing copies.
 
     None if nothing is extracted, the attack used parts of documents, or a remaining count was not
     measured.
@@ -285,8 +278,7 @@ def undefended_row_and_recall_with_copies_left(
 def _defense_advice(
     result: AuditResult, details: SecretDetails, worst: Finding, members: Outcome
 ) -> Iterator[Advice]:
-    """Compare each defense at the worst row's setting and attack: paired verbatim and near-verbatim
-    recall, and cost.
+    """Compare each defense with the worst row: paired verbatim and near-verbatim recall, and cost.
 
     Skip controls: they promise nothing.
     """
@@ -318,8 +310,7 @@ def _defense_advice(
 def _recall_changes_for_defense_advice(
     members: Outcome, seen: Outcome
 ) -> tuple[Measurement, Measurement] | None:
-    """Return verbatim and near-verbatim recall minus the undefended model's, on the members common
-    to both."""
+    """Return verbatim and near-verbatim recall minus the undefended model's, on common members."""
     place = {id: i for i, id in enumerate(members.ids)}
     places = [i for i, id in enumerate(seen.ids) if id in place]
     if not places:

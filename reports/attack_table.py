@@ -1,7 +1,6 @@
-"""Compare all attacks and probes of a run: the result of each on one target, and its difference to
-the first attack.
+"""Compare all attacks and probes of a run on one target, each with the first attack.
 
-Differences are paired by record: of recall by `paired_difference`, of AUCs by DeLong's variance.
+Differences are paired by record: recall by `paired_difference`, AUC by DeLong's variance.
 """
 
 from __future__ import annotations
@@ -34,8 +33,10 @@ _NOTE = (
 
 @dataclass(frozen=True)
 class AttackRow:
-    """One attack on one target. main: None if it did not run; base: the attack subtracted in
-    `difference`; is_own: from a plug-in."""
+    """One attack on one target, with its difference to the first attack.
+
+    main: None if it did not run; base: the first attack; is_own: whether a plug-in defines it.
+    """
 
     finding: Finding
     main: Measurement | None
@@ -117,8 +118,7 @@ def _paired_difference(
     base: RowValuesBySecret | None,
     records: Mapping[str, str],
 ) -> Measurement | None:
-    """Return the metric of `new` minus that of `base` on their common records; None if too few
-    values are stored.
+    """Return the metric of `new` minus that of `base` on common records; None if it is missing.
 
     records: the record of each secret that is a part of a record.
     """
@@ -186,8 +186,7 @@ def _span_of(m: Measurement | None) -> ForestSpan | None:
 
 
 def attack_lines_for_screen(result: AuditResult, details: SecretDetails, most: int) -> list[str]:
-    """Return a heading, and a line for each attack on the target and setting with the most attacks
-    run.
+    """Return a heading and attack lines for the target and setting with the most attacks.
 
     Return nothing if only one attack ran, or if there is no room for two.
     """

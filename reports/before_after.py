@@ -1,5 +1,4 @@
-"""Render a mitigated model next to the model before it: terminal, Markdown and HTML. Compare
-nothing here.
+"""Render a mitigated model next to the original: terminal, Markdown and HTML. Compare nothing here.
 
 Shows the paired measurements before and after, the prediction, the promise and the cost.
 """
@@ -36,8 +35,7 @@ _NOT_PREDICTED = (
 
 @dataclass(frozen=True)
 class BeforeAfter:
-    """Hold the runs before and after. compared: both runs. predicted: the row and its recall; None:
-    no prediction.
+    """Hold both runs. compared: their comparison. predicted: a row and its recall, or None.
 
     perplexity: after minus before, over the same held-out texts; None: not measured. told: remarks
     of the training.
@@ -132,8 +130,7 @@ def _severity_prediction_and_promise_facts(found: BeforeAfter) -> Facts:
 
 
 def _predicted_recall_sentence(found: BeforeAfter) -> str:
-    """Return the predicted recall, and whether the measured recall is less, more or as
-    predicted."""
+    """Return the predicted recall, and whether the measured recall is less, more or equal."""
     if found.predicted is None:
         return _NOT_PREDICTED
     row, expected = found.predicted

@@ -65,8 +65,7 @@ class Table:
 
 @dataclass(frozen=True)
 class ForestSpan:
-    """A number with its interval on the scale of a `Forest`, and its baseline, if it has a
-    baseline."""
+    """A number with its interval on the scale of a `Forest`, and an optional baseline."""
 
     low: float
     value: float
@@ -76,8 +75,7 @@ class ForestSpan:
 
 @dataclass(frozen=True)
 class Forest:
-    """A table with each row's interval drawn next to it. spans: one a row, over all groups; None:
-    nothing to draw."""
+    """A table with each row's interval drawn next to it. spans: one a row over all groups."""
 
     kind: ClassVar[str] = "forest"
     table: Table
@@ -87,8 +85,7 @@ class Forest:
 
     @classmethod
     def of_differences(cls, table: Table, spans: Sequence[ForestSpan | None]) -> Forest:
-        """Return a forest with a scale centred on 0, of nonzero width even if all differences are
-        0."""
+        """Return a forest with a scale centred on 0, with a width even if all differences are 0."""
         reach = (
             max((abs(end) for span in spans if span for end in (span.low, span.high)), default=0.0)
             or 1.0
@@ -117,8 +114,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Figure:
-    """A plot of findings or of series, with its numbers (head, groups) for readers who cannot see
-    it."""
+    """A plot of findings or series, and its numbers (head, groups) for blind readers."""
 
     id: str
     plot: str  # a key of reports.plots.PLOTS

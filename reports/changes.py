@@ -1,5 +1,4 @@
-"""Tabulate the changes since a baseline from a `Comparison` of two runs. Compare and draw nothing
-here."""
+"""Tabulate the changes since a baseline from a `Comparison` of two runs. Compare nothing here."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ def change_counts_phrase(comparison: Comparison) -> str:
 
 
 def paired_change_table(comparison: Comparison) -> Table:
-    """Return a row for each (target, setting, attack): before, now, the paired difference, and its
-    direction."""
+    """Return a row each (target, setting, attack): before, now, paired difference, direction."""
     head = ("Row", "Metric", "Before", "Now", "Difference", "")
     rows = tuple(map(_baseline_change_row, table_rows_leaking_more_first(comparison)))
     return Table("changes", "What changed", head, (Group("", rows),), frozenset({2, 3, 4}))

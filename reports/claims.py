@@ -59,8 +59,7 @@ def claim_summary_phrase(stands: ClaimEvidence) -> str:
 
 
 def claim_verdict_phrase(stands: ClaimEvidence) -> str:
-    """Return the verdict; after "consistent", the smallest violation that such an audit mostly
-    detects."""
+    """Return the verdict; after "consistent", the smallest violation that such an audit detects."""
     if stands.verdict is None:
         return "not audited"
     strongest = stands.most_sensitive_bound if stands.verdict == CONSISTENT else None
@@ -97,8 +96,7 @@ def _claimed_epsilon_sentence(stands: ClaimEvidence) -> str:
 
 
 def _audited_bound_sentence(stands: ClaimEvidence, bound: BoundAgainstClaim) -> str:
-    """Return an audit with its level, and the ε promised for its game if it differs from the
-    claimed ε."""
+    """Return an audit with its level, and the ε promised for its game if it is another ε."""
     audit, number = bound.audit, phrases.format_number
     differs = stands.claimed is not None and bound.promised != stands.claimed
     against = f", against ε {number(bound.promised)} of one {audit.unit}" if differs else ""
@@ -122,8 +120,7 @@ def _audited_bound_sentence(stands: ClaimEvidence, bound: BoundAgainstClaim) -> 
 
 
 def _not_audited_sentence(stands: ClaimEvidence) -> str:
-    """Return that nothing was audited, or nothing can be judged, and the command that would audit
-    it."""
+    """Return that nothing was audited or can be judged, and the command for an audit."""
     if stands.bounds:  # audited, but with neither a claim nor a nominal ε
         return "there is nothing to hold it to"
     reasons = f" ({'; '.join(stands.unmeasured)})" if stands.unmeasured else ""
@@ -139,8 +136,7 @@ def _not_audited_sentence(stands: ClaimEvidence) -> str:
 
 
 def claim_audit_table(result: AuditResult) -> Table | None:
-    """Return a line for each audit of each target, including audits that do not judge the claim and
-    missing audits."""
+    """Return a line for each audit of each target, also for unrelated and missing audits."""
     groups = tuple(
         Group(stands.target.title, _claim_audit_rows(stands)) for stands in claims_to_report(result)
     )

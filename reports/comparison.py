@@ -1,5 +1,4 @@
-"""Render runs side by side: terminal, Markdown, HTML and CSV of one `Comparison`. Compare nothing
-here.
+"""Render runs side by side: terminal, Markdown, HTML, CSV of a `Comparison`. Compare nothing here.
 
 Names are free of control characters; each renderer escapes them.
 """
@@ -128,8 +127,7 @@ def _build_comparison_document(comparison: Comparison) -> Document:
 def _run_table_cells_with_change_to_first(
     line: ComparisonRow, i: int, what: str = ""
 ) -> tuple[str, str, str]:
-    """Return the number; after `what`, its difference to the first run or why it is missing;
-    whether it is best."""
+    """Return the number, its difference to the first run or a reason, and whether it is best."""
     cell = line.cells[i]
     delta = (
         f"{what}{phrases.value_with_interval(cell.delta)}"

@@ -1,5 +1,4 @@
-"""Describe the audited part of the given records, and extraction by copies: "n of N", in words.
-Uses only a result."""
+"""Describe the audited records and extraction by copies as "n of N", in words."""
 
 from __future__ import annotations
 
@@ -10,16 +9,14 @@ from auditor.reports import escaping, phrases
 
 
 def stratum_sentence_part(stratum: Stratum) -> str:
-    """Return `all 14 records that occur 16 times are recited` if all were attacked; else `3 of the
-    12 asked records that ...`."""
+    """Return `all 14 records that occur 16 times are recited` or `3 of the 12 asked records ...`"""
     m = stratum.extracted
     often = f"that {'occurs' if m.n == 1 else 'occur'} {counted(stratum.copies or 1, 'time')}"
     return _recited_phrase(m, often, is_whole=m.n == stratum.population)
 
 
 def group_sentence_part(group: tuple[str, Measurement]) -> str:
-    """Return `all 36 records of the group wanted are recited`. group: its name and its
-    extraction."""
+    """Return `all 36 records of the group wanted are recited`. group: name and extraction."""
     name, m = group
     return _recited_phrase(m, f"of the group {escaping.to_printable_line(name)}", is_whole=True)
 
@@ -36,8 +33,10 @@ def _recited_phrase(m: Measurement, which: str, *, is_whole: bool) -> str:
 
 
 def strata_label(finding: Finding) -> str:
-    """Return `16 copies: 14 of 14; 1 copy: 0 of 27 asked, of 121`, most copies first; "" if copies
-    were not counted."""
+    """Return `16 copies: 14 of 14; 1 copy: 0 of 27 asked, of 121`, most copies first.
+
+    "" if copies were not counted.
+    """
     parts = []
     for stratum in finding.strata:
         copies = (
@@ -61,8 +60,10 @@ def audited_of_given(result: AuditResult) -> str:
 
 
 def coverage_label(result: AuditResult) -> str:
-    """Return `41 of 150 records audited (94 not asked for lack of time, 15 auxiliary data)`; "" if
-    not counted."""
+    """Return `41 of 150 records audited (94 not asked for lack of time, 15 auxiliary data)`.
+
+    "" if records were not counted.
+    """
     counts = result.benchmark.records.get("members")
     if counts is None:
         return ""
@@ -108,15 +109,16 @@ def attacks_without_any_row(result: AuditResult) -> dict[str, str]:
 
 
 def phrases_by_copies(finding: Finding, whose: str) -> list[str]:
-    """Return the extraction by copies and, if only a sample was attacked, its share of all
-    records."""
+    """Return the extraction by copies and, for a sample, its weighted share of all records."""
     of_all = weighted_share_phrase(finding)
     return [f"recited by copies: {strata_label(finding)} {whose}", *([of_all] if of_all else [])]
 
 
 def asked_sentence(result: AuditResult) -> str:
-    """Return `41 of 135 records were asked, all 12 that occur more than once.`; "" if all were
-    attacked, or not counted."""
+    """Return `41 of 135 records were asked, all 12 that occur more than once.`
+
+    "" if all were asked, or records were not counted.
+    """
     counts = result.benchmark.records.get("members")
     if counts is None or not counts.by_copies or counts.audited == sum(counts.by_copies.values()):
         return ""
@@ -126,8 +128,10 @@ def asked_sentence(result: AuditResult) -> str:
 
 
 def weighted_share_phrase(finding: Finding) -> str:
-    """Return `of all 135 records 8.9% [8.9-17.8], weighted by copies`; "" if all were attacked, or
-    not counted."""
+    """Return `of all 135 records 8.9% [8.9-17.8], weighted by copies`.
+
+    "" if all were asked, or records were not counted.
+    """
     share = weighted_extracted_share(finding)
     if share is None or not is_asked_in_part(finding):
         return ""
@@ -136,8 +140,10 @@ def weighted_share_phrase(finding: Finding) -> str:
 
 
 def reached_label(result: AuditResult) -> str:
-    """Return `41 of 135 records, all 12 that occur more than once`: attacked, of the eligible
-    records; "" if not counted."""
+    """Return `41 of 135 records, all 12 that occur more than once`, of the eligible records.
+
+    "" if records were not counted.
+    """
     counts = result.benchmark.records.get("members")
     if counts is None or not counts.by_copies:
         return ""

@@ -31,8 +31,7 @@ NUMERIC = frozenset({2, 3, 4, 5})
 
 
 def ruling_terminal_lines(decision: Decision) -> Iterator[str]:
-    """Yield the subject, one line a ruling, and the verdict. Names from plug-ins and files are
-    cleaned."""
+    """Yield the subject, one line a ruling, and the verdict, with cleaned names."""
     if decision.about:
         yield to_printable_line(decision.about)
     if decision.baseline and not any("baseline" in ruling.rule for ruling in decision.rulings):
@@ -45,8 +44,7 @@ def ruling_terminal_lines(decision: Decision) -> Iterator[str]:
 
 
 def decision_markdown(decision: Decision) -> str:
-    """Return GitHub-flavoured Markdown for a pull request or job summary: the verdict, then a row a
-    ruling, worst first.
+    """Return GitHub-flavoured Markdown for a pull request: the verdict, then rulings, worst first.
 
     It has as many rows as fit a comment next to a report; the verdict counts them all.
     """
@@ -86,8 +84,7 @@ def _ruling_table_cells(ruling: Ruling) -> tuple[str, ...]:
 
 
 def decision_junit_xml(decision: Decision) -> str:
-    """Return a test case for each ruling; the suite has a failure or an error if and only if the
-    exit code is not 0.
+    """Return a test case each ruling; it has failures or errors exactly if the exit code is not 0.
 
     Inconclusive: an error if it counts, skipped if it may pass.
     """
@@ -101,7 +98,7 @@ def decision_junit_xml(decision: Decision) -> str:
 
 
 def junit_xml(program: str, suite: str, cases: Sequence[ET.Element]) -> str:
-    """Return one suite of these test cases, with their totals."""
+    """Return a suite of these test cases, with totals."""
     totals = {"tests": str(len(cases))}
     for kind, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
         totals[name] = str(sum(case.find(kind) is not None for case in cases))

@@ -1,5 +1,4 @@
-"""Answer questions of EDPB Opinion 28/2024 (¶43, 55, 58) and of an impact assessment (GDPR 35) with
-a run's numbers.
+"""Answer EDPB Opinion 28/2024 (¶43, 55, 58) and impact assessments (GDPR 35) with a run's numbers.
 
 Each answer is a measured number with its interval and its limits; without a measurement, the page
 names the command that would make it. The page may be published: it shows the model's name,
@@ -57,8 +56,7 @@ class EdpbEvidence:
 
 @dataclass(frozen=True)
 class EdpbQuestion:
-    """A question in our words, its source (`of`) and paragraph; answer: sentences, empty if this
-    run has no answer.
+    """A question in our words, its source (`of`) and paragraph; answer: sentences, may be empty.
 
     limit: scope of the answer. measured_by: measures that would answer it, named as attacks and
     probes declare them. otherwise: the remedy if no method declares them.
@@ -99,8 +97,7 @@ def _measurements_with_row(
     target: TargetRecord,
     numbers: Callable[[Finding], Mapping[str, Measurement | None]],
 ) -> list[tuple[Measurement, str, Finding]]:
-    """Return all valid measurements of a target's rows, each with the name of its part and its
-    row."""
+    """Return all valid measurements of a target's rows, with the names of part and row."""
     rows = [f for f in e.result.findings if f.target == target.name]
     return [(m, part, f) for f in rows for part, m in numbers(f).items() if m and _has_value(m)]
 
@@ -112,8 +109,7 @@ def _highest_measurement(
 
 
 def _make_highest_value_answer(*metrics: str) -> Callable[[EdpbEvidence], list[str]]:
-    """Answer with each target's row of the highest value of each metric, next to the non-members'
-    value."""
+    """Answer with each target's highest value of each metric, next to the non-members' value."""
     return lambda e: [
         sentence
         for target in _targets_without_controls(e)
@@ -181,8 +177,7 @@ def _worst_repeat_count_sentences(e: EdpbEvidence) -> list[str]:
 
 
 def _membership_sentences(e: EdpbEvidence) -> list[str]:
-    """Return the results over all records and, if it decides, at the number of copies that best
-    separates members."""
+    """Return membership over all records and, if it decides, at the best number of copies."""
     groups = [s for s in assess_signals(e.result).signals if s.kind is MEMBERSHIP and s.count]
     return [
         *_make_highest_value_answer(auc_name(""), name_tpr_metric("", FALSE_POSITIVES[0]))(e),
@@ -226,8 +221,7 @@ def _leak_signals_section(e: EdpbEvidence) -> Section:
 
 
 def _signal_counts_paragraph(e: EdpbEvidence) -> str:
-    """Return a sentence a target: the kinds of leakage shown or, if none is, the numbers tested and
-    untested."""
+    """Return a sentence a target: the kinds of leakage shown, or the counts tested and untested."""
     signal_assessment = assess_signals(e.result)
     return " ".join(
         _signal_count_sentence(e.result, signal_assessment, target)
@@ -328,8 +322,7 @@ def _personal_data_kind_sentences(e: EdpbEvidence) -> list[str]:
 
 
 def _publishable_kind(kind: str) -> str:
-    """Return the kind of personal data if its name is ours: names from the data must not be
-    published."""
+    """Return the kind of personal data if its name is ours: names from the data stay private."""
     return kind if kind in personal.TITLES else "other personal data"
 
 
@@ -523,8 +516,7 @@ QUESTIONS = (
 
 
 def edpb_document_from_run_folder(folder: Path) -> Document:
-    """Return the answers of a finished run. Raise AuditError if it is missing, or contradicts
-    itself."""
+    """Return the answers of a finished run. Raise AuditError if it is missing or inconsistent."""
     run = read_run(folder)
     for row, fault in find_result_contradictions(run.result, run.outcomes):
         raise AuditError(

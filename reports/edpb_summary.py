@@ -1,5 +1,4 @@
-"""Write the top of the EDPB page: the model, the test's date and author, the results and the
-coverage."""
+"""Write the top of the EDPB page: the model, the date and author, the results and the coverage."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ def limits_section() -> Section:
 
 
 def edpb_title(result: AuditResult) -> str:
-    """Return `Test results for the impact assessment of MODEL (adapter on BASE), tested 1 June
-    2026`."""
+    """Return `Test results for the impact assessment of MODEL (...), tested 1 June 2026`."""
     model, date = subject_line.model_phrase(result), subject_line.date_phrase(result)
     return f"Test results for the impact assessment of {model}, tested {date}"
 
@@ -43,8 +41,7 @@ def describe_threat(result: AuditResult) -> str:
 
 
 def describe_audited_records(result: AuditResult) -> str:
-    """Return `41 of 150 records audited (...).`, or the number attacked if the rest was not
-    counted."""
+    """Return `41 of 150 records audited (...).`, or only the number attacked."""
     counted = coverage.coverage_label(result)
     return f"{counted or f'{result.benchmark.members:,} records attacked'}."
 

@@ -1,5 +1,4 @@
-"""Escape text of data, models, plug-ins and users, with one function a medium. Independent of
-reports.
+"""Escape text of data, models, plug-ins and users, one function a medium. Knows no report.
 
 Names, notes and paths become one bounded printable line (`to_printable_line`); requested private
 text keeps every character visible (`show_invisible_characters`). Then anything a medium would run,
@@ -81,8 +80,7 @@ _LATEX = {
 
 
 def to_printable_line(text: str) -> str:
-    """Return one printable line of at most LONGEST characters, which cannot repaint a terminal or
-    reorder a report."""
+    """Return one printable line of at most LONGEST characters, safe for terminals and reports."""
     # Remove full escape sequences before control characters, or their rest would stay as text.
     text = _SURROGATE.sub("\ufffd", _ESCAPE_SEQUENCE.sub("", text))
     return _cut_text_to_report_limit(
@@ -91,8 +89,7 @@ def to_printable_line(text: str) -> str:
 
 
 def show_invisible_characters(text: str) -> str:
-    """Return private text on one line, every character visible: a line end as `↵`, other invisible
-    characters as `‹U+202E›`."""
+    """Return private text on one line: a line end as `↵`, invisible characters as `‹U+202E›`."""
     return _cut_text_to_report_limit(_UNSEEN.sub(_show_invisible_character, text))
 
 
@@ -125,14 +122,12 @@ def escape_for_html(text: str) -> str:
 
 
 def strip_unprintable(text: str) -> str:
-    """Remove characters that a page may not hold, without escaping; keep line ends. For a
-    template's strings."""
+    """Remove characters that a page may not hold, without escaping; keep line ends."""
     return _UNPRINTABLE_IN_LINES.sub(" ", _INVISIBLE.sub("", _SURROGATE.sub("\ufffd", text)))
 
 
 def escape_for_markdown(text: str) -> str:
-    """Return text that GitHub shows literally: no HTML, links, mentions, emphasis, table cells or
-    mathematics."""
+    """Return text that GitHub shows literally, without HTML, links, mentions or mathematics."""
     # `&` first, and _SPLIT last: it is an entity, which must not be escaped.
     text = to_printable_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     # `^` matches the start of the text: only one line is left.

@@ -1,5 +1,4 @@
-"""Present the evidence for method reviewers: every row's numbers, and the scores, canaries and
-costs that support them."""
+"""Present every row's numbers, and the scores, canaries and costs that support them."""
 
 from __future__ import annotations
 
@@ -235,8 +234,7 @@ def _reliability_bin_row_group(title: str, r: Reliability) -> Group:
 def _titled_calibrations_of_scores(
     result: AuditResult, details: SecretDetails, finding: Finding
 ) -> list[tuple[str, Reliability]]:
-    """Return the calibration of each score that is a probability; for a sampling attack also of the
-    exact probability."""
+    """Return the calibration of probability scores; for sampling attacks also of the exact one."""
     values = details.rows.get(finding.cell_key)
     if values is None or values.outcome is None:
         return []
@@ -269,8 +267,7 @@ def _titled_calibrations_of_scores(
 def _calibration_chance_by_secret(
     result: AuditResult, details: SecretDetails, finding: Finding
 ) -> Mapping[str, float]:
-    """Return the exact chance of each secret to be among the attack's samples, if its prefix alone
-    conditions them.
+    """Return each secret's exact chance to be among samples drawn after its prefix only.
 
     Only the first of several attacks with shared samples gets values; the rest get an empty
     mapping.
@@ -342,8 +339,7 @@ def _privacy_utility_blocks(result: AuditResult) -> list[Block]:
 
 
 def _plugin_measurement_table(result: AuditResult) -> list[Block]:
-    """Return the numbers that no other section shows: those of plug-ins, and the longest block of a
-    document."""
+    """Return the numbers of no other section: those of plug-ins, and documents' longest blocks."""
     groups = [
         Group(
             f"{phrases.row_title(result, finding)} · {finding.attack}",

@@ -1,5 +1,4 @@
-"""Export a run for other programs: a row a measurement or a row a secret as CSV or Parquet, and
-LaTeX tables.
+"""Export runs: a row a measurement or secret as CSV or Parquet, and LaTeX tables.
 
 Ids and numbers as recorded: shares are fractions, epsilons in nats. Computes nothing.
 """
@@ -74,8 +73,7 @@ class Sheet:
 
 
 def measurement_sheet(results: Sequence[AuditResult]) -> Sheet:
-    """Return a row for each (run, target, setting, attack, measurement, repeats, kind), or the
-    reason for a missing number."""
+    """Return a row each run, target, setting, attack, measurement, repeats and kind, or why not."""
     rows = [
         (*_sheet_row_and_claim_values(result, finding), *measured)
         for result in map(phrases.result_with_printable_strings, results)
@@ -151,8 +149,7 @@ def read_run_for_export_with_aliases(folder: Path) -> RunOutcomes:
 
 
 def per_secret_sheet(runs: Sequence[RunOutcomes]) -> Sheet:
-    """Return a row for each (run, target, setting, attack, secret), with a column for each
-    number."""
+    """Return a row each (run, target, setting, attack, secret), with a column for each number."""
     run_rows = [
         (run.result.name, row, entry) for run in runs for row, entry in run.outcomes.items()
     ]
@@ -173,14 +170,12 @@ def per_secret_sheet(runs: Sequence[RunOutcomes]) -> Sheet:
 
 
 def to_csv(sheet: Sheet) -> str:
-    """Return RFC 4180 CSV, formulas inert; missing values are empty, `nan` and `inf` are written
-    literally."""
+    """Return RFC 4180 CSV, formulas inert; missing values are empty, `nan` and `inf` literal."""
     return escaping.csv_text(tuple(sheet.columns), sheet.rows)
 
 
 def to_parquet(sheet: Sheet) -> bytes:
-    """Return a Parquet file of typed, nullable columns; its metadata hold the schema version of the
-    results."""
+    """Return a Parquet file of typed, nullable columns; its metadata hold the schema version."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -199,8 +194,7 @@ def to_parquet(sheet: Sheet) -> bytes:
 
 
 def to_latex(results: Sequence[AuditResult]) -> str:
-    """Return the results and any claims of each run: `tabular`s with booktabs rules, for
-    \\input."""
+    """Return each run's results and claims as `tabular`s with booktabs rules, for \\input."""
     grids = [
         grid
         for result in map(phrases.result_with_printable_strings, results)

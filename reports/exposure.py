@@ -1,5 +1,4 @@
-"""Compare the exposure of the canaries with its distribution if the model had memorised no
-canary."""
+"""Compare the exposure of the canaries with its distribution without any memorisation."""
 
 from __future__ import annotations
 
@@ -21,10 +20,8 @@ def _exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> list[B
     members = {secret.id for secret in details.secrets if secret.member}
     exposures = []
     for f in phrases.findings_in_report_order(result):
-        bits_by_id = details.exposure.get(f.cell_key, {})
-        if values := [
-            bits for id, bits in bits_by_id.items() if id in members and math.isfinite(bits)
-        ]:
+        row = details.exposure.get(f.cell_key, {})
+        if values := [bits for id, bits in row.items() if id in members and math.isfinite(bits)]:
             exposures.append((f, values))
     if not exposures:
         return []

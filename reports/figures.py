@@ -1,5 +1,4 @@
-"""Collect the figures of a result, each with its numbers; `plots` draws them, and the sections
-choose them."""
+"""Collect the figures of a result, each with its numbers; `plots` draws them."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ def all_figures(result: AuditResult) -> list[Figure]:
 def _recall_by_repeats_figures(
     result: AuditResult, setting: str, findings: Sequence[Finding]
 ) -> list[Figure]:
-    """Plot only the attack that did best against the undefended model: more error bars would
-    overlap."""
+    """Plot only the attack that did best against the undefended model: error bars would overlap."""
     best = strongest_attack_row(result, UNDEFENDED, setting)
     measured = [f for f in findings if f.by_repeats and f.main and f.main.unit in SHARES]
     if not measured:
@@ -116,8 +114,7 @@ def _any_of_n_samples_figure(
 
 
 def _exposure_figure(result: AuditResult, setting: str, shown: tuple[Finding, ...]) -> Figure:
-    """Plot exposure by insertions (Figure 1 of the ADP paper), a line a target, with its cost and
-    promise."""
+    """Plot exposure by insertions (Figure 1 of the ADP paper), a line a target with its cost."""
     title = f"Exposure by insertions, {setting}"
     description = (
         "How far up the model ranks a canary among every text it could have been, by how often it "
@@ -147,8 +144,7 @@ def _exposure_figure(result: AuditResult, setting: str, shown: tuple[Finding, ..
 def _recall_by_wrong_guesses_table_rows(
     curve: Sequence[tuple[int, float]],
 ) -> list[tuple[str, ...]]:
-    """Return a few points: the first with at least 0, 1, 2, 5, 10, … wrong guesses, and the last.
-    result.json has all."""
+    """Return the first points with at least 0, 1, 2, 5, 10, … wrong guesses, and the last point."""
     counts = (0, *(step * 10**power for power in range(7) for step in (1, 2, 5)))
     # A count beyond all points gives -1, which the modulo maps to the last point.
     indices = {

@@ -1,5 +1,4 @@
-"""Write result.json and the reports of a run folder. Knows paths, and not the contents of the
-reports."""
+"""Write result.json and the reports of a run folder. Knows only paths."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ MARKDOWN, HTML = "report.md", "report.html"
 
 
 def write_run_reports(folder: Path, result: AuditResult, reveal: bool = False) -> None:
-    """Write report.html, report.md, the manifest, result.json and, with several defenses,
-    `frontier.*`, each atomically.
+    """Write report.html, report.md, manifest, result.json and any `frontier.*`, each atomically.
 
     Both reports are rendered before either is written. The result comes last: a folder that holds
     it is finished. reveal: whether the reports show the private text in the folder.

@@ -1,5 +1,4 @@
-"""Compare the leakage of each deployed form of the model with the audited form, paired by
-secret."""
+"""Compare the leakage of each deployed form with the audited form, paired by secret."""
 
 from __future__ import annotations
 

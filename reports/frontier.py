@@ -1,5 +1,4 @@
-"""Show which models leak least at equal usefulness: a picture a measure of leakage, its table, and
-the sentence it supports.
+"""Show which models leak least at equal usefulness: pictures, tables and sentences.
 
 For a run with several defenses or a grid. Reads `core.result.Frontier` and compares nothing.
 """
@@ -187,8 +186,7 @@ def _leak_metric_figure(f: Frontier, lines: Sequence[str]) -> Figure:
 
 
 def _frontier_plot_series_by_defense(f: Frontier, lines: Sequence[str]) -> Iterator[Series]:
-    """Yield a series for each stretch of one kind in each line's finite points, or an empty series;
-    last, the corners."""
+    """Yield each line's finite points, a series for each stretch of one kind; last, the corners."""
     finite = [p for p in f.points if math.isfinite(p.ratio.value)]
     for line in lines:
         line_points = [p for p in finite if p.line == line]
@@ -259,8 +257,7 @@ TOPICS = (
 
 
 def frontier_row_table(f: Frontier) -> tables.RowTable:
-    """Return a row for each model, for people and LaTeX; its note names the model that leaks
-    least."""
+    """Return a row for each model, for people and LaTeX; its note names the best model."""
     title, head = (
         f"{_leak_metric_label(f)}, at what perplexity",
         (*HEAD[:3], phrases.metric_label(f.metric), *HEAD[4:]),
@@ -303,8 +300,7 @@ _COLUMNS = (
 
 
 def frontier_csv(found: Sequence[Frontier]) -> str:
-    """Return CSV: a row for each measure of leakage and model; shares are fractions, epsilons in
-    nats."""
+    """Return CSV: a row each measure of leakage and model; shares are fractions, epsilons nats."""
     return escaping.csv_text(_COLUMNS, _frontier_csv_rows(found))
 
 
@@ -326,8 +322,7 @@ def _frontier_csv_rows(found: Sequence[Frontier]) -> Iterator[tuple[object, ...]
 
 
 def write_frontier_files(folder: Path, found: Sequence[Frontier]) -> list[Path]:
-    """Write frontier.svg, .png, .md, .csv, .tex and .json, each atomically; nothing without a
-    frontier."""
+    """Write frontier.svg, .png, .md, .csv, .tex and .json, each atomically, if there is any."""
     if not found:
         return []
     grids = [frontier_row_table(f) for f in found]

@@ -1,7 +1,6 @@
-"""Show many runs on one page: leakage over time, gate decisions, a link to each report. Compare
-nothing here.
+"""Show many runs on one page: leakage over time, gate decisions and links to the reports.
 
-Names are cleaned; the page escapes them. Aggregates only, as in the linked reports.
+Compares nothing. Names are cleaned; the page escapes them. Aggregates only, as in the reports.
 """
 
 from __future__ import annotations
@@ -63,8 +62,7 @@ _READING = (
 
 @dataclass(frozen=True)
 class _ShownRun:
-    """A run on the page. result: cleaned; label: its place in the order; link: to its report, if
-    any."""
+    """A run on the page. result: cleaned; label: its place in the order; link: to its report."""
 
     entry: HistoryEntry
     change: Comparison | None
@@ -122,8 +120,7 @@ def _shown_comparable_runs(by: By, line: ComparableRuns, beside: Path) -> list[_
 
 
 def _run_tick_labels(by: By, entries: Sequence[HistoryEntry]) -> list[str]:
-    """Return the shortest labels under a plot: dates if no two runs share a day, times if all
-    do."""
+    """Return the shortest labels under a plot: dates if all differ, times if all are equal."""
     if by != "date":
         return [
             _abbreviated_commit_label(entry.label) if by == "commit" else entry.label
@@ -336,8 +333,7 @@ def _runs_table(runs: Sequence[_ShownRun], id: str) -> Table:
 
 
 def _strongest_leak_phrase(result: AuditResult, target: str) -> str:
-    """Return the strongest signal of each shown kind; if none is shown, the first tested kind and
-    the verdict."""
+    """Return the strongest signal of each shown kind, or the first tested kind and the verdict."""
     assessment = assess_signals(result)
     shown_signals, tested = assessment.shown_signals(target), assessment.tested_signals(target)
     if not tested:
@@ -355,8 +351,7 @@ def _strongest_leak_phrase(result: AuditResult, target: str) -> str:
 
 
 def _model_identity_label(result: AuditResult) -> str:
-    """Return `checkpoint-500 · weights 3fa9c1d2 · commit 4f2a81c09`, which identifies the run's
-    model."""
+    """Return `checkpoint-500 · weights 3fa9c1d2 · commit 4f2a81c09`, the identity of the model."""
     plan, commit = result.plan, result.environment.get("commit")
     lab = "lab" if plan.get("lab") in (None, "small") else str(plan["lab"])
     parts = [lab if plan.get("model") is None else _last_path_part_label(str(plan["model"]))]
@@ -389,8 +384,7 @@ def _gate_baseline_label(kept: KeptDecision) -> str:
 
 
 def _gate_rulings_section(lines: Sequence[Sequence[_ShownRun]]) -> list[Section]:
-    """Return the counts of gate verdicts, and every ruling, the last run's first; failures before
-    passes."""
+    """Return the counts of verdicts, and every ruling, the last run's and failures first."""
     groups = tuple(
         Group(
             to_printable_line(

@@ -1,5 +1,4 @@
-"""Render the report as one HTML file that loads nothing. Knows blocks, templates and plots, not
-their content."""
+"""Render the report as one HTML file that loads nothing, from blocks, templates and plots."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ def render_html_report(
     since: Comparison | None = None,
     texts: Mapping[str, SecretText] | None = None,
 ) -> str:
-    """Render the full report; styles, plots and script are inline, and a content security policy
-    forbids the rest.
+    """Render the report, all inline; a content security policy forbids other resources.
 
     details: values stored by secret. since: a comparison of an earlier run with this run. texts:
     the private text to show, by secret; none by default.
@@ -63,8 +61,7 @@ def render_html_document(doc: Document, titles: Mapping[str, str] | None = None)
 
 
 def _script_safe_json(values: Mapping[str, Any]) -> Markup:
-    """Return JSON that no HTML parser reads as markup: a script element ends at the first
-    `</script`."""
+    """Return JSON that no HTML parser reads as markup, such as an early `</script`."""
     text = json.dumps(values, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for (
         character
@@ -87,8 +84,7 @@ def _html_template_environment() -> Environment:
 
 
 def _finalize_html_template_value(value: object) -> object:
-    """Strip every template expression of unprintable characters, so that none is missed; escaping
-    follows."""
+    """Strip every template expression of unprintable characters, before it is escaped."""
     return (
         escaping.strip_unprintable(value)
         if isinstance(value, str) and not isinstance(value, Markup)

@@ -1,4 +1,4 @@
-"""Show where the model leaks, and which secrets, for whoever fixes it."""
+"""Show the places where the model leaks, and the leaked secrets, for its owner."""
 
 from __future__ import annotations
 
@@ -95,8 +95,7 @@ def _recall_by_group_blocks(result: AuditResult, rows: Sequence[Finding]) -> lis
 def _worst_document_blocks(
     result: AuditResult, details: SecretDetails, rows: Sequence[tuple[Finding, RowValuesBySecret]]
 ) -> list[Block]:
-    """Return the documents with several secrets that have the longest extracted block in each
-    row."""
+    """Return documents with several secrets by their longest extracted block, for each row."""
     groups = []
     for finding, values in rows:
         if counts := detailed.extraction_counts_by_document(details, values):
@@ -243,8 +242,7 @@ def _extraction_count_blocks(result: AuditResult, details: SecretDetails) -> lis
 
 
 def _revealed_secret_blocks(result: AuditResult, texts: Mapping[str, SecretText]) -> list[Block]:
-    """Return private text, the secrets extracted by most rows first, up to _REVEALED_AT_MOST
-    characters."""
+    """Return up to _REVEALED_AT_MOST characters of private text, most extracted secrets first."""
     titles = {
         str(f.cell_key): f"{phrases.row_title(result, f)}: {f.attack}" for f in result.findings
     }

@@ -1,5 +1,4 @@
-"""Render the report as Markdown, short enough for a pull request comment. Independent of the
-blocks' content.
+"""Render the report as Markdown, short enough for a pull request comment.
 
 The headline, advice, signals, results, claims and changes are visible; the rest is folded, as far
 as it fits.
@@ -68,7 +67,7 @@ def render_markdown_report(
     """
     result = phrases.result_with_printable_strings(result)
     doc = markdown_document(result, details, texts)
-    unfolded = [section for section in doc.sections if section.id in _AT_ONCE]
+    plain = [section for section in doc.sections if section.id in _AT_ONCE]
     rest = [section for section in doc.sections if section.id not in _AT_ONCE]
     parts = [
         f"## {escape(phrases.shorten(doc.title, _MOST_TEXT))}",
@@ -83,7 +82,7 @@ def render_markdown_report(
     parts += ["\n".join(map(_target_severity_line, doc.standings[:_MOST_STANDINGS]))]
     n_left = len(doc.standings) - _MOST_STANDINGS
     parts += [f"… and {counted(n_left, 'more target')}, in report.html."] if n_left > 0 else []
-    for section in unfolded:
+    for section in plain:
         parts += [f"### {escape(section.title)}", *_unfolded_section_markdown_parts(section)]
     parts += [
         escape(
@@ -107,12 +106,7 @@ def render_markdown_report(
     # Unfolded sections show tables and lists above: their paragraphs come last, folded.
     notes = (
         Paragraph(doc.rule),
-        *(
-            block
-            for section in unfolded
-            for block in section.blocks
-            if isinstance(block, Paragraph)
-        ),
+        *(block for section in plain for block in section.blocks if isinstance(block, Paragraph)),
     )
     return _markdown_fitted_to_comment(
         parts, [Section("reading", "How to read this", notes), *rest]
@@ -153,8 +147,7 @@ def _unfolded_section_markdown_parts(section: Section) -> list[str]:
 
 
 def _markdown_fitted_to_comment(parts: list[str], folded: Iterable[Section]) -> str:
-    """Return the parts, then the folded sections, block by block as they fit; last, the titles of
-    cut sections."""
+    """Return the parts, the folded sections as far as they fit, and the titles of cut sections."""
     parts, cut_titles = list(filter(None, parts)), []
     for section in folded:
         # Reserve 1,000 for folds and the last line; 2 are the blank line between two parts.

@@ -1,5 +1,4 @@
-"""Report how well members can be separated from non-members: every score of every row, its curve,
-and baselines without a model."""
+"""Report how well scores and model-free baselines separate members from non-members."""
 
 from __future__ import annotations
 
@@ -99,8 +98,7 @@ def _membership_tables(result: AuditResult) -> list[Block]:
 
 
 def _reversed_score_blocks(result: AuditResult, shown: list[Finding]) -> list[Block]:
-    """Report rows whose members score lower than non-members, as with a defense that forbids
-    training text."""
+    """Report rows whose members score lower, as if a defense forbids training text."""
     reversed_rows = [
         (row_title_with_attack(result, f), m)
         for f in shown
@@ -209,8 +207,7 @@ def _roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list[Block
 def _plotted_roc_curves_by_score(
     details: SecretDetails, finding: Finding
 ) -> Iterator[tuple[str, list[tuple[float, float]]]]:
-    """Yield the curves of the strongest score and the blind baseline; for the undefended model also
-    the stacked score's."""
+    """Yield the strongest and blind scores' curves; for the undefended model also the stacked."""
     row = details.rows.get(finding.cell_key)
     names = ("", "blind", *(("stacked",) if finding.target == UNDEFENDED else ()))
     if row is None:

@@ -1,5 +1,4 @@
-"""Tabulate the claims, the adversary's access, the attacked records and the runs, for method
-reviewers."""
+"""Tabulate the claims, the adversary's access, the attacked records and the runs."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ _TRANSCRIPT = (
 
 
 def _claims_and_spending_blocks(result: AuditResult) -> list[Block]:
-    """Return a line for each neighbouring relation: the promise, the budget spent by this audit,
-    and the rest."""
+    """Return a line each neighbouring relation: the promise, this audit's spending, the rest."""
     audited = (stands for stands in claims.claims_to_report(result) if stands.verdict is not None)
     verdicts = tuple(map(claims.claim_verdict_sentence, audited))
     audit_table = claims.claim_audit_table(result)
@@ -99,8 +97,7 @@ def _claim_table_rows_by_relation(claim: Claim) -> tuple[tuple[str, ...], ...]:
 
 
 def _adversary_access_blocks(result: AuditResult) -> list[Block]:
-    """Return the matrix access x decoding x budget: rows with equal rights are merged, with their
-    attacks listed."""
+    """Return the matrix access x decoding x budget, with rows of equal rights merged."""
     settings = {finding.setting for finding in result.findings}
     explained = tuple(text for setting, text in phrases.SETTINGS.items() if setting in settings)
     if not explained:
@@ -162,8 +159,7 @@ def _attacked_records_blocks(result: AuditResult) -> list[Block]:
 
 
 def _extracted_by_copies_label(result: AuditResult) -> str:
-    """Return the extraction by copies for each attack on the undefended model; "" if copies were
-    not counted."""
+    """Return the extraction by copies for each attack on the undefended model, or ""."""
     rows = [f for f in result.findings if f.target == UNDEFENDED and len(f.strata) > 1]
     return "; ".join(f"{f.attack} ({f.setting}): {coverage.strata_label(f)}" for f in rows)
 
@@ -269,8 +265,7 @@ def _claim_facts(claim: Claim | None) -> Facts:
 
 
 def _how_rows_ran_blocks(result: AuditResult) -> list[Block]:
-    """Return the execution of each configuration: common settings once, then a row for each with
-    the rest."""
+    """Return the execution of each configuration: common settings once, then a row for each."""
     rows = phrases.findings_in_report_order(result)
     attacks = {
         f.attack: _notes_shared_by_all(

@@ -11,7 +11,7 @@ from auditor.reports import escaping, signals
 
 
 def next_command_to_suggest(seen: LeakAssessment, folder: Path) -> str:
-    """Return advice if something leaks or is in doubt; else a gate, so that it stays as it is."""
+    """Return advice after a leak or doubt; else a gate that keeps the result."""
     # Clean before quoting: text copied into a shell has no control characters.
     quoted_folder, gated = (
         shlex.quote(escaping.to_printable_line(str(folder))),
@@ -23,8 +23,7 @@ def next_command_to_suggest(seen: LeakAssessment, folder: Path) -> str:
 
 
 def command_that_asks_the_rest(unasked: int, folder: Path) -> str:
-    """Return the command that resumes a check that ran out of time, and the number of records
-    left."""
+    """Return the command that resumes a check after a timeout, and the number of records left."""
     rest = f"asks the {counted(unasked, 'record')} that {'is' if unasked == 1 else 'are'} left"
     return (
         f"audit check --resume {shlex.quote(escaping.to_printable_line(str(folder)))} --minutes "

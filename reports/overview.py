@@ -1,4 +1,4 @@
-"""Summarise leaks, untested signals, changes and limits for whoever decides."""
+"""Summarise leaks, untested signals, changes and limits for a release decision."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from auditor.reports.verdict import fewest_attacked_member_count
 
 
 def _changes_since_blocks(since: Comparison) -> list[Block]:
-    """Return every row's change, paired by secret, with its interval on one scale. The last run is
-    this run."""
+    """Return every row's paired change and interval on one scale; the last run is this run."""
     deltas = [line.cells[-1].delta for line in changes.table_rows_leaking_more_first(since)]
     spans = [forest_span(delta) if delta else None for delta in deltas]
     note = Paragraph(

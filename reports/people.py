@@ -1,5 +1,4 @@
-"""Report leakage by person and those affected worst, if a column names the person of each
-record."""
+"""Report leakage by person and those affected worst, if records name their person."""
 
 from __future__ import annotations
 

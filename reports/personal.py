@@ -1,5 +1,4 @@
-"""Report the extracted share of personal data by kind, never its text. For the first table of every
-report."""
+"""Report the extracted share of personal data by kind, and never its text."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ def personal_kind_in_sentence(kind: str) -> str:
 
 
 def personal_data_by_kind_blocks(result: AuditResult, findings: Sequence[Finding]) -> list[Block]:
-    """Return a table of these rows' extraction by kind of personal data; no block if the data hold
-    none."""
+    """Return a table of these rows' extraction by kind of personal data; no block without any."""
     rows_with_kinds = [finding for finding in findings if finding.by_kind]
     if not rows_with_kinds:  # there is personal data, but no attack could have extracted it
         return (
@@ -84,8 +82,7 @@ def _personal_kinds_most_extracted_first(finding: Finding) -> list[tuple[str, Me
 
 
 def personal_data_share_phrase(m: Measurement) -> str:
-    """Return `12/80 (15% [8.1–25])`; for secrets with several texts of the kind `15% [8.1–25] of
-    80`, without a count."""
+    """Return `12/80 (15% [8.1–25])`; for several texts in a secret `15% [8.1–25] of 80`."""
     return (
         phrases.format_share_with_interval(m)
         if m.unit == "share"
@@ -137,8 +134,7 @@ def personal_data_by_kind_phrase(finding: Finding) -> str:
 
 
 def personal_data_counts_phrase(finding: Finding) -> str:
-    """Return `card numbers 15/80, names 22/94`; for secrets with several texts of the kind `15% of
-    80`."""
+    """Return `card numbers 15/80, names 22/94`; for several texts in a secret `15% of 80`."""
     return ", ".join(
         f"{personal_kind_in_sentence(kind)} {phrases.hit_count_text(m)}"
         for kind, m in _personal_kinds_most_extracted_first(finding)

@@ -1,5 +1,4 @@
-"""Format the numbers and short phrases of every report. Independent of markup, files, terminals and
-torch.
+"""Format numbers and phrases of every report, without markup, files, terminals or torch.
 
 Shares are fractions in [0, 1] in the records and percent here; intervals are two-sided 95% unless a
 note differs.
@@ -71,8 +70,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def format_percent(value: float, like: float | None = None) -> str:
-    """Return `52`, `0.3`, `−47`: percent without its sign, with decimals by the size of `like`
-    (default: the value)."""
+    """Return percent without its sign: `52`, `0.3`, `−47`. like: decides the decimals."""
     if math.isnan(value):
         return NOTHING
     size = abs(value if like is None else like)
@@ -155,8 +153,7 @@ def cells_of_measurement(m: Measurement) -> tuple[str, str, str]:
 
 
 def format_number(value: float, zeros: Literal["", "#"] = "") -> str:
-    """Return three significant digits, thousands grouped: `11.2`, `0.0123`, `1,234`, `1e-5`, `∞`;
-    "#" keeps zeros: `13.0`."""
+    """Return three significant digits: `11.2`, `0.0123`, `1,234`, `1e-5`, `∞`; "#" keeps zeros."""
     if math.isnan(value):
         return NOTHING
     if math.isinf(value):
@@ -232,8 +229,7 @@ def decoding_label(finding: Finding) -> str:
 
 
 def main_baseline_excess_table_cells(finding: Finding) -> tuple[str, str, str]:
-    """Return the row's main number, that of the non-members, and the excess: `–` for missing
-    values."""
+    """Return the row's main number, that of the non-members, and the excess, or `–`."""
     main = finding.main
     if main is None:
         return NOTHING, NOTHING, NOTHING
@@ -270,8 +266,7 @@ def any_of_n_recall_to_report(
 
 
 def suffix_lengths_phrase(m: Measurement) -> str:
-    """Return `, suffixes of 8 to 50 tokens` for a probability over suffixes of several lengths;
-    else ""."""
+    """Return `, suffixes of 8 to 50 tokens` for a probability over several lengths; else ""."""
     lengths = _SUFFIX_LENGTHS.search(m.note)
     return f", {lengths[0]}" if lengths else ""
 
@@ -285,8 +280,7 @@ def claim_applies_phrase(finding: Finding) -> str:
 
 
 def attack_budget_phrase(finding: Finding, secrets: int) -> str:
-    """Return the cost of a row per secret or generation: `10 samples, 240 tokens, 31 forward
-    rows`."""
+    """Return a row's cost a secret or generation: `10 samples, 240 tokens, 31 forward rows`."""
     secrets = finding.options.get("generations", secrets)
     if finding.not_applicable or not (finding.drawn or finding.rows) or not secrets:
         return NOTHING
@@ -317,14 +311,12 @@ def chain_steps_of_target(chain: Chain, target: str, beyond: bool = False) -> tu
 
 
 def chain_steps_worth_reporting(found: Iterable[ChainStep]) -> list[ChainStep]:
-    """Return the steps that lead to another target: a control equal to the undefended target
-    changes nothing."""
+    """Return the steps that lead to another target: a step within a target changes nothing."""
     return [step for step in found if step.before != step.after]
 
 
 def chain_step_effect_phrase(step: ChainStep) -> str:
-    """Return `splitting −12 points [−16 to −8]`, `mixing −1.0 points [−3.0 to 0.7], not
-    significant`, or why there is no effect."""
+    """Return `mixing −1.0 points [−3.0 to 0.7], not significant`, or the reason for no number."""
     if step.difference is None:
         return f"{chain_step_causes_phrase(step)}: {step.note}"
     remark = "" if is_chain_step_significant(step) else ", not significant"
@@ -332,8 +324,7 @@ def chain_step_effect_phrase(step: ChainStep) -> str:
 
 
 def brief_chain_step_effect_phrase(step: ChainStep) -> str:
-    """Return `splitting −12 points [−16 to −8]` or `mixing: not significant [−3.0 to 0.7]` for a
-    measured step."""
+    """Return `splitting −12 points [−16 to −8]` or `mixing: not significant [−3.0 to 0.7]`."""
     assert step.difference is not None
     if is_chain_step_significant(step):
         return f"{chain_step_causes_phrase(step)} {difference_with_interval(step.difference)}"
@@ -356,8 +347,7 @@ MORE_LIKELY = "how much more likely members' true tokens are than non-members'"
 
 
 def difference_with_interval(m: Measurement) -> str:
-    """Return a difference with its interval: `−12 points [−16 to −8]`, `−3.10 bits [−4.00 to
-    −2.20]`."""
+    """Return `−12 points [−16 to −8]` or `−3.10 bits [−4.00 to −2.20]`."""
     return f"{format_difference_in_points(m)} {format_interval(m)}"
 
 
@@ -384,8 +374,7 @@ def target_perplexity_text(result: AuditResult, target: str) -> str:
 
 
 def target_title_with_costs(result: AuditResult, target: str) -> str:
-    """Return `PMixED · PPL 90.6 · ε 8 (shard)`: a target's cost and promise, for comparisons with
-    other rows."""
+    """Return `PMixED · PPL 90.6 · ε 8 (shard)`: a target's cost and promise, for comparisons."""
     record = find_target_to_report(result, target)
     if record is None:
         return target
@@ -406,8 +395,7 @@ def relation_label(name: str) -> str:
 
 
 def claimed_epsilon_to_report(claim: Claim) -> float:
-    """Return the epsilon of the defense's configured relation; NaN if the claim does not state
-    it."""
+    """Return the epsilon of the defense's configured relation; NaN if the claim lacks it."""
     return claim.epsilon.get(claim.relation, math.nan)
 
 
@@ -417,8 +405,7 @@ def promised_epsilon_with_unit(claim: Claim) -> str:
 
 
 def epsilon_line(claim: Claim) -> str:
-    """Return `ε 8 (shard, add/remove; zero-out 7.1, replace 12.9; δ 1e-5; T 10,000) · spent ε 7.9,
-    9,800 tokens, 200 left`."""
+    """Return `ε 8 (shard, add/remove; replace 12.9; δ 1e-5; T 10,000) · spent ε 7.9, 200 left`."""
     other_relations = ", ".join(
         f"{relation_label(name)} {format_number(eps)}"
         for name, eps in claim.epsilon.items()
@@ -439,8 +426,7 @@ def epsilon_line(claim: Claim) -> str:
 
 
 def covered_tokens_phrase(claim: Claim) -> str:
-    """Return `1,024 drawn tokens`, and whether this audit has drawn them all; or that there is no
-    limit."""
+    """Return `1,024 drawn tokens`, with `, all spent` if this audit drew them; or no limit."""
     if claim.queries is None:
         return "any number of drawn tokens"
     gone = ", all spent" if claim.spent_queries and claim.spent_queries >= claim.queries else ""
@@ -448,14 +434,12 @@ def covered_tokens_phrase(claim: Claim) -> str:
 
 
 def protection_unit_label(claim: Claim) -> str:
-    """Return the unit of protection; for a shard of whole records or users also the ε of a single
-    record or user."""
+    """Return the unit of protection; for a shard of records or users also a single one's ε."""
     return "; ".join(filter(None, (claim.unit, single_record_epsilon_phrase(claim))))
 
 
 def single_record_epsilon_phrase(claim: Claim) -> str:
-    """Return `for a single record in it, ε 18.9 (replace)`; "" unless the unit is a shard of whole
-    records or users.
+    """Return `for a single record in it, ε 18.9 (replace)`; "" without shards of records or users.
 
     Adding or removing a record or user replaces its shard (formulas B2.2, F5), and changes no other
     shard, which holds all its data. Users who share a record share a shard, so a user who joins two
@@ -469,8 +453,7 @@ def single_record_epsilon_phrase(claim: Claim) -> str:
 
 
 def violation_warnings(finding: Finding) -> tuple[str, ...]:
-    """Return prominent warnings of claim violations: `VIOLATED: 3 records are in more than one
-    shard`."""
+    """Return prominent warnings: `VIOLATED: 3 records are in more than one shard`."""
     return tuple(f"VIOLATED: {violation}" for violation in finding.violations)
 
 

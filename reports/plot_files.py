@@ -1,5 +1,4 @@
-"""Save plots as .svg or .png files in the page's light colours; bytes are the same on any machine
-and day."""
+"""Save plots as .svg or .png files in the page's light colours, with reproducible bytes."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ _TRADEOFF = ("#1f5fa8", "#b4472e", "#3c7a4d")  # line colours of a standalone fi
 
 
 def save_wrong_guesses_curve(path: Path, points: Sequence[tuple[int, float]]) -> None:
-    """Save (wrong guesses, recall) as .svg or .png, on a logarithmic axis from 0. Raise AuditError
-    for another suffix."""
+    """Save (wrong guesses, recall) as .svg or .png, else raise AuditError; logarithmic from 0."""
     with _plot_axes_saved_on_exit(path) as (_, axes):
         axes.step(*zip(*points, strict=True), where="post", color=LIGHT[COLOURS[0]])
         draw_line_at_100_wrong_guesses(axes, LIGHT[GRID])
@@ -62,8 +60,7 @@ class TradeoffLine:
 def save_perplexity_tradeoff_plot(
     path: Path, lines: Sequence[TradeoffLine], axis: str, undefended: float, title: str
 ) -> None:
-    """Save perplexity, logarithmic, against epsilon (nats) or an option, as .svg or .png;
-    undefended: the dotted line."""
+    """Save log perplexity over epsilon (nats) or an option, .svg or .png; undefended: dotted."""
     with _plot_axes_saved_on_exit(path) as (figure, axes):
         for i, line in enumerate(line for line in lines if line.points):
             x, y, low, high = zip(*line.points, strict=True)
@@ -97,8 +94,7 @@ def save_perplexity_tradeoff_plot(
 
 
 def save_frontier_plot(path: Path, blocks: Sequence[Block], alt: str) -> None:
-    """Save the pictures side by side under one legend, as .svg or .png. alt: text for readers who
-    see no picture."""
+    """Save the pictures under one legend as .svg or .png. alt: text instead of the picture."""
 
     def paint(colour: str) -> str:
         return LIGHT.get(colour, colour)
@@ -128,8 +124,7 @@ def save_frontier_plot(path: Path, blocks: Sequence[Block], alt: str) -> None:
 
 @contextmanager
 def _plot_axes_saved_on_exit(path: Path) -> Iterator[tuple[Figure, Axes]]:
-    """Yield axes in the page's light colours; save on exit. Raise AuditError unless the suffix is
-    .svg or .png."""
+    """Yield light axes, saved on exit. Raise AuditError unless the suffix is .svg or .png."""
     if path.suffix.lower() not in METADATA:
         raise AuditError(f"expected --plot to end in {' or '.join(METADATA)}, got {path.name!r}")
     if not path.parent.is_dir():

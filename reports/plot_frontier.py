@@ -1,5 +1,4 @@
-"""Plot leakage over perplexity: a line for each defense over its knob, the convex frontier, and
-equally useful models."""
+"""Plot leakage over perplexity: a line a defense, the convex frontier, equally useful models."""
 
 from __future__ import annotations
 
@@ -62,17 +61,16 @@ _RATIOS = (
 
 
 def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -> None:
-    """Draw a line for each defense over its knob, intervals both ways; ringed and joined: the
-    frontier; shaded: as useful."""
+    """Draw a line a defense with intervals; ringed and joined: the frontier; shaded: as useful."""
     names = distinct_in_order(s.label for s in block.series if s.kind != CORNERS)
     for i, name in enumerate(names):
-        line_series = [s for s in block.series if s.label == name and s.kind != CORNERS]
-        points, style = [p for s in line_series for p in s.points], plot_style_of_target(i)
+        group = [s for s in block.series if s.label == name and s.kind != CORNERS]
+        points, style = [p for s in group for p in s.points], plot_style_of_target(i)
         colour = paint(style["color"])
         axes.plot(
             [p.x for p in points], [p.y for p in points], color=colour, linewidth=0.9, alpha=0.55
         )
-        for s in line_series:
+        for s in group:
             across = [
                 [max(0.0, p.x - p.left) for p in s.points],
                 [max(0.0, p.right - p.x) for p in s.points],
@@ -118,8 +116,7 @@ def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -
 def _frontier_line_between_corners(
     corners: Sequence[tuple[float, float]],
 ) -> list[tuple[float, float]]:
-    """Return points on the lines between corners, straight over log x: the results of a random
-    choice between two models."""
+    """Return points between corners, straight over log x: random choices between two models."""
     points = [corners[0]]
     # A random choice averages the leaks of the two and, over held-out texts, their
     # log-perplexities. In 24 steps: straight over log x is a bend on this axis.
@@ -129,8 +126,7 @@ def _frontier_line_between_corners(
 
 
 def _axis_place_of_ratio(ratio: Any) -> Any:
-    """Return the place of a ratio: the root of its logarithm, as most models are near 1 and some
-    far from it."""
+    """Return the root of a ratio's logarithm: most models are near 1 and some far from it."""
     import numpy as np
 
     logs = np.log(np.maximum(ratio, 1e-9))  # matplotlib transforms 0 too, in intermediate steps
@@ -176,8 +172,7 @@ def _set_ratio_axis(axes: Axes, block: Block) -> None:
 def frontier_legend_entries(
     blocks: Sequence[Block], paint: Callable[[str], str] = str
 ) -> tuple[list[Any], list[str]]:
-    """Return defenses by colour and marker, then the meaning of filled, hollow and ringed, for
-    pictures with the same lines."""
+    """Return defenses by colour and marker, then the meaning of filled, hollow and ringed."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

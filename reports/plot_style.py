@@ -67,8 +67,7 @@ LIGHT_STYLE: Any = {name: LIGHT.get(value, value) for name, value in STYLE.items
 
 @contextmanager
 def styled_figure_context(style: Any) -> Iterator[tuple[Figure, Axes]]:
-    """Yield one pair of axes in our style, independent of pyplot's state and the user's
-    matplotlibrc."""
+    """Yield a pair of axes in our style, independent of pyplot and the user's matplotlibrc."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure

@@ -1,5 +1,4 @@
-"""Draw findings and series as inline SVG: recall by wrong guesses, repetitions, samples and
-lengths; costs; calibration.
+"""Draw findings and series as inline SVG: recall, exposure, costs, calibration and more.
 
 The output is deterministic, and its ids contain the plot's name, so several plots can share a page.
 Imports matplotlib only when a plot is drawn.
@@ -89,8 +88,7 @@ def render_plot_svg(block: Block, titles: Mapping[str, str]) -> str:
 
 
 def _draw_recall_by_wrong_guesses(axes: Axes, block: Block) -> None:
-    """Draw one line a finding: recall by the number of wrong guesses allowed, most confident
-    guesses first."""
+    """Draw a line a finding: recall by wrong guesses allowed, most confident guesses first."""
     findings = block.findings
     budget = max(12, min(200, POINTS // len(findings)))
     for finding, style in zip(findings, plot_styles_of_findings(findings), strict=True):
@@ -104,8 +102,7 @@ def _draw_recall_by_wrong_guesses(axes: Axes, block: Block) -> None:
 
 
 def _draw_recall_by_copies(axes: Axes, block: Block) -> None:
-    """Draw one line a finding with its intervals, slightly shifted so that error bars do not
-    overlap."""
+    """Draw a line a finding with intervals, shifted so that error bars do not overlap."""
     _plot_numbers_by_copies(axes, block.findings)
     shares = all(m.unit == "share" for f in block.findings for m in f.by_repeats.values())
     axes.set(xlabel="Repetitions in the training data", ylabel="Recall" if shares else "Mean")
@@ -167,8 +164,7 @@ def _draw_share_series(axes: Axes, block: Block) -> None:
 
 
 def _draw_calibration(axes: Axes, block: Block) -> None:
-    """Draw shares right over the scores that predicted them: on the diagonal a score is
-    calibrated."""
+    """Draw shares right over the scores that predicted them; the diagonal is calibrated."""
     from matplotlib.ticker import PercentFormatter
 
     axes.plot([0, 1], [0, 1], color=INK, **FLOOR)
@@ -179,8 +175,7 @@ def _draw_calibration(axes: Axes, block: Block) -> None:
 
 
 def _draw_exposure_tail(axes: Axes, block: Block) -> None:
-    """Draw the share of canaries with at least x bits, on a logarithmic axis, with its null and the
-    band of chance."""
+    """Draw the log share of canaries with at least x bits, with its null and the band of chance."""
     if block.null is not None:
         bits, chance, band = zip(*((p.x, p.y, p.high) for p in block.null.points), strict=True)
         axes.plot(bits, chance, color=INK, **FLOOR)
@@ -212,8 +207,7 @@ def _draw_leak_against_perplexity(axes: Axes, block: Block) -> None:
 
 
 def _draw_lines_over_runs(axes: Axes, block: Block) -> None:
-    """Draw one line a series over runs in their order, slightly shifted so that error bars do not
-    overlap."""
+    """Draw a line a series over runs in order, shifted so that error bars do not overlap."""
     spacing = min(0.12, 0.6 / len(block.series))
     for i, (series, style) in enumerate(
         zip(block.series, plot_styles_of_series(block.series), strict=True)
@@ -228,8 +222,7 @@ def _draw_lines_over_runs(axes: Axes, block: Block) -> None:
 
 
 def _draw_shares_over_runs(axes: Axes, block: Block) -> None:
-    """Draw `_draw_lines_over_runs` from zero to the end of the intervals, so that a leak of 1% is
-    visible."""
+    """Draw `_draw_lines_over_runs` up to the intervals' end, so that a leak of 1% is visible."""
     from matplotlib.ticker import PercentFormatter
 
     _draw_lines_over_runs(axes, block)
@@ -241,8 +234,7 @@ def _draw_shares_over_runs(axes: Axes, block: Block) -> None:
 
 
 def _draw_roc(axes: Axes, block: Block) -> None:
-    """Draw staircases on two logarithmic axes, which have no 0: a rate of 0 is drawn at half of the
-    smallest other rate."""
+    """Draw staircases on log axes; a rate of 0 is drawn at half of the smallest other rate."""
     least = min((p.x for s in block.series for p in s.points if p.x > 0), default=0.01) / 2
     lowest = min((p.y for s in block.series for p in s.points if p.y > 0), default=0.01) / 2
     axes.plot([least, 1], [least, 1], color=GRID)
@@ -289,8 +281,7 @@ def _draw_with_error_bars(axes: Axes, points: Sequence[PlotPoint], style: dict[s
 
 
 def _thin_plot_curve(curve: Sequence[_Point], most: int) -> Sequence[_Point]:
-    """Return at most `most` points of the curve, evenly spaced, including the first and the
-    last."""
+    """Return at most `most` points of the curve, evenly spaced, with the first and the last."""
     if len(curve) <= most:
         return curve
     return [curve[round(i * (len(curve) - 1) / (most - 1))] for i in range(most)]
@@ -314,8 +305,7 @@ PLOTS: dict[str, Callable[[Axes, Block], None]] = {
 
 
 def _legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[list[Any], list[str]]:
-    """Return labels (of findings: targets) by colour and marker; several kinds (of findings:
-    attacks) by line."""
+    """Return labels (or targets) by colour and marker; several kinds (or attacks) by line."""
     from matplotlib.lines import Line2D
 
     lines = [(s.label, s.kind) for s in block.series] or [
@@ -344,8 +334,7 @@ def _legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[list[Any],
 
 
 def _inline_svg_element(file: str, block: Block) -> str:
-    """Return matplotlib's file as a named, themed element of a page, with unique ids, in two
-    decimals."""
+    """Return matplotlib's file as a named, themed element with unique ids, in two decimals."""
     opening, body = file[file.index("<svg") :].split(">", 1)
     view_box = re.search(r'viewBox="([^"]+)"', opening)
     assert view_box is not None  # matplotlib always writes one

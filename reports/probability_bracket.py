@@ -1,5 +1,4 @@
-"""Bound exact extraction probabilities: a floor from nearby samples, a ceiling over all
-decodings."""
+"""Bound exact extraction probabilities: a floor of nearby samples, a ceiling of all decodings."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Generate the JSON Schema of `result.json` from the records; `schema.json` next to this file holds
-it.
+"""Generate the JSON Schema of `result.json` from the records, as `schema.json` next to this file.
 
     python -m auditor.reports.schema        (rewrites that file)
 
@@ -20,8 +19,7 @@ PATH = Path(__file__).with_name("schema.json")
 
 
 def result_json_schema() -> dict[str, Any]:
-    """Return the full schema, draft 2020-12: the input of `from_json` for an AuditResult of this
-    SCHEMA_VERSION."""
+    """Return the full schema, draft 2020-12, of an AuditResult of this SCHEMA_VERSION."""
     schema = json_schema(AuditResult)
     schema["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
     # a record without a version cannot be read

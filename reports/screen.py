@@ -68,22 +68,19 @@ def first_screen(result: AuditResult, folder: Path, width: int = WIDTH) -> Text:
         phrases.result_with_printable_strings(result),
         max(_NARROWEST, min(width, WIDTH)),
     )
-    assessment, known = assess_signals(result), detailed.read_secret_details(folder)
+    leaks, known = assess_signals(result), detailed.read_secret_details(folder)
     doubt = ScreenEntry(
-        "DOUBT", tuple(doubt.sentence for doubt in signals.all_doubts(assessment)), 3, " "
+        "DOUBT", tuple(doubt.sentence for doubt in signals.all_doubts(leaks)), 3, " "
     )
-    top = lay_out_entries((_result_screen_entry(result, assessment, width), doubt), width)
-    shown_entries = (
-        _other_signals_screen_entry(result, assessment),
-        _extraction_by_copies_screen_entry(result, assessment),
-        _personal_data_screen_entry(result, assessment),
+    top = lay_out_entries((_result_screen_entry(result, leaks, width), doubt), width)
+    body = (
+        _other_signals_screen_entry(result, leaks),
+        _extraction_by_copies_screen_entry(result, leaks),
+        _personal_data_screen_entry(result, leaks),
         _defense_causes_screen_entry(result),
         ScreenEntry(
             "FORGET",
-            tuple(
-                unlearning.forgetting_sentences(result, unlearning_result)
-                for unlearning_result in result.unlearning
-            ),
+            tuple(unlearning.forgetting_sentences(result, item) for item in result.unlearning),
             3,
             " ",
         ),
@@ -95,29 +92,21 @@ def first_screen(result: AuditResult, folder: Path, width: int = WIDTH) -> Text:
     report = ScreenEntry(
         "report", (escaping.to_printable_line(os.path.join(folder, "report.html")),), 3
     )
-    after = (_next_step_screen_entry(result, assessment, known, folder, remarks, width), report)
+    after = (_next_step_screen_entry(result, leaks, known, folder, remarks, width), report)
     # With room for every row: the full length of the table.
-    full_table = _verbatim_extraction_lines(
-        result, assessment, width, len(assessment.signals) + LINES
-    )
+    table = _verbatim_extraction_lines(result, leaks, width, len(leaks.signals) + LINES)
     attacks = _attack_table_lines(result, known, width)
     for most in (3, 2):  # a third line of limits if the rest has room
         bottom = lay_out_entries(
-            (
-                *shown_entries,
-                claimed,
-                _limitations_screen_entry(result, assessment, remarks, most),
-                *after,
-            ),
-            width,
+            (*body, claimed, _limitations_screen_entry(result, leaks, remarks, most), *after), width
         )
-        if len(top) + len(full_table) + len(attacks) + len(bottom) <= LINES:
-            return Text("\n").join([*top, *full_table, *attacks, *bottom])
+        if len(top) + len(table) + len(attacks) + len(bottom) <= LINES:
+            return Text("\n").join([*top, *table, *attacks, *bottom])
     room = LINES - len(top) - len(bottom)
     # Its head, one row and its baseline.
-    least = _verbatim_extraction_lines(result, assessment, width, 0)
+    least = _verbatim_extraction_lines(result, leaks, width, 0)
     attacks = _attack_table_lines(result, known, width, room - len(least))
-    rows = _verbatim_extraction_lines(result, assessment, width, room - len(attacks))
+    rows = _verbatim_extraction_lines(result, leaks, width, room - len(attacks))
     return Text("\n").join([*top, *rows, *attacks, *bottom])
 
 
@@ -211,8 +200,7 @@ def _perplexity_cost_label(result: AuditResult, targets: Sequence[str]) -> str:
 def _verbatim_extraction_lines(
     result: AuditResult, seen: LeakAssessment, width: int, room: int
 ) -> list[Text]:
-    """Return verbatim extraction, a row a target and access, with the same attack's non-member
-    baseline below.
+    """Return verbatim extraction, a row a target and access, and the non-member baseline below.
 
     If there is no room for all rows, keep those that show something.
     """
@@ -339,8 +327,7 @@ def _attack_table_lines(
 
 
 def _other_signals_screen_entry(result: AuditResult, seen: LeakAssessment) -> ScreenEntry:
-    """Return all other signals, shown signals first, without personal data that the entry WHAT
-    covers."""
+    """Return all other signals, shown signals first, without personal data covered by WHAT."""
     best = _highest_recall_row_for_screen(result, seen)
     entries = list[tuple[tuple[bool, bool], str, str]]()
     for target in seen.targets:
@@ -372,8 +359,7 @@ def _other_signals_screen_entry(result: AuditResult, seen: LeakAssessment) -> Sc
 
 
 def _highest_recall_row_for_screen(result: AuditResult, seen: LeakAssessment) -> Finding | None:
-    """Return the row of highest recall: of the undefended model, or else of the first target that
-    has one."""
+    """Return the row of highest recall: of the undefended model, or else of the first target."""
     return next(
         (best for target in seen.targets if (best := strongest_attack_row(result, target))), None
     )
@@ -387,8 +373,7 @@ def _target_and_access_label(result: AuditResult, finding: Finding) -> str:
 
 
 def _extraction_by_copies_screen_entry(result: AuditResult, seen: LeakAssessment) -> ScreenEntry:
-    """Return extraction by the data's groups and by copies, and exposure by insertions of
-    canaries."""
+    """Return extraction by groups and copies, and exposure by insertions of canaries."""
     best, items = _highest_recall_row_for_screen(result, seen), list[str]()
     if best is not None and 1 < len(best.by_group) <= _GROUPS:
         counts = ", ".join(
@@ -442,8 +427,7 @@ def _personal_data_screen_entry(result: AuditResult, seen: LeakAssessment) -> Sc
 
 
 def _defense_causes_screen_entry(result: AuditResult) -> ScreenEntry:
-    """Return the separate effect of each step between control rows, for each defense that has
-    them."""
+    """Return the separate effect of each step between control rows, for each defense."""
     items = []
     for target in result.targets:
         row = strongest_row_with_chain(result, target.name)
@@ -466,8 +450,7 @@ def _defense_causes_screen_entry(result: AuditResult) -> ScreenEntry:
 def _limitations_screen_entry(
     result: AuditResult, seen: LeakAssessment, remarks: CommandRemarks, most: int
 ) -> ScreenEntry:
-    """Return the bounds of zeros over the fewest secrets, the untested signals, and the limits of
-    any run."""
+    """Return the bounds of zeros, the untested signals, and the limits of any run."""
     zero_signals = [s for s in seen.signals if s.measured and s.measured.value == 0]
     zeros = [[s for s in zero_signals if s.kind is kind] for kind in (VERBATIM, PERSONAL)]
     most_open = [

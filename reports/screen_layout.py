@@ -1,5 +1,4 @@
-"""Lay out labelled entries of the first screen as lines of a given width: wrap, cut, and count
-omissions."""
+"""Lay out labelled entries as lines of a given width: wrap, cut, and count omissions."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ def lay_out_entries(entries: Sequence[ScreenEntry], width: int) -> list[Text]:
 
 
 def _screen_lines_that_fit(entry: ScreenEntry, width: int) -> list[str]:
-    """Return as many items as fit into `entry.most` lines, and the number omitted; cut a single
-    item."""
+    """Return the items that fit into `entry.most` lines, and how many do not; cut a single one."""
     # From all items down: only wrapping reveals their line count.
     for n_items in range(len(entry.items), 0, -1):
         n_left = len(entry.items) - n_items

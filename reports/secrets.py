@@ -1,5 +1,4 @@
-"""Encode the secrets of a run as compact JSON values that the page's script searches and draws: ids
-and numbers only.
+"""Encode the secrets of a run as compact JSON for the page's script: ids and numbers only.
 
 At most `BUDGET` bytes for any number of secrets: omissions are counted in notes. A token
 probability is one character (`CODES`), as precise as a bar of a few pixels. Token text is included
@@ -39,8 +38,7 @@ OUTCOMES = {
 
 
 def encode_log_probs_for_page(log_probs: Sequence[float]) -> str:
-    """Return a character a token: steps below 0.07 in probability, finer towards 0; the last is
-    below 1e-11."""
+    """Return a character a token, in steps below 0.07, finer towards 0; the last is below 1e-11."""
     # 1 - p^(1/6): the first code is p = 1, the last p = 0. log 0 is -inf, whose `exp` is 0: the
     # last code, and no error.
     steps = np.rint((1 - np.exp(np.asarray(log_probs, dtype=float) / _POWER)) * (len(CODES) - 1))
@@ -153,8 +151,7 @@ def _page_number_in_three_digits(value: float) -> float | int | None:
 def _page_token_view_by_target(
     result: AuditResult, details: SecretDetails, texts: Mapping[str, SecretText], budget: int
 ) -> tuple[dict[str, Any], int, int]:
-    """Return by target a string of codes a secret and the bits of its suffix; then the numbers
-    shown and known.
+    """Return by target the codes and bits of each suffix; then the numbers shown and known.
 
     If not all secrets fit, keep those with the most likely suffix under the first target, the
     undefended model.

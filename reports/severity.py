@@ -38,8 +38,7 @@ _DECISIONS: dict[Word, str] = {
 
 @dataclass(frozen=True)
 class Severity:
-    """Hold a severity word. why: a clause; proof: the strongest number that shows it, and further
-    signals; "" if empty."""
+    """A severity word. why: a clause; proof: the strongest number, and further signals, or ""."""
 
     word: Word
     why: str
@@ -61,8 +60,7 @@ class Severity:
 
 
 def severity_of_target(seen: LeakAssessment, target: str) -> Severity:
-    """Return the first word that applies: text is shown, any signal is shown, any signal is
-    open."""
+    """Return the first word that applies: text is shown, a signal is shown, a signal is open."""
     shown_signals = seen.shown_signals(target)
     suspected = [s for s in seen.signals_of_target(target) if s.suspected]
     text_signals = [s for s in shown_signals if s.kind.text]

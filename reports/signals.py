@@ -98,8 +98,7 @@ def is_decided_by_excess(signal: LeakSignal) -> bool:
 
 
 def suspicion_phrase(signal: LeakSignal) -> str:
-    """Return why a measured leak is not shown: `not significant`, or that such a number is only a
-    hint."""
+    """Return why a measured leak is not shown: `not significant`, or only a hint."""
     return (
         "not significant"
         if signal.alone
@@ -108,8 +107,7 @@ def suspicion_phrase(signal: LeakSignal) -> str:
 
 
 def corrected_interval_phrase(signal: LeakSignal) -> str:
-    """Return `interval corrected for 5 numbers that share the level`; "" if the number shares no
-    level."""
+    """Return `interval corrected for 5 numbers that share the level`, or ""."""
     return (
         f"interval corrected for {signal.looks} numbers that share the level"
         if signal.looks > 1
@@ -118,8 +116,7 @@ def corrected_interval_phrase(signal: LeakSignal) -> str:
 
 
 def describe_signal_baseline(signal: LeakSignal) -> str:
-    """Return `non-members 0/160`, `chance 0.5, blind baseline 0.52`, or that there is no
-    baseline."""
+    """Return `non-members 0/160`, `chance 0.5, blind baseline 0.52`, or that it is missing."""
     b = signal.baseline
     if isinstance(b, Measurement):
         return f"non-members {_baseline_text(b)}{_difference_text(signal)}"
@@ -202,8 +199,7 @@ def _has_counted_secrets_and_found_none(signal: LeakSignal) -> bool:
 def gate_command_to_suggest(
     seen: LeakAssessment, target_signals: Sequence[LeakSignal], run: str
 ) -> str:
-    """Return a gate on the metrics of these signals of one target; without --target it judges
-    defended targets first."""
+    """Return a gate on these signals of one target; without --target it judges defenses first."""
     targets = {s.target for s in seen.signals}
     judged = targets - {UNDEFENDED} or targets
     target = target_signals[0].target
@@ -286,8 +282,7 @@ def least_detectable_text(signal: LeakSignal) -> str:
 def untested_kinds_to_report_by_targets(
     seen: LeakAssessment,
 ) -> dict[tuple[str, ...], list[LeakKind]]:
-    """Return the untested kinds by the targets that lack them; first, under (), kinds tested on no
-    target."""
+    """Return the untested kinds by targets; first, under (), kinds tested on no target."""
     measured = [target for target in seen.targets if seen.tested_signals(target)]
     # Insert () first to keep it first.
     kinds_by_targets: dict[tuple[str, ...], list[LeakKind]] = {(): []}
@@ -344,8 +339,7 @@ def _signals_forest(result: AuditResult, seen: LeakAssessment) -> Forest:
 
 
 def list_untested_signals(result: AuditResult, seen: LeakAssessment) -> Iterator[tuple[str, str]]:
-    """Yield ` on PMixED` ("": on no target) and the untested signals, each with its test or why it
-    did not run."""
+    """Yield ` on PMixED` ("": no target) and the untested signals, with their test or reason."""
     for targets, untested in untested_kinds_to_report_by_targets(seen).items():
         labels = []
         for kind in untested:

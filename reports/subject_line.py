@@ -1,5 +1,4 @@
-"""Describe the audited model in one line, the first of a report. Takes a result with cleaned
-strings."""
+"""Describe the audited model in one line, the first of a report, from a cleaned result."""
 
 from __future__ import annotations
 
@@ -12,8 +11,7 @@ _MOST = 80  # characters of a name: the line is a heading
 
 
 def audit_subject_line(result: AuditResult) -> str:
-    """Return `Privacy audit of out/chat (adapter on org/base) with records of data/mails.jsonl; 1
-    June 2026, audit 0.1.0`."""
+    """Return `Privacy audit of out/chat with records of data/x.jsonl; 1 June 2026, audit 0.1.0`"""
     audited = f"Privacy audit of {model_phrase(result)} with {_data_phrase(result)}"
     return f"{audited}; {date_phrase(result)}, audit {result.tool_version}"
 
@@ -69,7 +67,6 @@ def _data_phrase(result: AuditResult) -> str:
 
 
 def _short_model_name(name: str) -> str:
-    """Return a full hub id, or the last two parts of a path, which identify it among its
-    neighbours."""
+    """Return a full hub id, or the last two parts of a path, which distinguish it."""
     parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
     return phrases.shorten("/".join(parts[-2:]) or name, _MOST)

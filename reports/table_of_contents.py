@@ -1,7 +1,7 @@
 """Order the sections of the Markdown report and of the page for three readers.
 
-The page is for whoever decides, whoever fixes the model and whoever checks the method; Markdown is
-for a pull request. Independent of drawing.
+The page is for deciders, model owners and method reviewers; Markdown is for a pull request.
+Independent of drawing.
 """
 
 from __future__ import annotations

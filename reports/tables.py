@@ -1,5 +1,4 @@
-"""Render a table as text for a terminal, Markdown, CSV or LaTeX: sweeps and ledgers. Knows only
-text cells and escaping."""
+"""Render a table as text for a terminal, Markdown, CSV or LaTeX: sweeps and ledgers."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ _LATEX_CAPITAL, _LATEX_WIDE = 7.5, {"m": 8.4, "w": 7.3, "M": 9.2, "W": 10.3, "%"
 
 @dataclass(frozen=True)
 class RowTable:
-    """Rows under one head. `machine`: the same rows in columns for programs; without it CSV holds
-    the readable rows."""
+    """Rows under one head. `machine`: the same rows for programs; else CSV holds readable rows."""
 
     title: str
     head: tuple[str, ...]
@@ -110,8 +108,7 @@ def _latex_points(text: str) -> float:
 
 
 def _latex_columns(natural: Sequence[float], words: Sequence[float]) -> str:
-    """Return a column specification that fits a line. natural, words: widths of the widest cells
-    and words, in points.
+    """Return columns that fit a line. natural, words: widths of widest cells and words, in points.
 
     A column no wider than an equal share of the room keeps its width; the others are paragraphs and
     share the rest.

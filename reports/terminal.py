@@ -1,5 +1,4 @@
-"""Build the screen of `--verbose`: every configuration in one table, the leak's shape, the claims
-and the next step.
+"""Build the screen of `--verbose`: every configuration, the leak's shape, claims, next step.
 
 All text is `rich.text.Text`, which is never parsed as markup.
 """
@@ -29,7 +28,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def terminal_run_summary(result: AuditResult, folder: Path | None = None) -> TerminalRunSummary:
-    """Return the screen of `--verbose`. folder: the run folder to point at, if there is one."""
+    """Return the screen of `--verbose`. folder: the run folder to name, or None."""
     return TerminalRunSummary(phrases.result_with_printable_strings(result), folder)
 
 
@@ -103,8 +102,7 @@ def _attack_row_lines(result: AuditResult, width: int) -> Iterator[RenderableTyp
 
 
 def _screen_title_facts_and_claim(result: AuditResult, finding: Finding) -> tuple[str, str, str]:
-    """Return the common title, decoding and perplexity of a group's rows, and whether the claim
-    applies."""
+    """Return a group's title, decoding and perplexity, and whether the claim applies."""
     facts = f"  {finding.decoding} · PPL {phrases.target_perplexity_text(result, finding.target)}"
     applies = phrases.claim_applies_phrase(finding)
     claim = applies if finding.claim_applies is None else f"claim applies: {applies}"
@@ -190,8 +188,7 @@ def _remarks_below_rows(result: AuditResult) -> Iterator[RenderableType]:
 
 
 def _recall_by_copies_sparkline(finding: Finding) -> Text:
-    """Return `copies 1 2 4  ▁ ▃ █  0.0%, 31%, 98% (undefended, ethicist)`: bars on a scale from 0
-    to 1."""
+    """Return `copies 1 2 4  ▁ ▃ █  0.0%, 31%, 98% (undefended, ethicist)`: bars from 0 to 1."""
     measured = phrases.sort_by_repeats(finding.by_repeats)
     bars = " ".join(_BARS[min(7, max(0, round(7 * m.value)))] if m.n else "·" for _, m in measured)
     shares = ", ".join(phrases.format_value(m) for _, m in measured)

@@ -22,8 +22,7 @@ BEFORE = "Since the last run"
 
 @dataclass(frozen=True)
 class ReportMaterial:
-    """The inputs of sections. result: cleaned. since: a comparison of an earlier run with this run.
-    texts: private, to show."""
+    """The inputs of sections. result: cleaned. since: an earlier run and this. texts: private."""
 
     result: AuditResult
     details: SecretDetails = field(default_factory=SecretDetails)
@@ -36,7 +35,7 @@ Maker = Callable[[ReportMaterial], Sequence[Block]]  # no block: no section
 
 @dataclass(frozen=True)
 class Topic:
-    """A section before it is made, registered in `TOPICS` of a module of this package.
+    """A section before its creation, registered in `TOPICS` of a module of this package.
 
     part: of the page, by its reader; place: within the part. turn: its place in the Markdown
     report, whose last sections may not fit; 0: absent. brief: its maker there, if it differs.

@@ -1,5 +1,4 @@
-"""Report the remainder of records to forget: before, after and after relearning, and in one plain
-sentence."""
+"""Report the remainder of records to forget: before, after and after relearning."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ _NOTE = (
 
 
 def forgetting_sentences(result: AuditResult, one: Unlearning) -> str:
-    """Return the remainder, the relearned part and the cost, in the order of the measured
-    numbers."""
+    """Return the remainder, the relearned part and the cost, in measured order."""
     title = phrases.target_title(result, one.target)
     labels = [_unlearning_before_after_label(row) for row in one.numbers if row.group == FORGOTTEN]
     if not labels:
@@ -78,8 +76,7 @@ def _recall_measure_label(row: GroupRecall) -> str:
 
 
 def _forgotten_or_not_sentences(one: Unlearning) -> Iterator[str]:
-    """Yield whether the records are forgotten, compared with a model trained without them or else
-    with non-members."""
+    """Yield whether records are forgotten, against a model without them or else non-members."""
     rows = [row for row in one.numbers if row.group == FORGOTTEN]
     # "left": recall minus that of the model trained without the records.
     compared = [row for row in rows if "left" in row.changes]
@@ -134,8 +131,7 @@ def _relearning_sentences(one: Unlearning) -> Iterator[str]:
 
 
 def _is_relearning_shown(row: GroupRecall) -> bool:
-    """Return whether more came back than the same steps teach a model trained without it, if there
-    is one."""
+    """Return whether more came back than a model without the records learns, if there is one."""
     return row.changes.get("came_back", row.changes["relearned"]).low > 0
 
 

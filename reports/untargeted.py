@@ -1,5 +1,4 @@
-"""Report training data in texts drawn without a prefix: the amount, the records, and the expected
-further records."""
+"""Report training data in texts drawn without a prefix: amount, records, expected growth."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ _NOTE = (
 
 
 def _untargeted_blocks(result: AuditResult, details: SecretDetails | None) -> list[Block]:
-    """Report rows whose texts were compared with all training data. details: without them, no table
-    by record."""
+    """Report rows compared with all training data. details: None omits the tables by record."""
     rows = [
         finding
         for finding in phrases.findings_in_report_order(result)

@@ -18,8 +18,7 @@ NOTHING_MEASURED = "Nothing was measured on the undefended model."
 
 
 def headline(result: AuditResult) -> str:
-    """Return the doubts that forbid a conclusion, then a sentence a target: its severity, and
-    why."""
+    """Return the doubts that forbid a conclusion, then the severity of each target, and why."""
     signal_assessment = assess_signals(result)
     sentences = [
         severity.severity_of_target(signal_assessment, target).describe(
@@ -38,8 +37,7 @@ def list_judged_targets(seen: LeakAssessment) -> list[str]:
 
 
 def fewest_attacked_member_count(result: AuditResult) -> int:
-    """Return the fewest members attacked by any row: zero hits among these leave the widest
-    bound."""
+    """Return the fewest members attacked by any row, whose zero hits leave the widest bound."""
     counts = (
         recall.n
         for f in result.findings
@@ -81,8 +79,7 @@ def strongest_rows_to_report_by_access(result: AuditResult, target: str) -> list
 
 
 def strongest_row_with_chain(result: AuditResult, target: str) -> Finding | None:
-    """Return the row whose chain is reported: the strongest attack's, of equals the largest fall;
-    else a probe's."""
+    """Return the reported row with a chain: highest recall, then largest fall; else a probe's."""
 
     def rank(finding: Finding) -> tuple[float, float]:
         assert finding.chain is not None

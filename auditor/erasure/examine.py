@@ -1,5 +1,4 @@
-"""Examine a copy of each store for leftovers of a deletion, layer by layer, and give one
-verdict."""
+"""Examine a copy of each store for leftovers of a deletion, layer by layer."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ class Erasure:
 
     @property
     def verdict(self) -> str:
-        """Return the worst verdict. A layer that cannot tell counts only if no other layer shows
-        text."""
+        """Return the worst verdict: still there, then cannot tell, then gone."""
         verdicts = {verdict.verdict for verdict in self.verdicts}
         return next(word for word in (STILL_THERE, CANNOT_TELL, GONE) if word in verdicts)
 
@@ -100,7 +98,7 @@ def _list_layers(store: Store, records: ErasureRecords) -> Iterator[Layer]:
 
 
 def _report_unseen(label: str, kind: str, files: Sequence[str]) -> LayerVerdict:
-    """Return one verdict for all files in which no record is seen."""
+    """Return one verdict for all files without any sighting."""
     names = ", ".join(files[:3]) + (f" and {len(files) - 3:,} more" if len(files) > 3 else "")
     reason = "no kept record is seen there: none of them is there, or compressed or encrypted"
     return LayerVerdict(label, f"{BYTES}{names}", kind, CANNOT_TELL, 0, {}, 0, 0, reason)

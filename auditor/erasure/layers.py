@@ -23,7 +23,7 @@ GONE, STILL_THERE, CANNOT_TELL = "gone", "still there", "cannot tell"
 NEAR = "near-verbatim text"
 SEEN = 0.9  # share of the control to find before absence counts as gone
 _PASSAGE = 10  # words
-_MOST_TEXTS = 20_000  # non-record texts to compare word by word
+_MOST_TEXTS = 20_000  # other texts to compare word by word
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def _judge(
 def _judge_other_texts(
     store: str, layer: Layer, sightings: _Sightings, records: ErasureRecords
 ) -> list[LayerVerdict]:
-    """Look for passages of records in texts that are not records, such as summaries.
+    """Look for passages of records in other texts, for example summaries.
 
     Texts of the control are searched too, because the control must be found. Deleted records whose
     text is in the layer are left out.

@@ -1,5 +1,4 @@
-"""Render an erasure as terminal lines, a page and JSON. Decide nothing and show no record's
-text."""
+"""Render an erasure as terminal lines, a page and JSON, without the text of any record."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ def sort_verdicts(erasure: Erasure) -> list[LayerVerdict]:
 
 
 def describe_verdict(verdict: LayerVerdict) -> str:
-    """Return the counts of deleted and kept records found, or the reason why the layer cannot
-    tell."""
+    """Return the counts of deleted and kept records found, or why the layer cannot tell."""
     control = f"{verdict.n_control_seen:,} of {verdict.n_control:,} kept ones seen"
     if verdict.verdict == CANNOT_TELL:
         return f"cannot tell: {verdict.why}"

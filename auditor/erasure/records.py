@@ -1,5 +1,4 @@
-"""Read the records of an erasure: all deleted records, and an even sample of kept records
-(control).
+"""Read the records of an erasure: all deleted records, and a sample of kept records as control.
 
 Each file is JSONL with `text` and optionally `embedding` or `vector`, and `id`.
 """
@@ -30,7 +29,7 @@ ALIKE = 0.999  # cosine at which two vectors count as equal, as int8 and float16
 
 @dataclass(frozen=True)
 class StoredRecord:
-    """A record to look for. vector: (dimensions,), None if its file has none."""
+    """A record to look for. vector: (dimensions,), or None without a vector."""
 
     name: str
     text: str
@@ -69,8 +68,7 @@ class ErasureRecords:
 
 
 def read_erasure_records(deleted: Path, kept: Path) -> ErasureRecords:
-    """Read both files. Raise AuditError for an invalid file, or a deleted record that is also
-    kept."""
+    """Read both files. Raise AuditError if a file is invalid or a deleted record is kept."""
     removed = _read_deleted(deleted)
     by_text = {record.text: i for i, (_, record) in enumerate(removed)}
     control = _read_control(kept)

@@ -35,12 +35,12 @@ _MADE_UP = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{12,}|
 
 @dataclass(frozen=True)
 class Store:
-    """The base of all stores. path: of the copy to examine, which may be changed.
+    """The base of all stores. path: the copy to examine, which a store may change.
 
     package, tested: the library that reads it, and prefixes of the versions tried with it. kinds:
     content that such a store may hold. holds_no: by kind, a pattern of files whose format cannot
-    hold it: finding nothing there is not reported, a find is. remedies: by a pattern of layer and
-    place, the call that removes leftovers, each checked to work.
+    hold it; the report mentions them only after a find. remedies: by a pattern of layer and place,
+    the call that removes leftovers, each checked to work.
     """
 
     path: Path
@@ -139,8 +139,7 @@ class Store:
 
 
 def read_files(named: Iterable[tuple[Path, str]]) -> Iterator[Piece]:
-    """Yield the bytes of named files in blocks; each block begins with the end of the block
-    before."""
+    """Yield the bytes of named files in blocks, each beginning with the end of the last."""
     for path, place in named:
         with path.open("rb") as file:
             start, rest = 0, b""
@@ -162,8 +161,7 @@ def list_store_kinds() -> dict[str, type[Store]]:
 
 
 def find_store_kind(given: str) -> tuple[type[Store], Path]:
-    """Return the kind and the path of `PATH` or `KIND:PATH`. Raise AuditError if there is no
-    store."""
+    """Return the kind and the path of `PATH` or `KIND:PATH`. Raise AuditError for other paths."""
     kinds = list_store_kinds()
     prefix, colon, rest = given.partition(":")
     if colon and not Path(given).exists():
@@ -182,8 +180,7 @@ def find_store_kind(given: str) -> tuple[type[Store], Path]:
 
 
 def copy_store(path: Path, scratch: Path) -> Path:
-    """Copy a store and return the path of the copy; with a file, copy all files with its prefix
-    too.
+    """Copy a store and return the path of the copy; copy all files with the prefix of a file.
 
     Raise AuditError for an empty store, a store locked by a process, or a store written meanwhile.
     """
@@ -214,8 +211,7 @@ def _stat_files(files: Iterable[Path]) -> dict[Path, tuple[int, int, int]]:
 
 
 def _refuse_locked(path: Path, files: Iterable[Path]) -> None:
-    """Raise AuditError if a process holds a write lock on one of the files, by Linux's
-    /proc/locks."""
+    """Raise AuditError if a process has a write lock on one of the files (/proc/locks)."""
     locks = Path("/proc/locks")
     if not locks.exists():
         return

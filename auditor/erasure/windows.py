@@ -1,4 +1,4 @@
-"""Find records in bytes by windows unique to them: 32 bytes of a text or of a vector.
+"""Find records in bytes by unique windows: 32 bytes of a text or of a vector.
 
 A store cuts records at the ends of its pages and blocks, so a search for full records would fail.
 """
@@ -38,8 +38,7 @@ class Origin:
 
 
 def write_text_forms(text: str) -> Mapping[str, bytes]:
-    """Return a text in the encodings of stores: UTF-8, JSON if it differs, lower case if it
-    differs."""
+    """Return a text in the encodings of stores: UTF-8, and JSON and lower case if they differ."""
     forms = {"UTF-8": text.encode(), "JSON": json.dumps(text)[1:-1].encode()}
     forms["lower case"] = " ".join(text.casefold().split()).encode()
     return {name: content for name, content in forms.items() if content not in _before(forms, name)}
@@ -136,7 +135,7 @@ class WindowIndex:
                 self._shared.add(window)
 
     def discard_shared(self, texts: Sequence[str], record: int | None = None) -> None:
-        """Discard the windows of other records that occur in these texts of one record."""
+        """Discard other records' windows that occur in the texts of this record."""
         forms = [form for text in texts for form in write_text_forms(text).values()]
         for _, window, origin in self.find(b"\0".join(forms)):
             if origin.record != record:
@@ -156,8 +155,7 @@ class WindowIndex:
     def find(
         self, content: bytes, kinds: Sequence[str] = (TEXT, WORDS, VECTORS)
     ) -> Iterator[tuple[int, bytes, Origin]]:
-        """Yield the place, window and origin of each known window; kinds other than these may
-        occur."""
+        """Yield the place, window and origin of windows of these kinds, and sometimes others."""
         if not self._tables:
             self._fill_tables()
         for size, table in self._tables.items():

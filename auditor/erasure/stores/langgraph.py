@@ -1,5 +1,4 @@
-"""Read LangGraph's SQLite checkpointer: the current state of threads, and their older
-checkpoints."""
+"""Read LangGraph's SQLite checkpointer: the current state of threads, and older checkpoints."""
 
 from __future__ import annotations
 
