@@ -57,7 +57,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help=_HELP,
-    epilog=f"Exit codes: {', '.join(f'{code} {said}' for code, said in EXIT_CODES.items())}.",
+    epilog=f"Exit codes: {', '.join(f'{code} {meaning}' for code, meaning in EXIT_CODES.items())}.",
 )
 # Commands with --safe by default.
 READING = (

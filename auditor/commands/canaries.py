@@ -217,21 +217,22 @@ def _write_audit_canaries_from_flags(
     chosen = {
         name: value for name, value in options.given_flags(coins).items() if name not in of_count
     }
-    # seed None: drawn anew and told to nobody, as the bound is for coins that the training cannot
-    # know
+    # Without a seed, a fresh secret seed: the bound holds for coins unknown to the training.
     manifest = making_audit_canaries.make_audit_canaries(
         making_audit_canaries.CanaryRequest(count=count, times=counts[0], seed=seed, **chosen)
     )
     manifests.write_canary_manifest(out, manifest)
-    inside = sum(one.included for one in manifest.canaries)
-    whose = "a fresh secret seed"
+    inside = sum(canary.included for canary in manifest.canaries)
+    seed_phrase = "a fresh secret seed"
     if seed is not None:
-        whose = f"--seed {seed}: whoever knows this seed knows which canaries are included"
-    typer.echo(f"manifest: {out} ({count} canaries, {inside} included; coin flips from {whose})")
+        seed_phrase = f"--seed {seed}: whoever knows this seed knows which canaries are included"
+    typer.echo(
+        f"manifest: {out} ({count} canaries, {inside} included; coin flips from {seed_phrase})"
+    )
 
 
 def _option_names_as_typed_flags(given: Iterable[str]) -> str:
-    # `list_` is --list: Python's own name is taken
+    # `list_` is --list: the name of the built-in is taken.
     return ", ".join(f"--{name.strip('_').replace('_', '-')}" for name in given)
 
 
@@ -371,10 +372,10 @@ def _printed_canary_exposure_table(score: TargetScores) -> RowTable:
 
     def cells(row: CanaryScore) -> tuple[str, ...]:
         values = row.values
-        # where the rank was not counted in the whole space, exposure is an estimate between bounds
-        seen, low, high = (values[f"exposure_{which}bits"] for which in ("", "low_", "high_"))
+        # If the rank was not counted in the whole space, exposure is an estimate between bounds.
+        exposure, low, high = (values[f"exposure_{prefix}bits"] for prefix in ("", "low_", "high_"))
         between = "" if values["exact"] else f" [{low:.1f}–{high:.1f}]"
-        bits = f"{seen:.1f}{between} of {values['space_bits']:.1f}"
+        bits = f"{exposure:.1f}{between} of {values['space_bits']:.1f}"
         p_value = phrases.format_number(values["holm_p"]) if "holm_p" in values else phrases.NOTHING
         return row.id, f"{row.count}", bits, phrases.format_number(values["rank"]), p_value
 
@@ -386,8 +387,7 @@ def _printed_canary_exposure_table(score: TargetScores) -> RowTable:
 
 def _parse_insertion_counts_flag(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
-    # not isdigit(), which takes ² as well, nor any length: int() refuses more than 4,300 digits
-    # with a ValueError
+    # Not isdigit(), which accepts ² as well; int() raises ValueError above 4,300 digits.
     if not all(re.fullmatch("[0-9]{1,12}", part) for part in parts):
         raise AuditError(
             f"expected --counts as whole numbers with commas between them, got {text!r}"
@@ -403,8 +403,8 @@ def _read_named_word_list_flag(item: str) -> tuple[str, tuple[str, ...]]:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise AuditError(f"cannot read the words of --list {name}: {error}") from error
-    # each once: the most that exposure can be is log2 of the space, in which a repeated word would
-    # count twice
+    # Without repeats: the maximum exposure is log2 of the space, which would count a repeated word
+    # twice.
     words = tuple(dict.fromkeys(line.strip() for line in lines if line.strip()))
     if not words:
         raise AuditError(

@@ -21,22 +21,23 @@ if TYPE_CHECKING:
     from auditor.runs.sweep_cache import SweepCache
 
 RESUME = "audit check --resume"
-_MOST = 100_000  # minutes: more is a slip
-_DEMONSTRATION = {  # of the lab, as a plan has it
+_MOST = 100_000  # minutes: a larger number is a mistake
+_DEMONSTRATION = {  # fields of the lab
     "vocab_size": 512,
     "layers": 2,
     "hidden": 64,
     "block": 96,
     "public_records": 300,
     "public_epochs": 2,
-    # no adapter: the whole model is trained
+    # No adapter: the whole model is trained.
     "private_rank": 0,
     "private_epochs": 4,
     "others": 30,
     "nonmembers": 40,
-    # copies of a record, how many such records are attacked, how many more the attacker knows
+    # Copies of a record, number of such records attacked, number of further records known to the
+    # attacker.
     "repeats": [[1, 40, 4], [8, 20, 2], [32, 10, 2]],
-    # digits of the secret, and its copies
+    # Digits of the secret, and its copies.
     "canaries": [["955320", 32]],
 }
 _YOUR_OWN = "audit check MODEL --data FILE --nonmembers FILE"
@@ -179,8 +180,7 @@ def check(
 
 
 def _resume_check(path: Path, begun: float, minutes: float) -> None:
-    """Goes on with the folder of a check for so many minutes. Raises AuditError for one that holds
-    no plan."""
+    """Continue the check in a folder for this many minutes. Raises AuditError without a plan."""
     console.silence_libraries()
     from auditor.records.folder import RunFolder
     from auditor.runs.asking import TimeLimit
@@ -196,8 +196,7 @@ def _resume_check(path: Path, begun: float, minutes: float) -> None:
 def _check_options_together(
     model: str | None, data: str | None, beside: Mapping[str, object], minutes: float
 ) -> None:
-    """Refuses options that are not given together, before anything heavy is imported. Raises
-    AuditError."""
+    """Raise AuditError for options not given together, before any heavy import."""
     if (model is None) != (data is None):
         raise AuditError(
             f"expected MODEL and --data together, got {'--data' if model is None else 'MODEL'} "
@@ -225,12 +224,15 @@ def _audit_into_new_folder_and_print(
     until: tuple[float, float] | None = None,
     **after: str,
 ) -> None:
-    """until: when the check began (`time.perf_counter`), and its minutes; None: all is asked."""
+    """Audit a plan into a new folder and print the result.
+
+    until: the start of the check (`time.perf_counter`) and its minutes; None: no limit.
+    """
     from auditor.records.folder import RunFolder, remove_latest_link
     from auditor.records.remarks import CommandRemarks
     from auditor.runs.asking import TimeLimit
 
-    # as `audit run`: if this one is refused below, no older run passes for it
+    # As in `audit run`: if this run is refused below, no older run is mistaken for it.
     if out is None:
         remove_latest_link()
     plan = plan.with_fields(command=console.current_command_line())

@@ -1,4 +1,4 @@
-"""What a shell completes: names of plug-ins and their options. Our own are run once, and kept."""
+"""Complete names of plug-ins and their options in a shell; bundled plug-ins are cached."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def _make_plugin_name_completer(*kinds: str) -> Callable[[str], list[tuple[str, 
 
 
 def _make_plugin_option_completer(*kinds: str) -> Callable[[str], list[str]]:
-    """Completes `ethicist.samples=`."""
+    """Return a function that completes `ethicist.samples=`."""
 
     def complete(incomplete: str) -> list[str]:
-        every = (
+        candidates = (
             f"{name}.{option}="
             for name, cls in _completable_plugin_classes_of_kinds(kinds).items()
             for option in get_option_defaults(cls)
         )
-        return [text for text in every if text.startswith(incomplete)]
+        return [text for text in candidates if text.startswith(incomplete)]
 
     return complete
 
 
-# made at import, which reads no plug-in: that is done when a shell asks
+# Created at import, which reads no plug-in: plug-ins are read when a shell requests them.
 complete_attack_names = _make_plugin_name_completer("Attack", "Probe")
 complete_attack_options = _make_plugin_option_completer("Attack", "Probe")
 complete_defense_names = _make_plugin_name_completer("Defense")

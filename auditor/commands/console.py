@@ -1,6 +1,6 @@
-"""The terminal, for every command: what is said and shown, progress on stderr, quiet libraries.
+"""Write to the terminal for every command: messages, tables, progress on stderr, quiet libraries.
 
-Knows nothing of commands, and imports nothing heavy before it is needed.
+Knows no commands, and imports nothing heavy before it is needed.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ if TYPE_CHECKING:
 
     from auditor.core.result import Measurement
 
-_A_LINE_EVERY = 60.0  # seconds, in a log
-debugging = False  # whether unexpected errors are shown whole (`audit --debug`)
+_A_LINE_EVERY = 60.0  # seconds between lines, in a log
+debugging = False  # whether unexpected errors are shown completely (`audit --debug`)
 
 
-# one for all: only a console that knows its progress bar prints lines above it instead of through
-# it
+# Shared: only a console that knows its progress bar prints lines above it instead of through it.
 @cache
 def stderr_console() -> Console:
     from rich.console import Console
@@ -42,10 +41,9 @@ def stderr_console() -> Console:
 
 
 def print_line_to_stderr(text: str, code: int) -> int:
-    """Prints one line on stderr, escaped, as parts of it may come from files and arguments. Returns
-    `code`.
+    """Print a line on stderr, escaped because parts may come from files and arguments.
 
-    Where nobody reads stderr, the exit code alone has to say it.
+    Returns `code`, which alone informs the caller if nobody reads stderr.
     """
     try:
         stderr_console().print(escaping.escape_for_terminal(text), soft_wrap=True)
@@ -57,26 +55,28 @@ def print_line_to_stderr(text: str, code: int) -> int:
 
 
 def is_output_pipe_closed(error: BaseException) -> bool:
-    """Whether the error says that whoever read stdout or stderr is gone, as `head` is when it has
-    its lines."""
+    """Return whether an error means that the reader of stdout or stderr is gone, e.g. `head`."""
     if isinstance(error, SystemExit):
-        return isinstance(error.__context__, BrokenPipeError)  # what rich makes of it
+        return isinstance(error.__context__, BrokenPipeError)  # rich's form of it
     return isinstance(error, BrokenPipeError) and any(
         map(_has_output_stream_lost_its_reader, (sys.stdout, sys.stderr))
     )
 
 
 def _has_output_stream_lost_its_reader(stream: Any) -> bool:
-    with suppress(OSError, ValueError, AttributeError):  # no stream, or none of the system's
-        told = select.poll()  # Unix alone has it
-        told.register(stream.fileno(), 0)  # POLLERR comes unasked: the pipe has lost its reader
-        return any(event & select.POLLERR for _, event in told.poll(0))
+    with suppress(OSError, ValueError, AttributeError):  # no stream, or not a system stream
+        poll = select.poll()  # only on Unix
+        # POLLERR is always reported: the pipe has lost its reader
+        poll.register(stream.fileno(), 0)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
     return False
 
 
 def redirect_output_to_devnull() -> None:
-    """Sends stdout, and a hung-up stderr, to nowhere: Python would fail again at its last flush
-    (exit 120)."""
+    """Redirect stdout, and a hung-up stderr, to nowhere.
+
+    Otherwise Python would fail again at its last flush (exit 120).
+    """
     for stream in (sys.stdout, sys.stderr):
         if stream is sys.stdout or _has_output_stream_lost_its_reader(stream):
             with suppress(OSError, ValueError, AttributeError):
@@ -84,18 +84,20 @@ def redirect_output_to_devnull() -> None:
 
 
 def print_error_traceback(error: BaseException) -> None:
-    """Where an unexpected error came from. Its message may quote private text, so it is shown on
-    request only."""
+    """Print the origin of an unexpected error.
+
+    Its message may quote private text, so it is shown only on request.
+    """
     if debugging:
-        # no locals, whoever asks: the whole data may be among them
+        # Never local variables: they may include all data.
         stderr_console().print_exception(show_locals=False)
         return
-    # the first cause on top, as Python shows them
-    for one in reversed(error_and_its_causes(error)):
-        for frame in traceback.extract_tb(one.__traceback__):
+    # The first cause first, as in Python.
+    for cause in reversed(error_and_its_causes(error)):
+        for frame in traceback.extract_tb(cause.__traceback__):
             print_line_to_stderr(f"  {frame.filename}:{frame.lineno} in {frame.name}", 3)
         print_line_to_stderr(
-            f"{type(one).__module__}.{type(one).__name__} (its message may quote private text: "
+            f"{type(cause).__module__}.{type(cause).__name__} (its message may quote private text: "
             "audit --debug)",
             3,
         )
@@ -121,9 +123,9 @@ def seconds_since_start() -> float:
 
 
 def silence_libraries() -> None:
-    """Libraries speak through us: their own bars and advice would bury the report."""
-    # before the first import of transformers; what the user has set stays
-    # else tokenizers prints a warning at every later fork, as of a data loader's workers
+    """Silence libraries: their progress bars and advice would bury the report."""
+    # Before the first import of transformers; settings of the user stay. Otherwise tokenizers
+    # prints a warning at every later fork, e.g. of a data loader's workers.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -133,36 +135,34 @@ def silence_libraries() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    if (
-        os.environ["TRANSFORMERS_VERBOSITY"] == "error"
-    ):  # it reads this once, maybe before we were asked
+    # transformers reads it once, maybe before this call
+    if os.environ["TRANSFORMERS_VERBOSITY"] == "error":
         logging.set_verbosity_error()
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     warnings.filterwarnings("ignore", category=UserWarning, module="peft")
-    for library in ("bitsandbytes", "accelerate"):  # a line for every layer that is asked
+    for library in ("bitsandbytes", "accelerate"):  # a line for every layer
         stdlib.getLogger(library).setLevel(stdlib.ERROR)
 
 
 def _lead_and_escaped_terminal_text(lead: str, text: str) -> Text:
     from rich.text import Text
 
-    # a Text: in a plain string rich would take [words] in brackets for markup and drop them
+    # A Text: in a plain string rich would interpret [words] in brackets as markup and drop them.
     return Text(lead).append(escaping.escape_for_terminal(text))
 
 
 class Terminal:
-    """Progress on stderr: one line with what it is at and the time left, or one line a minute where
-    none can move.
+    """Progress on stderr: a line with the step and the time left, or a line a minute in a log.
 
-    verbose: a line a stage, notes and the first numbers as well.
+    verbose: also a line for each stage, notes and the first numbers.
     """
 
     def __init__(self, progress: Progress, verbose: bool) -> None:
         self._progress, self._verbose = progress, verbose
         self._task: Any = None
         self._said_threads = False
-        self._what, self._begun = "", time.monotonic()  # the step that is told of, and since when
-        self._last = self._told = self._begun  # when progress came, and when it was said
+        self._what, self._begun = "", time.monotonic()  # the current step, and its start
+        self._last = self._told = self._begun  # time of the last progress, and of the last line
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -173,9 +173,8 @@ class Terminal:
             stderr_console().print(
                 _lead_and_escaped_terminal_text(f"{time.perf_counter() - start:7.1f} s  ", name)
             )
-        if (
-            self._verbose and not self._said_threads
-        ):  # behind the first stage: a refusal is one sentence, nothing else
+        # after the first stage: a refusal is only one sentence
+        if self._verbose and not self._said_threads:
             import torch
 
             self._said_threads = True
@@ -187,9 +186,9 @@ class Terminal:
 
     @contextmanager
     def transient_progress_bar(self, name: str = "") -> Iterator[None]:
-        """Progress that leaves no line behind."""
+        """Show progress that leaves no line."""
         self._task = task = self._progress.add_task(escaping.to_printable_line(name), total=None)
-        # no step yet: the first that is told of begins its clock here
+        # No step yet: the first reported step starts its clock here.
         self._what, self._last = "", time.monotonic()
         try:
             yield
@@ -198,7 +197,7 @@ class Terminal:
 
     def progress(self, what: str, done: int, total: int) -> None:
         now = time.monotonic()
-        if what != self._what:  # what was done before it says nothing of what it takes
+        if what != self._what:  # earlier work does not predict the time of this step
             self._what, self._begun = what, self._last
             if self._task is not None:
                 self._progress.reset(self._task, total=total)
@@ -213,13 +212,13 @@ class Terminal:
         if done and not stderr_console().is_terminal and now - self._told >= _A_LINE_EVERY:
             from auditor.reports import phrases
 
-            self._told, left = (
+            self._told, time_left = (
                 now,
                 phrases.format_duration((now - self._begun) * (total - done) / done),
             )
             stderr_console().print(
                 escaping.escape_for_terminal(
-                    f"{what}: {done:,} of {total:,}, {left} left of this step"
+                    f"{what}: {done:,} of {total:,}, {time_left} left of this step"
                 ),
                 soft_wrap=True,
             )
@@ -249,7 +248,10 @@ def resume_grid_hint(folder: Path) -> str:
 
 @contextmanager
 def open_progress_terminal(verbose: bool = True, interrupted: str = "") -> Iterator[Terminal]:
-    """interrupted: what is said where Ctrl-C ends the block: what is kept, and how to go on."""
+    """Open a terminal with progress.
+
+    interrupted: the message after Ctrl-C: what is stored, and how to continue.
+    """
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -262,12 +264,12 @@ def open_progress_terminal(verbose: bool = True, interrupted: str = "") -> Itera
 
     class TimeLeft(TimeRemainingColumn):
         def render(self, task: Task) -> Text:
-            # rich writes -:--:-- where it is not
+            # rich writes -:--:-- if it is unknown.
             known = task.total is not None and task.time_remaining is not None
             return Text.assemble(super().render(task), " left of this step") if known else Text("")
 
-    what = TextColumn("{task.description}", markup=False)
-    columns = (what, BarColumn(), MofNCompleteColumn(), TimeLeft())
+    description = TextColumn("{task.description}", markup=False)
+    columns = (description, BarColumn(), MofNCompleteColumn(), TimeLeft())
     with Progress(
         *columns, console=stderr_console(), transient=True, disable=not stderr_console().is_terminal
     ) as progress:

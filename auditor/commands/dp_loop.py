@@ -109,26 +109,25 @@ def dp_loop(
 
 @contextlib.contextmanager
 def _kill_process_if_block_exceeds(seconds: float) -> Iterator[None]:
-    """Ends this process, and those started meanwhile, where the block takes longer: a training may
-    never return."""
-    import psutil  # needs a module of Unix: whoever asks for help alone does without
+    """Kill this process and its new children if the block exceeds the time: training may hang."""
+    import psutil  # needs a module of Unix: --help works without it
 
     from auditor.crash.watch import LONG, list_processes_started_by_training
 
-    # equal by pid and start time: a pid that the system gives out again is another process
+    # Equal by pid and start time: a reused pid is another process.
     before = set(psutil.Process().children())
 
     def end() -> None:
         for process in list_processes_started_by_training(before):
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        # past Python's streams and clean-up: the main thread may hang in a library, and hold their
-        # locks
+        # Bypasses Python's streams and clean-up: the main thread may hang in a library with their
+        # locks.
         os.write(2, f"error: {LONG}\n".encode())
         os._exit(2)
 
     timer = threading.Timer(seconds, end)
-    # else Python would wait for it when the command is done
+    # Otherwise Python would wait for it at the end of the command.
     timer.daemon = True
     timer.start()
     try:
@@ -137,15 +136,14 @@ def _kill_process_if_block_exceeds(seconds: float) -> Iterator[None]:
         timer.cancel()
 
 
-_USUAL = ("train", "trainer", "main")  # what is looked for in a file where no name is given
+_USUAL = ("train", "trainer", "main")  # names searched in a file without --function
 
 
 def _load_dp_loop_training_function(script: Path, function: str | None) -> Callable[..., Any]:
-    """The training in a user's file: its function of (model, records), or that of the Trainer that
-    it makes.
+    """Return the training in a user's file: its function of (model, records), or its Trainer's.
 
-    Without a name: the first of the usual ones, else what the file trains where it is run as a
-    script. Raises AuditError where there is none.
+    Without a name: the first of the usual names, else the training of the file run as a script.
+    Raises AuditError if there is none.
     """
     if not script.is_file():
         raise AuditError(
@@ -154,19 +152,21 @@ def _load_dp_loop_training_function(script: Path, function: str | None) -> Calla
         )
     from auditor.crash import trainers
 
-    module, made = _import_dp_loop_script_and_trainer(script, f"audit_training_{script.stem}")
+    module, entry = _import_dp_loop_script_and_trainer(script, f"audit_training_{script.stem}")
     names = [name for name in _USUAL if hasattr(module, name)] if function is None else [function]
-    # loaded under its own name it made nothing: its training may stand below `if __name__ ==
-    # "__main__"`
-    if not names and made is None:
-        module, made = _import_dp_loop_script_and_trainer(script, "__main__")
-    if made is None:
-        made = getattr(module, names[0], None) if names else None
-        if not callable(made) and not trainers.is_transformers_trainer(made):
+    # Under its own name the file created nothing: its training may be below `if __name__ ==
+    # "__main__"`.
+    if not names and entry is None:
+        module, entry = _import_dp_loop_script_and_trainer(script, "__main__")
+    if entry is None:
+        entry = getattr(module, names[0], None) if names else None
+        if not callable(entry) and not trainers.is_transformers_trainer(entry):
             usual = "a function `train(model, records)` or a Trainer"
-            named = usual if function is None else f"a function {function!r}"
-            raise AuditError(f"expected {named} in {str(script)!r}; name another with --function")
-    return _entry_as_dp_loop_training_function(made, script, getattr(module, "CLAIM", None))
+            expected = usual if function is None else f"a function {function!r}"
+            raise AuditError(
+                f"expected {expected} in {str(script)!r}; name another with --function"
+            )
+    return _entry_as_dp_loop_training_function(entry, script, getattr(module, "CLAIM", None))
 
 
 def _entry_as_dp_loop_training_function(made: Any, script: Path, claim: Any) -> Callable[..., Any]:
@@ -174,11 +174,11 @@ def _entry_as_dp_loop_training_function(made: Any, script: Path, claim: Any) -> 
 
     if not trainers.is_transformers_trainer(made):
         try:
-            # nothing is called here: bind() only tells whether it could be, without arguments
+            # bind() calls nothing: it only tests whether a call without arguments is possible.
             inspect.signature(made).bind()
-        except TypeError:  # it takes something: the model and the records
-            found: Callable[..., Any] = made
-            return found
+        except TypeError:  # it has parameters: the model and the records
+            function: Callable[..., Any] = made
+            return function
         with _blame_script_for_errors_of_block(
             f"cannot run {getattr(made, '__name__', 'the entry')!r} of {str(script)!r}:"
         ):
@@ -191,8 +191,7 @@ def _entry_as_dp_loop_training_function(made: Any, script: Path, claim: Any) -> 
 
 
 def _import_dp_loop_script_and_trainer(script: Path, name: str) -> tuple[Any, Any]:
-    """The file's module under this name, and the Trainer that is about to train in it; None: none
-    is."""
+    """Return the file's module under this name, and the Trainer about to train in it, or None."""
     spec = importlib.util.spec_from_file_location(name, script)
     if spec is None or spec.loader is None:
         raise AuditError(f"expected a Python file with a training function, got {str(script)!r}")
@@ -201,32 +200,31 @@ def _import_dp_loop_script_and_trainer(script: Path, name: str) -> tuple[Any, An
     module = importlib.util.module_from_spec(spec)
     if (folder := str(script.parent.resolve())) not in sys.path:
         sys.path.insert(0, folder)  # as for a script that Python runs
-    if name != "__main__":  # which would replace our own
-        sys.modules[name] = module  # where a dataclass looks its annotations up
-    found: list[Any] = []
+    if name != "__main__":  # which would replace this program's module
+        sys.modules[name] = module  # dataclasses look up annotations there
+    trainers_found: list[Any] = []
     with (
         _blame_script_for_errors_of_block(f"cannot load {str(script)!r}:"),
-        trainers.catch_trainer_before_training_context(found),
+        trainers.catch_trainer_before_training_context(trainers_found),
     ):
         spec.loader.exec_module(module)
-    return module, found[0] if found else None
+    return module, trainers_found[0] if trainers_found else None
 
 
 @contextlib.contextmanager
 def _blame_script_for_errors_of_block(what: str, of_device: str = "") -> Iterator[None]:
-    """Raises what a user's file raised as AuditError. of_device: added where the error is about an
-    accelerator."""
+    """Turn an error of a user's file into AuditError; add `of_device` for accelerator errors."""
     try:
         yield
     except AuditError:
         raise
     except (Exception, SystemExit) as error:
-        more = of_device if any(word in str(error) for word in ("CUDA", "cuda", "NVIDIA")) else ""
-        raise AuditError(f"{what} {type(error).__name__}: {error}{more}") from error
+        hint = of_device if any(word in str(error) for word in ("CUDA", "cuda", "NVIDIA")) else ""
+        raise AuditError(f"{what} {type(error).__name__}: {error}{hint}") from error
 
 
 def _wrap_training_errors(train: Callable[..., Any], script: Path) -> Callable[..., Any]:
-    """The training as a function that raises its own errors as AuditError."""
+    """Return the training as a function whose errors become AuditError."""
 
     def run(model: Any, records: Any) -> Any:
         advice = "; the crash test trains on the processor: leave the model on its own device"

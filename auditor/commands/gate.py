@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GateLimitFlags:
-    """What a run is held to."""
+    """The limits of a run."""
 
     panel: ClassVar[str] = "limits"
 
@@ -71,28 +71,27 @@ class GateLimitFlags:
     ] = False
 
     def policy_of_file_and_flags(self) -> Policy:
-        """The rules of the file and of the flags together. Against a baseline there is one by
-        default."""
+        """Return the rules of the file and the flags; with a baseline there is a default rule."""
         from auditor.gate import policy as policies
 
-        held = policies.read_policy(self.policy) if self.policy is not None else policies.Policy()
+        policy = policies.read_policy(self.policy) if self.policy is not None else policies.Policy()
         flags = policies.parse_limits(self.maximum or [])
         flags += policies.parse_limits(self.increase or [], "--max-increase", True)
-        # a limit in the file and by a flag as well is given twice: neither wins
-        rules = policies.refuse_repeated_limits([*held.rules, *flags])
+        # A limit both in the file and by a flag is a repetition: neither wins.
+        rules = policies.refuse_repeated_limits([*policy.rules, *flags])
         if not rules and self.baseline is not None:
             rules = (policies.NO_WORSE,)
         if self.inconclusive is not None:
-            held = replace(
-                held, inconclusive=policies.parse_inconclusive_reading(self.inconclusive)
+            policy = replace(
+                policy, inconclusive=policies.parse_inconclusive_reading(self.inconclusive)
             )
-        allowed = self.allow_not_applicable or held.allow_not_applicable
-        return replace(held, rules=rules, allow_not_applicable=allowed)
+        allowed = self.allow_not_applicable or policy.allow_not_applicable
+        return replace(policy, rules=rules, allow_not_applicable=allowed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateScopeFlags:
-    """Which rows of a run are judged, and where its model lies."""
+    """The judged rows of a run, and the place of its model."""
 
     panel: ClassVar[str] = "configurations"
 
@@ -114,7 +113,7 @@ class GateScopeFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class AttestationFlags:
-    """The signature that says the run is unchanged."""
+    """The signature of an unchanged run."""
 
     panel: ClassVar[str] = "signature"
 
@@ -132,8 +131,10 @@ class AttestationFlags:
     ] = None
 
     def judge_given_attestation(self, folder: Path) -> Ruling | None:
-        """Whether the attestation fits the run; None without one. Raises AuditError for one of the
-        flags alone."""
+        """Judge whether the attestation fits the run; None without an attestation.
+
+        Raises AuditError if only one of the flags is given.
+        """
         if self.attestation is None and self.key is None:
             return None
         if self.attestation is None or self.key is None:
@@ -147,7 +148,7 @@ class AttestationFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class GateOutputFlags:
-    """Where the decision is written beside the terminal."""
+    """The files of the decision."""
 
     panel: ClassVar[str] = "output"
 
@@ -164,7 +165,7 @@ class GateOutputFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningFlags:
-    """How many secrets a gate needs: asked without a run."""
+    """The number of secrets that a gate needs, computed without a run."""
 
     panel: ClassVar[str] = "planning"
 
@@ -249,21 +250,20 @@ def judge_run_and_print_for_exit_code(
     scope: GateScopeFlags | None = None,
     attested: Ruling | None = None,
 ) -> int:
-    """Decides the gate on a finished run, prints, writes and keeps the decision; returns its exit
-    code."""
+    """Judge a finished run, print, write and store the decision; return its exit code."""
     from auditor.gate.decision_log import save_decision
     from auditor.runs import gate_inputs
 
     with console.open_progress_terminal() as reporter, reporter.transient_progress_bar():
-        # the flags are called as the arguments of `judge_run_by_policy` are
-        asked = {**vars(scope or GateScopeFlags()), "attested": attested}
+        # The names of the flags equal the arguments of `judge_run_by_policy`.
+        judged_rows = {**vars(scope or GateScopeFlags()), "attested": attested}
         decision = gate_inputs.judge_run_by_policy(
-            folder, policy, baseline, said=reporter.progress, **asked
+            folder, policy, baseline, said=reporter.progress, **judged_rows
         )
     _print_and_write_decision(decision, outputs)
     try:
         save_decision(folder, decision)
-    except AuditError as why:  # a folder that is only read has been judged all the same
+    except AuditError as why:  # a read-only folder was judged all the same
         console.print_line_to_stderr(
             f"audit history will not know of this decision: {why}", decision.exit_code
         )
@@ -280,9 +280,9 @@ def _print_and_write_decision(decision: Decision, outputs: GateOutputFlags) -> N
         disk.replace_atomically(outputs.junit, reports.decision_junit_xml(decision))
     if outputs.markdown is not None:
         disk.replace_atomically(outputs.markdown, reports.decision_markdown(decision))
-    # set but empty is as not set: Path("") would be the working directory
+    # An empty value counts as unset: Path("") would be the working directory.
     step = outputs.summary or (
-        Path(named) if (named := os.environ.get("GITHUB_STEP_SUMMARY")) else None
+        Path(summary_path) if (summary_path := os.environ.get("GITHUB_STEP_SUMMARY")) else None
     )
     if step is not None:
         files.append_report_to_job_summary(step, reports.decision_markdown(decision))
@@ -296,28 +296,28 @@ def _print_secrets_needed(changes: list[str], power: float | None, rules: int | 
     files = {
         item: policies.read_policy(Path(item)).rules for item in changes if item.endswith(".toml")
     }
-    # Decisions of all items, in whatever order they are named.
+    # Decisions of all items, in any order.
     rules = max([1 if rules is None else rules, *map(len, files.values())])
-    found, n_listed = list[powers.SecretsNeeded](), 0
+    needs, n_listed = list[powers.SecretsNeeded](), 0
     for item in changes:
         if item not in files:
-            found += powers.count_secrets_for_change(
+            needs += powers.count_secrets_for_change(
                 powers.parse_planned_share_change(item), power, rules
             )
             continue
-        found += powers.count_secrets_for_policy(files[item], power, rules)
+        needs += powers.count_secrets_for_policy(files[item], power, rules)
         for rule in files[item]:
-            why = powers.reason_for_no_number_of_secrets(rule)
-            n_listed += not why
-            if why:
-                typer.echo(f"not listed, but one of the {rules} rules: {rule} ({why})")
+            reason = powers.reason_for_no_number_of_secrets(rule)
+            n_listed += not reason
+            if reason:
+                typer.echo(f"not listed, but one of the {rules} rules: {rule} ({reason})")
     most, stopping, half = (
-        max(getattr(need, name) for need in found) for name in ("secrets", "stopping", "half")
+        max(getattr(need, name) for need in needs) for name in ("secrets", "stopping", "half")
     )
     level = "at 5%" if rules == 1 else f"at 5% for the {rules} rules of a gate together"
     listed = f", on {n_listed} of {sum(map(len, files.values()))} rules" if files else ""
     typer.echo(
-        f"{most:,} secrets are enough for each of these {len(found)} cases{listed} (power "
+        f"{most:,} secrets are enough for each of these {len(needs)} cases{listed} (power "
         f"{power:g}, {level})"
     )
     typer.echo(
@@ -325,7 +325,7 @@ def _print_secrets_needed(changes: list[str], power: float | None, rules: int | 
         "fewer"
     )
     typer.echo("\nsecrets  until decided (half of runs)  case")
-    for need in found:
+    for need in needs:
         typer.echo(
             f"{need.secrets:7,}  {f'{need.stopping:,} ({need.half:,})':>28}  {need.question}"
         )

@@ -1,5 +1,4 @@
-"""What `audit list` shows: every plug-in in a line; of one, its options, needs, claim, source and
-page."""
+"""Build the output of `audit list`: a line for every plug-in, or the details of one."""
 
 from __future__ import annotations
 
@@ -21,12 +20,13 @@ from auditor.plugins.options import (
 from auditor.reports import escaping
 
 Found = Mapping[str, Mapping[str, Any]]  # kind -> name -> class
-_KINDS = {  # kind -> what it is called, how it is asked for, where it is explained
+# kind -> title, command, page (an attack class may name another)
+_KINDS = {
     "Attack": (
         "attack",
         "audit run --attack {}",
         "how-to/audit-your-model",
-    ),  # or what its class names
+    ),
     "Probe": ("probe", "audit run --attack {}", "how-to/audit-your-model"),
     "Defense": ("defense", "audit run --defense {}", "how-to/defenses"),
     "Trainer": ("training", "audit train {}", "how-to/train-privately"),
@@ -40,23 +40,23 @@ _FLAGS = {
     "Trainer": "-D",
     "Provider": "--model-arg",
 }
-_CONTROL = "none: the control row"  # what is claimed of one that is shown beside another
+_CONTROL = "none: the control row"  # claim of a row shown only next to another
 _GUTTER, _NAME = 10, 23
 
 
-# --- all of them
+# --- all plug-ins
 # -----------------------------------------------------------------------------------------------
 
 
 def plugin_listing_overview_lines(found: Found, width: int | None) -> Iterator[Text]:
-    """A line for each plug-in; one for all forms and models, one for controls, one for data.
+    """Yield a line for each plug-in; single lines for forms and models, controls, and data.
 
-    width: of a terminal, where a longer description ends with a part of its sentence that fits.
+    width: of a terminal; a longer description is cut at the end of a clause.
     """
     trained = found["Trainer"]
-    every = {**found["Defense"], **trained}
-    controls = [name for name, cls in sorted(every.items()) if cls.claims.startswith(_CONTROL)]
-    # a defense is more than the training of its name where it serves what was trained
+    classes = {**found["Defense"], **trained}
+    controls = [name for name, cls in sorted(classes.items()) if cls.claims.startswith(_CONTROL)]
+    # A defense is more than the training of its name if it serves the trained model.
     served = {
         n: c
         for n, c in found["Defense"].items()
@@ -86,7 +86,7 @@ def plugin_listing_overview_lines(found: Found, width: int | None) -> Iterator[T
 
 
 def _is_same_listed_plugin_class(one: Any, other: Any) -> bool:
-    """By names, as the catalogue may have rebuilt a class from its cache."""
+    """Compare by names, because the catalogue may have rebuilt a class from its cache."""
     return (one.__module__, one.__name__) == (other.__module__, other.__name__)
 
 
@@ -105,33 +105,32 @@ def _plugin_listing_line(title: str, name: str, said: str, width: int | None) ->
 
 
 def _shorten_listing_at_clause_end(said: str, room: int | None) -> str:
-    """The longest beginning that fits and ends where a part of the sentence does; all of it where
-    none does."""
+    """Return the longest beginning that fits and ends with a clause; all of it if none does."""
     if room is None or len(said) <= room:
         return said
     ends = [said[: end.start()] for end in re.finditer(r" \(|[;:.] ", said) if end.start() <= room]
-    whole = [part for part in ends if part.count("(") == part.count(")")]
-    return whole[-1] if whole else said
+    balanced = [part for part in ends if part.count("(") == part.count(")")]
+    return balanced[-1] if balanced else said
 
 
-# --- one of them
+# --- one plug-in
 # -----------------------------------------------------------------------------------------------
 
 
 def plugin_listing_detail_lines(found: Found, name: str) -> Iterator[Text]:
-    """Every kind that has the name. Raises AuditError where none has."""
-    own = [(kind, plugins[name]) for kind, plugins in found.items() if name in plugins]
-    if not own:
+    """Yield the details of every kind with the name. Raises AuditError if there is none."""
+    matches = [(kind, plugins[name]) for kind, plugins in found.items() if name in plugins]
+    if not matches:
         raise unknown_name_error(
             "plug-in", name, dict.fromkeys(n for plugins in found.values() for n in plugins)
         )
-    for i, (kind, cls) in enumerate(own):
+    for i, (kind, cls) in enumerate(matches):
         if i:
             yield Text()
-        called, asked, page = _KINDS[kind]
+        title, command_format, page = _KINDS[kind]
         yield Text.assemble(
             (escaping.to_printable_line(name), "bold"),
-            f": {called} ({asked.format(escaping.to_printable_line(name))})",
+            f": {title} ({command_format.format(escaping.to_printable_line(name))})",
         )
         yield from (
             Text(escaping.to_printable_line(paragraph))
@@ -140,17 +139,17 @@ def plugin_listing_detail_lines(found: Found, name: str) -> Iterator[Text]:
         yield from _listing_lines_of_options_and_needs(kind, cls)
         yield from _titled_listing_lines("source", [_source_file_of_listed_plugin(cls)])
         if cls.__module__.startswith("auditor."):
-            told = (
+            page_name = (
                 "how-to/defenses" if name in found["Defense"] else getattr(cls, "page", "") or page
             )
-            yield from _titled_listing_lines("page", [f"docs/{told}.md"])
+            yield from _titled_listing_lines("page", [f"docs/{page_name}.md"])
 
 
 def _listing_lines_of_options_and_needs(kind: str, cls: Any) -> Iterator[Text]:
     if kind == "Benchmark":
         return
-    # an audit may have several attacks and defenses; a training or a provider is alone, and needs
-    # no name
+    # An audit may have several attacks and defenses; a training or a provider is single and needs
+    # no name.
     name = f"{cls.name}." if kind in ("Attack", "Probe", "Defense") else ""
     few = {
         option: f" ({'|'.join(map(str, values))})"
@@ -158,8 +157,8 @@ def _listing_lines_of_options_and_needs(kind: str, cls: Any) -> Iterator[Text]:
     }
     listed = []
     for option, value in get_option_defaults(cls).items():
-        written = str(value).lower() if isinstance(value, bool) else value
-        listed.append(f"{_FLAGS[kind]} {name}{option}={written}{few.get(option, '')}")
+        text = str(value).lower() if isinstance(value, bool) else value
+        listed.append(f"{_FLAGS[kind]} {name}{option}={text}{few.get(option, '')}")
     yield from _titled_listing_lines("options", listed or ["none"])
     if kind != "Provider":
         yield from _titled_listing_lines(
@@ -177,11 +176,11 @@ def _titled_listing_lines(title: str, lines: Iterable[str]) -> Iterator[Text]:
 
 
 def _source_file_of_listed_plugin(cls: Any) -> str:
-    # not getfile() of ours: it asks the imported module, and a class from the cache has imported
-    # none
+    # Not getfile() for bundled plug-ins: it needs the imported module, which a cached class does
+    # not import.
     spec = (
         importlib.util.find_spec(cls.__module__) if cls.__module__.startswith("auditor.") else None
     )
-    with suppress(TypeError):  # the class of a file that --plugin names
+    with suppress(TypeError):  # the class of a file given by --plugin
         return (spec.origin if spec else inspect.getfile(cls)) or cls.__module__
     return cls.__module__

@@ -107,15 +107,17 @@ def _mitigate_and_print_comparison(what: Mitigation, run: RunOutcomes) -> None:
 
     out = what.asked.out
     again = f"the same command goes on from what is kept in {out}"
-    # until the page is written: two of the same command would train into one folder
+    # Until the page is written: two runs of the same command would train into one folder.
     with locks.locked_folder(out, mitigation.RECORD):
         with console.open_progress_terminal(False, again) as reporter:
-            done = mitigation.train_and_audit_mitigated_model(
+            trained = mitigation.train_and_audit_mitigated_model(
                 what, run, reporter, console.current_command_line()
             )
-        found = mitigation.compare_runs_before_and_after_mitigation(what, run, read_run(out), done)
-        disk.replace_atomically(out / PAGE_MD, before_after.mitigation_markdown(found))
-        disk.replace_atomically(out / PAGE, before_after.render_mitigation_page(found))
-    for line in before_after.mitigation_terminal_lines(found):
+        comparison = mitigation.compare_runs_before_and_after_mitigation(
+            what, run, read_run(out), trained
+        )
+        disk.replace_atomically(out / PAGE_MD, before_after.mitigation_markdown(comparison))
+        disk.replace_atomically(out / PAGE, before_after.render_mitigation_page(comparison))
+    for line in before_after.mitigation_terminal_lines(comparison):
         typer.echo(line)
     typer.echo(f"page:       {out / PAGE}, .md; the run after: {out}")

@@ -1,9 +1,8 @@
-"""Flags that several commands share, and those of a plan, which says itself how each of its fields
-is given.
+"""Define the flags shared by commands, and the flags of plan fields.
 
 A command takes a flag as `reveal: options.Reveal = False`, a group, a dataclass of flags, as
 `single: SingleFlags`, and fields of a plan as `plan: Annotated[options.Values,
-options.PlanFlags()]`: those that were given, by name.
+options.PlanFlags()]`: the given fields, by name.
 """
 
 from __future__ import annotations
@@ -32,27 +31,27 @@ from auditor.core.errors import AuditError
 from auditor.core.plan import FIELDS, Plan, flag_of_plan_field
 from auditor.core.plan_fields import AUTO
 
-Many = list[str] | None  # of a flag that may be repeated
+Many = list[str] | None  # type of a repeatable flag
 Values = dict[str, Any]  # fields of a plan, by name
-_GIVEN = tuple(name for name, one in FIELDS.items() if one.said.flags is not None)
+_GIVEN = tuple(name for name, plan_field in FIELDS.items() if plan_field.said.flags is not None)
 _COMPLETED = {
     "attack": completion.complete_attack_names,
     "attack_options": completion.complete_attack_options,
     "defense": completion.complete_defense_names,
     "defense_options": completion.complete_defense_options,
 }
-# include_extras: without it typing strips Annotated, which holds the flags
+# include_extras: otherwise typing removes Annotated, which has the flags.
 _annotated_type_hints = functools.partial(get_type_hints, include_extras=True)
-_WRITTEN = {int: "N", float: "X", Path: "PATH"}  # type of a value -> how it is written
-_RISKS = tuple(name for name, one in FIELDS.items() if one.said.risk)
+_WRITTEN = {int: "N", float: "X", Path: "PATH"}  # type of a value -> its metavar
+_RISKS = tuple(name for name, plan_field in FIELDS.items() if plan_field.said.risk)
 
 
 @dataclass(frozen=True)
 class PlanFlags:
-    """The flags of these fields of a plan. told: help in place of the plan's, where a command means
-    less by one.
+    """The flags of these fields of a plan.
 
-    forms: whether --model may be repeated: all but the first are forms of it.
+    told: help instead of the plan's, for a command with a narrower meaning. forms: whether --model
+    may be repeated: all but the first are forms of it.
     """
 
     names: str = " ".join(_GIVEN)
@@ -60,21 +59,21 @@ class PlanFlags:
     forms: bool = False
 
     def signature_parameters(self) -> Iterator[inspect.Parameter]:
-        """As parameters of a signature, all None by default: the plan has the defaults."""
+        """Yield parameters of a signature, all None by default: the plan has the defaults."""
         for name in self.names.split():
-            one = FIELDS[name]
+            plan_field = FIELDS[name]
             option = typer.Option(
-                *(one.said.flags or ()),
-                help=self.told.get(name, one.help),
-                metavar=one.said.metavar
-                or metavar_for_type(name, _flag_type_for_typer(name, one.kind)),
-                rich_help_panel=one.panel,
+                *(plan_field.said.flags or ()),
+                help=self.told.get(name, plan_field.help),
+                metavar=plan_field.said.metavar
+                or metavar_for_type(name, _flag_type_for_typer(name, plan_field.kind)),
+                rich_help_panel=plan_field.panel,
                 autocompletion=_COMPLETED.get(name),
             )
             kind = (
                 list[str]
                 if self.forms and name == "model"
-                else _flag_type_for_typer(name, one.kind)
+                else _flag_type_for_typer(name, plan_field.kind)
             )
             yield inspect.Parameter(
                 name,
@@ -85,11 +84,12 @@ class PlanFlags:
 
 
 def _flag_type_for_typer(name: str, kind: Any) -> Any:
-    """The type that typer is to parse: bool, int, float, or text that the plan reads; a list of
-    texts for several."""
+    """Return the type that typer parses: bool, int, float, text, or a list of texts."""
     if typing.get_origin(kind) in (tuple, dict):
         return list[str]
-    plain = next((one for one in (bool, int, float) if one in (kind, *typing.get_args(kind))), str)
+    plain = next(
+        (simple for simple in (bool, int, float) if simple in (kind, *typing.get_args(kind))), str
+    )
     return str if name == "batch_size" else plain  # or auto
 
 
@@ -116,7 +116,7 @@ Seed = Annotated[int, typer.Option(help=FIELDS["seed"].help.partition(" [")[0])]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
-# --- groups of flags as typer reads them
+# --- groups of flags for typer
 # ------------------------------------------------------------------------------
 
 
@@ -133,28 +133,32 @@ _SAFE = Annotated[
 def wrap_command_with_flag_groups_expanded(
     command: Callable[..., None], safe: bool | None = None
 ) -> Callable[..., None]:
-    """The command with each of its groups replaced by the flags in it: typer reads flags from a
-    signature alone.
+    """Return the command with its groups replaced by their flags, which typer's parser needs.
 
-    safe: the default of its flag --safe; None: it has none.
+    safe: the default of its flag --safe; None: no such flag.
     """
     kinds = _annotated_type_hints(command)
-    own = inspect.signature(command).parameters.values()
+    parameters = inspect.signature(command).parameters.values()
 
     @functools.wraps(command)
     def spelt(**flags: Any) -> None:
         with guard.safe_mode() if flags.pop("safe", False) else nullcontext():
             command(
-                **{one.name: _value_from_flags(one.name, kinds[one.name], flags) for one in own}
+                **{
+                    parameter.name: _value_from_flags(parameter.name, kinds[parameter.name], flags)
+                    for parameter in parameters
+                }
             )
 
     flags = [
-        flag for one in own for flag in _flag_parameters(one.name, kinds[one.name], one.default)
+        flag
+        for parameter in parameters
+        for flag in _flag_parameters(parameter.name, kinds[parameter.name], parameter.default)
     ]
     if safe is not None:
         flags += _flag_parameters("safe", _SAFE, safe)
     spelt.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
-    # typer reads hints beside the signature, and wraps() took the command's
+    # typer reads annotations besides the signature, and wraps() copied the command's.
     spelt.__annotations__ = {flag.name: flag.annotation for flag in flags}
     return spelt
 
@@ -167,8 +171,10 @@ def add_command_to_app(
     panel: str = "",
     safe: bool | None = None,
 ) -> None:
-    """Makes it a command of the app. panel: of the app's --help; safe: see
-    `wrap_command_with_flag_groups_expanded`."""
+    """Register a command of the app. panel: in the app's --help.
+
+    safe: see `wrap_command_with_flag_groups_expanded`.
+    """
     app.command(name, cls=PanelCommand, rich_help_panel=panel or None)(
         wrap_command_with_flag_groups_expanded(command, safe)
     )
@@ -176,25 +182,27 @@ def add_command_to_app(
 
 def _plan_flags_of_annotation(kind: Any) -> PlanFlags | None:
     return next(
-        (one for one in getattr(kind, "__metadata__", ()) if isinstance(one, PlanFlags)), None
+        (item for item in getattr(kind, "__metadata__", ()) if isinstance(item, PlanFlags)), None
     )
 
 
 def _flag_parameters(
     name: str, kind: Any, default: Any, panel: str = ""
 ) -> Iterator[inspect.Parameter]:
-    """The flags of a group, which may hold groups; of a flag, itself. panel: of --help, where it
-    names none."""
-    if (asked := _plan_flags_of_annotation(kind)) is not None:
-        yield from asked.signature_parameters()
+    """Yield the flags of a group, which may contain groups, or the flag itself.
+
+    panel: of --help, by default.
+    """
+    if (plan_flags := _plan_flags_of_annotation(kind)) is not None:
+        yield from plan_flags.signature_parameters()
     elif dataclasses.is_dataclass(kind):
         kinds = _annotated_type_hints(kind)
-        for one in dataclasses.fields(kind):
-            # may follow ones with a default: all are keyword-only
-            needed = one.default is dataclasses.MISSING
-            of = inspect.Parameter.empty if needed else one.default
+        for item in dataclasses.fields(kind):
+            # May follow fields with a default: all are keyword-only.
+            needed = item.default is dataclasses.MISSING
+            item_default = inspect.Parameter.empty if needed else item.default
             yield from _flag_parameters(
-                one.name, kinds[one.name], of, getattr(kind, "panel", panel)
+                item.name, kinds[item.name], item_default, getattr(kind, "panel", panel)
             )
     else:
         yield inspect.Parameter(
@@ -206,56 +214,64 @@ def _flag_parameters(
 
 
 def _flag_annotation_for_help(name: str, panel: str, kind: Any) -> Any:
-    """The annotation of a flag with this panel of --help, and with its type as metavar where it has
-    no other."""
+    """Return the annotation of a flag with this panel of --help and a metavar by type."""
     option = next(
-        (one for one in getattr(kind, "__metadata__", ()) if hasattr(one, "rich_help_panel")), None
+        (item for item in getattr(kind, "__metadata__", ()) if hasattr(item, "rich_help_panel")),
+        None,
     )
     if option is None:
         return kind
-    shown = copy.copy(option)  # one option is shared by commands that show it in different panels
-    shown.rich_help_panel = option.rich_help_panel or panel or None
-    shown.metavar = option.metavar or metavar_for_type(name, kind.__origin__)
-    return Annotated[kind.__origin__, shown]
+    panel_option = copy.copy(option)  # a copy: commands show one option in different panels
+    panel_option.rich_help_panel = option.rich_help_panel or panel or None
+    panel_option.metavar = option.metavar or metavar_for_type(name, kind.__origin__)
+    return Annotated[kind.__origin__, panel_option]
 
 
 def metavar_for_type(name: str, kind: Any) -> str | None:
-    """How the value of a flag of this type is written; None: it takes none."""
+    """Return the metavar of a flag of this type; None for a switch."""
     kinds = (kind, *typing.get_args(kind))
     if bool in kinds:
         return None
     return next(
-        (said for one, said in _WRITTEN.items() if one in kinds), name.rpartition("_")[2].upper()
+        (metavar for value_type, metavar in _WRITTEN.items() if value_type in kinds),
+        name.rpartition("_")[2].upper(),
     )
 
 
 def _value_from_flags(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:
-    """The flag's value, or the group made of the values of its flags; of a plan's fields those that
-    were given."""
-    if (asked := _plan_flags_of_annotation(kind)) is not None:
-        # None alone is not given: False is, as --no-controls says it
-        values = {one: flags[one] for one in asked.names.split() if flags[one] is not None}
-        return _plan_flag_values_with_split_forms(values) if asked.forms else values
+    """Return the flag's value, the group built from its flags, or the given fields of a plan."""
+    if (plan_flags := _plan_flags_of_annotation(kind)) is not None:
+        # Only None is not given: False is given, as by --no-controls.
+        values = {
+            field_name: flags[field_name]
+            for field_name in plan_flags.names.split()
+            if flags[field_name] is not None
+        }
+        return _plan_flag_values_with_split_forms(values) if plan_flags.forms else values
     if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
         return flags[name]
     kinds = _annotated_type_hints(kind)
-    # by the hints, not by `one.type`: under `from __future__ import annotations` that is a string
+    # By the hints, not the field's type: under `from __future__ import annotations` that is a
+    # string.
     return kind(
         **{
-            one.name: _value_from_flags(one.name, kinds[one.name], flags)
-            for one in dataclasses.fields(kind)
+            item.name: _value_from_flags(item.name, kinds[item.name], flags)
+            for item in dataclasses.fields(kind)
         }
     )
 
 
 def _plan_flag_values_with_split_forms(values: Values) -> Values:
-    """Lists of forms taken apart at their commas; of several models the first is attacked, the
-    others are its forms."""
-    # a list: where forms are asked for, --model is repeatable
-    model, *named = values.pop("model", None) or [None]
+    """Split lists of forms at commas; the first of several models is attacked, others are forms."""
+    # A list: with forms, --model is repeatable.
+    model, *further = values.pop("model", None) or [None]
     forms = [
-        *named,
-        *(form.strip() for given in values.pop("forms", None) or [] for form in given.split(",")),
+        *further,
+        *(
+            form.strip()
+            for form_list in values.pop("forms", None) or []
+            for form in form_list.split(",")
+        ),
     ]
     return {
         **values,
@@ -264,36 +280,35 @@ def _plan_flag_values_with_split_forms(values: Values) -> Values:
     }
 
 
-# --- what was given
+# --- given flags
 # -----------------------------------------------------------------------------------------------
 
 
 def given_flags(group: Any) -> dict[str, Any]:
-    """The flags of a group, and of the groups in it, that were given."""
-    found: dict[str, Any] = {}
+    """Return the given flags of a group and its groups."""
+    values: dict[str, Any] = {}
     for name, value in vars(group).items():
-        found |= given_flags(value) if dataclasses.is_dataclass(value) else {name: value}
-    # `is`, as 0 == False: 0 and "" were given, a switch that is off was not
+        values |= given_flags(value) if dataclasses.is_dataclass(value) else {name: value}
+    # `is`, because 0 == False: 0 and "" are given, a switch that is off is not.
     return {
-        name: value for name, value in found.items() if value is not None and value is not False
+        name: value for name, value in values.items() if value is not None and value is not False
     }
 
 
 def flags_to_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyType({})) -> Values:
-    """The flags given as values of a plan. The plug-in files that they name are loaded first.
+    """Return the given flags as values of a plan, after loading the plug-in files among them.
 
-    base: the values of the plan file, which may ask for no more at a risk than the flags name.
-        Raises AuditError.
+    base: the values of the plan file, whose risks the flags must name. Raises AuditError.
     """
     from auditor.plugins import registry
     from auditor.runs.plan import parse_plugin_options
 
-    # first: to load a plug-in is to run its code
+    # First: loading a plug-in runs its code.
     RisksNamedOnCommandLine.from_plan_values(values).refuse_plan_with_unnamed_risks(
         {**base, **values}, "the plan file"
     )
     load_plugin_files_of_flag(values.get("plugin"))
-    read: dict[str, Callable[[Any], Any]] = {
+    parsers: dict[str, Callable[[Any], Any]] = {
         "attack_options": lambda items: parse_plugin_options(
             "-A", items, list(registry.list_methods())
         ),
@@ -303,49 +318,50 @@ def flags_to_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyT
         "model_args": lambda items: parse_plugin_options("--model-arg", items, []).get("", {}),
         "batch_size": parse_batch_size_flag,
     }
-    return {name: read[name](value) if name in read else value for name, value in values.items()}
+    return {
+        name: parsers[name](value) if name in parsers else value for name, value in values.items()
+    }
 
 
 @dataclass(frozen=True)
 class RisksNamedOnCommandLine:
-    """Risky fields that the command line names: a plan file or a run folder, which may be
-    anybody's, sets no others.
+    """Risky fields named on the command line: a plan file or run folder of others sets no more.
 
-    named: field and value, of a list each of its values.
+    named: field and value, for a list each of its values.
     """
 
     named: tuple[tuple[str, Any], ...]
 
     @classmethod
     def from_plan_values(cls, values: Mapping[str, Any]) -> RisksNamedOnCommandLine:
-        """The risky fields and values that these values of a plan hold. Raises AuditError for code
-        with --safe."""
-        found = cls(_risky_plan_fields_as_flag_values(values))
-        for name, value in found.named:
+        """Return the risky fields and values of a plan. Raises AuditError for code with --safe."""
+        risks = cls(_risky_plan_fields_as_flag_values(values))
+        for name, value in risks.named:
             if name in ("plugin", "trust_remote_code"):
                 guard.refuse_in_safe_mode(
                     f"{_flag_with_value(name, value)}: {FIELDS[name].said.risk}"
                 )
-        return found
+        return risks
 
     def risk_flags_as_typed(self) -> list[str]:
-        """Each flag with its value, as a shell takes it."""
-        return [_flag_with_value(*one) for one in self.named]
+        """Return each flag with its value, quoted for a shell."""
+        return [_flag_with_value(*risk) for risk in self.named]
 
     def check_plan_names_the_same_risks(self, plan: Plan, where: str) -> None:
-        """Raises AuditError for a plan with a risk that is not named, or without a named one: that
-        flag is idle."""
-        asked = RisksNamedOnCommandLine.from_plan_values(plan.values_by_field_name())
+        """Raise AuditError for a plan with an unnamed risk, or without a named risk.
+
+        In the latter case the flag has no effect.
+        """
+        plan_risks = RisksNamedOnCommandLine.from_plan_values(plan.values_by_field_name())
         self.refuse_plan_with_unnamed_risks(plan.values_by_field_name(), where)
-        for name, value in _risks_not_named_by_flags(self.named, asked.named):
+        for name, value in _risks_not_named_by_flags(self.named, plan_risks.named):
             raise AuditError(
                 f"expected no {_flag_with_value(name, value)}, as {where} does not ask for it, got "
                 "it"
             )
 
     def refuse_plan_with_unnamed_risks(self, plan: Mapping[str, Any], where: str) -> None:
-        """Raises AuditError for a plan with a risk that is not named. where: whose plan it is, for
-        the sentence."""
+        """Raise AuditError for a plan with an unnamed risk. where: the plan's name in the error."""
         for name, value in _risks_not_named_by_flags(
             _risky_plan_fields_as_flag_values(plan), self.named
         ):
@@ -357,22 +373,21 @@ class RisksNamedOnCommandLine:
 
 
 def _risky_plan_fields_as_flag_values(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """(field, value) for each risky value; a list counts value by value."""
-    found = list[tuple[str, Any]]()
+    """Return (field, value) for each risky value, and for each value of a list."""
+    risks = list[tuple[str, Any]]()
     for name in _RISKS:
-        given = values.get(name)
-        several = given if isinstance(given, list | tuple) else [given] if given else []
-        # "": all are
-        found += [(name, one) for one in several if FIELDS[name].said.risky in str(one)]
-    return tuple(found)
+        value = values.get(name)
+        several = value if isinstance(value, list | tuple) else [value] if value else []
+        # "": all values are risky.
+        risks += [(name, item) for item in several if FIELDS[name].said.risky in str(item)]
+    return tuple(risks)
 
 
 def _risks_not_named_by_flags(
     asked: Iterable[tuple[str, Any]], named: Iterable[tuple[str, Any]]
 ) -> list[tuple[str, Any]]:
-    """The asked (field, value) pairs that are not named; a file counts as named however its path is
-    written."""
-    # of what is no path, as an address, both sides are changed alike
+    """Return the (field, value) pairs in `asked` but not in `named`, comparing absolute paths."""
+    # Values that are not paths, e.g. addresses, change alike on both sides.
     known = {(name, os.path.abspath(str(value))) for name, value in named}
     return [
         (name, value) for name, value in asked if (name, os.path.abspath(str(value))) not in known
@@ -397,7 +412,7 @@ def load_plugin_files_of_flag(files: list[str] | None) -> None:
 def parse_batch_size_flag(value: str) -> int | str:
     if value == AUTO:
         return value
-    # not isdigit(), which takes ² as well, and int() does not
+    # Not isdigit(), which accepts ²; int() does not.
     if not re.fullmatch("[0-9]{1,9}", value) or int(value) < 1:
         raise AuditError(f"expected --batch-size to be a whole number >= 1 or auto, got {value!r}")
     return int(value)

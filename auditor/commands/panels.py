@@ -1,8 +1,7 @@
-"""How `--help` is laid out: examples on top, then flags by panel, those asked for most first. Plain
-text, no rich.
+"""Lay out `--help`: examples first, then flags by panel, the most used first; plain text, no rich.
 
-The panel of a field of a plan is that of its part. Examples stand last in the docstring of a
-command, under "Examples:", one a line. Knows no command.
+The panel of a plan field is that of its part. Examples are last in the docstring of a command,
+under "Examples:", one a line. Knows no command.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from typer.core import TyperCommand, TyperGroup
 
 from auditor.core.plan_fields import PANELS
 
-SETTINGS = {"max_content_width": 100}  # of a context: columns, at most
-_WIDEST = 24  # characters of a flag in a column of its own
+SETTINGS = {"max_content_width": 100}  # of a context: maximum columns
+_WIDEST = 24  # characters of a flag in a separate column
 _EXAMPLES = "Examples:"
-_UNREAD = f"{__name__}.unread"  # of a context: whether a group leaves its own flags unread
+_UNREAD = f"{__name__}.unread"  # of a context: whether a group leaves its flags unread
 _HELP = "help"  # the flag that ends the last panel
-# "" stands for all panels that only this command has
+# "" represents all panels that only this command has.
 _ORDER = ("arguments", "options", *PANELS[:4], "", *PANELS[4:])
-_FEW = 8  # flags among which nobody needs panels to find one's way
-Rows = list[tuple[str, str]]  # how a flag is written, what it does
+_FEW = 8  # number of flags that need no panels
+Rows = list[tuple[str, str]]  # the notation of a flag, its help
 
 
 @dataclass(frozen=True)
 class ParsedCommandDocstring:
-    """The docstring of a command, taken apart. more: what is said beyond its first paragraph."""
+    """The parsed docstring of a command. more: the paragraphs after its first."""
 
     first: str
     more: tuple[str, ...]
@@ -37,28 +36,34 @@ class ParsedCommandDocstring:
 
     @classmethod
     def split_docstring(cls, text: str) -> ParsedCommandDocstring:
-        said, _, shown = inspect.cleandoc(text).partition(f"{_EXAMPLES}\n")
-        first, *more = (" ".join(paragraph.split()) for paragraph in said.strip().split("\n\n"))
-        return cls(first, tuple(more), tuple(line.strip() for line in shown.splitlines()))
+        text_part, _, example_part = inspect.cleandoc(text).partition(f"{_EXAMPLES}\n")
+        first, *more = (
+            " ".join(paragraph.split()) for paragraph in text_part.strip().split("\n\n")
+        )
+        return cls(first, tuple(more), tuple(line.strip() for line in example_part.splitlines()))
 
 
 def flags_by_help_panel(command: Any, context: Any) -> dict[str, Rows]:
-    """Panel -> its flags, in the order of the page. A command's own panels stand between --data and
-    compute."""
-    asked = [(one, one.get_help_record(context)) for one in command.get_params(context)]
-    few = sum(one.param_type_name == "option" for one, _ in asked) <= _FEW
-    found: dict[str, Rows] = {}
-    for one, record in asked:
+    """Return the flags by panel, in the order of the page.
+
+    A command's own panels are between --data and compute.
+    """
+    records = [(flag, flag.get_help_record(context)) for flag in command.get_params(context)]
+    few = sum(flag.param_type_name == "option" for flag, _ in records) <= _FEW
+    rows_by_panel: dict[str, Rows] = {}
+    for flag, record in records:
         if record is not None:  # None: a hidden flag
-            panel, (written, told) = _help_panel_title(one, few), record
-            # without its type
-            named = written.partition(" ")[0] if panel == "arguments" else written
-            found.setdefault(panel, []).append((named, " ".join(told.split())))
-    for_help = found.pop(_HELP, [])
-    # sorted() is stable: panels of one rank stay in the order of their first flags
+            panel, (notation, help_text) = _help_panel_title(flag, few), record
+            # Without its type.
+            label = notation.partition(" ")[0] if panel == "arguments" else notation
+            rows_by_panel.setdefault(panel, []).append((label, " ".join(help_text.split())))
+    for_help = rows_by_panel.pop(_HELP, [])
+    # sorted() is stable: panels of one rank stay in the order of their first flags.
     ordered = {
-        name: found[name]
-        for name in sorted(found, key=lambda name: _ORDER.index(name if name in _ORDER else ""))
+        name: rows_by_panel[name]
+        for name in sorted(
+            rows_by_panel, key=lambda name: _ORDER.index(name if name in _ORDER else "")
+        )
     }
     last = next(reversed(ordered), "options")
     return ordered | {last: ordered.get(last, []) + for_help}
@@ -73,16 +78,18 @@ def _help_panel_title(one: Any, few: bool) -> str:
 
 
 def _write_help_sections(formatter: Any, listed: dict[str, Rows]) -> None:
-    """All sections with their second columns aligned."""
-    # at most 28, and click's width is never below 50: textwrap refuses a width of 0
+    """Write all sections with aligned second columns."""
+    # At most 28, and click's width is at least 50: textwrap refuses a width of 0.
     column = 4 + max(
         (len(name) for rows in listed.values() for name, _ in rows if len(name) <= _WIDEST),
         default=0,
     )
     for title, rows in listed.items():
         with formatter.section(title.capitalize()):
-            for name, told in rows:
-                first, *more = _wrap_help_text_at_spaces(told, formatter.width - column) or [""]
+            for name, help_text in rows:
+                first, *more = _wrap_help_text_at_spaces(help_text, formatter.width - column) or [
+                    ""
+                ]
                 if len(name) > column - 4:
                     formatter.write(f"  {name}\n")
                     name = ""
@@ -91,17 +98,17 @@ def _write_help_sections(formatter: Any, listed: dict[str, Rows]) -> None:
 
 
 def _wrap_help_text_at_spaces(text: str, width: int) -> list[str]:
-    """Lines that break at spaces alone: a flag stays whole."""
+    """Return lines that break only at spaces: a flag stays whole."""
     return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
 
 
 def _write_help_text_with_examples(formatter: Any, text: str) -> None:
-    said = ParsedCommandDocstring.split_docstring(text)
-    _write_help_paragraph(formatter, said.first)
-    if said.examples:
+    parsed = ParsedCommandDocstring.split_docstring(text)
+    _write_help_paragraph(formatter, parsed.first)
+    if parsed.examples:
         with formatter.section(_EXAMPLES.rstrip(":")):
-            formatter.write("".join(f"  {line}\n" for line in said.examples))
-    for paragraph in said.more:
+            formatter.write("".join(f"  {line}\n" for line in parsed.examples))
+    for paragraph in parsed.more:
         _write_help_paragraph(formatter, paragraph)
 
 
@@ -113,7 +120,7 @@ def _write_help_paragraph(formatter: Any, text: str) -> None:
 
 
 class PanelCommand(TyperCommand):
-    """A command whose flags stand in panels."""
+    """A command with its flags in panels."""
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         _write_help_text_with_examples(formatter, self.help or "")
@@ -123,22 +130,22 @@ class PanelCommand(TyperCommand):
 
 
 class PanelGroup(TyperGroup):
-    """A group whose commands stand in panels, each with its whole first sentence, before the flags
-    of the group.
+    """A group with its commands in panels, each with its first sentence, before the group's flags.
 
-    Where a command comes first none of the group's flags is given, and none is read: typer would
-    import pydantic for the default of a number, which takes longer than all of the help. Each is
-    then said to be not given, as typer's callback otherwise keeps what an earlier call gave.
+    If a command comes first, none of the group's flags is given, and none is read: typer would
+    import pydantic for the default of a number, which takes longer than all of the help. Each flag
+    is then set to not given, because typer's callback otherwise keeps the values of an earlier
+    call.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        # click shares `meta` with the contexts of all commands below: each group says it for itself
-        # before it reads
+        # click shares `meta` with the contexts of all subcommands: each group sets it before it
+        # reads.
         ctx.meta[_UNREAD] = bool(args) and args[0] in self.commands
         rest = super().parse_args(ctx, args)
         if ctx.meta[_UNREAD]:
-            own: list[Any] = [one for one in self.params if one.expose_value]
-            ctx.params |= {one.name: False if one.is_flag else None for one in own}
+            flags: list[Any] = [flag for flag in self.params if flag.expose_value]
+            ctx.params |= {flag.name: False if flag.is_flag else None for flag in flags}
         return rest
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -148,9 +155,9 @@ class PanelGroup(TyperGroup):
         _write_help_text_with_examples(formatter, self.help or "")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        found: dict[str, Rows] = {}
+        rows_by_panel: dict[str, Rows] = {}
         for name, command in self.commands.items():
             panel = getattr(command, "rich_help_panel", None) or "commands"
-            # 1000: click cuts a sentence at 45 characters by default
-            found.setdefault(panel, []).append((name, command.get_short_help_str(1000)))
-        _write_help_sections(formatter, found | flags_by_help_panel(self, ctx))
+            # 1000: click cuts a sentence at 45 characters by default.
+            rows_by_panel.setdefault(panel, []).append((name, command.get_short_help_str(1000)))
+        _write_help_sections(formatter, rows_by_panel | flags_by_help_panel(self, ctx))

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from auditor.studies.papers import Paper
 
 
-LAB = "lab"  # the scale of the small lab; that of another has its name
+LAB = "lab"  # the scale of the small lab; the scale of another lab has its name
 
-# The fields of the paper's plans that are one's own to choose.
+# The plan fields that the user may choose.
 _OWN = options.PlanFlags(
     "lab model data known nonmembers public reference limit batch_size device dtype plugin "
     "trust_remote_code"
@@ -99,8 +99,10 @@ def reproduce(
 
 
 def _scale_from_scale_and_lab_flags(scale: str, lab: str | None) -> str:
-    """The scale; a lab other than the small one is a scale by its name. Raises AuditError for
-    both."""
+    """Return the scale; a lab other than the small lab is a scale by its name.
+
+    Raises AuditError if both are given.
+    """
     if lab is None or lab == SMALL:
         return scale
     if scale != LAB:
@@ -120,10 +122,10 @@ def _reproduce_and_print_ledger(
     from auditor.studies import reproduce as reproducing
 
     with console.open_progress_terminal(interrupted=console.resume_grid_hint(out)) as reporter:
-        shown, entries, failures = reproducing.reproduce_paper_plans(
+        result_tables, entries, failures = reproducing.reproduce_paper_plans(
             paper, plans, scale, values, out, reporter, console.current_command_line(), beside
         )
-    for table in shown:
+    for table in result_tables:
         console.print_table(table)
     if entries:
         styles = {"holds": "green", "refuted": "red"}
@@ -141,11 +143,11 @@ def _reproduce_and_print_ledger(
             ".tex, .json"
         )
     if failures:
-        name, why = next(iter(failures.items()))
+        name, reason = next(iter(failures.items()))
         points = "1 point" if len(failures) == 1 else f"{len(failures)} points"
         raise AuditError(
             f"{points} failed, which "
-            f"{'the ledger calls not run' if entries else 'have no numbers'}; {name}: {why}"
+            f"{'the ledger calls not run' if entries else 'have no numbers'}; {name}: {reason}"
         )
 
 

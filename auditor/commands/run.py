@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GridFlags:
-    """A plan file, and what makes a grid of it."""
+    """A plan file, and the flags that make a grid of it."""
 
     panel: ClassVar[str] = "advanced"
 
@@ -59,8 +59,7 @@ class GridFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class SingleFlags:
-    """What only a single run can be asked for: its policy, its baseline, its private text and its
-    estimate."""
+    """The options of a single run: policy, baseline, private text and estimate."""
 
     panel: ClassVar[str] = "output"
 
@@ -173,14 +172,13 @@ def run(
 
 
 def _check_each_attack_ran_on_some_target(folder: Path) -> None:
-    """Raise AuditError, after the results were shown, for attacks asked for that ran on no
-    target."""
+    """Raise AuditError, after the results are shown, for named attacks that ran on no target."""
     from auditor.records.result_file import read_result
     from auditor.reports import coverage
 
     if idle := coverage.attacks_without_any_row(read_result(folder)):
         reasons = "; ".join(
-            f"--attack {name} ran on no target: {why}" for name, why in idle.items()
+            f"--attack {name} ran on no target: {reason}" for name, reason in idle.items()
         )
         raise AuditError(f"{reasons}. All else was measured: {folder}")
 
@@ -188,14 +186,14 @@ def _check_each_attack_ran_on_some_target(folder: Path) -> None:
 def _refuse_flags_beside_estimate_flag(
     single: SingleFlags, resume: Path | None, out: Path | None, submission: str | None
 ) -> None:
-    """Refuses what an estimate, which runs and writes nothing, would ignore. Raises AuditError."""
-    beside = {"--resume": resume, "--out": out, "--submission": submission}
-    beside |= {
+    """Raise AuditError for flags that an estimate, which runs and writes nothing, would ignore."""
+    ignored = {"--resume": resume, "--out": out, "--submission": submission}
+    ignored |= {
         f"--{name}": value
         for name, value in options.given_flags(single).items()
         if name != "estimate"
     }
-    for name, value in beside.items():
+    for name, value in ignored.items():
         if single.estimate and value is not None:
             raise AuditError(f"--estimate runs and writes nothing: give no {name} with it")
 
@@ -204,8 +202,10 @@ def _print_cost_estimate(plan: Plan) -> None:
     from auditor.runs import cost, estimate
 
     with console.open_progress_terminal() as reporter:
-        found = estimate.estimate_run_cost(plan, reporter, starting=console.seconds_since_start())
-    console.print_table(cost.run_cost_estimate_table(found))
+        cost_estimate = estimate.estimate_run_cost(
+            plan, reporter, starting=console.seconds_since_start()
+        )
+    console.print_table(cost.run_cost_estimate_table(cost_estimate))
 
 
 def _read_policy_of_gate_flag(path: Path, baseline: RunOutcomes | None) -> Policy:
@@ -219,12 +219,12 @@ def _read_policy_of_gate_flag(path: Path, baseline: RunOutcomes | None) -> Polic
 def _plan_or_grid_points_from_flags(
     flags: options.Values, grid_flags: GridFlags
 ) -> Plan | list[GridPoint]:
-    """The plan that the flags and the plan file ask for, or the points of the grid."""
+    """Return the plan of the flags and the plan file, or the points of the grid."""
     from auditor.runs import plan, plan_grid
 
     base = plan.read_plan_file(grid_flags.config, plan_grid.GRID) if grid_flags.config else {}
     if grid_flags.seeds is not None or "seed" in flags:
-        # the flags win: a grid over the seeds of the file would undo --seed
+        # The flags win: a grid over the seeds of the file would override --seed.
         base.pop("seeds", None)
     if grid_flags.checkpoints is not None:
         if "model" in flags:
@@ -248,8 +248,10 @@ def _plan_or_grid_points_from_flags(
 def _reopen_run_or_grid_of_resume_flag(
     folder: Path, allowed: options.RisksNamedOnCommandLine
 ) -> RunFolder | list[GridPoint]:
-    """The run folder, or the points of the grid, to resume. Raises AuditError for code that is not
-    allowed."""
+    """Return the run folder, or the points of the grid, to resume.
+
+    Raises AuditError for code that is not allowed.
+    """
     from auditor.records.folder import RunFolder
     from auditor.studies import sweep
 
@@ -284,39 +286,38 @@ def _run_grid_and_print_tables(
     )
     with console.open_progress_terminal(verbose, console.resume_grid_hint(folder)) as reporter:
         failures = sweep.run_sweep_points(points, folder, reporter, command)
-    held = sweep.read_sweep_places(folder)
-    table = sweep.sweep_table(f"{counted(len(points), 'run')} in {folder}", held)
+    places = sweep.read_sweep_places(folder)
+    table = sweep.sweep_table(f"{counted(len(points), 'run')} in {folder}", places)
     sweep.write_sweep_table_files(folder, table)
-    if curve := checkpoints.leakage_over_checkpoints_svg(held):
+    if curve := checkpoints.leakage_over_checkpoints_svg(places):
         disk.replace_atomically(folder / "checkpoints.svg", curve)
     console.print_table(table)
     compared = sweep.sweep_leakage_frontiers(folder)
-    for found in compared:
-        typer.echo(frontier.frontier_sentence(found))
+    for leakage_frontier in compared:
+        typer.echo(frontier.frontier_sentence(leakage_frontier))
     if paths := frontier.write_frontier_files(folder, compared):
         typer.echo(f"written: {', '.join(map(str, paths))}")
     if failures:
-        name, why = next(iter(failures.items()))
-        raise AuditError(f"{len(failures)} of {len(points)} points failed; {name}: {why}")
+        name, reason = next(iter(failures.items()))
+        raise AuditError(f"{len(failures)} of {len(points)} points failed; {name}: {reason}")
 
 
 def _run_plan_held_to_flags(
     asked: Plan | RunFolder, out: Path | None, held_to: HeldTo, single: SingleFlags, verbose: bool
 ) -> Path:
-    """Runs a plan, or goes on with the folder of one. Returns the folder of the run, with its
-    reports in it."""
+    """Run a plan, or continue its folder; return the run folder with its reports."""
     from auditor.gate.decide import check_rule_metrics, check_ruled_rows_exist
     from auditor.records.folder import RunFolder
     from auditor.reports import files
     from auditor.runs.run import check_plan_and_select_plugins
 
     plan = asked if isinstance(asked, Plan) else Plan.from_json(asked.plan())
-    # all of it before `create`: a refused plan leaves no folder
+    # All checks before `create`: a refused plan leaves no folder.
     selection, policy = check_plan_and_select_plugins(plan, *held_to), held_to[0]
     if policy is not None:
         check_ruled_rows_exist(policy, selection.cell_keys_in_order())
-        # a plug-in may measure what the table of metrics does not know: then only the finished run
-        # can tell
+        # A plug-in may measure metrics that the table lacks: then only the finished run can check
+        # them.
         if not selection.own_methods:
             check_rule_metrics(policy.rules)
     folder = (
@@ -345,13 +346,14 @@ def audit_plan_and_print_result(
     limit: TimeLimit | None = None,
     resume: str = "audit run --resume",
 ) -> None:
-    """Runs the plan into its folder, with reports, and prints the result. shared: models loaded for
-    it before.
+    """Run the plan into its folder, with reports, and print the result.
 
-    remarks: what `audit check` adds to the first screen, which the folder keeps. held_to: the
-    policy and the baseline of the gate that will follow. limit: until when records are asked, the
-    worst first, with a line and the numbers of what there is meanwhile. resume: the command that
-    goes on with a folder.
+    Args:
+        shared: models loaded before.
+        remarks: additions of `audit check` to the first screen, stored in the folder.
+        held_to: the policy and the baseline of the gate that follows.
+        limit: deadline for querying records, the worst first, with intermediate lines and numbers.
+        resume: the command that continues a folder.
     """
     from auditor.records.remarks import write_command_remarks
     from auditor.reports import coverage, files
@@ -369,13 +371,13 @@ def audit_plan_and_print_result(
     ]
     if remarks is not None:
         write_command_remarks(folder.path, remarks)
-    kept = f"finished secrets are kept. Continue with: {' '.join(again)}"
+    hint = f"finished secrets are kept. Continue with: {' '.join(again)}"
 
     def publish(meanwhile: AuditResult) -> None:
-        files.write_result(folder.path, meanwhile)  # pages and plots are for the last one
+        files.write_result(folder.path, meanwhile)  # only the last result gets pages and plots
         console.print_line_to_stderr(coverage.progress_line(meanwhile), 0)
 
-    with console.open_progress_terminal(verbose, kept) as reporter:
+    with console.open_progress_terminal(verbose, hint) as reporter:
         try:
             site = make_site(plan, reporter, shared)
             if limit is not None:
@@ -392,7 +394,7 @@ def audit_plan_and_print_result(
             )
             files.write_run_reports(folder.path, result, reveal)
         except (AuditError, OSError):
-            # not at Ctrl-C: --resume goes on with the folder
+            # Not at Ctrl-C: --resume continues the folder.
             folder.discard_if_empty()
             raise
     print_result_screen(result, folder.path, verbose)
@@ -400,5 +402,5 @@ def audit_plan_and_print_result(
         print_private_text_warning(folder.path)
     if plan.output.submission is not None:
         cell, guesses = write_submission_of_run(Path(plan.output.submission), plan.attacks, folder)
-        what = f"{guesses:,} guesses of {cell}; token ids of private text, readable by you only"
-        typer.echo(f"submission: {plan.output.submission} ({what})")
+        summary = f"{guesses:,} guesses of {cell}; token ids of private text, readable by you only"
+        typer.echo(f"submission: {plan.output.submission} ({summary})")

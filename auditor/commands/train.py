@@ -13,7 +13,7 @@ from auditor.commands import completion, console, options
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingFlags:
-    """The fields of a training that are a flag each."""
+    """The flags of single fields of a training."""
 
     panel: ClassVar[str] = "training"
 
