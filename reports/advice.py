@@ -38,7 +38,7 @@ NO_DETAILS, RUN = SecretDetails(), "RUN"
 
 @dataclass(frozen=True)
 class Advice:
-    """A sentence, and the row of the run it rests on. kind: its subject; command: what to run."""
+    """A sentence, and the row of the run it rests on. kind: its subject; command: to run next."""
 
     kind: str
     said: str
@@ -138,8 +138,7 @@ def _has_document_parts(details: SecretDetails, members: Outcome) -> bool:
     return any(secret.document is not None for secret in details.secrets if secret.id in member_ids)
 
 
-# --- where it sits
-# -----------------------------------------------------------------------------------------------
+# --- concentration of leaks
 
 
 def _leak_concentration_sentences(
@@ -248,8 +247,8 @@ def undefended_row_and_recall_with_copies_left(
 ) -> tuple[Finding, Measurement] | None:
     """Return the undefended row of highest recall, and its recall predicted after removing copies.
 
-    None if nothing is extracted, the attack used parts of documents, or a remaining count was not
-    measured.
+    left: maps a count of copies to the count that remains. None if nothing is extracted, the attack
+    used parts of documents, or a remaining count was not measured.
     """
     known = _strongest_attack_row_with_members(result, details)
     if known is None or _has_document_parts(details, known[1]) or None in known[1].repeats:
@@ -271,8 +270,7 @@ def undefended_row_and_recall_with_copies_left(
         return None
 
 
-# --- what was measured of defenses
-# -----------------------------------------------------------------------------------------------
+# --- measured defenses
 
 
 def _defense_advice(

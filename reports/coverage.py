@@ -152,12 +152,8 @@ def reached_label(result: AuditResult) -> str:
     of_copied = ""
     if copied:
         n_asked, n_copied = sum(s.extracted.n for s in copied), sum(s.population for s in copied)
-        copied_phrase = (
-            f"all {n_copied:,}" if n_asked == n_copied else f"{n_asked:,} of the {n_copied:,}"
-        )
-        of_copied = (
-            f", {copied_phrase} that {'occurs' if n_copied == 1 else 'occur'} more than once"
-        )
+        part = f"all {n_copied:,}" if n_asked == n_copied else f"{n_asked:,} of the {n_copied:,}"
+        of_copied = f", {part} that {'occurs' if n_copied == 1 else 'occur'} more than once"
     return f"{counts.audited:,} of {sum(counts.by_copies.values()):,} records{of_copied}"
 
 

@@ -58,7 +58,7 @@ class EdpbEvidence:
 class EdpbQuestion:
     """A question in our words, its source (`of`) and paragraph; answer: sentences, may be empty.
 
-    limit: scope of the answer. measured_by: measures that would answer it, named as attacks and
+    limit: the scope of an answer. measured_by: measures that would answer it, named as attacks and
     probes declare them. otherwise: the remedy if no method declares them.
     """
 
@@ -84,8 +84,7 @@ class EdpbQuestion:
         )
 
 
-# --- what answers
-# -----------------------------------------------------------------------------------------------
+# --- answers
 
 
 def _targets_without_controls(e: EdpbEvidence) -> list[TargetRecord]:
@@ -337,17 +336,13 @@ def _gate_verdict_sentences(e: EdpbEvidence) -> list[str]:
             (sum(r.verdict == verdict for r in rulings), verdict)
             for verdict in ("failed", "inconclusive", "held")
         )
-        counts_phrase = (
-            ", ".join(f"{n} {verdict}" for n, verdict in counts if n) or "nothing was judged"
-        )
+        text = ", ".join(f"{n} {verdict}" for n, verdict in counts if n) or "nothing was judged"
         if missed := [
             f"{r.cell_title}: {r.metric} {r.missed:.4g}" for r in rulings if r.missed is not None
         ]:
             more = f" (and {len(missed) - _SHOWN} more)" if len(missed) > _SHOWN else ""
-            counts_phrase += (
-                f"; missed at most once in twenty from {'; '.join(missed[:_SHOWN])} on{more}"
-            )
-        sentences.append(f"Gate {gate.decision.verdict}, decided {gate.decided}: {counts_phrase}.")
+            text += f"; missed at most once in twenty from {'; '.join(missed[:_SHOWN])} on{more}"
+        sentences.append(f"Gate {gate.decision.verdict}, decided {gate.decided}: {text}.")
     return sentences
 
 

@@ -47,10 +47,9 @@ def describe_audited_records(result: AuditResult) -> str:
 
 
 def coverage_section(questions: Sequence[tuple[str, str, str]]) -> Section:
-    """Return a table of paragraphs: what this test covers and leaves out, with the reason.
+    """Return a table of paragraphs: the scope of this test, and the omissions with their reason.
 
-    questions: the paragraph, the question, and why it has no measured answer; "" if it has an
-    answer.
+    questions: paragraph, question, and the reason for a missing answer; "" if it has an answer.
     """
     by_paragraph: dict[str, list[tuple[str, str]]] = {}
     for paragraph, question, reason in questions:

@@ -441,8 +441,8 @@ def protection_unit_label(claim: Claim) -> str:
 def single_record_epsilon_phrase(claim: Claim) -> str:
     """Return `for a single record in it, ε 18.9 (replace)`; "" without shards of records or users.
 
-    Adding or removing a record or user replaces its shard (formulas B2.2, F5), and changes no other
-    shard, which holds all its data. Users who share a record share a shard, so a user who joins two
+    Adding or removing a record or user replaces its shard (formulas B2.2, F5), which holds all its
+    data; no other shard changes. Users who share a record share a shard, so a user who joins two
     others may move them.
     """
     replaced = claim.epsilon.get("replace")

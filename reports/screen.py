@@ -114,8 +114,7 @@ def _short_target_title(result: AuditResult, target: str) -> str:
     return cut_to_width(signals.target_title_or_undefended(result, target), _LONGEST)
 
 
-# --- what leaks, and what may have hidden a leak
-# -----------------------------------------------------------------------------------------------
+# --- leaks, and doubts that may hide a leak
 
 
 def _result_screen_entry(result: AuditResult, seen: LeakAssessment, width: int) -> ScreenEntry:

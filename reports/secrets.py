@@ -165,7 +165,7 @@ def _page_token_view_by_target(
     ]
     # Log-probabilities add up to the suffix's; the most likely first, unmeasured secrets last.
     ranked = sorted(ids, key=lambda id: -sum(distributions[0].get(id, (-math.inf,))))
-    shown_ids: set[str] = set()
+    page_ids: set[str] = set()
     for id in ranked:
         # A character a token; 12 more for quotes, comma and the bits.
         text = _page_json_byte_count(_visible_suffix_tokens(texts, id)) if texts else 0
@@ -175,18 +175,13 @@ def _page_token_view_by_target(
             - text
         ) < 0:
             break
-        shown_ids.add(id)
-    listed_ids = [s.id if s.id in shown_ids else "" for s in details.secrets]
+        page_ids.add(id)
+    order = [s.id if s.id in page_ids else "" for s in details.secrets]
     columns = []
-    for target, log_probs in zip(targets, distributions, strict=True):
+    for target, nats in zip(targets, distributions, strict=True):
         # Nats of the tokens add up to the suffix's; over ln 2 they are bits.
-        bits = [
-            round(-sum(log_probs[id]) / math.log(2), 1) if id in log_probs else math.nan
-            for id in listed_ids
-        ]
-        codes = [
-            encode_log_probs_for_page(log_probs[id]) if id in log_probs else "" for id in listed_ids
-        ]
+        bits = [round(-sum(nats[id]) / math.log(2), 1) if id in nats else math.nan for id in order]
+        codes = [encode_log_probs_for_page(nats[id]) if id in nats else "" for id in order]
         columns.append(
             {
                 "target": target.title,
@@ -194,8 +189,8 @@ def _page_token_view_by_target(
                 "bits": list(map(_page_number_in_three_digits, bits)),
             }
         )
-    pieces = [_visible_suffix_tokens(texts, id) for id in listed_ids] if texts else []
-    return {"tokens": columns, "texts": pieces}, len(shown_ids), len(ids)
+    pieces = [_visible_suffix_tokens(texts, id) for id in order] if texts else []
+    return {"tokens": columns, "texts": pieces}, len(page_ids), len(ids)
 
 
 def _visible_suffix_tokens(texts: Mapping[str, SecretText], id: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Grade the severity of a target's signals: a word, its reason, and the rule behind the word.
+"""Grade the severity of a target's signals: a word, its reason, and the rule of the word.
 
 A function of the signals only (`conclusions.signals`). It states the possible extraction; a number
 with an interval next to it states the amount. No share is small enough to call low: an AI model is

@@ -50,7 +50,7 @@ NOTE = (
 def describe_signal_number(signal: LeakSignal) -> str:
     """Return `166/320 (52% [46–57]) extracted verbatim` or `membership AUC 0.642 [0.577–0.704]`."""
     m = signal.measured
-    assert m is not None  # whoever asks has seen that it was tested
+    assert m is not None  # callers pass tested signals only
     if is_decided_by_excess(signal):
         # Drop its interval: the deciding interval is next to the baseline.
         m = replace(m, low=math.nan, high=math.nan)

@@ -101,12 +101,8 @@ def _expected_further_records_table(result: AuditResult, shown: list[Finding]) -
 
 
 def _value_with_note_text(finding: Finding, name: str) -> str:
-    measurement = finding.measurement(name)
-    return (
-        f"{phrases.format_value(measurement)} {measurement.note}"
-        if measurement
-        else phrases.NOTHING
-    )
+    m = finding.measurement(name)
+    return f"{phrases.format_value(m)} {m.note}" if m else phrases.NOTHING
 
 
 def _ranking_precision_tables(result: AuditResult, shown: list[Finding]) -> Iterator[Block]:

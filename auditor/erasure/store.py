@@ -180,7 +180,7 @@ def find_store_kind(given: str) -> tuple[type[Store], Path]:
 
 
 def copy_store(path: Path, scratch: Path) -> Path:
-    """Copy a store and return the path of the copy; copy all files with the prefix of a file.
+    """Copy a store, for a file also those with its name as prefix; return the path of the copy.
 
     Raise AuditError for an empty store, a store locked by a process, or a store written meanwhile.
     """
