@@ -116,7 +116,7 @@ def apply_global_flags(
 
 def main() -> None:
     """Run the console script, with exit codes instead of tracebacks for users' errors."""
-    # as Ctrl-C: unfinished files are removed, finished files stay
+    # As Ctrl-C: unfinished files are removed, finished files stay.
     for ending in (
         signal.SIGTERM,
         signal.SIGHUP,

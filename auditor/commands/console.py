@@ -173,7 +173,7 @@ class Terminal:
             stderr_console().print(
                 _lead_and_escaped_terminal_text(f"{time.perf_counter() - start:7.1f} s  ", name)
             )
-        # after the first stage: a refusal is only one sentence
+        # After the first stage: a refusal is only one sentence.
         if self._verbose and not self._said_threads:
             import torch
 

@@ -20,10 +20,9 @@ from platformdirs import user_cache_path
 
 from auditor.core.errors import AuditError
 
-# Windows, which cannot tell whether the process that created a folder still runs
 try:
     import fcntl
-except ImportError:
+except ImportError:  # Windows cannot tell whether the process that created a folder still runs
     fcntl = None  # type: ignore[assignment]
 
 _BEFORE, _BEHIND = ".audit-", ".tmp"  # names of unfinished files
@@ -57,7 +56,7 @@ def atomic_replacement_file(path: Path, *, sync: bool = False) -> Iterator[Path]
             fsync(scratch)
         os.replace(scratch, path)
         if sync:
-            # the folder contains the new name: a power cut could undo the rename
+            # The folder contains the new name: a power cut could undo the rename.
             fsync(path.parent)
     except OSError as error:
         raise unwritable_path_error(path, error) from error

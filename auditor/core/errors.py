@@ -126,12 +126,11 @@ def error_and_its_causes(error: BaseException) -> list[BaseException]:
 @contextmanager
 def wrap_library_errors(failed: str) -> Iterator[None]:
     """Turn any library error in the block into an AuditError: a sentence starting with `failed`."""
-    # libraries raise dozens of classes: files, formats, configurations, devices
     try:
         yield
     except (AuditError, NotApplicable):
         raise
-    except Exception as error:
+    except Exception as error:  # libraries raise dozens of classes
         raise AuditError(f"{failed}: {_first_sentence_of_error(error)}") from error
 
 

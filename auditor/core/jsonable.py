@@ -143,7 +143,7 @@ def _validation_error_sentence(
     if error["type"] == "missing":
         return f"{parent}: missing field {last!r}"
     if error["type"] == "unexpected_keyword_argument":
-        # that name belongs to another record
+        # That name belongs to another record.
         other_fields = [name for name in fields if name != last]
         near = difflib.get_close_matches(str(last), other_fields, n=1, cutoff=0.5)
         label = "(it may be private)" if private else repr(last)

@@ -55,7 +55,7 @@ def locked_folder(folder: Path, mark: str) -> Iterator[None]:
     """
     is_new = not folder.exists()
     try:
-        # trained models and results reveal the records
+        # Trained models and results reveal the records.
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise disk.unwritable_path_error(folder, error) from error
@@ -64,7 +64,7 @@ def locked_folder(folder: Path, mark: str) -> Iterator[None]:
             yield
         finally:
             if not (folder / mark).exists():
-                # while the lock is held: afterwards the file may be the lock of another process
+                # While the lock is held: afterwards the file may be the lock of another process.
                 (folder / LOCK).unlink(missing_ok=True)
                 if is_new:
                     with suppress(OSError):  # other processes may have written files there

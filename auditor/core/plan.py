@@ -189,8 +189,8 @@ class Plan:
 
     def values_by_field_name(self) -> dict[str, Any]:
         return {
-            name: getattr(getattr(self, plan_field.part) if plan_field.part else self, name)
-            for name, plan_field in FIELDS.items()
+            name: getattr(getattr(self, described.part) if described.part else self, name)
+            for name, described in FIELDS.items()
         }
 
     def non_default_field_names(self, rules: FieldRule) -> list[str]:
@@ -278,8 +278,8 @@ def plan_field_names_with_rule(rules: FieldRule) -> tuple[str, ...]:
     """Return the fields under any of these rules, in order."""
     return tuple(
         name
-        for name, plan_field in FIELDS.items()
-        if plan_field.said.rules and plan_field.said.rules & rules
+        for name, described in FIELDS.items()
+        if described.said.rules and described.said.rules & rules
     )
 
 

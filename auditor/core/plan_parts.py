@@ -174,7 +174,7 @@ class LoadingOptions:
         """Raise AuditError for a credential in --model-arg, and for --device with --device-map."""
         for name in self.model_args:
             plain = name.lower().replace("-", "_")
-            # the error does not quote the value
+            # The error does not quote the value.
             if _CREDENTIAL.search(plain) and not _OF_TEXT.match(plain):
                 raise AuditError(
                     "expected no credential in --model-arg, where records and reports would show "

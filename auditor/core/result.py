@@ -44,7 +44,7 @@ class Audited:
     guesses: int  # the most confident canaries: the number that proves most
     right: int
     best: float  # the proof of all-correct guesses by the same rule
-    # number of correct guesses for each tested number of guesses
+    # Number of correct guesses for each tested number of guesses.
     rights: tuple[int, ...] = ()
     # Sampling rate and steps of the shape that "shape" assumes, and for which its power is known.
     sampling: tuple[float, int] | None = None
@@ -143,7 +143,7 @@ class Finding:
     curve: tuple[tuple[int, float], ...] = ()  # (wrong guesses allowed, recall)
     not_applicable: str = ""
     notes: tuple[str, ...] = ()
-    # observed violations of the claim, a sentence each
+    # Observed violations of the claim, a sentence each.
     violations: tuple[str, ...] = ()
     seconds: float = 0.0
     drawn: int = 0
@@ -152,7 +152,7 @@ class Finding:
     rows: int = 0  # rows run through the target, shared passes included: makes methods comparable
     # Causes of a defended row's effect, if its control rows were measured.
     chain: Chain | None = None
-    # of a row that bounds epsilon; the (epsilon, delta) bound first
+    # Of a row that bounds epsilon; the (epsilon, delta) bound first.
     audits: tuple[Audited, ...] = ()
     strata: tuple[Stratum, ...] = ()  # most copies first; empty: the data are not counted by copies
     # Number of membership scores, in all rows, of which `membership_auc` is the strongest; 0: older
@@ -315,14 +315,14 @@ class BenchmarkRecord:
     digest: str = ""
     # Members whose suffix is nearly a known pair's; None: not counted.
     near_duplicates: int | None = None
-    # number of canaries, by insertions; "0": controls
+    # Number of canaries, by insertions; "0": controls.
     canaries: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     kinds: dict[str, KindCount] = field(default_factory=dict)  # of personal data
     doubts: tuple[Doubt, ...] = ()  # about the data, and so about every row
     # Rendering of conversations: template, day and digest; "": no conversations.
     text_form: str = ""
-    # columns of texts or turns in the data without a secret
+    # Columns of texts or turns in the data without a secret.
     unread_columns: tuple[str, ...] = ()
     # Of "members" and "nonmembers"; empty: not counted.
     records: dict[str, RecordCounts] = field(default_factory=dict)
@@ -423,7 +423,7 @@ class AuditResult:
     base: str = ""
     # A phrase on the tokens before every text, and why; "": an older record, without such tokens.
     prefix_token: str = ""
-    # by measure of leakage; empty if fewer than two defenses were measured
+    # By measure of leakage; empty if fewer than two defenses were measured.
     frontiers: tuple[Frontier, ...] = ()
     unlearning: tuple[Unlearning, ...] = ()
     # The declared measure of each attack and probe.

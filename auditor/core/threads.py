@@ -31,7 +31,7 @@ _LOOKS, _BETWEEN = (
     7,
     0.01,
 )
-# a training step of the lab: 45 ms with this value, 42 always spinning, 62 sleeping at once
+# A training step of the lab: 45 ms with this value, 42 always spinning, 62 sleeping at once.
 _SPINS = "10000"
 
 

@@ -47,13 +47,11 @@ class HiddenStateCache:
     def __init__(self, body: Any, head: Any, logits: Logits) -> None:
         self._body, self._head, self._logits = body, head, logits
         self._held: dict[bytes, Tensor] = {}
-        self._begun: dict[
-            bytes, tuple[Tensor, list[SlotLayer], int]
-        ] = {}  # by prefix: last state, layers, its slot in them
+        # By prefix: last state, layers, its slot in them.
+        self._begun: dict[bytes, tuple[Tensor, list[SlotLayer], int]] = {}
         self._bytes = 0
-        self._recent: dict[
-            bytes, Tensor
-        ] = {}  # logits of the last positions of texts that several callers query in turn
+        # Logits of the last positions of texts that several callers query in turn.
+        self._recent: dict[bytes, Tensor] = {}
         # Whether body and head are the whole model; None until it is measured.
         self._right: bool | None = None if head is not None else False
 

@@ -45,7 +45,7 @@ Forward = Callable[[Tensor, int, Cache | NativeCache | None], Tensor]
 # the order in which the self-check tries them.
 Served = Literal["slots", "cache", "recompute"]
 
-# parameter names of the cache in model families
+# Parameter names of the cache in model families.
 _CACHE_NAMES = ("past_key_values", "cache_params", "state")
 
 
@@ -199,7 +199,7 @@ class SlotRows(HuggingFaceRows):
         """
         parts = [self]
         for rows in others:
-            # all rows belong to one model, which serves them in one way
+            # All rows belong to one model, which serves them in one way.
             assert isinstance(rows, SlotRows)
             parts.append(rows)
         filled = [rows.layers[0].filled for rows in parts]

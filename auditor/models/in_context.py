@@ -69,9 +69,8 @@ class InContextEnsemble(Ensemble):
 
     def __init__(self, public: LanguageModel, batches: InContextRecordBatches) -> None:
         room = public.max_positions
-        if (
-            room is not None and batches.longest_record_token_count + 2 > room
-        ):  # a token of the text, and the token after it
+        # A token of the text, and the token after it.
+        if room is not None and batches.longest_record_token_count + 2 > room:
             raise AuditError(
                 f"expected records that leave room behind them in the {room} positions of "
                 f"{public.name}, got one of {batches.longest_record_token_count} tokens"
@@ -123,9 +122,8 @@ class _RecordPrefixedRows(Rows):
         self.width, self.count = 1 + held.size, len(prefixes)
         parts = list(range(self.width)) * self.count
         # Only the prefix selects the batch: tokens drawn after it do not change the batch.
-        self.groups: list[
-            tuple[Rows, Tensor]
-        ] = []  # with the (row, part) index of each row, counted row by row
+        # With the (row, part) index of each row, counted row by row.
+        self.groups: list[tuple[Rows, Tensor]] = []
         for indices, model_input in held._prepend_records_by_length(
             prefixes.repeat_interleave(self.width, 0), parts
         ):

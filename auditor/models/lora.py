@@ -122,7 +122,7 @@ class _CachedMemberRows(EnsembleMemberRows):
         self.root = torch.arange(rows, device=prefixes.device)  # the prefix of each row
         # Slot of each (row, part); -1: none.
         self.slot = torch.full((rows, 1 + ensemble.size), -1, device=prefixes.device)
-        # number of positions of the slot that belong to the row
+        # Number of positions of the slot that belong to the row.
         self.depth = torch.zeros_like(self.slot)
         self.users = self.slot.new_zeros(0)  # (slots,) number of pairs that use the slot
 
@@ -287,9 +287,8 @@ def _merge_lora_updates_within_memory(layers: Sequence[MixedLora]) -> None:
     A merged layer needs one product instead of three.
     """
     bases = [layer.base for layer in layers]
-    if not all(
-        type(base) in (nn.Linear, Conv1D) for base in bases
-    ):  # other modules may have more than weight and bias
+    # Other modules may have more than weight and bias.
+    if not all(type(base) in (nn.Linear, Conv1D) for base in bases):
         return
     weights = [base.get_parameter("weight") for base in bases]
     same_dtype = all(

@@ -87,9 +87,8 @@ class HuggingFaceMaskedModel(MaskedModel):
     def log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
         contexts, positions = contexts.to(self.device), positions.to(self.device)
         model_inputs = {"input_ids": contexts.scatter(1, positions, self.mask)}
-        if (
-            self._takes_mask
-        ):  # without it XLM treats a padding token inside a text as the end of the text
+        # Without it XLM treats a padding token inside a text as the end of the text.
+        if self._takes_mask:
             model_inputs["attention_mask"] = torch.ones_like(contexts)
         logits = self.model(**model_inputs).logits
         indices = positions.unsqueeze(-1).expand(-1, -1, logits.shape[-1])

@@ -75,7 +75,7 @@ _OURS = (
     "revision",
     "trust_remote_code",
 )
-# device maps of transformers and accelerate
+# Device maps of transformers and accelerate.
 _MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
@@ -131,7 +131,7 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
         **_parse_device_map_flag(options),
     }
     if getattr(config, "quantization_config", None) or "quantization_config" in pretrained_args:
-        # quantised weights are created on their final device
+        # Quantised weights are created on their final device.
         pretrained_args.setdefault("device_map", {"": device})
     pretrained_args = {
         **pretrained_args,
@@ -207,7 +207,7 @@ def options_with_auto_dtype_resolved(name: str, options: LoadingOptions) -> Load
     """Return the loading options of a whole model with `auto` resolved."""
     if options.dtype != AUTO:
         return options
-    # first, so that a missing accelerator is rejected
+    # First, so that a missing accelerator is rejected.
     device = resolve_model_device(options.device)
     return replace(
         options,

@@ -34,9 +34,8 @@ class WrappingModel(LanguageModel):
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
-        for name in (
-            _SAME
-        ):  # copied once: later changes of the wrapped model, such as its notes, do not appear here
+        # Copied once: later changes of the wrapped model, such as its notes, do not appear here.
+        for name in _SAME:
             setattr(self, name, getattr(model, name))
 
     embedding_rows = _make_forwarding_method("embedding_rows")

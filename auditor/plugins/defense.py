@@ -27,9 +27,9 @@ class Scenario:
     trained: TrainedModel | None = None
     # An adapter on all the ensemble's records, by its members' recipe.
     whole: LanguageModel | None = None
-    # the texts before its answers, and the private records that begin with them
+    # The texts before its answers, and the private records that begin with them.
     prompts: tuple[Prompt, ...] = ()
-    # the target's training records known to the audit, without repeats
+    # The target's training records known to the audit, without repeats.
     corpus: Sequence[Tokens] = ()
     beside: LanguageModel | None = None  # shown next to a model that was to forget
 

@@ -51,9 +51,9 @@ class TrainingJob:
     progress: Callable[[str, int, int], None]  # (what, done, of how many)
     # The dtype of torch's autocast for matrix products, if a trainer permits it.
     half: torch.dtype | None = None
-    # not for training: a trainer may choose its model by these
+    # Not for training: a trainer may choose its model by these.
     heldout: tuple[TrainingRecord, ...] = ()
-    # the records that the base has learnt and is to forget
+    # The records that the base has learnt and is to forget.
     forget: tuple[TrainingRecord, ...] = ()
 
 

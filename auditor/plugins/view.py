@@ -346,7 +346,7 @@ class View:
             # The public model answers draws past the budget: a subset of size zero, whatever its
             # draw.
             paid = self.allowance[(name, query.id)]
-            # a contiguous array gives a view, so `noise` itself changes
+            # A contiguous array gives a view, so `noise` itself changes.
             noise.reshape(-1, CHANNELS)[paid:, 1] = -1.0
         return noise
 

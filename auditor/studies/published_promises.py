@@ -442,7 +442,7 @@ def check_published_uniform_mixing_claim(
     )
     for tokens in query.setting.get("tokens", ()):
         claimed = uniform_mixing_epsilon(defense.weight, public.vocab_size, tokens)
-        # delta 0: the promise is pure
+        # Delta 0: the promise is pure.
         exact = _exact_epsilon_at_published_query(query, served, other, tokens, 0.0)
         yield PromiseCheck(
             query.name, query.setting_label, "any two models", exact, claimed, count=tokens
@@ -540,7 +540,7 @@ def published_promise_section(claim: PublishedPromise, found: Sequence[PromiseCh
             *tables.row_table_markdown_lines(published_promise_table(claim, controls)),
             "",
         ]
-    # once for each name, regardless of settings
+    # Once for each name, regardless of settings.
     queries = {query.name: query for query in claim.queries}.values()
     lines += [f"*The queries:* {' '.join(map(_published_query_sentence, queries))}", ""]
     # A list of sentences: join would split a single text into its letters.

@@ -82,7 +82,7 @@ def run_sweep_points(
             engine.stream_long_results(_SweepPointsOnEngine(), waiting), 1
         ):
             if failure:
-                # written immediately: an interrupted sweep still has the reason
+                # Written immediately: an interrupted sweep still has the reason.
                 failures[name] = failure
                 _write_sweep_file(folder, points, failures, command)
             if engine.workers:  # workers show no progress themselves
@@ -109,7 +109,7 @@ class _PointRunner:
 
 @dataclass(frozen=True)
 class _WorkerPointRunner:
-    """Creates a `_PointRunner` on a worker, which alone writes the folders of its points."""
+    """Creates a `_PointRunner` on a worker, the only writer of its points."""
 
     there: WorkerStart = field(default_factory=WorkerStart)
 
@@ -432,7 +432,7 @@ def _sweep_table_rows(
     held: Sequence[Place], columns: Mapping[str, str]
 ) -> Iterator[_SweepTableRow]:
     nothing = (None,) * (len(columns) + 1)
-    # by setting: differences compare only equal access and decoding
+    # By setting: differences compare only equal access and decoding.
     first: dict[str, Replicates] = {}
     for place in held:
         if not place.cells:
