@@ -57,8 +57,7 @@ CONTROL_LEVEL = 0.01
 
 @dataclass(frozen=True)
 class Identifiers(Probe):
-    """Rank of each piece of personal data among fresh values of its format; exact p-values, no
-    non-members.
+    """Rank each personal value among fresh values of its format; exact p-values.
 
     Cards, IBANs, national and telephone numbers, e-mail addresses, dates of birth; of what the data
     mark, hashes, numbers and the `formats` described, as order=ORD-{digits:8};pin={digits:4}.

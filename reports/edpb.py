@@ -19,7 +19,7 @@ from pathlib import Path
 
 from auditor.conclusions.claims import weigh_claim_against_audits
 from auditor.conclusions.leak_kinds import bonferroni_widened_leak_measurement
-from auditor.conclusions.leak_readings import MEMBERSHIP, PERSONAL
+from auditor.conclusions.leak_readings import MEMBERSHIP, PERSONAL, RANKED
 from auditor.conclusions.signals import NOT_TESTED, LeakAssessment, assess_signals
 from auditor.core.counts import counted
 from auditor.core.errors import AuditError
@@ -180,6 +180,7 @@ def _membership_sentences(e: EdpbEvidence) -> list[str]:
     groups = [s for s in assess_signals(e.result).signals if s.kind is MEMBERSHIP and s.count]
     return [
         *_make_highest_value_answer(auc_name(""), name_tpr_metric("", FALSE_POSITIVES[0]))(e),
+        *_make_highest_value_answer(RANKED)(e),
         *(
             f"{phrases.target_title(e.result, s.target)}: {signals.describe_signal_number(s)}."
             for s in groups
