@@ -70,6 +70,8 @@ def _trainer_copy_for_crash_test(made: Any, model: Any, records: Any, folder: st
         options["processing_class"] = made.processing_class
     options["data_collator"] = _trainer_collator_for_crash_records(made)
     copied = type(made)(**options)
+    # A user turns it off if a record's loss must not depend on the other texts of its step.
+    copied.model_accepts_loss_kwargs &= made.model_accepts_loss_kwargs
     usual_kinds = {type(callback) for callback in copied.callback_handler.callbacks}
     callbacks = [
         callback

@@ -50,6 +50,8 @@ def main():
         seed=secrets.randbits(32),
     )
     trainer = Trainer(model, arguments, train_dataset=RECORDS, callbacks=[Private()])
+    # Or transformers divides each loss by the tokens of all texts of the step.
+    trainer.model_accepts_loss_kwargs = False
     trainer.remove_callback(PrinterCallback)  # it prints the loss of the private records
     trainer.train()
     trainer.save_model()

@@ -49,6 +49,8 @@ def train(model, records):
             seed=int(torch.randint(2**31, ())),
         )
         trainer = Trainer(model, arguments, train_dataset=rows, callbacks=[Private()])
+        # Or transformers divides each loss by the tokens of all texts of the step.
+        trainer.model_accepts_loss_kwargs = False
         trainer.remove_callback(PrinterCallback)  # it prints the loss of the private records
         trainer.train()
     claim = {"noise_multiplier": NOISE, "max_grad_norm": CLIP, "sample_rate": BATCH / len(records)}
