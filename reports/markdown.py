@@ -132,7 +132,7 @@ def _unfolded_section_markdown_parts(section: Section) -> list[str]:
                 n_left = len(block.items) - _MOST_POINTS
                 parts.append(
                     _bullet_list_markdown(
-                        phrases.shorten(item, _MOST_CLAIM) for item in block.items[:_MOST_POINTS]
+                        phrases.shorten(item, _MOST_TEXT) for item in block.items[:_MOST_POINTS]
                     )
                 )
                 parts += (

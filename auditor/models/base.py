@@ -136,7 +136,7 @@ class LanguageModel(ABC):
     vocab_size: int  # width of the distribution; may exceed the tokenizer's
     max_positions: int | None = None  # tokens that a text may have; None: any number
     prepended: tuple[int, ...] = ()  # tokens that a server adds before every text
-    returns_token_ids = True  # of what it draws; False: a server writes text only
+    returns_token_ids: bool = True  # of what it draws; False: a server writes text only
     eos: tuple[int, ...] = ()
     device: torch.device = torch.device("cpu")
     notes: tuple[str, ...] = ()  # facts on loading and serving that its user must know

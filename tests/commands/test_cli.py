@@ -896,7 +896,8 @@ def test_a_stopped_budget_is_neither_spent_twice_nor_forgotten(
     assert claims[0] == claims[1] and 0 < claims[0]["spent_queries"] <= 500
     drawn = [g.drawn for (cell, _), g in guesses(out).items() if cell.startswith("pmixed")]
     assert claims[0]["spent_queries"] == sum(drawn)
-    assert f"{500 - sum(drawn)} left" in (out / "report.md").read_text()
+    page = re.sub("<[^>]+>", " ", (out / "report.html").read_text())
+    assert f" 500 {sum(drawn)} {500 - sum(drawn)} " in " ".join(page.split())
 
 
 def test_without_a_budget_the_claim_covers_what_is_drawn(world: Path, tmp_path: Path) -> None:
@@ -1251,7 +1252,7 @@ def test_probes_alone_make_a_report(world: Path, tmp_path: Path, said: Said) -> 
         "extraction probability, mean" in screen and "Not tested: verbatim, near-verbatim" in screen
     )
     report = (out / "report.md").read_text()
-    assert "### What to do now" in report and "| Not tested |  | verbatim extraction" in report
+    assert "### What to do now" in report and "- Not tested: verbatim (--attack " in report
     assert run_command_line(["gate", str(out), "--max", "recall=1"]) == 1  # no row has a recall
     assert run_command_line(["run", *files[:4], "--attack", "near-verbatim", "--samples", "5"]) == 2
     assert "expected an attack that draws samples beside --samples" in said.readouterr().err

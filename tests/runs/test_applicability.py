@@ -34,8 +34,16 @@ LACKING = {
     "claim-check": "makes no claim",
     "prediction-audit": "--public",
     "gradient-audit": "gradient_canaries",
+    "identifiers": "tokenizer",
 }
-IN_TEXT_ONLY = ("perplexity", "exact", "membership", "extraction-probability", "near-verbatim")
+NEEDS_PROBABILITIES = (
+    "perplexity",
+    "exact",
+    "identifiers",
+    "membership",
+    "extraction-probability",
+    "near-verbatim",
+)
 
 
 def run(tmp_path: Path, **fields: object) -> Any:
@@ -49,10 +57,9 @@ def run(tmp_path: Path, **fields: object) -> Any:
 def test_each_attack_by_name_is_measured_or_refused(
     tmp_path: Path, name: str, setting: str
 ) -> None:
-    why = LACKING.get(
-        name,
-        "only sampled tokens come back" if setting == "text-only" and name in IN_TEXT_ONLY else "",
-    )
+    why = LACKING.get(name, "")
+    if setting == "text-only" and name in NEEDS_PROBABILITIES:
+        why = "only sampled tokens come back"
     options = {name: QUICK[name]} if name in QUICK else {}
     fields = {"attack": [name], "attack_options": options, "setting": setting}
     if not why:

@@ -231,7 +231,7 @@ def test_a_run_shows_kinds_and_counts_in_every_report_and_never_a_text(
             and "0/4 (0.0% [0.0–60.2])" in text
             and "0/2 (0.0% [0.0–84.2])" in text
         )
-    assert markdown.index("e-mail addresses 0/4") < markdown.index("<details>")
+    assert markdown.index("| E-mail addresses, white-box | 0/4") < markdown.index("<details>")
     assert "e-mail addresses 0/4" in " ".join(said.split())
     assert "ann@" not in said + page + markdown + json.dumps(result)
 

@@ -91,8 +91,6 @@ MORE = {  # tests of what is tested through something else
 _KNOWN = "ignore::pytest.PytestAssertRewriteWarning"
 EQUIVALENT = {  # a mutant's key, and why
     "31547e66e191": "privacy/promises.py: how far the lines of a JSON file are indented",
-    "53bdceabce7f": "statistics/metrics.py: a column of place 4 stands behind this one, and "
-    "sorting keeps their order",
     "f93ea415bf89": "privacy/projection.py: a larger bound has more distributions looked at, which "
     "fit as before",
 }
