@@ -256,36 +256,55 @@ def metrics() -> str:
 _FILES = """# Files of a run
 
 {printed}
-What lies in a run folder. All of it is readable by its owner only; **private** marks what holds text or tokens of the
-data. `--resume` reads what was appended while the run went on, everything else reads what was written at its end.
+The files of a run folder. Only their owner can read them; **private** marks files with text or tokens of the data.
+`--resume` reads the files that grow during the run; all other commands read the files written at its end.
 
+"""  # noqa: E501
+_TABLE_OF_SECRETS = """
+## `secrets.parquet`
+
+The columns are `kind`, `target`, `setting`, `attack`, `secret` (its id; in Python its alias), `member`, `repeats`, `quantity`, `token`, `value`.
+
+| kind | a row is | quantities |
+| --- | --- | --- |
+| `measured` | a secret in a configuration | of an attack `hit`, `any_hit`, `distance` (token edits), `tolerance`, `score` (`probability` if it is one), `rank`, `lead`, `recall(kind=…)`; of a probe the values whose means are its measurements |
+| `observed` | an observation of a probe | `log_p`, `null_p`, `exposure_bits`, … (nats, bits) |
+| `tokens` | a token of a true suffix, under a target | `log_prob`, in nats |
+| `heldout` | a held-out text, under a target | `tokens`, and the summed nll behind each `perplexity` |
+| `records` | a training record extracted without a prompt | `generations`, `longest`; `record`: the record that holds a secret; `trained`: the number of training records |
 """  # noqa: E501
 _RUN = "`audit run`"
 PRIVATE = (journal.GUESSES, private_texts.TEXTS, "state/")
 FILES = {  # name -> by whom, what it holds
     attacked_secrets.PLAN: (_RUN, "the plan, flat, as `--resume` reads it: [fields](plan.md)"),
-    journal.GUESSES: (_RUN, "guesses, a line each, appended as secrets are finished"),
-    journal.OBSERVATIONS: (_RUN, "what probes measured of each secret, appended likewise"),
+    journal.GUESSES: (_RUN, "guesses, one a line, appended as secrets finish"),
+    journal.OBSERVATIONS: (
+        _RUN,
+        "the observations of probes, one a line, appended as secrets finish",
+    ),
     journal.TOKENS: (_RUN, "log-probabilities of the tokens of each secret"),
     private_texts.TEXTS: (_RUN, "secrets and first guesses as text, for `--reveal`"),
-    "state/": (_RUN, "what attacks were fitted to, as tuned prompts"),
+    "state/": (_RUN, "the fitted state of attacks, such as tuned prompts"),
     attacked_secrets.SECRETS: (
         _RUN,
         "the attacked secrets by salted digest: member or not, copies, kinds",
     ),
-    "secrets.sha256": (_RUN, "which secrets these are: a resume attacks no others"),
-    "until.sha256": ("`audit run --until`", "by which rules it stops: a resume goes by no others"),
+    "secrets.sha256": (_RUN, "digest of the secrets: a resume attacks the same ones"),
+    "until.sha256": (
+        "`audit run --until`",
+        "digest of its stopping rules: a resume uses the same ones",
+    ),
     "weights.json": (_RUN, "SHA-256 of the files of the models"),
-    "prefix_token.json": (_RUN, "the prefix token, and why this one"),
-    "text_form.json": (_RUN, "the text form of conversations, and why this one"),
-    "facts.json": (_RUN, "what a probe found of a whole configuration"),
+    "prefix_token.json": (_RUN, "the prefix token and the reason for it"),
+    "text_form.json": (_RUN, "the text form of conversations and the reason for it"),
+    "facts.json": (_RUN, "the results of a probe for a whole configuration"),
     result_file.RESULT: (
         _RUN,
-        "the result: measurements with intervals; its form is that of `audit list --schema`",
+        "the result: measurements with intervals ([schema](commands.md): `audit list --schema`)",
     ),
     table.TABLE: (
         _RUN,
-        "every quantity of every secret, by digest: what gates and comparisons work on",
+        "every quantity of every secret, by digest: the input of gates and comparisons",
     ),
     manifest.MANIFEST: (_RUN, "SHA-256 of every record, which a gate checks"),
     manifest.PRIVATE: (_RUN, "SHA-256 of the private records"),
@@ -294,8 +313,11 @@ FILES = {  # name -> by whom, what it holds
     files.MARKDOWN: (_RUN, "the report for a pull request"),
     "gate.md": ("`audit run --gate`", "the decision, for a pull request"),
     "gate.xml": ("`audit run --gate`", "the decision as JUnit XML"),
-    decision_log.DECISIONS: ("`audit gate`", "what was decided, a line each"),
-    decision_log.LAST: ("`audit gate`", "SHA-256 of the last line, so that a cut is seen"),
+    decision_log.DECISIONS: ("`audit gate`", "decisions, one a line"),
+    decision_log.LAST: (
+        "`audit gate`",
+        "SHA-256 of the last line, so that a removed line is noticed",
+    ),
     manifest.ATTESTATION: ("`audit attest`", "the signed statement"),
     "edpb.md": ("`audit report --format edpb`", "answers to a data protection officer's questions"),
     "edpb.html": ("`audit report --format edpb`", "the same as a page"),
@@ -307,8 +329,10 @@ def files_of_a_run() -> str:
         [_code(name), "**private**" if name in PRIVATE else "", by, told]
         for name, (by, told) in FILES.items()
     ]
-    return _FILES.format(printed=_PRINTED) + _table(
-        ("file", "", "written by", "what it holds"), rows
+    return (
+        _FILES.format(printed=_PRINTED)
+        + _table(("file", "", "written by", "content"), rows)
+        + _TABLE_OF_SECRETS
     )
 
 
