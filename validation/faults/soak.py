@@ -1,7 +1,7 @@
 """One audit of many secrets: does its memory stay flat, and does its time grow with the secrets and
 no faster?
 
-    python -m validation.faults.soak [--secrets 20000] [-o docs/evidence/soak.svg]  (some 5 minutes)
+    python -m validation.faults.soak [--secrets 20000]  (some 5 minutes)
 
 A tiny model, two attacks that share their samples and a probe, so that what grows with the secrets
 is not hidden by weights. The resident memory of the process and the lines of its journals are read
@@ -20,13 +20,11 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from tests.conftest import save_tiny
-from validation.harness import run, save_svg, write_rows
+from validation.harness import run, write_rows
 
 _EVERY = 0.5  # seconds
 _FLAT, _LINEAR = 0.10, 1.25
@@ -149,36 +147,9 @@ def soak(folder: Path, secrets: int) -> Soak:
     return Soak(secrets, tuple(samples))
 
 
-def drawn(found: Soak) -> Figure:
-    figure = Figure(figsize=(8, 6), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True)
-    at, memory = [s.busy for s in found.samples], [s.memory for s in found.samples]
-    above.plot(at, memory, color="#1b5e8c", linewidth=1.2)
-    above.axhspan(
-        found.middle * (1 - _FLAT), found.middle * (1 + _FLAT), color="#1b5e8c", alpha=0.12
-    )
-    above.axvline(found.warm[0].busy, color="#888888", linestyle=":", linewidth=1)
-    above.set(ylabel="resident memory, MiB", ylim=(0, 1.25 * max(memory)))
-    above.set_title(
-        f"{found.secrets:,} secrets: {found.middle:.0f} MiB ±{found.off:.1%} after the warm-up",
-        fontsize=10,
-    )
-    for i, name in enumerate(_CELLS):
-        own = found.under_way(i)
-        below.plot([s.busy for s in own], [s.finished[i] for s in own], label=name)
-    below.set(xlabel="processor time, s", ylabel="finished secrets")
-    below.legend(frameon=False, fontsize=9)
-    return figure
-
-
-def main(
-    secrets: int = 20_000,
-    out: Annotated[Path | None, "an SVG of memory and finished secrets over time"] = None,
-) -> int:
+def main(secrets: int = 20_000) -> int:
     with tempfile.TemporaryDirectory() as folder:
         found = soak(Path(folder), secrets)
-    if out:
-        save_svg(drawn(found), out)
     print(found.told())
     return int(not found.held)
 

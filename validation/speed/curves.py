@@ -2,7 +2,6 @@
 grown at a time.
 
     python -m validation.speed.curves [--only secrets ...] [--most N] [--repeats 3] [-o FILE]
-    [--picture FILE]
 
 Models of one layer and width 16 with random weights, real ones of transformers: what grows with a
 size is the same as of a large one, and the forwards take little. An audit is what `audit run` does,
@@ -23,7 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -324,34 +323,11 @@ def medians(costs: Sequence[AuditCost], number: Callable[[AuditCost], float]) ->
     }
 
 
-def draw(found: Mapping[str, Sequence[AuditCost]], path: Path) -> None:
-    """Seconds and memory by size, a line a knob, both logarithmic."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for (name, costs), marker in zip(found.items(), "osD^v*P", strict=False):
-        seconds, held = (
-            medians(costs, lambda cost: cost.seconds),
-            medians(costs, lambda cost: cost.memory / 1e6),
-        )
-        style = {"marker": marker, "markersize": 4, "linewidth": 1.2}
-        left.plot(list(seconds), list(seconds.values()), label=KNOBS[name].words, **style)
-        right.plot(list(held), list(held.values()), **style)
-    for axes, title in ((left, "processor time, s"), (right, "memory grew by, MB")):
-        axes.set(xscale="log", yscale="log", xlabel="size", title=title)
-        axes.grid(alpha=0.3)
-    figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90, metadata={"Software": None})
-
-
 def main(
     only: Annotated[tuple[str, ...], tuple(KNOBS)] = tuple(KNOBS),
     most: Annotated[int, "the largest size of any; 0: all"] = 0,
     repeats: int = 3,
     out: Path | None = None,
-    picture: Path | None = None,
 ) -> None:
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -364,7 +340,6 @@ def main(
             )
     speed = "seconds", "exponent", "of the last step", "fixed", "parts of the last"
     page.head("what grows", "sizes", *speed, "memory grew by, MB", "of one more")
-    found = {}
     for name in only:
         sizes = [size for size in KNOBS[name].sizes if not most or size <= most]
         if len(sizes) < 3:
@@ -372,10 +347,7 @@ def main(
                 f"expected --most with three sizes of {name} or more ({KNOBS[name].sizes}), got "
                 f"{most}"
             )
-        found[name] = measured(KNOBS[name], sizes, repeats)
-        page.row(*row(KNOBS[name], found[name]))
-    if picture is not None:
-        draw(found, picture)
+        page.row(*row(KNOBS[name], measured(KNOBS[name], sizes, repeats)))
 
 
 if __name__ == "__main__":
