@@ -1,6 +1,6 @@
 """Draws the pictures of a page of evidence from its own tables: a dot and its 95% interval a row.
 
-    python -m validation.picture docs/evidence/turns.md
+    python -m validation.picture docs/evidence/real-lab.md
 
 A page says what it shows in a comment that begins with `picture`, in TOML: `file`; `panels`, by
 their titles the number of a table of the page, from 1, and its column of numbers; `labels`, how

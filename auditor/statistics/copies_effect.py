@@ -29,7 +29,7 @@ def predict_recall(
     sum_c w_c r_c over the counts c that would be left, w_c the share of secrets with so many.
     never: whether secrets that nobody trained on are extracted, for c = 0. Interval: MOVER (Zou and
     Donner 2008) of the counts' exact ones. A prediction from one training, in which all others kept
-    their copies: see docs/evidence/predictions.md. Raises ValueError for a count that was not
+    their copies: see docs/evidence/results.md. Raises ValueError for a count that was not
     measured.
     """
     times = np.asarray(repeats)
