@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -51,10 +50,10 @@ class ClaimCheck(Probe):
     and not charged.
     """
 
-    name: ClassVar[str] = "claim-check"
-    page: ClassVar[str] = "how-to/audit-an-epsilon"
-    measures: ClassVar[str] = "claim"
-    needs: ClassVar[tuple[str, ...]] = ("distribution",)
+    name = "claim-check"
+    page = "how-to/audit-an-epsilon"
+    measures = "claim"
+    needs = ("distribution",)
     positions: int = 4
     order: int = 0
     draws: int = 16

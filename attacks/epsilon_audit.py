@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,11 +44,11 @@ class EpsilonAudit(Probe):
     protected is then all of them together.
     """
 
-    name: ClassVar[str] = "epsilon-audit"
-    page: ClassVar[str] = "how-to/audit-an-epsilon"
-    title: ClassVar[str] = "Epsilon audit"
-    measures: ClassVar[str] = "epsilon"
-    of: ClassVar[Literal["secrets", "canaries", "coins"]] = "coins"
+    name = "epsilon-audit"
+    page = "how-to/audit-an-epsilon"
+    title = "Epsilon audit"
+    measures = "epsilon"
+    of = "coins"
     by: Literal["loss", "samples"] = "loss"
     score: Literal["auto", "difference", "loss"] = "auto"
     samples: int = 64

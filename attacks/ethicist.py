@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -48,9 +48,9 @@ class Ethicist(SamplingAttack):
     `reference` (comparing (LM)), `tune_on=none` (w/o prompt tuning).
     """
 
-    name: ClassVar[str] = "ethicist"
-    needs: ClassVar[tuple[str, ...]] = ("draw",)
-    deep: ClassVar[bool] = True
+    name = "ethicist"
+    needs = ("draw",)
+    deep = True
     prompt_length: int = 100
     alpha: float = 0.7
     smooth_tokens: int = 5

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,10 +43,10 @@ class Exposure(Probe):
     Holm-corrected over the canaries.
     """
 
-    name: ClassVar[str] = "exposure"
-    page: ClassVar[str] = "how-to/canaries"
-    measures: ClassVar[str] = "exposure"
-    of: ClassVar[Literal["secrets", "canaries"]] = "canaries"
+    name = "exposure"
+    page = "how-to/canaries"
+    measures = "exposure"
+    of = "canaries"
     nodes: int = 0
     enumerate: int = 2_000_000
     draws: int = 4096

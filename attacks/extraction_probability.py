@@ -69,9 +69,9 @@ class ExtractionProbability(DistributionProbe):
     secrets is counted for which it reaches 1 in `one_in`.
     """
 
-    name: ClassVar[str] = "extraction-probability"
-    measures: ClassVar[str] = "probability"
-    means: ClassVar[tuple[str, ...]] = (
+    name = "extraction-probability"
+    measures = "probability"
+    means = (
         "extraction_probability",
         "extraction_probability_ancestral",
     )

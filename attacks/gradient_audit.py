@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 from scipy.stats import binom, chi2
 
@@ -47,12 +47,12 @@ class GradientAudit(Probe):
     says it is, or the plain sum of the steps.
     """
 
-    name: ClassVar[str] = "gradient-audit"
-    page: ClassVar[str] = "how-to/audit-an-epsilon"
-    title: ClassVar[str] = "Gradient audit"
-    measures: ClassVar[str] = "epsilon"
-    needs: ClassVar[tuple[str, ...]] = ("training",)
-    of: ClassVar[Literal["secrets", "canaries", "own"]] = "own"
+    name = "gradient-audit"
+    page = "how-to/audit-an-epsilon"
+    title = "Gradient audit"
+    measures = "epsilon"
+    needs = ("training",)
+    of = "own"
     delta: float = 0.0
     score: Literal["likelihood", "sum"] = "likelihood"
 

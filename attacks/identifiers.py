@@ -67,13 +67,13 @@ class Identifiers(Probe):
     phone_region: as --phone-region. A base or reference model must rank the values uniformly.
     """
 
-    name: ClassVar[str] = "identifiers"
-    title: ClassVar[str] = "personal data by rank"
-    page: ClassVar[str] = "how-to/personal-data"
-    measures: ClassVar[str] = "rank among fresh values"
-    needs: ClassVar[tuple[str, ...]] = ("likelihood",)
+    name = "identifiers"
+    title = "personal data by rank"
+    page = "how-to/personal-data"
+    measures = "rank among fresh values"
+    needs = ("likelihood",)
     quick: ClassVar[Mapping[str, Any]] = {"alternatives": 99, "enumerate": 100}
-    instead_of_nonmembers: ClassVar[bool] = True
+    instead_of_nonmembers = True
     metrics: ClassVar[Mapping[str, str]] = {
         f"{RANKED}_{kind}": f"Personal data ranked above chance ({kind})" for kind in _KINDS
     }

@@ -27,8 +27,8 @@ class PerplexityRanking(SamplingAttack):
     """Rank sampled suffixes by the target's perplexity (Carlini et al. 2021); score = -mean nll,
     nats a token."""
 
-    name: ClassVar[str] = "perplexity"
-    needs: ClassVar[tuple[str, ...]] = ("draw", "likelihood")
+    name = "perplexity"
+    needs = ("draw", "likelihood")
     # greedy decoding: one candidate to rank
     quick: ClassVar[Mapping[str, Any]] = {
         "samples": 1,
@@ -50,9 +50,9 @@ class ExactProbabilityRanking(SamplingAttack):
     ranks better than nll: one unlikely token weighs more, as in text that is not memorised.
     """
 
-    name: ClassVar[str] = "exact"
-    needs: ClassVar[tuple[str, ...]] = ("draw", "distribution")
-    deep: ClassVar[bool] = True
+    name = "exact"
+    needs = ("draw", "distribution")
+    deep = True
     search: Search = "tree"
 
     def __post_init__(self) -> None:
@@ -82,8 +82,8 @@ class ZlibRanking(SamplingAttack):
     on this score; this is the form in which more bytes make a candidate surer.
     """
 
-    name: ClassVar[str] = "zlib"
-    needs: ClassVar[tuple[str, ...]] = ("draw", "likelihood")
+    name = "zlib"
+    needs = ("draw", "likelihood")
     text: Literal["suffix", "all"] = "suffix"
 
     def check_inputs(self, view: View, known: Sequence[Pair]) -> None:
@@ -130,8 +130,8 @@ class LowercaseRanking(SamplingAttack):
     -1. Equal scores are ranked by likelihood.
     """
 
-    name: ClassVar[str] = "lowercase"
-    needs: ClassVar[tuple[str, ...]] = ("draw", "likelihood")
+    name = "lowercase"
+    needs = ("draw", "likelihood")
 
     def check_inputs(self, view: View, known: Sequence[Pair]) -> None:
         if view.tokenizer is None:
@@ -212,8 +212,8 @@ class ReferenceModelRanking(SamplingAttack):
     ppl_ref); nll are means per token, in nats.
     """
 
-    name: ClassVar[str] = "reference"
-    needs: ClassVar[tuple[str, ...]] = ("draw", "likelihood")
+    name = "reference"
+    needs = ("draw", "likelihood")
     form: Literal["ratio", "difference", "perplexity-ratio"] = "ratio"
 
     def check_inputs(self, view: View, known: Sequence[Pair]) -> None:

@@ -64,15 +64,15 @@ class Membership(Probe):
     lowercase: whether each text is read once more in lower case.
     """
 
-    name: ClassVar[str] = "membership"
-    page: ClassVar[str] = "how-to/membership"
-    measures: ClassVar[str] = "membership"
-    needs: ClassVar[tuple[str, ...]] = ("likelihood",)
+    name = "membership"
+    page = "how-to/membership"
+    measures = "membership"
+    needs = ("likelihood",)
     quick: ClassVar[Mapping[str, Any]] = {"lowercase": False}  # no second reading of each text
     without_reference: ClassVar[Mapping[str, Any]] = {"score": "min_k_plus"}
     # EZ-MIA needs ranks, which not all models give
     without_distributions: ClassVar[Mapping[str, Any]] = {"score": "loss"}
-    least_nonmembers: ClassVar[int] = roc.LEAST
+    least_nonmembers = roc.LEAST
     score: str = "ez_mia"
     text: Literal["suffix", "all"] = "suffix"
     k: float = 0.2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -41,10 +40,10 @@ class NearVerbatim(DistributionProbe):
     no beam was dropped.
     """
 
-    name: ClassVar[str] = "near-verbatim"
-    measures: ClassVar[str] = "near-verbatim"
-    means: ClassVar[tuple[str, ...]] = ("near_verbatim_probability",)
-    deep: ClassVar[bool] = True
+    name = "near-verbatim"
+    measures = "near-verbatim"
+    means = ("near_verbatim_probability",)
+    deep = True
     distance: int = 5
     beams: int = 20
 

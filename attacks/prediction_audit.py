@@ -24,7 +24,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -81,11 +80,11 @@ class PredictionAudit(Probe):
     1e-5); level: how often the bound may be too high.
     """
 
-    name: ClassVar[str] = "prediction-audit"
-    page: ClassVar[str] = "how-to/audit-an-epsilon"
-    title: ClassVar[str] = "audited ε of prediction"
-    measures: ClassVar[str] = "epsilon of tokens"
-    needs: ClassVar[tuple[str, ...]] = ("draw",)
+    name = "prediction-audit"
+    page = "how-to/audit-an-epsilon"
+    title = "audited ε of prediction"
+    measures = "epsilon of tokens"
+    needs = ("draw",)
     games: int = 0
     tokens: int = 1024
     relation: str = ""

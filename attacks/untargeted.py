@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -35,10 +35,10 @@ class Untargeted(CorpusAttack):
     reference model, as far as there are log-probabilities, a tokenizer and a reference.
     """
 
-    name: ClassVar[str] = "untargeted"
-    page: ClassVar[str] = "how-to/untargeted"
-    measures: ClassVar[str] = "untargeted"
-    control: ClassVar[str] = "public"
+    name = "untargeted"
+    page = "how-to/untargeted"
+    measures = "untargeted"
+    control = "public"
     temperature: float = 1.0
     top_k: int = 40
     hot: float = 10.0

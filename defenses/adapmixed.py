@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -41,12 +40,10 @@ class AdaPMixed(Defense):
     directions. ensemble: folder of LoRA members; the lab has its own.
     """
 
-    name: ClassVar[str] = "adapmixed"
-    title: ClassVar[str] = "AdaPMixED"
-    needs: ClassVar[tuple[str, ...]] = ("public", "ensemble")
-    claims: ClassVar[str] = (
-        "none: its epsilon depends on the private data; claim-check shows it to the auditor"
-    )
+    name = "adapmixed"
+    title = "AdaPMixED"
+    needs = ("public", "ensemble")
+    claims = "none: its epsilon depends on the private data; claim-check shows it to the auditor"
     alpha: int = 15
     beta: float = 0.3
     ensemble: str = ""

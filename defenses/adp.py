@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -39,11 +39,9 @@ class Adp(PrivateTraining):
     and delta set sigma, as in dp-sgd: they are nominal.
     """
 
-    name: ClassVar[str] = "adp"
-    title: ClassVar[str] = "ADP"
-    noise_changes: ClassVar[str] = (
-        "adaptive Gaussian noise: less for a batch that a public model finds common"
-    )
+    name = "adp"
+    title = "ADP"
+    noise_changes = "adaptive Gaussian noise: less for a batch that a public model finds common"
     normalise: Normalisation = "min-max"
 
     def choose_unit_treatment(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
@@ -113,15 +111,11 @@ class AdpSound(PrivateTraining):
     clipped harder is better protected, and by how much depends on the record, so it is secret.
     """
 
-    name: ClassVar[str] = "adp-sound"
-    title: ClassVar[str] = "ADP, sound"
-    claims: ClassVar[str] = (
-        "(epsilon, delta) for one record (or user), under any access and decoding"
-    )
-    promises: ClassVar[bool] = True
-    clipping_changes: ClassVar[str] = (
-        "each unit's gradient is clipped, harder the rarer a public model finds it"
-    )
+    name = "adp-sound"
+    title = "ADP, sound"
+    claims = "(epsilon, delta) for one record (or user), under any access and decoding"
+    promises = True
+    clipping_changes = "each unit's gradient is clipped, harder the rarer a public model finds it"
     kappa_least: float = 0.1
     lowest_perplexity: float = 0.0
     highest_perplexity: float = 0.0

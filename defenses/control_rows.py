@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from auditor.models.base import LanguageModel
 from auditor.plugins.defense import Defense, Scenario
@@ -17,10 +16,10 @@ class PublicModelControl(Defense):
     """Serve the public model instead of the target: no private data at all, an end of all
     trade-offs."""
 
-    name: ClassVar[str] = "public"
-    title: ClassVar[str] = "Public model"
-    needs: ClassVar[tuple[str, ...]] = ("public",)
-    claims: ClassVar[str] = "none: the control row at no private data"
+    name = "public"
+    title = "Public model"
+    needs = ("public",)
+    claims = "none: the control row at no private data"
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         assert scenario.public is not None  # the run checks `needs`
@@ -35,12 +34,10 @@ class OneAdapterControl(Defense):
     lab has its own.
     """
 
-    name: ClassVar[str] = "one-adapter"
-    title: ClassVar[str] = "One adapter, all data"
-    needs: ClassVar[tuple[str, ...]] = ("public", "whole")
-    claims: ClassVar[str] = (
-        "none: the control row of pmixed for its members' training configuration"
-    )
+    name = "one-adapter"
+    title = "One adapter, all data"
+    needs = ("public", "whole")
+    claims = "none: the control row of pmixed for its members' training configuration"
     ensemble: str = ""
 
     def protect(self, scenario: Scenario) -> LanguageModel:

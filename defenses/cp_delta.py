@@ -14,7 +14,7 @@ are in both halves.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -42,10 +42,10 @@ class CpDelta(Defense):
     privacy: defenses/cp_delta.py says why we claim nothing.
     """
 
-    name: ClassVar[str] = "cp-delta"
-    title: ClassVar[str] = "CP-Δ"
-    needs: ClassVar[tuple[str, ...]] = ("public", "ensemble")
-    claims: ClassVar[str] = (
+    name = "cp-delta"
+    title = "CP-Δ"
+    needs = ("public", "ensemble")
+    claims = (
         "none: the paper's is about works in one half of the data, and its bound depends on the "
         "data"
     )
@@ -79,12 +79,10 @@ class PublicCommon(Defense):
     bound in advance.
     """
 
-    name: ClassVar[str] = "public-common"
-    title: ClassVar[str] = "Common with the public model"
-    needs: ClassVar[tuple[str, ...]] = ("public",)
-    claims: ClassVar[str] = (
-        "none: how much more likely a text is than under the public model depends on the data"
-    )
+    name = "public-common"
+    title = "Common with the public model"
+    needs = ("public",)
+    claims = "none: how much more likely a text is than under the public model depends on the data"
     distance: Distance = "max"
 
     def __post_init__(self) -> None:

@@ -43,11 +43,11 @@ class DeployedForm(Defense):
     Raises AuditError for a model behind an API.
     """
 
-    claims: ClassVar[str] = "none: a form in which the model is deployed"
-    form: ClassVar[bool] = True
+    claims = "none: a form in which the model is deployed"
+    form = True
     # Forms that change weights need numbers, not the codes of quantised weights.
     changes_weights: ClassVar[bool] = True
-    float32: ClassVar[bool] = True  # bfloat16 would round 8-bit weights again
+    float32 = True  # bfloat16 would round 8-bit weights again
 
     def claim(self, scenario: Scenario, spent: int) -> None:
         """Return None. Raise AuditError early for a model whose weights are not available."""
@@ -98,9 +98,9 @@ class DeployedForm(Defense):
 class MergedForm(DeployedForm):
     """Serve the adapter merged into its base: only rounding may change. No claim."""
 
-    name: ClassVar[str] = "merged"
-    title: ClassVar[str] = "Merged"
-    changes_weights: ClassVar[bool] = False
+    name = "merged"
+    title = "Merged"
+    changes_weights = False
 
     def convert_model(self, model: Any) -> Any:
         return model
@@ -119,8 +119,8 @@ class PrunedForm(DeployedForm):
     share: of each layer's weights to remove.
     """
 
-    name: ClassVar[str] = "pruned"
-    title: ClassVar[str] = "Pruned"
+    name = "pruned"
+    title = "Pruned"
     share: float = 0.5
 
     def __post_init__(self) -> None:
@@ -157,18 +157,18 @@ class RoundedForm(DeployedForm):
 class Int8(RoundedForm):
     """Round linear weights to 8 bits, symmetric, with a scale for each 64 weights. No claim."""
 
-    name: ClassVar[str] = "int8"
-    title: ClassVar[str] = "8 bits"
-    bits: ClassVar[int] = 8
+    name = "int8"
+    title = "8 bits"
+    bits = 8
 
 
 @dataclass(frozen=True)
 class Int4(RoundedForm):
     """Round linear weights to 4 bits, symmetric, with a scale for each 64 weights. No claim."""
 
-    name: ClassVar[str] = "int4"
-    title: ClassVar[str] = "4 bits"
-    bits: ClassVar[int] = 4
+    name = "int4"
+    title = "4 bits"
+    bits = 4
 
 
 @dataclass(frozen=True)
@@ -196,16 +196,16 @@ class Nf4(LoadedIn4Bit):
     """Quantise linear layers to bitsandbytes' NormalFloat, QLoRA's type (arXiv 2305.14314). No
     claim."""
 
-    name: ClassVar[str] = "nf4"
-    title: ClassVar[str] = "bitsandbytes nf4"
+    name = "nf4"
+    title = "bitsandbytes nf4"
 
 
 @dataclass(frozen=True)
 class Fp4(LoadedIn4Bit):
     """Quantise linear layers to bitsandbytes' 4-bit floats, `load_in_4bit`'s default. No claim."""
 
-    name: ClassVar[str] = "fp4"
-    title: ClassVar[str] = "bitsandbytes fp4"
+    name = "fp4"
+    title = "bitsandbytes fp4"
 
 
 @dataclass(frozen=True)
@@ -218,8 +218,8 @@ class GgufForm(DeployedForm):
     llama:FILE.gguf to audit a file with llama.cpp.
     """
 
-    name: ClassVar[str] = "gguf"
-    title: ClassVar[str] = "GGUF"
+    name = "gguf"
+    title = "GGUF"
     type: str = "q8_0"
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from datasketch import MinHash, MinHashLSH
 
@@ -25,9 +25,9 @@ class CopyCap(DataVariant):
     most: copies of a text to keep. Near-duplicates count as other texts: `dedup` finds these.
     """
 
-    name: ClassVar[str] = "cap"
-    title: ClassVar[str] = "Capped copies"
-    main: ClassVar[str] = "most"
+    name = "cap"
+    title = "Capped copies"
+    main = "most"
     most: int = 1
 
     def __post_init__(self) -> None:
@@ -67,9 +67,9 @@ class Dedup(DataVariant):
     no text below the threshold is dropped. exact: drop only equal texts.
     """
 
-    name: ClassVar[str] = "dedup"
-    title: ClassVar[str] = "Deduplicated"
-    main: ClassVar[str] = "threshold"
+    name = "dedup"
+    title = "Deduplicated"
+    main = "threshold"
     threshold: float = 0.8
     exact: bool = False
 
@@ -154,9 +154,9 @@ class DropRecords(DataVariant):
     not attacked, and may expose others (Carlini et al. 2022, the privacy onion effect).
     """
 
-    name: ClassVar[str] = "drop"
-    title: ClassVar[str] = "Dropped records"
-    main: ClassVar[str] = "times"
+    name = "drop"
+    title = "Dropped records"
+    main = "times"
     times: int = 0
     listed: str = ""
 

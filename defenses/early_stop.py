@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -38,9 +38,9 @@ class EarlyStop(Variant):
     whole users, and no copies of training records.
     """
 
-    name: ClassVar[str] = "early-stop"
-    title: ClassVar[str] = "Early stopping"
-    chooses: ClassVar[bool] = True
+    name = "early-stop"
+    title = "Early stopping"
+    chooses = True
     looks: int = 4
     patience: int = 4
     heldout: float = 0.1

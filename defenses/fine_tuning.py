@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from auditor.plugins.options import require_options_at_least
 from auditor.plugins.trainer import TrainingJob
@@ -18,16 +18,16 @@ class NoDefense(FineTuning):
     learning_rate decays linearly to 0.
     """
 
-    name: ClassVar[str] = "none"
+    name = "none"
 
 
 @dataclass(frozen=True)
 class Full(Variant):
     """Fine-tune every parameter: the control of `lora` and `freeze-embeddings`. No claim."""
 
-    name: ClassVar[str] = "full"
-    title: ClassVar[str] = "Full fine-tuning"
-    whole: ClassVar[bool] = True
+    name = "full"
+    title = "Full fine-tuning"
+    whole = True
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class FreezeEmbeddings(Variant):
     with a note. An adapter leaves embeddings frozen anyway, so --lora is rejected.
     """
 
-    name: ClassVar[str] = "freeze-embeddings"
-    title: ClassVar[str] = "Frozen embeddings"
-    whole: ClassVar[bool] = True
+    name = "freeze-embeddings"
+    title = "Frozen embeddings"
+    whole = True
 
     def prepare_model(self, job: TrainingJob) -> tuple[Any, tuple[str, ...]]:
         model = job.load()
@@ -62,10 +62,10 @@ class Lora(Variant):
     rank, alpha: of the adapter; layers: the `attention` projection, or `all` linear layers.
     """
 
-    name: ClassVar[str] = "lora"
-    title: ClassVar[str] = "LoRA"
-    adapters: ClassVar[bool] = True
-    whole: ClassVar[bool] = True
+    name = "lora"
+    title = "LoRA"
+    adapters = True
+    whole = True
     rank: int = 8
     alpha: int = 16
     layers: Layers = "all"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -29,8 +29,8 @@ class Goldfish(Variant):
     token itself; this follows the paper.)
     """
 
-    name: ClassVar[str] = "goldfish"
-    title: ClassVar[str] = "Goldfish loss"
+    name = "goldfish"
+    title = "Goldfish loss"
     k: int = 4
     width: int = 13
     mask: Literal["hash", "static"] = "hash"

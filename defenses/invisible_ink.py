@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -78,12 +78,10 @@ class InvisibleInk(Defense):
     on_exhaustion: what happens when a fixed number is spent.
     """
 
-    name: ClassVar[str] = "invisible-ink"
-    title: ClassVar[str] = "InvisibleInk"
-    needs: ClassVar[tuple[str, ...]] = ("public", "records")
-    claims: ClassVar[str] = (
-        "(epsilon, delta) for one record in the context, over the tokens drawn of its batch"
-    )
+    name = "invisible-ink"
+    title = "InvisibleInk"
+    needs = ("public", "records")
+    claims = "(epsilon, delta) for one record in the context, over the tokens drawn of its batch"
     epsilon: float = 8.0
     delta: float = 1e-5
     batch: int = 8
@@ -228,10 +226,10 @@ class UnclippedReferences(Defense):
     """Private records in the context of the public model, their log-probabilities averaged without
     a clip. No claim."""
 
-    name: ClassVar[str] = "references-unclipped"
-    title: ClassVar[str] = "References, unclipped"
-    needs: ClassVar[tuple[str, ...]] = ("public", "records")
-    claims: ClassVar[str] = "none: the control row of invisible-ink"
+    name = "references-unclipped"
+    title = "References, unclipped"
+    needs = ("public", "records")
+    claims = "none: the control row of invisible-ink"
     batch: int = 8
     temperature: float = 1.1
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from rbloom import Bloom
@@ -35,10 +35,10 @@ class MemFree(Defense):
     --data.
     """
 
-    name: ClassVar[str] = "memfree"
-    title: ClassVar[str] = "MemFree decoding"
-    needs: ClassVar[tuple[str, ...]] = ("corpus",)
-    claims: ClassVar[str] = "none: it forbids verbatim n-grams, and near-verbatim text passes"
+    name = "memfree"
+    title = "MemFree decoding"
+    needs = ("corpus",)
+    claims = "none: it forbids verbatim n-grams, and near-verbatim text passes"
     n: int = 10
     filter: Literal["exact", "bloom"] = "exact"
     false_positives: float = 0.01

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import ClassVar, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Claim
@@ -65,12 +65,10 @@ class PMixed(Defense):
     queries is spent. ensemble: folder of LoRA members; the lab has its own.
     """
 
-    name: ClassVar[str] = "pmixed"
-    title: ClassVar[str] = "PMixED"
-    needs: ClassVar[tuple[str, ...]] = ("public", "ensemble")
-    claims: ClassVar[str] = (
-        "(epsilon, delta) for one shard, over the tokens drawn under ancestral decoding"
-    )
+    name = "pmixed"
+    title = "PMixED"
+    needs = ("public", "ensemble")
+    claims = "(epsilon, delta) for one shard, over the tokens drawn under ancestral decoding"
     epsilon: float = 8.0
     delta: float = 1e-5
     alpha: int = 4
@@ -265,10 +263,10 @@ class UnmixedEnsemble(Defense):
     Each member saw 1/N of the data.
     """
 
-    name: ClassVar[str] = "ensemble-unmixed"
-    title: ClassVar[str] = "Ensemble, unmixed"
-    needs: ClassVar[tuple[str, ...]] = ("public", "ensemble")
-    claims: ClassVar[str] = "none: the control row of pmixed"
+    name = "ensemble-unmixed"
+    title = "Ensemble, unmixed"
+    needs = ("public", "ensemble")
+    claims = "none: the control row of pmixed"
     ensemble: str = ""
 
     def protect(self, scenario: Scenario) -> LanguageModel:

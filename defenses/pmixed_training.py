@@ -40,13 +40,11 @@ class PMixedTrainer(Trainer):
     base's dropout is off.
     """
 
-    name: ClassVar[str] = "pmixed"
-    claims: ClassVar[str] = (
-        "none: the members are private; `--defense pmixed` makes a promise for its draws"
-    )
-    promises: ClassVar[bool] = True
-    adapters: ClassVar[bool] = True
-    whole: ClassVar[bool] = True
+    name = "pmixed"
+    claims = "none: the members are private; `--defense pmixed` makes a promise for its draws"
+    promises = True
+    adapters = True
+    whole = True
     immaterial: ClassVar[frozenset[str]] = frozenset({"together"})
     members: int = 80
     epochs: int = 15

@@ -56,7 +56,7 @@ class PrivateTraining(PoissonTraining):
 
     noise_changes: ClassVar[str] = "Gaussian noise on the sum of the gradients of a batch"
     clipping_changes: ClassVar[str] = "each unit's gradient is clipped"
-    main: ClassVar[str] = "epsilon"
+    main = "epsilon"
     epsilon: float = 8.0
     delta: float = 1e-5
     noise_multiplier: float = 0.0
@@ -232,12 +232,10 @@ class PrivateTraining(PoissonTraining):
 class DpSgd(PrivateTraining):
     """Fine-tune with DP-SGD: clipped gradients, Gaussian noise on their sum (Abadi et al. 2016)."""
 
-    name: ClassVar[str] = "dp-sgd"
-    title: ClassVar[str] = "DP-SGD"
-    claims: ClassVar[str] = (
-        "(epsilon, delta) for one record (or user), under any access and decoding"
-    )
-    promises: ClassVar[bool] = True
+    name = "dp-sgd"
+    title = "DP-SGD"
+    claims = "(epsilon, delta) for one record (or user), under any access and decoding"
+    promises = True
 
 
 def _list_private_trainings(base: PrivacyRecord | None) -> tuple[Mechanism, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
@@ -21,8 +20,8 @@ class NoClipping(NonPrivateControl):
     Options as in `dp-sgd`.
     """
 
-    name: ClassVar[str] = "no-clipping"
-    title: ClassVar[str] = "No clipping, no noise"
+    name = "no-clipping"
+    title = "No clipping, no noise"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,8 +40,8 @@ class NoNoise(NonPrivateControl):
     all records are clipped alike, as in `dp-sgd` and `adp`. Other options as in these.
     """
 
-    name: ClassVar[str] = "no-noise"
-    title: ClassVar[str] = "Clipped, no noise"
+    name = "no-noise"
+    title = "Clipped, no noise"
     clip: float = 1.0
     kappa_least: float = 1.0
     lowest_perplexity: float = 0.0

@@ -27,7 +27,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -56,9 +56,9 @@ class UniformMixing(Defense):
     tail: what the other tokens get then: `none`, or the `public` distribution.
     """
 
-    name: ClassVar[str] = "uniform-mixing"
-    title: ClassVar[str] = "Uniform mixing"
-    claims: ClassVar[str] = "pure epsilon, any two models, per token drawn under ancestral decoding"
+    name = "uniform-mixing"
+    title = "Uniform mixing"
+    claims = "pure epsilon, any two models, per token drawn under ancestral decoding"
     weight: float = 0.9
     public_top_k: int = 0
     tail: Literal["none", "public"] = "none"

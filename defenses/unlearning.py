@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -21,8 +20,8 @@ class GradientAscent(UnlearningTrainer):
     few steps, or `retain`, prevent that.
     """
 
-    name: ClassVar[str] = "gradient-ascent"
-    title: ClassVar[str] = "Gradient ascent"
+    name = "gradient-ascent"
+    title = "Gradient ascent"
     epochs: int = 3
 
     def compute_forgetting_loss(self, log_probs: Tensor, before: Tensor) -> Tensor:
@@ -38,8 +37,8 @@ class NPO(UnlearningTrainer):
     log-probability the sum over its tokens.
     """
 
-    name: ClassVar[str] = "npo"
-    title: ClassVar[str] = "NPO"
+    name = "npo"
+    title = "NPO"
     beta: float = 0.1
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -264,7 +264,7 @@ def test_an_instances_options_are_its_own(folder: Path, tmp_path: Path) -> None:
 class MostOften(SamplingAttack):
     """Rank sampled suffixes by how often they came."""
 
-    name: ClassVar[str] = "most-often"
+    name = "most-often"
     power: Any = 1.0
 
     def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
@@ -275,7 +275,7 @@ class MostOften(SamplingAttack):
 class AsItIs(Defense):
     """Serve the target as it is, and say so."""
 
-    name: ClassVar[str] = "as-it-is"
+    name = "as-it-is"
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         return scenario.target
@@ -342,7 +342,7 @@ def test_an_instance_of_our_own_class_is_no_object(folder: Path, tmp_path: Path)
 class Namesake(MostOften):
     """Another attack that is called as one of ours is."""
 
-    name: ClassVar[str] = "perplexity"
+    name = "perplexity"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -81,7 +81,7 @@ def test_a_model_keeps_its_contract(family: str) -> None:
 class Faulty(PerplexityRanking):
     """Rank candidates by perplexity, with a fault."""
 
-    name: ClassVar[str] = "faulty"
+    name = "faulty"
     fault: str = ""
 
     def guess(self, view: View, state: dict[str, Any], queries: Any) -> Iterator[Guesses]:
@@ -154,7 +154,7 @@ def test_a_model_that_breaks_its_contract_is_told_how(fault: str, said: str) -> 
 class Undistributed(UniformMixing):
     """Mix with the uniform distribution, and serve the sum as it is."""
 
-    name: ClassVar[str] = "undistributed"
+    name = "undistributed"
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         model = Twisted(tiny().model, name="twisted")

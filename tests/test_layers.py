@@ -139,11 +139,7 @@ def plugin_names() -> set[str]:
     files = [
         path.read_text() for name, path in MODULES.items() if name.partition(".")[0] in PLUGINS
     ]
-    return {
-        found
-        for text in files
-        for found in re.findall(r'^    name: ClassVar\[str\] = "(.+)"', text, re.M)
-    }
+    return {found for text in files for found in re.findall(r'^    name = "(.+)"', text, re.M)}
 
 
 def plugins_known(path: Path, names: set[str]) -> set[str]:

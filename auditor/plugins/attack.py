@@ -32,7 +32,7 @@ _MOST_CANDIDATES = 100_000  # of a prefix: all are in memory together
 class Attack(Method):
     """Base of all attacks."""
 
-    measures: ClassVar[str] = "verbatim"
+    measures = "verbatim"
     # Whether it attacks only models trained on the data, not models that read it.
     of_learnt: ClassVar[bool] = False
     # Name of a defense that a run adds for this attack, if available.
@@ -108,7 +108,7 @@ class CorpusAttack(Attack):
     `length` tokens each; n: tokens of a memorised n-gram (0: the run decides).
     """
 
-    of_learnt: ClassVar[bool] = True
+    of_learnt = True
     generations: int = 1000
     length: int = 256
     n: int = 0

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -38,11 +37,11 @@ class MembershipScore(Probe):
     what is kept of each record. The score takes part in `membership_auc` next to the built-in ones.
     """
 
-    measures: ClassVar[str] = "membership"
-    needs: ClassVar[tuple[str, ...]] = ("likelihood",)
-    least_nonmembers: ClassVar[int] = roc.LEAST
-    page: ClassVar[str] = "how-to/membership"
-    quick: ClassVar[Mapping[str, Any] | None] = None
+    measures = "membership"
+    needs = ("likelihood",)
+    least_nonmembers = roc.LEAST
+    page = "how-to/membership"
+    quick = None
 
     def score_records(
         self, view: View, secrets: Sequence[Secret], prefixes: Tensor, suffixes: Tensor

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load_causal_lm
@@ -27,10 +26,10 @@ class HuggingFace(Provider):
     """Hugging Face causal LM or PEFT adapter, by folder or hub id; --model-arg goes to
     from_pretrained as it is."""
 
-    name: ClassVar[str] = "hf"
-    unprefixed: ClassVar[bool] = True
+    name = "hf"
+    unprefixed = True
     # The last four compare weights or train on: only a model loaded in this process can.
-    takes: ClassVar[tuple[str, ...]] = (
+    takes = (
         *_LOADING_FIELDS,
         "before",
         "retrained",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -104,8 +104,8 @@ class LlamaCpp(Provider):
     --tokenizer names another.
     """
 
-    name: ClassVar[str] = "llama"
-    takes: ClassVar[tuple[str, ...]] = ("model_args", "tokenizer")
+    name = "llama"
+    takes = ("model_args", "tokenizer")
     positions: int = 2048
     threads: int = 0
     gpu_layers: int = 0

@@ -23,10 +23,10 @@ class OpenAI(Provider):
     """A model behind an OpenAI-compatible API (--base-url, --tokenizer), by its name on that
     server."""
 
-    name: ClassVar[str] = "openai"
+    name = "openai"
     takes: ClassVar[tuple[str, ...]] = ("base_url", "tokenizer", "max_tokens_total")
-    network: ClassVar[bool] = True
-    distribution: ClassVar[bool] = False
+    network = True
+    distribution = False
 
     def check(self, request: RequestedModel) -> None:
         """Raise AuditError for an address that no request can be sent to."""
@@ -99,8 +99,8 @@ class Served(OpenAI):
     """The model that an OpenAI-compatible API serves, by its address: served:http://HOST:PORT/v1;
     #NAME if it serves several."""
 
-    name: ClassVar[str] = "served"
-    takes: ClassVar[tuple[str, ...]] = ("tokenizer", "max_tokens_total")
+    name = "served"
+    takes = ("tokenizer", "max_tokens_total")
 
     def check(self, request: RequestedModel) -> None:
         address = self._split_address(request)

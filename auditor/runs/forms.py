@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED
@@ -24,7 +23,7 @@ from auditor.runs.unlearning import UnlearningBaseline
 class NamedForm(UnlearningBaseline):
     """A separate model, named as a form of the attacked model."""
 
-    name: ClassVar[str] = "form"
+    name = "form"
     place: str = ""
 
 

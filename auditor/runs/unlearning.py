@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED
@@ -27,7 +26,7 @@ class UnlearningBaseline(Defense):
     """Base of the models that stand beside one that was to forget. No defenses: they share the rows
     of those."""
 
-    needs: ClassVar[tuple[str, ...]] = ("beside",)
+    needs = ("beside",)
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         assert scenario.beside is not None  # the run provides what is needed
@@ -38,8 +37,8 @@ class UnlearningBaseline(Defense):
 class BeforeUnlearning(UnlearningBaseline):
     """The model before it was to forget."""
 
-    name: ClassVar[str] = "before"
-    title: ClassVar[str] = "Before unlearning"
+    name = "before"
+    title = "Before unlearning"
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,8 @@ class RetrainedBaseline(UnlearningBaseline):
     relearned: and some steps more, as what unlearning left.
     """
 
-    name: ClassVar[str] = "retrained"
-    title: ClassVar[str] = "Never saw them"
+    name = "retrained"
+    title = "Never saw them"
     relearned: bool = False
 
 
@@ -61,8 +60,8 @@ class RelearnedBaseline(UnlearningBaseline):
     of: the unlearning; None: the model that is attacked is what it left.
     """
 
-    name: ClassVar[str] = "relearned"
-    title: ClassVar[str] = "Relearned"
+    name = "relearned"
+    title = "Relearned"
     of: Defense | None = None
 
 

@@ -79,7 +79,7 @@ class PoissonTraining(Defense, Trainer):
     by a coin, with which `gradient-audit` checks the claim: a model to audit, not to ship.
     """
 
-    needs: ClassVar[tuple[str, ...]] = ("trained",)
+    needs = ("trained",)
     later: ClassVar[frozenset[str]] = frozenset({"gradient_canaries"})
     epochs: int = 3
     batch: int = 256
@@ -276,7 +276,7 @@ class NonPrivateControl(PoissonTraining):
     them.
     """
 
-    claims: ClassVar[str] = "none: the control row of private training"
+    claims = "none: the control row of private training"
 
     @property
     def control_clipping_norm(self) -> float:

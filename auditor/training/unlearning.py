@@ -11,7 +11,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ class UnlearningTrainer(Variant):
     weight of the loss of as many records to keep, drawn at random from the others; 0: none.
     """
 
-    unlearns: ClassVar[bool] = True
+    unlearns = True
     epochs: int = 10
     batch: int = 32
     learning_rate: float = 1e-5

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -98,8 +98,8 @@ class Variant(Defense, FineTuning):
     this way, for `audit run` outside the lab.
     """
 
-    needs: ClassVar[tuple[str, ...]] = ("trained",)
-    claims: ClassVar[str] = "none"
+    needs = ("trained",)
+    claims = "none"
     model: str = ""
 
     def check(self, job: TrainingJob) -> None:

@@ -33,7 +33,7 @@ class RealLabRecipe(BaseLabRecipe):
     """Define the lab on a real model. A prefix is the last tokens before an answer; a suffix its
     first tokens."""
 
-    longest_prefix: ClassVar[int] = 512
+    longest_prefix = 512
 
     block: int = 256
     prefix_length: int = 512
@@ -83,8 +83,8 @@ class RealLabTraining(LabTraining):
     """Train as in the small lab, but from a pretrained public model."""
 
     kinds: ClassVar[tuple[Callable[[Faker], str], ...]] = tuple(KINDS.values())
-    threads: ClassVar[int | None] = None
-    together: ClassVar[int] = 1  # one fills two cores, and 49,152 logits a token fill the memory
+    threads = None
+    together = 1  # one fills two cores, and 49,152 logits a token fill the memory
 
     @property
     def public_model_folder(self) -> Path:
@@ -96,8 +96,8 @@ class RealLab(Lab):
     and defend."""
 
     name = "lab-smollm2"
-    recipe_kind: ClassVar[type[BaseLabRecipe]] = RealLabRecipe
-    training_kind: ClassVar[type[LabTraining]] = RealLabTraining
+    recipe_kind = RealLabRecipe
+    training_kind = RealLabTraining
     ensemble_limit = 20
     framed = True
     attack_defaults = MappingProxyType(

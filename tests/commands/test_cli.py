@@ -1103,7 +1103,7 @@ from auditor.defenses.uniform_mixing import UniformMixing
 class Free(UniformMixing):
     \"\"\"Forgets what it is charged.\"\"\"
 
-    name: ClassVar[str] = "free"
+    name = "free"
 
     def claim(self, scenario, spent):
         return super().claim(scenario, 0)

@@ -67,10 +67,7 @@ def test_of_one_it_shows_options_needs_claim_source_and_page(
     sources = [
         line.split(maxsplit=1)[1] for line in shown.splitlines() if line.startswith("source ")
     ]
-    assert all(
-        f'name: ClassVar[str] = "{name}"' in Path(source).read_text(encoding="utf-8")
-        for source in sources
-    )
+    assert all(f'name = "{name}"' in Path(source).read_text(encoding="utf-8") for source in sources)
     assert all(need in shown for need in getattr(cls, "needs", ()))
 
 

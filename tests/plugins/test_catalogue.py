@@ -79,8 +79,8 @@ from auditor.plugins.attack import Attack
 class Mine(Attack):
     """Guess nothing, which is a plug-in all the same."""
 
-    name: ClassVar[str] = "{name}"
-    needs: ClassVar[tuple[str, ...]] = ()
+    name = "{name}"
+    needs = ()
     depth: {kind} = 3
 
     def guess(self, view: Any, state: Any, queries: Any) -> Any:

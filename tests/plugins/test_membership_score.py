@@ -8,7 +8,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 from torch import Tensor
@@ -30,7 +29,7 @@ from auditor.plugins.membership_score import MembershipScore
 @dataclass(frozen=True)
 class FirstToken(MembershipScore):
     """Score a record by its first suffix token: members begin with a digit below 5."""
-    name: ClassVar[str] = "first-token"
+    name = "first-token"
 
     def score_records(self, view, secrets, prefixes, suffixes):
         view.target.token_log_probs(prefixes, suffixes)
@@ -98,7 +97,7 @@ def test_a_plug_ins_score_is_the_verdict_and_is_compared_and_gated(
 class Constant(MembershipScore):
     """Score every record alike."""
 
-    name: ClassVar[str] = "constant"
+    name = "constant"
     short: bool = False
 
     def score_records(

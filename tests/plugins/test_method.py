@@ -35,8 +35,8 @@ HEAD = ("Target", "Setting", "Tokens")
 class Lengths(Probe):
     """Count the tokens of secrets."""
 
-    name: ClassVar[str] = "lengths"
-    needs: ClassVar[tuple[str, ...]] = ()
+    name = "lengths"
+    needs = ()
     metrics: ClassVar[dict[str, str]] = {"NAME": "Tokens of a <secret>, mean"}
 
     def observe_secrets(self, view, secrets):
@@ -58,7 +58,7 @@ class Lengths(Probe):
 class Plain(PerplexityRanking):
     """Rank by perplexity."""
 
-    name: ClassVar[str] = "plain"
+    name = "plain"
 
     def report_section(self, findings):
         return OwnSection("Of an attack", (f"{len(findings)} rows.",))

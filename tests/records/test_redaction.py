@@ -309,7 +309,7 @@ def cannot(text):
 @dataclass(frozen=True)
 class Buggy(Attack):
     "Fails as a library does: it quotes what it was given."
-    name: ClassVar[str] = "buggy"
+    name = "buggy"
 
     def guess(self, view, state, queries):
         texts = [view.tokenizer.decode(query.prefix) for query in queries]
@@ -531,7 +531,7 @@ from auditor.plugins.probe import Probe
 @dataclass(frozen=True)
 class Naming(Probe):
     "Names every secret in its notes."
-    name: ClassVar[str] = "naming"
+    name = "naming"
 
     def observe_secrets(self, view, secrets):
         for secret in secrets:

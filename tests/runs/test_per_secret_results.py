@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
@@ -25,7 +24,7 @@ SECRETS = tuple(Secret(f"s{i}", (1,), (2,), member=i < 4) for i in range(8))
 class Likely(Probe):
     """Likely: what it was told of each secret."""
 
-    name: ClassVar[str] = "likely"
+    name = "likely"
 
     def per_secret_values(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]

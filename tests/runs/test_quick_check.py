@@ -268,7 +268,7 @@ def test_a_plug_in_says_itself_that_a_check_uses_it(
     given: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Mine(PerplexityRanking):
-        name: ClassVar[str] = "mine"
+        name = "mine"
         quick: ClassVar[Mapping[str, Any]] = {"samples": 2}
         least_nonmembers: ClassVar[int] = OTHERS + 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from auditor.defenses.control_rows import PublicModelControl
 from auditor.defenses.pmixed import PMixed, UnmixedEnsemble
@@ -15,8 +14,8 @@ from auditor.runs.shown_rows import defense_rows_with_controls, row_name_of_defe
 class Control(Defense):
     """A control with an option."""
 
-    name: ClassVar[str] = "control"
-    title: ClassVar[str] = "Control"
+    name = "control"
+    title = "Control"
     strength: int = 1
 
 
@@ -24,8 +23,8 @@ class Control(Defense):
 class First(Defense):
     """A defense with a control of its strength."""
 
-    name: ClassVar[str] = "first"
-    title: ClassVar[str] = "First"
+    name = "first"
+    title = "First"
     strength: int = 1
 
     def cause_chain(self) -> tuple[Cause, ...]:
@@ -36,8 +35,8 @@ class First(Defense):
 class Second(First):
     """Another one."""
 
-    name: ClassVar[str] = "second"
-    title: ClassVar[str] = "Second"
+    name = "second"
+    title = "Second"
 
 
 def rows(*defenses: Defense, without: tuple[str, ...] = ()) -> list[tuple[str, str, bool]]:

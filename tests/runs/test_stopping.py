@@ -36,8 +36,8 @@ from auditor.plugins.attack import Attack
 @dataclass(frozen=True)
 class Echo(Attack):
     "Goes on as the prefix began."
-    name: ClassVar[str] = "echo"
-    needs: ClassVar[tuple[str, ...]] = ()
+    name = "echo"
+    needs = ()
 
     def guess(self, view, state, queries):
         for query in queries:

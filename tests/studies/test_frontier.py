@@ -44,14 +44,14 @@ from auditor.defenses.uniform_mixing import UniformMixing
 class Mine(UniformMixing):
     \"\"\"Mixes.\"\"\"
 
-    name: ClassVar[str] = "mine"
+    name = "mine"
 
 
 @dataclass(frozen=True)
 class Copy(UniformMixing):
     \"\"\"Mixes and promises nothing.\"\"\"
 
-    name: ClassVar[str] = "copy"
+    name = "copy"
 
     def claim(self, scenario, spent):
         return None

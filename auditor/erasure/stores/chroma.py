@@ -24,14 +24,14 @@ _NO_VECTORS = r"/header\.bin|/length\.bin|/link_lists\.bin|\.pickle"
 class ChromaStore(SQLiteStore):
     """A folder of chromadb.PersistentClient."""
 
-    name: ClassVar[str] = "chroma"
-    package: ClassVar[str] = "chromadb"
-    tested: ClassVar[tuple[str, ...]] = ("1.5.",)
+    name = "chroma"
+    package = "chromadb"
+    tested = ("1.5.",)
     holds_no: ClassVar[Mapping[str, str]] = {
         TEXT: rf"\.bin|{_NO_VECTORS}",
         VECTORS: _NO_VECTORS,
     }
-    remedies: ClassVar[tuple[tuple[str, str], ...]] = (
+    remedies = (
         (r"no collection has", "delete that folder while no client is open"),
         (r"collections", "collection.delete(ids=...), then copy the rest into a new folder"),
         (r".", _NEW),

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 import pyarrow
 
@@ -19,10 +18,10 @@ from auditor.erasure.stores.sqlite import quote, read_start
 class DuckDBStore(Store):
     """A database file, and its `.wal` next to it."""
 
-    name: ClassVar[str] = "duckdb"
-    package: ClassVar[str] = "duckdb"
-    tested: ClassVar[tuple[str, ...]] = ("2.0.",)
-    remedies: ClassVar[tuple[tuple[str, str], ...]] = (
+    name = "duckdb"
+    package = "duckdb"
+    tested = ("2.0.",)
+    remedies = (
         (r"^rows", "DELETE the rows, then COPY FROM DATABASE to a new file"),
         (r".", "COPY FROM DATABASE to a new file, then delete this one"),
     )

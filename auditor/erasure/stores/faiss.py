@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +21,11 @@ _MAGIC = (b"IxF", b"IwF", b"IwS", b"IwP", b"IxS", b"IxP", b"IHN", b"IHS", b"IxM"
 class FaissStore(Store):
     """A file of faiss.write_index, with its lists on disk next to it if their names begin alike."""
 
-    name: ClassVar[str] = "faiss"
-    package: ClassVar[str] = "faiss-cpu"
-    tested: ClassVar[tuple[str, ...]] = ("1.15.",)
-    kinds: ClassVar[tuple[str, ...]] = (VECTORS,)
-    remedies: ClassVar[tuple[tuple[str, str], ...]] = (
-        (r".", "index.remove_ids(...), write_index; lists on disk: build the index again"),
-    )
+    name = "faiss"
+    package = "faiss-cpu"
+    tested = ("1.15.",)
+    kinds = (VECTORS,)
+    remedies = ((r".", "index.remove_ids(...), write_index; lists on disk: build the index again"),)
 
     @classmethod
     def recognises(cls, path: Path) -> bool:

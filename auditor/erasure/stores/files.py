@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
 
 from auditor.erasure.store import Store
 
@@ -11,7 +10,7 @@ from auditor.erasure.store import Store
 class FileStore(Store):
     """Files that no other kind of store knows."""
 
-    name: ClassVar[str] = "files"
+    name = "files"
 
     @classmethod
     def recognises(cls, path: Path) -> bool:

@@ -22,11 +22,11 @@ _NO_RECORDS = r"/_versions/|/_transactions/|/_deletions/"
 class LanceDBStore(Store):
     """A folder of lancedb.connect: one folder NAME.lance for each table."""
 
-    name: ClassVar[str] = "lancedb"
-    package: ClassVar[str] = "lancedb"
-    tested: ClassVar[tuple[str, ...]] = ("0.40.",)
+    name = "lancedb"
+    package = "lancedb"
+    tested = ("0.40.",)
     holds_no: ClassVar[Mapping[str, str]] = {TEXT: _NO_RECORDS, VECTORS: _NO_RECORDS}
-    remedies: ClassVar[tuple[tuple[str, str], ...]] = (
+    remedies = (
         (r"_indices", f"create_index(replace=True), then {_RETENTION}"),
         (r"older versions", f"{_RETENTION}; see what then stays in the data files"),
         (r"^rows", "table.delete(...), and what is advised for the data files"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from auditor.erasure.layers import Layer, Piece
 from auditor.erasure.stores.sqlite import SQLiteStore, read_start
@@ -17,11 +17,11 @@ from auditor.erasure.windows import TEXT, WORDS
 class LangGraphStore(SQLiteStore):
     """A database of langgraph-checkpoint-sqlite's SqliteSaver."""
 
-    name: ClassVar[str] = "langgraph"
-    package: ClassVar[str] = "langgraph-checkpoint-sqlite"
-    tested: ClassVar[tuple[str, ...]] = ("3.1.",)
-    kinds: ClassVar[tuple[str, ...]] = (TEXT, WORDS)
-    remedies: ClassVar[tuple[tuple[str, str], ...]] = (
+    name = "langgraph"
+    package = "langgraph-checkpoint-sqlite"
+    tested = ("3.1.",)
+    kinds = (TEXT, WORDS)
+    remedies = (
         (r"free space", "VACUUM, then in WAL mode PRAGMA wal_checkpoint(TRUNCATE)"),
         (
             r".",

@@ -21,11 +21,11 @@ _NO_RECORDS = r"meta\.json|\.lock"
 class QdrantStore(SQLiteStore):
     """A folder of QdrantClient(path=...)."""
 
-    name: ClassVar[str] = "qdrant"
-    package: ClassVar[str] = "qdrant-client"
-    tested: ClassVar[tuple[str, ...]] = ("1.20.",)
+    name = "qdrant"
+    package = "qdrant-client"
+    tested = ("1.20.",)
     holds_no: ClassVar[Mapping[str, str]] = {TEXT: _NO_RECORDS, VECTORS: _NO_RECORDS}
-    remedies: ClassVar[tuple[tuple[str, str], ...]] = (
+    remedies = (
         (r"^rows|points of", "client.delete(...), then VACUUM of its storage.sqlite"),
         (r".", "close the client, then VACUUM of its storage.sqlite"),
     )

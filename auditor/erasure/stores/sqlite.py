@@ -23,7 +23,7 @@ FREE = "free space"
 class SQLiteStore(Store):
     """A database file, and `-wal` and `-journal` next to it."""
 
-    name: ClassVar[str] = "sqlite"
+    name = "sqlite"
     holds_no: ClassVar[Mapping[str, str]] = {TEXT: r"-shm$", VECTORS: r"-shm$"}
     remedies: ClassVar[tuple[tuple[str, str], ...]] = (
         (r"word index", "INSERT INTO {table}({table}) VALUES ('optimize'), then VACUUM"),

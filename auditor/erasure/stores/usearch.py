@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +20,11 @@ _MAGIC = b"usearch"
 class USearchStore(Store):
     """A file of usearch's Index.save."""
 
-    name: ClassVar[str] = "usearch"
-    package: ClassVar[str] = "usearch"
-    tested: ClassVar[tuple[str, ...]] = ("2.26.",)
-    kinds: ClassVar[tuple[str, ...]] = (VECTORS,)
-    remedies: ClassVar[tuple[tuple[str, str], ...]] = (
-        (r".", "no call in place: a new Index of np.array(index.get(index.keys))"),
-    )
+    name = "usearch"
+    package = "usearch"
+    tested = ("2.26.",)
+    kinds = (VECTORS,)
+    remedies = ((r".", "no call in place: a new Index of np.array(index.get(index.keys))"),)
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
