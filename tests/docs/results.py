@@ -47,8 +47,8 @@ QUESTIONS: Mapping[str, tuple[str, str]] = {
     ),
     "forgotten": (
         "Is forgotten text gone?",
-        "After gradient ascent it is not. See also [rounded and pruned forms](deployed-forms.md) "
-        "and [stores of text](erasure.md).",
+        "After gradient ascent it is not. See also [deployed forms](../reference/forms.md) and "
+        "[what stores keep](../reference/stores.md).",
     ),
     "chat": (
         "Are conversations read as they were trained?",
@@ -71,6 +71,11 @@ QUESTIONS: Mapping[str, tuple[str, str]] = {
     "cost": (
         "What does an audit cost?",
         "On a processor it costs little more than the forwards that it needs.",
+    ),
+    "servers": (
+        "What do servers give?",
+        "[Five servers](../reference/servers.md) differ in what they return; a server that lies is "
+        "noticed.",
     ),
 }
 

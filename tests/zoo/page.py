@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from pathlib import Path
 
 import transformers
@@ -14,25 +13,22 @@ from transformers.models.auto.modeling_auto import (
 
 from tests.zoo.families import ENCODER_DECODERS, FAMILIES, MASKED, REFUSED, TRAINED, Row
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "model-families.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "model-families.md"
 _HEAD = """# Model families
 
-Printed from the tables in `tests/zoo/families.py` (`python -m tests.zoo.page`), where each family stands as a tiny
-model of transformers {version}: its distribution, its greedy tokens, rows that split and soft prompts, or the
-distributions of its hidden tokens, are compared with transformers' own in every run of the tests.
+Printed from the tables in `tests/zoo/families.py` (`python -m tests.zoo.page`). Every run of the tests compares a tiny
+model of each family with transformers {version}: distributions, greedy tokens, split rows and soft prompts, or the
+distributions of hidden tokens.
 
-- **slots**: keys and values in a cache of ours, written in place. The fastest.
-- **cache**: the cache that the model makes of its own (states, convolutions, keys and values), copied row by row.
+- **slots**: our cache of keys and values, written in place. The fastest.
+- **cache**: the model's own cache (states, convolutions, keys and values), copied row by row.
 - **recompute**: no cache; each new token reads its whole text again. Right, and slow.
-- **soft prompts**: whether attacks that tune a prompt apply (`ethicist`); else their rows say "not applicable".
-- **trained**: "tested" where each method of `audit train` (none, dp-sgd, adp, pmixed) runs on the family in the tests.
-  The methods know no family by name: any other is trained, or refused in a sentence (OPT with noise needs `--lora`).
+- **soft prompts**: "yes" if attacks that tune a prompt apply (`ethicist`); otherwise their rows say "not applicable".
+- **trained**: "tested" if the tests run each method of `audit train` (none, dp-sgd, adp, pmixed) on the family. Any other
+  family is trained, too, or refused in a sentence (OPT with noise needs `--lora`).
 
-A model that is not loaded at all but asked over HTTP, of whatever family:
-[models behind an API](../how-to/api-models.md).
-
-A family that is not listed is checked like the others when it is loaded, and refused where it is not right.
-{others}
+A family that is not in the table is checked when it is loaded, and refused if it is not right. A model of any family can be
+asked over HTTP: [models behind an API](../how-to/api-models.md). {others}
 
 ## Causal
 
@@ -50,9 +46,7 @@ For papers that hide tokens of whole texts (`audit reproduce uniform-mixing`).
 
 
 def page() -> str:
-    others = textwrap.fill(
-        f"An encoder-decoder is refused as one: {', '.join(ENCODER_DECODERS)}.", 120
-    )
+    others = f"Encoder-decoders are refused: {', '.join(ENCODER_DECODERS)}."
     head = _HEAD.format(others=others, version=".".join(transformers.__version__.split(".")[:2]))
     rows = []
     for name, row in sorted(FAMILIES.items()):
