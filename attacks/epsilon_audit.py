@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Observation, Query, Secret
 from auditor.core.result import Audited, Measurement
@@ -154,7 +154,7 @@ class EpsilonAudit(Probe):
             for o, x in zip(observations, scores, strict=True)
         ]
 
-    def _canary_inclusion_scores(self, observations: Sequence[Observation]) -> NDArray[np.float64]:
+    def _canary_inclusion_scores(self, observations: Sequence[Observation]) -> Floats:
         if self.draws_samples:
             return value_column(observations, "agreement")
         nll = value_column(observations, "nll")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
+from auditor.core.arrays import Bools
 from auditor.core.canary_space import CanarySpace
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Canary, Observation, Secret, Tokens
@@ -181,7 +181,7 @@ class Exposure(Probe):
 
     def _significantly_exposed_canary_mask(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
-    ) -> NDArray[np.bool_]:
+    ) -> Bools:
         p_values = [
             o.values["holm_p"] for s, o in zip(secrets, observations, strict=True) if s.member
         ]

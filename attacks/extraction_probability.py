@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from auditor.attacks.near_verbatim import (
@@ -18,6 +17,7 @@ from auditor.attacks.near_verbatim import (
     near_verbatim_batch_size,
     near_verbatim_probability_bound,
 )
+from auditor.core.arrays import Bools, Floats
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
@@ -221,7 +221,7 @@ class ExtractionProbability(DistributionProbe):
         return [*measured, self._conformal_extracted_share(log_p[member], log_p[~member])]
 
     def _bound_and_share_measurements(
-        self, member: NDArray[np.bool_], observations: Sequence[Observation]
+        self, member: Bools, observations: Sequence[Observation]
     ) -> Iterator[Measurement]:
         """Yield bounds on both sides, and the shares of secrets that reach 1 in `one_in`."""
         width = f"within {self.near_distance} token edits, {self.near_beams} beams"
@@ -245,7 +245,7 @@ class ExtractionProbability(DistributionProbe):
 
     def _bracket_bounds_by_measurement(
         self, observations: Sequence[Observation]
-    ) -> dict[str, NDArray[np.float64]]:
+    ) -> dict[str, Floats]:
         """Return (secrets,) by measurement: the bounds on both sides, and greedy shares."""
         bounds = {
             _NEAR: compute_any_sample_probability(value_column(observations, "log_p_near"), 1)
@@ -262,7 +262,7 @@ class ExtractionProbability(DistributionProbe):
 
     def _one_in_n_secret_masks_by_measurement(
         self, observations: Sequence[Observation]
-    ) -> dict[str, NDArray[np.bool_]]:
+    ) -> dict[str, Bools]:
         """Return (secrets,) by measurement: masks of numbers of at least 1 in `one_in`."""
         columns = {
             "extraction": compute_any_sample_probability(value_column(observations, "log_p"), 1),
@@ -306,7 +306,7 @@ class ExtractionProbability(DistributionProbe):
     def per_secret_values(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> dict[str, list[float]]:
-        numbers = dict[str, NDArray[np.float64]]()
+        numbers = dict[str, Floats]()
         for end, log_p in _suffix_log_p_columns_by_name_ending(observations):
             numbers[f"extraction_probability{end}"] = compute_any_sample_probability(log_p, 1)
             for n in self.any_of_n_sample_counts():
@@ -381,7 +381,7 @@ def _has_exact_probability(observations: Sequence[Observation]) -> bool:
 
 def _suffix_log_p_columns_by_name_ending(
     observations: Sequence[Observation],
-) -> list[tuple[str, NDArray[np.float64]]]:
+) -> list[tuple[str, Floats]]:
     """Return (ending of a measurement's name, log p in nats): the exact value or its bounds."""
     ends = (
         {"": "log_p"}
@@ -391,9 +391,9 @@ def _suffix_log_p_columns_by_name_ending(
     return [(end, value_column(observations, name)) for end, name in ends.items()]
 
 
-def _discoverable_secret_mask(log_p: NDArray[np.float64], n: int, p: float) -> NDArray[np.bool_]:
+def _discoverable_secret_mask(log_p: Floats, n: int, p: float) -> Bools:
     """Test if one of n samples is right with probability p, with tolerance for rounding."""
-    reached: NDArray[np.bool_] = compute_any_sample_probability(log_p, n) >= p - _ROUNDING
+    reached: Bools = compute_any_sample_probability(log_p, n) >= p - _ROUNDING
     return reached
 
 

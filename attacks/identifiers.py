@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from auditor.benchmarks.data import pii
 from auditor.benchmarks.data.alternatives import (
@@ -20,6 +19,7 @@ from auditor.benchmarks.data.alternatives import (
     find_value_format,
     parse_described_formats,
 )
+from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Observation, Secret, Tokens
 from auditor.core.result import Finding, Measurement, OwnSection, OwnTable
@@ -331,15 +331,15 @@ def _count_above(
 class RanksOfValues:
     """Ranks of values and their owners, columns of shape (values,). copies: -1 if not known."""
 
-    kind: NDArray[np.int64]
-    above: NDArray[np.float64]
-    tied: NDArray[np.float64]
-    alternatives: NDArray[np.float64]
-    base_above: NDArray[np.float64]
-    base_tied: NDArray[np.float64]
-    place: NDArray[np.float64]
-    member: NDArray[np.bool_]
-    copies: NDArray[np.int64]
+    kind: Ints
+    above: Floats
+    tied: Floats
+    alternatives: Floats
+    base_above: Floats
+    base_tied: Floats
+    place: Floats
+    member: Bools
+    copies: Ints
     has_base: bool
     fdr: float
     refused: Mapping[str, float] = field(default_factory=dict)  # kinds, and p of their control
@@ -370,23 +370,23 @@ class RanksOfValues:
         )
 
     @cached_property
-    def p_values(self) -> NDArray[np.float64]:
+    def p_values(self) -> Floats:
         return rank_tests.compute_rank_p_values(self.above, self.tied, self.alternatives)
 
     @cached_property
-    def listed(self) -> NDArray[np.bool_]:
+    def listed(self) -> Bools:
         """Mask of the members' values that are discoveries, (values,)."""
         discoveries = np.zeros(len(self.kind), dtype=bool)
         adjusted = rank_tests.adjust_false_discovery(self.p_values[self.member])
         discoveries[self.member] = adjusted <= self.fdr
         return discoveries
 
-    def masks_by_kind(self) -> dict[str, NDArray[np.bool_]]:
+    def masks_by_kind(self) -> dict[str, Bools]:
         """Return masks (values,) by kind, for the kinds that members have."""
         kinds = sorted(set(self.kind[self.member].tolist()))
         return {_KINDS[kind]: self.kind == kind for kind in kinds}
 
-    def uniformity_p_value(self, chosen: NDArray[np.bool_]) -> float:
+    def uniformity_p_value(self, chosen: Bools) -> float:
         """Test uniform ranks of these values by the base model, else by the non-members among them.
 
         NaN for too few values.

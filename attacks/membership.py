@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from auditor.attacks.likelihood_ranking import scores_against_lower_case, zlib_compressed_byte_count
+from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
@@ -293,9 +294,9 @@ class Membership(Probe):
     def _rmia_and_lira_scores(
         self,
         observations: Sequence[Observation],
-        member: NDArray[np.bool_],
-        group: NDArray[np.int64],
-    ) -> dict[str, NDArray[np.float64]]:
+        member: Bools,
+        group: Ints,
+    ) -> dict[str, Floats]:
         count = _rmia_lira_reference_count(observations)
         if not count:
             return {}
@@ -360,7 +361,7 @@ class Membership(Probe):
 
     def _target_free_baseline_scores(
         self, observations: Sequence[Observation]
-    ) -> dict[str, NDArray[np.float64]]:
+    ) -> dict[str, Floats]:
         """Return baselines without target queries: the blind classifier, the reference model."""
         baselines = {
             name: _score_of_each_record(name, observations) for name in ("blind", "reference_alone")
@@ -371,9 +372,7 @@ class Membership(Probe):
             if not _unrankable_scores_reason(scores)
         }
 
-    def _usable_scores_by_name(
-        self, observations: Sequence[Observation]
-    ) -> dict[str, NDArray[np.float64]]:
+    def _usable_scores_by_name(self, observations: Sequence[Observation]) -> dict[str, Floats]:
         """Return the scores that rank the records, in the table's order."""
         all_scores = {name: _score_of_each_record(name, observations) for name in SCORES}
         return {
@@ -383,7 +382,7 @@ class Membership(Probe):
         }
 
     def _unusable_reason(
-        self, name: str, scores: NDArray[np.float64], observations: Sequence[Observation]
+        self, name: str, scores: Floats, observations: Sequence[Observation]
     ) -> str:
         """Explain why a score ranks nothing; "" if it ranks."""
         # All differences are 0. (NaN is true: `_unrankable_scores_reason` reports a missing score.)
@@ -492,7 +491,7 @@ class Membership(Probe):
         return reasons
 
     def _target_free_baseline_notes(
-        self, observations: Sequence[Observation], member: NDArray[np.bool_]
+        self, observations: Sequence[Observation], member: Bools
     ) -> Iterator[str]:
         widen = _auc_widening_by_score(observations, member)
         for name, scores in self._target_free_baseline_scores(observations).items():
@@ -523,7 +522,7 @@ def _rmia_lira_notes(observations: Sequence[Observation]) -> Iterator[str]:
 
 
 def _auc_widening_by_score(
-    observations: Sequence[Observation], member: NDArray[np.bool_]
+    observations: Sequence[Observation], member: Bools
 ) -> Mapping[str, float]:
     """Return by score a factor of its AUC's deviation: cross-fitted scores are less independent."""
     cross_fit = blind_classifier.compute_cross_fit_deviation_factor(
@@ -532,21 +531,21 @@ def _auc_widening_by_score(
     return defaultdict(lambda: 1.0, blind=cross_fit, stacked=cross_fit)
 
 
-def _score_of_each_record(name: str, observations: Sequence[Observation]) -> NDArray[np.float64]:
+def _score_of_each_record(name: str, observations: Sequence[Observation]) -> Floats:
     """Return (records,) of one score; NaN if unavailable."""
     return np.array(
         [observation.values.get(name, np.nan) for observation in observations], dtype=float
     )
 
 
-def _unrankable_scores_reason(scores: NDArray[np.float64]) -> str:
+def _unrankable_scores_reason(scores: Floats) -> str:
     """Explain why a score ranks nothing: NaN for a record, or equal for all; "" if it ranks."""
     if missing := int(np.isnan(scores).sum()):
         return f"is no number for {missing} of {len(scores)} records"
     return f"is the same for all {len(scores)} records" if (scores == scores[0]).all() else ""
 
 
-def _too_few_records_reason(member: NDArray[np.bool_]) -> str:
+def _too_few_records_reason(member: Bools) -> str:
     """Explain which records are missing to distinguish members; "" if none are."""
     n_members, n_nonmembers = int(member.sum()), int((~member).sum())
     if min(n_members, n_nonmembers) >= roc.LEAST:
@@ -586,7 +585,7 @@ class TokenReadings:
         return TokenReadings(self.log_probs[i], mean, deviation, wrong)
 
     @property
-    def min_k_plus_token_scores(self) -> NDArray[np.float64] | None:
+    def min_k_plus_token_scores(self) -> Floats | None:
         if self.mean is None or self.deviation is None:
             return None
         return membership.standardise_log_probs(self.log_probs, self.mean, self.deviation)

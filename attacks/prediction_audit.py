@@ -27,10 +27,10 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from auditor.attacks.claim_check import evenly_spaced_suffix_positions
+from auditor.core.arrays import Bools, Floats
 from auditor.core.errors import AuditError, TargetLacks
 from auditor.core.nouns import Claim, Observation, Secret
 from auditor.core.result import Audited, Measurement
@@ -54,8 +54,6 @@ from auditor.statistics.composition import (
 )
 from auditor.statistics.games import FEWEST, audit_games, count_confusion
 from auditor.statistics.one_run import check_audit_parameters
-
-Array = NDArray[np.float64]
 
 _DRAWS = 2**20  # tokens of all games together, if the number of games is not given
 _AT_ONCE = 2**18  # tokens drawn at once
@@ -333,7 +331,7 @@ class PredictionDistinguishingGame:
     tokens: int
 
     @cached_property
-    def log_distributions_of_both_models(self) -> tuple[Array, Array]:
+    def log_distributions_of_both_models(self) -> tuple[Floats, Floats]:
         """The reported distribution of the next token by each model, (V,) nats each."""
         first, second = (
             _normalised_game_log_probs(m.log_probs(self.context, 1)[0, 0])
@@ -342,7 +340,7 @@ class PredictionDistinguishingGame:
         return first, second
 
     @torch.no_grad()
-    def draw_scores_and_coins(self, games: int, *key: str | int) -> tuple[Array, NDArray[np.bool_]]:
+    def draw_scores_and_coins(self, games: int, *key: str | int) -> tuple[Floats, Bools]:
         """Return (games,) sums of log-ratios, higher: more confident in `inside`; and the coins."""
         # Tokens are independent, so their sum is a game's log-likelihood ratio: no test is stronger
         # (Neyman-Pearson).
@@ -381,12 +379,12 @@ class PredictionDistinguishingGame:
             yield tokens.view(-1, self.tokens).cpu()
 
 
-def _normalised_game_log_probs(log_probs: Tensor) -> Array:
-    distribution: Array = log_probs.double().log_softmax(-1).cpu().numpy()
+def _normalised_game_log_probs(log_probs: Tensor) -> Floats:
+    distribution: Floats = log_probs.double().log_softmax(-1).cpu().numpy()
     return distribution
 
 
-def _game_log_ratio_of_each_token(log_p: Array, log_q: Array) -> Array:
+def _game_log_ratio_of_each_token(log_p: Floats, log_q: Floats) -> Floats:
     """Return (V,) log-ratios in nats.
 
     A token that only one model can draw is decisive, a token that neither can draw is neutral.

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from auditor.conclusions.leak_readings import VERBATIM
 from auditor.conclusions.secret_details import SecretDetails
 from auditor.conclusions.signals import LeakAssessment, assess_signals
+from auditor.core.arrays import Bools
 from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
@@ -159,7 +159,7 @@ def _leak_concentration_sentences(
             )
 
 
-def _member_masks_by_copies_phrase(members: Outcome) -> dict[str, NDArray[np.bool_]]:
+def _member_masks_by_copies_phrase(members: Outcome) -> dict[str, Bools]:
     if None in members.repeats:
         return {}
     times = np.array(members.repeats)
@@ -169,7 +169,7 @@ def _member_masks_by_copies_phrase(members: Outcome) -> dict[str, NDArray[np.boo
 
 def _member_masks_by_group_phrase(
     members: Outcome, facts: Mapping[str, SecretFacts]
-) -> dict[str, NDArray[np.bool_]]:
+) -> dict[str, Bools]:
     member_groups = [facts[id].group if id in facts else None for id in members.ids]
     # Skip a group of all members: Fisher's test has nothing to compare it with.
     names = sorted({name for name in member_groups if name is not None})
@@ -179,7 +179,7 @@ def _member_masks_by_group_phrase(
 
 def _member_masks_by_length_phrase(
     members: Outcome, facts: Mapping[str, SecretFacts]
-) -> dict[str, NDArray[np.bool_]]:
+) -> dict[str, Bools]:
     # Unknown lengths count as 0. Split at the median; if it is the maximum, the upper half is
     # empty.
     lengths = np.array([(facts[id].length or 0) if id in facts else 0 for id in members.ids])

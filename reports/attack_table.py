@@ -13,6 +13,7 @@ import numpy as np
 from auditor.conclusions.disagreements import is_measured
 from auditor.conclusions.outcomes import RowValuesBySecret, align_rows_by_secret
 from auditor.conclusions.secret_details import SecretDetails
+from auditor.core.arrays import Floats
 from auditor.core.counts import counted
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.reports import phrases
@@ -144,8 +145,8 @@ def _paired_difference(
 
 
 def _greatest_value_by_record(
-    values: roc.Floats, ids: Sequence[str], records: Mapping[str, str]
-) -> roc.Floats:
+    values: Floats, ids: Sequence[str], records: Mapping[str, str]
+) -> Floats:
     greatest: dict[str, float] = {}
     for id, value in zip(ids, values.tolist(), strict=True):
         record = records.get(id, id)

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from auditor.conclusions.replicates import Replicates
+from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.result import Measurement
 from auditor.statistics import bootstrap, metrics
@@ -127,7 +127,7 @@ def _perplexity_contrast_by_text(
     nll = np.array([part.cell.heldout[seed][part.metric] for part in parts for seed in seeds])
     weights = np.repeat([part.coefficient / len(seeds) for part in parts], len(seeds))
 
-    def of(each: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def of(each: Floats) -> tuple[Floats, Floats]:
         # (resamples, parts x seeds); exp is its own derivative
         return np.exp(each) @ weights, np.exp(each) * weights  # the sum, and its gradient
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from auditor.core.arrays import Bools, Floats
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Measurement
 from auditor.records.attacked_secrets import NOT_KEPT, AnsweredSecretIds
@@ -61,11 +62,11 @@ class RowValuesBySecret:
     """
 
     ids: tuple[str, ...]
-    member: NDArray[np.bool_]
+    member: Bools
     repeats: tuple[int | None, ...]
-    values: Mapping[str, NDArray[np.float64]]
+    values: Mapping[str, Floats]
     outcome: Outcome | None = field(default=None, repr=False)
-    kinds: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    kinds: Mapping[str, Floats] = field(default_factory=dict)
     score_is_probability: bool = False
     # the sample size depended on the results: only betting bounds are valid
     anytime: bool = False
@@ -96,7 +97,7 @@ class RowValuesBySecret:
         for name, values in self._values_kept_in_secrets_table().items():
             yield Column(MEASURED, cell, name, self.ids, values, self.member, self.repeats)
 
-    def _values_kept_in_secrets_table(self) -> Mapping[str, NDArray[np.float64]]:
+    def _values_kept_in_secrets_table(self) -> Mapping[str, Floats]:
         if self.outcome is None:
             return self.values or {_ASKED: np.ones(len(self.ids))}
         judgements = {
@@ -175,7 +176,7 @@ class RowValuesBySecret:
         # Order does not matter: the bounds depend on how often each value occurs.
         return BettingMean(values) if len(values) and np.isfinite(values).all() else None
 
-    def _personal_data_shares_of_kind(self, kind: str, members: bool) -> NDArray[np.float64]:
+    def _personal_data_shares_of_kind(self, kind: str, members: bool) -> Floats:
         """Return the shares of a kind of personal data in first guesses, for the secrets
         that contain it."""
         shares = self.kinds[kind][self.member == members] if kind in self.kinds else np.empty(0)
@@ -207,9 +208,7 @@ class RowValuesBySecret:
             ids, self.member[indices], repeats, {name: self.values[name][indices]}
         )
 
-    def metric_values_in_id_order(
-        self, members: bool, count: int | None
-    ) -> dict[str, NDArray[np.float64]]:
+    def metric_values_in_id_order(self, members: bool, count: int | None) -> dict[str, Floats]:
         """Return the values of the members (or non-members), of one repeat count if given,
         in the order of their ids."""
         indices = [
@@ -223,7 +222,7 @@ class RowValuesBySecret:
 
 def align_rows_by_secret(
     rows: Iterable[RowValuesBySecret], name: str, members: bool
-) -> tuple[list[str], NDArray[np.float64]]:
+) -> tuple[list[str], Floats]:
     """Return the ids of the k members (or non-members) with the number in all rows, and (rows,
     k) values."""
     columns = [row.values_by_secret(name, members) for row in rows]

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from auditor.conclusions import outcomes
 from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.core.arrays import Bools, Floats
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Secret
 from auditor.core.result import Measurement
@@ -210,9 +210,7 @@ class Reliability:
     n: int
 
 
-def calibration_of_guess_scores(
-    score: NDArray[np.float64], right: NDArray[np.bool_]
-) -> Reliability:
+def calibration_of_guess_scores(score: Floats, right: Bools) -> Reliability:
     """Compute calibration from (n,) scores in [0, 1] and whether each guess was right, in bins
     of equal width, without empty bins.
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
-from numpy.typing import NDArray
+
+from auditor.core.arrays import Floats
 
 # Uniforms of a draw: the token; for a randomised defense also the subset size and the member.
 CHANNELS = 3
@@ -23,7 +24,7 @@ def keyed_random_generator(*key: str | int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
 
 
-def secret_uniform_draws(samples: int, length: int, *key: str | int) -> NDArray[np.float64]:
+def secret_uniform_draws(samples: int, length: int, *key: str | int) -> Floats:
     """Return (samples, length, CHANNELS) uniforms in [0, 1) of a secret.
 
     The first k samples equal those of a run with k samples.

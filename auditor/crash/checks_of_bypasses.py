@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from scipy import stats
 
+from auditor.core.arrays import Floats
 from auditor.crash.printed_output import first_printed_line_with_other_numbers
 from auditor.crash.verdicts import (
     BROKEN,
@@ -16,7 +17,6 @@ from auditor.crash.verdicts import (
     NO_FAULT,
     SHARE,
     UNKNOWN,
-    Array,
     LoopCheck,
     WatchedTrainings,
     WorstViolation,
@@ -67,7 +67,7 @@ def check_noise_seed_guessable(runs: WatchedTrainings) -> LoopCheck:
 
 
 @functools.cache
-def _first_normals_of_guessable_seeds() -> Array:
+def _first_normals_of_guessable_seeds() -> Floats:
     """Return (seeds, 16) the first normal numbers of each seed, scaled to unit length.
 
     Every tensor of 32 numbers or more begins with them.
@@ -76,7 +76,7 @@ def _first_normals_of_guessable_seeds() -> Array:
     normals = torch.empty(_TRIED, _READ)
     for seed, row in enumerate(normals):
         row.normal_(generator=generator.manual_seed(seed))
-    directions: Array = torch.nn.functional.normalize(normals, dim=1).numpy()
+    directions: Floats = torch.nn.functional.normalize(normals, dim=1).numpy()
     return directions
 
 

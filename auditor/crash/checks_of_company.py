@@ -14,13 +14,13 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
+from auditor.core.arrays import Floats
 from auditor.crash.claim import LoopClaim
 from auditor.crash.reaches import estimate_mean_reach, is_clipped_by_tensors
 from auditor.crash.training_specimen import Record, make_company_specimen
 from auditor.crash.verdicts import (
     SHARE,
     UNKNOWN,
-    Array,
     LoopCheck,
     WatchedTrainings,
     WorstViolation,
@@ -152,8 +152,8 @@ def _fit_weight_of_company(
 
 
 def _weigh_by_company(
-    parts: Sequence[Sequence[int]], drawn: Sequence[int], n_tokens: Array, weight: str
-) -> Array | None:
+    parts: Sequence[Sequence[int]], drawn: Sequence[int], n_tokens: Floats, weight: str
+) -> Floats | None:
     """Return (drawn,) the weight in `_WEIGHTS` of each gradient under a mean over its batch.
 
     None if a record was read twice.

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 from scipy import stats
 
+from auditor.core.arrays import Floats
 from auditor.crash.reaches import whiten_step
 from auditor.crash.verdicts import (
     COUNTED,
@@ -18,7 +19,6 @@ from auditor.crash.verdicts import (
     POWER,
     SHARE,
     UNKNOWN,
-    Array,
     LoopCheck,
     WatchedTrainings,
     WorstViolation,
@@ -236,7 +236,7 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _largest_noise_correlation_and_p_value(
-    noises: Array, free: float
+    noises: Floats, free: float
 ) -> tuple[float, float, tuple[int, int]]:
     """Return the largest correlation of two rows, its p-value among all pairs, and the pair.
 
@@ -261,7 +261,7 @@ def _noise_degrees_of_freedom(step: ObservedStep, of: slice = slice(None)) -> fl
     return float((step.spread[of] ** 2).sum())
 
 
-def _stack_noise_of_shared_tensors(steps: Sequence[ObservedStep]) -> tuple[Array, float]:
+def _stack_noise_of_shared_tensors(steps: Sequence[ObservedStep]) -> tuple[Floats, float]:
     """Return (steps, d) the noise of tensors in every step, and a row's fewest degrees of
     freedom."""
     shared = [name for name in steps[0].shapes if all(name in step.shapes for step in steps)]
@@ -277,7 +277,7 @@ def _stack_noise_of_shared_tensors(steps: Sequence[ObservedStep]) -> tuple[Array
     return np.stack(rows), min(free)
 
 
-_Pair = tuple[Array, Array, float]  # noise, noise, and the first one's dimensions
+_Pair = tuple[Floats, Floats, float]  # noise, noise, and the first one's dimensions
 
 
 def _shared_tensor_noise(step: ObservedStep, other: ObservedStep) -> _Pair:

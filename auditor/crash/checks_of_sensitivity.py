@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy import stats
 
+from auditor.core.arrays import Floats
 from auditor.crash.reaches import (
     ChooseRecords,
     Chosen,
@@ -20,7 +21,6 @@ from auditor.crash.reaches import (
 from auditor.crash.training_specimen import RECORDS, SPECIMENS
 from auditor.crash.verdicts import (
     UNKNOWN,
-    Array,
     LoopCheck,
     WatchedTrainings,
     WorstViolation,
@@ -33,7 +33,7 @@ from auditor.crash.watch import ObservedStep
 _SINGULAR = 1e10  # the condition number of a fit that determines nothing
 _Chosen = Callable[[int, ObservedStep], bool]
 # a step -> (records, m); the fit returns the first column's coefficient
-_Columns = Callable[[ObservedStep], Array]
+_Columns = Callable[[ObservedStep], Floats]
 
 
 def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
@@ -128,7 +128,7 @@ _CONTRADICTED = float(stats.chi2.isf(0.05, 1))  # drop of twice the log likeliho
 
 
 def _fit_bound_above_clipping_norm(
-    weighted: Sequence[tuple[ObservedStep, Array, float]], clipping_norm: float
+    weighted: Sequence[tuple[ObservedStep, Floats, float]], clipping_norm: float
 ) -> tuple[float, float, float]:
     """Fit the bound of reaches that rise with the norm up to this clipping norm.
 
@@ -360,22 +360,22 @@ def _sensitivity_rise_with_gradient_share(
 
 
 def _fit_sensitivity_on_column_and_constant(
-    steps: Sequence[ObservedStep], column: Callable[[ObservedStep], Array]
-) -> tuple[Array, Array] | None:
+    steps: Sequence[ObservedStep], column: Callable[[ObservedStep], Floats]
+) -> tuple[Floats, Floats] | None:
     """Apply `_least_squares_sensitivity_fit` to this column and a column of ones."""
     return _least_squares_sensitivity_fit(
         steps, lambda step: np.stack([column(step), np.ones(len(step.norms))], 1)
     )
 
 
-def _deviation_explained_by_sensitivity_fit(fit: tuple[Array, Array]) -> float:
+def _deviation_explained_by_sensitivity_fit(fit: tuple[Floats, Floats]) -> float:
     """Return the reduction of the sum of squared deviations by a fit, in units of the noise."""
     coefficients, covariance = fit
     # The inverse covariance is X' G X: this is the squared length of the fitted values.
     return float(coefficients @ np.linalg.solve(covariance, coefficients))
 
 
-def _record_shares_of_summed_gradient(step: ObservedStep, parts: Sequence[Sequence[int]]) -> Array:
+def _record_shares_of_summed_gradient(step: ObservedStep, parts: Sequence[Sequence[int]]) -> Floats:
     """Return (records,) each gradient's norm over the norm of its part's summed gradient."""
     records, shares = sorted(set(step.records)), np.ones(len(step.norms))
     # (records, records) inner products before clipping: a part's block adds up to the squared norm
@@ -406,7 +406,7 @@ def _first_sensitivity_coefficient_and_error(
 
 def _least_squares_sensitivity_fit(
     steps: Sequence[ObservedStep], columns: _Columns
-) -> tuple[Array, Array] | None:
+) -> tuple[Floats, Floats] | None:
     """Fit all reaches on these columns -> coefficients of nonzero columns, covariance.
 
     Generalised least squares: a step's reaches have as covariance the inverse Gram matrix of its
@@ -424,5 +424,5 @@ def _least_squares_sensitivity_fit(
     used = np.diag(a) > 0
     if not used[0] or np.linalg.cond(a[used][:, used]) > _SINGULAR:
         return None
-    covariance: Array = np.linalg.inv(a[used][:, used]).astype(np.float64)
+    covariance: Floats = np.linalg.inv(a[used][:, used]).astype(np.float64)
     return covariance @ b[used], covariance

@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import optimize, stats
 
-from auditor.crash.verdicts import SHARE, Array
+from auditor.core.arrays import Bools, Floats
+from auditor.crash.verdicts import SHARE
 from auditor.crash.watch import ObservedStep, fit_reaches
 from auditor.crash.watch import TrainingTrace as Trace
 
-Chosen = NDArray[np.bool_]
+Chosen = Bools
 ChooseRecords = Callable[[ObservedStep], Chosen]  # a step -> (records,) mask
 Estimate = tuple[float, float]  # a mean reach, and its standard error
 _ROUNDING = 1e-9  # relative to a Gram matrix's largest eigenvalue
@@ -46,7 +46,9 @@ def estimate_mean_reach(
     return _average_sums_of_reaches([pair for pair in sums if pair])
 
 
-def _sum_chosen_reaches(gram: Array, reaches: Array, chosen: Chosen) -> tuple[float, float] | None:
+def _sum_chosen_reaches(
+    gram: Floats, reaches: Floats, chosen: Chosen
+) -> tuple[float, float] | None:
     """Return the sums of weights and weighted reaches, each over the latter's deviation.
 
     None if no record is chosen.
@@ -59,7 +61,7 @@ def _sum_chosen_reaches(gram: Array, reaches: Array, chosen: Chosen) -> tuple[fl
     return float(weights.sum()) / deviation, float(weights @ reaches[chosen]) / deviation
 
 
-def weigh_all_records(gram: Array) -> tuple[Array, float]:
+def weigh_all_records(gram: Floats) -> tuple[Floats, float]:
     """Return nonnegative weights of the records' most precise mean reach, and their sum's
     deviation."""
     return _weigh_chosen_records(gram, np.ones(len(gram), dtype=np.bool_))
@@ -78,7 +80,7 @@ def _average_sums_of_reaches(sums: Sequence[tuple[float, float]]) -> Estimate | 
     return sum(reach for _, reach in sums) / total_weight, math.sqrt(len(sums)) / total_weight
 
 
-def _weigh_chosen_records(gram: Array, chosen: Chosen) -> tuple[Array, float]:
+def _weigh_chosen_records(gram: Floats, chosen: Chosen) -> tuple[Floats, float]:
     """Return nonnegative weights of the chosen records' most precise mean, and their sum's
     deviation.
 
@@ -107,7 +109,7 @@ def _weigh_chosen_records(gram: Array, chosen: Chosen) -> tuple[Array, float]:
     return weights, math.sqrt(float(variances @ (vectors.T @ weights) ** 2))
 
 
-def rank_norms_in_training(traces: Sequence[Trace]) -> dict[int, Array]:
+def rank_norms_in_training(traces: Sequence[Trace]) -> dict[int, Floats]:
     """Return (records,) by a step's `id`: the share of its training's norms so far below each
     norm."""
     ranks = {}
@@ -170,7 +172,7 @@ def _sum_reaches_by_tensors(
     return sums
 
 
-def _project_on_tensor_sums(step: ObservedStep, shares: Array) -> tuple[Array, Array]:
+def _project_on_tensor_sums(step: ObservedStep, shares: Floats) -> tuple[Floats, Floats]:
     """Project the released gradient and records' unit gradients on each tensor's summed gradient.
 
     shares: (tensors,). Returns (tensors,) in units of each tensor's noise and (tensors, records)
@@ -211,7 +213,7 @@ def is_clipped_by_tensors(steps: Sequence[ObservedStep], noise_shares: Mapping[s
     return freedom > 0 and float(stats.chi2.sf(excess, freedom)) < SHARE
 
 
-def _explain_products(grams: Array, products: Array) -> tuple[float, int]:
+def _explain_products(grams: Floats, products: Floats) -> tuple[float, int]:
     """Return the squared length of a unit-noise gradient in a span of gradients, and its dimension.
 
     grams: (parts, records, records); products: (parts, records) their products with the gradient;

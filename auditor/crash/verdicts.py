@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
 from auditor.crash.claim import LoopClaim
@@ -24,7 +22,6 @@ SHARE = LEVEL / 15  # of each check; checks that count, without chance, need non
 POWER = 0.8
 BROKEN, NO_FAULT, UNKNOWN = "broken", "no fault seen", "cannot tell"
 STATISTIC, COUNTED, PLANTED = "by its statistic", "counted, without chance", "by a planted fault"
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, distributed, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -37,12 +36,13 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
 from auditor.crash import training_specimen
 from auditor.crash.printed_output import PrintedText
 from auditor.crash.training_specimen import Record, SpecimenRecordGradients
 
-_Array = NDArray[np.float64]
+_Array = Floats
 _ROUNDING = 1e-9  # relative: below it a direction in double precision is rounding
 LONG = "the training takes longer than its budget: give it fewer steps, or raise --minutes"
 _AGAIN = 5.0  # seconds from alarm to alarm

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from auditor.benchmarks.data import released_passages
 from auditor.benchmarks.data.released_passages import ReleasedRecord, WordIds
+from auditor.core.arrays import Floats
 from auditor.erasure.records import ALIKE, LEAST, ErasureRecords, find_likest
 from auditor.erasure.windows import SIZE, TEXT, VECTORS
 from auditor.statistics.intervals import clopper_pearson
@@ -31,7 +31,7 @@ class Piece:
     """A part of a layer. content: bytes, texts, or vectors (n, dimensions)."""
 
     place: str
-    content: bytes | Sequence[str] | NDArray[np.float64]
+    content: bytes | Sequence[str] | Floats
     start: int = 0  # offset of bytes in their file
 
 

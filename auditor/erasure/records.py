@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from auditor.benchmarks.data import table_blocks
 from auditor.benchmarks.data.tables import parse_json_of_table, require_json_object
+from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
 from auditor.erasure.windows import WindowIndex
 
@@ -34,7 +34,7 @@ class StoredRecord:
     name: str
     text: str
     deleted: bool
-    vector: NDArray[np.float64] | None = None
+    vector: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class ErasureRecords:
 
     targets: tuple[StoredRecord, ...]
     windows: WindowIndex
-    likest: NDArray[np.float64]
-    directions: NDArray[np.float64]
+    likest: Floats
+    directions: Floats
     n_kept: int
     kept_texts: frozenset[int] = field(repr=False)
 
@@ -107,9 +107,7 @@ def read_erasure_records(deleted: Path, kept: Path) -> ErasureRecords:
     return ErasureRecords(targets, windows, likest, directions, n_rows, frozenset(hashes))
 
 
-def find_likest(
-    directions: NDArray[np.float64], vectors: NDArray[np.float64], own: Sequence[int]
-) -> NDArray[np.float64]:
+def find_likest(directions: Floats, vectors: Floats, own: Sequence[int]) -> Floats:
     """Return the highest cosine of each direction with any of the vectors, (directions,).
 
     own: (vectors,), the direction that belongs to this vector and is left out; -1 if there is none.
@@ -122,7 +120,7 @@ def find_likest(
     return np.where(np.isnan(cosines), -1.0, cosines).max(axis=0, initial=-1.0)
 
 
-def _list_directions(targets: Sequence[StoredRecord]) -> NDArray[np.float64]:
+def _list_directions(targets: Sequence[StoredRecord]) -> Floats:
     n_dimensions = max((len(r.vector) for r in targets if r.vector is not None), default=1)
     directions = np.full((len(targets), n_dimensions), np.nan)
     for i, record in enumerate(targets):
@@ -197,7 +195,7 @@ def _parse_record(
     return StoredRecord(name, text, deleted, _parse_vector(source, value))
 
 
-def _parse_vector(where: str, value: dict[str, Any]) -> NDArray[np.float64] | None:
+def _parse_vector(where: str, value: dict[str, Any]) -> Floats | None:
     column = next((name for name in _VECTOR_NAMES if value.get(name) is not None), None)
     if column is None:
         return None
@@ -210,9 +208,7 @@ def _parse_vector(where: str, value: dict[str, Any]) -> NDArray[np.float64] | No
     return vector
 
 
-def _stream_kept(
-    path: Path, n_dimensions: int
-) -> Iterator[tuple[list[int], list[str], NDArray[np.float64]]]:
+def _stream_kept(path: Path, n_dimensions: int) -> Iterator[tuple[list[int], list[str], Floats]]:
     """Yield rows, texts and vectors (rows, dimensions), some rows at a time."""
     numbered = enumerate(_stream_rows("--kept", path))
     while batch := list(islice(numbered, _AT_ONCE)):

@@ -19,9 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
+from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError, unknown_name_error, wrap_library_errors
 from auditor.erasure.layers import Layer, Piece
 from auditor.erasure.windows import SIZE, TEXT, VECTORS, WORDS
@@ -77,7 +75,7 @@ class Store:
         """Yield the contents that the store's library returns."""
         return iter(())
 
-    def search_nearest(self, vectors: NDArray[np.float64]) -> Iterator[Piece]:
+    def search_nearest(self, vectors: Floats) -> Iterator[Piece]:
         """Yield the stored vectors that the library finds nearest to each vector, (n, d)."""
         return iter(())
 

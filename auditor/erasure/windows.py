@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from auditor.core.arrays import Bools, Floats, Ints
+
 TEXT, WORDS, VECTORS = "text", "words", "vectors"
 SIZE = 32  # bytes of a window; a text below 32 bytes uses windows of 16
 _WORD_SIZE = 8  # bytes from the end of a word, shorter than any other window
@@ -49,7 +51,7 @@ def _before(forms: Mapping[str, bytes], name: str) -> list[bytes]:
     return [forms[other] for other in names[: names.index(name)]]
 
 
-def write_vector_forms(values: NDArray[np.float64]) -> Mapping[str, bytes]:
+def write_vector_forms(values: Floats) -> Mapping[str, bytes]:
     """Return a vector (dimensions,) in the encodings of stores, unscaled and with length 1."""
     single = values.astype("<f4")
     length = np.sqrt((single * single).sum(dtype=np.float32))
@@ -98,7 +100,7 @@ def _cut_words(text: str) -> Iterator[bytes]:
         yield word.encode()[-_WORD_SIZE:]
 
 
-def _hash_windows(words: NDArray[np.uint64], n_words: int) -> NDArray[np.int64]:
+def _hash_windows(words: NDArray[np.uint64], n_words: int) -> Ints:
     """Return a hash below 2**22 of each window of n_words words of 8 bytes."""
     n_windows = max(0, len(words) - n_words + 1)
     total = words[:n_windows] * _FACTORS[0]
@@ -117,14 +119,14 @@ class WindowIndex:
 
     origins: dict[bytes, Origin] = field(default_factory=dict)
     _shared: set[bytes] = field(default_factory=set)
-    _tables: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
+    _tables: dict[int, Bools] = field(default_factory=dict)
 
     def add_text(self, record: int, text: str) -> None:
         for form, content in write_text_forms(text).items():
             self._add(_cut_windows(content), Origin(record, TEXT, form))
         self._add(_cut_words(text), Origin(record, WORDS, "lower case"))
 
-    def add_vector(self, record: int, values: NDArray[np.float64]) -> None:
+    def add_vector(self, record: int, values: Floats) -> None:
         for form, content in write_vector_forms(values).items():
             self._add(_cut_windows(content), Origin(record, VECTORS, form))
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import binom, norm
 
+from auditor.core.arrays import Floats, Ints
 from auditor.core.errors import AuditError
 from auditor.gate.policy import Rule
 from auditor.statistics.anytime import simulate_stopping_sizes
@@ -251,9 +251,7 @@ def count_secrets_for_pairs(
     return _check_secret_count(math.ceil(max(n, least)))
 
 
-def _find_fewest_secrets(
-    curve: Callable[[NDArray[np.int64]], NDArray[np.float64]], power: float
-) -> int:
+def _find_fewest_secrets(curve: Callable[[Ints], Floats], power: float) -> int:
     """Return the smallest n from which the curve, a sawtooth, stays at this power."""
     size = 1024
     while size <= 2 * _MOST:

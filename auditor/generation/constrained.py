@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.canary_space import CanarySpace, State
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
@@ -36,9 +36,9 @@ class ConstrainedDraws:
     """
 
     texts: tuple[str, ...]
-    nll: NDArray[np.float64]
-    log_q: NDArray[np.float64]
-    canonical: NDArray[np.bool_]
+    nll: Floats
+    log_q: Floats
+    canonical: Bools
 
 
 class TokenGuide:
@@ -118,22 +118,20 @@ class TokenGuide:
         return n_characters - len(self._head_text)
 
 
-Pick = Callable[[NDArray[np.int64], int, Tensor, NDArray[np.float64]], NDArray[np.int64]]
+Pick = Callable[[Ints, int, Tensor, Floats], Ints]
 """(text indices, position, allowed tokens, cdf of the draw) -> index of each text's token."""
 
 
 @torch.no_grad()
 def draw_constrained_texts(
-    model: LanguageModel, guide: TokenGuide, context: Tokens, noise: NDArray[np.float64]
+    model: LanguageModel, guide: TokenGuide, context: Tokens, noise: Floats
 ) -> ConstrainedDraws:
     """Draw one text for each row of `noise`.
 
     noise: (draws, guide.get_max_tail()) in [0, 1); context: ends in the guide's head.
     """
 
-    def pick_token(
-        texts: NDArray[np.int64], position: int, allowed: Tensor, cdf: NDArray[np.float64]
-    ) -> NDArray[np.int64]:
+    def pick_token(texts: Ints, position: int, allowed: Tensor, cdf: Floats) -> Ints:
         # Rounding may end the cdf below a uniform close to 1.
         indices = np.searchsorted(cdf, noise[texts, position], side="right")
         return np.minimum(indices, len(cdf) - 1)
@@ -167,9 +165,7 @@ def score_constrained_texts(
     tails: tokens of each text after the head, which the guide must allow.
     """
 
-    def pick_given_token(
-        indices: NDArray[np.int64], position: int, allowed: Tensor, cdf: NDArray[np.float64]
-    ) -> NDArray[np.int64]:
+    def pick_given_token(indices: Ints, position: int, allowed: Tensor, cdf: Floats) -> Ints:
         # `list_allowed_tokens` sorts the tokens; `check_tokens_can_be_drawn` made sure of these.
         return np.searchsorted(allowed.numpy(), [tails[i][position] for i in indices.tolist()])
 
@@ -179,7 +175,7 @@ def score_constrained_texts(
 
 def _walk_constrained_texts(
     model: LanguageModel, guide: TokenGuide, context: Tokens, n_texts: int, pick: Pick
-) -> tuple[list[list[int]], NDArray[np.float64], NDArray[np.float64]]:
+) -> tuple[list[list[int]], Floats, Floats]:
     """Return the tokens, the nll and the log_q of each text; walk as many as fit into memory."""
     tokens: list[list[int]] = [[] for _ in range(n_texts)]
     nll = np.zeros(n_texts)

@@ -9,9 +9,9 @@ from typing import Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from auditor.core.arrays import Floats
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import CHANNELS
 from auditor.models.base import LanguageModel
@@ -69,7 +69,7 @@ def sample_candidates(
     prefixes: Tensor,
     length: int,
     decoding: Decoding,
-    uniforms: NDArray[np.float64],
+    uniforms: Floats,
     *,
     prompt: Tensor | None = None,
     distribution: bool = True,
@@ -99,7 +99,7 @@ def sample_mixed_length_batch(
     model: LanguageModel,
     prefixes: Sequence[Tokens],
     decoding: Decoding,
-    uniforms: Sequence[NDArray[np.float64]],
+    uniforms: Sequence[Floats],
     *,
     prompt: Tensor | None = None,
     distribution: bool = True,

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from auditor.core import disk
+from auditor.core.arrays import Floats, Ints
 from auditor.core.canary_space import CanarySpace
 from auditor.core.disk import cache_folder
 from auditor.core.errors import AuditError
@@ -153,7 +154,7 @@ def _encode_space(space: CanarySpace, tokenizer: Any) -> NDArray[np.int32]:
 
 
 def _build_trie_levels(
-    tokens: NDArray[np.int32], lengths: NDArray[np.int64], n_shared: NDArray[np.int64]
+    tokens: NDArray[np.int32], lengths: Ints, n_shared: Ints
 ) -> tuple[TrieLevel, ...]:
     """Build the levels of a trie.
 
@@ -221,7 +222,7 @@ def compute_continuation_nlls(
     model: LanguageModel,
     context: Tokens,
     tails: Sequence[Tokens],
-) -> NDArray[np.float64]:
+) -> Floats:
     """Return the teacher-forced nll in nats of each tail after the context, (tails,)."""
     nlls = np.zeros(len(tails))
     for indices in group_equal_shapes([(0, len(tail)) for tail in tails], 512):
@@ -232,7 +233,7 @@ def compute_continuation_nlls(
     return nlls
 
 
-def add_tie_margin(nll: NDArray[np.float64]) -> NDArray[np.float64]:
+def add_tie_margin(nll: Floats) -> Floats:
     """Return the largest nll that counts as a tie with each nll.
 
     Ties, and texts whose nll may differ by rounding only, count against exposure.
@@ -251,7 +252,7 @@ class LeafCount:
     budget did not reach; rows: visited nodes.
     """
 
-    at_most: NDArray[np.int64]
+    at_most: Ints
     unseen: int
     rows: int
 

@@ -11,9 +11,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from auditor.core.arrays import Bools, Floats
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Audited, Measurement
 from auditor.models.base import LanguageModel
@@ -218,7 +218,7 @@ def observe_all_secrets(probe: Probe, view: View, secrets: Sequence[Secret]) -> 
     )
 
 
-def value_column(observations: Sequence[Observation], name: str) -> NDArray[np.float64]:
+def value_column(observations: Sequence[Observation], name: str) -> Floats:
     return np.array([observation.values[name] for observation in observations], dtype=float)
 
 
@@ -227,7 +227,7 @@ def observed_names_without_prefix(prefix: str, names: Iterable[str]) -> list[str
     return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
 
 
-def member_mask(secrets: Sequence[Secret]) -> NDArray[np.bool_]:
+def member_mask(secrets: Sequence[Secret]) -> Bools:
     return np.array([secret.member for secret in secrets], dtype=bool)
 
 
@@ -242,8 +242,8 @@ def scored_records(secrets: Sequence[Secret]) -> ScoredRecords:
 
 def mean_probability_with_nonmember_baseline(
     name: str,
-    p: NDArray[np.float64],
-    member: NDArray[np.bool_],
+    p: Floats,
+    member: Bools,
     note: str = "",
     excess: bool = True,
 ) -> list[Measurement]:
@@ -260,7 +260,7 @@ def mean_probability_with_nonmember_baseline(
 
 
 def mean_probability_by_repeat_count(
-    name: str, secrets: Sequence[Secret], p: NDArray[np.float64]
+    name: str, secrets: Sequence[Secret], p: Floats
 ) -> dict[str, Measurement]:
     """Return the mean probability of the members by repeat count, if known."""
     return {
@@ -269,7 +269,7 @@ def mean_probability_by_repeat_count(
     }
 
 
-def masks_by_repeat_count(secrets: Sequence[Secret]) -> dict[int, NDArray[np.bool_]]:
+def masks_by_repeat_count(secrets: Sequence[Secret]) -> dict[int, Bools]:
     """Return masks of the members by repeat count, ascending, if known."""
     # -1, which is not a count: a non-member, or a member of unknown count.
     repeats = np.array([-1 if s.repeats is None or not s.member else s.repeats for s in secrets])

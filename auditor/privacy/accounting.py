@@ -13,6 +13,7 @@ import numpy.typing as npt
 from scipy.optimize import minimize_scalar
 from scipy.special import logsumexp
 
+from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
 
 MASS_TOLERANCE = 1e-3  # a distribution further from total mass 1 than this is not a rounding matter
@@ -119,9 +120,7 @@ def compute_zcdp_budget(epsilon: float, delta: float) -> float:
     return low
 
 
-def realised_renyi(
-    log_p: npt.ArrayLike, log_q: npt.ArrayLike, alpha: float
-) -> npt.NDArray[np.float64]:
+def realised_renyi(log_p: npt.ArrayLike, log_q: npt.ArrayLike, alpha: float) -> Floats:
     """Renyi divergence D_alpha(p || q) (nats) over the last axis; alpha > 1, inf allowed; inf where
     p > 0 = q.
 
@@ -147,15 +146,13 @@ def realised_renyi(
     return np.where(np.isposinf(log_ratio).any(-1), np.inf, divergence)[()]
 
 
-def realised_pure_dp(log_p: npt.ArrayLike, log_q: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def realised_pure_dp(log_p: npt.ArrayLike, log_q: npt.ArrayLike) -> Floats:
     """Largest |log p - log q| (nats) over the last axis; inf where the supports differ. Raises
     AuditError."""
     return compute_two_sided_renyi(log_p, log_q, math.inf)
 
 
-def compute_two_sided_renyi(
-    log_p: npt.ArrayLike, log_q: npt.ArrayLike, alpha: float
-) -> npt.NDArray[np.float64]:
+def compute_two_sided_renyi(log_p: npt.ArrayLike, log_q: npt.ArrayLike, alpha: float) -> Floats:
     """The larger `realised_renyi` of both directions."""
     return np.maximum(realised_renyi(log_p, log_q, alpha), realised_renyi(log_q, log_p, alpha))
 
@@ -167,7 +164,7 @@ def _compute_rdp_conversion_cost(delta: float, alpha: float) -> float:
     return math.log1p(-1 / alpha) - (math.log(delta) + math.log(alpha)) / (alpha - 1)
 
 
-def _normalize_log_probs(log_distribution: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def _normalize_log_probs(log_distribution: npt.ArrayLike) -> Floats:
     distribution = np.asarray(log_distribution, dtype=np.float64)
     log_mass = logsumexp(distribution, axis=-1, keepdims=True)
     if not np.all(np.abs(log_mass) < MASS_TOLERANCE):  # NaN too

@@ -12,8 +12,8 @@ from functools import cache
 from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
+from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError, unknown_name_error
 from auditor.privacy.accounting import (
     rdp_budget,
@@ -89,7 +89,7 @@ def compute_member_mixing_weight(q: float, members: int) -> float:
     return q if members == 1 else -math.expm1(members * _log1m(q)) / members
 
 
-def compute_subset_sizes(q: float, members: int) -> npt.NDArray[np.float64]:
+def compute_subset_sizes(q: float, members: int) -> Floats:
     """Probability of each subset size 0..N under Poisson(q) sampling of N members; raises
     AuditError on bad input."""
     require_in_unit_interval("q", q)
@@ -97,9 +97,7 @@ def compute_subset_sizes(q: float, members: int) -> npt.NDArray[np.float64]:
     return np.exp([_log_binomial_probability(size, members, q) for size in range(members + 1)])
 
 
-def compute_mean_member_weights(
-    weights: npt.NDArray[np.float64], q: float, members: int
-) -> npt.NDArray[np.float64]:
+def compute_mean_member_weights(weights: Floats, q: float, members: int) -> Floats:
     """Share of each member's distribution in that of one token, (..., n); what they leave of 1 is
     the public one's.
 
@@ -120,11 +118,11 @@ def compute_mean_member_weights(
 
 def neighbour_distributions(
     adjacency: Adjacency,
-    public: npt.NDArray[np.float64],
-    distributions: npt.NDArray[np.float64],
-    weights: npt.NDArray[np.float64],
+    public: Floats,
+    distributions: Floats,
+    weights: Floats,
     q: float,
-) -> npt.NDArray[np.float64]:
+) -> Floats:
     """The distribution of one token of each neighbour, (..., N, V) probabilities: in the i-th,
     member i has changed.
 
@@ -151,7 +149,7 @@ def neighbour_distributions(
     return mixed + np.maximum(1 - private, 0.0) * public[..., None, :]
 
 
-def _sum_without_each_member(parts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _sum_without_each_member(parts: Floats) -> Floats:
     """Sum over the second last axis of all but each one, without subtracting."""
     before, after = np.zeros_like(parts), np.zeros_like(parts)
     np.cumsum(parts[..., :-1, :], axis=-2, out=before[..., 1:, :])

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.core import disk
+from auditor.core.arrays import Bools
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey
 from auditor.core.result import SCHEMA_VERSION
@@ -57,7 +58,7 @@ class Column:
     quantity: str
     ids: Sequence[str]
     values: Sequence[float] | NDArray[Any]
-    member: Sequence[bool | None] | NDArray[np.bool_] = ()
+    member: Sequence[bool | None] | Bools = ()
     repeats: Sequence[int | None] = ()
 
 

@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import t as student
 
 from auditor import __version__
 from auditor.core import disk
+from auditor.core.arrays import Floats
 from auditor.core.nouns import Pair
 from auditor.models.base import LanguageModel
 from auditor.plugins.view import WHITE_BOX, View
@@ -30,9 +30,7 @@ from auditor.statistics.intervals import CONFIDENCE
 Reading = TypeVar("Reading")
 
 
-def mean_suffix_nll_of_each_pair(
-    model: LanguageModel, pairs: Sequence[Pair]
-) -> NDArray[np.float64]:
+def mean_suffix_nll_of_each_pair(model: LanguageModel, pairs: Sequence[Pair]) -> Floats:
     """Return (pairs,) nats per suffix token; cached on disk if the model has a cache of choices."""
     texts = [(pair.prefix, pair.suffix) for pair in pairs]
     cache_file = (
@@ -59,7 +57,7 @@ def _name_of_kept_choice(model: LanguageModel, texts: Sequence[object]) -> str:
 
 
 def choose_likeliest_reading(
-    usual: Reading, nll: Mapping[Reading, NDArray[np.float64]], looks: int = 1
+    usual: Reading, nll: Mapping[Reading, Floats], looks: int = 1
 ) -> Reading:
     """Return the usual reading unless another reading is significantly more likely.
 
@@ -77,7 +75,7 @@ def choose_likeliest_reading(
 
 def is_choice_clear(
     best: Reading,
-    nll: Mapping[Reading, NDArray[np.float64]],
+    nll: Mapping[Reading, Floats],
     margin: float,
     looks: int,
     hurried: bool = False,
@@ -96,7 +94,7 @@ def is_choice_clear(
     )
 
 
-def lower_bound_of_mean_nll_gain(gain: NDArray[np.float64], comparisons: float) -> float:
+def lower_bound_of_mean_nll_gain(gain: Floats, comparisons: float) -> float:
     """Return the lower end of the interval of the mean of paired differences; -inf if n < 2.
 
     comparisons: divides the error level; 0.5 gives a one-sided interval for a single comparison.

@@ -14,8 +14,8 @@ from itertools import chain
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from auditor.core.arrays import Bools, Floats
 from auditor.core.nouns import Secret, Tokens, evenly_spaced_secrets
 from auditor.core.result import Doubt
 from auditor.models.base import LanguageModel, ReadsPositions
@@ -31,8 +31,8 @@ class _Recitation:
     """is_greedy: (n,), each suffix is the most likely at every token; log_prob: (n,) its total
     in nats."""
 
-    is_greedy: NDArray[np.bool_]
-    log_prob: NDArray[np.float64]
+    is_greedy: Bools
+    log_prob: Floats
 
     def __str__(self) -> str:
         probability = float(np.exp(self.log_prob).mean())

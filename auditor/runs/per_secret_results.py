@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.core.arrays import Floats
 from auditor.core.nouns import CellKey, Observation, Secret, Tokens
 from auditor.core.result import Measurement, StoppedEarly
 from auditor.models.vocabulary import decode_keeping_special_tokens
@@ -91,7 +91,7 @@ class PerSecretCollector:
             if answers.member.any() and np.isfinite(answers.values[main.name]).all():
                 self.answers[key] = answers
 
-    def replace_row_column(self, key: CellKey, quantity: str, values: NDArray[np.float64]) -> None:
+    def replace_row_column(self, key: CellKey, quantity: str, values: Floats) -> None:
         """Replace the values of a column of a collected row."""
         row = self.rows[key]
         self.rows[key] = replace(row, values={**row.values, quantity: values})

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, PrefixToken, Secret, Tokens
 from auditor.core.plan_fields import AUTO, NONE
@@ -274,7 +274,7 @@ def _choose_likeliest_prefix_token(
 
 def _nll_of_pairs_by_prefix_token(
     model: LanguageModel, candidates: Sequence[Tokens], pairs: Sequence[Pair]
-) -> dict[Tokens, NDArray[np.float64]]:
+) -> dict[Tokens, Floats]:
     """Return (pairs,) nats a token of the suffixes after each prefix token, read in one batch."""
     texts = [
         Pair(prefix_token + pair.prefix, pair.suffix)

@@ -15,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from auditor import __version__
 from auditor.benchmarks.canaries import manifests
@@ -26,6 +25,7 @@ from auditor.benchmarks.data.released_passages import ReleasedRecord, WordIds
 from auditor.benchmarks.data.words import is_mostly_unspaced, is_whole_word_somewhere
 from auditor.conclusions import secret_details
 from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED, CellKey, Guess, Guesses, Observation, Secret
 from auditor.core.plan import Plan
@@ -251,7 +251,7 @@ class _ReleasedTextResults:
         self.guesses: dict[str, dict[str, Guesses]] = {}
 
     def add_observations(
-        self, key: CellKey, secrets: Sequence[Secret], values: Mapping[str, NDArray[np.float64]]
+        self, key: CellKey, secrets: Sequence[Secret], values: Mapping[str, Floats]
     ) -> None:
         """Add numbers by record, from which to recompute the measurements of a row."""
         rows = (

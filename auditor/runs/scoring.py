@@ -12,11 +12,11 @@ from types import MappingProxyType
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from auditor.conclusions.leak_readings import KINDS
 from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.core.arrays import Bools
 from auditor.core.nouns import Guesses, Secret, TokenLogProbs, Tokens
 from auditor.core.result import Doubt, Measurement
 from auditor.core.secret_randomness import CHANNELS
@@ -82,7 +82,7 @@ def greedy_hits(
     model: LanguageModel,
     secrets: Sequence[Secret],
     guesses: Mapping[str, Guesses] = MappingProxyType({}),
-) -> NDArray[np.bool_]:
+) -> Bools:
     """Return (secrets,): True if greedy decoding after the prefix gives the suffix.
 
     That holds if each suffix token is the most likely after those before it: with distributions,

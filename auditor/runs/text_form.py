@@ -14,13 +14,13 @@ from datetime import date, timedelta
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from auditor.benchmarks.data import chat, chat_rendering
 from auditor.benchmarks.data.chat_rendering import ChatRendering
 from auditor.benchmarks.data.conversation_rows import MESSAGES, Conversation, UnusableConversation
 from auditor.benchmarks.data.files import TableReader
 from auditor.benchmarks.data.whole_texts import sample_data_conversations
+from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, TextForm, Tokens
 from auditor.core.plan_fields import AUTO
@@ -42,7 +42,7 @@ _ANSWERS, _SAID, _BEFORE = 4, 128, 1024  # answers of a row; tokens of an answer
 _DAYS_BEFORE, _DAYS = 14, 24  # most days tried before the model's files, and in all
 
 # (rows,) nats a token of the answers of the same rows
-Scores = dict[ChatRendering, NDArray[np.float64]]
+Scores = dict[ChatRendering, Floats]
 
 
 @dataclass(frozen=True)
@@ -279,9 +279,7 @@ def _rendered_answer_pairs(
     return tuple(pairs)
 
 
-def _mean_answer_nll_by_row(
-    model: LanguageModel, rows: Sequence[Sequence[Pair]]
-) -> NDArray[np.float64]:
+def _mean_answer_nll_by_row(model: LanguageModel, rows: Sequence[Sequence[Pair]]) -> Floats:
     """Return (rows,) mean nats a token over all answers of each row."""
     pairs = [pair for row in rows for pair in row]
     means = iter(mean_suffix_nll_of_each_pair(model, pairs)) if pairs else iter(())
@@ -386,7 +384,7 @@ def _has_likelier_members(sample: _RenderingScores, form: ChatRendering) -> bool
 
 
 def _is_confirmed_by_nonmembers(
-    others: Mapping[ChatRendering, NDArray[np.float64]], best: ChatRendering
+    others: Mapping[ChatRendering, Floats], best: ChatRendering
 ) -> bool:
     """Test if non-members, memorised by no model, confirm the rendering: see `choose_text_form`."""
     alternatives = [form for form in others if form.kind != best.kind]

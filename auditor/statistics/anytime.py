@@ -19,11 +19,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from auditor.core.arrays import Floats, Ints
 from auditor.statistics.one_run import find_largest_refuted_value
-
-Floats = NDArray[np.float64]
 
 # secrets asked at the first look, and how many times as many at each next one
 _FIRST = 16
@@ -46,7 +44,7 @@ def yield_look_sizes(n: int) -> Iterator[int]:
         yield n
 
 
-def log_betting_capital(values: Floats, counts: NDArray[np.int64], mean: float) -> Floats:
+def log_betting_capital(values: Floats, counts: Ints, mean: float) -> Floats:
     """Return the (...,) log of the averaged capital against a mean of at most `mean`.
 
     Args:
@@ -90,7 +88,7 @@ class BettingMean:
         return 1 - (1 - self.least) * _compute_lower_mean_bound(1 - distinct, counts, level)
 
     @cached_property
-    def _distinct_scaled_values(self) -> tuple[Floats, NDArray[np.int64]]:
+    def _distinct_scaled_values(self) -> tuple[Floats, Ints]:
         """Return the distinct values, scaled into [0, 1], and their counts."""
         distinct, counts = np.unique(
             (self.values - self.least) / (1 - self.least),
@@ -99,7 +97,7 @@ class BettingMean:
         return distinct, counts
 
 
-def _compute_lower_mean_bound(values: Floats, counts: NDArray[np.int64], level: float) -> float:
+def _compute_lower_mean_bound(values: Floats, counts: Ints, level: float) -> float:
     """Return the largest mean that is refuted as an upper limit of the truth; 0 if no mean is."""
     most = float(values @ counts) / max(1, int(counts.sum()))
     if not most > 0:
@@ -121,7 +119,7 @@ def simulate_stopping_sizes(
     most: int,
     runs: int = 1000,
     seed: int = 0,
-) -> NDArray[np.int64]:
+) -> Ints:
     """Return (runs,) simulated sizes at which a mean of at most `mean` is refuted.
 
     A run that does not refute it within `most` secrets gets 2 * most. odds: (v,) the true
@@ -133,7 +131,7 @@ def simulate_stopping_sizes(
     # its looks
     counts = rng.multinomial(np.diff(at, prepend=0), odds, size=(runs, len(at))).cumsum(axis=1)
     refuted = log_betting_capital(values, counts, max(mean, 1e-9)) >= -math.log(level)
-    sizes: NDArray[np.int64] = np.where(refuted.any(axis=1), at[refuted.argmax(axis=1)], 2 * most)
+    sizes: Ints = np.where(refuted.any(axis=1), at[refuted.argmax(axis=1)], 2 * most)
     return sizes
 
 

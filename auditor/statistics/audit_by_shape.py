@@ -28,9 +28,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import betainc, ndtr
 
+from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
 from auditor.statistics.one_run import (
     Counts,
@@ -40,7 +40,6 @@ from auditor.statistics.one_run import (
     list_guess_counts,
 )
 
-Floats = NDArray[np.float64]
 Sampling = tuple[float, int]  # rate q, steps T
 
 GAUSSIAN: Sampling = (1.0, 1)

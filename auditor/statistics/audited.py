@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
+from auditor.core.arrays import Bools
 from auditor.core.errors import AuditError
 from auditor.core.result import Audited, Measurement
 from auditor.statistics import games
@@ -62,7 +63,7 @@ METRICS = {
 
 def audit_epsilon_bounds(
     scores: NDArray[np.floating],
-    included: NDArray[np.bool_],
+    included: Bools,
     delta: float,
     level: float = LEVEL,
     copies: int = 1,
@@ -173,7 +174,7 @@ def explain_powerless_audit(audit: Audited, limit: float) -> str:
     return f"its games look at {audit.tokens:,} {covered_phrase}{exact_phrase}"
 
 
-def count_right_guesses(scores: NDArray[np.floating], included: NDArray[np.bool_]) -> Counts:
+def count_right_guesses(scores: NDArray[np.floating], included: Bools) -> Counts:
     """Return how many of the surest guesses are right, for each number of `list_guess_counts`."""
     scores = np.clip(scores, -_FARTHEST, _FARTHEST)
     middle = _score_cut_nearest_middle(np.sort(scores))
@@ -336,7 +337,7 @@ def audit_measurements(audits: Sequence[Audited]) -> list[Measurement]:
 
 def _check_audit_inputs(
     scores: NDArray[np.floating],
-    included: NDArray[np.bool_],
+    included: Bools,
     delta: float,
     level: float,
     copies: int,

@@ -13,22 +13,21 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import coo_array, csr_array, hstack
 from scipy.sparse.csgraph import connected_components
 
+from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.nouns import Secret, Tokens
 from auditor.statistics.judging import compute_near_verbatim_limit
 from auditor.statistics.near_pairs import index_pairs_within_edit_limits
 
-Floats = NDArray[np.float64]
 FOLDS = 5
 _LEAST_PREFIX = 8  # tokens of a prefix that says which record is meant
 
 
 def compute_cross_fit_deviation_factor(
-    member: NDArray[np.bool_],
-    group: NDArray[np.int64],
+    member: Bools,
+    group: Ints,
 ) -> float:
     """Return what the deviation of a cross-fitted AUC is multiplied by; 1 if there are too few
     groups to fold.
@@ -49,7 +48,7 @@ def compute_cross_fit_deviation_factor(
 def group_related_texts(
     texts: Sequence[Tokens],
     *origins: Sequence[Hashable | None],
-) -> NDArray[np.int64]:
+) -> Ints:
     """Return the (texts,) group of each text: related texts share one, directly or through others.
 
     Args:
@@ -74,7 +73,7 @@ def group_related_texts(
     return np.asarray(connected_components(related, directed=False)[1], dtype=np.int64)
 
 
-def fold_groups_of_secrets(secrets: Sequence[Secret]) -> NDArray[np.int64]:
+def fold_groups_of_secrets(secrets: Sequence[Secret]) -> Ints:
     """Return the (secrets,) group of each secret: by its text, its document, its person and its
     prompt.
     """
@@ -104,7 +103,7 @@ def _prefixes_of_few_texts(prefixes: Sequence[Tokens]) -> list[Tokens | None]:
 
 
 def score_membership_blindly(
-    texts: Sequence[Tokens], lengths: Floats, member: NDArray[np.bool_], group: NDArray[np.int64]
+    texts: Sequence[Tokens], lengths: Floats, member: Bools, group: Ints
 ) -> Floats:
     """(texts,) log-odds of membership that a bag of tokens and lengths gives away; it never sees a
     model.
@@ -129,8 +128,8 @@ def score_membership_blindly(
 
 def combine_membership_scores(
     scores: Floats,
-    member: NDArray[np.bool_],
-    group: NDArray[np.int64],
+    member: Bools,
+    group: Ints,
 ) -> Floats:
     """(records,) log-odds of membership by logistic regression on (records, k) finite scores."""
     return _predict_cross_fitted_log_odds(_standardise_columns(scores), member, group)
@@ -138,8 +137,8 @@ def combine_membership_scores(
 
 def _predict_cross_fitted_log_odds(
     features: Any,
-    member: NDArray[np.bool_],
-    group: NDArray[np.int64],
+    member: Bools,
+    group: Ints,
 ) -> Floats:
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedGroupKFold
@@ -161,7 +160,7 @@ def _predict_cross_fitted_log_odds(
     return log_odds
 
 
-def count_cross_fit_folds(member: NDArray[np.bool_], group: NDArray[np.int64]) -> int:
+def count_cross_fit_folds(member: Bools, group: Ints) -> int:
     """Folds that members and non-members can be divided into, related records together: at most
     5."""
     return min(FOLDS, *(len(np.unique(group[member == side])) for side in (True, False)))

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import t as student
 
+from auditor.core.arrays import Floats, Ints
 from auditor.core.secret_randomness import keyed_random_generator
 
 CONFIDENCE = 0.95
@@ -23,8 +23,8 @@ RESAMPLES = 1000
 # of a block, unless asked otherwise: what is resampled takes no more memory for being longer
 _COUNTS = 2**21
 
-Draws = NDArray[np.int64]  # (resamples, n): how often each was drawn
-Values = NDArray[np.float64]  # (resamples,); NaN where a resample holds nothing to take a number of
+Draws = Ints  # (resamples, n): how often each was drawn
+Values = Floats  # (resamples,); NaN where a resample holds nothing to take a number of
 
 
 def draw_resample_counts(noise: np.random.Generator, n: int, size: int) -> Draws:
@@ -32,7 +32,7 @@ def draw_resample_counts(noise: np.random.Generator, n: int, size: int) -> Draws
     return noise.multinomial(n, np.full(n, 1 / n), size=size)
 
 
-def draw_dirichlet_weights(noise: np.random.Generator, n: int, size: int) -> NDArray[np.float64]:
+def draw_dirichlet_weights(noise: np.random.Generator, n: int, size: int) -> Floats:
     """Weights that sum to 1, uniform on the simplex: Dirichlet(1, ..., 1) (Rubin 1981)."""
     # over their sum, exponentials are Dirichlet(1, ..., 1)
     exponentials = noise.standard_exponential((size, n))

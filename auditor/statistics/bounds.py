@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom, norm
 
+from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.result import Measurement
 from auditor.statistics.bootstrap import CONFIDENCE
 from auditor.statistics.intervals import clopper_pearson
@@ -167,7 +168,7 @@ class ResampledNumber:
 
     value: float
     n: int
-    draws: NDArray[np.float64]
+    draws: Floats
     floor: BoundedNumber
 
     def low(self, level: float) -> float:
@@ -216,7 +217,7 @@ def make_measurement(
     )
 
 
-def count_discordant_pairs(new: NDArray[np.bool_], base: NDArray[np.bool_]) -> DiscordantPairs:
+def count_discordant_pairs(new: Bools, base: Bools) -> DiscordantPairs:
     """Share of `new` minus share of `base`, both (secrets,)."""
     return DiscordantPairs(int((new & ~base).sum()), int((base & ~new).sum()), len(new))
 
@@ -226,7 +227,7 @@ def count_discordant_pairs(new: NDArray[np.bool_], base: NDArray[np.bool_]) -> D
 
 def compute_tango_statistic(
     wins: NDArray[Any] | float, losses: NDArray[Any] | float, n: int, delta: float
-) -> NDArray[np.float64]:
+) -> Floats:
     """Tango's z of the hypothesis that the difference is delta; 0 where nothing varies and nothing
     differs.
 
@@ -243,7 +244,7 @@ def compute_tango_statistic(
     spread = np.sqrt(n * np.maximum(2 * q + delta * (1 - delta), 0))
     distance = wins - losses - n * delta
     with np.errstate(divide="ignore", invalid="ignore"):
-        z: NDArray[np.float64] = np.where(np.abs(distance) < 1e-12 * n, 0.0, distance / spread)
+        z: Floats = np.where(np.abs(distance) < 1e-12 * n, 0.0, distance / spread)
     return z
 
 
@@ -286,11 +287,11 @@ def compute_paired_p_value(wins: int, losses: int, n: int, delta: float) -> floa
 
 
 def _find_needed_wins(
-    losses: NDArray[np.int64],
+    losses: Ints,
     n: int,
     delta: float,
     observed: float,
-) -> NDArray[np.int64]:
+) -> Ints:
     """The fewest wins beside these losses whose statistic reaches the one seen; n + 1 - losses
     where none does.
     """

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import binomtest, ttest_ind
 
+from auditor.core.arrays import Bools, Floats
 from auditor.core.errors import AuditError
 from auditor.core.result import Measurement
 from auditor.statistics import bootstrap, roc
@@ -42,8 +43,6 @@ from auditor.statistics.ranking import compute_resampled_recall, rank_guesses
 ABOVE = "above non-members"  # note of a difference that what non-members changed by is taken off
 _RESAMPLES = 4000
 _AT_ONCE = 250
-
-Floats = NDArray[np.float64]
 
 
 def compare_columns(
@@ -173,7 +172,7 @@ def resample_paired_means(new: Floats, base: Floats) -> ResampledNumber:
 
 
 def resample_paired_recall(
-    new: tuple[NDArray[np.bool_], Floats], base: tuple[NDArray[np.bool_], Floats], errors: int
+    new: tuple[Bools, Floats], base: tuple[Bools, Floats], errors: int
 ) -> ResampledNumber:
     """Recall before the `errors`-th wrong guess (ranking.measure_recall_at_errors), new minus base:
     (hits, scores) of each.

@@ -11,13 +11,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 
+from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
-
-Array = NDArray[np.float64]
 
 _CELLS = 2**20  # of the grid that losses are summed on
 _CUT = 1e-13  # probability that the summed loss may leave the grid by, at either end
@@ -27,7 +25,7 @@ _SLOPES = np.concatenate([np.geomspace(1e-4, 1, 25), np.geomspace(1.25, 1e3, 40)
 _ABOVE = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)
 
 
-def bound_game_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> Array:
+def bound_game_epsilon(log_p: Floats, log_q: Floats, draws: int, delta: float) -> Floats:
     """An upper bound (nats) on `compute_exact_game_epsilon` of many pairs of distributions at
     once: (..., V) -> (...).
 
@@ -50,7 +48,7 @@ def compute_renyi_conversion_penalty(order: float, delta: float) -> float:
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
-def compute_exact_game_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> float:
+def compute_exact_game_epsilon(log_p: Floats, log_q: Floats, draws: int, delta: float) -> float:
     """The least epsilon (nats, >= 0) at which so many draws of two distributions (V,) are (epsilon,
     delta)-indistinguishable.
 
@@ -67,7 +65,7 @@ def compute_exact_game_epsilon(log_p: Array, log_q: Array, draws: int, delta: fl
     )
 
 
-def compute_best_game_advantage(log_p: Array, log_q: Array, draws: int) -> float:
+def compute_best_game_advantage(log_p: Floats, log_q: Floats, draws: int) -> float:
     """Total variation between so many draws of each: the most that anybody's guesses can be better
     than none.
     """
@@ -88,12 +86,12 @@ class PrivacyLossDistribution:
     certain: probability of what Q never says.
     """
 
-    values: Array
-    p: Array
+    values: Floats
+    p: Floats
     certain: float
 
     @classmethod
-    def from_log_probs(cls, log_p: Array, log_q: Array) -> PrivacyLossDistribution:
+    def from_log_probs(cls, log_p: Floats, log_q: Floats) -> PrivacyLossDistribution:
         support = log_p > -math.inf
         possible = support & (log_q > -math.inf)
         p = np.exp(log_p)
@@ -150,7 +148,7 @@ def _compute_one_sided_epsilon(loss: PrivacyLossDistribution, draws: int, delta:
     )
 
 
-def _compute_summed_loss_delta(epsilon: float, sums: Array, mass: Array, rest: float) -> float:
+def _compute_summed_loss_delta(epsilon: float, sums: Floats, mass: Floats, rest: float) -> float:
     # Hockey-stick divergence: E[1 - e^(epsilon - loss)] over losses above epsilon; an infinite loss
     # counts whole.
     first_above = np.searchsorted(sums, epsilon, side="right")
@@ -160,7 +158,7 @@ def _compute_summed_loss_delta(epsilon: float, sums: Array, mass: Array, rest: f
 def _compute_summed_loss_distribution(
     loss: PrivacyLossDistribution,
     draws: int,
-) -> tuple[Array, Array]:
+) -> tuple[Floats, Floats]:
     """The sum of so many losses: values (cells,) ascending, and the probability of each."""
     if draws == 1:
         order = np.argsort(loss.values)
@@ -182,12 +180,12 @@ def _compute_summed_loss_distribution(
     )
     middle = draws * centre
     first = math.floor((low - middle - reach / 2) / step)
-    sums: Array = np.asarray(middle + step * (first + np.arange(_CELLS)), dtype=np.float64)
+    sums: Floats = np.asarray(middle + step * (first + np.arange(_CELLS)), dtype=np.float64)
     # index 0 of the transform is `middle`; now the lowest sum comes first
     return sums, np.roll(total, -first)
 
 
-def _bound_one_sided_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> Array:
+def _bound_one_sided_epsilon(log_p: Floats, log_q: Floats, draws: int, delta: float) -> Floats:
     support = log_p > -math.inf
     log_ratio = np.subtract(log_p, log_q, out=np.full(log_p.shape, -math.inf), where=support)
     if delta == 0:

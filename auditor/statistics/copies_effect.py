@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import fisher_exact
 
+from auditor.core.arrays import Bools
 from auditor.core.result import Measurement
 from auditor.statistics.intervals import combine_independent_intervals, share_with_interval
 
@@ -19,9 +19,9 @@ PREDICTED = "recall_predicted"
 
 def predict_recall(
     repeats: Sequence[int],
-    hit: NDArray[np.bool_],
+    hit: Bools,
     copies_left: Sequence[int],
-    never: NDArray[np.bool_] | None = None,
+    never: Bools | None = None,
 ) -> Measurement:
     """Recall if each of these secrets had been trained on `left` times: the recall measured at that
     repeat count.
@@ -62,7 +62,7 @@ class ConcentratedLeakage:
 
 
 def find_most_concentrated_part(
-    parts: Mapping[str, NDArray[np.bool_]], hit: NDArray[np.bool_], level: float
+    parts: Mapping[str, Bools], hit: Bools, level: float
 ) -> ConcentratedLeakage | None:
     """The part with most hits, of those parts (name -> who belongs to it) hit more than the rest
     (Fisher, Bonferroni).

@@ -13,9 +13,9 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import skewnorm
 
+from auditor.core.arrays import Bools, Floats
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.statistics import bootstrap
 from auditor.statistics.bootstrap import CONFIDENCE
@@ -30,14 +30,14 @@ def compute_exposure(rank: float, bits: float) -> float:
     return bits - math.log2(rank)
 
 
-def estimate_sampled_exposure(nll: float, references: NDArray[np.float64]) -> float:
+def estimate_sampled_exposure(nll: float, references: Floats) -> float:
     """log2 n - log2(c + 1), c of n uniform references at most as high; cannot exceed log2 n (TF
     Privacy).
     """
     return math.log2(len(references)) - math.log2(1 + int((references <= nll).sum()))
 
 
-def compute_canary_p_value(nll: float, references: NDArray[np.float64]) -> float:
+def compute_canary_p_value(nll: float, references: Floats) -> float:
     """(c + 1) / (n + 1): exact, since a canary that was never inserted is exchangeable with its
     references.
     """
@@ -68,14 +68,14 @@ class WeightedDraws:
     """
 
     texts: tuple[str, ...]
-    nll: NDArray[np.float64]
-    log_q: NDArray[np.float64]
-    counts: NDArray[np.bool_]
+    nll: Floats
+    log_q: Floats
+    counts: Bools
     drawn: int
     size: int  # of the space
 
     @property
-    def weights(self) -> NDArray[np.float64]:
+    def weights(self) -> Floats:
         """1/density of each draw in the mixture of both distributions: at most n/uniform * size,
         however small q is.
         """
@@ -83,7 +83,7 @@ class WeightedDraws:
         with np.errstate(divide="ignore"):  # no draw from one of the two
             log_share_drawn = np.log(self.drawn / n)
             log_share_uniform = np.log(1 - self.drawn / n)
-        weights: NDArray[np.float64] = np.exp(
+        weights: Floats = np.exp(
             -np.logaddexp(self.log_q + log_share_drawn, log_share_uniform - math.log(self.size)),
         )
         return np.where(self.counts, weights, 0.0)
@@ -158,7 +158,7 @@ class SkewNormal:
         return min(most, float(-skewnorm.logcdf(nll, *self.parameters)) / math.log(2))
 
 
-def fit_skew_normal(references: NDArray[np.float64]) -> SkewNormal:
+def fit_skew_normal(references: Floats) -> SkewNormal:
     """Maximum likelihood, as TF Privacy extrapolates. What it says far out in the tail is what its
     shape says.
     """
@@ -182,7 +182,7 @@ _LARGEST_DELTA = 0.9999
 _MAYBE_SKEWEST = 0.9
 
 
-def compute_skew_normal_p_value(values: NDArray[np.float64], noise: np.random.Generator) -> float:
+def compute_skew_normal_p_value(values: Floats, noise: np.random.Generator) -> float:
     """Return a p-value of values (n,) being independent draws of some skew-normal distribution.
 
     The test of Kolmogorov and Smirnov against a distribution that was fitted to the same values
@@ -207,7 +207,7 @@ def _compute_misfit_p_value(
     kurtosis: float,
     distance: float,
     delta: float,
-    normals: NDArray[np.float64],
+    normals: Floats,
 ) -> float:
     """Return the p-value of both statistics if values are skew-normal of this delta. drawn: (2, m,
     n) normal.
@@ -224,13 +224,13 @@ def _compute_misfit_p_value(
     return min(1.0, 2 * min(p_values))
 
 
-def _compute_exceeded_share(value: float, simulated: NDArray[np.float64]) -> float:
+def _compute_exceeded_share(value: float, simulated: Floats) -> float:
     return (1 + int((simulated >= value).sum())) / (1 + len(simulated))
 
 
 def _measure_skew_normal_misfit(
-    samples: NDArray[np.float64],
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    samples: Floats,
+) -> tuple[Floats, Floats, Floats]:
     """Return delta, excess kurtosis beyond that of delta, and Kolmogorov's distance, (m,) each, of
     samples (m, n).
     """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from auditor.core.arrays import Bools, Floats
 from auditor.core.nouns import Secret
 from auditor.core.result import Measurement, Stratum
 from auditor.statistics import metrics
@@ -36,36 +36,36 @@ def compute_recall_error_curve(outcome: Outcome) -> tuple[tuple[int, float], ...
     return tuple((e, float((hit & (before <= e)).sum() / len(hit))) for e in allowed)
 
 
-def compute_any_sample_probability(log_p: NDArray[np.float64], n: int) -> NDArray[np.float64]:
+def compute_any_sample_probability(log_p: Floats, n: int) -> Floats:
     """1 - (1 - p)^n: the probability that at least one of n samples is right; keeps its digits
     where p is tiny.
     """
     p = np.minimum(np.exp(log_p), 1.0)  # the logarithm of a sum may round to just above 0
     with np.errstate(divide="ignore"):  # p = 1
-        result: NDArray[np.float64] = -np.expm1(n * np.log1p(-p))
+        result: Floats = -np.expm1(n * np.log1p(-p))
     return result
 
 
-def compute_least_window_bits(bits: NDArray[np.float64], length: int) -> NDArray[np.float64]:
+def compute_least_window_bits(bits: Floats, length: int) -> Floats:
     """(n,): the least bits of any window of so many tokens, of the bits of each token (n, L).
 
     With log2 of the ranks: no decoder that keeps the order of tokens draws a window with a
     probability above 2^-bits, what stands before it given; a text is (length, bits)-inextractable
     (2604.18697). A longer window is the whole text.
     """
-    least: NDArray[np.float64] = _make_sliding_windows(bits, length).sum(-1).min(-1)
+    least: Floats = _make_sliding_windows(bits, length).sum(-1).min(-1)
     return least
 
 
-def compute_greedy_window_share(bits: NDArray[np.float64], length: int) -> NDArray[np.float64]:
+def compute_greedy_window_share(bits: Floats, length: int) -> Floats:
     """(n,): the share of windows of so many tokens that greedy decoding gives, what stands before
     each given.
     """
-    greedy: NDArray[np.float64] = (_make_sliding_windows(bits, length).sum(-1) == 0).mean(-1)
+    greedy: Floats = (_make_sliding_windows(bits, length).sum(-1) == 0).mean(-1)
     return greedy
 
 
-def _make_sliding_windows(bits: NDArray[np.float64], length: int) -> NDArray[np.float64]:
+def _make_sliding_windows(bits: Floats, length: int) -> Floats:
     """(n, windows, length)."""
     return np.lib.stride_tricks.sliding_window_view(bits, min(length, bits.shape[-1]), axis=-1)
 
@@ -77,9 +77,7 @@ def measure_hit_shares(name: str, outcome: Outcome) -> dict[str, Measurement]:
     return {str(r): share_with_interval(name, outcome.hit[repeats == r]) for r in counts}
 
 
-def measure_group_shares(
-    secrets: Iterable[Secret], hit: NDArray[np.bool_]
-) -> dict[str, Measurement]:
+def measure_group_shares(secrets: Iterable[Secret], hit: Bools) -> dict[str, Measurement]:
     """Return the share of records extracted of each of the data's groups; {}: fewer than two.
 
     A record of several parts is extracted if some part is. hit: (secrets,).
@@ -98,7 +96,7 @@ def measure_group_shares(
 
 
 def group_copies_strata(
-    population: Mapping[str, int], secrets: Iterable[Secret], hit: NDArray[np.bool_]
+    population: Mapping[str, int], secrets: Iterable[Secret], hit: Bools
 ) -> tuple[Stratum, ...]:
     """Return the records of each number of copies, most copies first.
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from auditor.core.arrays import Bools, Floats
 from auditor.core.result import Measurement
 from auditor.statistics import bootstrap
 from auditor.statistics.bootstrap import Draws, Values
@@ -30,8 +30,6 @@ from auditor.statistics.roc import compute_conformal_threshold, count_allowed_fa
 
 RESAMPLES = 8000  # a pair among thirty points is told apart at 0.09%: seven of them lie beyond
 _COUNTS = 2**20  # of a block, as of members and of non-members at once
-
-Floats = NDArray[np.float64]
 
 
 # --- leakage --------------------------------------------------------------------------------------
@@ -183,7 +181,7 @@ def _mark_members_above_fpr_threshold(
     member_scores: Floats,
     others: Floats,
     rate: float,
-) -> NDArray[np.bool_]:
+) -> Bools:
     """(members,): who is found, in the direction in which more are."""
     upwards, downwards = (
         side * member_scores > compute_conformal_threshold(side * others, rate) for side in (1, -1)

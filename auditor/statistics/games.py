@@ -13,8 +13,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from auditor.core.arrays import Bools, Floats
 from auditor.core.errors import AuditError
 from auditor.core.result import Audited
 from auditor.statistics.two_samples import epsilon_clopper_pearson
@@ -28,8 +28,8 @@ _THRESHOLDS = 256  # that are tried on those
 
 
 def count_confusion(
-    scores: NDArray[np.float64],
-    included: NDArray[np.bool_],
+    scores: Floats,
+    included: Bools,
     delta: float,
     level: float,
 ) -> Table:
@@ -56,7 +56,7 @@ def count_confusion(
     return make_confusion_matrix(scores[taught:] >= cut, included[taught:])
 
 
-def make_confusion_matrix(guessed: NDArray[np.bool_], included: NDArray[np.bool_]) -> Table:
+def make_confusion_matrix(guessed: Bools, included: Bools) -> Table:
     tp = int((guessed & included).sum())
     fp = int((guessed & ~included).sum())
     return tp, int(included.sum()) - tp, fp, int((~included).sum()) - fp
@@ -73,9 +73,7 @@ def audit_games(games: Table, delta: float, level: float) -> Audited:
     return Audited("games", proved, delta, level, played, played, tp + tn, best, table=games)
 
 
-def _choose_best_threshold(
-    scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, level: float
-) -> float:
+def _choose_best_threshold(scores: Floats, included: Bools, delta: float, level: float) -> float:
     """Return the threshold that proves most on these games, counted as if there were as many as
     will count.
     """
@@ -96,7 +94,7 @@ def _choose_best_threshold(
     return float(max(tried, key=proved))
 
 
-def _select_candidate_thresholds(scores: NDArray[np.float64]) -> Sequence[float]:
+def _select_candidate_thresholds(scores: Floats) -> Sequence[float]:
     """Return at most `_THRESHOLDS` / 2 of these scores, dense at both ends, where little
     probability says most.
     """

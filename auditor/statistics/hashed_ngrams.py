@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from auditor.core.arrays import Ints
+
 TokenArray = NDArray[np.uint32]
-Indices = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
 NGRAMS_AT_ONCE = 2**20  # n-grams hashed at once
 # odd: what the hash of a piece is a polynomial in, modulo 2^64
@@ -30,15 +31,15 @@ class HashedNGrams:
     """
 
     tokens: TokenArray
-    starts: Indices
+    starts: Ints
     _keys: dict[int, Hashes] = field(default_factory=dict, repr=False)  # by the length of n-grams
 
     @property
-    def text_lengths(self) -> Indices:
+    def text_lengths(self) -> Ints:
         """(texts,) tokens of each."""
         return np.diff(self.starts)
 
-    def find_hashes(self, hashes: Hashes, n: int) -> tuple[Indices, Indices]:
+    def find_hashes(self, hashes: Hashes, n: int) -> tuple[Ints, Ints]:
         """(k,) and (k,): the keys low:high of n-grams have the upper bits of this hash."""
         keys = self._sort_keys(n)
         return (
@@ -46,11 +47,11 @@ class HashedNGrams:
             np.searchsorted(keys, hashes | self._place_bits, side="right"),
         )
 
-    def list_places(self, n: int, which: Indices | slice) -> Indices:
+    def list_places(self, n: int, which: Ints | slice) -> Ints:
         """Where the n-grams of these keys begin."""
         return (self._sort_keys(n)[which] & self._place_bits).astype(np.int64)
 
-    def find_owners(self, places: Indices) -> Indices:
+    def find_owners(self, places: Ints) -> Ints:
         """(k,) the text that each place lies in."""
         return np.searchsorted(self.starts, places, side="right") - 1
 
@@ -73,7 +74,7 @@ class HashedNGrams:
         return self._keys[n]
 
 
-def join_texts(texts: Sequence[Any]) -> tuple[TokenArray, Indices]:
+def join_texts(texts: Sequence[Any]) -> tuple[TokenArray, Ints]:
     """Return all tokens, and (texts + 1,) where each text begins, and the end."""
     arrays = [np.asarray(text, dtype=np.uint32) for text in texts]
     starts = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
@@ -87,7 +88,7 @@ def view_ngrams(tokens: TokenArray, n: int) -> TokenArray:
     return np.lib.stride_tricks.sliding_window_view(tokens, n)
 
 
-def hash_ngrams(tokens: TokenArray, starts: Indices, n: int) -> Iterator[tuple[Indices, Hashes]]:
+def hash_ngrams(tokens: TokenArray, starts: Ints, n: int) -> Iterator[tuple[Ints, Hashes]]:
     """Yield, block by block, where the n-grams of texts begin, and their hashes."""
     is_whole = np.ones(len(tokens), dtype=bool)
     for start, end in pairwise(starts.tolist()):

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import beta, norm
 
+from auditor.core.arrays import Bools, Floats
 from auditor.core.result import Measurement
 from auditor.statistics import bootstrap
 from auditor.statistics.bootstrap import CONFIDENCE
@@ -29,7 +29,7 @@ def clopper_pearson(hits: int, n: int, confidence: float = CONFIDENCE) -> tuple[
     return low, high
 
 
-def share_with_interval(name: str, hit: NDArray[np.bool_], note: str = "") -> Measurement:
+def share_with_interval(name: str, hit: Bools, note: str = "") -> Measurement:
     """A share with its Clopper-Pearson interval; NaN where there is nothing to take a share of."""
     n = len(hit)
     hits = int(hit.sum())
@@ -39,8 +39,8 @@ def share_with_interval(name: str, hit: NDArray[np.bool_], note: str = "") -> Me
 
 def subtract_nonmember_share(
     name: str,
-    members: NDArray[np.bool_],
-    nonmembers: NDArray[np.bool_],
+    members: Bools,
+    nonmembers: Bools,
 ) -> Measurement:
     """A share of members minus that of non-members, Newcombe's hybrid score interval (1998, method
     10).
@@ -91,7 +91,7 @@ def estimate_perplexity(
     return Measurement(name, value, low, high, n, "perplexity", note)
 
 
-def mean_probability(name: str, values: NDArray[np.float64], note: str = "") -> Measurement:
+def mean_probability(name: str, values: Floats, note: str = "") -> Measurement:
     """Mean of probabilities over secrets, with the interval of `compute_gaffke_interval`; NaN where
     there are none.
     """
@@ -108,7 +108,7 @@ def mean_probability(name: str, values: NDArray[np.float64], note: str = "") -> 
     )
 
 
-def compute_gaffke_interval(values: NDArray[np.float64], stream: str) -> tuple[float, float]:
+def compute_gaffke_interval(values: Floats, stream: str) -> tuple[float, float]:
     """The two-sided 95% interval of the mean of numbers in [0, 1] (Gaffke 2005; Learned-Miller and
     Thomas 2019).
 
@@ -138,7 +138,7 @@ def compute_gaffke_interval(values: NDArray[np.float64], stream: str) -> tuple[f
 
 def estimate_mean(
     name: str,
-    values: NDArray[np.float64],
+    values: Floats,
     unit: str,
     note: str = "",
 ) -> Measurement:
@@ -152,7 +152,7 @@ def estimate_mean(
     return bootstrap_mean(name, values, unit, note)
 
 
-def estimate_mean_share(name: str, values: NDArray[np.float64]) -> Measurement:
+def estimate_mean_share(name: str, values: Floats) -> Measurement:
     """The mean over secrets of a share each: exact where all are 0 or 1, as only these are a
     count."""
     return estimate_mean(
@@ -193,7 +193,7 @@ def combine_independent_intervals(
 
 def bootstrap_mean(
     name: str,
-    values: NDArray[np.float64],
+    values: Floats,
     unit: str,
     note: str = "",
 ) -> Measurement:

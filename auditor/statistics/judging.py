@@ -9,9 +9,9 @@ from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from rapidfuzz.distance import Levenshtein
 
+from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.nouns import Guesses, Pair, Secret
 from auditor.statistics import people
 from auditor.statistics.near_pairs import index_pairs_within_edit_limits
@@ -28,20 +28,20 @@ class Outcome:
     """
 
     ids: tuple[str, ...]
-    hit: NDArray[np.bool_]
-    any_hit: NDArray[np.bool_]
-    score: NDArray[np.float64]
+    hit: Bools
+    any_hit: Bools
+    score: Floats
     repeats: tuple[int | None, ...]
-    member: NDArray[np.bool_]
-    distance: NDArray[np.int64]
-    tolerance: NDArray[np.int64]
-    traits: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    member: Bools
+    distance: Ints
+    tolerance: Ints
+    traits: Mapping[str, Floats] = field(default_factory=dict)
 
     @property
-    def is_near_verbatim(self) -> NDArray[np.bool_]:
+    def is_near_verbatim(self) -> Bools:
         return self.distance <= self.tolerance
 
-    def select_secrets(self, keep: NDArray[np.bool_]) -> Outcome:
+    def select_secrets(self, keep: Bools) -> Outcome:
         index = np.flatnonzero(keep)
         return Outcome(
             tuple(self.ids[i] for i in index),

@@ -9,10 +9,9 @@ is a member comes in only where a formula asks for records that are not the one 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import norm
 
-Floats = NDArray[np.float64]
+from auditor.core.arrays import Bools, Floats, Ints
 
 SCORES = {  # by name, what each is called; in the order of a table
     "loss": "loss",
@@ -65,7 +64,7 @@ def standardise_log_probs(log_probs: Floats, mean: Floats, deviation: Floats) ->
     )
 
 
-def score_error_zone(delta: Floats, wrong: NDArray[np.bool_]) -> float:
+def score_error_zone(delta: Floats, wrong: Bools) -> float:
     """EZ-MIA: P / (P + N) over the tokens that the target's likeliest one is not (`wrong`), which
     orders as P / N does.
 
@@ -115,7 +114,7 @@ def compute_logit_confidence(mean_log_prob: Floats) -> Floats:
     return np.asarray(-nll - np.log(-np.expm1(-nll)), dtype=np.float64)
 
 
-def has_both_model_kinds(saw: NDArray[np.bool_]) -> bool:
+def has_both_model_kinds(saw: Bools) -> bool:
     """Return whether every record has reference models that saw it and models that did not. saw:
     (records, models).
 
@@ -125,7 +124,7 @@ def has_both_model_kinds(saw: NDArray[np.bool_]) -> bool:
     return bool(saw.any(1).all() and (~saw).any(1).all())
 
 
-def compute_lira_ratio(target: Floats, references: Floats, saw: NDArray[np.bool_]) -> Floats:
+def compute_lira_ratio(target: Floats, references: Floats, saw: Bools) -> Floats:
     """LiRA (Carlini et al. 2022): (records,) log-likelihood ratio of `compute_logit_confidence`,
     "saw it" against "did not".
 
@@ -149,7 +148,7 @@ def compute_lira_ratio(target: Floats, references: Floats, saw: NDArray[np.bool_
 
 def _estimate_moments(
     values: Floats,
-    chosen: NDArray[np.bool_],
+    chosen: Bools,
     per_record: bool,
 ) -> tuple[Floats, Floats]:
     """Mean and deviation, (records,) each, of the chosen values of each record."""
@@ -169,7 +168,7 @@ def _estimate_moments(
     return mean, np.sqrt(np.where(variance > 0, variance, np.nan))
 
 
-def compute_rmia_log_ratio(target: Floats, references: Floats, saw: NDArray[np.bool_]) -> Floats:
+def compute_rmia_log_ratio(target: Floats, references: Floats, saw: Bools) -> Floats:
     """RMIA's log p(x | target) - log p(x), (records,); p = exp(mean log-probability), as
     `mean_log_prob` gives it.
 
@@ -188,8 +187,8 @@ def compute_rmia_log_ratio(target: Floats, references: Floats, saw: NDArray[np.b
 
 def compute_rmia_share(
     ratio: Floats,
-    population: NDArray[np.bool_],
-    group: NDArray[np.int64],
+    population: Bools,
+    group: Ints,
 ) -> Floats:
     """RMIA: (records,) share of the population z whose ratio is below that of x: Pr_z[ratio(x) /
     ratio(z) > 1].

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.nouns import Tokens
 from auditor.core.result import Measurement
 from auditor.statistics import unseen_species
@@ -45,10 +45,10 @@ class NGramMatches:
     several.
     """
 
-    at: NDArray[np.int64]
-    trained: NDArray[np.bool_]
-    heldout: NDArray[np.bool_]
-    record: NDArray[np.int64]
+    at: Ints
+    trained: Bools
+    heldout: Bools
+    record: Ints
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def count_memorised_ngrams(matches: NGramMatches, n: int) -> MemorisedTokens:
 
 def find_longest_memorised_runs(
     matches: NGramMatches,
-    mask: NDArray[np.bool_],
+    mask: Bools,
     n: int,
 ) -> dict[int, TokenRun]:
     """The longest run of each text that some of these n-grams, (k,) `which`, stand in and no other
@@ -107,7 +107,7 @@ def find_longest_memorised_runs(
     return runs
 
 
-def _count_disjoint_ngrams(at: NDArray[np.int64], n: int) -> int:
+def _count_disjoint_ngrams(at: Ints, n: int) -> int:
     """The most n-grams, of those that begin there, no two of which overlap."""
     # to take the first that fits is best: all are of one length, in rising order
     count = 0
@@ -218,7 +218,7 @@ def _make_count_measurement(name: str, count: int, n: int, note: str) -> Measure
 
 def _estimate_rate_per_thousand(
     name: str,
-    values: NDArray[np.float64],
+    values: Floats,
     most: float,
     note: str = "",
 ) -> Measurement:

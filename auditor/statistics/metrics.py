@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import numpy as np
-from numpy.typing import NDArray
 
+from auditor.core.arrays import Bools, Floats
 from auditor.core.result import Measurement
 from auditor.statistics import people, roc
 from auditor.statistics.bootstrap import Draws, Values
@@ -34,9 +34,9 @@ DRAWN = "memorised_per_1000"  # of each drawn text, whoever it is of
 AT_LEAST, AT_MOST = "_at_least", "_at_most"  # the ends of a bracket, where no more is known
 
 # numbers kept of each secret, (secrets,), by what they are the mean of
-Columns = Mapping[str, NDArray[np.float64]]
+Columns = Mapping[str, Floats]
 
-OfSecrets = Callable[[Outcome], NDArray[np.float64] | NDArray[np.bool_]]
+OfSecrets = Callable[[Outcome], Floats | Bools]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Metric:
     varies: bool = False  # it has that column only where it is not the same in every row
     note: str = ""
     values: OfSecrets | None = None  # NaN where nothing is known
-    among: Callable[[Outcome], NDArray[np.bool_]] | None = None  # all of them where None
+    among: Callable[[Outcome], Bools] | None = None  # all of them where None
     trait: str = ""  # of the outcome, without which it is not measured
     # wrong guesses, of the number of secrets and the family's number
     errors: Callable[[int, int], int] | None = None
@@ -311,7 +311,7 @@ FAMILIES = (
 )
 
 
-def _mark_extracted_against_likelihood(o: Outcome) -> NDArray[np.float64]:
+def _mark_extracted_against_likelihood(o: Outcome) -> Floats:
     passed = o.traits["passed_over"]
     return np.where(np.isnan(passed), np.nan, o.hit & (passed == 1))
 
@@ -326,7 +326,7 @@ def _list_guess_metrics(
         )
 
 
-def _compute_person_recall(o: Outcome) -> NDArray[np.float64]:
+def _compute_person_recall(o: Outcome) -> Floats:
     return people.average_per_person(o.hit, o.traits[people.USER])
 
 

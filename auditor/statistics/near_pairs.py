@@ -18,8 +18,9 @@ from rapidfuzz.process import cdist
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from auditor.core.arrays import Ints
 from auditor.core.nouns import Tokens
-from auditor.statistics.hashed_ngrams import HashedNGrams, Indices, hash_token_pieces, join_texts
+from auditor.statistics.hashed_ngrams import HashedNGrams, hash_token_pieces, join_texts
 
 _ROWS = 256  # texts compared with others at once: bounds the memory
 _WORTH = 4  # comparisons that take as long as looking one piece of one text up
@@ -28,7 +29,7 @@ _SHARE = 32  # one in so many pairs to compare: above that all are compared at o
 
 def index_pairs_within_edit_limits(
     texts: Sequence[Tokens], others: Sequence[Tokens], limits: Sequence[int]
-) -> Iterator[tuple[Indices, Indices]]:
+) -> Iterator[tuple[Ints, Ints]]:
     """Pairs, some at a time: (k,) indices of texts, and of others within `limits` token edits
     (Levenshtein) of them.
     """
@@ -64,7 +65,7 @@ def index_pairs_within_edit_limits(
             yield batch[at], of
 
 
-def group_texts_within_edit_limits(texts: Sequence[Tokens], limits: Sequence[int]) -> Indices:
+def group_texts_within_edit_limits(texts: Sequence[Tokens], limits: Sequence[int]) -> Ints:
     """Return the (texts,) group of each text: near texts share a group, directly or through others;
     never empty.
     """
@@ -74,7 +75,7 @@ def group_texts_within_edit_limits(texts: Sequence[Tokens], limits: Sequence[int
     return np.asarray(connected_components(near, directed=False)[1], dtype=np.int64)
 
 
-def _group_positions(keys: Sequence[Any]) -> Mapping[Any, Indices]:
+def _group_positions(keys: Sequence[Any]) -> Mapping[Any, Ints]:
     """The positions of each distinct key."""
     positions: dict[Any, list[int]] = {}
     for i, key in enumerate(keys):
@@ -84,7 +85,7 @@ def _group_positions(keys: Sequence[Any]) -> Mapping[Any, Indices]:
 
 def _find_pairs_sharing_a_piece(
     index: HashedNGrams, texts: Sequence[Tokens], ends: Sequence[int], limit: int, most: int
-) -> tuple[Indices, Indices] | None:
+) -> tuple[Ints, Ints] | None:
     """Pairs, each once, of texts of one length with indexed ones within `limit` tokens of it that
     have a piece within `limit` tokens of its place; None if more than `most` have one.
 
@@ -92,7 +93,7 @@ def _find_pairs_sharing_a_piece(
     """
     tokens = np.array(texts, dtype=np.uint32)
     lengths = index.text_lengths
-    pair_codes = list[Indices]()
+    pair_codes = list[Ints]()
     for begin, end in pairwise(ends):
         low, high = index.find_hashes(hash_token_pieces(tokens[:, begin:end]), end - begin)
         counts = high - low

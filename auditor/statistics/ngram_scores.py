@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 
+from auditor.core.arrays import Floats
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.statistics.hashed_ngrams import Hashes, hash_token_pieces, join_texts, view_ngrams
@@ -23,8 +23,6 @@ ORDER = 4  # words of an n-gram, at most
 NEAREST = 25  # texts that a record's likeness is the mean of
 _FOLDS = 5
 _AT_ONCE = 256  # records compared with all texts at once
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,11 @@ from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.signal import convolve
 from scipy.special import betainc, gammaln, log_ndtr, ndtr, ndtri
 from scipy.stats import beta
 
+from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
 
 _CLOSE = 1e-12  # width of a bisection's last interval; what is returned is the end that was refuted
@@ -226,7 +226,7 @@ def _find_fewest_unlikely_right(r: int, p: float, chance: float) -> int:
     return bisect_left(range(r + 1), True, key=is_unlikely)
 
 
-Step = tuple[int, NDArray[np.float64]]
+Step = tuple[int, Floats]
 
 
 def _compute_enough_right_probability(needed: Sequence[int], steps: Sequence[Step]) -> float:
@@ -259,7 +259,7 @@ def _compute_truncated_binomial_pmf(n: int, log_chances: tuple[float, float]) ->
         max(0, int(mean - _FAR * spread) - 30),
         min(n, int(mean + _FAR * spread) + 30) + 1,
     )
-    mass: NDArray[np.float64] = np.exp(
+    mass: Floats = np.exp(
         gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1) + k * right + (n - k) * wrong
     )
     return int(k[0]), mass
@@ -311,9 +311,9 @@ def find_largest_refuted_mu(m: int, r: int, v: int, level: float = 0.05) -> floa
     return find_largest_refuted_value(falsified, high)
 
 
-def compute_binomial_upper_tail(v: int, r: int, q: NDArray[np.float64]) -> NDArray[np.float64]:
+def compute_binomial_upper_tail(v: int, r: int, q: Floats) -> Floats:
     """P[B >= v] of a binomial of r and q."""
-    tail: NDArray[np.float64] = betainc(v, r - v + 1, q) if v else np.ones_like(q)
+    tail: Floats = betainc(v, r - v + 1, q) if v else np.ones_like(q)
     return tail
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from auditor.core.arrays import Bools, Floats
 from auditor.core.nouns import Secret
 from auditor.core.result import Measurement
 from auditor.statistics import roc
@@ -21,7 +21,7 @@ INFERENCE = "user_inference_auc"
 INFERENCE_CONTROL = f"{INFERENCE}_reference_alone"
 
 
-def encode_people(secrets: Sequence[Secret]) -> NDArray[np.float64]:
+def encode_people(secrets: Sequence[Secret]) -> Floats:
     """(secrets,) a code a person.
 
     NaN for a record that was not trained on, of somebody with others that were: that person is no
@@ -38,9 +38,9 @@ def encode_people(secrets: Sequence[Secret]) -> NDArray[np.float64]:
 
 
 def average_per_person(
-    values: NDArray[np.float64] | NDArray[np.bool_],
-    user: NDArray[np.float64],
-) -> NDArray[np.float64]:
+    values: Floats | Bools,
+    user: Floats,
+) -> Floats:
     """(people,) mean over each person's records; empty where there are fewer than `LEAST`."""
     known = ~np.isnan(user)
     people, of = np.unique(user[known], return_inverse=True)
@@ -50,7 +50,7 @@ def average_per_person(
 
 
 def measure_user_inference(
-    secrets: Sequence[Secret], scores: Mapping[str, NDArray[np.float64]], note: str
+    secrets: Sequence[Secret], scores: Mapping[str, Floats], note: str
 ) -> tuple[Measurement, ...]:
     """Is somebody's data in it, told from records that were not trained on? (Kandpal et al. 2024)
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import false_discovery_control, kstest
 
+from auditor.core.arrays import Floats
+
 LEAST_CONTROLS = 20  # ranks that are needed to look at whether they are uniform
-Floats = NDArray[np.float64]
 
 
 def count_alternatives_above(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.result import Measurement
 from auditor.statistics import bootstrap
 from auditor.statistics.intervals import share_with_interval
@@ -16,9 +17,9 @@ from auditor.statistics.judging import Outcome
 
 
 def rank_guesses(
-    hit: NDArray[np.bool_],
-    score: NDArray[np.float64],
-) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    hit: Bools,
+    score: Floats,
+) -> tuple[Bools, Ints]:
     """Hits by falling score (equal scores: wrong ones first: ties never flatter), and wrong ones
     before each.
     """
@@ -36,7 +37,7 @@ def measure_recall_at_errors(name: str, outcome: Outcome, errors: int) -> Measur
 
 
 def measure_ranked_recall(
-    name: str, secret: NDArray[np.int64], right: NDArray[np.bool_], n: int, errors: int
+    name: str, secret: Ints, right: Bools, n: int, errors: int
 ) -> Measurement:
     """Share of n secrets that a right guess with fewer than `errors` wrong ones before it solves.
 
@@ -48,12 +49,12 @@ def measure_ranked_recall(
     # (solved secrets,) the guess that solves each
     solver = find_first_right_guesses(secret, right)
 
-    def solvers(weight: NDArray[np.int64]) -> NDArray[np.int64]:
+    def solvers(weight: Ints) -> Ints:
         """The guesses of `solver` that still count when secret i stands weight[i] times in the
         list.
         """
         wrong = weight[secret] * ~right
-        counted: NDArray[np.int64] = solver[(np.cumsum(wrong) - wrong)[solver] < errors]
+        counted: Ints = solver[(np.cumsum(wrong) - wrong)[solver] < errors]
         return counted
 
     solved = np.zeros(n, dtype=bool)
@@ -77,9 +78,9 @@ def measure_ranked_recall(
 
 
 def find_first_right_guesses(
-    secret: NDArray[np.int64],
-    right: NDArray[np.bool_],
-) -> NDArray[np.int64]:
+    secret: Ints,
+    right: Bools,
+) -> Ints:
     """Positions, in the order of the guesses, of the first right guess of every secret that has
     one.
     """
@@ -88,9 +89,7 @@ def find_first_right_guesses(
     return hits[np.sort(np.unique(secret[hits], return_index=True)[1])]
 
 
-def compute_resampled_recall(
-    hit: NDArray[np.bool_], score: NDArray[np.float64], draws: NDArray[Any], errors: int
-) -> NDArray[np.float64]:
+def compute_resampled_recall(hit: Bools, score: Floats, draws: NDArray[Any], errors: int) -> Floats:
     """Recall at `errors` errors of each resample. hit, score: (n,); draws: (resamples, n), how
     often each.
     """
@@ -98,7 +97,7 @@ def compute_resampled_recall(
     right = hit[order]
     ranked_draws = draws[:, order]
     wrong = ranked_draws * ~right
-    solved: NDArray[np.float64] = (
-        ranked_draws * right * ((np.cumsum(wrong, axis=1) - wrong) < errors)
-    ).sum(1) / ranked_draws.sum(1)
+    solved: Floats = (ranked_draws * right * ((np.cumsum(wrong, axis=1) - wrong) < errors)).sum(
+        1
+    ) / ranked_draws.sum(1)
     return solved

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from auditor.core.arrays import Floats
 from auditor.core.result import Measurement
 from auditor.statistics import roc
 from auditor.statistics.intervals import estimate_mean, subtract_nonmember_mean
@@ -146,6 +146,6 @@ def _recompute_membership_metric(
     return roc.auc(member_scores, nonmember_scores), len(member_scores) + len(nonmember_scores)
 
 
-def compute_mean(values: NDArray[np.float64]) -> float:
+def compute_mean(values: Floats) -> float:
     """The mean; NaN of no values."""
     return float(values.mean()) if len(values) else math.nan

@@ -12,10 +12,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.stats import binom, norm, rankdata
 
+from auditor.core.arrays import Bools, Floats
 from auditor.core.result import Measurement
 from auditor.statistics import bootstrap
 from auditor.statistics.bounds import (
@@ -25,7 +25,6 @@ from auditor.statistics.bounds import (
 )
 from auditor.statistics.intervals import Z, clopper_pearson
 
-Floats = NDArray[np.float64]
 AUC = "AUC"  # its unit: a probability that is not written in percent
 # members, and non-members: of three and three even a perfect order comes by chance in 1 of 20
 LEAST = 4
@@ -384,7 +383,7 @@ def _mark_members_surely_above(
     others: Floats,
     rate: float,
     share: float,
-) -> tuple[NDArray[np.bool_], float]:
+) -> tuple[Bools, float]:
     """(members,) above a threshold that is too low with probability at most `share`; and that
     probability.
 
@@ -401,7 +400,7 @@ def _mark_members_possibly_above(
     others: Floats,
     rate: float,
     share: float,
-) -> tuple[NDArray[np.bool_], float]:
+) -> tuple[Bools, float]:
     """Mark members above a threshold that is seldom too high; see `_mark_members_surely_above`.
 
     Too high is the k-th highest score if k or more pass the true threshold.

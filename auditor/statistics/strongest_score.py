@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import norm
 
+from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.result import Measurement
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.statistics import bootstrap, roc
@@ -29,8 +29,6 @@ from auditor.statistics.intervals import Z
 from auditor.statistics.membership import BELOW, FALSE_POSITIVES
 from auditor.statistics.metrics import auc_name, name_partial_auc_metric, name_tpr_metric
 
-Floats = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 # streams of the resamples
 _MEMBERS = "membership members"
 _OTHERS = "membership non-members"
@@ -59,12 +57,12 @@ class ScoredRecords:
     itself.
     """
 
-    member: Mask
-    copies: Mapping[str, Mask]
-    unit: NDArray[np.int64] | None = None
+    member: Bools
+    copies: Mapping[str, Bools]
+    unit: Ints | None = None
 
     @property
-    def groups(self) -> dict[str, Mask]:
+    def groups(self) -> dict[str, Bools]:
         """All members, and each group of copies that is large enough and is not all of them."""
         large = {
             name: members for name, members in self.copies.items() if members.sum() >= roc.LEAST
@@ -134,8 +132,8 @@ def compute_simultaneous_widening(
 
 def _compute_placement_parts(
     placed: Floats,
-    at: NDArray[np.int64],
-    unit: NDArray[np.int64] | None,
+    at: Ints,
+    unit: Ints | None,
     n: int,
 ) -> Floats:
     """Return (records,) what each record adds to AUC* - AUC each time that it is drawn; 0 outside
@@ -151,8 +149,8 @@ def _compute_placement_parts(
 
 def _compute_resampled_sums(
     parts: Sequence[Floats],
-    side: Mask,
-    unit: NDArray[np.int64] | None,
+    side: Bools,
+    unit: Ints | None,
     stream: str,
 ) -> Floats:
     """Return (resamples, entries) of sums over the drawn units of one side. parts: (records,) of
@@ -170,7 +168,7 @@ def _compute_resampled_sums(
 
 
 def select_strongest_auc(
-    name: str, scores: Mapping[str, CandidateScore], members: Mask, others: Mask, widening: float
+    name: str, scores: Mapping[str, CandidateScore], members: Bools, others: Bools, widening: float
 ) -> tuple[str, Measurement]:
     """Return the strongest of the scores on these members and non-members, and its AUC with its
     corrected interval.
@@ -190,7 +188,7 @@ def select_strongest_auc(
 
 
 def bound_strongest_auc(
-    name: str, scores: Mapping[str, CandidateScore], members: Mask, others: Mask, widening: float
+    name: str, scores: Mapping[str, CandidateScore], members: Bools, others: Bools, widening: float
 ) -> Measurement:
     """Return the strongest score's AUC with an interval whose far end is that of every score: what
     holds a limit.
@@ -206,7 +204,7 @@ def bound_strongest_auc(
 
 
 def _estimate_corrected_aucs(
-    name: str, scores: Mapping[str, CandidateScore], members: Mask, others: Mask, widening: float
+    name: str, scores: Mapping[str, CandidateScore], members: Bools, others: Bools, widening: float
 ) -> dict[str, Measurement]:
     return {
         key: roc.estimate_auc(
@@ -290,7 +288,7 @@ def _measure_shared_rates(members: Floats, others: Floats, tried: int) -> list[M
 
 
 def measure_membership_score(
-    name: str, scores: Floats, member: Mask, widen: float = 1.0, note: str = ""
+    name: str, scores: Floats, member: Bools, widen: float = 1.0, note: str = ""
 ) -> list[Measurement]:
     """Return AUC, TPRs and partial AUC of one score, as far as non-members suffice. name: "" for
     the main one.

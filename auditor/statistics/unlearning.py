@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from auditor.core.arrays import Floats
 from auditor.core.result import GroupRecall, Measurement
 from auditor.statistics import bootstrap, compare, intervals
 from auditor.statistics.bounds import make_measurement
@@ -28,8 +28,6 @@ _CHANGES = {
     "left": (AFTER, RETRAINED),
     "relearned": (RELEARNED, AFTER),
 }
-
-Floats = NDArray[np.float64]
 
 
 def measure_unlearning_group(

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from auditor.core.arrays import Ints
 from auditor.core.result import Measurement
 from auditor.statistics.intervals import Z, clopper_pearson
 
-Counts = NDArray[np.int64]  # (species seen,): in how many of the draws each was
+Counts = Ints  # (species seen,): in how many of the draws each was
 
 
 def estimate_new_species(name: str, counts: Counts, draws: int, per: int) -> Measurement:

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from auditor.core.arrays import Floats, Ints
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Claim, Tokens
 from auditor.core.result import Measurement
@@ -86,7 +86,7 @@ class MaskedTexts:
         self.batch_size = options.batch_size or max(1, min(_BATCH, size))
 
     @cached_property
-    def hidden_token_counts(self) -> NDArray[np.int64]:
+    def hidden_token_counts(self) -> Ints:
         """The number of hidden tokens of each text at each restart, (texts,)."""
         return np.array([self._count_hidden_tokens(text) for text in self.texts])
 
@@ -168,7 +168,7 @@ class MaskedTexts:
 
     def measure_nll(
         self, models: Sequence[MaskedModel], progress: Callable[[int, int], None]
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    ) -> tuple[Floats, Ints]:
         """Return the summed nll (nats) of tokens with a probability, and the number of others.
 
         Both have shape (models, restarts, texts).

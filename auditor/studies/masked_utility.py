@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import logsumexp, softmax
 
 from auditor import __version__
 from auditor.benchmarks.data.whole_texts import read_row_texts
 from auditor.benchmarks.lab.masked_lab import MaskedLab
+from auditor.core.arrays import Floats, Ints
 from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.nouns import UNDEFENDED, Claim
@@ -321,8 +321,8 @@ def _build_utility_rows(
     texts: MaskedTexts,
     wanted: Sequence[DefensePoint],
     claims: Sequence[Claim | None],
-    nll: NDArray[np.float64],
-    lost: NDArray[np.int64],
+    nll: Floats,
+    lost: Ints,
     slower: Sequence[Measurement],
 ) -> list[UtilityRow]:
     tokens, mean = texts.hidden_token_counts, float(texts.hidden_token_counts.mean())
@@ -359,9 +359,7 @@ def _utility_row_with_claim(row: UtilityRow, claim: Claim, mean_tokens: float) -
     )
 
 
-def utility_corpus_perplexity(
-    nll: NDArray[np.float64], tokens: NDArray[np.int64], base: NDArray[np.float64] | None = None
-) -> Measurement:
+def utility_corpus_perplexity(nll: Floats, tokens: Ints, base: Floats | None = None) -> Measurement:
     """Return the corpus perplexity, the mean over restarts, or its ratio to that of a base.
 
     nll, base: (restarts, texts), summed nats, inf if a token has no probability; tokens: (texts,).
@@ -373,7 +371,7 @@ def utility_corpus_perplexity(
     # Return the log of the number at these rates and its slopes by each rate, for
     # `estimate_rate_statistic`. each: (resamples, restarts), nats a token, followed by the restarts
     # of a base.
-    def log(each: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def log(each: Floats) -> tuple[Floats, Floats]:
         rates, base_rates = each[:, : len(nll)], each[:, len(nll) :]
         with np.errstate(invalid="ignore"):  # infinity has no slope, and none is needed
             # The log of the mean of exp(rate) over restarts; exp undoes it below.
@@ -395,12 +393,10 @@ def utility_corpus_perplexity(
     return Measurement(name, value, low, high, len(tokens), unit)
 
 
-def _utility_share_of_possible_tokens(
-    lost: NDArray[np.int64], tokens: NDArray[np.int64]
-) -> Measurement:
+def _utility_share_of_possible_tokens(lost: Ints, tokens: Ints) -> Measurement:
     """Return the share of tokens with a probability; lost: (restarts, texts), the other tokens."""
 
-    def share(each: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def share(each: Floats) -> tuple[Floats, Floats]:
         # The number and its slopes by each restart's rate.
         return 1 - each.mean(1), np.full(each.shape, -1 / each.shape[1])
 

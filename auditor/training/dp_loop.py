@@ -20,11 +20,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from auditor.core.arrays import Ints
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import keyed_random_generator
@@ -61,7 +61,7 @@ class PoissonSampler:
     rate: float
     key: str
 
-    def draw_batch_units(self, step: int) -> NDArray[np.int64]:
+    def draw_batch_units(self, step: int) -> Ints:
         """Return the units of this step, possibly none."""
         rng = keyed_random_generator("batch", self.key, step)
         return np.flatnonzero(rng.random(self.size) < self.rate)
@@ -277,7 +277,7 @@ def _make_dp_optimizer(parameters: list[nn.Parameter], recipe: PrivateRecipe) ->
 def _hook_canary_scores(
     optimizer: ScaledOptimizer,
     watch: CanaryWatch,
-    units: NDArray[np.int64],
+    units: Ints,
     scale: NoiseScale | None,
 ) -> RemovableHandle:
     """Score canaries on the gradients that the inner optimizer receives.

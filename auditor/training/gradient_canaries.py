@@ -26,13 +26,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.errors import AuditError
 from auditor.core.secret_randomness import keyed_random_generator
 
-NoiseScale = Callable[[NDArray[np.int64]], float]  # of a batch, by its units
+NoiseScale = Callable[[Ints], float]  # of a batch, by its units
 LENGTH = 1e3  # of a canary's gradient before it is clipped, in clipping norms
 _LEAST_NOISE = 1e-3  # in clipping norms: the likelihood treats less noise as this much
 # Excluded canaries whose coordinates contain only noise: their values are stored at each step.
@@ -49,11 +49,11 @@ class PlantedCanaries:
     seed: int = 0
 
     @property
-    def included(self) -> NDArray[np.bool_]:
+    def included(self) -> Bools:
         rng = keyed_random_generator("gradient canaries", "coins", self.seed)
         return rng.random(self.count) < 0.5
 
-    def draw_coordinates(self, parameters: int) -> NDArray[np.int64]:
+    def draw_coordinates(self, parameters: int) -> Ints:
         """Draw a distinct coordinate for each canary among this many parameters, (count,).
 
         Raises AuditError if there are fewer parameters than canaries.
@@ -103,7 +103,7 @@ class CanaryWatch:
         self.releases = 0  # steps scored
         self.drawn = np.zeros(planted.count)  # draws of each canary, included or not
         # Noise at the witnesses' coordinates in each step, over its reported deviation.
-        self._noise: list[NDArray[np.float64]] = []
+        self._noise: list[Floats] = []
         self._witnesses = np.flatnonzero(~self.included)[:_WITNESSES]
         # The records' contribution at each canary's coordinate, in this step.
         self._known_sums = np.zeros(planted.count)
@@ -111,7 +111,7 @@ class CanaryWatch:
         self._owner = np.searchsorted(starts, coordinates, side="right") - 1
         self._offset = coordinates - starts[self._owner]
         # For each parameter, its canaries and their offsets.
-        self._canaries_by_parameter = list[NDArray[np.int64]]()
+        self._canaries_by_parameter = list[Ints]()
         self._offsets_by_parameter = list[Tensor]()
         for i, parameter in enumerate(parameters):
             canaries = np.flatnonzero(self._owner == i)
@@ -123,7 +123,7 @@ class CanaryWatch:
     def canary_count(self) -> int:
         return len(self.included)
 
-    def drop_excluded_canaries(self, units: NDArray[np.int64]) -> NDArray[np.int64]:
+    def drop_excluded_canaries(self, units: Ints) -> Ints:
         """Return the units drawn for a batch that are in the data.
 
         Counts the draws of all canaries, included or not.
@@ -182,7 +182,7 @@ class CanaryWatch:
     def score_release(
         self,
         expected_batch: float,
-        units: NDArray[np.int64],
+        units: Ints,
         scale: NoiseScale | None,
     ) -> None:
         """Score one release: the gradients that the optimizer is about to use.
@@ -216,9 +216,7 @@ class CanaryWatch:
             self._noise.append(x[self._witnesses] / noise)
         self._known_sums[:] = 0
 
-    def _compute_noise_scales(
-        self, units: NDArray[np.int64], scale: NoiseScale
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _compute_noise_scales(self, units: Ints, scale: NoiseScale) -> tuple[Floats, Floats]:
         """Return the noise scale with each canary in the batch and without it, (count,) each.
 
         The other units are as drawn.
@@ -234,9 +232,9 @@ class CanaryWatch:
     def _compute_noise_size_log_ratio(
         self,
         expected_batch: float,
-        noise_with: NDArray[np.float64],
-        noise_without: NDArray[np.float64],
-    ) -> NDArray[np.float64]:
+        noise_with: Floats,
+        noise_without: Floats,
+    ) -> Floats:
         """Return the log-likelihood ratio of two deviations for all noise of this step, (count,).
 
         In nats, of `noise_with` against `noise_without`: the evidence that the noise's size gives
@@ -310,11 +308,11 @@ class CanaryWatch:
 
 
 def compute_inclusion_log_ratio(
-    x: NDArray[np.float64],
-    noise: float | NDArray[np.float64],
+    x: Floats,
+    noise: float | Floats,
     rate: float,
-    other_evidence: float | NDArray[np.float64] = 0.0,
-) -> NDArray[np.float64]:
+    other_evidence: float | Floats = 0.0,
+) -> Floats:
     """Return the log-likelihood ratio that a canary is included, in nats.
 
     Compares x ~ (1 - q) N(0, s^2) + q N(1, s^2) with N(0, s^2):

@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from auditor.core import disk
+from auditor.core.arrays import Ints
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Claim, Tokens
 from auditor.models.base import LanguageModel
@@ -46,7 +45,7 @@ class UnitTreatment:
     """
 
     shares: Sequence[float] | None = None
-    noise_scale: Callable[[NDArray[np.int64]], float] | None = None
+    noise_scale: Callable[[Ints], float] | None = None
     details: tuple[tuple[str, float], ...] = ()  # for `privacy.json`
 
 

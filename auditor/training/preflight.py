@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from auditor.core.arrays import Bools
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret, Tokens
 
@@ -31,7 +32,7 @@ class TrainingSet:
     """The rows of a training set joined end to end: token ids, and whether each has a loss."""
 
     ids: NDArray[np.int32]
-    has_loss: NDArray[np.bool_]
+    has_loss: Bools
     rows: int
     copies: int  # rows that equal an earlier row
 
@@ -60,7 +61,7 @@ def read_training_set(
     window = slice(-max_length, None) if max_length and keep_end else slice(max_length)
     separator = np.array([_SEPARATOR], np.int32)
     ids = list[NDArray[np.int32]]()
-    has_loss = list[NDArray[np.bool_]]()
+    has_loss = list[Bools]()
     copies_by_row = Counter[bytes]()
     for row in _read_rows(dataset):
         sequences = _extract_row_sequences(row, window, masks, sides_with_prompts)
@@ -80,7 +81,7 @@ def read_training_set(
 
 def _extract_row_sequences(
     row: Mapping[str, Any], window: slice, masks: Sequence[str], sides_with_prompts: Sequence[str]
-) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
+) -> list[tuple[NDArray[np.int32], Bools]]:
     """Return each sequence that the model reads of a row, and its mask of tokens with a loss.
 
     Returns [] if the row has no ids. sides_with_prompts: "chosen" if the loss covers its prompt,
@@ -124,7 +125,7 @@ def _read_learnt_mask(
     row: Mapping[str, Any],
     length: int,
     masks: Sequence[str],
-) -> NDArray[np.bool_]:
+) -> Bools:
     if row.get("labels") is not None:
         return np.asarray(row["labels"]).ravel() != -100
     has_loss = np.ones(length, bool)

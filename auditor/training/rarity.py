@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 from scipy.stats import rankdata
 
+from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.models.base import LanguageModel, compute_text_nlls
@@ -25,7 +25,7 @@ Normalisation = Literal["min-max", "rank"]
 def compute_log_perplexities(
     model: LanguageModel,
     examples: Sequence[Tokens],
-) -> npt.NDArray[np.float64]:
+) -> Floats:
     """Return log P(s), the mean nll in nats a token under the public model (Eq. 3), (n,).
 
     The first token of each example is given.
@@ -36,9 +36,7 @@ def compute_log_perplexities(
     return np.asarray(nll[:, 0] / nll[:, 1])
 
 
-def scale_perplexities_within_data(
-    log_perplexity: npt.NDArray[np.float64], normalisation: Normalisation
-) -> npt.NDArray[np.float64]:
+def scale_perplexities_within_data(log_perplexity: Floats, normalisation: Normalisation) -> Floats:
     """Return rho in [0, 1] (Eq. 4), rising with perplexity, (n,).
 
     Each value depends on all records.
@@ -59,8 +57,8 @@ def scale_perplexities_within_data(
 
 
 def scale_perplexities_within_bounds(
-    log_perplexity: npt.NDArray[np.float64], lowest: float, highest: float
-) -> npt.NDArray[np.float64]:
+    log_perplexity: Floats, lowest: float, highest: float
+) -> Floats:
     """Return rho in [0, 1], the position of log P between two public bounds on a log scale, (n,).
 
     Each value depends on its own record only. Raises AuditError unless 1 <= lowest < highest.

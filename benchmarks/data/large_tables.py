@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pandas
-from numpy.typing import NDArray
 
 from auditor.benchmarks.data import columns
 from auditor.benchmarks.data.columns import MaybeKinds
@@ -43,6 +42,7 @@ from auditor.benchmarks.data.tables import (
     columns_with_texts,
     parse_json_of_table,
 )
+from auditor.core.arrays import Ints
 from auditor.core.errors import AuditError
 from auditor.statistics.extraction import format_copies
 
@@ -54,12 +54,12 @@ _SUFFIXES = (".jsonl", ".csv", ".parquet")
 _GROUPS, _USERS = "group of a row", "user of a row"  # besides `columns.REPEATS`
 
 
-def hash_texts(texts: Sequence[str]) -> NDArray[np.int64]:
+def hash_texts(texts: Sequence[str]) -> Ints:
     """Return a hash of each text, (texts,): equal in every process and on every machine."""
     return pandas.util.hash_array(np.array(texts, dtype=object), categorize=False).view(np.int64)
 
 
-def hash_rows(table: RecordTable, layout: tuple[str, ...]) -> NDArray[np.int64]:
+def hash_rows(table: RecordTable, layout: tuple[str, ...]) -> Ints:
     """Return a hash of each row's text or conversation, (rows,).
 
     Raise AuditError with the row for a value other than text. Null and missing keys are the same in
@@ -97,8 +97,8 @@ class UnreadRows:
     n_rows: int
     n_distinct: int
     by_copies: Counter[str] = field(default_factory=Counter)
-    row_hashes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    user_hashes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    row_hashes: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    user_hashes: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     of_several_groups: frozenset[int] = frozenset()
     of_several_users: frozenset[int] = frozenset()
     kinds: MaybeKinds = field(default_factory=dict)
@@ -123,8 +123,8 @@ class BlockCounts:
     """
 
     block: TableBlock
-    hashes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    numbers: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    hashes: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    numbers: Mapping[str, Ints] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     kinds: MaybeKinds = field(default_factory=dict)
     is_faulty: bool = False
@@ -162,7 +162,7 @@ class BlockHashing:
         rows and lines before it."""
         names = dict[str, None]()
         hashes = [np.empty(0, np.int64)]
-        numbers: dict[str, list[NDArray[np.int64]]] = {}
+        numbers: dict[str, list[Ints]] = {}
         kinds: MaybeKinds = {}
         n_rows = first_row
         for batch in stream_batches(
@@ -181,7 +181,7 @@ class BlockHashing:
         joined = {name: np.concatenate(values) for name, values in numbers.items()}
         return BlockCounts(block, np.concatenate(hashes), joined, tuple(names), kinds)
 
-    def _numbers_of_rows(self, table: RecordTable) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    def _numbers_of_rows(self, table: RecordTable) -> Iterator[tuple[str, Ints]]:
         if columns.REPEATS in self.names:
             yield columns.REPEATS, np.array(columns.row_repeat_counts(table), np.int64)
         if self.group_column is not None:
@@ -219,7 +219,7 @@ class SamplingOrder:
     """
 
     limit: int
-    draw_order: Callable[[int], NDArray[np.int64]]
+    draw_order: Callable[[int], Ints]
     copied_first: bool
     required: RecordTable | None = None
     group_column: str | None = None
@@ -332,8 +332,8 @@ class _TableScan:
     columns."""
 
     table: RecordTable
-    hashes: NDArray[np.int64]
-    numbers: Mapping[str, NDArray[np.int64]]
+    hashes: Ints
+    numbers: Mapping[str, Ints]
     kinds: MaybeKinds
 
 
@@ -429,9 +429,7 @@ def _choose_sample(scan: _TableScan, order: SamplingOrder, layout: tuple[str, ..
     )
 
 
-def _choose_rows(
-    copies: NDArray[np.int64], order: NDArray[np.int64], size: int, copied_first: bool
-) -> NDArray[np.int64]:
+def _choose_rows(copies: Ints, order: Ints, size: int, copied_first: bool) -> Ints:
     """Return `size` of the distinct rows, ascending. copies: (distinct,); order: (distinct,), all
     of them at random."""
     if copied_first:

@@ -10,10 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from auditor.benchmarks.data.data_records import BY_LIMIT, DataRecord, RecordSource
+from auditor.core.arrays import Ints
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, Secret, Tokens
 from auditor.core.result import RecordCounts
@@ -61,7 +59,7 @@ class SplitOptions:
         picks of a smaller."""
         return frozenset(self.draw_order(what, of)[:count].tolist())
 
-    def draw_order(self, what: str, of: int) -> NDArray[np.int64]:
+    def draw_order(self, what: str, of: int) -> Ints:
         """Return the indices below `of` in the random order of this seed."""
         return keyed_random_generator("benchmark", what, self.seed).permutation(of)
 

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from auditor.benchmarks.data.lm_extraction import read_extraction_array
+from auditor.core.arrays import Bools, Ints
 from auditor.core.errors import AuditError
 from auditor.core.result import Measurement
 from auditor.statistics import intervals, ranking
@@ -43,8 +43,8 @@ class MarkedGuesses:
     whether it equals the answer.
     """
 
-    example: NDArray[np.int64]
-    right: NDArray[np.bool_]
+    example: Ints
+    right: Bools
     answers: int
 
     @property

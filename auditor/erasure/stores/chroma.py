@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from auditor.core.arrays import Floats
 from auditor.erasure.layers import Layer, Piece
 from auditor.erasure.stores.sqlite import SQLiteStore
 from auditor.erasure.windows import TEXT, VECTORS
@@ -72,7 +72,7 @@ class ChromaStore(SQLiteStore):
             yield Piece(place, [text for text in texts if isinstance(text, str)])
             yield Piece(place, np.asarray(rows["embeddings"]))
 
-    def search_nearest(self, vectors: NDArray[np.float64]) -> Iterator[Piece]:
+    def search_nearest(self, vectors: Floats) -> Iterator[Piece]:
         for collection in self._collections:
             if collection.count() and _count_dimensions(collection) == vectors.shape[1]:
                 rows = collection.query(

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from auditor.core.arrays import Floats
 from auditor.erasure.layers import Layer, Piece
 from auditor.erasure.store import Store
 from auditor.erasure.windows import VECTORS
@@ -65,7 +65,7 @@ class FaissStore(Store):
         if vectors:
             yield Piece(self.path.name, np.array(vectors))
 
-    def search_nearest(self, vectors: NDArray[np.float64]) -> Iterator[Piece]:
+    def search_nearest(self, vectors: Floats) -> Iterator[Piece]:
         if self._index.d == vectors.shape[1] and self._index.ntotal:
             _, ids = self._index.search(vectors.astype(np.float32), 1)
             nearest = [self._index.reconstruct(int(i)) for i in np.unique(ids) if i >= 0]

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow
-from numpy.typing import NDArray
 
+from auditor.core.arrays import Floats
 from auditor.erasure.layers import Layer, Piece
 from auditor.erasure.store import Store
 from auditor.erasure.windows import TEXT, VECTORS
@@ -60,7 +60,7 @@ class LanceDBStore(Store):
                 yield from read_arrow(f"table {table.name}, version {version}", table.to_arrow())
             table.checkout_latest()
 
-    def search_nearest(self, vectors: NDArray[np.float64]) -> Iterator[Piece]:
+    def search_nearest(self, vectors: Floats) -> Iterator[Piece]:
         for table in self._tables:
             sizes = {field.name: _count_dimensions(field.type) for field in table.schema}
             for column in [name for name, size in sizes.items() if size == vectors.shape[1]]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from auditor.core.arrays import Floats
 from auditor.erasure.layers import Layer, Piece
 from auditor.erasure.stores.sqlite import SQLiteStore
 from auditor.erasure.windows import TEXT, VECTORS
@@ -61,7 +61,7 @@ class QdrantStore(SQLiteStore):
                 if offset is None:
                     break
 
-    def search_nearest(self, vectors: NDArray[np.float64]) -> Iterator[Piece]:
+    def search_nearest(self, vectors: Floats) -> Iterator[Piece]:
         for name in self._list_collections():
             params = self._client.get_collection(name).config.params.vectors
             if getattr(params, "size", 0) == vectors.shape[1]:  # named vectors are a mapping

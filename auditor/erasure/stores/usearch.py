@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from auditor.core.arrays import Floats
 from auditor.erasure.layers import Layer, Piece
 from auditor.erasure.store import Store
 from auditor.erasure.windows import VECTORS
@@ -52,7 +53,7 @@ class USearchStore(Store):
         if len(keys):
             yield self._get(keys)
 
-    def search_nearest(self, vectors: NDArray[np.float64]) -> Iterator[Piece]:
+    def search_nearest(self, vectors: Floats) -> Iterator[Piece]:
         if self._index.ndim == vectors.shape[1] and len(self._index):
             matches = self._index.search(vectors.astype(np.float32), 1)
             yield self._get(np.unique(np.array(matches.keys).ravel()))
