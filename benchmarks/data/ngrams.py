@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.core import machine_memory
+from auditor.core.arrays import Ints
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.statistics.hashed_ngrams import (
     NGRAMS_AT_ONCE,
     HashedNGrams,
-    Indices,
     TokenArray,
     hash_ngrams,
     hash_token_pieces,
@@ -81,7 +81,7 @@ class NGramIndex(HashedNGrams):
             for start, selection in zip(starts, slices, strict=False)
         ]
 
-    def find_texts_holding(self, text: Tokens) -> Indices:
+    def find_texts_holding(self, text: Tokens) -> Ints:
         """Return the indices of the texts that contain the whole text, each once."""
         searched = np.array(text, dtype=np.uint32)
         n = min(_ANCHOR, len(searched))
@@ -92,7 +92,7 @@ class NGramIndex(HashedNGrams):
         owners = self.find_owners(places)
         return np.unique(owners[places + len(searched) <= self.starts[owners + 1]])
 
-    def _select_equal(self, places: Indices, ngram: TokenArray) -> Indices:
+    def _select_equal(self, places: Ints, ngram: TokenArray) -> Ints:
         """Select the places at which these tokens begin."""
         n = len(ngram)
         places = places[(places >= 0) & (places + n <= len(self.tokens))]
