@@ -1,4 +1,5 @@
-"""Draws the pictures of a page of evidence from its own tables: a dot and its 95% interval a row.
+"""Draws the pictures of a page of evidence from its own tables: a dot a row, with its 95% interval
+if the cell has one.
 
     python -m validation.picture docs/evidence/real-lab.md
 
@@ -26,7 +27,7 @@ from validation.harness import run, save_svg
 _SAID = re.compile(r"^<!-- picture\n(.*?)^-->", re.DOTALL | re.MULTILINE)
 _TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 _NUMBER = r"([+\-−]?\d*\.?\d+)"
-_MEASURED = re.compile(rf"{_NUMBER}[^\[]*\[{_NUMBER}\D+?{_NUMBER}")
+_MEASURED = re.compile(rf"{_NUMBER}(?:[^\[]*\[{_NUMBER}\D+?{_NUMBER})?")
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,11 @@ def drawn(page: Path, said: dict[str, Any]) -> Figure:
             linestyle="--",
         )
         if title in said.get("log", ()):
+            values = [row.value for row in found]
+            subs = (1,) if max(values) > 100 * min(values) else (1, 2, 5)
             axes.set_xscale("log")
             axes.xaxis.set(
-                major_locator=LogLocator(subs=(1, 2, 5)),
+                major_locator=LogLocator(subs=subs),
                 major_formatter="{x:g}",
                 minor_formatter="",
             )
@@ -86,7 +89,7 @@ def drawn(page: Path, said: dict[str, Any]) -> Figure:
 
 
 def rows(page: Path, table: int, column: str, labels: int) -> list[Row]:
-    """The rows of a table that hold a number with its interval in this column."""
+    """The rows of a table that hold a number in this column."""
     head, _, *body = (
         _cells(line)
         for line in _TABLE.findall(page.read_text(encoding="utf-8"))[table - 1].splitlines()
@@ -94,7 +97,8 @@ def rows(page: Path, table: int, column: str, labels: int) -> list[Row]:
     at, found = head.index(column), list[Row]()
     for cells in body:
         if measured := _MEASURED.match(cells[at]):
-            numbers = (float(number.replace("−", "-")) for number in measured.groups())
+            groups = (number or measured[1] for number in measured.groups())
+            numbers = (float(number.replace("−", "-")) for number in groups)
             found.append(Row(" · ".join(filter(None, cells[:labels])), *numbers))
     return found
 

@@ -3,6 +3,7 @@ page as it is."""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,9 @@ from auditor.privacy.gaussian import compute_noise_scale_divergence
 from auditor.studies import papers, published_promises
 from auditor.studies.published_promises import PromiseCheck, PublishedPromise
 
-ROOT = Path(__file__).parents[2]
+EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence"
+with (EVIDENCE / "data" / "claims.csv").open(encoding="utf-8", newline="") as _lines:
+    DATA = [tuple(row) for row in csv.reader(_lines)][1:]
 PLANS = {
     name: PublishedPromise.from_published_table(plan["title"], plan["published"])
     for name, plan in papers.load_paper("claims").plans.items()
@@ -183,31 +186,46 @@ def test_claims_that_are_attained_are_said_to_hold(found: Found) -> None:
     )
 
 
-def test_the_page_is_what_is_found(found: Found) -> None:
-    """The page, section by section; of PMixed's, the text and the rows of the queries that are
-    looked at here."""
-    committed = (ROOT / "docs" / "evidence" / "claims.md").read_text(encoding="utf-8")
-    made = {
-        name: published_promises.published_promise_section(PLANS[name], found[name]).rstrip("\n")
-        for name in PLANS
-    }
-    assert committed.startswith(published_promises.INTRO)
-    where = [committed.find(made[name]) for name in QUICK]
-    assert where == sorted(where) and -1 not in where, (
-        "`audit reproduce claims` makes docs/evidence/claims.md anew"
-    )
-    held = [
-        line for line in made["pmixed"].splitlines() if line.startswith(("| one", "| the others"))
-    ]
-    assert len(held) == 16 and all(line in committed.splitlines() for line in held)
-    words = PLANS["pmixed"].words
-    assert all(
-        str(words[name]) in committed for name in ("does", "says", "reading", "holds", "fails")
-    )
-    assert committed.count("\n## ") == len(PLANS)
+def list_data_rows(role: str, name: str, checks: Sequence[PromiseCheck]) -> list[tuple[str, ...]]:
+    """Return checks as rows of `data/claims.csv`."""
+    table = published_promises.published_promise_table(PLANS[name], checks)
+    roles = ["another charge" if check.beside else role for check in checks]
+    return [(PLANS[name].title, role, *row) for role, row in zip(roles, table.rows, strict=True)]
 
 
-def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_data_are_what_is_found(found: Found) -> None:
+    """Of PMixed, the rows of the queries that are looked at here."""
+    for name, checks in found.items():
+        data = [row for row in DATA if row[0] == PLANS[name].title]
+        published, controls = ([c for c in checks if c.ours == ours] for ours in (False, True))
+        rows = list_data_rows("published", name, published)
+        rows += list_data_rows("control", name, controls) if controls else []
+        assert set(rows) <= set(data) and len(rows) > 3
+        assert name == "pmixed" or len(rows) == len(data)
+
+
+def test_the_page_tells_the_worst_of_the_data() -> None:
+    page = (EVIDENCE / "claims.md").read_text(encoding="utf-8")
+    counted = [row for row in DATA if row[1] != "another charge"]
+    for title, role in dict.fromkeys(row[:2] for row in counted):
+        checks = [row for row in counted if row[:2] == (title, role)]
+        n_failures = sum(row[-1] != "holds" for row in checks)
+        begin = f"| {'control: ' * (role == 'control')}{title} | {n_failures} of {len(checks)} | "
+        (line,) = (line for line in page.splitlines() if line.startswith(begin))
+        query, realised, claimed, ratio = line.removeprefix(begin).strip(" |").split(" | ")
+        told = [row for row in checks if query == f"{row[2]}, {row[3]}"[: len(query)]]
+        told = [row for row in told if row[-3:-1] == (realised, claimed)]
+        worst = max(map(read_ratio, checks))
+        assert told and read_ratio(told[0]) == pytest.approx(worst, rel=1e-3), line
+        assert ratio == ("–" if worst == 0 else f"{worst:.3g}")
+
+
+def read_ratio(row: tuple[str, ...]) -> float:
+    realised, claimed = (float(number.replace(",", "")) for number in row[-3:-1])
+    return realised / claimed
+
+
+def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One plan now, one later: the page has both, in the order of the paper."""
     for plan in ("invisible-ink", "uniform-mixing"):
         assert run_command_line(["reproduce", "claims", "--plan", plan, "-o", str(tmp_path)]) == 0
@@ -216,8 +234,9 @@ def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert page.startswith(published_promises.INTRO) and 0 < page.index(
         "## Uniform mixing"
     ) < page.index("## InvisibleInk")
-    committed = (ROOT / "docs" / "evidence" / "claims.md").read_text(encoding="utf-8")
-    assert page[len(published_promises.INTRO) :].strip("\n") in committed
+    written = [row for row in DATA if row[0] in ("Uniform mixing", "InvisibleInk")]
+    assert len(written) == 13
+    assert all(f"| {' | '.join(row[2:])} |" in page.splitlines() for row in written)
 
 
 @pytest.mark.parametrize(
