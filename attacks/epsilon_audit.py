@@ -24,7 +24,12 @@ from auditor.plugins.options import require_options_at_least
 from auditor.plugins.probe import DELTA, Observed, Probe, value_column
 from auditor.plugins.view import TEXT_ONLY, Sampling, View
 from auditor.statistics.audit_power import describe_detection_power
-from auditor.statistics.audited import LEVEL, audit_epsilon_bounds, audit_measurements
+from auditor.statistics.audited import (
+    LEVEL,
+    audit_epsilon_bounds,
+    audit_measurements,
+    plan_audit,
+)
 from auditor.statistics.one_run import check_audit_parameters
 
 _AT_ONCE = 256  # canaries scored per batch
@@ -182,12 +187,22 @@ class EpsilonAudit(Probe):
             tuple(value_column(observations, "score").tolist()),
             observations.facts["delta"],
         )
-        # A user's copies are one unit: the bound is not divided by their number, unlike a group's.
-        copies = 1 if self.unit == "user" else self._canary_insertion_count(secrets)
+        copies = self._count_unit_copies(secrets)
         return tuple(
             replace(a, unit=self.unit)
             for a in _cached_canary_epsilon_bounds(scores, coins, delta, self.level, copies)
         )
+
+    def plan_audit(self, view: View, secrets: Sequence[Secret]) -> Audited:
+        delta = self.facts(view, secrets, ())["delta"]
+        return plan_audit(len(secrets), delta, self.level, self._count_unit_copies(secrets))
+
+    def _count_unit_copies(self, secrets: Sequence[Secret]) -> int:
+        """Return how many copies of an inserted canary are separate units.
+
+        A user's copies are one unit: the bound is not divided by their number, unlike a group's.
+        """
+        return 1 if self.unit == "user" else self._canary_insertion_count(secrets)
 
     @staticmethod
     def _canary_insertion_count(secrets: Sequence[Secret]) -> int:

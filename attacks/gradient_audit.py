@@ -19,7 +19,7 @@ from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Audited, Measurement
 from auditor.plugins.probe import DELTA, Observed, Probe, member_mask, value_column
 from auditor.plugins.view import View
-from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements
+from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements, plan_audit
 
 # Fields of `GradientCanaries`: records of the steps, to compare with the accounting.
 _STEPS = (
@@ -102,6 +102,12 @@ class GradientAudit(Probe):
         except AuditError as error:  # uninformative scores concern only this row: the run continues
             raise NotApplicable(str(error)) from error
         return tuple(replace(audit, unit=unit) for audit in bounds)
+
+    def plan_audit(self, view: View, secrets: Sequence[Secret]) -> Audited:
+        canaries = view.recorded_gradient_canaries()
+        sampling = (canaries.sampling_rate, canaries.steps)
+        delta = self.facts(view, secrets, ())["delta"]
+        return plan_audit(len(secrets), delta, sampling=sampling)
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         return audit_measurements(self.epsilon_lower_bounds(secrets, observations))

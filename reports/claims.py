@@ -14,10 +14,15 @@ from auditor.conclusions.claims import (
     ClaimEvidence,
     weigh_claim_against_audits,
 )
-from auditor.core.result import AuditResult
+from auditor.core.nouns import Claim
+from auditor.core.result import Audited, AuditResult
 from auditor.reports import phrases
 from auditor.reports.blocks import Group, Table
-from auditor.statistics.audit_power import describe_detection_power
+from auditor.statistics.audit_power import (
+    describe_audit_ceiling,
+    describe_detection_power,
+    find_audit_ceiling,
+)
 from auditor.statistics.bounds import LEVEL
 
 
@@ -28,8 +33,8 @@ def claims_to_report(result: AuditResult) -> list[ClaimEvidence]:
 
 
 def claim_verdict_sentence(stands: ClaimEvidence) -> str:
-    """Return `DP-SGD: claimed ε 1.00 (...); audited ε ≥ 0.42 (...), provable at best 5.79:
-    consistent.`"""
+    """Return `DP-SGD: claimed ε 1.00 (...); audited ε ≥ 0.42 (...), provable at best 5.79, and
+    of the claimed ε 1 this audit could show at most about 0.16 (...): consistent.`"""
     parts = [
         f"{stands.target.title}: {_claimed_epsilon_sentence(stands)}",
         *(f"seen to fail ({reason})" for reason in stands.refuted),
@@ -113,10 +118,9 @@ def _audited_bound_sentence(stands: ClaimEvidence, bound: BoundAgainstClaim) -> 
         if bound.powerless_reason and audit.best > bound.promised
         else ""
     )
-    return (
-        f"audited ε ≥ {number(audit.epsilon)} ({game}), provable at best "
-        f"{number(audit.best)}{against}{weak}"
-    )
+    best = f"provable at best {number(audit.best)}{against}{weak}"
+    power = filter(None, (best, describe_audit_ceiling(audit, stands.target.claim)))
+    return f"audited ε ≥ {number(audit.epsilon)} ({game}), {', and '.join(power)}"
 
 
 def _not_audited_sentence(stands: ClaimEvidence) -> str:
@@ -148,6 +152,7 @@ def claim_audit_table(result: AuditResult) -> Table | None:
         "Audit",
         "ε at least",
         "Provable at best",
+        "Could show (median)",
         "Canaries or games",
         "Verdict",
     )
@@ -155,7 +160,7 @@ def claim_audit_table(result: AuditResult) -> Table | None:
         f"Claims against evidence: lower bounds of ε that are too high in at most {LEVEL:.0%} of "
         "audits of a model, all of its audits together"
     )
-    return Table("evidence-table", caption, head, groups, frozenset({0, 1, 3, 4, 5}))
+    return Table("evidence-table", caption, head, groups, frozenset({0, 1, 3, 4, 5, 6}))
 
 
 def _claim_audit_rows(stands: ClaimEvidence) -> tuple[tuple[str, ...], ...]:
@@ -176,6 +181,7 @@ def _claim_audit_rows(stands: ClaimEvidence) -> tuple[tuple[str, ...], ...]:
             f"{attack}, δ {number(a.delta)}",
             number(a.epsilon),
             number(a.best),
+            _format_ceiling(a, stands.target.claim),
             f"{a.canaries:,}",
             remark,
         )
@@ -184,4 +190,11 @@ def _claim_audit_rows(stands: ClaimEvidence) -> tuple[tuple[str, ...], ...]:
     if stands.bounds:
         return rows
     audit = "seen to fail" if stands.refuted else "none"
-    return (*rows, (claimed, nominal, audit, nothing, nothing, nothing, end))
+    return (*rows, (claimed, nominal, audit, *[nothing] * 4, end))
+
+
+def _format_ceiling(audit: Audited, claim: Claim | None) -> str:
+    ceiling = find_audit_ceiling(audit, claim)
+    if ceiling is None:
+        return phrases.NOTHING
+    return phrases.format_number(ceiling)

@@ -131,6 +131,11 @@ class Probe(Method):
         """
         return ()
 
+    def plan_audit(self, view: View, secrets: Sequence[Secret]) -> Audited | None:
+        """Return the bound of epsilon before any guess; None: the probe bounds no epsilon, or
+        plays games."""
+        return None
+
     def claim_violations(
         self, secrets: Sequence[Secret], observations: Observed
     ) -> tuple[str, ...]:

@@ -54,6 +54,7 @@ class CostEstimate:
     secrets: tuple[int, int] = (0, 0)
     samples: int | None = None
     rates: bool = False  # whether a method needs many non-members, for rates of false positives
+    ceilings: tuple[str, ...] = ()  # what each audit could show of its target's claimed epsilon
 
     @property
     def loading(self) -> float:
@@ -134,6 +135,7 @@ def run_cost_estimate_table(found: CostEstimate) -> RowTable:
             f"; non-members that a rate of false positives takes: {', '.join(needs)}, there are "
             f"{found.secrets[1]:,}"
         )
+    note = "; ".join((note, *found.ceilings))
     prepared = (
         (name, "", "", "", "", phrases.format_duration(seconds))
         for name, seconds in found.preparing

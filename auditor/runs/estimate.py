@@ -43,6 +43,7 @@ from auditor.runs.sweep_cache import SweepCache
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
 from auditor.runs.tuned_states import State
+from auditor.statistics.audit_power import describe_audit_ceiling
 
 PROBE = 30.0  # seconds of queries to the models, besides loading
 _FASTER = 4  # growth in the number of texts at each attempt
@@ -117,6 +118,7 @@ def estimate_run_cost(
         (members, len(scene.benchmark.secrets) - members),
         asker.sample_counts.pop() if len(asker.sample_counts) == 1 else None,
         any(method.least_nonmembers for method in selection.methods),
+        tuple(dict.fromkeys(asker.ceilings)),
     )
 
 
@@ -146,6 +148,7 @@ class _RunPartTimer:
         self.costs: list[RunPartCost] = []
         self.building = 0.0
         self.states: dict[str, State] = {}
+        self.ceilings: list[str] = []  # of audits; see `CostEstimate`
         self.sample_counts: set[int] = set()  # per prefix, of rows with several samples
         self.device = scene.site.model.device
         on_gpu = self.device.type == "cuda"  # `held`: bytes in use now
@@ -352,13 +355,17 @@ class _RunPartTimer:
         self, probe: Probe, target: Target, view: View, name: str, n: int
     ) -> TimedPart:
         secrets = secrets_to_probe(probe, target, self.scene.benchmark, view)
+        planned = probe.plan_audit(view, secrets)
+        if planned and (ceiling := describe_audit_ceiling(planned, view.claim)):
+            self.ceilings.append(f"{probe.name} of {target.title}: {ceiling}")
         work = partial(
             _call_and_exhaust_iterator,
             probe.observe_secrets,
             view,
             _fixed_random_subset(secrets, n, "secrets"),
         )
-        longest = max((len(secret.suffix) for secret in secrets), default=1)
+        # a canary in the gradients has no text
+        longest = max((1, *(len(secret.suffix) for secret in secrets)))
         cut = (LIMIT,) if probe.of == "secrets" else ()
         return TimedPart(
             name,

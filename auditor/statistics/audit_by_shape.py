@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.special import betainc, ndtr
+from scipy.stats import binom
 
 from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
@@ -47,6 +48,7 @@ _SHARED = 0.6  # of the level: what is left to the coin that canaries share
 _POINTS = 2**13
 _TAILS = 9.0
 _CELLS = 4001
+_MOST_COUNTS = 1000
 # halvings: half of the guesses, and an eighth
 _BOUNDED_BY = 1
 _CHECKED_BY = 3
@@ -124,6 +126,36 @@ def compute_likelihood_ratio_distribution(
         for mass in _compute_step_cdfs(edges, noise, q)
     )
     return LikelihoodRatioDistribution(at, *composed)
+
+
+def compute_final_model_distribution(
+    noise_multiplier: float, sampling: Sampling, copies: int = 1
+) -> LikelihoodRatioDistribution:
+    """Return what the sum of all T steps says of a canary with k copies.
+
+    Clipped to C, they move the sum along the canary's own direction by Binomial(k T, q) C, against
+    noise of deviation sqrt(T) sigma C. Where that noise is well above C, this is close to two
+    Gaussians that lie d = k T q / sqrt(T sigma^2 + k T q (1 - q) / 2) deviations apart: the
+    difference of the means over the root of the mean variance.
+    """
+    q, steps = sampling
+    draws = copies * steps
+    spread = math.sqrt(draws * q * (1 - q))
+    lowest = max(0, int(draws * q - _TAILS * spread) - 1)
+    highest = min(draws, int(draws * q + _TAILS * spread) + 9)
+    # of many counts a thousand, each for those since the one before
+    counts = np.unique(
+        np.linspace(lowest, highest, min(highest - lowest, _MOST_COUNTS) + 1).round()
+    )
+    mass = np.diff(binom.cdf(counts, draws, q), prepend=0.0)
+    noise = math.sqrt(steps) * noise_multiplier
+    x = np.linspace(-_TAILS * noise, highest + _TAILS * noise, _CELLS)
+    out = np.diff(ndtr(x / noise))
+    inside = np.diff(ndtr((x[:, None] - counts) / noise) @ mass)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # a cell of no mass on either side has no ratio, and is never met
+        at = np.nan_to_num(np.log(inside) - np.log(out), nan=0.0, posinf=np.inf, neginf=-np.inf)
+    return LikelihoodRatioDistribution(at, inside, out)
 
 
 def _compute_step_cdfs(x: Floats, noise: float, q: float) -> tuple[Floats, Floats]:

@@ -12,19 +12,31 @@ power, by an unknown amount.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from functools import lru_cache
+from itertools import takewhile
 
+import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import binom
 
+from auditor.core.nouns import Claim
 from auditor.core.result import Audited
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.statistics.audit_by_shape import (
     GAUSSIAN,
+    LikelihoodRatioDistribution,
+    Sampling,
     compute_canary_shape_p_value,
+    compute_final_model_distribution,
+    compute_likelihood_ratio_distribution,
     convert_shape_noise,
     find_largest_passing_noise,
 )
 from auditor.statistics.one_run import (
+    Counts,
     compute_group_delta,
+    epsilon_one_run,
     find_largest_refuted_value,
     find_refuting_right_counts,
     list_guess_counts,
@@ -37,6 +49,9 @@ USUAL = 0.8
 SURE = 0.95
 _MOST = 50.0  # nats, beyond which games are no longer looked at
 _FINE = 1e-3
+# what a claim's details hold of a subsampled Gaussian mechanism
+_MECHANISM = {"noise_multiplier", "sampling_rate", "steps"}
+_SIMULATED = 400  # audits, of which the median is taken
 
 
 @lru_cache(maxsize=2**12)
@@ -53,12 +68,7 @@ def find_detectable_epsilon(audit: Audited, limit: float, power: float = USUAL) 
     sampling = audit.sampling or GAUSSIAN
     # the least that an audit can say above it
     beyond = next(epsilon for epsilon in yield_epsilon_grid() if epsilon > limit)
-    needed = find_refuting_right_counts(
-        m,
-        copies * beyond,
-        compute_group_delta(beyond, audit.delta, copies),
-        audit.level,
-    )
+    needed = _find_needed_right_counts(m, beyond, audit.delta, audit.level, copies)
 
     def caught(noise: float) -> bool:
         return any(
@@ -83,6 +93,97 @@ def describe_detection_power(audit: Audited, limit: float, power: float = USUAL)
         model = "DP-SGD by its sampling and steps, and less noise"
     smallest = f"ε {epsilon:.3g}" if math.isfinite(epsilon) else "no ε"
     return f"{smallest} of {model} would have been caught with {power:.0%} probability"
+
+
+def describe_audit_ceiling(audit: Audited, claim: Claim | None) -> str:
+    """`of the claimed ε 4 this audit could show at most about 0.71 (...)`; "" of a claim without a
+    subsampled Gaussian mechanism.
+    """
+    ceiling = find_audit_ceiling(audit, claim)
+    if ceiling is None or claim is None:
+        return ""
+    release = "each step of the training" if _sees_steps(audit) else "the finished model"
+    return (
+        f"of the claimed ε {claim.epsilon[claim.relation]:.3g} this audit could show at most about "
+        f"{ceiling:.2f} (median, if the training is as it claims and the scores see all that "
+        f"{release} shows)"
+    )
+
+
+def find_audit_ceiling(audit: Audited, claim: Claim | None) -> float | None:
+    """Return the epsilon that half of such audits show if the claim holds and no score sees more.
+
+    None of a claim without a subsampled Gaussian mechanism. An audit whose sampling is recorded
+    sees each step, others the finished model only.
+    """
+    if claim is None or audit.table is not None or not set(claim.details) >= _MECHANISM:
+        return None
+    details = claim.details
+    return estimate_median_epsilon(
+        audit.canaries,
+        details["noise_multiplier"],
+        (details["sampling_rate"], int(details["steps"])),
+        audit.delta,
+        audit.level,
+        audit.copies,
+        _sees_steps(audit),
+    )
+
+
+def _sees_steps(audit: Audited) -> bool:
+    return audit.sampling not in (None, GAUSSIAN)
+
+
+@lru_cache(maxsize=2**10)
+def estimate_median_epsilon(
+    m: int,
+    noise_multiplier: float,
+    sampling: Sampling,
+    delta: float,
+    level: float,
+    copies: int = 1,
+    sees_steps: bool = False,
+) -> float:
+    """Return the median bound of simulated audits of DP-SGD by m canaries, with the best scores.
+
+    Scores are the likelihood ratios of all steps, or of their sum, which is what the finished model
+    shows. copies: how often each canary is inserted, as in `one_run`.
+    """
+    distribution = compute_final_model_distribution(noise_multiplier, sampling, copies)
+    if sees_steps:
+        distribution = compute_likelihood_ratio_distribution(noise_multiplier, sampling)
+    right = _simulate_right_counts(m, distribution)
+    best = epsilon_one_run(m, list_guess_counts(m), delta, level, copies)
+    grid = list(takewhile(lambda epsilon: epsilon <= best, yield_epsilon_grid()))
+
+    def is_mostly_spared(epsilon: float) -> bool:
+        needed = _find_needed_right_counts(m, epsilon, delta, level, copies)
+        return bool((right >= np.array(needed)).any(axis=1).mean() < 0.5)
+
+    n_refuted = bisect_left(grid, True, key=is_mostly_spared)
+    return grid[max(0, n_refuted - 1)]
+
+
+def _simulate_right_counts(m: int, distribution: LikelihoodRatioDistribution) -> NDArray[np.int64]:
+    """Return (audits, counts): how many of the surest guesses are right, of `list_guess_counts`."""
+    as_sure, right = distribution.compute_guess_probabilities()
+    mass = np.diff(as_sure, prepend=0.0)
+    chance = np.diff(right, prepend=0.0) / np.maximum(mass, 1e-300)
+    rng = keyed_random_generator("audit ceiling", m)
+    # Sorted uniform numbers are the ranks of sureness, the surest first.
+    cells = np.searchsorted(as_sure, np.sort(rng.random((_SIMULATED, m)), axis=1))
+    is_right = rng.random((_SIMULATED, m)) < chance[np.minimum(cells, len(mass) - 1)]
+    n_right: NDArray[np.int64] = np.cumsum(is_right, axis=1)
+    return n_right[:, np.array(list_guess_counts(m)) - 1]
+
+
+def _find_needed_right_counts(
+    m: int, epsilon: float, delta: float, level: float, copies: int
+) -> Counts:
+    """Return how many right guesses refute epsilon of one record, of which a canary has copies."""
+    return find_refuting_right_counts(
+        m, copies * epsilon, compute_group_delta(epsilon, delta, copies), level
+    )
 
 
 def _find_game_detectable_epsilon(audit: Audited, limit: float, power: float) -> float:

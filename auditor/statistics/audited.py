@@ -117,6 +117,19 @@ def _audit_estimator(
     )
 
 
+def plan_audit(
+    m: int,
+    delta: float,
+    level: float = LEVEL,
+    copies: int = 1,
+    sampling: Sampling = GAUSSIAN,
+) -> Audited:
+    """Return the audit by the (epsilon, delta) bound before any guess: it proves nothing yet."""
+    _check_audit_parameters(m, delta, level, copies)
+    none_right = tuple(0 for _ in list_guess_counts(m))
+    return _audit_estimator(MAIN, m, none_right, delta, level, copies, sampling)
+
+
 def repeat_audit(audit: Audited, level: float) -> Audited:
     """The audit and its best provable bound at another level, as where several audits of one model
     share a level.

@@ -109,6 +109,21 @@ def test_consistent_states_its_power_wherever_it_is_said(result: AuditResult) ->
         )
 
 
+def test_what_an_audit_could_show_is_beside_its_bound(result: AuditResult) -> None:
+    """In the sentence and in the table, of a claim whose mechanism is known."""
+    details = {"noise_multiplier": 1.0, "sampling_rate": 0.1, "steps": 50.0}
+    dp = TargetRecord("dp", "DP-SGD", "", claim=replace(CLAIM, details=details))
+    audited_run = replace(
+        result, targets=(dp,), findings=(*result.findings, row(audit(300, right=0.55)))
+    )
+    sentence = said(audited_run)
+    assert "and of the claimed ε 1 this audit could show at most about 0.69 (median" in sentence
+    table = claims.claim_audit_table(audited_run)
+    assert table is not None
+    assert table.groups[0].rows[0][table.head.index("Could show (median)")] == "0.69"
+    assert "0.69" in markdown.render_markdown_report(audited_run)
+
+
 def test_what_was_not_audited_says_which_command_would(result: AuditResult) -> None:
     assert said(run(result, 1.0)) == (
         "DP-SGD: claimed ε 1 (add/remove, record, δ 1e-5); this claim was not audited: `audit run "
@@ -200,6 +215,7 @@ def test_the_table(result: AuditResult) -> None:
             "epsilon-audit, δ 1e-5",
             "2.48",
             "5.79",
+            phrases.NOTHING,
             "1,000",
             "claim contradicted",
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.models.huggingface import traffic
+from auditor.privacy.gradient_canaries import write_gradient_canaries
+from auditor.privacy.promises import write_privacy_record
 from auditor.runs import estimate, machine
 from auditor.runs.cost import CostEstimate, RunPartCost, run_cost_estimate_table
 from auditor.runs.estimate import TimedPart
 from auditor.runs.reporter import SilentReporter
+from auditor.testing import _PROMISE, KEPT
 from tests.conftest import save_tiny
 
 Said = pytest.CaptureFixture[str]
@@ -298,6 +302,21 @@ def test_a_decoding_with_one_answer_is_counted_once(given: Path) -> None:
     both = {**greedy, "attack": ("perplexity", "zlib"), "attack_options": {"zlib": {"samples": 4}}}
     both["attack_options"]["perplexity"] = {"temperature": 0.0}
     assert estimate.estimate_run_cost(plan(given, **both), SilentReporter(), 1e6).samples == 4
+
+
+def test_an_audit_of_a_claim_says_what_it_could_show(given: Path, tmp_path: Path) -> None:
+    """Before it runs: of the claimed epsilon, by the claim's own noise."""
+    audited = shutil.copytree(given / "model", tmp_path / "audited")
+    write_privacy_record(audited, _PROMISE)
+    write_gradient_canaries(audited, KEPT)
+    files = {"model": str(audited), "data": str(given / "private.jsonl")}
+    planned = Plan.from_fields(**files, attack=("gradient-audit",))
+    (ceiling,) = estimate.estimate_run_cost(planned, SilentReporter(), 1e6).ceilings
+    assert ceiling.startswith(
+        "gradient-audit of Undefended: of the claimed ε 3 this audit could show at most about 0.00"
+    )
+    found = CostEstimate((), (("x", 2.0),), 30.0, 1000, ceilings=(ceiling,))
+    assert run_cost_estimate_table(found).note.endswith(f"half as long; {ceiling}")
 
 
 def test_the_command_shows_a_table_and_writes_nothing(

@@ -7,11 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
+from auditor.core.nouns import Claim
 from auditor.core.result import Audited
 from auditor.statistics.audit_by_shape import (
     GAUSSIAN,
     Sampling,
+    compute_final_model_distribution,
     compute_likelihood_ratio_distribution,
     convert_shape_noise,
     find_largest_passing_noise,
@@ -19,13 +22,17 @@ from auditor.statistics.audit_by_shape import (
 from auditor.statistics.audit_power import (
     SURE,
     USUAL,
+    describe_audit_ceiling,
     describe_detection_power,
+    estimate_median_epsilon,
+    find_audit_ceiling,
     find_detectable_epsilon,
 )
-from auditor.statistics.audited import audit_epsilon_bounds
+from auditor.statistics.audited import audit_epsilon_bounds, plan_audit
 from auditor.statistics.games import audit_games
 from auditor.statistics.one_run import (
     compute_one_run_p_value,
+    epsilon_one_run,
     find_refuting_right_counts,
     list_guess_counts,
 )
@@ -114,3 +121,84 @@ def test_more_is_caught_where_more_is_seen() -> None:
         < find_detectable_epsilon(twice, 0.5)
         < find_detectable_epsilon(many, 1.0)
     )
+
+
+# Noise multiplier of (4, 1e-5), and the medians of 125, 500 and 1,000 canaries, by simulated audits
+# of two Gaussians d = T q / sqrt(T sigma^2 + T q (1 - q) / 2) apart.
+CEILINGS = [
+    (0.0082, 365, 0.626, (0.0, 0.1, 0.2)),
+    (0.084, 48, 1.035, (0.18, 0.62, 0.75)),
+    (0.25, 48, 2.127, (0.59, 1.04, 1.28)),
+    (1.0, 8, 3.059, (0.72, 1.22, 1.46)),
+]
+
+
+@pytest.mark.parametrize(("q", "steps", "noise", "medians"), CEILINGS)
+def test_the_ceiling_of_a_claimed_4(
+    q: float, steps: int, noise: float, medians: tuple[float, ...]
+) -> None:
+    for m, median in zip((125, 500, 1000), medians, strict=True):
+        assert estimate_median_epsilon(m, noise, (q, steps), DELTA, 0.05) == pytest.approx(
+            median, abs=0.06
+        )
+
+
+def simulate_median(
+    m: int, noise: float, sampling: Sampling, copies: int, audits: int = 24
+) -> float:
+    """The naive twin: draws each canary's number of steps, scores by the ratio of the two sides."""
+    rng, (q, steps) = np.random.default_rng(5), sampling
+    counts = np.arange(copies * steps + 1)
+    variance = steps * noise**2
+    bounds = []
+    for _ in range(audits):
+        coins = rng.random(m) < 0.5
+        moved = rng.binomial(copies * steps, q, m) * coins
+        x = moved + rng.normal(0, math.sqrt(variance), m)
+        exponents = (2 * x[:, None] * counts - counts**2) / (2 * variance)
+        ratio = np.exp(np.minimum(exponents, 600)) @ binom.pmf(counts, copies * steps, q)
+        right = ((ratio > 1) == coins)[np.argsort(-np.abs(np.log(ratio)), kind="stable")]
+        n_right = tuple(int(right[:r].sum()) for r in list_guess_counts(m))
+        bounds.append(epsilon_one_run(m, n_right, DELTA, 0.05, copies))
+    return float(np.median(bounds))
+
+
+@pytest.mark.parametrize(
+    ("noise", "sampling", "copies"),
+    # the last two: with so little noise two Gaussians would give 1.07 and 0.72
+    [(2.0, (0.1, 100), 1), (1.0, (0.1, 40), 4), (0.1, (0.03, 20), 1), (0.3, (0.05, 20), 1)],
+)
+def test_the_ceiling_is_the_median_of_played_audits(
+    noise: float, sampling: Sampling, copies: int
+) -> None:
+    expected = simulate_median(400, noise, sampling, copies)
+    found = estimate_median_epsilon(400, noise, sampling, DELTA, 0.05, copies)
+    assert found == pytest.approx(expected, abs=0.12)
+
+
+def test_many_steps_are_close_to_two_gaussians() -> None:
+    q, steps, noise = 0.25, 10_000, 2.0
+    separation = steps * q / math.sqrt(steps * noise**2 + steps * q * (1 - q) / 2)
+    close = compute_likelihood_ratio_distribution(1 / separation, GAUSSIAN)
+    exact = compute_final_model_distribution(noise, (q, steps))
+    assert exact.inside.sum() == pytest.approx(1, abs=1e-9)
+    for epsilon in (1.0, 100.0):
+        assert exact.delta(epsilon) == pytest.approx(close.delta(epsilon), rel=0.02)
+
+
+def test_the_ceiling_of_what_an_audit_sees() -> None:
+    details = {"noise_multiplier": 1.035, "sampling_rate": 0.084, "steps": 48.0}
+    claim = Claim({"add_remove": 4.0}, DELTA, "add_remove", "record", None, "", "", details=details)
+    finished, each = plan_audit(1000, DELTA), plan_audit(1000, DELTA, sampling=SAMPLED)
+    ceilings = [find_audit_ceiling(planned, claim) or 0 for planned in (finished, each)]
+    assert ceilings[0] < ceilings[1] < 4 < finished.best
+    assert finished.epsilon == 0
+    assert describe_audit_ceiling(each, claim) == (
+        f"of the claimed ε 4 this audit could show at most about {ceilings[1]:.2f} (median, if the "
+        "training is as it claims and the scores see all that each step of the training shows)"
+    )
+    assert "that the finished model shows" in describe_audit_ceiling(finished, claim)
+    # Nothing is known of another mechanism, and games have an exact answer.
+    assert describe_audit_ceiling(finished, replace(claim, details={"batch": 8.0})) == ""
+    assert find_audit_ceiling(finished, None) is None
+    assert find_audit_ceiling(audit_games((90, 10, 12, 88), DELTA, 0.05), claim) is None
