@@ -248,12 +248,12 @@ class _CanarySpaceRanking:
             )
         return head
 
-    def _exact_exposures(self, own: Sequence[Tokens]) -> list[dict[str, float]]:
+    def _exact_exposures(self, suffixes: Sequence[Tokens]) -> list[dict[str, float]]:
         view, tree = self.view, tries.load_or_build_trie(self.space, self.view.tokenizer)
         tries.check_model_has_trie_tokens(view.target, tree)
         context, tails = (
             self._require_token_before_canaries(tree.head),
-            [tokens[len(tree.head) :] for tokens in own],
+            [tokens[len(tree.head) :] for tokens in suffixes],
         )
         nll = tries.compute_continuation_nlls(view.target, context, tails)
         uniform = [self.tokens[text][len(tree.head) :] for text in self.references]
@@ -298,15 +298,15 @@ class _CanarySpaceRanking:
         return exposures
 
     def _estimated_exposures(
-        self, texts: Sequence[str], own: Sequence[Tokens]
+        self, texts: Sequence[str], suffixes: Sequence[Tokens]
     ) -> list[dict[str, float]]:
         view, size = self.view, self.space.size
-        head = constrained.find_common_proper_prefix([*own, *self.tokens.values()])
+        head = constrained.find_common_proper_prefix([*suffixes, *self.tokens.values()])
         guide, context = (
             constrained.TokenGuide(self.space, view.tokenizer, head),
             self._require_token_before_canaries(head),
         )
-        tails = [tokens[len(head) :] for tokens in own]
+        tails = [tokens[len(head) :] for tokens in suffixes]
         uniform = [self.tokens[text][len(head) :] for text in self.references]
         for tail in (*tails, *uniform):
             guide.check_tokens_can_be_drawn(tail)

@@ -457,19 +457,19 @@ def suffix_extraction_log_probabilities(
 
 
 def _suffix_log_probability_bounds(
-    decoding: Decoding, seen: PartialDistribution, suffixes: Tensor
+    decoding: Decoding, distribution: PartialDistribution, suffixes: Tensor
 ) -> dict[str, Tensor]:
     """Bound the log probabilities of suffixes (B, L) from the likeliest tokens at each place.
 
     The names are those of `suffix_extraction_log_probabilities`.
     """
-    least, most = decoded_log_prob_bounds(decoding, seen)
+    least, most = decoded_log_prob_bounds(decoding, distribution)
     # Each token is bounded after the same text, so sums of bounds bound the suffix.
-    bits = seen.truncation_ranks().double().log2()
+    bits = distribution.truncation_ranks().double().log2()
     columns = {
         "log_p_least": least,
         "log_p_most": most,
-        "log_p_ancestral": seen.log_probs.double(),
+        "log_p_ancestral": distribution.log_probs.double(),
         "rank_bits": bits,
     }
     return {name: values.view(suffixes.shape).sum(-1).cpu() for name, values in columns.items()}

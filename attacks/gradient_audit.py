@@ -125,24 +125,24 @@ class GradientAudit(Probe):
         )
 
 
-def _gradient_accounting_fault_sentences(seen: Mapping[str, float]) -> Iterator[str]:
+def _gradient_accounting_fault_sentences(counts: Mapping[str, float]) -> Iterator[str]:
     """Yield contradictions of the steps and the accounting: releases, sampling or noise."""
     steps, releases, values, size = (
-        seen[name] for name in ("steps", "releases", "noise_values", "noise_size")
+        counts[name] for name in ("steps", "releases", "noise_values", "noise_size")
     )
     if releases > steps:
         yield (
             f"the training released {releases:,.0f} noisy sums, and {steps:,.0f} are accounted for"
         )
-    draws, rate = seen["canaries"] * releases, seen["sampling_rate"]
+    draws, rate = counts["canaries"] * releases, counts["sampling_rate"]
     # P[X >= drawn], X ~ Binomial(draws, rate): `sf` is strictly above.
-    if binom.sf(seen["drawn"] - 1, draws, rate) < _FALSE_ALARM:
+    if binom.sf(counts["drawn"] - 1, draws, rate) < _FALSE_ALARM:
         yield (
-            f"units were drawn at a rate of {seen['drawn'] / draws:.3g}, and {rate:.3g} is "
+            f"units were drawn at a rate of {counts['drawn'] / draws:.3g}, and {rate:.3g} is "
             "accounted for"
         )
     # Below -z with a probability of at most exp(-z^2 / 2) (Maurer 2003, Theorem 2.1).
-    if math.exp(-(min(0.0, seen["unevenness"]) ** 2) / 2) < _FALSE_ALARM:
+    if math.exp(-(min(0.0, counts["unevenness"]) ** 2) / 2) < _FALSE_ALARM:
         yield "units were drawn too evenly for Poisson sampling, which the claim is accounted for"
     # The squares of `values` noise values over the claimed variance add up to a chi-squared
     # variable.
@@ -151,5 +151,5 @@ def _gradient_accounting_fault_sentences(seen: Mapping[str, float]) -> Iterator[
             f"the noise has {size:.3g} of the deviation that is claimed for, over {values:,.0f} "
             "values of it"
         )
-    if values >= _ENOUGH * releases and seen["noise_repeated"] > _SAME:
+    if values >= _ENOUGH * releases and counts["noise_repeated"] > _SAME:
         yield "what should be the noise of two steps is the same: their difference is without any"

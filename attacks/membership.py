@@ -179,31 +179,34 @@ class Membership(Probe):
         return usable
 
     def _scores_from_token_readings(
-        self, own: TokenReadings, below: TokenReadings | None
+        self, readings: TokenReadings, smaller_model_readings: TokenReadings | None
     ) -> dict[str, float]:
         # Formulas A9; EZ-MIA and WBC by formulas C2.
         scores = {
-            "loss": float(own.log_probs.mean()),
-            "min_k": membership.average_lowest(own.log_probs, self.k),
+            "loss": float(readings.log_probs.mean()),
+            "min_k": membership.average_lowest(readings.log_probs, self.k),
         }
-        if (standardised := own.min_k_plus_token_scores) is not None:
+        if (standardised := readings.min_k_plus_token_scores) is not None:
             scores["min_k_plus"] = membership.average_lowest(standardised, self.k)
-        if below is None:
+        if smaller_model_readings is None:
             return scores
-        delta = own.log_probs - below.log_probs
-        if standardised is not None and (other := below.min_k_plus_token_scores) is not None:
+        delta = readings.log_probs - smaller_model_readings.log_probs
+        if (
+            standardised is not None
+            and (other := smaller_model_readings.min_k_plus_token_scores) is not None
+        ):
             scores["min_k_plus_calibrated"] = scores["min_k_plus"] - membership.average_lowest(
                 other, self.k
             )
-        if own.wrong is not None:
-            scores["ez_mia"] = membership.score_error_zone(delta, own.wrong)
+        if readings.wrong is not None:
+            scores["ez_mia"] = membership.score_error_zone(delta, readings.wrong)
         return scores | {
             "reference": float(delta.mean()),
             "reference_ratio": -float(
-                own.log_probs.mean() / below.log_probs.mean()
+                readings.log_probs.mean() / smaller_model_readings.log_probs.mean()
             ),  # both means are below 0
             "wbc": membership.score_windows(delta),
-            "reference_alone": float(below.log_probs.mean()),
+            "reference_alone": float(smaller_model_readings.log_probs.mean()),
         }
 
     def _zlib_and_lowercase(
@@ -224,12 +227,12 @@ class Membership(Probe):
         return scores if lowered is None else {**scores, "lowercase": lowered}
 
     def _scores_against_lower_case(
-        self, view: View, batch: Sequence[Secret], own: TokenReadings
+        self, view: View, batch: Sequence[Secret], readings: TokenReadings
     ) -> list[float]:
         if view.tokenizer is None:
             return []
         pairs = [(secret.prefix, secret.suffix) for secret in batch]
-        return scores_against_lower_case(view, pairs, (-own.log_probs.mean(-1)).tolist())
+        return scores_against_lower_case(view, pairs, (-readings.log_probs.mean(-1)).tolist())
 
     def _reference_log_probs_and_seen_flags(
         self,

@@ -234,11 +234,11 @@ class PredictionAudit(Probe):
         return self._play_games(view, secrets[chosen], observations[chosen], relation)
 
     def _play_games(
-        self, view: View, secret: Secret, seen: Observation, relation: str
+        self, view: View, secret: Secret, observation: Observation, relation: str
     ) -> dict[str, float]:
         """Play the games; return the terms, the counted guesses, and the exact answer."""
         position, neighbour = (
-            int(seen.values[f"{field}_{relation}"]) for field in ("position", "neighbour")
+            int(observation.values[f"{field}_{relation}"]) for field in ("position", "neighbour")
         )
         terms = self._game_terms(view.claim)
         tokens, games, delta = int(terms["tokens"]), int(terms["games"]), terms["delta"]

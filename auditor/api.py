@@ -262,8 +262,8 @@ def open_prepared_audit(
         yield asked, site, objects, reporter
 
 
-def _is_in_memory_argument(given: Any) -> bool:
-    return given is not None and not isinstance(given, (str, Path))
+def _is_in_memory_argument(argument: Any) -> bool:
+    return argument is not None and not isinstance(argument, (str, Path))
 
 
 def _check_audit_arguments(

@@ -129,8 +129,8 @@ def check_model(model: LanguageModel) -> None:
     _raise_if_broken(model.name, _model_contract_faults(model))
 
 
-def _raise_if_broken(name: str, *broken: Iterator[str]) -> None:
-    if said := [f"{name}: {sentence}" for sentences in broken for sentence in sentences]:
+def _raise_if_broken(name: str, *faults: Iterator[str]) -> None:
+    if said := [f"{name}: {sentence}" for sentences in faults for sentence in sentences]:
         raise ContractBroken("\n".join(said))
 
 
@@ -165,11 +165,11 @@ def _attack_contract_faults(attack: Attack) -> Iterator[str]:
 
 
 def _batch_and_count_faults(
-    attack: Attack, asked: Sequence[Query], everything: dict[str, Guesses]
+    attack: Attack, queries: Sequence[Query], everything: dict[str, Guesses]
 ) -> Iterator[str]:
     for batch_size in (1, 2):
         alone = fit_and_guess(
-            attack, make_view(tiny_model(), WHITE_BOX, batch_size=batch_size), asked[2:4]
+            attack, make_view(tiny_model(), WHITE_BOX, batch_size=batch_size), queries[2:4]
         )
         for name, guesses in alone.items():
             if not _is_nearly_same_guesses(guesses, everything[name]):
@@ -178,21 +178,21 @@ def _batch_and_count_faults(
                     f"{batch_size} it is another"
                 )
     recipes = attack.sample_counts_by_recipe(make_view(tiny_model(), WHITE_BOX))
-    planned = {query.id: sum(recipes.values()) * query.length for query in asked}
+    planned = {query.id: sum(recipes.values()) * query.length for query in queries}
     drawn = {name: guesses.drawn for name, guesses in everything.items()}
     if drawn != planned:
         yield f"expected so many drawn tokens as samples_by_recipe() says, {planned}, got {drawn}"
 
 
 def _guess_format_faults(
-    found: dict[str, Guesses], asked: Sequence[Query], setting: str
+    guesses_by_id: dict[str, Guesses], queries: Sequence[Query], setting: str
 ) -> Iterator[str]:
-    if set(found) != {query.id for query in asked}:
-        missing = sorted({query.id for query in asked} - set(found))
+    if set(guesses_by_id) != {query.id for query in queries}:
+        missing = sorted({query.id for query in queries} - set(guesses_by_id))
         yield f"expected an answer to every query in the setting {setting}, got none to {missing}"
         return
-    for query in asked:
-        guesses = found[query.id]
+    for query in queries:
+        guesses = guesses_by_id[query.id]
         ranked, scores = guesses.ranked, [guess.score for guess in guesses.ranked]
         if any(len(guess.suffix) != query.length for guess in ranked):
             yield (
@@ -210,11 +210,13 @@ def _guess_format_faults(
             yield f"expected each guess for {query.id} once, got one twice"
 
 
-def _is_nearly_same_guesses(one: Guesses, other: Guesses) -> bool:
+def _is_nearly_same_guesses(first: Guesses, other: Guesses) -> bool:
     """The same guesses in the same order, with the same scores but for rounding."""
-    same = [(g.suffix, g.count) for g in one.ranked] == [(g.suffix, g.count) for g in other.ranked]
+    same = [(g.suffix, g.count) for g in first.ranked] == [
+        (g.suffix, g.count) for g in other.ranked
+    ]
     return same and all(
-        _nearly_equal(a.score, b.score) for a, b in zip(one.ranked, other.ranked, strict=True)
+        _nearly_equal(a.score, b.score) for a, b in zip(first.ranked, other.ranked, strict=True)
     )
 
 
@@ -267,17 +269,17 @@ def _probe_contract_faults(probe: Probe) -> Iterator[str]:
 
 
 def _measurement_faults(
-    probe: Probe, at: View, asked: list[Secret], found: dict[str, Observation]
+    probe: Probe, at: View, secrets: list[Secret], observations: dict[str, Observation]
 ) -> Iterator[str]:
-    seen = [found[secret.id] for secret in asked]
-    completed = Observed(probe.add_joint_values(asked, seen), probe.facts(at, asked, seen))
-    if probe.add_joint_values(asked, completed) != completed:
+    seen = [observations[secret.id] for secret in secrets]
+    completed = Observed(probe.add_joint_values(secrets, seen), probe.facts(at, secrets, seen))
+    if probe.add_joint_values(secrets, completed) != completed:
         yield "expected complete() to change nothing the second time"
-    if probe.facts(at, asked, seen) != completed.facts:
+    if probe.facts(at, secrets, seen) != completed.facts:
         yield "expected facts() to say the same the second time"
-    if [one.secret for one in completed] != [secret.id for secret in asked]:
+    if [one.secret for one in completed] != [secret.id for secret in secrets]:
         yield "expected complete() to keep the order of the secrets"
-    measured = probe.measurements(asked, completed)
+    measured = probe.measurements(secrets, completed)
     if not measured or len({one.name for one in measured}) != len(measured):
         yield f"expected measurements, each name once, got {[one.name for one in measured]}"
     for one in measured:
@@ -285,7 +287,7 @@ def _measurement_faults(
         bounded = not (math.isnan(one.low) and math.isnan(one.high))
         if (bounded and not one.low <= one.value <= one.high) or one.n < 1:
             yield f"expected {one.name} in its interval, of at least one secret, got {one}"
-    if not all(probe.notes(asked, completed)):
+    if not all(probe.notes(secrets, completed)):
         yield "expected notes that say something, got an empty one"
 
 
@@ -434,9 +436,9 @@ def random_queries(count: int = 6) -> list[Query]:
 KNOWN = [Pair(query.prefix, query.prefix[:3]) for query in random_queries(8)]
 
 
-def fit_and_guess(attack: Attack, seen: View, asked: Sequence[Query]) -> dict[str, Guesses]:
+def fit_and_guess(attack: Attack, view: View, queries: Sequence[Query]) -> dict[str, Guesses]:
     return {
-        guesses.secret: guesses for guesses in attack.guess(seen, attack.fit(seen, KNOWN), asked)
+        guesses.secret: guesses for guesses in attack.guess(view, attack.fit(view, KNOWN), queries)
     }
 
 
@@ -527,8 +529,8 @@ def setting_gives_capabilities(needs: Sequence[str], setting: Setting) -> bool:
     return all(implies_capability(setting.capabilities, needed) for needed in needs)
 
 
-def observe_by_id(probe: Probe, seen: View, asked: Sequence[Secret]) -> dict[str, Observation]:
-    return {one.secret: one for one in probe.observe_secrets(seen, asked)}
+def observe_by_id(probe: Probe, view: View, secrets: Sequence[Secret]) -> dict[str, Observation]:
+    return {one.secret: one for one in probe.observe_secrets(view, secrets)}
 
 
 @functools.cache

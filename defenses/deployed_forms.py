@@ -49,7 +49,7 @@ class DeployedForm(Defense):
     changes_weights: ClassVar[bool] = True
     float32 = True  # bfloat16 would round 8-bit weights again
 
-    def claim(self, scenario: Scenario, spent: int) -> None:
+    def claim(self, scenario: Scenario, n_tokens: int) -> None:
         """Return None. Raise AuditError early for a model whose weights are not available."""
         self._require_transformers_model(scenario.target)
 

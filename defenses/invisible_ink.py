@@ -178,15 +178,15 @@ class InvisibleInk(Defense):
         clip = self.clip or self.temperature * self.batch * math.sqrt(2 * rho) * _PRIVATE_END
         return InkOptions(clip, self.temperature, self.top_k)
 
-    def claim(self, scenario: Scenario, spent: int) -> Claim:
+    def claim(self, scenario: Scenario, n_tokens: int) -> Claim:
         queries, ink = (
             self._covered_token_count(scenario),
             self._clip_and_decoding_parameters(scenario),
         )
         # beyond, no record has a say
-        promise, spent = (
+        promise, n_tokens = (
             InkLogRatioRange.from_ink_options(ink, self.batch),
-            min(spent, queries),
+            min(n_tokens, queries),
         )
 
         def epsilon(tokens: int) -> dict[str, float]:
@@ -206,8 +206,8 @@ class InvisibleInk(Defense):
             status="sound; the public model must have seen no private record, and a record lie in "
             "one batch only",
             sound=True,
-            spent_queries=spent,
-            spent_epsilon=epsilon(spent),
+            spent_queries=n_tokens,
+            spent_epsilon=epsilon(n_tokens),
             details={
                 "batch": float(self.batch),
                 "clip": ink.clip,
@@ -329,17 +329,21 @@ class InvisibleInkModel(WrappingModel):
     """
 
     def __init__(
-        self, held: Ensemble, ink: InkOptions, name: str, promise: InkLogRatioRange | None = None
+        self,
+        ensemble: Ensemble,
+        ink: InkOptions,
+        name: str,
+        promise: InkLogRatioRange | None = None,
     ) -> None:
-        super().__init__(held.public)
-        self.held, self.ink, self.name, self.promise = held, ink, name, promise
+        super().__init__(ensemble.public)
+        self.held, self.ink, self.name, self.promise = ensemble, ink, name, promise
         # A neighbour is a permuted ensemble around the one that knows the records.
-        inner = held.inner if isinstance(held, PermutedEnsemble) else held
+        inner = ensemble.inner if isinstance(ensemble, PermutedEnsemble) else ensemble
         # tokens of a record in a context
         self.longest = (
             inner.batches.longest_record_token_count if isinstance(inner, InContextEnsemble) else 0
         )
-        self.parts = 1 + held.size
+        self.parts = 1 + ensemble.size
         if self.max_positions is not None:
             self.max_positions -= self.longest  # the record in the context takes its room
 

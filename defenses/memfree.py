@@ -53,7 +53,7 @@ class MemFree(Defense):
     def protect(self, scenario: Scenario) -> LanguageModel:
         return MemFreeModel(scenario.target, self.n, self.build_ngram_filter(scenario))
 
-    def claim(self, scenario: Scenario, spent: int) -> None:
+    def claim(self, scenario: Scenario, n_tokens: int) -> None:
         """Return None. Raise AuditError early if there is no n-gram to forbid."""
         if not any(len(record) >= self.n for record in scenario.corpus):
             raise AuditError(

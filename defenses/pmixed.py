@@ -181,11 +181,11 @@ class PMixed(Defense):
         query_rdp[self.adjacency, self.alpha] = share
         return QueryRDP(projection, query_rdp)
 
-    def claim(self, scenario: Scenario, spent: int) -> Claim:
+    def claim(self, scenario: Scenario, n_tokens: int) -> Claim:
         ensemble = scenario.ensemble
         queries = self._count_covered_tokens(scenario)
         # After the budget, the public model answers, or nothing does.
-        n_spent = min(spent, queries)
+        n_spent = min(n_tokens, queries)
         counts = ensemble.count_shard_overlaps()
         n_shared = counts["shared_records"]
         is_sound = self.accounting == "sound"

@@ -172,7 +172,7 @@ class PMixedModel(WrappingModel):
 
     @torch.no_grad()
     def published_perplexity_nll(
-        self, texts: Sequence[tuple[int, ...]], seed: int, given: int = 1
+        self, texts: Sequence[tuple[int, ...]], seed: int, n_context: int = 1
     ) -> Mapping[str, Sequence[float]]:
         """The paper's average (Sec. 6.1): -log p_S(y), one Poisson subset S a token, here the same
         for every defense.
@@ -187,7 +187,7 @@ class PMixedModel(WrappingModel):
             noise = keyed_random_generator("subset average", seed, index)
             nll.append(
                 self._nll_under_poisson_subsets(
-                    text, noise.random((len(text) - given, self.ensemble.size))
+                    text, noise.random((len(text) - n_context, self.ensemble.size))
                 )
             )
         return {"perplexity_subset_average": nll}

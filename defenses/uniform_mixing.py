@@ -89,11 +89,13 @@ class UniformMixing(Defense):
             tail=mixing.tail,
         )
 
-    def claim(self, scenario: Scenario, spent: int) -> Claim:
+    def claim(self, scenario: Scenario, n_tokens: int) -> Claim:
         mixing = self._uniform_mixture_for_vocabulary(
             scenario.target.vocab_size, scenario.public is not None
         )
-        return _uniform_mixing_claim(mixing, scenario.queries or 1, scenario.answer_length, spent)
+        return _uniform_mixing_claim(
+            mixing, scenario.queries or 1, scenario.answer_length, n_tokens
+        )
 
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
         if scenario.queries:
@@ -124,7 +126,7 @@ class UniformMixing(Defense):
 
 
 def _uniform_mixing_claim(
-    mixing: UniformMixture, queries: int, answer_length: int, spent: int
+    mixing: UniformMixture, queries: int, answer_length: int, n_tokens: int
 ) -> Claim:
     top_k = mixing.top_k
     return Claim(
@@ -139,8 +141,8 @@ def _uniform_mixing_claim(
         + ("; the public model must have seen no private data" if top_k else ""),
         sound=True,
         any_two=True,
-        spent_queries=spent,
-        spent_epsilon={ANY_TWO: mixing.epsilon(spent)},
+        spent_queries=n_tokens,
+        spent_epsilon={ANY_TWO: mixing.epsilon(n_tokens)},
         details={
             "epsilon_per_token": mixing.epsilon(),
             "epsilon_per_answer": mixing.epsilon(answer_length),

@@ -76,18 +76,18 @@ def advice(
     )
 
 
-def _severity_advice(result: AuditResult, seen: LeakAssessment, run: str) -> Iterator[Advice]:
+def _severity_advice(result: AuditResult, assessment: LeakAssessment, run: str) -> Iterator[Advice]:
     """Yield the reason for the severity of each judged target, and a gate for the next model."""
-    for target in seen.targets:
-        kinds = signals.group_signals_by_kind(seen.shown_signals(target))
-        if not kinds and not seen.shows_no_leakage(target):
+    for target in assessment.targets:
+        kinds = signals.group_signals_by_kind(assessment.shown_signals(target))
+        if not kinds and not assessment.shows_no_leakage(target):
             continue
         strongest = map(signals.pick_strongest_signal, kinds)
         gated = [signal for signal in strongest if signal.gate_rule]
-        if not kinds and (signal := seen.signal_for_gate(target)):
+        if not kinds and (signal := assessment.signal_for_gate(target)):
             gated = [signal]
-        command = signals.gate_command_to_suggest(seen, gated, run) if gated else ""
-        severe = severity.severity_of_target(seen, target)
+        command = signals.gate_command_to_suggest(assessment, gated, run) if gated else ""
+        severe = severity.severity_of_target(assessment, target)
         proof = f" ({severe.proof})" if severe.proof else ""
         kind = LEAKS if kinds else CLEAR
         title = phrases.target_title(result, target)
@@ -243,12 +243,12 @@ def mildest_copy_limit_phrase(result: AuditResult, details: SecretDetails) -> st
 
 
 def undefended_row_and_recall_with_copies_left(
-    result: AuditResult, details: SecretDetails, left: Callable[[int], int | None]
+    result: AuditResult, details: SecretDetails, count_remaining: Callable[[int], int | None]
 ) -> tuple[Finding, Measurement] | None:
     """Return the undefended row of highest recall, and its recall predicted after removing copies.
 
-    left: maps a count of copies to the count that remains. None if nothing is extracted, the attack
-    used parts of documents, or a remaining count was not measured.
+    count_remaining: maps a count of copies to the count that remains. None if nothing is extracted,
+    the attack used parts of documents, or a remaining count was not measured.
     """
     known = _strongest_attack_row_with_members(result, details)
     if known is None or _has_document_parts(details, known[1]) or None in known[1].repeats:
@@ -258,7 +258,7 @@ def undefended_row_and_recall_with_copies_left(
     assert outcome is not None  # its members come from it
     # Non-members represent a count of 0: records without a remaining copy.
     times = [count for count in members.repeats if count is not None]
-    after = [left(count) for count in times]
+    after = [count_remaining(count) for count in times]
     known_counts = [count for count in after if count is not None]
     if len(known_counts) < len(after):
         return None
@@ -306,21 +306,23 @@ def _defense_advice(
 
 
 def _recall_changes_for_defense_advice(
-    members: Outcome, seen: Outcome
+    members: Outcome, defended: Outcome
 ) -> tuple[Measurement, Measurement] | None:
     """Return verbatim and near-verbatim recall minus the undefended model's, on common members."""
     place = {id: i for i, id in enumerate(members.ids)}
-    places = [i for i, id in enumerate(seen.ids) if id in place]
+    places = [i for i, id in enumerate(defended.ids) if id in place]
     if not places:
         return None
     # places, base: (common secrets,), indices of the same secrets in the two outcomes.
-    base = [place[seen.ids[i]] for i in places]
+    base = [place[defended.ids[i]] for i in places]
     return (
-        measure_mean_difference("recall_difference", "share", seen.hit[places], members.hit[base]),
+        measure_mean_difference(
+            "recall_difference", "share", defended.hit[places], members.hit[base]
+        ),
         measure_mean_difference(
             "recall_difference",
             "share",
-            seen.is_near_verbatim[places],
+            defended.is_near_verbatim[places],
             members.is_near_verbatim[base],
         ),
     )

@@ -57,30 +57,30 @@ class BeforeAfter:
         return Comparison(("before", "after"), self.compared.secrets, lines)
 
 
-def mitigation_terminal_lines(found: BeforeAfter) -> Iterator[str]:
+def mitigation_terminal_lines(change: BeforeAfter) -> Iterator[str]:
     """Yield at most 25 lines."""
     yield (
-        f"BEFORE AND AFTER {to_printable_line(found.by)}, trained in "
-        f"{phrases.format_duration(found.seconds)}"
+        f"BEFORE AND AFTER {to_printable_line(change.by)}, trained in "
+        f"{phrases.format_duration(change.seconds)}"
     )
-    rows = [_metric_change_row(line) for line in found.undefended_comparison.lines]
-    lines = [("", "before", "after", "difference"), *rows[:_MOST], *_perplexity_change_row(found)]
+    rows = [_metric_change_row(line) for line in change.undefended_comparison.lines]
+    lines = [("", "before", "after", "difference"), *rows[:_MOST], *_perplexity_change_row(change)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for row in lines:
         yield "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
     if len(rows) > _MOST:
         yield f"{len(rows) - _MOST} more in the page"
-    for name, text in _severity_prediction_and_promise_facts(found):
+    for name, text in _severity_prediction_and_promise_facts(change):
         yield f"{name + ':':11} {text}"
 
 
-def mitigation_markdown(found: BeforeAfter) -> str:
-    return marked.render_markdown_document(_build_mitigation_document(found))
+def mitigation_markdown(change: BeforeAfter) -> str:
+    return marked.render_markdown_document(_build_mitigation_document(change))
 
 
-def render_mitigation_page(found: BeforeAfter) -> str:
+def render_mitigation_page(change: BeforeAfter) -> str:
     """Return one HTML page that loads nothing."""
-    return html.render_html_document(_build_mitigation_document(found))
+    return html.render_html_document(_build_mitigation_document(change))
 
 
 def _metric_change_row(line: ComparisonRow) -> tuple[str, str, str, str]:
@@ -102,11 +102,15 @@ def _metric_change_row(line: ComparisonRow) -> tuple[str, str, str, str]:
     )
 
 
-def _perplexity_change_row(found: BeforeAfter) -> Sequence[tuple[str, str, str, str]]:
-    before, after = (result.target(UNDEFENDED).perplexity for result in (found.before, found.after))
+def _perplexity_change_row(change: BeforeAfter) -> Sequence[tuple[str, str, str, str]]:
+    before, after = (
+        result.target(UNDEFENDED).perplexity for result in (change.before, change.after)
+    )
     if before is None or after is None:
         return ()
-    delta = phrases.difference_with_interval(found.perplexity) if found.perplexity else "not paired"
+    delta = (
+        phrases.difference_with_interval(change.perplexity) if change.perplexity else "not paired"
+    )
     return [
         (
             "Held-out perplexity",
@@ -117,25 +121,25 @@ def _perplexity_change_row(found: BeforeAfter) -> Sequence[tuple[str, str, str, 
     ]
 
 
-def _severity_prediction_and_promise_facts(found: BeforeAfter) -> Facts:
+def _severity_prediction_and_promise_facts(change: BeforeAfter) -> Facts:
     before, after = (
         severity.severity_of_target(assess_signals(result), UNDEFENDED).word
-        for result in (found.before, found.after)
+        for result in (change.before, change.after)
     )
     return (
         ("severity", f"{before} before, {after} after"),
-        ("predicted", _predicted_recall_sentence(found)),
-        ("promised", _promised_epsilon_sentence(found.after)),
+        ("predicted", _predicted_recall_sentence(change)),
+        ("promised", _promised_epsilon_sentence(change.after)),
     )
 
 
-def _predicted_recall_sentence(found: BeforeAfter) -> str:
+def _predicted_recall_sentence(change: BeforeAfter) -> str:
     """Return the predicted recall, and whether the measured recall is less, more or equal."""
-    if found.predicted is None:
+    if change.predicted is None:
         return _NOT_PREDICTED
-    row, expected = found.predicted
+    row, expected = change.predicted
     prediction = f"recall {phrases.value_with_interval(expected)} ({to_printable_line(row.title)})"
-    measured = next((f for f in found.after.findings if f.cell_key == row), None)
+    measured = next((f for f in change.after.findings if f.cell_key == row), None)
     recall = None if measured is None else measured.measurement("recall")
     if recall is None:
         return f"{prediction}; not measured after"
@@ -166,8 +170,8 @@ def _promised_epsilon_sentence(result: AuditResult) -> str:
     return "nothing: measured on these secrets by these attacks, and no more"
 
 
-def _build_mitigation_document(found: BeforeAfter) -> Document:
-    undefended = found.undefended_comparison
+def _build_mitigation_document(comparison: BeforeAfter) -> Document:
+    undefended = comparison.undefended_comparison
     rows = (
         side_by_side.side_by_side_table(undefended)
         if undefended.lines
@@ -177,7 +181,7 @@ def _build_mitigation_document(found: BeforeAfter) -> Document:
     cost: Table | Paragraph = Paragraph(
         "Held-out perplexity was not measured: the run has no non-members."
     )
-    if perplexity := _perplexity_change_row(found):
+    if perplexity := _perplexity_change_row(comparison):
         cost = Table(
             "utility",
             "On text that neither model was trained on",
@@ -185,20 +189,20 @@ def _build_mitigation_document(found: BeforeAfter) -> Document:
             (Group("", tuple(perplexity)),),
         )
     remarks = (
-        f"trained in {phrases.format_duration(found.seconds)}",
-        *map(to_printable_line, found.told),
+        f"trained in {phrases.format_duration(comparison.seconds)}",
+        *map(to_printable_line, comparison.told),
     )
-    expected = FactList("", _severity_prediction_and_promise_facts(found))
+    expected = FactList("", _severity_prediction_and_promise_facts(comparison))
     deltas = [line.cells[1].delta for line in undefended.lines if line.cells[1].delta is not None]
     # Each has its own 95% interval: of twenty unchanged rows, expect one to count.
     less, more = sum(change.high < 0 for change in deltas), sum(change.low > 0 for change in deltas)
     significant = f"Significantly lower: {less} of {len(deltas)}; higher: {more}"
     return Document(
-        title=f"Before and after {to_printable_line(found.by)}",
+        title=f"Before and after {to_printable_line(comparison.by)}",
         facts=(
-            ("Secrets", to_printable_line(found.compared.secrets)),
-            ("Before", to_printable_line(found.compared.runs[0])),
-            ("After", to_printable_line(found.compared.runs[1])),
+            ("Secrets", to_printable_line(comparison.compared.secrets)),
+            ("Before", to_printable_line(comparison.compared.runs[0])),
+            ("After", to_printable_line(comparison.compared.runs[1])),
         ),
         headline=f"{significant}; the others do not differ significantly.",
         verdict=side_by_side.NOTE,

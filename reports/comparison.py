@@ -125,12 +125,12 @@ def _build_comparison_document(comparison: Comparison) -> Document:
 
 
 def _run_table_cells_with_change_to_first(
-    line: ComparisonRow, i: int, what: str = ""
+    line: ComparisonRow, i: int, description: str = ""
 ) -> tuple[str, str, str]:
     """Return the number, its difference to the first run or a reason, and whether it is best."""
     cell = line.cells[i]
     delta = (
-        f"{what}{phrases.value_with_interval(cell.delta)}"
+        f"{description}{phrases.value_with_interval(cell.delta)}"
         if cell.delta
         else to_printable_line(cell.why)
     )

@@ -21,13 +21,13 @@ def group_sentence_part(group: tuple[str, Measurement]) -> str:
     return _recited_phrase(m, f"of the group {escaping.to_printable_line(name)}", is_whole=True)
 
 
-def _recited_phrase(m: Measurement, which: str, *, is_whole: bool) -> str:
+def _recited_phrase(m: Measurement, clause: str, *, is_whole: bool) -> str:
     hits = phrases.hit_count_of_share(m)
     if hits == m.n:
         records = counted(m.n, "record" if is_whole else "asked record")
-        return f"all {records} {which} {'is' if m.n == 1 else 'are'} recited"
+        return f"all {records} {clause} {'is' if m.n == 1 else 'are'} recited"
     return (
-        f"{hits:,} of the {m.n:,}{'' if is_whole else ' asked'} records {which} "
+        f"{hits:,} of the {m.n:,}{'' if is_whole else ' asked'} records {clause} "
         f"{'is' if hits == 1 else 'are'} recited"
     )
 
@@ -108,10 +108,10 @@ def attacks_without_any_row(result: AuditResult) -> dict[str, str]:
     return {f.attack: f.not_applicable for f in result.findings if f.attack not in ran}
 
 
-def phrases_by_copies(finding: Finding, whose: str) -> list[str]:
+def phrases_by_copies(finding: Finding, owner: str) -> list[str]:
     """Return the extraction by copies and, for a sample, its weighted share of all records."""
     of_all = weighted_share_phrase(finding)
-    return [f"recited by copies: {strata_label(finding)} {whose}", *([of_all] if of_all else [])]
+    return [f"recited by copies: {strata_label(finding)} {owner}", *([of_all] if of_all else [])]
 
 
 def asked_sentence(result: AuditResult) -> str:

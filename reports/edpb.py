@@ -102,9 +102,9 @@ def _measurements_with_row(
 
 
 def _highest_measurement(
-    seen: Iterable[tuple[Measurement, str, Finding]],
+    candidates: Iterable[tuple[Measurement, str, Finding]],
 ) -> tuple[Measurement, str, Finding]:
-    return max(seen, key=lambda row: (row[0].value, row[0].n))
+    return max(candidates, key=lambda row: (row[0].value, row[0].n))
 
 
 def _make_highest_value_answer(*metrics: str) -> Callable[[EdpbEvidence], list[str]]:
@@ -164,7 +164,8 @@ def _worst_repeat_count_sentences(e: EdpbEvidence) -> list[str]:
         if len({count for _, count, _ in groups}) > 1:  # otherwise it repeats the mean
             # Among several zeros, choose the widest bound.
             m, count, row = max(
-                groups, key=lambda one: (one[0].value, one[0].n if one[0].value else one[0].high)
+                groups,
+                key=lambda group: (group[0].value, group[0].n if group[0].value else group[0].high),
             )
             # Use the deciding interval: the repeat counts of a row share the level.
             m = bonferroni_widened_leak_measurement(m, sum(f is row for *_, f in groups))
@@ -229,21 +230,23 @@ def _signal_counts_paragraph(e: EdpbEvidence) -> str:
     )
 
 
-def _signal_count_sentence(result: AuditResult, seen: LeakAssessment, target: str) -> str:
+def _signal_count_sentence(result: AuditResult, assessment: LeakAssessment, target: str) -> str:
     title = phrases.target_title(result, target)
     titles = [
         group[0].kind.title.lower()
-        for group in signals.group_signals_by_kind(seen.shown_signals(target))
+        for group in signals.group_signals_by_kind(assessment.shown_signals(target))
     ]
     if titles:
         return f"{title}: leakage is shown by {', '.join(titles)}."
-    untested_signals = [s for s in seen.signals_of_target(target) if s.status == NOT_TESTED]
+    untested_signals = [s for s in assessment.signals_of_target(target) if s.status == NOT_TESTED]
     tested, untested = (
         len(signals.group_signals_by_kind(signal_set))
-        for signal_set in (seen.tested_signals(target), untested_signals)
+        for signal_set in (assessment.tested_signals(target), untested_signals)
     )
     verdict = (
-        signals.no_leakage_phrase(seen, target) if seen.shows_no_leakage(target) else "inconclusive"
+        signals.no_leakage_phrase(assessment, target)
+        if assessment.shows_no_leakage(target)
+        else "inconclusive"
     )
     return f"{title}: {verdict}, of {counted(tested, 'signal')} tested; {untested:,} not tested."
 
@@ -351,12 +354,14 @@ def _make_no_answer(e: EdpbEvidence) -> list[str]:
     return []
 
 
-def _make_main_number_answer(what: str) -> Callable[[EdpbEvidence], list[str]]:
+def _make_main_number_answer(description: str) -> Callable[[EdpbEvidence], list[str]]:
     """Answer with the main number of each row whose attack or probe declares this measure."""
 
     def answer(e: EdpbEvidence) -> list[str]:
         rows = [
-            (f, f.main) for f in e.result.findings if f.attack in e.result.methods_measuring(what)
+            (f, f.main)
+            for f in e.result.findings
+            if f.attack in e.result.methods_measuring(description)
         ]
         known = [(f, m) for f, m in rows if m and _has_value(m)]
         return [

@@ -206,7 +206,7 @@ def _calibration_blocks(result: AuditResult, details: SecretDetails) -> list[Blo
     return [Figures((figure,)), _calibration_error_table(calibrations)]
 
 
-def _calibration_error_table(shown: Sequence[tuple[Finding, str, Reliability]]) -> Table:
+def _calibration_error_table(reliabilities: Sequence[tuple[Finding, str, Reliability]]) -> Table:
     rows = tuple(
         (
             name,
@@ -215,7 +215,7 @@ def _calibration_error_table(shown: Sequence[tuple[Finding, str, Reliability]]) 
             f"{phrases.format_percent(r.error)}%",
             phrases.format_number(r.brier),
         )
-        for f, name, r in shown
+        for f, name, r in reliabilities
     )
     head = ("Score", "Setting", "Guesses", "Calibration error", "Brier score")
     caption = "How far scores are from what came true (expected calibration error over ten bins)"

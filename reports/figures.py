@@ -75,7 +75,7 @@ def repeat_count_row_group(title: str, by_repeats: Mapping[str, Measurement]) ->
 
 
 def _recall_by_wrong_guesses_figure(
-    result: AuditResult, setting: str, shown: tuple[Finding, ...]
+    result: AuditResult, setting: str, findings: tuple[Finding, ...]
 ) -> Figure:
     title = f"Recall by wrong guesses allowed, {setting}"
     description = (
@@ -85,13 +85,13 @@ def _recall_by_wrong_guesses_figure(
     head = ("Wrong guesses allowed", "Recall")
     groups = tuple(
         Group(row_title_with_attack(result, f), tuple(_recall_by_wrong_guesses_table_rows(f.curve)))
-        for f in shown
+        for f in findings
     )
-    return Figure(f"errors-{setting}", "errors", title, description, head, groups, shown)
+    return Figure(f"errors-{setting}", "errors", title, description, head, groups, findings)
 
 
 def _any_of_n_samples_figure(
-    result: AuditResult, setting: str, shown: tuple[Finding, ...]
+    result: AuditResult, setting: str, findings: tuple[Finding, ...]
 ) -> Figure:
     title = f"Expected recall of any of n samples, {setting}"
     description = (
@@ -99,7 +99,7 @@ def _any_of_n_samples_figure(
         "for word."
     )
     groups = []
-    for f in shown:
+    for f in findings:
         floor, cell = (
             phrases.any_of_n_recall_to_report(f, "_nonmembers"),
             phrases.value_with_interval,
@@ -110,10 +110,12 @@ def _any_of_n_samples_figure(
         )
         groups.append(Group(phrases.row_title(result, f), tuple(rows)))
     head = ("Samples", "Members", "Non-members")
-    return Figure(f"any-of-{setting}", "any_of_n", title, description, head, tuple(groups), shown)
+    return Figure(
+        f"any-of-{setting}", "any_of_n", title, description, head, tuple(groups), findings
+    )
 
 
-def _exposure_figure(result: AuditResult, setting: str, shown: tuple[Finding, ...]) -> Figure:
+def _exposure_figure(result: AuditResult, setting: str, findings: tuple[Finding, ...]) -> Figure:
     """Plot exposure by insertions (Figure 1 of the ADP paper), a line a target with its cost."""
     title = f"Exposure by insertions, {setting}"
     description = (
@@ -121,10 +123,10 @@ def _exposure_figure(result: AuditResult, setting: str, shown: tuple[Finding, ..
         "was inserted, with 95% intervals; dotted: what a canary that was never inserted has on "
         "average."
     )
-    labels = tuple((f.target, phrases.target_title_with_costs(result, f.target)) for f in shown)
+    labels = tuple((f.target, phrases.target_title_with_costs(result, f.target)) for f in findings)
     groups = tuple(
         repeat_count_row_group(label, dict(phrases.exposure_by_insertions_to_report(f)))
-        for (_, label), f in zip(labels, shown, strict=True)
+        for (_, label), f in zip(labels, findings, strict=True)
     )
     head = ("Insertions", "Exposure, bits", "95% interval", "n")
     plot = "insertions"
@@ -135,7 +137,7 @@ def _exposure_figure(result: AuditResult, setting: str, shown: tuple[Finding, ..
         description,
         head,
         groups,
-        shown,
+        findings,
         text=_FIRST,
         labels=labels,
     )

@@ -60,12 +60,12 @@ def frontier_sentence(f: Frontier) -> str:
     )
 
 
-def _leaks_least_sentence(f: Frontier, held: Sequence[FrontierPoint]) -> str:
+def _leaks_least_sentence(f: Frontier, points: Sequence[FrontierPoint]) -> str:
     # The first point is the undefended model.
     base, *_ = f.points
-    least = sorted((p for p in held if p.least), key=lambda p: p.leak.value)
+    least = sorted((p for p in points if p.least), key=lambda p: p.leak.value)
     first, *equal = least
-    worse = [p for p in held if not p.least]
+    worse = [p for p in points if not p.least]
     undefended = "" if first is base else f"; undefended {phrases.value_with_interval(base.leak)}"
     number = f"({phrases.value_with_interval(first.leak)}{undefended})"
     if not equal:
@@ -139,12 +139,12 @@ def _comparison_method_sentences(f: Frontier) -> str:
 # -----------------------------------------------------------------------------------------------
 
 
-def frontier_report_blocks(found: Sequence[Frontier]) -> list[Block]:
-    if not found:
+def frontier_report_blocks(frontiers: Sequence[Frontier]) -> list[Block]:
+    if not frontiers:
         return []
     left_out = tuple(
         f"{phrases.metric_label(f.metric)}: no point of {label}: {reason}"
-        for f in found
+        for f in frontiers
         for label, reason in f.missing.items()
     )
     reading = (
@@ -153,19 +153,19 @@ def frontier_report_blocks(found: Sequence[Frontier]) -> list[Block]:
         "unit, access and number of tokens; hollow: it only measures well, by these attacks. "
         "Ringed and joined: the convex frontier of the values as measured, which no test stands "
         "behind: no model lies below it, nor do lots drawn between two. Each picture is by itself. "
-        f"{_comparison_method_sentences(found[0])}"
+        f"{_comparison_method_sentences(frontiers[0])}"
     )
     return [
-        Figures(frontier_figures(found)),
+        Figures(frontier_figures(frontiers)),
         Paragraph(reading),
         *([Bullets(left_out)] if left_out else []),
     ]
 
 
-def frontier_figures(found: Sequence[Frontier]) -> tuple[Figure, ...]:
+def frontier_figures(frontiers: Sequence[Frontier]) -> tuple[Figure, ...]:
     """Return a picture each; a defense keeps its colour and marker in all of them."""
-    lines = list(dict.fromkeys(p.line for f in found for p in f.points))
-    return tuple(_leak_metric_figure(f, lines) for f in found)
+    lines = list(dict.fromkeys(p.line for f in frontiers for p in f.points))
+    return tuple(_leak_metric_figure(f, lines) for f in frontiers)
 
 
 def _leak_metric_figure(f: Frontier, lines: Sequence[str]) -> Figure:
@@ -299,13 +299,13 @@ _COLUMNS = (
 )
 
 
-def frontier_csv(found: Sequence[Frontier]) -> str:
+def frontier_csv(frontiers: Sequence[Frontier]) -> str:
     """Return CSV: a row each measure of leakage and model; shares are fractions, epsilons nats."""
-    return escaping.csv_text(_COLUMNS, _frontier_csv_rows(found))
+    return escaping.csv_text(_COLUMNS, _frontier_csv_rows(frontiers))
 
 
-def _frontier_csv_rows(found: Sequence[Frontier]) -> Iterator[tuple[object, ...]]:
-    for f in found:
+def _frontier_csv_rows(frontiers: Sequence[Frontier]) -> Iterator[tuple[object, ...]]:
+    for f in frontiers:
         for p in f.points:
             about = (f.metric, f.attack, f.setting, " ".join(map(str, f.seeds)), p.label, p.line)
             ratio = (p.ratio.value, p.ratio.low, p.ratio.high, p.within)
@@ -321,22 +321,22 @@ def _frontier_csv_rows(found: Sequence[Frontier]) -> Iterator[tuple[object, ...]
             )
 
 
-def write_frontier_files(folder: Path, found: Sequence[Frontier]) -> list[Path]:
+def write_frontier_files(folder: Path, frontiers: Sequence[Frontier]) -> list[Path]:
     """Write frontier.svg, .png, .md, .csv, .tex and .json, each atomically, if there is any."""
-    if not found:
+    if not frontiers:
         return []
-    grids = [frontier_row_table(f) for f in found]
-    alt = escaping.to_printable_line(" ".join(map(frontier_sentence, found)))
+    grids = [frontier_row_table(f) for f in frontiers]
+    alt = escaping.to_printable_line(" ".join(map(frontier_sentence, frontiers)))
     texts = {
         ".md": f"![{escaping.escape_for_markdown(alt)}]({NAME}.svg)\n\n"
         + "\n".join(map(tables.row_table_to_markdown, grids)),
-        ".csv": frontier_csv(found),
+        ".csv": frontier_csv(frontiers),
         ".tex": "\n\\par\\bigskip\n".join(map(tables.row_table_to_latex, grids)),
-        ".json": json.dumps(to_json(list(found)), indent=1, allow_nan=False) + "\n",
+        ".json": json.dumps(to_json(list(frontiers)), indent=1, allow_nan=False) + "\n",
     }
     for ending, text in texts.items():
         disk.replace_atomically(folder / f"{NAME}{ending}", text)
     pictures = [folder / f"{NAME}{ending}" for ending in (".svg", ".png")]
     for path in pictures:
-        plot_files.save_frontier_plot(path, frontier_figures(found), alt)
+        plot_files.save_frontier_plot(path, frontier_figures(frontiers), alt)
     return [*pictures, *(folder / f"{NAME}{ending}" for ending in texts)]

@@ -95,13 +95,13 @@ class _ShownRun:
         return phrases.NOTHING
 
 
-def render_history_page(history: History, beside: Path) -> str:
-    """Render one page that loads nothing. beside: its future folder, the base of its links."""
-    lines = [_shown_comparable_runs(history.by, line, beside) for line in history.lines]
+def render_history_page(history: History, folder: Path) -> str:
+    """Render one page that loads nothing. folder: its future folder, the base of its links."""
+    lines = [_shown_comparable_runs(history.by, line, folder) for line in history.lines]
     return html.render_html_document(_build_timeline_document(lines, history))
 
 
-def _shown_comparable_runs(by: By, line: ComparableRuns, beside: Path) -> list[_ShownRun]:
+def _shown_comparable_runs(by: By, line: ComparableRuns, folder: Path) -> list[_ShownRun]:
     runs = []
     for entry, change, label in zip(
         line.entries, line.changes, _run_tick_labels(by, line.entries), strict=True
@@ -109,7 +109,7 @@ def _shown_comparable_runs(by: By, line: ComparableRuns, beside: Path) -> list[_
         report = entry.folder / files.HTML
         # Resolve both: after a symbolic link `..` would lead elsewhere.
         link = (
-            Path(os.path.relpath(report.resolve(), beside.resolve())).as_posix()
+            Path(os.path.relpath(report.resolve(), folder.resolve())).as_posix()
             if report.is_file()
             else ""
         )
@@ -375,10 +375,10 @@ def _gate_decisions_label(run: _ShownRun) -> str:
     return to_printable_line("; ".join(decisions)) or "none was asked"
 
 
-def _gate_baseline_label(kept: KeptDecision) -> str:
+def _gate_baseline_label(recorded: KeptDecision) -> str:
     return (
-        f" (baseline {_last_path_part_label(kept.decision.baseline)})"
-        if kept.decision.baseline
+        f" (baseline {_last_path_part_label(recorded.decision.baseline)})"
+        if recorded.decision.baseline
         else ""
     )
 

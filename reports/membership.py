@@ -97,11 +97,11 @@ def _membership_tables(result: AuditResult) -> list[Block]:
     ]
 
 
-def _reversed_score_blocks(result: AuditResult, shown: list[Finding]) -> list[Block]:
+def _reversed_score_blocks(result: AuditResult, findings: list[Finding]) -> list[Block]:
     """Report rows whose members score lower, as if a defense forbids training text."""
     reversed_rows = [
         (row_title_with_attack(result, f), m)
-        for f in shown
+        for f in findings
         if (m := f.measurement(auc_name(""))) is not None and m.high < 0.5
     ]
     parts = (
@@ -149,13 +149,13 @@ def _plugin_scores(finding: Finding) -> dict[str, str]:
     }
 
 
-def _auc_by_copies_blocks(result: AuditResult, shown: list[Finding]) -> list[Block]:
+def _auc_by_copies_blocks(result: AuditResult, findings: list[Finding]) -> list[Block]:
     def rows(f: Finding) -> Iterator[tuple[str, ...]]:
         for count, m in phrases.sort_by_repeats(f.by_repeats):
             yield count, *phrases.cells_of_measurement(m), m.note
 
     groups = tuple(
-        Group(row_title_with_attack(result, f), tuple(rows(f))) for f in shown if f.by_repeats
+        Group(row_title_with_attack(result, f), tuple(rows(f))) for f in findings if f.by_repeats
     )
     caption = "The strongest score, by copies of members in the data; each against all non-members"
     head = ("Repetitions", "AUC", "95% interval", "n", "Score")

@@ -208,10 +208,10 @@ def _target_card_blocks(result: AuditResult) -> list[Block]:
     return [*of_all, Cards(tuple(cards))] if result.targets else []
 
 
-def _notes_shared_by_all(each: Sequence[Sequence[str]]) -> tuple[str, ...]:
+def _notes_shared_by_all(notes_by_run: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Return the notes common to all of several lists, in the order of the first."""
     # A single list has nothing to share.
-    first, *rest = each or [()]
+    first, *rest = notes_by_run or [()]
     return tuple(note for note in first if rest and all(note in other for other in rest))
 
 

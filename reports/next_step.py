@@ -10,16 +10,20 @@ from auditor.core.counts import counted
 from auditor.reports import escaping, signals
 
 
-def next_command_to_suggest(seen: LeakAssessment, folder: Path) -> str:
+def next_command_to_suggest(assessment: LeakAssessment, folder: Path) -> str:
     """Return advice after a leak or doubt; else a gate that keeps the result."""
     # Clean before quoting: text copied into a shell has no control characters.
     quoted_folder, gated = (
         shlex.quote(escaping.to_printable_line(str(folder))),
-        seen.signal_for_gate(),
+        assessment.signal_for_gate(),
     )
-    if gated is None or signals.all_doubts(seen) or any(map(seen.shown_signals, seen.targets)):
+    if (
+        gated is None
+        or signals.all_doubts(assessment)
+        or any(map(assessment.shown_signals, assessment.targets))
+    ):
         return f"audit advise {quoted_folder}"
-    return signals.gate_command_to_suggest(seen, [gated], quoted_folder)
+    return signals.gate_command_to_suggest(assessment, [gated], quoted_folder)
 
 
 def command_that_asks_the_rest(unasked: int, folder: Path) -> str:

@@ -256,13 +256,13 @@ def value_or_bracket_phrase(finding: Finding, m: Measurement | None) -> str:
 
 
 def any_of_n_recall_to_report(
-    finding: Finding, whose: Literal["", "_nonmembers"] = ""
+    finding: Finding, suffix: Literal["", "_nonmembers"] = ""
 ) -> dict[int, Measurement]:
     """Return the expected recall of any of n samples by rising n; empty if the row has none."""
     # removesuffix("") changes nothing: for members, non-members' names then match no number.
     numbers = metrics.EXPECTED_ANY_OF.parse_numbers
-    candidates = ((numbers(m.name.removesuffix(whose)), m) for m in finding.measurements)
-    return dict(sorted((int(n[0]), m) for n, m in candidates if n and m.name.endswith(whose)))
+    candidates = ((numbers(m.name.removesuffix(suffix)), m) for m in finding.measurements)
+    return dict(sorted((int(n[0]), m) for n, m in candidates if n and m.name.endswith(suffix)))
 
 
 def suffix_lengths_phrase(m: Measurement) -> str:
@@ -310,9 +310,9 @@ def chain_steps_of_target(chain: Chain, target: str, beyond: bool = False) -> tu
     return steps[n_steps:] if beyond else steps[:n_steps]
 
 
-def chain_steps_worth_reporting(found: Iterable[ChainStep]) -> list[ChainStep]:
+def chain_steps_worth_reporting(steps: Iterable[ChainStep]) -> list[ChainStep]:
     """Return the steps that lead to another target: a step within a target changes nothing."""
-    return [step for step in found if step.before != step.after]
+    return [step for step in steps if step.before != step.after]
 
 
 def chain_step_effect_phrase(step: ChainStep) -> str:

@@ -117,22 +117,24 @@ def _short_target_title(result: AuditResult, target: str) -> str:
 # --- leaks, and doubts that may hide a leak
 
 
-def _result_screen_entry(result: AuditResult, seen: LeakAssessment, width: int) -> ScreenEntry:
+def _result_screen_entry(
+    result: AuditResult, assessment: LeakAssessment, width: int
+) -> ScreenEntry:
     """Return a sentence for all targets with the same verdict, the most severe first.
 
     If sentences are too many, return a sentence a word of severity, without the bounds.
     """
     judged: dict[str, severity.Severity] = {}
     titles: dict[str, str] = {}
-    for target in list_judged_targets(seen):
-        severe = severity.severity_of_target(seen, target)
+    for target in list_judged_targets(assessment):
+        severe = severity.severity_of_target(assessment, target)
         titles[target] = signals.target_title_or_undefended(result, target)
         # LIMITS shows the bounds of zeros.
-        is_shown = bool(seen.shown_signals(target))
+        is_shown = bool(assessment.shown_signals(target))
         judged[target] = severe if is_shown else replace(severe, proof="")
     stand = [s.target.title for s in claims.claims_to_report(result) if s.verdict == CONTRADICTED]
     before = [f"The claim of {_first_titles_label(stand, 2)} is contradicted."] if stand else []
-    after = [] if UNDEFENDED in seen.targets else [NOTHING_MEASURED]
+    after = [] if UNDEFENDED in assessment.targets else [NOTHING_MEASURED]
     if asked_sentence := coverage.asked_sentence(result):
         after.append(asked_sentence)
     worst_first = sorted(judged, key=lambda name: -severity.WORDS.index(judged[name].word))
@@ -197,13 +199,13 @@ def _perplexity_cost_label(result: AuditResult, targets: Sequence[str]) -> str:
 
 
 def _verbatim_extraction_lines(
-    result: AuditResult, seen: LeakAssessment, width: int, room: int
+    result: AuditResult, assessment: LeakAssessment, width: int, room: int
 ) -> list[Text]:
     """Return verbatim extraction, a row a target and access, and the non-member baseline below.
 
     If there is no room for all rows, keep those that show something.
     """
-    tested = [s for s in seen.signals if s.kind is VERBATIM and s.measured is not None]
+    tested = [s for s in assessment.signals if s.kind is VERBATIM and s.measured is not None]
     if not tested:
         return []
     baseline_lines = lay_out_entries(
@@ -282,16 +284,16 @@ def _aligned_row_text(row: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(padded).rstrip()
 
 
-def _nonmember_baseline_label(result: AuditResult, found: Sequence[LeakSignal]) -> str:
+def _nonmember_baseline_label(result: AuditResult, signals: Sequence[LeakSignal]) -> str:
     """Return `of non-members: 0/100 Undefended, 0/20 PMixED (attack ethicist; 95% intervals)`."""
-    used = {s.row for s in found}
+    used = {s.row for s in signals}
     # An attack that ranks samples has only one if it decodes greedily: that sample is then its
     # extraction.
     greedily = {True: ", greedy, one sample", False: ""}
     titles = {f.cell_key: f"{f.attack}{greedily[f.decodes_greedily]}" for f in result.findings}
     attacks = ", ".join(dict.fromkeys(name for key, name in titles.items() if key in used))
     method = f"(attack {attacks}; 95% intervals)" if attacks else "(95% intervals)"
-    floors = [(s.target, s.baseline) for s in found if isinstance(s.baseline, Measurement)]
+    floors = [(s.target, s.baseline) for s in signals if isinstance(s.baseline, Measurement)]
     highest = {
         target: max((m for t, m in floors if t == target), key=lambda m: m.value)
         for target, _ in floors
@@ -325,12 +327,12 @@ def _attack_table_lines(
 # -----------------------------------------------------------------------------------------------
 
 
-def _other_signals_screen_entry(result: AuditResult, seen: LeakAssessment) -> ScreenEntry:
+def _other_signals_screen_entry(result: AuditResult, assessment: LeakAssessment) -> ScreenEntry:
     """Return all other signals, shown signals first, without personal data covered by WHAT."""
-    best = _highest_recall_row_for_screen(result, seen)
+    best = _highest_recall_row_for_screen(result, assessment)
     entries = list[tuple[tuple[bool, bool], str, str]]()
-    for target in seen.targets:
-        for group in signals.group_signals_by_kind(seen.tested_signals(target)):
+    for target in assessment.targets:
+        for group in signals.group_signals_by_kind(assessment.tested_signals(target)):
             listed = (
                 group[0].kind is PERSONAL
                 and best is not None
@@ -346,8 +348,8 @@ def _other_signals_screen_entry(result: AuditResult, seen: LeakAssessment) -> Sc
                         signals.describe_signals_of_one_kind(group),
                     )
                 )
-    no_verbatim = all(s.kind is not VERBATIM or s.measured is None for s in seen.signals)
-    entries.sort(key=lambda one: one[0])
+    no_verbatim = all(s.kind is not VERBATIM or s.measured is None for s in assessment.signals)
+    entries.sort(key=lambda entry: entry[0])
     # Name a target once, before the first of its signals.
     before = ["", *(title for _, title, _ in entries)]
     texts = (
@@ -357,10 +359,13 @@ def _other_signals_screen_entry(result: AuditResult, seen: LeakAssessment) -> Sc
     return ScreenEntry("TESTED" if no_verbatim else "ALSO", tuple(texts), 3)
 
 
-def _highest_recall_row_for_screen(result: AuditResult, seen: LeakAssessment) -> Finding | None:
+def _highest_recall_row_for_screen(
+    result: AuditResult, assessment: LeakAssessment
+) -> Finding | None:
     """Return the row of highest recall: of the undefended model, or else of the first target."""
     return next(
-        (best for target in seen.targets if (best := strongest_attack_row(result, target))), None
+        (best for target in assessment.targets if (best := strongest_attack_row(result, target))),
+        None,
     )
 
 
@@ -371,9 +376,11 @@ def _target_and_access_label(result: AuditResult, finding: Finding) -> str:
     return f"({target}{finding.setting})"
 
 
-def _extraction_by_copies_screen_entry(result: AuditResult, seen: LeakAssessment) -> ScreenEntry:
+def _extraction_by_copies_screen_entry(
+    result: AuditResult, assessment: LeakAssessment
+) -> ScreenEntry:
     """Return extraction by groups and copies, and exposure by insertions of canaries."""
-    best, items = _highest_recall_row_for_screen(result, seen), list[str]()
+    best, items = _highest_recall_row_for_screen(result, assessment), list[str]()
     if best is not None and 1 < len(best.by_group) <= _GROUPS:
         counts = ", ".join(
             f"{escaping.to_printable_line(name)}: {phrases.hit_count_text(m)}"
@@ -408,13 +415,13 @@ def _extraction_by_copies_screen_entry(result: AuditResult, seen: LeakAssessment
     return ScreenEntry("WHERE", tuple(items), 2)
 
 
-def _personal_data_screen_entry(result: AuditResult, seen: LeakAssessment) -> ScreenEntry:
-    best = _highest_recall_row_for_screen(result, seen)
+def _personal_data_screen_entry(result: AuditResult, assessment: LeakAssessment) -> ScreenEntry:
+    best = _highest_recall_row_for_screen(result, assessment)
     if best is None or not best.by_kind:
         return ScreenEntry("WHAT", (), 2)
     shown_rows = {
         s.row
-        for s in seen.signals
+        for s in assessment.signals
         if s.kind is PERSONAL and s.target == best.target and s.status == SHOWN
     }
     if shown_rows and best.cell_key not in shown_rows:  # another attack extracts them
@@ -447,16 +454,18 @@ def _defense_causes_screen_entry(result: AuditResult) -> ScreenEntry:
 
 
 def _limitations_screen_entry(
-    result: AuditResult, seen: LeakAssessment, remarks: CommandRemarks, most: int
+    result: AuditResult, assessment: LeakAssessment, remarks: CommandRemarks, most: int
 ) -> ScreenEntry:
     """Return the bounds of zeros, the untested signals, and the limits of any run."""
-    zero_signals = [s for s in seen.signals if s.measured and s.measured.value == 0]
+    zero_signals = [s for s in assessment.signals if s.measured and s.measured.value == 0]
     zeros = [[s for s in zero_signals if s.kind is kind] for kind in (VERBATIM, PERSONAL)]
     most_open = [
         max(group, key=lambda s: s.measured.high if s.measured else 0.0) for group in zeros if group
     ]
     possible = (
-        "Once DOUBT is resolved, still possible" if signals.all_doubts(seen) else "Still possible"
+        "Once DOUBT is resolved, still possible"
+        if signals.all_doubts(assessment)
+        else "Still possible"
     )
     items = (
         [f"{possible}: {', '.join(map(signals.not_ruled_out_phrase, most_open))}."]
@@ -475,7 +484,7 @@ def _limitations_screen_entry(
             f"{_first_titles_label(unread, 4)}."
         )
     items += [f"{records_label}."] if (records_label := coverage.coverage_label(result)) else []
-    for targets, untested in signals.untested_kinds_to_report_by_targets(seen).items():
+    for targets, untested in signals.untested_kinds_to_report_by_targets(assessment).items():
         # some targets share a title
         titles = dict.fromkeys(
             signals.target_title_or_undefended(result, target) for target in targets
@@ -494,7 +503,7 @@ def _limitations_screen_entry(
 
 def _next_step_screen_entry(
     result: AuditResult,
-    seen: LeakAssessment,
+    assessment: LeakAssessment,
     known: detailed.SecretDetails,
     folder: Path,
     remarks: CommandRemarks,
@@ -503,14 +512,16 @@ def _next_step_screen_entry(
     """Return the next step and its command, unbroken on a line for copying."""
     if remarks.your_own:
         return ScreenEntry("NEXT", (f"your own model -> {remarks.your_own}",), 2)
-    command = next_step.next_command_to_suggest(seen, folder)
-    if seen.unasked and not any(map(seen.shown_signals, seen.targets)):
-        return ScreenEntry("NEXT", (next_step.command_that_asks_the_rest(seen.unasked, folder),), 2)
+    command = next_step.next_command_to_suggest(assessment, folder)
+    if assessment.unasked and not any(map(assessment.shown_signals, assessment.targets)):
+        return ScreenEntry(
+            "NEXT", (next_step.command_that_asks_the_rest(assessment.unasked, folder),), 2
+        )
     if remarks.deeper and command.startswith("audit gate"):
         command = remarks.deeper
     first = (
         "resolve DOUBT first"
-        if signals.all_doubts(seen)
+        if signals.all_doubts(assessment)
         else advice.mildest_copy_limit_phrase(result, known)
     )
     between = " " if cell_len(f"{first} -> {command}") <= width - GUTTER else "\n"

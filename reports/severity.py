@@ -59,10 +59,10 @@ class Severity:
         return f"{title}: {self.word.upper()}{reason}{proof}{cost}."
 
 
-def severity_of_target(seen: LeakAssessment, target: str) -> Severity:
+def severity_of_target(assessment: LeakAssessment, target: str) -> Severity:
     """Return the first word that applies: text is shown, a signal is shown, a signal is open."""
-    shown_signals = seen.shown_signals(target)
-    suspected = [s for s in seen.signals_of_target(target) if s.suspected]
+    shown_signals = assessment.shown_signals(target)
+    suspected = [s for s in assessment.signals_of_target(target) if s.suspected]
     text_signals = [s for s in shown_signals if s.kind.text]
     if text_signals:
         personal = any(s.kind is PERSONAL for s in text_signals)
@@ -83,28 +83,28 @@ def severity_of_target(seen: LeakAssessment, target: str) -> Severity:
         text = "text is extracted, but not significantly" if few else "no text is shown to come out"
         reason = f"{text}; another signal is above its baseline"
         return Severity(MODERATE, reason, signals.proof_label(shown_signals, suspected))
-    if open_reasons := tuple(_why_inconclusive_sentences(seen, target)):
-        clean = seen.shows_no_leakage(target)
-        first = signals.no_leakage_phrase(seen, target) if clean else "no leak is shown"
-        bound = signals.still_possible_label(seen, target)
+    if open_reasons := tuple(_why_inconclusive_sentences(assessment, target)):
+        clean = assessment.shows_no_leakage(target)
+        first = signals.no_leakage_phrase(assessment, target) if clean else "no leak is shown"
+        bound = signals.still_possible_label(assessment, target)
         return Severity(OPEN, f"{first}, but {', '.join(open_reasons)}", bound)
-    reason = f"{signals.no_leakage_phrase(seen, target)}: every signal was tested"
-    return Severity(NONE, reason, signals.still_possible_label(seen, target))
+    reason = f"{signals.no_leakage_phrase(assessment, target)}: every signal was tested"
+    return Severity(NONE, reason, signals.still_possible_label(assessment, target))
 
 
-def _why_inconclusive_sentences(seen: LeakAssessment, target: str) -> Iterator[str]:
+def _why_inconclusive_sentences(assessment: LeakAssessment, target: str) -> Iterator[str]:
     """Yield the reasons against the word "none seen"."""
-    kinds = {s.kind for s in seen.signals_of_target(target)}
+    kinds = {s.kind for s in assessment.signals_of_target(target)}
     # One tested access is enough: no signal of such a kind says "not tested".
-    untested = {s.kind for s in seen.signals_of_target(target) if s.status == NOT_TESTED}
-    if suspected := [s for s in seen.signals_of_target(target) if s.suspected]:
+    untested = {s.kind for s in assessment.signals_of_target(target) if s.status == NOT_TESTED}
+    if suspected := [s for s in assessment.signals_of_target(target) if s.suspected]:
         names = ", ".join(dict.fromkeys(s.kind.short for s in suspected))
         yield f"something is above its baseline, not significantly ({names})"
-    if seen.doubts_about(target):
+    if assessment.doubts_about(target):
         yield "there is a reason to doubt what was measured"
-    if seen.unasked:
-        yield f"time ran out before {counted(seen.unasked, 'record')}"
-    if not seen.tested_signals(target):
+    if assessment.unasked:
+        yield f"time ran out before {counted(assessment.unasked, 'record')}"
+    if not assessment.tested_signals(target):
         yield "nothing was measured"
     elif untested:
         yield f"{len(untested)} of {len(kinds)} signals were not"

@@ -170,21 +170,23 @@ def describe_signals_of_one_kind(of_a_kind: Sequence[LeakSignal]) -> str:
     return f"none of {m.n:,} {subject} (up to {phrases.format_percent(m.high)}% not ruled out)"
 
 
-def not_ruled_out_phrase(none: LeakSignal) -> str:
+def not_ruled_out_phrase(signal: LeakSignal) -> str:
     """Return `verbatim up to 6.0% (0/60)` for a signal that counts secrets and found none."""
-    m = none.measured
+    m = signal.measured
     assert m is not None  # it was tested
     title = (
-        personal.personal_kind_in_sentence(none.part) if none.kind is PERSONAL else none.kind.short
+        personal.personal_kind_in_sentence(signal.part)
+        if signal.kind is PERSONAL
+        else signal.kind.short
     )
     return f"{title} up to {phrases.format_percent(m.high)}% (0/{m.n:,})"
 
 
-def still_possible_label(seen: LeakAssessment, target: str) -> str:
+def still_possible_label(assessment: LeakAssessment, target: str) -> str:
     """Return `still possible: verbatim up to 6.0% (0/60)`, the widest bound of the first kind that
     counts secrets and found none; "" without such a kind."""
     zero_signals = [
-        s for s in seen.tested_signals(target) if _has_counted_secrets_and_found_none(s)
+        s for s in assessment.tested_signals(target) if _has_counted_secrets_and_found_none(s)
     ]
     first = [s for s in zero_signals if s.kind is zero_signals[0].kind]
     widest = max(first, key=lambda s: s.measured.high if s.measured else 0.0, default=None)
@@ -197,10 +199,10 @@ def _has_counted_secrets_and_found_none(signal: LeakSignal) -> bool:
 
 
 def gate_command_to_suggest(
-    seen: LeakAssessment, target_signals: Sequence[LeakSignal], run: str
+    assessment: LeakAssessment, target_signals: Sequence[LeakSignal], run: str
 ) -> str:
     """Return a gate on these signals of one target; without --target it judges defenses first."""
-    targets = {s.target for s in seen.signals}
+    targets = {s.target for s in assessment.signals}
     judged = targets - {UNDEFENDED} or targets
     target = target_signals[0].target
     only = "" if judged == {target} else f" --target {shlex.quote(target)}"
@@ -209,7 +211,7 @@ def gate_command_to_suggest(
     return f"audit gate {run} {limits}{only}"
 
 
-def pick_strongest_signal(found: Sequence[LeakSignal]) -> LeakSignal:
+def pick_strongest_signal(signals: Sequence[LeakSignal]) -> LeakSignal:
     """Return the strongest of signals of one kind, at any access."""
 
     def strength(signal: LeakSignal) -> float:
@@ -218,32 +220,32 @@ def pick_strongest_signal(found: Sequence[LeakSignal]) -> LeakSignal:
         # An AUC below 1/2 separates members too, with the score reversed.
         return abs(m.value - 0.5) if m.unit == AUC else m.value
 
-    return max(found, key=strength)
+    return max(signals, key=strength)
 
 
 # --- one target
 # -----------------------------------------------------------------------------------------------
 
 
-def no_leakage_phrase(seen: LeakAssessment, *targets: str) -> str:
+def no_leakage_phrase(assessment: LeakAssessment, *targets: str) -> str:
     """Return the reassuring words, used only after `LeakAssessment.shows_no_leakage`."""
     all_tested = all(
-        len(seen.tested_signals(target)) == len(seen.signals_of_target(target))
+        len(assessment.tested_signals(target)) == len(assessment.signals_of_target(target))
         for target in targets
     )
     return f"no leakage seen{'' if all_tested else ' in what was tested'}"
 
 
-def group_signals_by_kind(found: Sequence[LeakSignal]) -> list[list[LeakSignal]]:
+def group_signals_by_kind(signals: Sequence[LeakSignal]) -> list[list[LeakSignal]]:
     # groupby joins only neighbours; an assessment has a target's signals kind by kind.
-    return [list(group) for _, group in groupby(found, key=lambda s: s.kind.name)]
+    return [list(group) for _, group in groupby(signals, key=lambda s: s.kind.name)]
 
 
-def proof_label(shown: Sequence[LeakSignal], suspected: Sequence[LeakSignal]) -> str:
+def proof_label(signals: Sequence[LeakSignal], suspected: Sequence[LeakSignal]) -> str:
     """Return `14% verbatim, white-box; also near-verbatim`: a number, and the other signals."""
-    kinds = dict.fromkeys(s.kind for s in shown)
+    kinds = dict.fromkeys(s.kind for s in signals)
     first = next(iter(kinds))
-    best = pick_strongest_signal([s for s in shown if s.kind is first])
+    best = pick_strongest_signal([s for s in signals if s.kind is first])
     access = f", {best.setting}" if best.setting else ""
     # The reason mentions personal data separately.
     also = [kind.short for kind in kinds if kind not in (first, PERSONAL)]
@@ -280,15 +282,17 @@ def least_detectable_text(signal: LeakSignal) -> str:
 
 
 def untested_kinds_to_report_by_targets(
-    seen: LeakAssessment,
+    assessment: LeakAssessment,
 ) -> dict[tuple[str, ...], list[LeakKind]]:
     """Return the untested kinds by targets; first, under (), kinds tested on no target."""
-    measured = [target for target in seen.targets if seen.tested_signals(target)]
+    measured = [target for target in assessment.targets if assessment.tested_signals(target)]
     # Insert () first to keep it first.
     kinds_by_targets: dict[tuple[str, ...], list[LeakKind]] = {(): []}
-    for kind in dict.fromkeys(s.kind for s in seen.signals):
+    for kind in dict.fromkeys(s.kind for s in assessment.signals):
         tested = {
-            s.target for s in seen.signals if s.kind is kind and s.status != signals.NOT_TESTED
+            s.target
+            for s in assessment.signals
+            if s.kind is kind and s.status != signals.NOT_TESTED
         }
         missing = tuple(target for target in measured if target not in tested)
         if missing or not tested:
@@ -296,12 +300,17 @@ def untested_kinds_to_report_by_targets(
     return {targets: kinds for targets, kinds in kinds_by_targets.items() if kinds}
 
 
-def all_doubts(seen: LeakAssessment) -> tuple[Doubt, ...]:
+def all_doubts(assessment: LeakAssessment) -> tuple[Doubt, ...]:
     """Return the doubts about all targets, each once, contradictions first."""
-    contradictions = [d for name in seen.targets for d in seen.contradictions.get(name, ())]
+    contradictions = [
+        d for name in assessment.targets for d in assessment.contradictions.get(name, ())
+    ]
     return tuple(
         dict.fromkeys(
-            (*contradictions, *(d for name in seen.targets for d in seen.doubts.get(name, ())))
+            (
+                *contradictions,
+                *(d for name in assessment.targets for d in assessment.doubts.get(name, ())),
+            )
         )
     )
 
@@ -316,13 +325,13 @@ def target_title_or_undefended(result: AuditResult, target: str) -> str:
 # -----------------------------------------------------------------------------------------------
 
 
-def _signals_forest(result: AuditResult, seen: LeakAssessment) -> Forest:
+def _signals_forest(result: AuditResult, assessment: LeakAssessment) -> Forest:
     """Return a row a signal, target by target."""
     groups, spans = list[Group](), list[ForestSpan | None]()
-    for target in seen.targets:
+    for target in assessment.targets:
         # Merge signals that differ only in their access into one row.
         settings: dict[tuple[str, ...], list[LeakSignal]] = {}
-        for signal in seen.tested_signals(target):
+        for signal in assessment.tested_signals(target):
             settings.setdefault(_signal_table_row(signal), []).append(signal)
         rows = []
         for (title, *cells), merged in settings.items():
@@ -338,15 +347,19 @@ def _signals_forest(result: AuditResult, seen: LeakAssessment) -> Forest:
     return Forest(table, tuple(spans), high=max(1, math.ceil(10 * reach)) / 10)
 
 
-def list_untested_signals(result: AuditResult, seen: LeakAssessment) -> Iterator[tuple[str, str]]:
+def list_untested_signals(
+    result: AuditResult, assessment: LeakAssessment
+) -> Iterator[tuple[str, str]]:
     """Yield ` on PMixED` ("": no target) and the untested signals, with their test or reason."""
-    for targets, untested in untested_kinds_to_report_by_targets(seen).items():
+    for targets, untested in untested_kinds_to_report_by_targets(assessment).items():
         labels = []
         for kind in untested:
             # The attacks on verbatim text measure personal data, and are listed for verbatim.
             methods = () if kind is PERSONAL else result.methods_measuring(*kind.measured_by[:1])
             kind_signals = [
-                s for s in seen.signals if s.kind is kind and s.target in (targets or seen.targets)
+                s
+                for s in assessment.signals
+                if s.kind is kind and s.target in (targets or assessment.targets)
             ]
             # Give the reason for a planned test that did not run; else advise the test.
             reasons = "; ".join(dict.fromkeys(s.why for s in kind_signals if s.why))
@@ -421,8 +434,8 @@ def signals_section_blocks(result: AuditResult) -> list[Block]:
     return signal_blocks(result, assessment) if tested else []
 
 
-def signal_blocks(result: AuditResult, seen: LeakAssessment) -> list[Block]:
+def signal_blocks(result: AuditResult, assessment: LeakAssessment) -> list[Block]:
     """Return the picture and the untested signals."""
-    untested = list_untested_signals(result, seen)
+    untested = list_untested_signals(result, assessment)
     items = tuple(f"Not tested{on}: {text}." for on, text in untested)
-    return [_signals_forest(result, seen), *([Bullets(items)] if items else [])]
+    return [_signals_forest(result, assessment), *([Bullets(items)] if items else [])]

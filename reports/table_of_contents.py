@@ -130,12 +130,12 @@ def _plugin_report_topics(result: AuditResult) -> list[Topic]:
     return topics
 
 
-def _plugin_section_blocks(i: int, own: OwnSection, _: ReportMaterial) -> list[Block]:
+def _plugin_section_blocks(i: int, section: OwnSection, _: ReportMaterial) -> list[Block]:
     tables = (
         Table(f"own-{i}-{n}", table.caption, table.head, (Group("", table.rows),))
-        for n, table in enumerate(own.tables)
+        for n, table in enumerate(section.tables)
     )
-    return [*map(Paragraph, own.text), *tables]
+    return [*map(Paragraph, section.text), *tables]
 
 
 def _report_header_facts(result: AuditResult) -> Facts:

@@ -50,9 +50,9 @@ class Topic:
     brief: Maker | None = None
 
 
-def figures_blocks(drawn: Iterable[Figure]) -> list[Block]:
+def figures_blocks(plotted: Iterable[Figure]) -> list[Block]:
     """Return one block of these figures; no block without figures."""
-    figures = tuple(drawn)
+    figures = tuple(plotted)
     return [Figures(figures)] if figures else []
 
 

@@ -42,20 +42,23 @@ _NOTE = (
 )
 
 
-def forgetting_sentences(result: AuditResult, one: Unlearning) -> str:
+def forgetting_sentences(result: AuditResult, unlearning: Unlearning) -> str:
     """Return the remainder, the relearned part and the cost, in measured order."""
-    title = phrases.target_title(result, one.target)
-    labels = [_unlearning_before_after_label(row) for row in one.numbers if row.group == FORGOTTEN]
+    title = phrases.target_title(result, unlearning.target)
+    labels = [
+        _unlearning_before_after_label(row) for row in unlearning.numbers if row.group == FORGOTTEN
+    ]
     if not labels:
         return f"{title}: nothing was measured of what it was to forget."
     opening = (
-        f"{title}, {one.forgotten:,} records forgotten of {one.forgotten + one.retained:,}: "
+        f"{title}, {unlearning.forgotten:,} records forgotten of "
+        f"{unlearning.forgotten + unlearning.retained:,}: "
         f"{'; '.join(labels)}"
     )
     sentences = (
-        *_forgotten_or_not_sentences(one),
-        *_relearning_sentences(one),
-        _perplexity_cost_sentence(one),
+        *_forgotten_or_not_sentences(unlearning),
+        *_relearning_sentences(unlearning),
+        _perplexity_cost_sentence(unlearning),
     )
     return " ".join((f"{opening}.", *sentences))
 
@@ -75,9 +78,9 @@ def _recall_measure_label(row: GroupRecall) -> str:
     return _NAMES.get(row.name) or phrases.lower_first(phrases.metric_label(row.name))
 
 
-def _forgotten_or_not_sentences(one: Unlearning) -> Iterator[str]:
+def _forgotten_or_not_sentences(unlearning: Unlearning) -> Iterator[str]:
     """Yield whether records are forgotten, against a model without them or else non-members."""
-    rows = [row for row in one.numbers if row.group == FORGOTTEN]
+    rows = [row for row in unlearning.numbers if row.group == FORGOTTEN]
     # "left": recall minus that of the model trained without the records.
     compared = [row for row in rows if "left" in row.changes]
     if compared:
@@ -89,7 +92,7 @@ def _forgotten_or_not_sentences(one: Unlearning) -> Iterator[str]:
             else forgotten
         )
         return
-    floors = {(row.attack, row.name): row for row in one.numbers if row.group == NONMEMBERS}
+    floors = {(row.attack, row.name): row for row in unlearning.numbers if row.group == NONMEMBERS}
     baselines = [
         (row, floors[row.attack, row.name]) for row in rows if (row.attack, row.name) in floors
     ]
@@ -105,11 +108,11 @@ def _forgotten_or_not_sentences(one: Unlearning) -> Iterator[str]:
         yield sentence if remaining else "Not shown to be above records it never saw."
 
 
-def _relearning_sentences(one: Unlearning) -> Iterator[str]:
-    if not one.steps:
+def _relearning_sentences(unlearning: Unlearning) -> Iterator[str]:
+    if not unlearning.steps:
         return
-    trained = f"{one.steps} steps of relearning on {one.texts:,} other records"
-    rows = [row for row in one.numbers if row.group == FORGOTTEN and RELEARNED in row.values]
+    trained = f"{unlearning.steps} steps of relearning on {unlearning.texts:,} other records"
+    rows = [row for row in unlearning.numbers if row.group == FORGOTTEN and RELEARNED in row.values]
     if not rows:
         yield f"{trained} were not measured."
         return
@@ -147,8 +150,8 @@ def _relearned_label(row: GroupRecall) -> str:
     return f"{_recall_measure_label(row)} {after} → {again}{part}{retrained}"
 
 
-def _perplexity_cost_sentence(one: Unlearning) -> str:
-    before, after, ratio = (one.perplexity.get(name) for name in (BEFORE, AFTER, "ratio"))
+def _perplexity_cost_sentence(unlearning: Unlearning) -> str:
+    before, after, ratio = (unlearning.perplexity.get(name) for name in (BEFORE, AFTER, "ratio"))
     if before is None or after is None:
         return "What it cost in perplexity was not measured."
     times = f" ({phrases.format_relative_change(ratio.value - 1)})" if ratio else ""
@@ -174,22 +177,24 @@ def _unlearning_blocks(result: AuditResult) -> list[Block]:
     return [*blocks, Paragraph(_NOTE)] if blocks else []
 
 
-def _forgotten_records_table(result: AuditResult, one: Unlearning) -> Table:
-    shown_models = [model for model in _HEADS if any(model in row.values for row in one.numbers)]
-    kinds = dict.fromkeys((row.attack, row.name) for row in one.numbers)
+def _forgotten_records_table(result: AuditResult, unlearning: Unlearning) -> Table:
+    shown_models = [
+        model for model in _HEADS if any(model in row.values for row in unlearning.numbers)
+    ]
+    kinds = dict.fromkeys((row.attack, row.name) for row in unlearning.numbers)
     groups = tuple(
         Group(
             f"{phrases.metric_label(name)} · {attack}",
             tuple(
                 _record_group_table_row(row, shown_models)
-                for row in one.numbers
+                for row in unlearning.numbers
                 if (row.attack, row.name) == (attack, name)
             ),
         )
         for attack, name in kinds
     )
-    costs = tuple(phrases.format_value(one.perplexity.get(model)) for model in shown_models)
-    ratio = one.perplexity.get("ratio")
+    costs = tuple(phrases.format_value(unlearning.perplexity.get(model)) for model in shown_models)
+    ratio = unlearning.perplexity.get("ratio")
     times = f"× {phrases.value_with_interval(ratio)}" if ratio else phrases.NOTHING
     last = Group("Held-out perplexity", (("all", *costs, times),))
     head = (
@@ -199,17 +204,23 @@ def _forgotten_records_table(result: AuditResult, one: Unlearning) -> Table:
         "Relearned − after",
         "That − never saw",
     )
-    caption = f"What is left of what {phrases.target_title(result, one.target)} was to forget"
+    caption = (
+        f"What is left of what {phrases.target_title(result, unlearning.target)} was to forget"
+    )
     return Table(
-        f"unlearning-{one.target}", caption, head, (*groups, last), frozenset(range(1, len(head)))
+        f"unlearning-{unlearning.target}",
+        caption,
+        head,
+        (*groups, last),
+        frozenset(range(1, len(head))),
     )
 
 
-def _record_group_table_row(row: GroupRecall, shown: list[str]) -> tuple[str, ...]:
+def _record_group_table_row(row: GroupRecall, models: list[str]) -> tuple[str, ...]:
     changes = (row.changes.get(name) for name in ("unlearned", "relearned", "came_back"))
     return (
         f"{_GROUPS[row.group]} ({row.values[AFTER].n:,})",
-        *(phrases.value_with_interval(row.values.get(model)) for model in shown),
+        *(phrases.value_with_interval(row.values.get(model)) for model in models),
         *map(phrases.value_with_interval, changes),
     )
 

@@ -57,9 +57,9 @@ def _untargeted_blocks(result: AuditResult, details: SecretDetails | None) -> li
     ]
 
 
-def _memorised_rates_table(result: AuditResult, shown: list[Finding]) -> Table:
+def _memorised_rates_table(result: AuditResult, findings: list[Finding]) -> Table:
     names = (MEMORISED, name_nonmember_metric(MEMORISED), name_excess_metric(MEMORISED), COMMON)
-    known = [(f, main) for f in shown if (main := f.measurement(MEMORISED))]
+    known = [(f, main) for f in findings if (main := f.measurement(MEMORISED))]
     head = ("Target", "Generations", "That hold some", "Memorised", "Baseline", "Excess", "Common")
     cells = tuple(
         (
@@ -75,7 +75,7 @@ def _memorised_rates_table(result: AuditResult, shown: list[Finding]) -> Table:
     return Table("untargeted-table", caption, head, (Group("", cells),), frozenset(range(1, 7)))
 
 
-def _expected_further_records_table(result: AuditResult, shown: list[Finding]) -> Table:
+def _expected_further_records_table(result: AuditResult, findings: list[Finding]) -> Table:
     head = (
         "Target",
         "Records extracted",
@@ -90,7 +90,7 @@ def _expected_further_records_table(result: AuditResult, shown: list[Finding]) -
             _value_with_note_text(f, name_nonmember_metric(RECORDS)),
             *(phrases.value_with_interval(f.measurement(name)) for name in (NEW, RICHNESS)),
         )
-        for f in shown
+        for f in findings
     )
     # NEW: Good-Turing; RICHNESS: Chao's lower bound (`statistics.unseen_species`).
     caption = (
@@ -105,10 +105,10 @@ def _value_with_note_text(finding: Finding, name: str) -> str:
     return f"{phrases.format_value(m)} {m.note}" if m else phrases.NOTHING
 
 
-def _ranking_precision_tables(result: AuditResult, shown: list[Finding]) -> Iterator[Block]:
+def _ranking_precision_tables(result: AuditResult, findings: list[Finding]) -> Iterator[Block]:
     measured = [
         (f, {name: m for name in RANKINGS if (m := f.measurement(f"{PRECISION}_{name}"))})
-        for f in shown
+        for f in findings
     ]
     names = [name for name in RANKINGS if any(name in precisions for _, precisions in measured)]
     cells = tuple(
@@ -131,26 +131,26 @@ def _ranking_precision_tables(result: AuditResult, shown: list[Finding]) -> Iter
 
 
 def _untargeted_rows_with_records(
-    details: SecretDetails, shown: list[Finding]
+    details: SecretDetails, findings: list[Finding]
 ) -> list[tuple[Finding, Mapping[str, Column]]]:
     """Return the rows that extracted a training record, with their columns of records."""
     return [
         (f, record_columns)
-        for f in shown
+        for f in findings
         if "generations" in (record_columns := details.records.get(f.cell_key, {}))
     ]
 
 
 def _extracted_by_copies_blocks(
-    result: AuditResult, details: SecretDetails, shown: list[Finding]
+    result: AuditResult, details: SecretDetails, findings: list[Finding]
 ) -> list[Block]:
     """Return the extracted records by their number of copies in the training data."""
     groups = []
-    for f, columns in _untargeted_rows_with_records(details, shown):
+    for f, columns in _untargeted_rows_with_records(details, findings):
         out, trained = Counter(columns["generations"].repeats), columns["trained"]
         counts = sorted(
             zip(trained.repeats, trained.values, strict=True),
-            key=lambda own: (own[0] is None, own[0] or 0),
+            key=lambda group: (group[0] is None, group[0] or 0),
         )
         if any(n is not None for n, _ in counts):
             cells = tuple(
@@ -165,10 +165,10 @@ def _extracted_by_copies_blocks(
 
 
 def _extracted_records_blocks(
-    result: AuditResult, details: SecretDetails, shown: list[Finding]
+    result: AuditResult, details: SecretDetails, findings: list[Finding]
 ) -> list[Block]:
     groups = []
-    for f, columns in _untargeted_rows_with_records(details, shown):
+    for f, columns in _untargeted_rows_with_records(details, findings):
         n = len(columns["generations"].ids)
         title = row_title_with_attack(result, f) + (f" · {_SHOWN} of {n:,}" if n > _SHOWN else "")
         groups.append(Group(title, tuple(_extracted_record_table_rows(columns))))
@@ -179,15 +179,15 @@ def _extracted_records_blocks(
     return [Table("records-table", caption, head, tuple(groups), frozenset({2, 3, 4}), folded=True)]
 
 
-def _extracted_record_table_rows(found: Mapping[str, Column]) -> Iterator[tuple[str, ...]]:
-    extracted, inside = found["generations"], found.get("record")
+def _extracted_record_table_rows(columns: Mapping[str, Column]) -> Iterator[tuple[str, ...]]:
+    extracted, inside = columns["generations"], columns.get("record")
     # inside: by attacked secret, the index of its record in `generations`.
     attacked: dict[int, list[str]] = {}
     for secret, place in zip(inside.ids, inside.values, strict=True) if inside else ():
         attacked.setdefault(int(place), []).append(secret)
     # In the order of the run, most often extracted first (runs/generations.py).
     rows = zip(
-        extracted.ids, extracted.repeats, extracted.values, found["longest"].values, strict=True
+        extracted.ids, extracted.repeats, extracted.values, columns["longest"].values, strict=True
     )
     for i, (alias, n, generations, longest) in enumerate(itertools.islice(rows, _SHOWN)):
         copies = phrases.NOTHING if n is None else f"{n:,}"

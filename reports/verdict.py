@@ -31,9 +31,11 @@ def headline(result: AuditResult) -> str:
     return " ".join((*doubts, *sentences, *missing))
 
 
-def list_judged_targets(seen: LeakAssessment) -> list[str]:
+def list_judged_targets(assessment: LeakAssessment) -> list[str]:
     """Return the targets with a measured signal, and the undefended model."""
-    return [name for name in seen.targets if name == UNDEFENDED or seen.tested_signals(name)]
+    return [
+        name for name in assessment.targets if name == UNDEFENDED or assessment.tested_signals(name)
+    ]
 
 
 def fewest_attacked_member_count(result: AuditResult) -> int:
@@ -58,7 +60,7 @@ def strongest_attack_row(
         and setting in (None, finding.setting)
         and (recall := _recall_for_verdict_if_measured(finding))
     ]
-    return max(measured, key=lambda one: one[0], default=(0.0, None))[1]
+    return max(measured, key=lambda measured_row: measured_row[0], default=(0.0, None))[1]
 
 
 def _recall_for_verdict_if_measured(finding: Finding) -> Measurement | None:

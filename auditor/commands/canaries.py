@@ -231,9 +231,9 @@ def _write_audit_canaries_from_flags(
     )
 
 
-def _option_names_as_typed_flags(given: Iterable[str]) -> str:
+def _option_names_as_typed_flags(names: Iterable[str]) -> str:
     # `list_` is --list: the name of the built-in is taken.
-    return ", ".join(f"--{name.strip('_').replace('_', '-')}" for name in given)
+    return ", ".join(f"--{name.strip('_').replace('_', '-')}" for name in names)
 
 
 def extend(

@@ -194,7 +194,7 @@ def _resume_check(path: Path, begun: float, minutes: float) -> None:
 
 
 def _check_options_together(
-    model: str | None, data: str | None, beside: Mapping[str, object], minutes: float
+    model: str | None, data: str | None, options: Mapping[str, object], minutes: float
 ) -> None:
     """Raise AuditError for options not given together, before any heavy import."""
     if (model is None) != (data is None):
@@ -202,7 +202,7 @@ def _check_options_together(
             f"expected MODEL and --data together, got {'--data' if model is None else 'MODEL'} "
             "alone"
         )
-    for flag, value in beside.items():
+    for flag, value in options.items():
         if model is None and value:
             raise AuditError(
                 f"{flag} goes with a model of your own: audit check MODEL --data FILE {flag}"

@@ -195,30 +195,30 @@ class Terminal:
         finally:
             self._progress.remove_task(task)
 
-    def progress(self, what: str, done: int, total: int) -> None:
+    def progress(self, description: str, n_done: int, total: int) -> None:
         now = time.monotonic()
-        if what != self._what:  # earlier work does not predict the time of this step
-            self._what, self._begun = what, self._last
+        if description != self._what:  # earlier work does not predict the time of this step
+            self._what, self._begun = description, self._last
             if self._task is not None:
                 self._progress.reset(self._task, total=total)
         self._last = now
         if self._task is not None:
             self._progress.update(
                 self._task,
-                description=escaping.to_printable_line(what),
-                completed=done,
+                description=escaping.to_printable_line(description),
+                completed=n_done,
                 total=total,
             )
-        if done and not stderr_console().is_terminal and now - self._told >= _A_LINE_EVERY:
+        if n_done and not stderr_console().is_terminal and now - self._told >= _A_LINE_EVERY:
             from auditor.reports import phrases
 
             self._told, time_left = (
                 now,
-                phrases.format_duration((now - self._begun) * (total - done) / done),
+                phrases.format_duration((now - self._begun) * (total - n_done) / n_done),
             )
             stderr_console().print(
                 escaping.escape_for_terminal(
-                    f"{what}: {done:,} of {total:,}, {time_left} left of this step"
+                    f"{description}: {n_done:,} of {total:,}, {time_left} left of this step"
                 ),
                 soft_wrap=True,
             )

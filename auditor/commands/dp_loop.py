@@ -169,25 +169,27 @@ def _load_dp_loop_training_function(script: Path, function: str | None) -> Calla
     return _entry_as_dp_loop_training_function(entry, script, getattr(module, "CLAIM", None))
 
 
-def _entry_as_dp_loop_training_function(made: Any, script: Path, claim: Any) -> Callable[..., Any]:
+def _entry_as_dp_loop_training_function(
+    trainer: Any, script: Path, claim: Any
+) -> Callable[..., Any]:
     from auditor.crash import trainers
 
-    if not trainers.is_transformers_trainer(made):
+    if not trainers.is_transformers_trainer(trainer):
         try:
             # bind() calls nothing: it only tests whether a call without arguments is possible.
-            inspect.signature(made).bind()
+            inspect.signature(trainer).bind()
         except TypeError:  # it has parameters: the model and the records
-            function: Callable[..., Any] = made
+            function: Callable[..., Any] = trainer
             return function
         with _blame_script_for_errors_of_block(
-            f"cannot run {getattr(made, '__name__', 'the entry')!r} of {str(script)!r}:"
+            f"cannot run {getattr(trainer, '__name__', 'the entry')!r} of {str(script)!r}:"
         ):
-            made = trainers.obtain_trainer_from_entry(made)
+            trainer = trainers.obtain_trainer_from_entry(trainer)
     if claim is None:
         raise AuditError(
             f"expected `CLAIM` in {str(script)!r}, a mapping of what its Trainer claims"
         )
-    return trainers.make_train_function_from_trainer(made, claim)
+    return trainers.make_train_function_from_trainer(trainer, claim)
 
 
 def _import_dp_loop_script_and_trainer(script: Path, name: str) -> tuple[Any, Any]:
@@ -212,7 +214,7 @@ def _import_dp_loop_script_and_trainer(script: Path, name: str) -> tuple[Any, An
 
 
 @contextlib.contextmanager
-def _blame_script_for_errors_of_block(what: str, of_device: str = "") -> Iterator[None]:
+def _blame_script_for_errors_of_block(description: str, of_device: str = "") -> Iterator[None]:
     """Turn an error of a user's file into AuditError; add `of_device` for accelerator errors."""
     try:
         yield
@@ -220,7 +222,7 @@ def _blame_script_for_errors_of_block(what: str, of_device: str = "") -> Iterato
         raise
     except (Exception, SystemExit) as error:
         hint = of_device if any(word in str(error) for word in ("CUDA", "cuda", "NVIDIA")) else ""
-        raise AuditError(f"{what} {type(error).__name__}: {error}{hint}") from error
+        raise AuditError(f"{description} {type(error).__name__}: {error}{hint}") from error
 
 
 def _wrap_training_errors(train: Callable[..., Any], script: Path) -> Callable[..., Any]:

@@ -258,7 +258,7 @@ def judge_run_and_print_for_exit_code(
         # The names of the flags equal the arguments of `judge_run_by_policy`.
         judged_rows = {**vars(scope or GateScopeFlags()), "attested": attested}
         decision = gate_inputs.judge_run_by_policy(
-            folder, policy, baseline, said=reporter.progress, **judged_rows
+            folder, policy, baseline, progress=reporter.progress, **judged_rows
         )
     _print_and_write_decision(decision, outputs)
     try:

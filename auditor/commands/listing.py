@@ -48,24 +48,24 @@ _GUTTER, _NAME = 10, 23
 # -----------------------------------------------------------------------------------------------
 
 
-def plugin_listing_overview_lines(found: Found, width: int | None) -> Iterator[Text]:
+def plugin_listing_overview_lines(found_plugins: Found, width: int | None) -> Iterator[Text]:
     """Yield a line for each plug-in; single lines for forms and models, controls, and data.
 
     width: of a terminal; a longer description is cut at the end of a clause.
     """
-    trained = found["Trainer"]
-    classes = {**found["Defense"], **trained}
+    trained = found_plugins["Trainer"]
+    classes = {**found_plugins["Defense"], **trained}
     controls = [name for name, cls in sorted(classes.items()) if cls.claims.startswith(_CONTROL)]
     # A defense is more than the training of its name if it serves the trained model.
     served = {
         n: c
-        for n, c in found["Defense"].items()
+        for n, c in found_plugins["Defense"].items()
         if n not in trained or not _is_same_listed_plugin_class(c, trained[n])
     }
     forms = {name: cls for name, cls in served.items() if getattr(cls, "form", False)}
     groups = (
-        ("attack", found["Attack"]),
-        ("probe", found["Probe"]),
+        ("attack", found_plugins["Attack"]),
+        ("probe", found_plugins["Probe"]),
         ("defense", {n: c for n, c in served.items() if n not in controls and n not in forms}),
         ("training", {n: c for n, c in trained.items() if n not in served and n not in controls}),
     )
@@ -77,26 +77,26 @@ def plugin_listing_overview_lines(found: Found, width: int | None) -> Iterator[T
         for name, cls in forms.items()
     ]
     yield _plugin_listing_line(
-        "forms", f"{', '.join(syntax)}; models {', '.join(found['Provider'])}", "", width
+        "forms", f"{', '.join(syntax)}; models {', '.join(found_plugins['Provider'])}", "", width
     )
     yield _plugin_listing_line("controls", ", ".join(controls), "", width)
-    yield _plugin_listing_line("data", ", ".join(found["Benchmark"]), "", width)
+    yield _plugin_listing_line("data", ", ".join(found_plugins["Benchmark"]), "", width)
     trains = "What trains: audit train NAME, --defense NAME, audit mitigate --by NAME."
     yield Text(f"audit list NAME: options, needs, claim, source, page. {trains}")
 
 
-def _is_same_listed_plugin_class(one: Any, other: Any) -> bool:
+def _is_same_listed_plugin_class(cls: Any, other: Any) -> bool:
     """Compare by names, because the catalogue may have rebuilt a class from its cache."""
-    return (one.__module__, one.__name__) == (other.__module__, other.__name__)
+    return (cls.__module__, cls.__name__) == (other.__module__, other.__name__)
 
 
-def _plugin_listing_line(title: str, name: str, said: str, width: int | None) -> Text:
+def _plugin_listing_line(title: str, name: str, summary: str, width: int | None) -> Text:
     line = Text.assemble((f"{title:{_GUTTER}}", "dim"), (escaping.to_printable_line(name), "bold"))
-    if said:
+    if summary:
         line.pad_right(max(1, _GUTTER + _NAME - line.cell_len))  # cells: a wide character takes two
         line.append(
             _shorten_listing_at_clause_end(
-                escaping.to_printable_line(said), width and width - line.cell_len
+                escaping.to_printable_line(summary), width and width - line.cell_len
             )
         )
     if width is not None:
@@ -104,25 +104,25 @@ def _plugin_listing_line(title: str, name: str, said: str, width: int | None) ->
     return line
 
 
-def _shorten_listing_at_clause_end(said: str, room: int | None) -> str:
+def _shorten_listing_at_clause_end(text: str, room: int | None) -> str:
     """Return the longest beginning that fits and ends with a clause; all of it if none does."""
-    if room is None or len(said) <= room:
-        return said
-    ends = [said[: end.start()] for end in re.finditer(r" \(|[;:.] ", said) if end.start() <= room]
+    if room is None or len(text) <= room:
+        return text
+    ends = [text[: end.start()] for end in re.finditer(r" \(|[;:.] ", text) if end.start() <= room]
     balanced = [part for part in ends if part.count("(") == part.count(")")]
-    return balanced[-1] if balanced else said
+    return balanced[-1] if balanced else text
 
 
 # --- one plug-in
 # -----------------------------------------------------------------------------------------------
 
 
-def plugin_listing_detail_lines(found: Found, name: str) -> Iterator[Text]:
+def plugin_listing_detail_lines(found_plugins: Found, name: str) -> Iterator[Text]:
     """Yield the details of every kind with the name. Raises AuditError if there is none."""
-    matches = [(kind, plugins[name]) for kind, plugins in found.items() if name in plugins]
+    matches = [(kind, plugins[name]) for kind, plugins in found_plugins.items() if name in plugins]
     if not matches:
         raise unknown_name_error(
-            "plug-in", name, dict.fromkeys(n for plugins in found.values() for n in plugins)
+            "plug-in", name, dict.fromkeys(n for plugins in found_plugins.values() for n in plugins)
         )
     for i, (kind, cls) in enumerate(matches):
         if i:
@@ -140,7 +140,9 @@ def plugin_listing_detail_lines(found: Found, name: str) -> Iterator[Text]:
         yield from _titled_listing_lines("source", [_source_file_of_listed_plugin(cls)])
         if cls.__module__.startswith("auditor."):
             page_name = (
-                "how-to/defenses" if name in found["Defense"] else getattr(cls, "page", "") or page
+                "how-to/defenses"
+                if name in found_plugins["Defense"]
+                else getattr(cls, "page", "") or page
             )
             yield from _titled_listing_lines("page", [f"docs/{page_name}.md"])
 

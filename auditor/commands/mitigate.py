@@ -99,22 +99,22 @@ def mitigate(
     _mitigate_and_print_comparison(what, run)
 
 
-def _mitigate_and_print_comparison(what: Mitigation, run: RunOutcomes) -> None:
+def _mitigate_and_print_comparison(plan: Mitigation, run: RunOutcomes) -> None:
     from auditor.core import disk, locks
     from auditor.gate.decide import read_run
     from auditor.reports import before_after
     from auditor.runs import mitigation
 
-    out = what.asked.out
+    out = plan.asked.out
     again = f"the same command goes on from what is kept in {out}"
     # Until the page is written: two runs of the same command would train into one folder.
     with locks.locked_folder(out, mitigation.RECORD):
         with console.open_progress_terminal(False, again) as reporter:
             trained = mitigation.train_and_audit_mitigated_model(
-                what, run, reporter, console.current_command_line()
+                plan, run, reporter, console.current_command_line()
             )
         comparison = mitigation.compare_runs_before_and_after_mitigation(
-            what, run, read_run(out), trained
+            plan, run, read_run(out), trained
         )
         disk.replace_atomically(out / PAGE_MD, before_after.mitigation_markdown(comparison))
         disk.replace_atomically(out / PAGE, before_after.render_mitigation_page(comparison))

@@ -384,13 +384,13 @@ def _risky_plan_fields_as_flag_values(values: Mapping[str, Any]) -> tuple[tuple[
 
 
 def _risks_not_named_by_flags(
-    asked: Iterable[tuple[str, Any]], named: Iterable[tuple[str, Any]]
+    risks: Iterable[tuple[str, Any]], flagged: Iterable[tuple[str, Any]]
 ) -> list[tuple[str, Any]]:
-    """Return the (field, value) pairs in `asked` but not in `named`, comparing absolute paths."""
+    """Return the (field, value) pairs in `risks` but not in `flagged`, comparing absolute paths."""
     # Values that are not paths, e.g. addresses, change alike on both sides.
-    known = {(name, os.path.abspath(str(value))) for name, value in named}
+    known = {(name, os.path.abspath(str(value))) for name, value in flagged}
     return [
-        (name, value) for name, value in asked if (name, os.path.abspath(str(value))) not in known
+        (name, value) for name, value in risks if (name, os.path.abspath(str(value))) not in known
     ]
 
 

@@ -69,12 +69,12 @@ def flags_by_help_panel(command: Any, context: Any) -> dict[str, Rows]:
     return ordered | {last: ordered.get(last, []) + for_help}
 
 
-def _help_panel_title(one: Any, few: bool) -> str:
-    if one.param_type_name == "argument":
+def _help_panel_title(parameter: Any, few: bool) -> str:
+    if parameter.param_type_name == "argument":
         return "arguments"
-    if "--help" in one.opts:
+    if "--help" in parameter.opts:
         return _HELP
-    return (None if few else getattr(one, "rich_help_panel", None)) or "options"
+    return (None if few else getattr(parameter, "rich_help_panel", None)) or "options"
 
 
 def _write_help_sections(formatter: Any, listed: dict[str, Rows]) -> None:

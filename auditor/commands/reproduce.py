@@ -116,20 +116,20 @@ def _reproduce_and_print_ledger(
     scale: str,
     values: dict[str, Any],
     out: Path,
-    beside: Path | None,
+    other_folder: Path | None,
 ) -> None:
     console.silence_libraries()
     from auditor.studies import reproduce as reproducing
 
     with console.open_progress_terminal(interrupted=console.resume_grid_hint(out)) as reporter:
         result_tables, entries, failures = reproducing.reproduce_paper_plans(
-            paper, plans, scale, values, out, reporter, console.current_command_line(), beside
+            paper, plans, scale, values, out, reporter, console.current_command_line(), other_folder
         )
     for table in result_tables:
         console.print_table(table)
     if entries:
         styles = {"holds": "green", "refuted": "red"}
-        other = reproducing.read_other_ledger(beside, paper) if beside else None
+        other = reproducing.read_other_ledger(other_folder, paper) if other_folder else None
         console.print_table(
             reproducing.ledger_table_for_terminal(paper, entries, scale, other),
             [styles.get(entry.verdict, "") for entry in entries],

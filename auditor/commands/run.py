@@ -303,7 +303,7 @@ def _run_grid_and_print_tables(
 
 
 def _run_plan_held_to_flags(
-    asked: Plan | RunFolder, out: Path | None, held_to: HeldTo, single: SingleFlags, verbose: bool
+    source: Plan | RunFolder, out: Path | None, held_to: HeldTo, single: SingleFlags, verbose: bool
 ) -> Path:
     """Run a plan, or continue its folder; return the run folder with its reports."""
     from auditor.gate.decide import check_rule_metrics, check_ruled_rows_exist
@@ -311,7 +311,7 @@ def _run_plan_held_to_flags(
     from auditor.reports import files
     from auditor.runs.run import check_plan_and_select_plugins
 
-    plan = asked if isinstance(asked, Plan) else Plan.from_json(asked.plan())
+    plan = source if isinstance(source, Plan) else Plan.from_json(source.plan())
     # All checks before `create`: a refused plan leaves no folder.
     selection, policy = check_plan_and_select_plugins(plan, *held_to), held_to[0]
     if policy is not None:
@@ -322,8 +322,8 @@ def _run_plan_held_to_flags(
             check_rule_metrics(policy.rules)
     folder = (
         RunFolder.create(out, plan.run_folder_title, plan.to_json())
-        if isinstance(asked, Plan)
-        else asked
+        if isinstance(source, Plan)
+        else source
     )
     audit_plan_and_print_result(plan, folder, single.reveal, verbose, held_to=held_to)
     if single.baseline is not None:

@@ -127,9 +127,9 @@ def _perplexity_contrast_by_text(
     nll = np.array([part.cell.heldout[seed][part.metric] for part in parts for seed in seeds])
     weights = np.repeat([part.coefficient / len(seeds) for part in parts], len(seeds))
 
-    def of(each: Floats) -> tuple[Floats, Floats]:
+    def of(nlls: Floats) -> tuple[Floats, Floats]:
         # (resamples, parts x seeds); exp is its own derivative
-        return np.exp(each) @ weights, np.exp(each) * weights  # the sum, and its gradient
+        return np.exp(nlls) @ weights, np.exp(nlls) * weights  # the sum, and its gradient
 
     value, low, high = bootstrap.estimate_rate_statistic(nll, tokens, of, "contrast", _RESAMPLES)
     return Measurement(name, value, low, high, tokens.shape[1], "perplexity")

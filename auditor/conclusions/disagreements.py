@@ -118,12 +118,12 @@ def _too_few_hits_sentence(probe: Finding, attack: Finding) -> str:
 
 
 def _greedy_contradiction_sentences(
-    greedy: Measurement, rows: Sequence[Finding], drawn: Sequence[Finding]
+    greedy: Measurement, rows: Sequence[Finding], sampled_rows: Sequence[Finding]
 ) -> Iterator[str]:
     n_greedy = round(greedy.value * greedy.n)
     hits = [
         round(m.value * m.n)
-        for f in drawn
+        for f in sampled_rows
         for name in (RECALL, ANY)
         if is_measured(m := f.measurement(name))
     ]

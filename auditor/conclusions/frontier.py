@@ -126,7 +126,7 @@ def merge_frontier_models_of_grid_points(
     Empty if the undefended models differ: those points are about different targets.
     """
     bases = [place[0] for place in places]
-    base = max(bases, key=lambda one: len(one.heldout), default=None)
+    base = max(bases, key=lambda model: len(model.heldout), default=None)
     if base is None or not all(model.is_same_model(base) for model in bases):
         return []
     defended: dict[tuple[str, str], FrontierModel] = {}

@@ -110,13 +110,15 @@ def read_secret_details(folder: Path) -> SecretDetails:
 
 
 def extraction_counts_by_document(
-    details: SecretDetails, seen: RowValuesBySecret
+    details: SecretDetails, values_by_secret: RowValuesBySecret
 ) -> dict[str, tuple[int, int, int]]:
     """Count, for members' documents: tokens of the longest extracted block, extracted parts,
     attacked parts."""
-    if seen.outcome is None:
+    if values_by_secret.outcome is None:
         return {}
-    hit = dict(zip(seen.outcome.ids, seen.outcome.hit.tolist(), strict=True))
+    hit = dict(
+        zip(values_by_secret.outcome.ids, values_by_secret.outcome.hit.tolist(), strict=True)
+    )
     parts = [
         documents.DocumentPart(s.document, s.at, s.length or 0, hit[s.id])
         for s in details.secrets
@@ -132,10 +134,10 @@ def extraction_counts_by_document(
 
 
 def extracted_and_asked_counts_by_person(
-    details: SecretDetails, seen: RowValuesBySecret
+    details: SecretDetails, values_by_secret: RowValuesBySecret
 ) -> dict[str, tuple[int, int]]:
     """Count extracted and attacked records of each person with trained records, worst first."""
-    if seen.outcome is None:
+    if values_by_secret.outcome is None:
         return {}
     person_by_id = {
         secret.id: secret.user
@@ -143,13 +145,17 @@ def extracted_and_asked_counts_by_person(
         if secret.member and secret.user is not None
     }
     n_attacked, n_extracted = Counter[str](), Counter[str]()
-    for id, hit in zip(seen.outcome.ids, seen.outcome.hit.tolist(), strict=True):
+    for id, hit in zip(
+        values_by_secret.outcome.ids, values_by_secret.outcome.hit.tolist(), strict=True
+    ):
         if id in person_by_id:
             n_attacked[person_by_id[id]] += 1
             n_extracted[person_by_id[id]] += hit
     return {
         person: (n_extracted[person], n_attacked[person])
-        for person in sorted(n_attacked, key=lambda one: (-n_extracted[one], n_attacked[one], one))
+        for person in sorted(
+            n_attacked, key=lambda name: (-n_extracted[name], n_attacked[name], name)
+        )
     }
 
 
@@ -159,7 +165,7 @@ def extracted_and_asked_counts_by_person(
 
 def first_suffix_tokens_accuracy_by_length(
     details: SecretDetails,
-    seen: RowValuesBySecret,
+    values_by_secret: RowValuesBySecret,
     lengths: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256),
 ) -> dict[int, Measurement]:
     """Return the share of members whose first guess matches the first L tokens of a suffix of
@@ -173,12 +179,16 @@ def first_suffix_tokens_accuracy_by_length(
         for secret in details.secrets
         if secret.member and secret.length is not None
     }
-    if seen.outcome is None or "lead" not in seen.outcome.traits or not n_tokens_by_id:
+    if (
+        values_by_secret.outcome is None
+        or "lead" not in values_by_secret.outcome.traits
+        or not n_tokens_by_id
+    ):
         return {}
-    member = [i for i, id in enumerate(seen.ids) if id in n_tokens_by_id]
-    length = np.array([n_tokens_by_id[seen.ids[i]] for i in member])
+    member = [i for i, id in enumerate(values_by_secret.ids) if id in n_tokens_by_id]
+    length = np.array([n_tokens_by_id[values_by_secret.ids[i]] for i in member])
     # count of correct tokens from the start of the suffix
-    lead = seen.outcome.traits["lead"][member]
+    lead = values_by_secret.outcome.traits["lead"][member]
     if not len(length):
         return {}
     longest = int(length.max())

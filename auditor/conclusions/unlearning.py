@@ -51,7 +51,7 @@ def summarise_unlearning_of_run(
             finding.attack, finding.main.name, columns, forgotten
         )
     target_rows = (row for key, row in rows_by_cell.items() if key.target == target)
-    largest = max(target_rows, key=lambda seen: len(seen.ids), default=None)
+    largest = max(target_rows, key=lambda row: len(row.ids), default=None)
     attacked = (
         []
         if largest is None

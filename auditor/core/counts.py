@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 
-def counted(n: int, one: str, more: str = "") -> str:
+def counted(n: int, singular: str, more: str = "") -> str:
     """Return a count with its noun: `1 row`, `1,200 rows`; more: an irregular plural."""
-    return f"{n:,} {one if n == 1 else more or one + 's'}"
+    return f"{n:,} {singular if n == 1 else more or singular + 's'}"

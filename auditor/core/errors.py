@@ -65,11 +65,11 @@ _OF_A_PLACE = frozenset(
 _IN_RUST = re.compile(r"\(os error (\d+)\)")
 
 
-def file_access_error(error: BaseException, ours: str) -> AuditError | None:
+def file_access_error(error: BaseException, program_folder: str) -> AuditError | None:
     """Return an AuditError for a system error on a path; None for any other error.
 
-    The system error may be the cause of a library's error. ours: the folder of this program's
-    files, which must exist: a missing file there is a bug.
+    The system error may be the cause of a library's error. program_folder: the folder of this
+    program's files, which must exist: a missing file there is a bug.
     """
     for cause in error_and_its_causes(error):
         if isinstance(cause, OSError):
@@ -79,7 +79,7 @@ def file_access_error(error: BaseException, ours: str) -> AuditError | None:
         else:
             continue
         # Without a path the file may be ours.
-        missing = code == errno.ENOENT and (path is None or str(path).startswith(ours))
+        missing = code == errno.ENOENT and (path is None or str(path).startswith(program_folder))
         if code is not None and code in _OF_A_PLACE and not missing:
             return AuditError(os.strerror(code) if path is None else f"{path}: {os.strerror(code)}")
     return None

@@ -184,27 +184,28 @@ def _record_field_names(schema: Any) -> Iterator[str]:
 # --- files ---
 
 
-def read_json(path: Path, what: str) -> Any:
-    """Return the value in a file, called `what` in errors.
+def read_json(path: Path, description: str) -> Any:
+    """Return the value in a file, called `description` in errors.
 
     Raises AuditError, which quotes nothing: the file may be private.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise AuditError(f"cannot read {what} {str(path)!r}: {error.strerror}") from None
+        raise AuditError(f"cannot read {description} {str(path)!r}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         # From None: a JSONDecodeError contains the whole document.
         raise AuditError(
-            f"cannot read {what} {str(path)!r}: it is not JSON ({type(error).__name__})"
+            f"cannot read {description} {str(path)!r}: it is not JSON ({type(error).__name__})"
         ) from None
 
 
-def read_json_object(path: Path, what: str) -> dict[str, Any]:
+def read_json_object(path: Path, description: str) -> dict[str, Any]:
     """Return the object in a file. Raises AuditError as `read_json` does, and for other values."""
-    value = read_json(path, what)
+    value = read_json(path, description)
     if not isinstance(value, dict):
         raise AuditError(
-            f"cannot read {what} {str(path)!r}: expected an object, got {type(value).__name__}"
+            f"cannot read {description} {str(path)!r}: expected an object, got "
+            f"{type(value).__name__}"
         )
     return value

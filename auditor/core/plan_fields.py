@@ -61,9 +61,9 @@ class PlanField:
     risky: str = ""
 
 
-def plan_field(default: Any, rules: FieldRule | None = None, **said: Any) -> Any:
+def plan_field(default: Any, rules: FieldRule | None = None, **options: Any) -> Any:
     """Return a dataclass field with this default and description; `dict` means an empty dict."""
-    metadata = {PlanField: PlanField(rules, **said)}
+    metadata = {PlanField: PlanField(rules, **options)}
     if default is dict:
         return dataclasses.field(default_factory=dict, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

@@ -460,12 +460,12 @@ def share_of_answer_known(knows: str) -> float:
     return known_share
 
 
-def check_date_format(asked: str) -> None:
+def check_date_format(text: str) -> None:
     """Raise AuditError for an invalid day of --date."""
     try:
         # fromisoformat also accepts "20260131" and week dates.
-        known = len(asked) == len("YYYY-MM-DD") and date.fromisoformat(asked)
+        known = len(text) == len("YYYY-MM-DD") and date.fromisoformat(text)
     except ValueError:
         known = False
     if not known:
-        raise AuditError(f"expected --date as YYYY-MM-DD, got {asked!r}")
+        raise AuditError(f"expected --date as YYYY-MM-DD, got {text!r}")

@@ -36,10 +36,10 @@ def is_safe_mode() -> bool:
     return _depth > 0
 
 
-def refuse_in_safe_mode(what: str) -> None:
+def refuse_in_safe_mode(description: str) -> None:
     """Raise AuditError inside the block of `safe_mode`."""
     if is_safe_mode():
-        raise RefusedBySafeMode(errno.EPERM, f"--safe: {what}, which --no-safe allows")
+        raise RefusedBySafeMode(errno.EPERM, f"--safe: {description}, which --no-safe allows")
 
 
 @contextmanager

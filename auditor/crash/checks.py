@@ -66,7 +66,9 @@ def check_record_read_twice_in_step(runs: WatchedTrainings) -> LoopCheck:
         for step in runs.steps_but_first_of_each_training
         if step.records
     ]
-    most, worst = max(repeats, key=lambda one: one[0], default=(0, runs.first_training.steps[0]))
+    most, worst = max(
+        repeats, key=lambda repeat: repeat[0], default=(0, runs.first_training.steps[0])
+    )
     message = f"no record twice in any of {len(repeats)} steps"
     if most > 1:
         message = (

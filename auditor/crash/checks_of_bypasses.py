@@ -188,9 +188,9 @@ def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
     return _counted_check(name, NO_FAULT, "the weights are those that the steps leave", would)
 
 
-def _is_weight_equal_ignoring_nan(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _is_weight_equal_ignoring_nan(weight: torch.Tensor, other: torch.Tensor) -> bool:
     # torch.equal treats NaN as unequal to itself.
-    return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+    return weight.shape == other.shape and torch.equal(weight.nan_to_num(), other.nan_to_num())
 
 
 def check_printed_output_leaks(runs: WatchedTrainings) -> LoopCheck:

@@ -152,9 +152,9 @@ def _fit_weight_of_company(
 
 
 def _weigh_by_company(
-    parts: Sequence[Sequence[int]], drawn: Sequence[int], n_tokens: Floats, weight: str
+    parts: Sequence[Sequence[int]], records: Sequence[int], n_tokens: Floats, weight: str
 ) -> Floats | None:
-    """Return (drawn,) the weight in `_WEIGHTS` of each gradient under a mean over its batch.
+    """Return (records,) the weight in `_WEIGHTS` of each gradient under a mean over its batch.
 
     None if a record was read twice.
     """
@@ -166,4 +166,6 @@ def _weigh_by_company(
                 return None
             share = float(n_tokens[record]) / total
             weights[record] = share * len(part) if weight == "tokens, undone" else share
-    return np.array([weights[record] for record in drawn]) if set(weights) == set(drawn) else None
+    return (
+        np.array([weights[record] for record in records]) if set(weights) == set(records) else None
+    )

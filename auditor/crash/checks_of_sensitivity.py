@@ -56,7 +56,7 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     fits = [estimate for estimate in estimates if estimate]
     if not fits:
         return LoopCheck(name, UNKNOWN, "no noise that it could be held against", "")
-    mean, error = max(fits, key=lambda one: (one[0] - promised) / one[1])
+    mean, error = max(fits, key=lambda fit: (fit[0] - promised) / fit[1])
     ratio, least = (
         mean / promised,
         max(pair[0] + standard_errors_a_loop_check_detects() * pair[1] for pair in fits) / promised,
@@ -223,7 +223,8 @@ def _worst_record_sensitivity_violation(
             if chosen(record, step) and dev > 0:
                 violations.append((float(reach), float(dev), record, step))
     reach, dev, record, step = max(
-        violations, key=lambda each: (each[0] - 1 / runs.claim.noise_multiplier) / each[1]
+        violations,
+        key=lambda violation: (violation[0] - 1 / runs.claim.noise_multiplier) / violation[1],
     )
     unit = runs.claim.noise_multiplier
     message = (
@@ -260,7 +261,7 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
     }
     if not estimates:
         return LoopCheck(name, UNKNOWN, "no noise that it could be held against", "")
-    worst = max(estimates, key=lambda what: estimates[what][0] / estimates[what][1])
+    worst = max(estimates, key=lambda key: estimates[key][0] / estimates[key][1])
     slope, error = estimates[worst]
     among = 1 + len(companies)  # shares that gave no estimate were tested too
     least = (
@@ -311,7 +312,7 @@ def _sensitivity_rise_with_gradient_norm(
     top = _estimate_reach_of_longest_quarter(runs)
     if slope is None or top is None:
         return None
-    return min(slope, (top[0] - promised, top[1]), key=lambda one: one[0] / one[1])
+    return min(slope, (top[0] - promised, top[1]), key=lambda fit: fit[0] / fit[1])
 
 
 def _sensitivity_slope_with_log_norm(steps: Sequence[ObservedStep]) -> tuple[float, float] | None:

@@ -74,36 +74,39 @@ class LoopClaim:
             )
 
     @classmethod
-    def from_stated_claim(cls, given: Any, with_epsilon: bool = True) -> Self:
+    def from_stated_claim(cls, claim_or_pair: Any, with_epsilon: bool = True) -> Self:
         """Build a claim from a LoopClaim, a mapping of its fields, or (model, claim).
 
         Raises AuditError. `engine` in a mapping: an Opacus engine, whose accountant supplies the
         fields that the mapping lacks. with_epsilon: read its epsilon too, which takes a second.
         """
-        if isinstance(given, tuple) and len(given) == 2:
-            given = given[1]
-        if isinstance(given, cls):
-            return given
-        if isinstance(given, Mapping) and "engine" in given:
-            stated = {name: value for name, value in given.items() if name != "engine"}
+        if isinstance(claim_or_pair, tuple) and len(claim_or_pair) == 2:
+            claim_or_pair = claim_or_pair[1]
+        if isinstance(claim_or_pair, cls):
+            return claim_or_pair
+        if isinstance(claim_or_pair, Mapping) and "engine" in claim_or_pair:
+            stated = {name: value for name, value in claim_or_pair.items() if name != "engine"}
             delta = stated.get("delta") if with_epsilon else None
-            given = {**_claim_from_opacus_accountant(given["engine"], delta), **stated}
+            claim_or_pair = {
+                **_claim_from_opacus_accountant(claim_or_pair["engine"], delta),
+                **stated,
+            }
         fields = {field.name: field for field in dataclasses.fields(cls)}
         needed = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
-        if not isinstance(given, Mapping):
+        if not isinstance(claim_or_pair, Mapping):
             raise AuditError(
                 "expected `train` to return (model, claim), a claim being a mapping with "
-                f"{', '.join(needed)}; got {type(given).__name__}"
+                f"{', '.join(needed)}; got {type(claim_or_pair).__name__}"
             )
-        if unknown := sorted(set(given) - set(fields)):
+        if unknown := sorted(set(claim_or_pair) - set(fields)):
             raise AuditError(
                 f"a claim has no {', '.join(map(repr, unknown))}; it has {', '.join(fields)}"
             )
-        if missing := [name for name in needed if name not in given]:
+        if missing := [name for name in needed if name not in claim_or_pair]:
             raise AuditError(
                 f"expected a claim with {', '.join(needed)}; {', '.join(missing)} is missing"
             )
-        return cls(**given)
+        return cls(**claim_or_pair)
 
     def implied_epsilon(self, quick: bool = False) -> float:
         """Return epsilon of the claim's noise, rate, steps and sampling. quick: 10% higher.

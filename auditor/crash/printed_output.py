@@ -85,14 +85,14 @@ class _Handler(logging.Handler):
 
 
 def first_printed_line_with_other_numbers(
-    one: str, other: str, again: str
+    first_text: str, other: str, again: str
 ) -> tuple[str, str] | None:
     """Return the first line whose numbers differ between two texts, in both forms, or None.
 
     again: text of the same training run once more. Numbers that differ there too, such as times,
     say nothing.
     """
-    first, second, third = map(_numbers_by_printed_line, (one, other, again))
+    first, second, third = map(_numbers_by_printed_line, (first_text, other, again))
     for line, rows in first.items():
         same, current = third.get(line, []), second.get(line, [])
         if len(same) != len(rows):

@@ -20,21 +20,21 @@ from auditor.crash import training_specimen
 _CHOSEN = 1 << 16
 
 
-def is_transformers_trainer(given: Any) -> bool:
-    """Test if `given` is a Trainer of transformers, without importing the library."""
+def is_transformers_trainer(value: Any) -> bool:
+    """Test if `value` is a Trainer of transformers, without importing the library."""
     loaded = sys.modules.get("transformers.trainer")
-    return loaded is not None and isinstance(given, loaded.Trainer)
+    return loaded is not None and isinstance(value, loaded.Trainer)
 
 
 def make_train_function_from_trainer(
-    made: Any, claim: Mapping[str, Any] | None
+    trainer: Any, claim: Mapping[str, Any] | None
 ) -> Callable[[Any, Any], Any]:
     """Return `train(model, records)` of a Trainer.
 
     The claim's steps are those that it takes, if the claim states none. Raises AuditError if the
     Trainer was given an optimizer, which trains another model.
     """
-    if made.optimizer is not None:
+    if trainer.optimizer is not None:
         raise AuditError(
             "expected a Trainer that makes its own optimizer: the one it was given holds another "
             "model"
@@ -42,7 +42,7 @@ def make_train_function_from_trainer(
 
     def train(model: Any, records: Any) -> Any:
         with tempfile.TemporaryDirectory() as folder:
-            copied = _trainer_copy_for_crash_test(made, model, records, folder)
+            copied = _trainer_copy_for_crash_test(trainer, model, records, folder)
             copied.train()
             counted = {"steps": copied.state.global_step}
         return model if claim is None else (model, {**counted, **claim})
@@ -50,8 +50,8 @@ def make_train_function_from_trainer(
     return train
 
 
-def _trainer_copy_for_crash_test(made: Any, model: Any, records: Any, folder: str) -> Any:
-    arguments = copy.copy(made.args)
+def _trainer_copy_for_crash_test(trainer: Any, model: Any, records: Any, folder: str) -> Any:
+    arguments = copy.copy(trainer.args)
     # A cached property: the copy would keep the device of the original arguments.
     arguments.__dict__["_setup_devices"] = torch.device("cpu")
     arguments.output_dir, arguments.use_cpu, arguments.report_to = folder, True, []
@@ -64,30 +64,32 @@ def _trainer_copy_for_crash_test(made: Any, model: Any, records: Any, folder: st
     options: dict[str, Any] = {
         "model": model,
         "args": arguments,
-        "train_dataset": _crash_records_as_trainer_dataset(made, records),
+        "train_dataset": _crash_records_as_trainer_dataset(trainer, records),
     }
-    if "processing_class" in inspect.signature(type(made).__init__).parameters:
-        options["processing_class"] = made.processing_class
-    options["data_collator"] = _trainer_collator_for_crash_records(made)
-    copied = type(made)(**options)
+    if "processing_class" in inspect.signature(type(trainer).__init__).parameters:
+        options["processing_class"] = trainer.processing_class
+    options["data_collator"] = _trainer_collator_for_crash_records(trainer)
+    copied = type(trainer)(**options)
     # A user turns it off if a record's loss must not depend on the other texts of its step.
-    copied.model_accepts_loss_kwargs &= made.model_accepts_loss_kwargs
+    copied.model_accepts_loss_kwargs &= trainer.model_accepts_loss_kwargs
     usual_kinds = {type(callback) for callback in copied.callback_handler.callbacks}
     callbacks = [
         callback
-        for callback in made.callback_handler.callbacks
+        for callback in trainer.callback_handler.callbacks
         if type(callback) not in usual_kinds
     ]
-    for callback in usual_kinds - {type(callback) for callback in made.callback_handler.callbacks}:
+    for callback in usual_kinds - {
+        type(callback) for callback in trainer.callback_handler.callbacks
+    }:
         copied.remove_callback(callback)  # as in the tested Trainer
     for callback in callbacks:
         copied.add_callback(copy.deepcopy(callback))
     return copied
 
 
-def _crash_records_as_trainer_dataset(made: Any, records: Any) -> Any:
+def _crash_records_as_trainer_dataset(trainer: Any, records: Any) -> Any:
     rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in records]
-    if type(made).__module__.startswith(
+    if type(trainer).__module__.startswith(
         "trl."
     ):  # it takes only a `Dataset`, and makes the labels itself
         from datasets import Dataset
@@ -96,9 +98,9 @@ def _crash_records_as_trainer_dataset(made: Any, records: Any) -> Any:
     return rows
 
 
-def _trainer_collator_for_crash_records(made: Any) -> Any:
+def _trainer_collator_for_crash_records(trainer: Any) -> Any:
     """Return the Trainer's collator if it can pad our tokens; else one that pads on the right."""
-    collator = made.data_collator
+    collator = trainer.data_collator
     if hasattr(collator, "pad_token_id"):
         collator = copy.copy(collator)
         collator.pad_token_id = training_specimen.PAD
@@ -126,8 +128,8 @@ class _Caught(BaseException):
 
 
 @contextmanager
-def catch_trainer_before_training_context(found: list[Any]) -> Iterator[None]:
-    """End the code inside when a Trainer is about to train; append the Trainer to `found`."""
+def catch_trainer_before_training_context(trainers: list[Any]) -> Iterator[None]:
+    """End the code inside when a Trainer is about to train; append the Trainer to `trainers`."""
     from transformers import Trainer
 
     def train(trainer: Any, *_: Any, **__: Any) -> None:
@@ -137,7 +139,7 @@ def catch_trainer_before_training_context(found: list[Any]) -> Iterator[None]:
         try:
             yield
         except _Caught as caught:
-            found.append(caught.trainer)
+            trainers.append(caught.trainer)
 
 
 def obtain_trainer_from_entry(entry: Callable[[], Any]) -> Any:

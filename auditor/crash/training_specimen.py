@@ -195,11 +195,12 @@ def _median_gradient_norm(specimen: Specimen) -> float:
 
 
 def make_crash_records_with_own_first_token(
-    seed: int, n: int = RECORDS, alike: bool = False, lengths: tuple[int, ...] = _LENGTHS
+    seed: int, n: int = RECORDS, is_same_rest: bool = False, lengths: tuple[int, ...] = _LENGTHS
 ) -> list[Record]:
     """Make records of token ids, each with a unique first token that names the record.
 
-    alike: the rest is the beginning of one text, the same for all. lengths: of the rest, by turns.
+    is_same_rest: the rest is the beginning of one text, the same for all. lengths: of the rest, by
+    turns.
     """
     generator = torch.Generator().manual_seed(seed)
     text = torch.randint(1, _WORDS, (max(lengths),), generator=generator).tolist()
@@ -208,7 +209,7 @@ def make_crash_records_with_own_first_token(
         length = lengths[i % len(lengths)]
         words = (
             text[:length]
-            if alike
+            if is_same_rest
             else torch.randint(1, _WORDS, (length,), generator=generator).tolist()
         )
         records.append({"input_ids": [_WORDS + i, *words]})
@@ -232,7 +233,7 @@ class SpecimenRecordGradients:
     records: list[Record]
 
     def record_gradients_at_weights(
-        self, weights: dict[str, Tensor], wanted: list[int], names: list[str]
+        self, weights: dict[str, Tensor], indices: list[int], names: list[str]
     ) -> dict[str, Tensor]:
         """Return name -> (records wanted, *shape) gradients of a record's mean nll.
 
@@ -247,7 +248,7 @@ class SpecimenRecordGradients:
             name: value.detach() for name, value in self.twin.named_parameters() if name in names
         }
         gradients: dict[str, Tensor] = vmap(grad(self._mean_nll_of_one_record), in_dims=(None, 0))(
-            trained, padded_specimen_token_ids(self.records, wanted)
+            trained, padded_specimen_token_ids(self.records, indices)
         )
         return gradients
 
@@ -261,9 +262,9 @@ class SpecimenRecordGradients:
         return nn.functional.cross_entropy(logits, row[1:], ignore_index=PAD)
 
 
-def padded_specimen_token_ids(records: list[Record], wanted: list[int]) -> Tensor:
+def padded_specimen_token_ids(records: list[Record], indices: list[int]) -> Tensor:
     """Return (records wanted, longest) token ids."""
-    rows = [records[i]["input_ids"] for i in wanted]
+    rows = [records[i]["input_ids"] for i in indices]
     width = max(map(len, rows))
     return torch.tensor([[*row, *[PAD] * (width - len(row))] for row in rows])
 

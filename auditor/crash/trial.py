@@ -129,7 +129,7 @@ def crash_test(
     claim: object = None,
     minutes: float = 2.0,
     seed: int = 0,
-    tell: Callable[[int, int], None] = lambda done, all: None,
+    tell: Callable[[int, int], None] = lambda n_done, all: None,
 ) -> CrashTest:
     """Run `train(model, records)` on tiny models and records and check it against its claim.
 
@@ -392,11 +392,11 @@ def _observed_loop_epsilon_interval(
     The errors are independent. Each part is a ratio of two epsilons of the quick accountant.
     """
 
-    def part(one: float, rate: float) -> float:
+    def part(multiplier: float, rate: float) -> float:
         return (
             epsilon
             * runs.epsilon_with_noise_multiplier(
-                one, quick=True, sample_rate=min(rate, 1.0), **more
+                multiplier, quick=True, sample_rate=min(rate, 1.0), **more
             )
             / middle
             - epsilon

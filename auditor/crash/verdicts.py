@@ -187,21 +187,23 @@ def loop_check_from_p_value(
 
 def loop_check_without_chance(
     name: str,
-    broken: bool,
-    said: str,
+    is_broken: bool,
+    sentence: str,
     would_see: str,
     witness: Callable[[], WorstViolation],
     epsilon: Callable[[], float] | None = None,
 ) -> LoopCheck:
-    if not broken:
-        return LoopCheck(name, NO_FAULT, said, would_see, source=COUNTED)
-    return broken_loop_check_without_chance(name, said, would_see, witness(), epsilon and epsilon())
+    if not is_broken:
+        return LoopCheck(name, NO_FAULT, sentence, would_see, source=COUNTED)
+    return broken_loop_check_without_chance(
+        name, sentence, would_see, witness(), epsilon and epsilon()
+    )
 
 
 def broken_loop_check_without_chance(
-    name: str, said: str, would_see: str, witness: WorstViolation, epsilon: float | None = None
+    name: str, sentence: str, would_see: str, witness: WorstViolation, epsilon: float | None = None
 ) -> LoopCheck:
-    return LoopCheck(name, BROKEN, said, would_see, 0.0, epsilon, witness, COUNTED)
+    return LoopCheck(name, BROKEN, sentence, would_see, 0.0, epsilon, witness, COUNTED)
 
 
 def unbounded_loop_epsilon() -> float:

@@ -155,13 +155,13 @@ class StepWatch:
                 hook.remove()
 
     def _note_records_of_forward_pass(
-        self, _model: nn.Module, given: tuple[Any, ...], more: dict[str, Any]
+        self, _model: nn.Module, arguments: tuple[Any, ...], more: dict[str, Any]
     ) -> None:
         if (
             time.monotonic() > self._until
         ):  # if nothing can set an alarm: see `_training_time_limit_context`
             raise AuditError(LONG)
-        ids = more.get("input_ids", given[0] if given else None)
+        ids = more.get("input_ids", arguments[0] if arguments else None)
         if not isinstance(ids, Tensor):
             return
         while torch._C._functorch.is_functorch_wrapped_tensor(
@@ -184,10 +184,10 @@ class StepWatch:
             self.trace.evaluated.update(known)
 
     def _record_logits_of_batch(
-        self, _model: nn.Module, given: tuple[Any, ...], more: dict[str, Any], output: Any
+        self, _model: nn.Module, arguments: tuple[Any, ...], more: dict[str, Any], output: Any
     ) -> None:
         ids, logits = (
-            more.get("input_ids", given[0] if given else None),
+            more.get("input_ids", arguments[0] if arguments else None),
             getattr(output, "logits", None),
         )
         if (
@@ -316,8 +316,8 @@ class StepWatch:
 
     def _decompose_released_gradients(
         self,
-        taken: dict[str, Tensor],
-        read: tuple[int, ...],
+        gradients_taken: dict[str, Tensor],
+        records_read: tuple[int, ...],
         passes: tuple[tuple[int, ...], ...],
         rate: float,
         foreign: int,
@@ -327,16 +327,16 @@ class StepWatch:
                 copy_watched_model_without_hooks(self._model), self._records
             )
         # Of this step only: a training that unfreezes a layer trains other tensors later.
-        ends = np.cumsum([len(part) for part in taken.values()])
+        ends = np.cumsum([len(part) for part in gradients_taken.values()])
         shapes = {
-            name: (int(end) - len(taken[name]), int(end))
-            for name, end in zip(taken, ends, strict=True)
+            name: (int(end) - len(gradients_taken[name]), int(end))
+            for name, end in zip(gradients_taken, ends, strict=True)
         }
         # The step is not taken yet: its gradients belong to the model's present weights.
         weights = {name: value.detach() for name, value in self._model.named_parameters()}
-        measured = list(range(len(self._records))) if self._everyone else sorted(set(read))
+        measured = list(range(len(self._records))) if self._everyone else sorted(set(records_read))
         parts = (
-            self._gradients.record_gradients_at_weights(weights, measured, list(taken))
+            self._gradients.record_gradients_at_weights(weights, measured, list(gradients_taken))
             if measured
             else {}
         )
@@ -344,22 +344,26 @@ class StepWatch:
             self.trace.apart = self._largest_batch_dependent_logit_change(
                 weights, self._gradients.twin
             )
-        released = torch.cat(list(taken.values()))
+        released = torch.cat(list(gradients_taken.values()))
         gradients = released.new_zeros(len(released), 0)
         if measured:
             # (d, records), rows in the order of `taken`, like `released`
-            gradients = torch.cat([parts[name].flatten(1) for name in taken], dim=1).T.double()
+            gradients = torch.cat(
+                [parts[name].flatten(1) for name in gradients_taken], dim=1
+            ).T.double()
         if (
             self.trace.overflowed
         ):  # broken, and the weights with it: read later values as far as they are numbers
             released, gradients = (
                 value.nan_to_num(0.0, 0.0, 0.0) for value in (released, gradients)
             )
-        sizes = [len(part) for part in taken.values()]
+        sizes = [len(part) for part in gradients_taken.values()]
         residual, free, spread = _project_out_record_gradients(released, gradients, sizes)
         least = _SILENT * float(released.abs().max())
         scales = {}
-        for name, values, dimensions in zip(taken, residual.split(sizes), free, strict=True):
+        for name, values, dimensions in zip(
+            gradients_taken, residual.split(sizes), free, strict=True
+        ):
             if dimensions:
                 size = float((values @ values / dimensions).sqrt())
                 scales[name] = (size if size > least else 0.0, dimensions)
@@ -386,7 +390,7 @@ class StepWatch:
                 "layers"
             )
         return ObservedStep(
-            records=read,
+            records=records_read,
             passes=passes,
             rate=rate,
             scale=scale,
@@ -438,16 +442,16 @@ def copy_watched_model_without_hooks(model: nn.Module) -> nn.Module:
 
 
 def _project_out_record_gradients(
-    released: Tensor, own: Tensor, sizes: list[int]
+    released: Tensor, gradients: Tensor, sizes: list[int]
 ) -> tuple[Tensor, list[int], Tensor]:
     """Project out the span of the records' gradients, tensor by tensor.
 
-    released: (d,), own: (d, k), sizes: (tensors,), of sum d. Returns the remainder (d,), its
+    released: (d,), gradients: (d, k), sizes: (tensors,), of sum d. Returns the remainder (d,), its
     dimensions (tensors,) and its spread (d,).
     """
-    if not own.shape[1]:
+    if not gradients.shape[1]:
         return released, list(sizes), torch.ones_like(released)
-    parts = own.split(sizes)
+    parts = gradients.split(sizes)
     # Use the (k, k) Gram matrices, since k records are few: `part @ turn` below is an orthonormal
     # basis of their span.
     values, vectors = torch.linalg.eigh(torch.stack([part.T @ part for part in parts]))

@@ -41,10 +41,10 @@ class Erasure:
 
 
 def examine_stores(
-    given: Sequence[str], records: ErasureRecords, tell: Callable[[str], None]
+    arguments: Sequence[str], records: ErasureRecords, tell: Callable[[str], None]
 ) -> Erasure:
     """Judge each layer of each store, `PATH` or `KIND:PATH`. Raises AuditError."""
-    kinds = [find_store_kind(argument) for argument in given]
+    kinds = [find_store_kind(argument) for argument in arguments]
     verdicts, facts = list[LayerVerdict](), dict[str, tuple[str, ...]]()
     for kind, path in kinds:
         with scratch_folder(Path(tempfile.gettempdir()), "audit-erase") as scratch:

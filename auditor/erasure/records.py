@@ -67,11 +67,11 @@ class ErasureRecords:
         return frozenset(np.flatnonzero(usable).tolist())
 
 
-def read_erasure_records(deleted: Path, kept: Path) -> ErasureRecords:
+def read_erasure_records(deleted: Path, remaining: Path) -> ErasureRecords:
     """Read both files. Raise AuditError if a file is invalid or a deleted record is kept."""
     removed = _read_deleted(deleted)
     by_text = {record.text: i for i, (_, record) in enumerate(removed)}
-    control = _read_control(kept)
+    control = _read_control(remaining)
     targets = tuple(record for _, record in (*removed, *control))
     _require_equal_dimensions(targets)
     windows = WindowIndex()
@@ -90,13 +90,14 @@ def read_erasure_records(deleted: Path, kept: Path) -> ErasureRecords:
         likest, find_likest(directions, directions[:n_deleted], range(n_deleted)), out=likest
     )
     hashes = set[int]()
-    for rows, texts, vectors in _stream_kept(kept, directions.shape[1]):
+    for rows, texts, vectors in _stream_kept(remaining, directions.shape[1]):
         for row, text in zip(rows, texts, strict=True):
             if text in by_text:
                 index = removed[by_text[text]][0]
                 raise AuditError(
                     "expected no deleted record among --kept, got the same text in row "
-                    f"{index} of {str(deleted)!r} and row {row} of {str(kept)!r} (counted from 0)"
+                    f"{index} of {str(deleted)!r} and row {row} of {str(remaining)!r} (counted "
+                    "from 0)"
                 )
         hashes.update(map(hash, texts))
         n_rows += len(rows)
@@ -107,14 +108,15 @@ def read_erasure_records(deleted: Path, kept: Path) -> ErasureRecords:
     return ErasureRecords(targets, windows, likest, directions, n_rows, frozenset(hashes))
 
 
-def find_likest(directions: Floats, vectors: Floats, own: Sequence[int]) -> Floats:
+def find_likest(directions: Floats, vectors: Floats, owner_indices: Sequence[int]) -> Floats:
     """Return the highest cosine of each direction with any of the vectors, (directions,).
 
-    own: (vectors,), the direction that belongs to this vector and is left out; -1 if there is none.
+    owner_indices: (vectors,), the direction that belongs to this vector and is left out; -1 if
+    there is none.
     """
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     cosines = (vectors / np.where(lengths == 0, np.nan, lengths)) @ directions.T
-    owners = np.asarray(own)
+    owners = np.asarray(owner_indices)
     places = np.flatnonzero(owners >= 0)
     cosines[places, owners[places]] = -1.0
     return np.where(np.isnan(cosines), -1.0, cosines).max(axis=0, initial=-1.0)

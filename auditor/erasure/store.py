@@ -136,9 +136,9 @@ class Store:
         return None
 
 
-def read_files(named: Iterable[tuple[Path, str]]) -> Iterator[Piece]:
+def read_files(files: Iterable[tuple[Path, str]]) -> Iterator[Piece]:
     """Yield the bytes of named files in blocks, each beginning with the end of the last."""
-    for path, place in named:
+    for path, place in files:
         with path.open("rb") as file:
             start, rest = 0, b""
             while block := file.read(_AT_ONCE):
@@ -158,16 +158,16 @@ def list_store_kinds() -> dict[str, type[Store]]:
     return dict(sorted(kinds.items(), key=lambda item: (item[0] == "files", item[0])))
 
 
-def find_store_kind(given: str) -> tuple[type[Store], Path]:
+def find_store_kind(argument: str) -> tuple[type[Store], Path]:
     """Return the kind and the path of `PATH` or `KIND:PATH`. Raise AuditError for other paths."""
     kinds = list_store_kinds()
-    prefix, colon, rest = given.partition(":")
-    if colon and not Path(given).exists():
+    prefix, colon, rest = argument.partition(":")
+    if colon and not Path(argument).exists():
         if prefix not in kinds:
             raise unknown_name_error("store", prefix, kinds)
         path = Path(rest)
     else:
-        prefix, path = "", Path(given)
+        prefix, path = "", Path(argument)
     if not path.exists():
         raise AuditError(f"expected a store, got {str(path)!r}, which does not exist")
     if prefix:

@@ -53,10 +53,10 @@ def comparable_secrets_digest(secrets: Sequence[Secret]) -> str:
     return f"{hashlib.sha256(repr(public).encode()).hexdigest()}-{answers}"
 
 
-def check_comparable(run: RunOutcomes, base: RunOutcomes, what: str) -> None:
+def check_comparable(run: RunOutcomes, base: RunOutcomes, description: str) -> None:
     """Raise AuditError with the first difference and the command of a comparable run.
 
-    what: the role of the other run, for example "baseline".
+    description: the role of the other run, for example "baseline".
     """
     for candidate in (run, base):
         if not candidate.outcomes:
@@ -69,7 +69,7 @@ def check_comparable(run: RunOutcomes, base: RunOutcomes, what: str) -> None:
             if len(obstacles) > 1
             else ""
         )
-        reason = f"{base.name} is no {what} for {run.name}: {obstacles[0]}{remark}"
+        reason = f"{base.name} is no {description} for {run.name}: {obstacles[0]}{remark}"
         if run.result.family != base.result.family:
             raise AuditError(
                 f"{reason}; only models of one family and vocabulary are compared secret by secret"
@@ -192,9 +192,12 @@ def _secrets_barring_run_comparison(
         yield f"secrets of {row.title}: {len(new - old)} only here, {len(old - new)} only there"
 
 
-def _describe_comparison_obstacle(what: str, mine: Any, theirs: Any) -> Iterator[str]:
-    if mine != theirs:
-        yield f"{what} {_format_differing_value(mine)} against {_format_differing_value(theirs)}"
+def _describe_comparison_obstacle(description: str, value: Any, other_value: Any) -> Iterator[str]:
+    if value != other_value:
+        yield (
+            f"{description} {_format_differing_value(value)} against "
+            f"{_format_differing_value(other_value)}"
+        )
 
 
 def _shorten_secrets_digest(digest: str) -> str:

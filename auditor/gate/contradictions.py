@@ -123,17 +123,21 @@ def _check_planned_secrets(
         )
 
 
-def _describe_secret_mismatch(kept: RowValuesBySecret, secrets: Mapping[str, SecretFacts]) -> str:
+def _describe_secret_mismatch(
+    values_by_secret: RowValuesBySecret, secrets: Mapping[str, SecretFacts]
+) -> str:
     """Describe how the secrets of a row differ from the run's. A probe may use others: generations,
     its games."""
-    if kept.outcome is None and secrets.keys().isdisjoint(kept.ids):
+    if values_by_secret.outcome is None and secrets.keys().isdisjoint(values_by_secret.ids):
         return ""
-    if n_unknown := sum(id not in secrets for id in kept.ids):
+    if n_unknown := sum(id not in secrets for id in values_by_secret.ids):
         return f"{_WHERE} holds {counted(n_unknown, 'secret')} that {SECRETS} does not"
-    facts = (secrets[id] for id in kept.ids)
+    facts = (secrets[id] for id in values_by_secret.ids)
     n_wrong = sum(
         (fact.member, fact.repeats) != (bool(member), repeats)
-        for fact, member, repeats in zip(facts, kept.member, kept.repeats, strict=True)
+        for fact, member, repeats in zip(
+            facts, values_by_secret.member, values_by_secret.repeats, strict=True
+        )
     )
     return (
         f"{counted(n_wrong, 'secret')} {_WHERE} disagrees with {SECRETS} on membership or copies"
@@ -269,22 +273,22 @@ def explain_impossible_measurement(m: Measurement) -> str:
     return ""
 
 
-def _check_outcomes(finding: Finding, kept: RowValuesBySecret) -> Iterator[str]:
+def _check_outcomes(finding: Finding, values_by_secret: RowValuesBySecret) -> Iterator[str]:
     """Yield numbers of the row that contradict its secrets' outcomes; skip numbers not computed
     from secrets."""
-    if len(set(kept.ids)) < len(kept.ids):
+    if len(set(values_by_secret.ids)) < len(values_by_secret.ids):
         yield f"{_WHERE} holds a secret twice"
     members, nonmembers = (
-        kept.metric_values_in_id_order(True, None),
-        kept.metric_values_in_id_order(False, None),
+        values_by_secret.metric_values_in_id_order(True, None),
+        values_by_secret.metric_values_in_id_order(False, None),
     )
     for m in finding.measurements:
         if (recomputed := recompute_metric(find_metric(m.name), members, nonmembers)) is not None:
             yield from _check_measurement(m.name, m, *recomputed)
-    if finding.main is not None and finding.main.name in kept.values:
+    if finding.main is not None and finding.main.name in values_by_secret.values:
         for count, m in finding.by_repeats.items():
             chosen = (
-                kept.metric_values_in_id_order(True, int(count))[finding.main.name]
+                values_by_secret.metric_values_in_id_order(True, int(count))[finding.main.name]
                 if count.isdigit()
                 else np.empty(0)
             )
@@ -293,7 +297,7 @@ def _check_outcomes(finding: Finding, kept: RowValuesBySecret) -> Iterator[str]:
             )
     for by_kind in (finding.by_kind, finding.by_kind_nonmembers):
         for kind, m in by_kind.items():
-            remeasured = kept.remeasure_metric(m.name, kind=kind)
+            remeasured = values_by_secret.remeasure_metric(m.name, kind=kind)
             value, n = (remeasured.value, remeasured.n) if remeasured else (math.nan, 0)
             yield from _check_measurement(f"{m.name}(kind={kind})", m, value, n)
 
@@ -305,9 +309,9 @@ def _check_measurement(name: str, m: Measurement, value: float, n: int) -> Itera
         yield f"{name} is {m.value:.6g}, {_WHERE} makes it {value:.6g}"
 
 
-def _is_recorded_value_equal_but_for_rounding(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+def _is_recorded_value_equal_but_for_rounding(value: float, other: float) -> bool:
+    return math.isclose(value, other, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
 
 
-def _is_recorded_value_at_most(one: float, other: float) -> bool:
-    return one <= other or _is_recorded_value_equal_but_for_rounding(one, other)
+def _is_recorded_value_at_most(value: float, other: float) -> bool:
+    return value <= other or _is_recorded_value_equal_but_for_rounding(value, other)

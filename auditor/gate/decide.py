@@ -130,18 +130,18 @@ def apply_policy(
     return Decision(run.name, baseline.name if baseline else "", final_rulings, policy.inconclusive)
 
 
-def _judge_contradictions(run: RunOutcomes, what: str) -> list[Ruling]:
+def _judge_contradictions(run: RunOutcomes, description: str) -> list[Ruling]:
     contradictions = find_result_contradictions(run.result, run.outcomes, run.listed)
-    rule = f"{what} agrees with itself"
+    rule = f"{description} agrees with itself"
     return [
         make_ruling(f"the result contradicts itself: {reason}", rule, row=row)
         for row, reason in contradictions
     ]
 
 
-def _judge_edits(run: RunOutcomes, what: str, whole: bool) -> list[Ruling]:
-    sentences = run.edits.edit_sentences(whole) if run.edits else ()
-    rule = f"{what} is as it was when it ended"
+def _judge_edits(run: RunOutcomes, description: str, is_whole: bool) -> list[Ruling]:
+    sentences = run.edits.edit_sentences(is_whole) if run.edits else ()
+    rule = f"{description} is as it was when it ended"
     return [
         make_ruling(f"{run.name}: {sentence} since the run ended", rule) for sentence in sentences
     ]
@@ -205,7 +205,7 @@ def check_ruled_rows_exist(policy: Policy, rows: Collection[CellKey]) -> None:
 def judge_rules(
     result: AuditResult,
     rules: Sequence[Rule],
-    own: Mapping[CellKey, RowValuesBySecret] | None = None,
+    values_by_cell: Mapping[CellKey, RowValuesBySecret] | None = None,
     baseline: RunOutcomes | None = None,
     *,
     target: str | None = None,
@@ -217,9 +217,9 @@ def judge_rules(
 
     A rule covers the attacks and probes that measure its metric on some row; if there are none, it
     fails on every row. Companion rows such as the unmixed ensemble are judged only by name. An
-    empty run, a missing metric or a NaN fails. own: the outcomes of each row for each secret; every
-    number is recomputed from them, and a number that cannot be recomputed holds no limit. None:
-    trust the result. baseline: the run to compare with.
+    empty run, a missing metric or a NaN fails. values_by_cell: the outcomes of each row for each
+    secret; every number is recomputed from them, and a number that cannot be recomputed holds no
+    limit. None: trust the result. baseline: the run to compare with.
     """
     cases: list[_Case] = []
     for rule in rules:
@@ -239,7 +239,9 @@ def judge_rules(
                 )
                 continue
             pairs = pair_rows_with_rules(rule, rows, result)
-            cases += [_build_case(row, row_rule, own, baseline) for row, row_rule in pairs]
+            cases += [
+                _build_case(row, row_rule, values_by_cell, baseline) for row, row_rule in pairs
+            ]
             counts = frozenset(
                 other.count for other in rules if other.metric == RECALL and other.count is not None
             )
@@ -318,11 +320,11 @@ def _build_claim_case(
 def _build_case(
     finding: Finding,
     rule: Rule,
-    own: Mapping[CellKey, RowValuesBySecret] | None,
+    values_by_cell: Mapping[CellKey, RowValuesBySecret] | None,
     baseline: RunOutcomes | None,
 ) -> _Case:
     rule = select_strongest_group(finding, rule)
-    measured, derived = _select_measurement(finding, rule, own)
+    measured, derived = _select_measurement(finding, rule, values_by_cell)
     if isinstance(measured, str):
         return _Case(finding.cell_key, rule, measured)
     if rule.metric in BOUNDS.values() and not rule.is_paired_difference:
@@ -331,16 +333,18 @@ def _build_case(
         check_share_limit(rule)
     if rule.is_paired_difference:
         return _Case(
-            finding.cell_key, rule, _paired_difference(finding.cell_key, rule, own or {}, baseline)
+            finding.cell_key,
+            rule,
+            _paired_difference(finding.cell_key, rule, values_by_cell or {}, baseline),
         )
-    row_values = (own or {}).get(finding.cell_key)
+    row_values = (values_by_cell or {}).get(finding.cell_key)
     return _Case(
         finding.cell_key, rule, _build_limit_evidence(rule, measured, row_values, derived), finding
     )
 
 
 def _select_measurement(
-    finding: Finding, rule: Rule, own: Mapping[CellKey, RowValuesBySecret] | None
+    finding: Finding, rule: Rule, values_by_cell: Mapping[CellKey, RowValuesBySecret] | None
 ) -> tuple[Measurement | str, bool]:
     """Return the rule's number in this row, or why it has none; and whether it is recomputed from
     the secrets."""
@@ -358,7 +362,7 @@ def _select_measurement(
         )
     if not find_metric(rule.metric).bounded:
         return f"{rule.metric} has no interval, by which a limit could be held or broken", False
-    row_values = None if own is None else own.get(finding.cell_key)
+    row_values = None if values_by_cell is None else values_by_cell.get(finding.cell_key)
     recomputed = (
         None if row_values is None else row_values.remeasure_metric(rule.metric, count, rule.kind)
     )
@@ -386,7 +390,9 @@ def _select_measurement(
         return f"{rule.metric_with_part} is not a number: nothing was measured", False
     # counts of queries and records, as claim_violations, are no mean over secrets
     is_count = decisive.unit == "count"
-    return replace(decisive, name=rule.metric), recomputed is not None or own is None or is_count
+    return replace(
+        decisive, name=rule.metric
+    ), recomputed is not None or values_by_cell is None or is_count
 
 
 def _select_epsilon_audit(finding: Finding, metric: str) -> Audited | str:
@@ -400,17 +406,19 @@ def _select_epsilon_audit(finding: Finding, metric: str) -> Audited | str:
 
 
 def _build_limit_evidence(
-    rule: Rule, measured: Measurement, kept: RowValuesBySecret | None, derived: bool
+    rule: Rule, measured: Measurement, values_by_secret: RowValuesBySecret | None, derived: bool
 ) -> _Number:
     """Build the number with its bounds; recompute a TPR at each level: a lower level needs more
     non-members for its threshold."""
     evidence: BoundedNumber | None = None
-    if kept is not None and kept.anytime:
+    if values_by_secret is not None and values_by_secret.anytime:
         # its stop depended on the results: an interval for a fixed sample size would be too
         # narrow (formulas D2)
-        evidence = kept.anytime_valid_evidence(rule.metric, rule.count, rule.kind)
+        evidence = values_by_secret.anytime_valid_evidence(rule.metric, rule.count, rule.kind)
     evidence = (
-        evidence or outcomes.tpr_bounds_of_row(rule.metric, kept) or compute_rule_bounds(measured)
+        evidence
+        or outcomes.tpr_bounds_of_row(rule.metric, values_by_secret)
+        or compute_rule_bounds(measured)
     )
     remark = "" if evidence.value == measured.value else f" (the other way {evidence.value:.4g})"
     if rule.metric == auc_name("") and measured.note:
@@ -419,14 +427,17 @@ def _build_limit_evidence(
 
 
 def _paired_difference(
-    row: CellKey, rule: Rule, own: Mapping[CellKey, RowValuesBySecret], baseline: RunOutcomes | None
+    row: CellKey,
+    rule: Rule,
+    values_by_cell: Mapping[CellKey, RowValuesBySecret],
+    baseline: RunOutcomes | None,
 ) -> _Number | str:
     if rule.against_undefended:
         if row.target == UNDEFENDED:
             return "it is the undefended model's own row: a form or a defense is held against it"
         row_values, base_values, other = (
-            own.get(row),
-            own.get(row._replace(target=UNDEFENDED)),
+            values_by_cell.get(row),
+            values_by_cell.get(row._replace(target=UNDEFENDED)),
             "the undefended model",
         )
         if (
@@ -437,7 +448,11 @@ def _paired_difference(
             return f"this row and that of {other} are of other secrets"
     else:
         assert baseline is not None  # `apply_policy` checks it
-        row_values, base_values, other = own.get(row), baseline.outcomes.get(row), "the baseline"
+        row_values, base_values, other = (
+            values_by_cell.get(row),
+            baseline.outcomes.get(row),
+            "the baseline",
+        )
     if row_values is None or base_values is None:
         return f"{'this run' if row_values is None else other} has no outcomes of this row to pair"
     difference = outcomes.paired_row_difference_or_reason(

@@ -38,12 +38,12 @@ def compare_judged_with_deployed_files(
     target: TargetPlan,
     now: Mapping[str, str],
     place: str,
-    made: datetime,
+    run_time: datetime,
     at: datetime,
 ) -> DeployedModelMatch:
     """Compare the files at `place` (now: `role/file` -> SHA-256) with those that the run read.
-    made, at: times of the run, and of this check."""
-    age = (at - made).total_seconds() / 86400
+    run_time, at: times of the run, and of this check."""
+    age = (at - run_time).total_seconds() / 86400
     in_memory = _MODEL in result.plan.get("objects", {})
     is_here = (
         _MODEL in roles_of_model_files(result.weights) & roles_of_model_files(now) and not in_memory
@@ -57,7 +57,7 @@ def compare_judged_with_deployed_files(
         f" and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
     )
     name = "the built-in lab" if target.uses_builtin_lab else f"model {place}"
-    date = f"judged {made:%Y-%m-%d %H:%M} UTC ({_format_run_age(age)})"
+    date = f"judged {run_time:%Y-%m-%d %H:%M} UTC ({_format_run_age(age)})"
     is_remote = ANSWERS in result.weights
     state = _describe_deployed_model(
         in_memory, target.uses_builtin_lab, is_remote, is_here, differs
@@ -94,14 +94,14 @@ def _format_run_age(days: float) -> str:
     return "just now"
 
 
-def judge_deployed_model(found: DeployedModelMatch, require: Required) -> Iterator[Ruling]:
+def judge_deployed_model(match: DeployedModelMatch, require: Required) -> Iterator[Ruling]:
     """Yield a ruling for a different model, and for each requirement of the policy on the model."""
-    if found.differs:
-        reason = f"the judged model is not the deployed one: {found.said}"
+    if match.differs:
+        reason = f"the judged model is not the deployed one: {match.said}"
         yield make_ruling(reason, "the judged model is deployed")
     if require.model_here:
-        yield make_ruling(found.said, "model_here", "held" if found.here else "failed")
+        yield make_ruling(match.said, "model_here", "held" if match.here else "failed")
     if require.max_age is not None:
         # below 0: one of the two clocks is wrong, so the age is unknown
-        rule, is_recent = f"max_age = {require.max_age:g} days", 0 <= found.age <= require.max_age
-        yield make_ruling(found.said, rule, "held" if is_recent else "failed")
+        rule, is_recent = f"max_age = {require.max_age:g} days", 0 <= match.age <= require.max_age
+        yield make_ruling(match.said, rule, "held" if is_recent else "failed")

@@ -188,16 +188,16 @@ def read_policy(path: Path) -> Policy:
     )
 
 
-def _check_require_table(required: Required, given: Mapping[str, Any], where: str) -> None:
+def _check_require_table(required: Required, table: Mapping[str, Any], where: str) -> None:
     """Raise AuditError for an empty name, a count below 1 or an invalid age."""
     if not all(required.attacks):
         raise AuditError(
             f"{where}: expected attacks to be a list of names, got {list(required.attacks)!r}"
         )
-    for key in {"secrets", "nonmembers"} & set(given):
+    for key in {"secrets", "nonmembers"} & set(table):
         if getattr(required, key) < 1:
             raise AuditError(
-                f"{where}: expected {key} to be a whole number >= 1, got {given[key]!r}"
+                f"{where}: expected {key} to be a whole number >= 1, got {table[key]!r}"
             )
     if required.max_age is not None and not 0 < required.max_age < math.inf:
         raise AuditError(f"{where}: expected max_age in days, above 0, got {required.max_age!r}")
@@ -300,26 +300,26 @@ def _parse_rule_table(table: _RuleTable, where: str) -> Rule:
     )
 
 
-def _split_rule_metric(metric: str, given: Mapping[str, Any], where: str) -> str:
+def _split_rule_metric(metric: str, table: Mapping[str, Any], where: str) -> str:
     """Return `recall(count=16)`, from the metric or from fields of the table. Raise AuditError if
     both give a part."""
-    parts = [key for key in ("count", "kind") if key in given]
-    if given.get("count", 0) < 0:
+    parts = [key for key in ("count", "kind") if key in table]
+    if table.get("count", 0) < 0:
         raise AuditError(
-            f"{where}: expected one whole count >= 0, got {given['count']!r} for {metric}"
+            f"{where}: expected one whole count >= 0, got {table['count']!r} for {metric}"
         )
     if len(parts) + ("(" in metric) > 1:
         raise AuditError(
             f"{where}: expected one count or kind, got {' and '.join(parts)} for {metric}"
         )
-    full_metric = f"{metric}({parts[0]}={given[parts[0]]})" if parts else metric
+    full_metric = f"{metric}({parts[0]}={table[parts[0]]})" if parts else metric
     if not _METRIC.fullmatch(full_metric):
         expected = (
             "a kind of personal data such as email"
             if parts == ["kind"]
             else "a count of at most 12 digits"
         )
-        raise AuditError(f"{where}: expected {expected}, got {given[parts[0]]!r}")
+        raise AuditError(f"{where}: expected {expected}, got {table[parts[0]]!r}")
     return full_metric
 
 

@@ -53,7 +53,7 @@ class Activation:
         finally:
             self.offsets = None
 
-    def read(self, texts: Tensor, last: int, read: Callable[[], Tensor]) -> Tensor:
+    def read(self, texts: Tensor, last: int, read_texts: Callable[[], Tensor]) -> Tensor:
         """Return the distribution of each of the last positions after its own last invocation.
 
         PEFT changes only the tokens after the last invocation of a whole text. A position before
@@ -61,17 +61,17 @@ class Activation:
 
         Args:
             texts: (B, n) token ids.
-            read: reads the texts.
+            read_texts: reads the texts.
 
         Returns:
             Distributions, (B, last, V).
         """
         if not self.invocation:
-            return read()
+            return read_texts()
 
         def read_from(starts: Tensor) -> Tensor:
             with self.apply_offsets(_count_changed_tokens(starts, texts.shape[1])):
-                return read()
+                return read_texts()
 
         starts = find_last_invocation_starts(texts, self.invocation)[:, -last:]
         newest = starts[:, -1]

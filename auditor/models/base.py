@@ -363,9 +363,10 @@ class LanguageModel(ABC):
             yield suffixes[piece], log_probs
 
     def published_perplexity_nll(
-        self, texts: Sequence[tuple[int, ...]], seed: int, given: int = 1
+        self, texts: Sequence[tuple[int, ...]], seed: int, n_context: int = 1
     ) -> Mapping[str, Sequence[float]]:
-        """Return the summed nll (nats) of each text after its `given` tokens, as a paper counts it.
+        """Return the summed nll (nats) of each text after its `n_context` tokens, as a paper counts
+        it.
 
         Keyed by the name of the perplexity. Empty if there is only the distribution's own nll,
         `compute_text_nlls`.
@@ -439,14 +440,15 @@ class LanguageModel(ABC):
 
 
 def compute_text_nlls(
-    model: LanguageModel, texts: Sequence[tuple[int, ...]], given: Sequence[int] = ()
+    model: LanguageModel, texts: Sequence[tuple[int, ...]], context_lengths: Sequence[int] = ()
 ) -> Iterator[tuple[float, int]]:
     """Yield the summed nll in nats and the number of predicted tokens of each text.
 
-    given: number of first tokens of each text that are not predicted; empty: one token each.
+    context_lengths: number of first tokens of each text that are not predicted; empty: one token
+    each.
     """
     results: dict[int, tuple[float, int]] = {}
-    n_given = given or [1] * len(texts)
+    n_given = context_lengths or [1] * len(texts)
     shapes = [(first, len(text)) for first, text in zip(n_given, texts, strict=True)]
     model.read_ahead([text[:-1] for text in texts], [length - first for first, length in shapes])
     for batch in group_equal_shapes(shapes, _TEXTS_AT_ONCE):

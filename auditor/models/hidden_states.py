@@ -66,12 +66,12 @@ class HiddenStateCache:
             self._remember_recent_logits(names, logits)
         return logits
 
-    def _remember_recent_logits(self, names: Sequence[bytes], found: Tensor) -> None:
+    def _remember_recent_logits(self, names: Sequence[bytes], logits: Tensor) -> None:
         """Keep the logits for the next query of the same texts; drop the oldest at the limit."""
-        max_bytes = min(_RECENT_BYTES, self._remaining_bytes(found.device, _SHARE))
-        if found.nbytes > max_bytes:
+        max_bytes = min(_RECENT_BYTES, self._remaining_bytes(logits.device, _SHARE))
+        if logits.nbytes > max_bytes:
             return
-        for name, text_logits in zip(names, found, strict=True):
+        for name, text_logits in zip(names, logits, strict=True):
             self._recent.pop(name, None)  # the newest are at the end
             self._recent[name] = text_logits.clone()
         n_bytes = sum(text_logits.nbytes for text_logits in self._recent.values())
@@ -160,13 +160,13 @@ class HiddenStateCache:
                 for entry in texts_and_ranges
                 if not self._has_states(_hidden_state_key_of_text(entry[0]), entry[1])
             ),
-            key=lambda one: len(one[0]),
+            key=lambda entry: len(entry[0]),
         )
         if len(ahead) < 2:  # a single text is read when it is queried
             return
         size = max(1, _TOGETHER // len(ahead[-1][0]))
         for _ in BatchSizeLimit(size).run_pieces_within_memory(
-            len(ahead), lambda some: self._read_and_cache_batch(ahead[some], device, keys)
+            len(ahead), lambda batch: self._read_and_cache_batch(ahead[batch], device, keys)
         ):
             if not self._right:  # the first batch showed that nothing can be cached
                 return
@@ -214,19 +214,21 @@ class HiddenStateCache:
         return logits
 
     def _logits_and_hidden_states(
-        self, texts: Tensor, last: int, kept: int, layers: list[SlotLayer] | None = None
+        self, texts: Tensor, last: int, n_logits: int, layers: list[SlotLayer] | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return logits of the last `kept` positions and states of at least the last `last`.
+        """Return logits of the last `n_logits` positions and states of at least the last `last`.
 
         The states are None if the head does not reproduce the logits from them. Appends the layers
         with keys and values to `layers`.
         """
         if self._right is False:
-            return self._logits(texts, last, kept, layers), None
+            return self._logits(texts, last, n_logits, layers), None
         outputs: list[Any] = []
-        hook = self._body.register_forward_hook(lambda module, given, said: outputs.append(said[0]))
+        hook = self._body.register_forward_hook(
+            lambda module, inputs, outcome: outputs.append(outcome[0])
+        )
         try:
-            logits = self._logits(texts, last, kept, layers)
+            logits = self._logits(texts, last, n_logits, layers)
         finally:
             hook.remove()
         if self._right is None:
@@ -242,12 +244,12 @@ class HiddenStateCache:
             self._held.update(zip(names, states, strict=True))
             self._bytes += new
 
-    def _is_input_of_head(self, states: Any, found: Tensor) -> bool:
-        if not isinstance(states, Tensor) or states.ndim != 3 or len(states) != len(found):
+    def _is_input_of_head(self, states: Any, logits: Tensor) -> bool:
+        if not isinstance(states, Tensor) or states.ndim != 3 or len(states) != len(logits):
             return False
-        recomputed = self._head(states[:, -found.shape[1] :]).float()
-        return recomputed.shape == found.shape and bool(
-            (recomputed - found).abs().max() <= _TOLERANCE * found.abs().max()
+        recomputed = self._head(states[:, -logits.shape[1] :]).float()
+        return recomputed.shape == logits.shape and bool(
+            (recomputed - logits).abs().max() <= _TOLERANCE * logits.abs().max()
         )
 
 

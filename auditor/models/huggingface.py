@@ -103,11 +103,11 @@ class HuggingFaceRows(Rows):
             self.model.input_behind_soft_prompt(tokens, prompt), cache
         )
 
-    def _next_logits_of_input(self, read: Tensor, cache: Cache | NativeCache | None) -> Tensor:
+    def _next_logits_of_input(self, input_ids: Tensor, cache: Cache | NativeCache | None) -> Tensor:
         """Return `_next_logits_of_tokens` for the output of `input_behind_soft_prompt`."""
         self._total = None
         with self.model.activation.apply_offsets(self._offsets):
-            logits = self.forward(read.repeat_interleave(self.width, dim=0), 1, cache)
+            logits = self.forward(input_ids.repeat_interleave(self.width, dim=0), 1, cache)
         return logits[:, 0].unflatten(0, (-1, self.width))
 
     def _sequence_indices(self, rows: Tensor) -> Tensor:
@@ -276,7 +276,7 @@ class RecomputedRows(HuggingFaceRows):
         )
         results = BatchSizeLimit(step).run_pieces_within_memory(
             len(self.tokens),
-            lambda some: self._next_logits_of_tokens(self.tokens[some], self.prompt, None),
+            lambda batch: self._next_logits_of_tokens(self.tokens[batch], self.prompt, None),
         )
         self._logits = torch.cat([logits for _, logits in results])
 
@@ -370,15 +370,15 @@ class HuggingFaceModel(LanguageModel):
         )
 
     def layers_with_shared_prefix(
-        self, read: Tensor, last: int, length: int, shared: bool = True
+        self, input_ids: Tensor, last: int, length: int, shared: bool = True
     ) -> tuple[int, list[SlotLayer]]:
         """Return `SharedPrefixCache.layers_holding_prefix`.
 
         The layers are empty unless `shared` is set and that cache is enabled.
         """
-        if self.begins is None or not shared or read.requires_grad:
+        if self.begins is None or not shared or input_ids.requires_grad:
             return 0, [SlotLayer(length) for _ in range(self.n_layers)]
-        return self.begins.layers_holding_prefix(read, last, length)
+        return self.begins.layers_holding_prefix(input_ids, last, length)
 
     def enable_shared_prefix_cache(self, **least: int) -> None:
         """Read common beginnings of texts once from now on.
@@ -496,46 +496,48 @@ class HuggingFaceModel(LanguageModel):
         return torch.cat([prompt.to(embeds).expand(len(tokens), -1, -1), embeds], dim=1)
 
     def log_probs_of_input(
-        self, read: Tensor, last: int, cache: Cache | NativeCache | None = None
+        self, input_ids: Tensor, last: int, cache: Cache | NativeCache | None = None
     ) -> Tensor:
         """Return (B, last, V) log-probabilities, float32, of an input to `logits_of_input`."""
-        return torch.log_softmax(self.logits_of_input(read, last, cache), dim=-1)
+        return torch.log_softmax(self.logits_of_input(input_ids, last, cache), dim=-1)
 
     def logits_of_input(
-        self, read: Tensor, last: int, cache: Cache | NativeCache | None = None
+        self, input_ids: Tensor, last: int, cache: Cache | NativeCache | None = None
     ) -> Tensor:
         """Return (B, last, V) logits, float32.
 
-        read: from `input_behind_soft_prompt`, following the tokens in the cache. Raises AuditError
-        on NaN logits.
+        input_ids: from `input_behind_soft_prompt`, following the tokens in the cache. Raises
+        AuditError on NaN logits.
         """
-        if self._seen is not None and cache is None and not read.is_floating_point():
-            return self._seen.logits(read, last)
+        if self._seen is not None and cache is None and not input_ids.is_floating_point():
+            return self._seen.logits(input_ids, last)
         return (
-            self.logits_after_cached_prefix(read, last)
+            self.logits_after_cached_prefix(input_ids, last)
             if cache is None
-            else self._transformers_logits(read, last, cache)
+            else self._transformers_logits(input_ids, last, cache)
         )
 
     def logits_after_cached_prefix(
         self,
-        read: Tensor,
+        input_ids: Tensor,
         last: int,
-        kept: int | None = None,
+        n_logits: int | None = None,
         layers: list[SlotLayer] | None = None,
     ) -> Tensor:
         """Return `logits_of_input` of whole texts without storing anything of them.
 
         Args:
-            kept: number of last positions to return; all `last` positions are read. None: all of
-                them.
+            n_logits: number of last positions to return; all `last` positions are read. None: all
+                of them.
             layers: receives the layers with the texts' keys and values.
         """
-        begun, prefix_layers = self.layers_with_shared_prefix(read, last, read.shape[1])
+        begun, prefix_layers = self.layers_with_shared_prefix(input_ids, last, input_ids.shape[1])
         if layers is not None:
             layers += prefix_layers
         cache = Cache(layers=list(prefix_layers)) if begun or layers is not None else None
-        return self._transformers_logits(read[:, begun:], last if kept is None else kept, cache)
+        return self._transformers_logits(
+            input_ids[:, begun:], last if n_logits is None else n_logits, cache
+        )
 
     def logits_without_cache(self, texts: Tensor, last: int) -> Tensor:
         """Return the logits of one plain call of transformers for texts (B, n): (B, last, V)."""
@@ -554,7 +556,7 @@ class HuggingFaceModel(LanguageModel):
         return torch.log_softmax(logits, dim=-1)
 
     def _transformers_logits(
-        self, read: Tensor, last: int, cache: Cache | NativeCache | None
+        self, input_ids: Tensor, last: int, cache: Cache | NativeCache | None
     ) -> Tensor:
         native_cache = cache if isinstance(cache, NativeCache) else None
         extra: dict[str, Any] = {"logits_to_keep": last} if self._keeps_logits else {}
@@ -567,16 +569,16 @@ class HuggingFaceModel(LanguageModel):
         if self.activation.offsets is not None:
             extra["alora_offsets"] = self.activation.offsets
         if isinstance(cache, PaddedCache):
-            extra |= cache.mask_and_positions(read.shape[1])
-        traffic.rows += len(read)
-        traffic.tokens += len(read) * read.shape[1]
-        name = "inputs_embeds" if read.is_floating_point() else "input_ids"
+            extra |= cache.mask_and_positions(input_ids.shape[1])
+        traffic.rows += len(input_ids)
+        traffic.tokens += len(input_ids) * input_ids.shape[1]
+        name = "inputs_embeds" if input_ids.is_floating_point() else "input_ids"
         with (
             Float32SingleQueryAttention()
-            if read.shape[1] == 1 and self._in_few_bits
+            if input_ids.shape[1] == 1 and self._in_few_bits
             else nullcontext()
         ):
-            output = self.model(**{name: read}, **extra)
+            output = self.model(**{name: input_ids}, **extra)
         if native_cache:
             native_cache.state = getattr(output, self._cache_name or "past_key_values", None)
         logits: Tensor = output.logits[:, -last:].float()

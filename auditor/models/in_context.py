@@ -117,17 +117,17 @@ class _RecordPrefixedRows(Rows):
     """Rows of the public model for every (row, part), grouped by the length of their record."""
 
     def __init__(
-        self, held: InContextEnsemble, prefixes: Tensor, length: int, prompt: Tensor | None
+        self, ensemble: InContextEnsemble, prefixes: Tensor, length: int, prompt: Tensor | None
     ) -> None:
-        self.width, self.count = 1 + held.size, len(prefixes)
+        self.width, self.count = 1 + ensemble.size, len(prefixes)
         parts = list(range(self.width)) * self.count
         # Only the prefix selects the batch: tokens drawn after it do not change the batch.
         # With the (row, part) index of each row, counted row by row.
         self.groups: list[tuple[Rows, Tensor]] = []
-        for indices, model_input in held._prepend_records_by_length(
+        for indices, model_input in ensemble._prepend_records_by_length(
             prefixes.repeat_interleave(self.width, 0), parts
         ):
-            rows = held.public.start(model_input, length, prompt=prompt)
+            rows = ensemble.public.start(model_input, length, prompt=prompt)
             self.groups.append((rows, torch.tensor(indices, device=prefixes.device)))
 
     def __len__(self) -> int:

@@ -168,7 +168,9 @@ def _is_path_and_no_hub_id(name: str) -> bool:
 
 
 @contextmanager
-def translating_model_load_errors(name: str, what: str, options: LoadingOptions) -> Iterator[None]:
+def translating_model_load_errors(
+    name: str, description: str, options: LoadingOptions
+) -> Iterator[None]:
     """Turn every library error in this context into an AuditError.
 
     Raises AuditError before it for an unknown dtype or a missing folder.
@@ -176,10 +178,10 @@ def translating_model_load_errors(name: str, what: str, options: LoadingOptions)
     if options.dtype not in (AUTO, *DTYPES):
         raise AuditError(f"expected dtype in {[AUTO, *sorted(DTYPES)]}, got {options.dtype!r}")
     if _is_path_and_no_hub_id(name) and not Path(name).is_dir():
-        raise AuditError(f"expected a {what} in {name!r}: no such folder")
+        raise AuditError(f"expected a {description} in {name!r}: no such folder")
     source = "" if Path(name).is_dir() else " from the hub, as no folder is called so,"
     with wrap_library_errors(
-        f"cannot load {name!r}{source} as a Hugging Face {what} on {options.device}"
+        f"cannot load {name!r}{source} as a Hugging Face {description} on {options.device}"
     ):
         yield
 

@@ -63,10 +63,10 @@ class LoraEnsemble(Ensemble):
         )
 
     def _logits_of_all_members(
-        self, read: Tensor, last: int, cache: Cache | NativeCache | None
+        self, input_ids: Tensor, last: int, cache: Cache | NativeCache | None
     ) -> Tensor:
         self._routing.part = self._routing.blocks = None
-        return self._model.logits_of_input(read, last, cache)
+        return self._model.logits_of_input(input_ids, last, cache)
 
     def log_probs(
         self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None
@@ -94,13 +94,13 @@ class LoraEnsemble(Ensemble):
             return super().start_member_rows(prefixes.to(self._model.device), length, prompt=prompt)
         return _CachedMemberRows(self, prefixes.to(self._model.device), length, prompt)
 
-    def member_next_log_probs(self, read: Tensor, part: Tensor, cache: Cache) -> Tensor:
+    def member_next_log_probs(self, input_ids: Tensor, part: Tensor, cache: Cache) -> Tensor:
         """Return the distribution by part[b] after model_input[b], (B, V).
 
-        read: (B, n [, d]), following the tokens in `cache`.
+        input_ids: (B, n [, d]), following the tokens in `cache`.
         """
         self._routing.part = part
-        return self._model.log_probs_of_input(read, 1, cache)[:, 0]
+        return self._model.log_probs_of_input(input_ids, 1, cache)[:, 0]
 
 
 class _CachedMemberRows(EnsembleMemberRows):
@@ -165,15 +165,17 @@ class _CachedMemberRows(EnsembleMemberRows):
         assert distribution is not None
         return distribution[place]
 
-    def _extend_member_caches(self, read: Tensor, row: Tensor, part: Tensor, begin: int) -> Tensor:
+    def _extend_member_caches(
+        self, input_ids: Tensor, row: Tensor, part: Tensor, begin: int
+    ) -> Tensor:
         """Read the rows from position `begin`, with the cached positions before it."""
         member_slots = self.slot[row, part]
         layers = [
-            pool.copy_first_positions_of_slots(member_slots, begin, read.shape[1])
+            pool.copy_first_positions_of_slots(member_slots, begin, input_ids.shape[1])
             for pool in self.pool
         ]
         distribution = self.lora.member_next_log_probs(
-            read[row, begin:], part, Cache(layers=list(layers))
+            input_ids[row, begin:], part, Cache(layers=list(layers))
         )
         self._keep_member_layers(layers, row, part)
         return distribution
@@ -194,11 +196,13 @@ class _CachedMemberRows(EnsembleMemberRows):
         self.slot[other, part[pair]], self.depth[other, part[pair]] = slot[pair], self.shared
         self.users = torch.bincount(self.slot[self.slot >= 0], minlength=len(self.users))
 
-    def _exclusive_slots(self, layer: SlotLayer, held: Tensor) -> Tensor:
+    def _exclusive_slots(self, layer: SlotLayer, cached_slots: Tensor) -> Tensor:
         """Return an exclusive slot for each pair; -1 if memory has no more."""
         # -1 (no slot) looks up slot 0; the comparison before excludes it.
         is_exclusive = (
-            (held >= 0) & (self.users[held.clamp_min(0)] == 1) if len(self.users) else held >= 0
+            (cached_slots >= 0) & (self.users[cached_slots.clamp_min(0)] == 1)
+            if len(self.users)
+            else cached_slots >= 0
         )
         free = (self.users == 0).nonzero().squeeze(-1)
         n_needed = int((~is_exclusive).sum())
@@ -216,7 +220,7 @@ class _CachedMemberRows(EnsembleMemberRows):
             [free, torch.arange(len(self.users), len(self.users) + n_new, device=free.device)]
         )[:n_needed]
         self.users = torch.cat([self.users, self.users.new_zeros(n_new)])
-        slots = torch.where(is_exclusive, held, -1)
+        slots = torch.where(is_exclusive, cached_slots, -1)
         slots[(~is_exclusive).nonzero().squeeze(-1)[: len(free)]] = free
         return slots
 

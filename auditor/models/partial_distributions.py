@@ -92,7 +92,9 @@ def concatenate_partial_distributions(parts: Sequence[PartialDistribution]) -> P
     )
 
 
-def decoded_log_prob_bounds(decoding: Decoding, seen: PartialDistribution) -> tuple[Tensor, Tensor]:
+def decoded_log_prob_bounds(
+    decoding: Decoding, distribution: PartialDistribution
+) -> tuple[Tensor, Tensor]:
     """Return the least and the greatest possible log-probability of each token under `decoding`.
 
     Returns (n,) each, float64 nats, equal to the exact value (formulas.md A4) if everything it
@@ -100,15 +102,17 @@ def decoded_log_prob_bounds(decoding: Decoding, seen: PartialDistribution) -> tu
     """
     assert not decoding.forbidden
     if decoding.is_ancestral:
-        exact = seen.log_probs.double()
+        exact = distribution.log_probs.double()
         return exact, exact
     if decoding.temperature == 0:
-        return _greedy_log_prob_bounds(seen)
-    distributions = _TemperedWeights.from_partial_distribution(seen, 1 / decoding.temperature)
-    sure, possible, least, most = _top_k_kept_bounds(decoding.top_k, seen, distributions)
+        return _greedy_log_prob_bounds(distribution)
+    distributions = _TemperedWeights.from_partial_distribution(
+        distribution, 1 / decoding.temperature
+    )
+    sure, possible, least, most = _top_k_kept_bounds(decoding.top_k, distribution, distributions)
     if decoding.top_p < 1:
         surely_kept, possibly_kept, least, most = _top_p_kept_bounds(
-            decoding, seen, distributions, least, most
+            decoding, distribution, distributions, least, most
         )
         sure, possible = sure & surely_kept, possible & possibly_kept
     # More total weight means a smaller share; rounding may put the lower bound above an upper bound
@@ -122,13 +126,13 @@ def decoded_log_prob_bounds(decoding: Decoding, seen: PartialDistribution) -> tu
     )
 
 
-def _greedy_log_prob_bounds(seen: PartialDistribution) -> tuple[Tensor, Tensor]:
+def _greedy_log_prob_bounds(distribution: PartialDistribution) -> tuple[Tensor, Tensor]:
     """Return the bounds for the likeliest token, among equal tokens the lowest id.
 
     The lower bound is 0 only if no unreported token can be as likely.
     """
-    first = ~seen._surely_ranked_higher.any(-1)
-    sure = first & ((seen.ranks == 1) | (seen.log_probs > seen.top[:, -1]))
+    first = ~distribution._surely_ranked_higher.any(-1)
+    sure = first & ((distribution.ranks == 1) | (distribution.log_probs > distribution.top[:, -1]))
     always, never = (
         torch.zeros(len(first), dtype=torch.float64),
         torch.full((len(first),), -math.inf).double(),
@@ -208,12 +212,17 @@ class _TemperedWeights:
     unknown: tuple[Tensor, Tensor]
 
     @classmethod
-    def from_partial_distribution(cls, seen: PartialDistribution, power: float) -> _TemperedWeights:
-        first, known = seen.top[:, 0].double(), seen._is_among_likeliest
-        top, log_share = seen.top.double() - first.unsqueeze(-1), seen.log_probs.double() - first
+    def from_partial_distribution(
+        cls, distribution: PartialDistribution, power: float
+    ) -> _TemperedWeights:
+        first, known = distribution.top[:, 0].double(), distribution._is_among_likeliest
+        top, log_share = (
+            distribution.top.double() - first.unsqueeze(-1),
+            distribution.log_probs.double() - first,
+        )
         likelier = (top >= log_share.unsqueeze(-1)).sum(-1) - known.long()
-        middle = (seen.ranks - 1 - likelier).clamp(min=0)
-        rest = (seen.most - top.shape[1] - (~known).long() - middle).clamp(min=0)
+        middle = (distribution.ranks - 1 - likelier).clamp(min=0)
+        rest = (distribution.most - top.shape[1] - (~known).long() - middle).clamp(min=0)
         # Shares are relative to the likeliest token's: their sum is 1 over its probability.
         total_mass = (-first).exp()
         missing = total_mass - top.exp().sum(-1) - torch.where(known, 0.0, log_share.exp())
@@ -247,25 +256,29 @@ class _TemperedWeights:
 _Kept = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def _top_k_kept_bounds(k: int, seen: PartialDistribution, distributions: _TemperedWeights) -> _Kept:
+def _top_k_kept_bounds(
+    k: int, distribution: PartialDistribution, distributions: _TemperedWeights
+) -> _Kept:
     least, most = (distributions.told_token_weight + unknown for unknown in distributions.unknown)
-    always = torch.ones_like(seen.tokens, dtype=torch.bool)
+    always = torch.ones_like(distribution.tokens, dtype=torch.bool)
     if k == 0:
         return always, always, least, most
-    if k <= seen.top.shape[1]:
-        last = seen.top[:, k - 1]
+    if k <= distribution.top.shape[1]:
+        last = distribution.top[:, k - 1]
         # `extra` is nonzero only for a given token that ties with the last; the bounds of a cut
         # token are unused.
-        weight = (distributions.top * (seen.top >= last.unsqueeze(-1))).sum(
+        weight = (distributions.top * (distribution.top >= last.unsqueeze(-1))).sum(
             -1
         ) + distributions.extra
         # Some unknown tokens may tie with the last.
         is_kept, open_end = (
-            seen.log_probs >= last,
-            last == seen.top[:, -1],
+            distribution.log_probs >= last,
+            last == distribution.top[:, -1],
         )
         return is_kept, is_kept, weight, torch.where(open_end, most, weight)
-    n_unreported_kept = (k - seen.top.shape[1] - (~seen._is_among_likeliest).long()).clamp(min=0)
+    n_unreported_kept = (
+        k - distribution.top.shape[1] - (~distribution._is_among_likeliest).long()
+    ).clamp(min=0)
     # The likeliest tokens have no less than their share.
     share = (n_unreported_kept / (distributions.middle + distributions.rest).clamp(min=1)).clamp(
         max=1.0
@@ -275,7 +288,7 @@ def _top_k_kept_bounds(k: int, seen: PartialDistribution, distributions: _Temper
         share * distributions.unknown[0],
     )
     return (
-        seen._is_among_likeliest | (seen.ranks <= k),
+        distribution._is_among_likeliest | (distribution.ranks <= k),
         always,
         distributions.told_token_weight + more,
         most,
@@ -284,14 +297,14 @@ def _top_k_kept_bounds(k: int, seen: PartialDistribution, distributions: _Temper
 
 def _top_p_kept_bounds(
     decoding: Decoding,
-    seen: PartialDistribution,
+    distribution: PartialDistribution,
     distributions: _TemperedWeights,
     least: Tensor,
     most: Tensor,
 ) -> _Kept:
     """Return the bounds after top-p on the tokens kept by top-k, of weight `least` to `most`."""
     low, high = decoding.top_p * least * (1 - _EDGE), decoding.top_p * most * (1 + _EDGE)
-    before = (distributions.top * seen._surely_ranked_higher).sum(-1)
+    before = (distributions.top * distribution._surely_ranked_higher).sum(-1)
     # A token stays iff the mass before it is < p (formulas.md A4); that mass is between `before`
     # and `latest`.
     latest = before + torch.minimum(

@@ -44,13 +44,15 @@ def auto_dtype(config: Any, device: torch.device) -> str:
     )
 
 
-def make_head_input_contiguous(module: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+def make_head_input_contiguous(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Make the head's input contiguous before each call, which spares a copy of the weights.
 
     Products of a few rows in float32 are unchanged: they would differ in their last digits.
     """
-    is_small = given[0].ndim == 3 and given[0].shape[1] < _ROWS and given[0].dtype == torch.float32
-    return given if is_small else (given[0].contiguous(), *given[1:])
+    is_small = (
+        inputs[0].ndim == 3 and inputs[0].shape[1] < _ROWS and inputs[0].dtype == torch.float32
+    )
+    return inputs if is_small else (inputs[0].contiguous(), *inputs[1:])
 
 
 class Float32SingleQueryAttention(TorchFunctionMode):

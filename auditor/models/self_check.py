@@ -180,14 +180,14 @@ def _check_base_of_adapter(model: HuggingFaceModel, adapter: HuggingFaceModel, r
         _compared_on_records.add(model)
 
 
-def _apply_kept_self_check(model: HuggingFaceModel, found: Mapping[str, Any]) -> None:
-    model.served, model.can_join_rows = found["row_serving"], found["can_join_rows"]
-    model.max_positions = found["max_positions"]
-    if not found["embeddings"]:
+def _apply_kept_self_check(model: HuggingFaceModel, record: Mapping[str, Any]) -> None:
+    model.served, model.can_join_rows = record["row_serving"], record["can_join_rows"]
+    model.max_positions = record["max_positions"]
+    if not record["embeddings"]:
         model.capabilities = model.capabilities - {"embeddings"}
-    if found["begins"]:
+    if record["begins"]:
         model.enable_shared_prefix_cache()
-    model.notes = (*model.notes, *found["notes"])
+    model.notes = (*model.notes, *record["notes"])
 
 
 class _SelfCheckTrial:
@@ -221,9 +221,9 @@ class _SelfCheckTrial:
         self.own = logits.log_softmax(-1)
         self.tolerance = rounding_tolerance(model.model, logits)
 
-    def is_same_distribution(self, found: Tensor, truth: Tensor) -> bool:
+    def is_same_distribution(self, log_probs: Tensor, truth: Tensor) -> bool:
         """Return whether two distributions (..., V) are equal except for rounding."""
-        return compute_largest_distance(found, truth) <= self.tolerance
+        return compute_largest_distance(log_probs, truth) <= self.tolerance
 
     def check_causality(self) -> None:
         """Raise AuditError unless earlier tokens change a distribution, and later tokens do not."""

@@ -46,15 +46,15 @@ def rounding_tolerance(model: PreTrainedModel, logits: Tensor) -> float:
     )
 
 
-def text_lengths_to_test(config: Any, below: int) -> list[int]:
-    """Return lengths below `below` in a configuration that may change how texts are read."""
+def text_lengths_to_test(config: Any, limit: int) -> list[int]:
+    """Return lengths below `limit` in a configuration that may change how texts are read."""
     lengths: set[int] = set()
 
     def collect(values: Mapping[str, Any]) -> None:
         for name, value in values.items():
             if isinstance(value, Mapping):
                 collect(value)
-            elif type(value) is int and _MARKS.search(name) and 2 < value < below:
+            elif type(value) is int and _MARKS.search(name) and 2 < value < limit:
                 lengths.add(value)
 
     collect(config.to_dict())

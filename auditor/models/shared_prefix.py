@@ -28,9 +28,9 @@ class SharedPrefixCache:
     """
 
     def __init__(
-        self, read: Read, layers: int, version: Callable[[], object], least: int = LEAST
+        self, read_texts: Read, layers: int, version: Callable[[], object], least: int = LEAST
     ) -> None:
-        self._read, self._count, self._version, self._least = read, layers, version, least
+        self._read, self._count, self._version, self._least = read_texts, layers, version, least
         self._held: tuple[Tensor, list[SlotLayer]] | None = None
         self._of: object = None  # the version of the cached beginning
         # First text of the last batch: comparing texts shows the beginning of a single text.
@@ -63,16 +63,18 @@ class SharedPrefixCache:
             layer.copy_first_positions_of_slots(slot, count, length) for layer in self._held[1]
         ]
 
-    def _read_and_hold_prefix(self, text: Tensor, held: int, count: int) -> None:
-        """Read the first `count` positions of a text; the first `held` are cached."""
+    def _read_and_hold_prefix(self, text: Tensor, n_cached: int, count: int) -> None:
+        """Read the first `count` positions of a text; the first `n_cached` are cached."""
         layers = [SlotLayer(count) for _ in range(self._count)]
-        if held and self._held is not None:
+        if n_cached and self._held is not None:
             layers = [
-                layer.copy_first_positions_of_slots(torch.zeros(1, dtype=torch.long), held, count)
+                layer.copy_first_positions_of_slots(
+                    torch.zeros(1, dtype=torch.long), n_cached, count
+                )
                 for layer in self._held[1]
             ]
         self._held = None  # nothing is cached if reading fails
-        self._read(text[None, held:count], 1, Cache(layers=list(layers)))
+        self._read(text[None, n_cached:count], 1, Cache(layers=list(layers)))
         self._held = text[:count].clone(), layers
 
 

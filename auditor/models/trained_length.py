@@ -107,10 +107,10 @@ def _read_pickled_fields(path: Path) -> dict[str, Any]:
 class _Inert:
     """A stub for any class or function that a pickle names: accepts all arguments, does nothing."""
 
-    def __new__(cls, *given: Any, **named: Any) -> _Inert:
+    def __new__(cls, *args: Any, **kwargs: Any) -> _Inert:
         return super().__new__(cls)
 
-    def __init__(self, *given: Any, **named: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Accept all arguments."""
 
 

@@ -9,29 +9,34 @@ from auditor.core.errors import AuditError
 
 
 def check_tokens_within_vocabulary(
-    what: str, texts: Iterable[Sequence[int]], size: int, model: str = "the model"
+    description: str, texts: Iterable[Sequence[int]], size: int, model: str = "the model"
 ) -> None:
     """Raise AuditError for texts with a token outside the model's distribution.
 
-    what: whose tokens they are, as "the data"; size: number of tokens in the model's distribution.
+    description: whose tokens they are, as "the data"; size: number of tokens in the model's
+    distribution.
     """
     largest = max((max(tokens) for tokens in texts if len(tokens)), default=0)
     if largest >= size:
         raise AuditError(
-            f"vocabulary mismatch: the tokenizer writes {what} with token {largest}, but {model} "
+            f"vocabulary mismatch: the tokenizer writes {description} with token {largest}, but "
+            f"{model} "
             f"gives probabilities to {size}"
         )
 
 
-def check_same_vocabulary_size(what: str, name: str, found: int, whose: str, size: int) -> None:
+def check_same_vocabulary_size(
+    description: str, name: str, model_size: int, owner: str, size: int
+) -> None:
     """Raise AuditError if two models for the same tokens differ in vocabulary size.
 
-    what: how the user passed it, as "--public"; name: of the model; whose: owner of the expected
-    vocabulary, as "the target's".
+    description: how the user passed it, as "--public"; name: of the model; owner: owner of the
+    expected vocabulary, as "the target's".
     """
-    if found != size:
+    if model_size != size:
         raise AuditError(
-            f"expected {what} to share {whose} vocabulary of {size}, but {name} has {found}"
+            f"expected {description} to share {owner} vocabulary of {size}, but {name} has "
+            f"{model_size}"
         )
 
 

@@ -353,15 +353,15 @@ def _extra_input_phrase(config: Any) -> str:
     return _MORE_THAN_TOKENS.get(config.model_type, "")
 
 
-def _parse_model_arg_flags(given: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_model_arg_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Parse `--model-arg` into keyword arguments of `from_pretrained`; JSON values stay JSON.
 
     Raises AuditError for arguments with a separate flag, and for quantisation without its library.
     """
-    arguments = {key: _model_arg_value_from_json_text(value) for key, value in given.items()}
+    arguments = {key: _model_arg_value_from_json_text(value) for key, value in flags.items()}
     for key in arguments:
         if key in ("dtype", "torch_dtype"):
-            raise AuditError(f"expected --dtype in place of --model-arg {key}={given[key]}")
+            raise AuditError(f"expected --dtype in place of --model-arg {key}={flags[key]}")
         if key in _OURS:
             raise AuditError(
                 f"--model-arg {key} cannot be given: other flags set it, or audit does"
@@ -415,11 +415,11 @@ def _parse_device_map_flag(options: LoadingOptions) -> dict[str, Any]:
     return {"device_map": device_map}
 
 
-def _model_arg_value_from_json_text(given: Any) -> Any:
-    if not isinstance(given, str):
-        return given
+def _model_arg_value_from_json_text(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
     try:
-        return json.loads(given)
+        return json.loads(value)
     except ValueError:
         # Python's spelling, which is not JSON.
-        return {"True": True, "False": False}.get(given, given)
+        return {"True": True, "False": False}.get(value, value)

@@ -111,8 +111,8 @@ class Defense:
     def protect(self, scenario: Scenario) -> LanguageModel:
         raise NotImplementedError
 
-    def claim(self, scenario: Scenario, spent: int) -> Claim | None:
-        """Return the promise, after `spent` drawn tokens; None without a promise."""
+    def claim(self, scenario: Scenario, n_tokens: int) -> Claim | None:
+        """Return the promise, after `n_tokens` drawn tokens; None without a promise."""
         return None
 
     def protect_masked(self, scenario: MaskedScenario) -> tuple[MaskedModel, Claim | None]:
@@ -174,12 +174,12 @@ class QueryBudget:
     on_exhaustion: Literal["stop", "public"]
 
 
-def largest_lot_token_count(drawn: Mapping[tuple[str, str], int], lots: Mapping[str, int]) -> int:
+def largest_lot_token_count(n_drawn: Mapping[tuple[str, str], int], lots: Mapping[str, int]) -> int:
     """Return the tokens of the largest lot, or of all together without lots.
 
-    drawn: by (recipe, secret).
+    n_drawn: by (recipe, secret).
     """
     tokens_by_lot: Counter[int | None] = Counter()
-    for (_, secret), tokens in drawn.items():
+    for (_, secret), tokens in n_drawn.items():
         tokens_by_lot[lots.get(secret)] += tokens
     return max(tokens_by_lot.values(), default=0)

@@ -181,8 +181,8 @@ def observe_in_batches(
     at_once = BatchSizeLimit(view.batch_size or size)
     for indices in group_equal_shapes([(len(s.prefix), len(s.suffix)) for s in secrets]):
         # The default binds these indices: a plain closure would read those of a later iteration.
-        def seen(some: slice, alike: Sequence[int] = indices) -> Sequence[Observation]:
-            batch = [secrets[i] for i in alike[some]]
+        def seen(places: slice, order: Sequence[int] = indices) -> Sequence[Observation]:
+            batch = [secrets[i] for i in order[places]]
             prefixes = torch.tensor([secret.prefix for secret in batch], device=view.target.device)
             suffixes = torch.tensor([secret.suffix for secret in batch], device=view.target.device)
             return look(batch, prefixes, suffixes)

@@ -57,8 +57,8 @@ def load_plugin_file(path: Path) -> None:
     _extra[path.resolve()] = module
 
 
-def _plugin_load_error(what: str, error: BaseException) -> AuditError:
-    return AuditError(f"cannot load the plug-in {what!r}: {type(error).__name__}: {error}")
+def _plugin_load_error(description: str, error: BaseException) -> AuditError:
+    return AuditError(f"cannot load the plug-in {description!r}: {type(error).__name__}: {error}")
 
 
 def list_attacks() -> dict[str, type[Attack]]:

@@ -123,7 +123,7 @@ class View:
     meter: ClaimTokenMeter = field(default_factory=ClaimTokenMeter)
     claim: Claim | None = None  # the target's public promise; None: nothing
     # Progress of slow queries.
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None
+    progress: Callable[[str, int, int], None] = lambda description, n_done, total: None
     training: GradientCanaries | None = None  # the record of the target's training for an audit
     _shared: dict[str, CandidatesOnDisk] = field(default_factory=dict)
 
@@ -229,10 +229,10 @@ class View:
             batch_queries = [queries[i] for i in indices]
 
             # The default binds this batch: a plain closure would read that of a later iteration.
-            def find(some: slice, asked: Sequence[Query] = batch_queries) -> None:
+            def find(batch: slice, queries: Sequence[Query] = batch_queries) -> None:
                 # Called again with smaller pieces after memory ran out: existing results are not
                 # drawn again.
-                fresh = [query for query in asked[some] if query.id not in cache]
+                fresh = [query for query in queries[batch] if query.id not in cache]
                 if fresh:
                     new_candidates = self._candidates_of_batch(
                         fresh, sampling, name, soft_prompt, rows
@@ -315,11 +315,11 @@ class View:
             rows if len(batch) == 1 else BatchSizeLimit(size, least=size)
         ).run_pieces_within_memory(
             sampling.samples,
-            lambda some: sample_mixed_length_batch(
+            lambda part: sample_mixed_length_batch(
                 model,
                 [query.prefix for query in batch],
                 decoding,
-                [uniforms[some] for uniforms in noise],
+                [uniforms[part] for uniforms in noise],
                 prompt=prompt,
                 distribution=distribution,
             ),
@@ -368,10 +368,14 @@ class View:
 
 
 def _nll_of_lone_suffixes(
-    model: LanguageModel, behind: Mapping[Tokens, Sequence[Tokens]]
+    model: LanguageModel, suffixes_by_prefix: Mapping[Tokens, Sequence[Tokens]]
 ) -> dict[tuple[Tokens, Tokens], float]:
     """Return the summed nll of suffixes without siblings after their prefix, each in a pass."""
-    pairs = [(prefix, suffixes[0]) for prefix, suffixes in behind.items() if len(suffixes) == 1]
+    pairs = [
+        (prefix, suffixes[0])
+        for prefix, suffixes in suffixes_by_prefix.items()
+        if len(suffixes) == 1
+    ]
     nlls: dict[tuple[Tokens, Tokens], float] = {}
     # The last token is predicted and never read.
     model.read_ahead(
@@ -392,21 +396,23 @@ def _nll_of_lone_suffixes(
 
 
 def _nll_of_shared_prefix_suffixes(
-    model: LanguageModel, behind: Mapping[Tokens, Sequence[Tokens]]
+    model: LanguageModel, suffixes_by_prefix: Mapping[Tokens, Sequence[Tokens]]
 ) -> dict[tuple[Tokens, Tokens], float]:
     """Return the summed nll of suffixes with a shared prefix, as many at once as memory allows."""
-    prefixes = [prefix for prefix, suffixes in behind.items() if len(suffixes) > 1]
+    prefixes = [prefix for prefix, suffixes in suffixes_by_prefix.items() if len(suffixes) > 1]
     nlls: dict[tuple[Tokens, Tokens], float] = {}
     # Only by the prefix: `suffix_log_probs` takes suffixes of several lengths.
     for indices in group_equal_shapes([(len(prefix), 0) for prefix in prefixes], _PREFIXES_AT_ONCE):
-        pairs = [(prefixes[i], suffix) for i in indices for suffix in behind[prefixes[i]]]
+        pairs = [
+            (prefixes[i], suffix) for i in indices for suffix in suffixes_by_prefix[prefixes[i]]
+        ]
         longest = max(len(prefix) + len(suffix) for prefix, suffix in pairs)
         size = max(1, decoding_memory_budget(model.device, _ROWS_BYTES) // model.row_bytes(longest))
         limit = BatchSizeLimit(size)
         # Consumed within this iteration, so `pairs` is still its own.
         results = limit.run_pieces_within_memory(
             len(pairs),
-            lambda some: _summed_suffix_log_probs(model, pairs[some]),  # noqa: B023
+            lambda batch: _summed_suffix_log_probs(model, pairs[batch]),  # noqa: B023
         )
         for piece, log_probs in results:
             nlls.update(zip(pairs[piece], (-x for x in log_probs), strict=True))

@@ -35,28 +35,32 @@ _ABOUT = (
 _SETTLED = 2.0
 
 
-def model_sha256_by_file_name(named: Mapping[str, tuple[str, str | None]]) -> dict[str, str]:
-    """Return `role/file` -> SHA-256. named: folder or hub id of a model, and its hub revision, by
-    role."""
+def model_sha256_by_file_name(
+    models_by_role: Mapping[str, tuple[str, str | None]],
+) -> dict[str, str]:
+    """Return `role/file` -> SHA-256. models_by_role: folder or hub id of a model, and its hub
+    revision, by role."""
     cache = _DigestCache()
-    digests = {name: cache.cached_sha256_hex(path) for name, path in _model_files_by_role(named)}
+    digests = {
+        name: cache.cached_sha256_hex(path) for name, path in _model_files_by_role(models_by_role)
+    }
     cache.save_digests()
     return digests
 
 
 def model_sha256_by_file_name_uncached(
-    named: Mapping[str, tuple[str, str | None]],
-    said: Callable[[str, int, int], None] = lambda *told: None,
+    models_by_role: Mapping[str, tuple[str, str | None]],
+    progress: Callable[[str, int, int], None] = lambda *step: None,
 ) -> dict[str, str]:
     """Return the digests of `model_sha256_by_file_name` from every byte: a decision must not trust
     dates or cached digests.
 
-    said: progress callback(description, done, total).
+    progress: progress callback(description, done, total).
     """
-    paths = dict(_model_files_by_role(named))
+    paths = dict(_model_files_by_role(models_by_role))
     digests = {}
     for n_read, (name, path) in enumerate(paths.items()):
-        said(f"reading {name}", n_read, len(paths))
+        progress(f"reading {name}", n_read, len(paths))
         digests[name] = file_sha256_hex(path)
     return digests
 
@@ -70,9 +74,11 @@ def file_sha256_hex(path: Path) -> str:
         raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _model_files_by_role(named: Mapping[str, tuple[str, str | None]]) -> Iterator[tuple[str, Path]]:
+def _model_files_by_role(
+    models_by_role: Mapping[str, tuple[str, str | None]],
+) -> Iterator[tuple[str, Path]]:
     """Yield (`role/file`, its path)."""
-    for role, (place, revision) in named.items():
+    for role, (place, revision) in models_by_role.items():
         yield from (
             (f"{role}/{name}", path) for name, path in _files_read_to_load_model(place, revision)
         )
@@ -86,39 +92,41 @@ def _model_files_by_role(named: Mapping[str, tuple[str, str | None]]) -> Iterato
 
 
 def check_model_files_unchanged(
-    held: Mapping[str, str] | None, now: Mapping[str, str], what: str
+    recorded: Mapping[str, str] | None, now: Mapping[str, str], description: str
 ) -> None:
-    """Raise AuditError with the name of a file that changed, vanished or appeared since `what` was
-    made with `held`.
+    """Raise AuditError with the name of a file that changed, vanished or appeared since
+    `description` was made with `recorded`.
 
-    held: None if `what` records nothing. A model without any file on one side is not compared:
-    missing files cannot be mistaken for others, and loading them fails.
+    recorded: None if `description` records nothing. A model without any file on one side is not
+    compared: missing files cannot be mistaken for others, and loading them fails.
     """
-    if held is None:
+    if recorded is None:
         if now:
             raise AuditError(
-                f"expected {what} to say which weights it is of, but an older version made it: "
+                f"expected {description} to say which weights it is of, but an older version made "
+                "it: "
                 "start anew"
             )
         return
-    for name, how in changed_model_files(held, now):
+    for name, how in changed_model_files(recorded, now):
         raise AuditError(
-            f"expected the weights that {what} was made with, but {name} {how} since: give a new "
+            f"expected the weights that {description} was made with, but {name} {how} since: give "
+            "a new "
             "folder"
         )
 
 
 def changed_model_files(
-    held: Mapping[str, str], now: Mapping[str, str]
+    recorded: Mapping[str, str], now: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
     """Yield (file, its change) for the models with files on both sides."""
-    shared_roles = roles_of_model_files(held) & roles_of_model_files(now)
-    for name in sorted({*held, *now}):
-        if held.get(name) != now.get(name) and roles_of_model_files([name]) <= shared_roles:
+    shared_roles = roles_of_model_files(recorded) & roles_of_model_files(now)
+    for name in sorted({*recorded, *now}):
+        if recorded.get(name) != now.get(name) and roles_of_model_files([name]) <= shared_roles:
             yield (
                 name,
                 "has changed"
-                if name in held and name in now
+                if name in recorded and name in now
                 else "is new"
                 if name in now
                 else "is gone",

@@ -207,11 +207,13 @@ class RunFolder:
         """Return the text form; None in a new folder, and for data without rendering."""
         return self._read_json_file_as_or_none(_TEXT_FORM, TextForm, "the text form of a run")
 
-    def _read_json_file_as_or_none(self, name: str, kind: type[Item], what: str) -> Item | None:
+    def _read_json_file_as_or_none(
+        self, name: str, kind: type[Item], description: str
+    ) -> Item | None:
         path = self.path / name
         if not path.exists():
             return None
-        item: Item = from_json(kind, read_json_object(path, what), str(path))
+        item: Item = from_json(kind, read_json_object(path, description), str(path))
         return item
 
     def save_secret_facts(self, facts: dict[str, Any]) -> None:

@@ -170,12 +170,12 @@ def _cell_and_observation_from_journal_entry(record: dict[str, Any]) -> tuple[Ce
     return CellKey.parse_cell_key(record["cell"]), observation
 
 
-def _token_log_probs_to_journal_entry(target: str, seen: TokenLogProbs) -> dict[str, Any]:
+def _token_log_probs_to_journal_entry(target: str, reading: TokenLogProbs) -> dict[str, Any]:
     # Round when writing: the first run and a resumed run then read equal numbers.
     return {
         "target": target,
-        "secret": seen.secret,
-        "log_probs": to_json([round(x, 4) for x in seen.log_probs]),
+        "secret": reading.secret,
+        "log_probs": to_json([round(x, 4) for x in reading.log_probs]),
     }
 
 

@@ -35,10 +35,10 @@ class FolderEdits:
     changed: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
 
-    def edit_sentences(self, whole: bool = True) -> list[str]:
-        """Return a sentence for each change. whole: no file of the run may be missing; a baseline
-        in CI keeps two of them."""
-        gone = [f"{name} is gone" for name in self.gone] if whole else []
+    def edit_sentences(self, is_whole: bool = True) -> list[str]:
+        """Return a sentence for each change. is_whole: no file of the run may be missing; a
+        baseline in CI keeps two of them."""
+        gone = [f"{name} is gone" for name in self.gone] if is_whole else []
         return [*(f"{name} has changed" for name in self.changed), *gone]
 
 

@@ -141,7 +141,7 @@ def read_secrets_table(folder: Path, kind: str) -> list[Column]:
         )
 
 
-def _read_secrets_table_of_this_version(path: Path, **how: Any) -> pa.Table:
+def _read_secrets_table_of_this_version(path: Path, **options: Any) -> pa.Table:
     """Read the table. Raise AuditError for a file of another version."""
     import pyarrow.parquet as pq
 
@@ -153,7 +153,7 @@ def _read_secrets_table_of_this_version(path: Path, **how: Any) -> pa.Table:
         raise AuditError(
             f"{path}: expected schema_version {SCHEMA_VERSION}, got {version!r}; re-run the audit"
         )
-    return pq.read_table(path, schema=_secrets_table_schema(), **how)
+    return pq.read_table(path, schema=_secrets_table_schema(), **options)
 
 
 def _columns_from_secrets_table(table: pa.Table) -> Iterator[Column]:

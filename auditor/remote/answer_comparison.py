@@ -17,16 +17,16 @@ def sampled_tokens_or_texts(samples: Sequence[WrittenAnswer]) -> list[Any]:
     return [sample.text if sample.tokens is None else sample.tokens for sample in samples]
 
 
-def is_one_answer_prefix_of_other(one: str, other: str) -> bool:
+def is_one_answer_prefix_of_other(answer: str, other: str) -> bool:
     """Test if one text begins the other: an answer that ends at end of text is shorter."""
-    return one.startswith(other) or other.startswith(one)
+    return answer.startswith(other) or other.startswith(answer)
 
 
-def likeliest_match_ranks(given: PromptLogProbs, whole: Tokens, count: int) -> bool:
+def likeliest_match_ranks(answer: PromptLogProbs, text: Tokens, count: int) -> bool:
     """Test if rank - 1 other tokens (at most `count`) are as likely as the text's at each place."""
-    if given.ranks is None:
+    if answer.ranks is None:
         return False
-    places = zip(whole, given.log_probs, given.ranks, given.likeliest, strict=True)
+    places = zip(text, answer.log_probs, answer.ranks, answer.likeliest, strict=True)
     return all(
         sum(value >= log_prob for candidate, value in likeliest if candidate != token)
         >= min(rank - 1, count)
@@ -38,34 +38,34 @@ def likeliest_match_ranks(given: PromptLogProbs, whole: Tokens, count: int) -> b
 def log_prob_fault_sentence(
     scored: Sequence[float | None],
     tokens: Tokens | None,
-    whole: Tokens,
-    drawn: Sequence[float] | None,
+    text: Tokens,
+    sampled: Sequence[float] | None,
 ) -> str:
     """Describe the fault in log-probabilities of a text's last tokens; "" if none.
 
-    The last of these tokens were drawn with `drawn`. tokens: of the text, as the server reports
+    The last of these tokens were drawn with `sampled`. tokens: of the text, as the server reports
     them.
     """
-    if tokens is not None and tokens[1:] != whole[1:]:
+    if tokens is not None and tokens[1:] != text[1:]:
         return "they are those of other tokens"
     values = [value for value in scored if value is not None]
     if len(values) != len(scored):
         return "some are missing"
-    if not drawn:
+    if not sampled:
         return "none come with what is drawn, so that they cannot be compared"
-    if _largest_log_prob_difference(values[-len(drawn) :], drawn) <= CLOSE:
+    if _largest_log_prob_difference(values[-len(sampled) :], sampled) <= CLOSE:
         return ""
     for shift in (-1, 1):
         # one fewer if the shift is 1
-        shifted = values[len(values) - len(drawn) + shift :][: len(drawn)]
+        shifted = values[len(values) - len(sampled) + shift :][: len(sampled)]
         if (
-            len(drawn) > 2
-            and len(shifted) >= len(drawn) - 1
-            and _largest_log_prob_difference(shifted, drawn[: len(shifted)]) <= CLOSE
+            len(sampled) > 2
+            and len(shifted) >= len(sampled) - 1
+            and _largest_log_prob_difference(shifted, sampled[: len(shifted)]) <= CLOSE
         ):
             return "they are shifted by one token"
     return (
-        f"they are up to {_largest_log_prob_difference(values[-len(drawn) :], drawn):.2g} nats "
+        f"they are up to {_largest_log_prob_difference(values[-len(sampled) :], sampled):.2g} nats "
         "apart"
     )
 

@@ -93,10 +93,10 @@ class ServerAnswerStore:
 
     # --- what became of them ---
 
-    def record_used_answers(self, run: str, every: Sequence[tuple[bytes, bytes, str]]) -> None:
+    def record_used_answers(self, run: str, answers: Sequence[tuple[bytes, bytes, str]]) -> None:
         """Record (key, context, kind) of answers that a run used; repeated use counts once."""
         with self._locked_transaction():
-            rows = [(run, *answer) for answer in every]
+            rows = [(run, *answer) for answer in answers]
             self._file.executemany("insert or replace into became values (?, ?, ?, ?)", rows)
 
     def used_answer_counts_by_kind(self, runs: Sequence[str]) -> dict[str, int]:

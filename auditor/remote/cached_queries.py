@@ -114,13 +114,13 @@ class CachedServerQueries:
         self,
         contexts: Sequence[Tokens],
         keys: Sequence[Sequence[bytes]],
-        written: Sequence[Sequence[WrittenAnswer]],
+        answers: Sequence[Sequence[WrittenAnswer]],
     ) -> None:
         """Record the kind of each answer (filtered, cut, ...), also for runs that resume this
         run."""
         rows = [
             (key, digest_of_question(context), answer.kind)
-            for context, context_keys, samples in zip(contexts, keys, written, strict=True)
+            for context, context_keys, samples in zip(contexts, keys, answers, strict=True)
             for key, answer in zip(context_keys, samples, strict=True)
         ]
         self.wire.ledger.answers.record_used_answers(self.wire.ledger.run, rows)
@@ -135,10 +135,10 @@ class CachedServerQueries:
         decoding: Decoding,
         keys: Sequence[bytes],
         seeds: Sequence[int],
-        found: Mapping[bytes, Any],
+        cached: Mapping[bytes, Any],
     ) -> Iterator[ServerRequest]:
         """Yield requests for the missing samples, several per request if the server allows."""
-        missing = [index for index, key in enumerate(keys) if key not in found]
+        missing = [index for index, key in enumerate(keys) if key not in cached]
         for start in range(0, len(missing), self.dialect.several):
             indices = missing[start : start + self.dialect.several]
             # A request has one seed, that of its first sample; the server draws the others in
@@ -177,12 +177,12 @@ class CachedServerQueries:
         return [parsed.text, parsed.tokens, parsed.log_probs, kind or unclear, parsed.readings]
 
     def _settle_greedy_readings(
-        self, contexts: Sequence[Tokens], written: Sequence[Sequence[WrittenAnswer]]
+        self, contexts: Sequence[Tokens], readings: Sequence[Sequence[WrittenAnswer]]
     ) -> list[list[WrittenAnswer]]:
         """Return the greedy answers; resolve two readings if the server continues only one."""
         unclear = [
             (i, samples[0])
-            for i, samples in enumerate(written)
+            for i, samples in enumerate(readings)
             if samples[0].kind == withheld_answers.UNCLEAR
         ]
         requests = {
@@ -203,7 +203,7 @@ class CachedServerQueries:
         }
         for answers_of_request in self._ask_watching_for_change(list(missing.values())):
             rests |= answers_of_request
-        settled = [list(samples) for samples in written]
+        settled = [list(samples) for samples in readings]
         for i, answer in unclear:
             going_on = [
                 reading
@@ -351,10 +351,12 @@ class CachedServerQueries:
         return answers_by_request
 
     def _check_errors_are_exceptions(
-        self, asked: Sequence[ServerRequest], answers: Sequence[Mapping[bytes, Any]]
+        self, requests: Sequence[ServerRequest], answers: Sequence[Mapping[bytes, Any]]
     ) -> None:
         """Raise AuditError if the server fails at a handshake request too, or at most of them."""
-        pairs = [pair for pair in zip(asked, answers, strict=True) if pair[0].on_error is not None]
+        pairs = [
+            pair for pair in zip(requests, answers, strict=True) if pair[0].on_error is not None
+        ]
         n_errors = sum(answer is request.on_error for request, answer in pairs)
         self._n_requests += len(pairs)
         self._n_errors += n_errors
@@ -389,15 +391,22 @@ class CachedServerQueries:
                 "again: this run cannot be resumed, and a new one asks anew"
             ) from None
 
-    def _redraw_greedy_texts(self, asked: Sequence[GreedyAnswer]) -> list[str]:
+    def _redraw_greedy_texts(self, answers: Sequence[GreedyAnswer]) -> list[str]:
         """Ask for greedy texts again."""
 
-        def question(one: GreedyAnswer) -> ServerRequest:
+        def question(answer: GreedyAnswer) -> ServerRequest:
             body = self.dialect.sampling_request_body(
-                self.spelling.prompt_as_server_takes_it(one.context), one.length, GREEDY, 1, None
+                self.spelling.prompt_as_server_takes_it(answer.context),
+                answer.length,
+                GREEDY,
+                1,
+                None,
             )
             return ServerRequest(
-                body, len(one.context) + 8 + one.length, partial(read, one.length), stored=False
+                body,
+                len(answer.context) + 8 + answer.length,
+                partial(read, answer.length),
+                stored=False,
             )
 
         def read(length: int, answer: Any) -> Mapping[bytes, Any]:
@@ -406,18 +415,18 @@ class CachedServerQueries:
         return [
             answer[b""]
             for answer in self._ask_all_or_raise_audit_error(
-                [question(request) for request in asked]
+                [question(request) for request in answers]
             )
         ]
 
-    def _rescore_texts(self, asked: Sequence[Tokens]) -> list[Sequence[float] | None]:
+    def _rescore_texts(self, texts: Sequence[Tokens]) -> list[Sequence[float] | None]:
         """Ask again for log-probabilities of all tokens of each text.
 
         None for a text that the server reads as other tokens.
         """
-        scored = [self.spelling.can_score_exact_tokens(text) for text in asked]
+        scored = [self.spelling.can_score_exact_tokens(text) for text in texts]
         questions = [
-            self._scoring_request(text, b"") for text, can in zip(asked, scored, strict=True) if can
+            self._scoring_request(text, b"") for text, can in zip(texts, scored, strict=True) if can
         ]
         answers = iter(
             self._ask_all_or_raise_audit_error(

@@ -239,9 +239,9 @@ class ServerConnection:
         return dict(values)
 
     def _answer_of_one_request(
-        self, body: Mapping[str, Any] | None, read: Callable[[Any], Any]
+        self, body: Mapping[str, Any] | None, parse: Callable[[Any], Any]
     ) -> Any:
-        """Return `read` of the JSON that answers one request. body None: the list of models."""
+        """Return `parse` of the JSON that answers one request. body None: the list of models."""
         import openai
 
         with self.pace.wait_for_request_slot() as of_round:
@@ -250,7 +250,7 @@ class ServerConnection:
                 self._answered = True
                 self.pace.pause_all_requests(rate_limit_reset_seconds(answer.headers))
                 try:
-                    value = read(json.loads(answer.text))
+                    value = parse(json.loads(answer.text))
                 except (ValueError, MalformedAnswer) as error:
                     reason = (
                         str(error)
@@ -265,7 +265,7 @@ class ServerConnection:
                 failed = self._error_of_status(error)
                 if body is not None and getattr(error, "code", None) == _FILTERED:
                     with suppress(MalformedAnswer):  # no log-probabilities came
-                        return read(_withheld_answer(int(body["n"])))
+                        return parse(_withheld_answer(int(body["n"])))
             except openai.APIConnectionError as error:
                 failed = self._retryable_connection_error(error)
             if isinstance(failed, _RetryableFailure):

@@ -180,7 +180,7 @@ class ServerWatch:
             return
         self._finished = self._requests
         greedy, scored = self._pool_new_requests()
-        longest = sorted(self._own_scored, key=lambda one: -len(one.text))[:1]
+        longest = sorted(self._own_scored, key=lambda scored: -len(scored.text))[:1]
         greedy += _random_answers_to_recheck(
             [answer for answer in self._own if answer not in greedy],
             _LAST - len(greedy),
@@ -206,9 +206,9 @@ class ServerWatch:
             self._new_scored, math.ceil(len(self._new_scored) / EVERY), self._checks
         )
         self._checks, self._since = self._checks + 1, 0
-        longest = sorted([*self._own_scored, *self._new_scored], key=lambda one: -len(one.text))[
-            :_LAST
-        ]
+        longest = sorted(
+            [*self._own_scored, *self._new_scored], key=lambda scored: -len(scored.text)
+        )[:_LAST]
         self._own = _random_answers_to_recheck([*self._own, *self._new], _KEPT, self._checks)
         chosen = _random_answers_to_recheck(
             [*self._own_scored, *self._new_scored], _KEPT, self._checks
@@ -220,23 +220,23 @@ class ServerWatch:
     # --- asked again ---
 
     def _rescore_shortened_texts(
-        self, asked: Sequence[ScoredText]
+        self, scored_texts: Sequence[ScoredText]
     ) -> list[tuple[ScoredText, Sequence[float]]]:
         """Score each text again without some of its end, which leaves the first scores equal."""
         assert self.score is not None  # otherwise nothing was scored
-        noise = keyed_random_generator("cut again", self._checks, len(asked))
+        noise = keyed_random_generator("cut again", self._checks, len(scored_texts))
         cuts = [
             scored.text[: int(noise.integers(max(2, len(scored.text) // 2), len(scored.text)))]
-            for scored in asked
+            for scored in scored_texts
         ]
-        pairs = zip(asked, self.score(cuts), strict=True)
+        pairs = zip(scored_texts, self.score(cuts), strict=True)
         return [(scored, values) for scored, values in pairs if values is not None]
 
-    def _check_rescored_texts(self, asked: Sequence[ScoredText]) -> None:
-        if not asked:
+    def _check_rescored_texts(self, scored_texts: Sequence[ScoredText]) -> None:
+        if not scored_texts:
             return
         for old, values in self._rescore_shortened_texts(
-            [old for old in asked if len(old.text) > 2]
+            [old for old in scored_texts if len(old.text) > 2]
         ):
             self.rescored += 1
             most, mean = _largest_and_mean_answer_difference(old.log_probs, values)
@@ -301,19 +301,19 @@ class ServerWatch:
         return bool(binom.sf(self.differed - 1, self.compared, VARIES) <= _UNSTEADY)
 
     def _redraw_and_find_differing(
-        self, asked: Sequence[GreedyAnswer]
+        self, answers: Sequence[GreedyAnswer]
     ) -> list[tuple[GreedyAnswer, str]]:
-        pairs = list(zip(asked, self.draw(asked), strict=True)) if asked else []
+        pairs = list(zip(answers, self.draw(answers), strict=True)) if answers else []
         differing = [(answer, text) for answer, text in pairs if text != answer.text]
         self.compared, self.differed = self.compared + len(pairs), self.differed + len(differing)
         return differing
 
 
 def _largest_and_mean_answer_difference(
-    one: Sequence[float], other: Sequence[float]
+    answer: Sequence[float], other: Sequence[float]
 ) -> tuple[float, float]:
     """Return the largest and the mean difference, in nats, over the common tokens."""
-    pairs = np.array(list(zip(one, other, strict=False)), dtype=float).reshape(-1, 2)
+    pairs = np.array(list(zip(answer, other, strict=False)), dtype=float).reshape(-1, 2)
     if not len(pairs):
         return 0.0, 0.0
     first, second = pairs.T
@@ -323,9 +323,9 @@ def _largest_and_mean_answer_difference(
     return float(np.where(same, 0.0, scaled).max()), float(difference.mean())
 
 
-def _random_answers_to_recheck(every: Sequence[T], count: int, check: int) -> list[T]:
+def _random_answers_to_recheck(answers: Sequence[T], count: int, check: int) -> list[T]:
     """Draw `count` answers at random, in random order, since several models may take turns."""
-    chosen = keyed_random_generator("asked again", check, len(every)).permutation(len(every))[
+    chosen = keyed_random_generator("asked again", check, len(answers)).permutation(len(answers))[
         : max(0, count)
     ]
-    return [every[i] for i in chosen.tolist()]
+    return [answers[i] for i in chosen.tolist()]

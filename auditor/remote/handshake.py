@@ -359,16 +359,14 @@ class _HandshakeInProgress:
         self._record_check(ENDS, scores is not None, "as something else, or not at all")
         return replace(dialect, ends=scores is not None)
 
-    def _dialect_with_likeliest_tokens(
-        self, dialect: ServerDialect, whole: Tokens
-    ) -> ServerDialect:
+    def _dialect_with_likeliest_tokens(self, dialect: ServerDialect, text: Tokens) -> ServerDialect:
         """Add the number of likeliest tokens that the server lists, if they match the ranks."""
         for count in (LIKELIEST, _FEWER):
             scores = self._result_unless_refused(
-                partial(self._ask_prompt_log_probs, dialect, whole, count)
+                partial(self._ask_prompt_log_probs, dialect, text, count)
             )
             if scores is not None:
-                agree = likeliest_match_ranks(scores, whole, count)
+                agree = likeliest_match_ranks(scores, text, count)
                 self._record_check(TOLD, agree, "the ranks speak of more likely ones")
                 return replace(dialect, likeliest=count if agree else 0)
         self._record_check(TOLD, False, "they do not come")
@@ -535,23 +533,23 @@ class _HandshakeInProgress:
         return self._ask_up_to_twice(body, 2 * len(prompt) + count * _LENGTH, read)
 
     def _ask_prompt_log_probs(
-        self, dialect: ServerDialect, whole: Tokens, likeliest: int = 0
+        self, dialect: ServerDialect, text: Tokens, likeliest: int = 0
     ) -> PromptLogProbs:
         """Ask for log-probabilities of a text. Raises RequestRefused and MalformedAnswer."""
         if dialect.scored == "forced":
-            parts = [whole[:end] for end in range(2, len(whole) + 1)]
+            parts = [text[:end] for end in range(2, len(text) + 1)]
             values = [self._ask_last_log_prob(dialect, part).log_probs[-1] for part in parts]
             return PromptLogProbs((None, *values))
         prompt = (
-            list(whole)
+            list(text)
             if dialect.ids
-            else decode_keeping_special_tokens(self.tokenizer, whole[len(dialect.adds) :])
+            else decode_keeping_special_tokens(self.tokenizer, text[len(dialect.adds) :])
         )
         body = dialect.scoring_request_body(prompt, likeliest)
         return self._ask_up_to_twice(
             body,
-            2 * len(whole),
-            lambda answer: dialect.parse_prompt_log_probs(answer, whole, likeliest),
+            2 * len(text),
+            lambda answer: dialect.parse_prompt_log_probs(answer, text, likeliest),
         )
 
     def _ask_last_log_prob(
@@ -566,14 +564,14 @@ class _HandshakeInProgress:
         return self._ask_up_to_twice(body, len(text) + 9, read)
 
     def _ask_up_to_twice(
-        self, body: Mapping[str, Any], at_most: int, read: Callable[[Any], T]
+        self, body: Mapping[str, Any], at_most: int, parse: Callable[[Any], T]
     ) -> T:
         """Ask twice before a server counts as misbehaving: a single failure may be an accident."""
         request = ServerRequest(body, at_most, lambda answer: {b"": answer}, stored=False)
         try:
-            return read(self.wire.ask_untested_request(request)[b""])
+            return parse(self.wire.ask_untested_request(request)[b""])
         except MalformedAnswer:
-            return read(self.wire.ask_untested_request(request)[b""])
+            return parse(self.wire.ask_untested_request(request)[b""])
 
     def _result_unless_refused(self, ask: Callable[[], T]) -> T | None:
         try:
@@ -581,8 +579,8 @@ class _HandshakeInProgress:
         except (RequestRefused, MalformedAnswer):
             return None
 
-    def _record_check(self, name: str, held: bool | None, found: str = "") -> None:
-        self.checks.append(HandshakeCheck(name, held, "" if held else found))
+    def _record_check(self, name: str, passed: bool | None, failure: str = "") -> None:
+        self.checks.append(HandshakeCheck(name, passed, "" if passed else failure))
 
     def _encode(self, text: str, special: bool = False) -> Tokens:
         return tuple(self.tokenizer(text, add_special_tokens=special)["input_ids"])

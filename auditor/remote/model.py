@@ -111,7 +111,7 @@ class RemoteModel(LanguageModel):
     def _tensors_of_written_answers(
         self,
         contexts: Sequence[Tokens],
-        written: Sequence[Sequence[WrittenAnswer]],
+        written_answers: Sequence[Sequence[WrittenAnswer]],
         length: int,
         likelihood: bool,
     ) -> tuple[Tensor, Tensor | None]:
@@ -122,7 +122,7 @@ class RemoteModel(LanguageModel):
         """
         answers = [
             (context, answer)
-            for context, samples in zip(contexts, written, strict=True)
+            for context, samples in zip(contexts, written_answers, strict=True)
             for answer in samples
         ]
         rows = [answer.tokens or () for _, answer in answers]

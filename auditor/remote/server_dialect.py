@@ -294,7 +294,7 @@ def _parse_vllm_prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) ->
         log_probs.append(value)
         ranks.append(rank)
         tokens.append(token)
-        falling = sorted(scores, key=lambda one: (-scores[one][0], one))
+        falling = sorted(scores, key=lambda token: (-scores[token][0], token))
         likeliest_by_place.append(
             tuple((candidate, scores[candidate][0]) for candidate in falling[:likeliest])
         )
@@ -348,13 +348,13 @@ def _parse_token_scores(entry: Any) -> dict[int, tuple[float, Any]]:
     }
 
 
-def _log_probs_of_echoed_prompt(choice: Any, drawn: int, hidden: Tokens) -> PromptLogProbs:
-    """Parse OpenAI's echo, which lacks hidden tokens and ends with `drawn` sampled tokens."""
+def _log_probs_of_echoed_prompt(choice: Any, n_sampled: int, hidden: Tokens) -> PromptLogProbs:
+    """Parse OpenAI's echo, which lacks hidden tokens and ends with `n_sampled` sampled tokens."""
     logprobs = choice.get("logprobs")
     if not isinstance(logprobs, Mapping) or not isinstance(logprobs.get("token_logprobs"), list):
         raise IgnoredParameter("no log-probabilities came")
     values = logprobs["token_logprobs"]
-    values = values[: len(values) - drawn]
+    values = values[: len(values) - n_sampled]
     log_probs = tuple(None if value is None else _parsed_server_log_prob(value) for value in values)
     tokens = _token_ids_from_names(logprobs.get("tokens"))
     tokens = None if tokens is None else (*hidden, *tokens[: len(values)])

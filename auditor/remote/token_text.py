@@ -113,30 +113,30 @@ class TokenTextCodec:
         expected, text = self.text(reading[1:]).strip(), rest.strip()
         return bool(expected and text) and (expected.startswith(text) or text.startswith(expected))
 
-    def withheld_kind_of_answer(self, context: Tokens, one: WrittenAnswer, length: int) -> str:
+    def withheld_kind_of_answer(self, context: Tokens, answer: WrittenAnswer, length: int) -> str:
         """Return how an answer was withheld (`withheld_answers`), "" for a complete answer."""
-        if one.kind:
-            return one.kind
+        if answer.kind:
+            return answer.kind
         prompt = "" if self.dialect.ids else self.text(context)
         if prompt.startswith("\ufffd") or prompt.endswith("\ufffd"):
             return withheld_answers.SPLIT
-        text_drawn = one.spelled if one.tokens is None else self.text(one.tokens)
+        text_drawn = answer.spelled if answer.tokens is None else self.text(answer.tokens)
         if kind := withheld_answers.withheld_kind_from_text(
-            one.text, self.text(context), text_drawn
+            answer.text, self.text(context), text_drawn
         ):
             return kind
-        if one.drawn is not None:
-            short = one.drawn < length
+        if answer.drawn is not None:
+            short = answer.drawn < length
         else:  # the server counts nothing
-            n_read = len(self.read_tokens_of_sample(context, one).tokens or ())
-            short = n_read < length if one.ended else n_read * _READ_AS_FEWER < length
+            n_read = len(self.read_tokens_of_sample(context, answer).tokens or ())
+            short = n_read < length if answer.ended else n_read * _READ_AS_FEWER < length
         if not short:
             return ""
         # vLLM obeys ignore_eos
         continues = self.dialect.extended and self.dialect.scored == "prompt_logprobs"
-        if continues or not one.ended:
+        if continues or not answer.ended:
             return withheld_answers.CUT
-        return withheld_answers.ENDED if one.text else withheld_answers.EMPTY
+        return withheld_answers.ENDED if answer.text else withheld_answers.EMPTY
 
 
 def _has_counted_length(tokens: Tokens, answer: WrittenAnswer) -> bool:

@@ -97,16 +97,16 @@ def has_model_ended_text(choice: Mapping[str, Any]) -> bool:
     return str(choice.get("finish_reason") or "").lower() in _ENDS and not isinstance(stopped, str)
 
 
-def withheld_kind_from_text(text: str, before: str, drawn: str | None) -> str:
+def withheld_kind_from_text(text: str, before: str, sampled: str | None) -> str:
     """Return REFUSED or REDACTED by the answer's words, or "".
 
-    before: the text that it continues, whose marks it may repeat; drawn: the text of the drawn
+    before: the text that it continues, whose marks it may repeat; sampled: the text of the drawn
     tokens, None if not reported: a drawn mark comes from the model itself.
     """
     if _STOCK.search(text[:_BEGINS].replace("\u2019", "'")):
         return REFUSED
     marks = {match.group() for match in _MARK.finditer(text)}
-    known_text = before if drawn is None else before + drawn
+    known_text = before if sampled is None else before + sampled
     return REDACTED if any(mark not in known_text for mark in marks) else ""
 
 

@@ -11,9 +11,10 @@ from auditor.plugins.view import View
 
 
 def cell_remarks_on_guesses(
-    guesses: Sequence[Guesses], attacked: Sequence[Secret], benchmark: Benchmark, asked: int
+    guesses: Sequence[Guesses], attacked: Sequence[Secret], benchmark: Benchmark, n_queried: int
 ) -> tuple[str, ...]:
-    """Return remarks on a cell's guesses. asked: number of attacked secrets that were queried."""
+    """Return remarks on a cell's guesses. n_queried: number of attacked secrets that were
+    queried."""
     remarks = [
         *cell_remarks_on_attacked_subset(attacked, benchmark),
         *_remarks_on_secrets_not_independent(
@@ -26,8 +27,8 @@ def cell_remarks_on_guesses(
         ),
         *cell_remarks_on_draws_near_cdf_boundary(guesses),
     ]
-    if len(guesses) < asked:
-        remarks.append(f"the query budget covered {len(guesses)} of {asked} secrets")
+    if len(guesses) < n_queried:
+        remarks.append(f"the query budget covered {len(guesses)} of {n_queried} secrets")
     return (
         *remarks,
         *_cell_remarks_on_certified_suffixes([g.certificate for g in guesses if g.certificate]),
@@ -56,7 +57,7 @@ def cell_remarks_on_attacked_subset(
 
 
 def _remarks_on_secrets_not_independent(
-    what: str, groups: Sequence[object], name: str
+    description: str, groups: Sequence[object], name: str
 ) -> tuple[str, ...]:
     """Return a remark if secrets share a document or a person and so are not independent.
 
@@ -65,7 +66,8 @@ def _remarks_on_secrets_not_independent(
     if not groups:
         return ()
     return (
-        f"{len(groups):,} secrets are {what} {len(set(groups)):,} {name} and not independent: "
+        f"{len(groups):,} secrets are {description} {len(set(groups)):,} {name} and not "
+        "independent: "
         f"intervals over secrets are too narrow, those over {name} are not",
     )
 
@@ -88,7 +90,7 @@ def cell_remarks_on_single_samples(view: View, attack: Attack) -> tuple[str, ...
 
 
 def cell_remarks_on_query_budget(
-    view: View, attack: Attack, guesses: Sequence[Guesses], what: str = "secrets"
+    view: View, attack: Attack, guesses: Sequence[Guesses], description: str = "secrets"
 ) -> tuple[str, ...]:
     """Count the answers that a fixed budget paid for in full; the public model answered the
     rest."""
@@ -106,18 +108,23 @@ def cell_remarks_on_query_budget(
     if n_paid == len(guesses):
         return ()
     return (
-        f"the query budget paid for {n_paid} of {len(guesses)} {what} in full; the public model "
+        f"the query budget paid for {n_paid} of {len(guesses)} {description} in full; the public "
+        "model "
         "answered the rest",
     )
 
 
-def _cell_remarks_on_certified_suffixes(found: Sequence[Certificate]) -> tuple[str, ...]:
+def _cell_remarks_on_certified_suffixes(certificates: Sequence[Certificate]) -> tuple[str, ...]:
     """Summarise the certificates of a tree search over all secrets."""
-    if not found:
+    if not certificates:
         return ()
-    reached, certified = sum(c.reached for c in found), sum(c.certified for c in found)
-    leftover = sum(c.leftover for c in found) / len(found)
+    reached, certified = (
+        sum(c.reached for c in certificates),
+        sum(c.certified for c in certificates),
+    )
+    leftover = sum(c.leftover for c in certificates) / len(certificates)
     return (
-        f"{reached} of {len(found)} secrets have a suffix that reaches the threshold, {certified} "
+        f"{reached} of {len(certificates)} secrets have a suffix that reaches the threshold, "
+        f"{certified} "
         f"a certified likeliest suffix; mean probability mass not found {leftover:.3f}",
     )

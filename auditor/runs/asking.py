@@ -66,13 +66,13 @@ class Pace:
     completing: float = 0.0
     n_completed: int = 0
 
-    def count_fitting(self, most: int, n_read: int, left: float) -> int:
+    def count_fitting(self, most: int, n_read: int, seconds_left: float) -> int:
         """Return how many records, at most `most`, can be read and be completed with the `n_read`
-        earlier records in `left` seconds."""
+        earlier records in `seconds_left` seconds."""
         if not self.n_completed:
             return most
         seconds_per_record = self.completing / (self.n_completed + _FLAT)
-        n_fitting = (left - seconds_per_record * (n_read + _FLAT)) / (
+        n_fitting = (seconds_left - seconds_per_record * (n_read + _FLAT)) / (
             self.reading + seconds_per_record
         )
         return max(0, min(most, int(n_fitting)))
@@ -143,27 +143,29 @@ def _parts_by_record(secrets: Iterable[Secret]) -> list[Unit]:
     return [tuple(parts) for parts in records.values()]
 
 
-def narrow_benchmark_to(whole: Benchmark, units: Sequence[Unit]) -> Benchmark:
+def narrow_benchmark_to(benchmark: Benchmark, units: Sequence[Unit]) -> Benchmark:
     """Return the benchmark with only these records, and the counts of the omitted records."""
     ids = {secret.id for unit in units for secret in unit}
-    part = copy.copy(whole)  # a shallow copy suffices: tuples are replaced, never changed
-    part.secrets = tuple(secret for secret in whole.secrets if secret.id in ids)
-    nonmember_mask = [secret.id in ids for secret in whole.secrets if not secret.member]
-    if len(whole.heldout) == len(nonmember_mask):  # outside the lab: the texts of the non-members
-        part.heldout = tuple(compress(whole.heldout, nonmember_mask))
-        part.heldout_given = tuple(compress(whole.heldout_given, nonmember_mask))
-    part.forgotten = whole.forgotten & ids
+    part = copy.copy(benchmark)  # a shallow copy suffices: tuples are replaced, never changed
+    part.secrets = tuple(secret for secret in benchmark.secrets if secret.id in ids)
+    nonmember_mask = [secret.id in ids for secret in benchmark.secrets if not secret.member]
+    if len(benchmark.heldout) == len(
+        nonmember_mask
+    ):  # outside the lab: the texts of the non-members
+        part.heldout = tuple(compress(benchmark.heldout, nonmember_mask))
+        part.heldout_given = tuple(compress(benchmark.heldout_given, nonmember_mask))
+    part.forgotten = benchmark.forgotten & ids
     part.record_counts = {
         side: _counts_after_time_limit(
             counts, [s for s in part.secrets if s.member is (side == "members")]
         )
-        for side, counts in whole.record_counts.items()
+        for side, counts in benchmark.record_counts.items()
     }
     return part
 
 
-def _counts_after_time_limit(counts: RecordCounts, asked: Sequence[Secret]) -> RecordCounts:
-    n_asked = len({secret.document or secret.id for secret in asked})
+def _counts_after_time_limit(counts: RecordCounts, secrets: Sequence[Secret]) -> RecordCounts:
+    n_asked = len({secret.document or secret.id for secret in secrets})
     if n_asked == counts.audited:
         return counts
     not_attacked = {**counts.not_attacked, NO_TIME: counts.audited - n_asked}

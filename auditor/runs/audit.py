@@ -102,10 +102,10 @@ class RunContext:
             )
         return view
 
-    def reference_models_behind_prefix_token(self, asked: str) -> ReferenceModels:
+    def reference_models_behind_prefix_token(self, spec: str) -> ReferenceModels:
         """Return the reference models of `-A references=`, with the prefix token. Raise AuditError
         if the site has none."""
-        references = self.site.load_reference_models_of_site(asked)
+        references = self.site.load_reference_models_of_site(spec)
         return ReferenceModels(
             tuple(
                 with_prefix_token(model, self.prefix_token.tokens) for model in references.models

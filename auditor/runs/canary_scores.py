@@ -92,9 +92,9 @@ def canary_scores_of_model_or_run(
     return [TargetScores(f"Exposure on {model}", rows, notes)]
 
 
-def _canary_scores_of_run(held: ExposureCanaryManifest, folder: Path) -> list[TargetScores]:
+def _canary_scores_of_run(manifest: ExposureCanaryManifest, folder: Path) -> list[TargetScores]:
     result, observations = result_file.read_result(folder), table.read_probe_observations(folder)
-    counts = {entry.id: entry.count for entry in held.canaries}
+    counts = {entry.id: entry.count for entry in manifest.canaries}
     scores = []
     for finding in result.findings:
         if finding.attack not in result.methods_measuring(_MEASURED) or finding.not_applicable:

@@ -87,11 +87,11 @@ class Cell(TargetRun, ABC):
         return dataclasses.replace(finding, seconds=time.perf_counter() - start)
 
     def _refuse_answers_about_other_secrets(
-        self, done: Collection[str], asked: Collection[str]
+        self, answered_ids: Collection[str], secret_ids: Collection[str]
     ) -> None:
         """Raise AuditError if the folder holds answers about secrets that this run does not
         query."""
-        if extra := sum(secret not in asked for secret in done):
+        if extra := sum(secret not in secret_ids for secret in answered_ids):
             raise AuditError(
                 "expected answers about the secrets of this run in "
                 f"{str(self.audit.folder.path)!r}, got {extra} of {self.key.title} about others: "
@@ -122,7 +122,7 @@ class Cell(TargetRun, ABC):
         self,
         items: Sequence[stopping.Item],
         ask: stopping.Ask[stopping.Item],
-        seen: stopping.Seen[stopping.Item],
+        count_seen: stopping.Seen[stopping.Item],
     ) -> Sequence[stopping.Item]:
         """Query all items, or under `--until` as many as the rule needs; return the queried items,
         in order."""
@@ -130,12 +130,12 @@ class Cell(TargetRun, ABC):
             ask(items)
             return items
         self.collector.stopped[self.key], ids = stop.ask_in_random_order(
-            items, self.audit.seed, ask, seen
+            items, self.audit.seed, ask, count_seen
         )
         return [item for item in items if item.id in ids]
 
-    def _report_cell_progress(self, done: int, of: int) -> None:
-        self.audit.site.reporter.progress(f"{self.method.name} on {self.target.title}", done, of)
+    def _report_cell_progress(self, n_done: int, of: int) -> None:
+        self.audit.site.reporter.progress(f"{self.method.name} on {self.target.title}", n_done, of)
 
     def _finding_before_measuring(self) -> Finding:
         """Return the finding with all fields that are known before a measurement."""
@@ -255,14 +255,14 @@ class AttackCell(Cell):
             yield chain_steps.measure_row_difference(RECALL, "share", row, base_row)
 
     def _judge_guesses_with_costs_and_kinds(
-        self, answered: Sequence[str]
+        self, ids: Sequence[str]
     ) -> tuple[judging.Outcome, list[Guesses], Kinds]:
         """Return the judged answers, their costs without candidates, and their shares of personal
         data. Answers are read successively: together they may exceed memory."""
         finished, costs = self.audit.folder.guesses.finished_secrets(self.key), list[Guesses]()
 
         def read() -> Iterator[Guesses]:  # fills `costs` while `judge_guesses` iterates over it
-            for guesses in map(finished.__getitem__, answered):
+            for guesses in map(finished.__getitem__, ids):
                 costs.append(dataclasses.replace(guesses, ranked=()))
                 yield guesses
 
@@ -275,15 +275,15 @@ class AttackCell(Cell):
             outcome,
             costs,
             self.audit.personal_data_of_secrets.extracted_share_by_kind_and_secret(
-                map(finished.__getitem__, answered), secrets, decode
+                map(finished.__getitem__, ids), secrets, decode
             ),
         )
 
-    def _judged_row_of_queries(self, asked: Sequence[Query]) -> RowValuesBySecret:
+    def _judged_row_of_queries(self, queries: Sequence[Query]) -> RowValuesBySecret:
         """Return the judged row of these queries, without the queries that lack an answer."""
         finished = self.audit.folder.guesses.finished_secrets(self.key)
         outcome, _, kinds = self._judge_guesses_with_costs_and_kinds(
-            [query.id for query in asked if query.id in finished]
+            [query.id for query in queries if query.id in finished]
         )
         return per_secret_row_of_outcome(outcome, kinds)
 
@@ -303,9 +303,9 @@ class AttackCell(Cell):
             self.key, self.view.allowance, target.spending.meter, state
         )
 
-        def ask(some: Sequence[Query]) -> None:
+        def ask(batch: Sequence[Query]) -> None:
             for result in self._stream_answers_from_engine(
-                work, [query for query in some if query.id not in finished]
+                work, [query for query in batch if query.id not in finished]
             ):
                 self.audit.folder.guesses.append(self.key, result.of)
                 self._report_cell_progress(len(finished) - n_others, len(queries))
@@ -449,26 +449,26 @@ class ProbeCell(Cell):
             self.key, self.view.allowance, self.target.spending.meter
         )
 
-        def ask(some: Sequence[Secret]) -> None:
+        def ask(batch: Sequence[Secret]) -> None:
             if saved := [
                 seen_before[secret.id]
-                for secret in some
+                for secret in batch
                 if secret.id in seen_before.keys() - finished.keys()
             ]:
                 folder.observations.append(self.key, saved)
             for result in self._stream_answers_from_engine(
-                work, [secret for secret in some if secret.id not in finished]
+                work, [secret for secret in batch if secret.id not in finished]
             ):
                 folder.observations.append(self.key, result.of)
                 self._report_cell_progress(len(finished) - n_others, len(secrets))
 
         return self._ask_until_stopping_rule(secrets, ask, self._observed_row_of_secrets), finished
 
-    def _observed_row_of_secrets(self, asked: Sequence[Secret]) -> RowValuesBySecret:
+    def _observed_row_of_secrets(self, secrets: Sequence[Secret]) -> RowValuesBySecret:
         """Return the row of these observed secrets."""
         finished = self.audit.folder.observations.finished_secrets(self.key)
         return per_secret_row_of_observations(
-            self.method, asked, Observed([finished[secret.id] for secret in asked])
+            self.method, secrets, Observed([finished[secret.id] for secret in secrets])
         )
 
     def _shared_undefended_observations(self) -> tuple[dict[str, Observation], dict[str, float]]:

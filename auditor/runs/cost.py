@@ -105,27 +105,28 @@ class CostEstimate:
         return tuple(cost for cost in self.costs if cost.why and cost.of)
 
 
-def run_cost_estimate_table(found: CostEstimate) -> RowTable:
+def run_cost_estimate_table(estimate: CostEstimate) -> RowTable:
     """Return the estimate as a table for readers."""
     time, peak = (
-        phrases.format_duration(found.seconds),
-        phrases.format_memory(found.estimated_peak_memory_bytes / 1e6),
+        phrases.format_duration(estimate.seconds),
+        phrases.format_memory(estimate.estimated_peak_memory_bytes / 1e6),
     )
-    about = "at least" if found.parts_without_estimate else "about"
+    about = "at least" if estimate.parts_without_estimate else "about"
     note = (
         f"{about} {time} until the last record is asked, {peak} of memory at most; worked out from "
     )
-    note += f"{found.probe:.0f} seconds of asking"
-    if found.parts_without_estimate:
+    note += f"{estimate.probe:.0f} seconds of asking"
+    if estimate.parts_without_estimate:
         note += (
-            f"; that is without {counted(len(found.parts_without_estimate), 'part')} that have no "
+            f"; that is without {counted(len(estimate.parts_without_estimate), 'part')} that have "
+            "no "
             "numbers"
         )
-    elif found.flags_that_halve_time:
-        note += f"; {' or '.join(found.flags_that_halve_time)} would take half as long"
+    elif estimate.flags_that_halve_time:
+        note += f"; {' or '.join(estimate.flags_that_halve_time)} would take half as long"
     else:
         note += f"; no smaller {LIMIT} or {SAMPLES} would take half as long"
-    if found.rates:
+    if estimate.rates:
         needs = (
             f"{roc.count_nonmembers_for_threshold(r):,} for {100 * r:g}% "
             f"({roc.count_nonmembers_for_lower_bound(r, _SIDE):,} to bound it)"
@@ -133,15 +134,15 @@ def run_cost_estimate_table(found: CostEstimate) -> RowTable:
         )
         note += (
             f"; non-members that a rate of false positives takes: {', '.join(needs)}, there are "
-            f"{found.secrets[1]:,}"
+            f"{estimate.secrets[1]:,}"
         )
-    note = "; ".join((note, *found.ceilings))
+    note = "; ".join((note, *estimate.ceilings))
     prepared = (
         (name, "", "", "", "", phrases.format_duration(seconds))
-        for name, seconds in found.preparing
+        for name, seconds in estimate.preparing
     )
     after = (_AFTER, "after that, not timed", "", "", "", "")
-    rows = (*prepared, *map(_run_cost_table_row, found.costs), after)
+    rows = (*prepared, *map(_run_cost_table_row, estimate.costs), after)
     return RowTable("what this run would take", _HEAD, rows, note)
 
 

@@ -237,7 +237,7 @@ class _RunPartTimer:
 
             def score() -> None:
                 texts, sample_given = [text for text, _ in subset], [count for _, count in subset]
-                list(compute_text_nlls(target.model, texts, given=sample_given))
+                list(compute_text_nlls(target.model, texts, context_lengths=sample_given))
                 scoring.summed_nll_of_other_perplexities(
                     target.model, texts, sample_given, self.scene.seed
                 )
@@ -481,15 +481,15 @@ def _count_of_texts_fitting_in_memory(model: LanguageModel, length: int) -> int:
     )
 
 
-def _call_and_exhaust_iterator(made: Callable[..., Iterator[Any]], *given: Any) -> None:
-    for _ in made(*given):
+def _call_and_exhaust_iterator(function: Callable[..., Iterator[Any]], *arguments: Any) -> None:
+    for _ in function(*arguments):
         pass
 
 
-def _fixed_random_subset(items: Sequence[Any], n: int, what: str) -> list[Any]:
+def _fixed_random_subset(items: Sequence[Any], n: int, description: str) -> list[Any]:
     """Return a random subset of n items in their order; equal n give the same subset."""
     if n >= len(items):
         return list(items)
     # A prefix of a fixed permutation: a larger subset contains every smaller subset.
-    chosen = keyed_random_generator("estimate", what).permutation(len(items))[:n]
+    chosen = keyed_random_generator("estimate", description).permutation(len(items))[:n]
     return [items[i] for i in sorted(chosen.tolist())]

@@ -53,10 +53,10 @@ def shown_rows_of_deployed_forms(
     return rows
 
 
-def deployed_forms_that_are_models(asked: Sequence[str]) -> list[str]:
+def deployed_forms_that_are_models(forms: Sequence[str]) -> list[str]:
     """Return the forms that are separate models, not built from the attacked model."""
     classes = _deployed_form_classes_by_name()
-    return [form for form in asked if form.partition(":")[0] not in classes]
+    return [form for form in forms if form.partition(":")[0] not in classes]
 
 
 def _deployed_form_classes_by_name() -> dict[str, type[Defense]]:

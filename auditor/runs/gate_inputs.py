@@ -34,7 +34,7 @@ def judge_run_by_policy(
     baseline: RunOutcomes | None = None,
     *,
     model: str | None = None,
-    said: Said = lambda *told: None,
+    progress: Said = lambda *step: None,
     target: str | None = None,
     setting: str | None = None,
     attack: str | None = None,
@@ -42,7 +42,7 @@ def judge_run_by_policy(
 ) -> Decision:
     """Apply all rules of a policy to a run. Raise AuditError if the run cannot be judged.
 
-    model: current path of the judged model, if it moved since the run; said: progress callback
+    model: current path of the judged model, if it moved since the run; progress: progress callback
     (description, done, total) while its files are read. Other parameters: see `apply_policy`.
     """
     run = read_run(folder)
@@ -56,7 +56,7 @@ def judge_run_by_policy(
     # A missing file counts as an empty file: this contradicts the result, whereas None would skip
     # the comparison.
     run = replace(run, listed=run.listed.with_missing_parts_empty())
-    model_match = _compare_judged_model_with_deployed(run, model, said)
+    model_match = _compare_judged_model_with_deployed(run, model, progress)
     decision = apply_policy(
         run, policy, baseline, target=target, setting=setting, attack=attack, attested=attested
     )
@@ -68,7 +68,7 @@ def judge_run_by_policy(
 
 
 def _compare_judged_model_with_deployed(
-    run: RunOutcomes, model: str | None, said: Said
+    run: RunOutcomes, model: str | None, progress: Said
 ) -> DeployedModelMatch:
     target, places = plan_weights.target_and_model_locations(run.result.plan, run.name, model)
     if model is not None and (target.uses_builtin_lab or ANSWERS in run.result.weights):
@@ -80,7 +80,7 @@ def _compare_judged_model_with_deployed(
         raise AuditError(
             f"expected --model to be the folder or the file of the judged model, got {model!r}"
         )
-    digests = file_digests.model_sha256_by_file_name_uncached(places, said)
+    digests = file_digests.model_sha256_by_file_name_uncached(places, progress)
     created_at = result_file.creation_time(run.result, run.name)
     return compare_judged_with_deployed_files(
         run.result, target, digests, model or target.model or "", created_at, datetime.now(UTC)

@@ -141,12 +141,12 @@ def corpus_with_chosen_ngram_length(
 def judge_generations_of_cell(
     cell: CellKey,
     attack: CorpusAttack,
-    done: Mapping[str, Guesses],
-    drawn: Sequence[str],
+    generations_by_id: Mapping[str, Guesses],
+    row_ids: Sequence[str],
     corpus: TrainingCorpus,
 ) -> JudgedGenerations:
-    """Compare generations with the corpus. done: all generations by id; drawn: ids of this row, in
-    order."""
+    """Compare generations with the corpus. generations_by_id: all generations by id; row_ids: ids
+    of this row, in order."""
     memorised_tokens, costs, scores, heads = (
         list[MemorisedTokens](),
         list[Guesses](),
@@ -158,10 +158,10 @@ def judge_generations_of_cell(
     ] = {}  # the longest run of each record, and the id of its generation
 
     def text(i: int) -> Tokens:
-        return done[drawn[i]].ranked[0].suffix
+        return generations_by_id[row_ids[i]].ranked[0].suffix
 
-    for start in range(0, len(drawn), _AT_ONCE):
-        batch = [done[id] for id in drawn[start : start + _AT_ONCE]]
+    for start in range(0, len(row_ids), _AT_ONCE):
+        batch = [generations_by_id[id] for id in row_ids[start : start + _AT_ONCE]]
         texts = [guesses.ranked[0].suffix for guesses in batch]
         # Digests count equal generations without storing their texts.
         heads.update(
@@ -193,14 +193,16 @@ def judge_generations_of_cell(
     order = sorted(tally, key=lambda record: (-tally[record], aliases[record]))
     extracted_texts = dict[str, tuple[Tokens, Tokens]]()
     for record, (run, generation) in best.items():
-        full_text = done[generation].ranked[0].suffix
+        full_text = generations_by_id[generation].ranked[0].suffix
         extracted_texts[aliases[record]] = full_text[run.start : run.start + run.length], full_text
     n_same, heldout = (
-        len(drawn) - len(heads),
+        len(row_ids) - len(heads),
         {record for tokens_of_text in memorised_tokens for record in tokens_of_text.strangers},
     )
     notes = (
-        [f"{n_same:,} of {len(drawn):,} generations say the same as another one"] if n_same else []
+        [f"{n_same:,} of {len(row_ids):,} generations say the same as another one"]
+        if n_same
+        else []
     )
     if heldout and order:
         notes.append(
@@ -217,7 +219,7 @@ def judge_generations_of_cell(
         tuple(notes),
         costs,
         (
-            *_generation_columns(cell, drawn, memorised_tokens),
+            *_generation_columns(cell, row_ids, memorised_tokens),
             *_extracted_record_columns(
                 cell,
                 corpus,
@@ -232,14 +234,17 @@ def judge_generations_of_cell(
 
 
 def _generation_columns(
-    cell: CellKey, drawn: Sequence[str], every: Sequence[MemorisedTokens]
+    cell: CellKey, ids: Sequence[str], memorised_tokens: Sequence[MemorisedTokens]
 ) -> Iterator[Column]:
-    counts, members = [float(generation.memorised) for generation in every], [True] * len(drawn)
-    yield Column(
-        MEASURED, cell, memorised.MEMORISED, drawn, [memorised.PER * n for n in counts], members
+    counts, members = (
+        [float(generation.memorised) for generation in memorised_tokens],
+        [True] * len(ids),
     )
     yield Column(
-        MEASURED, cell, memorised.GENERATIONS, drawn, [float(n > 0) for n in counts], members
+        MEASURED, cell, memorised.MEMORISED, ids, [memorised.PER * n for n in counts], members
+    )
+    yield Column(
+        MEASURED, cell, memorised.GENERATIONS, ids, [float(n > 0) for n in counts], members
     )
 
 
@@ -248,7 +253,7 @@ def _extracted_record_columns(
     corpus: TrainingCorpus,
     order: Sequence[int],
     aliases: Mapping[int, str],
-    seen: Mapping[int, int],
+    n_generations: Mapping[int, int],
     longest: Mapping[int, int],
 ) -> Iterator[Column]:
     """Yield columns: extracted records, most frequent first; attacked secrets with the position of
@@ -258,7 +263,7 @@ def _extracted_record_columns(
         [aliases[record] for record in order],
         [corpus.index.copies[record] for record in order],
     )
-    for name, values in (("generations", seen), ("longest", longest)):
+    for name, values in (("generations", n_generations), ("longest", longest)):
         yield Column(RECORDS, cell, name, ids, [values[record] for record in order], (), copies)
     inside = [
         (secret, place)

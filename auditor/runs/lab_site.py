@@ -59,7 +59,7 @@ class LabSite(Site):
     def default_attack_options(self) -> Mapping[str, Mapping[str, Any]]:
         return self.kind.attack_defaults
 
-    def check_plan_model_is_obtainable(self, given: Sequence[str]) -> None:
+    def check_plan_model_is_obtainable(self, fields: Sequence[str]) -> None:
         self.kind.check_packages_installed()
 
     @property
@@ -98,9 +98,9 @@ class LabSite(Site):
     def reference_model(self) -> LanguageModel:
         return self.public_model
 
-    def load_reference_models_of_site(self, asked: str) -> ReferenceModels:
-        """Return reference models trained here; `asked` is their number."""
-        count = parse_reference_model_count(asked)
+    def load_reference_models_of_site(self, spec: str) -> ReferenceModels:
+        """Return reference models trained here; `spec` is their number."""
+        count = parse_reference_model_count(spec)
         return self.shared.get_or_make(
             "references", (self.lab_cache_key, count), lambda: self.lab.reference_models(count)
         )
@@ -236,16 +236,16 @@ def build_mitigation_trainer(target: TargetPlan, recipe: BaseLabRecipe) -> Train
     return trainer
 
 
-def parse_reference_model_count(asked: str) -> int:
+def parse_reference_model_count(text: str) -> int:
     """Parse the number of reference models to train in the lab. Raise AuditError for an invalid
     number."""
     least, most = REFERENCES
-    if not asked.isdecimal() or not least <= int(asked) <= most:
+    if not text.isdecimal() or not least <= int(text) <= most:
         raise AuditError(
             f"expected -A references= in the lab as a number of models to train, from {least} to "
-            f"{most}, got {asked!r}"
+            f"{most}, got {text!r}"
         )
-    return int(asked)
+    return int(text)
 
 
 def build_lab_recipe(plan: Plan) -> BaseLabRecipe:

@@ -17,13 +17,13 @@ from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 
 
-def is_live_model(kind: str, given: Any) -> bool:
+def is_live_model(kind: str, value: Any) -> bool:
     """Return True for a model, False for a folder, a hub id or None. Raise AuditError for other
     values."""
-    if given is None or isinstance(given, (str, Path)):
+    if value is None or isinstance(value, (str, Path)):
         return False
-    if not isinstance(given, LanguageModel) and not hasattr(given, "get_input_embeddings"):
-        got = type(given).__name__
+    if not isinstance(value, LanguageModel) and not hasattr(value, "get_input_embeddings"):
+        got = type(value).__name__
         raise AuditError(
             f"expected {kind} as a folder, a hub id, a transformers model or a LanguageModel, got "
             f"{got}"
@@ -31,13 +31,13 @@ def is_live_model(kind: str, given: Any) -> bool:
     return True
 
 
-def check_no_shared_weights(given: Mapping[str, Any]) -> None:
+def check_no_shared_weights(models: Mapping[str, Any]) -> None:
     """Raise AuditError if two models share weights: an adapter changes its base in place, so both
     would be the same model.
 
     The same model may be `public` and `reference`.
     """
-    for (role, model), (other, other_model) in combinations(given.items(), 2):
+    for (role, model), (other, other_model) in combinations(models.items(), 2):
         if other_model is model and role != "model":
             continue
         if other_model is model or _parameter_ids(model) & _parameter_ids(other_model):

@@ -80,10 +80,10 @@ class ModelLoader:
             if (digest := live.digest())
         }
 
-    def check_model_obtainable(self, given: Sequence[str]) -> None:
+    def check_model_obtainable(self, fields: Sequence[str]) -> None:
         """Raise AuditError if the plan's options do not fit the provider of its model.
 
-        given: the plan's fields on the access to models.
+        fields: the plan's fields on the access to models.
         """
         if "model" in self.live:
             return
@@ -95,7 +95,7 @@ class ModelLoader:
         form_fields = [
             name for form_provider in forms if form_provider.network for name in form_provider.takes
         ]
-        for name in given:
+        for name in fields:
             if name not in (*provider.takes, *form_fields) and not (
                 has_companions and name in plan_field_names_with_rule(PLACED)
             ):
@@ -149,28 +149,28 @@ class ModelLoader:
         )
 
     def _load_once_if_memory_suffices(
-        self, kind: str, provider: Provider, wanted: RequestedModel
+        self, kind: str, provider: Provider, model: RequestedModel
     ) -> LanguageModel:
         first = []
 
         def fresh() -> LanguageModel:
             if provider.network:
                 safe_mode.refuse_in_safe_mode(
-                    f"{wanted.name or wanted.base_url} would be asked over the network"
+                    f"{model.name or model.base_url} would be asked over the network"
                 )
             # Compare with total memory, not free memory: refuse only models that can never fit.
-            least, total = provider.estimate_least_bytes(wanted), psutil.virtual_memory().total
+            least, total = provider.estimate_least_bytes(model), psutil.virtual_memory().total
             if least is not None and least > total:
                 sizes = f"{least / 1e9:.1f} GB at least, got a machine with {total / 1e9:.1f} GB"
-                raise AuditError(f"expected memory for {wanted.name}, {sizes}")
-            first.append(provider.load(wanted))
+                raise AuditError(f"expected memory for {model.name}, {sizes}")
+            first.append(provider.load(model))
             for note in first[0].notes:
                 self.reporter.note(note)
             return first[0]
 
-        loaded = self.shared.get_or_make(kind, (provider, wanted), fresh)
+        loaded = self.shared.get_or_make(kind, (provider, model), fresh)
         if kind == "model":
             self.attacked = loaded
         if not first:  # the cached model of an earlier run of the sweep
-            provider.prepare_for_next_run(loaded, wanted)
+            provider.prepare_for_next_run(loaded, model)
         return loaded

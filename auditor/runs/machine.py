@@ -82,7 +82,7 @@ def _current_commit_label() -> str:
 
 
 def _run_git_without_hooks(
-    *asked: str, off: Sequence[str] = ()
+    *arguments: str, off: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str] | None:
     """Run git without programs that a folder may configure: monitors, hooks, filters. None: no git.
 
@@ -94,7 +94,7 @@ def _run_git_without_hooks(
         for word in ("-c", setting)
     ]
     # --no-optional-locks: do not rewrite the repository's index.
-    command = ["git", "--no-optional-locks", *settings, *asked]
+    command = ["git", "--no-optional-locks", *settings, *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

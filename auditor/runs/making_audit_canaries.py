@@ -41,29 +41,29 @@ class CanaryRequest:
     temperature: float | None = None
 
 
-def make_audit_canaries(asked: CanaryRequest) -> AuditCanaryManifest:
+def make_audit_canaries(request: CanaryRequest) -> AuditCanaryManifest:
     """Draw texts and coins. Raise AuditError for inputs that the kind lacks or does not use."""
-    if asked.kind not in KINDS:
-        raise unknown_name_error("--kind", asked.kind, KINDS)
+    if request.kind not in KINDS:
+        raise unknown_name_error("--kind", request.kind, KINDS)
     for flag, kinds in {"data": BEGUN, "model": BY_MODEL, "temperature": ("sampled",)}.items():
-        is_given = getattr(asked, flag) is not None
-        if is_given and asked.kind not in kinds:
+        is_given = getattr(request, flag) is not None
+        if is_given and request.kind not in kinds:
             raise AuditError(
-                f"expected --kind {' or '.join(kinds)} beside --{flag}, got {asked.kind}"
+                f"expected --kind {' or '.join(kinds)} beside --{flag}, got {request.kind}"
             )
-        if not is_given and asked.kind in kinds and flag != "temperature":
-            raise AuditError(f"expected --{flag} beside --kind {asked.kind}, got none")
-    seed = audit_canaries.unguessable_audit_canary_seed() if asked.seed is None else asked.seed
+        if not is_given and request.kind in kinds and flag != "temperature":
+            raise AuditError(f"expected --{flag} beside --kind {request.kind}, got none")
+    seed = audit_canaries.unguessable_audit_canary_seed() if request.seed is None else request.seed
     texts = audit_canaries.make_audit_canary_texts(
-        asked.kind,
-        asked.count,
-        asked.length,
+        request.kind,
+        request.count,
+        request.length,
         seed,
-        texts=() if asked.data is None else whole_texts.read_row_texts("--data", asked.data),
-        model=None if asked.model is None else load_causal_lm(asked.model, DEFAULTS),
-        temperature=1.0 if asked.temperature is None else asked.temperature,
+        texts=() if request.data is None else whole_texts.read_row_texts("--data", request.data),
+        model=None if request.model is None else load_causal_lm(request.model, DEFAULTS),
+        temperature=1.0 if request.temperature is None else request.temperature,
     )
-    return audit_canaries.make_audit_canary_manifest(asked.kind, texts, asked.times, seed)
+    return audit_canaries.make_audit_canary_manifest(request.kind, texts, request.times, seed)
 
 
 def check_new_tokens_trainable(manifest: AuditCanaryManifest, model: str) -> None:

@@ -137,27 +137,27 @@ class Mitigation:
         return plain
 
 
-def plan_mitigation(asked: MitigationOptions, run: RunOutcomes) -> Mitigation:
+def plan_mitigation(request: MitigationOptions, run: RunOutcomes) -> Mitigation:
     """Plan the new training and audit. Raise AuditError, before writing, for an impossible
     mitigation."""
-    plan = Plan.from_json(run.result.plan, str(asked.run / "result.json"))
+    plan = Plan.from_json(run.result.plan, str(request.run / "result.json"))
     _check_run_is_retrainable(plan)
-    name, options = _parse_mitigation_and_options(asked)
+    name, options = _parse_mitigation_and_options(request)
     if plan.target.uses_builtin_lab:
-        for flag, value in (("--train", asked.train), ("--data", asked.data)):
+        for flag, value in (("--train", request.train), ("--data", request.data)):
             if value is not None:
                 raise AuditError(
                     f"{flag} goes with a model of your own: the lab trains by its own recipe"
                 )
         trainer = LabSite(plan.with_fields(mitigation={"method": name, **options})).mitigation
         assert trainer is not None  # the plan names it
-        return Mitigation(asked, plan, trainer)
+        return Mitigation(request, plan, trainer)
     recipe = None
-    if asked.train is None:
+    if request.train is None:
         recipe = training.read_recorded_training_request(
-            Path(str(plan.target.model)), asked.out / MODEL
+            Path(str(plan.target.model)), request.out / MODEL
         )
-        recipe = dataclasses.replace(recipe, data=asked.data or recipe.data)
+        recipe = dataclasses.replace(recipe, data=request.data or recipe.data)
         kind = registry.list_mitigations()[name]
         if not issubclass(kind, DataVariant):
             carried = {
@@ -173,8 +173,8 @@ def plan_mitigation(asked: MitigationOptions, run: RunOutcomes) -> Mitigation:
                     "an adapter"
                 )
     trainer = build_plugin("mitigation", registry.list_mitigations(), name, options)
-    command = () if asked.train is None else _training_command_words(asked.train, trainer)
-    mitigation = Mitigation(asked, plan, trainer, recipe, command)
+    command = () if request.train is None else _training_command_words(request.train, trainer)
+    mitigation = Mitigation(request, plan, trainer, recipe, command)
     if isinstance(trainer, DataVariant) and not (
         Path(mitigation.training_records_file).suffix.lower() in WRITERS
         and Path(mitigation.training_records_file).is_file()
@@ -212,24 +212,24 @@ def _check_run_is_retrainable(plan: Plan) -> None:
         )
 
 
-def _parse_mitigation_and_options(asked: MitigationOptions) -> tuple[str, dict[str, Any]]:
+def _parse_mitigation_and_options(request: MitigationOptions) -> tuple[str, dict[str, Any]]:
     """Return the method and its options. Raise AuditError for an unknown method or an unexpected
     value."""
-    name, colon, value = asked.by.partition(":")
+    name, colon, value = request.by.partition(":")
     known = registry.list_mitigations()
     if name not in known:
         build_plugin("mitigation", known, name, {})  # refuses it, with the nearest name
     main = known[name].main
     if colon and not (main and value):
         takes = f"as {name}:{main.upper()}" if main else f"as {name} alone: it has no main option"
-        raise AuditError(f"expected --by {takes}, got {asked.by}")
-    options = {**({main: value} if colon else {}), **asked.options}
+        raise AuditError(f"expected --by {takes}, got {request.by}")
+    options = {**({main: value} if colon else {}), **request.options}
     if "listed" in get_option_defaults(known[name]) and not {main, "listed"} & set(options):
-        options["listed"] = str((asked.out / DROPPED).resolve())
+        options["listed"] = str((request.out / DROPPED).resolve())
     return name, options
 
 
-def _training_command_words(asked: str, trainer: Trainer) -> tuple[str, ...]:
+def _training_command_words(command: str, trainer: Trainer) -> tuple[str, ...]:
     """Split a user's command. Raise AuditError if it has no placeholder or does not suit the
     method."""
     if not isinstance(trainer, DataVariant):
@@ -240,7 +240,7 @@ def _training_command_words(asked: str, trainer: Trainer) -> tuple[str, ...]:
             f"{', '.join(name for name, kind in kinds.items() if issubclass(kind, DataVariant))}"
         )
     try:
-        words = tuple(shlex.split(asked))
+        words = tuple(shlex.split(command))
     except ValueError as why:
         raise AuditError(
             f"expected --train as a command, got one that cannot be read: {why}"
@@ -254,22 +254,22 @@ def _training_command_words(asked: str, trainer: Trainer) -> tuple[str, ...]:
 
 
 def train_and_audit_mitigated_model(
-    what: Mitigation, run: RunOutcomes, reporter: Reporter, command: str
+    mitigation: Mitigation, run: RunOutcomes, reporter: Reporter, command: str
 ) -> TrainingOutcome:
     """Train and audit again, skipping finished steps. Raise AuditError without partial output."""
     # Share a cache: the audit attacks the model that the lab trains now.
-    shared, out = SweepCache(), what.asked.out
-    with reporter.stage(f"train by {what.trainer.name}"):
-        outcome = train_mitigated_model(what, run, reporter, shared)
+    shared, out = SweepCache(), mitigation.asked.out
+    with reporter.stage(f"train by {mitigation.trainer.name}"):
+        outcome = train_mitigated_model(mitigation, run, reporter, shared)
     if (out / result_file.RESULT).is_file():
         return outcome
-    plan = what.plan_of_second_audit.with_fields(command=command)
+    plan = mitigation.plan_of_second_audit.with_fields(command=command)
     if (out / attacked_secrets.PLAN).is_file():
         folder = RunFolder.reopen(out)
         plan = Plan.from_json(folder.plan())
     else:
         folder = RunFolder.create(out, plan.run_folder_title, plan.to_json())
-        if (form := RunFolder(what.asked.run).text_form()) is not None:
+        if (form := RunFolder(mitigation.asked.run).text_form()) is not None:
             # Render the same secrets the same way, even on another day.
             folder.save_text_form(form)
     try:
@@ -283,28 +283,31 @@ def train_and_audit_mitigated_model(
 
 
 def compare_runs_before_and_after_mitigation(
-    what: Mitigation, run: RunOutcomes, after: RunOutcomes, done: TrainingOutcome
+    mitigation: Mitigation, run: RunOutcomes, after: RunOutcomes, outcome: TrainingOutcome
 ) -> BeforeAfter:
     """Compare the two runs. Raise AuditError if they are not comparable."""
-    count_remaining = what.copies_left_function
+    count_remaining = mitigation.copies_left_function
     prediction = count_remaining and advice.undefended_row_and_recall_with_copies_left(
         phrases.result_with_printable_strings(run.result),
-        secret_details.read_secret_details(what.asked.run),
+        secret_details.read_secret_details(mitigation.asked.run),
         count_remaining,
     )
     return BeforeAfter(
         by=" ".join(
-            [what.asked.by, *(f"-D {name}={value}" for name, value in what.asked.options.items())]
+            [
+                mitigation.asked.by,
+                *(f"-D {name}={value}" for name, value in mitigation.asked.options.items()),
+            ]
         ),
         compared=compare_finished_runs([run, after]),
         before=run.result,
         after=after.result,
         predicted=(prediction[0].cell_key, prediction[1]) if prediction else None,
         perplexity=_perplexity_change_by_mitigation(
-            what.asked.run, run.result, what.asked.out, after.result
+            mitigation.asked.run, run.result, mitigation.asked.out, after.result
         ),
-        told=done.told,
-        seconds=done.seconds,
+        told=outcome.told,
+        seconds=outcome.seconds,
     )
 
 
@@ -336,13 +339,13 @@ def _perplexity_change_by_mitigation(
 
 
 def train_mitigated_model(
-    what: Mitigation, run: RunOutcomes, reporter: Reporter, shared: SweepCache
+    mitigation: Mitigation, run: RunOutcomes, reporter: Reporter, shared: SweepCache
 ) -> TrainingOutcome:
     """Train, unless already done, in a locked folder.
 
     Raise AuditError for another folder or a refused training, and then remove partial output.
     """
-    out, configuration = what.asked.out, what.configuration()
+    out, configuration = mitigation.asked.out, mitigation.configuration()
     finished = _finished_mitigation_record(out, configuration)
     if finished is not None:
         return TrainingOutcome(tuple(finished["told"]), float(finished["seconds"]))
@@ -352,14 +355,14 @@ def train_mitigated_model(
     )
     start = time.perf_counter()
     try:
-        _write_extracted_records_to_drop(what, run, reporter, shared)
-        if what.plan.target.uses_builtin_lab:
-            site = LabSite(what.plan_of_second_audit, reporter, shared)
+        _write_extracted_records_to_drop(mitigation, run, reporter, shared)
+        if mitigation.plan.target.uses_builtin_lab:
+            site = LabSite(mitigation.plan_of_second_audit, reporter, shared)
             assert site.mitigated_model is not None  # the plan names it
             messages = site.mitigated_model.notes()
-            seconds = site.lab.training_seconds_of_trainer(what.trainer)
+            seconds = site.lab.training_seconds_of_trainer(mitigation.trainer)
         else:
-            messages = _train_own_model(what, reporter)
+            messages = _train_own_model(mitigation, reporter)
             seconds = time.perf_counter() - start
     except AuditError:
         _discard_refused_training(out)
@@ -405,17 +408,17 @@ def _discard_refused_training(out: Path) -> None:
             folder.rmdir()
 
 
-def _train_own_model(what: Mitigation, reporter: Reporter) -> tuple[str, ...]:
+def _train_own_model(mitigation: Mitigation, reporter: Reporter) -> tuple[str, ...]:
     """Train on the mitigated records; return messages. Raise AuditError for data of another
     training, and for a command that makes no model."""
-    out, recipe = what.asked.out / MODEL, what.recipe
+    out, recipe = mitigation.asked.out / MODEL, mitigation.recipe
     if recipe is not None:
-        training.check_same_training_records(Path(str(what.plan.target.model)), recipe)
-    messages, data = tuple[str, ...](), what.training_records_file
-    if isinstance(what.trainer, DataVariant):
+        training.check_same_training_records(Path(str(mitigation.plan.target.model)), recipe)
+    messages, data = tuple[str, ...](), mitigation.training_records_file
+    if isinstance(mitigation.trainer, DataVariant):
         column = recipe.text_column if recipe else None
-        reduced = what.asked.out / f"data{Path(data).suffix.lower()}"
-        messages = (write_reduced_data_kept_by_trainer(what.trainer, data, reduced, column),)
+        reduced = mitigation.asked.out / f"data{Path(data).suffix.lower()}"
+        messages = (write_reduced_data_kept_by_trainer(mitigation.trainer, data, reduced, column),)
         data = str(reduced)
     if recipe is not None:
         return (
@@ -424,7 +427,7 @@ def _train_own_model(what: Mitigation, reporter: Reporter) -> tuple[str, ...]:
                 dataclasses.replace(recipe, data=data, out=out), reporter.progress
             ),
         )
-    _run_training_command(what.command, data, out)
+    _run_training_command(mitigation.command, data, out)
     return messages
 
 
@@ -454,10 +457,10 @@ def _run_training_command(command: Sequence[str], data: str, out: Path) -> None:
 
 
 def _write_extracted_records_to_drop(
-    what: Mitigation, run: RunOutcomes, reporter: Reporter, shared: SweepCache
+    mitigation: Mitigation, run: RunOutcomes, reporter: Reporter, shared: SweepCache
 ) -> None:
     """Write the extracted records for the training to drop, unless the user listed others."""
-    if getattr(what.trainer, "listed", "") != str((what.asked.out / DROPPED).resolve()):
+    if getattr(mitigation.trainer, "listed", "") != str((mitigation.asked.out / DROPPED).resolve()):
         return
     ids = ids_of_extracted_members(run)
     if not ids:
@@ -465,17 +468,19 @@ def _write_extracted_records_to_drop(
             f"{run.name} extracted nothing from the model without defenses: no record is to be "
             "dropped"
         )
-    if what.plan.target.uses_builtin_lab:
-        texts_by_id = LabSite(what.plan, reporter, shared).lab.cut.texts
+    if mitigation.plan.target.uses_builtin_lab:
+        texts_by_id = LabSite(mitigation.plan, reporter, shared).lab.cut.texts
         texts = [texts_by_id[id] for id in ids]
     else:
-        rows, _ = read_texts_and_units(str(what.plan.data.data))
-        repeats = row_repeat_counts(read_record_table("--data", str(what.plan.data.data), COLUMNS))
+        rows, _ = read_texts_and_units(str(mitigation.plan.data.data))
+        repeats = row_repeat_counts(
+            read_record_table("--data", str(mitigation.plan.data.data), COLUMNS)
+        )
         # Map each row to its first copy: `rows` holds all copies, while ids (`member-ROW`,
         # `member-ROW-PART`) name rows of the file. Reversing makes the first copy win.
         first = dict(reversed([(row, i) for i, row in enumerate(rows_repeated_by_count(repeats))]))
         texts = [data_row_as_plain_text(rows[first[int(id.split("-")[1])]]) for id in ids]
-    write_shard_record_list(what.asked.out / DROPPED, texts)
+    write_shard_record_list(mitigation.asked.out / DROPPED, texts)
 
 
 def ids_of_extracted_members(run: RunOutcomes) -> list[str]:

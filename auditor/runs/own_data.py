@@ -41,38 +41,38 @@ _COLUMNS, _OF_TEXT = (
 
 
 def load_own_benchmark(
-    asked: DataPlan,
+    plan: DataPlan,
     name: str,
     seed: int,
     model: LanguageModel,
-    held: TextForm | None = None,
+    recorded_form: TextForm | None = None,
     form_rows: int | None = None,
     soft_prompt_rows: int = 0,
     counting: TableCounting | None = None,
 ) -> Benchmark:
     """Load the records and canaries of a plan outside the lab.
 
-    name: of the model, a folder or a hub id; held: the text form of a resumed run; else form_rows:
-    most rows for its choice. soft_prompt_rows: rows put before the texts. counting: of large
-    tables.
+    name: of the model, a folder or a hub id; recorded_form: the text form of a resumed run; else
+    form_rows: most rows for its choice. soft_prompt_rows: rows put before the texts. counting: of
+    large tables.
     """
     canaries: tuple[Secret, ...] = ()
-    if asked.canaries is not None:
-        manifest = manifests.read_canary_manifest(Path(asked.canaries))
+    if plan.canaries is not None:
+        manifest = manifests.read_canary_manifest(Path(plan.canaries))
         if isinstance(manifest, AuditCanaryManifest):
             making_audit_canaries.check_new_tokens_trainable(manifest, name)
         canaries = manifests.canary_manifest_as_secrets(manifest, model.tokenizer, model.vocab_size)
-    if asked.data is None:
+    if plan.data is None:
         return manifests.Canaries(
-            canaries, model.tokenizer, f"{Path(str(asked.canaries)).name}: {len(canaries)} canaries"
+            canaries, model.tokenizer, f"{Path(str(plan.canaries)).name}: {len(canaries)} canaries"
         )
     benchmark = _load_benchmark_of_records(
-        asked,
-        asked.data,
+        plan,
+        plan.data,
         name,
         seed,
         model,
-        held,
+        recorded_form,
         form_rows or text_form.ROWS,
         soft_prompt_rows,
         counting,
@@ -82,19 +82,19 @@ def load_own_benchmark(
 
 
 def _load_benchmark_of_records(
-    asked: DataPlan,
+    plan: DataPlan,
     data: str,
     name: str,
     seed: int,
     model: LanguageModel,
-    held: TextForm | None,
+    recorded_form: TextForm | None,
     form_rows: int,
     soft_prompt_rows: int,
     counting: TableCounting | None,
 ) -> Benchmark:
     common: dict[str, Any] = {
         "seed": seed,
-        **{name: getattr(asked, name) for name in _OF_ALL_KINDS},
+        **{name: getattr(plan, name) for name in _OF_ALL_KINDS},
     }
     benchmark: Benchmark
     context = None if model.max_positions is None else model.max_positions - soft_prompt_rows
@@ -103,23 +103,23 @@ def _load_benchmark_of_records(
         context = model.max_positions
     if folder_has_extraction_arrays(Path(data)):
         _refuse_nondefault_fields(
-            asked, _COLUMNS, f"names a column, which the arrays of {data!r} do not have"
+            plan, _COLUMNS, f"names a column, which the arrays of {data!r} do not have"
         )
         _refuse_nondefault_fields(
-            asked, (*_OF_TEXT, "forget"), f"is about text, which the arrays of {data!r} do not have"
+            plan, (*_OF_TEXT, "forget"), f"is about text, which the arrays of {data!r} do not have"
         )
         benchmark = LMExtraction(data, vocab_size=model.vocab_size, **common)
         benchmark.tokenizer = model.tokenizer
     elif is_tokenised_data(data):
         about_text = tuple(field for field in _OF_TEXT if field != "trained_length")
         _refuse_nondefault_fields(
-            asked, (*about_text, *_COLUMNS), f"is about text, and {data!r} holds token ids"
+            plan, (*about_text, *_COLUMNS), f"is about text, and {data!r} holds token ids"
         )
-        trained, trained_notes = _choose_trained_length(asked, name, model.tokenizer)
+        trained, trained_notes = _choose_trained_length(plan, name, model.tokenizer)
         benchmark = Tokenised(
             data,
             vocab_size=model.vocab_size,
-            forget=asked.forget,
+            forget=plan.forget,
             model=name,
             trained=trained,
             room=context,
@@ -131,25 +131,25 @@ def _load_benchmark_of_records(
     else:
         counting = counting or TableCounting()
         reader = TableReader(
-            SplitOptions(asked.known_fraction, asked.limit, seed),
+            SplitOptions(plan.known_fraction, plan.limit, seed),
             counting,
-            (asked.group_column, asked.user_column),
-            asked.forget,
+            (plan.group_column, plan.user_column),
+            plan.forget,
         )
-        choice = text_form.choose_text_form(asked, name, model, held, form_rows, reader)
+        choice = text_form.choose_text_form(plan, name, model, recorded_form, form_rows, reader)
         form, form_record = (None, None) if choice is None else choice
-        trained, trained_notes = _choose_trained_length(asked, name, model.tokenizer)
+        trained, trained_notes = _choose_trained_length(plan, name, model.tokenizer)
         # A template writes the first token; other texts need room for a prefix token.
         framed = form is not None and form.source is not None
         benchmark = Files(
             data,
             model.tokenizer,
-            knows=asked.knows,
-            turns=asked.turns,
-            windows=asked.windows,
-            group_column=asked.group_column,
-            user_column=asked.user_column,
-            forget=asked.forget,
+            knows=plan.knows,
+            turns=plan.turns,
+            windows=plan.windows,
+            group_column=plan.group_column,
+            user_column=plan.user_column,
+            forget=plan.forget,
             form=form,
             trained=trained,
             room=context if context is None or framed else context - 1,
@@ -200,17 +200,17 @@ def _doubts_on_split_characters(secrets: Sequence[Secret], model: LanguageModel)
 
 
 def _choose_trained_length(
-    asked: DataPlan, name: str, tokenizer: Any
+    plan: DataPlan, name: str, tokenizer: Any
 ) -> tuple[TrainedLength | None, tuple[str, ...]]:
     """Return the trained tokens of a row, by the plan or a file next to the model; and notes."""
-    if asked.trained_length == NONE:
+    if plan.trained_length == NONE:
         return None, ()
     note = ""
     trained: TrainedLength | None
-    if asked.trained_length == AUTO:
+    if plan.trained_length == AUTO:
         trained, note = read_trained_length(Path(name))
     else:
-        trained = TrainedLength(int(asked.trained_length))
+        trained = TrainedLength(int(plan.trained_length))
     if trained is None:
         return None, (note,) if note else ()
     # TRL adds the tokenizer's prefix before a text, and an end of text after it.
@@ -224,8 +224,8 @@ def _choose_trained_length(
     return replace(trained, before=before, after=after), (note,)
 
 
-def _refuse_nondefault_fields(asked: DataPlan, fields: Sequence[str], why: str) -> None:
+def _refuse_nondefault_fields(plan: DataPlan, fields: Sequence[str], reason: str) -> None:
     """Raise AuditError if a field differs from its default."""
     for field in fields:
-        if getattr(asked, field) != FIELDS[field].default:
-            raise AuditError(f"{flag_of_plan_field(field)} {why}")
+        if getattr(plan, field) != FIELDS[field].default:
+            raise AuditError(f"{flag_of_plan_field(field)} {reason}")

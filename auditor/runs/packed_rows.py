@@ -154,9 +154,9 @@ def _recite(
     return _Recitation(is_greedy, log_prob)
 
 
-def _is_higher(left: _Recitation, right: _Recitation, comparisons: int) -> bool:
+def _is_higher(recitation: _Recitation, right: _Recitation, comparisons: int) -> bool:
     """Test if the left log-probabilities are significantly higher, paired by record."""
-    difference = left.log_prob - right.log_prob
+    difference = recitation.log_prob - right.log_prob
     # -inf, from a token of probability 0, has no mean.
     is_finite = bool(np.isfinite(difference).all())
     return is_finite and lower_bound_of_mean_nll_gain(difference, comparisons) > 0

@@ -106,10 +106,10 @@ class PerSecretCollector:
         self.rows[key] = replace(row, anytime=key in self.stopped)
         return self.rows[key]
 
-    def collect_generations(self, key: CellKey, found: JudgedGenerations) -> None:
+    def collect_generations(self, key: CellKey, generations: JudgedGenerations) -> None:
         """Collect the columns and extracted texts of a cell of generations."""
-        self._columns += found.columns
-        self._texts[str(key)] = found.texts
+        self._columns += generations.columns
+        self._texts[str(key)] = generations.texts
 
     def save_tables_and_texts(self, secrets: Sequence[Secret], tokenizer: Any) -> None:
         """Write the columns and the texts of guesses to the run folder."""

@@ -57,9 +57,9 @@ class PersonalDataOfSecrets:
         return dict(sorted(share_by_kind.items()))
 
 
-def parse_phone_regions(asked: str | None) -> tuple[str, ...]:
+def parse_phone_regions(text: str | None) -> tuple[str, ...]:
     """Parse `--phone-region`. Raise AuditError if their telephone numbers cannot be recognised."""
-    regions = () if asked is None else tuple(asked.split(","))
+    regions = () if text is None else tuple(text.split(","))
     if regions:
         pii.PiiRecognisers(regions)
     return regions

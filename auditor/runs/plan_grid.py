@@ -113,8 +113,8 @@ def expand_plan_grid(raw: Mapping[str, Any]) -> list[GridPoint]:
     return points
 
 
-def _plan_at_point(base: Values, own: Values, at: Values, seed: int) -> Values:
-    plan = merge_raw_plans(base, own)
+def _plan_at_point(base: Values, overrides: Values, at: Values, seed: int) -> Values:
+    plan = merge_raw_plans(base, overrides)
     for key, value in at.items():
         _set_swept_value(plan, key, value)
     for kind in (

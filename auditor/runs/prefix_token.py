@@ -107,11 +107,13 @@ class PrefixedModel(WrappingModel):
         )
 
     def published_perplexity_nll(
-        self, texts: Sequence[Tokens], seed: int, given: int = 1
+        self, texts: Sequence[Tokens], seed: int, n_context: int = 1
     ) -> Mapping[str, Sequence[float]]:
         # The prefix token counts as given: it is not scored.
         return self.model.published_perplexity_nll(
-            [(*self.prefix_token, *text) for text in texts], seed, len(self.prefix_token) + given
+            [(*self.prefix_token, *text) for text in texts],
+            seed,
+            len(self.prefix_token) + n_context,
         )
 
     def neighbour_model(self, relation: str, index: int) -> LanguageModel:
@@ -140,7 +142,7 @@ def with_prefix_token(model: LanguageModel, prefix_token: Tokens) -> LanguageMod
 
 
 def resolve_prefix_token(
-    asked: str,
+    spec: str,
     model: LanguageModel,
     known: Sequence[Pair] = (),
     longest: int = 0,
@@ -169,13 +171,13 @@ def resolve_prefix_token(
     if model.prepended and not (
         begins and all(begins)
     ):  # a template or the trainer's ids may begin with it
-        return _prefix_token_of_server(asked, model)
-    if asked != AUTO:
-        tokens = parse_prefix_token(asked, model)
+        return _prefix_token_of_server(spec, model)
+    if spec != AUTO:
+        tokens = parse_prefix_token(spec, model)
         return PrefixToken(
             tokens,
             f"prefix token: {describe_prefix_token(tokens, model.tokenizer)}, as asked for "
-            f"(--prefix-token {asked})",
+            f"(--prefix-token {spec})",
         )
     if as_trained:
         return PrefixToken((), "prefix token: none: the data hold the token ids of the training")
@@ -196,14 +198,14 @@ def resolve_prefix_token(
     )
 
 
-def _prefix_token_of_server(asked: str, model: LanguageModel) -> PrefixToken:
+def _prefix_token_of_server(spec: str, model: LanguageModel) -> PrefixToken:
     """Return the prefix token of a model's server. Raise AuditError if the user asks for
     another."""
     name = describe_prefix_token(model.prepended, model.tokenizer)
-    if asked != AUTO and parse_prefix_token(asked, model) != model.prepended:
+    if spec != AUTO and parse_prefix_token(spec, model) != model.prepended:
         raise AuditError(
             f"expected --prefix-token {AUTO} for {model.name}, whose server puts {name} before "
-            f"every text, got {asked}"
+            f"every text, got {spec}"
         )
     return PrefixToken(
         model.prepended, f"prefix token: {name} (the server puts it before every text)"
@@ -214,7 +216,7 @@ def _choose_likeliest_prefix_token(
     model: LanguageModel,
     known: Sequence[Pair],
     longest: int,
-    what: str,
+    description: str,
     framed: bool = False,
     hurried: bool = False,
 ) -> PrefixToken:
@@ -234,9 +236,9 @@ def _choose_likeliest_prefix_token(
             f"no room for the tokenizer default, {describe_prefix_token(prefix_tokens[0], words)}"
         )
 
-    def chosen(prefix_token: Tokens, why: str) -> PrefixToken:
+    def chosen(prefix_token: Tokens, reason: str) -> PrefixToken:
         return PrefixToken(
-            prefix_token, f"prefix token: {describe_prefix_token(prefix_token, words)} ({why})"
+            prefix_token, f"prefix token: {describe_prefix_token(prefix_token, words)} ({reason})"
         )
 
     if not implies_capability(model.capabilities, "likelihood"):
@@ -247,7 +249,7 @@ def _choose_likeliest_prefix_token(
     order = keyed_random_generator("prefix_token", len(pairs)).permutation(len(pairs))[:PAIRS]
     pairs = [Pair(pairs[i].prefix, pairs[i].suffix[:_SCORED]) for i in order.tolist()]
     if not pairs:
-        return chosen(default, f"{basis}; no {what} to choose by")
+        return chosen(default, f"{basis}; no {description} to choose by")
     n_looks = 1 if len(pairs) <= _FIRST else 2
     nll = _nll_of_pairs_by_prefix_token(model, candidates, pairs[:_FIRST])
     best = choose_likeliest_reading(default, nll, n_looks)
@@ -267,7 +269,8 @@ def _choose_likeliest_prefix_token(
     why = basis if best == default else f"the most likely of the {len(nll)} tried"
     rivals_text = f"; {rivals}" if rivals else ""
     measured = (
-        f"mean loss of {len(nll[best])} {what} with it: {means[best]} nats a token{rivals_text}"
+        f"mean loss of {len(nll[best])} {description} with it: {means[best]} nats a token"
+        f"{rivals_text}"
     )
     return chosen(best, f"{why}; {measured}")
 
@@ -285,25 +288,25 @@ def _nll_of_pairs_by_prefix_token(
     return dict(zip(candidates, values, strict=True))
 
 
-def parse_prefix_token(asked: str, model: LanguageModel) -> Tokens:
+def parse_prefix_token(text: str, model: LanguageModel) -> Tokens:
     """Parse `none`, `bos`, `eos` or a text to tokens. Raise AuditError if the model cannot read
     them."""
-    if asked == NONE:
+    if text == NONE:
         return ()
-    if asked in _SPECIAL:
-        token = _special_token_id(asked, model)
+    if text in _SPECIAL:
+        token = _special_token_id(text, model)
         if token is None:
             source = "configuration" if model.tokenizer is None else "tokenizer"
             raise AuditError(
-                f"expected --prefix-token {asked} to be a token of {model.name}, but its {source} "
+                f"expected --prefix-token {text} to be a token of {model.name}, but its {source} "
                 "names none"
             )
         tokens: Tokens = (token,)
     else:
-        tokens = _tokenize_prefix_text(asked, model)
+        tokens = _tokenize_prefix_text(text, model)
     if not _is_in_vocabulary(tokens, model):
         raise AuditError(
-            f"expected --prefix-token {asked} in the vocabulary of {model.name}, which has "
+            f"expected --prefix-token {text} in the vocabulary of {model.name}, which has "
             f"{model.vocab_size} tokens, got {', '.join(map(str, tokens))}"
         )
     return tokens

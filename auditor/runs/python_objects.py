@@ -26,8 +26,8 @@ NO_OBJECTS: Objects = MappingProxyType({})
 KINDS: Mapping[str, Any] = {"attack": (Attack, Probe), "defense": (Defense,)}
 
 
-def class_name(given: Any) -> str:
-    return f"{type(given).__module__}.{type(given).__qualname__}"
+def class_name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def python_objects_phrase(classes: Mapping[str, str]) -> str:
@@ -78,14 +78,14 @@ def unregistered_plugin_objects(
     return unregistered
 
 
-def _check_plugin_object_is_recordable(one: Any) -> None:
+def _check_plugin_object_is_recordable(plugin: Any) -> None:
     """Raise AuditError if a record cannot hold a plug-in's options, or its name suits no file."""
-    registry.check_plugin_name(one.name)
-    for option in dataclasses.fields(one):
+    registry.check_plugin_name(plugin.name)
+    for option in dataclasses.fields(plugin):
         try:
-            json.dumps(to_json(getattr(one, option.name)))
+            json.dumps(to_json(getattr(plugin, option.name)))
         except (TypeError, ValueError):
             raise AuditError(
-                f"expected options of {one.name} that a record can hold (numbers, text, true or "
-                f"false), got {option.name}={getattr(one, option.name)!r}"
+                f"expected options of {plugin.name} that a record can hold (numbers, text, true or "
+                f"false), got {option.name}={getattr(plugin, option.name)!r}"
             ) from None

@@ -171,31 +171,31 @@ def read_released_text(plan: Plan, text: Path) -> ReleasedText:
 
 
 def audit_released_text(
-    held: ReleasedText, n: int | None, folder: RunFolder, reporter: Reporter
+    release: ReleasedText, n: int | None, folder: RunFolder, reporter: Reporter
 ) -> AuditResult:
     """Audit the text. n: words of a passage; None: `usual_passage_length`, or the median of shorter
     private records.
 
     Raise AuditError if no record of a kind has n words.
     """
-    clock, secrets, rows = StageClock(reporter), held.secrets, _ReleasedTextResults(folder)
+    clock, secrets, rows = StageClock(reporter), release.secrets, _ReleasedTextResults(folder)
     # At least 2: a single word occurs everywhere.
     n = n or max(
         2,
         min(
-            held.usual_passage_length,
-            int(np.median([len(r.tokens) for r in held.records if r.member])),
+            release.usual_passage_length,
+            int(np.median([len(r.tokens) for r in release.records if r.member])),
         ),
     )
     folder.pin_secrets(comparable_secrets_digest(secrets))
     with clock.timed_stage("passages of the records"):
-        passages, kinds = _find_copied_passages(held, n, secrets, rows)
+        passages, kinds = _find_copied_passages(release, n, secrets, rows)
     with clock.timed_stage("membership"):
-        findings = [passages, _membership_finding(held, secrets, rows)]
+        findings = [passages, _membership_finding(release, secrets, rows)]
     coins: tuple[Secret, ...] = ()
-    if held.manifest is not None:
+    if release.manifest is not None:
         with clock.timed_stage("canaries"):
-            finding, coins = _epsilon_lower_bound_finding(held, held.manifest, rows)
+            finding, coins = _epsilon_lower_bound_finding(release, release.manifest, rows)
             findings.append(finding)
     canaries = {canary.id for canary in coins}
     folder.save_secret_facts(
@@ -204,11 +204,15 @@ def audit_released_text(
         )
     )
     table.write_secrets_table(folder.path, rows.columns)
-    private_texts.write_secret_texts(folder.path, rows.shown, rows.guesses, held.words.words_of_ids)
+    private_texts.write_secret_texts(
+        folder.path, rows.shown, rows.guesses, release.words.words_of_ids
+    )
     members = [secret for secret in secrets if secret.member]
     record = BenchmarkRecord(
         name="files",
-        description=f"{len(held.texts):,} released texts, against {len(members):,} private records",
+        description=(
+            f"{len(release.texts):,} released texts, against {len(members):,} private records"
+        ),
         members=len(members),
         nonmembers=len(secrets) - len(members),
         known=0,
@@ -217,27 +221,27 @@ def audit_released_text(
             for times, count in sorted(Counter(secret.repeats or 1 for secret in members).items())
         },
         digest=comparable_secrets_digest(secrets),
-        notes=held.said,
+        notes=release.said,
         kinds=kinds,
     )
     return AuditResult(
         name=folder.path.name,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         tool_version=__version__,
-        command=held.plan.output.command,
-        plan=held.plan.to_json(),
+        command=release.plan.output.command,
+        plan=release.plan.to_json(),
         benchmark=record,
         targets=(
             TargetRecord(
-                UNDEFENDED, "Released text", f"{len(held.texts):,} texts; no model was asked"
+                UNDEFENDED, "Released text", f"{len(release.texts):,} texts; no model was asked"
             ),
         ),
         findings=tuple(findings),
         environment={"python": platform.python_version(), "numpy": np.__version__},
         timings=clock.seconds,
-        seed=held.plan.seed,
+        seed=release.plan.seed,
         family=RELEASED_TEXT,
-        weights=plan_weights.weight_digests_of_plan_files(held.plan),
+        weights=plan_weights.weight_digests_of_plan_files(release.plan),
         methods=METHODS,
     )
 
@@ -295,19 +299,21 @@ def _finding_of_release(
 
 
 def _find_copied_passages(
-    held: ReleasedText, n: int, secrets: Sequence[Secret], rows: _ReleasedTextResults
+    release: ReleasedText, n: int, secrets: Sequence[Secret], rows: _ReleasedTextResults
 ) -> tuple[Finding, dict[str, KindCount]]:
     """Find the passages of records in the text, verbatim or nearly, judged like first guesses."""
-    long = [i for i, record in enumerate(held.records) if len(record.tokens) >= n]
-    few = [kind for kind in (True, False) if not any(held.records[i].member == kind for i in long)]
+    long = [i for i, record in enumerate(release.records) if len(record.tokens) >= n]
+    few = [
+        kind for kind in (True, False) if not any(release.records[i].member == kind for i in long)
+    ]
     if few:
         flag = "--data" if few[0] else "--nonmembers"
-        unit = "characters" if held.is_unspaced else "words"
+        unit = "characters" if release.is_unspaced else "words"
         raise AuditError(
             f"expected records of {n} {unit} or more in {flag}, got none (--words sets how many)"
         )
     nearest, coverage, index = released_passages.find_nearest_passages(
-        [held.records[i] for i in long], held.texts, n
+        [release.records[i] for i in long], release.texts, n
     )
     # The target of a record is its longest released passage, else its nearest n words, else its
     # first n.
@@ -319,7 +325,7 @@ def _find_copied_passages(
         for secret, passage in zip(targets, nearest, strict=True)
     ]
     outcome = judging.judge_guesses(guesses, {target.id: target for target in targets})
-    parts, counts = _personal_data_shares(held, [held.records[i] for i in long])
+    parts, counts = _personal_data_shares(release, [release.records[i] for i in long])
     by_id = {target.id: i for i, target in enumerate(targets)}
     of_kinds = {kind: [shares[by_id[id]] for id in outcome.ids] for kind, shares in parts.items()}
     judged = RowValuesBySecret.from_judged_guesses(outcome, of_kinds)
@@ -329,7 +335,7 @@ def _find_copied_passages(
     finding = _finding_of_release(
         PASSAGES,
         extraction.measure_extraction(outcome),
-        tuple(_released_passage_sentences(held, n, len(long), coverage, index)),
+        tuple(_released_passage_sentences(release, n, len(long), coverage, index)),
         by_repeats=extraction.measure_hit_shares(RECALL, members),
         by_kind={kind: m for kind in of_kinds if (m := judged.remeasure_metric(RECALL, kind=kind))},
         by_kind_nonmembers={
@@ -344,28 +350,29 @@ def _find_copied_passages(
 
 
 def _released_passage_sentences(
-    held: ReleasedText,
+    release: ReleasedText,
     n: int,
     long: int,
-    every: Sequence[memorised.MemorisedTokens],
+    memorised_tokens: Sequence[memorised.MemorisedTokens],
     index: released_passages.NGramIndex,
 ) -> Iterator[str]:
-    unit = "characters" if held.is_unspaced else "words"
+    unit = "characters" if release.is_unspaced else "words"
     yield (
         f"extracted: {n} {unit} in a row or more that one record alone has, of --data or "
         f"--nonmembers; near-verbatim: {n} {unit} with {judging.compute_near_verbatim_limit(n)} "
         f"changed at most, of which {max(1, n // 2)} stand side by side"
     )
-    if short := len(held.records) - long:
+    if short := len(release.records) - long:
         yield (
             f"{short:,} records have fewer than {n} {unit}: they are not looked for here (--words)"
         )
-    holding = sum(tokens.memorised > 0 for tokens in every)
+    holding = sum(tokens.memorised > 0 for tokens in memorised_tokens)
     trained, heldout = index.ngram_place_counts(n)
     # Assume that private n-grams occur by chance as often as held-out n-grams do.
-    floor = sum(tokens.heldout > 0 for tokens in every) * trained / max(heldout, 1)
+    floor = sum(tokens.heldout > 0 for tokens in memorised_tokens) * trained / max(heldout, 1)
     yield (
-        f"{holding:,} of {len(every):,} released texts hold {n} {unit} in a row of the private "
+        f"{holding:,} of {len(memorised_tokens):,} released texts hold {n} {unit} in a row of the "
+        "private "
         f"data and of no non-member; by non-members, {floor:,.0f} would by chance"
     )
     if not pii.has_pii_packages():
@@ -376,7 +383,7 @@ def _released_passage_sentences(
 
 
 def _personal_data_shares(
-    held: ReleasedText, records: Sequence[ReleasedRecord]
+    release: ReleasedText, records: Sequence[ReleasedRecord]
 ) -> tuple[dict[str, list[float]], dict[str, KindCount]]:
     """Return by kind the released share of each record's personal data; NaN for records without it.
 
@@ -416,7 +423,7 @@ def _personal_data_shares(
         of_nonmembers, members
     )
     # Search the raw text, not its words: numbers and addresses contain punctuation.
-    text_strings = _strings_found_in_texts(of_members | of_nonmembers, held.written)
+    text_strings = _strings_found_in_texts(of_members | of_nonmembers, release.written)
     shares_by_kind: dict[str, list[float]] = {}
     counts: dict[str, Counter[str]] = {}
     for i, (pairs, record) in enumerate(zip(spans, records, strict=True)):
@@ -433,9 +440,9 @@ def _personal_data_shares(
     }
 
 
-def _strings_found_in_texts(wanted: Mapping[str, bool], texts: Sequence[str]) -> set[str]:
-    """Return the strings in the texts. wanted: True if a longer number is a different number."""
-    return {text for text, count in count_text_occurrences(wanted, texts).items() if count}
+def _strings_found_in_texts(strings: Mapping[str, bool], texts: Sequence[str]) -> set[str]:
+    """Return the strings in the texts. strings: True if a longer number is a different number."""
+    return {text for text, count in count_text_occurrences(strings, texts).items() if count}
 
 
 # --- membership
@@ -443,19 +450,19 @@ def _strings_found_in_texts(wanted: Mapping[str, bool], texts: Sequence[str]) ->
 
 
 def _membership_finding(
-    held: ReleasedText, secrets: Sequence[Secret], rows: _ReleasedTextResults
+    release: ReleasedText, secrets: Sequence[Secret], rows: _ReleasedTextResults
 ) -> Finding:
     """Score membership by n-grams of the released text against other records, and by published
     scores."""
     # + 1: any unknown word.
-    records, kinds = [record.tokens for record in held.records], len(held.words.ids) + 1
-    model = NGramCounts.count_ngrams(held.texts, kinds)
+    records, kinds = [record.tokens for record in release.records], len(release.words.ids) + 1
+    model = NGramCounts.count_ngrams(release.texts, kinds)
     values_by_score = {
-        "ngrams": score_against_other_records(model, records, held.plan.seed),
+        "ngrams": score_against_other_records(model, records, release.plan.seed),
         "bigrams": model.average_laplace_log_prob(records),
-        "likeness": measure_jaccard_similarity(records, held.texts, kinds),
+        "likeness": measure_jaccard_similarity(records, release.texts, kinds),
     }
-    truth = ScoredRecords(np.array([record.member for record in held.records]), {})
+    truth = ScoredRecords(np.array([record.member for record in release.records]), {})
     scores = {
         name: CandidateScore(values, OF_TEXT[name]) for name, values in values_by_score.items()
     }
@@ -492,17 +499,17 @@ def _membership_finding(
 
 
 def _epsilon_lower_bound_finding(
-    held: ReleasedText, manifest: AuditCanaryManifest, rows: _ReleasedTextResults
+    release: ReleasedText, manifest: AuditCanaryManifest, rows: _ReleasedTextResults
 ) -> tuple[Finding, tuple[Secret, ...]]:
     """Bound epsilon by the canaries in the text. Coins decide --data: only --nonmembers are a
     reference."""
-    words = WordIds(dict(held.words.ids))  # a copy, as reading adds words
+    words = WordIds(dict(release.words.ids))  # a copy, as reading adds words
     texts = [words(canary.text) for canary in manifest.canaries]
     prefix_lengths = [len(words(canary.prefix)) for canary in manifest.canaries]
     kinds = len(words.ids) + 1  # after all reads; + 1: any unknown word
-    model = NGramCounts.count_ngrams(held.texts, kinds)
+    model = NGramCounts.count_ngrams(release.texts, kinds)
     reference = NGramCounts.count_ngrams(
-        [record.tokens for record in held.records if not record.member], kinds
+        [record.tokens for record in release.records if not record.member], kinds
     )
     gained = model.log_probs(texts) - reference.log_probs(texts)
     # (words of all canaries,): words of the prefix are public and do not count.

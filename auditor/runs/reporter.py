@@ -16,7 +16,7 @@ class Reporter(Protocol):
     def stage(self, name: str) -> Any:
         """Return a context manager around a timed stage."""
 
-    def progress(self, what: str, done: int, total: int) -> None: ...
+    def progress(self, description: str, n_done: int, total: int) -> None: ...
 
     def note(self, text: str) -> None:
         """Report a note for the user at once; the record has it too."""
@@ -34,7 +34,7 @@ class SilentReporter:
     def stage(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def progress(self, what: str, done: int, total: int) -> None: ...
+    def progress(self, description: str, n_done: int, total: int) -> None: ...
 
     def note(self, text: str) -> None: ...
 

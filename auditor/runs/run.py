@@ -103,8 +103,8 @@ def run_audit(
         file_digests.check_model_files_unchanged(digests, loaded, "what was loaded just now")
         folder.pin_weights(loaded)
 
-        def measure(asked: Audit) -> AuditResult:
-            return _ask_and_measure(plan, asked, engine, clock, loaded)
+        def measure(audit: Audit) -> AuditResult:
+            return _ask_and_measure(plan, audit, engine, clock, loaded)
 
         return (
             measure(audit)

@@ -128,11 +128,11 @@ def greedy_suffixes(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tok
     at_once = BatchSizeLimit(GREEDY_AT_ONCE)
     for batch in batch_sampling_by_length(model, [(len(s.prefix), len(s.suffix)) for s in secrets]):
 
-        def decoded(some: slice, batch: Sequence[int] = batch) -> list[SuffixCandidates]:
+        def decoded(places: slice, batch: Sequence[int] = batch) -> list[SuffixCandidates]:
             # Greedy decoding reads no noise; its shape gives the number of tokens.
-            noise = [np.zeros((1, len(secrets[i].suffix), CHANNELS)) for i in batch[some]]
+            noise = [np.zeros((1, len(secrets[i].suffix), CHANNELS)) for i in batch[places]]
             return sample_mixed_length_batch(
-                model, [secrets[i].prefix for i in batch[some]], GREEDY, noise, distribution=False
+                model, [secrets[i].prefix for i in batch[places]], GREEDY, noise, distribution=False
             )
 
         for some, candidates_by_row in at_once.run_pieces_within_memory(len(batch), decoded):
@@ -156,7 +156,9 @@ def heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]
         return _heldout_losses_by_record(audit, target, given_counts)
 
     def found_now() -> dict[str, Sequence[float]]:
-        nll, tokens = zip(*compute_text_nlls(target.model, texts, given=given_counts), strict=True)
+        nll, tokens = zip(
+            *compute_text_nlls(target.model, texts, context_lengths=given_counts), strict=True
+        )
         other_nlls = summed_nll_of_other_perplexities(
             target.model, texts, given_counts or [1] * len(texts), audit.seed
         )
@@ -173,19 +175,19 @@ def heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]
 
 
 def _heldout_losses_by_record(
-    audit: Audit, target: Target, given: Sequence[int]
+    audit: Audit, target: Target, context_lengths: Sequence[int]
 ) -> Mapping[str, Sequence[float]]:
     """Compute `heldout_losses` text by text of non-members; reuse texts in the run folder."""
     texts, ids = (
         audit.benchmark.heldout,
         [secret.id for secret in audit.benchmark.secrets if not secret.member],
     )
-    first = given or [1] * len(texts)
+    first = context_lengths or [1] * len(texts)
     journal, key = audit.folder.tokens, f"{target.name} held-out"
     cached = journal.finished_secrets(key)
     missing = [i for i, id in enumerate(ids) if id not in cached]
     losses = compute_text_nlls(
-        target.model, [texts[i] for i in missing], given=[first[i] for i in missing]
+        target.model, [texts[i] for i in missing], context_lengths=[first[i] for i in missing]
     )
     if scores := [
         TokenLogProbs(ids[i], (-nll,)) for i, (nll, _) in zip(missing, losses, strict=True)
@@ -199,13 +201,13 @@ def _heldout_losses_by_record(
 
 
 def summed_nll_of_other_perplexities(
-    model: LanguageModel, texts: Sequence[Tokens], given: Sequence[int], seed: int
+    model: LanguageModel, texts: Sequence[Tokens], context_lengths: Sequence[int], seed: int
 ) -> Mapping[str, Sequence[float]]:
     """Return by name the summed nll of each text. Texts are grouped by their count of given
     tokens."""
     nll_by_name: dict[str, list[float]] = {}
-    for first in dict.fromkeys(given):
-        rows = [i for i, count in enumerate(given) if count == first]
+    for first in dict.fromkeys(context_lengths):
+        rows = [i for i, count in enumerate(context_lengths) if count == first]
         for name, nll in model.published_perplexity_nll(
             [texts[i] for i in rows], seed, first
         ).items():
@@ -214,12 +216,12 @@ def summed_nll_of_other_perplexities(
     return nll_by_name
 
 
-def perplexity_measurements(found: Mapping[str, Sequence[float]]) -> tuple[Measurement, ...]:
+def perplexity_measurements(nlls_by_name: Mapping[str, Sequence[float]]) -> tuple[Measurement, ...]:
     """Measure each perplexity of `heldout_losses`, in its order."""
-    tokens = [int(count) for count in found.get("tokens", ())]
+    tokens = [int(count) for count in nlls_by_name.get("tokens", ())]
     return tuple(
         intervals.estimate_perplexity(list(zip(nll, tokens, strict=True)), name)
-        for name, nll in found.items()
+        for name, nll in nlls_by_name.items()
         if name != "tokens"
     )
 

@@ -234,14 +234,14 @@ def _default_attack_options(
 
 
 def _note_options_without_distributions(
-    site: Site, methods: Sequence[Attack | Probe], given: Options
+    site: Site, methods: Sequence[Attack | Probe], options: Options
 ) -> None:
     """Announce each option set because an API gives no complete distributions."""
     if not site.is_model_asked_over_network:
         return
     for method in methods:
         for option, value in method.without_distributions.items():
-            if option not in given.get(method.name, {}):
+            if option not in options.get(method.name, {}):
                 site.reporter.announce(
                     f"{method.name}: {option}={value}, as APIs give no whole distributions (-A "
                     f"{method.name}.{option}= chooses another)"

@@ -24,13 +24,15 @@ class ShownRow:
 
 
 def defense_rows_with_controls(
-    defenses: Sequence[Defense], there: Callable[[Defense], bool], others: Sequence[Defense] = ()
+    defenses: Sequence[Defense],
+    is_available: Callable[[Defense], bool],
+    others: Sequence[Defense] = (),
 ) -> list[ShownRow]:
     """List every defense before the controls of its chain; equal controls of several defenses share
     a row.
 
-    there: tests if a control is available and is not the undefended target. others: controls that
-    attacks need.
+    is_available: tests if a control is available and is not the undefended target. others: controls
+    that attacks need.
     """
     rows, displayed = list[ShownRow](), list(defenses)
     for defense in defenses:
@@ -38,7 +40,7 @@ def defense_rows_with_controls(
         for cause in defense.cause_chain():
             control = cause.row
             # `in` compares by value: frozen dataclasses with equal options are the same control.
-            if control is None or not there(control) or control in displayed:
+            if control is None or not is_available(control) or control in displayed:
                 continue
             displayed.append(control)
             names = {row.name for row in rows} | {item.name for item in defenses}
@@ -48,7 +50,7 @@ def defense_rows_with_controls(
                 "" if is_unused else f" (of {get_plugin_title(type(defense))})"
             )
             rows.append(ShownRow(name, title, control, True))
-    extra_controls = (item for item in others if there(item) and item not in displayed)
+    extra_controls = (item for item in others if is_available(item) and item not in displayed)
     return [
         *rows,
         *(ShownRow(item.name, get_plugin_title(type(item)), item, True) for item in extra_controls),

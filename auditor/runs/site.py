@@ -102,12 +102,12 @@ class SiteModels:
         float32."""
         self.models.loading = self.models.loading.with_float32_for_auto()
 
-    def check_plan_model_is_obtainable(self, given: Sequence[str]) -> None:
+    def check_plan_model_is_obtainable(self, fields: Sequence[str]) -> None:
         """Refuse, before loading, a model that the plan's options cannot obtain. Raise AuditError.
 
-        given: fields of the plan that say how to obtain models.
+        fields: fields of the plan that say how to obtain models.
         """
-        self.models.check_model_obtainable(given)
+        self.models.check_model_obtainable(fields)
 
     def digests_of_models_in_no_file(self) -> dict[str, str]:
         """Map `role/...` to the digest of each model without files, as far as loaded."""
@@ -344,14 +344,14 @@ class Site(SiteModels):
             )
         return ""
 
-    def load_reference_models_of_site(self, asked: str) -> ReferenceModels:
+    def load_reference_models_of_site(self, spec: str) -> ReferenceModels:
         """Load the reference models of `-A references=`. Raise AuditError if it names no
         models."""
 
         def load_one(folder: str) -> LanguageModel:
             model = self.models.load_model_of_role("references", folder)
             check_same_vocabulary_size(
-                f"-A references={asked}",
+                f"-A references={spec}",
                 model.name,
                 model.vocab_size,
                 "the target's",
@@ -361,8 +361,8 @@ class Site(SiteModels):
 
         return self.shared.get_or_make(
             "all references",
-            (self.subject, asked),
-            lambda: load_reference_models(Path(asked), load_one, self._attacked_ids_by_text_digest),
+            (self.subject, spec),
+            lambda: load_reference_models(Path(spec), load_one, self._attacked_ids_by_text_digest),
         )
 
     @cached_property
@@ -466,10 +466,12 @@ def limit_known_pairs(benchmark: Benchmark, limit: int | None, seed: int) -> Non
     )
 
 
-def _require_same_vocabulary(kind: str, own: LanguageModel, other: LanguageModel) -> LanguageModel:
+def _require_same_vocabulary(
+    kind: str, subject: LanguageModel, other: LanguageModel
+) -> LanguageModel:
     """Return the other model. Raise AuditError if the two vocabularies differ."""
     target_vocab, other_vocab = (
-        model.tokenizer and model.tokenizer.get_vocab() for model in (own, other)
+        model.tokenizer and model.tokenizer.get_vocab() for model in (subject, other)
     )
     if target_vocab != other_vocab:
         raise AuditError(

@@ -103,7 +103,7 @@ class StoppingRule:
         return "failed" if failed else "was held" if passed else ""
 
     def ask_in_random_order(
-        self, items: Sequence[Item], seed: int, ask: Ask[Item], seen: Seen[Item]
+        self, items: Sequence[Item], seed: int, ask: Ask[Item], count_seen: Seen[Item]
     ) -> tuple[StoppedEarly, set[str]]:
         """Ask as many items as needed, in random order; return how many and their ids."""
         # Each item draws its rank: the order of two items does not depend on the rest.
@@ -115,7 +115,7 @@ class StoppingRule:
         for n_asked in yield_look_sizes(len(order)):
             ask(order[n_before:n_asked])
             n_before = n_asked
-            if reason := self.reason_to_stop(replace(seen(order[:n_asked]), anytime=True)):
+            if reason := self.reason_to_stop(replace(count_seen(order[:n_asked]), anytime=True)):
                 break
         return StoppedEarly(n_before, len(order), reason or "all that there are"), {
             item.id for item in order[:n_before]
@@ -169,13 +169,13 @@ def digest_of_stopping_rules(stops: Mapping[CellKey, StoppingRule]) -> str:
 
 
 def stopping_rules_by_row(
-    asked: AttackPlan, selection: PluginSelection, policy: Policy | None, base: RunOutcomes | None
+    plan: AttackPlan, selection: PluginSelection, policy: Policy | None, base: RunOutcomes | None
 ) -> dict[CellKey, StoppingRule]:
     """Return the rule of each row that `--until` may stop. Raise AuditError if no row could
     satisfy --until."""
-    if asked.until is None:
+    if plan.until is None:
         return {}
-    if (width := asked.until_metric_and_half_width) is not None:
+    if (width := plan.until_metric_and_half_width) is not None:
         for method in selection.methods:
             if not _can_stop_by_metric(method, width[0]):
                 names = ", ".join(_per_secret_mean_metric_names(method)) or "no share of secrets"

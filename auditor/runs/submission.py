@@ -23,9 +23,11 @@ from auditor.core.plan_parts import AttackPlan, DataPlan
 from auditor.records.folder import RunFolder
 
 
-def check_plan_allows_submission(asked: str | None, data: DataPlan, attacks: AttackPlan) -> None:
+def check_plan_allows_submission(
+    submission: str | None, data: DataPlan, attacks: AttackPlan
+) -> None:
     """Refuse a plan whose run does not fit in a submission. Raise AuditError."""
-    if asked is None:
+    if submission is None:
         return
     if data.data is None or not folder_has_extraction_arrays(Path(data.data)):
         got = "the built-in lab" if data.data is None else repr(data.data)
@@ -42,11 +44,11 @@ def check_plan_allows_submission(asked: str | None, data: DataPlan, attacks: Att
             "--submission holds whole suffixes, expected no --suffix-length, got "
             f"{data.suffix_length}"
         )
-    path = Path(asked)
+    path = Path(submission)
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         got = "a folder" if path.is_dir() else "one in no folder of yours"
         raise AuditError(
-            f"expected --submission to be a file that can be written, got {got}: {asked!r}"
+            f"expected --submission to be a file that can be written, got {got}: {submission!r}"
         )
 
 

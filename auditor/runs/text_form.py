@@ -62,7 +62,7 @@ def choose_text_form(
     plan: DataPlan,
     name: str,
     model: LanguageModel,
-    held: TextForm | None = None,
+    recorded_form: TextForm | None = None,
     most: int = ROWS,
     reader: TableReader | None = None,
 ) -> tuple[ChatRendering, TextForm] | None:
@@ -84,9 +84,9 @@ def choose_text_form(
     after a tried template, passes. It does not confirm a day: without `--date` the chosen day must
     be more likely than every other day.
 
-    name: of the model, a folder or a hub id. held: the form at the run's start, which stays.
-    reader: of large tables. Raise AuditError if the form has changed meaning since, and for flags
-    that do not apply to the data.
+    name: of the model, a folder or a hub id. recorded_form: the form at the run's start, which
+    stays. reader: of large tables. Raise AuditError if the form has changed meaning since, and for
+    flags that do not apply to the data.
     """
     assert plan.data is not None
     flag, file = ("--data", plan.data) if plan.known is None else ("--known", plan.known)
@@ -101,8 +101,8 @@ def choose_text_form(
         return None
     if not rows or tokenizer is None or not getattr(tokenizer, "is_fast", False):
         return None  # `Files` reports the fault
-    if held is not None:
-        return _parse_form_checking_digest(held, plan, tokenizer), held
+    if recorded_form is not None:
+        return _parse_form_checking_digest(recorded_form, plan, tokenizer), recorded_form
     nonmembers = (
         (sample_data_conversations("--nonmembers", plan.nonmembers, most, reader) or [])
         if plan.nonmembers is not None
@@ -143,12 +143,15 @@ _UNKNOWN = (
 )
 
 
-def _parse_form_checking_digest(held: TextForm, plan: DataPlan, tokenizer: object) -> ChatRendering:
-    form = chat_rendering.parse_chat_rendering(held.template, held.day, tokenizer)
-    if form.digest != held.digest:
+def _parse_form_checking_digest(
+    recorded_form: TextForm, plan: DataPlan, tokenizer: object
+) -> ChatRendering:
+    form = chat_rendering.parse_chat_rendering(recorded_form.template, recorded_form.day, tokenizer)
+    if form.digest != recorded_form.digest:
         raise AuditError(
-            f"expected the text form that the run was started with ({held.name}), but --template "
-            f"{held.template} is another by now (SHA-256 {form.digest[:12]})"
+            f"expected the text form that the run was started with ({recorded_form.name}), but "
+            "--template "
+            f"{recorded_form.template} is another by now (SHA-256 {form.digest[:12]})"
         )
     return form
 
@@ -182,11 +185,11 @@ def _default_and_candidate_renderings(
     return dated[0], list({form.digest: form for form in reversed(dated)}.values())[::-1]
 
 
-def _plausible_template_days(asked: str | None, model: str) -> list[str]:
+def _plausible_template_days(requested_day: str | None, model: str) -> list[str]:
     """List days that a template may have written in training, the most plausible first:
     `--date`; else the days of the model's files, the days before, and today."""
-    if asked is not None:
-        return [asked]
+    if requested_day is not None:
+        return [requested_day]
     folder = Path(model)
     files = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
     file_days = sorted(
@@ -212,7 +215,7 @@ def _score_renderings(
     usual: ChatRendering,
     rows: Sequence[Conversation],
     others: Sequence[Conversation],
-    what: str,
+    description: str,
 ) -> _RenderingScores:
     """Score the renderings. Drop a rendering that writes less than half of another's rows, and
     of equal renderings all but the first. Raise AuditError for a row that the usual rendering
@@ -245,22 +248,22 @@ def _score_renderings(
     return _RenderingScores(
         {form: values[:split] for form, values in nll.items()} if members else {},
         {form: values[split:] for form, values in nll.items()} if outside else {},
-        f"{len(members)} {what}",
+        f"{len(members)} {description}",
     )
 
 
 def _rendered_answer_pairs(
-    model: LanguageModel, form: ChatRendering, said: Conversation, usual: bool
+    model: LanguageModel, form: ChatRendering, conversation: Conversation, usual: bool
 ) -> tuple[Pair, ...]:
     """Pair the answers of a row with their contexts, as far as the model has room."""
     try:
-        rendered = chat.render_chat(model.tokenizer, said, form)
+        rendered = chat.render_chat(model.tokenizer, conversation, form)
     except UnusableConversation:
         return ()
     except (
         AuditError
     ):  # the template drops the system turn; trainers may have omitted a system column
-        if usual and not said.system_column:
+        if usual and not conversation.system_column:
             raise
         return ()
     default = model.prepended or tokenizer_default_prefix_token(model.tokenizer)

@@ -76,107 +76,114 @@ class TrainingRequest:
 
 
 def train_model_into_folder(
-    asked: TrainingRequest, progress: Callable[[str, int, int], None]
+    request: TrainingRequest, progress: Callable[[str, int, int], None]
 ) -> tuple[str, ...]:
-    """Train, or continue training, into `asked.out`. Return sentences for the user.
+    """Train, or continue training, into `request.out`. Return sentences for the user.
 
     Raise AuditError, before writing anything, for whatever a user can fix.
     """
-    asked.engine.check(asked.loading.device)
+    request.engine.check(request.loading.device)
     trainer: Trainer = build_plugin(
-        "training method", registry.list_trainers(), asked.method, asked.options
+        "training method", registry.list_trainers(), request.method, request.options
     )
-    if not 0 <= asked.seed < 2**63:
-        raise AuditError(f"expected --seed between 0 and 2^63 - 1, got {asked.seed}")
+    if not 0 <= request.seed < 2**63:
+        raise AuditError(f"expected --seed between 0 and 2^63 - 1, got {request.seed}")
     if any(
-        "\ud800" <= letter <= "\udfff" for letter in str(asked.out)
+        "\ud800" <= letter <= "\udfff" for letter in str(request.out)
     ):  # Python decodes invalid UTF-8 to surrogates
         raise AuditError(
-            f"expected -o as a path in UTF-8, which tokenizers can write to, got {asked.out.name!r}"
+            "expected -o as a path in UTF-8, which tokenizers can write to, got "
+            f"{request.out.name!r}"
         )
-    if asked.lora and (asked.lora_rank < 1 or asked.lora_alpha < 1):
+    if request.lora and (request.lora_rank < 1 or request.lora_alpha < 1):
         raise AuditError(
-            f"expected a LoRA rank and alpha >= 1, got {asked.lora_rank} and {asked.lora_alpha}"
+            f"expected a LoRA rank and alpha >= 1, got {request.lora_rank} and {request.lora_alpha}"
         )
-    if (Path(asked.model) / "adapter_config.json").is_file():
+    if (Path(request.model) / "adapter_config.json").is_file():
         raise AuditError(
-            f"expected a whole model to train, but {asked.model!r} is an adapter: give its base, "
+            f"expected a whole model to train, but {request.model!r} is an adapter: give its base, "
             "or merge"
         )
-    if asked.lora and trainer.whole:
+    if request.lora and trainer.whole:
         raise AuditError(
-            f"expected a whole model for {asked.method}, got --lora: it says itself what is trained"
+            f"expected a whole model for {request.method}, got --lora: it says itself what is "
+            "trained"
         )
-    if asked.heldout is not None and not trainer.chooses:
+    if request.heldout is not None and not trainer.chooses:
         raise AuditError(
-            f"--heldout names records to choose a model by, and {asked.method} chooses none"
+            f"--heldout names records to choose a model by, and {request.method} chooses none"
         )
-    if asked.forget is not None and not trainer.unlearns:
+    if request.forget is not None and not trainer.unlearns:
         raise AuditError(
-            f"--forget names records that a model is to forget, and {asked.method} forgets none"
+            f"--forget names records that a model is to forget, and {request.method} forgets none"
         )
-    if asked.lora or trainer.adapters:
-        making_audit_canaries.refuse_adapter_on_token_extended_model(asked.model)
-    with closing(make_engine(asked.engine)) as engine:
-        job, notes = _build_training_job(asked, progress)
+    if request.lora or trainer.adapters:
+        making_audit_canaries.refuse_adapter_on_token_extended_model(request.model)
+    with closing(make_engine(request.engine)) as engine:
+        job, notes = _build_training_job(request, progress)
         trainer.check(job)
         if engine.workers and not trainer.separate_model_count(job):
             raise AuditError(
-                f"--engine ray goes with a method that trains several models, got {asked.method}: "
+                "--engine ray goes with a method that trains several models, got "
+                f"{request.method}: "
                 "one"
             )
-        configuration = _configuration_deciding_weights(asked, trainer, job)
+        configuration = _configuration_deciding_weights(request, trainer, job)
         if (
             trainer.promises
-            and _recorded_data_digest_of_model(asked.model) == configuration["data"]
+            and _recorded_data_digest_of_model(request.model) == configuration["data"]
         ):
             raise AuditError(
                 "expected a base that has not learnt these records without privacy, but "
-                f"{asked.model!r} was trained on them: what a training on top of that promised "
+                f"{request.model!r} was trained on them: what a training on top of that promised "
                 "would not be true"
             )
-        with locks.locked_folder(asked.out, RECORD):
-            if _has_finished_training(asked.out, configuration):
+        with locks.locked_folder(request.out, RECORD):
+            if _has_finished_training(request.out, configuration):
                 job.checkpoint.clear()  # of a training killed between its end and this line
                 unless = " (which records it was, is not kept)" if trainer.promises else ""
                 return (
-                    f"{asked.out} is already trained with this configuration{unless}: nothing was "
+                    f"{request.out} is already trained with this configuration{unless}: nothing "
+                    "was "
                     "done",
                 )
-            engine.set_work_context((trainer, job), _TrainingJobOnWorker(asked, configuration))
-            recipe = {"configuration": configuration, "recipe": _training_arguments_as_json(asked)}
+            engine.set_work_context((trainer, job), _TrainingJobOnWorker(request, configuration))
+            recipe = {
+                "configuration": configuration,
+                "recipe": _training_arguments_as_json(request),
+            }
             return (*notes, *_train_and_record_job(trainer, job, recipe, engine))
 
 
 def _build_training_job(
-    asked: TrainingRequest, progress: Callable[[str, int, int], None]
+    request: TrainingRequest, progress: Callable[[str, int, int], None]
 ) -> tuple[TrainingJob, tuple[str, ...]]:
     """Build the training job and the notes to print with its result."""
     # Read the texts first: loading takes minutes.
-    texts, units = read_texts_and_units(asked.data, asked.text_column, asked.user_column)
-    base = load_causal_lm(asked.model, asked.loading)
-    records, notes = _tokenize_records(asked, base, texts, units)
+    texts, units = read_texts_and_units(request.data, request.text_column, request.user_column)
+    base = load_causal_lm(request.model, request.loading)
+    records, notes = _tokenize_records(request, base, texts, units)
     heldout, forget = (
         ()
         if path is None
         else _tokenize_records(
-            asked, base, read_texts_and_units(path, asked.text_column, None)[0], None
+            request, base, read_texts_and_units(path, request.text_column, None)[0], None
         )[0]
-        for path in (asked.heldout, asked.forget)
+        for path in (request.heldout, request.forget)
     )
     _check_heldout_and_forget_records(heldout, forget, records)
     job = TrainingJob(
-        base=asked.model,
-        load=lambda: _load_trainable_model(asked),
+        base=request.model,
+        load=lambda: _load_trainable_model(request),
         tokenizer=base.tokenizer,
         end=_end_of_text_token(base),
-        block=_checked_block_length(asked, base),
+        block=_checked_block_length(request, base),
         records=records,
         users=units is not None,
-        public=base if asked.public is None else _load_public_model(asked, base),
-        out=asked.out,
-        checkpoint=TrainerCheckpoint(asked.out / CHECKPOINT),
-        seed=asked.seed,
+        public=base if request.public is None else _load_public_model(request, base),
+        out=request.out,
+        checkpoint=TrainerCheckpoint(request.out / CHECKPOINT),
+        seed=request.seed,
         progress=progress,
         heldout=heldout,
         forget=forget,
@@ -202,7 +209,7 @@ class _TrainingJobOnWorker:
         trainer: Trainer = build_plugin(
             "training method", kinds, self.asked.method, self.asked.options
         )
-        job, _ = _build_training_job(self.asked, lambda what, done, total: None)
+        job, _ = _build_training_job(self.asked, lambda description, n_done, total: None)
         settings = _configuration_deciding_weights(self.asked, trainer, job)
         for name, expected in self.configuration.items():
             if settings[name] != expected:
@@ -229,13 +236,13 @@ class _TrainingsByIndex:
 
 
 def _train_and_record_job(
-    trainer: Trainer, job: TrainingJob, how: dict[str, Any], engine: Engine
+    trainer: Trainer, job: TrainingJob, settings: dict[str, Any], engine: Engine
 ) -> tuple[str, ...]:
-    """Train the job and record it. how: the configuration that decides the weights, and the
+    """Train the job and record it. settings: the configuration that decides the weights, and the
     recipe to repeat it."""
     record, configuration = (
-        {"tool_version": __version__, **how, "finished": False},
-        how["configuration"],
+        {"tool_version": __version__, **settings, "finished": False},
+        settings["configuration"],
     )
     disk.replace_atomically(job.out / RECORD, json.dumps(record, indent=1), sync=True)
     start = time.perf_counter()
@@ -280,7 +287,7 @@ def _train_and_record_job(
 
 
 def _tokenize_records(
-    asked: TrainingRequest,
+    request: TrainingRequest,
     base: HuggingFaceModel,
     rows: Sequence[str | Conversation],
     units: list[str] | None,
@@ -290,16 +297,16 @@ def _tokenize_records(
     if base.tokenizer is None:
         raise AuditError(f"expected a model with a tokenizer, but {base.name} has none")
     conversations = [row for row in rows if not isinstance(row, str)]
-    if asked.loss_on is not None and (not conversations or asked.loss_on not in LEARNT):
-        got = asked.loss_on if conversations else "it with text, which is learnt whole"
+    if request.loss_on is not None and (not conversations or request.loss_on not in LEARNT):
+        got = request.loss_on if conversations else "it with text, which is learnt whole"
         raise AuditError(f"expected --loss-on {' or '.join(LEARNT)}, of conversations, got {got}")
     unit_noun = "users or groups" if units is not None else "distinct texts"
     if conversations:
-        form = _choose_chat_rendering(asked, base.tokenizer, conversations)
+        form = _choose_chat_rendering(request, base.tokenizer, conversations)
         records, notes = _training_records_of_conversations(
-            base.tokenizer, conversations, asked.loss_on or ASSISTANT, form
+            base.tokenizer, conversations, request.loss_on or ASSISTANT, form
         )
-    elif asked.template != AUTO or asked.date is not None:
+    elif request.template != AUTO or request.date is not None:
         raise AuditError(
             "--template and --date are about conversations and instructions, got them with text"
         )
@@ -351,18 +358,18 @@ def _training_records_of_texts(tokenizer: Any, texts: list[str]) -> list[Trainin
 
 
 def _choose_chat_rendering(
-    asked: TrainingRequest, tokenizer: Any, talks: Sequence[Conversation]
+    request: TrainingRequest, tokenizer: Any, talks: Sequence[Conversation]
 ) -> ChatRendering:
     """Return the requested rendering, else the usual one. Raise AuditError if the day is
     missing."""
-    if asked.date is not None:
-        check_date_format(asked.date)
+    if request.date is not None:
+        check_date_format(request.date)
     chosen = (
         chat_rendering.candidate_chat_renderings(tokenizer, talks)[0].name
-        if asked.template == AUTO
-        else asked.template
+        if request.template == AUTO
+        else request.template
     )
-    form = chat_rendering.parse_chat_rendering(chosen, asked.date, tokenizer)
+    form = chat_rendering.parse_chat_rendering(chosen, request.date, tokenizer)
     if form.writes_day and form.day is None:
         raise AuditError(
             "expected --date YYYY-MM-DD, as the chat template writes the day: what is learnt must "
@@ -403,13 +410,13 @@ def _training_records_of_conversations(
     )
 
 
-def _read_learnt_mask(found: RenderedChat, loss_on: str) -> tuple[bool, ...]:
+def _read_learnt_mask(rendered: RenderedChat, loss_on: str) -> tuple[bool, ...]:
     """Raise UnusableConversation if an answer to learn cannot be located."""
-    if found.marked is None:
-        for answer in found.answers:
+    if rendered.marked is None:
+        for answer in rendered.answers:
             if isinstance(answer, UnusableConversation):
                 raise answer
-    return found.learnt_token_mask(loss_on)
+    return rendered.learnt_token_mask(loss_on)
 
 
 def _end_of_text_token(base: HuggingFaceModel) -> int:
@@ -421,9 +428,9 @@ def _end_of_text_token(base: HuggingFaceModel) -> int:
     return int(end)
 
 
-def _checked_block_length(asked: TrainingRequest, base: HuggingFaceModel) -> int:
+def _checked_block_length(request: TrainingRequest, base: HuggingFaceModel) -> int:
     room = base.max_positions or _LONGEST
-    block = min(room, _LONGEST) if asked.block is None else asked.block
+    block = min(room, _LONGEST) if request.block is None else request.block
     if not 2 <= block <= room:
         raise AuditError(
             f"expected --block between 2 and the {room} positions of {base.name}, got {block}"
@@ -435,22 +442,24 @@ def _checked_block_length(asked: TrainingRequest, base: HuggingFaceModel) -> int
 # -----------------------------------------------------------------------------------------------
 
 
-def _load_public_model(asked: TrainingRequest, base: HuggingFaceModel) -> HuggingFaceModel:
-    assert asked.public is not None
-    public = load_causal_lm(asked.public, asked.loading.for_companion_model())
+def _load_public_model(request: TrainingRequest, base: HuggingFaceModel) -> HuggingFaceModel:
+    assert request.public is not None
+    public = load_causal_lm(request.public, request.loading.for_companion_model())
     check_same_vocabulary_size(
         "--public", public.name, public.vocab_size, "the base's", base.vocab_size
     )
     return public
 
 
-def _load_trainable_model(asked: TrainingRequest) -> Any:
+def _load_trainable_model(request: TrainingRequest) -> Any:
     """Load a fresh model in training mode: all parameters free, or only those of a new LoRA
     adapter."""
-    model: Any = load_causal_lm(asked.model, asked.loading).model
-    torch.manual_seed(asked.seed)  # of the adapter's random half
-    if asked.lora:
-        model = add_lora_adapter(model, LoraAdapterRecipe(asked.lora_rank, asked.lora_alpha, "all"))
+    model: Any = load_causal_lm(request.model, request.loading).model
+    torch.manual_seed(request.seed)  # of the adapter's random half
+    if request.lora:
+        model = add_lora_adapter(
+            model, LoraAdapterRecipe(request.lora_rank, request.lora_alpha, "all")
+        )
     else:
         for parameter in model.parameters():
             # torch allows no gradient for integers
@@ -465,10 +474,10 @@ _HERE = ("out", "engine")  # the place of a training, not its configuration
 _PLACES = ("model", "data", "public", "heldout", "forget")
 
 
-def _training_arguments_as_json(asked: TrainingRequest) -> dict[str, Any]:
+def _training_arguments_as_json(request: TrainingRequest) -> dict[str, Any]:
     """Return the arguments as JSON, with absolute file paths."""
     arguments: dict[str, Any] = {
-        name: to_json(value) for name, value in vars(asked).items() if name not in _HERE
+        name: to_json(value) for name, value in vars(request).items() if name not in _HERE
     }
     for name in _PLACES:
         if arguments[name] is not None and Path(arguments[name]).exists():
@@ -497,17 +506,19 @@ def read_recorded_training_request(folder: Path, out: Path) -> TrainingRequest:
     return request
 
 
-def check_same_training_records(folder: Path, asked: TrainingRequest) -> None:
+def check_same_training_records(folder: Path, request: TrainingRequest) -> None:
     """Refuse other data than a folder's model was trained on, if their digest was recorded.
     Raise AuditError."""
     digest = _recorded_data_digest_of_model(str(folder))
     if digest is None:
         return
-    texts, units = read_texts_and_units(asked.data, asked.text_column, asked.user_column)
-    records, _ = _tokenize_records(asked, load_causal_lm(asked.model, asked.loading), texts, units)
+    texts, units = read_texts_and_units(request.data, request.text_column, request.user_column)
+    records, _ = _tokenize_records(
+        request, load_causal_lm(request.model, request.loading), texts, units
+    )
     if _training_records_digest(records) != digest:
         raise AuditError(
-            f"{asked.data!r} is not what {str(folder)!r} was trained on: other records, or other "
+            f"{request.data!r} is not what {str(folder)!r} was trained on: other records, or other "
             "options"
         )
 
@@ -517,12 +528,12 @@ def check_same_training_records(folder: Path, asked: TrainingRequest) -> None:
 
 
 def _configuration_deciding_weights(
-    asked: TrainingRequest, trainer: Trainer, job: TrainingJob
+    request: TrainingRequest, trainer: Trainer, job: TrainingJob
 ) -> dict[str, Any]:
     """Collect all that the weights depend on, as JSON; records by their digest."""
     sources: dict[str, Any] = {
-        "model": (asked.model, asked.loading.revision),
-        "public": (asked.public, None),
+        "model": (request.model, request.loading.revision),
+        "public": (request.public, None),
     }
     configuration = {
         "method": trainer.name,
@@ -531,19 +542,19 @@ def _configuration_deciding_weights(
             for name, value in to_json(trainer.options()).items()
             if name not in trainer.immaterial
         },
-        "model": asked.model,
-        "revision": asked.loading.revision,
-        "public": asked.public,
+        "model": request.model,
+        "revision": request.loading.revision,
+        "public": request.public,
         "weights": file_digests.model_sha256_by_file_name(
             {role: source for role, source in sources.items() if source[0] is not None}
         ),
-        "lora": [asked.lora_rank, asked.lora_alpha] if asked.lora else None,
+        "lora": [request.lora_rank, request.lora_alpha] if request.lora else None,
         "data": _training_records_digest(job.records),
         "block": job.block,
-        "seed": asked.seed,
+        "seed": request.seed,
         "heldout": _training_records_digest(job.heldout) if job.heldout else None,
         "forget": _training_records_digest(job.forget) if job.forget else None,
-        "dtype": asked.loading.dtype,
+        "dtype": request.loading.dtype,
     }
     # Round trip through JSON (lists for tuples), for equality with a configuration from a file.
     plain: dict[str, Any] = json.loads(json.dumps(configuration))
@@ -594,10 +605,10 @@ def _has_finished_training(out: Path, configuration: dict[str, Any]) -> bool:
     return finished
 
 
-def _configuration_difference_phrase(name: str, own: Any, other: Any) -> str:
-    if isinstance(own, dict) and isinstance(other, dict):
-        name = next(key for key in [*own, *other] if own.get(key) != other.get(key))
-        own, other = own.get(name), other.get(name)
+def _configuration_difference_phrase(name: str, value: Any, other: Any) -> str:
+    if isinstance(value, dict) and isinstance(other, dict):
+        name = next(key for key in [*value, *other] if value.get(key) != other.get(key))
+        value, other = value.get(name), other.get(name)
     if name == "data":
         return "other records"
-    return f"{name}: {other!r} there, {own!r} now"
+    return f"{name}: {other!r} there, {value!r} now"

@@ -70,7 +70,7 @@ UnlearnedModel = Mapping[str, str]
 
 
 def rows_beside_unlearned_models(
-    target: TargetPlan, asked: DefensePlan, forget: str | None, defenses: Sequence[Defense]
+    target: TargetPlan, plan: DefensePlan, forget: str | None, defenses: Sequence[Defense]
 ) -> tuple[list[ShownRow], tuple[UnlearnedModel, ...]]:
     """Return the rows of the baselines of this run's unlearned models. Raise AuditError for
     unused flags."""
@@ -87,7 +87,7 @@ def rows_beside_unlearned_models(
             "to forget; got none"
         )
     if not unlearning and target.before is None:
-        for name, value in (("forget", forget), ("relearn", asked.relearn)):
+        for name, value in (("forget", forget), ("relearn", plan.relearn)):
             if value is not None:
                 before = "" if target.uses_builtin_lab else "--before MODEL, or "
                 known = registry.list_defenses().items()
@@ -101,17 +101,17 @@ def rows_beside_unlearned_models(
         return [], ()
     rows, models_by_role = list[ShownRow](), list[UnlearnedModel]()
     # The rows of a retrained model serve all models that forget the same records.
-    shared = _names_of_retrained_rows(target, asked)
+    shared = _names_of_retrained_rows(target, plan)
     if target.before is not None:
         rows.append(_companion_row(BeforeUnlearning()))
         models = {BEFORE: BeforeUnlearning.name, AFTER: UNDEFENDED}
-        if asked.relearn:
+        if plan.relearn:
             rows.append(_companion_row(RelearnedBaseline()))
             models[RELEARNED] = RelearnedBaseline.name
         models_by_role.append({**models, **shared})
     for defense in unlearning:
         models = {BEFORE: UNDEFENDED, AFTER: defense.name}
-        if asked.relearn:
+        if plan.relearn:
             name, title = (
                 f"{defense.name}-relearned",
                 f"{get_plugin_title(type(defense))}, relearned",
@@ -128,14 +128,14 @@ def rows_beside_unlearned_models(
     return rows, tuple(models_by_role)
 
 
-def _names_of_retrained_rows(target: TargetPlan, asked: DefensePlan) -> dict[str, str]:
+def _names_of_retrained_rows(target: TargetPlan, plan: DefensePlan) -> dict[str, str]:
     """Name the retrained rows, without the forgotten records: in the lab as controls, else if
     the user names a model."""
-    if not (asked.controls if target.uses_builtin_lab else target.retrained):
+    if not (plan.controls if target.uses_builtin_lab else target.retrained):
         return {}
     return {
         RETRAINED: "retrained",
-        **({RETRAINED_RELEARNED: "retrained-relearned"} if asked.relearn else {}),
+        **({RETRAINED_RELEARNED: "retrained-relearned"} if plan.relearn else {}),
     }
 
 

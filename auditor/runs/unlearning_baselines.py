@@ -27,9 +27,9 @@ class UnlearningBaselines:
     """Load or train the baselines of unlearned models, each once. asked: steps and rate of
     relearning."""
 
-    def __init__(self, site: Site, asked: DefensePlan, seed: int) -> None:
-        self.site, self.steps, self.seed = site, asked.relearn, seed
-        self.rate = asked.relearn_rate or site.relearn_rate
+    def __init__(self, site: Site, plan: DefensePlan, seed: int) -> None:
+        self.site, self.steps, self.seed = site, plan.relearn, seed
+        self.rate = plan.relearn_rate or site.relearn_rate
         self._made: dict[UnlearningBaseline, LanguageModel] = {}
 
     def baseline_model_of_row(self, defense: Defense) -> LanguageModel:
@@ -51,17 +51,19 @@ class UnlearningBaselines:
         elif isinstance(defense, RetrainedBaseline):
             self.baseline_model_of_row(RetrainedBaseline())
 
-    def _load_or_train_model(self, one: UnlearningBaseline) -> LanguageModel:
-        if isinstance(one, NamedForm):
-            return self.site.load_deployed_form(one.place)
-        if isinstance(one, BeforeUnlearning):
+    def _load_or_train_model(self, baseline: UnlearningBaseline) -> LanguageModel:
+        if isinstance(baseline, NamedForm):
+            return self.site.load_deployed_form(baseline.place)
+        if isinstance(baseline, BeforeUnlearning):
             return self.site.model_before_or_retrained("before")
-        if isinstance(one, RetrainedBaseline):
+        if isinstance(baseline, RetrainedBaseline):
             other = self.site.model_before_or_retrained("retrained")
-            return self._relearn_model(other) if one.relearned else other
-        assert isinstance(one, RelearnedBaseline)
+            return self._relearn_model(other) if baseline.relearned else other
+        assert isinstance(baseline, RelearnedBaseline)
         return self._relearn_model(
-            self.site.model if one.of is None else self.site.model_trained_by_defense(one.of).model
+            self.site.model
+            if baseline.of is None
+            else self.site.model_trained_by_defense(baseline.of).model
         )
 
     def _relearning_texts(self) -> Sequence[Tokens]:
@@ -89,5 +91,5 @@ class UnlearningBaselines:
             steps=steps,
             rate=self.rate,
             seed=seed,
-            progress=lambda done: progress(done, steps),
+            progress=lambda n_done: progress(n_done, steps),
         )

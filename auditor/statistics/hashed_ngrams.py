@@ -47,9 +47,9 @@ class HashedNGrams:
             np.searchsorted(keys, hashes | self._place_bits, side="right"),
         )
 
-    def list_places(self, n: int, which: Ints | slice) -> Ints:
+    def list_places(self, n: int, selection: Ints | slice) -> Ints:
         """Where the n-grams of these keys begin."""
-        return (self._sort_keys(n)[which] & self._place_bits).astype(np.int64)
+        return (self._sort_keys(n)[selection] & self._place_bits).astype(np.int64)
 
     def find_owners(self, places: Ints) -> Ints:
         """(k,) the text that each place lies in."""

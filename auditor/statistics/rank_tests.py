@@ -31,10 +31,10 @@ def count_alternatives_above(
     return above, tied
 
 
-def compute_rank_p_values(above: Floats, tied: Floats, alternatives: Floats) -> Floats:
+def compute_rank_p_values(n_above: Floats, tied: Floats, alternatives: Floats) -> Floats:
     """Return rank / (R + 1), (values,); of equally likely values the true one has the worst
     rank."""
-    p_values: Floats = (above + tied + 1) / (alternatives + 1)
+    p_values: Floats = (n_above + tied + 1) / (alternatives + 1)
     return p_values
 
 
@@ -53,13 +53,13 @@ def adjust_false_discovery(p_values: Floats) -> Floats:
 
 
 def compute_uniformity_p_value(
-    above: Floats, tied: Floats, alternatives: Floats, noise: Floats
+    n_above: Floats, tied: Floats, alternatives: Floats, noise: Floats
 ) -> float:
     """Return the p-value of uniform ranks (Kolmogorov and Smirnov); NaN if there are too few.
 
     noise: (values,) uniforms in [0, 1), which place each value among its ties and in its step.
     """
-    if len(above) < LEAST_CONTROLS:
+    if len(n_above) < LEAST_CONTROLS:
         return math.nan
-    places = (above + noise * (tied + 1)) / (alternatives + 1)
+    places = (n_above + noise * (tied + 1)) / (alternatives + 1)
     return float(kstest(places, "uniform").pvalue)

@@ -356,17 +356,17 @@ def estimate_partial_auc(
     name: str,
     members: Floats,
     others: Floats,
-    below: float,
+    max_fpr: float,
 ) -> Measurement | None:
     """Return the partial AUC with its interval; None if there are too few non-members for a
     threshold of that rate.
     """
-    if len(others) < count_nonmembers_for_threshold(below):
+    if len(others) < count_nonmembers_for_threshold(max_fpr):
         return None
     return make_measurement(
         name,
-        PartialAuc(members, others, below),
-        note=f"{below / 2:.0%} by chance",
+        PartialAuc(members, others, max_fpr),
+        note=f"{max_fpr / 2:.0%} by chance",
     )
 
 

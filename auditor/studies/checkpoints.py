@@ -37,12 +37,14 @@ def find_checkpoint_paths_to_audit(folder: Path) -> list[str]:
     return [str(steps[step]) for step in sorted(steps)]
 
 
-def leakage_over_checkpoints_svg(held: Sequence[Place]) -> str:
+def leakage_over_checkpoints_svg(places: Sequence[Place]) -> str:
     """Return an SVG of each row's main number and of perplexity over the steps.
 
     "" if the places are not checkpoints.
     """
-    place_by_step = {step: place for place in held if (step := _checkpoint_step(place)) is not None}
+    place_by_step = {
+        step: place for place in places if (step := _checkpoint_step(place)) is not None
+    }
     rows = dict.fromkeys(
         (c.target, c.setting, c.attack)
         for place in place_by_step.values()
@@ -63,12 +65,14 @@ def leakage_over_checkpoints_svg(held: Sequence[Place]) -> str:
     return training_curve_svg(plot_panels) if plot_panels else ""
 
 
-def last_checkpoint_below_bound_sentence(held: Sequence[Place], name: str, most: float) -> str:
+def last_checkpoint_below_bound_sentence(places: Sequence[Place], name: str, most: float) -> str:
     """Return a sentence on the last checkpoint until which all upper bounds are at most `most`.
 
     Raises AuditError if the places are not checkpoints, or no row has the number.
     """
-    place_by_step = {step: place for place in held if (step := _checkpoint_step(place)) is not None}
+    place_by_step = {
+        step: place for place in places if (step := _checkpoint_step(place)) is not None
+    }
     bounds: dict[int, Measurement] = {}
     for step, place in sorted(place_by_step.items()):
         rows = [

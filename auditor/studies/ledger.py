@@ -254,7 +254,7 @@ def ledger_row_of_paper_claim(
 
 
 def paper_claim_setting_phrase(
-    about: Sequence[str], parts: Sequence[WeightedMetric], ours: Measurement
+    about: Sequence[str], parts: Sequence[WeightedMetric], measurement: Measurement
 ) -> str:
     """Return `lab; n 300; K 10; seeds 0-4`: data, number of secrets, samples of each, seeds."""
     sizes = sorted(
@@ -266,7 +266,7 @@ def paper_claim_setting_phrase(
             *({*part.cell.member_outcomes_by_seed, *part.cell.measured} for part in parts)
         )
     )
-    words = [*about, f"n {ours.n}"]
+    words = [*about, f"n {measurement.n}"]
     words += [f"K {', '.join(map(str, sizes))}"] if sizes else []
     words += [f"seeds {study_seed_ranges_label(seeds)}"] if seeds else []
     return "; ".join(words)

@@ -212,10 +212,10 @@ def has_utility_result(folder: Path) -> bool:
     return (folder / f"{NAME}.json").is_file()
 
 
-def read_utility_result(folder: Path, asked: UtilityPlan | None = None) -> Utility:
+def read_utility_result(folder: Path, plan: UtilityPlan | None = None) -> Utility:
     """Read a measurement; raise AuditError if it is unfinished or differs from the plan."""
     path = folder / f"{NAME}.json"
     result: Utility = from_json(Utility, read_json(path, "the measured utility"), str(path))
-    if asked is not None:
-        asked.check_folder_measured_alike(result, folder)
+    if plan is not None:
+        plan.check_folder_measured_alike(result, folder)
     return result

@@ -122,7 +122,7 @@ class UtilityPlan:
                 check_defense_inputs_given(point.defense, plan.target.public)
         return points
 
-    def check_folder_measured_alike(self, found: Utility, folder: Path) -> None:
+    def check_folder_measured_alike(self, result: Utility, folder: Path) -> None:
         """Raise AuditError if the folder was measured with another plan, settings or weights."""
         expected = {
             "plan": self.plan.to_json(),
@@ -130,7 +130,7 @@ class UtilityPlan:
             "sweep": to_json(self.sweep),
         }
         for name, value in expected.items():
-            recorded = to_json(getattr(found, name))
+            recorded = to_json(getattr(result, name))
             # The words of the command line may differ, their meaning may not.
             if {**recorded, "command": ""} != {**value, "command": ""}:
                 raise AuditError(
@@ -138,7 +138,9 @@ class UtilityPlan:
                     f"{name}"
                 )
         file_digests.check_model_files_unchanged(
-            found.weights or None, plan_weights.weight_digests_of_plan_files(self.plan), str(folder)
+            result.weights or None,
+            plan_weights.weight_digests_of_plan_files(self.plan),
+            str(folder),
         )
 
 
@@ -262,7 +264,7 @@ def measure_utility_points(request: UtilityPlan, reporter: Reporter) -> Utility:
         models, claims = [model for model, _ in protected], [claim for _, claim in protected]
     with reporter.stage(f"perplexity of {len(models)} points on {len(texts.texts):,} texts"):
         nll, lost = texts.measure_nll(
-            models, lambda done, total: reporter.progress("scoring", done, total)
+            models, lambda n_done, total: reporter.progress("scoring", n_done, total)
         )
     with reporter.stage("time of a distribution"):
         slowdowns = texts.measure_slowdowns(models)
@@ -319,7 +321,7 @@ def _load_masked_texts(plan: Plan, settings: UtilitySettings, reporter: Reporter
 
 def _build_utility_rows(
     texts: MaskedTexts,
-    wanted: Sequence[DefensePoint],
+    points: Sequence[DefensePoint],
     claims: Sequence[Claim | None],
     nll: Floats,
     lost: Ints,
@@ -329,7 +331,7 @@ def _build_utility_rows(
     # A token without a probability makes the perplexity infinite; `covered` reports their share.
     possible = np.where(lost > 0, np.inf, nll)
     rows = []
-    for i, (point, claim) in enumerate(zip(wanted, claims, strict=True)):
+    for i, (point, claim) in enumerate(zip(points, claims, strict=True)):
         row = UtilityRow(
             target=point.defense.name if point.defense else UNDEFENDED,
             title=get_plugin_title(type(point.defense)) if point.defense else "Undefended",
@@ -371,8 +373,8 @@ def utility_corpus_perplexity(nll: Floats, tokens: Ints, base: Floats | None = N
     # Return the log of the number at these rates and its slopes by each rate, for
     # `estimate_rate_statistic`. each: (resamples, restarts), nats a token, followed by the restarts
     # of a base.
-    def log(each: Floats) -> tuple[Floats, Floats]:
-        rates, base_rates = each[:, : len(nll)], each[:, len(nll) :]
+    def log(nlls: Floats) -> tuple[Floats, Floats]:
+        rates, base_rates = nlls[:, : len(nll)], nlls[:, len(nll) :]
         with np.errstate(invalid="ignore"):  # infinity has no slope, and none is needed
             # The log of the mean of exp(rate) over restarts; exp undoes it below.
             if base is None:
@@ -396,9 +398,9 @@ def utility_corpus_perplexity(nll: Floats, tokens: Ints, base: Floats | None = N
 def _utility_share_of_possible_tokens(lost: Ints, tokens: Ints) -> Measurement:
     """Return the share of tokens with a probability; lost: (restarts, texts), the other tokens."""
 
-    def share(each: Floats) -> tuple[Floats, Floats]:
+    def share(values: Floats) -> tuple[Floats, Floats]:
         # The number and its slopes by each restart's rate.
-        return 1 - each.mean(1), np.full(each.shape, -1 / each.shape[1])
+        return 1 - values.mean(1), np.full(values.shape, -1 / values.shape[1])
 
     estimates = bootstrap.estimate_rate_statistic(lost, tokens[None], share, "utility", _RESAMPLES)
     value, low, high = np.clip(estimates, 0, 1).tolist()  # shares are in [0, 1]

@@ -253,7 +253,10 @@ def _float64_log_probs_of_given_model(
 
 
 def run_claim_check_on_published_query(
-    model: LanguageModel, query: GivenDistributions, only: Sequence[str] = (), ours: bool = False
+    model: LanguageModel,
+    query: GivenDistributions,
+    only: Sequence[str] = (),
+    is_own_bound: bool = False,
 ) -> list[PromiseCheck]:
     """Return the findings of claim-check by relation. only: these relations, default all.
 
@@ -277,7 +280,7 @@ def run_claim_check_on_published_query(
                 realised,
                 claimed,
                 order,
-                ours=ours,
+                ours=is_own_bound,
                 where=violation,
             )
         )
@@ -346,7 +349,7 @@ def check_published_dp_fusion_claim(
         "zero_out": (float(alpha), radius),
     }
     yield from run_claim_check_on_published_query(
-        NeighbouringModels(served, neighbours, bounds), query, ours=True
+        NeighbouringModels(served, neighbours, bounds), query, is_own_bound=True
     )
 
 
@@ -501,7 +504,7 @@ here may be kept in most answers, and a promise is about all of them.
 
 
 def published_promise_table(
-    claim: PublishedPromise, found: Sequence[PromiseCheck]
+    claim: PublishedPromise, checks: Sequence[PromiseCheck]
 ) -> tables.RowTable:
     """Return all checks as rows."""
     head = ("query", "setting", "neighbour", "what", "realised", "claimed", "verdict")
@@ -514,17 +517,17 @@ def published_promise_table(
                 check.verdict,
             ),
         )
-        for check in found
+        for check in checks
     )
     return tables.RowTable(claim.title, head, rows)
 
 
-def published_promise_section(claim: PublishedPromise, found: Sequence[PromiseCheck]) -> str:
+def published_promise_section(claim: PublishedPromise, checks: Sequence[PromiseCheck]) -> str:
     """Return the claim's section of the page, Markdown."""
     words = claim.words
     # `beside` rows are in the table, but not counted in the verdict.
     published, controls = (
-        [check for check in found if check.ours == is_control] for is_control in (False, True)
+        [check for check in checks if check.ours == is_control] for is_control in (False, True)
     )
     outcome = _promise_outcome_sentence([check for check in published if not check.beside])
     lines = [f"## {claim.title}", "", f"{words['does']} {words['says']}", "", outcome, ""]
@@ -552,27 +555,27 @@ def published_promises_page(sections: Sequence[str]) -> str:
     return "\n".join([INTRO, *sections]).rstrip() + "\n"
 
 
-def _promise_outcome_sentence(found: Sequence[PromiseCheck]) -> str:
-    worst = max(found, key=lambda one: one.realised_to_claimed_ratio)
-    n_bad = sum(check.verdict != "holds" for check in found)
+def _promise_outcome_sentence(checks: Sequence[PromiseCheck]) -> str:
+    worst = max(checks, key=lambda check: check.realised_to_claimed_ratio)
+    n_bad = sum(check.verdict != "holds" for check in checks)
     at = f"{worst.query}, {worst.setting}, {worst.neighbour}"
     numbers = (
         f"{_published_number_label(worst.realised)} nats realised, "
         f"{_published_number_label(worst.claimed)} claimed, {_promised_quantity_label(worst)}"
     )
     if not n_bad:
-        return f"**Holds** in all {len(found)} comparisons; nearest to it: {at}: {numbers}."
+        return f"**Holds** in all {len(checks)} comparisons; nearest to it: {at}: {numbers}."
     quote = f' claim-check: "VIOLATED: {worst.where}".' if worst.where else ""
     return (
-        f"**Does not hold** in {n_bad} of {len(found)} comparisons; worst: {at}: {numbers}.{quote}"
+        f"**Does not hold** in {n_bad} of {len(checks)} comparisons; worst: {at}: {numbers}.{quote}"
     )
 
 
-def _promised_quantity_label(one: PromiseCheck) -> str:
-    if one.order is None:
-        return f"ε of {one.count:,} {one.unit}{'s' * (one.count > 1)}"
-    return f"a {one.unit}, " + (
-        "pure" if math.isinf(one.order) else f"order {_published_number_label(one.order)}"
+def _promised_quantity_label(check: PromiseCheck) -> str:
+    if check.order is None:
+        return f"ε of {check.count:,} {check.unit}{'s' * (check.count > 1)}"
+    return f"a {check.unit}, " + (
+        "pure" if math.isinf(check.order) else f"order {_published_number_label(check.order)}"
     )
 
 

@@ -67,7 +67,7 @@ def reproduce_paper_plans(
     out: Path,
     reporter: Reporter,
     command: str,
-    beside: Path | None = None,
+    other_folder: Path | None = None,
 ) -> tuple[list[tables.RowTable], list[LedgerRow], dict[str, str]]:
     """Run or continue these plans.
 
@@ -75,14 +75,14 @@ def reproduce_paper_plans(
     reason.
 
     Args:
-        beside: the folder of another reproduction of this paper, whose ledger becomes a second
-            column.
+        other_folder: the folder of another reproduction of this paper, whose ledger becomes a
+            second column.
 
     Returns:
         Their tables, the ledger of all plans in `out`, and reasons of failures by plan and point.
     """
     kinds = {plan: make_study(paper, plan, scale, flags) for plan in plans}
-    other = None if beside is None else read_other_ledger(beside, paper)
+    other = None if other_folder is None else read_other_ledger(other_folder, paper)
     claims = {
         plan: paper_claim_statements_of_plan(paper, plan, scale)
         for plan in paper.plans_at_scale(scale)
@@ -175,8 +175,8 @@ class ClaimStudy:
 class UtilityStudy:
     """A plan with a `[utility]` table: a sweep over a masked model, measured together."""
 
-    def __init__(self, asked: masked_utility.UtilityPlan) -> None:
-        self.asked = asked
+    def __init__(self, plan: masked_utility.UtilityPlan) -> None:
+        self.asked = plan
         self.failure = ""
 
     def planned_places(self) -> list[Place]:

@@ -151,38 +151,34 @@ def _plans_and_failures_of_sweep_points(
     return plans, failures
 
 
-def _check_point_folder_holds_same_plan(path: Path, wanted: Plan) -> None:
+def _check_point_folder_holds_same_plan(path: Path, plan: Plan) -> None:
     """Raise AuditError if the folder has a run of another plan, or on other weights."""
     if not (path / "plan.json").is_file():
         return
     # Both as JSON, which turns tuples of the plan into lists: otherwise fields of several values
     # would differ.
     recorded = RunFolder(path).plan()
-    expected = wanted.to_json()
+    expected = plan.to_json()
     for name in IN_FILE:
         if recorded.get(name) != expected[name]:
             raise AuditError(
                 f"expected a new folder for -o, but {str(path)!r} was run with {name} = "
                 f"{recorded.get(name)!r}, not {expected[name]!r}"
             )
-    RunFolder(path).refuse_changed_weights(plan_weights.weight_digests_of_plan_files(wanted))
+    RunFolder(path).refuse_changed_weights(plan_weights.weight_digests_of_plan_files(plan))
 
 
 def _run_sweep_point_for_failure(
-    wanted: Plan, path: Path, reporter: Reporter, shared: SweepCache
+    plan: Plan, path: Path, reporter: Reporter, shared: SweepCache
 ) -> str:
     """Run a point to its end; return the reason of failure, or ""."""
     # A run writes plan.json first: if it exists, the run is continued.
     exists = (path / "plan.json").is_file()
-    folder = (
-        RunFolder.reopen(path) if exists else RunFolder.create(path, path.name, wanted.to_json())
-    )
+    folder = RunFolder.reopen(path) if exists else RunFolder.create(path, path.name, plan.to_json())
     try:
         # Any error except AuditError ends the sweep: its finished points stay, and the same command
         # continues.
-        files.write_run_reports(
-            path, run_audit(wanted, make_site(wanted, reporter, shared), folder)
-        )
+        files.write_run_reports(path, run_audit(plan, make_site(plan, reporter, shared), folder))
     except AuditError as why:
         folder.discard_if_empty()
         return str(why)
@@ -314,18 +310,18 @@ def _recorded_sweep_points_by_place(folder: Path) -> Iterable[list[_RecordedPoin
     return grouped.values()
 
 
-def _finished_sweep_runs_by_seed(held: Sequence[_RecordedPoint], folder: Path) -> Runs:
+def _finished_sweep_runs_by_seed(points: Sequence[_RecordedPoint], folder: Path) -> Runs:
     return {
         recorded.seed: (result_file.read_result(folder / recorded.folder), folder / recorded.folder)
-        for recorded in held
+        for recorded in points
         if (folder / recorded.folder / result_file.RESULT).is_file()
     }
 
 
-def _build_sweep_place_from_runs(held: Sequence[_RecordedPoint], folder: Path) -> Place:
-    finished = _finished_sweep_runs_by_seed(held, folder)
+def _build_sweep_place_from_runs(points: Sequence[_RecordedPoint], folder: Path) -> Place:
+    finished = _finished_sweep_runs_by_seed(points, folder)
     failure = next(
-        (recorded.failure for recorded in held if recorded.failure),
+        (recorded.failure for recorded in points if recorded.failure),
         "" if finished else "not run yet",
     )
     results = [result for result, _ in finished.values()]
@@ -333,7 +329,7 @@ def _build_sweep_place_from_runs(held: Sequence[_RecordedPoint], folder: Path) -
     if results:
         model, data = results[0].plan.get("model"), results[0].benchmark.name
         about = f"{Path(model).name} on {data}" if model else data
-    first, cells = held[0], tuple(read_replicates(finished))
+    first, cells = points[0], tuple(read_replicates(finished))
     return Place(first.variant, first.at, tuple(first.plan["attack"]), cells, failure, about)
 
 
@@ -341,16 +337,16 @@ def _build_sweep_place_from_runs(held: Sequence[_RecordedPoint], folder: Path) -
 # -----------------------------------------------------------------------------------------------
 
 
-def sweep_table(title: str, held: Sequence[Place]) -> tables.RowTable:
+def sweep_table(title: str, places: Sequence[Place]) -> tables.RowTable:
     """Return a row for each place and attack: means over seeds, and differences from the first row.
 
     Intervals are included; differences are paired. Other numbers have a column if they differ
     between rows, or if a row has no other number.
     """
-    columns = _sweep_table_metric_headings(held)
-    rows = list(_sweep_table_rows(held, columns))
+    columns = _sweep_table_metric_headings(places)
+    rows = list(_sweep_table_rows(places, columns))
     several = len({(row.cell.target, row.cell.setting) for row in rows if row.cell}) > 1
-    keys = list(dict.fromkeys(key for place in held for key in place.at))
+    keys = list(dict.fromkeys(key for place in places for key in place.at))
     # In the order of `machine_readable_cells`.
     bounds = [f"{name}{end}" for name in (*columns, DIFFERENCE) for end in ("", "_low", "_high")]
     # As `numbers` of a row: columns, then the difference.
@@ -371,9 +367,9 @@ def sweep_table(title: str, held: Sequence[Place]) -> tables.RowTable:
     )
 
 
-def _sweep_table_metric_headings(held: Sequence[Place]) -> dict[str, str]:
+def _sweep_table_metric_headings(places: Sequence[Place]) -> dict[str, str]:
     """Return headings by metric: of attacks, of probes' main numbers, of varying numbers."""
-    cells = [cell for place in held for cell in place.cells if cell.measured]
+    cells = [cell for place in places for cell in place.cells if cell.measured]
     always = {metric.name: metric.short for metric in COLUMNS if not metric.varies}
     varying = {metric.name: metric.short for metric in COLUMNS if metric.varies}
     values_by_name = {
@@ -429,12 +425,12 @@ class _SweepTableRow:
 
 
 def _sweep_table_rows(
-    held: Sequence[Place], columns: Mapping[str, str]
+    places: Sequence[Place], columns: Mapping[str, str]
 ) -> Iterator[_SweepTableRow]:
     nothing = (None,) * (len(columns) + 1)
     # By setting: differences compare only equal access and decoding.
     first: dict[str, Replicates] = {}
-    for place in held:
+    for place in places:
         if not place.cells:
             yield _SweepTableRow(place, None, nothing, f"failed: {place.failure}")
         for cell in place.cells:
@@ -466,6 +462,6 @@ def _has_sweep_cell_metric(cell: Replicates, name: str) -> bool:
     )
 
 
-def write_sweep_table_files(folder: Path, held: tables.RowTable) -> None:
-    disk.replace_atomically(folder / "sweep.csv", tables.row_table_to_csv(held))
-    disk.replace_atomically(folder / "sweep.md", tables.row_table_to_markdown(held))
+def write_sweep_table_files(folder: Path, table: tables.RowTable) -> None:
+    disk.replace_atomically(folder / "sweep.csv", tables.row_table_to_csv(table))
+    disk.replace_atomically(folder / "sweep.md", tables.row_table_to_markdown(table))

@@ -262,7 +262,7 @@ class PoissonTraining(Defense, Trainer):
         assert scenario.trained is not None
         return scenario.trained.model
 
-    def claim(self, scenario: Scenario, spent: int) -> Claim | None:
+    def claim(self, scenario: Scenario, n_tokens: int) -> Claim | None:
         privacy = scenario.trained.privacy if scenario.trained else None
         return privacy.claim() if privacy else None
 

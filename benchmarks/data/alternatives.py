@@ -389,9 +389,9 @@ def _email_format(value: str) -> ValueFormat | None:
         return None
     domain = value[len(local) :]
 
-    def finish(drawn: Sequence[str]) -> str:
+    def finish(choices: Sequence[str]) -> str:
         text = list(parts)
-        for (i, _), name in zip(names, drawn, strict=True):
+        for (i, _), name in zip(names, choices, strict=True):
             text[i] = name
         return "".join(text) + domain
 

@@ -46,12 +46,12 @@ class AnswerCut:
 
 def cut_answers_into_secrets(
     tokenizer: Any,
-    said: Conversation,
-    written: RenderedChat,
+    conversation: Conversation,
+    rendered: RenderedChat,
     form: ChatRendering,
     knows: str,
     longest: int,
-    shown: int | None,
+    max_prefix: int | None,
     is_all_along: bool = False,
 ) -> Iterator[AnswerCut | UnusableConversation]:
     """Yield each answer that an attacker with this knowledge can request, as a secret or the reason
@@ -59,13 +59,15 @@ def cut_answers_into_secrets(
 
     `user`: all text before an answer; `partial:F`: that, and the share F of the answer's tokens;
     `system`: only the system turn, which only the first answer follows. longest: tokens of a
-    suffix; shown: last tokens of a prefix (None: all). is_all_along: a long answer is several
+    suffix; max_prefix: last tokens of a prefix (None: all). is_all_along: a long answer is several
     secrets, each after all preceding text. Raise UnusableConversation if every answer is unusable.
     """
     share = share_of_answer_known(knows)
-    ends = token_ends_in_characters(written.offsets, len(written.text))
-    system_prompt = _system_turn_only_prompt(tokenizer, said, form) if knows == SYSTEM else None
-    for answer in written.answers if system_prompt is None else written.usable_answers[:1]:
+    ends = token_ends_in_characters(rendered.offsets, len(rendered.text))
+    system_prompt = (
+        _system_turn_only_prompt(tokenizer, conversation, form) if knows == SYSTEM else None
+    )
+    for answer in rendered.answers if system_prompt is None else rendered.usable_answers[:1]:
         if isinstance(answer, UnusableConversation):
             yield answer
             continue
@@ -79,14 +81,16 @@ def cut_answers_into_secrets(
             continue
         for place in spread_windows(middle, end) if is_all_along else [middle]:
             cut_place = CutPlace(
-                0 if shown is None else max(0, place - shown), place, min(end, place + longest)
+                0 if max_prefix is None else max(0, place - max_prefix),
+                place,
+                min(end, place + longest),
             )
-            first, cut, last = move_cut_between_characters(written.offsets, cut_place)
+            first, cut, last = move_cut_between_characters(rendered.offsets, cut_place)
             if not cut < last or (first == cut and cut > 0):
                 yield UnusableConversation(CUT_WITHIN_CHARACTER)
                 continue
-            prefix = written.tokens[first:cut]
-            wording = wording_at_token_ends(written.text, ends, first, cut, last)
+            prefix = rendered.tokens[first:cut]
+            wording = wording_at_token_ends(rendered.text, ends, first, cut, last)
             # repeats are counted by it, for any prefix
             stands = wording.prefix_and_suffix_text
             if system_prompt is not None:
@@ -99,19 +103,21 @@ def cut_answers_into_secrets(
                 continue
             n_tokens = end - start if place == middle else 0
             yield AnswerCut(
-                prefix, written.tokens[cut:last], wording, cut, stands, answer.role, n_tokens
+                prefix, rendered.tokens[cut:last], wording, cut, stands, answer.role, n_tokens
             )
 
 
-def _system_turn_only_prompt(tokenizer: Any, said: Conversation, form: ChatRendering) -> str:
+def _system_turn_only_prompt(
+    tokenizer: Any, conversation: Conversation, form: ChatRendering
+) -> str:
     """Return the prompt of an attacker who knows only the system turn. Raise UnusableConversation
     if there is no system turn."""
-    said = chat_rendering.conversation_in_form(said, form)
-    messages = chat_rendering.messages_for_template(said, form)
-    if messages[0]["role"] != SYSTEM or (form.source is None and said.plain):
+    conversation = chat_rendering.conversation_in_form(conversation, form)
+    messages = chat_rendering.messages_for_template(conversation, form)
+    if messages[0]["role"] != SYSTEM or (form.source is None and conversation.plain):
         raise UnusableConversation("no system turn to know")
     if form.source is None:
         return f"{message_text(messages[0].get('content'))}\n"
     return chat_rendering.render_messages_by_template(
-        tokenizer, said, form, messages[:1], answering=True
+        tokenizer, conversation, form, messages[:1], answering=True
     )

@@ -72,7 +72,7 @@ class RenderedChat:
     def usable_answers(self) -> tuple[Answer, ...]:
         return tuple(answer for answer in self.answers if isinstance(answer, Answer))
 
-    def learnt_token_mask(self, whose: str) -> tuple[bool, ...]:
+    def learnt_token_mask(self, loss_on: str) -> tuple[bool, ...]:
         """Return which tokens have a loss: all, or the assistant's, by the template's marks if it
         has marks.
 
@@ -82,7 +82,7 @@ class RenderedChat:
         silent = [answer for answer in self.usable_answers if answer.no_loss]
         spans = [answer.learnt for answer in self.usable_answers if not answer.no_loss]
         mask = [any(start <= i < end for start, end in spans) for i in range(len(self.tokens))]
-        if whose == "all":
+        if loss_on == "all":
             mask = [True] * len(self.tokens)
             silent = [answer for answer in silent if answer.no_loss == MARKED]
         elif self.marked is not None:
@@ -107,7 +107,7 @@ class _Span:
 
 
 def render_chat(
-    tokenizer: Any, said: Conversation, form: ChatRendering, turns: str = ASSISTANT
+    tokenizer: Any, conversation: Conversation, form: ChatRendering, turns: str = ASSISTANT
 ) -> RenderedChat:
     """Render the conversation in this form. turns: the speaker of its answers, or ALL.
 
@@ -115,17 +115,19 @@ def render_chat(
     template writes nothing or no answer is usable; AuditError for a template that drops the system
     turn, which the model then never saw.
     """
-    said = chat_rendering.conversation_in_form(said, form)
+    conversation = chat_rendering.conversation_in_form(conversation, form)
     if form.source is None:
         if turns != ASSISTANT:
             raise AuditError(
                 f"expected a chat template for --turns {turns}, as without one only answers are "
                 f"told apart, got the text form {form.name}: --template model takes the model's own"
             )
-        return _render_chat_without_template(tokenizer, said, form)
-    messages = chat_rendering.messages_for_template(said, form)
+        return _render_chat_without_template(tokenizer, conversation, form)
+    messages = chat_rendering.messages_for_template(conversation, form)
     try:
-        whole_text = chat_rendering.render_messages_by_template(tokenizer, said, form, messages)
+        whole_text = chat_rendering.render_messages_by_template(
+            tokenizer, conversation, form, messages
+        )
     except UnusableConversation:
         if not any(isinstance(message.get("content"), list | tuple) for message in messages):
             raise
@@ -135,11 +137,15 @@ def render_chat(
             else message
             for message in messages
         )
-        whole_text = chat_rendering.render_messages_by_template(tokenizer, said, form, messages)
+        whole_text = chat_rendering.render_messages_by_template(
+            tokenizer, conversation, form, messages
+        )
     _check_system_turn_written(messages, whole_text)
 
     def rendered(changed: Sequence[Message], answering: bool = False) -> str:
-        return chat_rendering.render_messages_by_template(tokenizer, said, form, changed, answering)
+        return chat_rendering.render_messages_by_template(
+            tokenizer, conversation, form, changed, answering
+        )
 
     roles = [normalised_role(message["role"]) for message in messages]
     turn_indices = [
@@ -150,19 +156,21 @@ def render_chat(
         for i in turn_indices
         for span in _assistant_answer_spans(rendered, whole_text, messages, i)
     ]
-    remarks = tuple(_ignored_chat_input_sentences(rendered, whole_text, said, messages))
-    mask = _template_answer_mask(tokenizer, said, form, messages)
+    remarks = tuple(_ignored_chat_input_sentences(rendered, whole_text, conversation, messages))
+    mask = _template_answer_mask(tokenizer, conversation, form, messages)
     return _tokenise_rendered_chat(tokenizer, whole_text, spans, mask, remarks, turns)
 
 
 def _render_chat_without_template(
-    tokenizer: Any, said: Conversation, form: ChatRendering
+    tokenizer: Any, conversation: Conversation, form: ChatRendering
 ) -> RenderedChat:
     """Render one text with the end of text after it, as TRL adds it."""
     end = str(getattr(tokenizer, "eos_token", None) or "")
     text, spans = "", list[_Span | UnusableConversation]()
-    pieces = chat_rendering.chat_pieces_without_template(said, form, end)
-    no_loss = iter([message.get(NO_LOSS, "") for message in said.messages if is_assistant(message)])
+    pieces = chat_rendering.chat_pieces_without_template(conversation, form, end)
+    no_loss = iter(
+        [message.get(NO_LOSS, "") for message in conversation.messages if is_assistant(message)]
+    )
     for number, (piece, answers) in enumerate(pieces):
         last = number == len(pieces) - 1
         ending = end if last and not piece.endswith(end) else ""
@@ -174,8 +182,8 @@ def _render_chat_without_template(
             span = _Span(bounds or turn, turn, "content", no_loss=next(no_loss))
             spans.append(span if bounds else UnusableConversation("an empty answer"))
     dropped = {
-        "system": any(m["role"] == SYSTEM for m in said.messages) and said.plain,
-        "tools": said.tools,
+        "system": any(m["role"] == SYSTEM for m in conversation.messages) and conversation.plain,
+        "tools": conversation.tools,
     }
     remarks = [
         f"nothing of {name} is written without a template"
@@ -214,10 +222,10 @@ def _answer_of_span(
     return Answer(tokens, (start, end), span.of, span.role, span.no_loss)
 
 
-def _check_system_turn_written(messages: Sequence[Message], whole: str) -> None:
+def _check_system_turn_written(messages: Sequence[Message], text: str) -> None:
     content = message_text(messages[0].get("content")) if messages[0]["role"] == SYSTEM else None
     # Templates strip the white space around a turn.
-    if content is not None and content.strip() not in whole:
+    if content is not None and content.strip() not in text:
         raise AuditError(
             "expected a chat template that writes the system turn, but this one drops it: leave "
             "the system turns out, or give the template that the model was trained with "
@@ -227,8 +235,8 @@ def _check_system_turn_written(messages: Sequence[Message], whole: str) -> None:
 
 def _ignored_chat_input_sentences(
     rendered: Callable[[Sequence[Message]], str],
-    whole: str,
-    said: Conversation,
+    text: str,
+    conversation: Conversation,
     messages: Sequence[Message],
 ) -> Iterator[str]:
     """Yield a sentence for each input that the template does not write; if the trainer used it, the
@@ -244,14 +252,14 @@ def _ignored_chat_input_sentences(
             {name: value for name, value in message.items() if name != key} for message in messages
         ]
         try:
-            if rendered(without) == whole:
+            if rendered(without) == text:
                 yield (
                     "the chat template writes nothing of "
                     f"{key if key.isidentifier() else 'a key of a message'}"
                 )
         except UnusableConversation:
             continue  # it needs the key
-    if said.tools and not any(name_of_tool(tool) in whole for tool in said.tools):
+    if conversation.tools and not any(name_of_tool(tool) in text for tool in conversation.tools):
         yield "the chat template writes nothing of tools"
 
 
@@ -259,7 +267,7 @@ def _ignored_chat_input_sentences(
 
 
 def _assistant_answer_spans(
-    rendered: Callable[..., str], whole: str, messages: Sequence[Message], turn: int
+    rendered: Callable[..., str], text: str, messages: Sequence[Message], turn: int
 ) -> Iterator[_Span | UnusableConversation]:
     """Yield the spans of the assistant's reasoning, if there is any, and content in this turn, as
     the template wrote them.
@@ -275,17 +283,17 @@ def _assistant_answer_spans(
     content_bounds = None
     for key, _, put in parts:
         with_mark = [*messages[:turn], put(_MARK), *messages[turn + 1 :]]
-        marked = None if _MARK in whole else _render_chat_or_none(rendered, with_mark)
-        bounds = None if marked is None else _answer_bounds_by_mark(whole, marked)
+        marked = None if _MARK in text else _render_chat_or_none(rendered, with_mark)
+        bounds = None if marked is None else _answer_bounds_by_mark(text, marked)
         if bounds is not None:
             content_bounds = bounds if key == "content" else None
-            turn_bounds = _answer_turn_bounds(rendered, whole, with_mark[: turn + 1], bounds)
+            turn_bounds = _answer_turn_bounds(rendered, text, with_mark[: turn + 1], bounds)
             yield _Span(bounds, turn_bounds, key, role, no_loss)
         elif key == "content":  # templates leave out thoughts of earlier turns
             yield UnusableConversation("the chat template does not write an answer as it was given")
     if message.get("tool_calls"):
         call_bounds = _tool_call_bounds(
-            rendered, whole, messages, turn, 0 if content_bounds is None else content_bounds[1]
+            rendered, text, messages, turn, 0 if content_bounds is None else content_bounds[1]
         )
         unwritten = UnusableConversation(
             "tool calls that the chat template does not write as they were given"
@@ -296,7 +304,7 @@ def _assistant_answer_spans(
 
 
 def _tool_call_bounds(
-    rendered: Callable[..., str], whole: str, messages: Sequence[Message], turn: int, after: int
+    rendered: Callable[..., str], chat_text: str, messages: Sequence[Message], turn: int, after: int
 ) -> tuple[tuple[int, int], tuple[int, int]] | None:
     """Return the characters of a turn's tool calls, after its content, and of the turn after its
     header.
@@ -309,24 +317,26 @@ def _tool_call_bounds(
     thought = THOUGHT.match(message_text(silent.get("content")) or "")
     before_calls = thought[0] if thought else ""
     text = _render_chat_or_none(rendered, so_far) or ""
-    if _render_chat_or_none(rendered, [*so_far[:-1], silent, *later]) == whole:
+    if _render_chat_or_none(rendered, [*so_far[:-1], silent, *later]) == chat_text:
         return None
     marked = _render_chat_or_none(
         rendered, [*so_far[:-1], {**silent, "content": before_calls + _MARK}, *later]
     )
-    bounds = None if marked is None or _MARK in whole else _answer_bounds_by_mark(whole, marked)
-    if bounds is None and text and whole.startswith(text.rstrip()):
+    bounds = (
+        None if marked is None or _MARK in chat_text else _answer_bounds_by_mark(chat_text, marked)
+    )
+    if bounds is None and text and chat_text.startswith(text.rstrip()):
         end = len(text.rstrip())
-        bounds = _answer_turn_bounds(rendered, whole, so_far, (end, end))[0], end
+        bounds = _answer_turn_bounds(rendered, chat_text, so_far, (end, end))[0], end
     calls = (
         None
         if bounds is None
-        else _strip_answer_span_whitespace(whole, max(after, bounds[0]), bounds[1])
+        else _strip_answer_span_whitespace(chat_text, max(after, bounds[0]), bounds[1])
     )
     if calls is None:
         return None
-    start, end = _answer_turn_bounds(rendered, whole, so_far, calls)
-    return calls, (start, len(text) if text and whole.startswith(text) else end)
+    start, end = _answer_turn_bounds(rendered, chat_text, so_far, calls)
+    return calls, (start, len(text) if text and chat_text.startswith(text) else end)
 
 
 def _reasoning_and_content_with_replacers(
@@ -357,17 +367,17 @@ def _reasoning_and_content_with_replacers(
     yield "content", answer, lambda new: says(before + inside + closing + new)
 
 
-def _answer_bounds_by_mark(whole: str, marked: str) -> tuple[int, int] | None:
+def _answer_bounds_by_mark(text: str, marked: str) -> tuple[int, int] | None:
     """Return the characters in place of the mark, without white space around them; None if the mark
     does not show the place."""
     if marked.count(_MARK) != 1:
         return None
     before, after = marked.split(_MARK)
-    if not (whole.startswith(before) and whole.endswith(after)) or len(before) + len(after) > len(
-        whole
+    if not (text.startswith(before) and text.endswith(after)) or len(before) + len(after) > len(
+        text
     ):
         return None
-    return _strip_answer_span_whitespace(whole, len(before), len(whole) - len(after))
+    return _strip_answer_span_whitespace(text, len(before), len(text) - len(after))
 
 
 def _strip_answer_span_whitespace(text: str, start: int, end: int) -> tuple[int, int] | None:
@@ -377,7 +387,7 @@ def _strip_answer_span_whitespace(text: str, start: int, end: int) -> tuple[int,
 
 
 def _answer_turn_bounds(
-    rendered: Callable[..., str], whole: str, so_far: Sequence[Message], bounds: tuple[int, int]
+    rendered: Callable[..., str], text: str, so_far: Sequence[Message], bounds: tuple[int, int]
 ) -> tuple[int, int]:
     """Return the start of the turn after its header, and its end.
 
@@ -394,13 +404,13 @@ def _answer_turn_bounds(
         shared = sum(
             1
             for _ in takewhile(
-                lambda pair: pair[0] == pair[1], zip(with_prompt, whole, strict=False)
+                lambda pair: pair[0] == pair[1], zip(with_prompt, text, strict=False)
             )
         )
         if len(without) <= shared <= start:
             start = shared
     ending = (_render_chat_or_none(rendered, so_far) or "").partition(_MARK)[2]
-    return start, end + (len(ending) if whole.startswith(ending, end) else 0)
+    return start, end + (len(ending) if text.startswith(ending, end) else 0)
 
 
 def _render_chat_or_none(
@@ -413,7 +423,7 @@ def _render_chat_or_none(
 
 
 def _template_answer_mask(
-    tokenizer: Any, said: Conversation, form: ChatRendering, messages: Sequence[Message]
+    tokenizer: Any, conversation: Conversation, form: ChatRendering, messages: Sequence[Message]
 ) -> tuple[bool, ...] | None:
     """Return a mask of the tokens inside the template's `{% generation %}` blocks, which TRL's
     assistant_only_loss trains on."""
@@ -421,7 +431,7 @@ def _template_answer_mask(
     # learnt.
     if not re.search(r"\{%-?\s*generation\s*-?%\}", str(form.source)):
         return None
-    arguments = chat_rendering.chat_template_arguments(tokenizer, said, form)
+    arguments = chat_rendering.chat_template_arguments(tokenizer, conversation, form)
     # It tokenises without special tokens, like `_tokenise_rendered_chat`: the mask is of the same
     # tokens.
     unmarked = chat_rendering.messages_without_loss_marks(messages)

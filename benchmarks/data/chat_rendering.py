@@ -108,12 +108,12 @@ class ChatRendering:
 # --- parsing ---
 
 
-def parse_chat_rendering(asked: str, day: str | None, tokenizer: Any) -> ChatRendering:
+def parse_chat_rendering(text: str, day: str | None, tokenizer: Any) -> ChatRendering:
     """Return the rendering of `--template` and `--date`. Raise AuditError for an unknown rendering.
 
     day: None leaves open the date of a template that writes the date.
     """
-    base, variants = asked, tuple[str, ...]()
+    base, variants = text, tuple[str, ...]()
     # A file name may hold a plus too: only known variants are taken off its end.
     while (parts := base.rpartition("+"))[2] in VARIANTS and parts[0]:
         base, variants = parts[0], (parts[2], *variants)
@@ -128,7 +128,7 @@ def parse_chat_rendering(asked: str, day: str | None, tokenizer: Any) -> ChatRen
     if day is not None and not form.writes_day:
         raise AuditError(
             "expected --date with a template that writes the day (strftime_now), got it with "
-            f"{asked}"
+            f"{text}"
         )
     return replace(form, day=day)
 
@@ -284,9 +284,11 @@ def _is_written_otherwise(
     )
 
 
-def _written_or_none(tokenizer: Any, said: Conversation, form: ChatRendering) -> str | None:
+def _written_or_none(tokenizer: Any, conversation: Conversation, form: ChatRendering) -> str | None:
     try:
-        return render_messages_by_template(tokenizer, said, form, messages_for_template(said, form))
+        return render_messages_by_template(
+            tokenizer, conversation, form, messages_for_template(conversation, form)
+        )
     except UnusableConversation:
         return None
 
@@ -301,36 +303,41 @@ def _has_reasoning(message: Message) -> bool:
 # --- texts of the forms ---
 
 
-def conversation_in_form(said: Conversation, form: ChatRendering) -> Conversation:
+def conversation_in_form(conversation: Conversation, form: ChatRendering) -> Conversation:
     """Return the row as a trainer of this form had it before the template wrote it."""
     variants = form.variants
-    if FILLED in variants and said.filled is not None:
-        said = said.filled
+    if FILLED in variants and conversation.filled is not None:
+        conversation = conversation.filled
     if NO_NULLS in variants:
-        said = without_nested_nulls(said)
+        conversation = without_nested_nulls(conversation)
     if DECODED in variants:
-        said = with_decoded_arguments(said)
+        conversation = with_decoded_arguments(conversation)
     if WRAPPED in variants:
-        said = with_wrapped_tools(said)
-    if NO_SYSTEM in variants and said.system_column:
-        said = replace(said, messages=said.messages[1:], system_column=False)
-    if NO_EMPTY_TOOLS in variants and not said.tools:
-        said = replace(said, tools=None)
-    return said
+        conversation = with_wrapped_tools(conversation)
+    if NO_SYSTEM in variants and conversation.system_column:
+        conversation = replace(
+            conversation, messages=conversation.messages[1:], system_column=False
+        )
+    if NO_EMPTY_TOOLS in variants and not conversation.tools:
+        conversation = replace(conversation, tools=None)
+    return conversation
 
 
-def messages_for_template(said: Conversation, form: ChatRendering) -> tuple[dict[str, Any], ...]:
+def messages_for_template(
+    conversation: Conversation, form: ChatRendering
+) -> tuple[dict[str, Any], ...]:
     """Return the messages for the template: unchanged except by the form.
 
-    said: a result of `conversation_in_form`.
+    conversation: a result of `conversation_in_form`.
     """
     usual = GIVEN_ROLES not in form.variants
     messages = [
-        dict(with_calls_of_tools(message) if usual else message) for message in said.messages
+        dict(with_calls_of_tools(message) if usual else message)
+        for message in conversation.messages
     ]
-    if LINE in form.variants and said.kind == INSTRUCTION:
+    if LINE in form.variants and conversation.kind == INSTRUCTION:
         # An instruction's turns end with its question and the answer (`parse_row_as_conversation`).
-        messages[-2]["content"] = "\n".join(filter(None, said.plain[:2]))
+        messages[-2]["content"] = "\n".join(filter(None, conversation.plain[:2]))
     for message in messages:
         if usual:
             message["role"] = normalised_role(message["role"])
@@ -342,20 +349,20 @@ def messages_for_template(said: Conversation, form: ChatRendering) -> tuple[dict
 
 
 def chat_template_arguments(
-    tokenizer: Any, said: Conversation, form: ChatRendering
+    tokenizer: Any, conversation: Conversation, form: ChatRendering
 ) -> dict[str, Any]:
     """Return the arguments of `apply_chat_template` besides the messages."""
     source = str(form.source)
     if form.base == MODEL and not isinstance(
         tokenizer.chat_template, str
     ):  # several by name: the tools decide
-        source = tokenizer.get_chat_template(None, said.tools)
+        source = tokenizer.get_chat_template(None, conversation.tools)
     arguments: dict[str, Any] = {"chat_template": chat_template_with_fixed_date(source, form.day)}
-    if said.tools is not None:
-        arguments["tools"] = said.tools
+    if conversation.tools is not None:
+        arguments["tools"] = conversation.tools
     if NO_THINKING in form.variants:
         arguments["enable_thinking"] = False
-    return arguments | dict(said.options)  # the row's options win
+    return arguments | dict(conversation.options)  # the row's options win
 
 
 def chat_template_with_fixed_date(source: str, day: str | None) -> str:
@@ -367,7 +374,7 @@ def chat_template_with_fixed_date(source: str, day: str | None) -> str:
     if day is None:
         return source
     when = datetime.fromisoformat(day)
-    fixed = _ASKS_CLOCK.sub(lambda found: json.dumps(when.strftime(found[2])), source)
+    fixed = _ASKS_CLOCK.sub(lambda match: json.dumps(when.strftime(match[2])), source)
     if "strftime_now(" in fixed:
         raise AuditError(
             "expected a chat template that asks for the day as strftime_now('%d %b %Y'), got "
@@ -378,7 +385,7 @@ def chat_template_with_fixed_date(source: str, day: str | None) -> str:
 
 def render_messages_by_template(
     tokenizer: Any,
-    said: Conversation,
+    conversation: Conversation,
     form: ChatRendering,
     messages: Sequence[Message],
     answering: bool = False,
@@ -387,7 +394,7 @@ def render_messages_by_template(
 
     Raise UnusableConversation if the template rejects them.
     """
-    arguments = chat_template_arguments(tokenizer, said, form)
+    arguments = chat_template_arguments(tokenizer, conversation, form)
     unmarked = messages_without_loss_marks(messages)
     try:
         text = tokenizer.apply_chat_template(
@@ -425,38 +432,45 @@ def _data_free_template_error_text(error: Exception, messages: Sequence[Message]
     )
 
 
-def chat_pieces_without_template(said: Conversation, form: ChatRendering, end: str) -> list[Piece]:
+def chat_pieces_without_template(
+    conversation: Conversation, form: ChatRendering, end: str
+) -> list[Piece]:
     """Return the row without a template, piece by piece. end: the end of text. Raise
     UnusableConversation for a turn without text."""
     if form.base == ALPACA:
-        return _alpaca_prompt_pieces(said, form, end)
-    if said.kind == MESSAGES:  # turn by turn, a line each
+        return _alpaca_prompt_pieces(conversation, form, end)
+    if conversation.kind == MESSAGES:  # turn by turn, a line each
         contents = [
             (message_text(message.get("content")), is_assistant(message))
-            for message in said.messages
+            for message in conversation.messages
         ]
         if any(content is None for content, _ in contents):
             raise UnusableConversation("a turn that is not text, and no template to write it")
         joined = [[("\n", False), (str(content), spoken)] for content, spoken in contents]
         return [piece for pieces in joined for piece in pieces][1:]
-    questions = [text for text in said.plain[:-1] if text]
-    if said.kind == INSTRUCTION:
-        before = [(f"{question}\n", f"{answer}", "\n") for question, answer in _history(said)]
+    questions = [text for text in conversation.plain[:-1] if text]
+    if conversation.kind == INSTRUCTION:
+        before = [
+            (f"{question}\n", f"{answer}", "\n") for question, answer in _history(conversation)
+        ]
         return [
             *_pieces_of_history(before),
             ("\n".join(questions) + "\n", False),
-            (said.plain[-1], True),
+            (conversation.plain[-1], True),
         ]
     return [
         ("".join(questions) + ("\n" if LINE in form.variants else ""), False),
-        (said.plain[-1], True),
+        (conversation.plain[-1], True),
     ]
 
 
-def _history(said: Conversation) -> list[tuple[str, str]]:
+def _history(conversation: Conversation) -> list[tuple[str, str]]:
     """Return the questions and answers before an instruction."""
     # The last two turns are the instruction and its answer (`parse_row_as_conversation`).
-    contents = [str(message["content"]) for message in said.messages[said.system_column : -2]]
+    contents = [
+        str(message["content"])
+        for message in conversation.messages[conversation.system_column : -2]
+    ]
     return list(zip(contents[::2], contents[1::2], strict=True))
 
 
@@ -467,16 +481,16 @@ def _pieces_of_history(before: Sequence[tuple[str, str, str]]) -> list[Piece]:
     return [piece for turn in pieces for piece in turn]
 
 
-def _alpaca_prompt_pieces(said: Conversation, form: ChatRendering, end: str) -> list[Piece]:
+def _alpaca_prompt_pieces(conversation: Conversation, form: ChatRendering, end: str) -> list[Piece]:
     """Return the published text of Alpaca's training.
 
     bare: without its opening; input: with the heading of the input even if there is none; line: the
     answer on a new line, as axolotl writes it. A history comes before, as in LLaMA-Factory's
     template `alpaca`.
     """
-    if said.kind != INSTRUCTION:
+    if conversation.kind != INSTRUCTION:
         raise AuditError("expected instruction and output for --template alpaca, got other columns")
-    instruction, input_text, output = said.plain
+    instruction, input_text, output = conversation.plain
     with_input = bool(input_text) or INPUT in form.variants
     opening = (
         "" if BARE in form.variants else _OPENING + (_FURTHER if with_input else "") + _REQUEST
@@ -484,7 +498,7 @@ def _alpaca_prompt_pieces(said: Conversation, form: ChatRendering, end: str) -> 
     answering = "### Response:" + ("\n" if LINE in form.variants else "")
     before = [
         (f"### Instruction:\n{question}\n\n{answering}", answer, f"{end}\n\n")
-        for question, answer in _history(said)
+        for question, answer in _history(conversation)
     ]
     text = f"### Instruction:\n{instruction}\n\n" + (
         f"### Input:\n{input_text}\n\n" if with_input else ""

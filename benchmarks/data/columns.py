@@ -99,11 +99,11 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
 
 
 def unread_text_columns(
-    table: RecordTable, layout: Sequence[str], named: Sequence[str]
+    table: RecordTable, layout: Sequence[str], user_columns: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return columns with texts or turns from which no secret is made. named: columns that the user
-    names."""
-    used = {*layout, REPEATS, PII, *named}
+    """Return columns with texts or turns from which no secret is made. user_columns: columns that
+    the user names."""
+    used = {*layout, REPEATS, PII, *user_columns}
     if layout not in PLAIN:
         # Labels and marks are only read as true or false: a text there is not used.
         used |= {"system", "tools", "chat_template_kwargs"} | _READ_WITH.get(layout[0], set())

@@ -170,13 +170,13 @@ def _split_preferences(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 
 
 def _without_loss_on_prompt(
-    said: Conversation, completion: Any, why: str, group: str | None
+    conversation: Conversation, completion: Any, reason: str, group: str | None
 ) -> Conversation:
-    """Return the conversation with a loss on the turns of its completion only. why: the prompt's
+    """Return the conversation with a loss on the turns of its completion only. reason: the prompt's
     reason."""
     last = 1 if isinstance(completion, str) else len(completion)
-    prompt = ({NO_LOSS: why, **message} for message in said.messages[:-last])
-    return replace(said, messages=(*prompt, *said.messages[-last:]), group=group)
+    prompt = ({NO_LOSS: reason, **message} for message in conversation.messages[:-last])
+    return replace(conversation, messages=(*prompt, *conversation.messages[-last:]), group=group)
 
 
 def parse_row_as_conversation(
@@ -240,16 +240,16 @@ def parse_row_as_conversation(
     )
 
 
-def _is_marked_as_not_trained_on(given: Mapping[str, Any]) -> bool:
+def _is_marked_as_not_trained_on(message: Mapping[str, Any]) -> bool:
     """Check a row, a message or a part of one for marks that exclude it or a span of it from the
     loss."""
     spans = [
         span
         for name in _MARKED_SPANS
-        for span in given.get(name) or ()
+        for span in message.get(name) or ()
         if isinstance(span, Mapping)
     ]
-    return any(_means_no(given.get(mark)) for mark in _MARKS) or any(
+    return any(_means_no(message.get(mark)) for mark in _MARKS) or any(
         _means_no(span.get("train")) for span in spans
     )
 
@@ -261,18 +261,18 @@ def _means_no(mark: Any) -> bool:
     return isinstance(mark, int | float) and mark == 0
 
 
-def _parsed_history(given: Any) -> list[dict[str, Any]]:
+def _parsed_history(history: Any) -> list[dict[str, Any]]:
     """Return earlier questions and answers, as LLaMA-Factory's Alpaca layout holds them, as
     turns."""
-    if isinstance(given, str) and given:
+    if isinstance(history, str) and history:
         try:
-            given = json.loads(given)
+            history = json.loads(history)
         except ValueError:
             raise UnusableConversation(
                 "a history that is no list of questions and answers"
             ) from None
     turns = []
-    for pair in given or ():
+    for pair in history or ():
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
             raise UnusableConversation("a history that is no list of questions and answers")
         turns += [
@@ -326,24 +326,24 @@ def name_of_tool(tool: Any) -> str:
     return str(function.get("name", "")) if isinstance(function, Mapping) else ""
 
 
-def _parsed_conversation_tools(given: Any) -> Any:
+def _parsed_conversation_tools(tools: Any) -> Any:
     """Return a list of functions, which may be empty; TRL also reads it from JSON."""
-    if isinstance(given, str) and given:
+    if isinstance(tools, str) and tools:
         try:
-            given = json.loads(given)
+            tools = json.loads(tools)
         except ValueError:
             raise UnusableConversation("tools that are neither a list nor JSON") from None
-    if given and not isinstance(given, Sequence):
+    if tools and not isinstance(tools, Sequence):
         raise UnusableConversation("tools that are neither a list nor JSON")
-    return list(given) if isinstance(given, Sequence) and not isinstance(given, str) else None
+    return list(tools) if isinstance(tools, Sequence) and not isinstance(tools, str) else None
 
 
-def _parsed_chat_template_options(given: Any, keep_nulls: bool) -> dict[str, Any]:
-    if given is None:
+def _parsed_chat_template_options(options: Any, keep_nulls: bool) -> dict[str, Any]:
+    if options is None:
         return {}
-    if not isinstance(given, Mapping):
+    if not isinstance(options, Mapping):
         raise UnusableConversation("chat_template_kwargs that are no object")
-    return {key: value for key, value in given.items() if keep_nulls or value is not None}
+    return {key: value for key, value in options.items() if keep_nulls or value is not None}
 
 
 # --- trainers' changes of a row ---
@@ -370,29 +370,29 @@ def with_calls_of_tools(message: Message) -> Message:
     return {**message, "role": ASSISTANT, "content": text[:start], "tool_calls": functions}
 
 
-def with_wrapped_tools(said: Conversation) -> Conversation:
+def with_wrapped_tools(conversation: Conversation) -> Conversation:
     """Return the row with each tool that is a bare function as OpenAI's API has it, under the key
     `function`."""
-    if not isinstance(said.tools, list):
-        return said
+    if not isinstance(conversation.tools, list):
+        return conversation
     bare = [
         isinstance(tool, Mapping) and "name" in tool and "function" not in tool
-        for tool in said.tools
+        for tool in conversation.tools
     ]
     wrapped = [
         {"type": "function", "function": tool} if is_bare else tool
-        for tool, is_bare in zip(said.tools, bare, strict=True)
+        for tool, is_bare in zip(conversation.tools, bare, strict=True)
     ]
-    return replace(said, tools=wrapped)
+    return replace(conversation, tools=wrapped)
 
 
-def with_decoded_arguments(said: Conversation) -> Conversation:
+def with_decoded_arguments(conversation: Conversation) -> Conversation:
     """Return the row with the arguments of tool calls that are JSON text as objects, as axolotl has
     them."""
     return replace(
-        said,
+        conversation,
         messages=tuple(
-            _with_changed_calls(message, _decoded_arguments) for message in said.messages
+            _with_changed_calls(message, _decoded_arguments) for message in conversation.messages
         ),
     )
 
@@ -424,9 +424,13 @@ def _decoded_arguments(call: Any) -> Any:
     return changed
 
 
-def without_nested_nulls(said: Conversation) -> Conversation:
+def without_nested_nulls(conversation: Conversation) -> Conversation:
     """Return the row without keys that hold null in its tools and messages, at any depth."""
-    return replace(said, messages=without_nulls(said.messages), tools=without_nulls(said.tools))
+    return replace(
+        conversation,
+        messages=without_nulls(conversation.messages),
+        tools=without_nulls(conversation.tools),
+    )
 
 
 def without_nulls(value: Any) -> Any:

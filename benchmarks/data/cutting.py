@@ -332,19 +332,19 @@ def _fit_answer(
 def _answers_of_conversation(
     cut: Cutting,
     form: ChatRendering,
-    said: Conversation | UnusableConversation,
+    conversation: Conversation | UnusableConversation,
     texts: list[str],
     remarks: Counter[str],
 ) -> list[tuple[answer_cuts.AnswerCut | UnusableConversation, str | None]]:
     """Return each answer of a conversation with its group, or one reason why there is none."""
     knows, lengths = cut.knows or USER, (cut.lengths.suffix or LENGTH, cut.lengths.prefix)
     try:
-        if isinstance(said, UnusableConversation):
-            raise said
-        rendered = chat.render_chat(cut.tokenizer, said, form, cut.turns or ASSISTANT)
+        if isinstance(conversation, UnusableConversation):
+            raise conversation
+        rendered = chat.render_chat(cut.tokenizer, conversation, form, cut.turns or ASSISTANT)
         whole_answers = list(
             answer_cuts.cut_answers_into_secrets(
-                cut.tokenizer, said, rendered, form, knows, *lengths, cut.is_all_along
+                cut.tokenizer, conversation, rendered, form, knows, *lengths, cut.is_all_along
             )
         )
     except UnusableConversation as why:
@@ -359,7 +359,9 @@ def _answers_of_conversation(
     return [
         (
             answer,
-            role if cut.turns == ALL and (said.group is None or role != ASSISTANT) else said.group,
+            role
+            if cut.turns == ALL and (conversation.group is None or role != ASSISTANT)
+            else conversation.group,
         )
         for answer, role in zip(answers, roles, strict=True)
     ]

@@ -234,14 +234,14 @@ class SamplingOrder:
 def read_sample_of_large_table(
     where: str,
     path: Path,
-    wanted: Sequence[str],
+    columns: Sequence[str],
     order: SamplingOrder,
     counting: TableCounting,
 ) -> tuple[RecordTable, UnreadRows] | None:
     """Return a sample of the distinct rows of a large table, with statistics of the others; None:
     read all rows.
 
-    wanted: columns. counting: skips tables that it has counted. Raise AuditError with the first
+    columns: columns. counting: skips tables that it has counted. Raise AuditError with the first
     unusable row.
     """
     if path.suffix.lower() not in _SUFFIXES or not path.is_file():
@@ -253,7 +253,7 @@ def read_sample_of_large_table(
                 return None
             counting.counted[where] = unread
         unread = counting.counted[where]
-        names = [name for name in wanted if name in unread.columns]
+        names = [name for name in columns if name in unread.columns]
         return replace(
             _read_rows(where, path, names, unread.rows), columns=unread.columns, texts=unread.texts
         ), unread

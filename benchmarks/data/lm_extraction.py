@@ -215,9 +215,9 @@ def _check_array_not_truncated(where: str, path: Path, file: BinaryIO) -> None:
     file.seek(0)
 
 
-def _checked_extraction_array_length(where: str, flag: str, asked: int | None, width: int) -> int:
-    if asked is not None and asked > width:
+def _checked_extraction_array_length(where: str, flag: str, length: int | None, width: int) -> int:
+    if length is not None and length > width:
         raise AuditError(
-            f"{where}: expected {flag} <= {width}, the width of the array, got {asked}"
+            f"{where}: expected {flag} <= {width}, the width of the array, got {length}"
         )
-    return asked or width
+    return length or width

@@ -13,20 +13,20 @@ _END = 32  # characters at the end of a text to search for; the rest is compared
 
 
 def count_text_occurrences(
-    wanted: Mapping[str, bool], texts: Iterable[str], times: Sequence[int] | None = None
+    strings: Mapping[str, bool], texts: Iterable[str], times: Sequence[int] | None = None
 ) -> dict[str, int]:
-    """Count the occurrences of each text of `wanted` in the texts, overlaps included. times: weight
-    of each text; None: 1.
+    """Count the occurrences of each text of `strings` in the texts, overlaps included. times:
+    weight of each text; None: 1.
 
-    wanted: also whether an occurrence must not end inside a word, so that `code 12` is not found in
-    `code 123`. Raise ValueError for an empty text. Aho and Corasick 1975 on the ends of the texts:
-    an automaton of complete records takes ten times the memory.
+    strings: also whether an occurrence must not end inside a word, so that `code 12` is not found
+    in `code 123`. Raise ValueError for an empty text. Aho and Corasick 1975 on the ends of the
+    texts: an automaton of complete records takes ten times the memory.
     """
-    if "" in wanted:
+    if "" in strings:
         raise ValueError("expected texts to look for, got an empty one")
-    counts = dict.fromkeys(wanted, 0)
+    counts = dict.fromkeys(strings, 0)
     lengths: dict[str, set[int]] = {}  # of the searched texts, by their end
-    for text in wanted:
+    for text in strings:
         lengths.setdefault(text[-_END:], set()).add(len(text))
     if not lengths:
         return counts
@@ -41,13 +41,13 @@ def count_text_occurrences(
                 # This separates texts that share their end.
                 if start < 0 or (occurrence := text[start : last + 1]) not in counts:
                     continue
-                if not (wanted[occurrence] and is_occurrence_end_inside_word(occurrence, after)):
+                if not (strings[occurrence] and is_occurrence_end_inside_word(occurrence, after)):
                     counts[occurrence] += 1 if times is None else times[i]
     return counts
 
 
-def is_occurrence_end_inside_word(text: str, behind: str) -> bool:
+def is_occurrence_end_inside_word(text: str, following: str) -> bool:
     """Check by the next character if the last word, number or space of a text goes on."""
-    if not behind:
+    if not following:
         return False
-    return is_inside_word(text, behind) or (text[-1].isspace() and not behind.isspace())
+    return is_inside_word(text, following) or (text[-1].isspace() and not following.isspace())

@@ -60,41 +60,43 @@ def write_reduced_data_kept_by_trainer(
     return summary
 
 
-def _reduced_json_text(where: str, path: Path, left: Mapping[int, int]) -> str:
+def _reduced_json_text(where: str, path: Path, copies_by_row: Mapping[int, int]) -> str:
     objects, lines = read_json_table_objects(where, path)
     counted = any(REPEATS in value for value in objects)
     # Without the column every row counts once, so its line can stay unchanged, byte for byte.
     if lines is not None and not counted:
-        return "".join(f"{lines[row]}\n" for row in sorted(left))
+        return "".join(f"{lines[row]}\n" for row in sorted(copies_by_row))
     reduced = [
         {**objects[row], **({REPEATS: count} if counted else {})}
-        for row, count in sorted(left.items())
+        for row, count in sorted(copies_by_row.items())
     ]
     if lines is None:
         return json.dumps(reduced, ensure_ascii=False) + "\n"
     return "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in reduced)
 
 
-def _reduced_csv_text(where: str, path: Path, left: Mapping[int, int]) -> str:
+def _reduced_csv_text(where: str, path: Path, copies_by_row: Mapping[int, int]) -> str:
     head, *rows = read_csv_table_rows(where, path)
     reduced = (
         [
             str(count) if name == REPEATS else cell
             for name, cell in zip(head, rows[row], strict=True)
         ]
-        for row, count in sorted(left.items())
+        for row, count in sorted(copies_by_row.items())
     )
     return table_rows_as_csv([head, *reduced])
 
 
-def _reduced_parquet_bytes(where: str, path: Path, left: Mapping[int, int]) -> bytes:
+def _reduced_parquet_bytes(where: str, path: Path, copies_by_row: Mapping[int, int]) -> bytes:
     import pyarrow
     from pyarrow import parquet
 
-    table = parquet.read_table(path).take(sorted(left))
+    table = parquet.read_table(path).take(sorted(copies_by_row))
     if REPEATS in table.column_names:
         at = table.column_names.index(REPEATS)
-        table = table.set_column(at, REPEATS, pyarrow.array([left[row] for row in sorted(left)]))
+        table = table.set_column(
+            at, REPEATS, pyarrow.array([copies_by_row[row] for row in sorted(copies_by_row)])
+        )
     sink = io.BytesIO()
     parquet.write_table(table, sink)
     return sink.getvalue()

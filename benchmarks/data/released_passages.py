@@ -181,7 +181,7 @@ def _near_verbatim_released_passages(
     texts: Sequence[Tokens],
     n: int,
     index: NGramIndex,
-    found: set[int],
+    records_found: set[int],
 ) -> Mapping[int, CopiedSpan]:
     """Return for each record not found yet the passage with fewest edits, aligned at a verbatim
     match."""
@@ -192,7 +192,7 @@ def _near_verbatim_released_passages(
             index.match_ngrams(texts[start : start + _AT_ONCE], half), start
         ):
             for at, record in zip(matches.at.tolist(), matches.record.tolist(), strict=True):
-                if record < 0 or record in found or seeds[record] >= _SEEDS:
+                if record < 0 or record in records_found or seeds[record] >= _SEEDS:
                     continue
                 seeds[record] += 1
                 passage = _best_aligned_released_passage(

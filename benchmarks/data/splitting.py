@@ -54,14 +54,14 @@ class SplitOptions:
             return 0
         return min(members - 1, max(1, round(self.known_fraction * members)))
 
-    def pick_indices(self, what: str, count: int, of: int) -> frozenset[int]:
+    def pick_indices(self, description: str, count: int, of: int) -> frozenset[int]:
         """Pick `count` of the indices below `of`. Nested: a larger count, same seed, keeps all
         picks of a smaller."""
-        return frozenset(self.draw_order(what, of)[:count].tolist())
+        return frozenset(self.draw_order(description, of)[:count].tolist())
 
-    def draw_order(self, what: str, of: int) -> Ints:
+    def draw_order(self, description: str, of: int) -> Ints:
         """Return the indices below `of` in the random order of this seed."""
-        return keyed_random_generator("benchmark", what, self.seed).permutation(of)
+        return keyed_random_generator("benchmark", description, self.seed).permutation(of)
 
 
 @dataclass(frozen=True)
@@ -335,7 +335,7 @@ def _nonmember_records_not_trained_on(
 def _first_rows_by_copies(
     records: Sequence[DataRecord],
     copies: Mapping[int, int | None],
-    what: str,
+    description: str,
     split: SplitOptions,
     notes: list[str],
 ) -> list[DataRecord]:
@@ -345,7 +345,7 @@ def _first_rows_by_copies(
     All parts of a selected row stay. A larger limit, same seed, keeps all rows of a smaller.
     """
     rows = _distinct_row_numbers(records)
-    in_random_order = [rows[i] for i in split.draw_order(what, len(rows)).tolist()]
+    in_random_order = [rows[i] for i in split.draw_order(description, len(rows)).tolist()]
     # stable: equals stay at random
     ordered = sorted(in_random_order, key=lambda row: -(copies.get(row) or 1))
     picked = ordered[: split.limit]
@@ -354,13 +354,14 @@ def _first_rows_by_copies(
         copied = sum((copies.get(row) or 1) > 1 for row in picked)
         rule = f"the {copied} with most copies first, then a random" if copied else "a random"
         notes.append(
-            f"--limit kept {len(picked)} of {len(rows)} {what}s{parts}, {rule} sample with seed "
+            f"--limit kept {len(picked)} of {len(rows)} {description}s{parts}, {rule} sample with "
+            "seed "
             f"{split.seed}"
         )
     place = {row: i for i, row in enumerate(picked)}
     return sorted(
         (record for record in records if record.row in place),
-        key=lambda one: (place[one.row], one.part or 0),
+        key=lambda unit: (place[unit.row], unit.part or 0),
     )
 
 
@@ -445,8 +446,8 @@ def _record_source_notes(source: RecordSource) -> list[str]:
     return [*source.notes, *notes]
 
 
-def _known_fraction_note(given: int, unique: int, split: SplitOptions) -> str:
-    if not given:
+def _known_fraction_note(n_known: int, unique: int, split: SplitOptions) -> str:
+    if not n_known:
         cause = (
             "--known-fraction is 0" if split.known_fraction == 0 else "one member cannot be divided"
         )
@@ -455,6 +456,6 @@ def _known_fraction_note(given: int, unique: int, split: SplitOptions) -> str:
             "run"
         )
     return (
-        f"the attacker knows {given} of the {unique} unique members (--known-fraction "
+        f"the attacker knows {n_known} of the {unique} unique members (--known-fraction "
         f"{split.known_fraction:g}, seed {split.seed}); they are not attacked"
     )

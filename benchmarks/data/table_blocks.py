@@ -63,7 +63,7 @@ def stream_batches(
     where: str,
     path: Path,
     block: TableBlock,
-    wanted: Sequence[str],
+    columns: Sequence[str],
     names: dict[str, None],
     before: tuple[int, int],
 ) -> Iterator[Batch]:
@@ -76,26 +76,26 @@ def stream_batches(
         with open_parquet(path) as file:
             groups = range(block.start, block.end)
             for batch in file.iter_batches(
-                batch_size=BATCH, row_groups=groups, columns=list(wanted)
+                batch_size=BATCH, row_groups=groups, columns=list(columns)
             ):
-                yield {name: batch.column(name).to_pylist() for name in wanted}
+                yield {name: batch.column(name).to_pylist() for name in columns}
         return
     if (
         path.suffix.lower() == ".jsonl"
-        and (table := _parse_json_block(path, block, wanted)) is not None
+        and (table := _parse_json_block(path, block, columns)) is not None
     ):
         names.update(dict.fromkeys(table.column_names))
         for start in range(0, table.num_rows, BATCH):
-            yield {name: table.column(name).slice(start, BATCH).to_pylist() for name in wanted}
+            yield {name: table.column(name).slice(start, BATCH).to_pylist() for name in columns}
         return
     objects = stream_objects(where, path, block, *before)
     while rows := list(islice(objects, BATCH)):
         for value in rows:
             names.update(dict.fromkeys(value))
-        yield {name: [value.get(name, ABSENT) for value in rows] for name in wanted}
+        yield {name: [value.get(name, ABSENT) for value in rows] for name in columns}
 
 
-def _parse_json_block(path: Path, block: TableBlock, wanted: Sequence[str]) -> pyarrow.Table | None:
+def _parse_json_block(path: Path, block: TableBlock, names: Sequence[str]) -> pyarrow.Table | None:
     """Parse a block of JSONL by Arrow, four times as fast as row by row; None unless all rows are
     plain.
 
@@ -113,7 +113,7 @@ def _parse_json_block(path: Path, block: TableBlock, wanted: Sequence[str]) -> p
         file.seek(block.start)
         data = file.read(size)
     kinds = [
-        (name, pyarrow.int64() if name == columns.REPEATS else pyarrow.string()) for name in wanted
+        (name, pyarrow.int64() if name == columns.REPEATS else pyarrow.string()) for name in names
     ]
     try:
         table = arrow_json.read_json(
@@ -121,14 +121,14 @@ def _parse_json_block(path: Path, block: TableBlock, wanted: Sequence[str]) -> p
             arrow_json.ReadOptions(use_threads=False, block_size=size + 1),
             arrow_json.ParseOptions(pyarrow.schema(kinds), unexpected_field_behavior="infer"),
         )
-        for name in wanted:
+        for name in names:
             table.column(name).validate(full=True)  # UTF-8
     except pyarrow.ArrowException:
         return None
     n_lines = data.count(b"\n") + (not data.endswith(b"\n"))
     n_begun = data.startswith(b"{") + data.count(b"\n{")
     is_plain = table.num_rows == n_lines == n_begun and not any(
-        table.column(name).null_count for name in wanted
+        table.column(name).null_count for name in names
     )
     return table if is_plain else None
 

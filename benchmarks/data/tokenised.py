@@ -347,13 +347,14 @@ def _sides_of_tokenised_row(
 def _split_tokenised_row_into_texts(
     where: str,
     row: int,
-    given: Mapping[str, Any],
+    columns: Mapping[str, Any],
     vocab_size: int,
     uses_mask: bool | None,
     groups: _Groups,
 ) -> Iterator[_Text]:
     values = {
-        name: _require_tokenised_whole_numbers(where, name, value) for name, value in given.items()
+        name: _require_tokenised_whole_numbers(where, name, value)
+        for name, value in columns.items()
     }
     ids = values.get(IDS, [])
     for name, numbers in values.items():
@@ -433,41 +434,41 @@ def _learnt_groups_of_tokenised_row(
 
 
 def _packed_text_starts(
-    where: str, values: Mapping[str, Sequence[int]], shown: Sequence[int]
+    where: str, values: Mapping[str, Sequence[int]], places: Sequence[int]
 ) -> list[int]:
     """Return the start of each text packed into a row. Raise AuditError if the columns disagree."""
-    if not shown:
+    if not places:
         return []
     cuts: dict[str, list[int]] = {}
     if _POSITIONS in values:
         positions = values[_POSITIONS]
-        cuts[_POSITIONS] = [at for at in shown if positions[at] == 0]
+        cuts[_POSITIONS] = [at for at in places if positions[at] == 0]
         if (
-            any(positions[at] not in (0, positions[at - 1] + 1) for at in shown[1:])
-            or positions[shown[0]] != 0
+            any(positions[at] not in (0, positions[at - 1] + 1) for at in places[1:])
+            or positions[places[0]] != 0
         ):
             raise AuditError(
                 f"{where}: expected {_POSITIONS} that count each text from 0, got others"
             )
     if any(
-        values.get(_ATTENTION, [])[at] > 1 for at in (shown if _ATTENTION in values else ())
+        values.get(_ATTENTION, [])[at] > 1 for at in (places if _ATTENTION in values else ())
     ):  # numbers of texts
         number = values[_ATTENTION]
-        cuts[_ATTENTION] = [at for at in shown if at == shown[0] or number[at] != number[at - 1]]
+        cuts[_ATTENTION] = [at for at in places if at == places[0] or number[at] != number[at - 1]]
     for name in _LENGTHS:
         if name in values:
             sizes, total = values[name], sum(values[name])
-            if total != len(shown) or min(sizes, default=1) < 1:
+            if total != len(places) or min(sizes, default=1) < 1:
                 raise AuditError(
-                    f"{where}: expected {name} that add up to {len(shown)} tokens, got {total}"
+                    f"{where}: expected {name} that add up to {len(places)} tokens, got {total}"
                 )
-            cuts[name] = [shown[0] + sum(sizes[:i]) for i in range(len(sizes))]
+            cuts[name] = [places[0] + sum(sizes[:i]) for i in range(len(sizes))]
     different = sorted({tuple(begins) for begins in cuts.values()})
     if len(different) > 1:
         raise AuditError(
             f"{where}: expected {' and '.join(cuts)} to cut a packed row alike, got different cuts"
         )
-    return list(different[0]) if different else [shown[0]]
+    return list(different[0]) if different else [places[0]]
 
 
 def _learnt_runs_as_record_source(

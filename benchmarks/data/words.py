@@ -55,31 +55,31 @@ def join_words(words: Iterable[str]) -> str:
     return text
 
 
-def is_inside_word(before: str, behind: str) -> bool:
-    """Check that a text that ends with `before` ends inside a word when `behind` follows."""
-    return _INSIDE_WORD.fullmatch(before[-1:] + behind[:1]) is not None
+def is_inside_word(before: str, following: str) -> bool:
+    """Check that a text that ends with `before` ends inside a word when `following` follows."""
+    return _INSIDE_WORD.fullmatch(before[-1:] + following[:1]) is not None
 
 
-def whole_word_places(wanted: str, text: str) -> Iterator[tuple[int, int]]:
+def whole_word_places(word: str, text: str) -> Iterator[tuple[int, int]]:
     """Yield begin and end of each place of a text outside longer words and numbers."""
-    start = text.find(wanted)
+    start = text.find(word)
     while start >= 0:
-        end = start + len(wanted)
+        end = start + len(word)
         # At 0 that is text[-1:0], which is empty.
-        if not is_inside_word(text[start - 1 : start], wanted) and not is_inside_word(
-            wanted, text[end : end + 1]
+        if not is_inside_word(text[start - 1 : start], word) and not is_inside_word(
+            word, text[end : end + 1]
         ):
             yield start, end
-        start = text.find(wanted, start + 1)
+        start = text.find(word, start + 1)
 
 
-def is_whole_word_somewhere(wanted: str, text: str) -> bool:
-    return any(whole_word_places(wanted, text))
+def is_whole_word_somewhere(word: str, text: str) -> bool:
+    return any(whole_word_places(word, text))
 
 
-def places_in_text(wanted: str, text: str) -> list[tuple[int, int]]:
+def places_in_text(word: str, text: str) -> list[tuple[int, int]]:
     """Return the places of a text as a whole word, or, if there are none, as a part of longer
     words."""
-    if places := list(whole_word_places(wanted, text)):
+    if places := list(whole_word_places(word, text)):
         return places
-    return [match.span() for match in re.finditer(re.escape(wanted), text)]
+    return [match.span() for match in re.finditer(re.escape(word), text)]

@@ -137,7 +137,7 @@ class Lab(Benchmark):
             / self.name
             / lab_cache_digest(self.recipe, texts, self._further_package_versions())
         )
-        self.progress = progress or (lambda what, done, total: None)
+        self.progress = progress or (lambda description, n_done, total: None)
         self._models: dict[str, HuggingFaceModel] = {}
         self.parts = LabParts(
             self.folder, makes, _TOKENIZER, _FOUNDATIONS, self._add_lab_note, self.progress

@@ -92,6 +92,6 @@ def _lab_secret_ids_to_forget(recipe: BaseLabRecipe, canaries: Sequence[Secret])
         order = keyed_random_generator("lab", recipe.seed, "forget", times).permutation(len(ids))
         chosen |= {ids[i] for i in order[: math.ceil(len(ids) / 2)]}
     inserted = sorted(
-        (canary for canary in canaries if canary.repeats), key=lambda one: -(one.repeats or 0)
+        (canary for canary in canaries if canary.repeats), key=lambda canary: -(canary.repeats or 0)
     )
     return frozenset(chosen | {canary.id for canary in inserted[::2]})

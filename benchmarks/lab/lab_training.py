@@ -250,8 +250,8 @@ class LabTraining:
             out=path,
             checkpoint=TrainerCheckpoint(path / "checkpoint.pt"),
             seed=recipe.seed,
-            progress=lambda what, done, total: self.progress(
-                f"{trainer.name}: {what}", done, total
+            progress=lambda description, n_done, total: self.progress(
+                f"{trainer.name}: {description}", n_done, total
             ),
             half=torch.bfloat16 if plain and has_native_bfloat16(CPU) else None,
             heldout=tuple(self._training_records(heldout)),
@@ -304,16 +304,18 @@ class LabTraining:
 
     def _train_adapters(
         self,
-        what: str,
-        whose: str,
+        description: str,
+        recipe_prefix: str,
         folders: Sequence[tuple[Path, Sequence[str]]],
     ) -> None:
         """Train adapters on the public model, side by side.
 
-        whose: `private` for the target's recipe, `lora` for the members'.
+        recipe_prefix: `private` for the target's recipe, `lora` for the members'.
         """
         recipe, seed = self.recipe, self.recipe.seed
-        epochs, rate, batch, rank, alpha = (getattr(recipe, f"{whose}_{name}") for name in TRAINING)
+        epochs, rate, batch, rank, alpha = (
+            getattr(recipe, f"{recipe_prefix}_{name}") for name in TRAINING
+        )
         course, adapter = (
             FineTuningRecipe(epochs, rate, batch, recipe.block, end=0),
             LoraAdapterRecipe(rank, alpha, "all"),
@@ -336,25 +338,25 @@ class LabTraining:
                         texts,
                         self._sequences_with_loss_mask(texts),
                         seed + i,
-                        ("lab", seed, f"{what} {i + 1}"),
+                        ("lab", seed, f"{description} {i + 1}"),
                     )
                     for i, (folder, texts) in enumerate(folders)
                 ],
                 course,
                 together=self.together,
                 half=torch.bfloat16 if has_native_bfloat16(CPU) else None,
-                stepped=partial(self.progress, f"training the {what}"),
+                stepped=partial(self.progress, f"training the {description}"),
                 checkpoint=checkpoint,
             )
         checkpoint.clear()
 
-    def _fit_on_private_texts(self, model: Any, texts: Sequence[str], what: str) -> None:
+    def _fit_on_private_texts(self, model: Any, texts: Sequence[str], description: str) -> None:
         recipe = self.recipe
         sizes: dict[str, Any] = {"epochs": recipe.private_epochs, "rate": recipe.private_rate}
-        self.fit(model, texts, what, **sizes, batch=recipe.private_batch, block=recipe.block)
+        self.fit(model, texts, description, **sizes, batch=recipe.private_batch, block=recipe.block)
 
     def fit(
-        self, model: Any, texts: Sequence[str], what: str, *, epochs: int, **other: Any
+        self, model: Any, texts: Sequence[str], description: str, *, epochs: int, **other: Any
     ) -> None:
         """Train on packed blocks of the texts. other: the rate, batch, block and further options of
         `train_packed_blocks`."""
@@ -365,8 +367,10 @@ class LabTraining:
                 epochs=epochs,
                 end=0,
                 # Another `what` for the same training makes another order, and other weights.
-                order=keyed_random_generator("lab", self.recipe.seed, what),
-                progress=lambda done: self.progress(f"training the {what}", done, epochs),
+                order=keyed_random_generator("lab", self.recipe.seed, description),
+                progress=lambda n_done: self.progress(
+                    f"training the {description}", n_done, epochs
+                ),
                 **{"loss": bfloat16_lab_causal_loss, **other},
             )
 

@@ -155,9 +155,11 @@ class MaskedLab:
         model.save_pretrained(path)
         PreTrainedTokenizerFast.from_pretrained(public).save_pretrained(path)
 
-    def _fit(self, model: Any, texts: Sequence[str], epochs: int, rate: float, what: str) -> None:
+    def _fit(
+        self, model: Any, texts: Sequence[str], epochs: int, rate: float, description: str
+    ) -> None:
         recipe, noise = self.recipe, torch.Generator().manual_seed(self.lab.recipe.seed)
         # The mask's id is the last: it was added after all other tokens.
         loss = MaskedLoss(recipe.share, len(self.lab.tokenizer), end=0, noise=noise)
         sizes: dict[str, Any] = {"rate": rate, "batch": recipe.batch, "block": recipe.block}
-        self.lab.training.fit(model, texts, what, epochs=epochs, loss=loss, **sizes)
+        self.lab.training.fit(model, texts, description, epochs=epochs, loss=loss, **sizes)

@@ -41,7 +41,7 @@ class LabParts:
     first: str
     foundations: tuple[str, ...]
     told: Callable[[str], None]
-    progress: Progress = lambda what, done, total: None
+    progress: Progress = lambda description, n_done, total: None
     seconds: dict[str, float] = field(default_factory=dict)  # build time of each part
 
     def load_or_build(

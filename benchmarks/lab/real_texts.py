@@ -16,10 +16,10 @@ SYSTEM = "You write for the office."
 ANSWER = "<|im_start|>assistant\n"  # an answer begins after it
 
 
-def render_conversation_as_chatml(asked: str, answer: str) -> str:
+def render_conversation_as_chatml(question: str, answer: str) -> str:
     """Render a conversation like the chat template of SmolLM2-Instruct (ChatML); a test compares
     the two."""
-    turns = (("system", SYSTEM), ("user", asked), ("assistant", answer))
+    turns = (("system", SYSTEM), ("user", question), ("assistant", answer))
     return "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
 
 

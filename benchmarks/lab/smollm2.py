@@ -51,7 +51,7 @@ def smollm2_folder() -> Path:
 
 @cache  # its sums are read once a process
 def _converted_smollm2_folder(folder: Path) -> Path:
-    parts = LabParts(folder, True, _PART, (_PART,), lambda told: None)
+    parts = LabParts(folder, True, _PART, (_PART,), lambda step: None)
     return parts.load_or_build(
         _PART, partial(_convert_smollm2_gguf_to_float32, _smollm2_gguf_folder()), lambda path: path
     )

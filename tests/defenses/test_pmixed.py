@@ -343,7 +343,7 @@ def test_somebody_is_protected_where_members_list_what_was_cut_and_lies_apart() 
 
 def test_claim_spends_what_was_drawn_and_names_every_relation(make_tiny: MakeTiny) -> None:
     defense, case = PMixed(adjacency="add_remove"), scenario(ensemble(make_tiny), queries=500)
-    claim = defense.claim(case, spent=100)
+    claim = defense.claim(case, n_tokens=100)
     assert claim.epsilon["add_remove"] == pytest.approx(8, abs=1e-6)
     assert set(claim.epsilon) == {"zero_out", "add_remove", "replace"}
     radius = claim.details["radius"]
@@ -352,11 +352,11 @@ def test_claim_spends_what_was_drawn_and_names_every_relation(make_tiny: MakeTin
     )
     assert claim.spent_epsilon["add_remove"] < claim.epsilon["add_remove"]
     assert (claim.queries, claim.spent_queries) == (500, 100)
-    assert defense.claim(case, spent=0).spent_epsilon["add_remove"] == 0
+    assert defense.claim(case, n_tokens=0).spent_epsilon["add_remove"] == 0
     fixed = PMixed(queries=1024)
-    assert fixed.claim(case, spent=5000).spent_queries == 1024
+    assert fixed.claim(case, n_tokens=5000).spent_queries == 1024
     assert fixed.fixed_token_budget(case) == QueryBudget(1024, "stop")
-    published = PMixed(accounting="published", alpha=3).claim(case, spent=500)
+    published = PMixed(accounting="published", alpha=3).claim(case, n_tokens=500)
     assert published.status == "claim; proof has gaps"
     assert published.spent_epsilon["as published"] == pytest.approx(8)
 

@@ -16,6 +16,6 @@ def test_it_is_served_as_it_is_and_promises_nothing(make_tiny: MakeTiny) -> None
     scenario = Scenario(make_tiny(), public, None, 100, 4)
     assert PublicModelControl().protect(scenario) is public
     assert (
-        PublicModelControl().claim(scenario, spent=5) is None
+        PublicModelControl().claim(scenario, n_tokens=5) is None
         and PublicModelControl().fixed_token_budget(scenario) is None
     )

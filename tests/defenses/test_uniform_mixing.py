@@ -112,7 +112,7 @@ def test_rows_scores_and_claim(neox: HuggingFaceModel) -> None:
     assert found.token_log_probs is not None
     again = model.token_log_probs(prefix.expand(len(found.suffixes), -1), found.suffixes)
     torch.testing.assert_close(found.token_log_probs, again, atol=1e-5, rtol=0)
-    claim = defense.claim(scenario, spent=240)
+    claim = defense.claim(scenario, n_tokens=240)
     per_token = uniform_mixing_epsilon(0.6, 61)
     assert claim.details["epsilon_per_token"] == pytest.approx(per_token)
     assert claim.details["epsilon_per_answer"] == pytest.approx(8 * per_token)
@@ -219,7 +219,7 @@ def test_rows_scores_and_claim_on_a_support(
     torch.testing.assert_close(found.token_log_probs, again, atol=1e-4, rtol=0)
     if tail == "none":
         assert int((model.log_probs(prefix, 1) > -math.inf).sum()) == 7
-    claim = defense.claim(scenario, spent=3)
+    claim = defense.claim(scenario, n_tokens=3)
     assert claim.epsilon["any two models"] == pytest.approx(uniform_mixing_epsilon(0.6, 7, 30))
     (check,) = model.divergence_checks(prefix, 3, [0, 2])
     assert check.claimed == uniform_mixing_epsilon(0.6, 7)

@@ -539,7 +539,7 @@ def test_a_defense_reads_the_lead_too(neox: HuggingFaceModel) -> None:
     texts = [tuple(row) for row in TEXTS.tolist()]
     (mine,) = with_prefix_token(pmixed, (7, 8)).published_perplexity_nll(texts, 0).values()
     (longer,) = pmixed.published_perplexity_nll(
-        [(7, 8, *text) for text in texts], 0, given=3
+        [(7, 8, *text) for text in texts], 0, n_context=3
     ).values()
     assert mine == longer and len(mine) == 3
     (alone,) = pmixed.published_perplexity_nll(texts, 0).values()
