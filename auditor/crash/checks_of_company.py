@@ -1,9 +1,10 @@
-"""Check that a record's gradient does not depend on the lengths of the texts in its batch.
+"""Check that a record's gradient does not depend on the other texts of its batch.
 
 A loss that is a mean over all tokens of a batch weighs a record by its tokens over the batch's
-tokens, and also by one over the batch's records if nothing undoes the mean. Clipping hides this if
-gradients are longer than the clipping norm. If they are shorter, one long text makes all other
-gradients shorter, so a record moves the sum by more than its own clipped gradient.
+tokens, and also by one over the batch's records if nothing undoes the mean. So does a mean over
+records that nothing undoes. Clipping hides this if gradients are longer than the clipping norm. If
+they are shorter, one more text makes all other gradients shorter, so a record moves the sum by more
+than its own clipped gradient.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ from auditor.crash.watch import ObservedStep, TrainingTrace
 
 OWN_GRADIENT = "own gradient"
 _COLLINEAR = 1e-10  # relative to the largest eigenvalue of the normal equations: rounding
+_DIVIDED = 1.5  # clipping norms: longer gradients were made so for a mean that nothing undoes
 
 
 def check_gradient_depends_on_company(runs: WatchedTrainings) -> LoopCheck:
     """Check that a record's clipped gradient is the same with any texts in its batch."""
-    would = "a loss that is a mean over the tokens of a batch"
+    would = "a loss that is a mean over the tokens or the records of a batch"
     if not runs.company:
         return LoopCheck(
             OWN_GRADIENT,
@@ -54,7 +56,7 @@ def check_gradient_depends_on_company(runs: WatchedTrainings) -> LoopCheck:
     fits = {
         (weight, company): fit
         for weight in weights
-        for company, by_pass in (("the texts of its pass", True), ("the texts of its step", False))
+        for company, by_pass in (("pass", True), ("step", False))
         if (
             fit := _fit_weight_of_company(steps, records, runs.claim.max_grad_norm, weight, by_pass)
         )
@@ -66,21 +68,22 @@ def check_gradient_depends_on_company(runs: WatchedTrainings) -> LoopCheck:
     weight, company = max(fits, key=lambda name: fits[name][0] / fits[name][1])
     slope, error = fits[weight, company]
     unit, among = runs.claim.noise_multiplier, len(_WEIGHTS) * 2
-    least = min(error for _, error in fits.values())
-    needed = standard_errors_a_loop_check_detects(among) * least * unit
+    most = max(_list_least_errors(steps, fits, runs.claim))
+    needed = standard_errors_a_loop_check_detects(among) * most * unit
     would += f" (1), or {needed:.2f} of that"
     if needed > 1 and slope / error < float(stats.norm.isf(SHARE / among)):
         message = (
-            "gradients are too short next to the noise to show whether they follow other "
-            "texts' lengths"
+            "gradients are too short next to the noise to show whether they follow the other "
+            "texts"
         )
         return LoopCheck(OWN_GRADIENT, UNKNOWN, message, would)
     return loop_check_from_p_value(
         OWN_GRADIENT,
         min(1.0, among * float(stats.norm.sf(slope / error))),
-        f"a record's gradient is {_WEIGHTS[weight]} {company}: one record moves the others' "
-        "gradients",
-        "a record's gradient does not follow the lengths of the texts it is read with",
+        f"a record's gradient is {_WEIGHTS[weight]} the texts of its {company}: one record moves "
+        "the others' gradients",
+        "a record's gradient follows neither the lengths nor the number of the texts it is read "
+        "with",
         would,
         lambda: WorstViolation(
             f"{slope * unit:.2f} ± {1.96 * error * unit:.2f} of what such a mean does", "0"
@@ -92,7 +95,26 @@ def check_gradient_depends_on_company(runs: WatchedTrainings) -> LoopCheck:
 _WEIGHTS = {
     "tokens, undone": "weighed by its tokens over those of",
     "tokens": "divided by the number of tokens of",
+    "records": "divided by the number of",
 }
+
+
+def _list_least_errors(
+    steps: Sequence[ObservedStep],
+    fits: dict[tuple[str, str], tuple[float, float]],
+    claim: LoopClaim,
+) -> list[float]:
+    """Return the standard error of each mean over a batch that these gradients could show.
+
+    Long gradients could show a mean that nothing undoes, others a mean that something undoes.
+    """
+    norms = np.concatenate([step.norms for step in steps])
+    is_divided = np.median(norms) > _DIVIDED * claim.max_grad_norm
+    errors = dict[str, float]()
+    for (weight, _), (_, error) in fits.items():
+        if is_divided != (weight == "tokens, undone"):
+            errors[weight] = min(error, errors.get(weight, math.inf))
+    return list(errors.values()) or [min(error for _, error in fits.values())]
 
 
 def measure_share_of_expected_reach(trace: TrainingTrace, claim: LoopClaim) -> float:
@@ -123,10 +145,13 @@ def _fit_weight_of_company(
     """Fit reaches on the contribution of a mean over a batch -> (coefficient, standard error).
 
     In units of the noise. The other columns are the constant and the clipped norm of each length: a
-    record's own gradient and length are no fault. None: no record's batch differs.
+    record's own gradient and length are no fault, nor is a division by a constant. None: no
+    record's batch differs.
     """
     n_tokens = np.array([len(record["input_ids"]) - 1 for record in records], dtype=float)
     kinds = sorted(set(n_tokens))
+    sizes = [len(part) for step in steps for part in (step.passes if by_pass else [step.records])]
+    constant = sum(map(bool, sizes)) / sum(sizes) if weight == "records" else 1.0
     normal, products = np.zeros(()), np.zeros(())
     for step in steps:
         batch = sorted(set(step.records))
@@ -134,21 +159,26 @@ def _fit_weight_of_company(
         weights = _weigh_by_company(parts, batch, n_tokens, weight)
         if weights is None:
             continue
-        clipped = np.minimum(step.norms, clipping_norm) / clipping_norm
-        added = np.minimum(weights * step.norms, clipping_norm) / clipping_norm - clipped
+        clipped, divided, weighed = (
+            np.minimum(factor * step.norms, clipping_norm) / clipping_norm
+            for factor in (1.0, constant, weights)
+        )
         of_kind = np.stack([n_tokens[batch] == kind for kind in kinds], axis=1).astype(float)
-        columns = np.column_stack([added, of_kind, of_kind * clipped[:, None]])
+        explained = [of_kind, of_kind * clipped[:, None]]
+        if constant != 1:
+            explained.append(of_kind * divided[:, None])
+        columns = np.column_stack([weighed - divided, *explained])
         normal = normal + columns.T @ step.gram @ columns
         products = products + columns.T @ step.gram @ step.reaches
     if not normal.ndim or not normal[0, 0] > 0:
         return None
     # Frisch and Waugh: the part of the first column that the others do not explain.
     inverse = np.linalg.pinv(normal[1:, 1:], rcond=_COLLINEAR, hermitian=True)
-    explained = normal[0, 1:] @ inverse
-    residual = float(normal[0, 0] - explained @ normal[1:, 0])
+    projection = normal[0, 1:] @ inverse
+    residual = float(normal[0, 0] - projection @ normal[1:, 0])
     if residual < 1e-6 * normal[0, 0]:
         return None
-    return float(products[0] - explained @ products[1:]) / residual, 1 / math.sqrt(residual)
+    return float(products[0] - projection @ products[1:]) / residual, 1 / math.sqrt(residual)
 
 
 def _weigh_by_company(
@@ -165,7 +195,11 @@ def _weigh_by_company(
             if record in weights:
                 return None
             share = float(n_tokens[record]) / total
-            weights[record] = share * len(part) if weight == "tokens, undone" else share
+            weights[record] = {
+                "tokens, undone": share * len(part),
+                "tokens": share,
+                "records": 1 / len(part),
+            }[weight]
     return (
         np.array([weights[record] for record in records]) if set(weights) == set(records) else None
     )

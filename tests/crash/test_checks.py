@@ -462,6 +462,7 @@ def make_company_step(
         ("", 6.4, ""),
         ("tokens, undone", 0.8, "weighed by its tokens"),
         ("tokens", 6.4, "divided by the number of tokens"),
+        ("records", 6.4, "divided by the number of the texts of its"),
     ],
 )
 def test_a_mean_over_a_batch_is_seen_whether_it_is_undone_or_not(

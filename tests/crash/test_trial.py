@@ -116,6 +116,7 @@ def test_a_record_is_known_wherever_its_row_is_read() -> None:
         ("a record alone in its batch not clipped", "every kind of record"),
         ("the last, smaller batch divided by its own size", "batch size stays secret"),
         ("empty batches left out", "empty batches"),
+        ("a mean over the batch's records, not undone", "own gradient"),
         ("noise of a seed below 10,000", "secret noise"),
         ("the loss of a batch printed", "printed text"),
         ("Opacus, a mean over the tokens of the batch", "own gradient"),
@@ -229,6 +230,12 @@ def test_a_step_that_calls_its_base_class_counts_once_with_the_gradient_that_is_
     assert any(step.records for step in trace.steps)
     first = run_watched_training(train, 1, 12, math.inf, most=1)[0]
     assert bool((first.released[0]["lm_head.weight"] == 7.0).all()) and len(first.steps) == 1
+
+
+def test_a_first_step_on_an_empty_batch_is_a_step() -> None:
+    train = loop_plain.plain(steps=2, drawn=lambda self, step, n: [step] * step)
+    first = run_watched_training(train, 1, 12, math.inf, most=1)[0]
+    assert [step.records for step in first.steps] == [()] and first.steps[0].scale > 0
 
 
 def test_a_training_in_several_processes_is_refused() -> None:
