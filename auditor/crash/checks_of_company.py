@@ -73,8 +73,7 @@ def check_gradient_depends_on_company(runs: WatchedTrainings) -> LoopCheck:
     would += f" (1), or {needed:.2f} of that"
     if needed > 1 and slope / error < float(stats.norm.isf(SHARE / among)):
         message = (
-            "gradients are too short next to the noise to show whether they follow the other "
-            "texts"
+            "gradients are too short next to the noise to show whether they follow the other texts"
         )
         return LoopCheck(OWN_GRADIENT, UNKNOWN, message, would)
     return loop_check_from_p_value(

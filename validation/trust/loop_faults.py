@@ -36,9 +36,9 @@ from validation.trust import loop_plain, loop_plants
 from validation.trust.loop_packages import HONEST_PACKAGES, OPACUS, OURS, TRAINER
 from validation.trust.loop_plain import Loop
 from validation.trust.loop_plants import HONEST_PLAIN, PLAIN
-from validation.trust.loop_variants import HONEST_VARIANTS, SILENT_OPACUS
+from validation.trust.loop_variants import DIVIDED, HONEST_VARIANTS, SILENT_OPACUS
 
-FAULTS: dict[str, Loop] = {**PLAIN, **OPACUS, **SILENT_OPACUS, **TRAINER, **OURS}
+FAULTS: dict[str, Loop] = {**PLAIN, **DIVIDED, **OPACUS, **SILENT_OPACUS, **TRAINER, **OURS}
 HARMLESS = {
     "tied weights counted twice": "the two uses' gradients are at right angles: a reach of 1.02 at "
     "most"

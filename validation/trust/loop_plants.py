@@ -210,24 +210,6 @@ def _embedding_as_it_is(self: Plain, found: dict[str, Tensor]) -> dict[str, Tens
     }
 
 
-def _count_tokens(self: Plain, model: Any, records: Any, drawn: list[int]) -> None:
-    object.__setattr__(self, "n_tokens", [len(records[i]["input_ids"]) - 1 for i in drawn])
-    Plain.read(self, model, records, drawn)
-
-
-def _token_mean(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Clip what the gradient of a mean over the batch's tokens holds of each record."""
-    n_tokens = torch.tensor(vars(self)["n_tokens"], dtype=torch.float)
-    weights = n_tokens / n_tokens.sum()
-    weighted = {name: weights.view(-1, *[1] * (one.ndim - 1)) * one for name, one in found.items()}
-    return Plain.summed(self, weighted)
-
-
-def _record_mean(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Clip what the gradient of a mean over the batch's records holds of each record."""
-    return Plain.summed(self, {name: one / max(1, len(one)) for name, one in found.items()})
-
-
 def _from_generator(seed: Callable[[], int], once: bool = False) -> Callable[..., Tensor]:
     """Noise of a generator of its own, which gets a seed at each step, or at the first alone."""
 
@@ -407,8 +389,6 @@ PLAIN: dict[str, Plain] = {
         summed=_unclipped(lambda size: torch.full((size,), size == 1))
     ),
     "embedding not clipped": plain(summed=_embedding_as_it_is),
-    "a mean over the batch's tokens, not undone": plain(read=_count_tokens, summed=_token_mean),
-    "a mean over the batch's records, not undone": plain(summed=_record_mean),
     "empty batches left out": plain(left_out=lambda self, drawn: not drawn),
     "the last, smaller batch divided by its own size": plain(
         {"sampling": "shuffled"}, drawn=draw_in_turn, divisor=lambda self, drawn, n: drawn

@@ -128,8 +128,26 @@ HONEST_VARIANTS: dict[str, Loop] = {
 }
 
 
-# --- faults that Opacus takes in silence
+# --- faults of a loss, and those that Opacus takes in silence
 # -----------------------------------------------------------------------------------------------
+
+
+def _count_tokens(self: Plain, model: Any, records: Any, drawn: list[int]) -> None:
+    object.__setattr__(self, "n_tokens", [len(records[i]["input_ids"]) - 1 for i in drawn])
+    Plain.read(self, model, records, drawn)
+
+
+def _token_mean(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Clip what the gradient of a mean over the batch's tokens holds of each record."""
+    n_tokens = torch.tensor(vars(self)["n_tokens"], dtype=torch.float)
+    weights = n_tokens / n_tokens.sum()
+    weighted = {name: weights.view(-1, *[1] * (one.ndim - 1)) * one for name, one in found.items()}
+    return Plain.summed(self, weighted)
+
+
+def _record_mean(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Clip what the gradient of a mean over the batch's records holds of each record."""
+    return Plain.summed(self, {name: one / max(1, len(one)) for name, one in found.items()})
 
 
 def train_with_opacus(kind: str) -> Loop:
@@ -193,4 +211,8 @@ SILENT_OPACUS: dict[str, Loop] = {
     "Opacus ghost clipping, losses of shape (batch, 1)": train_with_opacus("column"),
     "Opacus ghost clipping, a layer unfrozen later": train_with_opacus("unfrozen"),
     "Opacus ghost clipping, two passes a step by hand": train_with_opacus("accumulated"),
+}
+DIVIDED: dict[str, Loop] = {
+    "a mean over the batch's tokens, not undone": plain(read=_count_tokens, summed=_token_mean),
+    "a mean over the batch's records, not undone": plain(summed=_record_mean),
 }
