@@ -67,8 +67,6 @@ def _results_section_blocks(result: AuditResult) -> list[Block]:
         "Non-members",
         "Excess",
         "PPL",
-        "Decoding",
-        "Claim applies",
     )
     groups = table_groups_by_target(result, partial(_result_table_row, result))
     caption, units = (
@@ -105,12 +103,9 @@ def _effect_causes_tables(result: AuditResult) -> list[Block]:
         Group(title, tuple(_control_chain_table_rows(result, target, chain)))
         for title, target, chain in chains
     )
-    head = ("Step", "From", "To", "What changes", "Difference", "95% interval", "n", "Shown")
-    caption = (
-        "What the effect of each defense is due to: the step from one control row to the next, "
-        "paired by secret"
-    )
-    return [Table("causes-table", caption, head, groups, frozenset({4, 5, 6}))] if groups else []
+    head = ("Change", "To", "Difference", "95% interval", "n", "Shown")
+    caption = "The effect of each change, from one control row to the next, paired by secret"
+    return [Table("causes-table", caption, head, groups, frozenset({2, 3, 4}))] if groups else []
 
 
 def _control_chain_table_rows(
@@ -118,17 +113,17 @@ def _control_chain_table_rows(
 ) -> Iterator[tuple[str, ...]]:
     for step in phrases.chain_steps_worth_reporting(phrases.chain_steps_of_target(chain, target)):
         yield _control_step_table_row(result, step)
-    total_row = ("all of these", *_titles_before_and_after(result, UNDEFENDED, target), "")
-    yield (*total_row, *_difference_table_cells(chain.whole), "")
+    title = phrases.target_title(result, target)
+    yield ("all of these", title, *_difference_table_cells(chain.whole), "")
     for step in phrases.chain_steps_of_target(chain, target, beyond=True):
         yield _control_step_table_row(result, step)
 
 
 def _control_step_table_row(result: AuditResult, step: ChainStep) -> tuple[str, ...]:
+    causes = "; ".join(step.causes.values())
     row = (
-        phrases.chain_step_causes_phrase(step),
-        *_titles_before_and_after(result, step.before, step.after),
-        "; ".join(step.causes.values()),
+        ": ".join(filter(None, (phrases.chain_step_causes_phrase(step), causes))),
+        phrases.target_title(result, step.after) or phrases.NOTHING,
     )
     if step.difference is None:
         return (*row, f"no step: {step.note}")
@@ -138,12 +133,6 @@ def _control_step_table_row(result: AuditResult, step: ChainStep) -> tuple[str, 
         *_difference_table_cells(step.difference),
         significance + (f" ({step.note})" if step.note else ""),
     )
-
-
-def _titles_before_and_after(result: AuditResult, before: str, after: str) -> tuple[str, str]:
-    return phrases.target_title(result, before), phrases.target_title(
-        result, after
-    ) or phrases.NOTHING
 
 
 def _difference_table_cells(m: Measurement) -> tuple[str, str, str]:
@@ -159,8 +148,6 @@ def _result_table_row(result: AuditResult, finding: Finding) -> tuple[str, ...]:
         finding.attack,
         *phrases.main_baseline_excess_table_cells(finding),
         phrases.target_perplexity_text(result, finding.target),
-        finding.decoding,
-        phrases.claim_applies_phrase(finding),
     )
 
 
@@ -189,14 +176,12 @@ def _calibration_blocks(result: AuditResult, details: SecretDetails) -> list[Blo
         )
         for f, name, r in plain
     )
-    groups = tuple(
-        _reliability_bin_row_group(f"{name} · {f.setting}", r) for f, name, r in calibrations
-    )
-    title = "What a score foretells, and what came true"
+    groups = tuple(_reliability_bin_row_group(f"{name} · {f.setting}", r) for f, name, r in plain)
+    title = "Scores and shares of right guesses"
     text = (
-        "Members' first guesses in ten bins of their score, where it is a probability; below the "
-        "diagonal it boasts. Of the extraction probability: the chance that any of an attack's "
-        "samples is the secret, and whether one was."
+        "Members' first guesses in ten bins of their score, if it is a probability; below the "
+        "diagonal the score is too high. For the extraction probability: the chance that any "
+        "sample of an attack is the secret, and the share of secrets for which one was."
     )
     head = ("Mean score", "Right", "95% interval")
     axes = ("Score", "Share right")
@@ -218,7 +203,7 @@ def _calibration_error_table(reliabilities: Sequence[tuple[Finding, str, Reliabi
         for f, name, r in reliabilities
     )
     head = ("Score", "Setting", "Guesses", "Calibration error", "Brier score")
-    caption = "How far scores are from what came true (expected calibration error over ten bins)"
+    caption = "Expected calibration error of the scores, over ten bins"
     return Table("reliability-table", caption, head, (Group("", rows),), frozenset({2, 3, 4}))
 
 
@@ -316,10 +301,10 @@ def _privacy_utility_blocks(result: AuditResult) -> list[Block]:
         )
         for t, f, recall, cost in points
     )
-    title = "What protection costs, and what it leaves"
+    title = "Cost of a defense and remaining leakage"
     text = (
-        "The strongest attack on each target. To the left more useful, downwards less leaks; ε is "
-        "what is promised of its unit."
+        "The strongest attack on each target. Left: more useful; down: leaks less. ε is promised "
+        "for its unit."
     )
     head = ("Target", "ε promised", "Perplexity", "Recall")
     axes, groups = ("Perplexity on held-out text", "Recall"), (Group("", rows),)

@@ -47,22 +47,49 @@ def _recall_by_repeats_figures(
     first = next(iter(selected[0].by_repeats.values()))
     attacked = first.unit == "share"
     metric = "Recall" if attacked else phrases.metric_label(first.name)
-    title = f"{metric} by repetitions, {setting}"
-    counted = (
-        "by how many copies of each --data holds, which may not be what was trained on, with 95% "
-        "intervals"
-    )
+    title = f"{metric} by copies, {setting}"
+    counted = "by the copies of each in --data (training may have used others)"
     subject = f"Share of secrets that {selected[0].attack} completed" if attacked else metric
     description = f"{subject}, {counted}."
-    groups = tuple(
-        repeat_count_row_group(phrases.row_title(result, f), f.by_repeats) for f in selected
+    head, groups = table_by_target(
+        "Copies",
+        {
+            phrases.row_title(result, f): {
+                count: _cell_with_count(m) for count, m in phrases.sort_by_repeats(f.by_repeats)
+            }
+            for f in selected
+        },
     )
-    head = ("Repetitions", metric, "95% interval", "n")
     return [
         Figure(
             f"repeats-{setting}", "repeats", title, description, head, groups, selected, text=_FIRST
         )
     ]
+
+
+def _cell_with_count(m: Measurement) -> str:
+    """Return `18/24 (75% [53–90])`, or `11.2 [10.9–11.5] of 24` if m is not a share."""
+    if m.unit == "share":
+        return phrases.format_share_with_interval(m)
+    return f"{phrases.value_with_interval(m)} of {m.n:,}"
+
+
+def table_by_target(
+    first: str, cells: Mapping[str, Mapping[str, str]]
+) -> tuple[tuple[str, ...], tuple[Group, ...]]:
+    """Return head and rows of a table with a column a target.
+
+    first: head of the first column; cells: by target title and row label, in order.
+    """
+    labels = dict.fromkeys(label for column in cells.values() for label in column)
+    order = sorted(
+        labels, key=lambda label: phrases.report_sort_key_of_repeats(label.replace(",", ""))
+    )
+    rows = tuple(
+        (label, *(column.get(label, phrases.NOTHING) for column in cells.values()))
+        for label in order
+    )
+    return (first, *cells), (Group("", rows),)
 
 
 def repeat_count_row_group(title: str, by_repeats: Mapping[str, Measurement]) -> Group:
@@ -79,8 +106,8 @@ def _recall_by_wrong_guesses_figure(
 ) -> Figure:
     title = f"Recall by wrong guesses allowed, {setting}"
     description = (
-        "Share of secrets completed when guesses are taken surest first, until so many of them "
-        "were wrong."
+        "Share of secrets completed before so many guesses were wrong, the most confident guesses "
+        "first."
     )
     head = ("Wrong guesses allowed", "Recall")
     groups = tuple(

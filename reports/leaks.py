@@ -116,47 +116,41 @@ def _worst_document_blocks(
 def _recall_by_length_figures(
     result: AuditResult, details: SecretDetails, rows: Sequence[tuple[Finding, RowValuesBySecret]]
 ) -> list[Figure]:
-    series, groups = [], []
+    series, cells = [], {}
     for f, values in rows:
         if lengths := detailed.first_suffix_tokens_accuracy_by_length(details, values):
             points = tuple(PlotPoint(L, m.value, m.low, m.high) for L, m in lengths.items())
             series.append(Series(phrases.target_title(result, f.target), points))
-            cells = tuple(
-                (f"{L:,}", *phrases.cells_of_measurement(m)[:2]) for L, m in lengths.items()
-            )
-            groups.append(Group(row_title_with_attack(result, f), cells))
+            cells[row_title_with_attack(result, f)] = {
+                f"{L:,}": phrases.value_with_interval(m) for L, m in lengths.items()
+            }
     title = "Recall of the first tokens of a suffix"
     text = (
-        "Share of members, of those with a suffix so long, whose first guess is right up to that "
+        "Share of members with at least so long a suffix whose first guess is right up to that "
         "token, by the strongest attack on each target."
     )
-    head, axes = ("First tokens", "Right", "95% interval"), ("Tokens from the start", "Recall")
-    figure = Figure(
-        "lengths", "shares", title, text, head, tuple(groups), series=tuple(series), axes=axes
-    )
-    return [figure] if groups else []
+    head, groups = figures.table_by_target("First tokens", cells)
+    axes = ("Tokens from the start", "Recall")
+    figure = Figure("lengths", "shares", title, text, head, groups, series=tuple(series), axes=axes)
+    return [figure] if cells else []
 
 
 def _probability_by_position_figures(result: AuditResult, details: SecretDetails) -> list[Figure]:
     """Plot the mean probability of the true token at each place in the suffix, over the members."""
-    series, groups = [], []
+    series, cells = [], {}
     for t in result.targets:
         if suffixes := details.tokens.get(t.name):
             means = list(enumerate(_plotted_mean_probability_by_position(suffixes.values()), 1))
             series.append(Series(t.title, tuple(PlotPoint(i, p) for i, p in means)))
-            groups.append(
-                Group(t.title, tuple((f"{i:,}", f"{phrases.format_percent(p)}%") for i, p in means))
-            )
+            cells[t.title] = {f"{i:,}": f"{phrases.format_percent(p)}%" for i, p in means}
     title = "Probability of the true token, by its place in the suffix"
-    text = (
-        "Mean over the members, each token given all that stands before it: where a continuation "
-        "gives itself away."
-    )
-    head, axes = ("Token", "Mean probability"), ("Token of the suffix", "Mean probability")
+    text = "Mean over the members of each token's probability, given all tokens before it."
+    head, groups = figures.table_by_target("Token", cells)
+    axes = ("Token of the suffix", "Mean probability")
     figure = Figure(
-        "positions", "shares", title, text, head, tuple(groups), series=tuple(series), axes=axes
+        "positions", "shares", title, text, head, groups, series=tuple(series), axes=axes
     )
-    return [figure] if groups else []
+    return [figure] if cells else []
 
 
 def _probability_by_suffix_length_blocks(

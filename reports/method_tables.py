@@ -20,7 +20,7 @@ from auditor.reports.blocks import (
     Paragraph,
     Table,
 )
-from auditor.reports.topics import CHECK, Topic, table_groups_by_target
+from auditor.reports.topics import CHECK, Topic, row_title_with_attack
 
 _NEVER = (
     "A claim is consistent where an audit could have contradicted it and did not: that does not "
@@ -185,11 +185,8 @@ def _greedy_recall_table(n: BenchmarkRecord) -> Table:
         )
         for name in names
     )
-    head = ("Repetitions", "Members", "Greedy recall, undefended")
-    caption = (
-        "Members by repetitions in the data that was read, and what greedy decoding alone gives "
-        "away"
-    )
+    head = ("Copies", "Members", "Greedy recall, undefended")
+    caption = "Members by copies in the data, and the share that greedy decoding extracts"
     return Table("greedy-table", caption, head, (Group("", rows),), frozenset({1, 2}))
 
 
@@ -238,7 +235,7 @@ def _target_cost_facts(target: TargetRecord) -> Facts:
         ),
         ("Peak memory", phrases.NOTHING if memory is None else phrases.format_memory(memory)),
         (
-            "Training time, when it was trained",
+            "Training time",
             phrases.format_duration(math.nan if training is None else training),
         ),
         *(
@@ -265,37 +262,36 @@ def _claim_facts(claim: Claim | None) -> Facts:
 
 
 def _how_rows_ran_blocks(result: AuditResult) -> list[Block]:
-    """Return the execution of each configuration: common settings once, then a row for each."""
+    """Return each option and note of the configurations, once, with the rows that it is about."""
     rows = phrases.findings_in_report_order(result)
-    attacks = {
-        f.attack: _notes_shared_by_all(
-            [_row_option_phrases(g) for g in rows if g.attack == f.attack]
+    noted: dict[str, list[str]] = {}
+    for f in rows:
+        title = row_title_with_attack(result, f)
+        for note in (_options_phrase(f), *_row_notes(f)):
+            noted.setdefault(note, []).append(title)
+    costs = tuple(
+        (
+            phrases.row_title(result, f),
+            f.attack,
+            f"{f.drawn:,}",
+            phrases.format_duration(f.seconds),
         )
         for f in rows
-    }
-    options = (f"{attack}: {', '.join(shared)}" for attack, shared in attacks.items() if shared)
-    notes = _notes_shared_by_all([_row_notes(f) for f in rows])
-    of_all = (*options, *(f"in all of them: {note}" for note in notes))
-    head = (
-        "Target",
-        "Attack",
-        "Options of its own",
-        "Tokens drawn",
-        "Forward rows",
-        "Time",
-        "Notes of its own",
     )
-    groups = table_groups_by_target(
-        result, lambda f: _row_cost_table_row(result, f, attacks[f.attack], notes)
+    head = ("Target", "Attack", "Tokens drawn", "Time")
+    caption = "How each configuration was run"
+    notes = tuple(
+        note if len(titles) == len(rows) else f"{note} ({', '.join(titles)})"
+        for note, titles in noted.items()
+        if note
     )
-    table = Table(
-        "rows-table", "How each configuration was run", head, groups, frozenset({3, 4, 5})
-    )
-    return [table, *([Bullets(of_all)] if of_all else [])]
+    table = Table("rows-table", caption, head, (Group("", costs),), frozenset({2, 3}))
+    return [table, *([Bullets(notes)] if notes else [])]
 
 
-def _row_option_phrases(f: Finding) -> tuple[str, ...]:
-    return tuple(f"{name}={option}" for name, option in f.options.items())
+def _options_phrase(f: Finding) -> str:
+    options = ", ".join(f"{name}={option}" for name, option in f.options.items())
+    return f"{f.attack}: {options}" if options else ""
 
 
 def _row_notes(f: Finding) -> tuple[str, ...]:
@@ -303,24 +299,6 @@ def _row_notes(f: Finding) -> tuple[str, ...]:
         (f"not applicable: {f.not_applicable}",)
         if f.not_applicable
         else phrases.violation_and_note_sentences(f)
-    )
-
-
-def _row_cost_table_row(
-    result: AuditResult, f: Finding, options: Sequence[str], notes: Sequence[str]
-) -> tuple[str, ...]:
-    """Return a row without the options and notes that are already listed for all rows."""
-    cost = (f"{f.drawn:,}", f"{f.rows:,}", phrases.format_duration(f.seconds))
-    row_options, row_notes = (
-        _notes_not_shared(_row_option_phrases(f), options),
-        _notes_not_shared(_row_notes(f), notes),
-    )
-    return (
-        phrases.row_title(result, f),
-        f.attack,
-        ", ".join(row_options),
-        *cost,
-        "; ".join(row_notes),
     )
 
 

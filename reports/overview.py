@@ -33,23 +33,21 @@ def _limitations_blocks(result: AuditResult) -> list[Block]:
         most = phrases.format_percent(phrases.recall_bound_at_zero_hits(n))
         members = counted(n, "member was", "members were")
         limits.append(
-            f"Zero hits is not zero leakage: where {members} attacked, the fewest of any target, "
+            f"Zero hits is not zero leakage: if {members} attacked, the fewest of any target, "
             f"none extracted leaves up to {most}% possible (95% interval)."
         )
     limits += [
         "An attack gives a lower bound: other attacks, more samples or more queries may extract "
-        "more.",
-        "Recall counts verbatim completion, near-verbatim recall a few token edits more. Neither "
-        "counts paraphrase, partial disclosure, membership or attribute inference.",
-        "Records that are rarer, longer, more often repeated or differently written may leak more.",
-        "The intervals cover the choice of secrets. They do not cover training again with another "
-        "seed, nor picking the best of many configurations afterwards.",
+        "more. So may records that are rarer, longer, more often repeated or differently written.",
+        "Recall counts verbatim, near-verbatim recall almost verbatim completion: no paraphrase, "
+        "partial disclosure, membership or attribute inference.",
+        "The intervals cover the choice of secrets, but neither another training seed nor the "
+        "choice of the best of many configurations.",
     ]
     if any(target.claim for target in result.targets):
         limits.append(
-            "Low measured recall does not prove a claim. An ε holds for its unit, relation, "
-            "access, decoding and number of drawn tokens: every further token spends more, and a "
-            "claim about a shard is not a claim about a person."
+            "Low recall does not prove a claim. An ε holds for its unit, relation, access, "
+            "decoding and number of tokens: a claim about a shard is no claim about a person."
         )
     if result.benchmark.is_of_builtin_lab:
         limits.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from auditor.core.result import AuditResult, Finding, KindCount, Measurement
+from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
 from auditor.reports.topics import forest_span, row_title_with_attack
@@ -72,8 +72,8 @@ def personal_data_by_kind_blocks(result: AuditResult, findings: Sequence[Finding
 
 
 _NOTE = (
-    "Secrets whose suffix holds such data, and whose first guess holds it; of a secret with "
-    "several, the share of them."
+    "Secrets whose first guess holds the personal data of their suffix; for several values in a "
+    "secret, the share of them."
 )
 
 
@@ -91,13 +91,29 @@ def personal_data_share_phrase(m: Measurement) -> str:
 
 
 def _personal_kind_counts_sentence(result: AuditResult) -> str:
-    kinds = result.benchmark.kinds.items()
-    parts = "; ".join(
-        f"{personal_kind_in_sentence(kind)} {_personal_kind_count_label(count)}"
-        for kind, count in kinds
+    """Count the values by kind, then those left out, by the reason."""
+    kinds = [(personal_kind_in_sentence(k), count) for k, count in result.benchmark.kinds.items()]
+    counted = ", ".join(f"{title} {count.members:,}" for title, count in kinds)
+    reasons: dict[str, list[str]] = {}
+    for title, count in kinds:
+        for n, reason in (
+            (count.held, "already in the prefix"),
+            (count.cut, "cut by the end of prefix or suffix"),
+            (count.trained, "of non-members, but in the training data"),
+        ):
+            if n:
+                reasons.setdefault(reason, []).append(f"{title} {n:,}")
+    left_out = "; ".join(f"{reason}: {', '.join(names)}" for reason, names in reasons.items())
+    return " ".join(
+        filter(
+            None,
+            (
+                f"Counted, whole in a member's suffix: {counted}.",
+                f"Left out, {left_out}." if left_out else "",
+                unmarked_personal_kinds_sentence(result),
+            ),
+        )
     )
-    intro = "Counted: texts whole in the suffix of a member and not in its prefix."
-    return f"{intro} {parts}. {unmarked_personal_kinds_sentence(result)}".rstrip()
 
 
 def unmarked_personal_kinds_sentence(result: AuditResult) -> str:
@@ -109,20 +125,10 @@ def unmarked_personal_kinds_sentence(result: AuditResult) -> str:
     ]
     # `capitalize` lowers all other letters: none of these kinds is an abbreviation.
     return (
-        f"{' and '.join(titles)} count as personal data only where the data mark them.".capitalize()
+        f"{' and '.join(titles)} count as personal data only if the data mark them.".capitalize()
         if titles
         else ""
     )
-
-
-def _personal_kind_count_label(count: KindCount) -> str:
-    left_out = (
-        (count.held, "already in the prefix"),
-        (count.cut, "cut by the end of prefix or suffix"),
-        (count.trained, "of non-members that occur in the training data"),
-    )
-    omissions = [f"{n:,} {reason}" for n, reason in left_out if n]
-    return f"{count.members:,}" + (f" (left out: {', '.join(omissions)})" if omissions else "")
 
 
 def personal_data_by_kind_phrase(finding: Finding) -> str:

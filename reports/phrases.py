@@ -280,7 +280,7 @@ def claim_applies_phrase(finding: Finding) -> str:
 
 
 def attack_budget_phrase(finding: Finding, secrets: int) -> str:
-    """Return a row's cost a secret or generation: `10 samples, 240 tokens, 31 forward rows`."""
+    """Return a row's cost a secret or generation: `10 samples, 240 tokens`."""
     secrets = finding.options.get("generations", secrets)
     if finding.not_applicable or not (finding.drawn or finding.rows) or not secrets:
         return NOTHING
@@ -288,8 +288,7 @@ def attack_budget_phrase(finding: Finding, secrets: int) -> str:
     tokens = (
         f"{format_number(finding.drawn / secrets)} tokens" if finding.drawn else "no tokens drawn"
     )
-    rows = f"{format_number(finding.rows / secrets)} forward rows" if finding.rows else ""
-    return ", ".join(filter(None, (f"{samples} samples" if samples else "", tokens, rows)))
+    return f"{samples} samples, {tokens}" if samples else tokens
 
 
 def sort_by_repeats(measured: Mapping[str, Measurement]) -> list[tuple[str, Measurement]]:

@@ -37,7 +37,7 @@ def test_a_zero_is_never_said_without_its_bound(result: AuditResult) -> None:
 
 def test_what_no_row_isolates_is_credited_to_nothing(result: AuditResult) -> None:
     page = markdown.render_markdown_report(result)
-    assert "| training configuration and splitting | Undefended |" in page
+    assert "| training configuration and splitting: " in page
     assert "not separated, for want of 'One adapter, all data' (train it)" in page
     assert "no step: not measured, for want of 'Public model' (--public MODEL)" in page
 
@@ -77,7 +77,7 @@ def test_each_cause_is_credited_with_its_own_step(result: AuditResult) -> None:
     )
     page = markdown.render_markdown_report(explained)
     assert (
-        "| mixing | Ensemble, unmixed | PMixED (sound) | mixed | −1.0 points | [−3.0 to 1.0] | 320 "
+        "| mixing: mixed | PMixED (sound) | −1.0 points | [−3.0 to 1.0] | 320 "
         "| not significant |" in page
     )
     assert "trained so" not in page and "| all of these |" in page
