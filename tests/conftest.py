@@ -39,6 +39,7 @@ from jsonschema import Draft202012Validator
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from auditor.cli import run_command_line
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.models import self_check
@@ -324,3 +325,8 @@ def fits_schema(folder: Path) -> bool:
 @pytest.fixture(scope="session")
 def neox() -> HuggingFaceModel:
     return tiny()
+
+
+def check_command(*words: object, code: int = 0) -> None:
+    """Run `audit` with these words in this process, and check that it exits with the code."""
+    assert run_command_line([str(word) for word in words]) == code, words

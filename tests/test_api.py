@@ -22,13 +22,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import auditor
 from auditor import audit, load_run
 from auditor.attacks.likelihood_ranking import PerplexityRanking
-from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.models.base import LanguageModel
 from auditor.plugins.attack import SamplingAttack
 from auditor.plugins.defense import Defense, Scenario
 from auditor.plugins.view import Batch, View
-from tests.conftest import save_tiny
+from tests.conftest import check_command, save_tiny
 
 WORDS = [
     "the",
@@ -129,7 +128,7 @@ def test_the_command_line_comes_to_the_same(folder: Path, tmp_path: Path) -> Non
         "-o",
         "cli",
     ]
-    assert run_command_line(command) == 0
+    check_command(*command)
     model, tokenizer = live(folder)
     assert numbers(load_run("cli")) == numbers(
         audit(model, tokenizer, data=ROWS, out=tmp_path / "api", **ASKED)
@@ -328,7 +327,7 @@ def test_objects_are_in_no_folder(
     asked = {**ASKED, "attacks": [MostOften()], "samples": 3}
     audit(str(folder / "model"), data=folder / "data.jsonl", out=tmp_path / "run", **asked)
     (tmp_path / "run" / "result.json").unlink()
-    assert run_command_line(["run", "--resume", str(tmp_path / "run")]) == 2
+    check_command("run", "--resume", tmp_path / "run", code=2)
     assert "given in Python as objects: attack most-often" in capsys.readouterr().err
 
 

@@ -18,11 +18,10 @@ from torch.utils.data import IterableDataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
 from auditor import audit, load_run
-from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.integrations import NOT_CHECKED, AuditCallback, StopLimit
 from auditor.training import preflight
-from tests.conftest import refuses, save_tiny
+from tests.conftest import check_command, refuses, save_tiny
 
 ROOT = Path(__file__).parents[1]
 MEMBERS = [
@@ -256,7 +255,7 @@ def test_checkpoints_are_a_sweep_with_a_picture(
         "extraction-probability",
     ]
     command += ["--setting", "white-box", "--known-fraction", "0", "--prefix-token", "none"]
-    assert run_command_line([*command, "-o", str(tmp_path / "line")]) == 0
+    check_command(*command, "-o", tmp_path / "line")
     with (tmp_path / "line" / "sweep.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [Path(row["model"]).name for row in rows] == ["checkpoint-30", "checkpoint-60"]
@@ -264,27 +263,14 @@ def test_checkpoints_are_a_sweep_with_a_picture(
     assert early < late
     assert (tmp_path / "line" / "checkpoints.svg").read_text().count("<svg") == 1
     capsys.readouterr()
-    assert (
-        run_command_line(["advise", str(tmp_path / "line"), "--max", "extraction_probability=0.99"])
-        == 0
-    )
+    check_command("advise", tmp_path / "line", "--max", "extraction_probability=0.99")
     assert "checkpoint-60" in (said := capsys.readouterr().out) and "none is beyond it" in said
-    assert (
-        run_command_line(
-            ["advise", str(tmp_path / "line"), "--max", f"extraction_probability={early / 1e6}"]
-        )
-        == 0
-    )
+    check_command("advise", tmp_path / "line", "--max", f"extraction_probability={early / 1e6}")
     assert "no checkpoint is below" in capsys.readouterr().out
     for bad in ([], ["--max", "recall"], ["--max", "exposure=1"]):
-        assert run_command_line(["advise", str(tmp_path / "line"), *bad]) == 2
-    assert run_command_line([*command, "--model", "x", "-o", str(tmp_path / "no")]) == 2
-    assert (
-        run_command_line(
-            ["run", "--checkpoints", str(tmp_path), "--data", str(data), "-o", str(tmp_path / "no")]
-        )
-        == 2
-    )
+        check_command("advise", tmp_path / "line", *bad, code=2)
+    check_command(*command, "--model", "x", "-o", tmp_path / "no", code=2)
+    check_command("run", "--checkpoints", tmp_path, "--data", data, "-o", tmp_path / "no", code=2)
     assert not (tmp_path / "no").exists()
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from auditor.attacks.gradient_audit import GradientAudit
-from auditor.cli import run_command_line
 from auditor.core.errors import NotApplicable
 from auditor.core.plan import Plan
 from auditor.core.result import Audited
@@ -22,7 +21,7 @@ from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.runs.lab_site import make_site
 from auditor.testing import KEPT
 from auditor.training.dp_loop import ScaledOptimizer
-from tests.conftest import refuses, save_tiny, states, tiny
+from tests.conftest import check_command, refuses, save_tiny, states, tiny
 
 ROWS = [{"text": f"The code of door {i} is {i * i * 7}."} for i in range(32)]
 
@@ -43,15 +42,13 @@ def trained(world: Path, name: str, *more: str, method: str = "dp-sgd") -> Path:
         recipe += ["noise_multiplier=3.0"]
     options = [word for option in (*recipe, *more) for word in ("-D", option)]
     data = ["--model", str(world / "base"), "--data", str(world / "data.jsonl"), "--block", "48"]
-    assert run_command_line(["train", method, *data, "-o", str(world / name), *options]) == 0
+    check_command("train", method, *data, "-o", world / name, *options)
     return world / name
 
 
 def audit(world: Path, out: Path, *more: str) -> dict[str, Any]:
     data = ["--data", str(world / "data.jsonl"), "--prefix-length", "4", "--suffix-length", "4"]
-    assert (
-        run_command_line(["run", *data, "--attack", "gradient-audit", "-o", str(out), *more]) == 0
-    )
+    check_command("run", *data, "--attack", "gradient-audit", "-o", out, *more)
     result: dict[str, Any] = json.loads((out / "result.json").read_text())
     return result
 

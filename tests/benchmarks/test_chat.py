@@ -20,10 +20,10 @@ from auditor.benchmarks.data import answer_cuts, chat, chat_rendering
 from auditor.benchmarks.data.chat_rendering import ChatRendering
 from auditor.benchmarks.data.conversation_rows import Conversation
 from auditor.benchmarks.data.files import Files
-from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import TURNS, DataPlan, share_of_answer_known
 from auditor.runs import training
+from tests.conftest import check_command
 from tests.zoo.families import save
 
 CHATML = (
@@ -200,7 +200,7 @@ def test_a_chat_beyond_the_context_does_not_refuse_the_others(tmp_path: Path, fa
         "-o",
         str(tmp_path / "run"),
     ]
-    assert run_command_line(command) == 0
+    check_command(*command)
     members = json.loads((tmp_path / "run" / "result.json").read_text())["benchmark"]["records"][
         "members"
     ]

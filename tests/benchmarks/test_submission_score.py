@@ -24,6 +24,7 @@ from auditor.core.nouns import CellKey
 from auditor.records.folder import RunFolder
 from auditor.records.journal import CellJournal
 from auditor.statistics import intervals, ranking
+from tests.conftest import check_command
 
 Said = pytest.CaptureFixture[str]
 HEADER = "Example ID,Suffix Guess\n"
@@ -228,7 +229,7 @@ def test_the_command_prints_a_table_or_json_and_writes_the_curve(
     submission, answers = files(tmp_path, HEADER + '2,"[5,6]"\n0,"[9,9]"\n0,"[1,2]"\n')
     command = ["score", str(submission), "--answers", str(answers)]
     curve, plots = tmp_path / "curve.csv", [tmp_path / "curve.svg", tmp_path / "curve.png"]
-    assert run_command_line([*command, "--curve", str(curve), "--plot", str(plots[0])]) == 0
+    check_command(*command, "--curve", curve, "--plot", plots[0])
     said = capsys.readouterr().out
     assert (
         "2 of 4 examples answered, 3 guesses, 1 of them wrong; 2 without a guess: not solved"
@@ -236,7 +237,7 @@ def test_the_command_prints_a_table_or_json_and_writes_the_curve(
     )
     assert "0.250" in said and "0.500" in said and "Recall at 100 errors" in said
     assert curve.read_text() == "wrong_guesses,solved,recall\n0,1,0.25\n1,2,0.5\n"
-    assert run_command_line([*command, "--json", "--answered-only", "--plot", str(plots[1])]) == 0
+    check_command(*command, "--json", "--answered-only", "--plot", plots[1])
     found = json.loads(capsys.readouterr().out)
     assert (found["answers"], found["answered"], found["answered_only"], found["wrong"]) == (
         4,
@@ -270,7 +271,7 @@ def test_the_command_refuses(
     tmp_path: Path, capsys: Said, more: tuple[str, ...], words: str
 ) -> None:
     submission, answers = files(tmp_path, HEADER + '2,"[5,6]"\n')
-    assert run_command_line(["score", str(submission), "--answers", str(answers), *more]) == 2
+    check_command("score", submission, "--answers", answers, *more, code=2)
     assert words in capsys.readouterr().err
 
 
@@ -350,11 +351,8 @@ def ran(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "run"
     out.mkdir()
     (out / "out.csv").write_text("an old file that everybody may read")
-    assert (
-        run_command_line(
-            command(world, out, "--attack", "perplexity", "--submission", str(out / "out.csv"))
-        )
-        == 0
+    check_command(
+        *command(world, out, "--attack", "perplexity", "--submission", str(out / "out.csv"))
     )
     return out
 
@@ -429,7 +427,7 @@ def test_the_submission_is_private_and_the_terminal_says_so(
         "--submission",
         str(file),
     )
-    assert run_command_line(command(world, tmp_path / "run", *flags)) == 0
+    check_command(*command(world, tmp_path / "run", *flags))
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     said = " ".join(capsys.readouterr().out.split())
     assert (
@@ -459,14 +457,9 @@ def test_a_resumed_run_writes_its_submission_and_claim_is_used_where_worst_was_n
 
     with monkeypatch.context() as patch:
         patch.setattr(CellJournal, "append", interrupted)
-        assert run_command_line(command(world, tmp_path / "run", *flags)) == 130
+        check_command(*command(world, tmp_path / "run", *flags), code=130)
     assert not (tmp_path / "out.csv").exists()
-    assert (
-        run_command_line(
-            ["run", "--resume", str(tmp_path / "run"), "--submission", str(tmp_path / "out.csv")]
-        )
-        == 0
-    )
+    check_command("run", "--resume", tmp_path / "run", "--submission", tmp_path / "out.csv")
     marked = submission_score.compare_submission_with_answers(
         tmp_path / "out.csv", world / "data" / "val_suffix.npy"
     )
@@ -487,7 +480,7 @@ def test_no_guesses_no_submission(world: Path, tmp_path: Path, capsys: Said) -> 
         str(tmp_path / "out.csv"),
     ]
     plain = [word for word in command(world, tmp_path / "run") if word not in ("-A", "samples=4")]
-    assert run_command_line([*plain, *flags]) == 2
+    check_command(*plain, *flags, code=2)
     assert "no submission was written" in capsys.readouterr().err
     assert not (tmp_path / "out.csv").exists() and (tmp_path / "run" / "result.json").exists()
 
@@ -517,9 +510,7 @@ def test_a_run_without_one_submission_is_refused_before_it_starts(
     words: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert (
-        run_command_line(command(world, tmp_path / "run", "--submission", "out.csv", *flags)) == 2
-    )
+    check_command(*command(world, tmp_path / "run", "--submission", "out.csv", *flags), code=2)
     assert words in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -528,6 +519,6 @@ def test_the_lab_has_no_submission(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run_command_line(["run", "--submission", "out.csv"]) == 2
+    check_command("run", "--submission", "out.csv", code=2)
     assert "got the built-in lab" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -15,10 +15,9 @@ from pyarrow import parquet
 from trl import SFTConfig
 
 from auditor.benchmarks.data.tokenised import Tokenised, is_tokenised_data
-from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.models.trained_length import FILE, TrainedLength, read_trainer_arguments
-from tests.conftest import refuses
+from tests.conftest import check_command, refuses
 from tests.zoo.families import save
 
 ROW = {"input_ids": [1, 7, 8, 9, 5, 6, 2], "labels": [-100, -100, -100, 9, 5, -100, 2]}
@@ -332,7 +331,7 @@ def test_greedy_hits_are_those_of_generate_on_the_same_ids(tmp_path: Path) -> No
     ]
     data, out = written(rows, tmp_path, "jsonl"), str(tmp_path / "run")
     asked = ["--model", str(tmp_path / "model"), "--data", data, "--known-fraction", "0", "-o", out]
-    assert run_command_line(["run", *asked, "--attack", "extraction-probability"]) == 0
+    check_command("run", *asked, "--attack", "extraction-probability")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert json.loads((tmp_path / "run" / "prefix_token.json").read_text())["tokens"] == []
     (greedy,) = result["benchmark"]["greedy_recall"].values()
@@ -362,7 +361,7 @@ def test_prepared_rows_beyond_the_context_are_cut_or_left_out_and_counted(tmp_pa
         "-o",
         out,
     ]
-    assert run_command_line([*command, "--attack", "extraction-probability"]) == 0
+    check_command(*command, "--attack", "extraction-probability")
     benchmark = json.loads((tmp_path / "run" / "result.json").read_text())["benchmark"]
     members = benchmark["records"]["members"]
     too_long = "longer than the 96 tokens that the model reads at once"
@@ -399,7 +398,7 @@ def test_prepared_rows_are_cut_where_the_trainer_cut_them(tmp_path: Path) -> Non
         "-o",
         out,
     ]
-    assert run_command_line([*command, "--attack", "extraction-probability"]) == 0
+    check_command(*command, "--attack", "extraction-probability")
     benchmark = json.loads((tmp_path / "run" / "result.json").read_text())["benchmark"]
     (greedy,) = benchmark["greedy_recall"].values()
     assert greedy["n"] == 1

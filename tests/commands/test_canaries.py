@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from auditor.cli import run_command_line
 from auditor.conclusions.contrasts import WeightedMetric, contrast_over_seeds
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.records.table import read_table_as_dataframe
 from auditor.studies import sweep
 from auditor.training.finetune import make_untrained_gpt_neox, train_packed_blocks
+from tests.conftest import check_command
 from tests.generation.test_tries import bpe
 
 pytestmark = pytest.mark.drawn  # a page without its plots says nothing of exposure
@@ -38,9 +38,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--counts",
         "1,12",
     ]
-    assert run_command_line(["canaries", *made, "--each", "2", "--controls", "2"]) == 0
+    check_command("canaries", *made, "--each", "2", "--controls", "2")
     data = [f"{folder}/canaries.json", f"{folder}/data.jsonl", "-o", f"{folder}/trained.jsonl"]
-    assert run_command_line(["canaries", "insert", *data]) == 0
+    check_command("canaries", "insert", *data)
     texts = [
         json.loads(line)["text"] for line in (folder / "trained.jsonl").read_text().splitlines()
     ]
@@ -77,13 +77,13 @@ def finished(world: Path) -> Path:
         "exposure",
     ]
     more = ["--defense", "uniform-mixing", "-A", "references=50", "-o", str(out)]
-    assert run_command_line(["run", *asked, *more]) == 0
+    check_command("run", *asked, *more)
     return out
 
 
 def scored(capsys: Said, *arguments: str) -> list[dict[str, Any]]:
     capsys.readouterr()
-    assert run_command_line(["canaries", "score", *arguments, "--json"]) == 0
+    check_command("canaries", "score", *arguments, "--json")
     scores: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
     return scores
 
@@ -110,7 +110,7 @@ def test_ids_and_numbers_only(world: Path, finished: Path, capsys: Said) -> None
         entry["text"] for entry in json.loads((world / "canaries.json").read_text())["canaries"]
     ]
     capsys.readouterr()
-    assert run_command_line(["canaries", "score", f"{world}/canaries.json", str(finished)]) == 0
+    check_command("canaries", "score", f"{world}/canaries.json", finished)
     shown = capsys.readouterr().out + "".join(
         (finished / name).read_text() for name in ("report.html", "report.md", "result.json")
     )
@@ -126,26 +126,15 @@ def test_the_run_has_a_figure_and_can_be_gated(finished: Path, capsys: Said) -> 
     assert "2 never (controls), 2 inserted once, 2 inserted 12 times" in (
         finished / "report.md"
     ).read_text().replace("\\", "")
-    assert (
-        run_command_line(
-            ["gate", str(finished), "--max", "exposure(count=12)=10", "--target", "undefended"]
-        )
-        == 0
+    check_command("gate", finished, "--max", "exposure(count=12)=10", "--target", "undefended")
+    check_command(
+        "gate", finished, "--max", "exposure(count=12)=0.2", "--target", "undefended", code=1
     )
-    assert (
-        run_command_line(
-            ["gate", str(finished), "--max", "exposure(count=12)=0.2", "--target", "undefended"]
-        )
-        == 1
-    )
-    assert (
-        run_command_line(
-            ["gate", str(finished), "--max", "exposure(count=1)=5", "--target", "undefended"]
-        )
-        == 4
+    check_command(
+        "gate", finished, "--max", "exposure(count=1)=5", "--target", "undefended", code=4
     )
     capsys.readouterr()
-    assert run_command_line(["gate", str(finished), "--max", "exposure(count=3)=5"]) == 1
+    check_command("gate", finished, "--max", "exposure(count=3)=5", code=1)
     assert "repeat counts: 1, 12" in capsys.readouterr().out
 
 
@@ -227,7 +216,7 @@ def test_bad_input_is_refused_in_one_sentence(
 ) -> None:
     capsys.readouterr()
     before = sorted(world.iterdir())
-    assert run_command_line([argument.replace("{w}", str(world)) for argument in arguments]) == 2
+    check_command(*[argument.replace("{w}", str(world)) for argument in arguments], code=2)
     told = capsys.readouterr().err
     assert why in told and "Traceback" not in told
     assert sorted(world.iterdir()) == before
@@ -236,10 +225,8 @@ def test_bad_input_is_refused_in_one_sentence(
 def test_a_run_on_other_canaries_is_refused(
     world: Path, finished: Path, capsys: Said, tmp_path: Path
 ) -> None:
-    assert (
-        run_command_line(["canaries", "make", "-o", f"{tmp_path}/other.json", "--counts", "3"]) == 0
-    )
-    assert run_command_line(["canaries", "score", f"{tmp_path}/other.json", str(finished)]) == 2
+    check_command("canaries", "make", "-o", f"{tmp_path}/other.json", "--counts", "3")
+    check_command("canaries", "score", f"{tmp_path}/other.json", finished, code=2)
     assert "the run measured others" in capsys.readouterr().err
 
 
@@ -254,22 +241,17 @@ def test_a_sweep_shows_exposure_and_claims_may_speak_of_a_count(
         "--attack",
         "exposure",
     ]
-    assert (
-        run_command_line(
-            [
-                "run",
-                *asked,
-                "--setting",
-                "white-box",
-                "-A",
-                "references=20",
-                "--seeds",
-                "0,1",
-                "-o",
-                str(tmp_path),
-            ]
-        )
-        == 0
+    check_command(
+        "run",
+        *asked,
+        "--setting",
+        "white-box",
+        "-A",
+        "references=20",
+        "--seeds",
+        "0,1",
+        "-o",
+        tmp_path,
     )
     (place,) = sweep.read_sweep_places(tmp_path)
     (cell,) = place.cells

@@ -11,7 +11,7 @@ import pytest
 
 from auditor.cli import run_command_line
 from auditor.records import result_file
-from tests.conftest import save_tiny
+from tests.conftest import check_command, save_tiny
 
 Said = pytest.CaptureFixture[str]
 TRAIN = ["--block", "48", "-D", "batch=8"]
@@ -37,7 +37,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--seed",
         "5",
     ]
-    assert run_command_line(["canaries", "make", *made, "-o", f"{folder}/audit.json"]) == 0
+    check_command("canaries", "make", *made, "-o", f"{folder}/audit.json")
     assert insert(folder, "audit.json", "with.jsonl") == 0
     assert (
         train(folder, "none", "with.jsonl", "model", "-D", "epochs=50", "-D", "learning_rate=1e-2")
@@ -133,15 +133,12 @@ def test_exposure_of_such_canaries_is_refused_and_the_other_way_round(
 ) -> None:
     assert run(world, "base", world / "exposed", "--attack", "exposure") == 2
     assert "--attack exposure cannot run: these canaries are of an audit" in capsys.readouterr().err
-    assert (
-        run_command_line(
-            ["canaries", "make", "-o", f"{world}/exposure.json", "--format", "My ID is {digits:3}"]
-        )
-        == 0
+    check_command(
+        "canaries", "make", "-o", f"{world}/exposure.json", "--format", "My ID is {digits:3}"
     )
     assert run(world, "base", world / "reverse", manifest="exposure.json") == 2
     assert "cannot run: no coin decided which of these canaries went in" in capsys.readouterr().err
-    assert run_command_line(["canaries", "score", f"{world}/audit.json", f"{world}/base"]) == 2
+    check_command("canaries", "score", f"{world}/audit.json", f"{world}/base", code=2)
     assert "got those of an audit" in capsys.readouterr().err
 
 
@@ -204,24 +201,14 @@ def test_new_tokens_are_learnt_by_a_whole_model_and_refused_of_an_adapter(
     world: Path, capsys: Said
 ) -> None:
     made = ["--audit", "60", "--kind", "new-tokens", "--data", f"{world}/data.jsonl", "--seed", "1"]
-    assert run_command_line(["canaries", "make", *made, "-o", f"{world}/tokens.json"]) == 0
+    check_command("canaries", "make", *made, "-o", f"{world}/tokens.json")
     assert insert(world, "tokens.json", "tokens.jsonl") == 0
     capsys.readouterr()
     # the base's tokenizer does not have them
     assert run(world, "base", world / "x", manifest="tokens.json") == 2
     assert "to be one new token" in capsys.readouterr().err
-    assert (
-        run_command_line(
-            [
-                "canaries",
-                "extend",
-                f"{world}/tokens.json",
-                f"{world}/base",
-                "-o",
-                f"{world}/extended",
-            ]
-        )
-        == 0
+    check_command(
+        "canaries", "extend", f"{world}/tokens.json", f"{world}/base", "-o", f"{world}/extended"
     )
     more = ["-D", "epochs=20", "-D", "learning_rate=1e-2"]
     assert train(world, "none", "tokens.jsonl", "by-tokens", *more, base="extended") == 0
@@ -245,7 +232,7 @@ def test_new_tokens_are_learnt_by_a_whole_model_and_refused_of_an_adapter(
         (["tokens.json", "extended"], "expected a model without the tokens of canaries"),
     ):
         named = [f"{world}/{name}" for name in arguments]
-        assert run_command_line(["canaries", "extend", *named, "-o", f"{world}/z"]) == 2
+        check_command("canaries", "extend", *named, "-o", f"{world}/z", code=2)
         assert why in capsys.readouterr().err
         assert not (world / "z").exists()
 
@@ -286,28 +273,22 @@ def test_what_cannot_be_made_is_refused_in_one_sentence(
 ) -> None:
     capsys.readouterr()
     named = [argument.format(x=tmp_path / "x.json", w=world) for argument in arguments]
-    assert run_command_line(["canaries", "make", *named]) == 2
+    check_command("canaries", "make", *named, code=2)
     told = capsys.readouterr().err
     assert re.search(why, told.replace("\n", " ")), told
     assert "Traceback" not in told and not (tmp_path / "x.json").exists()
 
 
 def test_it_says_how_many_an_epsilon_needs_and_makes_them(tmp_path: Path, capsys: Said) -> None:
-    assert run_command_line(["canaries", "make", "--for-epsilon", "3"]) == 0
+    check_command("canaries", "make", "--for-epsilon", "3")
     said = capsys.readouterr().out
     count = int(said.partition(" canaries")[0].replace(",", ""))
     assert f"{count:,} canaries can prove, if every guess is right, ε 3 at δ 1e-05" in said
-    assert (
-        run_command_line(["canaries", "make", "--for-epsilon", "3", "-o", str(tmp_path / "m.json")])
-        == 0
-    )
+    check_command("canaries", "make", "--for-epsilon", "3", "-o", tmp_path / "m.json")
     made = json.loads((tmp_path / "m.json").read_text())
     assert len(made["canaries"]) == count and made["schema_version"] == 2
     assert "a fresh secret seed" in capsys.readouterr().out
-    assert (
-        run_command_line(["canaries", "make", "--for-epsilon", "3", "-o", str(tmp_path / "n.json")])
-        == 0
-    )
+    check_command("canaries", "make", "--for-epsilon", "3", "-o", tmp_path / "n.json")
     again = json.loads((tmp_path / "n.json").read_text())
     assert [one["included"] for one in again["canaries"]] != [
         one["included"] for one in made["canaries"]

@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from auditor.cli import run_command_line
 from tests.benchmarks.test_chat import messages, talk, tokenizer
+from tests.conftest import check_command
 
 Said = pytest.CaptureFixture[str]
 NAMES = ["Ann", "Bob", "Cy", "Dora", "Eve", "Fritz", "Gus", "Hal", "Ivy", "Joe", "Kim", "Lou"]
@@ -59,7 +60,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         str(folder / "chats.jsonl"),
     ]
     command += ["-D", "epochs=60", "-D", "batch=1", "-D", "learning_rate=0.005", "--block", "96"]
-    assert run_command_line([*command, "-o", str(folder / "tuned")]) == 0
+    check_command(*command, "-o", folder / "tuned")
     return folder
 
 
@@ -81,12 +82,7 @@ def audited(world: Path, out: Path, *more: str) -> dict[str, Any]:
         "-A",
         "samples=1",
     ]
-    assert (
-        run_command_line(
-            [*command, "-A", "temperature=0", "--setting", "white-box", "-o", str(out), *more]
-        )
-        == 0
-    )
+    check_command(*command, "-A", "temperature=0", "--setting", "white-box", "-o", out, *more)
     result: dict[str, Any] = json.loads((out / "result.json").read_text())
     return result
 
@@ -137,7 +133,7 @@ def test_whole_texts_are_attacked_in_windows(world: Path, tmp_path: Path) -> Non
         "-o",
         str(tmp_path / "model"),
     ]
-    assert run_command_line(train) == 0
+    check_command(*train)
     command = [
         "run",
         "--model",
@@ -165,7 +161,7 @@ def test_whole_texts_are_attacked_in_windows(world: Path, tmp_path: Path) -> Non
         "-A",
         "samples=1",
     ]
-    assert run_command_line([*command, "-A", "temperature=0", "-o", str(tmp_path / "run")]) == 0
+    check_command(*command, "-A", "temperature=0", "-o", tmp_path / "run")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     found = {one["name"]: one for one in result["findings"][0]["measurements"]}
     assert found["document_recall"]["n"] == 2 and found["document_recall"]["value"] == 1.0
@@ -195,7 +191,7 @@ def test_private_training_takes_the_same_conversations(
         "-D",
         "noise=seeded",
     ]
-    assert run_command_line([*private, "-o", str(tmp_path / "private")]) == 0
+    check_command(*private, "-o", tmp_path / "private")
     assert "loss on assistant: 17% of the tokens" in capsys.readouterr().out
     members = [
         "train",
@@ -208,7 +204,7 @@ def test_private_training_takes_the_same_conversations(
         "-o",
         str(tmp_path / "ensemble"),
     ]
-    assert run_command_line(members) == 0
+    check_command(*members)
     defenses = [
         "--defense",
         "dp-sgd",
@@ -253,9 +249,9 @@ def test_what_is_no_conversation_is_refused_before_anything_is_written(
         in (capsys.readouterr().err)
     )
     data.write_text(json.dumps({"text": "Who? Ann."}))
-    assert run_command_line([*train, "--loss-on", "assistant"]) == 2
+    check_command(*train, "--loss-on", "assistant", code=2)
     assert "expected --loss-on assistant or all, of conversations" in capsys.readouterr().err
     assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
     audit = ["run", "--model", str(world / "base"), "--data", str(data), "--attack", "perplexity"]
-    assert run_command_line([*audit, "--knows", "half"]) == 2
+    check_command(*audit, "--knows", "half", code=2)
     assert "expected --knows system, user or partial:F" in capsys.readouterr().err

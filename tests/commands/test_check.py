@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from auditor.cli import run_command_line
 from auditor.core.secret_randomness import keyed_random_generator
-from tests.conftest import fits_schema, save_tiny
+from tests.conftest import check_command, fits_schema, save_tiny
 
 Said = pytest.CaptureFixture[str]
 SIZES = {"private": 20, "fresh": 14, "three": 3}
@@ -99,11 +99,11 @@ def test_what_was_reached_in_time_is_said_and_a_resumed_check_goes_on(
     assert check(given, "--minutes", "0.0001", "-o", "runs/part") == 0
     assert "2 of 18 records" in screen(capsys)
     assert json.loads(Path("runs/part/result.json").read_text())["benchmark"]["members"] == 2
-    assert run_command_line(["check", "--resume", "runs/part", "--minutes", "9"]) == 0
+    check_command("check", "--resume", "runs/part", "--minutes", "9")
     told = capsys.readouterr()
     assert "asked so far" in told.err and "not asked" not in told.out
     assert json.loads(Path("runs/part/result.json").read_text())["benchmark"]["members"] == 18
-    assert run_command_line(["check", "--resume", "runs/part", "--data", "other.jsonl"]) == 2
+    check_command("check", "--resume", "runs/part", "--data", "other.jsonl", code=2)
 
 
 def test_an_adapter_is_held_against_its_own_base(given: Path, capsys: Said) -> None:
@@ -167,14 +167,14 @@ def test_an_adapter_that_names_no_base_of_this_machine_is_checked_on_a_named_one
 def test_bad_input_is_one_sentence_and_leaves_nothing(
     words: list[str], why: str, given: Path, capsys: Said
 ) -> None:
-    assert run_command_line(["check", *(word.format(given=given) for word in words)]) == 2
+    check_command("check", *(word.format(given=given) for word in words), code=2)
     said = capsys.readouterr()
     assert why in said.err and said.err.count("error: ") == 1 and said.out == ""
     assert not Path("runs").exists()
 
 
 def test_the_demonstration_finds_what_was_planted_and_says_what_it_is(capsys: Said) -> None:
-    assert run_command_line(["check"]) == 0
+    check_command("check")
     printed = screen(capsys)
     assert (
         "demonstration" in printed

@@ -35,7 +35,7 @@ from auditor.models.loading import load_causal_lm
 from auditor.records.folder import RunFolder
 from auditor.records.journal import GUESSES, OBSERVATIONS, CellJournal
 from auditor.records.table import TABLE
-from tests.conftest import fits_schema
+from tests.conftest import check_command, fits_schema
 
 Said = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -226,17 +226,14 @@ def assert_same_guesses(found: Path, expected: Path) -> None:
 @pytest.fixture(scope="module")
 def full(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "full"
-    assert (
-        run_command_line(everything(world, out, "--defense", "uniform-mixing", "-D", "weight=0.05"))
-        == 0
-    )
+    check_command(*everything(world, out, "--defense", "uniform-mixing", "-D", "weight=0.05"))
     return out
 
 
 @pytest.fixture(scope="module")
 def budgeted(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "budgeted"
-    assert run_command_line(everything(world, out)) == 0
+    check_command(*everything(world, out))
     return out
 
 
@@ -344,7 +341,7 @@ def test_what_no_control_isolates_is_told_in_one_step(
             "--model",
             str(model),
         ]
-        assert run_command_line(command(world, tmp_path / name, *more)) == 0
+        check_command(*command(world, tmp_path / name, *more))
         first, *others = steps(tmp_path / name)
         assert others == [expected, *rest]
         assert first[1:] == (
@@ -360,16 +357,11 @@ def test_results_fit_the_published_schema(full: Path, budgeted: Path, measured: 
 def test_runs_are_exported(full: Path, tmp_path: Path, said: Said) -> None:
     written = {kind: str(tmp_path / f"out.{kind}") for kind in ("csv", "parquet", "latex")}
     secrets = ["--secrets", str(tmp_path / "secrets.csv")]
-    assert (
-        run_command_line(
-            [
-                "export",
-                str(full),
-                *(word for k, path in written.items() for word in (f"--{k}", path)),
-                *secrets,
-            ]
-        )
-        == 0
+    check_command(
+        "export",
+        full,
+        *(word for k, path in written.items() for word in (f"--{k}", path)),
+        *secrets,
     )
     table = pandas.read_csv(written["csv"])
     recall = table[(table["measurement"] == "recall") & table["repeats"].isna()]
@@ -404,7 +396,7 @@ def test_reports_are_rendered_again_byte_for_byte(full: Path, tmp_path: Path, sa
     (copy / "plan.json").unlink()  # the result alone is enough, wherever the folder lies
     for name in ("report.md", "report.html"):
         (copy / name).write_text("gone")
-    assert run_command_line(["report", str(copy)]) == 0
+    check_command("report", copy)
     assert (copy / "report.md").read_bytes() == (full / "report.md").read_bytes()
     assert "gone" not in (copy / "report.html").read_text()[:10]
     assert str(copy / "report.html") in said.readouterr().out
@@ -430,7 +422,7 @@ def said(capsys: Said) -> Said:
     ],
 )
 def test_gate_exit_codes(full: Path, limit: str, more: tuple[str, ...], code: int) -> None:
-    assert run_command_line(["gate", str(full), "--max", limit, *more]) == code
+    check_command("gate", full, "--max", limit, *more, code=code)
 
 
 def test_the_gate_refuses_a_name_that_nothing_has(full: Path, said: Said) -> None:
@@ -440,7 +432,7 @@ def test_the_gate_refuses_a_name_that_nothing_has(full: Path, said: Said) -> Non
         ("--setting", "worts"),
         ("--attack", "etichist"),
     ):
-        assert run_command_line(["gate", str(full), "--max", "recall=1", flag, name]) == 2, flag
+        check_command("gate", full, "--max", "recall=1", flag, name, code=2)
         assert name in said.readouterr().err
 
 
@@ -456,32 +448,22 @@ def test_a_run_is_gated_against_itself_and_another(
         tmp_path / "gate.xml",
         ["--baseline", str(full), "--markdown", str(tmp_path / "gate.md")],
     )
-    assert (
-        run_command_line(["gate", str(full), "--policy", str(policy), *more, "--junit", str(junit)])
-        == 0
-    )
+    check_command("gate", full, "--policy", policy, *more, "--junit", junit)
     assert "gate held" in said.readouterr().out
     assert (tmp_path / "step.md").read_text() == (tmp_path / "gate.md").read_text() != ""
-    assert (
-        run_command_line(
-            ["gate", str(full), "--max", "recall_nonmembers=0.1", "--target", "undefended"]
-        )
-        == 4
-    )
+    check_command("gate", full, "--max", "recall_nonmembers=0.1", "--target", "undefended", code=4)
     assert (tmp_path / "step.md").read_text().count("## Leakage gate") == 2  # a summary is added to
     for reading, code in (("pass", 0), ("fail", 1)):
         more = ["--inconclusive", reading, "--target", "undefended", "--junit", str(junit)]
-        assert (
-            run_command_line(["gate", str(full), "--max", "recall_nonmembers=0.1", *more]) == code
-        )
+        check_command("gate", full, "--max", "recall_nonmembers=0.1", *more, code=code)
         assert ("<failure" in junit.read_text()) == bool(code)
     # 24 secrets cannot show 2 points
-    assert run_command_line(["gate", str(full), "--baseline", str(full)]) == 4
+    check_command("gate", full, "--baseline", full, code=4)
     assert "recall not worse than baseline by 0.02" in (tmp_path / "step.md").read_text()
 
 
 def test_flags_of_a_plan_without_one_are_refused(full: Path, said: Said) -> None:
-    assert run_command_line(["gate", str(full), "--max", "recall=1", "--power", "0.9"]) == 2
+    check_command("gate", full, "--max", "recall=1", "--power", "0.9", code=2)
     assert "--power and --rules go with --plan" in said.readouterr().err
 
 
@@ -497,7 +479,7 @@ def test_a_baseline_of_other_settings_is_refused(
         ["gate", str(full), "--baseline", str(other)],
         ["compare", str(other), str(full)],
     ):
-        assert run_command_line(command) == 2
+        check_command(*command, code=2)
         message = " ".join(said.readouterr().err.split())
         assert (
             "model family" in message
@@ -505,16 +487,11 @@ def test_a_baseline_of_other_settings_is_refused(
             and "Traceback" not in message
         )
     (other / TABLE).unlink()
-    assert run_command_line(["gate", str(full), "--baseline", str(other)]) == 2
+    check_command("gate", full, "--baseline", other, code=2)
     assert "holds no secrets.parquet" in said.readouterr().err
     (other / TABLE).write_text('{"a/b/c": {"hit": 3}}')
-    assert run_command_line(["gate", str(full), "--baseline", str(other)]) == 2
-    assert (
-        run_command_line(
-            ["gate", str(full), "--max", "recall=1", "--baseline", str(tmp_path / "none")]
-        )
-        == 2
-    )
+    check_command("gate", full, "--baseline", other, code=2)
+    check_command("gate", full, "--max", "recall=1", "--baseline", tmp_path / "none", code=2)
 
 
 def test_runs_side_by_side(full: Path, budgeted: Path, tmp_path: Path, said: Said) -> None:
@@ -524,12 +501,12 @@ def test_runs_side_by_side(full: Path, budgeted: Path, tmp_path: Path, said: Sai
         for flag, name in zip(("--markdown", "--html", "--csv"), names, strict=True)
         for part in (flag, name)
     ]
-    assert run_command_line(["compare", str(full), str(budgeted), *written]) == 0
+    check_command("compare", full, budgeted, *written)
     assert "undefended, white-box, attack perplexity" in " ".join(said.readouterr().out.split())
     assert all(
         PLANTED not in Path(name).read_text() and "full" in Path(name).read_text() for name in names
     )
-    assert run_command_line(["compare", str(full)]) == 2
+    check_command("compare", full, code=2)
 
 
 def test_a_run_and_its_gate_in_one_step(
@@ -538,12 +515,9 @@ def test_a_run_and_its_gate_in_one_step(
     policy, base, out = tmp_path / "leakage.toml", tmp_path / "base", tmp_path / "run"
     policy.write_text('rules = ["recall not worse than baseline by 0.9", "recall <= 0.01"]')
     audit = ["--attack", "perplexity", "--setting", "white-box"]
-    assert run_command_line(command(world, base, *audit)) == 0
-    assert (
-        run_command_line(
-            command(world, out, *audit, "--gate", str(policy), "--baseline", str(base))
-        )
-        == 1
+    check_command(*command(world, base, *audit))
+    check_command(
+        *command(world, out, *audit, "--gate", str(policy), "--baseline", str(base)), code=1
     )
     assert (out / "report.html").exists()  # the report is written, whatever the gate says
     assert "1 held, 1 failed" in said.readouterr().out
@@ -557,18 +531,13 @@ def test_a_run_and_its_gate_in_one_step(
     for name in ("result.json", TABLE):
         shutil.copy(base / name, stripped)
     comment = tmp_path / "comment.md"
-    assert (
-        run_command_line(
-            ["report", str(out), "--baseline", str(stripped), "--markdown", str(comment)]
-        )
-        == 0
-    )
+    check_command("report", out, "--baseline", stripped, "--markdown", comment)
     assert (
         comment.read_text() == (out / "report.md").read_text()
         and "0 of 1 configuration leaks more" in comment.read_text()
     )
     said.readouterr()
-    assert run_command_line(["report", str(out), "--baseline", str(full)]) == 2
+    check_command("report", out, "--baseline", full, code=2)
     assert "is no match" in said.readouterr().err
     assert comment.read_text() == (out / "report.md").read_text()
     lone = tmp_path / "lone.toml"
@@ -578,7 +547,7 @@ def test_a_run_and_its_gate_in_one_step(
         ["--gate", str(lone)],
         ["--baseline", str(tmp_path / "nowhere")],
     ):
-        assert run_command_line(command(world, tmp_path / "refused", *audit, *flags)) == 2
+        check_command(*command(world, tmp_path / "refused", *audit, *flags), code=2)
         assert not (tmp_path / "refused").exists(), flags
     scopes = {
         'attack = "perplexiti"': "did you mean 'perplexity'",
@@ -591,26 +560,22 @@ def test_a_run_and_its_gate_in_one_step(
     for scope, message in scopes.items():
         lone.write_text(f'[[rule]]\nrule = "recall <= 1"\n{scope}\n')
         more = defended if "ensemble" in scope else audit
-        assert (
-            run_command_line(command(world, tmp_path / "refused", *more, "--gate", str(lone))) == 2
-        )
+        check_command(*command(world, tmp_path / "refused", *more, "--gate", str(lone)), code=2)
         assert message in said.readouterr().err
         assert not (tmp_path / "refused").exists(), scope
-    assert (
-        run_command_line(
-            command(
-                world,
-                tmp_path / "grid",
-                *audit,
-                "--gate",
-                str(policy),
-                "--baseline",
-                str(base),
-                "--seeds",
-                "0,1",
-            )
-        )
-        == 2
+    check_command(
+        *command(
+            world,
+            tmp_path / "grid",
+            *audit,
+            "--gate",
+            str(policy),
+            "--baseline",
+            str(base),
+            "--seeds",
+            "0,1",
+        ),
+        code=2,
     )
 
 
@@ -620,7 +585,7 @@ def test_a_report_shows_what_changed_since_another_run(
     again, fresh = tmp_path / "again", tmp_path / "fresh"
     shutil.copytree(full, again)
     assert "Since the last run" not in (full / "report.html").read_text()
-    assert run_command_line(["report", str(again), "--baseline", str(budgeted)]) == 0
+    check_command("report", again, "--baseline", budgeted)
     page = (again / "report.html").read_text()
     assert "Since the last run" in page and re.search(
         "0 of [0-9]+ configurations? leaks? more", page
@@ -696,12 +661,7 @@ def test_results_by_a_column_of_the_users(world: Path, tmp_path: Path, said: Sai
         "-A",
         "samples=4",
     ]
-    assert (
-        run_command_line(
-            [*audit, "--setting", "white-box", "--group-column", "department", "-o", str(out)]
-        )
-        == 0
-    )
+    check_command(*audit, "--setting", "white-box", "--group-column", "department", "-o", out)
     page = (out / "report.html").read_text()
     assert (
         "Recall by department" in page
@@ -714,19 +674,19 @@ def test_results_by_a_column_of_the_users(world: Path, tmp_path: Path, said: Sai
         "=1+1",
         "<b>x</b>",
     }
-    assert run_command_line([*audit, "--group-column", "ward", "-o", str(tmp_path / "none")]) == 2
+    check_command(*audit, "--group-column", "ward", "-o", tmp_path / "none", code=2)
     assert "expected one column --group-column 'ward'" in said.readouterr().err
-    assert run_command_line(["run", "--group-column", "department"]) == 2
+    check_command("run", "--group-column", "department", code=2)
 
 
 def test_a_plan_needs_no_run(full: Path, tmp_path: Path, said: Said) -> None:
-    assert run_command_line(["gate", "--plan", "recall=0:0.05"]) == 0
+    check_command("gate", "--plan", "recall=0:0.05")
     out = said.readouterr().out
     assert re.search(r"\n +59 +80 \(80\)  hold recall <= 0.05 when it is 0\n", out)
     assert out.endswith("baseline by 0.05 when nothing got worse (0 changed)\n"), out
     policy = tmp_path / "p.toml"
     policy.write_text('rules = ["recall <= 0.05", "recall not worse than baseline by 0.1"]')
-    assert run_command_line(["gate", "--plan", str(policy)]) == 0
+    check_command("gate", "--plan", policy)
     out = said.readouterr().out
     assert re.search(r"\n +59 +80 \(80\)  hold recall <= 0.05 when it is 0\n", out)
     assert "not listed, but one of the 2 rules: recall not worse than baseline by 0.1 (" in out
@@ -739,7 +699,7 @@ def test_a_plan_needs_no_run(full: Path, tmp_path: Path, said: Said) -> None:
         re.findall(r"^ +[0-9,]+ +[0-9,]+ \([0-9,]+\)  (?:hold|fail) ", out, re.M)
     )
     policy.write_text('rules = ["recall not worse than baseline by 0.1"]')
-    assert run_command_line(["gate", "--plan", str(policy)]) == 2
+    check_command("gate", "--plan", policy, code=2)
     assert "expected a policy with a limit on a share" in said.readouterr().err
     for wrong in (
         ["--plan", "recall=1"],
@@ -747,15 +707,15 @@ def test_a_plan_needs_no_run(full: Path, tmp_path: Path, said: Said) -> None:
         ["--plan", "recall=0:1", "--power", "2"],
         [],
     ):
-        assert run_command_line(["gate", *wrong]) == 2
+        check_command("gate", *wrong, code=2)
 
 
 def test_no_text_of_the_data_leaves_private_files(
     full: Path, world: Path, tmp_path: Path, said: Said
 ) -> None:
     out = tmp_path / "run"
-    assert run_command_line(command(world, out, "--attack", "zlib")) == 0
-    assert run_command_line(["report", str(out)]) == 0
+    check_command(*command(world, out, "--attack", "zlib"))
+    check_command("report", out)
     assert run_command_line(["gate", str(out), "--max", "recall=0.5"]) in (0, 1, 4)
     seen = said.readouterr()
     assert seen.out and PLANTED not in seen.out + seen.err
@@ -782,11 +742,11 @@ def test_guesses_do_not_depend_on_the_batch_size(
 ) -> None:
     """Of all secrets and targets by sevens; one by one, which takes long, of a few secrets of the
     model itself."""
-    assert run_command_line(everything(world, tmp_path / "run", "--batch-size", "7")) == 0
+    check_command(*everything(world, tmp_path / "run", "--batch-size", "7"))
     assert_same_guesses(tmp_path / "run", budgeted)
     few = [*ETHICIST, "--attack", "perplexity", "--setting", "white-box", "--limit", "3"]
     for size in ("1", "16"):
-        assert run_command_line(command(world, tmp_path / size, *few, "--batch-size", size)) == 0
+        check_command(*command(world, tmp_path / size, *few, "--batch-size", size))
     assert_same_guesses(tmp_path / "1", tmp_path / "16")
 
 
@@ -805,7 +765,7 @@ def test_an_interrupted_run_resumes_to_the_same_end(
         append(self, cell, batch)
 
     monkeypatch.setattr(CellJournal, "append", interrupted)
-    assert run_command_line(everything(world, out)) == 130
+    check_command(*everything(world, out), code=130)
     assert "Continue with: audit run --resume" in " ".join(said.readouterr().err.split())
     assert not (out / "result.json").exists()
     before = guesses(out) if cut > 1 else {}
@@ -815,7 +775,7 @@ def test_an_interrupted_run_resumes_to_the_same_end(
         # the machine died in the middle of the last line
         (out / "guesses.jsonl").write_bytes(whole[:-7])
     monkeypatch.setattr(CellJournal, "append", append)
-    assert run_command_line(["run", "--resume", str(out)]) == 0
+    check_command("run", "--resume", out)
     assert_same_guesses(out, budgeted)
     lines = (out / "guesses.jsonl").read_text().splitlines()
     assert len(lines) == len(guesses(budgeted))  # nobody was attacked twice
@@ -843,9 +803,7 @@ def test_a_budget_stops_or_is_answered_publicly(
     world: Path, tmp_path: Path, budgeted: Path
 ) -> None:
     stop = ["--setting", "text-only", "-D", "queries=500"]
-    assert (
-        run_command_line(command(world, tmp_path / "stop", *ETHICIST, *pmixed(world, *stop))) == 0
-    )
+    check_command(*command(world, tmp_path / "stop", *ETHICIST, *pmixed(world, *stop)))
     answered = [s for cell, s in guesses(tmp_path / "stop") if cell == "pmixed/text-only/ethicist"]
     everyone = [
         s for cell, s in guesses(tmp_path / "stop") if cell == "undefended/text-only/ethicist"
@@ -875,7 +833,7 @@ def test_a_stopped_budget_is_neither_spent_twice_nor_forgotten(
     """Killed inside the claim and resumed: the same secrets are covered, by the same tokens, at the
     same price."""
     flags = [*ETHICIST, *pmixed(world, "--setting", "text-only", "-D", "queries=500")]
-    assert run_command_line(command(world, tmp_path / "whole", *flags)) == 0
+    check_command(*command(world, tmp_path / "whole", *flags))
     calls, append = [0], CellJournal.append
 
     def interrupted(self: Any, cell: CellKey, batch: list[Any]) -> None:
@@ -888,9 +846,9 @@ def test_a_stopped_budget_is_neither_spent_twice_nor_forgotten(
 
     monkeypatch.setattr(CellJournal, "append", interrupted)
     out = tmp_path / "cut"
-    assert run_command_line(command(world, out, *flags)) == 130
+    check_command(*command(world, out, *flags), code=130)
     assert sum(cell.startswith("pmixed") for cell, _ in guesses(out)) == 2
-    assert run_command_line(["run", "--resume", str(out)]) == 0
+    check_command("run", "--resume", out)
     assert_same_guesses(out, tmp_path / "whole")
     claims = [result(folder)["targets"][1]["claim"] for folder in (out, tmp_path / "whole")]
     assert claims[0] == claims[1] and 0 < claims[0]["spent_queries"] <= 500
@@ -902,10 +860,7 @@ def test_a_stopped_budget_is_neither_spent_twice_nor_forgotten(
 
 def test_without_a_budget_the_claim_covers_what_is_drawn(world: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert (
-        run_command_line(command(world, out, *ETHICIST, *pmixed(world, "--setting", "text-only")))
-        == 0
-    )
+    check_command(*command(world, out, *ETHICIST, *pmixed(world, "--setting", "text-only")))
     claim = result(out)["targets"][1]["claim"]
     drawn = sum(
         g.drawn for (cell, _), g in guesses(out).items() if cell == "pmixed/text-only/ethicist"
@@ -918,10 +873,7 @@ def test_fewer_are_attacked_behind_an_ensemble_and_its_claim_covers_those(
     world: Path, tmp_path: Path
 ) -> None:
     out, attacks = tmp_path / "run", [*ETHICIST, "--attack", "extraction-probability"]
-    assert (
-        run_command_line(command(world, out, *attacks, *pmixed(world, "--ensemble-limit", "6")))
-        == 0
-    )
+    check_command(*command(world, out, *attacks, *pmixed(world, "--ensemble-limit", "6")))
     everyone = {s for cell, s in guesses(out) if cell == "undefended/white-box/ethicist"}
     some = {s for cell, s in guesses(out) if cell == "pmixed/white-box/ethicist"}
     assert (
@@ -949,13 +901,8 @@ def test_the_worst_case_tunes_its_prompt_though_the_claim_row_had_nothing_to_tun
 ) -> None:
     """Without --public the claim row has no soft prompt; that must not become the worst-case row's
     prompt."""
-    assert run_command_line(command(world, tmp_path / "both", *ETHICIST)) == 0
-    assert (
-        run_command_line(
-            command(world, tmp_path / "white-box", *ETHICIST, "--setting", "white-box")
-        )
-        == 0
-    )
+    check_command(*command(world, tmp_path / "both", *ETHICIST))
+    check_command(*command(world, tmp_path / "white-box", *ETHICIST, "--setting", "white-box"))
     alone, beside = (
         finding(tmp_path / name, "undefended", "white-box", "ethicist")
         for name in ("white-box", "both")
@@ -970,7 +917,7 @@ def test_a_tree_search_is_a_run_like_any_other(world: Path, tmp_path: Path) -> N
     a resume."""
     out = tmp_path / "run"
     options = ["-A", "search=tree", "-A", "threshold=0.05", "-A", "ethicist.tune_on=none"]
-    assert run_command_line(command(world, out, *ETHICIST, *options, *pmixed(world))) == 0
+    check_command(*command(world, out, *ETHICIST, *options, *pmixed(world)))
     for target in ("undefended", "pmixed"):
         refused, row = (
             finding(out, target, setting, "ethicist") for setting in ("text-only", "white-box")
@@ -991,7 +938,7 @@ def test_a_tree_search_is_a_run_like_any_other(world: Path, tmp_path: Path) -> N
     lines = (out / "guesses.jsonl").read_text().splitlines(keepends=True)
     expected = finding(out, "undefended", "white-box", "ethicist")
     (out / "guesses.jsonl").write_text("".join(lines[:7]))
-    assert run_command_line(["run", "--resume", str(out)]) == 0
+    check_command("run", "--resume", out)
     again = finding(out, "undefended", "white-box", "ethicist")
     assert (again["rows"], again["notes"]) == (expected["rows"], expected["notes"])
 
@@ -1015,16 +962,16 @@ def test_a_plug_in_file_runs_and_resumes(
     out = tmp_path / "run"
     flags = ["--plugin", str(mine), "--attack", "votes", "-A", "votes.power=2"]
     monkeypatch.setattr(CellJournal, "append", interrupt)
-    assert run_command_line(command(world, out, *flags)) == 130
+    check_command(*command(world, out, *flags), code=130)
     monkeypatch.undo()
     assert f"--resume {out} --plugin {mine}" in said.readouterr().err
-    assert run_command_line(["run", "--resume", str(out), "--plugin", str(mine)]) == 0
+    check_command("run", "--resume", out, "--plugin", mine)
     row = finding(out, "undefended", "text-only", "votes")
     assert row["options"]["power"] == 2 and not row["not_applicable"]
     said.readouterr()
-    assert run_command_line(["list", "--plugin", str(mine)]) == 0
+    check_command("list", "--plugin", mine)
     assert "votes" in said.readouterr().out
-    assert run_command_line(["run", "--attack", "votez", "--plugin", str(mine)]) == 2
+    check_command("run", "--attack", "votez", "--plugin", mine, code=2)
     assert "did you mean 'votes'" in said.readouterr().err
 
 
@@ -1042,7 +989,7 @@ def probed(world: Path, out: Path, *more: str) -> list[str]:
 @pytest.fixture(scope="module")
 def measured(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "measured"
-    assert run_command_line(probed(world, out)) == 0
+    check_command(*probed(world, out))
     return out
 
 
@@ -1076,21 +1023,17 @@ def test_probes_measure_beside_attacks(measured: Path) -> None:
         ("extraction_probability=0.01", 1),
         ("recall=1", 0),
     ):
-        assert (
-            run_command_line(
-                [
-                    "gate",
-                    str(out),
-                    "--max",
-                    limit,
-                    "--target",
-                    "undefended",
-                    "--setting",
-                    "white-box",
-                ]
-            )
-            == code
-        ), limit
+        check_command(
+            "gate",
+            out,
+            "--max",
+            limit,
+            "--target",
+            "undefended",
+            "--setting",
+            "white-box",
+            code=code,
+        )
 
 
 FREE = """
@@ -1124,12 +1067,7 @@ def test_claims_are_checked_and_gated(world: Path, tmp_path: Path, said: Said) -
         str(tmp_path / "free.py"),
     ]
     budget = ["-D", "pmixed.queries=100", "-D", "pmixed.on_exhaustion=public"]
-    assert (
-        run_command_line(
-            command(world, out, *attacks, *pmixed(world, *budget), *defenses, "--verbose")
-        )
-        == 0
-    )
+    check_command(*command(world, out, *attacks, *pmixed(world, *budget), *defenses, "--verbose"))
     assert "claim violations 0" in said.readouterr().out
     covered = [
         note
@@ -1145,8 +1083,8 @@ def test_claims_are_checked_and_gated(world: Path, tmp_path: Path, said: Said) -
         assert value(row, "claim_violations") == broken and row["decoding"] == "ancestral"
         assert any("do not publish" in note for note in row["notes"])
         limit = ["gate", str(out), "--max", "claim_violations=0", "--setting", "white-box"]
-        assert run_command_line([*limit, "--target", target]) == broken
-    assert run_command_line(limit) == 1
+        check_command(*limit, "--target", target, code=broken)
+    check_command(*limit, code=1)
     assert "tokens were drawn inside the claim and not charged" in (out / "report.html").read_text()
     assert PLANTED not in (out / "report.md").read_text() + (out / "observations.jsonl").read_text()
 
@@ -1165,12 +1103,7 @@ def test_a_private_prediction_is_held_to_its_games(world: Path, tmp_path: Path) 
     options = ["-A", "prediction-audit.games=64", "-A", "prediction-audit.tokens=8", "--limit", "4"]
     games = ["--attack", "perplexity", "--attack", "prediction-audit", *options]
     defenses = ["--defense", "uniform-mixing", "-D", "uniform-mixing.weight=0.01"]
-    assert (
-        run_command_line(
-            command(world, out, *games, *pmixed(world, "-D", "pmixed.queries=8"), *defenses)
-        )
-        == 0
-    )
+    check_command(*command(world, out, *games, *pmixed(world, "-D", "pmixed.queries=8"), *defenses))
     for target in ("undefended", "pmixed", "uniform-mixing"):
         inside, worst = (
             finding(out, target, setting, "prediction-audit")
@@ -1208,7 +1141,7 @@ def test_one_member_that_answers_always_is_legal(world: Path, tmp_path: Path) ->
         "--setting",
         "white-box",
     ]
-    assert run_command_line(command(world, tmp_path / "run", *flags, *pmixed(world, *own))) == 0
+    check_command(*command(world, tmp_path / "run", *flags, *pmixed(world, *own)))
     row = finding(tmp_path / "run", "pmixed", "white-box", "claim-check")
     assert value(row, "claim_violations") == 0 < value(row, "realised_zero_out")
 
@@ -1227,9 +1160,9 @@ def test_an_interrupted_probe_resumes_to_the_same_end(
         append(self, cell, batch)
 
     monkeypatch.setattr(CellJournal, "append", interrupted)
-    assert run_command_line(probed(world, out)) == 130
+    check_command(*probed(world, out), code=130)
     monkeypatch.setattr(CellJournal, "append", append)
-    assert run_command_line(["run", "--resume", str(out)]) == 0
+    check_command("run", "--resume", out)
     for one, other in zip(result(out)["findings"], result(measured)["findings"], strict=True):
         for mine, theirs in zip(one["measurements"], other["measurements"], strict=True):
             assert mine["name"] == theirs["name"]
@@ -1241,12 +1174,7 @@ def test_an_interrupted_probe_resumes_to_the_same_end(
 def test_probes_alone_make_a_report(world: Path, tmp_path: Path, said: Said) -> None:
     out = tmp_path / "run"
     files = ["--model", str(world / "model"), "--data", str(world / "data.jsonl"), "-o", str(out)]
-    assert (
-        run_command_line(
-            ["run", *files, "--attack", "extraction-probability", "--setting", "white-box"]
-        )
-        == 0
-    )
+    check_command("run", *files, "--attack", "extraction-probability", "--setting", "white-box")
     screen = " ".join(said.readouterr().out.split())
     assert (
         "extraction probability, mean" in screen and "Not tested: verbatim, near-verbatim" in screen
@@ -1254,7 +1182,7 @@ def test_probes_alone_make_a_report(world: Path, tmp_path: Path, said: Said) -> 
     report = (out / "report.md").read_text()
     assert "### What to do now" in report and "- Not tested: verbatim (--attack " in report
     assert run_command_line(["gate", str(out), "--max", "recall=1"]) == 1  # no row has a recall
-    assert run_command_line(["run", *files[:4], "--attack", "near-verbatim", "--samples", "5"]) == 2
+    check_command("run", *files[:4], "--attack", "near-verbatim", "--samples", "5", code=2)
     assert "expected an attack that draws samples beside --samples" in said.readouterr().err
 
 
@@ -1559,14 +1487,14 @@ def test_an_output_that_cannot_be_written_is_refused(
 ) -> None:
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / ("x" * 300)):
-        assert run_command_line(command(world, out)) == 2, out
+        check_command(*command(world, out), code=2)
         assert "error: " in said.readouterr().err
     assert (tmp_path / "file").read_text() == "mine" and os.listdir(tmp_path) == ["file"]
 
 
 def test_a_folder_with_a_run_is_not_written_over(full: Path, world: Path, said: Said) -> None:
     before = {path.name: path.read_bytes() for path in full.iterdir() if path.is_file()}
-    assert run_command_line(command(world, full)) == 2
+    check_command(*command(world, full), code=2)
     assert f"--resume {full}" in said.readouterr().err
     assert {path.name: path.read_bytes() for path in full.iterdir() if path.is_file()} == before
 
@@ -1576,21 +1504,18 @@ def test_a_refused_run_leaves_the_users_files_alone(
 ) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine")
-    assert (
-        run_command_line(command(world, tmp_path / "out", "--data", str(tmp_path / "none.jsonl")))
-        == 2
-    )
+    check_command(*command(world, tmp_path / "out", "--data", str(tmp_path / "none.jsonl")), code=2)
     assert os.listdir(tmp_path / "out") == ["notes.txt"]
 
 
 def test_resume_refuses_what_is_no_run_and_further_options(
     full: Path, tmp_path: Path, said: Said
 ) -> None:
-    assert run_command_line(["run", "--resume", str(tmp_path)]) == 2
+    check_command("run", "--resume", tmp_path, code=2)
     assert "expected a run folder to resume" in said.readouterr().err
-    assert run_command_line(["run", "--resume", str(tmp_path / "none")]) == 2
+    check_command("run", "--resume", tmp_path / "none", code=2)
     for more in (["--seed", "1"], ["-o", "x"], ["-A", "samples=3"], ["--batch-size", "auto"]):
-        assert run_command_line(["run", "--resume", str(full), *more]) == 2, more
+        check_command("run", "--resume", full, *more, code=2)
         assert "give no other option with it" in said.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -1598,10 +1523,10 @@ def test_resume_refuses_what_is_no_run_and_further_options(
 def test_gate_and_report_refuse_what_is_no_finished_run(tmp_path: Path, said: Said) -> None:
     for arguments in (["report"], ["gate", "--max", "recall=1"]):
         for folder in (tmp_path, tmp_path / "none"):
-            assert run_command_line([*arguments, str(folder)]) == 2
+            check_command(*arguments, folder, code=2)
             assert said.readouterr().err.startswith("error: ")
     (tmp_path / "result.json").write_text("{")
-    assert run_command_line(["report", str(tmp_path)]) == 2
+    check_command("report", tmp_path, code=2)
     assert os.listdir(tmp_path) == ["result.json"]
 
 
@@ -1640,7 +1565,7 @@ def test_a_cache_that_cannot_be_written_is_refused(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "file"))
-    assert run_command_line(["run", "-o", str(tmp_path / "out")]) == 2
+    check_command("run", "-o", tmp_path / "out", code=2)
     assert "AUDIT_CACHE" in said.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -1649,16 +1574,8 @@ def test_a_sweep_tunes_anew_where_the_defense_is_another(world: Path, tmp_path: 
     """PMixED's radius follows what the row will draw: a prompt of another number of samples is not
     of this model."""
     flags = [*ETHICIST, *pmixed(world), "--setting", "white-box", "--limit", "6"]
-    assert (
-        run_command_line(
-            command(world, tmp_path / "grid", *flags, "--sweep", "ethicist.samples=1,40")
-        )
-        == 0
-    )
-    assert (
-        run_command_line(command(world, tmp_path / "alone", *flags, "-A", "ethicist.samples=40"))
-        == 0
-    )
+    check_command(*command(world, tmp_path / "grid", *flags, "--sweep", "ethicist.samples=1,40"))
+    check_command(*command(world, tmp_path / "alone", *flags, "-A", "ethicist.samples=40"))
     (point,) = (
         path for path in (tmp_path / "grid").iterdir() if path.is_dir() and "40" in path.name
     )
@@ -1673,34 +1590,14 @@ def test_flags_win_over_the_plan_file(world: Path, tmp_path: Path, said: Said) -
         "0.9\n"
     )
     out = tmp_path / "out"
-    assert (
-        run_command_line(
-            [
-                "run",
-                "--config",
-                str(plan),
-                "--seed",
-                "6",
-                "-A",
-                "perplexity.samples=3",
-                "-o",
-                str(out),
-            ]
-        )
-        == 0
-    )
+    check_command("run", "--config", plan, "--seed", "6", "-A", "perplexity.samples=3", "-o", out)
     row = finding(out, "undefended", "white-box", "perplexity")
     assert result(out)["seed"] == 6
     assert (row["options"]["samples"], row["options"]["top_p"]) == (3, 0.9)
-    assert (
-        run_command_line(
-            ["run", "--config", str(plan), "--submission", str(tmp_path / "guesses.csv")]
-        )
-        == 2
-    )
+    check_command("run", "--config", plan, "--submission", tmp_path / "guesses.csv", code=2)
     assert "--submission holds the guesses of a single run" in said.readouterr().err
     plan.write_text("atack = []\n")
-    assert run_command_line(["run", "--config", str(plan)]) == 2
+    check_command("run", "--config", plan, code=2)
     assert "did you mean 'attack'" in said.readouterr().err
 
 
@@ -1758,7 +1655,7 @@ def test_an_unexpected_error_is_ours(
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(CellJournal, "append", bug)
-    assert run_command_line(command(world, tmp_path / "out", "--attack", "perplexity")) == 3
+    check_command(*command(world, tmp_path / "out", "--attack", "perplexity"), code=3)
     assert "please report it" in said.readouterr().err
 
 
@@ -1768,7 +1665,7 @@ def test_a_tokenizer_wider_than_the_distribution_is_refused_where_the_data_use_i
     tokenizer = PreTrainedTokenizerFast.from_pretrained(world / "model")
     save(gpt2(100), tokenizer, tmp_path / "narrow")
     data = ["--data", str(world / "data.jsonl"), "-o", str(tmp_path / "out")]
-    assert run_command_line(["run", "--model", str(tmp_path / "narrow"), *data]) == 2
+    check_command("run", "--model", tmp_path / "narrow", *data, code=2)
     assert "vocabulary mismatch: the tokenizer writes the data with token" in said.readouterr().err
     assert not (tmp_path / "out").exists()
     model = GPT2LMHeadModel.from_pretrained(world / "model")
@@ -1776,12 +1673,7 @@ def test_a_tokenizer_wider_than_the_distribution_is_refused_where_the_data_use_i
         [f"<unused {i}>" for i in range(1 + model.config.vocab_size - len(tokenizer))]
     )
     save(model, tokenizer, tmp_path / "wide")
-    assert (
-        run_command_line(
-            ["run", "--model", str(tmp_path / "wide"), *data, "--attack", "zlib", "--samples", "1"]
-        )
-        == 0
-    )
+    check_command("run", "--model", tmp_path / "wide", *data, "--attack", "zlib", "--samples", "1")
     told = json.loads((tmp_path / "out" / "result.json").read_text())["benchmark"]["notes"]
     assert [note for note in told if "the data use none of those beyond" in note]
 
@@ -1813,7 +1705,7 @@ def test_completion_is_no_fault(
     monkeypatch.setenv("HOME", str(tmp_path))
     for module in ("typer.completion", "typer._completion_shared"):
         monkeypatch.setattr(f"{module}._get_shell_name", lambda: shell)
-    assert run_command_line([flag]) == code
+    check_command(flag, code=code)
     shown = capsys.readouterr()
     assert "Traceback" not in shown.err
     assert ("audit" in shown.out or "completion installed" in shown.out) is (code == 0)

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.plugins import registry
 from auditor.reports import files
-from tests.conftest import save_tiny
+from tests.conftest import check_command, save_tiny
 
 
 @pytest.mark.parametrize(
@@ -55,7 +54,7 @@ def test_what_ends_a_command(
         raise error
 
     monkeypatch.setattr(files, "rewrite_run_reports", raises)
-    assert run_command_line(["report", "run"]) == code
+    check_command("report", "run", code=code)
     assert said in capsys.readouterr().err
 
 
@@ -64,7 +63,7 @@ def test_a_plug_in_that_exits_as_it_is_loaded_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], ending: str
 ) -> None:
     (tmp_path / "mine.py").write_text(ending)
-    assert run_command_line(["list", "--plugin", str(tmp_path / "mine.py")]) == 2
+    check_command("list", "--plugin", tmp_path / "mine.py", code=2)
     assert "cannot load the plug-in" in capsys.readouterr().err
 
 
@@ -146,13 +145,13 @@ def test_answers_about_secrets_of_nobody_are_not_kept_in_silence(
         "-o",
         str(tmp_path / "run"),
     ]
-    assert run_command_line(["run", *data, *sizes, "--attack", attack]) == 0
+    check_command("run", *data, *sizes, "--attack", attack)
     file = tmp_path / "run" / f"{journal}.jsonl"
     lines = file.read_text().splitlines()
     file.write_text(
         "\n".join([*lines, json.dumps({**json.loads(lines[0]), "secret": "nobody's"})]) + "\n"
     )
-    assert run_command_line(["run", "--resume", str(tmp_path / "run")]) == 2
+    check_command("run", "--resume", tmp_path / "run", code=2)
     said = " ".join(capsys.readouterr().err.split())
     assert (
         "got 1 of undefended, white-box" in said and "about others: the journal is damaged" in said

@@ -15,6 +15,7 @@ from auditor.commands import listing
 from auditor.plugins import registry
 from auditor.plugins.catalogue import load_plugin_classes
 from auditor.plugins.options import get_option_defaults, list_allowed_values
+from tests.conftest import check_command
 
 Said = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +24,7 @@ FLAGS = {"Attack": "-A {}.", "Probe": "-A {}.", "Defense": "-D {}.", "Trainer": 
 
 
 def test_it_names_every_plug_in_in_few_lines(capsys: Said) -> None:
-    assert run_command_line(["list"]) == 0
+    check_command("list")
     lines = capsys.readouterr().out.splitlines()
     in_terminal = [line.plain for line in listing.plugin_listing_overview_lines(FOUND, 100)]
     # in a pipe nothing is cut
@@ -47,7 +48,7 @@ def test_of_one_it_shows_options_needs_claim_source_and_page(
 ) -> None:
     monkeypatch.setattr("auditor.commands.list.load_plugin_classes", lambda before: FOUND)
     cls = FOUND[kind][name]
-    assert run_command_line(["list", name]) == 0
+    check_command("list", name)
     shown = capsys.readouterr().out
     given = {
         option: str(value).lower() if isinstance(value, bool) else value

@@ -12,7 +12,7 @@ from auditor.cli import run_command_line
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.shards import write_shard_record_list
 from auditor.plugins.probe import Probe
-from tests.conftest import fits_schema, save_tiny, tiny
+from tests.conftest import check_command, fits_schema, save_tiny, tiny
 
 Said = pytest.CaptureFixture[str]
 MEMBERS, OTHERS = (
@@ -83,10 +83,8 @@ def test_a_run_is_kept_gated_and_paired(given: Path, tmp_path: Path, capsys: Sai
     (tmp_path / "same.toml").write_text(
         'rules = ["membership_auc not worse than baseline by 0.01"]\n'
     )
-    assert (
-        run_command_line(["gate", "runs/b", "--baseline", "runs/a", "--policy", "same.toml"]) == 0
-    )
-    assert run_command_line(["report", "runs/a"]) == 0
+    check_command("gate", "runs/b", "--baseline", "runs/a", "--policy", "same.toml")
+    check_command("report", "runs/a")
     assert "Members told from non-members" in (tmp_path / "runs" / "a" / "report.html").read_text()
 
 
@@ -100,7 +98,7 @@ def test_a_number_that_the_kept_scores_do_not_give_fails_every_gate(
     main["value"] = main["low"] = 0.1
     path.write_text(json.dumps(result))
     capsys.readouterr()
-    assert run_command_line(["gate", "runs/a", "--max", "membership_auc=1"]) == 1
+    check_command("gate", "runs/a", "--max", "membership_auc=1", code=1)
     assert "membership_auc is 0.1, secrets.parquet makes it" in capsys.readouterr().out
 
 

@@ -16,11 +16,11 @@ import pytest
 
 from auditor.benchmarks.canaries import exposure_canaries, insertion, manifests
 from auditor.benchmarks.data.whole_texts import read_row_texts
-from auditor.cli import run_command_line
 from auditor.core.disk import scratch_folder
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.records import aliases
+from tests.conftest import check_command
 
 Said = pytest.CaptureFixture[str]
 PRIVATE = "quokkaberry"  # part of every record
@@ -52,12 +52,7 @@ def holding(folder: Path, text: str) -> list[Path]:
 @pytest.mark.parametrize("data", ["set", "set/train.jsonl"])
 def test_a_copy_with_canaries_is_its_owners_only(world: Path, data: str) -> None:
     out = world / ("out" if data == "set" else "out.jsonl")
-    assert (
-        run_command_line(
-            ["canaries", "insert", f"{world}/m.json", f"{world}/{data}", "-o", str(out)]
-        )
-        == 0
-    )
+    check_command("canaries", "insert", f"{world}/m.json", f"{world}/{data}", "-o", out)
     made = [out, *out.rglob("*")]
     assert {stat.S_IMODE(path.stat().st_mode) for path in made} <= {0o700, 0o600}
     assert not holding(world / "cache", PRIVATE)
@@ -121,7 +116,7 @@ def test_a_mistyped_manifest_is_refused_without_its_texts(
     change(raw)
     (world / "m.json").write_text(json.dumps(raw))
     data = [f"{world}/m.json", f"{world}/set/train.jsonl", "-o", f"{world}/o.jsonl"]
-    assert run_command_line(["canaries", "insert", *data]) == 2
+    check_command("canaries", "insert", *data, code=2)
     told = capsys.readouterr()
     assert "error: " in told.err and PRIVATE not in told.err + told.out
 

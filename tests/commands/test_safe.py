@@ -19,7 +19,7 @@ from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.records.folder import RunFolder
 from auditor.reports import files
-from tests.conftest import save_tiny
+from tests.conftest import check_command, save_tiny
 
 Said = pytest.CaptureFixture[str]
 MARK = "open('ran', 'w').close()\n"
@@ -40,7 +40,7 @@ def begun(folder: Path, **plan: object) -> Path:
 
 
 def refused(arguments: list[str], said: str, capsys: Said) -> None:
-    assert run_command_line(arguments) == 2
+    check_command(*arguments, code=2)
     told = capsys.readouterr().err
     assert said in told and told.startswith("error: ") and "Traceback" not in told
     assert not Path("ran").exists()
@@ -58,7 +58,7 @@ def test_a_folder_that_is_gone_on_with_runs_no_plug_in_of_its_own(here: Path, ca
         "sets plugin to 'theirs.py'",
         capsys,
     )
-    assert run_command_line(["run", "--resume", str(folder), "--plugin", "./theirs.py"]) == 2
+    check_command("run", "--resume", folder, "--plugin", "./theirs.py", code=2)
     assert "unknown attack 'nobody'" in capsys.readouterr().err
     assert Path("ran").exists()  # named on the command line as well
 
@@ -135,7 +135,7 @@ def test_a_plan_file_runs_nothing_that_the_command_line_does_not_name(
 
 def test_a_plan_file_runs_what_the_command_line_names(here: Path, capsys: Said) -> None:
     (here / "plan.toml").write_text("attack = ['nobody']\nplugin = ['theirs.py']\n")
-    assert run_command_line(["run", "--config", "plan.toml", "--plugin", "theirs.py"]) == 2
+    check_command("run", "--config", "plan.toml", "--plugin", "theirs.py", code=2)
     assert "unknown attack 'nobody'" in capsys.readouterr().err
     assert Path("ran").exists()
 
@@ -240,24 +240,19 @@ def test_a_whole_run_is_safe_where_nobody_elses_code_is_in_it(here: Path, capsys
         "--suffix-length",
         "2",
     ]
-    assert (
-        run_command_line(
-            [
-                "run",
-                "--safe",
-                *data,
-                "--attack",
-                "perplexity",
-                "--samples",
-                "2",
-                "--prefix-token",
-                "none",
-                "-o",
-                "out",
-            ]
-        )
-        == 0
+    check_command(
+        "run",
+        "--safe",
+        *data,
+        "--attack",
+        "perplexity",
+        "--samples",
+        "2",
+        "--prefix-token",
+        "none",
+        "-o",
+        "out",
     )
     assert "commit" not in json.loads((here / "out" / "result.json").read_text())["environment"]
-    assert run_command_line(["report", "out"]) == 0
-    assert run_command_line(["gate", "out", "--max", "recall=1"]) == 0
+    check_command("report", "out")
+    check_command("gate", "out", "--max", "recall=1")

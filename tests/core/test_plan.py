@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from auditor.cli import run_command_line
 from auditor.core.plan import FIELDS, Plan, flag_of_plan_field, plan_field_names_with_rule
 from auditor.core.plan_fields import PANELS, FieldRule
+from tests.conftest import check_command
 
 
 def test_every_field_has_a_name_of_its_own_and_help_where_it_has_a_flag() -> None:
@@ -81,7 +81,7 @@ def test_a_credential_is_refused_before_any_record_holds_it(
         "-o",
         str(tmp_path / "run"),
     ]
-    assert run_command_line(asked) == 2
+    check_command(*asked, code=2)
     said = capsys.readouterr()
     assert (
         "HF_TOKEN" in said.err

@@ -27,7 +27,6 @@ from opacus import privacy_engine
 from opacus.accountants.analysis import rdp
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from auditor.cli import run_command_line
 from auditor.commands import dp_loop
 from auditor.core.errors import AuditError
 from auditor.crash import claim, report, training_specimen, trial, watch
@@ -42,7 +41,7 @@ from auditor.crash.trial import (
 from auditor.crash.verdicts import NO_FAULT, LoopCheck
 from auditor.crash.watch import _project_out_record_gradients, run_watched_training
 from auditor.privacy import gaussian
-from tests.conftest import refuses
+from tests.conftest import check_command, refuses
 from validation.trust import loop_faults, loop_plain
 from validation.trust.loop_faults import _SLOW, written_out
 
@@ -503,10 +502,7 @@ def test_the_command_writes_its_reports_and_judges(
 ) -> None:
     out, junit = tmp_path / "out", tmp_path / "checks.xml"
     script = shorter(tmp_path)
-    assert (
-        run_command_line(["dp-loop", str(script), "--gate", "-o", str(out), "--junit", str(junit)])
-        == 0
-    )
+    check_command("dp-loop", script, "--gate", "-o", out, "--junit", junit)
     assert capsys.readouterr().out.startswith("RESULT  No fault seen")
     assert (
         "Every check" in (out / "dp-loop.html").read_text()
@@ -521,10 +517,7 @@ def test_the_command_fails_a_broken_loop_and_says_how_to_see_it_again(
     script = shorter(tmp_path)
     script.write_text(script.read_text().replace("NOISE * CLIP * torch.randn_like(p)", "0"))
     junit, out = tmp_path / "checks.xml", tmp_path / "out"
-    assert (
-        run_command_line(["dp-loop", str(script), "--gate", "--junit", str(junit), "-o", str(out)])
-        == 1
-    )
+    check_command("dp-loop", script, "--gate", "--junit", junit, "-o", out, code=1)
     suite = ET.fromstring(junit.read_text())
     assert int(suite.attrib["failures"]) >= 1
     for reason in (*suite.iter("failure"), *suite.iter("skipped")):
@@ -551,11 +544,11 @@ def test_the_command_fails_a_broken_loop_and_says_how_to_see_it_again(
         html.unescape((out / "dp-loop.html").read_text()),
     ):
         assert again in text
-    assert run_command_line([*shlex.split(again)[1:], "--gate"]) == 1
+    check_command(*shlex.split(again)[1:], "--gate", code=1)
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("BROKEN")] == [
         line for line in said.splitlines() if line.startswith("BROKEN  noise in every tensor")
     ]
-    assert run_command_line(["dp-loop", str(script), "--check", "noise"]) == 2
+    check_command("dp-loop", script, "--check", "noise", code=2)
 
 
 @pytest.mark.parametrize(
@@ -570,8 +563,8 @@ def test_the_command_fails_a_broken_loop_and_says_how_to_see_it_again(
 def test_a_file_that_cannot_be_run_is_refused(text: str, tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
     script.write_text(text)
-    assert run_command_line(["dp-loop", str(script)]) == 2
-    assert run_command_line(["dp-loop", str(tmp_path / "none.py")]) == 2
+    check_command("dp-loop", script, code=2)
+    check_command("dp-loop", tmp_path / "none.py", code=2)
 
 
 def test_a_claim_reads_as_json_does(tmp_path: Path) -> None:

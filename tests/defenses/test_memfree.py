@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from auditor.attacks.near_verbatim import near_verbatim_probability_bound
-from auditor.cli import run_command_line
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.defenses.memfree import MemFree, split_into_ngrams
@@ -21,7 +20,7 @@ from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Scenario
-from tests.conftest import refuses, save_tiny
+from tests.conftest import check_command, refuses, save_tiny
 
 RNG = np.random.default_rng(0)
 RECORDS: list[Tokens] = [tuple(RNG.integers(1, 12, 40).tolist()) for _ in range(30)]
@@ -181,7 +180,7 @@ def test_on_a_model_of_ones_own_it_filters_the_data(world: Path, tmp_path: Path)
         "claim-check",
     ]
     attacks += ["--setting", "white-box"]
-    assert run_command_line(run(world, tmp_path / "run", *attacks)) == 2
+    check_command(*run(world, tmp_path / "run", *attacks), code=2)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     cells = {(f["target"], f["attack"], f["setting"]): f for f in result["findings"]}
 
@@ -217,10 +216,7 @@ def test_bad_input_is_refused_in_a_sentence(
     options: list[str],
     sentence: str,
 ) -> None:
-    assert (
-        run_command_line(
-            run(world, tmp_path / "run", "--attack", "extraction-probability", *options)
-        )
-        == 2
+    check_command(
+        *run(world, tmp_path / "run", "--attack", "extraction-probability", *options), code=2
     )
     assert sentence in " ".join(capsys.readouterr().err.split()) and not (tmp_path / "run").exists()

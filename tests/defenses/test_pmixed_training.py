@@ -13,7 +13,6 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
-from auditor.cli import run_command_line
 from auditor.defenses.pmixed_training import PMixedTrainer
 from auditor.models.loading import load_causal_lm
 from auditor.models.lora import LoraEnsemble, load_lora_ensemble
@@ -27,7 +26,7 @@ from auditor.runs import training
 from auditor.runs.training import TrainingRequest
 from auditor.training import members as members_module
 from auditor.training.members import MemberToTrain
-from tests.conftest import refuses, save_tiny
+from tests.conftest import check_command, refuses, save_tiny
 
 Patch = pytest.MonkeyPatch
 # Record 0 stands there three times, twice with user 0 and once with user 1, who thereby belong
@@ -98,9 +97,7 @@ def test_train_serve_and_attack(
         for item in ("-D", o)
     ]
     data = ["--data", str(world / "data.jsonl"), "--block", "32"]
-    assert (
-        run_command_line(["train", "pmixed", "--model", base, *data, *options, "-o", str(out)]) == 0
-    )
+    check_command("train", "pmixed", "--model", base, *data, *options, "-o", out)
     assert (
         "each record is whole in one of 3 shards: the unit of protection is the shard"
         in capsys.readouterr().out
@@ -139,7 +136,7 @@ def test_train_serve_and_attack(
         "claim-check",
     ]
     served = ["--defense", "pmixed", "-D", f"ensemble={out}", "-D", "q=0.5", "-D", "queries=50"]
-    assert run_command_line([*run, *attack, *served, "-o", str(tmp_path / "run")]) == 0
+    check_command(*run, *attack, *served, "-o", tmp_path / "run")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     claim = next(target["claim"] for target in result["targets"] if target["name"] == "pmixed")
     assert claim["unit"] == "shard of whole records"

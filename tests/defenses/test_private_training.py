@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import LoadingOptions
 from auditor.defenses.adp import Adp, AdpSound
@@ -42,7 +41,7 @@ from auditor.training.rarity import (
     scale_perplexities_within_bounds,
     scale_perplexities_within_data,
 )
-from tests.conftest import refuses, save_tiny, states, tiny
+from tests.conftest import check_command, refuses, save_tiny, states, tiny
 
 ROWS = [{"text": f"The code of door {i} is {i * i * 7}.", "who": i % 4} for i in range(16)]
 SIGMA = {"noise_multiplier": 3.0, "epochs": 2, "batch": 4, "learning_rate": 0.01}
@@ -666,7 +665,7 @@ def test_while_it_trains_the_steps_of_its_base_count_too(trained: Path) -> None:
 def test_a_private_model_shows_its_claim(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_command_line(run(trained, tmp_path / "run", "--model", str(trained / "dp-sgd"))) == 0
+    check_command(*run(trained, tmp_path / "run", "--model", str(trained / "dp-sgd")))
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     claim = result["targets"][0]["claim"]
     assert (
@@ -685,7 +684,7 @@ def test_a_private_model_shows_its_claim(
 
 
 def test_a_nominal_epsilon_is_no_claim(trained: Path, tmp_path: Path) -> None:
-    assert run_command_line(run(trained, tmp_path / "run", "--model", str(trained / "adp"))) == 0
+    check_command(*run(trained, tmp_path / "run", "--model", str(trained / "adp")))
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["targets"][0]["claim"] is None and result["targets"][0]["nominal_epsilon"] > 0
     assert all(f["claim_applies"] is None for f in result["findings"])
@@ -704,7 +703,7 @@ def test_a_trained_folder_is_a_defense_of_the_model_it_stands_beside(
         "-D",
         f"model={trained / 'dp-sgd'}",
     ]
-    assert run_command_line(run(trained, tmp_path / "run", *more)) == 0
+    check_command(*run(trained, tmp_path / "run", *more))
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert [t["name"] for t in result["targets"]] == ["undefended", "dp-sgd"]
     assert (
@@ -781,7 +780,7 @@ def test_controls_tell_the_recipe_clipping_and_noise_apart(controls: Path, tmp_p
         "dp-sgd",
         *options,
     ]
-    assert run_command_line(run(controls, tmp_path / "run", *more)) == 0
+    check_command(*run(controls, tmp_path / "run", *more))
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert chain_of(result, "dp-sgd") == [
         (["training configuration"], "undefended", "no-clipping"),
@@ -804,11 +803,11 @@ def test_a_control_of_another_recipe_is_refused(
         f"dp-sgd.no_noise={controls / 'shorter'}",
     ]
     more = ["--model", str(controls / "neox"), "--defense", "dp-sgd", *options]
-    assert run_command_line(run(controls, tmp_path / "run", *more)) == 2
+    check_command(*run(controls, tmp_path / "run", *more), code=2)
     sentence = "to be trained as the dp-sgd model was, with steps 8, got 4"
     assert sentence in " ".join(capsys.readouterr().err.split())
     swapped = [*more[:-1], f"dp-sgd.no_noise={controls / 'no-clipping'}"]
-    assert run_command_line(run(controls, tmp_path / "run", *swapped)) == 2
+    check_command(*run(controls, tmp_path / "run", *swapped), code=2)
     assert "to be trained by audit train no-noise, got" in " ".join(capsys.readouterr().err.split())
 
 
@@ -863,10 +862,7 @@ def test_what_is_no_trained_folder_is_refused(
     sentence: str,
 ) -> None:
     words = [word.format(trained) for word in more]
-    assert (
-        run_command_line(run(trained, tmp_path / "run", "--model", str(trained / "neox"), *words))
-        == 2
-    )
+    check_command(*run(trained, tmp_path / "run", "--model", str(trained / "neox"), *words), code=2)
     assert sentence in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "run").exists()
 
@@ -892,7 +888,7 @@ def test_the_lab_trains_its_defenses_on_demand(
     options += '[defense_options.""]\nepochs = 1\nbatch = 16\nnoise_multiplier = 3.0\n'
     (tmp_path / "plan.toml").write_text(f"{options}[lab_recipe]\n{fields}")
     out = tmp_path / "sweep"
-    assert run_command_line(["run", "--config", str(tmp_path / "plan.toml"), "-o", str(out)]) == 0
+    check_command("run", "--config", tmp_path / "plan.toml", "-o", out)
     (place,) = sweep.read_sweep_places(out)
     cells = {(cell.target, cell.setting): cell for cell in place.cells if cell.measured}
     assert {target for target, _ in cells} == {

@@ -14,7 +14,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.defenses.dropped_records import Dedup, _choose_lsh_bands, drop_near_duplicate_texts
@@ -32,7 +31,7 @@ from auditor.runs.training import TrainingRequest
 from auditor.training import loss_masks
 from auditor.training.finetune import compute_causal_loss
 from auditor.training.variants import Variant
-from tests.conftest import refuses, save_tiny, states, tiny
+from tests.conftest import check_command, refuses, save_tiny, states, tiny
 
 ROWS = [{"text": f"The code of door {i} is {i * i * 7}.", "who": i % 4} for i in range(16)]
 Said = pytest.CaptureFixture[str]
@@ -364,7 +363,7 @@ def test_a_folder_that_was_trained_so_is_a_row_that_claims_nothing(
 ) -> None:
     options = ["--defense", "goldfish", "-D", f"goldfish.model={trained / 'fish'}"]
     probes = ["--attack", "extraction-probability", "--attack", "claim-check"]
-    assert run_command_line(run(trained, tmp_path / "run", *probes, *options)) == 2
+    check_command(*run(trained, tmp_path / "run", *probes, *options), code=2)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     row = next(target for target in result["targets"] if target["name"] == "goldfish")
     assert row["claim"] is None and any(
@@ -400,7 +399,7 @@ def test_what_it_did_not_train_is_refused(
         "goldfish",
         *words,
     )
-    assert run_command_line(command) == 2
+    check_command(*command, code=2)
     assert sentence in " ".join(capsys.readouterr().err.split())
 
 
@@ -511,12 +510,7 @@ def test_the_lab_trains_them_by_its_targets_recipe(
         f'"white-box"\n[lab_recipe]\n{fields}'
     )
     (tmp_path / "plan.toml").write_text(plan)
-    assert (
-        run_command_line(
-            ["run", "--config", str(tmp_path / "plan.toml"), "-o", str(tmp_path / "run")]
-        )
-        == 0
-    )
+    check_command("run", "--config", tmp_path / "plan.toml", "-o", tmp_path / "run")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     rows = {target["name"]: target for target in result["targets"]}
     assert set(rows) == {"undefended", *names} and all(

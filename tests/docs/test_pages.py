@@ -32,7 +32,7 @@ from auditor.commands import check
 from auditor.gate.policy import parse_rule
 from auditor.plugins import registry
 from auditor.runs import plan, plan_grid
-from tests.conftest import save_tiny
+from tests.conftest import check_command, save_tiny
 from tests.docs import reference, rooms
 from tests.docs.pages import (
     DOCS,
@@ -276,7 +276,7 @@ def finished(world: Path, name: str) -> Path:
             *data,
             *others,
         ]
-        assert run_command_line(ensemble if name == "ensemble" else run) == 0
+        check_command(*(ensemble if name == "ensemble" else run))
     return folder
 
 
@@ -457,8 +457,8 @@ def test_a_reference_page_is_what_the_code_says(name: str) -> None:
 def test_the_files_of_a_run_are_those_of_the_page(world: Path, here: Path) -> None:
     folder = shutil.copytree(finished(world, "run"), here / "run")
     assert run_command_line(["gate", str(folder), "--max", "recall=1"]) in (0, 4)
-    assert run_command_line(["report", str(folder), "--format", "edpb"]) == 0
-    assert run_command_line(["attest", str(folder)]) == 0
+    check_command("report", folder, "--format", "edpb")
+    check_command("attest", folder)
     found = {f"{path.name}/" if path.is_dir() else path.name for path in folder.iterdir()}
     assert found <= set(reference.FILES)
     sources = [path for top in ("auditor", "reports") for path in (ROOT / top).rglob("*.py")]

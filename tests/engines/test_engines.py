@@ -35,7 +35,6 @@ from auditor.benchmarks.data.large_tables import (
     TableBlock,
     TableCounting,
 )
-from auditor.cli import run_command_line
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.jsonable import from_json
 from auditor.core.nouns import CellKey, Guesses
@@ -50,7 +49,7 @@ from auditor.runs import run, training
 from auditor.runs.cell_work import CellWork
 from auditor.runs.lab_site import make_site
 from auditor.studies import sweep
-from tests.conftest import save_tiny, tiny
+from tests.conftest import check_command, save_tiny, tiny
 
 ray = pytest.importorskip("ray")
 
@@ -260,7 +259,7 @@ def asked(own: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[str]
     ensemble = str(tmp_path_factory.mktemp("members") / "ensemble")
     data, public = (own[own.index(flag) + 1] for flag in ("--data", "--public"))
     members = ["-D", "members=2", "-D", "epochs=1", "--data", data, "-o", ensemble]
-    assert run_command_line(["train", "pmixed", "--model", public, *members]) == 0
+    check_command("train", "pmixed", "--model", public, *members)
     methods = [
         "--attack",
         "ethicist",
@@ -295,7 +294,7 @@ def held(folder: Path) -> tuple[AuditResult, dict[CellKey, dict[str, object]]]:
 def here(asked: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """By one process."""
     out = tmp_path_factory.mktemp("here") / "run"
-    assert run_command_line([*asked, "-o", str(out)]) == 0
+    check_command(*asked, "-o", out)
     return out
 
 
@@ -356,7 +355,7 @@ def test_a_lost_cluster_and_a_lost_worker_change_nothing(
                 killed.append(pid)
 
     monkeypatch.setattr(RayEngine, "stream_results", deadly)
-    assert run_command_line(["run", "--resume", str(out)]) == 0
+    check_command("run", "--resume", out)
     assert killed
     (mine, one), (others, other) = held(here), held(out)
     assert set(one) == set(other) and all(one[f.cell_key] for f in mine.findings if f.measurements)
@@ -472,13 +471,8 @@ def test_a_lab_is_attacked_alike_by_workers_and_by_one_process(
         "-D",
         "noise_multiplier=1.0",
     ]
-    assert (
-        run_command_line(
-            [*command, "-o", str(tmp_path / "far"), "--engine", "ray", "--workers", "2"]
-        )
-        == 0
-    )
-    assert run_command_line([*command, "-o", str(tmp_path / "near")]) == 0
+    check_command(*command, "-o", tmp_path / "far", "--engine", "ray", "--workers", "2")
+    check_command(*command, "-o", tmp_path / "near")
     agree(held(tmp_path / "far")[0], held(tmp_path / "near")[0])
 
 
@@ -511,8 +505,8 @@ def test_members_of_an_ensemble_are_trained_one_a_task(
         "epochs=2",
     ]
     command += ["-D", "control=true"]
-    assert run_command_line([*command, "-o", str(tmp_path / "near")]) == 0
-    assert run_command_line([*command, "-o", str(tmp_path / "far"), "--engine", "ray"]) == 0
+    check_command(*command, "-o", tmp_path / "near")
+    check_command(*command, "-o", tmp_path / "far", "--engine", "ray")
     files = [
         path.relative_to(tmp_path / "near")
         for path in (tmp_path / "near").rglob("adapter_model.safetensors")
@@ -521,12 +515,7 @@ def test_members_of_an_ensemble_are_trained_one_a_task(
     for file in files:
         one, other = load_file(tmp_path / "near" / file), load_file(tmp_path / "far" / file)
         assert all(torch.allclose(one[name], other[name], atol=1e-4) for name in one)
-    assert (
-        run_command_line(
-            ["train", "none", *command[2:6], "-o", str(tmp_path / "one"), "--engine", "ray"]
-        )
-        == 2
-    )
+    check_command("train", "none", *command[2:6], "-o", tmp_path / "one", "--engine", "ray", code=2)
 
 
 @pytest.fixture
@@ -550,9 +539,9 @@ def test_a_large_table_is_counted_by_workers_once(
 
     monkeypatch.setattr(BlockHashing, "hash_block", record_block)
     command = [*own, "--attack", "perplexity", "--limit", "5"]
-    assert run_command_line([*command, "-o", str(tmp_path / "near")]) == 0
+    check_command(*command, "-o", tmp_path / "near")
     counted_near, blocks[:] = sorted(blocks), []
-    assert run_command_line([*command, "-o", str(tmp_path / "far"), "--engine", "ray"]) == 0
+    check_command(*command, "-o", tmp_path / "far", "--engine", "ray")
     assert sorted(blocks) == counted_near
     assert len(blocks) > 4
     assert blocks != counted_near
@@ -615,8 +604,8 @@ def test_a_cluster_counts_a_large_table_of_conversations_and_their_people(
 
 def test_points_of_a_sweep_are_run_one_a_task(far: None, own: list[str], tmp_path: Path) -> None:
     command = [*own, "--attack", "perplexity", "--seeds", "0,1", "--sweep", "samples=2,3"]
-    assert run_command_line([*command, "-o", str(tmp_path / "near")]) == 0
-    assert run_command_line([*command, "-o", str(tmp_path / "far"), "--engine", "ray"]) == 0
+    check_command(*command, "-o", tmp_path / "near")
+    check_command(*command, "-o", tmp_path / "far", "--engine", "ray")
     folders = [path.parent.name for path in (tmp_path / "near").glob("*/result.json")]
     assert len(folders) == 4
     for name in folders:
@@ -679,7 +668,7 @@ def test_what_cannot_be_is_refused_in_a_sentence_before_anything_is_loaded(
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr("auditor.core.threads.usable_processor_count", lambda: 1)
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    assert run_command_line([*own, *flags, "-o", str(tmp_path / "run")]) == 2
+    check_command(*own, *flags, "-o", tmp_path / "run", code=2)
     assert sentence in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "run").exists()
 
@@ -691,7 +680,7 @@ def test_without_ray_its_engine_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert run_command_line([*own, "--engine", "ray", "-o", str(tmp_path / "run")]) == 2
+    check_command(*own, "--engine", "ray", "-o", tmp_path / "run", code=2)
     assert "--engine ray needs Ray: pip install 'audit-lm[ray]'" in " ".join(
         capsys.readouterr().err.split()
     )
@@ -718,6 +707,6 @@ def test_live_models_and_those_behind_an_api_are_refused(
         str(tmp_path / "model"),
     ]
     remote += ["--data", str(tmp_path / "data.jsonl"), "--attack", "perplexity"]
-    assert run_command_line(["run", *remote, "--engine", "ray", "-o", str(tmp_path / "api")]) == 2
+    check_command("run", *remote, "--engine", "ray", "-o", tmp_path / "api", code=2)
     assert sentence in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "live").exists() and not (tmp_path / "api").exists()

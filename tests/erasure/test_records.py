@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.erasure.store import Store, list_store_kinds
 from auditor.erasure.stores.files import FileStore
 from auditor.erasure.windows import WindowIndex, write_vector_forms
+from tests.conftest import check_command
 from tests.erasure.stored import (
     Row,
     count_leftovers,
@@ -171,7 +171,7 @@ def test_bad_stores_are_refused_and_nothing_is_written(
     (tmp_path / "empty").mkdir()
     before = sorted(tmp_path.rglob("*"))
     flags = ["--deleted", "gone.jsonl", "--kept", "kept.jsonl", "-o", "out"]
-    assert run_command_line(["erase", store, *flags]) == 2
+    check_command("erase", store, *flags, code=2)
     assert told in " ".join(capsys.readouterr().err.split())
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -186,7 +186,7 @@ def test_the_command_writes_a_page_without_text_and_gates(
     gone = write_rows(tmp_path / "gone.jsonl", deleted)
     out, flags = tmp_path / "out", ["--gate", "--kept", str(write_rows(tmp_path / "k.jsonl", kept))]
     arguments = ["erase", str(store), "--deleted", str(gone), *flags, "-o", str(out)]
-    assert run_command_line(arguments) == code
+    check_command(*arguments, code=code)
     screen = capsys.readouterr().out
     written = json.loads((out / "erasure.json").read_text())
     assert written["verdict"] == ("still there" if with_leftovers else "gone")

@@ -21,7 +21,7 @@ from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.gate import attest, dsse
 from auditor.records.table import TABLE
-from tests.conftest import save_tiny
+from tests.conftest import check_command, save_tiny
 from tests.rows import repacked
 
 Said = pytest.CaptureFixture[str]
@@ -68,11 +68,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--setting",
         "white-box",
     ]
-    assert run_command_line(["run", *data, *more, "-o", str(here / "run")]) == 0
-    assert run_command_line(["gate", str(here / "run"), "--max", "recall=1"]) == 0
+    check_command("run", *data, *more, "-o", here / "run")
+    check_command("gate", here / "run", "--max", "recall=1")
     pair(here, "ours", 1)
     pair(here, "theirs", 2)
-    assert run_command_line(["attest", str(here / "run"), "--sign", str(here / "ours.pem")]) == 0
+    check_command("attest", here / "run", "--sign", here / "ours.pem")
     return here
 
 
@@ -206,7 +206,7 @@ def test_a_key_id_proves_nothing(here: Path) -> None:
     """It is not signed: an envelope by another key may name ours."""
     path = here / "run" / "attestation.json"
     before = json.loads(path.read_text())
-    assert run_command_line(["attest", str(here / "run"), "--sign", str(here / "theirs.pem")]) == 0
+    check_command("attest", here / "run", "--sign", here / "theirs.pem")
     edit(path, lambda held: held["signatures"][0].update(keyid=before["signatures"][0]["keyid"]))
     assert gate(here) == 1
     two = {
@@ -221,7 +221,7 @@ def test_a_key_id_proves_nothing(here: Path) -> None:
 
 
 def test_what_is_later_decided_and_rendered_changes_nothing(here: Path) -> None:
-    assert run_command_line(["report", str(here / "run")]) == 0
+    check_command("report", here / "run")
     assert gate(here) == 0 and gate(here) == 0
 
 
@@ -229,7 +229,7 @@ def test_a_policy_may_require_one(here: Path, capsys: Said) -> None:
     policy = here / "leakage.toml"
     policy.write_text('rules = ["recall <= 1"]\n[require]\nattestation = true\n')
     asked = ["gate", str(here / "run"), "--policy", str(policy)]
-    assert run_command_line(asked) == 1
+    check_command(*asked, code=1)
     assert "the policy requires one" in capsys.readouterr().out
     signed = [
         "--attestation",
@@ -237,16 +237,16 @@ def test_a_policy_may_require_one(here: Path, capsys: Said) -> None:
         "--key",
         str(here / "ours.pub.pem"),
     ]
-    assert run_command_line([*asked, *signed]) == 0
+    check_command(*asked, *signed)
     policy.write_text('rules = ["recall <= 1"]\n[require]\nattestation = "yes"\n')
-    assert run_command_line(asked) == 2
+    check_command(*asked, code=2)
 
 
 def test_what_is_no_attestation_or_no_key_is_refused_in_a_sentence(
     here: Path, capsys: Said
 ) -> None:
     run, path = str(here / "run"), str(here / "run" / "attestation.json")
-    assert run_command_line(["attest", run, "-o", str(here / "unsigned.json")]) == 0
+    check_command("attest", run, "-o", here / "unsigned.json")
     asked = ["gate", run, "--max", "recall=1"]
     pem, pub = str(here / "ours.pem"), str(here / "ours.pub.pem")
     for more, why in (
@@ -257,10 +257,10 @@ def test_what_is_no_attestation_or_no_key_is_refused_in_a_sentence(
         (["--attestation", str(here / "nowhere"), "--key", pub], "cannot be read"),
         (["--attestation", path, "--key", str(here / "nowhere")], "cannot be read"),
     ):
-        assert run_command_line([*asked, *more]) == 2, more
+        check_command(*asked, *more, code=2)
         said = capsys.readouterr().err
         assert why in said and "Traceback" not in said
-    assert run_command_line(["attest", run, "--sign", pub]) == 2
+    check_command("attest", run, "--sign", pub, code=2)
     assert "an Ed25519 private key" in capsys.readouterr().err
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import TargetPlan
 from auditor.core.result import AuditResult, BenchmarkRecord
@@ -18,6 +17,7 @@ from auditor.gate.deployed import compare_judged_with_deployed_files
 from auditor.gate.policy import Policy, Required, Rule, read_policy
 from auditor.records import file_digests
 from auditor.runs.gate_inputs import judge_run_by_policy
+from tests.conftest import check_command
 from tests.gate.world import edit, finished, model
 
 Said = pytest.CaptureFixture[str]
@@ -27,14 +27,14 @@ HOLDS = ("--max", "recall=0.05")
 def test_other_weights_in_the_place_of_the_judged_ones_fail(tmp_path: Path, capsys: Said) -> None:
     lies = model(tmp_path / "model")
     run = finished(tmp_path / "run", model=lies)
-    assert run_command_line(["gate", str(run), *HOLDS]) == 0
+    check_command("gate", run, *HOLDS)
     first, *_ = capsys.readouterr().out.splitlines()
     assert str(lies) in first and "(just now): unchanged since" in first
     before = (lies / "model.safetensors").stat()
     (lies / "model.safetensors").write_bytes(b"\3\2\1")
     # as who hides it would
     os.utime(lies / "model.safetensors", ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert run_command_line(["gate", str(run), *HOLDS, "--inconclusive", "pass"]) == 1
+    check_command("gate", run, *HOLDS, "--inconclusive", "pass", code=1)
     said = capsys.readouterr().out
     assert (
         "another model lies there now: model/model.safetensors has changed" in said.splitlines()[0]
@@ -47,7 +47,7 @@ def test_a_file_more_is_another_model(tmp_path: Path, name: str) -> None:
     lies = model(tmp_path / "model")
     run = finished(tmp_path / "run", model=lies)
     (lies / name).write_text("x")
-    assert run_command_line(["gate", str(run), *HOLDS]) == 1
+    check_command("gate", run, *HOLDS, code=1)
 
 
 def test_the_digests_are_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,18 +67,18 @@ def test_the_model_may_lie_elsewhere(tmp_path: Path, capsys: Said) -> None:
     lies = model(tmp_path / "model")
     run = finished(tmp_path / "run", model=lies)
     shutil.move(lies, tmp_path / "deployed")
-    assert run_command_line(["gate", str(run), *HOLDS]) == 0
+    check_command("gate", run, *HOLDS)
     assert (
         "not on this machine: nobody can say here whether"
         in capsys.readouterr().out.splitlines()[0]
     )
-    assert run_command_line(["gate", str(run), *HOLDS, "--model", str(tmp_path / "deployed")]) == 0
+    check_command("gate", run, *HOLDS, "--model", tmp_path / "deployed")
     assert "unchanged since" in capsys.readouterr().out
     model(tmp_path / "deployed", says=(4, 5))
-    assert run_command_line(["gate", str(run), *HOLDS, "--model", str(tmp_path / "deployed")]) == 1
-    assert run_command_line(["gate", str(run), *HOLDS, "--model", str(tmp_path / "nowhere")]) == 2
+    check_command("gate", run, *HOLDS, "--model", tmp_path / "deployed", code=1)
+    check_command("gate", run, *HOLDS, "--model", tmp_path / "nowhere", code=2)
     lab = finished(tmp_path / "lab")
-    assert run_command_line(["gate", str(lab), *HOLDS, "--model", str(tmp_path / "deployed")]) == 2
+    check_command("gate", lab, *HOLDS, "--model", tmp_path / "deployed", code=2)
 
 
 def test_a_model_in_memory_is_held_to_no_file(tmp_path: Path, capsys: Said) -> None:
@@ -86,7 +86,7 @@ def test_a_model_in_memory_is_held_to_no_file(tmp_path: Path, capsys: Said) -> N
     lies = model(tmp_path / "model")
     plan = {"model": str(lies), "data": "d", "objects": {"model": "transformers.GPT2LMHeadModel"}}
     run = finished(tmp_path / "run", model=lies, plan=plan)
-    assert run_command_line(["gate", str(run), *HOLDS]) == 0
+    check_command("gate", run, *HOLDS)
     assert "in the memory of a process: nobody can say" in capsys.readouterr().out
 
 
@@ -108,8 +108,8 @@ def test_a_policy_may_require_that_the_run_is_young(tmp_path: Path, days: float,
     run = finished(tmp_path / "run", created=made)
     policy = tmp_path / "leakage.toml"
     policy.write_text('rules = ["recall <= 0.05"]\n[require]\nmax_age = 7\n')
-    assert run_command_line(["gate", str(run), "--policy", str(policy)]) == code
-    assert run_command_line(["gate", str(run), *HOLDS]) == 0
+    check_command("gate", run, "--policy", policy, code=code)
+    check_command("gate", run, *HOLDS)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_the_age_of_a_run_is_said_in_whole_units(ago: timedelta, said: str) -> N
 def test_a_date_that_is_none_is_refused(tmp_path: Path, capsys: Said) -> None:
     run = finished(tmp_path / "run")
     edit(run, "result.json", lambda result: result.update(created="yesterday"))
-    assert run_command_line(["gate", str(run), *HOLDS]) == 2
+    check_command("gate", run, *HOLDS, code=2)
     assert "expected the date of the run in result.json, got 'yesterday'" in capsys.readouterr().err
 
 
@@ -167,13 +167,10 @@ def test_a_refused_run_leaves_none_to_be_taken_for_it(
     monkeypatch.chdir(tmp_path)
     finished(Path("runs/clean"), model=model(tmp_path / "model"))
     Path("runs/latest").symlink_to("clean")
-    assert run_command_line(["gate", "runs/latest", *HOLDS]) == 0
-    assert (
-        run_command_line(
-            ["run", "--model", "model", "--data", "private.jsonl", "--attack", "nosuch"]
-        )
-        == 2
+    check_command("gate", "runs/latest", *HOLDS)
+    check_command(
+        "run", "--model", "model", "--data", "private.jsonl", "--attack", "nosuch", code=2
     )
     capsys.readouterr()
-    assert run_command_line(["gate", "runs/latest", *HOLDS]) == 2
+    check_command("gate", "runs/latest", *HOLDS, code=2)
     assert "no such run folder; the last audit run was refused" in capsys.readouterr().err

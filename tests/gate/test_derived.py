@@ -21,6 +21,7 @@ from auditor.gate.policy import Rule
 from auditor.records.table import TABLE
 from auditor.statistics.intervals import mean_probability
 from auditor.statistics.judging import Outcome
+from tests.conftest import check_command
 from tests.gate.world import ROW, edit, finished, outcome
 from tests.rows import read_rows
 
@@ -163,12 +164,7 @@ def test_an_edited_record_does_not_hold(
     change: Callable[[Path], None], tmp_path: Path, capsys: Said
 ) -> None:
     run = finished(tmp_path / "run", LEAKY, kinds={"email": EMAILS})
-    assert (
-        run_command_line(
-            ["gate", str(run), "--max", "recall=0.9", "--max", "recall(kind=email)=0.9"]
-        )
-        == 0
-    )
+    check_command("gate", run, "--max", "recall=0.9", "--max", "recall(kind=email)=0.9")
     change(run)
     capsys.readouterr()
     assert run_command_line(

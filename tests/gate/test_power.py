@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from auditor.cli import run_command_line
 from auditor.gate import power
 from auditor.gate.policy import Rule
-from tests.conftest import refuses
+from tests.conftest import check_command, refuses
 
 
 def test_the_decisions_of_all_items_are_counted_in_any_order(
@@ -19,9 +18,7 @@ def test_the_decisions_of_all_items_are_counted_in_any_order(
     policy.write_text('rules = ["recall <= 0.05", "recall_at_100 <= 0.1", "any_of_k <= 0.2"]\n')
     lines = []
     for items in (["recall=0.05:0.1", str(policy)], [str(policy), "recall=0.05:0.1"]):
-        assert (
-            run_command_line(["gate", *(word for item in items for word in ("--plan", item))]) == 0
-        )
+        check_command("gate", *(word for item in items for word in ("--plan", item)))
         lines.append(sorted(capsys.readouterr().out.splitlines()))
     assert lines[0] == lines[1] and any(
         "the 3 rules of a gate together" in line for line in lines[0]
@@ -54,7 +51,7 @@ def test_a_policy_without_a_number_of_secrets_is_refused(
 ) -> None:
     policy = tmp_path / "policy.toml"
     policy.write_text(f"rules = [{rules}]\n")
-    assert run_command_line(["gate", "--plan", str(policy), "--plan", "recall=0.05:0.1"]) == 2
+    check_command("gate", "--plan", policy, "--plan", "recall=0.05:0.1", code=2)
     assert complaint in capsys.readouterr().err
 
 
@@ -69,7 +66,7 @@ def test_every_rule_is_listed_or_named_with_the_reason(
         "epsilon_lower_bound <= claim",
     ]
     policy.write_text(f"rules = {limits}\n")
-    assert run_command_line(["gate", "--plan", str(policy)]) == 0
+    check_command("gate", "--plan", policy)
     lines = capsys.readouterr().out.splitlines()
     left_out = [line.partition("rules: ")[2] for line in lines if line.startswith("not listed")]
     assert [line.partition(" (")[0] for line in left_out] == [

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from auditor.cli import run_command_line
+from tests.conftest import check_command
 from tests.gate.world import edit, finished
 
 
@@ -17,7 +17,7 @@ def test_a_plan_that_is_none_is_refused(
 ) -> None:
     run = finished(tmp_path / "run")
     edit(run, "result.json", lambda result: result["plan"].update(defense=value))
-    assert run_command_line(["gate", str(run), "--max", "recall=0.05"]) == 2
+    check_command("gate", run, "--max", "recall=0.05", code=2)
     assert "plan.defense: expected a list" in capsys.readouterr().err
 
 
@@ -27,5 +27,5 @@ def test_numbers_that_no_secrets_make_fail_in_a_sentence(
 ) -> None:
     run = finished(tmp_path / "run")
     edit(run, "result.json", lambda result: result["findings"][0]["measurements"][0].update(change))
-    assert run_command_line(["gate", str(run), "--max", "recall=0.05"]) == 1
+    check_command("gate", run, "--max", "recall=0.05", code=1)
     assert "the result contradicts itself: recall is" in capsys.readouterr().out

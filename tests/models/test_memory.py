@@ -21,7 +21,6 @@ from auditor.attacks.extraction_probability import ExtractionProbability
 from auditor.attacks.likelihood_ranking import PerplexityRanking
 from auditor.attacks.membership import Membership
 from auditor.attacks.near_verbatim import NearVerbatim
-from auditor.cli import run_command_line
 from auditor.core import machine_memory
 from auditor.core.nouns import Pair, Query, Secret
 from auditor.generation import tries
@@ -31,7 +30,7 @@ from auditor.models.memory import BatchSizeLimit
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.runs.scoring import greedy_recall_by_repeats
-from tests.conftest import save_tiny
+from tests.conftest import check_command, save_tiny
 from tests.models import limited
 
 HELD = 6  # sequences that the injected limit lets through one forward
@@ -342,7 +341,7 @@ def test_memory_for_nothing_is_one_sentence(
         "-o",
         str(out),
     ]
-    assert run_command_line([*words, "--attack", "perplexity"]) == 2
+    check_command(*words, "--attack", "perplexity", code=2)
     said = capsys.readouterr().err
     assert "error: out of memory, even for one text at a time" in said
     assert "Traceback" not in said

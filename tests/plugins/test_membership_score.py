@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from auditor.cli import run_command_line
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Secret
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.membership_score import MembershipScore
 from auditor.plugins.probe import observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, View
-from tests.conftest import refuses, save_tiny
+from tests.conftest import check_command, refuses, save_tiny
 
 PLUGIN = '''
 from dataclasses import dataclass
@@ -67,12 +66,7 @@ def test_a_plug_ins_score_is_the_verdict_and_is_compared_and_gated(
         "white-box",
     ]
     attacks = ["--attack", "membership", "-A", "membership.score=loss", "--attack", "first-token"]
-    assert (
-        run_command_line(
-            ["run", "--plugin", "mine.py", "--model", "model", *data, *attacks, "-o", "runs/a"]
-        )
-        == 0
-    )
+    check_command("run", "--plugin", "mine.py", "--model", "model", *data, *attacks, "-o", "runs/a")
     screen = capsys.readouterr().out
     rows = {
         f["attack"]: f
@@ -84,12 +78,12 @@ def test_a_plug_ins_score_is_the_verdict_and_is_compared_and_gated(
     named = {m["name"]: m for m in rows["first-token"]["measurements"]}
     assert named["membership_auc"]["value"] == named["membership_auc_first_token"]["value"] == 1.0
     assert re.search(r"first-token \(yours\) +AUC 1\.00", screen) and "from membership" in screen
-    assert run_command_line(["show", "runs/a"]) == 0
+    check_command("show", "runs/a")
     assert capsys.readouterr().out == screen
     report = (given / "runs" / "a" / "report.html").read_text()
     assert "All attacks side by side" in report and "First token (of the plug-in)" in report
-    assert run_command_line(["gate", "runs/a", "--max", "membership_auc_first_token=0.6"]) == 1
-    assert run_command_line(["gate", "runs/a", "--max", "membership_auc=0.75"]) == 1
+    check_command("gate", "runs/a", "--max", "membership_auc_first_token=0.6", code=1)
+    check_command("gate", "runs/a", "--max", "membership_auc=0.75", code=1)
     assert "membership_auc" in capsys.readouterr().out
 
 

@@ -14,7 +14,7 @@ from auditor.core.errors import AuditError
 from auditor.core.result import OwnTable
 from auditor.plugins import registry
 from auditor.statistics import metrics
-from tests.conftest import fits_schema, save_tiny
+from tests.conftest import check_command, fits_schema, save_tiny
 
 PLUGIN = '''
 """Two plug-ins, a probe and an attack, each with a section of the reports."""
@@ -104,16 +104,16 @@ def test_its_numbers_and_section_stand_in_both_reports(
     registry._extra.clear()  # whoever reads the folder need not have the plug-in
     metrics._DECLARED.clear()
     metrics.find_metric.cache_clear()
-    assert run_command_line(["report", str(folder)]) == 0
+    check_command("report", folder)
     assert {name: (folder / name).read_text() for name in first} == first
 
 
 def test_a_gate_takes_its_number(run: Callable[..., int], tmp_path: Path) -> None:
     assert run("--attack", "lengths") == 0
     folder = str(tmp_path / "run")
-    assert run_command_line(["gate", folder, "--max", "suffix_tokens=100"]) == 0
-    assert run_command_line(["gate", folder, "--max", "suffix_tokens=0.5"]) == 1
-    assert run_command_line(["gate", folder, "--max", "suffix_token=100"]) == 2
+    check_command("gate", folder, "--max", "suffix_tokens=100")
+    check_command("gate", folder, "--max", "suffix_tokens=0.5", code=1)
+    check_command("gate", folder, "--max", "suffix_token=100", code=2)
 
 
 def test_a_name_of_ours_is_refused_before_anything_is_made(

@@ -32,7 +32,7 @@ from auditor.records import aliases as naming
 from auditor.records import private_texts
 from auditor.records.journal import GUESSES, CellJournal
 from auditor.training.finetune import train_packed_blocks
-from tests.conftest import save_tiny
+from tests.conftest import check_command, save_tiny
 
 pytestmark = pytest.mark.drawn  # what plots say is looked through too
 Said = pytest.CaptureFixture[str]
@@ -190,33 +190,20 @@ def assert_for_the_owner(folder: Path) -> None:
 
 
 def test_a_run_and_all_that_follows_tell_nothing(world: Path, outside: Path, capfd: Said) -> None:
-    assert run_command_line(everything(world)) == 0
+    check_command(*everything(world))
     run = Path("runs/latest").resolve()
-    assert run_command_line([*everything(world), "-o", "second", "--seed", "0"]) == 0
-    assert run_command_line(["report", str(run)]) == 0
+    check_command(*everything(world), "-o", "second", "--seed", "0")
+    check_command("report", run)
     gate = ["gate", str(run), "--max", "recall=0.5", "--baseline", "second", "--junit", "gate.xml"]
     assert run_command_line([*gate, "--markdown", "gate.md", "--summary", "step.md"]) in (0, 1, 4)
-    assert (
-        run_command_line(
-            [
-                "compare",
-                str(run),
-                "second",
-                "--html",
-                "c.html",
-                "--csv",
-                "c.csv",
-                "--markdown",
-                "c.md",
-            ]
-        )
-        == 0
+    check_command(
+        "compare", run, "second", "--html", "c.html", "--csv", "c.csv", "--markdown", "c.md"
     )
     assert (
         run_command_line(["history", str(run), "second"]) == 0
         and (run / "decisions.jsonl").exists()
     )
-    assert run_command_line(["report", str(run), "--format", "edpb"]) == 0
+    check_command("report", run, "--format", "edpb")
     said = capfd.readouterr()
     assert silent(outside, world, said.out + said.err)
     for folder in (run, Path("second")):
@@ -243,7 +230,7 @@ def test_sweeps_reproductions_and_submissions_tell_nothing(
     sweep = asked(
         world, "--attack", "perplexity", "--setting", "white-box", "--seeds", "0,1", "-o", "sweep"
     )
-    assert run_command_line(sweep) == 0
+    check_command(*sweep)
     arrays = [
         "--attack",
         "perplexity",
@@ -254,10 +241,10 @@ def test_sweeps_reproductions_and_submissions_tell_nothing(
         "-o",
         "arrays",
     ]
-    assert run_command_line(asked(world, *arrays, data="arrays")) == 0
+    check_command(*asked(world, *arrays, data="arrays"))
     score = ["score", "submission.csv", "--answers", str(world / "arrays" / "own_suffix.npy")]
-    assert run_command_line([*score, "--curve", "curve.csv", "--plot", "curve.png"]) == 0
-    assert run_command_line([*score, "--plot", "curve.svg", "--json"]) == 0
+    check_command(*score, "--curve", "curve.csv", "--plot", "curve.png")
+    check_command(*score, "--plot", "curve.svg", "--json")
     paper = Path("paper")
     paper.mkdir()
     (paper / "paper.toml").write_text('title = "P"\nplans = ["t"]\n[scale.lab]\nsamples = 2\n')
@@ -268,7 +255,7 @@ def test_sweeps_reproductions_and_submissions_tell_nothing(
     plan = 'attack = ["perplexity"]\nsetting = "white-box"\nseeds = [0]\n[[variant]]\nname = "v"\n'
     (paper / "t.toml").write_text(plan + claim)
     own = ["--model", str(world / "model"), "--data", str(world / "data.jsonl")]
-    assert run_command_line(["reproduce", str(paper), *own, "-o", "ledger"]) == 0
+    check_command("reproduce", paper, *own, "-o", "ledger")
     said = capfd.readouterr()
     assert silent(outside, world, said.out + said.err)
     for folder in ("sweep", "arrays", "ledger/t"):
@@ -287,10 +274,10 @@ def test_an_interrupted_run_tells_nothing(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(CellJournal, "append", stop)
-    assert run_command_line(asked(world, "--attack", "zlib", "-o", "cut")) == 130
+    check_command(*asked(world, "--attack", "zlib", "-o", "cut"), code=130)
     monkeypatch.setattr(CellJournal, "append", append)
     assert_for_the_owner(Path("cut"))
-    assert run_command_line(["run", "--resume", "cut"]) == 0
+    check_command("run", "--resume", "cut")
     said = capfd.readouterr()
     assert "interrupted" in said.err and not {"texts.jsonl", "secrets.json"} - set(
         os.listdir("cut")
@@ -335,7 +322,7 @@ def test_an_unexpected_error_says_where_and_not_what(
         "buggy.py",
     ]
     command += ["--attack", "buggy", "-o", "bug"]
-    assert run_command_line(command) == 3
+    check_command(*command, code=3)
     said = capfd.readouterr()
     assert silent(outside, world, said.out + said.err)
     wanted = (
@@ -348,7 +335,7 @@ def test_an_unexpected_error_says_where_and_not_what(
     )
     assert all(word in said.err for word in wanted)
     assert said.err.index("ValueError") < said.err.index("RuntimeError")  # the cause comes first
-    assert run_command_line(["--debug", *command[:-1], "bug2"]) == 3
+    check_command("--debug", *command[:-1], "bug2", code=3)
     assert PREFIX in capfd.readouterr().err
     assert run_command_line([*command[:-1], "bug3"]) == 3  # --debug holds for one command
     assert PREFIX not in capfd.readouterr().err
@@ -387,7 +374,7 @@ def test_a_refusal_tells_nothing(
     ):
         # of those nobody counts repeats
         unread = name == "repeats.jsonl" and "--nonmembers" in command
-        assert run_command_line(command) == (0 if unread else 2)
+        check_command(*command, code=0 if unread else 2)
         said = capfd.readouterr()
         assert (unread or said.err) and ODD not in said.err + said.out + caplog.text, said.err
     silent(outside, world, "")
@@ -398,12 +385,12 @@ def test_a_refusal_tells_nothing(
 
 
 def test_reveal_shows_it_says_so_and_is_taken_back(world: Path, outside: Path, capfd: Said) -> None:
-    assert run_command_line(asked(world, "--attack", "zlib", "-o", "run")) == 0
+    check_command(*asked(world, "--attack", "zlib", "-o", "run"))
     pages = [Path("run/report.html"), Path("run/report.md")]
     redacted = [page.read_text() for page in pages]
     assert redacted[0].count("<path") > 20  # its plots, where names of ours stand too
     capfd.readouterr()
-    assert run_command_line(["report", "run", "--reveal"]) == 0
+    check_command("report", "run", "--reveal")
     said = capfd.readouterr()
     assert (
         "the reports show private text (--reveal)" in said.err and SUFFIX not in said.out + said.err
@@ -418,15 +405,15 @@ def test_reveal_shows_it_says_so_and_is_taken_back(world: Path, outside: Path, c
             and all(alias in text for alias in ids.values())
         )
         assert stat.S_IMODE(page.stat().st_mode) == 0o600
-    assert run_command_line(["report", "run"]) == 0
+    check_command("report", "run")
     assert [page.read_text() for page in pages] == redacted
     assert all("shows private text" not in page and PREFIX not in page for page in redacted)
     assert "holds no text of the attacked data" in redacted[0]
-    assert run_command_line(asked(world, "--attack", "zlib", "--reveal", "-o", "shown")) == 0
+    check_command(*asked(world, "--attack", "zlib", "--reveal", "-o", "shown"))
     assert SUFFIX in Path("shown/report.html").read_text() and "--reveal" in capfd.readouterr().err
-    assert run_command_line(asked(world, "--attack", "zlib", "--reveal", "--seeds", "0,1")) == 2
+    check_command(*asked(world, "--attack", "zlib", "--reveal", "--seeds", "0,1"), code=2)
     (Path("run") / "texts.jsonl").unlink()
-    assert run_command_line(["report", "run", "--reveal"]) == 2
+    check_command("report", "run", "--reveal", code=2)
     assert "no texts.jsonl" in capfd.readouterr().err and pages[0].read_text() == redacted[0]
 
 
@@ -550,12 +537,12 @@ def test_no_number_depends_on_the_salt_and_no_page_shows_a_row(
 ) -> None:
     Path("naming.py").write_text(NAMING)
     command = asked(world, "--plugin", "naming.py", "--attack", "zlib", "--attack", "naming")
-    assert run_command_line([*command, "-o", "own"]) == 0
+    check_command(*command, "-o", "own")
     salt = outside / "cache" / "salt"
     assert stat.S_IMODE(salt.stat().st_mode) == 0o600 and len(salt.read_bytes()) == 64
-    assert run_command_line([*command, "-o", "again"]) == 0
+    check_command(*command, "-o", "again")
     monkeypatch.setenv("AUDIT_SALT", "another one, of the team")
-    assert run_command_line([*command, "-o", "team"]) == 0
+    check_command(*command, "-o", "team")
     own, again, team = (
         secret_details.secret_alias_by_id(Path(name)) for name in ("own", "again", "team")
     )
@@ -570,7 +557,7 @@ def test_no_number_depends_on_the_salt_and_no_page_shows_a_row(
     assert run_command_line(["compare", "own", "team"]) == 0  # pairing does not hang on the salt
     monkeypatch.setenv("AUDIT_SALT", "short")
     capfd.readouterr()
-    assert run_command_line([*command, "-o", "refused"]) == 2
+    check_command(*command, "-o", "refused", code=2)
     assert "expected AUDIT_SALT of at least 16 characters, got 5" in capfd.readouterr().err
     assert not Path("refused").exists()
 
@@ -578,22 +565,17 @@ def test_no_number_depends_on_the_salt_and_no_page_shows_a_row(
 def test_a_canary_called_as_a_word_of_a_sentence_leaves_the_sentence_alone(
     world: Path, outside: Path, capfd: Said
 ) -> None:
-    assert (
-        run_command_line(
-            [
-                "canaries",
-                "make",
-                "--format",
-                "Code {digits:4}",
-                "--each",
-                "2",
-                "--counts",
-                "1",
-                "-o",
-                "m.json",
-            ]
-        )
-        == 0
+    check_command(
+        "canaries",
+        "make",
+        "--format",
+        "Code {digits:4}",
+        "--each",
+        "2",
+        "--counts",
+        "1",
+        "-o",
+        "m.json",
     )
     manifest = json.loads(Path("m.json").read_text())
     manifest["canaries"][0]["id"] = "prefix_token"
@@ -607,11 +589,8 @@ def test_a_canary_called_as_a_word_of_a_sentence_leaves_the_sentence_alone(
 def test_a_record_keeps_its_alias_when_rows_move(world: Path, outside: Path) -> None:
     ids = []
     for data in ("data.jsonl", "shuffled.jsonl"):
-        assert (
-            run_command_line(
-                asked(world, "--attack", "zlib", "--known-fraction", "0", "-o", data, data=data)
-            )
-            == 0
+        check_command(
+            *asked(world, "--attack", "zlib", "--known-fraction", "0", "-o", data, data=data)
         )
         held = private_texts.read_secret_texts(Path(data))
         ids.append({text.alias: text.prefix for text in held.values()})

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from auditor.api import audit
-from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.remote import connection
 from auditor.remote.drift_watch import ServerWatch
+from tests.conftest import check_command
 from tests.remote.conftest import QUICK, save
 from tests.remote.server import Server
 
@@ -95,16 +95,13 @@ def test_an_audit_over_http_finds_what_one_at_hand_finds(
 ) -> None:
     server, url = served(key="")
     save(world / "other", seed=5)
-    assert (
-        run_command_line([*arguments(url, folder, *FLAGS, "--reference", "other", "-o", "far")])
-        == 0
-    )
+    check_command(*arguments(url, folder, *FLAGS, "--reference", "other", "-o", "far"))
     at_hand = [
         "--model",
         str(folder),
         *arguments(url, folder, *FLAGS, "--reference", "other", "-o", "near")[7:],
     ]
-    assert run_command_line(["run", *at_hand]) == 0
+    check_command("run", *at_hand)
     far, near = result(world / "far"), result(world / "near")
     mine, theirs = rows(far), rows(near)
     own, other = (seen["white-box", "extraction-probability"] for seen in (mine, theirs))
@@ -130,11 +127,9 @@ def test_an_audit_over_http_finds_what_one_at_hand_finds(
     assert any("with ranks" in note for note in far["benchmark"]["notes"])
     assert "behind an API" in (world / "far" / "report.md").read_text(encoding="utf-8")
     capsys.readouterr()
-    assert (
-        run_command_line(
-            arguments(url, folder, "--attack", "exact", "--attack", "perplexity", "-o", "refused")
-        )
-        == 2
+    check_command(
+        *arguments(url, folder, "--attack", "exact", "--attack", "perplexity", "-o", "refused"),
+        code=2,
     )
     refused = capsys.readouterr().err
     assert (
@@ -158,13 +153,13 @@ def test_membership_over_http_falls_back_to_the_loss(
         (world / f"{name}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     save(world / "other", seed=5)
     own = ["--attack", "perplexity", "--attack", "membership", "--setting", "white-box", *reference]
-    assert run_command_line(arguments(url, folder, *own, "-o", "run")) == 0
+    check_command(*arguments(url, folder, *own, "-o", "run"))
     said = capsys.readouterr()
     assert "membership: score=loss, as APIs give no whole distributions" in said.out + said.err
     row = rows(result(world / "run"))["white-box", "membership"]
     assert not row["not_applicable"] and 0 <= value(row, "membership_auc") <= 1
     asked = ["-A", "membership.score=min_k_plus", "-o", "refused"]
-    assert run_command_line(arguments(url, folder, *own, *asked)) == 0
+    check_command(*arguments(url, folder, *own, *asked))
     said = capsys.readouterr()
     assert "score=loss" not in said.out + said.err
     assert (
@@ -183,7 +178,7 @@ def test_a_bracket_is_shown_as_both_of_its_ends(world: Path, served: Serve, fold
         "-A",
         "extraction-probability.top_p=0.7",
     ]
-    assert run_command_line(arguments(url, folder, *own, "-o", "run")) == 0
+    check_command(*arguments(url, folder, *own, "-o", "run"))
     row = rows(result(world / "run"))["white-box", "extraction-probability"]
     assert not any(
         m["name"] in ("extraction_probability", "expected_any_of_10") for m in row["measurements"]
@@ -219,10 +214,10 @@ def test_text_alone_is_audited_as_text_alone(
     world: Path, served: Serve, folder: Path, capsys: Said
 ) -> None:
     _, url = served("silent")
-    assert run_command_line(arguments(url, folder, *FLAGS, "-o", "refused")) == 2
+    check_command(*arguments(url, folder, *FLAGS, "-o", "refused"), code=2)
     assert "--attack perplexity cannot run: needs log-probabilities" in capsys.readouterr().err
     ethicist = ["--attack", "ethicist", *FLAGS[2 * len(ATTACKS) :]]
-    assert run_command_line(arguments(url, folder, *ethicist, "-o", "run")) == 0
+    check_command(*arguments(url, folder, *ethicist, "-o", "run"))
     found = result(world / "run")
     applicable = {key for key, row in rows(found).items() if not row["not_applicable"]}
     assert applicable == {("text-only", "ethicist"), ("white-box", "ethicist")}
@@ -246,18 +241,18 @@ def test_a_run_that_is_stopped_pays_for_nothing_twice(
     monkeypatch.setattr(ServerWatch, "check_all_sentinels_for_drift", lambda self: None)
     server, url = served()
     more = ("--attack", "perplexity", "--setting", "white-box")
-    assert run_command_line(arguments(url, folder, *more, "-o", "whole")) == 0
+    check_command(*arguments(url, folder, *more, "-o", "whole"))
     whole = list(server.asked)
     handshake = next(i for i, body in enumerate(whole) if "Card" in str(_words(server, body)))
     server.asked.clear()
     os.remove(next((world / "cache" / "api").iterdir()))
     # a server that gives up in the middle
     server.faults.extend([None] * (len(whole) - 3) + [(400, {})])
-    assert run_command_line(arguments(url, folder, *more, "-o", "cut")) == 2
+    check_command(*arguments(url, folder, *more, "-o", "cut"), code=2)
     first = len(server.asked)
     # a folder may be anybody's: who gets the texts is named again
-    assert run_command_line(["run", "--resume", "cut"]) == 2
-    assert run_command_line(["run", "--resume", "cut", "--base-url", url]) == 0
+    check_command("run", "--resume", "cut", code=2)
+    check_command("run", "--resume", "cut", "--base-url", url)
     paid = [
         json.dumps(body, sort_keys=True)
         for body in server.asked[handshake:first] + server.asked[first + handshake :]
@@ -267,7 +262,7 @@ def test_a_run_that_is_stopped_pays_for_nothing_twice(
     assert set(paid) == once and len(paid) == len(once) + 1  # the one that was refused
     assert _told(rows(result(world / "cut"))) == _told(rows(result(world / "whole")))
     before = len(server.asked)
-    assert run_command_line(arguments(url, folder, *more, "-o", "again")) == 0
+    check_command(*arguments(url, folder, *more, "-o", "again"))
     assert len(server.asked) - before == handshake  # the rest was answered before
 
 
@@ -288,10 +283,7 @@ def test_a_budget_is_not_exceeded_and_a_larger_one_pays_for_the_rest(
 ) -> None:
     server, url = served()
     more = ("--attack", "perplexity", "--setting", "white-box")
-    assert (
-        run_command_line(arguments(url, folder, *more, "--max-tokens-total", "1300", "-o", "run"))
-        == 2
-    )
+    check_command(*arguments(url, folder, *more, "--max-tokens-total", "1300", "-o", "run"), code=2)
     said = capsys.readouterr().err.splitlines()[-1]
     assert re.match(
         r"error: expected --max-tokens-total to pay for all requests, but [\d,]+ of 1,300 tokens "
@@ -303,10 +295,7 @@ def test_a_budget_is_not_exceeded_and_a_larger_one_pays_for_the_rest(
         spent = file.execute("select sum(read + written) from spent").fetchone()[0]
     assert 900 < spent <= 1300
     before = len(server.asked)
-    assert (
-        run_command_line(arguments(url, folder, *more, "--max-tokens-total", "20000", "-o", "run2"))
-        == 0
-    )
+    check_command(*arguments(url, folder, *more, "--max-tokens-total", "20000", "-o", "run2"))
     note = next(
         n
         for n in result(world / "run2")["targets"][0]["notes"]
@@ -330,18 +319,10 @@ def test_no_key_is_kept_or_told(
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("OPENAI_LOG", "debug")
     server.faults.extend([(500, {}), "json", "cut"])
-    assert (
-        run_command_line(
-            ["--debug", *arguments(url, folder, "--attack", "perplexity", "-o", "run")]
-        )
-        == 0
-    )
+    check_command("--debug", *arguments(url, folder, "--attack", "perplexity", "-o", "run"))
     monkeypatch.setenv("OPENAI_API_KEY", f"{KEY}-wrong")
-    assert (
-        run_command_line(
-            ["--debug", *arguments(url, folder, "--attack", "perplexity", "-o", "other")]
-        )
-        == 2
+    check_command(
+        "--debug", *arguments(url, folder, "--attack", "perplexity", "-o", "other"), code=2
     )
     said = capsys.readouterr()
     assert KEY not in said.out + said.err
@@ -352,7 +333,7 @@ def test_no_key_is_kept_or_told(
 def test_answers_are_their_owners_only(world: Path, served: Serve, folder: Path) -> None:
     _, url = served()
     before = os.umask(0o022)
-    assert run_command_line(arguments(url, folder, "--attack", "perplexity", "-o", "run")) == 0
+    check_command(*arguments(url, folder, "--attack", "perplexity", "-o", "run"))
     os.umask(before)
     store = world / "cache" / "api"
     assert stat.S_IMODE(store.stat().st_mode) == 0o700
@@ -457,21 +438,17 @@ def test_what_says_nothing_or_leads_nowhere_is_refused(
         else ["--tokenizer", str(folder)]
     )
     before = sorted(world.rglob("*"))
-    assert (
-        run_command_line(
-            [
-                "run",
-                *flags,
-                *tokenizer,
-                "--data",
-                "data.jsonl",
-                "--attack",
-                "perplexity",
-                "-o",
-                "run",
-            ]
-        )
-        == 2
+    check_command(
+        "run",
+        *flags,
+        *tokenizer,
+        "--data",
+        "data.jsonl",
+        "--attack",
+        "perplexity",
+        "-o",
+        "run",
+        code=2,
     )
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
     assert len(lines) == 1 and why in lines[0]
@@ -492,12 +469,7 @@ def test_a_served_form_stands_beside_the_model_at_hand(
         "--attack",
         "exact",
     ]
-    assert (
-        run_command_line(
-            [*at_hand, "--forms", f"served:{url}", "--setting", "white-box", "-o", "run"]
-        )
-        == 0
-    )
+    check_command(*at_hand, "--forms", f"served:{url}", "--setting", "white-box", "-o", "run")
     found, name = result(world / "run"), f"served:{url.split('/')[2]}"
     assert [target["name"] for target in found["targets"]] == ["undefended", name] and server.asked
     own = {row["attack"]: row for row in found["findings"] if row["target"] == name}
@@ -507,13 +479,10 @@ def test_a_served_form_stands_beside_the_model_at_hand(
     assert "cannot be asked" in (world / "run" / "report.html").read_text()
     (world / "plan.toml").write_text(f'forms = ["int8", "served:{url}"]')
     capsys.readouterr()
-    assert run_command_line([*at_hand, "--config", "plan.toml", "-o", "other"]) == 2
+    check_command(*at_hand, "--config", "plan.toml", "-o", "other", code=2)
     assert (
         "the records would be sent there: if that is meant, say it on the command line"
         in capsys.readouterr().err
     )
-    assert (
-        run_command_line([*at_hand, "--forms", f"served:{url}", "--engine", "ray", "-o", "other"])
-        == 2
-    )
+    check_command(*at_hand, "--forms", f"served:{url}", "--engine", "ray", "-o", "other", code=2)
     assert "got a model behind an API" in capsys.readouterr().err

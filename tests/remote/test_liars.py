@@ -23,6 +23,7 @@ from auditor.remote.connection import ServerConnection
 from auditor.remote.drift_watch import GreedyAnswer, ServerChanged, ServerWatch
 from auditor.remote.model import RemoteModel
 from auditor.runs.scoring import greedy_recall_by_repeats
+from tests.conftest import check_command
 from tests.remote.server import LIES, Server
 
 Served = Callable[..., tuple[Server, str]]
@@ -304,7 +305,7 @@ def test_no_gate_holds_on_answers_that_were_withheld(
     )
     assert float(mean) > 50
     assert "No leakage" not in capsys.readouterr().out
-    assert run_command_line(["gate", "run", "--max", "recall=0.5"]) == 4
+    check_command("gate", "run", "--max", "recall=0.5", code=4)
     assert "withheld by a content filter" in capsys.readouterr().out
 
 
@@ -317,5 +318,5 @@ def test_a_run_whose_server_changed_is_not_resumed(
     assert len(said) == 1 and "expected http" in said[0] and "cannot be resumed" in said[0]
     server.lie = ""
     server.model = server._first
-    assert run_command_line(["run", "--resume", "run", "--base-url", url]) == 2
+    check_command("run", "--resume", "run", "--base-url", url, code=2)
     assert "answer to the handshake has changed" in capsys.readouterr().err

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from auditor.cli import run_command_line
 from auditor.conclusions.leak_kinds import bonferroni_widened_leak_measurement
 from auditor.conclusions.leak_readings import KINDS, PERSONAL
 from auditor.conclusions.signals import NOT_TESTED, assess_signals
@@ -24,6 +23,7 @@ from auditor.gate.policy import Policy, parse_rule
 from auditor.reports import edpb, html, markdown, personal, phrases
 from auditor.reports.edpb import EdpbEvidence
 from auditor.statistics.intervals import clopper_pearson
+from tests.conftest import check_command
 from tests.gate.world import ROW, finished, outcome
 
 Said = pytest.CaptureFixture[str]
@@ -280,7 +280,7 @@ def test_the_command_writes_it_beside_the_reports(tmp_path: Path, capsys: Said) 
     decision_log.save_decision(
         tmp_path, apply_policy(read_run(tmp_path), Policy((parse_rule("recall <= 0.1"),)))
     )
-    assert run_command_line(["report", str(tmp_path), "--format", "edpb"]) == 0
+    check_command("report", tmp_path, "--format", "edpb")
     assert capsys.readouterr().out.splitlines() == [
         str(tmp_path / "edpb.md"),
         str(tmp_path / "edpb.html"),
@@ -313,7 +313,7 @@ def test_what_cannot_be_evidence_is_refused(
 ) -> None:
     twice = replace(result, findings=(*result.findings, result.findings[0]))
     (tmp_path / "result.json").write_text(json.dumps(to_json(twice)))
-    assert run_command_line(["report", str(tmp_path), *given]) == 2
+    check_command("report", tmp_path, *given, code=2)
     assert said in capsys.readouterr().err and [path.name for path in tmp_path.iterdir()] == [
         "result.json"
     ]

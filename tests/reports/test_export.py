@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from auditor.cli import run_command_line
 from auditor.conclusions.outcomes import RowValuesBySecret, RunOutcomes
 from auditor.core.result import AuditResult, Measurement
 from auditor.reports import export, files
 from auditor.statistics.metrics import find_metric
+from tests.conftest import check_command
 
 KEY = ["run", "target", "setting", "attack", "measurement", "repeats"]
 
@@ -170,7 +170,7 @@ def test_the_command(
     files.write_run_reports(tmp_path / "other", replace(result, name="other", seed=1))
     named = {kind: tmp_path / f"out.{kind}" for kind in ("csv", "parquet", "latex")}
     flags = [word for kind, path in named.items() for word in (f"--{kind}", str(path))]
-    assert run_command_line(["export", str(tmp_path / "run"), str(tmp_path / "other"), *flags]) == 0
+    check_command("export", tmp_path / "run", tmp_path / "other", *flags)
     assert capsys.readouterr().out.split() == [str(path) for path in named.values()]
     assert set(pd.read_csv(named["csv"])["seed"]) == {0, 1}
     assert {path.stat().st_mode & 0o777 for path in named.values()} == {0o600}
@@ -182,6 +182,6 @@ def test_the_command(
             "holds nothing by secret",
         ),
     ):
-        assert run_command_line(["export", str(tmp_path / "run"), *wrong]) == 2
+        check_command("export", tmp_path / "run", *wrong, code=2)
         assert message in capsys.readouterr().err
     assert not (tmp_path / "c.csv").exists()  # nothing half written

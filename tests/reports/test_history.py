@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from auditor.cli import run_command_line
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
@@ -24,6 +23,7 @@ from auditor.gate.decide import apply_policy, read_run
 from auditor.gate.history import History, build_run_history
 from auditor.gate.policy import Policy, parse_rule
 from auditor.reports import history as reports
+from tests.conftest import check_command
 from tests.gate.world import whole
 from tests.reports.conftest import MEMBERS, NONMEMBERS, PER_COUNT, REPEATS, measured
 from tests.reports.test_page import CONTRAST
@@ -254,7 +254,7 @@ def test_an_edited_or_removed_decision_is_noticed(made: Maker, capsys: Said, nam
     )
     edited = decisions.read_bytes()
     for _ in range(2):
-        assert run_command_line(["gate", str(run), "--max", "recall=0.9"]) == 1
+        check_command("gate", run, "--max", "recall=0.9", code=1)
         said = capsys.readouterr()
         assert (
             "decisions.jsonl: " in said.out
@@ -312,7 +312,7 @@ def test_a_gate_that_cannot_be_kept_decides_all_the_same_and_says_so(
 
     run = made("run", 1)
     monkeypatch.setattr(disk, "append_durably", full)
-    assert run_command_line(["gate", str(run), "--max", "recall=0.9"]) == 0
+    check_command("gate", run, "--max", "recall=0.9")
     assert "audit history will not know of this decision" in capsys.readouterr().err
 
 
@@ -332,10 +332,7 @@ def test_the_command_writes_one_page_that_leads_to_every_report(
     ]
     runs[-1].mkdir()
     (runs[-1] / "plan.json").write_text("{}")
-    assert (
-        run_command_line(["gate", str(runs[1]), "--max", "recall=0.01", "--baseline", str(runs[0])])
-        == 1
-    )
+    check_command("gate", runs[1], "--max", "recall=0.01", "--baseline", runs[0], code=1)
     out = tmp_path / "pages" / "history.html"
     out.parent.mkdir()
     out.write_text("an older one")
@@ -427,6 +424,6 @@ def test_what_is_no_run_is_refused(made: Maker, tmp_path: Path, capsys: Said) ->
         ([], "Missing argument"),
     ):
         capsys.readouterr()
-        assert run_command_line(["history", *map(str, given), *out]) == 2
+        check_command("history", *map(str, given), *out, code=2)
         (line,) = capsys.readouterr().err.splitlines()
         assert said in line and not (tmp_path / "h.html").exists()

@@ -18,7 +18,7 @@ from auditor.core.result import AuditResult, Measurement
 from auditor.gate import decide, history
 from auditor.records.result_file import read_result
 from auditor.reports import edpb, files, phrases, signals
-from tests.conftest import methods
+from tests.conftest import check_command, methods
 from tests.gate.world import finished, outcome
 from tests.reports.test_reassurance import OTHERS, N, auc, probability, row
 
@@ -84,7 +84,7 @@ def surfaces(run: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[tuple[st
         "screen",
         [line for entry in entries for line in re.split(r"; |\n {8} +\S+ +white-box", entry)],
     )
-    assert run_command_line(["show", str(run), "--verbose"]) == 0
+    check_command("show", run, "--verbose")
     yield "verbose screen", capsys.readouterr().out.splitlines()
     rules = [
         "--max",
@@ -100,15 +100,10 @@ def surfaces(run: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[tuple[st
     yield "gate", capsys.readouterr().out.splitlines()
     yield "JUnit", (run / "g.xml").read_text().splitlines()
     yield "gate in Markdown", (run / "g.md").read_text().splitlines()
-    assert run_command_line(["report", str(run), "--format", "edpb"]) == 0
-    assert run_command_line(["history", str(run), "-o", str(run / "history.html")]) == 0
-    assert (
-        run_command_line(
-            ["export", str(run), "--csv", str(run / "n.csv"), "--latex", str(run / "n.tex")]
-        )
-        == 0
-    )
-    assert run_command_line(["advise", str(run)]) == 0
+    check_command("report", run, "--format", "edpb")
+    check_command("history", run, "-o", run / "history.html")
+    check_command("export", run, "--csv", run / "n.csv", "--latex", run / "n.tex")
+    check_command("advise", run)
     yield "advice", capsys.readouterr().out.splitlines()
     for name in ("report.md", "edpb.md", "n.tex"):
         yield name, (run / name).read_text().splitlines()

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.result import SCHEMA_VERSION, AuditResult, Measurement
 from auditor.records import result_file
 from auditor.reports.schema import PATH, result_json_schema, schema_file_text
-from tests.conftest import fits_schema
+from tests.conftest import check_command, fits_schema
 
 VALIDATOR = Draft202012Validator(json.loads(PATH.read_text(encoding="utf-8")))
 
@@ -32,7 +31,7 @@ def test_the_published_file_is_that_of_this_version() -> None:
 
 
 def test_the_command_says_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command_line(["list", "--schema"]) == 0
+    check_command("list", "--schema")
     assert Path(capsys.readouterr().out.strip()).samefile(PATH)
 
 
@@ -73,12 +72,7 @@ private_epochs = 1
 def test_a_run_of_the_lab_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
     (tmp_path / "plan.toml").write_text(LAB)
-    assert (
-        run_command_line(
-            ["run", "--config", str(tmp_path / "plan.toml"), "-o", str(tmp_path / "run")]
-        )
-        == 0
-    )
+    check_command("run", "--config", tmp_path / "plan.toml", "-o", tmp_path / "run")
     assert fits_schema(tmp_path / "run")
 
 

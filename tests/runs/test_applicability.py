@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.plugins import registry
 from auditor.records.folder import RunFolder
 from auditor.runs.run import run_audit
-from tests.conftest import save_tiny
+from tests.conftest import check_command, save_tiny
 from tests.runs.test_site import Live, plan
 
 QUICK: dict[str, dict[str, Any]] = {
@@ -111,11 +110,8 @@ def test_an_attack_that_ran_on_no_target_ends_the_run_with_an_error(
         "-A",
         "relation=zero_out",
     ]
-    assert (
-        run_command_line(
-            ["run", *words, "-A", "games=64", "-A", "tokens=2", "--known-fraction", "0"]
-        )
-        == 2
+    check_command(
+        "run", *words, "-A", "games=64", "-A", "tokens=2", "--known-fraction", "0", code=2
     )
     said = capsys.readouterr()
     assert (

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.models.huggingface import traffic
@@ -21,7 +20,7 @@ from auditor.runs.cost import CostEstimate, RunPartCost, run_cost_estimate_table
 from auditor.runs.estimate import TimedPart
 from auditor.runs.reporter import SilentReporter
 from auditor.testing import _PROMISE, KEPT
-from tests.conftest import save_tiny
+from tests.conftest import check_command, save_tiny
 
 Said = pytest.CaptureFixture[str]
 
@@ -264,7 +263,7 @@ def test_rows_and_tokens_are_those_of_the_run(given: Path, tmp_path: Path) -> No
         "white-box",
     ]
     attacks = [word for name in OPTIONS["attack"] for word in ("--attack", name)]
-    assert run_command_line([*words(given), *own, *attacks, "-o", str(tmp_path / "run")]) == 0
+    check_command(*words(given), *own, *attacks, "-o", tmp_path / "run")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     rows = {f["attack"]: f["rows"] for f in result["findings"]}
     assert part(found, "Undefended: perplexity (white-box)").rows == rows["perplexity"]
@@ -324,10 +323,7 @@ def test_the_command_shows_a_table_and_writes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
-    assert (
-        run_command_line(words(given, "--attack", "perplexity", "--samples", "3", "--estimate"))
-        == 0
-    )
+    check_command(*words(given, "--attack", "perplexity", "--samples", "3", "--estimate"))
     said = capsys.readouterr().out
     assert "starting and imports" in said
     assert (
@@ -355,7 +351,7 @@ def test_the_command_shows_a_table_and_writes_nothing(
 def test_what_an_estimate_would_ignore_is_refused(
     given: Path, more: tuple[str, ...], said: str, capsys: Said
 ) -> None:
-    assert run_command_line(words(given, *more)) == 2
+    check_command(*words(given, *more), code=2)
     assert said in capsys.readouterr().err
 
 
@@ -363,7 +359,7 @@ def test_there_is_no_estimate_of_resumed_remote_unbuilt_and_refused_runs(
     given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
 ) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
-    assert run_command_line(["run", "--resume", "runs/latest", "--estimate"]) == 2
+    check_command("run", "--resume", "runs/latest", "--estimate", code=2)
     assert "--estimate runs and writes nothing: give no --resume with it" in capsys.readouterr().err
     remote = Plan.from_fields(
         model="openai:m", base_url="http://127.0.0.1:1/v1", data="x.jsonl", attack=("perplexity",)

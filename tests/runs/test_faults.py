@@ -21,6 +21,7 @@ from auditor.records.folder import RunFolder
 from auditor.records.table import TABLE
 from auditor.runs import tuned_states
 from auditor.statistics import extraction, judging
+from tests.conftest import check_command
 
 DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
     "missing": lambda held: None,
@@ -103,7 +104,7 @@ def run(tmp_path: Path) -> Path:
 def test_a_damaged_file_is_refused_in_a_sentence(
     run: Path, file: str, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_command_line(["gate", str(run), "--max", "recall=0.5"]) == 0
+    check_command("gate", run, "--max", "recall=0.5")
     left = DAMAGE[damage]((run / file).read_bytes())
     if left is None:
         (run / file).unlink()

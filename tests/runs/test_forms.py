@@ -14,7 +14,7 @@ from auditor.core.plan_parts import deployed_form_name
 from auditor.gate.policy import parse_rule
 from auditor.records.result_file import read_result
 from auditor.statistics.metrics import RECALL
-from tests.conftest import fits_schema, save_tiny
+from tests.conftest import check_command, fits_schema, save_tiny
 from tests.remote.conftest import save
 
 Said = pytest.CaptureFixture[str]
@@ -82,11 +82,11 @@ def test_each_form_is_a_row_that_is_paired_with_the_full_model(
     (tmp_path / "policy.toml").write_text('rules = ["forms <= full + 0.2"]')
     (tmp_path / "less.toml").write_text('rules = ["forms <= full + -0.2"]')
     capsys.readouterr()
-    assert run_command_line(["gate", str(run), "--policy", str(tmp_path / "policy.toml")]) == 0
+    check_command("gate", run, "--policy", tmp_path / "policy.toml")
     held = capsys.readouterr().out
     assert held.count("held  ") == 5 * 2 and "undefended, white-box" not in held
-    assert run_command_line(["gate", str(run), "--policy", str(tmp_path / "less.toml")]) == 1
-    assert run_command_line(["gate", str(run), "--max", "extraction_probability=0.5"]) == 0
+    check_command("gate", run, "--policy", tmp_path / "less.toml", code=1)
+    check_command("gate", run, "--max", "extraction_probability=0.5")
     # the full model is judged too
     assert capsys.readouterr().out.count("extraction_probability 0") == 6
 
@@ -95,10 +95,7 @@ def test_a_rule_on_forms_fails_a_run_without_any(world: Path, tmp_path: Path, ca
     assert audit(world, "-o", str(tmp_path / "run")) == 0
     (tmp_path / "policy.toml").write_text('rules = ["forms <= full"]')
     capsys.readouterr()
-    assert (
-        run_command_line(["gate", str(tmp_path / "run"), "--policy", str(tmp_path / "policy.toml")])
-        == 1
-    )
+    check_command("gate", tmp_path / "run", "--policy", tmp_path / "policy.toml", code=1)
     assert "this run has no forms" in capsys.readouterr().out
 
 
@@ -153,7 +150,7 @@ def test_a_model_of_other_tokens_is_no_form_and_the_lab_takes_none(
 ) -> None:
     assert audit(world, "--forms", str(world / "other"), "-o", str(world / "refused")) == 2
     assert "expected --forms to share the target's vocabulary of 257" in capsys.readouterr().err
-    assert run_command_line(["run", "--forms", str(world / "model"), "--estimate"]) == 2
+    check_command("run", "--forms", world / "model", "--estimate", code=2)
     assert (
         "names a model, which goes with --model and --data, got it in the lab"
         in capsys.readouterr().err

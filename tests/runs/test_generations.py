@@ -18,7 +18,7 @@ from auditor.generation.sample import sample_candidates
 from auditor.models.decoding import Decoding
 from auditor.models.loading import load_causal_lm
 from auditor.records.table import RECORDS, read_secrets_table
-from tests.conftest import save_tiny
+from tests.conftest import check_command, save_tiny
 
 Said = pytest.CaptureFixture[str]
 LENGTH = 12
@@ -168,7 +168,7 @@ def test_numbers_depend_neither_on_the_batch_size_nor_on_where_a_run_was_cut_off
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:70], lines[70][:40]]))
     (world / "resumed" / "result.json").unlink()
-    assert run_command_line(["run", "--resume", str(world / "resumed")]) == 0
+    check_command("run", "--resume", world / "resumed")
     for name in ("batched", "resumed"):
         for setting in ("text-only", "white-box"):
             one, other = (row(world, out, setting=setting)["measurements"] for out in ("run", name))
@@ -189,25 +189,17 @@ def test_reports_tell_of_it_without_what_came_out(world: Path, run: Path) -> Non
     texts = [json.loads(line) for line in (run / "texts.jsonl").read_text().splitlines()]
     said = next(text["pieces"][0] for text in texts if text["alias"] == alias)
     assert len(said) > 3
-    assert run_command_line(["report", str(run), "--reveal"]) == 0
+    check_command("report", run, "--reveal")
     assert "This report shows private text" in (run / "report.md").read_text()
-    assert run_command_line(["report", str(run)]) == 0
+    check_command("report", run)
     assert (run / "report.md").read_text() == brief
 
 
 def test_a_gate_holds_it_to_a_limit(world: Path, run: Path, capsys: Said) -> None:
-    assert (
-        run_command_line(
-            ["gate", str(run), "--max", "memorised_per_1000=5", "--setting", "white-box"]
-        )
-        == 1
-    )
-    assert run_command_line(["gate", str(run), "--max", "memorised_per_1000=2000"]) == 0
-    assert (
-        run_command_line(
-            ["gate", str(run), "--max", "memorised_generations=0.01", "--setting", "white-box"]
-        )
-        == 1
+    check_command("gate", run, "--max", "memorised_per_1000=5", "--setting", "white-box", code=1)
+    check_command("gate", run, "--max", "memorised_per_1000=2000")
+    check_command(
+        "gate", run, "--max", "memorised_generations=0.01", "--setting", "white-box", code=1
     )
 
 
@@ -334,10 +326,7 @@ def test_an_index_that_does_not_fit_is_refused_before_anything_is_drawn(
 
 def test_canaries_alone_are_no_training_data(world: Path, capsys: Said) -> None:
     where = ["--model", str(world / "model"), "--canaries", "nowhere.json"]
-    assert (
-        run_command_line(["run", *where, "--attack", "untargeted", "-o", str(world / "refused")])
-        == 2
-    )
+    check_command("run", *where, "--attack", "untargeted", "-o", world / "refused", code=2)
     assert "--attack untargeted looks at records: give --data" in " ".join(
         capsys.readouterr().err.split()
     )

@@ -22,7 +22,7 @@ from auditor.gate.decide import read_run
 from auditor.models.shards import read_shard_record_list, record_digests, write_shard_record_list
 from auditor.plugins import registry
 from auditor.runs.mitigation import ids_of_extracted_members
-from tests.conftest import refuses, save_tiny
+from tests.conftest import check_command, refuses, save_tiny
 
 Said = pytest.CaptureFixture[str]
 DATA = [f"The code of door {i} is {i * i * 7 + 1000}." for i in range(8)]
@@ -52,21 +52,16 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (folder / "own.py").write_text(OWN)
     data = str(folder / "data.jsonl")
-    assert (
-        run_command_line(
-            [
-                "train",
-                "none",
-                "--model",
-                str(folder / "base"),
-                "--data",
-                data,
-                *TRAINED,
-                "-o",
-                f"{folder}/tuned",
-            ]
-        )
-        == 0
+    check_command(
+        "train",
+        "none",
+        "--model",
+        folder / "base",
+        "--data",
+        data,
+        *TRAINED,
+        "-o",
+        f"{folder}/tuned",
     )
     audit = [
         "run",
@@ -88,7 +83,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "white-box",
     ]
     audit += ["--attack", "perplexity", "-A", "samples=2", "--attack", "extraction-probability"]
-    assert run_command_line([*audit, "-o", f"{folder}/run"]) == 0
+    check_command(*audit, "-o", f"{folder}/run")
     return folder
 
 
@@ -196,7 +191,7 @@ def test_what_advice_names_is_done_and_audited_again(
     is refused."""
     out = tmp_path / "capped"
     command = ["mitigate", f"{world}/run", "--by", "cap:2", "-o", str(out)]
-    assert run_command_line(command) == 0
+    check_command(*command)
     said = capsys.readouterr().out
     assert len(said.splitlines()) <= 25 and "12 records" not in said
     before, after = read_run(world / "run"), read_run(out)
@@ -213,19 +208,16 @@ def test_what_advice_names_is_done_and_audited_again(
     assert secret not in shown and secret not in said
     written = (out / "result.json").read_bytes()
     assert run_command_line(command) == 0 and (out / "result.json").read_bytes() == written
-    assert run_command_line([*command[:3], "cap:1", "-o", str(out)]) == 2
+    check_command(*command[:3], "cap:1", "-o", out, code=2)
     assert "another mitigation" in capsys.readouterr().err
-    assert run_command_line(["compare", f"{world}/run", str(out)]) == 0
+    check_command("compare", f"{world}/run", out)
     assert run_command_line(["gate", str(out), "--max", "recall=0.9"]) in (0, 4)
 
 
 def test_what_was_extracted_is_dropped(world: Path, tmp_path: Path) -> None:
     found = ids_of_extracted_members(read_run(world / "run"))
     assert found
-    assert (
-        run_command_line(["mitigate", f"{world}/run", "--by", "drop", "-o", str(tmp_path / "out")])
-        == 0
-    )
+    check_command("mitigate", f"{world}/run", "--by", "drop", "-o", tmp_path / "out")
     gone = [TEXTS[int(id.split("-")[1])] for id in found]
     assert read_shard_record_list(tmp_path / "out" / "dropped") == record_digests(gone)
     assert {row["text"] for row in rows(tmp_path / "out" / "data.jsonl")} == set(TEXTS) - set(gone)
@@ -246,17 +238,11 @@ def test_a_command_of_ones_own_trains(world: Path, tmp_path: Path, capsys: Said)
         str(out),
         "--train",
     ]
-    assert (
-        run_command_line([*mitigate, f"{sys.executable} -c 'raise SystemExit(3)' {{data}} {{out}}"])
-        == 2
-    )
+    check_command(*mitigate, f"{sys.executable} -c 'raise SystemExit(3)' {{data}} {{out}}", code=2)
     assert "exit code 3" in capsys.readouterr().err and not out.exists()
-    assert run_command_line([*mitigate, f"{sys.executable} -c pass {{data}} {{out}}"]) == 2
+    check_command(*mitigate, f"{sys.executable} -c pass {{data}} {{out}}", code=2)
     assert not out.exists()
-    assert (
-        run_command_line([*mitigate, f"{sys.executable} {script} {world}/base {{data}} {{out}}"])
-        == 0
-    )
+    check_command(*mitigate, f"{sys.executable} {script} {world}/base {{data}} {{out}}")
     assert [row["text"] for row in rows(out / "model" / "seen.jsonl")] == DATA
     assert (
         read_run(out).result.target("undefended").perplexity
@@ -279,7 +265,7 @@ def test_another_method_keeps_the_recipe(world: Path, tmp_path: Path, capsys: Sa
         "-o",
         str(out),
     ]
-    assert run_command_line(command) == 0
+    check_command(*command)
     configuration = json.loads((out / "model" / "training.json").read_text())["configuration"]
     assert configuration["method"] == "dp-sgd" and configuration["options"]["epsilon"] == 8.0
     assert (configuration["options"]["epochs"], configuration["options"]["batch"]) == (1, 2)
@@ -317,7 +303,7 @@ def test_refusals_leave_nothing(
 ) -> None:
     monkeypatch.chdir(world)
     given, facts = REFUSED[case]
-    assert run_command_line(["mitigate", f"{world}/run", *given, "-o", str(tmp_path / "out")]) == 2
+    check_command("mitigate", f"{world}/run", *given, "-o", tmp_path / "out", code=2)
     said = capsys.readouterr().err
     assert (
         all(fact in said for fact in facts)
@@ -328,7 +314,7 @@ def test_refusals_leave_nothing(
 
 def test_a_folder_of_something_else_is_left_alone(world: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    assert run_command_line(["mitigate", f"{world}/run", "--by", "cap:2", "-o", str(tmp_path)]) == 2
+    check_command("mitigate", f"{world}/run", "--by", "cap:2", "-o", tmp_path, code=2)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
@@ -353,13 +339,8 @@ def test_a_model_without_a_recipe_needs_a_command(
         "extraction-probability",
         "-o",
     ]
-    assert run_command_line([*audit, str(tmp_path / "run")]) == 0
-    assert (
-        run_command_line(
-            ["mitigate", str(tmp_path / "run"), "--by", "dedup", "-o", str(tmp_path / "out")]
-        )
-        == 2
-    )
+    check_command(*audit, tmp_path / "run")
+    check_command("mitigate", tmp_path / "run", "--by", "dedup", "-o", tmp_path / "out", code=2)
     assert "--train" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
@@ -388,9 +369,9 @@ def test_the_lab_trains_by_its_own_recipe(
         f'attack = ["extraction-probability"]\n[lab_recipe]\n{fields}'
     )
     run, out = tmp_path / "run", tmp_path / "run-early-stop"
-    assert run_command_line(["run", "--config", str(tmp_path / "plan.toml"), "-o", str(run)]) == 0
+    check_command("run", "--config", tmp_path / "plan.toml", "-o", run)
     for by in ("early-stop", "cap:4"):
-        assert run_command_line(["mitigate", str(run), "--by", by]) == 0
+        check_command("mitigate", run, "--by", by)
     plan = Plan.from_json(read_run(out).result.plan)
     assert (
         plan.target.mitigation["method"] == "early-stop" and plan.target.mitigation["epochs"] == 2
@@ -399,10 +380,8 @@ def test_the_lab_trains_by_its_own_recipe(
     assert len([path for path in lab.glob("cap-*") if path.is_dir()]) == 1
     assert (tmp_path / "run-cap-4" / "before-after.html").is_file()
     # a model that was mitigated already
-    assert run_command_line(["mitigate", str(out), "--by", "dedup"]) == 2
-    assert (
-        run_command_line(["mitigate", str(run), "--by", "dedup", "--train", "x {data} {out}"]) == 2
-    )
+    check_command("mitigate", out, "--by", "dedup", code=2)
+    check_command("mitigate", run, "--by", "dedup", "--train", "x {data} {out}", code=2)
     assert "--train" in capsys.readouterr().err
 
 

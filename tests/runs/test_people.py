@@ -17,7 +17,7 @@ from auditor.records.result_file import read_result
 from auditor.statistics import people
 from auditor.statistics.extraction import measure_extraction
 from auditor.statistics.judging import judge_guesses
-from tests.conftest import save_tiny
+from tests.conftest import check_command, save_tiny
 
 
 def secret(i: int, user: str | None, member: bool = True, trained: bool = True) -> Secret:
@@ -155,8 +155,8 @@ def test_a_run_tells_people_by_aliases_and_a_gate_takes_them(
     assert not [path.name for path in kept if b"Ada-" in path.read_bytes()]
     assert b'"user": ["u' in (world / "run" / "secrets.json").read_bytes()
     capsys.readouterr()
-    assert run_command_line(["gate", str(world / "run"), "--max", "user_recall=0.5"]) == 0
-    assert run_command_line(["gate", str(world / "run"), "--max", "user_recall=0.01"]) == 4
+    check_command("gate", world / "run", "--max", "user_recall=0.5")
+    check_command("gate", world / "run", "--max", "user_recall=0.01", code=4)
     capsys.readouterr()
 
 

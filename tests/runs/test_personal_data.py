@@ -13,7 +13,6 @@ import pytest
 
 from auditor.benchmarks.data import pii
 from auditor.benchmarks.data.files import Files
-from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Guess, Guesses
 from auditor.core.result import KindCount
@@ -22,7 +21,7 @@ from auditor.runs.per_secret_results import PerSecretCollector, make_token_decod
 from auditor.statistics import judging
 from auditor.statistics.intervals import clopper_pearson
 from tests.benchmarks.test_files import BYTES, build, write
-from tests.conftest import save_tiny
+from tests.conftest import check_command, save_tiny
 
 Said = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -210,7 +209,7 @@ def test_a_run_shows_kinds_and_counts_in_every_report_and_never_a_text(
         "--known-fraction",
         "0",
     ]
-    assert run_command_line(["run", *plan, *attack, "-o", str(tmp_path / "run")]) == 0
+    check_command("run", *plan, *attack, "-o", tmp_path / "run")
     said = capsys.readouterr().out
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     (finding,) = result["findings"]
@@ -244,11 +243,11 @@ def test_regions_that_are_none_are_refused_before_anything_is_asked(
         tmp_path / "d.jsonl", [{"prefix": "write to", "suffix": f" {mail}"} for mail in MAILS]
     )
     words = ["run", "--model", str(tmp_path / "model"), "--data", data, "--phone-region", "Germany"]
-    assert run_command_line([*words, "-o", str(tmp_path / "run")]) == 2
+    check_command(*words, "-o", tmp_path / "run", code=2)
     assert (
         "expected --phone-region as two capitals of a country, as DE or US, got 'Germany'"
         in capsys.readouterr().err
     )
     assert not (tmp_path / "run").exists()
-    assert run_command_line(["run", "--phone-region", "DE"]) == 2
+    check_command("run", "--phone-region", "DE", code=2)
     assert "--phone-region goes with --model and --data" in capsys.readouterr().err

@@ -22,6 +22,7 @@ from auditor.cli import run_command_line
 from auditor.conclusions.signals import assess_signals
 from auditor.core.nouns import UNDEFENDED
 from auditor.records.result_file import read_result
+from tests.conftest import check_command
 
 WORDS = list("ABCDEFGHIJKLMNOP")
 
@@ -72,7 +73,7 @@ def test_what_was_copied_is_found_and_a_gate_fails(
     files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = str(tmp_path / "run")
-    assert run_command_line(["synthetic", *files]) == 0
+    check_command("synthetic", *files)
     assert "10/30" in capsys.readouterr().out
     result = read_result(tmp_path / "run")
     told = {m.name: m for finding in result.findings for m in finding.measurements}
@@ -88,11 +89,8 @@ def test_what_was_copied_is_found_and_a_gate_fails(
         membership.suspected and membership.measured is not None and membership.measured.low < 0.5
     )
     assert "best of 3 scores" in membership.measured.note
-    assert run_command_line(["gate", run, "--max", "recall=0.05"]) == 1
-    assert (
-        run_command_line(["gate", run, "--max", "recall=0.6", "--max", "recall(kind=email)=0.7"])
-        == 0
-    )
+    check_command("gate", run, "--max", "recall=0.05", code=1)
+    check_command("gate", run, "--max", "recall=0.6", "--max", "recall(kind=email)=0.7")
     capsys.readouterr()
     assert (
         run_command_line(["report", run, "--reveal"]) == 0
@@ -114,16 +112,14 @@ def test_canaries_by_coin_bound_epsilon(files: list[str], tmp_path: Path) -> Non
         file.writelines(
             json.dumps({"text": one.text}) + "\n" for one in manifest.canary_copies_to_insert()
         )
-    assert (
-        run_command_line(["synthetic", *files, "--canaries", str(tmp_path / "canaries.json")]) == 0
-    )
+    check_command("synthetic", *files, "--canaries", tmp_path / "canaries.json")
     (main, *_) = read_result(tmp_path / "run").findings[-1].audits
     assert (
         main.right == main.guesses == 120
         and main.epsilon == main.best > 2.9
         and main.level == 0.005
     )
-    assert run_command_line(["gate", str(tmp_path / "run"), "--max", "epsilon_lower_bound=1"]) == 1
+    check_command("gate", tmp_path / "run", "--max", "epsilon_lower_bound=1", code=1)
 
 
 def test_what_it_cannot_tell_is_refused_in_a_sentence(
@@ -138,7 +134,7 @@ def test_what_it_cannot_tell_is_refused_in_a_sentence(
         )
     few = write(tmp_path / "few.jsonl", records(3, 9))
     files[4] = few
-    assert run_command_line(["synthetic", *files]) == 2
+    check_command("synthetic", *files, code=2)
     assert "at least 4 different records in --nonmembers, got 3" in capsys.readouterr().err
 
 
@@ -196,12 +192,7 @@ def test_passages_are_found_in_scripts_without_spaces_and_with_signs_on_letters(
         write(tmp_path / f"{name}.jsonl", list(some)) for name, some in texts.items()
     )
     run = tmp_path / "run"
-    assert (
-        run_command_line(
-            ["synthetic", released, "--data", files[0], "--nonmembers", files[1], "-o", str(run)]
-        )
-        == 0
-    )
+    check_command("synthetic", released, "--data", files[0], "--nonmembers", files[1], "-o", run)
     finding = read_result(run).findings[0]
     told = {m.name: m.value for m in finding.measurements}
     assert (

@@ -22,7 +22,7 @@ from auditor.gate.policy import Required, Rule
 from auditor.records.folder import RunFolder
 from auditor.runs.stopping import StoppingRule
 from auditor.statistics.anytime import yield_look_sizes
-from tests.conftest import fits_schema, save_tiny
+from tests.conftest import check_command, fits_schema, save_tiny
 
 ROW = CellKey("undefended", "white-box", "echo")
 PLUG_IN = '''
@@ -123,8 +123,8 @@ def test_a_run_stops_where_the_gate_will_decide(
     assert len(guesses("early")) == finding.stopped.asked
     assert 0 < run.outcomes[ROW].member.sum() < len(asked)  # both kinds, as they come
     assert fits_schema(tmp_path / "early")
-    assert run_command_line(["gate", "early", "--policy", str(world / "limit.toml")]) == 1
-    assert run_command_line(["report", "early"]) == 0
+    check_command("gate", "early", "--policy", world / "limit.toml", code=1)
+    check_command("report", "early")
     assert finding.stopped.early_stop_sentence in (tmp_path / "early" / "report.md").read_text(
         encoding="utf-8"
     ).replace("&lt;", "<")
@@ -146,12 +146,9 @@ def test_intervals_of_what_stopped_are_by_betting_and_what_has_none_is_left_out(
     assert seen is not None
     assert (recall.low, recall.high) == (seen.low(0.025), seen.high(0.025))
     assert seen.high(0.05) <= 0.05 < recall.high
-    assert (
-        run_command_line(["gate", "held", "--max", "recall=0.05", "--max", "recall_nonmembers=0.3"])
-        == 0
-    )
+    check_command("gate", "held", "--max", "recall=0.05", "--max", "recall_nonmembers=0.3")
     # which it does not have
-    assert run_command_line(["gate", "held", "--max", "recall_at_100_errors=0.05"]) == 1
+    check_command("gate", "held", "--max", "recall_at_100_errors=0.05", code=1)
 
 
 def test_an_interval_as_narrow_as_was_asked(audit: Audit, tmp_path: Path) -> None:
@@ -186,11 +183,11 @@ def test_a_probe_stops_as_well(
         "white-box",
     ]
     command += ["--attack", "extraction-probability", "--limit", "150"]
-    assert run_command_line([*command, "-o", "whole"]) == 0
+    check_command(*command, "-o", "whole")
     early = []
     for size in ("7", "64"):
         until = ["--until", "extraction_probability ± 8%", "--batch-size", size]
-        assert run_command_line([*command, *until, "-o", size]) == 0
+        check_command(*command, *until, "-o", size)
         early.append(read_run(tmp_path / size))
     one, other = early
     (finding,) = one.result.findings
@@ -215,7 +212,7 @@ def test_an_interrupted_run_comes_to_the_same(world: Path, audit: Audit, tmp_pat
         (tmp_path / "left").write_text(str(left))
         assert audit(f"cut{left}", "--until", "recall ± 12%") == 130
         (tmp_path / "left").unlink()
-        assert run_command_line(["run", "--resume", f"cut{left}", *plug_in]) == 0
+        check_command("run", "--resume", f"cut{left}", *plug_in)
         assert numbers(f"cut{left}") == numbers("once")
         assert guesses(f"cut{left}") == guesses("once")
 
@@ -230,13 +227,13 @@ def test_other_rules_do_not_go_on_with_a_run(
     (tmp_path / "left").unlink()
     (tmp_path / "other.toml").write_text('rules = ["recall <= 0.2"]')
     again = ["run", "--resume", "cut", "--plugin", str(world / "echo.py")]
-    assert run_command_line([*again, "--gate", "other.toml"]) == 2
+    check_command(*again, "--gate", "other.toml", code=2)
     assert (
         "expected the rules and baseline by which 'cut' was to stop (--until), got others"
         in capsys.readouterr().err
     )
-    assert run_command_line(again) == 2
-    assert run_command_line([*again, "--gate", str(world / "limit.toml")]) == 0
+    check_command(*again, code=2)
+    check_command(*again, "--gate", world / "limit.toml")
 
 
 def test_a_baseline_is_paired_with_what_was_asked(
@@ -249,12 +246,7 @@ def test_a_baseline_is_paired_with_what_was_asked(
     assert finding.stopped is not None
     assert finding.stopped.asked < finding.stopped.of
     assert finding.stopped.why == "until 'recall not worse than baseline by 0.05' was held"
-    assert (
-        run_command_line(
-            ["gate", "new", "--policy", str(world / "worse.toml"), "--baseline", "base"]
-        )
-        == 0
-    )
+    check_command("gate", "new", "--policy", world / "worse.toml", "--baseline", "base")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from auditor.runs.own_data import load_own_benchmark
 from auditor.runs.prefix_token import tokenizer_default_prefix_token, with_prefix_token
 from auditor.runs.scoring import doubt_if_members_likelier, greedy_recall_by_repeats
 from auditor.runs.sweep_cache import SweepCache
+from tests.conftest import check_command
 from validation.trust import text_forms as forms
 
 MEMBERS = 8
@@ -304,11 +305,11 @@ def test_a_run_says_its_form_keeps_it_and_is_compared_with_none_of_another(
     capsys.readouterr()
     assert world.run("second", "--template", "none", "--baseline", str(tmp_path / "first")) == 2
     assert "text form (--template, --date) 'none" in capsys.readouterr().err
-    assert run_command_line(["run", "--resume", str(tmp_path / "first")]) == 0
+    check_command("run", "--resume", tmp_path / "first")
     held["digest"] = "0" * 64
     (tmp_path / "first" / "text_form.json").write_text(json.dumps(held))
     capsys.readouterr()
-    assert run_command_line(["run", "--resume", str(tmp_path / "first")]) == 2
+    check_command("run", "--resume", tmp_path / "first", code=2)
     assert "expected the text form that the run was started with" in capsys.readouterr().err
 
 

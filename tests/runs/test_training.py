@@ -14,12 +14,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from auditor.benchmarks.data.whole_texts import read_texts_and_units
-from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.runs import training
 from auditor.runs.training import TrainingRequest
 from auditor.training import finetune
-from tests.conftest import save_tiny
+from tests.conftest import check_command, save_tiny
 
 Said = pytest.CaptureFixture[str]
 ROWS = [
@@ -71,7 +70,7 @@ def test_it_trains_what_the_command_says(world: Path, tmp_path: Path, capsys: Sa
         str(out),
     ]
     command += ["-D", "epochs=2", "-D", "none.batch=2", "--block", "32", "--user-column", "who"]
-    assert run_command_line(command) == 0
+    check_command(*command)
     assert "12 records of 3 users or groups" in capsys.readouterr().out
     before, after = weights(world / "neox"), weights(out)
     assert all(not torch.equal(before[name], after[name]) for name in before if "embed" in name)
@@ -82,7 +81,7 @@ def test_it_trains_what_the_command_says(world: Path, tmp_path: Path, capsys: Sa
         "learning_rate": 1e-4,
     }
     assert not (out / "checkpoint.pt").exists() and (out.stat().st_mode & 0o777) == 0o700
-    assert run_command_line(command) == 0
+    check_command(*command)
     assert "already trained" in capsys.readouterr().out
 
 

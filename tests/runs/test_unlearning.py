@@ -27,7 +27,7 @@ from auditor.runs.unlearning_baselines import UnlearningBaselines
 from auditor.statistics.unlearning import measure_unlearning_group
 from auditor.training.finetune import compute_causal_loss
 from auditor.training.unlearning import train_relearned_copy
-from tests.conftest import fits_schema, save_tiny
+from tests.conftest import check_command, fits_schema, save_tiny
 from tests.rows import read_rows
 
 Said = pytest.CaptureFixture[str]
@@ -317,12 +317,7 @@ def test_from_python_and_from_a_plan_file_it_is_the_same(world: Path, tmp_path: 
     (tmp_path / "audit.toml").write_text(
         "\n".join(f"{name} = {json.dumps(value)}" for name, value in own.items())
     )
-    assert (
-        run_command_line(
-            ["run", "--config", str(tmp_path / "audit.toml"), "-o", str(tmp_path / "b")]
-        )
-        == 0
-    )
+    check_command("run", "--config", tmp_path / "audit.toml", "-o", tmp_path / "b")
     assert mine.result.unlearning == load_run(tmp_path / "b").result.unlearning != ()
     with pytest.raises(
         AuditError, match="expected before as a folder or a hub id, got a live GPTNeoX"
@@ -451,7 +446,7 @@ def test_bad_input_is_one_sentence(
         "extraction-probability",
         *(word.format(world) for word in options),
     ]
-    assert run_command_line(command) == 2
+    check_command(*command, code=2)
     said = capsys.readouterr().err
     assert (
         sentence in " ".join(said.split())
@@ -461,12 +456,7 @@ def test_bad_input_is_one_sentence(
 
 
 def test_in_the_lab_relearning_wants_a_defense_that_forgets(tmp_path: Path, capsys: Said) -> None:
-    assert (
-        run_command_line(
-            ["run", "--attack", "perplexity", "--relearn", "5", "-o", str(tmp_path / "run")]
-        )
-        == 2
-    )
+    check_command("run", "--attack", "perplexity", "--relearn", "5", "-o", tmp_path / "run", code=2)
     said = " ".join(capsys.readouterr().err.split())
     assert (
         "--relearn needs an unlearned model: expected --defense gradient-ascent or npo, got neither"

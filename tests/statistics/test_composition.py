@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
+from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
 from auditor.statistics.composition import (
-    Array,
     bound_game_epsilon,
     compute_best_game_advantage,
     compute_exact_game_epsilon,
 )
 
 
-def logs(*distributions: list[float]) -> list[Array]:
+def logs(*distributions: list[float]) -> list[Floats]:
     with np.errstate(divide="ignore"):
         return [np.log(np.array(distribution)) for distribution in distributions]
 

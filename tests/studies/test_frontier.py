@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from auditor.attacks.extraction_probability import ExtractionProbability
-from auditor.cli import run_command_line
 from auditor.conclusions.frontier import (
     build_leakage_frontiers_of_models,
     frontier_models_of_runs,
@@ -30,7 +29,7 @@ from auditor.records.result_file import read_result
 from auditor.runs.lab_site import build_lab_recipe
 from auditor.runs.run import check_plan_and_select_plugins
 from auditor.statistics.roc import auc
-from tests.conftest import fits_schema, tiny
+from tests.conftest import check_command, fits_schema, tiny
 from tests.rows import read_rows
 
 MINE, COPY = "Uniform mixing (mine)", "Uniform mixing (copy)"  # they have one title
@@ -115,7 +114,7 @@ def single(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "-o",
         str(out),
     ]
-    assert run_command_line(command(world, *flags)) == 0
+    check_command(*command(world, *flags))
     return out
 
 
@@ -123,7 +122,7 @@ def single(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def swept(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("swept") / "run"
     flags = ["--sweep", "mine.weight=0.9,0.02", "-D", "copy.weight=0.02", "-o", str(out)]
-    assert run_command_line(command(world, *flags)) == 0
+    check_command(*command(world, *flags))
     return out
 
 
@@ -231,7 +230,7 @@ def test_every_point_of_a_grid_asks_the_undefended_model_the_same_and_it_answers
         "-o",
         str(out),
     ]
-    assert run_command_line([*command(world), *flags]) == 0
+    check_command(*command(world), *flags)
     first, second = sorted(out.glob("mine*"))
     assert [n for n in asked if n] == [20] * 5  # one of no defense, two points of two
     rows = [read_rows(point) for point in (first, second)]
@@ -276,9 +275,9 @@ def test_a_study_of_ones_own_has_a_line_a_variant(
         str(tmp_path / "out"),
     ]
     # the plan's plug-in runs if the command line names it too
-    assert run_command_line(command) == 2
+    check_command(*command, code=2)
     command += ["--plugin", str(world / "plugins.py")]
-    assert run_command_line(command) == 0
+    check_command(*command)
     found = tmp_path / "out" / "picture"
     with open(found / "frontier.csv", newline="") as file:
         rows = list(csv.DictReader(file))

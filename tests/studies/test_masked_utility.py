@@ -16,7 +16,6 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast, T5Config
 
-from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.models.masked import load_masked
 from auditor.privacy.accounting import uniform_mixing_epsilon
@@ -30,7 +29,7 @@ from auditor.studies.masked_utility import (
     measure_utility_points,
     utility_corpus_perplexity,
 )
-from tests.conftest import tiny
+from tests.conftest import check_command, tiny
 
 Said = pytest.CaptureFixture[str]
 PLANTED = "quokkaberry"
@@ -343,7 +342,7 @@ def test_a_paper_may_measure_utility(world: Path, tmp_path: Path, capsys: Said) 
         "-o",
         str(tmp_path / "out"),
     ]
-    assert run_command_line(["reproduce", str(folder), *flags]) == 0
+    check_command("reproduce", folder, *flags)
     claims = json.loads((tmp_path / "out" / "ledger.json").read_text())["claims"]
     assert [claim["verdict"] for claim in claims] == [ledger.HOLDS, ledger.REFUTED]
     made = tmp_path / "out" / "figure"
@@ -362,9 +361,9 @@ def test_a_paper_may_measure_utility(world: Path, tmp_path: Path, capsys: Said) 
     )
     assert PLANTED not in shown and "ward" not in shown
     before = (made / "utility.json").read_bytes()
-    assert run_command_line(["reproduce", str(folder), *flags]) == 0
+    check_command("reproduce", folder, *flags)
     assert (made / "utility.json").read_bytes() == before  # measured once
-    assert run_command_line(["reproduce", str(folder), *flags, "--limit", "3"]) == 2
+    check_command("reproduce", folder, *flags, "--limit", "3", code=2)
     assert "another plan" in capsys.readouterr().err
 
 
@@ -406,6 +405,6 @@ def test_bad_input_is_refused_in_one_sentence(
         "-o",
         str(tmp_path / "out"),
     ]
-    assert run_command_line(["reproduce", str(folder), *flags]) == 2
+    check_command("reproduce", folder, *flags, code=2)
     printed = capsys.readouterr()
     assert message in " ".join((printed.out + printed.err).split())

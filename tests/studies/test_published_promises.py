@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.privacy.gaussian import compute_noise_scale_divergence
 from auditor.studies import papers, published_promises
 from auditor.studies.published_promises import PromiseCheck, PublishedPromise
+from tests.conftest import check_command
 
 EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence"
 with (EVIDENCE / "data" / "claims.csv").open(encoding="utf-8", newline="") as _lines:
@@ -228,7 +228,7 @@ def read_ratio(row: tuple[str, ...]) -> float:
 def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One plan now, one later: the page has both, in the order of the paper."""
     for plan in ("invisible-ink", "uniform-mixing"):
-        assert run_command_line(["reproduce", "claims", "--plan", plan, "-o", str(tmp_path)]) == 0
+        check_command("reproduce", "claims", "--plan", plan, "-o", tmp_path)
     assert "claims.md" in capsys.readouterr().out
     page = (tmp_path / "claims.md").read_text(encoding="utf-8")
     assert page.startswith(published_promises.INTRO) and 0 < page.index(
@@ -262,18 +262,12 @@ def test_plans_that_say_something_else_are_refused(raw: dict[str, Any], said: st
 def test_what_a_claim_does_not_look_at_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        run_command_line(
-            ["reproduce", "claims", "--model", "gpt2", "--limit", "3", "-o", str(tmp_path / "out")]
-        )
-        == 2
+    check_command(
+        "reproduce", "claims", "--model", "gpt2", "--limit", "3", "-o", tmp_path / "out", code=2
     )
     assert (
         "expected no --limit, --model for claims/dp-fusion, whose distributions are given"
         in capsys.readouterr().err
     )
-    assert (
-        run_command_line(["reproduce", "claims", "--plan", "pmixd", "-o", str(tmp_path / "out")])
-        == 2
-    )
+    check_command("reproduce", "claims", "--plan", "pmixd", "-o", tmp_path / "out", code=2)
     assert "did you mean 'pmixed'" in capsys.readouterr().err and not (tmp_path / "out").exists()

@@ -29,7 +29,7 @@ from auditor.runs.plan_grid import GridPoint, expand_plan_grid
 from auditor.statistics.metrics import METRICS
 from auditor.studies import ledger, papers, reproduce, sweep
 from auditor.studies.masked_utility import UtilityRow
-from tests.conftest import fits_schema, tiny
+from tests.conftest import check_command, fits_schema, tiny
 
 Said = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -109,7 +109,7 @@ def test_a_sweep_runs_every_point_once_and_resumes(
     monkeypatch.setattr(hugging_face, "load_causal_lm", counting)
     command = ["run", *own(world), *config(tmp_path), "-o", str(out)]
     monkeypatch.setattr(sys, "argv", ["audit", *command])
-    assert run_command_line(command) == 130
+    check_command(*command, code=130)
     monkeypatch.setattr(sys, "argv", ["audit", "run", "--resume", str(out)])
     assert walked == ["hot_seed-0", "cold_seed-0", "stop"]
     assert len(loaded) == 1, "the target was loaded for every point"
@@ -150,7 +150,7 @@ def test_flags_sweep_too(world: Path, tmp_path: Path) -> None:
         "--seeds",
         "3-4",
     ]
-    assert run_command_line(["run", *own(world), *flags, "-o", str(out)]) == 0
+    check_command("run", *own(world), *flags, "-o", out)
     assert [(row["perplexity.samples"], row["seeds"]) for row in rows(out / "sweep.csv")] == [
         ("1", "3, 4"),
         ("2", "3, 4"),
@@ -170,7 +170,7 @@ variant = [
 ]
 """
     out, alone = tmp_path / "out", tmp_path / "alone"
-    assert run_command_line(["run", *own(world), *config(tmp_path, text), "-o", str(out)]) == 0
+    check_command("run", *own(world), *config(tmp_path, text), "-o", out)
     options = (
         "prompt_length=3",
         "epochs=2",
@@ -185,7 +185,7 @@ variant = [
         "white-box",
         *(f"-Aethicist.{option}" for option in options),
     ]
-    assert run_command_line(["run", *own(world), *single, "-o", str(alone)]) == 0
+    check_command("run", *own(world), *single, "-o", alone)
     assert (out / "likeliest_seed-0" / "guesses.jsonl").read_text() == (
         alone / "guesses.jsonl"
     ).read_text()
@@ -198,12 +198,9 @@ variant = [
 
 def test_a_folder_of_other_runs_is_not_mixed_up(world: Path, tmp_path: Path, said: Said) -> None:
     out = tmp_path / "out"
-    assert (
-        run_command_line(["run", *own(world), *config(tmp_path), "--seeds", "0", "-o", str(out)])
-        == 0
-    )
+    check_command("run", *own(world), *config(tmp_path), "--seeds", "0", "-o", out)
     other = config(tmp_path, PLAN.replace("samples = 3", "samples = 2"))
-    assert run_command_line(["run", *own(world), *other, "--seeds", "0", "-o", str(out)]) == 2
+    check_command("run", *own(world), *other, "--seeds", "0", "-o", out, code=2)
     assert "was run with samples = 3, not 2" in said.readouterr().err
 
 
@@ -211,10 +208,7 @@ def test_a_bad_point_is_refused_before_any_starts(world: Path, tmp_path: Path, s
     text = (
         PLAN + '\n[[variant]]\nname = "bad"\nattack_options = { perplexity = { temprature = 1 } }\n'
     )
-    assert (
-        run_command_line(["run", *own(world), *config(tmp_path, text), "-o", str(tmp_path / "out")])
-        == 2
-    )
+    check_command("run", *own(world), *config(tmp_path, text), "-o", tmp_path / "out", code=2)
     assert "did you mean 'temperature'" in said.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -233,7 +227,7 @@ def test_a_point_that_fails_is_a_row_and_the_others_go_on(
         "--setting",
         "white-box",
     ]
-    assert run_command_line(["run", *own(world), *swept, "-o", str(out)]) == 2
+    check_command("run", *own(world), *swept, "-o", out, code=2)
     assert "1 of 2 points failed; prefix_length=60, seed 0" in said.readouterr().err
     failed, done = rows(out / "sweep.csv")
     assert "expected --prefix-length <= 6" in failed["failure"] and failed["recall"] == ""
@@ -324,7 +318,7 @@ def test_a_reproduction_writes_its_ledger(
     out = tmp_path / "out"
     command = ["reproduce", str(paper), *own(world), "-o", str(out)]
     # the odd one cannot run; the ledger is written all the same
-    assert run_command_line(command) == 2
+    check_command(*command, code=2)
     seen = said.readouterr()
     assert (
         "1 point failed, which the ledger calls not run; table1/odd, seed 0: unknown option"
@@ -349,7 +343,7 @@ def test_a_reproduction_writes_its_ledger(
     assert r"extracts \& finds 25\%" in (out / "ledger.tex").read_text()
     assert "A claim holds if" in (out / "ledger.md").read_text()
     before = sorted(path.stat().st_mtime_ns for path in out.glob("table1/*/result.json"))
-    assert run_command_line(command) == 2
+    check_command(*command, code=2)
     assert sorted(path.stat().st_mtime_ns for path in out.glob("table1/*/result.json")) == before
     shutil.rmtree(out / "table1" / "hot_seed-0")
     (paper / "table1.toml").write_text(TABLE.replace("nothing = 1", "samples = 1"))
@@ -421,12 +415,12 @@ def test_what_a_reproduction_refuses(paper: Path, tmp_path: Path, said: Said) ->
         "unknown scale of claims: 'smollm2'": ["claims", "--lab", "smollm2"],
     }
     for message, arguments in refused.items():
-        assert run_command_line(["reproduce", *arguments, "-o", str(tmp_path / "out")]) == 2
+        check_command("reproduce", *arguments, "-o", tmp_path / "out", code=2)
         assert message in said.readouterr().err
     (paper / "table1.toml").write_text(
         TABLE.replace('variant = "odd" }\nminus', 'variant = "ood" }\nminus')
     )
-    assert run_command_line(["reproduce", str(paper), "-o", str(tmp_path / "out")]) == 2
+    check_command("reproduce", paper, "-o", tmp_path / "out", code=2)
     assert "unknown variant in claim 'odd': 'ood'; did you mean 'odd'" in said.readouterr().err
     assert not (tmp_path / "out").exists()
 

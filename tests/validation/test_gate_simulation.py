@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.cli import run_command_line
+from tests.conftest import check_command
 from validation.gates import simulation, stopping
 
 
@@ -17,7 +17,7 @@ def test_tables_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert len([line for line in text.splitlines() if line.endswith("% |")]) == 13 + 8
     assert "<svg" in (tmp_path / "power.svg").read_text()
     # the command that the table names
-    assert run_command_line(["gate", "--plan", "recall=0.2:0.25:0.1"]) == 0
+    check_command("gate", "--plan", "recall=0.2:0.25:0.1")
     asked = next(
         line.split()[0]
         for line in capsys.readouterr().out.splitlines()

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from auditor.cli import run_command_line
 from auditor.runs import training
 from auditor.runs.training import TrainingRequest
+from tests.conftest import check_command
 from tests.zoo.families import TRAINED, save
 
 
@@ -29,10 +29,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_audit_runs_end_to_end(family: str, data: Path, tmp_path: Path) -> None:
     save(tmp_path / "model", family)
     attack = ["--attack", "perplexity", "-A", "samples=2", "-o", str(tmp_path / "run")]
-    assert (
-        run_command_line(["run", "--model", str(tmp_path / "model"), "--data", str(data), *attack])
-        == 0
-    )
+    check_command("run", "--model", tmp_path / "model", "--data", data, *attack)
     (result,) = tmp_path.glob("run/**/result.json")
     findings = json.loads(result.read_text())["findings"]
     assert any("recall" in str(finding["measurements"]) for finding in findings), findings
